@@ -1,0 +1,1 @@
+//! prove: figures beside their floors

@@ -1,0 +1,1 @@
+//! prove: stamped payloads, history, oracle, audit

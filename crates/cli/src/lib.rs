@@ -1,0 +1,1 @@
+//! run: the mooncrate command and the embedded store

@@ -1,0 +1,1 @@
+//! ask: put, get and the rest, with verified reads and cached locators

@@ -1,0 +1,83 @@
+//! Bugs on purpose. A build with `--cfg canary` carries them all, switched off; the rig switches one
+//! on and must catch it. In every other build [`on`] is the constant `false` and the compiler drops
+//! the broken branch. One build for all canaries: rebuilding the workspace once per bug would cost
+//! more than the checks themselves.
+
+/// The bugs of the reliability reference that concern the store, by their number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Canary {
+    /// 1: a reader compares the state only, not the generation.
+    NoGenerationCheck = 1,
+    /// 2: the range goes back to the allocator before the owner bumped the generation.
+    FreeBeforeBump = 2,
+    /// 3: leases are reckoned on the wall clock.
+    WallClockLease = 3,
+    /// 4: READY is published before the last chunk is in place.
+    EarlyPublish = 4,
+    /// 7: `put_end` ignores its token.
+    NoTokenCheck = 7,
+    /// 8: seed 000's separate reader count: look at the state, then increment.
+    SeedRefcount = 8,
+    /// 11: a new leader frees without waiting for leases it cannot know.
+    NoTakeoverGrace = 11,
+    /// 12: the client's cache is filled before the bytes are verified.
+    CacheBeforeVerify = 12,
+    /// 13: a failed `put_start` keeps one of its ranges.
+    LeakOnFailedReserve = 13,
+    /// 15: one of the two fences around an unpinned copy is missing.
+    MissingFence = 15,
+    /// 16: remove answers before the owner has retired the slot.
+    EarlyRemoveReply = 16,
+    /// 17: a node obeys a leader that has been replaced.
+    OldEpochAccepted = 17,
+    /// 18: a reader does not ask whether the owner may still serve.
+    NoServeUntil = 18,
+}
+
+impl Canary {
+    /// All of them, in order.
+    pub const ALL: [Self; 13] = [
+        Self::NoGenerationCheck,
+        Self::FreeBeforeBump,
+        Self::WallClockLease,
+        Self::EarlyPublish,
+        Self::NoTokenCheck,
+        Self::SeedRefcount,
+        Self::NoTakeoverGrace,
+        Self::CacheBeforeVerify,
+        Self::LeakOnFailedReserve,
+        Self::MissingFence,
+        Self::EarlyRemoveReply,
+        Self::OldEpochAccepted,
+        Self::NoServeUntil,
+    ];
+
+    /// Its number in the reference.
+    pub const fn number(self) -> u32 {
+        self as u32
+    }
+}
+
+#[cfg(canary)]
+static CHOSEN: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+
+/// Switches one bug on for this process.
+#[cfg(canary)]
+pub fn choose(canary: Option<Canary>) {
+    CHOSEN.store(canary.map_or(0, Canary::number), std::sync::atomic::Ordering::Relaxed);
+}
+
+/// Whether this bug is switched on.
+#[cfg(canary)]
+pub fn on(canary: Canary) -> bool {
+    CHOSEN.load(std::sync::atomic::Ordering::Relaxed) == canary.number()
+}
+
+/// Whether this bug is switched on: never, in this build.
+#[cfg(not(canary))]
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "the broken branch must vanish even in debug builds")]
+pub const fn on(_canary: Canary) -> bool {
+    false
+}

@@ -1,0 +1,230 @@
+//! Errors, one enum per family of operations, and what the caller does next.
+
+use crate::key::KeyError;
+use crate::limits::{REPLICAS_MAX, VALUE_BYTES_MAX};
+
+/// What a caller does about an error. Wire codes, CLI hints and exceptions all come from here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// The request itself is wrong; sending it again changes nothing.
+    GiveUp,
+    /// It is already as the caller wants it.
+    TreatAsDone,
+    /// Try again after this many milliseconds.
+    Retry {
+        /// A hint, not a promise.
+        after_ms: u32,
+    },
+    /// The object is not there; compute it again.
+    TreatAsMiss,
+}
+
+/// Why a put was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PutError {
+    /// Not a key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The key has a value, and a published value never changes.
+    #[error("the key already has a value, and a published value never changes; remove it first")]
+    Exists,
+    /// Another put of the key is under way.
+    #[error("another put of this key is under way; try again in {after_ms} ms")]
+    InProgress {
+        /// Hint.
+        after_ms: u32,
+    },
+    /// The value is over the limit.
+    #[error("the value has {len} bytes, the limit is {VALUE_BYTES_MAX}; store it in parts")]
+    TooLarge {
+        /// Bytes asked for.
+        len: u64,
+    },
+    /// No segment could ever hold it.
+    #[error(
+        "the value needs {wanted} bytes in one run, the largest segment has {largest}; \
+         mount a larger segment or store the value in parts"
+    )]
+    LargerThanAnySegment {
+        /// Bytes needed.
+        wanted: u64,
+        /// Bytes of the largest segment.
+        largest: u64,
+    },
+    /// More copies than allowed, or none.
+    #[error("{wanted} replicas were asked for; between 1 and {REPLICAS_MAX} are possible")]
+    BadReplicas {
+        /// Asked for.
+        wanted: u32,
+    },
+    /// More copies than nodes.
+    #[error("{wanted} replicas on distinct nodes were asked for, {nodes} nodes have segments")]
+    TooFewNodes {
+        /// Asked for.
+        wanted: u32,
+        /// There are.
+        nodes: u32,
+    },
+    /// No node has mounted a segment.
+    #[error("no segment is mounted; start a node, or wait for it to register")]
+    NoSegments,
+    /// Everything that could be evicted is pinned, leased or being written.
+    #[error("the pool is full and everything in it is in use; try again in {after_ms} ms")]
+    Busy {
+        /// Hint.
+        after_ms: u32,
+    },
+    /// Room is being made; the same call again may succeed.
+    #[error("room is being made; try again in {after_ms} ms")]
+    Reclaiming {
+        /// Hint.
+        after_ms: u32,
+    },
+    /// The master does not know all nodes yet.
+    #[error("the index is being rebuilt; try again in {after_ms} ms")]
+    Rebuilding {
+        /// Hint.
+        after_ms: u32,
+    },
+    /// `put_end` or `put_revoke` without a put, or with the token of an older one.
+    #[error("no put of this key is open under this token; it was ended, revoked or timed out")]
+    NoSuchPut,
+}
+
+impl PutError {
+    /// What the caller does next.
+    pub const fn advice(&self) -> Advice {
+        match *self {
+            Self::Exists => Advice::TreatAsDone,
+            Self::InProgress { after_ms }
+            | Self::Busy { after_ms }
+            | Self::Reclaiming { after_ms }
+            | Self::Rebuilding { after_ms } => Advice::Retry { after_ms },
+            Self::NoSegments => Advice::Retry { after_ms: 500 },
+            Self::Key(_)
+            | Self::TooLarge { .. }
+            | Self::LargerThanAnySegment { .. }
+            | Self::BadReplicas { .. }
+            | Self::TooFewNodes { .. }
+            | Self::NoSuchPut => Advice::GiveUp,
+        }
+    }
+}
+
+/// Why a key was not located.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GetError {
+    /// Not a key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// No finished object under this key.
+    #[error("no such key")]
+    NotFound,
+    /// The master does not know all nodes yet.
+    #[error("the index is being rebuilt; try again in {after_ms} ms")]
+    Rebuilding {
+        /// Hint.
+        after_ms: u32,
+    },
+}
+
+impl GetError {
+    /// What the caller does next.
+    pub const fn advice(&self) -> Advice {
+        match *self {
+            Self::NotFound => Advice::TreatAsMiss,
+            Self::Rebuilding { after_ms } => Advice::Retry { after_ms },
+            Self::Key(_) => Advice::GiveUp,
+        }
+    }
+}
+
+/// Why a key was not removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoveError {
+    /// Not a key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// No finished object under this key.
+    #[error("no such key")]
+    NotFound,
+    /// Somebody holds a lease that was asked for.
+    #[error("the object is leased for {left_ms} ms more; remove it then, or force its retirement")]
+    Leased {
+        /// Rest of the longest lease.
+        left_ms: u32,
+    },
+    /// Hidden already, but an owner has not yet confirmed that nobody can read it any more.
+    #[error("an owner has not confirmed the removal yet; ask again in {after_ms} ms")]
+    Deferred {
+        /// Hint.
+        after_ms: u32,
+    },
+    /// The put of this key is not finished.
+    #[error("the key is being written; end or revoke the put first")]
+    InProgress,
+    /// The master does not know all nodes yet.
+    #[error("the index is being rebuilt; try again in {after_ms} ms")]
+    Rebuilding {
+        /// Hint.
+        after_ms: u32,
+    },
+}
+
+impl RemoveError {
+    /// What the caller does next.
+    pub const fn advice(&self) -> Advice {
+        match *self {
+            Self::NotFound => Advice::TreatAsDone,
+            Self::Leased { left_ms: after_ms }
+            | Self::Deferred { after_ms }
+            | Self::Rebuilding { after_ms } => Advice::Retry { after_ms },
+            Self::InProgress => Advice::Retry { after_ms: 100 },
+            Self::Key(_) => Advice::GiveUp,
+        }
+    }
+}
+
+/// Why a segment was not mounted or a node not heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MountError {
+    /// The same segment is mounted under a later incarnation.
+    #[error("the segment is mounted under a later incarnation; restart the node under a new one")]
+    StaleIncarnation,
+    /// Another node owns a segment of this id.
+    #[error("another node owns this segment; give each node a name of its own")]
+    ForeignSegment,
+    /// The offer makes no sense.
+    #[error("the segment offers {bytes} bytes and {slots} slots; both must be at least 1, bytes a multiple of 64")]
+    BadOffer {
+        /// Bytes offered.
+        bytes: u64,
+        /// Slots offered.
+        slots: u32,
+    },
+    /// Too many segments.
+    #[error("the node has {count} segments already, which is the limit")]
+    TooManySegments {
+        /// How many.
+        count: u32,
+    },
+    /// The master does not know the node (any more): mount again as a new incarnation.
+    #[error("the master does not know this node; mount its segments again")]
+    UnknownNode,
+    /// Announced slots overlap, or reach outside.
+    #[error("the announced slots contradict each other at slot {slot}")]
+    BadAnnouncement {
+        /// The first wrong one.
+        slot: u32,
+    },
+}
+
+impl MountError {
+    /// What the node does next.
+    pub const fn advice(&self) -> Advice {
+        match self {
+            Self::UnknownNode => Advice::Retry { after_ms: 0 },
+            _ => Advice::GiveUp,
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The 128-byte header that describes an object on any medium, kept by the owner of the bytes.
+//!
+//! Offsets follow seed 000; its `state` and `reader_refcnt` (offset 56) are the one control word,
+//! its pad and the 40 bytes it leaves open carry the seal, the object id and the low half of the
+//! fingerprint. `payload_base` is an offset into the segment, never an address.
+//!
+//! ```text
+//!   0 key_hash u64          8 key_fp_hi u64       16 key_len u32        20 header_version u32
+//!  24 payload_base u64     32 bytes_total u64     40 page_size u32      44 n_pages u32
+//!  48 last_page_bytes u32  52 epoch u32           56 control word u64
+//!  64 state_ts u64         72 last_access u64     80 flags u32          84 reserved u32
+//!  88 seal u64             96 object epoch u64   104 object sequence u64
+//! 112 key_fp_lo u64       120 extent_bytes u64
+//! ```
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 128;
+/// Version of this layout.
+pub const HEADER_VERSION: u32 = 1;
+/// Offset of the control word.
+pub const WORD_OFFSET: usize = 56;
+
+/// The header as plain data. In memory that is shared, the control word is only touched through
+/// `mem`, as one atomic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct Header {
+    /// xxh64 of the key.
+    pub key_hash: u64,
+    /// High half of the key's xxh3-128.
+    pub key_fp_hi: u64,
+    /// Bytes of the key; the owner keeps the key itself beside the header.
+    pub key_len: u32,
+    /// [`HEADER_VERSION`].
+    pub header_version: u32,
+    /// Offset of the payload in the segment.
+    pub payload_base: u64,
+    /// Bytes of the value.
+    pub bytes_total: u64,
+    /// Bytes of a page; host segments use one page per object.
+    pub page_size: u32,
+    /// Pages of the payload.
+    pub n_pages: u32,
+    /// Bytes used of the last page.
+    pub last_page_bytes: u32,
+    /// Low half of the leader epoch under which the slot was reserved, for people who debug.
+    pub epoch: u32,
+    /// The control word.
+    pub word: u64,
+    /// Owner's clock at the last change of state.
+    pub state_ts: u64,
+    /// Owner's clock at the last access it saw.
+    pub last_access: u64,
+    /// None defined yet.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The object's seal, valid once READY.
+    pub seal: u64,
+    /// Object id: leader epoch.
+    pub object_epoch: u64,
+    /// Object id: sequence.
+    pub object_sequence: u64,
+    /// Low half of the key's xxh3-128.
+    pub key_fp_lo: u64,
+    /// Bytes of the extent: the value, its slice table, rounded up.
+    pub extent_bytes: u64,
+}
+
+const _: () = {
+    use std::mem::{align_of, offset_of, size_of};
+    assert!(size_of::<Header>() == HEADER_BYTES && align_of::<Header>() == 64);
+    assert!(offset_of!(Header, key_len) == 16 && offset_of!(Header, payload_base) == 24);
+    assert!(offset_of!(Header, page_size) == 40 && offset_of!(Header, last_page_bytes) == 48);
+    assert!(offset_of!(Header, word) == WORD_OFFSET && offset_of!(Header, state_ts) == 64);
+    assert!(offset_of!(Header, flags) == 80 && offset_of!(Header, seal) == 88);
+    assert!(offset_of!(Header, extent_bytes) == 120);
+};

@@ -1,0 +1,141 @@
+//! Keys: 1 to 8,192 bytes that name a value. Hashed for speed, compared in full for identity.
+
+use crate::limits::KEY_BYTES_MAX;
+use std::fmt;
+
+/// 64-bit hash of a key (xxh64, as seed 000 routes): it routes and indexes, it never identifies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyHash(pub u64);
+
+/// 128-bit fingerprint of a key (xxh3), for headers that cannot hold the whole key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fingerprint(pub u128);
+
+/// A valid key. Not always text: tools print it escaped.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Box<[u8]>);
+
+/// Why some bytes are not a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// No bytes at all.
+    #[error("the key is empty; a key has 1 to {KEY_BYTES_MAX} bytes")]
+    Empty,
+    /// More bytes than a key may have.
+    #[error("the key has {bytes} bytes; a key has 1 to {KEY_BYTES_MAX} bytes, so hash longer names")]
+    TooLong {
+        /// How many it had.
+        bytes: usize,
+    },
+}
+
+impl Key {
+    /// Checks the length and takes a copy.
+    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, KeyError> {
+        let bytes = bytes.as_ref();
+        check(bytes)?;
+        Ok(Self(bytes.into()))
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The routing hash.
+    pub fn hash(&self) -> KeyHash {
+        hash(&self.0)
+    }
+
+    /// The identity in a header.
+    pub fn fingerprint(&self) -> Fingerprint {
+        fingerprint(&self.0)
+    }
+}
+
+/// Whether these bytes may be a key.
+pub const fn check(bytes: &[u8]) -> Result<(), KeyError> {
+    if bytes.is_empty() {
+        Err(KeyError::Empty)
+    } else if bytes.len() > KEY_BYTES_MAX {
+        Err(KeyError::TooLong { bytes: bytes.len() })
+    } else {
+        Ok(())
+    }
+}
+
+/// The routing hash of key bytes.
+pub fn hash(bytes: &[u8]) -> KeyHash {
+    KeyHash(xxhash_rust::xxh64::xxh64(bytes, 0))
+}
+
+/// The fingerprint of key bytes.
+pub fn fingerprint(bytes: &[u8]) -> Fingerprint {
+    Fingerprint(xxhash_rust::xxh3::xxh3_128(bytes))
+}
+
+/// Shows key bytes: text as it is, everything else escaped.
+pub fn show(bytes: &[u8]) -> impl fmt::Display + '_ {
+    struct Shown<'a>(&'a [u8]);
+    impl fmt::Display for Shown<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            for chunk in self.0.utf8_chunks() {
+                for c in chunk.valid().chars() {
+                    if c.is_control() || c == '\\' {
+                        write!(f, "{}", c.escape_default())?;
+                    } else {
+                        write!(f, "{c}")?;
+                    }
+                }
+                for byte in chunk.invalid() {
+                    write!(f, "\\x{byte:02x}")?;
+                }
+            }
+            Ok(())
+        }
+    }
+    Shown(bytes)
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show(&self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({self})")
+    }
+}
+
+impl From<Key> for Box<[u8]> {
+    fn from(key: Key) -> Self {
+        key.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_1_to_8192_bytes() {
+        assert_eq!(Key::new(b"").unwrap_err(), KeyError::Empty);
+        assert!(Key::new(vec![7; 8192]).is_ok());
+        assert_eq!(Key::new(vec![7; 8193]).unwrap_err(), KeyError::TooLong { bytes: 8193 });
+    }
+
+    #[test]
+    fn keys_that_are_not_text_are_shown_escaped() {
+        assert_eq!(Key::new(b"a\xff\n\\b\xc3\xa9").unwrap().to_string(), "a\\xff\\n\\\\b\u{e9}");
+    }
+
+    /// The hashes are part of the header format: they may never change.
+    #[test]
+    fn hashes_are_pinned() {
+        let key = Key::new("mooncrate").unwrap();
+        assert_eq!(key.hash().0, 0xeba04d88e48e616a, "xxh64");
+        assert_eq!(key.fingerprint().0, 0x769df06200b2326512e3950835d47502, "xxh3");
+    }
+}

@@ -1,0 +1,21 @@
+//! Named bounds. Everything a peer can make us allocate or hold is checked against one of these
+//! first.
+
+/// Bytes of the longest key.
+pub const KEY_BYTES_MAX: usize = 8192;
+/// Bytes of the largest value.
+pub const VALUE_BYTES_MAX: u64 = 1 << 30;
+/// Items in one batch call; the client library splits larger ones.
+pub const BATCH_ITEMS_MAX: usize = 4096;
+/// Replicas of one object.
+pub const REPLICAS_MAX: usize = 8;
+/// Segments of one node.
+pub const SEGMENTS_PER_NODE_MAX: usize = 64;
+/// Readers that may pin one slot at a time.
+pub const PINS_MAX: u32 = 1 << 20;
+/// Longest lease, in milliseconds; it bounds the takeover grace.
+pub const LEASE_MS_MAX: u32 = 10_000;
+/// Bytes of a slice: each has its own checksum.
+pub const SLICE_BYTES: u64 = 1 << 20;
+/// Every extent starts and ends at a multiple of this.
+pub const EXTENT_ALIGN: u64 = 64;

@@ -1,0 +1,64 @@
+//! Seeded random streams: xoshiro256++ with splitmix64 seeding. A seed means the same for ever.
+
+/// A stream of numbers that one seed fixes.
+#[derive(Clone, Debug)]
+pub struct Rng([u64; 4]);
+
+impl Rng {
+    /// The stream of `seed`.
+    pub fn new(seed: u64) -> Self {
+        let mut state = seed;
+        Self(std::array::from_fn(|_| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ (z >> 31)
+        }))
+    }
+
+    /// A stream of its own for `label`, so that a new consumer shifts no other.
+    #[must_use]
+    pub fn stream(seed: u64, label: &str) -> Self {
+        Self::new(seed ^ xxhash_rust::xxh3::xxh3_64(label.as_bytes()))
+    }
+
+    /// The next number.
+    #[expect(clippy::should_implement_trait, reason = "the stream never ends")]
+    pub fn next(&mut self) -> u64 {
+        let s = &mut self.0;
+        let result = s[0].wrapping_add(s[3]).rotate_left(23).wrapping_add(s[0]);
+        let t = s[1] << 17;
+        s[2] ^= s[0];
+        s[3] ^= s[1];
+        s[1] ^= s[2];
+        s[0] ^= s[3];
+        s[2] ^= t;
+        s[3] = s[3].rotate_left(45);
+        result
+    }
+
+    /// A number below `bound`, which must not be zero.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        assert!(bound > 0, "no number is below zero");
+        // Multiply-shift; the bias is below 2^-32 for every bound we use.
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// True in `per_mille` of 1000 cases.
+    pub fn chance(&mut self, per_mille: u32) -> bool {
+        self.below(1000) < u64::from(per_mille)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_means_the_same_for_ever() {
+        let mut rng = Rng::new(42);
+        let first: Vec<u64> = (0..3).map(|_| rng.next()).collect();
+        assert_eq!(first, [15021278609987233951, 5881210131331364753, 18149643915985481100]);
+    }
+}

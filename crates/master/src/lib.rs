@@ -1,0 +1,1 @@
+//! index: gives the catalog a clock and a socket

@@ -1,0 +1,1 @@
+//! hold: regions, the header and its control word, segments, checksummed copies

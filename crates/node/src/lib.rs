@@ -1,0 +1,1 @@
+//! own: segments served to clients, orders of the master carried out

@@ -1,0 +1,1 @@
+//! prove: a whole cluster from one seed

@@ -1,0 +1,1 @@
+//! move: read, write and signal over memcpy, shared memory and TCP

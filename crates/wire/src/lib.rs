@@ -1,0 +1,1 @@
+//! speak: frames, messages, links and the two service interfaces

@@ -1,0 +1,1 @@
+//! prove: layer and tidiness checks over the tree
