@@ -195,7 +195,9 @@ pub enum MountError {
     #[error("another node owns this segment; give each node a name of its own")]
     ForeignSegment,
     /// The offer makes no sense.
-    #[error("the segment offers {bytes} bytes and {slots} slots; both must be at least 1, bytes a multiple of 64")]
+    #[error(
+        "the segment offers {bytes} bytes and {slots} slots; both must be at least 1, bytes a multiple of 64"
+    )]
     BadOffer {
         /// Bytes offered.
         bytes: u64,

@@ -45,10 +45,7 @@ impl Extent {
 
     /// Whether the two share a byte.
     pub const fn overlaps(self, other: Self) -> bool {
-        self.offset < other.end()
-            && other.offset < self.end()
-            && self.len > 0
-            && other.len > 0
+        self.offset < other.end() && other.offset < self.end() && self.len > 0 && other.len > 0
     }
 
     /// The part `[start, start + len)` of this extent, or `None` if it reaches outside.

@@ -22,7 +22,9 @@ pub enum KeyError {
     #[error("the key is empty; a key has 1 to {KEY_BYTES_MAX} bytes")]
     Empty,
     /// More bytes than a key may have.
-    #[error("the key has {bytes} bytes; a key has 1 to {KEY_BYTES_MAX} bytes, so hash longer names")]
+    #[error(
+        "the key has {bytes} bytes; a key has 1 to {KEY_BYTES_MAX} bytes, so hash longer names"
+    )]
     TooLong {
         /// How many it had.
         bytes: usize,
@@ -135,7 +137,7 @@ mod tests {
     #[test]
     fn hashes_are_pinned() {
         let key = Key::new("mooncrate").unwrap();
-        assert_eq!(key.hash().0, 0xeba04d88e48e616a, "xxh64");
-        assert_eq!(key.fingerprint().0, 0x769df06200b2326512e3950835d47502, "xxh3");
+        assert_eq!(key.hash().0, 0xeba0_4d88_e48e_616a, "xxh64");
+        assert_eq!(key.fingerprint().0, 0x769d_f062_00b2_3265_12e3_9508_35d4_7502, "xxh3");
     }
 }

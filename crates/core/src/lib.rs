@@ -18,19 +18,19 @@
 //! drive years of this code in seconds and one seed is one run.
 #![forbid(unsafe_code)]
 
-//pub mod alloc;
+pub mod alloc;
 pub mod canary;
-//pub mod catalog;
-//pub mod chunked;
+pub mod catalog;
+pub mod chunked;
 pub mod error;
-//pub mod evict;
+pub mod evict;
 pub mod extent;
 pub mod header;
 pub mod ids;
 pub mod key;
 pub mod lease;
 pub mod limits;
-//pub mod place;
+pub mod place;
 pub mod plan;
 pub mod rng;
 pub mod seal;

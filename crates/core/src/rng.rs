@@ -59,6 +59,9 @@ mod tests {
     fn a_seed_means_the_same_for_ever() {
         let mut rng = Rng::new(42);
         let first: Vec<u64> = (0..3).map(|_| rng.next()).collect();
-        assert_eq!(first, [15021278609987233951, 5881210131331364753, 18149643915985481100]);
+        assert_eq!(
+            first,
+            [15_021_278_609_987_233_951, 5_881_210_131_331_364_753, 18_149_643_915_985_481_100]
+        );
     }
 }

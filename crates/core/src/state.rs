@@ -68,11 +68,10 @@ impl ReplicaState {
             // After the last byte, never before.
             (S::Writing, E::Publish) => S::Ready,
             (S::Ready, E::Unlink) => S::Retiring,
-            // The last reader has left.
-            (S::Ready | S::Retiring, E::Reclaim { pins: 0 }) => S::Dead,
             // Quarantine: the writer may still be alive.
             (S::Reserved | S::Writing, E::Abort) => S::Failed,
-            (S::Failed, E::Fence) => S::Dead,
+            // The last reader has left, or the writer can no longer store.
+            (S::Ready | S::Retiring, E::Reclaim { pins: 0 }) | (S::Failed, E::Fence) => S::Dead,
             _ => return None,
         })
     }

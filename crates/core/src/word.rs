@@ -82,21 +82,19 @@ impl Word {
     /// The state after `event` in the life `generation`; the pins stay. `Abort` and `Reclaim` bump
     /// the generation in the same step, so every old locator is dead before the range is free (R1).
     pub fn after(self, generation: Generation, event: Event) -> Result<Self, WordError> {
-        let stale = WordError::Stale { wanted: generation, found: self };
+        let refused = WordError::Stale { wanted: generation, found: self };
         if self.generation() != generation {
-            return Err(stale);
+            return Err(refused);
         }
         if let Event::Reclaim { .. } = event
             && self.pins() > 0
         {
             return Err(WordError::Pinned { pins: self.pins() });
         }
-        let state = self.state().after(event).ok_or(stale)?;
+        let state = self.state().after(event).ok_or(refused)?;
         let next = match event {
             // At the maximum the slot stays where it is, Dead and used up: G4.
-            Event::Abort | Event::Reclaim { .. } => {
-                generation.next().unwrap_or(Generation::MAX)
-            }
+            Event::Abort | Event::Reclaim { .. } => generation.next().unwrap_or(Generation::MAX),
             _ => generation,
         };
         Ok(Self::new(next, state, self.pins()))

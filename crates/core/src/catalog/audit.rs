@@ -1,0 +1,104 @@
+//! Every byte accounted for (G8). Linear: for tests, the simulator and `stat --audit`.
+
+use super::Catalog;
+use super::objects::Stage;
+use super::segments::NOBODY;
+use crate::alloc::Allocator;
+use crate::extent::Extent;
+use crate::ids::SegmentId;
+
+/// What does not add up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuditError {
+    /// Free, used and ending bytes are not the capacity.
+    #[error("segment {segment}: live {live} + ending {ending} + free {free} is not {capacity}")]
+    Bytes {
+        /// Where.
+        segment: SegmentId,
+        /// Bytes that entries own.
+        live: u64,
+        /// Bytes on their way out.
+        ending: u64,
+        /// Bytes of the allocator.
+        free: u64,
+        /// Bytes there are.
+        capacity: u64,
+    },
+    /// Two owners of one byte.
+    #[error("segment {segment}: {a} and {b} overlap")]
+    Overlap {
+        /// Where.
+        segment: SegmentId,
+        /// One.
+        a: Extent,
+        /// The other.
+        b: Extent,
+    },
+    /// A slot is neither free nor used nor ending.
+    #[error("segment {segment}: {lost} slots are lost")]
+    Slots {
+        /// Where.
+        segment: SegmentId,
+        /// How many.
+        lost: usize,
+    },
+    /// The number of open puts is wrong.
+    #[error("{counted} puts are open, {booked} are booked")]
+    OpenPuts {
+        /// Found by walking.
+        counted: usize,
+        /// Booked.
+        booked: usize,
+    },
+}
+
+impl Catalog {
+    /// Walks everything and says what does not add up.
+    pub fn audit(&self) -> Result<(), AuditError> {
+        let mut writing = 0;
+        let mut ranges: Vec<Vec<Extent>> = vec![Vec::new(); self.segments.loads.len()];
+        for id in 0..self.objects.positions() {
+            let Some(entry) = self.objects.get(id) else { continue };
+            writing += usize::from(entry.stage == Stage::Writing);
+            for part in entry.parts.as_slice() {
+                if !part.evicting {
+                    ranges[part.segment as usize].push(entry.extent(part));
+                }
+            }
+        }
+        let booked = self.open.len();
+        if writing != booked {
+            return Err(AuditError::OpenPuts { counted: writing, booked });
+        }
+        for (index, book) in self.segments.iter() {
+            if !book.is_open() {
+                continue;
+            }
+            let segment = book.offer.segment;
+            let ranges = &mut ranges[index as usize];
+            let live: u64 = ranges.iter().map(|extent| extent.len()).sum();
+            ranges.extend(book.ending.values().map(|ending| ending.allocation.extent));
+            ranges.sort();
+            if let Some(pair) = ranges.windows(2).find(|pair| pair[0].overlaps(pair[1])) {
+                return Err(AuditError::Overlap { segment, a: pair[0], b: pair[1] });
+            }
+            let (ending, free) = (book.ending_bytes, book.allocator.free_bytes());
+            let capacity = book.offer.bytes;
+            if live + ending + free != capacity {
+                return Err(AuditError::Bytes { segment, live, ending, free, capacity });
+            }
+            let used = (0..book.slots.len())
+                .filter(|slot| {
+                    let slot = crate::ids::Slot(*slot);
+                    book.slots[slot.0].entry != NOBODY || book.ending.contains_key(&slot)
+                })
+                .count();
+            let accounted = used + book.free_slots.len();
+            let lost = book.slots.len() as usize - accounted.min(book.slots.len() as usize);
+            if accounted != book.slots.len() as usize {
+                return Err(AuditError::Slots { segment, lost });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! evict: choose victims by bytes, order their eviction, and know when everything is in use.
+
+use super::Catalog;
+use super::objects::{EntryId, Part, SegmentIndex};
+use crate::plan::Action;
+use crate::time::Now;
+use std::time::Duration;
+
+/// Hint for a caller when everything is in use.
+pub(super) const BUSY_HINT_MS: u32 = 10;
+/// Victims looked at in one call.
+const LOOKS_MAX: usize = 64;
+/// After this many victims in a row that could not go, the segment counts as in use …
+const STREAK_MAX: u32 = 256;
+/// … for this long; then it is tried again.
+const STREAK_PAUSE: Duration = Duration::from_millis(10);
+/// Victims ordered beside one put while a segment is above its high watermark.
+const BESIDE_PUT_MAX: usize = 8;
+
+/// What became of an attempt to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reclaim {
+    /// Orders are out, now or from before: room is coming.
+    Ordered,
+    /// Everything there is pinned, leased or being written.
+    InUse,
+}
+
+impl Catalog {
+    /// Orders evictions in one segment for a put that needs `bytes`.
+    pub(super) fn reclaim(&mut self, now: Now, segment: SegmentIndex, bytes: u64) -> Reclaim {
+        let book = self.segments.book_mut(segment);
+        if book.pinned_streak >= STREAK_MAX.min(book.policy.len() as u32) && book.pinned_streak > 0
+        {
+            if now.since(book.pinned_at) < STREAK_PAUSE {
+                return Reclaim::InUse;
+            }
+            book.pinned_streak = 0;
+        }
+        // What is on its way out may be enough; if it was not, the caller comes again.
+        if book.ending_bytes < bytes {
+            self.evict_bytes(now, segment, bytes, LOOKS_MAX);
+        }
+        if self.segments.book(segment).evicting > 0 { Reclaim::Ordered } else { Reclaim::InUse }
+    }
+
+    /// Keeps a segment between its watermarks: a few victims beside each put, the rest by `tick`.
+    pub(super) fn evict_above_high(&mut self, now: Now, segment: SegmentIndex) {
+        self.evict_to_low(now, segment, BESIDE_PUT_MAX);
+    }
+
+    /// Orders evictions until the segment is at its low watermark, if it is above the high one.
+    pub(super) fn evict_to_low(&mut self, now: Now, segment: SegmentIndex, looks: usize) {
+        let book = self.segments.book(segment);
+        let capacity = u128::from(book.offer.bytes);
+        let share = |permille: u32| (capacity * u128::from(permille) / 1000) as u64;
+        // Bytes that are on their way out are neither used nor free: they count as gone.
+        let used = book.used_bytes();
+        if used > share(self.config.high_permille) {
+            self.evict_bytes(now, segment, used - share(self.config.low_permille), looks);
+        }
+    }
+
+    /// Orders evictions for at least `bytes`, looking at no more than `looks` candidates.
+    fn evict_bytes(&mut self, now: Now, segment: SegmentIndex, bytes: u64, looks: usize) {
+        let mut ordered = 0;
+        for _ in 0..looks {
+            if ordered >= bytes {
+                return;
+            }
+            let book = self.segments.book_mut(segment);
+            let Some(slot) = book.policy.victim() else { return };
+            let id = book.slots[slot.0].entry;
+            let entry = self.objects.entry(id);
+            if entry.lease_end > now {
+                book.policy.insert(slot);
+                book.pinned_streak = book.pinned_streak.saturating_add(1);
+                book.pinned_at = now;
+                self.counters.evict_skipped += 1;
+                continue;
+            }
+            ordered += entry.extent_bytes();
+            let part = *entry
+                .parts
+                .as_slice()
+                .iter()
+                .find(|part| part.segment == segment && part.slot == slot)
+                .expect("a slot's entry has a part there");
+            self.order_eviction(now, id, part);
+        }
+    }
+
+    fn order_eviction(&mut self, now: Now, id: EntryId, part: Part) {
+        let entry = self.objects.entry_mut(id);
+        for p in entry.parts.as_mut_slice() {
+            if p.segment == part.segment && p.slot == part.slot {
+                p.evicting = true;
+            }
+        }
+        let entry = self.objects.entry(id);
+        let extent = entry.extent(&part);
+        self.order(now, &part, extent, Action::Evict, None);
+    }
+}

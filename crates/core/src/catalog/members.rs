@@ -1,0 +1,371 @@
+//! Members: nodes mount segments, announce what they hold, send heartbeats and leave.
+
+use super::Catalog;
+use super::objects::{Entry, Part, Parts, SegmentIndex, Stage};
+use super::segments::{Book, Ending, NOBODY, Phase, SlotBook};
+use crate::alloc::Allocation;
+use crate::alloc::offset::OffsetAllocator;
+use crate::canary::{self, Canary};
+use crate::error::MountError;
+use crate::extent::Extent;
+use crate::ids::{Incarnation, NodeId, SegmentId, Slot};
+use crate::lease;
+use crate::limits::{EXTENT_ALIGN, SEGMENTS_PER_NODE_MAX};
+use crate::plan::{Action, Announced, AnnouncedObject, SegmentOffer};
+use crate::seal;
+use crate::time::Now;
+
+/// A node that has mounted segments.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub last_heard: Now,
+    pub segments: Vec<SegmentId>,
+    /// Not heard for a while: gets no new objects.
+    pub silent: bool,
+}
+
+/// What a mounted segment must do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mounted {
+    /// The master holds its book already.
+    Known,
+    /// The master wants to hear what it holds, from slot 0 on.
+    Announce,
+}
+
+/// Nodes that a new leader still waits for.
+#[derive(Clone, Debug)]
+pub(super) struct Rebuild {
+    expected: Vec<NodeId>,
+    until: Now,
+}
+
+impl Rebuild {
+    pub(super) fn new(expected: Vec<NodeId>, until: Now) -> Option<Self> {
+        (!expected.is_empty()).then_some(Self { expected, until })
+    }
+
+    /// When to ask again.
+    pub(super) fn hint_ms(&self, now: Now) -> u32 {
+        lease::left_ms(now, self.until).clamp(1, 200)
+    }
+
+    pub(super) fn over(&self, now: Now) -> bool {
+        now >= self.until
+    }
+}
+
+impl Catalog {
+    /// A node offers segments. Idempotent by (segment, incarnation); a later incarnation replaces
+    /// an earlier one (M8). The answers stand in the order of the offers.
+    pub fn mount(
+        &mut self,
+        now: Now,
+        node: NodeId,
+        offers: &[SegmentOffer],
+    ) -> Result<Vec<Mounted>, MountError> {
+        for offer in offers {
+            self.check_offer(node, offer)?;
+        }
+        let member = self.nodes.entry(node).or_insert_with(|| Member {
+            last_heard: now,
+            segments: Vec::new(),
+            silent: false,
+        });
+        for offer in offers {
+            if !member.segments.contains(&offer.segment) {
+                if member.segments.len() >= SEGMENTS_PER_NODE_MAX {
+                    let count = member.segments.len() as u32;
+                    return Err(MountError::TooManySegments { count });
+                }
+                member.segments.push(offer.segment);
+            }
+        }
+        let last_heard = std::mem::replace(&mut member.last_heard, now);
+        Ok(offers.iter().map(|offer| self.mount_one(last_heard, offer)).collect())
+    }
+
+    fn check_offer(&self, node: NodeId, offer: &SegmentOffer) -> Result<(), MountError> {
+        let aligned = offer.bytes.is_multiple_of(EXTENT_ALIGN);
+        if offer.bytes == 0 || offer.slots == 0 || !aligned || offer.node != node {
+            return Err(MountError::BadOffer { bytes: offer.bytes, slots: offer.slots });
+        }
+        if let Some(index) = self.segments.find(offer.segment) {
+            let known = &self.segments.book(index).offer;
+            if known.node != node {
+                return Err(MountError::ForeignSegment);
+            }
+        }
+        let last = self.segments.last_incarnation(offer.segment);
+        if last.is_some_and(|(last, left)| {
+            offer.incarnation < last || left && offer.incarnation == last
+        }) {
+            return Err(MountError::StaleIncarnation);
+        }
+        Ok(())
+    }
+
+    fn mount_one(&mut self, last_heard: Now, offer: &SegmentOffer) -> Mounted {
+        if let Some(index) = self.segments.find(offer.segment) {
+            let book = self.segments.book(index);
+            if book.offer.incarnation == offer.incarnation {
+                return match book.phase {
+                    Phase::Announcing { .. } => {
+                        // It starts over: what it told so far may be incomplete.
+                        self.forget_announcement(index);
+                        Mounted::Announce
+                    }
+                    _ => Mounted::Known,
+                };
+            }
+            // Readers of shared memory may hold the old mapping until its owner's word lapses (R10).
+            let fenced_at = last_heard.plus(lease::guarded(self.config.registration));
+            self.leave(index, fenced_at);
+        }
+        let phase = Phase::Announcing { ranges: Vec::new() };
+        self.segments.add(Book::new(offer.clone(), self.config.policy, phase));
+        Mounted::Announce
+    }
+
+    /// One page of what a segment holds, in slot order without gaps; after the `last` the segment is
+    /// open.
+    pub fn announce(
+        &mut self,
+        now: Now,
+        segment: SegmentId,
+        incarnation: Incarnation,
+        page: &[Announced],
+        last: bool,
+    ) -> Result<(), MountError> {
+        let index = self.segments.find(segment).ok_or(MountError::UnknownNode)?;
+        let book = self.segments.book(index);
+        if book.offer.incarnation != incarnation {
+            return Err(MountError::StaleIncarnation);
+        }
+        if book.is_open() {
+            return Ok(());
+        }
+        for announced in page {
+            self.announced(now, index, announced)?;
+        }
+        if last {
+            self.finish_announcement(index)?;
+        }
+        Ok(())
+    }
+
+    fn announced(
+        &mut self,
+        now: Now,
+        index: SegmentIndex,
+        announced: &Announced,
+    ) -> Result<(), MountError> {
+        let bad = MountError::BadAnnouncement { slot: announced.slot.0 };
+        let book = self.segments.book_mut(index);
+        let Phase::Announcing { ranges } = &mut book.phase else { return Err(bad) };
+        // A page that came twice.
+        if announced.slot.0 < book.slots.len() {
+            return Ok(());
+        }
+        if announced.slot.0 != book.slots.len() || announced.slot.0 >= book.offer.slots {
+            return Err(bad);
+        }
+        book.slots.push(SlotBook { generation: announced.generation, entry: NOBODY });
+        let Some(life) = &announced.life else {
+            if announced.generation < crate::ids::Generation::MAX {
+                book.free_slots.push(announced.slot);
+            }
+            return Ok(());
+        };
+        let aligned = life.extent.offset().is_multiple_of(EXTENT_ALIGN)
+            && life.extent.len().is_multiple_of(EXTENT_ALIGN);
+        if !life.extent.fits(book.offer.bytes) || life.extent.is_empty() || !aligned {
+            return Err(bad);
+        }
+        ranges.push((announced.slot, life.extent));
+        let part = Part {
+            offset: life.extent.offset(),
+            slot: announced.slot,
+            generation: announced.generation,
+            // Known when all ranges are: see `finish_announcement`.
+            handle: u32::MAX,
+            segment: index,
+            evicting: false,
+        };
+        match &life.object {
+            Some(object) if seal::extent_bytes(object.len) != life.extent.len() => Err(bad),
+            Some(object) => {
+                self.announced_object(now, part, life.extent, object);
+                Ok(())
+            }
+            // Being written, retiring or in quarantine: blocked until its owner has freed it.
+            None => {
+                self.order(now, &part, life.extent, Action::Abort, None);
+                Ok(())
+            }
+        }
+    }
+
+    fn announced_object(&mut self, now: Now, part: Part, extent: Extent, told: &AnnouncedObject) {
+        let hash = told.key.hash();
+        let lease_end = if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until };
+        let id = match self.objects.find(hash, told.key.as_bytes()) {
+            None => self.objects.insert(Entry {
+                key: told.key.as_bytes().into(),
+                hash: hash.0,
+                object: told.object,
+                len: told.len,
+                seal: told.seal,
+                lease_end,
+                parts: Parts::One(part),
+                stage: Stage::Ready,
+            }),
+            Some(id) if self.same_object(id, told) => {
+                let entry = self.objects.entry_mut(id);
+                entry.parts.add(part);
+                entry.lease_end = entry.lease_end.max(lease_end);
+                id
+            }
+            Some(_) => {
+                // M9: one value per key; what is known stays.
+                self.counters.announced_dropped += 1;
+                let free_after_ms = lease::left_ms(now, lease_end);
+                self.order(now, &part, extent, Action::Retire { free_after_ms }, None);
+                return;
+            }
+        };
+        let book = self.segments.book_mut(part.segment);
+        book.slots[part.slot.0].entry = id;
+        book.live += 1;
+    }
+
+    fn same_object(&self, id: super::objects::EntryId, told: &AnnouncedObject) -> bool {
+        let entry = self.objects.entry(id);
+        entry.object == told.object
+            && entry.seal == told.seal
+            && entry.len == told.len
+            && entry.stage == Stage::Ready
+    }
+
+    /// All ranges are known: builds the allocator around them and opens the segment.
+    fn finish_announcement(&mut self, index: SegmentIndex) -> Result<(), MountError> {
+        let book = self.segments.book_mut(index);
+        let Phase::Announcing { ranges } = &mut book.phase else { return Ok(()) };
+        let mut ranges = std::mem::take(ranges);
+        ranges.sort_by_key(|(_, extent)| extent.offset());
+        let live: Vec<Extent> = ranges.iter().map(|(_, extent)| *extent).collect();
+        let Some((allocator, allocations)) = OffsetAllocator::with_live(book.offer.bytes, &live)
+        else {
+            let slot = ranges.first().map_or(0, |(slot, _)| slot.0);
+            return Err(MountError::BadAnnouncement { slot });
+        };
+        book.allocator = allocator;
+        book.phase = Phase::Open;
+        for ((slot, _), allocation) in ranges.into_iter().zip(allocations) {
+            self.name_range(index, slot, allocation);
+        }
+        self.segments.set_open(index, true);
+        let node = self.segments.book(index).offer.node;
+        self.node_announced(node);
+        Ok(())
+    }
+
+    /// Writes the allocator's name of a range wherever the range is known.
+    fn name_range(&mut self, index: SegmentIndex, slot: Slot, allocation: Allocation) {
+        let book = self.segments.book_mut(index);
+        if let Some(ending) = book.ending.get_mut(&slot) {
+            *ending = Ending { allocation, ..*ending };
+            return;
+        }
+        let id = book.slots[slot.0].entry;
+        for part in self.objects.entry_mut(id).parts.as_mut_slice() {
+            if part.segment == index && part.slot == slot {
+                part.handle = allocation.handle;
+            }
+        }
+        self.segments.book_mut(index).policy.insert(slot);
+    }
+
+    fn node_announced(&mut self, node: NodeId) {
+        let Some(rebuild) = &mut self.rebuild else { return };
+        let member = &self.nodes[&node];
+        let all_open = member.segments.iter().all(|segment| {
+            self.segments.find(*segment).is_some_and(|i| self.segments.book(i).is_open())
+        });
+        if all_open {
+            rebuild.expected.retain(|expected| *expected != node);
+            if rebuild.expected.is_empty() {
+                self.rebuild = None;
+            }
+        }
+    }
+
+    /// Drops what a segment announced so far.
+    fn forget_announcement(&mut self, index: SegmentIndex) {
+        let slots = self.segments.book(index).slots.len();
+        for slot in 0..slots {
+            self.detach(index, Slot(slot));
+        }
+        let book = self.segments.book_mut(index);
+        let offer = book.offer.clone();
+        *book = Book::new(offer, self.config.policy, Phase::Announcing { ranges: Vec::new() });
+    }
+
+    /// A node gives its segments up. It has stopped serving them before it asks.
+    pub fn unmount(&mut self, now: Now, node: NodeId, segments: &[SegmentId]) {
+        for segment in segments {
+            let Some(index) = self.segments.find(*segment) else { continue };
+            if self.segments.book(index).offer.node == node {
+                self.leave(index, now);
+            }
+        }
+        if let Some(member) = self.nodes.get_mut(&node) {
+            member.segments.retain(|segment| !segments.contains(segment));
+            if member.segments.is_empty() {
+                self.nodes.remove(&node);
+            }
+        }
+    }
+
+    /// A node is alive.
+    pub fn heartbeat(&mut self, now: Now, node: NodeId) -> Result<(), MountError> {
+        let member = self.nodes.get_mut(&node).ok_or(MountError::UnknownNode)?;
+        member.last_heard = now;
+        if std::mem::take(&mut member.silent) {
+            self.set_node_open(node, true);
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_node_open(&mut self, node: NodeId, open: bool) {
+        let member = self.nodes[&node].clone();
+        for segment in &member.segments {
+            if let Some(index) = self.segments.find(*segment)
+                && self.segments.book(index).is_open()
+            {
+                self.segments.set_open(index, open);
+            }
+        }
+    }
+
+    /// Closes a segment for good; from `fenced_at` on nobody can read it, and it is swept out.
+    pub(super) fn leave(&mut self, index: SegmentIndex, fenced_at: Now) {
+        self.segments.set_open(index, false);
+        let book = self.segments.book_mut(index);
+        if let Phase::Leaving { .. } = book.phase {
+            return;
+        }
+        book.phase = Phase::Leaving { fenced_at, next: 0 };
+        self.segments.retire_id(index);
+    }
+
+    /// Nodes that are mounted.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.nodes.keys().copied()
+    }
+
+    /// All segments as an operator sees them.
+    pub fn segments(&self) -> Vec<super::SegmentStat> {
+        self.segments.stats()
+    }
+}

@@ -1,0 +1,238 @@
+//! The master's mind: `(state, command, now) → outcome`, cut by verb.
+//!
+//! The catalog indexes objects, places and reserves ranges, grants leases, chooses victims and
+//! watches puts and nodes. It never sees a byte of a value. What owners must do leaves through
+//! [`Catalog::take_orders`]; what they did comes back through [`Catalog::notice`]. A range returns
+//! to its allocator only when its owner has said `Freed`, naming the bumped generation (R1).
+//!
+//! ```text
+//!  put.rs      put_start  put_end  put_revoke          evict.rs    victims, watermarks
+//!  get.rs      locate  exist  list                     orders.rs   notices of owners, re-issued orders
+//!  remove.rs   remove                                  members.rs  mount announce unmount heartbeat
+//!  objects.rs  slab and sharded index                  tick.rs     watchdog, silent nodes, sweeps
+//!  segments.rs the book of each segment                audit.rs    every byte accounted for
+//! ```
+//!
+//! Cost: every call is O(1) in the number of objects; sweeps run in bounded slices from `tick`.
+
+mod audit;
+mod evict;
+mod get;
+mod members;
+mod objects;
+mod orders;
+mod put;
+mod remove;
+mod segments;
+mod tick;
+
+pub use audit::AuditError;
+pub use get::{ListPage, Listed};
+pub use members::Mounted;
+pub use remove::Removal;
+pub use segments::SegmentStat;
+
+use crate::evict::PolicyKind;
+use crate::ids::{LeaderEpoch, NodeId, ObjectId, PutToken};
+use crate::lease;
+use crate::place::{Placement, PlacementKind};
+use crate::plan::Order;
+use crate::time::Now;
+use objects::Objects;
+use put::OpenPuts;
+use segments::Segments;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How a catalog behaves. Plain data; defaults in one place.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Eviction starts when a segment is fuller than this, in parts per thousand.
+    pub high_permille: u32,
+    /// It ends when the segment is no fuller than this.
+    pub low_permille: u32,
+    /// An open put older than this gives its key back.
+    pub put_timeout: Duration,
+    /// A node not heard for this long, plus the guard, is gone.
+    pub registration: Duration,
+    /// A node not heard for this long gets no new objects.
+    pub silent_after: Duration,
+    /// Orders that an owner has not settled are sent again after this long.
+    pub order_retry: Duration,
+    /// Which objects go first.
+    pub policy: PolicyKind,
+    /// Where objects go.
+    pub placement: PlacementKind,
+    /// Seeds placement and, with the object id, the put tokens.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            high_permille: 950,
+            low_permille: 900,
+            put_timeout: Duration::from_secs(30),
+            registration: Duration::from_secs(20),
+            silent_after: Duration::from_secs(2),
+            order_retry: Duration::from_secs(1),
+            policy: PolicyKind::Sieve,
+            placement: PlacementKind::Random,
+            seed: 0,
+        }
+    }
+}
+
+/// How the catalog comes to power.
+#[derive(Clone, Debug)]
+pub enum Start {
+    /// A cluster that has never had a leader: nothing to wait for.
+    Fresh,
+    /// After another leader, or after a restart. Leases may be out, and the named nodes may hold
+    /// objects; until all of them have announced, or must have given up, an unknown key is not
+    /// known to be absent.
+    Takeover {
+        /// Nodes that the last leader knew.
+        expected: Vec<NodeId>,
+    },
+}
+
+/// What the catalog counted since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Finished puts.
+    pub puts: u64,
+    /// Located keys.
+    pub hits: u64,
+    /// Keys asked for and not there.
+    pub misses: u64,
+    /// Removed objects.
+    pub removed: u64,
+    /// Evicted replicas.
+    pub evicted: u64,
+    /// Their bytes.
+    pub evicted_bytes: u64,
+    /// Victims that were pinned or leased.
+    pub evict_skipped: u64,
+    /// Puts refused with Busy.
+    pub busy: u64,
+    /// Open puts that the watchdog ended.
+    pub puts_expired: u64,
+    /// `put_end`s and revokes with an old token.
+    pub stale_tokens: u64,
+    /// Nodes that were counted as gone.
+    pub nodes_lost: u64,
+    /// Announced objects that were told to go, because their key has another value.
+    pub announced_dropped: u64,
+}
+
+/// The master's mind.
+#[derive(Debug)]
+pub struct Catalog {
+    config: Config,
+    epoch: LeaderEpoch,
+    /// Counts puts; with the epoch it is the object id.
+    sequence: u64,
+    objects: Objects,
+    segments: Segments,
+    open: OpenPuts,
+    nodes: BTreeMap<NodeId, members::Member>,
+    placement: Box<dyn Placement>,
+    /// Orders to hand out, in order.
+    outbox: Vec<(NodeId, Order)>,
+    /// Objects of earlier leaders count as leased until then (R9).
+    grace_until: Now,
+    /// While `Some`, an unknown key may still be announced.
+    rebuild: Option<members::Rebuild>,
+    last_tick: Now,
+    counters: Counters,
+}
+
+impl Catalog {
+    /// A catalog that leads under `epoch` from `now` on.
+    pub fn new(config: Config, epoch: LeaderEpoch, start: Start, now: Now) -> Self {
+        let (grace_until, rebuild) = match start {
+            Start::Fresh => (now, None),
+            Start::Takeover { expected } => (
+                now.plus(lease::takeover_grace()),
+                members::Rebuild::new(expected, now.plus(lease::guarded(config.registration))),
+            ),
+        };
+        Self {
+            placement: config.placement.build(config.seed),
+            config,
+            epoch,
+            sequence: 0,
+            objects: Objects::default(),
+            segments: Segments::default(),
+            open: OpenPuts::default(),
+            nodes: BTreeMap::new(),
+            outbox: Vec::new(),
+            grace_until,
+            rebuild,
+            last_tick: now,
+            counters: Counters::default(),
+        }
+    }
+
+    /// The epoch it leads under.
+    pub fn epoch(&self) -> LeaderEpoch {
+        self.epoch
+    }
+
+    /// Raises the epoch above what a node reported (a master without etcd starts at one more than
+    /// its nodes know). Only grows.
+    pub fn raise_epoch(&mut self, at_least: LeaderEpoch) {
+        self.epoch = self.epoch.max(at_least);
+    }
+
+    /// Orders for owners since the last call.
+    pub fn take_orders(&mut self) -> Vec<(NodeId, Order)> {
+        std::mem::take(&mut self.outbox)
+    }
+
+    /// Whether there are orders to take.
+    pub fn has_orders(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Objects in the index, open puts included.
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Whether nothing is indexed.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Puts that were started and not ended.
+    pub fn open_puts(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Memory of index and books, keys excluded.
+    pub fn heap_bytes(&self) -> usize {
+        self.objects.heap_bytes() + self.segments.heap_bytes()
+    }
+
+    /// Whether some expected node has not announced yet.
+    pub fn rebuilding(&self) -> bool {
+        self.rebuild.is_some()
+    }
+
+    /// Mints the token of a put: nobody can guess it without the seed, and it can be recomputed, so
+    /// the index does not store it.
+    fn token(&self, object: ObjectId) -> PutToken {
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&self.config.seed.to_le_bytes());
+        bytes[8..16].copy_from_slice(&object.epoch.0.to_le_bytes());
+        bytes[16..].copy_from_slice(&object.sequence.to_le_bytes());
+        PutToken(xxhash_rust::xxh3::xxh3_64(&bytes))
+    }
+}

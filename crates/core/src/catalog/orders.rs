@@ -1,0 +1,224 @@
+//! Orders to owners and what became of them. A range returns to its allocator here and nowhere
+//! else: when the owner says `Freed` (R1).
+
+use super::Catalog;
+use super::objects::{EntryId, Part, SegmentIndex, Stage};
+use super::segments::{Ending, NOBODY};
+use crate::alloc::Allocation;
+use crate::extent::Extent;
+use crate::ids::{Generation, Slot};
+use crate::plan::{Action, Notice, Order, OrderResult};
+use crate::time::Now;
+
+impl Catalog {
+    /// Takes in what an owner did, or what happened to one of its slots. Late, repeated and unknown
+    /// notices change nothing (G10).
+    pub fn notice(&mut self, now: Now, notice: &Notice) {
+        let Some(segment) = self.segments.find(notice.segment) else { return };
+        let book = self.segments.book_mut(segment);
+        if book.offer.incarnation != notice.incarnation {
+            return;
+        }
+        let ending = book.ending.get(&notice.slot).copied();
+        match (notice.result, ending.filter(|e| e.generation == notice.generation)) {
+            (OrderResult::Freed { next }, Some(ending)) => {
+                self.freed(segment, notice.slot, next, ending);
+            }
+            (OrderResult::Freed { next }, None) => {
+                self.freed_unasked(now, segment, notice.slot, notice.generation, next);
+            }
+            (OrderResult::Pinned, Some(ending)) if ending.action == Action::Evict => {
+                self.spared(now, segment, notice.slot, ending);
+            }
+            (OrderResult::Waiting, Some(ending)) if ending.action != Action::Evict => {
+                self.settled(segment, notice.slot, ending);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes one replica off its entry and orders its end. A segment that is leaving takes no orders;
+    /// its ranges go with it.
+    pub(super) fn end_life(
+        &mut self,
+        now: Now,
+        part: &Part,
+        extent: Extent,
+        action: Action,
+        removing: Option<EntryId>,
+    ) {
+        let book = self.segments.book_mut(part.segment);
+        book.policy.remove(part.slot);
+        book.slots[part.slot.0].entry = NOBODY;
+        book.live -= 1;
+        if book.is_open() {
+            self.order(now, part, extent, action, removing);
+        }
+    }
+
+    /// Books an order as out and puts it into the outbox.
+    pub(super) fn order(
+        &mut self,
+        now: Now,
+        part: &Part,
+        extent: Extent,
+        action: Action,
+        removing: Option<EntryId>,
+    ) {
+        let book = self.segments.book_mut(part.segment);
+        let ending = Ending {
+            generation: part.generation,
+            action,
+            allocation: Allocation { extent, handle: part.handle },
+            settled: false,
+            removing,
+        };
+        match book.ending.insert(part.slot, ending) {
+            // A remove overtakes an eviction: the bytes are counted already.
+            Some(old) if old.action == Action::Evict => book.evicting -= 1,
+            Some(_) => {}
+            None => book.ending_bytes += extent.len(),
+        }
+        if action == Action::Evict {
+            book.evicting += 1;
+        }
+        let retry_at = now.plus(self.config.order_retry);
+        book.retry.push_back((retry_at, part.slot, part.generation));
+        self.send(part.segment, part.slot, part.generation, action);
+    }
+
+    fn send(&mut self, segment: SegmentIndex, slot: Slot, generation: Generation, action: Action) {
+        let offer = &self.segments.book(segment).offer;
+        let order = Order {
+            segment: offer.segment,
+            incarnation: offer.incarnation,
+            slot,
+            generation,
+            action,
+        };
+        self.outbox.push((offer.node, order));
+    }
+
+    /// Sends orders again that are not settled after a while; owners treat them alike.
+    pub(super) fn retry_orders(&mut self, now: Now, segment: SegmentIndex, most: usize) {
+        for _ in 0..most {
+            let book = self.segments.book_mut(segment);
+            let Some(&(at, slot, generation)) = book.retry.front() else { return };
+            if at > now {
+                return;
+            }
+            book.retry.pop_front();
+            let Some(ending) = book.ending.get(&slot).filter(|e| e.generation == generation) else {
+                continue;
+            };
+            let action = ending.action;
+            book.retry.push_back((now.plus(self.config.order_retry), slot, generation));
+            self.send(segment, slot, generation, action);
+        }
+    }
+
+    fn freed(&mut self, segment: SegmentIndex, slot: Slot, next: Generation, ending: Ending) {
+        let book = self.segments.book_mut(segment);
+        book.ending.remove(&slot);
+        book.ending_bytes -= ending.allocation.extent.len();
+        if ending.action == Action::Evict {
+            book.evicting -= 1;
+            book.pinned_streak = 0;
+            book.live -= 1;
+            let id = book.slots[slot.0].entry;
+            self.counters.evicted += 1;
+            self.counters.evicted_bytes += ending.allocation.extent.len();
+            self.drop_part(id, segment, slot);
+        } else if !ending.settled {
+            self.acknowledge(ending.removing);
+        }
+        self.segments.book_mut(segment).release(slot, next, ending.allocation);
+        self.segments.refresh(segment);
+    }
+
+    /// The owner freed a slot that nobody ordered to end: the writer of an open put hung up.
+    fn freed_unasked(
+        &mut self,
+        now: Now,
+        segment: SegmentIndex,
+        slot: Slot,
+        generation: Generation,
+        next: Generation,
+    ) {
+        let book = self.segments.book_mut(segment);
+        let Some(&known) = book.slots.get(slot.0) else { return };
+        if known.generation != generation || known.entry == NOBODY {
+            return;
+        }
+        let id = known.entry;
+        let entry = self.objects.entry(id);
+        let part = *entry
+            .parts
+            .as_slice()
+            .iter()
+            .find(|part| part.segment == segment && part.slot == slot)
+            .expect("a slot's entry has a part there");
+        let allocation = Allocation { extent: entry.extent(&part), handle: part.handle };
+        let writing = entry.stage == Stage::Writing;
+        let book = self.segments.book_mut(segment);
+        book.policy.remove(slot);
+        book.live -= 1;
+        book.release(slot, next, allocation);
+        self.segments.refresh(segment);
+        if !self.drop_part(id, segment, slot) && writing {
+            self.close_put();
+        } else if writing {
+            // One replica of the put is lost, so the put is: its plan cannot be kept.
+            self.abort_put(now, id);
+        }
+    }
+
+    /// An eviction met readers: the replica stays.
+    fn spared(&mut self, now: Now, segment: SegmentIndex, slot: Slot, ending: Ending) {
+        let book = self.segments.book_mut(segment);
+        book.ending.remove(&slot);
+        book.ending_bytes -= ending.allocation.extent.len();
+        book.evicting -= 1;
+        book.pinned_streak = book.pinned_streak.saturating_add(1);
+        book.pinned_at = now;
+        book.policy.insert(slot);
+        let id = book.slots[slot.0].entry;
+        for part in self.objects.entry_mut(id).parts.as_mut_slice() {
+            if part.segment == segment && part.slot == slot {
+                part.evicting = false;
+            }
+        }
+        self.counters.evict_skipped += 1;
+    }
+
+    /// Nobody new can enter; the range follows when the last one has left.
+    fn settled(&mut self, segment: SegmentIndex, slot: Slot, ending: Ending) {
+        if ending.settled {
+            return;
+        }
+        let book = self.segments.book_mut(segment);
+        book.ending.get_mut(&slot).expect("found above").settled = true;
+        self.acknowledge(ending.removing);
+    }
+
+    /// One owner less stands between a remove and its answer.
+    pub(super) fn acknowledge(&mut self, removing: Option<EntryId>) {
+        let Some(id) = removing else { return };
+        let entry = self.objects.entry_mut(id);
+        let Stage::Removing(left) = &mut entry.stage else { return };
+        *left -= 1;
+        if *left == 0 {
+            self.objects.remove(id);
+            self.counters.removed += 1;
+        }
+    }
+
+    /// Takes one replica out of an entry; the entry goes with its last one. Whether it stayed.
+    pub(super) fn drop_part(&mut self, id: EntryId, segment: SegmentIndex, slot: Slot) -> bool {
+        let stays = self.objects.entry_mut(id).parts.drop_part(segment, slot);
+        if !stays {
+            self.objects.remove(id);
+        }
+        stays
+    }
+}

@@ -1,0 +1,305 @@
+//! The book of each segment: its allocator, its slots, its eviction policy, and the slots whose
+//! life is ending.
+
+use super::objects::{EntryId, SegmentIndex};
+use crate::alloc::offset::OffsetAllocator;
+use crate::alloc::{Allocation, Allocator};
+use crate::chunked::Chunked;
+use crate::evict::{EvictPolicy, PolicyKind};
+use crate::ids::{Generation, Incarnation, SegmentId, Slot};
+use crate::place::SegmentLoad;
+use crate::plan::{Action, SegmentOffer};
+use crate::time::Now;
+use std::collections::{BTreeMap, VecDeque};
+
+/// No entry.
+pub(super) const NOBODY: EntryId = EntryId::MAX;
+
+/// What the master knows of one slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlotBook {
+    /// The generation the slot stands at (free), or lives in (used).
+    pub generation: Generation,
+    /// The entry whose replica lives there.
+    pub entry: EntryId,
+}
+
+/// A slot whose life is ending: ordered, not yet freed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ending {
+    pub generation: Generation,
+    pub action: Action,
+    pub allocation: Allocation,
+    /// The owner has said that nobody new can enter.
+    pub settled: bool,
+    /// The entry that waits for that word, if a remove does.
+    pub removing: Option<EntryId>,
+}
+
+/// How far a segment is on its way in or out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The owner is announcing what it holds.
+    Announcing {
+        /// Used ranges so far, in slot order: (slot, offset, bytes).
+        ranges: Vec<(Slot, crate::extent::Extent)>,
+    },
+    /// In use.
+    Open,
+    /// Unmounted, replaced, or its node is gone.
+    Leaving {
+        /// From then on nobody can read it: replicas are swept out, removes are answered.
+        fenced_at: Now,
+        /// The slot to sweep next.
+        next: u32,
+    },
+}
+
+/// The book of one segment.
+#[derive(Debug)]
+pub(super) struct Book {
+    pub offer: SegmentOffer,
+    pub phase: Phase,
+    pub allocator: OffsetAllocator,
+    pub policy: Box<dyn EvictPolicy>,
+    pub slots: Chunked<SlotBook>,
+    pub free_slots: Vec<Slot>,
+    pub ending: BTreeMap<Slot, Ending>,
+    /// Bytes in `ending` and in evict orders that are out.
+    pub ending_bytes: u64,
+    /// Evict orders that are out.
+    pub evicting: u32,
+    /// When to send unsettled orders again, oldest first.
+    pub retry: VecDeque<(Now, Slot, Generation)>,
+    /// Victims in a row that could not be evicted, and when the last one was met.
+    pub pinned_streak: u32,
+    pub pinned_at: Now,
+    /// Replicas that live here.
+    pub live: u64,
+}
+
+impl Book {
+    pub(super) fn new(offer: SegmentOffer, policy: PolicyKind, phase: Phase) -> Self {
+        Self {
+            allocator: OffsetAllocator::new(offer.bytes),
+            offer,
+            phase,
+            policy: policy.build(),
+            slots: Chunked::new(),
+            free_slots: Vec::new(),
+            ending: BTreeMap::new(),
+            ending_bytes: 0,
+            evicting: 0,
+            retry: VecDeque::new(),
+            pinned_streak: 0,
+            pinned_at: Now(0),
+            live: 0,
+        }
+    }
+
+    /// Whether its replicas may be located and its owner takes orders.
+    pub(super) fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
+    pub(super) fn is_announcing(&self) -> bool {
+        matches!(self.phase, Phase::Announcing { .. })
+    }
+
+    /// A range and a slot for `bytes`, or nothing.
+    pub(super) fn reserve(
+        &mut self,
+        bytes: u64,
+        entry: EntryId,
+    ) -> Option<(Slot, Generation, Allocation)> {
+        let fresh = self.slots.len() < self.offer.slots;
+        if self.free_slots.is_empty() && !fresh {
+            return None;
+        }
+        let allocation = self.allocator.allocate(bytes)?;
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            Slot(self.slots.push(SlotBook { generation: Generation(0), entry: NOBODY }))
+        });
+        let book = &mut self.slots[slot.0];
+        book.entry = entry;
+        self.live += 1;
+        Some((slot, book.generation, allocation))
+    }
+
+    /// Undoes `reserve` before anybody was told of it: the slot keeps its generation.
+    pub(super) fn unreserve(&mut self, slot: Slot, allocation: Allocation) {
+        self.slots[slot.0].entry = NOBODY;
+        self.free_slots.push(slot);
+        self.allocator.free(allocation);
+        self.live -= 1;
+    }
+
+    /// The owner says that the slot stands at `next`: range and slot may be used again.
+    pub(super) fn release(&mut self, slot: Slot, next: Generation, allocation: Allocation) {
+        self.allocator.free(allocation);
+        let book = &mut self.slots[slot.0];
+        book.generation = next;
+        book.entry = NOBODY;
+        // A slot at the last generation is used up for good (G4).
+        if next < Generation::MAX {
+            self.free_slots.push(slot);
+        }
+    }
+
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.offer.bytes - self.allocator.free_bytes() - self.ending_bytes
+    }
+}
+
+/// A segment as an operator sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SegmentStat {
+    /// What it offered.
+    pub offer: SegmentOffer,
+    /// Bytes of live replicas and open puts.
+    pub used: u64,
+    /// Bytes that wait for readers, writers or owners before they are free.
+    pub ending: u64,
+    /// Free bytes.
+    pub free: u64,
+    /// The longest run of them.
+    pub largest_run: u64,
+    /// 0: one run; near 1: crumbs.
+    pub fragmentation: f64,
+    /// Replicas.
+    pub replicas: u64,
+    /// Whether it gets new objects.
+    pub open: bool,
+}
+
+/// All books, and the short view of them that placement reads.
+#[derive(Debug, Default)]
+pub(super) struct Segments {
+    books: Vec<Option<Book>>,
+    pub loads: Vec<SegmentLoad>,
+    by_id: BTreeMap<SegmentId, SegmentIndex>,
+    /// The last mount that left, by segment: an older one never comes back (M8).
+    left: BTreeMap<SegmentId, Incarnation>,
+    /// Bytes of the largest open segment.
+    pub largest: u64,
+    /// Nodes with an open segment.
+    pub open_nodes: u32,
+}
+
+impl Segments {
+    pub(super) fn find(&self, segment: SegmentId) -> Option<SegmentIndex> {
+        self.by_id.get(&segment).copied()
+    }
+
+    pub(super) fn book(&self, index: SegmentIndex) -> &Book {
+        self.books[index as usize].as_ref().expect("parts name segments that exist")
+    }
+
+    pub(super) fn book_mut(&mut self, index: SegmentIndex) -> &mut Book {
+        self.books[index as usize].as_mut().expect("parts name segments that exist")
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SegmentIndex, &Book)> {
+        self.books.iter().enumerate().filter_map(|(i, b)| Some((i as SegmentIndex, b.as_ref()?)))
+    }
+
+    pub(super) fn indexes(&self) -> Vec<SegmentIndex> {
+        self.iter().map(|(index, _)| index).collect()
+    }
+
+    /// Adds a book under its id; an older book of that id must be leaving.
+    pub(super) fn add(&mut self, book: Book) -> SegmentIndex {
+        let offer = &book.offer;
+        let load = SegmentLoad {
+            segment: offer.segment,
+            node: offer.node,
+            host: offer.host,
+            zone: offer.zone,
+            capacity: offer.bytes,
+            free: offer.bytes,
+            open: false,
+        };
+        let id = offer.segment;
+        let vacant = self.books.iter().position(Option::is_none);
+        let index = vacant.unwrap_or(self.books.len());
+        if vacant.is_some() {
+            self.books[index] = Some(book);
+            self.loads[index] = load;
+        } else {
+            self.books.push(Some(book));
+            self.loads.push(load);
+        }
+        let index =
+            SegmentIndex::try_from(index).expect("at most 64 segments on at most 1000 nodes");
+        self.by_id.insert(id, index);
+        self.refresh(index);
+        index
+    }
+
+    /// Forgets a book that was swept out.
+    pub(super) fn drop_book(&mut self, index: SegmentIndex) {
+        self.books[index as usize] = None;
+    }
+
+    /// A book is leaving: its id is free for a later mount.
+    pub(super) fn retire_id(&mut self, index: SegmentIndex) {
+        let offer = &self.book(index).offer;
+        let (segment, incarnation) = (offer.segment, offer.incarnation);
+        self.left.insert(segment, incarnation);
+        if self.by_id.get(&segment) == Some(&index) {
+            self.by_id.remove(&segment);
+        }
+    }
+
+    /// The latest mount of a segment, and whether it has left.
+    pub(super) fn last_incarnation(&self, segment: SegmentId) -> Option<(Incarnation, bool)> {
+        let mounted = self.find(segment).map(|index| (self.book(index).offer.incarnation, false));
+        mounted.or_else(|| self.left.get(&segment).map(|incarnation| (*incarnation, true)))
+    }
+
+    /// Tells placement what has changed in one book.
+    pub(super) fn refresh(&mut self, index: SegmentIndex) {
+        let book = self.books[index as usize].as_ref().expect("refreshed while it exists");
+        self.loads[index as usize].free = book.allocator.free_bytes();
+    }
+
+    /// Opens or closes a segment for new objects.
+    pub(super) fn set_open(&mut self, index: SegmentIndex, open: bool) {
+        if self.loads[index as usize].open == open {
+            return;
+        }
+        self.loads[index as usize].open = open;
+        self.refresh(index);
+        let open = self.loads.iter().filter(|load| load.open);
+        self.largest = open.clone().map(|load| load.capacity).max().unwrap_or(0);
+        let nodes: std::collections::BTreeSet<_> = open.map(|load| load.node).collect();
+        self.open_nodes = nodes.len() as u32;
+    }
+
+    pub(super) fn stats(&self) -> Vec<SegmentStat> {
+        self.iter()
+            .map(|(index, book)| SegmentStat {
+                offer: book.offer.clone(),
+                used: book.used_bytes(),
+                ending: book.ending_bytes,
+                free: book.allocator.free_bytes(),
+                largest_run: book.allocator.largest_free_run(),
+                fragmentation: book.allocator.fragmentation(),
+                replicas: book.live,
+                open: self.loads[index as usize].open,
+            })
+            .collect()
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.iter()
+            .map(|(_, book)| {
+                book.allocator.heap_bytes()
+                    + book.policy.heap_bytes()
+                    + book.slots.heap_bytes()
+                    + book.free_slots.capacity() * size_of::<Slot>()
+                    + book.retry.capacity() * size_of::<(Now, Slot, Generation)>()
+            })
+            .sum()
+    }
+}

@@ -1,0 +1,135 @@
+//! tick: what time alone brings about. Everything here works in bounded slices (G13).
+
+use super::Catalog;
+use super::objects::{SegmentIndex, Stage};
+use super::segments::{NOBODY, Phase};
+use crate::ids::{NodeId, Slot};
+use crate::lease;
+use crate::time::Now;
+use std::time::Duration;
+
+/// Open puts ended in one tick.
+const EXPIRED_MAX: usize = 1024;
+/// Victims looked at per segment in one tick.
+const VICTIMS_MAX: usize = 256;
+/// Orders repeated per segment in one tick.
+const RETRIES_MAX: usize = 256;
+/// Slots swept out of a leaving segment in one tick.
+const SWEEP_MAX: u32 = 4096;
+/// A gap between ticks longer than this means that the master itself stood still.
+const STALL: Duration = Duration::from_secs(1);
+
+impl Catalog {
+    /// Called every few milliseconds.
+    pub fn tick(&mut self, now: Now) {
+        self.forgive_own_stall(now);
+        self.watch_nodes(now);
+        self.watch_puts(now);
+        if self.rebuild.as_ref().is_some_and(|rebuild| rebuild.over(now)) {
+            self.rebuild = None;
+        }
+        for index in self.segments.indexes() {
+            match self.segments.book(index).phase {
+                Phase::Open => {
+                    self.evict_to_low(now, index, VICTIMS_MAX);
+                    self.retry_orders(now, index, RETRIES_MAX);
+                }
+                Phase::Leaving { fenced_at, next } if fenced_at <= now => {
+                    self.sweep(now, index, fenced_at, next);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A master that stood still heard nobody, which is nobody's fault but its own.
+    fn forgive_own_stall(&mut self, now: Now) {
+        let gap = now.since(self.last_tick);
+        self.last_tick = now;
+        if gap > STALL {
+            for member in self.nodes.values_mut() {
+                member.last_heard = member.last_heard.plus(gap);
+            }
+        }
+    }
+
+    fn watch_nodes(&mut self, now: Now) {
+        let gone_after = lease::guarded(self.config.registration);
+        let mut silent: Vec<NodeId> = Vec::new();
+        let mut gone: Vec<NodeId> = Vec::new();
+        for (node, member) in &mut self.nodes {
+            let quiet = now.since(member.last_heard);
+            if quiet >= gone_after {
+                gone.push(*node);
+            } else if quiet >= self.config.silent_after && !member.silent {
+                member.silent = true;
+                silent.push(*node);
+            }
+        }
+        for node in silent {
+            self.set_node_open(node, false);
+        }
+        for node in gone {
+            let segments = self.nodes[&node].segments.clone();
+            self.unmount(now, node, &segments);
+            self.nodes.remove(&node);
+            self.counters.nodes_lost += 1;
+        }
+    }
+
+    fn watch_puts(&mut self, now: Now) {
+        for _ in 0..EXPIRED_MAX {
+            let Some((id, object)) = self.open.expired(now) else { return };
+            let open = self
+                .objects
+                .get(id)
+                .is_some_and(|entry| entry.object == object && entry.stage == Stage::Writing);
+            if open {
+                self.counters.puts_expired += 1;
+                self.abort_put(now, id);
+            }
+        }
+    }
+
+    /// Takes the replicas of a segment that nobody can read any more out of their objects.
+    fn sweep(&mut self, now: Now, index: SegmentIndex, fenced_at: Now, next: u32) {
+        let slots = self.segments.book(index).slots.len();
+        let end = next.saturating_add(SWEEP_MAX).min(slots);
+        for slot in next..end {
+            let id = self.segments.book(index).slots[slot].entry;
+            let writing = self.objects.get(id).is_some_and(|e| e.stage == Stage::Writing);
+            self.detach(index, Slot(slot));
+            if writing && self.objects.get(id).is_some() {
+                self.abort_put(now, id);
+            } else if writing {
+                self.close_put();
+            }
+        }
+        if end == slots {
+            self.segments.drop_book(index);
+        } else {
+            self.segments.book_mut(index).phase = Phase::Leaving { fenced_at, next: end };
+        }
+    }
+
+    /// Takes one slot's replica out of whatever names it, without asking the owner.
+    pub(super) fn detach(&mut self, index: SegmentIndex, slot: Slot) {
+        let book = self.segments.book_mut(index);
+        if let Some(ending) = book.ending.remove(&slot)
+            && !ending.settled
+        {
+            self.acknowledge(ending.removing);
+        }
+        let book = self.segments.book_mut(index);
+        let id = std::mem::replace(&mut book.slots[slot.0].entry, NOBODY);
+        if id == NOBODY {
+            return;
+        }
+        book.live -= 1;
+        if let Stage::Removing(_) = self.objects.entry(id).stage {
+            self.acknowledge(Some(id));
+        } else {
+            self.drop_part(id, index, slot);
+        }
+    }
+}

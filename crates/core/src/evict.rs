@@ -1,0 +1,307 @@
+//! Eviction policies: which object of a segment goes next when room is needed.
+//!
+//! One policy per segment, keyed by header slot. Slots are dense, so the order is a list whose links
+//! lie in an array by slot: no map, no allocation per object, eight bytes per slot (SIEVE: and one
+//! bit). Every call is O(1); the walk of SIEVE's hand is bounded by [`WALK_MAX`].
+//!
+//! A policy knows only candidates. Whether one is pinned or leased, the caller finds out when it
+//! has the victim in hand; it then `insert`s it again, which makes it the youngest: what is in use
+//! now is a poor candidate for some time.
+
+use crate::chunked::Chunked;
+use crate::ids::Slot;
+use std::fmt;
+use std::str::FromStr;
+
+/// Steps of SIEVE's hand in one call. If it met only objects that were read, the one that it has
+/// reached goes: with ten million slots a whole turn would hold the master's lock for seconds.
+pub const WALK_MAX: usize = 256;
+
+/// The order in which the slots of one segment are evicted.
+pub trait EvictPolicy: Send + fmt::Debug {
+    /// The slot may be evicted from now on. Panics if it could be already.
+    fn insert(&mut self, slot: Slot);
+
+    /// The slot was read. Nothing happens if it is absent.
+    fn touch(&mut self, slot: Slot);
+
+    /// The slot may no longer be evicted; false if it was absent.
+    fn remove(&mut self, slot: Slot) -> bool;
+
+    /// Takes the next candidate out. The caller evicts it, or `insert`s it again if it is in use.
+    fn victim(&mut self) -> Option<Slot>;
+
+    /// Number of candidates.
+    fn len(&self) -> usize;
+
+    /// Whether nothing can be evicted.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of memory that the book-keeping takes.
+    fn heap_bytes(&self) -> usize;
+}
+
+/// The policies that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyKind {
+    /// Oldest first, as in the seeds.
+    Fifo,
+    /// The one that was not read for the longest time first.
+    Lru,
+    /// Oldest first, but one that was read since the hand last passed is spared once.
+    Sieve,
+}
+
+impl PolicyKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Fifo, Self::Lru, Self::Sieve];
+
+    /// Its name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fifo => "fifo",
+            Self::Lru => "lru",
+            Self::Sieve => "sieve",
+        }
+    }
+
+    /// A policy of this kind without candidates.
+    pub fn build(self) -> Box<dyn EvictPolicy> {
+        match self {
+            Self::Fifo => Box::new(Fifo(Queue::new())),
+            Self::Lru => Box::new(Lru(Queue::new())),
+            Self::Sieve => {
+                Box::new(Sieve { queue: Queue::new(), read: Chunked::new(), hand: NONE })
+            }
+        }
+    }
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No policy has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no eviction policy {0:?}; choose fifo, lru or sieve")]
+pub struct UnknownPolicy(pub String);
+
+impl FromStr for PolicyKind {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        found.ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}
+
+/// No slot.
+const NONE: u32 = u32::MAX;
+/// In `older`: the slot is not in the queue.
+const ABSENT: u32 = u32::MAX - 1;
+
+/// The neighbours of a slot in the queue.
+#[derive(Clone, Copy)]
+struct Link {
+    older: u32,
+    younger: u32,
+}
+
+const _: () = assert!(size_of::<Link>() <= 12, "the budget per slot");
+
+/// A queue of slots that any member can leave. What must stay true: the links of the members form
+/// one chain from `oldest` to `youngest`, and all others are [`ABSENT`].
+struct Queue {
+    links: Chunked<Link>,
+    oldest: u32,
+    youngest: u32,
+    len: usize,
+}
+
+impl Queue {
+    const fn new() -> Self {
+        Self { links: Chunked::new(), oldest: NONE, youngest: NONE, len: 0 }
+    }
+
+    fn contains(&self, slot: u32) -> bool {
+        self.links.get(slot).is_some_and(|link| link.older != ABSENT)
+    }
+
+    fn push(&mut self, slot: Slot) {
+        let Slot(slot) = slot;
+        assert!(slot < ABSENT, "slot {slot} has no link");
+        assert!(!self.contains(slot), "slot {slot} can be evicted already");
+        self.links.grow(slot + 1, &Link { older: ABSENT, younger: NONE });
+        let older = std::mem::replace(&mut self.youngest, slot);
+        self.links[slot] = Link { older, younger: NONE };
+        match self.links.get_mut(older) {
+            Some(link) => link.younger = slot,
+            None => self.oldest = slot,
+        }
+        self.len += 1;
+    }
+
+    /// Takes a slot out and says who was next to it; `None` if it was absent.
+    fn take(&mut self, slot: u32) -> Option<Link> {
+        if !self.contains(slot) {
+            return None;
+        }
+        let gone = Link { older: ABSENT, younger: NONE };
+        let link = std::mem::replace(&mut self.links[slot], gone);
+        match self.links.get_mut(link.older) {
+            Some(older) => older.younger = link.younger,
+            None => self.oldest = link.younger,
+        }
+        match self.links.get_mut(link.younger) {
+            Some(younger) => younger.older = link.older,
+            None => self.youngest = link.older,
+        }
+        self.len -= 1;
+        Some(link)
+    }
+
+    fn pop(&mut self) -> Option<Slot> {
+        let oldest = self.oldest;
+        self.take(oldest).map(|_| Slot(oldest))
+    }
+}
+
+impl fmt::Debug for Queue {
+    /// The ends only: the slots may be millions.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("len", &self.len).field("oldest", &self.oldest).finish()
+    }
+}
+
+#[derive(Debug)]
+struct Fifo(Queue);
+
+impl EvictPolicy for Fifo {
+    fn insert(&mut self, slot: Slot) {
+        self.0.push(slot);
+    }
+
+    fn touch(&mut self, _slot: Slot) {}
+
+    fn remove(&mut self, slot: Slot) -> bool {
+        self.0.take(slot.0).is_some()
+    }
+
+    fn victim(&mut self) -> Option<Slot> {
+        self.0.pop()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.0.links.heap_bytes()
+    }
+}
+
+#[derive(Debug)]
+struct Lru(Queue);
+
+impl EvictPolicy for Lru {
+    fn insert(&mut self, slot: Slot) {
+        self.0.push(slot);
+    }
+
+    fn touch(&mut self, slot: Slot) {
+        // Reads come in bursts; the one that is youngest already need not move.
+        if self.0.youngest != slot.0 && self.0.take(slot.0).is_some() {
+            self.0.push(slot);
+        }
+    }
+
+    fn remove(&mut self, slot: Slot) -> bool {
+        self.0.take(slot.0).is_some()
+    }
+
+    fn victim(&mut self) -> Option<Slot> {
+        self.0.pop()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.0.links.heap_bytes()
+    }
+}
+
+/// SIEVE: a hand walks from the oldest to the youngest. Whoever was read since it last passed is
+/// spared and unmarked, the first other one goes; at the young end it starts over. Amortised O(1):
+/// each step over a marked slot uses up one touch.
+#[derive(Debug)]
+struct Sieve {
+    queue: Queue,
+    /// One bit per slot: read since the hand passed. A mark of an absent slot means nothing, since
+    /// `insert` clears it; so `touch` need not look at the links and costs one access.
+    read: Chunked<u64>,
+    /// Where the hand stands; none: at the oldest.
+    hand: u32,
+}
+
+const fn mark(slot: u32) -> (u32, u64) {
+    (slot / 64, 1 << (slot % 64))
+}
+
+impl EvictPolicy for Sieve {
+    fn insert(&mut self, slot: Slot) {
+        self.queue.push(slot);
+        let (word, bit) = mark(slot.0);
+        self.read.grow(word + 1, &0);
+        self.read[word] &= !bit;
+    }
+
+    fn touch(&mut self, slot: Slot) {
+        let (word, bit) = mark(slot.0);
+        if let Some(word) = self.read.get_mut(word) {
+            *word |= bit;
+        }
+    }
+
+    fn remove(&mut self, slot: Slot) -> bool {
+        let Some(link) = self.queue.take(slot.0) else { return false };
+        if self.hand == slot.0 {
+            self.hand = link.younger;
+        }
+        true
+    }
+
+    fn victim(&mut self) -> Option<Slot> {
+        let mut at = self.hand;
+        for _ in 0..WALK_MAX {
+            if at == NONE {
+                at = self.queue.oldest;
+            }
+            let (word, bit) = mark(at);
+            match self.read.get_mut(word) {
+                Some(read) if *read & bit != 0 => *read &= !bit,
+                _ => break,
+            }
+            at = self.queue.links[at].younger;
+        }
+        if at == NONE {
+            at = self.queue.oldest;
+        }
+        let link = self.queue.take(at)?;
+        self.hand = link.younger;
+        Some(Slot(at))
+    }
+
+    fn len(&self) -> usize {
+        self.queue.len
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.queue.links.heap_bytes() + self.read.heap_bytes()
+    }
+}

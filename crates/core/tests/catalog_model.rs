@@ -1,0 +1,343 @@
+//! The catalog against a naive oracle: random calls, owners that answer late, twice, never or with
+//! "pinned", and after every step every byte is accounted for (G8), no two lives share a byte (G3)
+//! and the index says what a plain map says (M1, M2, G10).
+
+use mooncrate_core::catalog::{Catalog, Config, Mounted, Removal, Start};
+use mooncrate_core::error::{GetError, PutError};
+use mooncrate_core::plan::{Action, Locator, Notice, Order, OrderResult, SegmentOffer};
+use mooncrate_core::state::{Event, ReplicaState};
+use mooncrate_core::word::Word;
+use mooncrate_core::{
+    Generation, HostId, Incarnation, LeaderEpoch, Medium, NodeId, Now, ObjectId, PutConfig, Seal,
+    SegmentId, Slot, WritePlan, ZoneId,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const NODES: u64 = 3;
+const BYTES: u64 = 16 * 1024;
+const KEYS: u8 = 12;
+
+#[derive(Clone, Debug)]
+enum Op {
+    PutStart { key: u8, len: u64, replicas: u8 },
+    PutEnd { nth: u8 },
+    PutEndTwice { nth: u8 },
+    Revoke { nth: u8 },
+    Locate { key: u8, lease_ms: u32 },
+    Remove { key: u8, force: bool },
+    Pin { key: u8 },
+    UnpinAll,
+    Owners { lose: u8, twice: bool },
+    Pass { ms: u16 },
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0..KEYS, 0..4000_u64, 1..3_u8)
+            .prop_map(|(key, len, replicas)| Op::PutStart { key, len, replicas }),
+        5 => any::<u8>().prop_map(|nth| Op::PutEnd { nth }),
+        1 => any::<u8>().prop_map(|nth| Op::PutEndTwice { nth }),
+        1 => any::<u8>().prop_map(|nth| Op::Revoke { nth }),
+        3 => (0..KEYS, prop_oneof![Just(0), 1..100_u32])
+            .prop_map(|(key, lease_ms)| Op::Locate { key, lease_ms }),
+        2 => (0..KEYS, any::<bool>()).prop_map(|(key, force)| Op::Remove { key, force }),
+        1 => (0..KEYS).prop_map(|key| Op::Pin { key }),
+        1 => Just(Op::UnpinAll),
+        6 => (any::<u8>(), any::<bool>()).prop_map(|(lose, twice)| Op::Owners { lose, twice }),
+        2 => (0..2000_u16).prop_map(|ms| Op::Pass { ms }),
+    ]
+}
+
+/// Owners as plain maps of words.
+#[derive(Default)]
+struct Owners {
+    words: BTreeMap<(SegmentId, Slot), Word>,
+    retiring: Vec<Order>,
+}
+
+impl Owners {
+    fn word(&mut self, locator: &Locator) -> &mut Word {
+        let dead = Word::new(locator.generation, ReplicaState::Dead, 0);
+        self.words.entry((locator.segment, locator.slot)).or_insert(dead)
+    }
+
+    /// The writer writes and publishes one replica; false if the life is over.
+    fn write(&mut self, locator: &Locator) -> bool {
+        let g = locator.generation;
+        let word = self.word(locator);
+        let steps = [Event::Reserve, Event::Begin, Event::Publish];
+        steps.iter().all(|step| word.after(g, *step).map(|next| *word = next).is_ok())
+    }
+
+    fn execute(&mut self, order: &Order) -> OrderResult {
+        let g = order.generation;
+        let dead = Word::new(g, ReplicaState::Dead, 0);
+        let word = self.words.entry((order.segment, order.slot)).or_insert(dead);
+        if word.generation() > g {
+            return OrderResult::Freed { next: word.generation() };
+        }
+        let pins = word.pins();
+        let (first, then) = match (order.action, word.state()) {
+            (Action::Evict, _) if pins > 0 => return OrderResult::Pinned,
+            (Action::Abort, ReplicaState::Dead) => {
+                *word = Word::new(g.next().unwrap(), ReplicaState::Dead, 0);
+                return OrderResult::Freed { next: word.generation() };
+            }
+            (Action::Abort, ReplicaState::Ready) | (Action::Retire { .. }, _) => {
+                (Event::Unlink, Some(Event::Reclaim { pins }))
+            }
+            (Action::Evict, _) => (Event::Reclaim { pins }, None),
+            (Action::Abort, _) => (Event::Abort, Some(Event::Fence)),
+        };
+        if let Ok(next) = word.after(g, first) {
+            *word = next;
+        }
+        let now_at = word.generation();
+        if let Some(Ok(next)) = then.map(|event| word.after(now_at, event)) {
+            *word = next;
+        }
+        if word.state() == ReplicaState::Dead {
+            OrderResult::Freed { next: word.generation() }
+        } else {
+            self.retiring.push(*order);
+            OrderResult::Waiting
+        }
+    }
+}
+
+struct Rig {
+    catalog: Catalog,
+    owners: Owners,
+    now: Now,
+    open: Vec<(u8, WritePlan)>,
+    ended: Vec<(u8, WritePlan)>,
+    /// What a plain map would say: key → the object that was ended.
+    index: BTreeMap<u8, ObjectId>,
+    pins: Vec<Locator>,
+}
+
+fn key(k: u8) -> [u8; 4] {
+    [b'k', b'e', b'y', k]
+}
+
+fn seal_of(object: ObjectId) -> Seal {
+    Seal(object.sequence.wrapping_mul(77))
+}
+
+impl Rig {
+    fn new(seed: u64) -> Self {
+        let now = Now(1_000_000_000);
+        let config = Config { seed, put_timeout: Duration::from_secs(5), ..Config::default() };
+        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::Fresh, now);
+        for n in 0..NODES {
+            let offer = SegmentOffer {
+                segment: SegmentId(100 + n),
+                incarnation: Incarnation(1),
+                node: NodeId(n),
+                medium: Medium::Dram,
+                bytes: BYTES,
+                slots: 24,
+                host: HostId(n),
+                zone: ZoneId(0),
+            };
+            let mounted = catalog.mount(now, NodeId(n), std::slice::from_ref(&offer)).unwrap();
+            assert_eq!(mounted, [Mounted::Announce]);
+            catalog.announce(now, offer.segment, offer.incarnation, &[], true).unwrap();
+        }
+        Self {
+            catalog,
+            owners: Owners::default(),
+            now,
+            open: Vec::new(),
+            ended: Vec::new(),
+            index: BTreeMap::new(),
+            pins: Vec::new(),
+        }
+    }
+
+    fn notice(&mut self, order: &Order, result: OrderResult) {
+        let notice = Notice {
+            segment: order.segment,
+            incarnation: order.incarnation,
+            slot: order.slot,
+            generation: order.generation,
+            result,
+        };
+        self.catalog.notice(self.now, &notice);
+    }
+
+    fn run_owners(&mut self, lose: u8, twice: bool) {
+        for (n, (_, order)) in self.catalog.take_orders().into_iter().enumerate() {
+            if lose > 0 && n as u8 % 5 == lose % 5 && lose % 3 == 0 {
+                continue;
+            }
+            let result = self.owners.execute(&order);
+            self.notice(&order, result);
+            if twice {
+                let result = self.owners.execute(&order);
+                self.notice(&order, result);
+            }
+        }
+        for order in std::mem::take(&mut self.owners.retiring) {
+            let result = self.owners.execute(&order);
+            self.notice(&order, result);
+        }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        // In steps below the stall limit, with heartbeats, as a live cluster has them.
+        for _ in 0..ms.div_ceil(500).max(1) {
+            self.now = self.now.plus(Duration::from_millis(ms.min(500)));
+            for n in 0..NODES {
+                self.catalog.heartbeat(self.now, NodeId(n)).unwrap();
+            }
+            self.catalog.tick(self.now);
+        }
+    }
+
+    fn put_end(&mut self, k: u8, plan: &WritePlan) -> Result<(), TestCaseError> {
+        let written = plan.replicas.iter().all(|locator| self.owners.write(locator));
+        if !written {
+            prop_assert!(self.catalog.put_revoke(self.now, &key(k), plan.token).is_err());
+            return Ok(());
+        }
+        let seal = seal_of(plan.object);
+        let ended = self.catalog.put_end(self.now, &key(k), plan.token, seal);
+        if ended.is_ok() {
+            self.index.insert(k, plan.object);
+            self.ended.push((k, plan.clone()));
+        } else {
+            prop_assert_eq!(ended, Err(PutError::NoSuchPut));
+        }
+        Ok(())
+    }
+
+    fn locate(&mut self, k: u8, lease_ms: u32) -> Result<Option<Locator>, TestCaseError> {
+        match self.catalog.locate(self.now, &key(k), lease_ms) {
+            Ok(found) => {
+                prop_assert_eq!(Some(&found.object), self.index.get(&k), "foreign object");
+                prop_assert_eq!(found.seal, seal_of(found.object));
+                for locator in &found.replicas {
+                    let word = *self.owners.word(locator);
+                    prop_assert!(word.readable(locator.generation), "{locator:?} is {word:?}");
+                }
+                Ok(found.replicas.first().copied())
+            }
+            Err(error) => {
+                prop_assert_eq!(error, GetError::NotFound);
+                Ok(None)
+            }
+        }
+    }
+
+    fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
+        match *op {
+            Op::PutStart { key: k, len, replicas } => {
+                let config = PutConfig { replicas, ..PutConfig::default() };
+                match self.catalog.put_start(self.now, &key(k), len, &config) {
+                    Ok(plan) => {
+                        prop_assert_eq!(plan.replicas.len(), usize::from(replicas));
+                        self.index.remove(&k);
+                        self.open.push((k, plan));
+                    }
+                    Err(PutError::Exists) => prop_assert!(self.index.contains_key(&k)),
+                    Err(
+                        PutError::InProgress { .. }
+                        | PutError::Reclaiming { .. }
+                        | PutError::Busy { .. },
+                    ) => {}
+                    Err(other) => prop_assert!(false, "{other}"),
+                }
+            }
+            Op::PutEnd { nth } if !self.open.is_empty() => {
+                let (k, plan) = self.open.remove(nth as usize % self.open.len());
+                self.put_end(k, &plan)?;
+            }
+            Op::PutEndTwice { nth } if !self.ended.is_empty() => {
+                // A repeated end is harmless; an end of an older put is refused.
+                let (k, plan) = self.ended[nth as usize % self.ended.len()].clone();
+                let again =
+                    self.catalog.put_end(self.now, &key(k), plan.token, seal_of(plan.object));
+                if again.is_ok() {
+                    prop_assert_eq!(self.index.get(&k), Some(&plan.object));
+                }
+            }
+            Op::Revoke { nth } if !self.open.is_empty() => {
+                let (k, plan) = self.open.remove(nth as usize % self.open.len());
+                let _ = self.catalog.put_revoke(self.now, &key(k), plan.token);
+            }
+            Op::Locate { key: k, lease_ms } => {
+                self.locate(k, lease_ms)?;
+            }
+            Op::Remove { key: k, force } => {
+                if let Ok(Removal::Waiting(object)) = self.catalog.remove(self.now, &key(k), force)
+                {
+                    prop_assert_eq!(self.index.remove(&k), Some(object));
+                    prop_assert_eq!(self.locate(k, 0)?, None);
+                }
+            }
+            Op::Pin { key: k } => {
+                if let Some(locator) = self.locate(k, 0)? {
+                    let word = self.owners.word(&locator);
+                    *word = word.pinned(locator.generation).unwrap();
+                    self.pins.push(locator);
+                }
+            }
+            Op::UnpinAll => {
+                for locator in std::mem::take(&mut self.pins) {
+                    self.owners.word(&locator).0 -= 1;
+                }
+            }
+            Op::Owners { lose, twice } => self.run_owners(lose, twice),
+            Op::Pass { ms } => self.pass(ms.into()),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Everything is removed and every order is carried out: nothing may be left.
+    fn drain(&mut self) -> Result<(), TestCaseError> {
+        self.apply(&Op::UnpinAll)?;
+        self.pass(20_000);
+        for k in 0..KEYS {
+            let _ = self.catalog.remove(self.now, &key(k), true);
+        }
+        for _ in 0..40 {
+            self.run_owners(0, false);
+            self.pass(1000);
+        }
+        self.catalog.audit().map_err(|e| TestCaseError::fail(e.to_string()))?;
+        prop_assert_eq!(self.catalog.len(), 0);
+        prop_assert_eq!(self.catalog.open_puts(), 0);
+        for stat in self.catalog.segments() {
+            prop_assert_eq!(stat.free, BYTES);
+            prop_assert_eq!(stat.largest_run, BYTES);
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn catalog_agrees_with_a_plain_map(seed in any::<u64>(), ops in vec(any_op(), 0..200)) {
+        let mut rig = Rig::new(seed);
+        for op in &ops {
+            rig.apply(op)?;
+            if let Err(error) = rig.catalog.audit() {
+                prop_assert!(false, "after {op:?}: {error}");
+            }
+        }
+        rig.drain()?;
+    }
+}
+
+/// G4: a slot whose generation is used up is never handed out again.
+#[test]
+fn a_used_up_slot_is_retired() {
+    assert_eq!(Generation::MAX.next(), None);
+}
