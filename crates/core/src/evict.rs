@@ -1,8 +1,8 @@
 //! Eviction policies: which object of a segment goes next when room is needed.
 //!
-//! One policy per segment, keyed by header slot. Slots are dense, so the order is a list whose links
-//! lie in an array by slot: no map, no allocation per object, eight bytes per slot (SIEVE: and one
-//! bit). Every call is O(1); the walk of SIEVE's hand is bounded by [`WALK_MAX`].
+//! One policy per segment, keyed by header slot. Slots are dense, so the order is a list whose
+//! links lie in an array by slot: no map, no allocation per object, eight bytes per slot (SIEVE:
+//! and one bit). Every call is O(1); the walk of SIEVE's hand is bounded by [`WALK_MAX`].
 //!
 //! A policy knows only candidates. Whether one is pinned or leased, the caller finds out when it
 //! has the victim in hand; it then `insert`s it again, which makes it the youngest: what is in use
@@ -14,7 +14,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Steps of SIEVE's hand in one call. If it met only objects that were read, the one that it has
-/// reached goes: with ten million slots a whole turn would hold the master's lock for seconds.
+/// reached goes: a whole turn over ten million slots would hold the master's lock far too long.
 pub const WALK_MAX: usize = 256;
 
 /// The order in which the slots of one segment are evicted.
@@ -171,9 +171,12 @@ impl Queue {
 }
 
 impl fmt::Debug for Queue {
-    /// The ends only: the slots may be millions.
+    /// In short: the slots may be millions.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("len", &self.len).field("oldest", &self.oldest).finish()
+        f.debug_struct("Queue")
+            .field("len", &self.len)
+            .field("oldest", &self.oldest)
+            .finish_non_exhaustive()
     }
 }
 

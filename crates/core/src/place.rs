@@ -1,14 +1,14 @@
 //! Placement: which segment gets the next replica.
 //!
 //! Preferred segments come first, in the caller's order; then a strategy decides. A pick does not
-//! walk all segments: it draws at most [`DRAWS`] of a group (everybody, one host, one zone) until it
-//! has [`CANDIDATES`] that may serve, and chooses among those. Only when no group gave any does it
+//! walk all segments: it draws at most `DRAWS` of a group (everybody, one host, one zone) until
+//! it has `CANDIDATES` that may serve, and chooses among those. Only when no group gave any does it
 //! walk the loads, once; then the pool is nearly full and the caller is about to evict anyway.
 //!
 //! **Choosing among candidates.** Always taking the emptiest would send every put to a node that
 //! has just joined, and with it all traffic. So emptiness counts, but with a cap: a candidate has
-//! one share, plus up to [`SHARES_MAX`] - 1 for being less used than the fullest candidate, full
-//! at [`LEAD_CAP`] (in thousandths of the capacity) and in proportion below. The choice is drawn by
+//! one share, plus up to `SHARES_MAX` - 1 for being less used than the fullest candidate, full
+//! at `LEAD_CAP` (in thousandths of the capacity) and in proportion below. The choice is drawn by
 //! shares. An empty node therefore gets at most four times the puts of a full one beside it, while
 //! differences of a few percent still even out.
 //!
@@ -272,14 +272,17 @@ struct Draws<'a> {
 impl Draws<'_> {
     /// Looks at up to [`DRAWS`] of `group` and keeps up to `most` that pass.
     fn from(&mut self, group: Group<'_>, most: usize, pass: impl Fn(usize, &SegmentLoad) -> bool) {
-        // Few enough to look at everybody, each once; a random start makes none the first.
-        let few = group.len() <= DRAWS;
-        let start = if group.len() > 0 { self.rng.below(group.len() as u64) as usize } else { 0 };
-        for step in 0..DRAWS.min(group.len()) {
+        let len = group.len();
+        // Few enough to look at everybody, each once, as a deck that is shuffled while it is dealt.
+        // Windows of neighbours would be cheaper, but then the same ones always compete.
+        let few = len <= DRAWS;
+        let mut deck: [usize; DRAWS] = std::array::from_fn(|position| position);
+        for dealt in 0..DRAWS.min(len) {
             let position = if few {
-                (start + step) % group.len()
+                deck.swap(dealt, dealt + self.rng.below((len - dealt) as u64) as usize);
+                deck[dealt]
             } else {
-                self.rng.below(group.len() as u64) as usize
+                self.rng.below(len as u64) as usize
             };
             let index = group.at(position);
             let passes = self.loads.get(index).is_some_and(|load| pass(index, load));

@@ -38,7 +38,7 @@ const ASK: Ask<'static> = Ask {
 fn spread(it: &mut dyn Placement, loads: &[SegmentLoad], ask: &Ask<'_>, puts: usize) -> Vec<usize> {
     let mut counts = vec![0; loads.len()];
     for _ in 0..puts {
-        counts[it.pick(loads, ask).unwrap()] += 1;
+        counts[it.pick(loads, ask).expect("the pool has room")] += 1;
     }
     counts
 }
@@ -161,7 +161,7 @@ fn least_loaded_favours_the_emptier_and_starves_nobody() {
     }
     let counts = spread(&mut *PlacementKind::LeastLoaded.build(3), &loads, &ASK, 10_000);
     assert!(counts[0] > 2 * counts[9], "{counts:?}");
-    assert!(counts[0] < 4 * counts[9], "{counts:?}");
+    assert!(counts.is_sorted_by(|emptier, fuller| *emptier + 150 > *fuller), "{counts:?}");
     assert!(counts.iter().all(|count| *count > 300), "{counts:?}");
 }
 
@@ -170,16 +170,15 @@ fn least_loaded_favours_the_emptier_and_starves_nobody() {
 fn a_new_empty_node_does_not_attract_all_writes() {
     for others in [1u64, 3, 9, 99] {
         let mut loads = pool(others + 1, 1);
-        loads.iter_mut().for_each(|load| load.free = GIB / 10);
+        for load in &mut loads {
+            load.free = GIB / 10;
+        }
         loads[0].free = GIB;
         for kind in [PlacementKind::LeastLoaded, PlacementKind::LocalFirst, PlacementKind::ByZone] {
             let counts = spread(&mut *kind.build(9), &loads, &ASK, 20_000);
-            let fair = counts[1..].iter().sum::<usize>() as f64 / others as f64;
-            let times = counts[0] as f64 / fair;
-            assert!(
-                (1.5..4.5).contains(&times),
-                "{kind}, {others} others: {times:.2} times as many"
-            );
+            let fair = counts[1..].iter().sum::<usize>() / others as usize;
+            let tenths = counts[0] * 10 / fair;
+            assert!((15..45).contains(&tenths), "{kind}, {others} others: {tenths} tenths of fair");
         }
     }
 }
@@ -219,7 +218,9 @@ fn local_first_takes_host_then_zone_then_others() {
     loads.iter_mut().filter(|load| load.zone == ZoneId(7)).for_each(|load| load.free = 0);
     assert_ne!(it.pick(&loads, &ask).unwrap() % 10, 7);
     // With nothing free anywhere, a caller that makes room does so at home.
-    loads.iter_mut().for_each(|load| load.free = 0);
+    for load in &mut loads {
+        load.free = 0;
+    }
     assert_eq!(it.pick(&loads, &ask), None);
     assert_eq!(it.pick(&loads, &Ask { need_free: false, ..ask }), Some(42));
 }
@@ -261,7 +262,9 @@ fn by_zone_leaves_the_zones_in_use_while_it_can() {
 fn the_only_eligible_of_a_thousand_is_found() {
     for kind in PlacementKind::ALL {
         let mut loads = pool(1000, 10);
-        loads.iter_mut().for_each(|load| load.free = 0);
+        for load in &mut loads {
+            load.free = 0;
+        }
         loads[777].free = 4096;
         assert_eq!(kind.build(6).pick(&loads, &ASK), Some(777), "{kind}");
         assert_eq!(kind.build(6).pick(&loads, &Ask { tried: &[777], ..ASK }), None, "{kind}");

@@ -1,1 +1,23 @@
-//! index: gives the catalog a clock and a socket
+//! index: gives the catalog a clock, a lock and a socket.
+//!
+//! [`Master`] answers the calls of `MasterApi`, in the same process or behind [`serve`]. It holds
+//! the catalog under one short lock, carries orders to owners (a node in the same process at once,
+//! others through their order poll), and lets calls that need an owner's word wait for it with a
+//! deadline.
+//!
+//! Deliberately absent: values, memory, mappings. This crate cannot link `mem` or `transfer`, so no
+//! byte of a value can pass through a master, not even by mistake.
+#![forbid(unsafe_code)]
+
+mod config;
+mod handler;
+mod members;
+mod news;
+mod serve;
+mod service;
+mod state_file;
+
+pub use config::MasterConfig;
+pub use handler::MasterHandler;
+pub use serve::{Serving, serve};
+pub use service::Master;

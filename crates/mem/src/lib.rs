@@ -1,1 +1,7 @@
-//! hold: regions, the header and its control word, segments, checksummed copies
+//! hold
+pub mod atomic;
+pub mod clock;
+pub mod crc;
+pub mod region;
+pub mod sums;
+pub mod word;

@@ -1,1 +1,145 @@
-//! move: read, write and signal over memcpy, shared memory and TCP
+//! move: bytes between a caller and the owner of an extent, by the best path there is.
+//!
+//! ```text
+//!   caller ── Engine ──┬── Local    same process: pin, copy, unpin
+//!                      ├── Shared   same host: map the owner's memory once, copy without asking
+//!                      └── Stream   anywhere: frames over TCP, values straight into place
+//! ```
+//!
+//! Three operations: **read** an extent, **write** one, and **signal** that it is complete. A write
+//! hands back a [`Written`]; only its `signal` makes the bytes visible, and dropping it gives the
+//! range up. Every path verifies: the reader compares what it copied with the seal it was given, the
+//! owner compares what arrived with the seal the writer signals. A [`Transport`] sees extents, lives
+//! and labels; an RDMA fabric or device memory is one more implementation behind it.
+//!
+//! Deliberately absent: keys, objects, replicas, retries, the master. A label is opaque here.
+
+mod engine;
+mod error;
+mod local;
+mod segments;
+mod server;
+mod shared;
+mod stream;
+
+pub use engine::{Directory, Engine, EngineConfig, Path, Route};
+pub use error::TransferError;
+pub use local::Local;
+pub use segments::Segments;
+pub use server::{DataServer, DataServerConfig};
+pub use shared::Shared;
+pub use stream::Stream;
+
+use mooncrate_core::plan::Locator;
+use mooncrate_core::time::Deadline;
+use mooncrate_core::{LeaderEpoch, ObjectId, PutToken, Seal};
+use std::ops::Deref;
+
+/// One extent to read: a whole value.
+#[derive(Debug)]
+pub struct Read<'a> {
+    /// Where it is.
+    pub locator: Locator,
+    /// Bytes of the value; `into` has as many.
+    pub len: u64,
+    /// What they must add up to.
+    pub seal: Seal,
+    /// Where they go. What it holds after an error is nobody's value.
+    pub into: &'a mut [u8],
+    /// What became of it.
+    pub result: Result<(), TransferError>,
+}
+
+impl<'a> Read<'a> {
+    /// A read that has not been tried.
+    pub fn new(locator: Locator, len: u64, seal: Seal, into: &'a mut [u8]) -> Self {
+        Self { locator, len, seal, into, result: Err(TransferError::NotTried) }
+    }
+}
+
+/// One extent to write: what the owner needs to know of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Write<'a> {
+    /// Where it goes.
+    pub locator: Locator,
+    /// The right to write there.
+    pub token: PutToken,
+    /// Which put it is.
+    pub object: ObjectId,
+    /// The leader that planned it.
+    pub epoch: LeaderEpoch,
+    /// Kept by the owner beside the header.
+    pub label: &'a [u8],
+    /// The value, in pieces.
+    pub value: &'a [&'a [u8]],
+}
+
+impl Write<'_> {
+    /// Bytes of the value.
+    pub fn len(&self) -> u64 {
+        self.value.iter().map(|piece| piece.len() as u64).sum()
+    }
+
+    /// Whether the value is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A way to one owner.
+pub trait Transport: Send + Sync + std::fmt::Debug {
+    /// Which path this is.
+    fn path(&self) -> Path;
+
+    /// Reads values and verifies them. One result each; a failed one shifts nothing.
+    fn read(&self, reads: &mut [Read<'_>], deadline: Deadline);
+
+    /// Moves a value into place. It is not visible yet.
+    fn write<'a>(
+        &'a self,
+        write: &Write<'a>,
+        deadline: Deadline,
+    ) -> Result<Box<dyn Written + 'a>, TransferError>;
+
+    /// The bytes in place, pinned and verified, where this path can show them without a copy.
+    fn view(
+        &self,
+        locator: &Locator,
+        len: u64,
+        seal: Seal,
+        deadline: Deadline,
+    ) -> Result<Option<View>, TransferError>;
+}
+
+/// A value that is in place and not yet visible. Dropping it gives the range up.
+pub trait Written {
+    /// What the bytes add up to.
+    fn seal(&self) -> Seal;
+
+    /// Publishes: from now on the owner serves the bytes. After the last byte, never before.
+    fn signal(self: Box<Self>, deadline: Deadline) -> Result<(), TransferError>;
+}
+
+/// Pinned bytes of a value; the owner cannot free them while this lives.
+#[derive(Debug)]
+pub struct View {
+    bytes: ViewBytes,
+    len: usize,
+}
+
+#[derive(Debug)]
+enum ViewBytes {
+    Local(mooncrate_mem::PinGuard),
+    Shared(shared::SharedPin),
+}
+
+impl Deref for View {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.bytes {
+            ViewBytes::Local(pin) => pin.bytes(self.len as u64),
+            ViewBytes::Shared(pin) => pin.bytes(),
+        }
+    }
+}

@@ -82,7 +82,7 @@ mod tests {
             let mut rng = Rng::new(bound);
             for _ in 0..4000 {
                 let number = rng.below(bound);
-                // Removing the least one often empties the words from below, which is how it is used.
+                // Removing the least one often empties the words from below, as the buddies do.
                 let number = if rng.chance(400) { real.first().unwrap_or(number) } else { number };
                 if rng.chance(500) {
                     real.insert(number);

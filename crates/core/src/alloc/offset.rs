@@ -7,9 +7,9 @@
 //! once, without a search.
 //!
 //! ```text
-//!   offsets:  [ live ][ free ][ live ][ live ][ free ............ ]     linked by `before`, `after`
+//!   offsets:  [ live ][ free ][ live ][ live ][ free ............ ]  linked by `before`, `after`
 //!                        │                        │
-//!   bins:     …   [3]──► ●           …      [57]──► ●                   linked by `up`, `down`
+//!   bins:     …   [3]──► ●           …      [57]──► ●                linked by `up`, `down`
 //! ```
 //!
 //! What must stay true: the runs tile `[0, capacity)` without gap; no two free runs are neighbours;
@@ -389,7 +389,9 @@ mod tests {
             }
             offset.allocate(offset.largest_free_run()).unwrap();
             offset.free(long);
-            shorts.into_iter().for_each(|one| offset.free(one));
+            for one in shorts {
+                offset.free(one);
+            }
             assert_eq!(bin_of(8192), bin_of(8192 + 64));
             let found = offset.allocate(8192 + 64).is_some();
             assert_eq!(found, short < LOOK, "{short} shorter runs in front");

@@ -359,6 +359,11 @@ impl Catalog {
         self.segments.retire_id(index);
     }
 
+    /// Whether a node is mounted.
+    pub fn knows(&self, node: NodeId) -> bool {
+        self.nodes.contains_key(&node)
+    }
+
     /// Nodes that are mounted.
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.keys().copied()

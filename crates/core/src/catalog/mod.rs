@@ -180,10 +180,15 @@ impl Catalog {
         self.epoch
     }
 
-    /// Raises the epoch above what a node reported (a master without etcd starts at one more than
-    /// its nodes know). Only grows.
-    pub fn raise_epoch(&mut self, at_least: LeaderEpoch) {
-        self.epoch = self.epoch.max(at_least);
+    /// A node has obeyed the leader `seen`. If that was not us, leases of that leader may be out, and
+    /// our epoch must be above its own (a master without etcd leads at one more than its nodes
+    /// report). No two leaders share an epoch, so an equal one is ours.
+    pub fn follow(&mut self, now: Now, seen: LeaderEpoch) {
+        if seen == LeaderEpoch(0) || seen == self.epoch {
+            return;
+        }
+        self.epoch = self.epoch.max(LeaderEpoch(seen.0.saturating_add(1)));
+        self.grace_until = now.plus(lease::takeover_grace());
     }
 
     /// Orders for owners since the last call.

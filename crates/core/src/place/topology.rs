@@ -107,17 +107,17 @@ impl Topology {
         if self.by_segment.get(&segment) == Some(&index) {
             self.by_segment.remove(&segment);
         }
-        leave(&mut self.by_node, node, index);
-        leave(&mut self.by_host, host, index);
-        leave(&mut self.by_zone, zone, index);
+        leave(&mut self.by_node, &node, index);
+        leave(&mut self.by_host, &host, index);
+        leave(&mut self.by_zone, &zone, index);
     }
 }
 
-fn leave<K: Ord>(groups: &mut BTreeMap<K, Vec<usize>>, key: K, index: usize) {
-    if let Some(members) = groups.get_mut(&key) {
+fn leave<K: Ord>(groups: &mut BTreeMap<K, Vec<usize>>, key: &K, index: usize) {
+    if let Some(members) = groups.get_mut(key) {
         members.retain(|member| *member != index);
         if members.is_empty() {
-            groups.remove(&key);
+            groups.remove(key);
         }
     }
 }

@@ -1,0 +1,106 @@
+//! Nodes as the master meets them: mount, announce, heartbeat, the order poll; and the directory
+//! that tells clients where segments are.
+
+use crate::service::Master;
+use mooncrate_core::error::MountError;
+use mooncrate_core::plan::{Announced, Notice};
+use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, SegmentId};
+use mooncrate_wire::clock::boottime;
+use mooncrate_wire::message::{Mount, Mounted, NodeEntry, NodeInfo, OrderBatch, Pulse};
+use std::collections::BTreeMap;
+
+/// Orders in one answer of the poll.
+const ORDERS_MAX: usize = 1024;
+
+/// Where nodes can be reached.
+#[derive(Debug, Default)]
+pub(crate) struct Directory {
+    nodes: BTreeMap<NodeId, NodeInfo>,
+}
+
+impl Master {
+    pub(crate) fn mount_node(&self, mount: &Mount) -> Result<Mounted, MountError> {
+        let now = boottime();
+        let mut mind = self.mind();
+        let node = mount.info.node;
+        mind.catalog.follow(now, mount.seen);
+        mind.catalog.mount(now, node, &mount.offers)?;
+        mind.drop_mail(node);
+        mind.directory.nodes.insert(node, mount.info.clone());
+        if let Err(error) = mind.keep() {
+            // Serving goes on; only a restart would not wait for this node.
+            tracing::error!(%error, "the state file cannot be written");
+        }
+        tracing::info!(node = %mount.info.name, segments = mount.offers.len(), "node mounted");
+        Ok(Mounted { epoch: mind.catalog.epoch(), registration_ms: self.registration_ms() })
+    }
+
+    pub(crate) fn announce_page(
+        &self,
+        segment: SegmentId,
+        incarnation: Incarnation,
+        page: &[Announced],
+        last: bool,
+    ) -> Result<(), MountError> {
+        let orders = {
+            let mut mind = self.mind();
+            mind.catalog.announce(boottime(), segment, incarnation, page, last)?;
+            self.sort_orders(&mut mind)
+        };
+        self.carry_out(&orders);
+        self.news.publish();
+        Ok(())
+    }
+
+    pub(crate) fn unmount_segments(&self, node: NodeId, segments: &[SegmentId]) {
+        let mut mind = self.mind();
+        mind.catalog.unmount(boottime(), node, segments);
+        if !mind.catalog.knows(node) {
+            mind.directory.nodes.remove(&node);
+            if let Err(error) = mind.keep() {
+                tracing::error!(%error, "the state file cannot be written");
+            }
+        }
+        drop(mind);
+        self.news.publish();
+    }
+
+    pub(crate) fn hear(&self, node: NodeId) -> Result<Pulse, MountError> {
+        let mut mind = self.mind();
+        mind.catalog.heartbeat(boottime(), node)?;
+        Ok(Pulse { epoch: mind.catalog.epoch(), registration_ms: self.registration_ms() })
+    }
+
+    /// Orders that wait for a node now. The notices it brings are taken first.
+    pub(crate) fn poll_orders(&self, node: NodeId, notices: &[Notice]) -> Result<OrderBatch, MountError> {
+        self.take_notices(notices);
+        let mut mind = self.mind();
+        if !mind.catalog.knows(node) {
+            return Err(MountError::UnknownNode);
+        }
+        let orders = mind.take_mail(node, ORDERS_MAX);
+        Ok(OrderBatch { epoch: mind.catalog.epoch(), orders })
+    }
+
+    pub(crate) fn node_entries(&self) -> Vec<NodeEntry> {
+        let mind = self.mind();
+        let stats = mind.catalog.segments();
+        mind.directory
+            .nodes
+            .values()
+            .map(|info| {
+                let own = stats.iter().filter(|stat| stat.offer.node == info.node);
+                let segments = own.map(|stat| (stat.offer.segment, stat.offer.incarnation));
+                NodeEntry { info: info.clone(), segments: segments.collect() }
+            })
+            .collect()
+    }
+
+    pub(crate) fn leader_epoch(&self) -> LeaderEpoch {
+        self.mind().catalog.epoch()
+    }
+
+    fn registration_ms(&self) -> u32 {
+        u32::try_from(self.config.catalog.registration.as_millis()).unwrap_or(u32::MAX)
+    }
+}

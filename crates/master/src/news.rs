@@ -1,0 +1,50 @@
+//! News: something changed that a waiting call may care about. Calls wait for it in threads (a
+//! master in the same process) and in tasks (a master behind a socket), so it wakes both.
+
+use mooncrate_core::Now;
+use mooncrate_core::time::Deadline;
+use parking_lot::{Condvar, Mutex};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// How often a waiting call looks again by itself: news may be lost, time passes anyway.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// A counter that wakes whoever waits for it to move.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    version: Mutex<u64>,
+    changed: Condvar,
+    notify: Notify,
+}
+
+impl News {
+    /// What is known now. Read it *before* looking at the state that it guards.
+    pub(crate) fn version(&self) -> u64 {
+        *self.version.lock()
+    }
+
+    /// Something changed.
+    pub(crate) fn publish(&self) {
+        *self.version.lock() += 1;
+        self.changed.notify_all();
+        self.notify.notify_waiters();
+    }
+
+    /// Blocks until there is news since `seen`, or it is time to look again.
+    pub(crate) fn wait(&self, seen: u64, now: Now, deadline: Deadline) {
+        let mut version = self.version.lock();
+        if *version == seen {
+            self.changed.wait_for(&mut version, deadline.left(now).min(LOOK_AGAIN));
+        }
+    }
+
+    /// The same, in a task.
+    pub(crate) async fn wait_async(&self, seen: u64, now: Now, deadline: Deadline) {
+        // Enlisted before the version is compared, so nothing falls between the two.
+        let news = self.notify.notified();
+        if self.version() == seen {
+            let _timeout = tokio::time::timeout(deadline.left(now).min(LOOK_AGAIN), news).await;
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! The master's calls. Every call is a few short steps under the lock; between the steps owners
+//! work, and the call waits for their notices until its deadline.
+
+use crate::config::MasterConfig;
+use crate::members::Directory;
+use crate::news::News;
+use crate::state_file::{Kept, StateFile};
+use mooncrate_core::catalog::{Catalog, Removal, Start};
+use mooncrate_core::error::{GetError, PutError, RemoveError};
+use mooncrate_core::plan::{Located, Order, PutConfig, WritePlan};
+use mooncrate_core::time::Deadline;
+use mooncrate_core::{LeaderEpoch, NodeId, Now, ObjectId};
+use mooncrate_wire::NodeApi;
+use mooncrate_wire::clock::boottime;
+use mooncrate_wire::message::{
+    ClusterStat, Listed, Listing, PutEndItem, PutItem, PutRevokeItem, SegmentRow,
+};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+/// Rounds of local evictions for one put before it yields: each frees something or learns that it
+/// cannot.
+const LOCAL_ROUNDS_MAX: usize = 64;
+/// Orders that wait for one node; beyond, they are dropped, and the catalog repeats what matters.
+const MAIL_MAX: usize = 1 << 16;
+/// Hint when the deadline of a put came before room did.
+const OUT_OF_TIME_MS: u32 = 10;
+/// Hint when the deadline of a remove came before the owner's word did.
+const DEFERRED_MS: u32 = 50;
+
+/// The index of a cluster.
+#[derive(Debug)]
+pub struct Master {
+    pub(crate) config: MasterConfig,
+    mind: Mutex<Mind>,
+    pub(crate) news: News,
+    /// A node in this process takes its orders by a call.
+    local: OnceLock<(NodeId, LocalNode)>,
+}
+
+struct LocalNode(Arc<dyn NodeApi>);
+
+impl std::fmt::Debug for LocalNode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LocalNode")
+    }
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+pub(crate) struct Mind {
+    pub(crate) catalog: Catalog,
+    pub(crate) directory: Directory,
+    /// Orders that wait for their node to ask, bounded by what the catalog has out.
+    mail: BTreeMap<NodeId, VecDeque<Order>>,
+    state: Option<StateFile>,
+}
+
+impl Master {
+    /// A master that leads from now on. `epoch` is used when no state file says more.
+    pub fn new(config: MasterConfig, epoch: LeaderEpoch) -> io::Result<Arc<Self>> {
+        let (state, kept) = match &config.state_file {
+            Some(path) => {
+                let (file, kept) = StateFile::open(path)?;
+                (Some(file), kept)
+            }
+            None => (None, None),
+        };
+        let (epoch, start) = match kept {
+            Some(kept) => {
+                let epoch = LeaderEpoch(kept.epoch.0 + 1);
+                (epoch, Start::Takeover { expected: kept.nodes })
+            }
+            None => (epoch, Start::Fresh),
+        };
+        let catalog = Catalog::new(config.catalog.clone(), epoch, start, boottime());
+        let mind =
+            Mind { catalog, directory: Directory::default(), mail: BTreeMap::new(), state };
+        let master = Arc::new(Self {
+            config,
+            mind: Mutex::new(mind),
+            news: News::default(),
+            local: OnceLock::new(),
+        });
+        master.mind.lock().keep()?;
+        Ok(master)
+    }
+
+    /// Gives orders of `node` straight to it. Once per master.
+    pub fn set_local_node(&self, node: NodeId, api: Arc<dyn NodeApi>) {
+        assert!(self.local.set((node, LocalNode(api))).is_ok(), "one node lives beside a master");
+    }
+
+    /// What time alone brings about; called every [`MasterConfig::tick`].
+    pub fn tick(&self) {
+        let orders = {
+            let mut mind = self.mind();
+            mind.catalog.tick(boottime());
+            self.sort_orders(&mut mind)
+        };
+        self.carry_out(&orders);
+    }
+
+    pub(crate) fn mind(&self) -> MutexGuard<'_, Mind> {
+        self.mind.lock()
+    }
+
+    /// One attempt at the open items of a put: fills in what is decided. Whether all are.
+    pub(crate) fn try_put_start(
+        &self,
+        config: &PutConfig,
+        items: &[PutItem<'_>],
+        results: &mut [Option<Result<WritePlan, PutError>>],
+    ) -> bool {
+        for _ in 0..LOCAL_ROUNDS_MAX {
+            let mut open = false;
+            let orders = {
+                let now = boottime();
+                let mut mind = self.mind();
+                for (item, result) in items.iter().zip(results.iter_mut()) {
+                    if result.is_some() {
+                        continue;
+                    }
+                    match mind.catalog.put_start(now, item.key, item.len, config) {
+                        Err(PutError::Reclaiming { .. }) => {
+                            open = true;
+                            break;
+                        }
+                        decided => *result = Some(decided),
+                    }
+                }
+                self.sort_orders(&mut mind)
+            };
+            let local = !orders.is_empty();
+            self.carry_out(&orders);
+            if !open {
+                return true;
+            }
+            if !local {
+                return false;
+            }
+        }
+        false
+    }
+
+    pub(crate) fn put_end_items(
+        &self,
+        items: &[PutEndItem<'_>],
+    ) -> Vec<Result<(), PutError>> {
+        let now = boottime();
+        let (results, orders) = {
+            let mut mind = self.mind();
+            let results = items
+                .iter()
+                .map(|item| mind.catalog.put_end(now, item.key, item.token, item.seal))
+                .collect();
+            (results, self.sort_orders(&mut mind))
+        };
+        self.carry_out(&orders);
+        results
+    }
+
+    pub(crate) fn put_revoke_items(
+        &self,
+        items: &[PutRevokeItem<'_>],
+    ) -> Vec<Result<(), PutError>> {
+        let now = boottime();
+        let (results, orders) = {
+            let mut mind = self.mind();
+            let results = items
+                .iter()
+                .map(|item| mind.catalog.put_revoke(now, item.key, item.token))
+                .collect();
+            (results, self.sort_orders(&mut mind))
+        };
+        self.carry_out(&orders);
+        results
+    }
+
+    pub(crate) fn locate_keys(
+        &self,
+        lease_ms: u32,
+        keys: &[&[u8]],
+    ) -> Vec<Result<Located, GetError>> {
+        let now = boottime();
+        let mut mind = self.mind();
+        keys.iter().map(|key| mind.catalog.locate(now, key, lease_ms)).collect()
+    }
+
+    pub(crate) fn exist_keys(&self, keys: &[&[u8]]) -> Vec<Result<bool, GetError>> {
+        let now = boottime();
+        let mind = self.mind();
+        keys.iter().map(|key| mind.catalog.exist(now, key)).collect()
+    }
+
+    /// Starts removes; what waits for owners is left open in `waiting`.
+    pub(crate) fn start_remove(
+        &self,
+        force: bool,
+        keys: &[&[u8]],
+        waiting: &mut Vec<(usize, ObjectId)>,
+    ) -> Vec<Result<(), RemoveError>> {
+        let now = boottime();
+        let (results, orders) = {
+            let mut mind = self.mind();
+            let mut results = Vec::with_capacity(keys.len());
+            for (index, key) in keys.iter().enumerate() {
+                results.push(match mind.catalog.remove(now, key, force) {
+                    Ok(Removal::Done) => Ok(()),
+                    Ok(Removal::Waiting(object)) => {
+                        waiting.push((index, object));
+                        Err(RemoveError::Deferred { after_ms: DEFERRED_MS })
+                    }
+                    Err(error) => Err(error),
+                });
+            }
+            (results, self.sort_orders(&mut mind))
+        };
+        self.carry_out(&orders);
+        results
+    }
+
+    /// Looks again at removes that wait; whether none is left.
+    pub(crate) fn check_removed(
+        &self,
+        keys: &[&[u8]],
+        waiting: &mut Vec<(usize, ObjectId)>,
+        results: &mut [Result<(), RemoveError>],
+    ) -> bool {
+        let mind = self.mind();
+        waiting.retain(|&(index, object)| {
+            let done = mind.catalog.removed(keys[index], object);
+            if done {
+                results[index] = Ok(());
+            }
+            !done
+        });
+        waiting.is_empty()
+    }
+
+    pub(crate) fn list_page(&self, prefix: &[u8], cursor: u64, limit: u32) -> Listing {
+        let page = self.mind().catalog.list(prefix, cursor, limit.min(1024));
+        let entries = page.entries.into_iter().map(|listed| Listed {
+            key: listed.key,
+            len: listed.len,
+            object: listed.object,
+            replicas: listed.replicas,
+        });
+        Listing { entries: entries.collect(), next: page.next }
+    }
+
+    pub(crate) fn cluster_stat(&self) -> ClusterStat {
+        let mind = self.mind();
+        let counters = mind.catalog.counters();
+        let segments: Vec<SegmentRow> = mind
+            .catalog
+            .segments()
+            .into_iter()
+            .map(|stat| SegmentRow {
+                offer: stat.offer,
+                open: stat.open,
+                used_bytes: stat.used,
+                quarantined_bytes: stat.ending,
+                largest_free_run: stat.largest_run,
+                objects: stat.replicas,
+            })
+            .collect();
+        let sum = |field: fn(&SegmentRow) -> u64| segments.iter().map(field).sum();
+        ClusterStat {
+            epoch: mind.catalog.epoch(),
+            rebuilding: mind.catalog.rebuilding(),
+            nodes: mind.catalog.nodes().count() as u32,
+            objects: mind.catalog.len() as u64,
+            open_puts: mind.catalog.open_puts() as u64,
+            capacity_bytes: sum(|row| row.offer.bytes),
+            used_bytes: sum(|row| row.used_bytes),
+            quarantined_bytes: sum(|row| row.quarantined_bytes),
+            largest_free_run: segments.iter().map(|row| row.largest_free_run).max().unwrap_or(0),
+            evicted_objects: counters.evicted,
+            evicted_bytes: counters.evicted_bytes,
+            index_bytes: mind.catalog.heap_bytes() as u64,
+            segments,
+        }
+    }
+
+    /// What a put answers when time is over before room was there.
+    pub(crate) fn out_of_time(
+        results: Vec<Option<Result<WritePlan, PutError>>>,
+    ) -> Vec<Result<WritePlan, PutError>> {
+        let busy = PutError::Busy { after_ms: OUT_OF_TIME_MS };
+        results.into_iter().map(|result| result.unwrap_or(Err(busy))).collect()
+    }
+
+    /// How long a put may wait for room.
+    pub(crate) fn put_deadline(&self, now: Now, deadline: Deadline) -> Deadline {
+        deadline.min(now.deadline_in(self.config.put_wait_max))
+    }
+
+    /// Takes the catalog's orders: those of other processes into their mail, those of the node in
+    /// this process back to the caller, who carries them out when the lock is free.
+    pub(crate) fn sort_orders(&self, mind: &mut Mind) -> Vec<Order> {
+        if !mind.catalog.has_orders() {
+            return Vec::new();
+        }
+        let local_node = self.local.get().map(|(node, _)| *node);
+        let mut local = Vec::new();
+        let mut mailed = false;
+        for (node, order) in mind.catalog.take_orders() {
+            if Some(node) == local_node {
+                local.push(order);
+            } else {
+                let mail = mind.mail.entry(node).or_default();
+                if mail.len() < MAIL_MAX {
+                    mail.push_back(order);
+                    mailed = true;
+                }
+            }
+        }
+        if mailed {
+            self.news.publish();
+        }
+        local
+    }
+
+    /// Lets the node in this process carry out its orders, and the ones that follow from them.
+    pub(crate) fn carry_out(&self, orders: &[Order]) {
+        if orders.is_empty() {
+            return;
+        }
+        let (_, node) = self.local.get().expect("orders are local only beside a local node");
+        let epoch = self.mind().catalog.epoch();
+        let notices = node.0.execute(epoch, orders);
+        self.take_notices(&notices);
+    }
+
+    /// Notices of an owner.
+    pub(crate) fn take_notices(&self, notices: &[mooncrate_core::plan::Notice]) {
+        if notices.is_empty() {
+            return;
+        }
+        let now = boottime();
+        let mut mind = self.mind();
+        for notice in notices {
+            mind.catalog.notice(now, notice);
+        }
+        drop(mind);
+        self.news.publish();
+    }
+}
+
+impl Mind {
+    /// Orders that wait for a node, at most `most`.
+    pub(crate) fn take_mail(&mut self, node: NodeId, most: usize) -> Vec<Order> {
+        let Some(mail) = self.mail.get_mut(&node) else { return Vec::new() };
+        let count = mail.len().min(most);
+        mail.drain(..count).collect()
+    }
+
+    /// Drops the mail of a node that mounts anew: the catalog repeats what still matters.
+    pub(crate) fn drop_mail(&mut self, node: NodeId) {
+        self.mail.remove(&node);
+    }
+
+    /// Writes epoch and nodes to the state file, if there is one.
+    pub(crate) fn keep(&mut self) -> io::Result<()> {
+        let Some(state) = &mut self.state else { return Ok(()) };
+        let nodes = self.catalog.nodes().collect();
+        state.keep(Kept { epoch: self.catalog.epoch(), nodes })
+    }
+}

@@ -1,0 +1,177 @@
+//! The engine picks a path per segment, once: same process, same host, or the network.
+
+use crate::error::TransferError;
+use crate::local::Local;
+use crate::segments::Segments;
+use crate::shared::Shared;
+use crate::stream::Stream;
+use crate::{Transport, stream};
+use mooncrate_core::plan::Locator;
+use mooncrate_core::time::Deadline;
+use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId};
+use mooncrate_wire::{Address, CallError};
+use parking_lot::RwLock;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How a segment is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Path {
+    /// In this process.
+    Local,
+    /// In another process of this host, through its memory.
+    Shared,
+    /// Over a socket.
+    Stream,
+}
+
+/// Where the owner of a segment is.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// The owner.
+    pub node: NodeId,
+    /// Its machine.
+    pub host: HostId,
+    /// Its data socket.
+    pub tcp: Option<Address>,
+    /// Its Unix socket, of use on the same machine only.
+    pub unix: Option<Address>,
+}
+
+/// Who knows where segments are.
+pub trait Directory: Send + Sync + std::fmt::Debug {
+    /// Where this mount of a segment is; `None`: nobody serves it.
+    fn route(
+        &self,
+        segment: SegmentId,
+        incarnation: Incarnation,
+        deadline: Deadline,
+    ) -> Result<Option<Route>, CallError>;
+}
+
+/// What the engine may do.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// The machine this process runs on.
+    pub host: HostId,
+    /// Whether the memory of processes on the same host may be mapped.
+    pub shared_memory: bool,
+    /// Whether segments of this process are read directly.
+    pub local: bool,
+    /// Values up to this size go to a process on the same host through its socket: one round trip
+    /// beats two and a copy.
+    pub inline_bytes_max: u64,
+    /// Links.
+    pub links: stream::LinksConfig,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            host: HostId(0),
+            shared_memory: true,
+            local: true,
+            inline_bytes_max: 32 << 10,
+            links: stream::LinksConfig::default(),
+        }
+    }
+}
+
+type Known = BTreeMap<SegmentId, (Incarnation, Arc<dyn Transport>)>;
+
+/// Finds the transport of a locator.
+#[derive(Debug)]
+pub struct Engine {
+    config: EngineConfig,
+    local: Arc<Local>,
+    segments: Arc<Segments>,
+    directory: Arc<dyn Directory>,
+    /// One transport per node and path.
+    peers: RwLock<BTreeMap<(NodeId, bool), Arc<dyn Transport>>>,
+    /// The choice per segment; a new mount is chosen anew.
+    known: RwLock<Known>,
+}
+
+impl Engine {
+    /// An engine over the segments of this process and a directory of all others.
+    pub fn new(
+        config: EngineConfig,
+        segments: Arc<Segments>,
+        directory: Arc<dyn Directory>,
+    ) -> Self {
+        Self {
+            local: Arc::new(Local::new(Arc::clone(&segments))),
+            config,
+            segments,
+            directory,
+            peers: RwLock::default(),
+            known: RwLock::default(),
+        }
+    }
+
+    /// The machine this process runs on.
+    pub fn host(&self) -> HostId {
+        self.config.host
+    }
+
+    /// The transport to the owner of `locator`.
+    pub fn transport(
+        &self,
+        locator: &Locator,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Transport>, TransferError> {
+        let (segment, incarnation) = (locator.segment, locator.incarnation);
+        if let Some((known, transport)) = self.known.read().get(&segment)
+            && *known == incarnation
+        {
+            return Ok(Arc::clone(transport));
+        }
+        let transport: Arc<dyn Transport> =
+            if self.config.local && self.segments.holds(segment, incarnation) {
+                Arc::clone(&self.local) as _
+            } else {
+                let route = self.directory.route(segment, incarnation, deadline)?;
+                self.peer(&route.ok_or(TransferError::NoRoute)?, locator, deadline)?
+            };
+        self.known.write().insert(segment, (incarnation, Arc::clone(&transport)));
+        Ok(transport)
+    }
+
+    /// Forgets how a segment is reached: its owner did not answer.
+    pub fn forget(&self, segment: SegmentId) {
+        self.known.write().remove(&segment);
+    }
+
+    fn peer(
+        &self,
+        route: &Route,
+        locator: &Locator,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Transport>, TransferError> {
+        let same_host = self.config.shared_memory && route.host == self.config.host;
+        if same_host && let Some(unix) = &route.unix {
+            let shared = self.shared_peer(route.node, unix);
+            match shared.attach(locator.segment, deadline) {
+                Ok(()) => return Ok(shared),
+                // A container may see the socket's host but not its file: use the network.
+                Err(TransferError::Call(_) | TransferError::Map(_)) if route.tcp.is_some() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let Some(tcp) = route.tcp.as_ref().or(route.unix.as_ref()) else {
+            return Err(TransferError::NoRoute);
+        };
+        let key = (route.node, false);
+        if let Some(peer) = self.peers.read().get(&key) {
+            return Ok(Arc::clone(peer));
+        }
+        let stream: Arc<dyn Transport> = Arc::new(Stream::new(tcp.clone(), &self.config.links));
+        Ok(Arc::clone(self.peers.write().entry(key).or_insert(stream)))
+    }
+
+    fn shared_peer(&self, node: NodeId, unix: &Address) -> Arc<Shared> {
+        let mut shared = self.shared.write();
+        let new = || Arc::new(Shared::new(unix.clone(), &self.config));
+        Arc::clone(shared.entry(node).or_insert_with(new))
+    }
+}

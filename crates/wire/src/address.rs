@@ -1,0 +1,172 @@
+//! Where a peer listens, and listening itself: `host:port`, or `unix:/path`.
+
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// Where a peer listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// A host, by name or number, and a port.
+    Tcp(String),
+    /// A path on the same machine.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// Socket addresses to try, in order. A name is looked up by the system's resolver, which has
+    /// timeouts of its own: use numbers where every millisecond of a deadline counts.
+    pub fn resolve(&self) -> io::Result<Vec<SockAddr>> {
+        match self {
+            Self::Tcp(name) => {
+                let found: Vec<_> = name.to_socket_addrs()?.map(SockAddr::from).collect();
+                if found.is_empty() {
+                    return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+                }
+                Ok(found)
+            }
+            Self::Unix(path) => Ok(vec![SockAddr::unix(path)?]),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(name) => f.write_str(name),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            if path.is_empty() {
+                return Err("`unix:` needs a path, as in unix:/run/mooncrate.sock".to_owned());
+            }
+            return Ok(Self::Unix(path.into()));
+        }
+        match text.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+                Ok(Self::Tcp(text.to_owned()))
+            }
+            _ => Err(format!("`{text}` is neither host:port nor unix:/path")),
+        }
+    }
+}
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Self {
+        Self::Tcp(address.to_string())
+    }
+}
+
+/// A listening socket, not yet tied to a runtime: each worker thread takes a clone.
+#[derive(Debug)]
+pub enum Bound {
+    /// TCP.
+    Tcp(TcpListener),
+    /// A Unix socket.
+    Unix(UnixListener),
+}
+
+impl Bound {
+    /// Listens. The socket does not block, as async runtimes want it.
+    pub fn listen(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp(_) => {
+                let addresses = address.resolve()?;
+                let socket = Socket::new(addresses[0].domain(), Type::STREAM, None)?;
+                // A restarted server must not wait for old connections to time out.
+                socket.set_reuse_address(true)?;
+                socket.bind(&addresses[0])?;
+                socket.listen(BACKLOG)?;
+                socket.set_nonblocking(true)?;
+                Ok(Self::Tcp(socket.into()))
+            }
+            Address::Unix(path) => {
+                clear_stale(path)?;
+                let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+                socket.bind(&SockAddr::unix(path)?)?;
+                socket.listen(BACKLOG)?;
+                socket.set_nonblocking(true)?;
+                Ok(Self::Unix(socket.into()))
+            }
+        }
+    }
+
+    /// Where it listens really: the port that was given for port 0.
+    pub fn address(&self) -> io::Result<Address> {
+        Ok(match self {
+            Self::Tcp(listener) => listener.local_addr()?.into(),
+            Self::Unix(listener) => {
+                let address = listener.local_addr()?;
+                Address::Unix(address.as_pathname().map(PathBuf::from).unwrap_or_default())
+            }
+        })
+    }
+
+    /// The same socket once more, for another thread.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Tcp(listener) => Self::Tcp(listener.try_clone()?),
+            Self::Unix(listener) => Self::Unix(listener.try_clone()?),
+        })
+    }
+}
+
+/// Removes the socket file of a server that is gone. One that answers is left alone, and so is
+/// everything that is not a socket.
+fn clear_stale(path: &std::path::Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if found.file_type().is_socket()
+        && std::os::unix::net::UnixStream::connect(path)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_shown() {
+        for text in ["127.0.0.1:7070", "[::1]:9", "node-3.local:80", "unix:/run/x.sock"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in ["", "nohost", ":80", "host:port", "host:99999", "unix:"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_port_that_was_given_is_known() {
+        let bound = Bound::listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
+        assert!(!bound.address().unwrap().to_string().ends_with(":0"));
+    }
+
+    #[test]
+    fn a_stale_socket_file_is_replaced_and_a_live_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let address = Address::Unix(folder.path().join("s"));
+        let first = Bound::listen(&address).unwrap();
+        assert_eq!(first.address().unwrap(), address);
+        assert_eq!(Bound::listen(&address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        Bound::listen(&address).unwrap();
+    }
+}

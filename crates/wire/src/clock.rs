@@ -1,0 +1,57 @@
+//! The clock of everything that waits on a socket. `CLOCK_BOOTTIME`: it never steps, and it goes on
+//! while the machine sleeps, as leases need it. It stands here as well as in `mem`, because the
+//! master speaks but may not link memory code; both read the same kernel clock, so readings of one
+//! host compare.
+
+use mooncrate_core::time::{Deadline, Now};
+use rustix::time::{ClockId, clock_gettime};
+
+/// The clock now.
+pub fn boottime() -> Now {
+    let t = clock_gettime(ClockId::Boottime);
+    let seconds = u64::try_from(t.tv_sec).expect("the clock starts at zero when the machine boots");
+    let nanos = u64::try_from(t.tv_nsec).expect("nanoseconds of a second are not negative");
+    Now(seconds * 1_000_000_000 + nanos)
+}
+
+/// In a frame: the caller has no deadline.
+pub const NO_DEADLINE_MS: u32 = u32::MAX;
+
+/// What is left until `deadline`, as a frame carries it: whole milliseconds, rounded up, so that a
+/// peer never gives up while the caller would still take the answer.
+pub fn budget_ms(deadline: Deadline, now: Now) -> u32 {
+    if deadline == Deadline::NEVER {
+        return NO_DEADLINE_MS;
+    }
+    let left = deadline.left(now).as_nanos().div_ceil(1_000_000);
+    u32::try_from(left).unwrap_or(NO_DEADLINE_MS)
+}
+
+/// The deadline of a frame that arrived `now` with this budget.
+pub fn deadline_of(budget_ms: u32, now: Now) -> Deadline {
+    if budget_ms == NO_DEADLINE_MS {
+        return Deadline::NEVER;
+    }
+    now.deadline_in(std::time::Duration::from_millis(u64::from(budget_ms)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_advances() {
+        let before = boottime();
+        assert!(before.0 > 0);
+        assert!(boottime() >= before);
+    }
+
+    #[test]
+    fn a_budget_is_rounded_up_and_never_stays_never() {
+        assert_eq!(budget_ms(Deadline::NEVER, Now(5)), NO_DEADLINE_MS);
+        assert_eq!(deadline_of(NO_DEADLINE_MS, Now(5)), Deadline::NEVER);
+        assert_eq!(budget_ms(Deadline(1_000_001), Now(0)), 2);
+        assert_eq!(budget_ms(Deadline(5), Now(9)), 0);
+        assert_eq!(deadline_of(2, Now(7)), Deadline(2_000_007));
+    }
+}

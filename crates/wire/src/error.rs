@@ -1,0 +1,367 @@
+//! What can go wrong on a link, from the bytes up to the call, and what the caller does next.
+
+use crate::frame::{ATTACHMENT_BYTES_MAX, BODY_BYTES_MAX, VERSION_MAX, VERSION_MIN};
+use crate::kind::Kind;
+use mooncrate_core::error::Advice;
+use std::io;
+
+/// Why some bytes are not a frame. Final for the link: it is out of step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Another protocol.
+    #[error("the peer does not speak Mooncrate: a frame starts with {:?}, not with \"MCR1\"", found.escape_ascii().to_string())]
+    Magic {
+        /// What stood there.
+        found: [u8; 4],
+    },
+    /// The header was damaged on the way.
+    #[error("header checksum: the frame says {stated:08x}, its bytes give {computed:08x}")]
+    HeaderCrc {
+        /// In the frame.
+        stated: u32,
+        /// Of its bytes.
+        computed: u32,
+    },
+    /// The body was damaged on the way.
+    #[error("body checksum: the frame says {stated:08x}, its bytes give {computed:08x}")]
+    BodyCrc {
+        /// In the frame.
+        stated: u32,
+        /// Of its bytes.
+        computed: u32,
+    },
+    /// A version that was not agreed.
+    #[error("the frame has version {found}, this build speaks {VERSION_MIN} to {VERSION_MAX}")]
+    Version {
+        /// In the frame.
+        found: u8,
+    },
+    /// A kind nobody knows.
+    #[error("frame kind 0x{found:02x} is unknown")]
+    Kind {
+        /// In the frame.
+        found: u8,
+    },
+    /// A flag nobody knows.
+    #[error("frame flags 0x{found:04x} are unknown")]
+    Flags {
+        /// In the frame.
+        found: u16,
+    },
+    /// Over the limit.
+    #[error(
+        "{bytes} bytes are over the limit of {BODY_BYTES_MAX} for a body \
+         or {ATTACHMENT_BYTES_MAX} for an attachment"
+    )]
+    TooLarge {
+        /// Asked for.
+        bytes: u64,
+    },
+    /// An attachment on a kind that has none.
+    #[error("a {kind} frame carries no attachment")]
+    NoAttachmentHere {
+        /// The kind.
+        kind: Kind,
+    },
+    /// The body is too short to hold the length of its attachment.
+    #[error("the body does not start with the length of its attachment")]
+    NoAttachmentLength,
+    /// The flag and the length contradict each other.
+    #[error("the attachment has {bytes} bytes, which its flag contradicts")]
+    AttachmentFlag {
+        /// As the body says.
+        bytes: u64,
+    },
+}
+
+/// Why a frame or its body does not say what it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Not even a frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The body ends too early.
+    #[error("the body ends {missing} bytes before its {what} does")]
+    Short {
+        /// What was being read.
+        what: &'static str,
+        /// How many bytes more it needs.
+        missing: usize,
+    },
+    /// The body goes on after the message.
+    #[error("{bytes} bytes follow the end of the message")]
+    TrailingBytes {
+        /// How many.
+        bytes: usize,
+    },
+    /// A list longer than allowed.
+    #[error("a list of {count} is over the limit of {limit}")]
+    TooMany {
+        /// Stated length.
+        count: u64,
+        /// Allowed length.
+        limit: usize,
+    },
+    /// A field with a value that means nothing.
+    #[error("{what} cannot be {value}")]
+    BadValue {
+        /// Which field.
+        what: &'static str,
+        /// What stood there.
+        value: u64,
+    },
+    /// A text that is not UTF-8.
+    #[error("a text is not UTF-8")]
+    NotText,
+    /// A frame of a kind that has no place here.
+    #[error("a {kind} frame has no place here")]
+    Unexpected {
+        /// Its kind.
+        kind: Kind,
+    },
+    /// A reply with another number of results than the request had items (G11).
+    #[error("{results} results came for {items} items")]
+    ResultCount {
+        /// Asked for.
+        items: usize,
+        /// Came.
+        results: usize,
+    },
+}
+
+/// Why a peer did not handle a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum RefusalCode {
+    /// The frame or its message was wrong; the link is closed.
+    Protocol = 1,
+    /// No version in common.
+    Version = 2,
+    /// A data frame on a control link, or the other way round.
+    WrongLink = 3,
+    /// The caller's budget was over before the answer was there.
+    Deadline = 4,
+    /// The peer is going away.
+    ShuttingDown = 5,
+    /// Too many requests, or connections, at once.
+    TooMany = 6,
+    /// The answer does not fit into a frame; ask for less.
+    TooLarge = 7,
+    /// The peer failed in a way that is its own fault.
+    Internal = 8,
+    /// The peer is a master that does not lead.
+    NotLeader = 9,
+    /// The role of the caller may not do this.
+    Forbidden = 10,
+}
+
+impl RefusalCode {
+    /// All codes.
+    pub const ALL: [Self; 10] = [
+        Self::Protocol,
+        Self::Version,
+        Self::WrongLink,
+        Self::Deadline,
+        Self::ShuttingDown,
+        Self::TooMany,
+        Self::TooLarge,
+        Self::Internal,
+        Self::NotLeader,
+        Self::Forbidden,
+    ];
+
+    /// The code with this number.
+    pub fn from_code(code: u16) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| *known as u16 == code)
+    }
+}
+
+/// A reply of any request that was not handled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// Why, for programs.
+    pub code: RefusalCode,
+    /// Why, for people.
+    pub message: String,
+}
+
+impl Refusal {
+    /// A refusal in words; long ones are cut to what a frame may carry.
+    pub fn new(code: RefusalCode, message: impl Into<String>) -> Self {
+        let mut message = message.into();
+        let mut end = message.len().min(crate::codec::TEXT_BYTES_MAX);
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+        Self { code, message }
+    }
+}
+
+/// Why a call over a link, or into a master in the same process, gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The socket failed; the link is closed.
+    #[error("{doing} {peer}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// With whom.
+        peer: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The deadline passed; the link is closed, because the answer may still come.
+    #[error("the deadline passed while waiting for {awaited}")]
+    Deadline {
+        /// What did not come.
+        awaited: &'static str,
+    },
+    /// The peer answered that it will not.
+    #[error("refused: {message}")]
+    Refused {
+        /// Why, for programs.
+        code: RefusalCode,
+        /// Why, for people.
+        message: String,
+    },
+    /// The peer sent what it must not; the link is closed.
+    #[error("protocol: {0}")]
+    Protocol(#[from] DecodeError),
+    /// The peer hung up, or the link met an error before.
+    #[error("{peer} closed the link while {awaited} was awaited")]
+    Closed {
+        /// Who.
+        peer: String,
+        /// What did not come.
+        awaited: &'static str,
+    },
+    /// All links to the peer are in use.
+    #[error("{links} links to {peer} are in use, which is the limit; try again in {after_ms} ms")]
+    Busy {
+        /// Who.
+        peer: String,
+        /// The limit.
+        links: usize,
+        /// Hint.
+        after_ms: u32,
+    },
+}
+
+impl CallError {
+    /// What the caller does next. `Retry` says nothing about whether the request was carried out:
+    /// requests are idempotent, or carry a token (G10).
+    pub const fn advice(&self) -> Advice {
+        match self {
+            Self::Io { .. } | Self::Closed { .. } => Advice::Retry { after_ms: 100 },
+            Self::Deadline { .. } => Advice::Retry { after_ms: 0 },
+            Self::Busy { after_ms, .. } => Advice::Retry { after_ms: *after_ms },
+            Self::Protocol(_) => Advice::GiveUp,
+            Self::Refused { code, .. } => match code {
+                RefusalCode::Deadline => Advice::Retry { after_ms: 0 },
+                RefusalCode::TooMany => Advice::Retry { after_ms: 10 },
+                RefusalCode::ShuttingDown | RefusalCode::NotLeader => {
+                    Advice::Retry { after_ms: 500 }
+                }
+                RefusalCode::Protocol
+                | RefusalCode::Version
+                | RefusalCode::WrongLink
+                | RefusalCode::TooLarge
+                | RefusalCode::Internal
+                | RefusalCode::Forbidden => Advice::GiveUp,
+            },
+        }
+    }
+
+    /// The refusal a server sends in place of an answer that it did not get itself.
+    pub fn refusal(&self) -> Refusal {
+        match self {
+            Self::Refused { code, message } => Refusal::new(*code, message.clone()),
+            Self::Deadline { .. } => Refusal::new(RefusalCode::Deadline, self.to_string()),
+            Self::Busy { .. } => Refusal::new(RefusalCode::TooMany, self.to_string()),
+            _ => Refusal::new(RefusalCode::Internal, self.to_string()),
+        }
+    }
+}
+
+impl From<FrameError> for CallError {
+    fn from(error: FrameError) -> Self {
+        Self::Protocol(error.into())
+    }
+}
+
+impl From<Refusal> for CallError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused { code: refusal.code, message: refusal.message }
+    }
+}
+
+/// Why an owner did not do what a data frame asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DataError {
+    /// The locator names a life, or a mount, that is over.
+    #[error("the locator is stale; ask the master again")]
+    Stale,
+    /// No room, or too many pins.
+    #[error("the owner is busy; try again in {after_ms} ms")]
+    Busy {
+        /// Hint.
+        after_ms: u32,
+    },
+    /// The plan comes from a leader that was replaced.
+    #[error("the plan comes from a leader that was replaced; start the put again")]
+    OldEpoch,
+    /// The token of another put, or of one that ended.
+    #[error("this put is over, or the token is not its own")]
+    BadToken,
+    /// The bytes do not add up to their seal.
+    #[error("the bytes do not match their checksum")]
+    Corrupt,
+    /// The range reaches outside the replica, or the extent outside the segment.
+    #[error("the range reaches outside the replica")]
+    OutOfBounds,
+    /// No such segment here.
+    #[error("this node has no such segment; ask the master again")]
+    UnknownSegment,
+    /// Not on this kind of link, or not on this medium.
+    #[error("this link or segment cannot do that")]
+    Unsupported,
+}
+
+impl DataError {
+    /// What the caller does next.
+    pub const fn advice(&self) -> Advice {
+        match *self {
+            // With a fresh locator, from the master.
+            Self::Stale | Self::UnknownSegment => Advice::Retry { after_ms: 0 },
+            Self::OldEpoch => Advice::Retry { after_ms: 100 },
+            Self::Busy { after_ms } => Advice::Retry { after_ms },
+            Self::Corrupt => Advice::TreatAsMiss,
+            Self::BadToken | Self::OutOfBounds | Self::Unsupported => Advice::GiveUp,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_cut_at_a_character() {
+        let refusal = Refusal::new(RefusalCode::Internal, "é".repeat(5000));
+        assert!(refusal.message.len() <= crate::codec::TEXT_BYTES_MAX);
+        assert!(refusal.message.chars().all(|c| c == 'é'));
+    }
+
+    #[test]
+    fn advice_follows_the_cause() {
+        let refused = |code| CallError::Refused { code, message: String::new() }.advice();
+        assert_eq!(refused(RefusalCode::Version), Advice::GiveUp);
+        assert_eq!(refused(RefusalCode::ShuttingDown), Advice::Retry { after_ms: 500 });
+        assert_eq!(CallError::Deadline { awaited: "x" }.advice(), Advice::Retry { after_ms: 0 });
+        assert_eq!(DataError::Corrupt.advice(), Advice::TreatAsMiss);
+        assert_eq!(DataError::Stale.advice(), Advice::Retry { after_ms: 0 });
+        assert_eq!(DataError::BadToken.advice(), Advice::GiveUp);
+    }
+}

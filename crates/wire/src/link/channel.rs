@@ -1,0 +1,283 @@
+//! A blocking socket whose every wait has a deadline, at no cost in system calls.
+//!
+//! The kernel's own timeouts (`SO_RCVTIMEO`, `SO_SNDTIMEO`) do the waiting, and they are set rarely:
+//! a timeout that is shorter than the time left only wakes us early, and we wait again. So any
+//! value that is not longer than what is left, and not absurdly shorter, stays as it is. A call on a
+//! warm link is exactly one send and one read.
+
+use super::LinkConfig;
+use crate::address::Address;
+use crate::clock::boottime;
+use crate::error::CallError;
+use crate::fds;
+use mooncrate_core::time::Deadline;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::io::{self, IoSlice};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// Longest single wait; a deadline further away is reached in steps.
+const STEP_MAX: Duration = Duration::from_secs(1);
+/// Parts that go out in one vectored send.
+const PARTS_MAX: usize = 16;
+
+/// A connected socket.
+#[derive(Debug)]
+pub(super) struct Channel {
+    socket: Socket,
+    peer: String,
+    unix: bool,
+    /// The timeouts the kernel has now; zero: none set yet.
+    read_step: Duration,
+    write_step: Duration,
+}
+
+impl Channel {
+    pub(super) fn connect(
+        address: &Address,
+        config: &LinkConfig,
+        deadline: Deadline,
+    ) -> Result<Self, CallError> {
+        let peer = address.to_string();
+        let failed = |source| CallError::Io { doing: "connecting to", peer: peer.clone(), source };
+        let mut last = None;
+        for target in address.resolve().map_err(failed)? {
+            let left = deadline.left(boottime()).min(config.connect_time);
+            if left.is_zero() {
+                return Err(CallError::Deadline { awaited: "a connection" });
+            }
+            match dial(&target, config, left) {
+                Ok(socket) => return Ok(Self::new(socket, peer)),
+                Err(error) => last = Some(error),
+            }
+        }
+        let error = last.expect("resolve gives at least one address");
+        match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+                Err(CallError::Deadline { awaited: "a connection" })
+            }
+            _ => Err(failed(error)),
+        }
+    }
+
+    /// Takes over the socket of a connection that was accepted.
+    pub(super) fn accepted(socket: OwnedFd, config: &LinkConfig) -> Result<Self, CallError> {
+        let socket = Socket::from(socket);
+        let peer = match socket.peer_addr().ok().and_then(|address| address.as_socket()) {
+            Some(address) => address.to_string(),
+            None => "a caller on this machine".to_owned(),
+        };
+        let ready = socket.set_nonblocking(false).and_then(|()| tune(&socket, config));
+        ready.map_err(|source| CallError::Io { doing: "accepting", peer: peer.clone(), source })?;
+        Ok(Self::new(socket, peer))
+    }
+
+    fn new(socket: Socket, peer: String) -> Self {
+        let unix = socket.domain().is_ok_and(|domain| domain == Domain::UNIX);
+        Self { socket, peer, unix, read_step: Duration::ZERO, write_step: Duration::ZERO }
+    }
+
+    pub(super) fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Reads at least one byte. With `fds`, on a Unix socket, descriptors are taken along.
+    pub(super) fn read(
+        &mut self,
+        target: &mut [u8],
+        mut fds: Option<&mut Vec<OwnedFd>>,
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<usize, CallError> {
+        loop {
+            self.arm(Way::Read, deadline, awaited)?;
+            let came = match &mut fds {
+                Some(fds) if self.unix => fds::recv_fds(&self.socket, target, fds),
+                _ => rustix::io::read(&self.socket, &mut *target).map_err(io::Error::from),
+            };
+            match came {
+                Ok(0) => return Err(self.closed(awaited)),
+                Ok(count) => return Ok(count),
+                Err(error) => self.judge(error, "reading from", awaited)?,
+            }
+        }
+    }
+
+    /// Sends all bytes; `fds` travel with the first.
+    pub(super) fn write_all(
+        &mut self,
+        mut bytes: &[u8],
+        mut fds: &[BorrowedFd<'_>],
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<(), CallError> {
+        while !bytes.is_empty() {
+            self.arm(Way::Write, deadline, awaited)?;
+            let sent = if fds.is_empty() {
+                send(&self.socket, bytes, SendFlags::NOSIGNAL).map_err(io::Error::from)
+            } else {
+                fds::send_fds(&self.socket, bytes, fds)
+            };
+            match sent {
+                Ok(count) => {
+                    bytes = &bytes[count..];
+                    fds = &[];
+                }
+                Err(error) => self.judge(error, "writing to", awaited)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends `head` and then all `parts`, in as few system calls as the socket's buffer allows.
+    pub(super) fn write_parts(
+        &mut self,
+        head: &[u8],
+        parts: &[IoSlice<'_>],
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<(), CallError> {
+        // (next part, bytes of it that went); the head is part 0.
+        let (mut next, mut gone) = (0, 0);
+        let part = |n: usize| if n == 0 { head } else { &*parts[n - 1] };
+        loop {
+            while next <= parts.len() && gone == part(next).len() {
+                (next, gone) = (next + 1, 0);
+            }
+            if next > parts.len() {
+                return Ok(());
+            }
+            let mut window = [IoSlice::new(&[]); PARTS_MAX];
+            let count = (parts.len() + 1 - next).min(PARTS_MAX);
+            for (n, slot) in window[..count].iter_mut().enumerate() {
+                *slot = IoSlice::new(&part(next + n)[if n == 0 { gone } else { 0 }..]);
+            }
+            self.arm(Way::Write, deadline, awaited)?;
+            let mut none = SendAncillaryBuffer::default();
+            match sendmsg(&self.socket, &window[..count], &mut none, SendFlags::NOSIGNAL) {
+                Ok(mut sent) => {
+                    while sent > 0 {
+                        let step = sent.min(part(next).len() - gone);
+                        (gone, sent) = (gone + step, sent - step);
+                        if sent > 0 {
+                            (next, gone) = (next + 1, 0);
+                        }
+                    }
+                }
+                Err(error) => self.judge(error.into(), "writing to", awaited)?,
+            }
+        }
+    }
+
+    /// Whether an idle peer is still there and silent. One system call that does not wait.
+    pub(super) fn quiet(&self) -> bool {
+        let mut byte = [0_u8; 1];
+        let peeked = recv(&self.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        matches!(peeked, Err(Errno::AGAIN))
+    }
+
+    /// Makes sure that the next system call ends by itself no later than the deadline.
+    fn arm(&mut self, way: Way, deadline: Deadline, awaited: &'static str) -> Result<(), CallError> {
+        let left = deadline.left(boottime());
+        if left.is_zero() {
+            return Err(CallError::Deadline { awaited });
+        }
+        let now = match way {
+            Way::Read => &mut self.read_step,
+            Way::Write => &mut self.write_step,
+        };
+        if *now <= left && *now >= (left / 32).min(STEP_MAX) {
+            return Ok(());
+        }
+        *now = step(left);
+        let set = match way {
+            Way::Read => self.socket.set_read_timeout(Some(*now)),
+            Way::Write => self.socket.set_write_timeout(Some(*now)),
+        };
+        set.map_err(|source| CallError::Io {
+            doing: "setting a timeout for",
+            peer: self.peer.clone(),
+            source,
+        })
+    }
+
+    /// `Ok`: try again.
+    fn judge(
+        &self,
+        error: io::Error,
+        doing: &'static str,
+        awaited: &'static str,
+    ) -> Result<(), CallError> {
+        match error.kind() {
+            io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => Ok(()),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Err(self.closed(awaited)),
+            _ => Err(CallError::Io { doing, peer: self.peer.clone(), source: error }),
+        }
+    }
+
+    pub(super) fn closed(&self, awaited: &'static str) -> CallError {
+        CallError::Closed { peer: self.peer.clone(), awaited }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    Read,
+    Write,
+}
+
+/// The largest power of two milliseconds that is not longer than `left`, so that deadlines of
+/// similar length share a timeout. The last step may be up to one millisecond too long.
+fn step(left: Duration) -> Duration {
+    if left >= STEP_MAX {
+        return STEP_MAX;
+    }
+    let ms = u64::try_from(left.as_millis()).expect("less than a second").max(1);
+    Duration::from_millis(1 << ms.ilog2())
+}
+
+fn dial(target: &SockAddr, config: &LinkConfig, left: Duration) -> io::Result<Socket> {
+    let socket = Socket::new(target.domain(), Type::STREAM, None)?;
+    tune(&socket, config)?;
+    if target.domain() == Domain::UNIX {
+        // A full backlog makes connect wait, and this timeout ends that wait.
+        socket.set_write_timeout(Some(left))?;
+        socket.connect(target)?;
+    } else {
+        if let Some(source) = config.source {
+            socket.bind(&std::net::SocketAddr::new(source, 0).into())?;
+        }
+        socket.connect_timeout(target, left)?;
+    }
+    Ok(socket)
+}
+
+fn tune(socket: &Socket, config: &LinkConfig) -> io::Result<()> {
+    if socket.domain()? != Domain::UNIX {
+        socket.set_tcp_nodelay(true)?;
+        // A peer that vanished without a word: bytes unacknowledged for this long end the link.
+        socket.set_tcp_user_timeout(Some(config.user_timeout))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_powers_of_two_below_what_is_left() {
+        let ms = Duration::from_millis;
+        assert_eq!(step(ms(1000)), ms(1000));
+        assert_eq!(step(ms(999)), ms(512));
+        assert_eq!(step(ms(3)), ms(2));
+        assert_eq!(step(Duration::from_nanos(1)), ms(1));
+        assert_eq!(step(Duration::MAX), ms(1000));
+    }
+}

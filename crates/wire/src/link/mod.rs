@@ -1,0 +1,374 @@
+//! One blocking connection. The thread that calls writes the frame and reads the reply itself: no
+//! background thread, no queue, no wake-up between a caller and its answer.
+//!
+//! ```text
+//!   caller:   connect ─ call | send … recv ─ (send_part …) ─ (recv_attachment …)
+//!   called:   accept  ─ recv_request ─ (recv_attachment …) ─ send_reply ─ (send_part …)
+//! ```
+//!
+//! What must stay true: any error closes the link for good, because nobody knows how far the stream
+//! got; a reply is matched with a request that is in flight, by number and kind, before anybody
+//! sees it; a frame of the other kind of link is refused; an attachment is taken (or skipped)
+//! completely before the next frame.
+
+mod channel;
+mod data;
+
+use crate::address::Address;
+use crate::clock::{boottime, budget_ms};
+use crate::error::{CallError, DecodeError, Refusal, RefusalCode};
+use crate::frame::{Frame, RequestId, Stamp, VERSION_HELLO, encode_frame};
+use crate::inbox::Inbox;
+use crate::kind::{Kind, LinkKind};
+use crate::message::{Hello, HelloAck, Reply, Request, agree};
+use channel::Channel;
+use mooncrate_core::time::Deadline;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+pub use data::Asked;
+
+/// Settings of a link.
+#[derive(Clone, Debug)]
+pub struct LinkConfig {
+    /// Longest wait for a connection, within the deadline of the call that needs it.
+    pub connect_time: Duration,
+    /// TCP: how long sent bytes may stay unacknowledged before the peer counts as gone.
+    pub user_timeout: Duration,
+    /// TCP: local address to connect from, for machines with several networks, and for tests.
+    pub source: Option<IpAddr>,
+    /// Requests that may be in flight at once; the peer stops reading beyond its own limit.
+    pub in_flight_max: usize,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        Self {
+            connect_time: Duration::from_secs(1),
+            user_timeout: Duration::from_secs(2),
+            source: None,
+            in_flight_max: 256,
+        }
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Link {
+    channel: Channel,
+    kind: LinkKind,
+    version: u8,
+    /// What the called side said of itself.
+    peer: HelloAck,
+    inbox: Inbox,
+    /// Header and body of the frame being sent, kept for its memory.
+    outbox: Vec<u8>,
+    last_request: u64,
+    in_flight: Vec<(RequestId, Kind)>,
+    in_flight_max: usize,
+    /// Bytes of the current attachment that are still to be received.
+    attached_in: u64,
+    /// Bytes of the current attachment that are still to be sent.
+    attached_out: u64,
+    /// Descriptors that came and were not taken yet; at most [`crate::fds::FDS_MAX`].
+    fds: Vec<OwnedFd>,
+    /// An error was met: nothing goes over this link any more.
+    broken: bool,
+}
+
+impl Link {
+    /// Connects and says hello.
+    pub fn connect(
+        address: &Address,
+        hello: &Hello,
+        config: &LinkConfig,
+        deadline: Deadline,
+    ) -> Result<Self, CallError> {
+        let channel = Channel::connect(address, config, deadline)?;
+        let mut link = Self::over(channel, hello.link, config);
+        let id = link.next_id();
+        link.write(Kind::Hello, id, false, deadline, |out| hello.encode(out))?;
+        let frame = link.read_frame(deadline, "the reply to hello")?;
+        let body = link.inbox.bytes(frame.body);
+        match frame.header.kind() {
+            Kind::Hello => {
+                let ack = HelloAck::decode(body)?;
+                let known = hello.version_min..=hello.version_max;
+                if !known.contains(&ack.version) {
+                    let value = u64::from(ack.version);
+                    let what = "the version that the peer chose";
+                    return Err(DecodeError::BadValue { what, value }.into());
+                }
+                (link.version, link.peer) = (ack.version, ack);
+                Ok(link)
+            }
+            Kind::Refuse => Err(crate::codec::decode::<Refusal>(body)?.into()),
+            kind => Err(DecodeError::Unexpected { kind }.into()),
+        }
+    }
+
+    /// Takes over an accepted connection: reads the hello and answers it. `answer` says who we are,
+    /// with the version that both speak.
+    pub fn accept(
+        socket: impl Into<OwnedFd>,
+        serves: LinkKind,
+        config: &LinkConfig,
+        deadline: Deadline,
+        answer: impl FnOnce(&Hello, u8) -> HelloAck,
+    ) -> Result<(Self, Hello), CallError> {
+        let mut link = Self::over(Channel::accepted(socket.into(), config)?, serves, config);
+        let frame = link.read_frame(deadline, "a hello")?;
+        let id = frame.header.request();
+        if frame.header.kind() != Kind::Hello {
+            let refusal = Refusal::new(RefusalCode::Protocol, "a link starts with a hello");
+            link.refuse(id, &refusal, deadline);
+            return Err(DecodeError::Unexpected { kind: frame.header.kind() }.into());
+        }
+        let hello = Hello::decode(link.inbox.bytes(frame.body))?;
+        match agree(&hello, serves) {
+            Ok(version) => {
+                let ack = answer(&hello, version);
+                link.write(Kind::Hello, id, true, deadline, |out| ack.encode(out))?;
+                (link.version, link.peer) = (version, ack);
+                Ok((link, hello))
+            }
+            Err(refusal) => {
+                link.refuse(id, &refusal, deadline);
+                Err(refusal.into())
+            }
+        }
+    }
+
+    fn over(channel: Channel, kind: LinkKind, config: &LinkConfig) -> Self {
+        Self {
+            channel,
+            kind,
+            version: VERSION_HELLO,
+            peer: HelloAck {
+                version: VERSION_HELLO,
+                name: String::new(),
+                epoch: mooncrate_core::ids::LeaderEpoch(0),
+                host: mooncrate_core::ids::HostId(0),
+            },
+            inbox: Inbox::default(),
+            outbox: Vec::new(),
+            last_request: 0,
+            in_flight: Vec::new(),
+            in_flight_max: config.in_flight_max,
+            attached_in: 0,
+            attached_out: 0,
+            fds: Vec::new(),
+            broken: false,
+        }
+    }
+
+    /// What the called side said of itself in the hello.
+    pub fn peer(&self) -> &HelloAck {
+        &self.peer
+    }
+
+    /// Whether it can still be used.
+    pub fn is_open(&self) -> bool {
+        !self.broken
+    }
+
+    /// Requests whose replies have not been received.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Whether it can be used and nothing is under way on it.
+    pub fn at_rest(&self) -> bool {
+        !self.broken
+            && self.in_flight.is_empty()
+            && self.inbox.held() == 0
+            && self.attached_in == 0
+            && self.attached_out == 0
+    }
+
+    /// Whether it is at rest, and the peer has not hung up. One system call.
+    pub fn is_idle(&self) -> bool {
+        self.at_rest() && self.channel.quiet()
+    }
+
+    /// A handle with which another thread ends this link, and every wait on it.
+    pub fn closer(&self) -> io::Result<Closer> {
+        Ok(Closer { socket: self.channel.socket().try_clone()? })
+    }
+
+    /// Asks a master and waits for its answer. Nothing else may be in flight.
+    pub fn call(&mut self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
+        assert!(self.in_flight.is_empty(), "call needs a link of its own; use send and recv");
+        self.send(request, deadline)?;
+        Ok(self.recv_for(deadline, request.kind().awaited())?.1)
+    }
+
+    /// Sends a request; its reply comes out of [`Link::recv`], in any order.
+    pub fn send(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Deadline,
+    ) -> Result<RequestId, CallError> {
+        let id = self.reserve(request.kind())?;
+        self.write(request.kind(), id, false, deadline, |out| request.encode(out))?;
+        Ok(id)
+    }
+
+    /// The next reply. A refusal is a `Reply::Refuse` here, so that one of many does not end them
+    /// all; [`Link::call`] turns it into an error.
+    pub fn recv(&mut self, deadline: Deadline) -> Result<(RequestId, Reply), CallError> {
+        self.recv_reply(deadline, "a reply", Reply::decode)
+    }
+
+    fn recv_for(
+        &mut self,
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<(RequestId, Reply), CallError> {
+        match self.recv_reply(deadline, awaited, Reply::decode)? {
+            (_, Reply::Refuse(refusal)) => Err(refusal.into()),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Reads a frame that must answer a request that is in flight.
+    fn recv_reply<R>(
+        &mut self,
+        deadline: Deadline,
+        awaited: &'static str,
+        decode: impl FnOnce(Kind, &[u8]) -> Result<R, DecodeError>,
+    ) -> Result<(RequestId, R), CallError> {
+        let frame = self.read_frame(deadline, awaited)?;
+        let (id, kind) = (frame.header.request(), frame.header.kind());
+        let asked = self.in_flight.iter().position(|(asked, _)| *asked == id);
+        let expected = asked.map(|at| self.in_flight.swap_remove(at).1);
+        if !frame.header.is_reply() || (kind != Kind::Refuse && expected != Some(kind)) {
+            self.broken = true;
+            return Err(DecodeError::Unexpected { kind }.into());
+        }
+        let reply = decode(kind, self.inbox.bytes(frame.body));
+        self.broken |= reply.is_err();
+        // A refusal of something that is not in flight is about the link itself.
+        self.broken |= expected.is_none();
+        self.attached_in = frame.attached;
+        Ok((id, reply?))
+    }
+
+    /// Books a request that is about to be sent.
+    fn reserve(&mut self, kind: Kind) -> Result<RequestId, CallError> {
+        assert!(kind.link() == Some(self.kind), "a {kind} frame on a {} link", self.kind);
+        if self.in_flight.len() >= self.in_flight_max {
+            return Err(CallError::Busy {
+                peer: self.channel.peer().to_owned(),
+                links: 1,
+                after_ms: 1,
+            });
+        }
+        let id = self.next_id();
+        self.in_flight.push((id, kind));
+        Ok(id)
+    }
+
+    fn next_id(&mut self) -> RequestId {
+        self.last_request += 1;
+        RequestId(self.last_request)
+    }
+
+    /// Puts one frame into the outbox.
+    fn stage(
+        &mut self,
+        kind: Kind,
+        request: RequestId,
+        reply: bool,
+        deadline: Deadline,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), CallError> {
+        if self.broken {
+            return Err(self.channel.closed(kind.awaited()));
+        }
+        assert!(self.attached_out == 0, "the last attachment was not sent completely");
+        let deadline_ms = if reply { 0 } else { budget_ms(deadline, boottime()) };
+        let stamp = Stamp { version: self.version, kind, reply, request, deadline_ms };
+        self.outbox.clear();
+        encode_frame(&mut self.outbox, stamp, encode)?;
+        Ok(())
+    }
+
+    /// Sends one frame in one piece.
+    fn write(
+        &mut self,
+        kind: Kind,
+        request: RequestId,
+        reply: bool,
+        deadline: Deadline,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), CallError> {
+        self.write_with_fds(kind, request, reply, deadline, &[], encode)
+    }
+
+    fn write_with_fds(
+        &mut self,
+        kind: Kind,
+        request: RequestId,
+        reply: bool,
+        deadline: Deadline,
+        fds: &[BorrowedFd<'_>],
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), CallError> {
+        if let Err(error) = self.stage(kind, request, reply, deadline, encode) {
+            // Nothing was sent, so the link is as good as before.
+            self.in_flight.retain(|(asked, _)| *asked != request);
+            return Err(error);
+        }
+        let sent = self.channel.write_all(&self.outbox, fds, deadline, "room to send");
+        self.broken |= sent.is_err();
+        sent
+    }
+
+    /// Says why, if the peer still listens, and closes the link.
+    fn refuse(&mut self, id: RequestId, refusal: &Refusal, deadline: Deadline) {
+        use crate::codec::Field;
+        // The link ends with an error anyway; this one would only hide the cause.
+        let _ = self.write(Kind::Refuse, id, true, deadline, |out| refusal.put(out));
+        self.broken = true;
+    }
+
+    /// The next frame, of any kind that may travel here.
+    fn read_frame(&mut self, deadline: Deadline, awaited: &'static str) -> Result<Frame, CallError> {
+        if self.broken {
+            return Err(self.channel.closed(awaited));
+        }
+        assert!(self.attached_in == 0, "the last attachment was not received completely");
+        let found = self.find_frame(deadline, awaited);
+        self.broken |= found.is_err();
+        found
+    }
+
+    fn find_frame(&mut self, deadline: Deadline, awaited: &'static str) -> Result<Frame, CallError> {
+        loop {
+            if let Some(frame) = self.inbox.next_frame()? {
+                return Ok(frame);
+            }
+            // Descriptors travel on data links only; elsewhere a plain read drops them.
+            let fds = (self.kind == LinkKind::Data).then_some(&mut self.fds);
+            let count = self.channel.read(self.inbox.space(), fds, deadline, awaited)?;
+            self.inbox.filled(count);
+        }
+    }
+}
+
+/// Ends a link from another thread.
+#[derive(Debug)]
+pub struct Closer {
+    socket: socket2::Socket,
+}
+
+impl Closer {
+    /// Every wait on the link ends with an error; the peer sees the end of the stream.
+    pub fn close(&self) {
+        // Not connected any more: then it is closed already, which is what was asked for.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+}

@@ -1,0 +1,214 @@
+//! Every request and reply as a plain value. A request knows its kind; its reply has the same one.
+//! `encode` appends a body, `decode` reads one and consumes it completely.
+//!
+//! Requests borrow: keys point into the buffer they arrived in, and lists are encoded from the
+//! caller's own slices, so that a batch of a thousand keys costs one allocation on either side.
+
+mod client;
+mod data;
+mod hello;
+mod node;
+
+pub use client::{
+    ClusterStat, Exist, List, Listed, Listing, Locate, NodeEntry, Nodes, Ping, Pong, PutEnd,
+    PutEndItem, PutItem, PutRevoke, PutRevokeItem, PutStart, Remove, SegmentRow, Stat,
+};
+pub use data::{
+    Abandon, Attach, Attached, Begin, BeginWrite, Pin, PinId, Read, ReadReply, Signal, Unpin, Write,
+};
+pub use hello::{Hello, HelloAck, NAME_BYTES_MAX, Role, agree};
+pub use node::{
+    Announce, Heartbeat, Mount, Mounted, NodeInfo, OrderBatch, Orders, Pulse, Unmount,
+};
+
+use crate::codec::{Field, Reader};
+use crate::error::{DataError, DecodeError, Refusal};
+use crate::kind::Kind;
+use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::plan::{Located, WritePlan};
+
+/// A struct whose fields travel in the order in which they stand.
+macro_rules! message {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident $(<$lt:lifetime>)? {
+            $($(#[$doc:meta])* pub $field:ident: $ty:ty,)*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name $(<$lt>)? { $($(#[$doc])* pub $field: $ty,)* }
+
+        $crate::codec::fields!($name $(<$lt>)? { $($field: $ty),* });
+
+        impl $(<$lt>)? $name $(<$lt>)? {
+            /// Appends the body.
+            pub fn encode(&self, out: &mut Vec<u8>) {
+                $crate::codec::Field::put(self, out);
+            }
+
+            /// Reads a whole body.
+            pub fn decode(body: &$($lt)? [u8]) -> Result<Self, $crate::error::DecodeError> {
+                $crate::codec::decode(body)
+            }
+        }
+    };
+}
+use message;
+
+/// All messages of one direction of one kind of link.
+macro_rules! family {
+    (
+        $(#[$meta:meta])*
+        pub enum $name:ident $(<$lt:lifetime>)? {
+            $($(#[$doc:meta])* $variant:ident($ty:ty),)*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum $name $(<$lt>)? { $($(#[$doc])* $variant($ty),)* }
+
+        impl $(<$lt>)? $name $(<$lt>)? {
+            /// The kind of the frame that carries it.
+            pub const fn kind(&self) -> Kind {
+                match self { $(Self::$variant(_) => Kind::$variant,)* }
+            }
+
+            /// Appends the body.
+            pub fn encode(&self, out: &mut Vec<u8>) {
+                match self { $(Self::$variant(message) => message.put(out),)* }
+            }
+
+            /// Reads the whole body of a frame of this kind.
+            pub fn decode(kind: Kind, body: &$($lt)? [u8]) -> Result<Self, DecodeError> {
+                let mut reader = Reader::new(body);
+                let message = match kind {
+                    $(Kind::$variant => Self::$variant(Field::take(&mut reader)?),)*
+                    kind => return Err(DecodeError::Unexpected { kind }),
+                };
+                reader.finish()?;
+                Ok(message)
+            }
+        }
+    };
+}
+
+family! {
+    /// What a client or a node asks a master.
+    pub enum Request<'a> {
+        /// Is it there, and who leads?
+        Ping(Ping),
+        /// Reserve room.
+        PutStart(PutStart<'a>),
+        /// Make written values visible.
+        PutEnd(PutEnd<'a>),
+        /// Give reserved room back.
+        PutRevoke(PutRevoke<'a>),
+        /// Where are these objects?
+        Locate(Locate<'a>),
+        /// Are these keys there? Grants no lease (M12).
+        Exist(Exist<'a>),
+        /// Remove objects.
+        Remove(Remove<'a>),
+        /// A page of keys.
+        List(List<'a>),
+        /// Numbers of the cluster.
+        Stat(Stat),
+        /// Where nodes can be reached.
+        Nodes(Nodes),
+        /// A node offers segments.
+        Mount(Mount),
+        /// A node tells what is in a segment.
+        Announce(Announce),
+        /// A node takes segments back.
+        Unmount(Unmount),
+        /// A node is alive.
+        Heartbeat(Heartbeat),
+        /// A node delivers notices and waits for orders.
+        Orders(Orders),
+    }
+}
+
+family! {
+    /// What a master answers. Lists hold one result per item of the request, in its order (G11).
+    pub enum Reply {
+        /// It is there.
+        Ping(Pong),
+        /// Plans.
+        PutStart(Vec<Result<WritePlan, PutError>>),
+        /// Visible, or not.
+        PutEnd(Vec<Result<(), PutError>>),
+        /// Given back, or not.
+        PutRevoke(Vec<Result<(), PutError>>),
+        /// Locators.
+        Locate(Vec<Result<Located, GetError>>),
+        /// There, or not.
+        Exist(Vec<Result<bool, GetError>>),
+        /// Removed, or not.
+        Remove(Vec<Result<(), RemoveError>>),
+        /// A page.
+        List(Listing),
+        /// Numbers.
+        Stat(ClusterStat),
+        /// The directory.
+        Nodes(Vec<NodeEntry>),
+        /// Mounted, or not.
+        Mount(Result<Mounted, MountError>),
+        /// Taken in, or not.
+        Announce(Result<(), MountError>),
+        /// Unmounted, or not.
+        Unmount(Result<(), MountError>),
+        /// Heard, or not.
+        Heartbeat(Result<Pulse, MountError>),
+        /// Orders, or none within the wait.
+        Orders(Result<OrderBatch, MountError>),
+        /// The request was not handled at all.
+        Refuse(Refusal),
+    }
+}
+
+family! {
+    /// What a client asks a node.
+    pub enum DataRequest<'a> {
+        /// Descriptors of a segment in shared memory.
+        Attach(Attach),
+        /// A put through shared memory begins.
+        Begin(Begin<'a>),
+        /// A put whose value is attached.
+        Write(Write<'a>),
+        /// The bytes are in place: publish.
+        Signal(Signal),
+        /// Bytes of a replica.
+        Read(Read),
+        /// Keep these replicas in place.
+        Pin(Pin<'a>),
+        /// Let them go.
+        Unpin(Unpin<'a>),
+        /// The writer gave up.
+        Abandon(Abandon),
+    }
+}
+
+family! {
+    /// What a node answers.
+    pub enum DataReply {
+        /// The segment; its descriptors travel with the frame.
+        Attach(Result<Attached, DataError>),
+        /// The slot is the writer's.
+        Begin(Result<(), DataError>),
+        /// The bytes are in place at the owner.
+        Write(Result<(), DataError>),
+        /// Published.
+        Signal(Result<(), DataError>),
+        /// The bytes are attached.
+        Read(ReadReply),
+        /// One pin per locator.
+        Pin(Vec<Result<PinId, DataError>>),
+        /// Gone; unknown ids are gone already.
+        Unpin(()),
+        /// The slot is the owner's again.
+        Abandon(Result<(), DataError>),
+        /// The request was not handled at all.
+        Refuse(Refusal),
+    }
+}

@@ -1,1 +1,0 @@
-//! prove: layer and tidiness checks over the tree
