@@ -177,9 +177,8 @@ pub fn examine(value: &[u8], key: KeyHash) -> Result<Option<PutId>, BadLine> {
 /// put are compared as well.
 pub fn examine_as(value: &[u8], put: PutId, key: KeyHash) -> Result<(), BadLine> {
     compare(value, put, key).map_err(|bad| match bad.blame {
-        Blame::Torn if bad.line == 0 && examine(value, key).is_ok() => {
-            BadLine { blame: Blame::Stale, ..bad }
-        }
+        // Sound as a whole, so no line stands beside a line of another put.
+        Blame::Torn if examine(value, key).is_ok() => BadLine { blame: Blame::Stale, ..bad },
         _ => bad,
     })
 }

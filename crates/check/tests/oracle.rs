@@ -169,6 +169,15 @@ fn an_unknown_put_counts_until_it_was_seen_and_removed() {
     assert_eq!(story.broken(got(2, A)).0, Rule::C4);
 }
 
+/// The same, when it was seen before its client gave up.
+#[test]
+fn an_unknown_put_that_was_seen_while_open_is_as_good_as_answered() {
+    let mut story = story();
+    story.all(&[put_began(A), get_began(1), got(1, A), What::PutUnknown { put: A }]);
+    story.all(&[remove_began(1), remove_ended(1), get_began(2)]);
+    assert_eq!(story.broken(got(2, A)).0, Rule::C4);
+}
+
 /// While a put is open, its client may try again after a remove: seeing it proves nothing yet.
 #[test]
 fn an_open_put_that_was_seen_may_come_back_after_a_remove() {

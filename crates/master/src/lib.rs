@@ -9,6 +9,7 @@
 //! byte of a value can pass through a master, not even by mistake.
 #![forbid(unsafe_code)]
 
+pub mod admin;
 mod config;
 mod handler;
 mod members;

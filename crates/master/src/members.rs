@@ -72,7 +72,11 @@ impl Master {
     }
 
     /// Orders that wait for a node now. The notices it brings are taken first.
-    pub(crate) fn poll_orders(&self, node: NodeId, notices: &[Notice]) -> Result<OrderBatch, MountError> {
+    pub(crate) fn poll_orders(
+        &self,
+        node: NodeId,
+        notices: &[Notice],
+    ) -> Result<OrderBatch, MountError> {
         self.take_notices(notices);
         let mut mind = self.mind();
         if !mind.catalog.knows(node) {

@@ -18,7 +18,7 @@ use mooncrate_wire::message::{
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Rounds of local evictions for one put before it yields: each frees something or learns that it
 /// cannot.
@@ -40,7 +40,8 @@ pub struct Master {
     local: OnceLock<(NodeId, LocalNode)>,
 }
 
-struct LocalNode(Arc<dyn NodeApi>);
+/// Weak, because the node holds its master.
+struct LocalNode(Weak<dyn NodeApi>);
 
 impl std::fmt::Debug for LocalNode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -76,8 +77,7 @@ impl Master {
             None => (epoch, Start::Fresh),
         };
         let catalog = Catalog::new(config.catalog.clone(), epoch, start, boottime());
-        let mind =
-            Mind { catalog, directory: Directory::default(), mail: BTreeMap::new(), state };
+        let mind = Mind { catalog, directory: Directory::default(), mail: BTreeMap::new(), state };
         let master = Arc::new(Self {
             config,
             mind: Mutex::new(mind),
@@ -89,7 +89,7 @@ impl Master {
     }
 
     /// Gives orders of `node` straight to it. Once per master.
-    pub fn set_local_node(&self, node: NodeId, api: Arc<dyn NodeApi>) {
+    pub fn set_local_node(&self, node: NodeId, api: Weak<dyn NodeApi>) {
         assert!(self.local.set((node, LocalNode(api))).is_ok(), "one node lives beside a master");
     }
 
@@ -145,10 +145,7 @@ impl Master {
         false
     }
 
-    pub(crate) fn put_end_items(
-        &self,
-        items: &[PutEndItem<'_>],
-    ) -> Vec<Result<(), PutError>> {
+    pub(crate) fn put_end_items(&self, items: &[PutEndItem<'_>]) -> Vec<Result<(), PutError>> {
         let now = boottime();
         let (results, orders) = {
             let mut mind = self.mind();
@@ -330,8 +327,9 @@ impl Master {
             return;
         }
         let (_, node) = self.local.get().expect("orders are local only beside a local node");
+        let Some(node) = node.0.upgrade() else { return };
         let epoch = self.mind().catalog.epoch();
-        let notices = node.0.execute(epoch, orders);
+        let notices = node.execute(epoch, orders);
         self.take_notices(&notices);
     }
 

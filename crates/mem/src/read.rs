@@ -216,8 +216,13 @@ mod tests {
     fn the_judge_refuses_for_each_reason() {
         let g = Generation(4);
         let ready = Word::new(g, S::Ready, 0);
-        let good =
-            Reading { before: ready, after: ready, serve_until: Now(10), now: Now(9), sealed: true };
+        let good = Reading {
+            before: ready,
+            after: ready,
+            serve_until: Now(10),
+            now: Now(9),
+            sealed: true,
+        };
         assert_eq!(judge(g, &good), Ok(()));
         let pinned = Word::new(g, S::Ready, 3);
         assert_eq!(judge(g, &Reading { after: pinned, ..good }), Ok(()), "pins come and go");

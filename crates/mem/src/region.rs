@@ -180,7 +180,8 @@ impl Region {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | flags;
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, prot, flags) }?;
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, prot, flags) }?;
         let base = NonNull::new(base.cast()).expect("the kernel does not map address 0");
         let access = Access::ReadWrite;
         Ok(Self { base, len, mapped, backing: Backing::Small, access, fd: None })

@@ -266,12 +266,8 @@ mod tests {
     use super::*;
     use crate::region::Pages;
 
-    const IDENTITY: Identity = Identity {
-        segment: SegmentId(7),
-        incarnation: Incarnation(9),
-        bytes: 1 << 20,
-        slots: 3,
-    };
+    const IDENTITY: Identity =
+        Identity { segment: SegmentId(7), incarnation: Incarnation(9), bytes: 1 << 20, slots: 3 };
 
     fn table() -> Table {
         let region = Region::memfd("table", IDENTITY.table_bytes(), Pages::Small).unwrap();

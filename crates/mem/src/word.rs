@@ -16,6 +16,7 @@
 
 use crate::atomic::{AtomicU64, Ordering, fence, spin_loop};
 use mooncrate_core::Generation;
+#[cfg(not(loom))]
 use mooncrate_core::ReplicaState;
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::state::Event;
@@ -69,12 +70,8 @@ impl AtomicWord {
             let next = seen.pinned(wanted)?;
             // Acquire: pairs with the Release of the publish, so the bytes are there. Nothing is
             // released: the reader has written nothing.
-            match self.0.compare_exchange_weak(
-                seen.0,
-                next.0,
-                Ordering::Acquire,
-                Ordering::Acquire,
-            ) {
+            match self.0.compare_exchange_weak(seen.0, next.0, Ordering::Acquire, Ordering::Acquire)
+            {
                 Ok(_) => return Ok(next),
                 Err(found) => seen = Word(found),
             }
@@ -112,12 +109,8 @@ impl AtomicWord {
             // Release: a publish pairs with the Acquire of `pin` and `load`; a bump is what
             // `before_first_byte` and `load_again` order the next bytes after.
             // Acquire: a reclaim pairs with the Release of `unpin`.
-            match self.0.compare_exchange_weak(
-                seen.0,
-                next.0,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
+            match self.0.compare_exchange_weak(seen.0, next.0, Ordering::AcqRel, Ordering::Acquire)
+            {
                 Ok(_) => return Ok(next),
                 Err(found) => seen = Word(found),
             }
@@ -143,6 +136,7 @@ fn generation_or_any(generation: Generation, seen: Word) -> Generation {
 }
 
 /// Whether a locator of `generation` may read under this word.
+#[cfg(not(loom))]
 pub(crate) fn readable(word: Word, generation: Generation) -> bool {
     if canary::on(Canary::NoGenerationCheck) {
         return word.state() == ReplicaState::Ready;

@@ -1,1 +1,24 @@
-//! own: segments served to clients, orders of the master carried out
+//! own: a node holds segments, serves their bytes to clients, and carries out its master's orders.
+//!
+//! ```text
+//!   clients ══ data server ══► Segments ◄── orders, tick ── duty threads ── master
+//!                                  ▲                             │
+//!                                  └────────── serve_until ──────┘ heartbeats
+//! ```
+//!
+//! The header table of a segment is the truth about its objects. When the master does not know the
+//! node any more, the node mounts again and announces its headers. When the node has not reached
+//! its master for the whole registration time, the master counts it as gone, and so does the node:
+//! it drops everything and comes back as a new incarnation.
+//!
+//! Deliberately absent: decisions about placement and eviction, other nodes, freeing bytes outside
+//! the two phases (`mem::Segment` has no such call).
+#![forbid(unsafe_code)]
+
+mod config;
+mod duty;
+mod orders;
+mod registration;
+
+pub use config::NodeConfig;
+pub use duty::{Node, NodeError};

@@ -1,17 +1,17 @@
 //! The engine picks a path per segment, once: same process, same host, or the network.
 
+use crate::Transport;
 use crate::error::TransferError;
 use crate::local::Local;
 use crate::segments::Segments;
 use crate::shared::Shared;
 use crate::stream::Stream;
-use crate::{Transport, stream};
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId};
-use mooncrate_wire::{Address, CallError};
+use mooncrate_core::{HostId, Incarnation, SegmentId};
+use mooncrate_wire::{Address, CallError, PoolConfig};
 use parking_lot::RwLock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// How a segment is reached.
@@ -28,8 +28,6 @@ pub enum Path {
 /// Where the owner of a segment is.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// The owner.
-    pub node: NodeId,
     /// Its machine.
     pub host: HostId,
     /// Its data socket.
@@ -62,7 +60,7 @@ pub struct EngineConfig {
     /// beats two and a copy.
     pub inline_bytes_max: u64,
     /// Links.
-    pub links: stream::LinksConfig,
+    pub links: PoolConfig,
 }
 
 impl Default for EngineConfig {
@@ -72,7 +70,7 @@ impl Default for EngineConfig {
             shared_memory: true,
             local: true,
             inline_bytes_max: 32 << 10,
-            links: stream::LinksConfig::default(),
+            links: PoolConfig::default(),
         }
     }
 }
@@ -86,8 +84,9 @@ pub struct Engine {
     local: Arc<Local>,
     segments: Arc<Segments>,
     directory: Arc<dyn Directory>,
-    /// One transport per node and path.
-    peers: RwLock<BTreeMap<(NodeId, bool), Arc<dyn Transport>>>,
+    /// One transport per address.
+    streams: RwLock<HashMap<Address, Arc<Stream>>>,
+    shared: RwLock<HashMap<Address, Arc<Shared>>>,
     /// The choice per segment; a new mount is chosen anew.
     known: RwLock<Known>,
 }
@@ -104,7 +103,8 @@ impl Engine {
             config,
             segments,
             directory,
-            peers: RwLock::default(),
+            streams: RwLock::default(),
+            shared: RwLock::default(),
             known: RwLock::default(),
         }
     }
@@ -150,7 +150,7 @@ impl Engine {
     ) -> Result<Arc<dyn Transport>, TransferError> {
         let same_host = self.config.shared_memory && route.host == self.config.host;
         if same_host && let Some(unix) = &route.unix {
-            let shared = self.shared_peer(route.node, unix);
+            let shared = self.shared_peer(unix);
             match shared.attach(locator.segment, deadline) {
                 Ok(()) => return Ok(shared),
                 // A container may see the socket's host but not its file: use the network.
@@ -161,17 +161,12 @@ impl Engine {
         let Some(tcp) = route.tcp.as_ref().or(route.unix.as_ref()) else {
             return Err(TransferError::NoRoute);
         };
-        let key = (route.node, false);
-        if let Some(peer) = self.peers.read().get(&key) {
-            return Ok(Arc::clone(peer));
-        }
-        let stream: Arc<dyn Transport> = Arc::new(Stream::new(tcp.clone(), &self.config.links));
-        Ok(Arc::clone(self.peers.write().entry(key).or_insert(stream)))
+        let new = || Arc::new(Stream::new(tcp.clone(), &self.config.links));
+        Ok(Arc::clone(self.streams.write().entry(tcp.clone()).or_insert_with(new)) as _)
     }
 
-    fn shared_peer(&self, node: NodeId, unix: &Address) -> Arc<Shared> {
-        let mut shared = self.shared.write();
+    fn shared_peer(&self, unix: &Address) -> Arc<Shared> {
         let new = || Arc::new(Shared::new(unix.clone(), &self.config));
-        Arc::clone(shared.entry(node).or_insert_with(new))
+        Arc::clone(self.shared.write().entry(unix.clone()).or_insert_with(new))
     }
 }

@@ -1,6 +1,7 @@
 //! Why bytes did not move, and what the caller does next.
 
 use mooncrate_core::error::Advice;
+use mooncrate_mem::{PublishError, ReadError, SegmentError, StoreError, WriteError};
 use mooncrate_wire::{CallError, DataError};
 
 /// Why bytes did not move.
@@ -55,5 +56,78 @@ impl TransferError {
                 | Self::Fenced
                 | Self::NoRoute
         )
+    }
+}
+
+impl From<ReadError> for TransferError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Fenced => Self::Fenced,
+            ReadError::Stale => DataError::Stale.into(),
+            ReadError::Corrupt => DataError::Corrupt.into(),
+            ReadError::OutOfBounds => DataError::OutOfBounds.into(),
+            ReadError::Busy => DataError::Busy { after_ms: 1 }.into(),
+        }
+    }
+}
+
+impl From<SegmentError> for TransferError {
+    fn from(error: SegmentError) -> Self {
+        match error {
+            SegmentError::Fenced => Self::Fenced,
+            other => refusal(&other).into(),
+        }
+    }
+}
+
+impl From<WriteError> for TransferError {
+    fn from(error: WriteError) -> Self {
+        match error {
+            WriteError::Aborted => DataError::BadToken.into(),
+            WriteError::OutOfOrder { .. } | WriteError::TooLong { .. } => {
+                DataError::OutOfBounds.into()
+            }
+        }
+    }
+}
+
+impl From<PublishError> for TransferError {
+    fn from(error: PublishError) -> Self {
+        unpublished(&error).into()
+    }
+}
+
+impl From<StoreError> for TransferError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Stale => DataError::Stale.into(),
+            StoreError::OutOfBounds => DataError::OutOfBounds.into(),
+            StoreError::ReadOnly => DataError::Unsupported.into(),
+        }
+    }
+}
+
+/// What the owner's memory said, as it travels.
+pub(crate) fn refusal(error: &SegmentError) -> DataError {
+    match error {
+        SegmentError::OldEpoch { .. } => DataError::OldEpoch,
+        SegmentError::OtherSegment { .. } => DataError::UnknownSegment,
+        SegmentError::OtherMount { .. }
+        | SegmentError::Stale { .. }
+        | SegmentError::UsedUp { .. }
+        | SegmentError::Fenced => DataError::Stale,
+        SegmentError::Busy { .. } => DataError::Busy { after_ms: 1 },
+        SegmentError::NoSuchSlot { .. }
+        | SegmentError::OutOfBounds(_)
+        | SegmentError::BadExtent { .. }
+        | SegmentError::BadLabel { .. } => DataError::OutOfBounds,
+    }
+}
+
+/// Why the owner did not publish, as it travels.
+pub(crate) fn unpublished(error: &PublishError) -> DataError {
+    match error {
+        PublishError::BadToken | PublishError::Aborted => DataError::BadToken,
+        PublishError::Incomplete { .. } | PublishError::Corrupt { .. } => DataError::Corrupt,
     }
 }

@@ -120,17 +120,30 @@ pub trait Written {
     fn signal(self: Box<Self>, deadline: Deadline) -> Result<(), TransferError>;
 }
 
-/// Pinned bytes of a value; the owner cannot free them while this lives.
+/// The bytes of a value, in place and pinned where the path allows it: the owner cannot free them
+/// while this lives. Otherwise a copy of our own.
 #[derive(Debug)]
 pub struct View {
     bytes: ViewBytes,
-    len: usize,
 }
 
 #[derive(Debug)]
 enum ViewBytes {
     Local(mooncrate_mem::PinGuard),
     Shared(shared::SharedPin),
+    Owned(Vec<u8>),
+}
+
+impl View {
+    /// A view of bytes that were copied and verified.
+    pub fn owned(bytes: Vec<u8>) -> Self {
+        Self { bytes: ViewBytes::Owned(bytes) }
+    }
+
+    /// Whether the bytes are where their owner keeps them.
+    pub fn is_in_place(&self) -> bool {
+        !matches!(self.bytes, ViewBytes::Owned(_))
+    }
 }
 
 impl Deref for View {
@@ -138,8 +151,9 @@ impl Deref for View {
 
     fn deref(&self) -> &[u8] {
         match &self.bytes {
-            ViewBytes::Local(pin) => pin.bytes(self.len as u64),
+            ViewBytes::Local(pin) => pin.bytes(),
             ViewBytes::Shared(pin) => pin.bytes(),
+            ViewBytes::Owned(bytes) => bytes,
         }
     }
 }

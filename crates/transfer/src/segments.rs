@@ -17,7 +17,7 @@ pub struct Segments {
 impl Segments {
     /// Adds a segment, or replaces an earlier mount of it.
     pub fn insert(&self, segment: Arc<Segment>) {
-        self.by_id.write().insert(segment.id(), segment);
+        self.by_id.write().insert(segment.spec().segment, segment);
     }
 
     /// Takes a segment out: nobody finds it any more.
@@ -32,13 +32,13 @@ impl Segments {
 
     /// Whether this very mount is here.
     pub fn holds(&self, id: SegmentId, incarnation: Incarnation) -> bool {
-        self.by_id.read().get(&id).is_some_and(|segment| segment.incarnation() == incarnation)
+        self.by_id.read().get(&id).is_some_and(|segment| segment.spec().incarnation == incarnation)
     }
 
     /// The segment that a locator names, in the mount that it names.
     pub fn find(&self, locator: &Locator) -> Result<Arc<Segment>, DataError> {
         let segment = self.get(locator.segment).ok_or(DataError::UnknownSegment)?;
-        if segment.incarnation() == locator.incarnation {
+        if segment.spec().incarnation == locator.incarnation {
             Ok(segment)
         } else {
             Err(DataError::Stale)

@@ -33,11 +33,7 @@ pub fn send_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::
 
 /// Reads into `target` and appends the descriptors that came along; 0 is the end of the stream.
 /// Every descriptor is closed on exec. When more came than fit, that is an error.
-pub fn recv_fds(
-    socket: impl AsFd,
-    target: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
-) -> io::Result<usize> {
+pub fn recv_fds(socket: impl AsFd, target: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(target)];

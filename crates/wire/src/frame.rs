@@ -95,8 +95,8 @@ impl FrameHeader {
             return Err(FrameError::HeaderCrc { stated: header.header_crc.get(), computed });
         }
         let kind = Kind::from_code(header.kind);
-        let greets = header.version == VERSION_HELLO
-            && matches!(kind, Some(Kind::Hello | Kind::Refuse));
+        let greets =
+            header.version == VERSION_HELLO && matches!(kind, Some(Kind::Hello | Kind::Refuse));
         if !greets && !(VERSION_MIN..=VERSION_MAX).contains(&header.version) {
             return Err(FrameError::Version { found: header.version });
         }
@@ -218,9 +218,7 @@ pub fn encode_frame(
         magic: MAGIC,
         version: stamp.version,
         kind: stamp.kind as u8,
-        flags: U16::new(
-            if stamp.reply { REPLY } else { 0 } | if attached { ATTACHED } else { 0 },
-        ),
+        flags: U16::new(if stamp.reply { REPLY } else { 0 } | if attached { ATTACHED } else { 0 }),
         request: U64::new(stamp.request.0),
         body_bytes: U32::new(body.len() as u32),
         deadline_ms: U32::new(stamp.deadline_ms),
@@ -279,7 +277,9 @@ mod tests {
         let shown = shown.join(" ");
         let page = include_str!("../../../docs/formats/frame.md");
         assert!(page.contains(&shown), "docs/formats/frame.md lacks `{shown}`");
-        assert!(shown.starts_with("4d 43 52 31 01 10 00 00 07 00 00 00 00 00 00 00 00 00 00 00 e8"));
+        assert!(
+            shown.starts_with("4d 43 52 31 01 10 00 00 07 00 00 00 00 00 00 00 00 00 00 00 e8")
+        );
     }
 
     #[test]
@@ -326,7 +326,8 @@ mod tests {
     #[test]
     fn an_oversized_body_is_not_sent() {
         let mut out = b"kept".to_vec();
-        let grown = encode_frame(&mut out, PING, |out| out.resize(out.len() + BODY_BYTES_MAX + 1, 0));
+        let grown =
+            encode_frame(&mut out, PING, |out| out.resize(out.len() + BODY_BYTES_MAX + 1, 0));
         assert!(matches!(grown, Err(FrameError::TooLarge { .. })));
         assert_eq!(out, b"kept");
     }
@@ -337,10 +338,7 @@ mod tests {
         let bytes = frame(write, &5_u64.to_le_bytes());
         assert_eq!(decode_frame(&bytes).unwrap().unwrap().attached, 5);
         let unflagged = forged(bytes, |b| b[6] = 0);
-        assert_eq!(
-            decode_frame(&unflagged).unwrap_err(),
-            FrameError::AttachmentFlag { bytes: 5 }
-        );
+        assert_eq!(decode_frame(&unflagged).unwrap_err(), FrameError::AttachmentFlag { bytes: 5 });
         let short = forged(frame(PING, b"1234"), |b| (b[5], b[6]) = (Kind::Write as u8, 1));
         assert_eq!(decode_frame(&short).unwrap_err(), FrameError::NoAttachmentLength);
         let huge = frame(write, &(ATTACHMENT_BYTES_MAX + 1).to_le_bytes());

@@ -78,8 +78,12 @@ impl Inbox {
         }
         if self.end == self.bytes.len() {
             // The whole buffer is one cut frame, whose header was checked: double what *arrived*.
-            let wanted = (self.bytes.len() * 2).min(FRAME_HEADER_BYTES + crate::frame::BODY_BYTES_MAX);
-            assert!(wanted > self.bytes.len(), "a frame larger than its limit passed the header check");
+            let wanted =
+                (self.bytes.len() * 2).min(FRAME_HEADER_BYTES + crate::frame::BODY_BYTES_MAX);
+            assert!(
+                wanted > self.bytes.len(),
+                "a frame larger than its limit passed the header check"
+            );
             self.bytes.resize(wanted, 0);
         }
         &mut self.bytes[self.end..]

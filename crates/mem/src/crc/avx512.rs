@@ -14,10 +14,10 @@
 use super::constants::{LAST, POLY, QUOTIENT, fold};
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m128i, __m512i, _MM_HINT_ET0, _MM_HINT_T0, _mm_clmulepi64_si128, _mm_cvtsi128_si64, _mm_extract_epi64, _mm_prefetch, _mm_set_epi64x,
-    _mm_xor_si128, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
-    _mm512_mask_storeu_epi8, _mm512_maskz_loadu_epi8, _mm512_set_epi64, _mm512_storeu_si512,
-    _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
+    __m128i, __m512i, _MM_HINT_ET0, _MM_HINT_T0, _mm_clmulepi64_si128, _mm_cvtsi128_si64,
+    _mm_extract_epi64, _mm_prefetch, _mm_set_epi64x, _mm_xor_si128, _mm512_clmulepi64_epi128,
+    _mm512_extracti32x4_epi32, _mm512_mask_storeu_epi8, _mm512_maskz_loadu_epi8, _mm512_set_epi64,
+    _mm512_storeu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
 };
 
 /// Bytes of a register.
@@ -102,7 +102,7 @@ unsafe fn run_whole<const COPY: bool>(
             }
             at += WIDE * STEP;
         }
-        sum = join(sums);
+        sum = join(&sums);
     }
     let near = spread(const { fold(8 * STEP as u32) });
     while at < len {
@@ -143,11 +143,7 @@ unsafe fn run_rest<const COPY: bool>(
 /// Loads 64 bytes, once, and stores them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn take<const COPY: bool>(
-    target: *mut u8,
-    source: *const u8,
-    at: usize,
-) -> __m512i {
+unsafe fn take<const COPY: bool>(target: *mut u8, source: *const u8, at: usize) -> __m512i {
     // SAFETY: the caller promises 64 readable bytes at `at`.
     let bytes = unsafe { load(source.wrapping_add(at)) };
     let target = target.wrapping_add(at);
@@ -218,7 +214,7 @@ fn fold_onto(sum: __m512i, factors: __m512i, bytes: __m512i) -> __m512i {
 /// Eight remainders that stand 64 bytes apart into the last one.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
-fn join(sums: [__m512i; WIDE]) -> __m512i {
+fn join(sums: &[__m512i; WIDE]) -> __m512i {
     const FACTORS: [[u64; 2]; WIDE - 1] = {
         let mut factors = [[0; 2]; WIDE - 1];
         let mut i = 0;
@@ -229,8 +225,8 @@ fn join(sums: [__m512i; WIDE]) -> __m512i {
         factors
     };
     let mut sum = sums[WIDE - 1];
-    for (part, factors) in sums.into_iter().zip(FACTORS) {
-        sum = fold_onto(part, spread(factors), sum);
+    for (part, factors) in sums.iter().zip(FACTORS) {
+        sum = fold_onto(*part, spread(factors), sum);
     }
     sum
 }
@@ -259,10 +255,8 @@ fn finish(sum: __m512i) -> u64 {
         _mm512_extracti32x4_epi32::<0>(folded),
         _mm512_extracti32x4_epi32::<1>(folded),
     );
-    let cd = _mm_xor_si128(
-        _mm512_extracti32x4_epi32::<2>(folded),
-        _mm512_extracti32x4_epi32::<3>(sum),
-    );
+    let cd =
+        _mm_xor_si128(_mm512_extracti32x4_epi32::<2>(folded), _mm512_extracti32x4_epi32::<3>(sum));
     reduce(_mm_xor_si128(ab, cd))
 }
 

@@ -81,8 +81,7 @@ struct Kernel {
     copy: unsafe fn(u64, *mut u8, *const u8, usize) -> u64,
 }
 
-const PORTABLE: Kernel =
-    Kernel { name: "portable", sum: portable::sum, copy: portable::copy };
+const PORTABLE: Kernel = Kernel { name: "portable", sum: portable::sum, copy: portable::copy };
 
 fn kernel() -> &'static Kernel {
     static CHOSEN: OnceLock<Kernel> = OnceLock::new();

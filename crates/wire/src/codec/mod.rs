@@ -33,7 +33,11 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `count` bytes.
-    pub(crate) fn bytes(&mut self, count: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
+    pub(crate) fn bytes(
+        &mut self,
+        count: usize,
+        what: &'static str,
+    ) -> Result<&'a [u8], DecodeError> {
         let Some((taken, rest)) = self.rest.split_at_checked(count) else {
             return Err(DecodeError::Short { what, missing: count - self.rest.len() });
         };
@@ -238,7 +242,9 @@ impl<'a, T: Field<'a> + Clone> Field<'a> for Cow<'a, [T]> {
 /// Fields of a struct, in the order in which they travel: one list for both directions.
 macro_rules! fields {
     ($name:ident $(<$lt:lifetime>)? { $($field:ident: $ty:ty),* $(,)? }) => {
-        fields!(@list mooncrate_core::limits::BATCH_ITEMS_MAX, $name $(<$lt>)? { $($field: $ty),* });
+        $crate::codec::fields!(
+            @list mooncrate_core::limits::BATCH_ITEMS_MAX, $name $(<$lt>)? { $($field: $ty),* }
+        );
     };
     (@list $limit:expr, $name:ident $(<$lt:lifetime>)? { $($field:ident: $ty:ty),* $(,)? }) => {
         impl<'a> $crate::codec::Field<'a> for $name $(<$lt>)? {

@@ -183,7 +183,12 @@ impl Channel {
     }
 
     /// Makes sure that the next system call ends by itself no later than the deadline.
-    fn arm(&mut self, way: Way, deadline: Deadline, awaited: &'static str) -> Result<(), CallError> {
+    fn arm(
+        &mut self,
+        way: Way,
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<(), CallError> {
         let left = deadline.left(boottime());
         if left.is_zero() {
             return Err(CallError::Deadline { awaited });

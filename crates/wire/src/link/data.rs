@@ -35,8 +35,7 @@ impl Link {
     ) -> Result<RequestId, CallError> {
         let attached = if let DataRequest::Write(write) = request { write.put.len } else { 0 };
         let id = self.reserve(request.kind())?;
-        let staged =
-            self.stage(request.kind(), id, false, deadline, |out| request.encode(out));
+        let staged = self.stage(request.kind(), id, false, deadline, |out| request.encode(out));
         if let Err(error) = staged {
             self.in_flight.retain(|(asked, _)| *asked != id);
             return Err(error);
@@ -57,7 +56,10 @@ impl Link {
         parts: &[IoSlice<'_>],
         deadline: Deadline,
     ) -> Result<DataReply, CallError> {
-        assert!(self.in_flight.is_empty(), "call needs a link of its own; use send and recv");
+        assert!(
+            self.broken || self.in_flight.is_empty(),
+            "call needs a link of its own; use send and recv"
+        );
         self.send_data(request, parts, deadline)?;
         match self.recv_reply(deadline, request.kind().awaited(), DataReply::decode)? {
             (_, DataReply::Refuse(refusal)) => Err(refusal.into()),
@@ -95,6 +97,9 @@ impl Link {
         mut on_chunk: impl FnMut(&[u8]),
         deadline: Deadline,
     ) -> Result<(), CallError> {
+        if self.broken {
+            return Err(self.channel.closed("the bytes of a value"));
+        }
         assert!(target.len() as u64 <= self.attached_in, "more bytes than were announced");
         let mut at = self.inbox.take(target);
         if at > 0 {

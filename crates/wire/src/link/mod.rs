@@ -200,7 +200,10 @@ impl Link {
 
     /// Asks a master and waits for its answer. Nothing else may be in flight.
     pub fn call(&mut self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
-        assert!(self.in_flight.is_empty(), "call needs a link of its own; use send and recv");
+        assert!(
+            self.broken || self.in_flight.is_empty(),
+            "call needs a link of its own; use send and recv"
+        );
         self.send(request, deadline)?;
         Ok(self.recv_for(deadline, request.kind().awaited())?.1)
     }
@@ -259,6 +262,9 @@ impl Link {
     /// Books a request that is about to be sent.
     fn reserve(&mut self, kind: Kind) -> Result<RequestId, CallError> {
         assert!(kind.link() == Some(self.kind), "a {kind} frame on a {} link", self.kind);
+        if self.broken {
+            return Err(self.channel.closed(kind.awaited()));
+        }
         if self.in_flight.len() >= self.in_flight_max {
             return Err(CallError::Busy {
                 peer: self.channel.peer().to_owned(),
@@ -336,7 +342,11 @@ impl Link {
     }
 
     /// The next frame, of any kind that may travel here.
-    fn read_frame(&mut self, deadline: Deadline, awaited: &'static str) -> Result<Frame, CallError> {
+    fn read_frame(
+        &mut self,
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<Frame, CallError> {
         if self.broken {
             return Err(self.channel.closed(awaited));
         }
@@ -346,7 +356,11 @@ impl Link {
         found
     }
 
-    fn find_frame(&mut self, deadline: Deadline, awaited: &'static str) -> Result<Frame, CallError> {
+    fn find_frame(
+        &mut self,
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<Frame, CallError> {
         loop {
             if let Some(frame) = self.inbox.next_frame()? {
                 return Ok(frame);

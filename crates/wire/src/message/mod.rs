@@ -17,9 +17,7 @@ pub use data::{
     Abandon, Attach, Attached, Begin, BeginWrite, Pin, PinId, Read, ReadReply, Signal, Unpin, Write,
 };
 pub use hello::{Hello, HelloAck, NAME_BYTES_MAX, Role, agree};
-pub use node::{
-    Announce, Heartbeat, Mount, Mounted, NodeInfo, OrderBatch, Orders, Pulse, Unmount,
-};
+pub use node::{Announce, Heartbeat, Mount, Mounted, NodeInfo, OrderBatch, Orders, Pulse, Unmount};
 
 use crate::codec::{Field, Reader};
 use crate::error::{DataError, DecodeError, Refusal};

@@ -1,0 +1,102 @@
+//! The commands. Each reads its arguments, asks the store, and hands the answer to `render`.
+
+pub(crate) mod bench;
+mod get;
+mod ls;
+mod put;
+mod rm;
+pub(crate) mod serve;
+
+use crate::args::{Command, KeyFlags};
+use crate::config::Settings;
+use crate::failure::{Failure, hint_of};
+use crate::render::Output;
+use mooncrate::{ClientConfig, ConnectOptions, Store};
+use mooncrate_core::key;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+/// Everything that asks a running cluster.
+pub(crate) fn ask(command: &Command, settings: &Settings, out: Output) -> Result<(), Failure> {
+    match command {
+        Command::Put(args) => put::run(args, settings, out),
+        Command::Get(args) => get::run(args, settings, out),
+        Command::Rm(args) => rm::run(args, settings, out),
+        Command::Ls(args) => ls::run(args, settings, out),
+        Command::Stat(_) => out.stat(&connect(settings)?.stat().map_err(failed)?),
+        Command::Bench(args) => bench::run(args, settings, out),
+        Command::Serve(_) | Command::Master(_) | Command::Node(_) => {
+            unreachable!("main starts servers itself")
+        }
+    }
+}
+
+/// A client of the configured cluster.
+fn connect(settings: &Settings) -> Result<Store, Failure> {
+    let options = ConnectOptions {
+        master: settings.master.clone(),
+        shared_memory: settings.shared_memory,
+        host: settings.host.clone(),
+        zone: settings.zone.clone(),
+        client: ClientConfig { deadline: settings.deadline, ..ClientConfig::default() },
+        ..ConnectOptions::default()
+    };
+    Store::connect(options).map_err(|error| {
+        Failure::failed(format!("cannot reach the master at {}: {error}", settings.master))
+            .hint("`mooncrate serve` starts one; --master HOST:PORT finds one elsewhere")
+    })
+}
+
+/// An error of the store, with what to do about it.
+#[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` hands over")]
+fn failed(error: mooncrate::Error) -> Failure {
+    Failure { hint: hint_of(error.advice()), ..Failure::failed(error.to_string()) }
+}
+
+/// The bytes of a key that was typed.
+fn typed_key(text: &OsStr, flags: KeyFlags) -> Result<Vec<u8>, Failure> {
+    let bytes = typed_bytes(text, flags)?;
+    key::check(&bytes).map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(bytes)
+}
+
+/// The bytes of a key, or of the beginning of one.
+fn typed_bytes(text: &OsStr, flags: KeyFlags) -> Result<Vec<u8>, Failure> {
+    if !flags.key_hex {
+        return Ok(text.as_bytes().to_vec());
+    }
+    unhex(text.as_bytes()).ok_or_else(|| {
+        let shown = key::show(text.as_bytes());
+        Failure::usage(format!("--key-hex: `{shown}` is not pairs of hexadecimal digits"))
+    })
+}
+
+fn unhex(digits: &[u8]) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    if !digits.len().is_multiple_of(2) {
+        return None;
+    }
+    digits.chunks(2).map(|pair| Some((digit(pair[0])? << 4 | digit(pair[1])?) as u8)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_typed_as_text_or_as_digits() {
+        let (text, hex) = (KeyFlags { key_hex: false }, KeyFlags { key_hex: true });
+        let raw = OsStr::from_bytes(b"\xff\x01");
+        assert_eq!(typed_key(raw, text).unwrap(), b"\xff\x01");
+        assert_eq!(typed_key("00fF".as_ref(), hex).unwrap(), [0, 0xff]);
+        for bad in ["abc", "zz", "+1", " 1"] {
+            let error = typed_key(bad.as_ref(), hex).unwrap_err();
+            assert!(error.to_string().contains("--key-hex"), "{bad}: {error}");
+        }
+        let error = typed_key("".as_ref(), text).unwrap_err();
+        assert!(error.to_string().contains("empty"), "{error}");
+        assert_eq!(typed_bytes("".as_ref(), hex).unwrap(), b"", "a prefix may be empty");
+        let long = "x".repeat(8193);
+        assert!(typed_key(long.as_ref(), text).unwrap_err().to_string().contains("8193"));
+    }
+}

@@ -1,0 +1,229 @@
+//! `serve`, `master`, `node`: start, say where, wait for a signal, stop.
+//!
+//! What must stay true: signals are caught before anything is started, so none is lost; a second
+//! signal, or too long a stop, ends the process at once. Values may vanish with it; nothing that a
+//! client could read afterwards is wrong.
+
+use super::failed;
+use crate::config::Settings;
+use crate::failure::Failure;
+use crate::listen::{self, Door};
+use crate::render::{Output, Started};
+use mooncrate::{MasterOptions, NodeOptions, Running};
+use mooncrate_core::catalog;
+use mooncrate_wire::Address;
+use std::io;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+/// What the process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// All that one machine needs.
+    Both,
+    /// The index alone.
+    Master,
+    /// Memory alone.
+    Node,
+}
+
+/// Longest wait for the requests under way when stopping.
+const STOP_MAX: Duration = Duration::from_secs(5);
+/// Longest wait for the admin HTTP.
+const ADMIN_STOP_MAX: Duration = Duration::from_secs(1);
+/// Where clients look for a master when nobody tells them.
+const USUAL_MASTER: &str = "127.0.0.1:7411";
+
+/// Serves until a signal comes.
+pub(crate) fn run(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
+    check(role, settings)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("cannot start a runtime: {error}")))?;
+    let served = runtime.block_on(serve(role, settings, out));
+    // A call that does not come back must not keep the process.
+    runtime.shutdown_background();
+    served
+}
+
+/// All that can be said before anything is started.
+fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
+    let unix = settings.unix.clone().map(Address::Unix);
+    let mut doors = Vec::new();
+    let mut door = |what, address, flag| doors.push(Door { what, address, flag });
+    if role != Role::Node {
+        door("the master", &settings.master, "--master");
+    }
+    if role != Role::Master {
+        if let Some(data) = &settings.data {
+            door("the node", data, "--data");
+        }
+        if let Some(unix) = &unix {
+            door("the node", unix, "--unix");
+        }
+        if settings.data.is_none() && unix.is_none() {
+            let message = "a node without --data and without --unix cannot be reached";
+            return Err(Failure::usage(message).hint("leave one of them on"));
+        }
+    }
+    for door in &doors {
+        listen::check_loopback(*door, settings.insecure_listen)?;
+    }
+    if let Some(admin) = admin_door(role, settings) {
+        listen::check_admin(admin)?;
+    }
+    doors.iter().try_for_each(|door| listen::check_free(*door))
+}
+
+fn admin_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
+    let address = settings.admin.as_ref().filter(|_| role != Role::Node)?;
+    Some(Door { what: "the admin HTTP", address, flag: "--admin" })
+}
+
+async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
+    let mut signals = Signals::catch()
+        .map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))?;
+    let admin = match admin_door(role, settings) {
+        Some(door) => {
+            let bound = TcpListener::bind(door.address.to_string()).await;
+            Some(bound.map_err(|error| listen::explain(door, &error))?)
+        }
+        None => None,
+    };
+    let options = (master_options(settings), node_options(settings));
+    let starting = spawn_blocking(move || match role {
+        Role::Both => mooncrate::run_both(options.0, options.1),
+        Role::Master => mooncrate::run_master(options.0),
+        Role::Node => mooncrate::run_node(options.1),
+    });
+    let running = tokio::select! {
+        started = starting => started.map_err(|error| died(&error))?.map_err(failed)?,
+        () = signals.next() => return Ok(()),
+    };
+    let admin_at = admin.as_ref().and_then(|listener| listener.local_addr().ok());
+    out.started(&started(role, settings, &running, admin_at))?;
+
+    let (stop_admin, admin_stops) = oneshot::channel::<()>();
+    let admin = async {
+        let stop = async move { drop(admin_stops.await) };
+        let (Some(listener), Some(master)) = (admin, running.master()) else {
+            return stop.await;
+        };
+        if let Err(error) = mooncrate_master::admin::serve(listener, master, stop).await {
+            tracing::error!(%error, "the admin HTTP ended");
+        }
+    };
+    tokio::pin!(admin);
+    let mut admin_ended = false;
+    tokio::select! {
+        () = signals.next() => {}
+        // It does not end on its own; if it did, the store is worth more than its window.
+        () = &mut admin => {
+            admin_ended = true;
+            signals.next().await;
+        }
+    }
+    tracing::info!("stopping");
+    drop(stop_admin);
+    let rest_of_admin = async move {
+        if !admin_ended {
+            admin.await;
+        }
+    };
+    let stopping = timeout(STOP_MAX, spawn_blocking(move || running.stop()));
+    let all = async { tokio::join!(stopping, timeout(ADMIN_STOP_MAX, rest_of_admin)) };
+    tokio::select! {
+        (stopped, _) = all => match stopped {
+            Ok(stopped) => stopped.map_err(|error| died(&error)),
+            Err(_) => {
+                tracing::warn!("requests under way did not end in {STOP_MAX:?} and were cut off");
+                Ok(())
+            }
+        },
+        () = signals.next() => Err(Failure::failed("stopped at once by a second signal")),
+    }
+}
+
+fn died(error: &tokio::task::JoinError) -> Failure {
+    Failure::failed(format!("a thread of the server died: {error}"))
+}
+
+fn master_options(settings: &Settings) -> MasterOptions {
+    MasterOptions {
+        listen: settings.master.clone(),
+        state_file: settings.state_file.clone(),
+        catalog: catalog::Config {
+            put_timeout: settings.put_timeout,
+            policy: settings.evict_policy,
+            placement: settings.placement,
+            ..catalog::Config::default()
+        },
+        workers: settings.workers,
+    }
+}
+
+fn node_options(settings: &Settings) -> NodeOptions {
+    NodeOptions {
+        name: settings.node_name.clone(),
+        master: settings.master.clone(),
+        listen: settings.data.clone(),
+        unix: settings.unix.clone(),
+        segment_bytes: settings.segment_bytes,
+        slots: settings.slots,
+        host: settings.host.clone(),
+        zone: settings.zone.clone(),
+        huge_pages: settings.huge_pages,
+    }
+}
+
+fn started(
+    role: Role,
+    settings: &Settings,
+    running: &Running,
+    admin: Option<std::net::SocketAddr>,
+) -> Started {
+    let node = role != Role::Master;
+    let master = running.master_address().map(|address| address.to_string());
+    let find_master = match master.as_deref() {
+        None | Some(USUAL_MASTER) => String::new(),
+        Some(address) => format!(" --master {address}"),
+    };
+    Started {
+        joined: (role == Role::Node).then(|| settings.master.to_string()),
+        data: running.data_address().map(|address| address.to_string()),
+        unix: running.unix_path(),
+        admin: admin.map(|address| format!("http://{address}")),
+        node_name: node.then(|| settings.node_name.clone()),
+        segment_bytes: node.then_some(settings.segment_bytes),
+        master,
+        find_master,
+    }
+}
+
+/// The signals that end a server.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn catch() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// The next one.
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}

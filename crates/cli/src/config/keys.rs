@@ -1,0 +1,227 @@
+//! Every setting there is: its name, its default and what its value may look like.
+//!
+//! One name in three spellings: `segment_size` in a file, `MOONCRATE_SEGMENT_SIZE` in the
+//! environment, `--segment-size` as a flag. One parser per kind of value serves all three, so a
+//! value that is good in one place is good in the others.
+
+use bytesize::ByteSize;
+use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::place::PlacementKind;
+use mooncrate_wire::Address;
+use std::time::Duration;
+
+/// Leaves the choice to the program.
+pub(crate) const AUTO: &str = "auto";
+/// Switches a part off.
+pub(crate) const OFF: &str = "off";
+
+/// What a value may look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `host:port` or `unix:/path`.
+    Address,
+    /// `host:port`, or off.
+    Listener,
+    /// A path for a socket, auto or off.
+    Socket,
+    /// A path, or off.
+    File,
+    /// Bytes, as in 256MiB.
+    Size,
+    /// Time, as in 5s.
+    Span,
+    /// A whole number, at least 1.
+    Count,
+    /// A whole number, at least 1, or auto.
+    CountOrAuto,
+    /// true or false.
+    Switch,
+    /// Any text but none.
+    Name,
+    /// An eviction policy.
+    Policy,
+    /// A placement strategy.
+    Placement,
+    /// A filter of the log.
+    Filter,
+}
+
+/// One setting.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spec {
+    /// As files spell it.
+    pub(crate) name: &'static str,
+    /// When nobody says anything.
+    pub(crate) default: &'static str,
+    /// What its value may look like.
+    pub(crate) kind: Kind,
+}
+
+const fn spec(name: &'static str, default: &'static str, kind: Kind) -> Spec {
+    Spec { name, default, kind }
+}
+
+/// All settings, in the order in which they are shown.
+pub(crate) const KEYS: &[Spec] = &[
+    spec("master", "127.0.0.1:7411", Kind::Address),
+    spec("admin", "127.0.0.1:7412", Kind::Listener),
+    spec("data", "127.0.0.1:7413", Kind::Listener),
+    spec("unix", AUTO, Kind::Socket),
+    spec("insecure_listen", "false", Kind::Switch),
+    spec("segment_size", "256MiB", Kind::Size),
+    spec("slots", AUTO, Kind::CountOrAuto),
+    spec("huge_pages", "false", Kind::Switch),
+    spec("node_name", AUTO, Kind::Name),
+    spec("host", AUTO, Kind::Name),
+    spec("zone", AUTO, Kind::Name),
+    spec("state_file", OFF, Kind::File),
+    spec("workers", "2", Kind::Count),
+    spec("put_timeout", "30s", Kind::Span),
+    spec("evict_policy", "sieve", Kind::Policy),
+    spec("placement", "random", Kind::Placement),
+    spec("shared_memory", "true", Kind::Switch),
+    spec("deadline", "30s", Kind::Span),
+    spec("log", AUTO, Kind::Filter),
+];
+
+/// The setting of this name.
+pub(crate) fn find(name: &str) -> Option<&'static Spec> {
+    KEYS.iter().find(|spec| spec.name == name)
+}
+
+impl Spec {
+    /// As the environment spells it.
+    pub(crate) fn variable(&self) -> String {
+        format!("MOONCRATE_{}", self.name.to_ascii_uppercase())
+    }
+
+    /// Whether this text is a value of it; if not, what is.
+    pub(crate) fn check(&self, text: &str) -> Result<(), String> {
+        match self.kind {
+            Kind::Address => address(text).map(drop),
+            Kind::Listener if text == OFF => Ok(()),
+            Kind::Listener => address(text).and_then(|address| match address {
+                Address::Tcp(_) => Ok(()),
+                Address::Unix(_) => Err(format!("`{text}` is no host:port; `off` is possible too")),
+            }),
+            Kind::Socket | Kind::File | Kind::Name if text.is_empty() => {
+                Err("it is empty".to_owned())
+            }
+            Kind::Socket | Kind::File | Kind::Name => Ok(()),
+            Kind::Size => size(text).map(drop),
+            Kind::Span => span(text).map(drop),
+            Kind::CountOrAuto if text == AUTO => Ok(()),
+            Kind::Count | Kind::CountOrAuto => count(text).map(drop),
+            Kind::Switch => switch(text).map(drop),
+            Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),
+            Kind::Placement => text.parse::<PlacementKind>().map(drop).map_err(|e| e.to_string()),
+            Kind::Filter if text == AUTO => Ok(()),
+            Kind::Filter => match text.parse::<tracing_subscriber::filter::Targets>() {
+                Ok(_) => Ok(()),
+                Err(_) => Err(format!("`{text}` is no filter; write info, or mooncrate_node=debug")),
+            },
+        }
+    }
+}
+
+/// An address.
+pub(crate) fn address(text: &str) -> Result<Address, String> {
+    text.parse()
+}
+
+/// A number of bytes.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    match text.parse::<ByteSize>() {
+        Ok(ByteSize(0)) => Err("0 bytes are too few".to_owned()),
+        Ok(ByteSize(bytes)) => Ok(bytes),
+        Err(_) => Err(format!("`{text}` is no size; write it as 256MiB or 1GiB")),
+    }
+}
+
+/// A span of time.
+pub(crate) fn span(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err("no time at all is too short".to_owned()),
+        Ok(span) => Ok(span),
+        Err(_) => Err(format!("`{text}` is no span of time; write it as 500ms, 5s or 2min")),
+    }
+}
+
+/// A number of things.
+pub(crate) fn count(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err(format!("`{text}` is not a whole number of at least 1")),
+        Ok(count) => Ok(count),
+    }
+}
+
+/// Yes or no.
+pub(crate) fn switch(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| format!("`{text}` is neither true nor false"))
+}
+
+/// The one of `known` that somebody who wrote `text` may have meant.
+pub(crate) fn nearest<T: AsRef<str>>(text: &str, known: impl IntoIterator<Item = T>) -> Option<T> {
+    let far = (text.chars().count() / 3).max(2);
+    let scored = known.into_iter().map(|name| (distance(text, name.as_ref()), name));
+    scored.min_by_key(|(distance, _)| *distance).filter(|(d, _)| *d <= far).map(|(_, name)| name)
+}
+
+/// How many letters must be added, dropped or changed to make `b` of `a`.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_a_value_of_its_setting() {
+        for spec in KEYS {
+            assert_eq!(spec.check(spec.default), Ok(()), "{}", spec.name);
+        }
+    }
+
+    #[test]
+    fn distances_count_letters() {
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("slots", "slots"), 0);
+        assert_eq!(nearest("segmnt_sise", KEYS.iter().map(|k| k.name)), Some("segment_size"));
+        assert_eq!(nearest("quux", KEYS.iter().map(|k| k.name)), None);
+    }
+
+    #[test]
+    fn bad_values_say_what_a_good_one_looks_like() {
+        for (name, text, says) in [
+            ("master", "nohost", "host:port"),
+            ("admin", "unix:/x", "host:port"),
+            ("segment_size", "12 parsecs", "256MiB"),
+            ("segment_size", "0", "too few"),
+            ("deadline", "5", "500ms"),
+            ("deadline", "0s", "too short"),
+            ("workers", "0", "at least 1"),
+            ("slots", "many", "at least 1"),
+            ("huge_pages", "yes", "true nor false"),
+            ("evict_policy", "rarely", "fifo"),
+            ("placement", "near", "least-loaded"),
+            ("node_name", "", "empty"),
+            ("log", "a=b=c", "filter"),
+        ] {
+            let error = find(name).unwrap().check(text).unwrap_err();
+            assert!(error.contains(says), "{name} = {text}: {error}");
+        }
+    }
+}

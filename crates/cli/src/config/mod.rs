@@ -1,0 +1,236 @@
+//! Configuration: default < file < environment < flag. Read once, here, before anything starts.
+//!
+//! Every value is checked in the layer that gives it, also when a later one replaces it, and every
+//! layer refuses names that do not exist: a misspelled setting is an error, never a default in
+//! disguise. Each value remembers where it came from.
+
+mod file;
+mod keys;
+mod settings;
+
+pub(crate) use keys::{count, size, span};
+pub(crate) use settings::Settings;
+
+use crate::failure::Failure;
+use keys::{KEYS, Spec};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+/// The variable that names the file.
+const CONFIG_VARIABLE: &str = "MOONCRATE_CONFIG";
+/// The file that is read when nobody names one.
+const CONFIG_FILE: &str = "mooncrate.toml";
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Nobody said anything.
+    Default,
+    /// This line of this file.
+    File(PathBuf, usize),
+    /// This variable.
+    Variable(String),
+    /// This flag.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Self::Variable(name) => write!(f, "${name}"),
+            Self::Flag(flag) => f.write_str(flag),
+        }
+    }
+}
+
+/// A flag that was given: its spelling, the setting it sets, and the value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Given {
+    /// As it was typed.
+    pub(crate) flag: &'static str,
+    /// The setting.
+    pub(crate) key: &'static str,
+    /// Its value.
+    pub(crate) value: String,
+}
+
+/// All settings as text, each with its origin.
+#[derive(Clone, Debug)]
+pub(crate) struct Layers(BTreeMap<&'static str, (String, Origin)>);
+
+impl Layers {
+    /// Reads all layers. `file` is what `--config` named.
+    pub(crate) fn read(
+        file: Option<PathBuf>,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+        flags: Vec<Given>,
+    ) -> Result<Self, Failure> {
+        let defaults = KEYS.iter().map(|k| (k.name, (k.default.to_owned(), Origin::Default)));
+        let mut layers = Self(defaults.collect());
+        let (named, variables) = variables(environment)?;
+        if let Some(path) = file.or(named) {
+            layers.take_file(path, true)?;
+        } else {
+            layers.take_file(PathBuf::from(CONFIG_FILE), false)?;
+        }
+        for (spec, name, value) in variables {
+            layers.take(spec, value, Origin::Variable(name))?;
+        }
+        for Given { flag, key, value } in flags {
+            let spec = keys::find(key).expect("every flag names a setting; a test reads them all");
+            layers.take(spec, value, Origin::Flag(flag))?;
+        }
+        Ok(layers)
+    }
+
+    fn take(&mut self, spec: &'static Spec, value: String, origin: Origin) -> Result<(), Failure> {
+        if let Err(why) = spec.check(&value) {
+            // A flag names its setting already.
+            let place = match &origin {
+                Origin::Flag(flag) => (*flag).to_owned(),
+                origin => format!("{origin}: {}", spec.name),
+            };
+            return Err(Failure::usage(format!("{place}: {why}")));
+        }
+        self.0.insert(spec.name, (value, origin));
+        Ok(())
+    }
+
+    fn take_file(&mut self, path: PathBuf, must_be_there: bool) -> Result<(), Failure> {
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_be_there => {
+                return Ok(());
+            }
+            Err(error) => {
+                let message = format!("cannot read the configuration {}: {error}", path.display());
+                return Err(Failure::usage(message));
+            }
+        };
+        for entry in file::parse(&path, &text)? {
+            self.take(entry.spec, entry.value, Origin::File(path.clone(), entry.line))?;
+        }
+        Ok(())
+    }
+
+    /// The value of a setting.
+    fn value(&self, name: &str) -> &str {
+        &self.0.get(name).unwrap_or_else(|| panic!("{name} is a setting")).0
+    }
+
+    /// Name, value and origin of all, in the order of the table.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&'static str, &str, &Origin)> {
+        KEYS.iter().map(|spec| {
+            let (value, origin) = &self.0[spec.name];
+            (spec.name, value.as_str(), origin)
+        })
+    }
+}
+
+type Variables = Vec<(&'static Spec, String, String)>;
+
+/// Ours among the variables: the file they name, and the settings.
+fn variables(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<(Option<PathBuf>, Variables), Failure> {
+    let mut file = None;
+    let mut found = Vec::new();
+    for (name, value) in environment {
+        let Some(name) = name.to_str().filter(|name| name.starts_with("MOONCRATE_")) else {
+            continue;
+        };
+        if name == CONFIG_VARIABLE {
+            file = Some(PathBuf::from(value));
+            continue;
+        }
+        let Some(spec) = KEYS.iter().find(|spec| spec.variable() == name) else {
+            let known = KEYS.iter().map(Spec::variable).chain([CONFIG_VARIABLE.to_owned()]);
+            let hint = match keys::nearest(name, known) {
+                Some(near) => format!("did you mean ${near}?"),
+                None => "unset it; `mooncrate serve --print-config` lists all settings".to_owned(),
+            };
+            return Err(Failure::usage(format!("${name} is no setting of mooncrate")).hint(hint));
+        };
+        let value = value.into_string().map_err(|_| {
+            Failure::usage(format!("${name} is not UTF-8 text"))
+        })?;
+        found.push((spec, name.to_owned(), value));
+    }
+    Ok((file, found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStringExt;
+
+    fn env(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
+        pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
+    }
+
+    fn written(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("my.toml");
+        std::fs::write(&path, text).unwrap();
+        (folder, path)
+    }
+
+    fn flag(key: &'static str, value: &str) -> Given {
+        Given { flag: "--zone", key, value: value.to_owned() }
+    }
+
+    #[test]
+    fn a_later_layer_wins_and_each_value_knows_where_it_came_from() {
+        let text = "slots = 10\nhost = \"a\"\nzone = \"a\"\n";
+        let (_folder, path) = written(text);
+        let vars = env(&[("MOONCRATE_HOST", "b"), ("MOONCRATE_ZONE", "b"), ("HOME", "x")]);
+        let layers = Layers::read(Some(path.clone()), vars, vec![flag("zone", "c")]).unwrap();
+        let find = |name| layers.rows().find(|row| row.0 == name).unwrap();
+        assert_eq!(find("segment_size"), ("segment_size", "256MiB", &Origin::Default));
+        assert_eq!(find("slots"), ("slots", "10", &Origin::File(path, 1)));
+        assert_eq!(find("host"), ("host", "b", &Origin::Variable("MOONCRATE_HOST".into())));
+        assert_eq!(find("zone"), ("zone", "c", &Origin::Flag("--zone")));
+    }
+
+    #[test]
+    fn the_variable_names_a_file_and_the_flag_names_another() {
+        let (_first, first) = written("zone = \"first\"");
+        let (_second, second) = written("zone = \"second\"");
+        let vars = env(&[("MOONCRATE_CONFIG", first.to_str().unwrap())]);
+        let layers = Layers::read(None, vars.clone(), vec![]).unwrap();
+        assert_eq!(layers.value("zone"), "first");
+        let layers = Layers::read(Some(second), vars, vec![]).unwrap();
+        assert_eq!(layers.value("zone"), "second");
+    }
+
+    #[test]
+    fn a_file_that_was_named_must_be_there() {
+        let error = Layers::read(Some("no/such.toml".into()), env(&[]), vec![]).unwrap_err();
+        assert!(error.to_string().contains("no/such.toml"), "{error}");
+    }
+
+    #[test]
+    fn an_unknown_variable_is_an_error_that_names_the_nearest() {
+        let error = Layers::read(None, env(&[("MOONCRATE_SLOT", "1")]), vec![]).unwrap_err();
+        let shown = error.to_string();
+        assert!(shown.contains("$MOONCRATE_SLOT ") && shown.contains("$MOONCRATE_SLOTS?"), "{shown}");
+        let error = Layers::read(None, env(&[("MOONCRATE_FROBNICATE", "1")]), vec![]).unwrap_err();
+        assert!(error.to_string().contains("--print-config"), "{error}");
+    }
+
+    #[test]
+    fn a_bad_value_is_an_error_even_when_a_later_layer_replaces_it() {
+        let vars = env(&[("MOONCRATE_ZONE", "")]);
+        let error = Layers::read(None, vars, vec![flag("zone", "c")]).unwrap_err();
+        assert_eq!(error.to_string(), "$MOONCRATE_ZONE: zone: it is empty");
+        let error = Layers::read(None, env(&[]), vec![flag("zone", "")]).unwrap_err();
+        assert_eq!(error.to_string(), "--zone: it is empty");
+        let bytes = vec![("MOONCRATE_HOST".into(), OsString::from_vec(vec![0xff]))];
+        let error = Layers::read(None, bytes, vec![]).unwrap_err();
+        assert!(error.to_string().contains("UTF-8"), "{error}");
+    }
+}

@@ -1,0 +1,166 @@
+//! The settings with their types, as the commands use them.
+
+use super::Layers;
+use super::keys::{AUTO, OFF, address, count, size, span, switch};
+use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::place::PlacementKind;
+use mooncrate_wire::Address;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const CHECKED: &str = "every layer checks its values";
+
+/// What the commands start from.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// Where the master listens and is found.
+    pub(crate) master: Address,
+    /// Where the admin HTTP listens.
+    pub(crate) admin: Option<Address>,
+    /// Where a node listens for readers and writers.
+    pub(crate) data: Option<Address>,
+    /// Where a node hands out shared memory.
+    pub(crate) unix: Option<PathBuf>,
+    /// Whether listeners may be reached from other machines.
+    pub(crate) insecure_listen: bool,
+    /// Bytes of a node's segment.
+    pub(crate) segment_bytes: u64,
+    /// Headers in its table.
+    pub(crate) slots: Option<u32>,
+    /// Whether it is made of huge pages.
+    pub(crate) huge_pages: bool,
+    /// The node's name.
+    pub(crate) node_name: String,
+    /// The machine.
+    pub(crate) host: String,
+    /// The failure zone.
+    pub(crate) zone: String,
+    /// Where a master keeps its epoch.
+    pub(crate) state_file: Option<PathBuf>,
+    /// Threads of a master.
+    pub(crate) workers: usize,
+    /// When an open put gives its key back.
+    pub(crate) put_timeout: Duration,
+    /// Which objects go first.
+    pub(crate) evict_policy: PolicyKind,
+    /// Where objects go.
+    pub(crate) placement: PlacementKind,
+    /// Whether clients map the memory of nodes on the same machine.
+    pub(crate) shared_memory: bool,
+    /// How long a client waits for one call.
+    pub(crate) deadline: Duration,
+    /// What is logged.
+    pub(crate) log: Option<String>,
+}
+
+impl Settings {
+    /// Types for the values. `runtime_dir` is where this user's sockets live, if there is a place.
+    pub(crate) fn new(layers: &Layers, runtime_dir: Option<&Path>) -> Self {
+        let or_off = |name| Some(layers.value(name)).filter(|value| *value != OFF);
+        let or_auto = |name| Some(layers.value(name)).filter(|value| *value != AUTO);
+        let truth = |name| switch(layers.value(name)).expect(CHECKED);
+        let time = |name| span(layers.value(name)).expect(CHECKED);
+        let data = or_off("data").map(|text| address(text).expect(CHECKED));
+        let label = label(data.as_ref());
+        let host = or_auto("host").map_or_else(mooncrate::this_host, str::to_owned);
+        let unix = or_off("unix").map(|text| match text {
+            AUTO => socket_path(&label, runtime_dir),
+            path => PathBuf::from(path),
+        });
+        Self {
+            master: address(layers.value("master")).expect(CHECKED),
+            admin: or_off("admin").map(|text| address(text).expect(CHECKED)),
+            data,
+            unix,
+            insecure_listen: truth("insecure_listen"),
+            segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
+            slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
+            huge_pages: truth("huge_pages"),
+            node_name: or_auto("node_name")
+                .map_or_else(|| format!("{}-{label}", hostname()), str::to_owned),
+            host,
+            zone: or_auto("zone").unwrap_or_default().to_owned(),
+            state_file: or_off("state_file").map(PathBuf::from),
+            workers: count(layers.value("workers")).expect(CHECKED) as usize,
+            put_timeout: time("put_timeout"),
+            evict_policy: layers.value("evict_policy").parse().expect(CHECKED),
+            placement: layers.value("placement").parse().expect(CHECKED),
+            shared_memory: truth("shared_memory"),
+            deadline: time("deadline"),
+            log: or_auto("log").map(str::to_owned),
+        }
+    }
+}
+
+/// What tells this node from others of the same user on the same machine: its port. A port that is
+/// not chosen yet cannot do that, the process can.
+fn label(data: Option<&Address>) -> String {
+    let port = match data {
+        Some(Address::Tcp(name)) => name.rsplit_once(':').map(|(_, port)| port),
+        _ => None,
+    };
+    match port {
+        Some(port) if port != "0" => port.to_owned(),
+        _ => format!("p{}", std::process::id()),
+    }
+}
+
+/// Where a node's socket is: in the user's own folder, or else under a name that holds the user.
+fn socket_path(label: &str, runtime_dir: Option<&Path>) -> PathBuf {
+    match runtime_dir {
+        Some(folder) => folder.join(format!("mooncrate-{label}.sock")),
+        None => {
+            let user = rustix::process::getuid().as_raw();
+            PathBuf::from(format!("/tmp/mooncrate-{user}-{label}.sock"))
+        }
+    }
+}
+
+/// The name of this machine.
+fn hostname() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "localhost".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Given;
+    use super::*;
+
+    fn settings(given: &[(&'static str, &str)]) -> Settings {
+        let flags = given
+            .iter()
+            .map(|(key, value)| Given { flag: "--x", key, value: (*value).to_owned() })
+            .collect();
+        let layers = Layers::read(None, [], flags).unwrap();
+        Settings::new(&layers, Some(Path::new("/run/user/7")))
+    }
+
+    #[test]
+    fn sockets_and_names_follow_the_port() {
+        let plain = settings(&[]);
+        assert_eq!(plain.unix.unwrap(), Path::new("/run/user/7/mooncrate-7413.sock"));
+        assert_eq!(plain.node_name, format!("{}-7413", hostname()));
+        assert_eq!((plain.slots, plain.state_file, plain.log), (None, None, None));
+        assert_eq!(plain.segment_bytes, 256 << 20);
+
+        let any = settings(&[("data", "127.0.0.1:0"), ("unix", "auto")]);
+        let expected = format!("/run/user/7/mooncrate-p{}.sock", std::process::id());
+        assert_eq!(any.unix.unwrap(), Path::new(&expected));
+        let user = rustix::process::getuid().as_raw();
+        let path = socket_path("9", None);
+        assert_eq!(path, PathBuf::from(format!("/tmp/mooncrate-{user}-9.sock")));
+    }
+
+    #[test]
+    fn what_is_off_is_none_and_what_is_given_is_taken() {
+        let s = settings(&[("admin", "off"), ("data", "off"), ("unix", "off"), ("slots", "9")]);
+        assert_eq!((s.admin, s.data, s.unix, s.slots), (None, None, None, Some(9)));
+        let s = settings(&[("node_name", "n"), ("deadline", "2min"), ("huge_pages", "true")]);
+        assert_eq!(s.node_name, "n");
+        assert_eq!((s.deadline, s.huge_pages), (Duration::from_secs(120), true));
+    }
+}

@@ -1,1 +1,0 @@
-//! run: the mooncrate command and the embedded store

@@ -1,0 +1,317 @@
+//! All that is printed: one calm sentence, then a table; or one JSON document. The only file that
+//! writes to stdout, except for the raw value of a `get`.
+
+use crate::cmd::bench::{COLUMNS, Row};
+use crate::config::Layers;
+use crate::failure::{Exit, Failure};
+use anstream::stream::IsTerminal;
+use bytesize::ByteSize;
+use comfy_table::{CellAlignment, Table, presets};
+use mooncrate_core::key;
+use mooncrate_wire::message::{ClusterStat, Listed};
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Where output goes and in which form.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output {
+    /// JSON instead of text.
+    pub(crate) json: bool,
+}
+
+/// What listens where, once a server has started.
+#[derive(Debug)]
+pub(crate) struct Started {
+    /// The master of this process.
+    pub(crate) master: Option<String>,
+    /// The master that a node alone has joined.
+    pub(crate) joined: Option<String>,
+    /// The node's TCP address.
+    pub(crate) data: Option<String>,
+    /// The node's socket for shared memory.
+    pub(crate) unix: Option<PathBuf>,
+    /// The admin HTTP.
+    pub(crate) admin: Option<String>,
+    /// The node's name.
+    pub(crate) node_name: Option<String>,
+    /// The node's memory.
+    pub(crate) segment_bytes: Option<u64>,
+    /// What example commands must say to find the master; empty when it is where they look.
+    pub(crate) find_master: String,
+}
+
+/// A number of bytes for people.
+pub(crate) fn bytes(count: u64) -> String {
+    ByteSize(count).display().iec().to_string()
+}
+
+/// Key bytes for programs: what people see, and what is exact.
+fn key_json(bytes: &[u8]) -> Value {
+    json!({ "key": key::show(bytes).to_string(), "key_hex": hex(bytes) })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn with(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+        object.extend(more);
+    }
+    object
+}
+
+/// A table without lines; `right` names the columns that hold numbers.
+fn table(header: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header.to_vec()).add_rows(rows);
+    for index in 0..header.len() {
+        let column = table.column_mut(index).expect("the header made it");
+        column.set_padding((if index == 0 { 0 } else { 1 }, 1));
+        if right.contains(&index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// `1 key`, `2 keys`.
+pub(crate) fn counted(count: u64, one: &str) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!("{count} {one}{s}")
+}
+
+impl Output {
+    fn text(self, text: &str) -> Result<(), Failure> {
+        let mut out = anstream::stdout().lock();
+        writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()).map_err(|e| unwritten(&e))
+    }
+
+    fn value(self, value: &Value) -> Result<(), Failure> {
+        self.text(&value.to_string())
+    }
+
+    /// A server is ready.
+    pub(crate) fn started(self, started: &Started) -> Result<(), Failure> {
+        if self.json {
+            return self.value(&json!({
+                "event": "started",
+                "pid": std::process::id(),
+                "master": started.master,
+                "joined": started.joined,
+                "data": started.data,
+                "unix": started.unix,
+                "admin": started.admin,
+                "node_name": started.node_name,
+                "segment_bytes": started.segment_bytes,
+            }));
+        }
+        self.text(&started_screen(started))
+    }
+
+    /// A put is done.
+    pub(crate) fn put(self, key: &[u8], len: u64, new: bool) -> Result<(), Failure> {
+        if self.json {
+            let state = if new { "stored" } else { "already there" };
+            return self.value(&with(key_json(key), json!({ "state": state, "bytes": len })));
+        }
+        let shown = key::show(key);
+        self.text(&if new {
+            format!("stored {shown}, {}", bytes(len))
+        } else {
+            format!("{shown} is already there and keeps its value")
+        })
+    }
+
+    /// A value is in a file.
+    pub(crate) fn got(self, key: &[u8], len: u64, file: &Path) -> Result<(), Failure> {
+        let file = file.display();
+        if self.json {
+            let more = json!({ "bytes": len, "file": file.to_string() });
+            return self.value(&with(key_json(key), more));
+        }
+        self.text(&format!("wrote {} of {} to {file}", bytes(len), key::show(key)))
+    }
+
+    /// Keys were removed, or were not there.
+    pub(crate) fn removed(self, results: &[(Vec<u8>, bool)]) -> Result<(), Failure> {
+        if self.json {
+            let state = |there: bool| if there { "removed" } else { "no such key" };
+            let rows = results.iter().map(|(key, there)| {
+                with(key_json(key), json!({ "state": state(*there) }))
+            });
+            return self.value(&json!({ "keys": rows.collect::<Vec<_>>() }));
+        }
+        let gone: Vec<_> = results.iter().filter(|(_, there)| *there).collect();
+        match gone.as_slice() {
+            [] => Ok(()),
+            [(key, _)] => self.text(&format!("removed {}", key::show(key))),
+            many => self.text(&format!("removed {}", counted(many.len() as u64, "key"))),
+        }
+    }
+
+    /// Keys that were found; `more`: the limit cut the list.
+    pub(crate) fn listing(self, entries: &[Listed], more: bool) -> Result<(), Failure> {
+        if self.json {
+            let rows = entries.iter().map(mooncrate_master::admin::listed_json);
+            return self.value(&json!({ "keys": rows.collect::<Vec<_>>(), "more": more }));
+        }
+        if entries.is_empty() {
+            return self.text("no keys");
+        }
+        let total = entries.iter().map(|entry| entry.len).sum();
+        let rows = entries.iter().map(|entry| {
+            vec![entry.key.to_string(), bytes(entry.len), entry.replicas.to_string()]
+        });
+        let table = table(&["KEY", "SIZE", "REPLICAS"], &[1, 2], rows.collect());
+        let rest = if more { "; more follow, --limit COUNT lists them" } else { "" };
+        let keys = counted(entries.len() as u64, "key");
+        self.text(&format!("{keys}, {}{rest}\n\n{}", bytes(total), table.trim_fmt()))
+    }
+
+    /// The cluster in numbers.
+    pub(crate) fn stat(self, stat: &ClusterStat) -> Result<(), Failure> {
+        if self.json {
+            return self.value(&mooncrate_master::admin::stat_json(stat));
+        }
+        self.text(&stat_screen(stat))
+    }
+
+    /// All settings.
+    pub(crate) fn config(self, layers: &Layers) -> Result<(), Failure> {
+        if self.json {
+            let rows = layers.rows().map(|(name, value, origin)| {
+                (name.to_owned(), json!({ "value": value, "from": origin.to_string() }))
+            });
+            return self.value(&Value::Object(rows.collect()));
+        }
+        let rows = layers
+            .rows()
+            .map(|(name, value, from)| vec![name.to_owned(), value.to_owned(), from.to_string()]);
+        self.text(&table(&["SETTING", "VALUE", "FROM"], &[], rows.collect()).trim_fmt())
+    }
+
+    /// What a bench measured.
+    pub(crate) fn bench(self, sentence: &str, rows: &[Row]) -> Result<(), Failure> {
+        if self.json {
+            let rows = rows.iter().map(Row::json);
+            return self.value(&json!({ "rows": rows.collect::<Vec<_>>() }));
+        }
+        let right: Vec<usize> = (1..COLUMNS.len()).collect();
+        let rows = rows.iter().map(Row::cells).collect();
+        self.text(&format!("{sentence}\n\n{}", table(&COLUMNS, &right, rows).trim_fmt()))
+    }
+
+    /// Whether a person would see what is written to stdout.
+    pub(crate) fn to_terminal(self) -> bool {
+        io::stdout().is_terminal()
+    }
+
+    /// The raw value on stdout, with nothing added.
+    pub(crate) fn raw(self, value: &[u8]) -> Result<(), Failure> {
+        crate::progress::write_all(&mut io::stdout().lock(), value).map_err(|e| unwritten(&e))
+    }
+
+    /// A failure, on stderr.
+    pub(crate) fn failure(self, failure: &Failure) {
+        if failure.message.is_empty() {
+            return;
+        }
+        let mut err = anstream::stderr().lock();
+        // Nobody is left to tell when stderr is closed.
+        let _ = if self.json {
+            let (error, hint) = (&failure.message, &failure.hint);
+            writeln!(err, "{}", json!({ "error": error, "hint": hint, "exit": failure.exit as u8 }))
+        } else {
+            let hint = failure.hint.as_ref().map(|hint| format!("\n  {hint}")).unwrap_or_default();
+            writeln!(err, "mooncrate: {}{hint}", failure.message)
+        };
+    }
+}
+
+/// A reader that has gone is no failure worth a word; everything else is.
+fn unwritten(error: &io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        return Failure::silent();
+    }
+    Failure { exit: Exit::Failed, ..Failure::failed(format!("cannot write the output: {error}")) }
+}
+
+fn started_screen(started: &Started) -> String {
+    let what = match (&started.master, &started.data, &started.unix) {
+        (Some(_), None, None) => "The master is ready.",
+        (None, ..) => "The node is ready.",
+        (Some(_), ..) => "Mooncrate is ready.",
+    };
+    let mut lines = vec![what.to_owned(), String::new()];
+    let mut line = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            lines.push(format!("  {name:<9}{value}"));
+        }
+    };
+    line("master", started.master.clone());
+    line("joined", started.joined.clone());
+    line("data", started.data.clone());
+    line("memory", started.unix.as_ref().map(|path| format!("unix:{}", path.display())));
+    line("admin", started.admin.clone());
+    line("segment", started.segment_bytes.map(bytes));
+    line("name", started.node_name.clone());
+    if started.master.is_some() {
+        let at = &started.find_master;
+        lines.push(String::new());
+        lines.push("Try, in another terminal:".to_owned());
+        lines.push(String::new());
+        lines.push(format!("  mooncrate put hello --value world{at}"));
+        lines.push(format!("  mooncrate get hello{at}"));
+        lines.push(format!("  mooncrate stat{at}"));
+    }
+    lines.push(String::new());
+    lines.push("Ctrl-C stops it.".to_owned());
+    lines.join("\n")
+}
+
+fn stat_screen(stat: &ClusterStat) -> String {
+    let state = if stat.rebuilding { "; the index is being rebuilt" } else { "" };
+    let sentence = format!(
+        "{}, {}; {} of {} used{state}",
+        counted(u64::from(stat.nodes), "node"),
+        counted(stat.objects, "value"),
+        bytes(stat.used_bytes),
+        bytes(stat.capacity_bytes),
+    );
+    let facts = [
+        ("epoch", stat.epoch.0.to_string()),
+        ("open puts", stat.open_puts.to_string()),
+        ("quarantined", bytes(stat.quarantined_bytes)),
+        ("largest free run", bytes(stat.largest_free_run)),
+        ("evicted", format!("{}, {}", stat.evicted_objects, bytes(stat.evicted_bytes))),
+        ("index", bytes(stat.index_bytes)),
+    ];
+    let facts: Vec<String> = facts.map(|(name, value)| format!("  {name:<18}{value}")).to_vec();
+    if stat.segments.is_empty() {
+        return format!("{sentence}\n\n{}\n\nno segments are mounted", facts.join("\n"));
+    }
+    let rows = stat.segments.iter().map(|row| {
+        let medium = format!("{:?}", row.offer.medium).to_ascii_lowercase();
+        let state = if row.open { "open" } else { "closed" };
+        vec![
+            row.offer.segment.to_string(),
+            row.offer.node.to_string(),
+            medium,
+            state.to_owned(),
+            row.objects.to_string(),
+            bytes(row.used_bytes),
+            bytes(row.quarantined_bytes),
+            bytes(row.offer.bytes),
+        ]
+    });
+    let header =
+        ["SEGMENT", "NODE", "MEDIUM", "STATE", "REPLICAS", "USED", "QUARANTINED", "CAPACITY"];
+    let table = table(&header, &[4, 5, 6, 7], rows.collect());
+    format!("{sentence}\n\n{}\n\n{}", facts.join("\n"), table.trim_fmt())
+}
+
+#[cfg(test)]
+#[path = "render_tests.rs"]
+mod tests;

@@ -1,0 +1,86 @@
+//! The screens as people see them.
+
+use super::*;
+use mooncrate_core::plan::{Medium, SegmentOffer};
+use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, SegmentId, ZoneId};
+use mooncrate_wire::message::SegmentRow;
+
+fn started() -> Started {
+    Started {
+        master: Some("127.0.0.1:7411".into()),
+        joined: None,
+        data: Some("127.0.0.1:7413".into()),
+        unix: Some("/run/user/7/mooncrate-7413.sock".into()),
+        admin: Some("http://127.0.0.1:7412".into()),
+        node_name: Some("box-7413".into()),
+        segment_bytes: Some(256 << 20),
+        find_master: String::new(),
+    }
+}
+
+#[test]
+fn a_server_says_where_it_is_and_how_to_talk_to_it() {
+    insta::assert_snapshot!("serve", started_screen(&started()));
+    let master = Started {
+        data: None,
+        unix: None,
+        node_name: None,
+        segment_bytes: None,
+        master: Some("127.0.0.1:9".into()),
+        find_master: " --master 127.0.0.1:9".into(),
+        ..started()
+    };
+    insta::assert_snapshot!("master", started_screen(&master));
+    let joined = Some("127.0.0.1:7411".into());
+    let node = Started { master: None, joined, admin: None, ..started() };
+    insta::assert_snapshot!("node", started_screen(&node));
+}
+
+#[test]
+fn a_cluster_is_a_sentence_and_a_table() {
+    let row = SegmentRow {
+        offer: SegmentOffer {
+            segment: SegmentId(0xabc),
+            incarnation: Incarnation(1),
+            node: NodeId(0xdef),
+            medium: Medium::Dram,
+            bytes: 256 << 20,
+            slots: 100,
+            host: HostId(1),
+            zone: ZoneId(1),
+        },
+        open: true,
+        used_bytes: 3 << 20,
+        quarantined_bytes: 4096,
+        largest_free_run: 200 << 20,
+        objects: 12,
+    };
+    let mut stat = ClusterStat {
+        epoch: LeaderEpoch(7),
+        rebuilding: false,
+        nodes: 1,
+        objects: 12,
+        open_puts: 0,
+        capacity_bytes: 256 << 20,
+        used_bytes: 3 << 20,
+        quarantined_bytes: 4096,
+        largest_free_run: 200 << 20,
+        evicted_objects: 5,
+        evicted_bytes: 5000,
+        index_bytes: 123_456,
+        segments: vec![row],
+    };
+    insta::assert_snapshot!("stat", stat_screen(&stat));
+    stat.segments.clear();
+    stat.rebuilding = true;
+    insta::assert_snapshot!("stat_without_segments", stat_screen(&stat));
+}
+
+#[test]
+fn keys_are_exact_for_programs() {
+    let got = key_json(b"a\xff");
+    assert_eq!(got, json!({ "key": "a\\xff", "key_hex": "61ff" }));
+    assert_eq!(with(got, json!({ "x": 1 }))["x"], json!(1));
+    assert_eq!(counted(1, "key"), "1 key");
+    assert_eq!(counted(0, "key"), "0 keys");
+}

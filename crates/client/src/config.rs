@@ -1,0 +1,28 @@
+//! How a client behaves. Plain data.
+
+use mooncrate_core::ZoneId;
+use std::time::Duration;
+
+/// Settings of a client.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Longest time of one call.
+    pub call_time: Duration,
+    /// Locators kept.
+    pub locators_max: usize,
+    /// Its zone, for placement.
+    pub zone: ZoneId,
+    /// Copies of each object, unless a put says otherwise.
+    pub replicas: u8,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            call_time: Duration::from_secs(5),
+            locators_max: 1 << 20,
+            zone: ZoneId(0),
+            replicas: 1,
+        }
+    }
+}

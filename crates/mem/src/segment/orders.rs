@@ -1,0 +1,229 @@
+//! Ending lives: the master's orders, and the clockwork that frees what had to wait.
+//!
+//! An order names one life; whatever state it is in, the order ends it, and a repeated order finds
+//! it over (G10). What is said to be `Freed` is freed: the bump came first (R1).
+
+use super::lives::Life;
+use super::{Segment, SegmentError};
+use mooncrate_core::canary::{self, Canary};
+use mooncrate_core::plan::{Action, Notice, Order, OrderResult};
+use mooncrate_core::state::Event;
+use mooncrate_core::word::WordError;
+use mooncrate_core::{Generation, LeaderEpoch, Now, ReplicaState, Slot};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+/// Slots that one tick looks at, so that a tick stays short.
+const TICK_SLOTS_MAX: usize = 1024;
+/// How soon a slot that was due but pinned is looked at again.
+const PINNED_POLL: Duration = Duration::from_millis(1);
+
+/// Retiring slots by the time to look at them, soonest first.
+pub(super) type Queue = BinaryHeap<Reverse<(Now, Slot, Generation)>>;
+
+const RECLAIM: Event = Event::Reclaim { pins: 0 };
+
+impl Segment {
+    /// Ends a life, as the leader of `epoch` orders. `Waiting` is followed by an unasked `Freed`.
+    pub fn execute(
+        &self,
+        now: Now,
+        epoch: LeaderEpoch,
+        order: &Order,
+    ) -> Result<Notice, SegmentError> {
+        let Order { segment, incarnation, slot, generation, action } = *order;
+        self.check_mount(segment, incarnation, slot)?;
+        let mut life = self.lives.lock(slot);
+        {
+            let mut front = self.front.lock();
+            front.witness(epoch)?;
+            // A slot that was bumped must be announced as such.
+            front.high_water = front.high_water.max(slot.0 + 1);
+        }
+        let result = self.end_life(now, slot, generation, action, &mut life)?;
+        Ok(self.notice(slot, generation, result))
+    }
+
+    /// Hands out the news of lives that ended without an order, and frees retiring slots whose time
+    /// is over and whose readers have left. A bounded amount of work: call it again soon.
+    pub fn tick(&self, now: Now, news: &mut Vec<Notice>) {
+        news.append(&mut self.news.lock());
+        for _ in 0..TICK_SLOTS_MAX {
+            let Some((slot, generation)) = self.next_due(now) else { return };
+            let mut life = self.lives.lock(slot);
+            // A life that is over needs nothing more; its slot may already have the next one.
+            if self.load(slot).generation() != generation {
+                continue;
+            }
+            if let Some(life) = life.as_mut() {
+                life.queued = false;
+            }
+            let told = life.as_ref().is_some_and(|life| life.told_freed);
+            let result = self.free_or_wait(now, slot, generation, &mut life);
+            if !told && let OrderResult::Freed { .. } = result {
+                news.push(self.notice(slot, generation, result));
+            }
+        }
+    }
+
+    fn next_due(&self, now: Now) -> Option<(Slot, Generation)> {
+        let mut queue = self.queue.lock();
+        let Reverse((due, slot, generation)) = *queue.peek()?;
+        if due > now {
+            return None;
+        }
+        queue.pop();
+        Some((slot, generation))
+    }
+
+    fn end_life(
+        &self,
+        now: Now,
+        slot: Slot,
+        generation: Generation,
+        action: Action,
+        life: &mut Option<Life>,
+    ) -> Result<OrderResult, SegmentError> {
+        let word = self.load(slot);
+        if word.generation() > generation {
+            // Over, unless its writer may still store: then the slot waits one generation on.
+            let quarantined = word.state() == ReplicaState::Failed
+                && Some(word.generation()) == generation.next();
+            let over = OrderResult::Freed { next: word.generation() };
+            return Ok(if quarantined { OrderResult::Waiting } else { over });
+        }
+        if word.generation() < generation {
+            return Err(SegmentError::Stale { wanted: generation, found: word });
+        }
+        match word.state() {
+            ReplicaState::Dead => self.skip_life(now, slot, generation),
+            ReplicaState::Reserved | ReplicaState::Writing => {
+                self.step(Some(now), slot, generation, Event::Abort)?;
+                // The guard's end fences it and tells.
+                Ok(OrderResult::Waiting)
+            }
+            ReplicaState::Ready if action == Action::Evict => {
+                self.evict(now, slot, generation, life)
+            }
+            ReplicaState::Ready => {
+                self.step(Some(now), slot, generation, Event::Unlink)?;
+                Ok(self.retire(now, slot, generation, action, life))
+            }
+            ReplicaState::Retiring => Ok(self.retire(now, slot, generation, action, life)),
+            // Quarantine of the life before; the one that was asked about has not begun.
+            ReplicaState::Failed => Err(SegmentError::Stale { wanted: generation, found: word }),
+        }
+    }
+
+    /// A life that was planned and never begun: bumps past it, so that a late writer is refused.
+    fn skip_life(
+        &self,
+        now: Now,
+        slot: Slot,
+        generation: Generation,
+    ) -> Result<OrderResult, SegmentError> {
+        self.step(Some(now), slot, generation, Event::Reserve)?;
+        let next = self.step(Some(now), slot, generation, Event::Abort)?.generation();
+        self.step(Some(now), slot, next, Event::Fence)?;
+        Ok(OrderResult::Freed { next })
+    }
+
+    /// Frees a Ready slot, or leaves it as it is.
+    fn evict(
+        &self,
+        now: Now,
+        slot: Slot,
+        generation: Generation,
+        life: &mut Option<Life>,
+    ) -> Result<OrderResult, SegmentError> {
+        if canary::on(Canary::FreeBeforeBump) {
+            return Ok(self.evict_without_bump(now, slot, generation, life));
+        }
+        match self.step(Some(now), slot, generation, RECLAIM) {
+            Ok(word) => {
+                *life = None;
+                Ok(OrderResult::Freed { next: word.generation() })
+            }
+            Err(WordError::Pinned { .. }) => Ok(OrderResult::Pinned),
+            Err(stale) => Err(stale.into()),
+        }
+    }
+
+    /// Notes how long a Retiring slot must wait, and frees it if that is over already.
+    fn retire(
+        &self,
+        now: Now,
+        slot: Slot,
+        generation: Generation,
+        action: Action,
+        life: &mut Option<Life>,
+    ) -> OrderResult {
+        let wait = match action {
+            Action::Retire { free_after_ms } => Duration::from_millis(u64::from(free_after_ms)),
+            // An aborted or evicted slot has no reader who was promised time.
+            Action::Abort | Action::Evict => Duration::ZERO,
+        };
+        if let Some(life) = life {
+            // A second order never shortens what the first one promised.
+            life.free_after = life.free_after.max(now.plus(wait));
+        }
+        self.free_or_wait(now, slot, generation, life)
+    }
+
+    fn free_or_wait(
+        &self,
+        now: Now,
+        slot: Slot,
+        generation: Generation,
+        life: &mut Option<Life>,
+    ) -> OrderResult {
+        let Some(known) = life else {
+            unreachable!("slot {slot} is retiring without a life");
+        };
+        let mut look_at = known.free_after;
+        if look_at <= now {
+            match self.step(Some(now), slot, generation, RECLAIM) {
+                Ok(word) => {
+                    *life = None;
+                    return OrderResult::Freed { next: word.generation() };
+                }
+                Err(_) => look_at = now.plus(PINNED_POLL),
+            }
+        }
+        if !known.queued {
+            known.queued = true;
+            self.queue.lock().push(Reverse((look_at, slot, generation)));
+        }
+        OrderResult::Waiting
+    }
+
+    /// Canary 2: says "freed" and bumps later.
+    fn evict_without_bump(
+        &self,
+        now: Now,
+        slot: Slot,
+        generation: Generation,
+        life: &mut Option<Life>,
+    ) -> OrderResult {
+        if self.load(slot).pins() > 0 {
+            return OrderResult::Pinned;
+        }
+        if let Some(life) = life {
+            life.told_freed = true;
+            life.free_after = now.plus(Duration::from_millis(5));
+            life.queued = true;
+            self.queue.lock().push(Reverse((life.free_after, slot, generation)));
+        }
+        OrderResult::Freed { next: generation.next().unwrap_or(Generation::MAX) }
+    }
+
+    /// Canary 2: the bump that was left out, just before the slot is used again.
+    pub(super) fn bump_late(&self, now: Now, slot: Slot, life: &mut Option<Life>) {
+        if life.as_ref().is_some_and(|life| life.told_freed)
+            && self.step(Some(now), slot, self.load(slot).generation(), RECLAIM).is_ok()
+        {
+            *life = None;
+        }
+    }
+}

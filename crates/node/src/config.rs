@@ -1,0 +1,90 @@
+//! How a node is set up. Plain data; live parts enter by constructor.
+
+use mooncrate_core::ids::name_hash;
+use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, ZoneId};
+use mooncrate_mem::SegmentSpec;
+use mooncrate_wire::Address;
+use std::time::Duration;
+
+/// Bytes per slot that the default number of slots assumes; smaller objects run out of slots
+/// before they run out of bytes.
+const BYTES_PER_SLOT: u64 = 4096;
+
+/// Settings of a node.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Its name: the same across restarts, unlike that of any other node.
+    pub name: String,
+    /// The machine it runs on; clients with an equal label map its memory.
+    pub host: String,
+    /// Its failure zone.
+    pub zone: String,
+    /// Bytes of its segment, rounded down to a multiple of 4096.
+    pub segment_bytes: u64,
+    /// Headers; `None`: one per 4 KiB.
+    pub slots: Option<u32>,
+    /// Whether other processes of the machine may map the segment.
+    pub shared: bool,
+    /// Whether to take huge pages.
+    pub huge_pages: bool,
+    /// Where the data server is reached over the network.
+    pub tcp: Option<Address>,
+    /// Where it is reached on the same machine.
+    pub unix: Option<Address>,
+    /// Which start of the node this is: later starts have larger numbers.
+    pub incarnation: Incarnation,
+    /// Time between heartbeats.
+    pub heartbeat: Duration,
+    /// Time between looks at what waits to be freed.
+    pub tick: Duration,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        Self {
+            name: "node".into(),
+            host: String::new(),
+            zone: String::new(),
+            segment_bytes: 256 << 20,
+            slots: None,
+            shared: true,
+            huge_pages: false,
+            tcp: None,
+            unix: None,
+            incarnation: Incarnation(1),
+            heartbeat: Duration::from_millis(500),
+            tick: Duration::from_millis(5),
+        }
+    }
+}
+
+impl NodeConfig {
+    /// The node's id.
+    pub fn node(&self) -> NodeId {
+        NodeId::named(&self.name)
+    }
+
+    /// The machine's id.
+    pub fn host_id(&self) -> HostId {
+        HostId(name_hash(&self.host))
+    }
+
+    /// The zone's id.
+    pub fn zone_id(&self) -> ZoneId {
+        ZoneId(name_hash(&self.zone))
+    }
+
+    /// What its segment is to be in this incarnation.
+    pub(crate) fn spec(&self, incarnation: Incarnation) -> SegmentSpec {
+        let bytes = self.segment_bytes / 4096 * 4096;
+        let slots = u32::try_from(bytes / BYTES_PER_SLOT).unwrap_or(u32::MAX).max(1024);
+        SegmentSpec {
+            segment: SegmentId::of(self.node(), 0),
+            incarnation,
+            bytes,
+            slots: self.slots.unwrap_or(slots),
+            shared: self.shared,
+            huge: self.huge_pages,
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Orders of the master, carried out; and what happened without one, told.
+
+use crate::duty::Node;
+use mooncrate_core::LeaderEpoch;
+use mooncrate_core::plan::{Notice, Order};
+use mooncrate_mem::clock::boottime;
+use mooncrate_wire::NodeApi;
+use mooncrate_wire::message::Orders;
+use std::time::Duration;
+
+/// How long a poll waits at the master.
+const POLL_TIME: Duration = Duration::from_millis(500);
+/// How long a poll may take beyond that.
+const CALL_TIME: Duration = Duration::from_secs(2);
+/// Pause after a master that did not answer.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl NodeApi for Node {
+    fn execute(&self, epoch: LeaderEpoch, orders: &[Order]) -> Vec<Notice> {
+        let now = boottime();
+        let mut notices = Vec::with_capacity(orders.len());
+        for order in orders {
+            let Some(segment) = self.segments().get(order.segment) else { continue };
+            match segment.execute(now, epoch, order) {
+                Ok(notice) => notices.push(notice),
+                // An old leader or an old mount: no notice, so the master learns nothing from it.
+                Err(error) => tracing::debug!(%error, ?order, "order refused"),
+            }
+        }
+        notices
+    }
+}
+
+impl Node {
+    /// Frees what may be freed by now and tells the master.
+    pub(crate) fn tick(&self) {
+        let mut notices = Vec::new();
+        for segment in self.segments().all() {
+            segment.tick(boottime(), &mut notices);
+        }
+        if !notices.is_empty() {
+            self.deliver(notices);
+        }
+    }
+
+    /// Brings notices to the master and carries out what it orders in turn. What cannot be delivered
+    /// is lost without harm: the master repeats its orders, and the answers repeat.
+    fn deliver(&self, mut notices: Vec<Notice>) {
+        while !notices.is_empty() && !self.stopping() {
+            match self.poll(std::mem::take(&mut notices), Duration::ZERO) {
+                Some(next) => notices = next,
+                None => return,
+            }
+        }
+    }
+
+    /// Waits for orders at a master in another process, for as long as the node lives.
+    pub(crate) fn follow_orders(&self) {
+        let mut notices = Vec::new();
+        while !self.stopping() {
+            if let Some(next) = self.poll(std::mem::take(&mut notices), POLL_TIME) {
+                notices = next;
+            } else {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// One poll: notices there, orders back, carried out; the notices that follow from them.
+    fn poll(&self, notices: Vec<Notice>, wait: Duration) -> Option<Vec<Notice>> {
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        let ask = Orders { node: self.id(), notices, wait_ms };
+        let deadline = boottime().deadline_in(wait + CALL_TIME);
+        let batch = self.master().orders(&ask, deadline).ok()?.ok()?;
+        Some(self.execute(batch.epoch, &batch.orders))
+    }
+}

@@ -1,0 +1,136 @@
+//! Being known: mount, announce, heartbeat; and knowing when one is no longer known.
+
+use crate::duty::{Node, NodeError};
+use mooncrate_core::error::MountError;
+use mooncrate_core::plan::{Medium, SegmentOffer};
+use mooncrate_core::{Incarnation, LeaderEpoch, Now, Slot};
+use mooncrate_mem::clock::boottime;
+use mooncrate_mem::{Segment, SegmentSpec};
+use mooncrate_wire::message::{Announce, Heartbeat, Mount};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a call of registration may take.
+const CALL_TIME: Duration = Duration::from_secs(2);
+/// Slots in one page of an announcement.
+const PAGE_SLOTS: usize = 1024;
+
+/// What the node knows of its standing with the master.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    /// When the last acknowledged heartbeat (or mount) was *sent*.
+    pub(crate) acknowledged: Now,
+    /// How long the master keeps a silent node.
+    pub(crate) registration: Duration,
+    pub(crate) incarnation: Incarnation,
+}
+
+impl Node {
+    /// Offers the segments and announces what they hold.
+    pub(crate) fn mount(&self) -> Result<(), NodeError> {
+        let sent = boottime();
+        let segments = self.segments().all();
+        let mount = Mount {
+            info: self.info().clone(),
+            seen: segments.iter().map(|s| s.epoch()).max().unwrap_or_default(),
+            offers: segments.iter().map(|segment| self.offer(segment.spec())).collect(),
+            fresh: false,
+        };
+        let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
+        for segment in &segments {
+            // Before the announcement: no plan of an older leader can come in behind it.
+            segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
+            self.announce(segment)?;
+        }
+        self.acknowledged(sent, mounted.registration_ms, mounted.epoch);
+        Ok(())
+    }
+
+    fn offer(&self, spec: &SegmentSpec) -> SegmentOffer {
+        SegmentOffer {
+            segment: spec.segment,
+            incarnation: spec.incarnation,
+            node: self.id(),
+            medium: Medium::Dram,
+            bytes: spec.bytes,
+            slots: spec.slots,
+            host: self.info().host,
+            zone: self.info().zone,
+        }
+    }
+
+    fn announce(&self, segment: &Segment) -> Result<(), NodeError> {
+        let SegmentSpec { segment: id, incarnation, .. } = *segment.spec();
+        let mut from = Slot(0);
+        loop {
+            let (page, next) = segment.announce(from, PAGE_SLOTS);
+            let page = Announce { segment: id, incarnation, page, last: next.is_none() };
+            self.master().announce(page, boottime().deadline_in(CALL_TIME))??;
+            match next {
+                Some(next) => from = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// One heartbeat, and whatever its answer, or its absence, asks for.
+    pub(crate) fn heartbeat(&self) {
+        let sent = boottime();
+        let beat = Heartbeat { node: self.id() };
+        match self.master().heartbeat(&beat, sent.deadline_in(CALL_TIME)) {
+            Ok(Ok(pulse)) => self.acknowledged(sent, pulse.registration_ms, pulse.epoch),
+            Ok(Err(MountError::UnknownNode)) => self.mount_again(),
+            Ok(Err(error)) => tracing::error!(%error, "the master refuses this node"),
+            Err(error) => {
+                tracing::warn!(%error, "no heartbeat");
+                self.give_up_if_gone();
+            }
+        }
+    }
+
+    fn mount_again(&self) {
+        self.give_up_if_gone();
+        match self.mount() {
+            Ok(()) => tracing::info!("mounted again"),
+            Err(error) => tracing::warn!(%error, "could not mount again"),
+        }
+    }
+
+    /// R10: the master counts a node as gone that it has not heard for the registration time. The node
+    /// reckons from when it *sent* what was acknowledged, so it always gives up first.
+    fn give_up_if_gone(&self) {
+        let mut standing = self.standing().lock();
+        if boottime().since(standing.acknowledged) < standing.registration {
+            return;
+        }
+        standing.incarnation = Incarnation(standing.incarnation.0 + 1);
+        match Segment::create(self.config().spec(standing.incarnation)) {
+            Ok(fresh) => {
+                tracing::warn!("cut off from the master for too long: starting over, empty");
+                for old in self.segments().all() {
+                    old.set_serve_until(Now(0));
+                }
+                self.segments().insert(fresh);
+                standing.acknowledged = boottime();
+            }
+            Err(error) => tracing::error!(%error, "no memory for a new segment"),
+        }
+    }
+
+    fn acknowledged(&self, sent: Now, registration_ms: u32, epoch: LeaderEpoch) {
+        let registration = Duration::from_millis(u64::from(registration_ms));
+        let segments: Vec<Arc<Segment>> = self.segments().all();
+        for segment in &segments {
+            if segment.witness(epoch).is_err() {
+                // A leader that was replaced: its word gives no leave to serve.
+                return;
+            }
+        }
+        let mut standing = self.standing().lock();
+        standing.acknowledged = standing.acknowledged.max(sent);
+        standing.registration = registration;
+        for segment in &segments {
+            segment.set_serve_until(standing.acknowledged.plus(registration / 2));
+        }
+    }
+}

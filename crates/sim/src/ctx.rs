@@ -1,0 +1,345 @@
+//! What all actors share: the heap of events, the network, the clocks, the judge and the counters.
+//! Actors change each other only by events.
+
+use crate::clock::Clock;
+use crate::judge::Failure;
+use crate::marks::{Mark, Marks};
+use crate::message::{Actor, CallId, Event, ToClient, ToMaster, ToNode};
+use crate::network::{Network, Route};
+use crate::swarm::Swarm;
+use crate::trace::Trace;
+use crate::{MS, Nanos};
+use mooncrate_check::{OpId, Oracle, OracleConfig};
+use mooncrate_core::rng::Rng;
+use mooncrate_core::{KeyHash, LeaderEpoch, NodeId, Now, SegmentId, key};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+/// After this long a put without an answer has taken effect or never will: put timeout, registration
+/// and several takeovers.
+const UNKNOWN_SETTLES: Duration = Duration::from_secs(20);
+/// Buffers that are kept for the next read.
+const POOL_MAX: usize = 64;
+
+/// A key of the run.
+#[derive(Clone, Debug)]
+pub struct KeyInfo {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Their hash.
+    pub hash: KeyHash,
+}
+
+/// What the election service keeps, and all that a master keeps when it dies.
+#[derive(Clone, Debug, Default)]
+pub struct Election {
+    /// Who leads.
+    pub leader: Option<u8>,
+    /// Under which epoch.
+    pub epoch: LeaderEpoch,
+    /// Until when, in true time: the service has a clock of its own.
+    pub until: Nanos,
+    /// Nodes that may hold objects.
+    pub nodes: BTreeSet<NodeId>,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Operations begun.
+    pub ops: u64,
+    /// Events handled.
+    pub events: u64,
+    /// Virtual time, in nanoseconds.
+    pub virtual_ns: Nanos,
+    /// Faults, by kind.
+    pub faults: [u64; crate::faults::Fault::ALL.len()],
+}
+
+/// What all actors share.
+#[derive(Debug)]
+pub struct Ctx {
+    /// True time.
+    pub now: Nanos,
+    /// The choices of the seed.
+    pub swarm: Swarm,
+    /// Clocks by host; the last host is that of the masters.
+    pub clocks: Vec<Clock>,
+    /// The network.
+    pub net: Network,
+    /// Rare situations reached.
+    pub marks: Marks,
+    /// What happened.
+    pub trace: Trace,
+    /// Counters.
+    pub stats: Stats,
+    /// The judge of gets.
+    pub oracle: Oracle,
+    /// Keys by number.
+    pub keys: Vec<KeyInfo>,
+    /// Who leads.
+    pub election: Election,
+    /// The first rule that was broken.
+    pub failure: Option<Failure>,
+    /// No more faults: everything must come right.
+    pub calm: bool,
+    /// Which node owns which segment.
+    pub owners: Vec<(SegmentId, u8)>,
+    /// A buffer for bytes on their way.
+    pub scratch: Vec<u8>,
+    pool: Vec<Vec<u8>>,
+    heap: BinaryHeap<Reverse<(Nanos, u64, u32)>>,
+    events: Vec<Option<Event>>,
+    free: Vec<u32>,
+    sequence: u64,
+    op_ids: u64,
+}
+
+impl Ctx {
+    /// A world without events.
+    pub fn new(swarm: Swarm, trace: Trace) -> Self {
+        let seed = swarm.seed;
+        let mut clocks = Rng::stream(seed, "clocks");
+        let config =
+            OracleConfig { no_loss: false, unknown_settles_after: Some(UNKNOWN_SETTLES) };
+        let keys = (0..swarm.keys)
+            .map(|n| {
+                let bytes = format!("key-{n}").into_bytes();
+                KeyInfo { hash: key::hash(&bytes), bytes }
+            })
+            .collect();
+        Self {
+            now: 0,
+            clocks: (0..=swarm.hosts).map(|_| Clock::draw(&mut clocks)).collect(),
+            net: Network::new(Rng::stream(seed, "network"), swarm.quality),
+            swarm,
+            marks: Marks::default(),
+            trace,
+            stats: Stats::default(),
+            oracle: Oracle::new(config),
+            keys,
+            election: Election::default(),
+            failure: None,
+            calm: false,
+            owners: Vec::new(),
+            scratch: Vec::new(),
+            pool: Vec::new(),
+            heap: BinaryHeap::new(),
+            events: Vec::new(),
+            free: Vec::new(),
+            sequence: 0,
+            op_ids: 0,
+        }
+    }
+
+    /// The host of the masters: they share a clock with nobody else.
+    pub fn master_host(&self) -> u8 {
+        self.swarm.hosts
+    }
+
+    /// The monotonic clock of a host.
+    pub fn mono(&self, host: u8) -> Now {
+        self.clocks[usize::from(host)].mono(self.now)
+    }
+
+    /// The clock of a host by which leases are reckoned: the same, but for canary 3.
+    pub fn lease_clock(&self, host: u8) -> Now {
+        self.clocks[usize::from(host)].leases(self.now)
+    }
+
+    /// A situation was reached.
+    pub fn mark(&mut self, mark: Mark) {
+        self.marks.hit(mark);
+    }
+
+    /// Says what happens, if anybody listens.
+    pub fn say(&mut self, text: impl FnOnce() -> String) {
+        self.trace.say(self.now, text);
+    }
+
+    /// A name for a get or a remove.
+    pub fn op_id(&mut self) -> OpId {
+        self.op_ids += 1;
+        OpId(self.op_ids)
+    }
+
+    /// Which node owns a segment.
+    pub fn owner(&self, segment: SegmentId) -> u8 {
+        let found = self.owners.iter().find(|(known, _)| *known == segment);
+        found.expect("all segments are known from the start").1
+    }
+
+    /// A buffer of `len` zeros.
+    pub fn buffer(&mut self, len: usize) -> Vec<u8> {
+        let mut buffer = self.pool.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.resize(len, 0);
+        buffer
+    }
+
+    /// A buffer is not needed any more.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.pool.len() < POOL_MAX && buffer.capacity() > 0 {
+            self.pool.push(buffer);
+        }
+    }
+
+    /// Something will happen at this time.
+    pub fn at(&mut self, at: Nanos, event: Event) {
+        self.sequence += 1;
+        let slot = if let Some(slot) = self.free.pop() {
+            self.events[slot as usize] = Some(event);
+            slot
+        } else {
+            self.events.push(Some(event));
+            self.events.len() as u32 - 1
+        };
+        self.heap.push(Reverse((at.max(self.now), self.sequence, slot)));
+    }
+
+    /// Something will happen after this long.
+    pub fn after(&mut self, span: Nanos, event: Event) {
+        self.at(self.now + span, event);
+    }
+
+    /// The next thing to happen; time moves there.
+    pub fn next(&mut self) -> Option<Event> {
+        let Reverse((at, _, slot)) = self.heap.pop()?;
+        self.now = at;
+        self.free.push(slot);
+        self.events[slot as usize].take()
+    }
+
+    /// A control message to a master.
+    pub fn to_master(&mut self, from: Actor, to: u8, message: ToMaster) {
+        match self.net.route(self.now, from, Actor::Master(to)) {
+            Route::Lost => {}
+            Route::After(delay, again) => {
+                if let Some(again) = again {
+                    self.after(again, Event::Master(to, message.clone()));
+                }
+                self.after(delay, Event::Master(to, message));
+            }
+        }
+    }
+
+    /// A control message to a node.
+    pub fn to_node(&mut self, from: Actor, to: u8, message: ToNode) {
+        match self.net.route(self.now, from, Actor::Node(to)) {
+            Route::Lost => {}
+            Route::After(delay, again) => {
+                if let Some(again) = again {
+                    self.after(again, Event::Node(to, message.clone()));
+                }
+                self.after(delay, Event::Node(to, message));
+            }
+        }
+    }
+
+    /// An answer of a master to a client.
+    pub fn to_client(&mut self, from: Actor, to: u8, message: ToClient) {
+        match self.net.route(self.now, from, Actor::Client(to)) {
+            Route::Lost => {}
+            Route::After(delay, again) => {
+                if let Some(again) = again {
+                    self.after(again, Event::Client(to, message.clone()));
+                }
+                self.after(delay, Event::Client(to, message));
+            }
+        }
+    }
+
+    /// A message of a data call to a node; `link.last` is when the one before arrives. False: the
+    /// connection broke, and both ends will notice.
+    pub fn call_node(&mut self, link: &mut Link, node: u8, call: CallId, message: ToNode) -> bool {
+        if link.broken {
+            return false;
+        }
+        let client = Actor::Client(call.op.client);
+        match self.data_delay(link, client, Actor::Node(node)) {
+            Some(at) => {
+                self.at(at, Event::Node(node, message));
+                true
+            }
+            None => {
+                self.break_call(link, node, call);
+                false
+            }
+        }
+    }
+
+    /// A message of a data call to a client.
+    pub fn call_client(&mut self, link: &mut Link, node: u8, call: CallId, message: ToClient) -> bool {
+        if link.broken {
+            return false;
+        }
+        let client = call.op.client;
+        match self.data_delay(link, Actor::Node(node), Actor::Client(client)) {
+            Some(at) => {
+                self.at(at, Event::Client(client, message));
+                true
+            }
+            None => {
+                self.break_call(link, node, call);
+                false
+            }
+        }
+    }
+
+    fn data_delay(&mut self, link: &mut Link, from: Actor, to: Actor) -> Option<Nanos> {
+        let delay = if link.same_host {
+            self.net.local()
+        } else {
+            match self.net.route(self.now, from, to) {
+                // A connection repeats nothing.
+                Route::After(delay, _) => delay,
+                Route::Lost => return None,
+            }
+        };
+        link.last = (self.now + delay).max(link.last + 1);
+        Some(link.last)
+    }
+
+    /// Both ends of a connection will notice that it is over.
+    pub fn break_call(&mut self, link: &mut Link, node: u8, call: CallId) {
+        if link.broken {
+            return;
+        }
+        link.broken = true;
+        self.hang_up(link, node, call);
+        let delay = self.net.hang_up();
+        self.after(delay, Event::Client(call.op.client, ToClient::Broken { call }));
+    }
+
+    /// The client closes a connection; the node notices, after everything that was sent on it.
+    pub fn hang_up(&mut self, link: &mut Link, node: u8, call: CallId) {
+        link.broken = true;
+        let delay = if link.same_host { self.net.local() } else { self.net.hang_up() };
+        let at = (self.now + delay).max(link.last + 1);
+        self.at(at, Event::Node(node, ToNode::HangUp { call }));
+    }
+
+    /// A node counts as long gone after this span of true time, whatever the clocks.
+    pub fn settle_span() -> Nanos {
+        2_000 * MS
+    }
+}
+
+/// One direction of a data call.
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    /// A Unix socket: nothing is lost on it.
+    pub same_host: bool,
+    /// When the last message arrives.
+    pub last: Nanos,
+    /// Nothing more can be sent.
+    pub broken: bool,
+}
+
+impl Link {
+    /// A connection that works.
+    pub fn new(same_host: bool) -> Self {
+        Self { same_host, last: 0, broken: false }
+    }
+}

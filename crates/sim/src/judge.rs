@@ -1,0 +1,112 @@
+//! The judge: every accepted get goes to the oracle, every byte is accounted for, and what cannot be
+//! explained ends the run.
+
+use crate::ctx::Ctx;
+use crate::master::Master;
+use crate::node::Node;
+use mooncrate_check::{Event, What, audit};
+use mooncrate_core::{Extent, Now, Slot};
+use std::fmt;
+
+/// Slots told per page when a node is audited.
+const PAGE: usize = 4096;
+
+/// A rule that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Which one, by its name in the reliability reference.
+    pub rule: String,
+    /// What happened.
+    pub text: String,
+    /// The key it happened to.
+    pub key: Option<u16>,
+    /// Operations begun until then.
+    pub op: u64,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} broken at operation {}: {}", self.rule, self.op, self.text)
+    }
+}
+
+impl Ctx {
+    /// Tells the oracle what happened to a key, and listens to its verdict.
+    pub fn observe(&mut self, key: u16, what: What) {
+        let event = Event { at: Now(self.now), key: self.keys[usize::from(key)].hash, what };
+        self.trace.say(self.now, || format!("k{key} history {event}"));
+        if let Err(violation) = self.oracle.observe(&event) {
+            self.fail(&format!("{:?}", violation.rule), Some(key), violation.to_string());
+        }
+    }
+
+    /// A rule is broken: the run ends.
+    pub fn fail(&mut self, rule: &str, key: Option<u16>, text: String) {
+        self.trace.say(self.now, || format!("FAILED {rule}: {text}"));
+        if self.failure.is_none() {
+            self.failure = Some(Failure { rule: rule.to_owned(), text, key, op: self.stats.ops });
+        }
+    }
+}
+
+/// Looks at everything that can be looked at while the run goes on.
+pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
+    for master in masters {
+        let leading = ctx.election.leader == Some(master.ix);
+        if let Some(catalog) = &master.catalog
+            && leading
+            && let Err(error) = catalog.audit()
+        {
+            ctx.fail("G8", None, format!("master {}: {error}", master.ix));
+        }
+    }
+    for node in nodes.iter().filter(|node| node.up) {
+        for store in &node.stores {
+            let (slots, _) = store.segment.announce(Slot(0), PAGE);
+            let live: Vec<Extent> =
+                slots.iter().filter_map(|slot| Some(slot.life.as_ref()?.extent)).collect();
+            if let Err(error) = audit::disjoint(&live) {
+                ctx.fail("G3", None, format!("node {}: {error}", node.ix));
+            }
+        }
+    }
+}
+
+/// After the drain nothing may be left anywhere (G8). Says what still is.
+pub fn drained(masters: &[Master], nodes: &[Node], leader: u8) -> Result<(), String> {
+    let master = &masters[usize::from(leader)];
+    let Some(catalog) = &master.catalog else { return Err("nobody leads".into()) };
+    if catalog.rebuilding() {
+        return Err("the index is being rebuilt".into());
+    }
+    if catalog.len() > 0 || catalog.open_puts() > 0 {
+        let (objects, open) = (catalog.len(), catalog.open_puts());
+        return Err(format!("{objects} objects are indexed, {open} puts are open"));
+    }
+    let segments = catalog.segments();
+    let expected: usize = nodes.iter().map(|node| node.stores.len()).sum();
+    if segments.len() != expected {
+        return Err(format!("{} segments are mounted, not {expected}", segments.len()));
+    }
+    for stat in segments {
+        if stat.used != 0 || stat.free != stat.offer.bytes || !stat.open {
+            let (used, ending, free) = (stat.used, stat.ending, stat.free);
+            let of = stat.offer.bytes;
+            let segment = stat.offer.segment;
+            return Err(format!(
+                "segment {segment}: {used} used, {ending} ending, {free} free of {of}, open: {}",
+                stat.open
+            ));
+        }
+    }
+    for node in nodes {
+        for store in &node.stores {
+            let stats = store.segment.stats();
+            let (pins, busy) = (store.segment.pins(), stats.ready + stats.retiring + stats.failed);
+            if pins + busy + stats.writing > 0 {
+                return Err(format!("node {}: {pins} pins, {stats:?}", node.ix));
+            }
+        }
+    }
+    Ok(())
+}

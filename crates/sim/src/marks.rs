@@ -1,0 +1,153 @@
+//! Marks: rare situations that a run must have reached, or it tested less than it claims.
+
+macro_rules! marks {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// A situation worth reaching.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Mark {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Mark {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// Its name in reports.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+marks! {
+    /// A cached locator met a later life of its slot.
+    GenMismatch = "gen_mismatch",
+    /// A `put_end` or revoke came with the token of an older put.
+    StalePutEnd = "stale_put_end",
+    /// A reader's own lease was over when its last byte came.
+    LeaseExpiredMidRead = "lease_expired_mid_read",
+    /// A lease outlived the request to remove its object.
+    RemoveLeased = "remove_leased",
+    /// An eviction met a pin and left the object alone.
+    EvictSkippedPinned = "evict_skipped_pinned",
+    /// An eviction passed over an object with a lease or a pin.
+    EvictSkipped = "evict_skipped",
+    /// A retired range waited for a lease or a pin.
+    GraceHeldFree = "grace_held_free",
+    /// A node refused a leader that had been replaced.
+    OldEpochRefused = "old_epoch_refused",
+    /// The pin of a dead client was taken back.
+    PinReaped = "pin_reaped",
+    /// A writer stored into a range whose put had been given up.
+    ZombieWriterQuarantined = "zombie_writer_quarantined",
+    /// A reader found that the owner's leave to serve was over.
+    FencedRead = "fenced_read",
+    /// A `put_end` was repeated after it had succeeded.
+    DuplicateEnd = "duplicate_end",
+    /// A get was served from an index that had been rebuilt.
+    RebuildServed = "rebuild_served",
+    /// A put waited for an eviction and got its room.
+    PutReclaimed = "put_reclaimed",
+    /// A put was refused because everything was in use.
+    Busy = "busy",
+    /// A remove could not be confirmed by its deadline.
+    DeferredRemove = "deferred_remove",
+    /// The master ended a put that took too long.
+    WatchdogExpired = "watchdog_expired",
+    /// A copy without a pin was torn, and the word or the seal said so.
+    TornReadRejected = "torn_read_rejected",
+    /// A cached locator was read without asking the master.
+    CachedRead = "cached_read",
+    /// The second copy served after the first did not.
+    ReplicaFallback = "replica_fallback",
+    /// A flipped bit was noticed.
+    ChecksumReject = "checksum_reject",
+    /// A leader that had been replaced still planned a put.
+    ZombiePlan = "zombie_plan",
+    /// A leader noticed that its time was over and refused a call.
+    NotLeader = "not_leader",
+    /// A node that nobody had heard for too long dropped everything.
+    NodeLapsed = "node_lapsed",
+    /// The master counted a node as gone.
+    NodeGone = "node_gone",
+    /// A node mounted again after the master had forgotten it.
+    Remounted = "remounted",
+    /// A node with objects came too late and had to start empty.
+    LateMountRefused = "late_mount_refused",
+    /// A call was refused while the index was being rebuilt.
+    Rebuilding = "rebuilding",
+    /// An announced object lost against another value of its key.
+    AnnouncedDropped = "announced_dropped",
+    /// A writer hung up in the middle of its put.
+    WriterHungUp = "writer_hung_up",
+    /// A read went on in the memory of a dead node.
+    DeadNodeRead = "dead_node_read",
+}
+
+/// How often each mark was hit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marks([u64; Mark::ALL.len()]);
+
+impl Default for Marks {
+    fn default() -> Self {
+        Self([0; Mark::ALL.len()])
+    }
+}
+
+impl Marks {
+    /// One more hit.
+    pub fn hit(&mut self, mark: Mark) {
+        self.0[mark as usize] += 1;
+    }
+
+    /// Several hits, counted elsewhere.
+    pub fn hit_times(&mut self, mark: Mark, times: u64) {
+        self.0[mark as usize] += times;
+    }
+
+    /// How often.
+    pub fn count(&self, mark: Mark) -> u64 {
+        self.0[mark as usize]
+    }
+
+    /// Adds the hits of another run.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
+            *mine += theirs;
+        }
+    }
+
+    /// Marks that were never hit.
+    pub fn missing(&self) -> impl Iterator<Item = Mark> + '_ {
+        Mark::ALL.iter().copied().filter(|mark| self.count(*mark) == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_without_a_hit_is_missing() {
+        let mut marks = Marks::default();
+        assert_eq!(marks.missing().count(), Mark::ALL.len());
+        marks.hit(Mark::Busy);
+        let mut sum = Marks::default();
+        sum.add(&marks);
+        sum.add(&marks);
+        assert_eq!(sum.count(Mark::Busy), 2);
+        assert!(sum.missing().all(|mark| mark != Mark::Busy));
+    }
+
+    #[test]
+    fn names_are_distinct() {
+        let mut names: Vec<_> = Mark::ALL.iter().map(|mark| mark.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Mark::ALL.len());
+    }
+}

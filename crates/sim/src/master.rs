@@ -1,0 +1,375 @@
+//! A master: the real catalog, with a clock, a term of office and a queue of calls that wait.
+//!
+//! What must stay true, for a real one as well: everything that a caller may rely on later (an ended
+//! put, a removal, a lease, a heartbeat's acknowledgement, a mount) is granted only while the term
+//! lasts, by the master's own earlier reckoning. Orders and plans need no such check, because nodes
+//! refuse an epoch that was replaced: a zombie here goes on sending them.
+
+use crate::ctx::Ctx;
+use crate::marks::Mark;
+use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, ToClient, ToMaster, ToNode};
+use crate::swarm::{REGISTRATION, TERM, between};
+use crate::{MS, Nanos};
+use mooncrate_core::catalog::{Catalog, Counters, Removal, Start};
+use mooncrate_core::error::{MountError, PutError, RemoveError};
+use mooncrate_core::rng::Rng;
+use mooncrate_core::{LeaderEpoch, NodeId, Now, ObjectId, PutConfig};
+use std::time::Duration;
+
+/// The election service lets a term end a little later than its holder believes.
+const TERM_GUARD: Nanos = TERM / 50 + MS;
+
+/// A process that may lead.
+#[derive(Debug)]
+pub struct Master {
+    /// Which one.
+    pub ix: u8,
+    /// Which life of the process.
+    pub boot: u32,
+    /// Whether the process runs.
+    pub up: bool,
+    /// It handles nothing until then.
+    pub paused_until: Nanos,
+    /// It cannot reach the election service until then.
+    pub cut_until: Nanos,
+    /// Its mind, while it leads or believes so.
+    pub catalog: Option<Catalog>,
+    /// End of its term, on its own clock.
+    term_until: Now,
+    /// When a replaced leader will notice.
+    zombie_until: Nanos,
+    waiting: Vec<Waiting>,
+    counted: Counters,
+    rng: Rng,
+}
+
+/// A call that is not answered yet.
+#[derive(Debug)]
+struct Waiting {
+    call: Call,
+    deadline: Nanos,
+    /// A remove that was begun; otherwise a put that waits for room.
+    removing: Option<ObjectId>,
+    /// It was looked at before.
+    waited: bool,
+}
+
+impl Master {
+    /// A process that leads nobody.
+    pub fn new(ix: u8, seed: u64) -> Self {
+        Self {
+            ix,
+            boot: 0,
+            up: true,
+            paused_until: 0,
+            cut_until: 0,
+            catalog: None,
+            term_until: Now(0),
+            zombie_until: 0,
+            waiting: Vec::new(),
+            counted: Counters::default(),
+            rng: Rng::stream(seed, &format!("master-{ix}")),
+        }
+    }
+
+    /// Whether it could take office.
+    pub fn eligible(&self, now: Nanos) -> bool {
+        self.up && self.paused_until <= now && self.cut_until <= now && self.catalog.is_none()
+    }
+
+    /// Takes office under a new epoch.
+    pub fn lead(&mut self, ctx: &mut Ctx) {
+        let fresh = ctx.election.epoch == LeaderEpoch(0);
+        let epoch = LeaderEpoch(ctx.election.epoch.0 + 1);
+        let expected: Vec<NodeId> = ctx.election.nodes.iter().copied().collect();
+        ctx.say(|| format!("master {} leads under epoch {epoch}, expects {expected:?}", self.ix));
+        let start = if fresh { Start::Fresh } else { Start::Takeover { expected } };
+        let now = ctx.lease_clock(ctx.master_host());
+        self.catalog = Some(Catalog::new(ctx.swarm.catalog.clone(), epoch, start, now));
+        self.counted = Counters::default();
+        self.waiting.clear();
+        self.zombie_until = 0;
+        ctx.election.leader = Some(self.ix);
+        ctx.election.epoch = epoch;
+        self.renew(ctx);
+    }
+
+    /// The process dies; what it knew is gone.
+    pub fn crash(&mut self, ctx: &mut Ctx) {
+        self.count(ctx);
+        self.up = false;
+        self.boot += 1;
+        self.catalog = None;
+        self.waiting.clear();
+    }
+
+    /// The process starts again, as one that leads nobody.
+    pub fn restart(&mut self, ctx: &mut Ctx) {
+        self.up = true;
+        ctx.after(MS, Event::MasterTick(self.ix, self.boot));
+    }
+
+    fn leading(&self, ctx: &Ctx) -> bool {
+        ctx.mono(ctx.master_host()) < self.term_until
+    }
+
+    /// Holds its term, if it still is the one.
+    fn renew(&mut self, ctx: &mut Ctx) {
+        let mine = self
+            .catalog
+            .as_ref()
+            .is_some_and(|catalog| catalog.epoch() == ctx.election.epoch);
+        if !mine || self.cut_until > ctx.now {
+            return;
+        }
+        self.term_until = ctx.mono(ctx.master_host()).plus(Duration::from_nanos(TERM));
+        ctx.election.until = ctx.now + TERM + TERM_GUARD;
+    }
+
+    /// Looks after itself: term, catalog, calls that wait.
+    pub fn tick(&mut self, ctx: &mut Ctx) {
+        let gap = between(&mut self.rng, 5, 15) * MS;
+        ctx.after(gap, Event::MasterTick(self.ix, self.boot));
+        self.renew(ctx);
+        self.step_down(ctx);
+        let now = ctx.lease_clock(ctx.master_host());
+        let Some(catalog) = &mut self.catalog else { return };
+        catalog.tick(now);
+        if catalog.epoch() == ctx.election.epoch && !catalog.rebuilding() {
+            // Nodes that were counted out hold nothing any more.
+            ctx.election.nodes = catalog.nodes().collect();
+        }
+        self.retry_waiting(ctx);
+        self.flush(ctx);
+        self.count(ctx);
+    }
+
+    /// A leader that was replaced notices after a while.
+    fn step_down(&mut self, ctx: &mut Ctx) {
+        let replaced =
+            self.catalog.as_ref().is_some_and(|catalog| catalog.epoch() != ctx.election.epoch);
+        if !replaced {
+            return;
+        }
+        if self.zombie_until == 0 {
+            self.zombie_until = ctx.now + between(&mut self.rng, 1, 500) * MS;
+        } else if self.zombie_until <= ctx.now || ctx.calm {
+            ctx.say(|| format!("master {} steps down", self.ix));
+            self.count(ctx);
+            self.catalog = None;
+            self.waiting.clear();
+        }
+    }
+
+    /// Takes in a message.
+    pub fn handle(&mut self, ctx: &mut Ctx, message: ToMaster) {
+        if self.catalog.is_none() {
+            if let ToMaster::Call(call) = message {
+                self.answer(ctx, call.op, call.attempt, Answer::NotLeader);
+            }
+            return;
+        }
+        match message {
+            ToMaster::Call(call) => self.call(ctx, call),
+            // What a node may rely on is granted while the term lasts.
+            _ if !self.leading(ctx) => {}
+            ToMaster::Mount { node, round, sent, empty, young, offers } => {
+                self.mount(ctx, node, (round, sent), (empty, young), &offers);
+            }
+            ToMaster::Announce { node, round, page, segment, incarnation, slots, last } => {
+                let now = ctx.lease_clock(ctx.master_host());
+                let catalog = self.catalog.as_mut().expect("checked above");
+                let result = catalog.announce(now, segment, incarnation, &slots, last);
+                let reply = ToNode::Announced { round, page, epoch: catalog.epoch(), result };
+                ctx.to_node(Actor::Master(self.ix), node, reply);
+            }
+            ToMaster::Beat { node, sent } => {
+                let now = ctx.lease_clock(ctx.master_host());
+                let catalog = self.catalog.as_mut().expect("checked above");
+                let result = catalog.heartbeat(now, crate::node::id(node));
+                let reply = ToNode::BeatAck { sent, epoch: catalog.epoch(), result };
+                ctx.to_node(Actor::Master(self.ix), node, reply);
+            }
+            ToMaster::Notices { node, upto, list } => {
+                let now = ctx.lease_clock(ctx.master_host());
+                let catalog = self.catalog.as_mut().expect("checked above");
+                for notice in &list {
+                    catalog.notice(now, notice);
+                }
+                let reply = ToNode::NoticesAck { upto, epoch: catalog.epoch() };
+                ctx.to_node(Actor::Master(self.ix), node, reply);
+                self.retry_waiting(ctx);
+            }
+        }
+        self.flush(ctx);
+    }
+
+    fn mount(
+        &mut self,
+        ctx: &mut Ctx,
+        node: u8,
+        (round, sent): (u32, Now),
+        (empty, young): (bool, bool),
+        offers: &[mooncrate_core::plan::SegmentOffer],
+    ) {
+        let now = ctx.lease_clock(ctx.master_host());
+        let catalog = self.catalog.as_mut().expect("the caller looked");
+        let _ = (empty, young);
+        let result = catalog.mount(now, crate::node::id(node), offers);
+        if result.is_ok() {
+            ctx.election.nodes.insert(crate::node::id(node));
+        }
+        if result == Err(MountError::StaleIncarnation) && !empty {
+            ctx.mark(Mark::LateMountRefused);
+        }
+        ctx.say(|| format!("master {} mounts n{node}: {result:?}", self.ix));
+        let reply = ToNode::Mounted { round, sent, epoch: catalog.epoch(), result };
+        ctx.to_node(Actor::Master(self.ix), node, reply);
+    }
+
+    fn call(&mut self, ctx: &mut Ctx, call: Call) {
+        let leading = self.leading(ctx);
+        let granting = !matches!(call.ask, Ask::PutStart { .. } | Ask::Locate { lease_ms: 0 });
+        if !leading && granting {
+            ctx.mark(Mark::NotLeader);
+            self.answer(ctx, call.op, call.attempt, Answer::NotLeader);
+            return;
+        }
+        let now = ctx.lease_clock(ctx.master_host());
+        let deadline = ctx.now + Nanos::from(call.budget_ms) * MS;
+        let catalog = self.catalog.as_mut().expect("the caller looked");
+        let key = &ctx.keys[usize::from(call.key)].bytes;
+        let answer = match call.ask {
+            Ask::PutStart { .. } => {
+                self.waiting.push(Waiting { call, deadline, removing: None, waited: false });
+                self.retry_waiting(ctx);
+                return;
+            }
+            Ask::PutEnd { token, seal } => Answer::Ended(catalog.put_end(now, key, token, seal)),
+            Ask::Revoke { token } => Answer::Ended(catalog.put_revoke(now, key, token)),
+            Ask::Locate { lease_ms } => Answer::Located(catalog.locate(now, key, lease_ms)),
+            Ask::Exist => Answer::Exists(catalog.exist(now, key)),
+            Ask::Remove { force } => match catalog.remove(now, key, force) {
+                Ok(Removal::Waiting(object)) => {
+                    let removing = Some(object);
+                    self.waiting.push(Waiting { call, deadline, removing, waited: false });
+                    self.retry_waiting(ctx);
+                    return;
+                }
+                Ok(Removal::Done) => Answer::Removed(Ok(())),
+                Err(error) => Answer::Removed(Err(error)),
+            },
+        };
+        self.answer(ctx, call.op, call.attempt, answer);
+    }
+
+    fn answer(&self, ctx: &mut Ctx, op: OpRef, attempt: u8, answer: Answer) {
+        let from = Actor::Master(self.ix);
+        ctx.to_client(from, op.client, ToClient::Answer { op, attempt, answer });
+    }
+
+    /// Looks at the calls that wait: for room, or for owners that confirm a removal.
+    fn retry_waiting(&mut self, ctx: &mut Ctx) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let leading = self.leading(ctx);
+        let now = ctx.lease_clock(ctx.master_host());
+        let mut at = 0;
+        while at < self.waiting.len() {
+            let one = &mut self.waiting[at];
+            let late = one.deadline <= ctx.now;
+            let waited = std::mem::replace(&mut one.waited, true);
+            let (call, removing) = (one.call, one.removing);
+            let answer = match removing {
+                Some(_) if !leading => Some(Answer::NotLeader),
+                Some(object) => self.look_at_remove(ctx, &call, object, late),
+                None => self.look_at_put(ctx, now, &call, (late, waited)),
+            };
+            match answer {
+                Some(answer) => {
+                    self.waiting.remove(at);
+                    self.answer(ctx, call.op, call.attempt, answer);
+                }
+                None => at += 1,
+            }
+        }
+    }
+
+    fn look_at_remove(
+        &mut self,
+        ctx: &Ctx,
+        call: &Call,
+        object: ObjectId,
+        late: bool,
+    ) -> Option<Answer> {
+        let catalog = self.catalog.as_ref()?;
+        if catalog.removed(&ctx.keys[usize::from(call.key)].bytes, object) {
+            Some(Answer::Removed(Ok(())))
+        } else if late {
+            Some(Answer::Removed(Err(RemoveError::Deferred { after_ms: 5 })))
+        } else {
+            None
+        }
+    }
+
+    fn look_at_put(
+        &mut self,
+        ctx: &mut Ctx,
+        now: Now,
+        call: &Call,
+        (late, waited): (bool, bool),
+    ) -> Option<Answer> {
+        let Ask::PutStart { len, replicas } = call.ask else {
+            unreachable!("only puts and removes wait")
+        };
+        let zombie = !self.leading(ctx);
+        let catalog = self.catalog.as_mut()?;
+        let config = PutConfig { replicas, ..PutConfig::default() };
+        let key = &ctx.keys[usize::from(call.key)].bytes;
+        let result = catalog.put_start(now, key, len, &config);
+        match result {
+            Err(PutError::Reclaiming { .. }) if !late => return None,
+            Err(PutError::Busy { .. }) => ctx.mark(Mark::Busy),
+            Ok(_) if zombie => ctx.mark(Mark::ZombiePlan),
+            Ok(_) if waited => ctx.mark(Mark::PutReclaimed),
+            _ => {}
+        }
+        Some(Answer::Plan(result))
+    }
+
+    /// Sends the catalog's orders to their owners.
+    fn flush(&mut self, ctx: &mut Ctx) {
+        let Some(catalog) = &mut self.catalog else { return };
+        if !catalog.has_orders() {
+            return;
+        }
+        let epoch = catalog.epoch();
+        let mut orders = catalog.take_orders();
+        // One message per owner; within it the order stays.
+        orders.sort_by_key(|(node, _)| *node);
+        for same in orders.chunk_by(|a, b| a.0 == b.0) {
+            let list = same.iter().map(|(_, order)| *order).collect();
+            let node = crate::node::index(same[0].0);
+            ctx.to_node(Actor::Master(self.ix), node, ToNode::Orders { epoch, list });
+        }
+    }
+
+    /// Turns what the catalog counted into marks.
+    fn count(&mut self, ctx: &mut Ctx) {
+        let Some(catalog) = &self.catalog else { return };
+        let (now, before) = (catalog.counters(), self.counted);
+        let marks = &mut ctx.marks;
+        marks.hit_times(Mark::StalePutEnd, now.stale_tokens - before.stale_tokens);
+        marks.hit_times(Mark::WatchdogExpired, now.puts_expired - before.puts_expired);
+        marks.hit_times(Mark::NodeGone, now.nodes_lost - before.nodes_lost);
+        marks.hit_times(Mark::AnnouncedDropped, now.announced_dropped - before.announced_dropped);
+        marks.hit_times(Mark::EvictSkipped, now.evict_skipped - before.evict_skipped);
+        self.counted = now;
+    }
+}
+
+/// How long after a takeover the new leader may not know all keys.
+pub fn rebuild_span() -> Nanos {
+    mooncrate_core::time::nanos(mooncrate_core::lease::guarded(REGISTRATION))
+}

@@ -1,0 +1,253 @@
+//! A node as a member of the cluster: mounting, announcing, heartbeats.
+
+use super::{BEAT, Node};
+use crate::ctx::Ctx;
+use crate::marks::Mark;
+use crate::message::{Actor, Event, ToMaster};
+use crate::swarm::REGISTRATION;
+use mooncrate_core::catalog::Mounted;
+use mooncrate_core::error::MountError;
+use mooncrate_core::plan::SegmentOffer;
+use mooncrate_core::{HostId, LeaderEpoch, Medium, Now, Slot, ZoneId};
+
+/// Slots told in one message.
+const PAGE_SLOTS: usize = 12;
+/// Beats without an answer after which a node asks who leads.
+const DEAF_BEATS: u32 = 2;
+
+/// How a node stands with the master.
+#[derive(Debug)]
+pub(super) struct Standing {
+    /// Whom it takes for the leader.
+    pub(super) leader: u8,
+    /// The highest epoch it has heard.
+    pub(super) epoch: LeaderEpoch,
+    /// Sending time of the last acknowledged heartbeat.
+    pub(super) acknowledged: Now,
+    /// It has never been open to writers: nothing can be lost, nothing can be wrong.
+    pub(super) empty: bool,
+    born: Now,
+    round: u32,
+    phase: Phase,
+    unanswered: u32,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Phase {
+    Mounting,
+    /// Stop and wait: one page is out. Segments still to be told, the first slot of the page, its
+    /// number, and where the next one starts.
+    Announcing {
+        segments: Vec<usize>,
+        from: Slot,
+        page: u32,
+        next: Option<Slot>,
+    },
+    Mounted,
+}
+
+impl Standing {
+    pub(super) fn new(now: Now) -> Self {
+        Self {
+            leader: 0,
+            epoch: LeaderEpoch(0),
+            acknowledged: now,
+            empty: true,
+            born: now,
+            round: 0,
+            phase: Phase::Mounting,
+            unanswered: 0,
+        }
+    }
+}
+
+impl Node {
+    /// Sends what is due: an offer, a page again, a heartbeat, notices that nobody took in.
+    pub fn beat(&mut self, ctx: &mut Ctx) {
+        let jitter = self.rng.below(BEAT / 8);
+        ctx.after(BEAT - BEAT / 16 + jitter, Event::NodeBeat(self.ix, self.boot));
+        self.check_lapse(ctx);
+        self.standing.unanswered += 1;
+        if self.standing.unanswered > DEAF_BEATS {
+            self.find_leader(ctx);
+        }
+        if self.standing.phase == Phase::Mounting {
+            self.send_mount(ctx);
+            return;
+        }
+        // Heartbeats go their own way, announcing or not (G13).
+        let beat = ToMaster::Beat { node: self.ix, sent: ctx.mono(self.host) };
+        ctx.to_master(Actor::Node(self.ix), self.standing.leader, beat);
+        self.send_page(ctx);
+        self.send_notices(ctx);
+    }
+
+    fn find_leader(&mut self, ctx: &Ctx) {
+        if let Some(leader) = ctx.election.leader {
+            self.standing.leader = leader;
+        }
+    }
+
+    fn send_mount(&mut self, ctx: &mut Ctx) {
+        self.standing.round += 1;
+        let now = ctx.mono(self.host);
+        let offers = self.stores.iter().map(|store| {
+            let spec = store.segment.spec();
+            SegmentOffer {
+                segment: spec.segment,
+                incarnation: spec.incarnation,
+                node: super::id(self.ix),
+                medium: Medium::Dram,
+                bytes: spec.bytes,
+                slots: spec.slots,
+                host: HostId(self.host.into()),
+                zone: ZoneId(u64::from(self.host) % 2),
+            }
+        });
+        let message = ToMaster::Mount {
+            node: self.ix,
+            round: self.standing.round,
+            sent: now,
+            empty: self.standing.empty,
+            young: now.since(self.standing.born) <= REGISTRATION,
+            offers: offers.collect(),
+        };
+        ctx.to_master(Actor::Node(self.ix), self.standing.leader, message);
+    }
+
+    /// Whether this is the word of the newest leader; notes its epoch.
+    fn witness(&mut self, ctx: &mut Ctx, epoch: LeaderEpoch) -> bool {
+        if self.stores.iter().any(|store| store.segment.witness(epoch).is_err()) {
+            ctx.mark(Mark::OldEpochRefused);
+            return false;
+        }
+        self.standing.epoch = self.standing.epoch.max(epoch);
+        self.standing.unanswered = 0;
+        true
+    }
+
+    pub(super) fn mounted(
+        &mut self,
+        ctx: &mut Ctx,
+        round: u32,
+        sent: Now,
+        epoch: LeaderEpoch,
+        result: Result<Vec<Mounted>, MountError>,
+    ) {
+        if round != self.standing.round || self.standing.phase != Phase::Mounting {
+            return;
+        }
+        if !self.witness(ctx, epoch) {
+            return;
+        }
+        match result {
+            Ok(answers) => {
+                let segments: Vec<usize> = (0..answers.len())
+                    .rev()
+                    .filter(|at| answers[*at] == Mounted::Announce)
+                    .collect();
+                if self.standing.empty {
+                    self.acknowledge(sent);
+                } else {
+                    ctx.mark(Mark::Remounted);
+                }
+                self.standing.empty = false;
+                self.standing.phase = if segments.is_empty() {
+                    Phase::Mounted
+                } else {
+                    Phase::Announcing { segments, from: Slot(0), page: 0, next: None }
+                };
+                self.send_page(ctx);
+            }
+            Err(error) => {
+                ctx.say(|| format!("n{} cannot mount: {error}", self.ix));
+                self.bury();
+                self.start(ctx);
+            }
+        }
+    }
+
+    /// Sends the page that is due, perhaps again.
+    fn send_page(&mut self, ctx: &mut Ctx) {
+        let Phase::Announcing { segments, from, page, next } = &mut self.standing.phase else {
+            return;
+        };
+        let Some(at) = segments.last() else { return };
+        let segment = &self.stores[*at].segment;
+        let slots;
+        (slots, *next) = segment.announce(*from, PAGE_SLOTS);
+        let message = ToMaster::Announce {
+            node: self.ix,
+            round: self.standing.round,
+            page: *page,
+            segment: segment.spec().segment,
+            incarnation: segment.spec().incarnation,
+            slots,
+            last: next.is_none(),
+        };
+        ctx.to_master(Actor::Node(self.ix), self.standing.leader, message);
+    }
+
+    pub(super) fn announced(
+        &mut self,
+        ctx: &mut Ctx,
+        round: u32,
+        answered: u32,
+        epoch: LeaderEpoch,
+        result: Result<(), MountError>,
+    ) {
+        if round != self.standing.round || !self.witness(ctx, epoch) {
+            return;
+        }
+        let Phase::Announcing { segments, from, page, next } = &mut self.standing.phase else {
+            return;
+        };
+        if answered != *page {
+            return;
+        }
+        if let Err(error) = result {
+            ctx.say(|| format!("n{} announced in vain: {error}", self.ix));
+            self.standing.phase = Phase::Mounting;
+            return;
+        }
+        *page += 1;
+        if next.is_none() {
+            segments.pop();
+        }
+        *from = next.unwrap_or(Slot(0));
+        if segments.is_empty() {
+            self.standing.phase = Phase::Mounted;
+        }
+        self.send_page(ctx);
+    }
+
+    pub(super) fn beat_ack(
+        &mut self,
+        ctx: &mut Ctx,
+        sent: Now,
+        epoch: LeaderEpoch,
+        result: Result<(), MountError>,
+    ) {
+        // An answer to an earlier life of this node, or from an earlier leader.
+        if sent < self.standing.born || !self.witness(ctx, epoch) {
+            return;
+        }
+        match result {
+            Ok(()) => self.acknowledge(sent),
+            Err(_) if self.standing.phase != Phase::Mounting => {
+                ctx.say(|| format!("n{} is unknown to the leader", self.ix));
+                self.standing.phase = Phase::Mounting;
+                self.send_mount(ctx);
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// A leader has heard what was sent then.
+    fn acknowledge(&mut self, sent: Now) {
+        self.standing.acknowledged = self.standing.acknowledged.max(sent);
+        for store in &self.stores {
+            store.segment.set_serve_until(self.standing.acknowledged.plus(REGISTRATION / 2));
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! A node: real segments, heartbeats, and the life of a process that may be cut off, paused, killed
+//! and started again.
+//!
+//! What must stay true, for a real one as well:
+//!
+//! * `serve_until` is the sending time of the last acknowledged heartbeat plus half the registration.
+//! * Without an acknowledged heartbeat for the whole registration the node drops everything before
+//!   it does anything else, and comes back as a new, empty incarnation.
+//! * A leader's epoch is witnessed before the first page is announced to it.
+
+mod data;
+mod member;
+
+pub use data::{PinSession, ReadSession, WriteSession};
+
+use crate::ctx::Ctx;
+use crate::marks::Mark;
+use crate::message::{Actor, Event, ToMaster, ToNode};
+use crate::swarm::{REGISTRATION, between};
+use crate::{MS, Nanos};
+use member::Standing;
+use mooncrate_core::plan::Notice;
+use mooncrate_core::rng::Rng;
+use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, SegmentId};
+use mooncrate_mem::{Segment, SegmentSpec};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Time between two heartbeats.
+const BEAT: Nanos = 40 * MS;
+/// Notices sent in one message.
+const NOTICES_MAX: usize = 64;
+
+/// A segment as its owner and the clients of its host hold it.
+#[derive(Debug)]
+pub struct Store {
+    /// The owner's side; clients use its one-sided steps only.
+    pub segment: Arc<Segment>,
+    /// The payload, as a client that mapped it for writing reaches it.
+    payload: File,
+}
+
+impl Store {
+    fn new(segment: SegmentId, incarnation: Incarnation, bytes: u64, slots: u32) -> Arc<Self> {
+        let spec = SegmentSpec { segment, incarnation, bytes, slots, shared: true, huge: false };
+        let segment = Segment::create(spec).expect("small segments fit into memory");
+        let (_, payload) = segment.fds().expect("the segment is shared");
+        let payload = payload.try_clone_to_owned().expect("a run needs few descriptors");
+        Arc::new(Self { segment, payload: File::from(payload) })
+    }
+
+    /// Which segment and which mount.
+    pub fn is(&self, segment: SegmentId, incarnation: Incarnation) -> bool {
+        let spec = self.segment.spec();
+        spec.segment == segment && spec.incarnation == incarnation
+    }
+
+    /// Stores bytes as a client does that mapped the segment: nobody looks, nobody can stop it.
+    pub fn poke(&self, offset: u64, bytes: &[u8]) {
+        self.payload.write_all_at(bytes, offset).expect("the range lies inside of the segment");
+    }
+
+    /// Flips one bit.
+    pub fn flip(&self, offset: u64, bit: u8) {
+        let mut byte = [0];
+        self.payload.read_exact_at(&mut byte, offset).expect("the byte lies in the segment");
+        self.poke(offset, &[byte[0] ^ 1 << bit]);
+    }
+}
+
+/// A process that owns segments.
+#[derive(Debug)]
+pub struct Node {
+    /// Which one.
+    pub ix: u8,
+    /// Where it runs.
+    pub host: u8,
+    /// Which life of the process.
+    pub boot: u32,
+    /// Whether the process runs.
+    pub up: bool,
+    /// It handles nothing until then.
+    pub paused_until: Nanos,
+    /// Its segments.
+    pub stores: Vec<Arc<Store>>,
+    /// What dead processes left behind: clients may still hold it. Guards go with it, because a
+    /// process that is killed drops nothing.
+    graveyard: Vec<Remains>,
+    standing: Standing,
+    incarnations: u64,
+    writes: Vec<WriteSession>,
+    reads: Vec<ReadSession>,
+    pins: Vec<PinSession>,
+    /// Lives of clients that are known to be over.
+    gone: Vec<u32>,
+    /// Notices that no leader has taken in yet, and the number of the first.
+    unacked: Vec<Notice>,
+    first_unacked: u64,
+    rng: Rng,
+}
+
+/// What a killed process leaves behind.
+#[derive(Debug)]
+struct Remains {
+    _stores: Vec<Arc<Store>>,
+    _writes: Vec<WriteSession>,
+    _reads: Vec<ReadSession>,
+    _pins: Vec<PinSession>,
+}
+
+/// The id of the node with this number.
+pub fn id(ix: u8) -> NodeId {
+    NodeId(u64::from(ix) + 1)
+}
+
+/// The number of the node with this id.
+pub fn index(id: NodeId) -> u8 {
+    (id.0 - 1) as u8
+}
+
+impl Node {
+    /// A process that has mounted nothing yet.
+    pub fn new(ctx: &mut Ctx, ix: u8) -> Self {
+        let mut node = Self {
+            ix,
+            host: ix % ctx.swarm.hosts,
+            boot: 0,
+            up: true,
+            paused_until: 0,
+            stores: Vec::new(),
+            graveyard: Vec::new(),
+            standing: Standing::new(Now(0)),
+            incarnations: 0,
+            writes: Vec::new(),
+            reads: Vec::new(),
+            pins: Vec::new(),
+            gone: vec![0; ctx.swarm.clients.into()],
+            unacked: Vec::new(),
+            first_unacked: 0,
+            rng: Rng::stream(ctx.swarm.seed, &format!("node-{ix}")),
+        };
+        for segment in 0..ctx.swarm.segments {
+            ctx.owners.push((SegmentId::of(id(ix), segment.into()), ix));
+        }
+        node.start(ctx);
+        node
+    }
+
+    /// Starts empty, as a new incarnation.
+    fn start(&mut self, ctx: &mut Ctx) {
+        self.incarnations += 1;
+        let incarnation = Incarnation(self.incarnations);
+        let (bytes, slots) = (ctx.swarm.segment_bytes, ctx.swarm.slots);
+        self.stores = (0..ctx.swarm.segments)
+            .map(|n| Store::new(SegmentId::of(id(self.ix), n.into()), incarnation, bytes, slots))
+            .collect();
+        self.unacked.clear();
+        self.standing = Standing::new(ctx.mono(self.host));
+        ctx.say(|| format!("n{} starts as incarnation {incarnation}", self.ix));
+    }
+
+    /// Sets the timers of a process that runs.
+    pub fn wind_up(&mut self, ctx: &mut Ctx) {
+        let (tick, beat) = (self.rng.below(5 * MS), self.rng.below(BEAT));
+        ctx.after(tick, Event::NodeTick(self.ix, self.boot));
+        ctx.after(beat, Event::NodeBeat(self.ix, self.boot));
+    }
+
+    /// The process is killed. Its memory lives on in the mappings of clients.
+    pub fn crash(&mut self, ctx: &mut Ctx) {
+        ctx.say(|| format!("n{} is killed", self.ix));
+        self.up = false;
+        self.boot += 1;
+        self.bury();
+    }
+
+    fn bury(&mut self) {
+        self.graveyard.push(Remains {
+            _stores: std::mem::take(&mut self.stores),
+            _writes: std::mem::take(&mut self.writes),
+            _reads: std::mem::take(&mut self.reads),
+            _pins: std::mem::take(&mut self.pins),
+        });
+    }
+
+    /// The process starts again.
+    pub fn restart(&mut self, ctx: &mut Ctx) {
+        self.up = true;
+        self.start(ctx);
+        self.wind_up(ctx);
+    }
+
+    /// Drops everything if no leader has heard this node for too long. Before anything else.
+    fn check_lapse(&mut self, ctx: &mut Ctx) {
+        let now = ctx.mono(self.host);
+        if now.since(self.standing.acknowledged) <= REGISTRATION || self.standing.empty {
+            return;
+        }
+        ctx.mark(Mark::NodeLapsed);
+        ctx.say(|| format!("n{} has not been heard for too long and drops everything", self.ix));
+        // Connections end with what they were about; mappings of clients stay.
+        self.bury();
+        self.start(ctx);
+    }
+
+    /// A segment of this node in this mount.
+    fn store(&self, segment: SegmentId, incarnation: Incarnation) -> Option<&Arc<Store>> {
+        self.stores.iter().find(|store| store.is(segment, incarnation))
+    }
+
+    /// Looks after its segments.
+    pub fn tick(&mut self, ctx: &mut Ctx) {
+        let gap = between(&mut self.rng, 2, 10) * MS;
+        ctx.after(gap, Event::NodeTick(self.ix, self.boot));
+        self.check_lapse(ctx);
+        let now = ctx.lease_clock(self.host);
+        let before = self.unacked.len();
+        for store in &self.stores {
+            store.segment.tick(now, &mut self.unacked);
+        }
+        if self.unacked.len() > before {
+            self.send_notices(ctx);
+        }
+    }
+
+    /// Takes in a message.
+    pub fn handle(&mut self, ctx: &mut Ctx, message: ToNode) {
+        self.check_lapse(ctx);
+        match message {
+            ToNode::Mounted { round, sent, epoch, result } => {
+                self.mounted(ctx, round, sent, epoch, result);
+            }
+            ToNode::Announced { round, page, epoch, result } => {
+                self.announced(ctx, round, page, epoch, result);
+            }
+            ToNode::BeatAck { sent, epoch, result } => self.beat_ack(ctx, sent, epoch, result),
+            ToNode::NoticesAck { upto, epoch } => self.notices_ack(upto, epoch),
+            ToNode::Orders { epoch, list } => self.orders(ctx, epoch, &list),
+            data => self.handle_data(ctx, data),
+        }
+    }
+
+    fn orders(&mut self, ctx: &mut Ctx, epoch: LeaderEpoch, list: &[mooncrate_core::plan::Order]) {
+        use mooncrate_core::plan::{Action, OrderResult};
+        use mooncrate_mem::SegmentError;
+        let now = ctx.lease_clock(self.host);
+        for order in list {
+            let Some(store) = self.store(order.segment, order.incarnation) else { continue };
+            let result = store.segment.execute(now, epoch, order);
+            ctx.say(|| format!("n{} obeys {epoch} {order:?}: {result:?}", self.ix));
+            match result {
+                Ok(notice) => {
+                    match (notice.result, order.action) {
+                        (OrderResult::Pinned, _) => ctx.mark(Mark::EvictSkippedPinned),
+                        (OrderResult::Waiting, Action::Retire { .. }) => {
+                            ctx.mark(Mark::GraceHeldFree);
+                        }
+                        _ => {}
+                    }
+                    self.unacked.push(notice);
+                }
+                Err(SegmentError::OldEpoch { .. }) => ctx.mark(Mark::OldEpochRefused),
+                Err(_) => {}
+            }
+        }
+        self.send_notices(ctx);
+    }
+
+    fn send_notices(&mut self, ctx: &mut Ctx) {
+        if self.unacked.is_empty() {
+            return;
+        }
+        let list: Vec<Notice> = self.unacked.iter().take(NOTICES_MAX).copied().collect();
+        let upto = self.first_unacked + list.len() as u64;
+        let message = ToMaster::Notices { node: self.ix, upto, list };
+        ctx.to_master(Actor::Node(self.ix), self.standing.leader, message);
+    }
+
+    fn notices_ack(&mut self, upto: u64, epoch: LeaderEpoch) {
+        // An older leader's word is worth nothing to the one who leads now.
+        if epoch < self.standing.epoch {
+            return;
+        }
+        let taken = upto.saturating_sub(self.first_unacked).min(self.unacked.len() as u64);
+        self.unacked.drain(..taken as usize);
+        self.first_unacked += taken;
+    }
+}

@@ -1,0 +1,218 @@
+//! What one seed chooses: the size of the cluster, the shape of the load, and which faults happen how
+//! often. Each seed leaves most of the space out and looks closely at the rest.
+
+use crate::faults::Fault;
+use crate::network::Quality;
+use crate::{MS, Nanos, US};
+use mooncrate_core::catalog::Config;
+use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::place::PlacementKind;
+use mooncrate_core::rng::Rng;
+use std::time::Duration;
+
+/// How long a node is known after its last heartbeat. Short, so that runs are short.
+pub const REGISTRATION: Duration = Duration::from_millis(400);
+/// How long a put may stay open.
+pub const PUT_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long an election holds without being renewed.
+pub const TERM: Nanos = 60 * MS;
+
+/// The choices of one seed.
+#[derive(Clone, Debug)]
+pub struct Swarm {
+    /// The seed itself.
+    pub seed: u64,
+    /// Operations before the finale.
+    pub ops: u64,
+    /// Machines with nodes and clients.
+    pub hosts: u8,
+    /// Processes that own segments.
+    pub nodes: u8,
+    /// Processes that ask.
+    pub clients: u8,
+    /// Operations that a client has under way at a time.
+    pub lanes: u8,
+    /// Segments of a node.
+    pub segments: u8,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Headers of a segment.
+    pub slots: u32,
+    /// Keys in use.
+    pub keys: u16,
+    /// Longest pause between two operations of a lane.
+    pub think: Nanos,
+    /// Largest value.
+    pub value_max: u64,
+    /// The network.
+    pub quality: Quality,
+    /// The master's settings.
+    pub catalog: Config,
+    /// Mean time between two faults of a kind; `None`: never.
+    pub faults: [Option<Nanos>; Fault::ALL.len()],
+    /// What clients do.
+    pub load: Load,
+}
+
+/// What clients do, in parts per thousand.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Operations that put.
+    pub put: u32,
+    /// That remove.
+    pub remove: u32,
+    /// That only ask.
+    pub exist: u32,
+    /// That repeat what an older put said.
+    pub late: u32,
+    /// Puts that store into mapped memory, where that is possible.
+    pub direct: u32,
+    /// Gets that read mapped memory, where that is possible.
+    pub one_sided: u32,
+    /// Gets that use a cached locator, where there is one.
+    pub cached: u32,
+    /// Gets that are content with a pin or a second look at the word.
+    pub pinned: u32,
+    /// Gets that rely on their lease alone.
+    pub lease_only: u32,
+    /// Steps that take much longer than usual.
+    pub slow: u32,
+    /// Bits are flipped in memory: only readers that verify may read.
+    pub flips: bool,
+}
+
+impl Swarm {
+    /// The choices of a seed, for a run of `ops` operations, or of 20 to 50 thousand.
+    pub fn draw(seed: u64, ops: Option<u64>) -> Self {
+        let rng = &mut Rng::stream(seed, "swarm");
+        let faults = draw_faults(rng);
+        let flips = faults[Fault::BitFlip as usize].is_some();
+        let slots = *pick(rng, &[16, 24, 48, 96, 256]);
+        Self {
+            seed,
+            ops: ops.unwrap_or_else(|| 20_000 + rng.below(30_000)),
+            hosts: between(rng, 2, 3) as u8,
+            nodes: between(rng, 3, 5) as u8,
+            clients: between(rng, 4, 8) as u8,
+            lanes: between(rng, 1, 4) as u8,
+            segments: between(rng, 1, 2) as u8,
+            segment_bytes: *pick(rng, &[32 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10]),
+            slots,
+            keys: *pick(rng, &[8, 24, 64, 96, 160]),
+            think: *pick(rng, &[200 * US, 2 * MS, 5 * MS, 20 * MS]),
+            value_max: *pick(rng, &[600, 2048, 2048, 6000]),
+            quality: draw_quality(rng),
+            catalog: draw_config(rng, seed),
+            faults,
+            load: draw_load(rng, flips),
+        }
+    }
+
+    /// Bytes of a new value: mostly small, now and then empty or large.
+    pub fn value_len(&self, rng: &mut Rng) -> u64 {
+        match rng.below(100) {
+            0..3 => 0,
+            3..8 => rng.below(64),
+            8..20 => 64 * rng.below(self.value_max / 64),
+            20..97 => rng.below(self.value_max),
+            _ => rng.below(16 << 10),
+        }
+    }
+}
+
+fn draw_faults(rng: &mut Rng) -> [Option<Nanos>; Fault::ALL.len()] {
+    let calm = rng.chance(80);
+    Fault::ALL.map(|fault| {
+        let (chance, shortest, longest) = fault.rate();
+        // Drawn even when calm, so that the choices behind it stay the same.
+        let (on, gap) = (rng.chance(chance), between(rng, shortest, longest));
+        (on && !calm).then_some(gap)
+    })
+}
+
+fn draw_quality(rng: &mut Rng) -> Quality {
+    let mut some = |most: u64| if rng.chance(500) { rng.below(most) } else { 0 };
+    Quality {
+        loss_ppm: some(20_000),
+        twice_ppm: some(20_000),
+        late_ppm: some(60_000),
+        very_late_ppm: some(4_000),
+    }
+}
+
+fn draw_config(rng: &mut Rng, seed: u64) -> Config {
+    let high = between(rng, 700, 980) as u32;
+    Config {
+        high_permille: high,
+        low_permille: high - between(rng, 20, 200) as u32,
+        put_timeout: PUT_TIMEOUT,
+        registration: REGISTRATION,
+        silent_after: Duration::from_millis(between(rng, 90, 200)),
+        order_retry: Duration::from_millis(between(rng, 10, 80)),
+        policy: *pick(rng, &[PolicyKind::Fifo, PolicyKind::Lru, PolicyKind::Sieve]),
+        placement: *pick(
+            rng,
+            &[
+                PlacementKind::Random,
+                PlacementKind::LeastLoaded,
+                PlacementKind::LocalFirst,
+                PlacementKind::ByZone,
+            ],
+        ),
+        seed,
+    }
+}
+
+fn draw_load(rng: &mut Rng, flips: bool) -> Load {
+    Load {
+        put: between(rng, 150, 450) as u32,
+        remove: between(rng, 10, 150) as u32,
+        exist: between(rng, 0, 50) as u32,
+        late: between(rng, 0, 40) as u32,
+        direct: between(rng, 0, 900) as u32,
+        one_sided: between(rng, 0, 1000) as u32,
+        cached: between(rng, 0, 950) as u32,
+        pinned: if flips { 0 } else { between(rng, 0, 500) as u32 },
+        lease_only: if flips { 0 } else { between(rng, 0, 500) as u32 },
+        slow: between(rng, 0, 60) as u32,
+        flips,
+    }
+}
+
+/// A number in `low..=high`.
+pub fn between(rng: &mut Rng, low: u64, high: u64) -> u64 {
+    low + rng.below(high - low + 1)
+}
+
+/// One of these.
+pub fn pick<'a, T>(rng: &mut Rng, from: &'a [T]) -> &'a T {
+    &from[rng.below(from.len() as u64) as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_differ_and_repeat() {
+        let text = |seed| format!("{:?}", Swarm::draw(seed, None));
+        assert_eq!(text(7), text(7));
+        assert_ne!(text(7), text(8));
+    }
+
+    #[test]
+    fn every_fault_is_on_in_some_seed_and_off_in_another() {
+        for (at, fault) in Fault::ALL.iter().enumerate() {
+            let on = (0..200).filter(|seed| Swarm::draw(*seed, None).faults[at].is_some()).count();
+            assert!((10..190).contains(&on), "{fault:?} is on in {on} of 200 seeds");
+        }
+    }
+
+    #[test]
+    fn unverified_reads_and_bit_flips_never_meet() {
+        for seed in 0..200 {
+            let load = Swarm::draw(seed, None).load;
+            assert!(!load.flips || load.pinned + load.lease_only == 0);
+        }
+    }
+}

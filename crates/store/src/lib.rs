@@ -1,0 +1,39 @@
+//! Mooncrate in a program: a store in this process, or a client of a cluster.
+//!
+//! ```
+//! use mooncrate::{EmbeddedOptions, Store, Stored};
+//!
+//! let store = Store::embedded(EmbeddedOptions::default())?;
+//! assert_eq!(store.put(b"prompt/42", b"kv pages")?, Stored::New);
+//! assert_eq!(store.get(b"prompt/42")?.as_deref(), Some(&b"kv pages"[..]));
+//!
+//! let view = store.view(b"prompt/42")?.expect("just stored"); // no copy, pinned
+//! assert_eq!(&*view, b"kv pages");
+//! drop(view);
+//!
+//! assert!(store.remove(b"prompt/42", false)?);
+//! assert_eq!(store.get(b"prompt/42")?, None);
+//! # Ok::<(), mooncrate::Error>(())
+//! ```
+//!
+//! This crate composes the roles and adds nothing of its own: [`Store`] is a client with whatever
+//! it needs around it, [`run_master`], [`run_node`] and [`run_both`] are the server processes.
+#![forbid(unsafe_code)]
+
+mod error;
+mod host;
+mod server;
+mod store;
+
+pub use error::Error;
+pub use host::this_host;
+pub use mooncrate_client::{ClientConfig, Counts, Stored, View};
+pub use mooncrate_core::catalog::Config as CatalogConfig;
+pub use mooncrate_core::error::Advice;
+pub use mooncrate_core::plan::PutConfig;
+pub use mooncrate_master::Master;
+pub use mooncrate_transfer::Path;
+pub use mooncrate_wire::Address;
+pub use mooncrate_wire::message::{ClusterStat, Listed, Listing, SegmentRow};
+pub use server::{MasterOptions, NodeOptions, Running, run_both, run_master, run_node};
+pub use store::{ConnectOptions, EmbeddedOptions, Store};

@@ -1,0 +1,260 @@
+//! The store as a program sees it.
+
+use crate::error::Error;
+use crate::host::{this_host, this_start};
+use crate::server::join;
+use mooncrate_client::{Client, ClientConfig, Counts, Stored, View};
+use mooncrate_core::catalog;
+use mooncrate_core::ids::{HostId, name_hash};
+use mooncrate_core::plan::PutConfig;
+use mooncrate_core::{LeaderEpoch, ZoneId};
+use mooncrate_master::{Master, MasterConfig, Serving, serve};
+use mooncrate_node::{Node, NodeConfig};
+use mooncrate_transfer::{EngineConfig, Path, Segments};
+use mooncrate_wire::message::{ClusterStat, Listing};
+use mooncrate_wire::{
+    Address, Hello, LinkKind, LinkPool, MasterLink, PoolConfig, Role, ServerConfig,
+};
+use std::fmt;
+use std::sync::Arc;
+
+/// How a store inside this process is made.
+#[derive(Clone, Debug)]
+pub struct EmbeddedOptions {
+    /// Bytes it may hold.
+    pub segment_bytes: u64,
+    /// Objects it may hold; `None`: one per 4 KiB.
+    pub slots: Option<u32>,
+    /// How it places and evicts.
+    pub catalog: catalog::Config,
+    /// How calls behave.
+    pub client: ClientConfig,
+}
+
+impl Default for EmbeddedOptions {
+    fn default() -> Self {
+        Self {
+            segment_bytes: 256 << 20,
+            slots: None,
+            catalog: catalog::Config::default(),
+            client: ClientConfig::default(),
+        }
+    }
+}
+
+/// How a cluster is reached.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// Its master.
+    pub master: Address,
+    /// This machine's label; nodes with the same one are read through their memory.
+    pub host: String,
+    /// Whether to do that.
+    pub shared_memory: bool,
+    /// This machine's zone.
+    pub zone: String,
+    /// How calls behave.
+    pub client: ClientConfig,
+    /// Connections to each peer.
+    pub links: PoolConfig,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            master: Address::Tcp("127.0.0.1:7411".into()),
+            host: this_host(),
+            shared_memory: true,
+            zone: String::new(),
+            client: ClientConfig::default(),
+            links: PoolConfig::default(),
+        }
+    }
+}
+
+/// A store: in this process, or in a cluster. Clones share it.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    client: Client,
+    /// Only of an embedded store. Dropped with the last clone.
+    own: Option<Own>,
+}
+
+/// The servers of an embedded store.
+struct Own {
+    node: Arc<Node>,
+    master: Arc<Master>,
+    _serving: Serving,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.node.stop();
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.inner.own.is_some() { "embedded" } else { "connected" };
+        f.debug_tuple("Store").field(&kind).finish()
+    }
+}
+
+impl Store {
+    /// A store in this process: no server, no socket, gone when the last clone is dropped.
+    pub fn embedded(options: EmbeddedOptions) -> Result<Self, Error> {
+        let config = MasterConfig { catalog: options.catalog, ..MasterConfig::default() };
+        let master =
+            Master::new(config, LeaderEpoch(1)).map_err(Error::io("starting the master"))?;
+        let host = this_host();
+        let node = NodeConfig {
+            name: "embedded".into(),
+            host: host.clone(),
+            segment_bytes: options.segment_bytes,
+            slots: options.slots,
+            shared: false,
+            incarnation: this_start(),
+            ..NodeConfig::default()
+        };
+        let node = Node::new(node, Arc::clone(&master) as _, Vec::new())?;
+        let serving = serve(&master, &[], &ServerConfig::default(), 0)
+            .map_err(Error::io("starting the master's ticker"))?;
+        join(&master, &node)?;
+        let engine = EngineConfig { host: HostId(name_hash(&host)), ..EngineConfig::default() };
+        let segments = Arc::clone(node.segments());
+        let client = Client::new(options.client, engine, Arc::clone(&master) as _, segments);
+        let own = Some(Own { node, master, _serving: serving });
+        Ok(Self { inner: Arc::new(Inner { client, own }) })
+    }
+
+    /// A client of a cluster. Fails if its master does not answer.
+    pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
+        let hello = Hello::new(Role::Client, LinkKind::Control, "client");
+        let pool = LinkPool::new(options.master, hello, options.links.clone());
+        let master = Arc::new(MasterLink::new(pool));
+        let engine = EngineConfig {
+            host: HostId(name_hash(&options.host)),
+            shared_memory: options.shared_memory,
+            links: options.links,
+            ..EngineConfig::default()
+        };
+        let client = ClientConfig { zone: ZoneId(name_hash(&options.zone)), ..options.client };
+        let client = Client::new(client, engine, master, Arc::new(Segments::default()));
+        client.ping()?;
+        Ok(Self { inner: Arc::new(Inner { client, own: None }) })
+    }
+
+    /// Stores a value. A key that has one keeps it.
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<Stored, Error> {
+        Ok(self.inner.client.put(key, value)?)
+    }
+
+    /// Stores a value that lies in pieces, with wishes of its own.
+    pub fn put_parts(
+        &self,
+        key: &[u8],
+        value: &[&[u8]],
+        config: &PutConfig,
+    ) -> Result<Stored, Error> {
+        Ok(self.inner.client.put_parts(key, value, config)?)
+    }
+
+    /// The wishes of a plain put, to start from.
+    pub fn put_config(&self) -> PutConfig {
+        self.inner.client.put_config().clone()
+    }
+
+    /// Stores values in one go; one result each.
+    pub fn put_batch(&self, items: &[(&[u8], &[u8])]) -> Vec<Result<Stored, Error>> {
+        let stored = self.inner.client.put_batch(items);
+        stored.into_iter().map(|one| one.map_err(Error::from)).collect()
+    }
+
+    /// The value of a key, verified; `None` if there is none.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        Ok(self.inner.client.get(key)?)
+    }
+
+    /// Copies a value into the front of `target`; its length, or `None` if there is none.
+    pub fn get_into(&self, key: &[u8], target: &mut [u8]) -> Result<Option<usize>, Error> {
+        Ok(self.inner.client.get_into(key, target)?)
+    }
+
+    /// The values of many keys; one result each.
+    pub fn get_batch(&self, keys: &[&[u8]]) -> Vec<Result<Option<Vec<u8>>, Error>> {
+        let found = self.inner.client.get_batch(keys);
+        found.into_iter().map(|one| one.map_err(Error::from)).collect()
+    }
+
+    /// A value in place, pinned while the view lives; a copy where its owner is on another machine.
+    pub fn view(&self, key: &[u8]) -> Result<Option<View>, Error> {
+        Ok(self.inner.client.view(key)?)
+    }
+
+    /// Bytes of a value, or `None` if there is none.
+    pub fn size(&self, key: &[u8]) -> Result<Option<u64>, Error> {
+        Ok(self.inner.client.size(key)?)
+    }
+
+    /// Whether a key has a value. Asking protects nothing from eviction.
+    pub fn exists(&self, key: &[u8]) -> Result<bool, Error> {
+        Ok(self.inner.client.exists(key)?)
+    }
+
+    /// The same for many keys; one result each.
+    pub fn exists_batch(&self, keys: &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error> {
+        let found = self.inner.client.exists_batch(keys)?;
+        Ok(found.into_iter().map(|one| one.map_err(Error::from)).collect())
+    }
+
+    /// Removes a value; whether there was one. When it returns, nobody can begin to read it; views
+    /// that exist keep their bytes. `force` also ends what is leased, once the leases are over.
+    pub fn remove(&self, key: &[u8], force: bool) -> Result<bool, Error> {
+        Ok(self.inner.client.remove(key, force)?)
+    }
+
+    /// The same for many keys; one result each.
+    pub fn remove_batch(
+        &self,
+        keys: &[&[u8]],
+        force: bool,
+    ) -> Result<Vec<Result<bool, Error>>, Error> {
+        let removed = self.inner.client.remove_batch(keys, force)?;
+        Ok(removed.into_iter().map(|one| one.map_err(Error::from)).collect())
+    }
+
+    /// A page of keys that start with `prefix`, in no particular order: begin with cursor 0, go on
+    /// with the page's `next` until it is `None`.
+    pub fn list(&self, prefix: &[u8], cursor: u64, limit: u32) -> Result<Listing, Error> {
+        Ok(self.inner.client.list(prefix, cursor, limit)?)
+    }
+
+    /// The cluster in numbers.
+    pub fn stat(&self) -> Result<ClusterStat, Error> {
+        Ok(self.inner.client.stat()?)
+    }
+
+    /// How the owner of a key is reached, or `None` if the key has no value.
+    pub fn path(&self, key: &[u8]) -> Result<Option<Path>, Error> {
+        Ok(self.inner.client.path(key)?)
+    }
+
+    /// What this client counted.
+    pub fn counts(&self) -> Counts {
+        self.inner.client.counts()
+    }
+
+    /// The master of an embedded store, for tests that audit it.
+    pub fn master(&self) -> Option<Arc<Master>> {
+        self.inner.own.as_ref().map(|own| Arc::clone(&own.master))
+    }
+
+    /// The node of an embedded store, for tests that audit it.
+    pub fn node(&self) -> Option<Arc<Node>> {
+        self.inner.own.as_ref().map(|own| Arc::clone(&own.node))
+    }
+}

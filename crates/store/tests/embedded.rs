@@ -1,0 +1,162 @@
+//! The embedded store end to end: every call, and every bad input through the public door.
+
+use mooncrate::{Advice, EmbeddedOptions, Path, Store, Stored};
+
+fn small() -> Store {
+    let options = EmbeddedOptions { segment_bytes: 8 << 20, ..EmbeddedOptions::default() };
+    Store::embedded(options).unwrap()
+}
+
+#[test]
+fn put_get_view_remove() {
+    let store = small();
+    for len in [0, 1, 63, 64, 65, 4096, 1 << 20, (1 << 20) + 1, 3_000_001] {
+        let key = format!("k{len}");
+        let value: Vec<u8> = (0..len).map(|i| (i * 7 + len) as u8).collect();
+        assert_eq!(store.put(key.as_bytes(), &value).unwrap(), Stored::New);
+        assert_eq!(store.put(key.as_bytes(), b"other").unwrap(), Stored::AlreadyThere);
+        assert_eq!(store.get(key.as_bytes()).unwrap().unwrap(), value);
+        let mut buffer = vec![1; len + 10];
+        assert_eq!(store.get_into(key.as_bytes(), &mut buffer).unwrap(), Some(len));
+        assert_eq!(&buffer[..len], &value[..]);
+        let view = store.view(key.as_bytes()).unwrap().unwrap();
+        assert!(view.is_in_place());
+        assert_eq!(&*view, &value[..]);
+        assert_eq!(store.size(key.as_bytes()).unwrap(), Some(len as u64));
+        assert_eq!(store.path(key.as_bytes()).unwrap(), Some(Path::Local));
+        drop(view);
+        assert!(store.remove(key.as_bytes(), false).unwrap());
+        assert!(!store.remove(key.as_bytes(), false).unwrap());
+        assert_eq!(store.get(key.as_bytes()).unwrap(), None);
+    }
+}
+
+#[test]
+fn a_view_outlives_the_remove_of_its_object() {
+    let store = small();
+    let value = vec![42; 100_000];
+    store.put(b"k", &value).unwrap();
+    let view = store.view(b"k").unwrap().unwrap();
+    assert!(store.remove(b"k", false).unwrap());
+    assert_eq!(store.get(b"k").unwrap(), None);
+    // The key can be put again, elsewhere, while the old bytes are still looked at.
+    store.put(b"k", &vec![7; 100_000]).unwrap();
+    for n in 0..200_u32 {
+        store.put(&n.to_le_bytes(), &vec![n as u8; 100_000]).unwrap();
+    }
+    assert!(view.iter().all(|byte| *byte == 42));
+}
+
+#[test]
+fn a_full_pool_makes_room() {
+    let store = small();
+    for n in 0..500_u32 {
+        assert_eq!(store.put(&n.to_le_bytes(), &vec![n as u8; 200_000]).unwrap(), Stored::New);
+        assert_eq!(store.get(&n.to_le_bytes()).unwrap().unwrap(), vec![n as u8; 200_000]);
+    }
+    let stat = store.stat().unwrap();
+    assert!(stat.evicted_objects > 400, "{stat:?}");
+    assert!(stat.used_bytes <= 8 << 20);
+}
+
+#[test]
+fn everything_pinned_is_busy_and_recovers() {
+    let store = small();
+    let mut views = Vec::new();
+    for n in 0..40_u32 {
+        if store.put(&n.to_le_bytes(), &vec![n as u8; 200_000]).is_err() {
+            break;
+        }
+        views.extend(store.view(&n.to_le_bytes()).unwrap());
+    }
+    let error = store.put(b"one more", &vec![0; 1_000_000]).unwrap_err();
+    assert!(matches!(error.advice(), Advice::Retry { .. }), "{error}");
+    assert!(error.to_string().contains("in use"), "{error}");
+    for (n, view) in views.iter().enumerate() {
+        assert!(view.iter().all(|byte| *byte == n as u8));
+    }
+    drop(views);
+    // The pause after a streak of pinned victims is 10 ms.
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    assert_eq!(store.put(b"one more", &vec![0; 1_000_000]).unwrap(), Stored::New);
+}
+
+#[test]
+fn bad_input_gets_a_clear_error() {
+    let store = small();
+    let says = |error: mooncrate::Error, words: &str| {
+        assert_eq!(error.advice(), Advice::GiveUp, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    says(store.put(b"", b"v").unwrap_err(), "key is empty");
+    says(store.put(&[1; 8193], b"v").unwrap_err(), "8193 bytes");
+    says(store.get(b"").unwrap_err(), "key is empty");
+    says(store.remove(b"", false).unwrap_err(), "key is empty");
+    says(store.put(b"k", &vec![0; 9 << 20]).unwrap_err(), "largest segment");
+    let mut config = store.put_config();
+    config.replicas = 0;
+    says(store.put_parts(b"k", &[b"v"], &config).unwrap_err(), "0 replicas");
+    config.replicas = 2;
+    says(store.put_parts(b"k", &[b"v"], &config).unwrap_err(), "1 nodes");
+    store.put(b"k", &[1; 100]).unwrap();
+    says(store.get_into(b"k", &mut [0; 99]).unwrap_err(), "100 bytes, the buffer 99");
+    // Nothing of that left a trace.
+    assert_eq!(store.get(b"k").unwrap().unwrap(), [1; 100]);
+    assert_eq!(store.stat().unwrap().objects, 1);
+}
+
+#[test]
+fn batches_keep_their_order_and_their_errors_apart() {
+    let store = small();
+    let items: Vec<(Vec<u8>, Vec<u8>)> =
+        (0..300_u32).map(|n| (n.to_be_bytes().to_vec(), vec![n as u8; n as usize * 10])).collect();
+    let mut refs: Vec<(&[u8], &[u8])> = items.iter().map(|(k, v)| (&k[..], &v[..])).collect();
+    refs.insert(7, (b"", b"bad key"));
+    let stored = store.put_batch(&refs);
+    assert_eq!(stored.len(), 301);
+    for (index, result) in stored.iter().enumerate() {
+        assert_eq!(result.is_err(), index == 7, "{index}");
+    }
+    let mut keys: Vec<&[u8]> = items.iter().map(|(k, _)| &k[..]).collect();
+    keys.insert(100, b"missing");
+    let found = store.get_batch(&keys);
+    for (index, found) in found.into_iter().enumerate() {
+        let found = found.unwrap();
+        match index {
+            100 => assert_eq!(found, None),
+            _ => {
+                let n = if index < 100 { index } else { index - 1 };
+                assert_eq!(found.as_ref(), Some(&items[n].1));
+            }
+        }
+    }
+    let there = store.exists_batch(&keys).unwrap();
+    assert!(there.iter().enumerate().all(|(i, t)| *t.as_ref().unwrap() == (i != 100)));
+    let removed = store.remove_batch(&keys, false).unwrap();
+    assert!(removed.iter().enumerate().all(|(i, r)| *r.as_ref().unwrap() == (i != 100)));
+    assert_eq!(store.stat().unwrap().objects, 0);
+}
+
+#[test]
+fn a_listing_shows_every_key_once() {
+    let store = small();
+    for n in 0..2500_u32 {
+        store.put(format!("a/{n}").as_bytes(), b"x").unwrap();
+    }
+    store.put(b"b/\xff", b"y").unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    let mut cursor = 0;
+    loop {
+        let page = store.list(b"a/", cursor, 100).unwrap();
+        assert!(page.entries.len() <= 100);
+        for entry in page.entries {
+            assert!(seen.insert(entry.key.as_bytes().to_vec()));
+        }
+        match page.next {
+            Some(next) => cursor = next,
+            None => break,
+        }
+    }
+    // The default holds one object per 4 KiB: 2048 slots, so the oldest are gone.
+    assert!(seen.len() > 1800 && seen.len() <= 2048, "{}", seen.len());
+}

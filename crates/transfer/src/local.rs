@@ -1,0 +1,111 @@
+//! In the same process: pin, copy, unpin (R2). The floor is one memcpy.
+
+use crate::error::TransferError;
+use crate::segments::Segments;
+use crate::{Path, Read, Transport, View, ViewBytes, Write, Written};
+use mooncrate_core::plan::Locator;
+use mooncrate_core::time::Deadline;
+use mooncrate_core::{PutToken, Seal};
+use mooncrate_mem::clock::boottime;
+use mooncrate_mem::sums::seal_of;
+use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, WriteGuard};
+use mooncrate_wire::DataError;
+use std::sync::Arc;
+
+/// The segments of this process.
+#[derive(Debug)]
+pub struct Local {
+    segments: Arc<Segments>,
+}
+
+impl Local {
+    /// Over the segments of this process.
+    pub fn new(segments: Arc<Segments>) -> Self {
+        Self { segments }
+    }
+
+    fn pin(&self, locator: &Locator) -> Result<PinGuard, TransferError> {
+        let segment = self.segments.find(locator)?;
+        Ok(segment.pin(boottime(), locator)?)
+    }
+
+    fn read_one(&self, read: &mut Read<'_>) -> Result<(), TransferError> {
+        let have = read.into.len() as u64;
+        if have != read.len {
+            return Err(TransferError::Length { need: read.len, have });
+        }
+        let pin = self.pin(&read.locator)?;
+        Ok(pin.read_into(read.seal, read.into)?)
+    }
+}
+
+impl Transport for Local {
+    fn path(&self) -> Path {
+        Path::Local
+    }
+
+    fn read(&self, reads: &mut [Read<'_>], _deadline: Deadline) {
+        for read in reads {
+            read.result = self.read_one(read);
+        }
+    }
+
+    fn write<'a>(
+        &'a self,
+        write: &Write<'a>,
+        _deadline: Deadline,
+    ) -> Result<Box<dyn Written + 'a>, TransferError> {
+        let segment = self.segments.find(&write.locator)?;
+        let mut guard = segment.begin(boottime(), &begin(write))?;
+        for piece in write.value {
+            guard.write(guard.seen(), piece)?;
+        }
+        Ok(Box::new(LocalWritten { seal: guard.seal(), token: write.token, guard }))
+    }
+
+    fn view(
+        &self,
+        locator: &Locator,
+        len: u64,
+        seal: Seal,
+        _deadline: Deadline,
+    ) -> Result<Option<View>, TransferError> {
+        let pin = self.pin(locator)?;
+        if pin.value_len() != len || seal_of(pin.bytes()) != seal {
+            return Err(DataError::Corrupt.into());
+        }
+        Ok(Some(View { bytes: ViewBytes::Local(pin) }))
+    }
+}
+
+/// What the owner's memory needs to know of a write.
+pub(crate) fn begin<'a>(write: &Write<'a>) -> BeginWrite<'a> {
+    BeginWrite {
+        locator: write.locator,
+        token: write.token,
+        object: write.object,
+        epoch: write.epoch,
+        len: write.len(),
+        label: write.label,
+        hash: LabelHash::of(write.label),
+    }
+}
+
+struct LocalWritten {
+    guard: WriteGuard,
+    token: PutToken,
+    seal: Seal,
+}
+
+impl Written for LocalWritten {
+    fn seal(&self) -> Seal {
+        self.seal
+    }
+
+    fn signal(self: Box<Self>, _deadline: Deadline) -> Result<(), TransferError> {
+        Ok(self
+            .guard
+            .publish(boottime(), self.token, self.seal)
+            .map_err(|refused| refused.error)?)
+    }
+}

@@ -1,0 +1,221 @@
+//! The owner's end: a thread per connection, because a connection is a reader or writer at work, and
+//! a blocked thread costs less than a task that has to be woken. Whatever a connection has begun or
+//! pinned is booked to it and ends with it (R4, R7).
+
+mod connection;
+
+use crate::segments::Segments;
+use connection::Connection;
+use mooncrate_core::{HostId, LeaderEpoch};
+use mooncrate_mem::clock::boottime;
+use mooncrate_wire::address::Bound;
+use mooncrate_wire::link::Closer;
+use mooncrate_wire::{HelloAck, Link, LinkConfig, LinkKind};
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// How often a listener looks whether it should end.
+const ACCEPT_STEP: Duration = Duration::from_millis(100);
+/// How long a caller may take for its hello.
+const HELLO_TIME: Duration = Duration::from_secs(3);
+/// Pause after an accept that failed: out of descriptors does not get better by trying at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Settings of a data server.
+#[derive(Clone, Debug)]
+pub struct DataServerConfig {
+    /// Name for people.
+    pub name: String,
+    /// The machine this is.
+    pub host: HostId,
+    /// Connections at once; more are refused.
+    pub connections_max: usize,
+    /// A connection without pins and open puts that says nothing for this long is closed.
+    pub idle_time: Duration,
+    /// Share of a segment, in percent, that one connection may pin for views.
+    pub pinned_percent_max: u64,
+}
+
+impl Default for DataServerConfig {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            host: HostId(0),
+            connections_max: 4096,
+            idle_time: Duration::from_secs(60),
+            pinned_percent_max: 25,
+        }
+    }
+}
+
+/// Serves the segments of this process to other processes.
+#[derive(Debug)]
+pub struct DataServer {
+    inner: Arc<Inner>,
+    listeners: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) segments: Arc<Segments>,
+    pub(crate) config: DataServerConfig,
+    stopping: AtomicBool,
+    next: AtomicU64,
+    open: Mutex<BTreeMap<u64, OpenConnection>>,
+    closed: Condvar,
+}
+
+#[derive(Debug)]
+struct OpenConnection {
+    closer: Closer,
+    /// A request is being handled; only then is there something to finish.
+    busy: Arc<AtomicBool>,
+}
+
+impl DataServer {
+    /// Serves on these sockets until [`DataServer::stop`].
+    pub fn start(
+        segments: Arc<Segments>,
+        config: DataServerConfig,
+        sockets: Vec<Bound>,
+    ) -> io::Result<Self> {
+        let inner = Arc::new(Inner {
+            segments,
+            config,
+            stopping: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+            open: Mutex::default(),
+            closed: Condvar::new(),
+        });
+        let mut listeners = Vec::new();
+        for socket in sockets {
+            let inner = Arc::clone(&inner);
+            let thread = Builder::new().name("data-accept".into());
+            listeners.push(thread.spawn(move || inner.accept_loop(&socket))?);
+        }
+        Ok(Self { inner, listeners })
+    }
+
+    /// Connections that are open.
+    pub fn connections(&self) -> usize {
+        self.inner.open.lock().len()
+    }
+
+    /// Takes no new connection, lets requests that are being handled end for up to `grace`, closes
+    /// the rest.
+    pub fn stop(self, grace: Duration) {
+        self.inner.stopping.store(true, Ordering::Release);
+        for listener in self.listeners {
+            let _ended = listener.join();
+        }
+        let deadline = boottime().deadline_in(grace);
+        let mut open = self.inner.open.lock();
+        loop {
+            let over = deadline.passed(boottime());
+            for connection in open.values() {
+                // Acquire: pairs with the Release of the connection's own store.
+                if over || !connection.busy.load(Ordering::Acquire) {
+                    connection.closer.close();
+                }
+            }
+            if open.is_empty() {
+                return;
+            }
+            self.inner.closed.wait_for(&mut open, Duration::from_millis(10));
+        }
+    }
+}
+
+impl Inner {
+    /// Acquire: pairs with the Release in `stop`.
+    pub(crate) fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    fn accept_loop(self: &Arc<Self>, socket: &Bound) {
+        while !self.stopping() {
+            match accept(socket) {
+                Ok(Some((connection, unix))) => self.welcome(connection, unix),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn welcome(self: &Arc<Self>, socket: OwnedFd, unix: bool) {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let inner = Arc::clone(self);
+        let thread = Builder::new().name(format!("data-{id}")).stack_size(256 << 10);
+        if let Err(error) = thread.spawn(move || inner.converse(id, socket, unix)) {
+            tracing::warn!(%error, "no thread for a connection");
+        }
+    }
+
+    /// One connection, from hello to hang-up.
+    fn converse(&self, id: u64, socket: OwnedFd, unix: bool) {
+        let deadline = boottime().deadline_in(HELLO_TIME);
+        let hello = |_: &mooncrate_wire::Hello, version| HelloAck {
+            version,
+            name: self.config.name.clone(),
+            epoch: self.epoch(),
+            host: self.config.host,
+        };
+        let config = LinkConfig::default();
+        let Ok((link, _)) = Link::accept(socket, LinkKind::Data, &config, deadline, hello) else {
+            return;
+        };
+        let busy = Arc::new(AtomicBool::new(false));
+        let Ok(closer) = link.closer() else { return };
+        {
+            let mut open = self.open.lock();
+            if open.len() >= self.config.connections_max || self.stopping() {
+                return;
+            }
+            open.insert(id, OpenConnection { closer, busy: Arc::clone(&busy) });
+        }
+        let ended = Connection::new(self, link, unix, busy).run();
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a data connection ended");
+        }
+        self.open.lock().remove(&id);
+        self.closed.notify_all();
+    }
+
+    fn epoch(&self) -> LeaderEpoch {
+        let segments = self.segments.all();
+        segments.iter().map(|segment| segment.epoch()).max().unwrap_or_default()
+    }
+}
+
+/// Waits a little for a connection.
+fn accept(socket: &Bound) -> io::Result<Option<(OwnedFd, bool)>> {
+    let fd = match socket {
+        Bound::Tcp(listener) => listener.as_fd(),
+        Bound::Unix(listener) => listener.as_fd(),
+    };
+    let step = Timespec { tv_sec: 0, tv_nsec: ACCEPT_STEP.as_nanos() as _ };
+    match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&step)) {
+        Ok(0) | Err(Errno::INTR) => return Ok(None),
+        Ok(_) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let accepted = match socket {
+        Bound::Tcp(listener) => listener.accept().map(|(stream, _)| (stream.into(), false)),
+        Bound::Unix(listener) => listener.accept().map(|(stream, _)| (stream.into(), true)),
+    };
+    match accepted {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        accepted => accepted.map(Some),
+    }
+}

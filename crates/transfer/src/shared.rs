@@ -1,0 +1,243 @@
+//! On the same host: the owner passes its memory over a Unix socket, we map it once, and then a get
+//! is a copy that asks nobody (R3). Large puts store straight into the owner's memory between a
+//! begin and a signal; small ones go through the socket, where one round trip does it all.
+
+use crate::engine::EngineConfig;
+use crate::error::TransferError;
+use crate::stream::{Stream, answer, begin_write};
+use crate::{Path, Read, Transport, View, ViewBytes, Write, Written};
+use mooncrate_core::plan::Locator;
+use mooncrate_core::time::Deadline;
+use mooncrate_core::{Incarnation, PutToken, Seal, SegmentId};
+use mooncrate_mem::clock::boottime;
+use mooncrate_mem::sums::seal_of;
+use mooncrate_mem::{Access, Identity, Mapping};
+use mooncrate_wire::message::{self, DataReply, DataRequest, PinId};
+use mooncrate_wire::pool::PooledLink;
+use mooncrate_wire::{
+    Address, CallError, DataError, DecodeError, Hello, Link, LinkConfig, LinkKind, Role,
+};
+use parking_lot::{Mutex, RwLock};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a view's release may take; its end must not hold its owner up.
+const UNPIN_TIME: Duration = Duration::from_millis(500);
+
+/// A node on this host.
+#[derive(Debug)]
+pub struct Shared {
+    address: Address,
+    stream: Stream,
+    inline_bytes_max: u64,
+    link_config: LinkConfig,
+    mappings: RwLock<BTreeMap<(SegmentId, Incarnation), Arc<Mapping>>>,
+    /// Pins are booked to the connection that asked for them, so they have one of their own.
+    pins: Mutex<Option<Arc<PinLink>>>,
+}
+
+impl Shared {
+    /// The node that listens at this Unix socket.
+    pub fn new(address: Address, config: &EngineConfig) -> Self {
+        Self {
+            stream: Stream::new(address.clone(), &config.links),
+            address,
+            inline_bytes_max: config.inline_bytes_max,
+            link_config: config.links.link.clone(),
+            mappings: RwLock::default(),
+            pins: Mutex::default(),
+        }
+    }
+
+    /// Maps a segment, if it is not mapped yet.
+    pub fn attach(&self, segment: SegmentId, deadline: Deadline) -> Result<(), TransferError> {
+        let mut link = self.stream.link(deadline)?;
+        let request = DataRequest::Attach(message::Attach { segment });
+        let attached = match link.call_data(&request, &[], deadline)? {
+            DataReply::Attach(attached) => attached?,
+            other => return Err(unexpected(&other)),
+        };
+        let fds = link.take_fds();
+        let [headers, payload] = &fds[..] else {
+            let missing = std::io::Error::other("the owner sent no descriptors");
+            return Err(TransferError::Map(missing));
+        };
+        let identity = Identity {
+            segment,
+            incarnation: attached.incarnation,
+            bytes: attached.bytes,
+            slots: attached.slots,
+        };
+        let mapping = Mapping::new(headers.as_fd(), payload.as_fd(), identity, Access::ReadWrite)
+            .map_err(TransferError::Map)?;
+        let mut mappings = self.mappings.write();
+        // Earlier mounts of the segment are dead; views hold what they still need.
+        mappings.retain(|(other, _), _| *other != segment);
+        mappings.insert((segment, attached.incarnation), Arc::new(mapping));
+        Ok(())
+    }
+
+    fn mapping(&self, locator: &Locator) -> Result<Arc<Mapping>, TransferError> {
+        let mappings = self.mappings.read();
+        let found = mappings.get(&(locator.segment, locator.incarnation));
+        found.cloned().ok_or(TransferError::Data(DataError::Stale))
+    }
+
+    fn pin_link(&self, deadline: Deadline) -> Result<Arc<PinLink>, CallError> {
+        let mut pins = self.pins.lock();
+        if let Some(link) = pins.as_ref().filter(|link| link.link.lock().is_open()) {
+            return Ok(Arc::clone(link));
+        }
+        let hello = Hello::new(Role::Client, LinkKind::Data, "views");
+        let link = Link::connect(&self.address, &hello, &self.link_config, deadline)?;
+        let link = Arc::new(PinLink { link: Mutex::new(link) });
+        *pins = Some(Arc::clone(&link));
+        Ok(link)
+    }
+}
+
+impl Transport for Shared {
+    fn path(&self) -> Path {
+        Path::Shared
+    }
+
+    fn read(&self, reads: &mut [Read<'_>], _deadline: Deadline) {
+        for read in reads {
+            let have = read.into.len() as u64;
+            read.result = if have == read.len {
+                self.mapping(&read.locator).and_then(|mapping| {
+                    Ok(mapping.read_into(&read.locator, read.seal, read.into, boottime)?)
+                })
+            } else {
+                Err(TransferError::Length { need: read.len, have })
+            };
+        }
+    }
+
+    fn write<'a>(
+        &'a self,
+        write: &Write<'a>,
+        deadline: Deadline,
+    ) -> Result<Box<dyn Written + 'a>, TransferError> {
+        let [value] = write.value else {
+            return Ok(Box::new(self.stream.start_write(write, deadline)?));
+        };
+        if value.len() as u64 <= self.inline_bytes_max {
+            return Ok(Box::new(self.stream.start_write(write, deadline)?));
+        }
+        let mapping = self.mapping(&write.locator)?;
+        let mut link = self.stream.link(deadline)?;
+        let begin = DataRequest::Begin(message::Begin { put: begin_write(write) });
+        link.send_data(&begin, &[], deadline)?;
+        answer(&mut link, deadline)??;
+        // From here on the owner books the range to this link: should we die, it hangs up, and only
+        // then can the range be used again (R7).
+        let seal = mapping.write_value(&write.locator, value)?;
+        let (locator, token) = (write.locator, write.token);
+        Ok(Box::new(DirectWritten { link, locator, token, seal, signalled: false }))
+    }
+
+    fn view(
+        &self,
+        locator: &Locator,
+        len: u64,
+        seal: Seal,
+        deadline: Deadline,
+    ) -> Result<Option<View>, TransferError> {
+        let mapping = self.mapping(locator)?;
+        let link = self.pin_link(deadline)?;
+        let id = link.pin(locator, deadline)?;
+        let pin = SharedPin { mapping, locator: *locator, len, link, id };
+        if seal_of(pin.bytes()) != seal {
+            return Err(DataError::Corrupt.into());
+        }
+        Ok(Some(View { bytes: ViewBytes::Shared(pin) }))
+    }
+}
+
+/// A value stored straight into the owner's memory.
+struct DirectWritten<'a> {
+    link: PooledLink<'a>,
+    locator: Locator,
+    token: PutToken,
+    seal: Seal,
+    /// The owner has been told; nothing is left to give up.
+    signalled: bool,
+}
+
+impl Written for DirectWritten<'_> {
+    fn seal(&self) -> Seal {
+        self.seal
+    }
+
+    fn signal(mut self: Box<Self>, deadline: Deadline) -> Result<(), TransferError> {
+        let signal = message::Signal { locator: self.locator, token: self.token, seal: self.seal };
+        self.signalled = true;
+        self.link.send_data(&DataRequest::Signal(signal), &[], deadline)?;
+        Ok(answer(&mut self.link, deadline)??)
+    }
+}
+
+impl Drop for DirectWritten<'_> {
+    /// A put that was not signalled is told to the owner, so that the link can go on.
+    fn drop(&mut self) {
+        if !self.signalled && self.link.at_rest() {
+            let abandon = message::Abandon { locator: self.locator, token: self.token };
+            let deadline = boottime().deadline_in(UNPIN_TIME);
+            // A failure closes the link, which tells the owner the same.
+            let _ = self.link.call_data(&DataRequest::Abandon(abandon), &[], deadline);
+        }
+    }
+}
+
+/// The connection that pins are booked to. It closes when its last view is gone: closing it earlier
+/// would let the owner free bytes that somebody still looks at.
+#[derive(Debug)]
+struct PinLink {
+    link: Mutex<Link>,
+}
+
+impl PinLink {
+    fn pin(&self, locator: &Locator, deadline: Deadline) -> Result<PinId, TransferError> {
+        let pin = message::Pin { locators: Cow::Borrowed(std::slice::from_ref(locator)) };
+        match self.link.lock().call_data(&DataRequest::Pin(pin), &[], deadline)? {
+            DataReply::Pin(results) if results.len() == 1 => Ok(results[0]?),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// A pin that the owner holds for us, and the bytes it keeps in place.
+#[derive(Debug)]
+pub(crate) struct SharedPin {
+    mapping: Arc<Mapping>,
+    locator: Locator,
+    len: u64,
+    link: Arc<PinLink>,
+    id: PinId,
+}
+
+impl SharedPin {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the owner pinned this life for `self.link`, which `self` keeps open; a link that
+        // met an error is not closed before its last pin is dropped.
+        let bytes = unsafe { self.mapping.pinned_bytes(&self.locator, self.len) };
+        bytes.expect("the pin was granted for this locator")
+    }
+}
+
+impl Drop for SharedPin {
+    fn drop(&mut self) {
+        let unpin = message::Unpin { ids: Cow::Borrowed(std::slice::from_ref(&self.id)) };
+        let deadline = boottime().deadline_in(UNPIN_TIME);
+        // On a failure the pin goes when the link does.
+        let _ = self.link.link.lock().call_data(&DataRequest::Unpin(unpin), &[], deadline);
+    }
+}
+
+fn unexpected(reply: &DataReply) -> TransferError {
+    CallError::from(DecodeError::Unexpected { kind: reply.kind() }).into()
+}

@@ -1,0 +1,211 @@
+//! Over a socket: requests are pipelined, values go straight from where they are to where they
+//! belong, and both ends sum them while they are in cache.
+
+use crate::error::TransferError;
+use crate::{Path, Read, Transport, View, Write, Written};
+use mooncrate_core::Seal;
+use mooncrate_core::plan::Locator;
+use mooncrate_core::time::Deadline;
+use mooncrate_mem::SliceSums;
+use mooncrate_wire::message::{self, DataReply, DataRequest};
+use mooncrate_wire::pool::PooledLink;
+use mooncrate_wire::{
+    Address, CallError, DataError, DecodeError, Hello, LinkKind, LinkPool, PoolConfig, Role,
+};
+use std::io::IoSlice;
+
+/// Reads in flight on one link. Requests are small, so the owner can always take this many while it
+/// is sending; more could fill both directions and stall.
+const READS_AHEAD: usize = 32;
+/// A value up to this size goes out in one piece with its frame.
+const ONE_PIECE_BYTES: u64 = 64 << 10;
+/// Larger values are summed and sent in chunks of this size, each while it is in cache.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// A node behind a socket.
+#[derive(Debug)]
+pub struct Stream {
+    pool: LinkPool,
+}
+
+impl Stream {
+    /// A node that serves data at `address`.
+    pub fn new(address: Address, config: &PoolConfig) -> Self {
+        let hello = Hello::new(Role::Client, LinkKind::Data, "client");
+        Self { pool: LinkPool::new(address, hello, config.clone()) }
+    }
+
+    /// A link of one's own to the node.
+    pub(crate) fn link(&self, deadline: Deadline) -> Result<PooledLink<'_>, CallError> {
+        self.pool.checkout(deadline)
+    }
+
+    /// Sends a write and leaves its reply on the way.
+    pub(crate) fn start_write<'a>(
+        &'a self,
+        write: &Write<'a>,
+        deadline: Deadline,
+    ) -> Result<StreamWritten<'a>, TransferError> {
+        let mut link = self.link(deadline)?;
+        let put = begin_write(write);
+        let request = DataRequest::Write(message::Write { put });
+        let mut sums = SliceSums::new();
+        if put.len <= ONE_PIECE_BYTES {
+            for piece in write.value {
+                sums.update(piece);
+            }
+            let parts: Vec<IoSlice<'_>> = write.value.iter().map(|p| IoSlice::new(p)).collect();
+            link.send_data(&request, &parts, deadline)?;
+        } else {
+            link.send_data(&request, &[], deadline)?;
+            for chunk in write.value.iter().flat_map(|piece| piece.chunks(CHUNK_BYTES)) {
+                sums.update(chunk);
+                link.send_part(chunk, deadline)?;
+            }
+        }
+        Ok(StreamWritten { link, locator: write.locator, token: write.token, seal: sums.seal() })
+    }
+
+    fn read_all(
+        &self,
+        reads: &mut [Read<'_>],
+        deadline: Deadline,
+    ) -> Result<(), (CallError, bool)> {
+        let mut link = self.link(deadline).map_err(|error| (error, false))?;
+        let fresh = !link.is_reused();
+        let mut sent = 0;
+        for next in 0..reads.len() {
+            while sent < reads.len() && sent - next < READS_AHEAD {
+                let Read { locator, len, .. } = reads[sent];
+                let request = DataRequest::Read(message::Read { locator, start: 0, len });
+                let gone = link.send_data(&request, &[], deadline);
+                gone.map_err(|error| (error, !fresh && next == 0))?;
+                sent += 1;
+            }
+            let read = &mut reads[next];
+            read.result =
+                receive(&mut link, read, deadline).map_err(|error| (error, !fresh && next == 0))?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes one reply with its bytes. The outer error ends the link, the inner one only this read.
+fn receive(
+    link: &mut PooledLink<'_>,
+    read: &mut Read<'_>,
+    deadline: Deadline,
+) -> Result<Result<(), TransferError>, CallError> {
+    let reply = match link.recv_data(deadline)? {
+        (_, DataReply::Read(reply)) => reply,
+        (_, DataReply::Refuse(refusal)) => return Err(refusal.into()),
+        (_, other) => return Err(DecodeError::Unexpected { kind: other.kind() }.into()),
+    };
+    let came = match reply.result {
+        Ok(came) => came,
+        Err(error) => return Ok(Err(error.into())),
+    };
+    if came != read.len || came != read.into.len() as u64 {
+        let what = "the length of a value";
+        return Err(DecodeError::BadValue { what, value: came }.into());
+    }
+    let mut sums = SliceSums::new();
+    link.recv_attachment(read.into, |chunk| sums.update(chunk), deadline)?;
+    Ok(if sums.seal() == read.seal { Ok(()) } else { Err(DataError::Corrupt.into()) })
+}
+
+impl Transport for Stream {
+    fn path(&self) -> Path {
+        Path::Stream
+    }
+
+    fn read(&self, reads: &mut [Read<'_>], deadline: Deadline) {
+        for read in &mut *reads {
+            read.result = Err(TransferError::NotTried);
+            if read.len != read.into.len() as u64 {
+                let have = read.into.len() as u64;
+                read.result = Err(TransferError::Length { need: read.len, have });
+                return;
+            }
+        }
+        let mut outcome = self.read_all(reads, deadline);
+        if let Err((_, true)) = outcome {
+            // The link had rested and its peer was gone: nothing was read, so ask over a new one.
+            self.pool.forget_idle();
+            outcome = self.read_all(reads, deadline);
+        }
+        if let Err((error, _)) = outcome {
+            let first = reads.iter_mut().find(|r| matches!(r.result, Err(TransferError::NotTried)));
+            if let Some(read) = first {
+                read.result = Err(error.into());
+            }
+        }
+    }
+
+    fn write<'a>(
+        &'a self,
+        write: &Write<'a>,
+        deadline: Deadline,
+    ) -> Result<Box<dyn Written + 'a>, TransferError> {
+        Ok(Box::new(self.start_write(write, deadline)?))
+    }
+
+    fn view(
+        &self,
+        _locator: &Locator,
+        _len: u64,
+        _seal: Seal,
+        _deadline: Deadline,
+    ) -> Result<Option<View>, TransferError> {
+        Ok(None)
+    }
+}
+
+/// What a frame says of a write.
+pub(crate) fn begin_write<'a>(write: &Write<'a>) -> message::BeginWrite<'a> {
+    message::BeginWrite {
+        locator: write.locator,
+        token: write.token,
+        object: write.object,
+        epoch: write.epoch,
+        len: write.len(),
+        key: write.label,
+    }
+}
+
+/// A value that was sent; the owner's word on it is still on the way. Dropping it hangs up, and the
+/// owner gives the range back.
+pub(crate) struct StreamWritten<'a> {
+    link: PooledLink<'a>,
+    locator: Locator,
+    token: mooncrate_core::PutToken,
+    seal: Seal,
+}
+
+impl Written for StreamWritten<'_> {
+    fn seal(&self) -> Seal {
+        self.seal
+    }
+
+    fn signal(mut self: Box<Self>, deadline: Deadline) -> Result<(), TransferError> {
+        let signal = message::Signal { locator: self.locator, token: self.token, seal: self.seal };
+        self.link.send_data(&DataRequest::Signal(signal), &[], deadline)?;
+        let written = answer(&mut self.link, deadline)?;
+        let published = answer(&mut self.link, deadline)?;
+        Ok(written.and(published)?)
+    }
+}
+
+/// The owner's word on a write, begin or signal.
+pub(crate) fn answer(
+    link: &mut PooledLink<'_>,
+    deadline: Deadline,
+) -> Result<Result<(), DataError>, CallError> {
+    match link.recv_data(deadline)?.1 {
+        DataReply::Write(result) | DataReply::Begin(result) | DataReply::Signal(result) => {
+            Ok(result)
+        }
+        DataReply::Refuse(refusal) => Err(refusal.into()),
+        other => Err(DecodeError::Unexpected { kind: other.kind() }.into()),
+    }
+}

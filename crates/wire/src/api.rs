@@ -1,0 +1,131 @@
+//! The two seams: what a master does for others, and what a node does for its master. Over a link or
+//! in the same process, a caller sees no difference but the price.
+//!
+//! Synchronous and blocking, because the client library is. Every call has a deadline and one result
+//! per item. Key bytes are checked by the master; a bad key is an error of its item (G11).
+
+use crate::error::{CallError, Refusal};
+use crate::message::{
+    Announce, ClusterStat, Heartbeat, List, Listing, Mount, Mounted, NodeEntry, OrderBatch, Orders,
+    Pong, Pulse, PutEndItem, PutItem, PutRevokeItem, Reply, Request, Unmount,
+};
+use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::ids::LeaderEpoch;
+use mooncrate_core::plan::{Located, Notice, Order, PutConfig, WritePlan};
+use mooncrate_core::time::Deadline;
+
+/// One result per item, or no answer at all.
+pub type Batch<T, E> = Result<Vec<Result<T, E>>, CallError>;
+
+/// What a master does for clients and nodes.
+pub trait MasterApi: Send + Sync {
+    /// Is it there, and who leads?
+    fn ping(&self, deadline: Deadline) -> Result<LeaderEpoch, CallError>;
+
+    /// Reserves room for values. When the answer is lost, what was reserved comes back after the
+    /// put timeout; until then a repeated call finds its own puts in progress.
+    fn put_start(
+        &self,
+        config: &PutConfig,
+        items: &[PutItem<'_>],
+        deadline: Deadline,
+    ) -> Batch<WritePlan, PutError>;
+
+    /// Makes written values visible.
+    fn put_end(&self, items: &[PutEndItem<'_>], deadline: Deadline) -> Batch<(), PutError>;
+
+    /// Gives reserved room back.
+    fn put_revoke(&self, items: &[PutRevokeItem<'_>], deadline: Deadline) -> Batch<(), PutError>;
+
+    /// Finds objects, and leases them if `lease_ms` is not 0.
+    fn locate(&self, lease_ms: u32, keys: &[&[u8]], deadline: Deadline)
+    -> Batch<Located, GetError>;
+
+    /// Tells which keys have a finished object; leases nothing (M12).
+    fn exist(&self, keys: &[&[u8]], deadline: Deadline) -> Batch<bool, GetError>;
+
+    /// Removes objects. `force` retires leased ones too; their bytes still wait for the leases.
+    fn remove(&self, force: bool, keys: &[&[u8]], deadline: Deadline) -> Batch<(), RemoveError>;
+
+    /// A page of keys.
+    fn list(&self, ask: &List<'_>, deadline: Deadline) -> Result<Listing, CallError>;
+
+    /// The cluster in numbers.
+    fn stat(&self, deadline: Deadline) -> Result<ClusterStat, CallError>;
+
+    /// Where nodes can be reached.
+    fn nodes(&self, deadline: Deadline) -> Result<Vec<NodeEntry>, CallError>;
+
+    /// A node offers segments.
+    fn mount(
+        &self,
+        mount: &Mount,
+        deadline: Deadline,
+    ) -> Result<Result<Mounted, MountError>, CallError>;
+
+    /// A node tells what is in a segment.
+    fn announce(
+        &self,
+        announce: Announce,
+        deadline: Deadline,
+    ) -> Result<Result<(), MountError>, CallError>;
+
+    /// A node takes segments back.
+    fn unmount(
+        &self,
+        unmount: &Unmount,
+        deadline: Deadline,
+    ) -> Result<Result<(), MountError>, CallError>;
+
+    /// A node is alive.
+    fn heartbeat(
+        &self,
+        heartbeat: &Heartbeat,
+        deadline: Deadline,
+    ) -> Result<Result<Pulse, MountError>, CallError>;
+
+    /// A node delivers notices and waits for orders, at most `wait_ms`.
+    fn orders(
+        &self,
+        orders: &Orders,
+        deadline: Deadline,
+    ) -> Result<Result<OrderBatch, MountError>, CallError>;
+}
+
+/// What a node does for a master in the same process.
+pub trait NodeApi: Send + Sync {
+    /// Carries out orders of the leader of this epoch; one notice per order that was obeyed. Orders
+    /// of an older leader than the node knows give none (G7).
+    fn execute(&self, epoch: LeaderEpoch, orders: &[Order]) -> Vec<Notice>;
+}
+
+/// Carries a request into a master: the called side of every method above, in one place. A handler
+/// takes what must not block out before it comes here.
+pub fn answer(master: &(impl MasterApi + ?Sized), request: Request<'_>, until: Deadline) -> Reply {
+    let answered = match request {
+        Request::Ping(_) => master.ping(until).map(|epoch| Reply::Ping(Pong { epoch })),
+        Request::PutStart(put) => {
+            master.put_start(&put.config, &put.items, until).map(Reply::PutStart)
+        }
+        Request::PutEnd(put) => master.put_end(&put.items, until).map(Reply::PutEnd),
+        Request::PutRevoke(put) => master.put_revoke(&put.items, until).map(Reply::PutRevoke),
+        Request::Locate(ask) => master.locate(ask.lease_ms, &ask.keys, until).map(Reply::Locate),
+        Request::Exist(ask) => master.exist(&ask.keys, until).map(Reply::Exist),
+        Request::Remove(ask) => master.remove(ask.force, &ask.keys, until).map(Reply::Remove),
+        Request::List(ask) => master.list(&ask, until).map(Reply::List),
+        Request::Stat(_) => master.stat(until).map(Reply::Stat),
+        Request::Nodes(_) => master.nodes(until).map(Reply::Nodes),
+        Request::Mount(mount) => master.mount(&mount, until).map(Reply::Mount),
+        Request::Announce(page) => master.announce(page, until).map(Reply::Announce),
+        Request::Unmount(unmount) => master.unmount(&unmount, until).map(Reply::Unmount),
+        Request::Heartbeat(beat) => master.heartbeat(&beat, until).map(Reply::Heartbeat),
+        Request::Orders(orders) => master.orders(&orders, until).map(Reply::Orders),
+    };
+    answered.unwrap_or_else(|error: CallError| Reply::Refuse(Refusal::from(&error)))
+}
+
+impl From<&CallError> for Refusal {
+    fn from(error: &CallError) -> Self {
+        error.refusal()
+    }
+}

@@ -1,0 +1,323 @@
+//! A master at the other end of a pool of links. Batches that are larger than a frame allows are
+//! split here, and keys that cannot be keys are answered here, so that a caller may ask for anything
+//! and gets one result per item, at its own index (G11).
+
+use crate::api::{Batch, MasterApi};
+use crate::error::{CallError, DecodeError};
+use crate::frame::BODY_BYTES_MAX;
+use crate::message::{
+    Announce, ClusterStat, Exist, Heartbeat, List, Listing, Locate, Mount, Mounted, NodeEntry,
+    Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd, PutEndItem, PutItem, PutRevoke, PutRevokeItem,
+    PutStart, Remove, Reply, Request, Stat, Unmount,
+};
+use crate::pool::LinkPool;
+use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::ids::LeaderEpoch;
+use mooncrate_core::key::{self, KeyError};
+use mooncrate_core::limits::BATCH_ITEMS_MAX;
+use mooncrate_core::plan::{Announced, Located, PutConfig, WritePlan};
+use mooncrate_core::time::Deadline;
+use std::borrow::Cow;
+
+/// What the fields around the items of a batch may take; the items share the rest of the body.
+const AROUND_BYTES: usize = 64 << 10;
+/// What an item may take besides its key.
+const ITEM_BYTES: usize = 64;
+
+/// A master over links.
+#[derive(Debug)]
+pub struct MasterLink {
+    pool: LinkPool,
+}
+
+impl MasterLink {
+    /// A master behind this pool.
+    pub fn new(pool: LinkPool) -> Self {
+        Self { pool }
+    }
+
+    /// The pool, for tools that show it.
+    pub fn pool(&self) -> &LinkPool {
+        &self.pool
+    }
+}
+
+/// Asks, and takes the one reply that fits the request. The link has compared the kinds already.
+macro_rules! ask {
+    ($self:ident, $kind:ident, $request:expr, $deadline:expr) => {
+        match $self.pool.call(&Request::$kind($request), $deadline)? {
+            Reply::$kind(reply) => Ok(reply),
+            other => Err(CallError::from(DecodeError::Unexpected { kind: other.kind() })),
+        }
+    };
+}
+
+impl MasterApi for MasterLink {
+    fn ping(&self, deadline: Deadline) -> Result<LeaderEpoch, CallError> {
+        ask!(self, Ping, Ping {}, deadline).map(|pong| pong.epoch)
+    }
+
+    fn put_start(
+        &self,
+        config: &PutConfig,
+        items: &[PutItem<'_>],
+        deadline: Deadline,
+    ) -> Batch<WritePlan, PutError> {
+        batched(
+            items,
+            |item| item.key,
+            PutError::Key,
+            |part| {
+                let config = Cow::Borrowed(config);
+                ask!(self, PutStart, PutStart { config, items: Cow::Borrowed(part) }, deadline)
+            },
+        )
+    }
+
+    fn put_end(&self, items: &[PutEndItem<'_>], deadline: Deadline) -> Batch<(), PutError> {
+        batched(
+            items,
+            |item| item.key,
+            PutError::Key,
+            |part| ask!(self, PutEnd, PutEnd { items: Cow::Borrowed(part) }, deadline),
+        )
+    }
+
+    fn put_revoke(&self, items: &[PutRevokeItem<'_>], deadline: Deadline) -> Batch<(), PutError> {
+        batched(
+            items,
+            |item| item.key,
+            PutError::Key,
+            |part| ask!(self, PutRevoke, PutRevoke { items: Cow::Borrowed(part) }, deadline),
+        )
+    }
+
+    fn locate(
+        &self,
+        lease_ms: u32,
+        keys: &[&[u8]],
+        deadline: Deadline,
+    ) -> Batch<Located, GetError> {
+        batched(
+            keys,
+            |key| key,
+            GetError::Key,
+            |part| ask!(self, Locate, Locate { lease_ms, keys: Cow::Borrowed(part) }, deadline),
+        )
+    }
+
+    fn exist(&self, keys: &[&[u8]], deadline: Deadline) -> Batch<bool, GetError> {
+        batched(
+            keys,
+            |key| key,
+            GetError::Key,
+            |part| ask!(self, Exist, Exist { keys: Cow::Borrowed(part) }, deadline),
+        )
+    }
+
+    fn remove(&self, force: bool, keys: &[&[u8]], deadline: Deadline) -> Batch<(), RemoveError> {
+        batched(
+            keys,
+            |key| key,
+            RemoveError::Key,
+            |part| ask!(self, Remove, Remove { force, keys: Cow::Borrowed(part) }, deadline),
+        )
+    }
+
+    fn list(&self, ask: &List<'_>, deadline: Deadline) -> Result<Listing, CallError> {
+        ask!(self, List, ask.clone(), deadline)
+    }
+
+    fn stat(&self, deadline: Deadline) -> Result<ClusterStat, CallError> {
+        ask!(self, Stat, Stat {}, deadline)
+    }
+
+    fn nodes(&self, deadline: Deadline) -> Result<Vec<NodeEntry>, CallError> {
+        ask!(self, Nodes, Nodes {}, deadline)
+    }
+
+    fn mount(
+        &self,
+        mount: &Mount,
+        deadline: Deadline,
+    ) -> Result<Result<Mounted, MountError>, CallError> {
+        ask!(self, Mount, mount.clone(), deadline)
+    }
+
+    fn announce(
+        &self,
+        announce: Announce,
+        deadline: Deadline,
+    ) -> Result<Result<(), MountError>, CallError> {
+        let Announce { segment, incarnation, page, last } = announce;
+        let mut rest = page.as_slice();
+        loop {
+            let (part, after) = rest.split_at(fitting(rest, announced_bytes));
+            rest = after;
+            let last = last && rest.is_empty();
+            let page = Announce { segment, incarnation, page: part.to_vec(), last };
+            let taken = ask!(self, Announce, page, deadline)?;
+            if taken.is_err() || rest.is_empty() {
+                return Ok(taken);
+            }
+        }
+    }
+
+    fn unmount(
+        &self,
+        unmount: &Unmount,
+        deadline: Deadline,
+    ) -> Result<Result<(), MountError>, CallError> {
+        ask!(self, Unmount, unmount.clone(), deadline)
+    }
+
+    fn heartbeat(
+        &self,
+        heartbeat: &Heartbeat,
+        deadline: Deadline,
+    ) -> Result<Result<Pulse, MountError>, CallError> {
+        ask!(self, Heartbeat, heartbeat.clone(), deadline)
+    }
+
+    fn orders(
+        &self,
+        orders: &Orders,
+        deadline: Deadline,
+    ) -> Result<Result<OrderBatch, MountError>, CallError> {
+        ask!(self, Orders, orders.clone(), deadline)
+    }
+}
+
+/// Asks for all items, in as many frames as they need. An error of one frame is an error of the
+/// whole call: what earlier frames did stands, as it would if their answers had been lost.
+fn batched<'k, T: Copy, R, E>(
+    items: &[T],
+    key: impl Fn(&T) -> &'k [u8],
+    bad: impl Fn(KeyError) -> E,
+    mut ask: impl FnMut(&[T]) -> Batch<R, E>,
+) -> Batch<R, E> {
+    // The common case borrows; only a batch with bad keys is copied without them.
+    let good: Cow<'_, [T]> = if items.iter().all(|item| key::check(key(item)).is_ok()) {
+        Cow::Borrowed(items)
+    } else {
+        items.iter().copied().filter(|item| key::check(key(item)).is_ok()).collect()
+    };
+    let mut answers = Vec::with_capacity(good.len());
+    let mut rest = &good[..];
+    while !rest.is_empty() {
+        let (part, after) = rest.split_at(fitting(rest, |item| key(item).len()));
+        let results = ask(part)?;
+        if results.len() != part.len() {
+            let (items, results) = (part.len(), results.len());
+            return Err(DecodeError::ResultCount { items, results }.into());
+        }
+        answers.extend(results);
+        rest = after;
+    }
+    if good.len() == items.len() {
+        return Ok(answers);
+    }
+    let mut answers = answers.into_iter();
+    let each = items.iter().map(|item| match key::check(key(item)) {
+        Ok(()) => answers.next().expect("one answer came for each good key"),
+        Err(error) => Err(bad(error)),
+    });
+    Ok(each.collect())
+}
+
+/// How many of these items one frame takes; at least one, if there is one.
+fn fitting<T>(items: &[T], bytes: impl Fn(&T) -> usize) -> usize {
+    let mut left = BODY_BYTES_MAX - AROUND_BYTES;
+    let mut count = 0;
+    for item in items.iter().take(BATCH_ITEMS_MAX) {
+        let wanted = bytes(item) + ITEM_BYTES;
+        if wanted > left {
+            break;
+        }
+        left -= wanted;
+        count += 1;
+    }
+    // One key is at most 8 KiB, so the first item always fits.
+    assert!(count > 0 || items.is_empty(), "an item larger than a frame");
+    count
+}
+
+fn announced_bytes(announced: &Announced) -> usize {
+    let object = announced.life.as_ref().and_then(|life| life.object.as_ref());
+    object.map_or(0, |object| object.key.as_bytes().len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_split_by_count_and_by_bytes() {
+        let many = vec![&b"k"[..]; 10_000];
+        let mut parts = Vec::new();
+        let asked = batched(
+            &many,
+            |key| key,
+            GetError::Key,
+            |part| {
+                parts.push(part.len());
+                Ok(part.iter().map(|_| Ok(true)).collect())
+            },
+        );
+        assert_eq!(asked.unwrap().len(), 10_000);
+        assert_eq!(parts, [4096, 4096, 1808]);
+
+        let long = [7; 8192];
+        let heavy = vec![&long[..]; 4096];
+        let mut parts = Vec::new();
+        let asked = batched(
+            &heavy,
+            |key| key,
+            GetError::Key,
+            |part| {
+                let mut body = Vec::new();
+                Exist { keys: Cow::Borrowed(part) }.encode(&mut body);
+                assert!(body.len() <= BODY_BYTES_MAX);
+                parts.push(part.len());
+                Ok(part.iter().map(|_| Ok(true)).collect())
+            },
+        );
+        assert_eq!(asked.unwrap().len(), 4096);
+        assert_eq!(parts.len(), 5);
+    }
+
+    /// Proves G11: bad keys are errors of their own items, and shift nobody.
+    #[test]
+    fn bad_keys_keep_their_place() {
+        let long = [7; 8193];
+        let keys: [&[u8]; 5] = [b"a", b"", b"b", &long, b"c"];
+        let asked = batched(
+            &keys,
+            |key| key,
+            GetError::Key,
+            |part| {
+                assert_eq!(part, [&b"a"[..], b"b", b"c"]);
+                Ok(part.iter().map(|key| Ok(key[0])).collect())
+            },
+        );
+        assert_eq!(
+            asked.unwrap(),
+            [
+                Ok(b'a'),
+                Err(GetError::Key(KeyError::Empty)),
+                Ok(b'b'),
+                Err(GetError::Key(KeyError::TooLong { bytes: 8193 })),
+                Ok(b'c')
+            ]
+        );
+    }
+
+    #[test]
+    fn a_wrong_number_of_results_is_an_error() {
+        let asked = batched(&[&b"a"[..]], |key| key, GetError::Key, |_| Ok(vec![Ok(1), Ok(2)]));
+        assert!(matches!(
+            asked,
+            Err(CallError::Protocol(DecodeError::ResultCount { items: 1, results: 2 }))
+        ));
+    }
+}

@@ -1,0 +1,367 @@
+//! The life of one control connection: hello, then frames in and replies out, then an end in words.
+//!
+//! ```text
+//!   read ─► every complete frame: decode, handle ─► replies into one buffer ─► one write ─┐
+//!    ▲                                └─ later: a task, its reply joins the next write      │
+//!    └──────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+
+use super::{Answer, Caller, Handler, Peer, ServerConfig, down, refused};
+use crate::clock::{NO_DEADLINE_MS, boottime, deadline_of};
+use crate::error::{DecodeError, FrameError, Refusal, RefusalCode};
+use crate::frame::{Frame, RequestId, Stamp, VERSION_HELLO, encode_frame};
+use crate::inbox::Inbox;
+use crate::kind::{Kind, LinkKind};
+use crate::message::{Hello, HelloAck, Reply, Request, agree};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// Replies are written at the latest when this many bytes wait.
+const OUTBOX_BYTES: usize = 256 << 10;
+const SHUTTING_DOWN: &str = "the server is shutting down";
+
+/// Numbers connections. Relaxed: only uniqueness matters.
+static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
+
+/// Why a connection ends. Nobody is told but the peer, who was told in a frame where that helps.
+enum End {
+    Closed,
+    Io,
+    Protocol,
+    TooSlow,
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> Self {
+        Self::Io
+    }
+}
+
+/// A request that is answered later.
+struct Pending {
+    task: Id,
+    request: RequestId,
+    body_bytes: usize,
+}
+
+struct Connection<S, H> {
+    stream: S,
+    handler: Arc<H>,
+    config: Arc<ServerConfig>,
+    peer: Peer,
+    version: u8,
+    inbox: Inbox,
+    outbox: Vec<u8>,
+    /// Answers that wait, and whose they are. A connection holds at most `in_flight_max` of them.
+    later: JoinSet<Reply>,
+    pending: Vec<Pending>,
+    /// Until when the frame whose first bytes are here must be complete.
+    frame_until: Option<Instant>,
+    /// New requests are refused.
+    closing: bool,
+}
+
+/// Serves one connection to its end.
+pub(super) async fn serve<S, H>(
+    stream: S,
+    handler: Arc<H>,
+    config: Arc<ServerConfig>,
+    mut shutdown: watch::Receiver<bool>,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+    H: Handler,
+{
+    let connection = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
+    let nobody = Peer { connection, role: crate::message::Role::Client, name: String::new() };
+    let mut this = Connection {
+        stream,
+        handler,
+        config,
+        peer: nobody,
+        version: VERSION_HELLO,
+        inbox: Inbox::default(),
+        outbox: Vec::new(),
+        later: JoinSet::new(),
+        pending: Vec::new(),
+        frame_until: None,
+        closing: false,
+    };
+    let greeted = tokio::select! {
+        greeted = timeout(this.config.handshake_time, this.greet()) => greeted,
+        () = down(&mut shutdown) => return,
+    };
+    if !matches!(greeted, Ok(Ok(()))) {
+        return;
+    }
+    let _present = Present { handler: this.handler.clone(), peer: this.peer.clone() };
+    let ended = this.run(&mut shutdown).await;
+    if matches!(ended, Err(End::Protocol) | Ok(())) {
+        // The last words; a peer that does not take them is not waited for.
+        let _ = this.flush().await;
+    }
+    let _ = timeout(Duration::from_millis(100), this.stream.shutdown()).await;
+}
+
+/// However a connection ends, by a panic of its handler too, the handler learns that the peer is
+/// gone.
+struct Present<H: Handler> {
+    handler: Arc<H>,
+    peer: Peer,
+}
+
+impl<H: Handler> Drop for Present<H> {
+    fn drop(&mut self) {
+        self.handler.gone(&self.peer);
+    }
+}
+
+impl<S, H> Connection<S, H>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+    H: Handler,
+{
+    /// Reads the hello and answers it.
+    async fn greet(&mut self) -> Result<(), End> {
+        let frame = loop {
+            match self.inbox.next_frame() {
+                Ok(Some(frame)) => break frame,
+                Ok(None) => self.fill().await?,
+                Err(error) => {
+                    self.refuse(RequestId(0), RefusalCode::Protocol, error.to_string());
+                    self.flush().await?;
+                    return Err(End::Protocol);
+                }
+            }
+        };
+        let request = frame.header.request();
+        let agreed = if frame.header.kind() == Kind::Hello && !frame.header.is_reply() {
+            match Hello::decode(self.inbox.bytes(frame.body)) {
+                Ok(hello) => agree(&hello, LinkKind::Control).map(|version| (hello, version)),
+                Err(error) => Err(Refusal::new(RefusalCode::Protocol, error.to_string())),
+            }
+        } else {
+            Err(Refusal::new(RefusalCode::Protocol, "a link starts with a hello"))
+        };
+        match agreed {
+            Ok((hello, version)) => {
+                let ack = HelloAck {
+                    version,
+                    name: self.config.name.clone(),
+                    epoch: self.handler.epoch(),
+                    host: self.config.host,
+                };
+                self.peer.role = hello.role;
+                self.peer.name = hello.name;
+                self.stage(Kind::Hello, request, |out| ack.encode(out));
+                self.version = version;
+                self.flush().await
+            }
+            Err(refusal) => {
+                self.refuse(request, refusal.code, refusal.message);
+                self.flush().await?;
+                Err(End::Protocol)
+            }
+        }
+    }
+
+    /// Frames in, replies out, until one side has had enough.
+    async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<(), End> {
+        loop {
+            self.handle_frames().await?;
+            self.flush().await?;
+            let has_room = self.has_room();
+            let rested = self.config.idle_time.filter(|_| self.later.is_empty());
+            let until = self.frame_until.or_else(|| rested.map(|idle| Instant::now() + idle));
+            // What may happen next. Each branch can be dropped half-way without losing anything.
+            tokio::select! {
+                biased;
+                () = down(shutdown) => return self.drain().await,
+                Some(done) = self.later.join_next_with_id(), if !self.later.is_empty() => {
+                    self.finish(done);
+                }
+                came = self.stream.read(self.inbox.space()), if has_room => match came? {
+                    0 => return Err(End::Closed),
+                    count => self.inbox.filled(count),
+                },
+                () = reached(until) => return Err(End::TooSlow),
+            }
+        }
+    }
+
+    /// Whether another request may be taken.
+    fn has_room(&self) -> bool {
+        self.later.len() < self.config.in_flight_max
+            && self.pending.iter().map(|one| one.body_bytes).sum::<usize>()
+                < self.config.in_flight_bytes_max
+    }
+
+    /// Handles every complete frame that is here, while there is room for its answer.
+    async fn handle_frames(&mut self) -> Result<(), End> {
+        while self.has_room() {
+            match self.inbox.next_frame() {
+                Ok(Some(frame)) => {
+                    self.frame_until = None;
+                    self.handle(&frame)?;
+                }
+                Ok(None) => {
+                    if self.inbox.held() == 0 {
+                        self.frame_until = None;
+                    } else if self.frame_until.is_none() {
+                        let limit = self.config.frame_time;
+                        self.frame_until = Some(Instant::now() + limit);
+                    }
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.refuse(RequestId(0), RefusalCode::Protocol, error.to_string());
+                    return Err(End::Protocol);
+                }
+            }
+            if self.outbox.len() > OUTBOX_BYTES {
+                self.flush().await?;
+            }
+        }
+        // Not reading is our own doing: the sender of a half frame is not to blame for the time.
+        self.frame_until = None;
+        Ok(())
+    }
+
+    /// One request: answered, refused, or given to a task.
+    fn handle(&mut self, frame: &Frame) -> Result<(), End> {
+        let (request, kind) = (frame.header.request(), frame.header.kind());
+        if frame.header.is_reply() || kind.link() != Some(LinkKind::Control) {
+            let error = DecodeError::Unexpected { kind };
+            self.refuse(request, RefusalCode::WrongLink, format!("a control link: {error}"));
+            return Err(End::Protocol);
+        }
+        if self.closing {
+            self.refuse(request, RefusalCode::ShuttingDown, SHUTTING_DOWN);
+            return Ok(());
+        }
+        let budget_ms = frame.header.deadline_ms();
+        if budget_ms == 0 {
+            self.refuse(request, RefusalCode::Deadline, "the deadline had passed already");
+            return Ok(());
+        }
+        let message = match Request::decode(kind, self.inbox.bytes(frame.body.clone())) {
+            Ok(message) => message,
+            Err(error) => {
+                // The frame was whole, so the stream is in step; but who sends this is broken.
+                self.refuse(request, RefusalCode::Protocol, error.to_string());
+                return Err(End::Protocol);
+            }
+        };
+        let deadline = deadline_of(budget_ms, boottime());
+        match self.handler.handle(message, Caller { peer: &self.peer, deadline }) {
+            Answer::Now(reply) => self.reply(request, &reply),
+            Answer::Later(waiting) => {
+                let limit = match budget_ms {
+                    NO_DEADLINE_MS => self.config.later_time,
+                    ms => self.config.later_time.min(Duration::from_millis(ms.into())),
+                };
+                let task = self.later.spawn(async move {
+                    timeout(limit, waiting).await.unwrap_or_else(|_| {
+                        let words = format!("the deadline passed while {kind} waited");
+                        refused(RefusalCode::Deadline, words)
+                    })
+                });
+                let body_bytes = frame.body.len();
+                self.pending.push(Pending { task: task.id(), request, body_bytes });
+            }
+        }
+        Ok(())
+    }
+
+    /// A waiting request has its reply.
+    fn finish(&mut self, done: Result<(Id, Reply), JoinError>) {
+        let (task, reply) = match done {
+            Ok(done) => done,
+            Err(error) => {
+                (error.id(), refused(RefusalCode::Internal, "the server failed at this request"))
+            }
+        };
+        let at = self.pending.iter().position(|one| one.task == task);
+        let at = at.expect("every task is booked when it is started");
+        let request = self.pending.swap_remove(at).request;
+        self.reply(request, &reply);
+    }
+
+    /// Ends in order: what is being handled is finished, everything new is refused.
+    async fn drain(&mut self) -> Result<(), End> {
+        self.closing = true;
+        let until = Instant::now() + self.config.drain_time;
+        while let Ok(Some(done)) = timeout_at(until, self.later.join_next_with_id()).await {
+            self.finish(done);
+        }
+        // Long polls that nobody answered in time.
+        for one in std::mem::take(&mut self.pending) {
+            self.refuse(one.request, RefusalCode::ShuttingDown, SHUTTING_DOWN);
+        }
+        // What arrived in the meantime is told why it is not handled.
+        let _ = timeout(Duration::from_millis(1), self.fill()).await;
+        self.handle_frames().await
+    }
+
+    async fn fill(&mut self) -> Result<(), End> {
+        match self.stream.read(self.inbox.space()).await? {
+            0 => Err(End::Closed),
+            count => {
+                self.inbox.filled(count);
+                Ok(())
+            }
+        }
+    }
+
+    async fn flush(&mut self) -> Result<(), End> {
+        if self.outbox.is_empty() {
+            return Ok(());
+        }
+        let written = timeout(self.config.write_time, self.stream.write_all(&self.outbox)).await;
+        written.map_err(|_| End::TooSlow)??;
+        self.outbox.clear();
+        if self.outbox.capacity() > 4 * OUTBOX_BYTES {
+            self.outbox = Vec::new();
+        }
+        Ok(())
+    }
+
+    fn reply(&mut self, request: RequestId, reply: &Reply) {
+        if let Err(error) = self.try_stage(reply.kind(), request, |out| reply.encode(out)) {
+            let words = format!("the answer does not fit into a frame, ask for less: {error}");
+            self.refuse(request, RefusalCode::TooLarge, words);
+        }
+    }
+
+    fn refuse(&mut self, request: RequestId, code: RefusalCode, message: impl Into<String>) {
+        let reply = refused(code, message);
+        self.stage(Kind::Refuse, request, |out| reply.encode(out));
+    }
+
+    fn stage(&mut self, kind: Kind, request: RequestId, encode: impl FnOnce(&mut Vec<u8>)) {
+        self.try_stage(kind, request, encode).expect("refusals and hellos are small");
+    }
+
+    fn try_stage(
+        &mut self,
+        kind: Kind,
+        request: RequestId,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), FrameError> {
+        let stamp = Stamp { version: self.version, kind, reply: true, request, deadline_ms: 0 };
+        encode_frame(&mut self.outbox, stamp, encode)
+    }
+}
+
+/// Ends when the time has come; never, if there is none.
+async fn reached(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,204 @@
+//! This end of many control connections. Made for a `current_thread` runtime per worker thread: the
+//! handler answers most requests at once, in the task of their connection, with no hand-over between
+//! threads; only what must wait becomes a task of its own.
+//!
+//! What must stay true: nothing a peer does makes this side allocate before a limit was checked,
+//! wait without an end, or spin: a hello has a time, a begun frame has a time, a reply that is not
+//! taken has a time; at most so many connections, requests and bytes are held, and beyond them
+//! nobody is read. A shutdown finishes what is being handled and refuses the rest in words.
+
+mod connection;
+
+use crate::address::Bound;
+use crate::error::{Refusal, RefusalCode};
+use crate::message::{Reply, Request, Role};
+use mooncrate_core::ids::{HostId, LeaderEpoch};
+use mooncrate_core::time::Deadline;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Limits and times of a server.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Its name in the hello.
+    pub name: String,
+    /// Its machine.
+    pub host: HostId,
+    /// Connections at once; beyond, nobody is accepted until one leaves.
+    pub connections_max: usize,
+    /// From the connection to the end of its hello.
+    pub handshake_time: Duration,
+    /// From the first byte of a frame to its last.
+    pub frame_time: Duration,
+    /// How long a peer may leave replies untaken.
+    pub write_time: Duration,
+    /// How long a connection may rest; `None`: for ever.
+    pub idle_time: Option<Duration>,
+    /// Longest wait of a request that is answered later, whatever its own deadline says.
+    pub later_time: Duration,
+    /// Requests of one connection that are answered later, at once; beyond, it is not read.
+    pub in_flight_max: usize,
+    /// Bytes of their bodies; beyond, it is not read.
+    pub in_flight_bytes_max: usize,
+    /// How long a shutdown waits for what is being handled.
+    pub drain_time: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            name: "mooncrate".to_owned(),
+            host: HostId(0),
+            connections_max: 10_000,
+            handshake_time: Duration::from_secs(3),
+            frame_time: Duration::from_secs(10),
+            write_time: Duration::from_secs(10),
+            idle_time: None,
+            later_time: Duration::from_mins(1),
+            in_flight_max: 256,
+            in_flight_bytes_max: 256 << 20,
+            drain_time: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// A number that no other connection of this process has had.
+    pub connection: u64,
+    /// What it said it is.
+    pub role: Role,
+    /// What it said it is called.
+    pub name: String,
+}
+
+/// Who asks, and until when.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller<'a> {
+    /// Who.
+    pub peer: &'a Peer,
+    /// When the caller gives up.
+    pub deadline: Deadline,
+}
+
+/// A reply that is not there yet.
+pub type Waiting = Pin<Box<dyn Future<Output = Reply> + Send>>;
+
+/// What a handler makes of a request.
+pub enum Answer {
+    /// The reply.
+    Now(Reply),
+    /// It must wait for something. Other requests of the connection go on meanwhile; when the
+    /// caller's deadline passes first, the caller is told so and the future is dropped.
+    Later(Waiting),
+}
+
+/// What a server serves. Not one of the seams: every handler is a thin door in front of one.
+pub trait Handler: Send + Sync + 'static {
+    /// Who leads, for the hello; 0: nobody known.
+    fn epoch(&self) -> LeaderEpoch;
+
+    /// Answers a request. It runs on the server's thread, so it must not block.
+    fn handle(&self, request: Request<'_>, caller: Caller<'_>) -> Answer;
+
+    /// The connection is gone.
+    fn gone(&self, peer: &Peer) {
+        let _ = peer;
+    }
+}
+
+/// Serves control links until `shutdown` turns true (or its sender is dropped), and returns when the
+/// last connection has left. Call it inside a tokio runtime, once per worker, with clones of one
+/// socket.
+pub async fn serve_control<H: Handler>(
+    bound: Bound,
+    handler: Arc<H>,
+    config: Arc<ServerConfig>,
+    mut shutdown: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let listener = Listener::new(bound)?;
+    let mut connections = JoinSet::new();
+    loop {
+        let room = connections.len() < config.connections_max;
+        tokio::select! {
+            () = down(&mut shutdown) => break,
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            accepted = listener.accept(), if room => match accepted {
+                Ok(stream) => {
+                    let (handler, config) = (handler.clone(), config.clone());
+                    connections.spawn(stream.serve(handler, config, shutdown.clone()));
+                }
+                // Out of descriptors or memory, or a caller that left at once: the queue is still
+                // full, so trying again at once would spin.
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            },
+        }
+    }
+    drop(listener);
+    // Each connection ends by itself within the drain time.
+    while connections.join_next().await.is_some() {}
+    Ok(())
+}
+
+/// Rest after a failed accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(0);
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+enum Stream {
+    Tcp(tokio::net::TcpStream),
+    Unix(tokio::net::UnixStream),
+}
+
+impl Listener {
+    fn new(bound: Bound) -> io::Result<Self> {
+        Ok(match bound {
+            Bound::Tcp(listener) => Self::Tcp(TcpListener::from_std(listener)?),
+            Bound::Unix(listener) => Self::Unix(UnixListener::from_std(listener)?),
+        })
+    }
+
+    async fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok(Stream::Tcp(stream))
+            }
+            Self::Unix(listener) => Ok(Stream::Unix(listener.accept().await?.0)),
+        }
+    }
+}
+
+impl Stream {
+    async fn serve<H: Handler>(
+        self,
+        handler: Arc<H>,
+        config: Arc<ServerConfig>,
+        shutdown: watch::Receiver<bool>,
+    ) {
+        match self {
+            Self::Tcp(stream) => connection::serve(stream, handler, config, shutdown).await,
+            Self::Unix(stream) => connection::serve(stream, handler, config, shutdown).await,
+        }
+    }
+}
+
+/// Ends when the server shall: the flag turned true, or whoever could turn it is gone.
+async fn down(shutdown: &mut watch::Receiver<bool>) {
+    let _ = shutdown.wait_for(|down| *down).await;
+}
+
+fn refused(code: RefusalCode, message: impl Into<String>) -> Reply {
+    Reply::Refuse(Refusal::new(code, message))
+}

@@ -1,0 +1,335 @@
+//! Both ends of a data link: attachments in pieces, descriptors, refusals, and a peer that stalls.
+
+use crate::toy::{locator, since, within};
+use mooncrate_core::ids::*;
+use mooncrate_core::seal::Seal;
+use mooncrate_wire::address::Bound;
+use mooncrate_wire::clock::boottime;
+use mooncrate_wire::message::*;
+use mooncrate_wire::{
+    Address, CallError, DataError, Kind, Link, LinkConfig, LinkKind, RefusalCode,
+};
+use std::io::{IoSlice, Read as _, Seek as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::Duration;
+
+const DATA: Hello = Hello {
+    version_min: 1,
+    version_max: 1,
+    role: Role::Client,
+    link: LinkKind::Data,
+    name: String::new(),
+};
+
+/// Bytes in which every position differs from its neighbours.
+fn value(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n ^ (n >> 8) ^ (n >> 16)) as u8).collect()
+}
+
+fn put(len: usize) -> BeginWrite<'static> {
+    BeginWrite {
+        locator: locator(),
+        token: PutToken(7),
+        object: ObjectId { epoch: LeaderEpoch(1), sequence: 2 },
+        epoch: LeaderEpoch(1),
+        len: len as u64,
+        key: b"key",
+    }
+}
+
+fn accept(bound: &Bound) -> (Link, Hello) {
+    let socket: OwnedFd = loop {
+        let accepted = match bound {
+            Bound::Tcp(listener) => listener.accept().map(|(stream, _)| stream.into()),
+            Bound::Unix(listener) => listener.accept().map(|(stream, _)| stream.into()),
+        };
+        match accepted {
+            Ok(socket) => break socket,
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let answer = |hello: &Hello, version| {
+        assert_eq!(hello.link, LinkKind::Data);
+        HelloAck { version, name: "node".to_owned(), epoch: LeaderEpoch(1), host: HostId(9) }
+    };
+    Link::accept(socket, LinkKind::Data, &LinkConfig::default(), within(2000), answer).unwrap()
+}
+
+fn dial(address: &Address) -> Link {
+    Link::connect(address, &DATA, &LinkConfig::default(), within(2000)).unwrap()
+}
+
+/// Runs both ends, over TCP and over a Unix socket.
+fn both(node: impl Fn(&mut Link) + Sync, client: impl Fn(&mut Link)) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = Address::Unix(folder.path().join("data.sock"));
+    for address in ["127.0.0.1:0".parse().unwrap(), path] {
+        let bound = Bound::listen(&address).unwrap();
+        let address = bound.address().unwrap();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| node(&mut accept(&bound).0));
+            client(&mut dial(&address));
+            thread.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_value_goes_over_in_parts_and_comes_back() {
+    // Empty, within the first read, over it, and over many chunks.
+    for len in [0, 1, 100, 20_000, 5_000_003] {
+        let sent = &value(len);
+        both(
+            |node| {
+                let asked = node.recv_request(within(2000)).unwrap();
+                let DataRequest::Write(write) = asked.request else { panic!() };
+                assert_eq!((write.put.len, write.put.key), (len as u64, &b"key"[..]));
+                let id = asked.id;
+                assert_eq!(node.attachment_left(), len as u64);
+                let mut bytes = vec![0; len];
+                let mut seen = Vec::new();
+                // In two halves, as an owner with two buffers would.
+                let (first, second) = bytes.split_at_mut(len / 3);
+                node.recv_attachment(first, |piece| seen.extend_from_slice(piece), within(5000))
+                    .unwrap();
+                node.recv_attachment(second, |piece| seen.extend_from_slice(piece), within(5000))
+                    .unwrap();
+                assert!(bytes == *sent && seen == *sent, "{len} bytes");
+                node.send_reply(id, &DataReply::Write(Ok(())), &[], within(2000)).unwrap();
+
+                let asked = node.recv_request(within(2000)).unwrap();
+                let DataRequest::Signal(signal) = asked.request else { panic!() };
+                assert_eq!(signal.seal, Seal(3));
+                let id = asked.id;
+                node.send_reply(id, &DataReply::Signal(Ok(())), &[], within(2000)).unwrap();
+
+                let asked = node.recv_request(within(2000)).unwrap();
+                let DataRequest::Read(read) = asked.request else { panic!() };
+                let (id, start) = (asked.id, read.start as usize);
+                let part = &bytes[start..start + read.len as usize];
+                let reply = DataReply::Read(ReadReply { result: Ok(part.len() as u64) });
+                node.send_reply(id, &reply, &[IoSlice::new(part)], within(5000)).unwrap();
+            },
+            |client| {
+                assert_eq!(client.peer().host, HostId(9));
+                // Many parts in one call, more than fit one vectored send, some empty; the rest
+                // piece by piece.
+                let most = len / 2;
+                let mut parts: Vec<_> =
+                    sent[..most].chunks(most / 40 + 1).map(IoSlice::new).collect();
+                parts.insert(parts.len() / 2, IoSlice::new(&[]));
+                let write = DataRequest::Write(Write { put: put(len) });
+                let id = client.send_data(&write, &parts, within(5000)).unwrap();
+                assert_eq!(client.part_left(), (len - most) as u64);
+                for piece in sent[most..].chunks(100_000) {
+                    client.send_part(piece, within(5000)).unwrap();
+                }
+                let signal = Signal { locator: locator(), token: PutToken(7), seal: Seal(3) };
+                let signal = DataRequest::Signal(signal);
+                let signal = client.send_data(&signal, &[], within(2000)).unwrap();
+                let replies = [
+                    client.recv_data(within(5000)).unwrap(),
+                    client.recv_data(within(5000)).unwrap(),
+                ];
+                let expected =
+                    [(id, DataReply::Write(Ok(()))), (signal, DataReply::Signal(Ok(())))];
+                assert_eq!(replies, expected);
+
+                let start = (len / 5) as u64;
+                let read = Read { locator: locator(), start, len: len as u64 - start };
+                let reply = client.call_data(&DataRequest::Read(read), &[], within(5000)).unwrap();
+                assert_eq!(reply, DataReply::Read(ReadReply { result: Ok(len as u64 - start) }));
+                let mut back = vec![0; len - start as usize];
+                client.recv_attachment(&mut back, |_| (), within(5000)).unwrap();
+                assert!(back == sent[start as usize..], "{len} bytes");
+                assert!(client.at_rest());
+            },
+        );
+    }
+}
+
+#[test]
+fn a_refused_value_is_skipped_and_the_link_goes_on() {
+    let sent = &value(300_000);
+    both(
+        |node| {
+            let id = node.recv_request(within(2000)).unwrap().id;
+            node.skip_attachment(within(2000)).unwrap();
+            let stale = DataReply::Write(Err(DataError::Stale));
+            node.send_reply(id, &stale, &[], within(2000)).unwrap();
+            let id = node.recv_request(within(2000)).unwrap().id;
+            let busy = DataReply::Read(ReadReply { result: Err(DataError::Busy { after_ms: 4 }) });
+            node.send_reply(id, &busy, &[], within(2000)).unwrap();
+        },
+        |client| {
+            let write = DataRequest::Write(Write { put: put(sent.len()) });
+            let reply = client.call_data(&write, &[IoSlice::new(sent)], within(2000)).unwrap();
+            assert_eq!(reply, DataReply::Write(Err(DataError::Stale)));
+            let read = DataRequest::Read(Read { locator: locator(), start: 0, len: 9 });
+            let reply = client.call_data(&read, &[], within(2000)).unwrap();
+            let busy = ReadReply { result: Err(DataError::Busy { after_ms: 4 }) };
+            assert_eq!(reply, DataReply::Read(busy));
+        },
+    );
+}
+
+#[test]
+fn descriptors_come_with_the_reply() {
+    let folder = tempfile::tempdir().unwrap();
+    let bound = Bound::listen(&Address::Unix(folder.path().join("s"))).unwrap();
+    let address = bound.address().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut node, _) = accept(&bound);
+            let id = node.recv_request(within(2000)).unwrap().id;
+            let mut files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+            files[0].write_all(b"headers").unwrap();
+            files[1].write_all(b"payload").unwrap();
+            let attached = Attached { incarnation: Incarnation(1), slots: 2, bytes: 3 };
+            let fds = [files[0].as_fd(), files[1].as_fd()];
+            let reply = DataReply::Attach(Ok(attached));
+            node.send_reply_with_fds(id, &reply, &fds, within(2000)).unwrap();
+        });
+        let mut client = dial(&address);
+        let attach = DataRequest::Attach(Attach { segment: SegmentId(1) });
+        let reply = client.call_data(&attach, &[], within(2000)).unwrap();
+        assert!(matches!(reply, DataReply::Attach(Ok(Attached { slots: 2, bytes: 3, .. }))));
+        let texts: Vec<String> = client
+            .take_fds()
+            .into_iter()
+            .map(|fd| {
+                let mut file = std::fs::File::from(fd);
+                let mut text = String::new();
+                file.rewind().unwrap();
+                file.read_to_string(&mut text).unwrap();
+                text
+            })
+            .collect();
+        assert_eq!(texts, ["headers", "payload"]);
+        assert!(client.take_fds().is_empty());
+    });
+}
+
+/// A frame of a control link, forged: the link itself would not send it.
+#[test]
+fn a_control_frame_on_a_data_link_ends_it() {
+    use mooncrate_wire::frame::{RequestId, Stamp, VERSION_HELLO, VERSION_MIN, encode_frame};
+    let bound = Bound::listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = bound.address().unwrap().to_string();
+    std::thread::scope(|scope| {
+        let node = scope.spawn(|| {
+            let (mut node, _) = accept(&bound);
+            let error = node.recv_request(within(2000)).unwrap_err();
+            assert!(matches!(error, CallError::Protocol(_)), "{error}");
+            assert!(!node.is_open());
+        });
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let mut bytes = Vec::new();
+        for (version, kind) in [(VERSION_HELLO, Kind::Hello), (VERSION_MIN, Kind::Ping)] {
+            let stamp =
+                Stamp { version, kind, reply: false, request: RequestId(5), deadline_ms: 9 };
+            let encode = |out: &mut Vec<u8>| {
+                if kind == Kind::Hello {
+                    DATA.encode(out);
+                }
+            };
+            encode_frame(&mut bytes, stamp, encode).unwrap();
+        }
+        stream.write_all(&bytes).unwrap();
+        node.join().unwrap();
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said).unwrap();
+        let ack = mooncrate_wire::frame::decode_frame(&said).unwrap().unwrap();
+        let said = &said[ack.consumed..];
+        let refuse = mooncrate_wire::frame::decode_frame(said).unwrap().unwrap();
+        let reply = DataReply::decode(refuse.header.kind(), &said[refuse.body]).unwrap();
+        let DataReply::Refuse(refusal) = reply else { panic!("{reply:?}") };
+        assert_eq!(refusal.code, RefusalCode::WrongLink);
+    });
+}
+
+#[test]
+fn a_reply_nobody_asked_for_ends_the_link() {
+    use mooncrate_wire::RequestId;
+    let wrong = [
+        (RequestId(99), DataReply::Begin(Ok(()))),
+        // The right number, but of another kind.
+        (RequestId(2), DataReply::Signal(Ok(()))),
+    ];
+    for (id, reply) in wrong {
+        both(
+            |node| {
+                node.recv_request(within(2000)).unwrap();
+                node.send_reply(id, &reply, &[], within(2000)).unwrap();
+            },
+            |client| {
+                let begin = DataRequest::Begin(Begin { put: put(1) });
+                let error = client.call_data(&begin, &[], within(2000)).unwrap_err();
+                assert!(matches!(error, CallError::Protocol(_)), "{error}");
+                assert!(!client.is_open());
+            },
+        );
+    }
+}
+
+/// Proves G9 for values: a peer that stops in the middle is noticed at the deadline.
+#[test]
+fn a_value_that_stops_coming_ends_at_the_deadline() {
+    both(
+        |node| {
+            let id = node.recv_request(within(2000)).unwrap().id;
+            let reply = DataReply::Read(ReadReply { result: Ok(1000) });
+            node.send_reply(id, &reply, &[IoSlice::new(&[1; 10])], within(2000)).unwrap();
+            // Until the reader hangs up.
+            assert!(node.recv_request(within(5000)).is_err());
+        },
+        |client| {
+            let read = DataRequest::Read(Read { locator: locator(), start: 0, len: 1000 });
+            client.call_data(&read, &[], within(2000)).unwrap();
+            let start = boottime();
+            let error = client.recv_attachment(&mut [0; 1000], |_| (), within(100)).unwrap_err();
+            let words = error.to_string();
+            assert!(words.contains("the bytes of a value"), "{words}");
+            assert!(since(start) < Duration::from_millis(200));
+            assert!(!client.is_open());
+            client.closer().unwrap().close();
+        },
+    );
+}
+
+/// A reader that takes nothing: the writer is not stuck for ever either.
+#[test]
+fn a_value_that_nobody_takes_ends_at_the_deadline() {
+    both(
+        |node| {
+            node.recv_request(within(2000)).unwrap();
+            std::thread::sleep(Duration::from_millis(300));
+        },
+        |client| {
+            let big = value(64 << 20);
+            let write = DataRequest::Write(Write { put: put(big.len()) });
+            let start = boottime();
+            let error = client.send_data(&write, &[IoSlice::new(&big)], within(100)).unwrap_err();
+            assert!(matches!(error, CallError::Deadline { awaited: "room to send" }), "{error}");
+            assert!(since(start) < Duration::from_millis(250), "{:?}", since(start));
+        },
+    );
+}
+
+#[test]
+fn another_thread_can_end_a_wait() {
+    both(
+        |node| {
+            let closer = node.closer().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(50));
+                    closer.close();
+                });
+                let error = node.recv_request(mooncrate_core::Deadline::NEVER).unwrap_err();
+                assert!(matches!(error, CallError::Closed { .. }), "{error}");
+            });
+        },
+        |client| assert!(client.recv_data(within(2000)).is_err()),
+    );
+}

@@ -1,0 +1,10 @@
+//! The crate from outside: messages there and back, damaged bytes, links and servers on loopback.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod calls;
+mod data_link;
+mod messages;
+mod mutated;
+mod samples;
+mod server;
+mod toy;

@@ -1,0 +1,458 @@
+//! Random messages of every kind, from a seed. Numbers favour the edges, lists are short but may be
+//! empty, and every variant of every error turns up.
+
+use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::extent::Extent;
+use mooncrate_core::ids::*;
+use mooncrate_core::key::{Key, KeyError};
+use mooncrate_core::plan::*;
+use mooncrate_core::rng::Rng;
+use mooncrate_core::seal::Seal;
+use mooncrate_wire::message::*;
+use mooncrate_wire::{DataError, Kind, LinkKind, Refusal, RefusalCode};
+use std::borrow::Cow;
+
+pub(crate) struct Samples(Rng);
+
+impl Samples {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(Rng::new(seed))
+    }
+
+    pub(crate) fn u64(&mut self) -> u64 {
+        match self.0.below(5) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => self.0.below(256),
+            3 => self.0.below(1 << 32),
+            _ => self.0.next(),
+        }
+    }
+
+    fn u32(&mut self) -> u32 {
+        self.u64() as u32
+    }
+
+    fn yes(&mut self) -> bool {
+        self.0.chance(500)
+    }
+
+    fn list<T>(&mut self, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        let count = [0, 1, 2, 7][self.0.below(4) as usize];
+        (0..count).map(|_| one(self)).collect()
+    }
+
+    fn optional<T>(&mut self, one: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        if self.yes() { Some(one(self)) } else { None }
+    }
+
+    fn result<T, E>(
+        &mut self,
+        good: impl FnOnce(&mut Self) -> T,
+        bad: impl FnOnce(&mut Self) -> E,
+    ) -> Result<T, E> {
+        if self.yes() { Ok(good(self)) } else { Err(bad(self)) }
+    }
+
+    /// Key bytes; requests may carry what is no key, so empty ones too. Leaked: tests are short.
+    fn key(&mut self) -> &'static [u8] {
+        let bytes: Vec<u8> = (0..self.0.below(40)).map(|_| self.0.next() as u8).collect();
+        bytes.leak()
+    }
+
+    fn kept_key(&mut self) -> Key {
+        let mut bytes = self.key().to_vec();
+        bytes.push(1);
+        Key::new(bytes).unwrap()
+    }
+
+    fn text(&mut self) -> String {
+        ["", "node-1", "127.0.0.1:7070", "/run/mooncrate.sock", "é\u{1f980}"]
+            [self.0.below(5) as usize]
+            .to_owned()
+    }
+
+    fn extent(&mut self) -> Extent {
+        let offset = self.u64();
+        let len = self.u64();
+        Extent::new(offset, len).unwrap_or(Extent::new(0, len).unwrap())
+    }
+
+    fn locator(&mut self) -> Locator {
+        Locator {
+            segment: SegmentId(self.u64()),
+            incarnation: Incarnation(self.u64()),
+            slot: Slot(self.u32()),
+            generation: Generation(self.u32()),
+            extent: self.extent(),
+        }
+    }
+
+    fn object(&mut self) -> ObjectId {
+        ObjectId { epoch: LeaderEpoch(self.u64()), sequence: self.u64() }
+    }
+
+    fn key_error(&mut self) -> KeyError {
+        if self.yes() { KeyError::Empty } else { KeyError::TooLong { bytes: self.u64() as usize } }
+    }
+
+    pub(crate) fn put_error(&mut self) -> PutError {
+        let after_ms = self.u32();
+        match self.0.below(12) {
+            0 => PutError::Key(self.key_error()),
+            1 => PutError::Exists,
+            2 => PutError::InProgress { after_ms },
+            3 => PutError::TooLarge { len: self.u64() },
+            4 => PutError::LargerThanAnySegment { wanted: self.u64(), largest: self.u64() },
+            5 => PutError::BadReplicas { wanted: self.u32() },
+            6 => PutError::TooFewNodes { wanted: self.u32(), nodes: self.u32() },
+            7 => PutError::NoSegments,
+            8 => PutError::Busy { after_ms },
+            9 => PutError::Reclaiming { after_ms },
+            10 => PutError::Rebuilding { after_ms },
+            _ => PutError::NoSuchPut,
+        }
+    }
+
+    fn get_error(&mut self) -> GetError {
+        match self.0.below(3) {
+            0 => GetError::Key(self.key_error()),
+            1 => GetError::NotFound,
+            _ => GetError::Rebuilding { after_ms: self.u32() },
+        }
+    }
+
+    fn remove_error(&mut self) -> RemoveError {
+        match self.0.below(6) {
+            0 => RemoveError::Key(self.key_error()),
+            1 => RemoveError::NotFound,
+            2 => RemoveError::Leased { left_ms: self.u32() },
+            3 => RemoveError::Deferred { after_ms: self.u32() },
+            4 => RemoveError::InProgress,
+            _ => RemoveError::Rebuilding { after_ms: self.u32() },
+        }
+    }
+
+    fn mount_error(&mut self) -> MountError {
+        match self.0.below(6) {
+            0 => MountError::StaleIncarnation,
+            1 => MountError::ForeignSegment,
+            2 => MountError::BadOffer { bytes: self.u64(), slots: self.u32() },
+            3 => MountError::TooManySegments { count: self.u32() },
+            4 => MountError::UnknownNode,
+            _ => MountError::BadAnnouncement { slot: self.u32() },
+        }
+    }
+
+    fn data_error(&mut self) -> DataError {
+        match self.0.below(8) {
+            0 => DataError::Stale,
+            1 => DataError::Busy { after_ms: self.u32() },
+            2 => DataError::OldEpoch,
+            3 => DataError::BadToken,
+            4 => DataError::Corrupt,
+            5 => DataError::OutOfBounds,
+            6 => DataError::UnknownSegment,
+            _ => DataError::Unsupported,
+        }
+    }
+
+    fn refusal(&mut self) -> Refusal {
+        let code = RefusalCode::ALL[self.0.below(10) as usize];
+        Refusal { code, message: self.text() }
+    }
+
+    fn offer(&mut self) -> SegmentOffer {
+        SegmentOffer {
+            segment: SegmentId(self.u64()),
+            incarnation: Incarnation(self.u64()),
+            node: NodeId(self.u64()),
+            medium: [Medium::Vram, Medium::Dram, Medium::Ssd][self.0.below(3) as usize],
+            bytes: self.u64(),
+            slots: self.u32(),
+            host: HostId(self.u64()),
+            zone: ZoneId(self.u64()),
+        }
+    }
+
+    fn info(&mut self) -> NodeInfo {
+        NodeInfo {
+            node: NodeId(self.u64()),
+            name: self.text(),
+            tcp: self.text(),
+            unix: self.text(),
+            host: HostId(self.u64()),
+            zone: ZoneId(self.u64()),
+        }
+    }
+
+    fn mounts(&mut self) -> Vec<(SegmentId, Incarnation)> {
+        self.list(|s| (SegmentId(s.u64()), Incarnation(s.u64())))
+    }
+
+    fn announced(&mut self) -> Announced {
+        Announced {
+            slot: Slot(self.u32()),
+            generation: Generation(self.u32()),
+            life: self.optional(|s| AnnouncedLife {
+                extent: s.extent(),
+                object: s.optional(|s| AnnouncedObject {
+                    key: s.kept_key(),
+                    object: s.object(),
+                    len: s.u64(),
+                    seal: Seal(s.u64()),
+                }),
+            }),
+        }
+    }
+
+    fn order(&mut self) -> Order {
+        Order {
+            segment: SegmentId(self.u64()),
+            incarnation: Incarnation(self.u64()),
+            slot: Slot(self.u32()),
+            generation: Generation(self.u32()),
+            action: match self.0.below(3) {
+                0 => Action::Evict,
+                1 => Action::Retire { free_after_ms: self.u32() },
+                _ => Action::Abort,
+            },
+        }
+    }
+
+    fn notice(&mut self) -> Notice {
+        Notice {
+            segment: SegmentId(self.u64()),
+            incarnation: Incarnation(self.u64()),
+            slot: Slot(self.u32()),
+            generation: Generation(self.u32()),
+            result: match self.0.below(3) {
+                0 => OrderResult::Freed { next: Generation(self.u32()) },
+                1 => OrderResult::Pinned,
+                _ => OrderResult::Waiting,
+            },
+        }
+    }
+
+    fn keys(&mut self) -> Cow<'static, [&'static [u8]]> {
+        self.list(Self::key).into()
+    }
+
+    pub(crate) fn request(&mut self, kind: Kind) -> Option<Request<'static>> {
+        Some(match kind {
+            Kind::Ping => Request::Ping(Ping {}),
+            Kind::PutStart => Request::PutStart(PutStart {
+                config: Cow::Owned(PutConfig {
+                    replicas: self.u64() as u8,
+                    preferred: self.list(|s| SegmentId(s.u64())),
+                    host: HostId(self.u64()),
+                    zone: ZoneId(self.u64()),
+                }),
+                items: self.list(|s| PutItem { key: s.key(), len: s.u64() }).into(),
+            }),
+            Kind::PutEnd => Request::PutEnd(PutEnd {
+                items: self
+                    .list(|s| PutEndItem {
+                        key: s.key(),
+                        token: PutToken(s.u64()),
+                        seal: Seal(s.u64()),
+                    })
+                    .into(),
+            }),
+            Kind::PutRevoke => Request::PutRevoke(PutRevoke {
+                items: self
+                    .list(|s| PutRevokeItem { key: s.key(), token: PutToken(s.u64()) })
+                    .into(),
+            }),
+            Kind::Locate => Request::Locate(Locate { lease_ms: self.u32(), keys: self.keys() }),
+            Kind::Exist => Request::Exist(Exist { keys: self.keys() }),
+            Kind::Remove => Request::Remove(Remove { force: self.yes(), keys: self.keys() }),
+            Kind::List => {
+                Request::List(List { prefix: self.key(), cursor: self.u64(), limit: self.u32() })
+            }
+            Kind::Stat => Request::Stat(Stat {}),
+            Kind::Nodes => Request::Nodes(Nodes {}),
+            Kind::Mount => Request::Mount(Mount {
+                info: self.info(),
+                seen: LeaderEpoch(self.u64()),
+                offers: self.list(Self::offer),
+                fresh: self.yes(),
+            }),
+            Kind::Announce => Request::Announce(Announce {
+                segment: SegmentId(self.u64()),
+                incarnation: Incarnation(self.u64()),
+                page: self.list(Self::announced),
+                last: self.yes(),
+            }),
+            Kind::Unmount => {
+                Request::Unmount(Unmount { node: NodeId(self.u64()), segments: self.mounts() })
+            }
+            Kind::Heartbeat => Request::Heartbeat(Heartbeat { node: NodeId(self.u64()) }),
+            Kind::Orders => Request::Orders(Orders {
+                node: NodeId(self.u64()),
+                notices: self.list(Self::notice),
+                wait_ms: self.u32(),
+            }),
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn reply(&mut self, kind: Kind) -> Option<Reply> {
+        let epoch = LeaderEpoch(self.u64());
+        let registration_ms = self.u32();
+        Some(match kind {
+            Kind::Ping => Reply::Ping(Pong { epoch }),
+            Kind::PutStart => Reply::PutStart(self.list(|s| s.result(Self::plan, Self::put_error))),
+            Kind::PutEnd => Reply::PutEnd(self.list(|s| s.result(|_| (), Self::put_error))),
+            Kind::PutRevoke => Reply::PutRevoke(self.list(|s| s.result(|_| (), Self::put_error))),
+            Kind::Locate => Reply::Locate(self.list(|s| s.result(Self::located, Self::get_error))),
+            Kind::Exist => Reply::Exist(self.list(|s| s.result(Self::yes, Self::get_error))),
+            Kind::Remove => Reply::Remove(self.list(|s| s.result(|_| (), Self::remove_error))),
+            Kind::List => Reply::List(Listing {
+                entries: self.list(|s| Listed {
+                    key: s.kept_key(),
+                    len: s.u64(),
+                    object: s.object(),
+                    replicas: s.u64() as u8,
+                }),
+                next: self.optional(Self::u64),
+            }),
+            Kind::Stat => Reply::Stat(self.stat(epoch)),
+            Kind::Nodes => {
+                Reply::Nodes(self.list(|s| NodeEntry { info: s.info(), segments: s.mounts() }))
+            }
+            Kind::Mount => {
+                let good = |_: &mut Self| Mounted { epoch, registration_ms };
+                Reply::Mount(self.result(good, Self::mount_error))
+            }
+            Kind::Announce => Reply::Announce(self.result(|_| (), Self::mount_error)),
+            Kind::Unmount => Reply::Unmount(self.result(|_| (), Self::mount_error)),
+            Kind::Heartbeat => {
+                let good = |_: &mut Self| Pulse { epoch, registration_ms };
+                Reply::Heartbeat(self.result(good, Self::mount_error))
+            }
+            Kind::Orders => {
+                let good = |s: &mut Self| OrderBatch { epoch, orders: s.list(Self::order) };
+                Reply::Orders(self.result(good, Self::mount_error))
+            }
+            Kind::Refuse => Reply::Refuse(self.refusal()),
+            _ => return None,
+        })
+    }
+
+    fn plan(&mut self) -> WritePlan {
+        WritePlan {
+            object: self.object(),
+            token: PutToken(self.u64()),
+            epoch: LeaderEpoch(self.u64()),
+            len: self.u64(),
+            replicas: self.list(Self::locator),
+        }
+    }
+
+    fn located(&mut self) -> Located {
+        Located {
+            object: self.object(),
+            len: self.u64(),
+            seal: Seal(self.u64()),
+            lease_ms: self.u32(),
+            replicas: self.list(Self::locator),
+        }
+    }
+
+    fn stat(&mut self, epoch: LeaderEpoch) -> ClusterStat {
+        ClusterStat {
+            epoch,
+            rebuilding: self.yes(),
+            nodes: self.u32(),
+            objects: self.u64(),
+            open_puts: self.u64(),
+            capacity_bytes: self.u64(),
+            used_bytes: self.u64(),
+            quarantined_bytes: self.u64(),
+            largest_free_run: self.u64(),
+            evicted_objects: self.u64(),
+            evicted_bytes: self.u64(),
+            index_bytes: self.u64(),
+            segments: self.list(|s| SegmentRow {
+                offer: s.offer(),
+                open: s.yes(),
+                used_bytes: s.u64(),
+                quarantined_bytes: s.u64(),
+                largest_free_run: s.u64(),
+                objects: s.u64(),
+            }),
+        }
+    }
+
+    fn begin_write(&mut self) -> BeginWrite<'static> {
+        BeginWrite {
+            locator: self.locator(),
+            token: PutToken(self.u64()),
+            object: self.object(),
+            epoch: LeaderEpoch(self.u64()),
+            len: self.u64(),
+            key: self.key(),
+        }
+    }
+
+    pub(crate) fn data_request(&mut self, kind: Kind) -> Option<DataRequest<'static>> {
+        let (locator, token) = (self.locator(), PutToken(self.u64()));
+        Some(match kind {
+            Kind::Attach => DataRequest::Attach(Attach { segment: SegmentId(self.u64()) }),
+            Kind::Begin => DataRequest::Begin(Begin { put: self.begin_write() }),
+            Kind::Write => DataRequest::Write(Write { put: self.begin_write() }),
+            Kind::Signal => DataRequest::Signal(Signal { locator, token, seal: Seal(self.u64()) }),
+            Kind::Read => DataRequest::Read(Read { locator, start: self.u64(), len: self.u64() }),
+            Kind::Pin => DataRequest::Pin(Pin { locators: self.list(Self::locator).into() }),
+            Kind::Unpin => DataRequest::Unpin(Unpin { ids: self.list(|s| PinId(s.u64())).into() }),
+            Kind::Abandon => DataRequest::Abandon(Abandon { locator, token }),
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn data_reply(&mut self, kind: Kind) -> Option<DataReply> {
+        Some(match kind {
+            Kind::Attach => {
+                let good = |s: &mut Self| Attached {
+                    incarnation: Incarnation(s.u64()),
+                    slots: s.u32(),
+                    bytes: s.u64(),
+                };
+                DataReply::Attach(self.result(good, Self::data_error))
+            }
+            Kind::Begin => DataReply::Begin(self.result(|_| (), Self::data_error)),
+            Kind::Write => DataReply::Write(self.result(|_| (), Self::data_error)),
+            Kind::Signal => DataReply::Signal(self.result(|_| (), Self::data_error)),
+            Kind::Read => {
+                DataReply::Read(ReadReply { result: self.result(Self::u64, Self::data_error) })
+            }
+            Kind::Pin => {
+                DataReply::Pin(self.list(|s| s.result(|s| PinId(s.u64()), Self::data_error)))
+            }
+            Kind::Unpin => DataReply::Unpin(()),
+            Kind::Abandon => DataReply::Abandon(self.result(|_| (), Self::data_error)),
+            Kind::Refuse => DataReply::Refuse(self.refusal()),
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn hello(&mut self) -> Hello {
+        Hello {
+            version_min: self.u64() as u8,
+            version_max: self.u64() as u8,
+            role: [Role::Client, Role::Node, Role::Master, Role::Admin][self.0.below(4) as usize],
+            link: if self.yes() { LinkKind::Control } else { LinkKind::Data },
+            name: self.text(),
+        }
+    }
+
+    pub(crate) fn hello_ack(&mut self) -> HelloAck {
+        HelloAck {
+            version: self.u64() as u8,
+            name: self.text(),
+            epoch: LeaderEpoch(self.u64()),
+            host: HostId(self.u64()),
+        }
+    }
+}

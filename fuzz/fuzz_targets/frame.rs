@@ -1,0 +1,4 @@
+//! A stream of frames, in pieces. Never a panic, never two encodings of one value.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| mooncrate_wire::fuzzing::frame(bytes));
