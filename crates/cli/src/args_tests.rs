@@ -42,7 +42,8 @@ fn every_flag_is_a_setting_with_the_default_it_shows() {
                 continue;
             }
             let takes = arg.get_action().takes_values();
-            let line = format!("mooncrate {name} {needs} --{flag} {}", if takes { "x" } else { "" });
+            let line =
+                format!("mooncrate {name} {needs} --{flag} {}", if takes { "x" } else { "" });
             let given = parse(&line).unwrap().given();
             assert_eq!(given.len(), 1, "{line}");
             assert_eq!(given[0].flag, format!("--{flag}"));

@@ -30,9 +30,8 @@ pub(crate) fn check_loopback(door: Door<'_>, insecure: bool) -> Result<(), Failu
         "{what} would listen on {address}, where other machines could reach it; only loopback \
          addresses are allowed until credentials exist"
     );
-    let hint = format!(
-        "choose one with {flag} 127.0.0.1:PORT, or accept the risk with --insecure-listen"
-    );
+    let hint =
+        format!("choose one with {flag} 127.0.0.1:PORT, or accept the risk with --insecure-listen");
     Err(Failure::usage(message).hint(hint))
 }
 

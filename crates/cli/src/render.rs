@@ -138,9 +138,9 @@ impl Output {
     pub(crate) fn removed(self, results: &[(Vec<u8>, bool)]) -> Result<(), Failure> {
         if self.json {
             let state = |there: bool| if there { "removed" } else { "no such key" };
-            let rows = results.iter().map(|(key, there)| {
-                with(key_json(key), json!({ "state": state(*there) }))
-            });
+            let rows = results
+                .iter()
+                .map(|(key, there)| with(key_json(key), json!({ "state": state(*there) })));
             return self.value(&json!({ "keys": rows.collect::<Vec<_>>() }));
         }
         let gone: Vec<_> = results.iter().filter(|(_, there)| *there).collect();
@@ -161,9 +161,9 @@ impl Output {
             return self.text("no keys");
         }
         let total = entries.iter().map(|entry| entry.len).sum();
-        let rows = entries.iter().map(|entry| {
-            vec![entry.key.to_string(), bytes(entry.len), entry.replicas.to_string()]
-        });
+        let rows = entries
+            .iter()
+            .map(|entry| vec![entry.key.to_string(), bytes(entry.len), entry.replicas.to_string()]);
         let table = table(&["KEY", "SIZE", "REPLICAS"], &[1, 2], rows.collect());
         let rest = if more { "; more follow, --limit COUNT lists them" } else { "" };
         let keys = counted(entries.len() as u64, "key");

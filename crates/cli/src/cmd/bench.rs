@@ -149,8 +149,11 @@ pub(super) fn run(args: &Bench, settings: &Settings, out: Output) -> Result<(), 
         for worker in &mut workers {
             worker.clear(&store, 0)?;
         }
-        rows.extend([("put", puts), ("get", gets)].map(|(what, tally)| {
-            Row { what, size, threads: args.threads, tally }
+        rows.extend([("put", puts), ("get", gets)].map(|(what, tally)| Row {
+            what,
+            size,
+            threads: args.threads,
+            tally,
         }));
     }
     let sentence = format!(

@@ -38,7 +38,7 @@ fn connect(settings: &Settings) -> Result<Store, Failure> {
         shared_memory: settings.shared_memory,
         host: settings.host.clone(),
         zone: settings.zone.clone(),
-        client: ClientConfig { deadline: settings.deadline, ..ClientConfig::default() },
+        client: ClientConfig { call_time: settings.deadline, ..ClientConfig::default() },
         ..ConnectOptions::default()
     };
     Store::connect(options).map_err(|error| {

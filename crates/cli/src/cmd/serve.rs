@@ -109,9 +109,10 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
     out.started(&started(role, settings, &running, admin_at))?;
 
     let (stop_admin, admin_stops) = oneshot::channel::<()>();
+    let master = running.master();
     let admin = async {
         let stop = async move { drop(admin_stops.await) };
-        let (Some(listener), Some(master)) = (admin, running.master()) else {
+        let (Some(listener), Some(master)) = (admin, master) else {
             return stop.await;
         };
         if let Err(error) = mooncrate_master::admin::serve(listener, master, stop).await {

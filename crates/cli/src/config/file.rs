@@ -71,8 +71,7 @@ mod tests {
     fn texts_numbers_and_truth_values_are_read() {
         let text = "# all\nzone = \"z\"\n\nslots = 1_000\nhuge_pages = true\n";
         let entries = parse(Path::new("m.toml"), text).unwrap();
-        let got: Vec<_> =
-            entries.iter().map(|e| (e.spec.name, e.value.as_str(), e.line)).collect();
+        let got: Vec<_> = entries.iter().map(|e| (e.spec.name, e.value.as_str(), e.line)).collect();
         assert_eq!(got, [("zone", "z", 2), ("slots", "1000", 4), ("huge_pages", "true", 5)]);
     }
 

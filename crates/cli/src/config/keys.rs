@@ -118,7 +118,9 @@ impl Spec {
             Kind::Filter if text == AUTO => Ok(()),
             Kind::Filter => match text.parse::<tracing_subscriber::filter::Targets>() {
                 Ok(_) => Ok(()),
-                Err(_) => Err(format!("`{text}` is no filter; write info, or mooncrate_node=debug")),
+                Err(_) => {
+                    Err(format!("`{text}` is no filter; write info, or mooncrate_node=debug"))
+                }
             },
         }
     }

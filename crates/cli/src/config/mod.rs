@@ -155,9 +155,9 @@ fn variables(
             };
             return Err(Failure::usage(format!("${name} is no setting of mooncrate")).hint(hint));
         };
-        let value = value.into_string().map_err(|_| {
-            Failure::usage(format!("${name} is not UTF-8 text"))
-        })?;
+        let value = value
+            .into_string()
+            .map_err(|_| Failure::usage(format!("${name} is not UTF-8 text")))?;
         found.push((spec, name.to_owned(), value));
     }
     Ok((file, found))
@@ -217,7 +217,10 @@ mod tests {
     fn an_unknown_variable_is_an_error_that_names_the_nearest() {
         let error = Layers::read(None, env(&[("MOONCRATE_SLOT", "1")]), vec![]).unwrap_err();
         let shown = error.to_string();
-        assert!(shown.contains("$MOONCRATE_SLOT ") && shown.contains("$MOONCRATE_SLOTS?"), "{shown}");
+        assert!(
+            shown.contains("$MOONCRATE_SLOT ") && shown.contains("$MOONCRATE_SLOTS?"),
+            "{shown}"
+        );
         let error = Layers::read(None, env(&[("MOONCRATE_FROBNICATE", "1")]), vec![]).unwrap_err();
         assert!(error.to_string().contains("--print-config"), "{error}");
     }

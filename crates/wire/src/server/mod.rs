@@ -148,7 +148,7 @@ pub async fn serve_control<H: Handler>(
 }
 
 /// Rest after a failed accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(0);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 enum Listener {
     Tcp(TcpListener),
