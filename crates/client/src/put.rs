@@ -61,7 +61,7 @@ impl Client {
                     }
                 },
                 Err(Error::Put(PutError::Exists)) => {
-                    results[index] = Some(Ok(Stored::AlreadyThere))
+                    results[index] = Some(Ok(Stored::AlreadyThere));
                 }
                 Err(error) => results[index] = Some(Err(error)),
             }

@@ -51,9 +51,9 @@ mod tests {
         for lease_ms in [1, 5, 100, 5_000, LEASE_MS_MAX] {
             for delay_ms in [0_u64, 1, 400] {
                 // The holder's clock runs 0.5 % slow, the grantor's 0.5 % fast.
-                let holder_true_ns = holder_end(Now(0), lease_ms).0 as f64 / 0.995;
+                let holder_true_ns = holder_end(Now(0), lease_ms).0 * 1000 / 995;
                 let grantor_true_ns =
-                    delay_ms as f64 * 1e6 + grantor_end(Now(0), lease_ms).0 as f64 / 1.005;
+                    delay_ms * 1_000_000 + grantor_end(Now(0), lease_ms).0 * 1000 / 1005;
                 assert!(grantor_true_ns > holder_true_ns, "{lease_ms} ms, delay {delay_ms} ms");
             }
         }

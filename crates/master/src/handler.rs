@@ -29,7 +29,7 @@ impl Handler for MasterHandler {
         match request {
             Request::PutStart(put) => put_start(&self.0, &put, caller.deadline),
             Request::Remove(remove) => start_remove(&self.0, &remove, caller.deadline),
-            Request::Orders(orders) => poll(&self.0, orders),
+            Request::Orders(orders) => poll(&self.0, &orders),
             other => Answer::Now(api::answer(&*self.0, other, caller.deadline)),
         }
     }
@@ -84,7 +84,7 @@ fn start_remove(master: &Arc<Master>, remove: &Remove<'_>, deadline: Deadline) -
 }
 
 /// A node that asks for orders gets them at once, or as soon as there are some.
-fn poll(master: &Arc<Master>, orders: Orders) -> Answer {
+fn poll(master: &Arc<Master>, orders: &Orders) -> Answer {
     let first = master.poll_orders(orders.node, &orders.notices);
     let full = |batch: &Result<OrderBatch, MountError>| {
         batch.as_ref().map_or(true, |batch| !batch.orders.is_empty())
@@ -92,14 +92,14 @@ fn poll(master: &Arc<Master>, orders: Orders) -> Answer {
     if full(&first) || orders.wait_ms == 0 {
         return Answer::Now(Reply::Orders(first));
     }
-    let master = Arc::clone(master);
+    let (master, node, wait_ms) = (Arc::clone(master), orders.node, orders.wait_ms);
     Answer::Later(Box::pin(async move {
-        let wait = Duration::from_millis(u64::from(orders.wait_ms));
+        let wait = Duration::from_millis(u64::from(wait_ms));
         let deadline = boottime().deadline_in(wait);
         loop {
             let seen = master.news.version();
             let now = boottime();
-            let batch = master.poll_orders(orders.node, &[]);
+            let batch = master.poll_orders(node, &[]);
             if full(&batch) || deadline.passed(now) {
                 return Reply::Orders(batch);
             }

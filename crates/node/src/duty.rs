@@ -133,7 +133,7 @@ impl Node {
         self.start("node-heart", move |node| node.every(heartbeat, Self::heartbeat))?;
         self.start("node-tick", move |node| node.every(tick, Self::tick))?;
         if !local {
-            self.start("node-orders", |node| node.follow_orders())?;
+            self.start("node-orders", Self::follow_orders)?;
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! The embedded store end to end: every call, and every bad input through the public door.
 
+#![expect(clippy::unwrap_used, reason = "a test")]
+
 use mooncrate::{Advice, EmbeddedOptions, Path, Store, Stored};
 
 fn small() -> Store {
@@ -122,12 +124,11 @@ fn batches_keep_their_order_and_their_errors_apart() {
     let found = store.get_batch(&keys);
     for (index, found) in found.into_iter().enumerate() {
         let found = found.unwrap();
-        match index {
-            100 => assert_eq!(found, None),
-            _ => {
-                let n = if index < 100 { index } else { index - 1 };
-                assert_eq!(found.as_ref(), Some(&items[n].1));
-            }
+        if index == 100 {
+            assert_eq!(found, None);
+        } else {
+            let n = if index < 100 { index } else { index - 1 };
+            assert_eq!(found.as_ref(), Some(&items[n].1));
         }
     }
     let there = store.exists_batch(&keys).unwrap();

@@ -50,7 +50,7 @@ impl Default for DataServerConfig {
             name: String::new(),
             host: HostId(0),
             connections_max: 4096,
-            idle_time: Duration::from_secs(60),
+            idle_time: Duration::from_mins(1),
             pinned_percent_max: 25,
         }
     }

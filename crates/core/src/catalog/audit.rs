@@ -5,7 +5,7 @@ use super::objects::Stage;
 use super::segments::NOBODY;
 use crate::alloc::Allocator;
 use crate::extent::Extent;
-use crate::ids::SegmentId;
+use crate::ids::{Generation, SegmentId, Slot};
 
 /// What does not add up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,8 +89,10 @@ impl Catalog {
             }
             let used = (0..book.slots.len())
                 .filter(|slot| {
-                    let slot = crate::ids::Slot(*slot);
-                    book.slots[slot.0].entry != NOBODY || book.ending.contains_key(&slot)
+                    let slot = Slot(*slot);
+                    let known = book.slots[slot.0];
+                    let used_up = known.generation == Generation::MAX;
+                    known.entry != NOBODY || book.ending.contains_key(&slot) || used_up
                 })
                 .count();
             let accounted = used + book.free_slots.len();

@@ -20,7 +20,7 @@ const CHUNK_BYTES: u64 = 256 << 10;
 /// Puts that one connection may have open.
 const OPEN_PUTS_MAX: usize = 1024;
 /// A peer that takes this long over one request is cut off.
-const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
+const REQUEST_TIME_MAX: Duration = Duration::from_mins(1);
 /// Hint when a connection holds too much.
 const BUSY_MS: u32 = 5;
 
@@ -275,7 +275,7 @@ fn take(server: &Inner, request: DataRequest<'_>) -> Asked {
 }
 
 fn start(server: &Inner, put: &message::BeginWrite<'_>) -> Put {
-    let begin = |segment: Arc<Segment>| {
+    let open = |segment: Arc<Segment>| {
         let begin = BeginWrite {
             locator: put.locator,
             token: put.token,
@@ -287,6 +287,6 @@ fn start(server: &Inner, put: &message::BeginWrite<'_>) -> Put {
         };
         segment.begin(boottime(), &begin).map_err(|error| refusal(&error))
     };
-    let begun = server.segments.find(&put.locator).and_then(begin);
+    let begun = server.segments.find(&put.locator).and_then(open);
     Put { locator: put.locator, len: put.len, begun }
 }
