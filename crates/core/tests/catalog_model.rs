@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 const NODES: u64 = 3;
-const BYTES: u64 = 16 * 1024;
+const BYTES: u64 = 8 * 1024;
 const KEYS: u8 = 12;
 
 #[derive(Clone, Debug)]

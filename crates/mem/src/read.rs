@@ -175,7 +175,8 @@ impl<'a> OneSided<'a> {
         })
     }
 
-    fn read(
+    /// The frame of every unpinned read; `copy` says whether what it copied adds up.
+    pub(crate) fn read(
         &self,
         locator: &Locator,
         clock: impl FnOnce() -> Now,

@@ -524,3 +524,35 @@ fn a_torn_read_is_judged_stale() {
     let rotten = read::Reading { after: before, ..reading };
     assert_eq!(read::judge(at.generation, &rotten), Err(ReadError::Corrupt));
 }
+
+/// Proves R3: whatever happens during the copy is noticed after it, even if the bytes add up.
+#[test]
+fn a_life_that_ends_during_the_copy_is_stale() {
+    let segment = segment(false);
+    for action in [Action::Evict, RETIRE] {
+        let generation = segment.load(Slot(0)).generation().0;
+        let (at, _) = put(&segment, 0, generation, b"x");
+        let view = segment.one_sided();
+        assert_eq!(view.read(&at, || T, || true), Ok(()));
+        let ended = view.read(
+            &at,
+            || T,
+            || {
+                execute(&segment, T, &at, action);
+                true
+            },
+        );
+        assert_eq!(ended, Err(ReadError::Stale), "{action:?}");
+    }
+    // Proves R10: the owner's leave is tested after the copy, too.
+    let (at, _) = put(&segment, 1, 0, b"x");
+    let fenced = segment.one_sided().read(
+        &at,
+        || T,
+        || {
+            segment.set_serve_until(Now(0));
+            true
+        },
+    );
+    assert_eq!(fenced, Err(ReadError::Fenced));
+}

@@ -161,8 +161,11 @@ impl Client {
         let me = op.me;
         let get = op.get();
         let located = get.located.as_ref().expect("somebody said where");
-        let hosts = ctx.swarm.hosts;
-        let near = |locator: &Locator| ctx.owner(locator.segment) % hosts == self.host;
+        let owners: &[_] = &ctx.owners;
+        let (hosts, host) = (ctx.swarm.hosts, self.host);
+        let near = |locator: &Locator| {
+            owners.iter().any(|(id, node)| *id == locator.segment && node % hosts == host)
+        };
         let left = |at: &usize| get.tried & 1 << at == 0;
         let all = 0..located.replicas.len();
         let choice = all
@@ -179,11 +182,11 @@ impl Client {
             return self.get_ended(ctx, op, Got::Miss);
         };
         let locator = located.replicas[at];
+        let len = located.len;
+        let here = near(&locator);
         if get.tried > 0 {
             ctx.mark(Mark::ReplicaFallback);
         }
-        let len = located.len;
-        let here = near(&locator);
         get.tried |= 1 << at;
         get.locator = Some(locator);
         get.node = ctx.owner(locator.segment);
@@ -303,8 +306,9 @@ impl Client {
             _ if slow => self.rng.below(40 * MS),
             _ => self.rng.below(60 * US),
         };
-        if get.gap > MS {
-            op.deadline = op.deadline.max(ctx.now + 7 * get.gap + 20 * MS);
+        let gap = get.gap;
+        if gap > MS {
+            op.deadline = op.deadline.max(ctx.now + 10 * gap + 20 * MS);
         }
         op.wait_until = op.deadline;
         let get = op.get();
@@ -482,7 +486,7 @@ impl Client {
         }
         if let Got::Value { .. } = got
             && let Some(store) = &get.store
-            && Arc::strong_count(&store.segment) == 1
+            && store.dead()
         {
             ctx.mark(Mark::DeadNodeRead);
         }

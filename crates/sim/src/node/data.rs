@@ -162,10 +162,10 @@ impl Node {
     fn signal(&mut self, ctx: &mut Ctx, call: CallId, token: PutToken, seal: Seal) {
         let Some(at) = self.writes.iter().position(|write| write.call == call) else { return };
         let WriteSession { mut link, guard, path, key, .. } = self.writes.swap_remove(at);
-        let locator = *guard.locator();
+        let (locator, now) = (*guard.locator(), ctx.mono(self.host));
         let published = match path {
-            Path::Direct => guard.publish_direct(token, seal),
-            Path::Stream | Path::Whole => guard.publish(token, seal),
+            Path::Direct => guard.publish_direct(now, token, seal),
+            Path::Stream | Path::Whole => guard.publish(now, token, seal),
         };
         // The refused guard is dropped here, which fences the slot: on a direct path the signal
         // comes after the client's last store.

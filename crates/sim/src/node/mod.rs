@@ -26,6 +26,7 @@ use mooncrate_mem::{Segment, SegmentSpec};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Time between two heartbeats.
 const BEAT: Nanos = 40 * MS;
@@ -39,6 +40,8 @@ pub struct Store {
     pub segment: Arc<Segment>,
     /// The payload, as a client that mapped it for writing reaches it.
     payload: File,
+    /// Its owner is gone, or has dropped it.
+    dead: AtomicBool,
 }
 
 impl Store {
@@ -47,13 +50,18 @@ impl Store {
         let segment = Segment::create(spec).expect("small segments fit into memory");
         let (_, payload) = segment.fds().expect("the segment is shared");
         let payload = payload.try_clone_to_owned().expect("a run needs few descriptors");
-        Arc::new(Self { segment, payload: File::from(payload) })
+        Arc::new(Self { segment, payload: File::from(payload), dead: AtomicBool::new(false) })
     }
 
     /// Which segment and which mount.
     pub fn is(&self, segment: SegmentId, incarnation: Incarnation) -> bool {
         let spec = self.segment.spec();
         spec.segment == segment && spec.incarnation == incarnation
+    }
+
+    /// Whether nobody owns it any more.
+    pub fn dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
     }
 
     /// Stores bytes as a client does that mapped the segment: nobody looks, nobody can stop it.
@@ -176,6 +184,9 @@ impl Node {
     }
 
     fn bury(&mut self) {
+        for store in &self.stores {
+            store.dead.store(true, Ordering::Relaxed);
+        }
         self.graveyard.push(Remains {
             _stores: std::mem::take(&mut self.stores),
             _writes: std::mem::take(&mut self.writes),

@@ -285,4 +285,35 @@ mod tests {
         assert_eq!(step(Duration::from_nanos(1)), ms(1));
         assert_eq!(step(Duration::MAX), ms(1000));
     }
+
+    /// A send that the timeout cuts in the middle goes on where it stopped, also inside a part.
+    #[test]
+    fn a_send_in_pieces_repeats_and_skips_nothing() {
+        use std::io::Read;
+        let (here, mut there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut channel = Channel::new(Socket::from(here), "test".to_owned());
+        let within = |ms| boottime().deadline_in(Duration::from_millis(ms));
+        // Leaves a timeout of 64 ms, which the long deadline below has no reason to change.
+        channel.arm(Way::Write, within(65), "test").unwrap();
+        assert_eq!(channel.write_step, Duration::from_millis(64));
+        let bytes: Vec<u8> = (0..2_000_003_u32).map(|n| (n ^ (n >> 8) ^ (n >> 16)) as u8).collect();
+        let parts: Vec<_> = bytes[7..].chunks(70_001).map(IoSlice::new).collect();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let mut came = Vec::new();
+                // Nothing is taken for longer than the timeout, again and again.
+                for _ in 0..3 {
+                    std::thread::sleep(Duration::from_millis(100));
+                    let mut piece = vec![0; 150_000];
+                    there.read_exact(&mut piece).unwrap();
+                    came.extend(piece);
+                }
+                there.read_to_end(&mut came).unwrap();
+                came
+            });
+            channel.write_parts(&bytes[..7], &parts, within(2000), "test").unwrap();
+            drop(channel);
+            assert!(reader.join().unwrap() == bytes);
+        });
+    }
 }

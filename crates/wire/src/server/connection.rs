@@ -24,6 +24,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 /// Replies are written at the latest when this many bytes wait.
 const OUTBOX_BYTES: usize = 256 << 10;
+/// How long a peer that was refused may take to read why.
+const LAST_WORDS_TIME: Duration = Duration::from_millis(100);
+/// Bytes of it that are still read meanwhile.
+const LAST_WORDS_BYTES: usize = 1 << 20;
 const SHUTTING_DOWN: &str = "the server is shutting down";
 
 /// Numbers connections. Relaxed: only uniqueness matters.
@@ -96,8 +100,13 @@ pub(super) async fn serve<S, H>(
         greeted = timeout(this.config.handshake_time, this.greet()) => greeted,
         () = down(&mut shutdown) => return,
     };
-    if !matches!(greeted, Ok(Ok(()))) {
-        return;
+    match greeted {
+        Ok(Ok(())) => {}
+        Ok(Err(End::Protocol)) => {
+            let _ = timeout(LAST_WORDS_TIME, this.stream.shutdown()).await;
+            return this.linger().await;
+        }
+        Ok(Err(_)) | Err(_) => return,
     }
     let _present = Present { handler: this.handler.clone(), peer: this.peer.clone() };
     let ended = this.run(&mut shutdown).await;
@@ -105,7 +114,10 @@ pub(super) async fn serve<S, H>(
         // The last words; a peer that does not take them is not waited for.
         let _ = this.flush().await;
     }
-    let _ = timeout(Duration::from_millis(100), this.stream.shutdown()).await;
+    let _ = timeout(LAST_WORDS_TIME, this.stream.shutdown()).await;
+    if matches!(ended, Err(End::Protocol)) {
+        this.linger().await;
+    }
 }
 
 /// However a connection ends, by a panic of its handler too, the handler learns that the peer is
@@ -300,6 +312,7 @@ where
             self.finish(done);
         }
         // Long polls that nobody answered in time.
+        self.later = JoinSet::new();
         for one in std::mem::take(&mut self.pending) {
             self.refuse(one.request, RefusalCode::ShuttingDown, SHUTTING_DOWN);
         }
@@ -314,6 +327,20 @@ where
             count => {
                 self.inbox.filled(count);
                 Ok(())
+            }
+        }
+    }
+
+    /// Reads on for a moment: closing a socket with unread bytes resets it, and a reset can
+    /// overtake the words that say why.
+    async fn linger(&mut self) {
+        let mut sink = [0; 4096];
+        let mut left = LAST_WORDS_BYTES;
+        let until = Instant::now() + LAST_WORDS_TIME;
+        while left > 0 {
+            match timeout_at(until, self.stream.read(&mut sink)).await {
+                Ok(Ok(count)) if count > 0 => left = left.saturating_sub(count),
+                _ => return,
             }
         }
     }

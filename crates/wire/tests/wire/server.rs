@@ -175,6 +175,20 @@ fn an_oversized_frame_is_refused_by_its_header() {
     assert!(said[0].2.contains("over the limit"), "{said:?}");
 }
 
+/// A peer that goes on sending after its mistake still learns why it was cut off.
+#[test]
+fn the_last_words_arrive() {
+    let server = Server::start();
+    let mut stream = raw_greeted(&server);
+    stream.write_all(&framed(stamp(VERSION_MIN, Kind::Ping), &[0])).unwrap();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(10));
+        // A server that closed at once would answer this with a reset.
+        stream.write_all(&[0; 100_000]).unwrap();
+    }
+    assert_eq!(refusals(&mut stream)[0].1, RefusalCode::Protocol);
+}
+
 #[test]
 fn a_slow_sender_is_cut_off_and_a_resting_one_is_not() {
     let frame_time = Duration::from_millis(200);
