@@ -34,7 +34,6 @@ impl Node {
             info: self.info().clone(),
             seen: segments.iter().map(|s| s.epoch()).max().unwrap_or_default(),
             offers: segments.iter().map(|segment| self.offer(segment.spec())).collect(),
-            fresh: false,
         };
         let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
         for segment in &segments {

@@ -1,8 +1,8 @@
-//! The two seams: what a master does for others, and what a node does for its master. Over a link or
-//! in the same process, a caller sees no difference but the price.
+//! The two seams: what a master does for others, and what a node does for its master. Over a link
+//! or in the same process, a caller sees no difference but the price.
 //!
-//! Synchronous and blocking, because the client library is. Every call has a deadline and one result
-//! per item. Key bytes are checked by the master; a bad key is an error of its item (G11).
+//! Synchronous and blocking, because the client library is. Every call has a deadline and one
+//! result per item. Key bytes are checked by the master; a bad key is an error of its item (G11).
 
 use crate::error::{CallError, Refusal};
 use crate::message::{

@@ -9,7 +9,10 @@ use std::io;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// Another protocol.
-    #[error("the peer does not speak Mooncrate: a frame starts with {:?}, not with \"MCR1\"", found.escape_ascii().to_string())]
+    #[error(
+        "the peer does not speak Mooncrate: a frame starts with \"MCR1\", not with \"{}\"",
+        found.escape_ascii()
+    )]
     Magic {
         /// What stood there.
         found: [u8; 4],

@@ -7,8 +7,8 @@
 //! 32 body …           body_bytes + 32 attachment …
 //! ```
 //!
-//! Both checksums are CRC-32C. The attachment has none here: the object's seal covers it from end to
-//! end. The first eight bytes of a body that may have an attachment are the attachment's length.
+//! Both checksums are CRC-32C. The attachment has none here: the object's seal covers it from end
+//! to end. The first eight bytes of a body that may have an attachment are the attachment's length.
 //!
 //! What must stay true: this header, and the hello, keep their layout in every version of the
 //! protocol, so that two versions can always tell each other who they are.

@@ -1,5 +1,5 @@
-//! A stream cut into frames, without I/O: the owner reads into [`Inbox::space`], says how much came,
-//! and takes frames out. The blocking links and the server use the same one.
+//! A stream cut into frames, without I/O: the owner reads into [`Inbox::space`], says how much
+//! came, and takes frames out. The blocking links and the server use the same one.
 //!
 //! What must stay true: memory follows what a peer has *sent*, not what it has promised. A header
 //! that announces 8 MiB gets room step by step, as bytes arrive, so ten thousand stalled senders

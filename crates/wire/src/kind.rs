@@ -1,5 +1,6 @@
 //! What a frame is about. A request and its reply share the kind; a flag tells them apart. A kind
-//! belongs to one sort of link, so that a value can never enter a control link, not even by mistake.
+//! belongs to one sort of link, so that a value can never enter a control link, not even by
+//! mistake.
 
 use std::fmt;
 

@@ -9,8 +9,9 @@
 //!
 //! From the bottom up: [`frame`] is the 32-byte header, [`inbox`] cuts a stream into frames without
 //! doing I/O, [`message`] holds every request and reply as a plain value, [`link`] is one blocking
-//! connection, [`pool`] keeps some of them, [`master_link`] is a master at the other end, [`server`]
-//! is this end of many connections, and [`api`] holds the two seams, `MasterApi` and `NodeApi`.
+//! connection, [`pool`] keeps some of them, [`master_link`] is a master at the other end,
+//! [`server`] is this end of many connections, and [`api`] holds the two seams, `MasterApi` and
+//! `NodeApi`.
 //!
 //! What must stay true: a length that a peer wrote is compared with a limit, and with what is
 //! left, before a byte is allocated for it; decoding never recurses, never panics, and consumes

@@ -1,6 +1,6 @@
 //! A master at the other end of a pool of links. Batches that are larger than a frame allows are
-//! split here, and keys that cannot be keys are answered here, so that a caller may ask for anything
-//! and gets one result per item, at its own index (G11).
+//! split here, and keys that cannot be keys are answered here, so that a caller may ask for
+//! anything and gets one result per item, at its own index (G11).
 
 use crate::api::{Batch, MasterApi};
 use crate::error::{CallError, DecodeError};

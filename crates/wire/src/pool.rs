@@ -1,6 +1,6 @@
 //! Links to one peer: a few wait for work, a bounded number is in use, and a lost one is replaced
-//! within a budget. A caller has its link for itself, so the pool's lock is held for nanoseconds and
-//! never over I/O.
+//! within a budget. A caller has its link for itself, so the pool's lock is held for nanoseconds
+//! and never over I/O.
 
 use crate::address::Address;
 use crate::clock::boottime;

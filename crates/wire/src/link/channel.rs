@@ -1,9 +1,9 @@
 //! A blocking socket whose every wait has a deadline, at no cost in system calls.
 //!
-//! The kernel's own timeouts (`SO_RCVTIMEO`, `SO_SNDTIMEO`) do the waiting, and they are set rarely:
-//! a timeout that is shorter than the time left only wakes us early, and we wait again. So any
-//! value that is not longer than what is left, and not absurdly shorter, stays as it is. A call on a
-//! warm link is exactly one send and one read.
+//! The kernel's own timeouts (`SO_RCVTIMEO`, `SO_SNDTIMEO`) do the waiting, and they are set
+//! rarely: a timeout that is shorter than the time left only wakes us early, and we wait again. So
+//! any value that is not longer than what is left, and not absurdly shorter, stays as it is. A call
+//! on a warm link is exactly one send and one read.
 
 use super::LinkConfig;
 use crate::address::Address;

@@ -30,8 +30,8 @@ message! {
     }
 }
 
-/// What an owner must know to take a value in: the plan's part for this replica, and the key that it
-/// keeps beside the header.
+/// What an owner must know to take a value in: the plan's part for this replica, and the key that
+/// it keeps beside the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BeginWrite<'a> {
     /// Where to.

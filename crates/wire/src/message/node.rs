@@ -31,8 +31,6 @@ message! {
         pub seen: LeaderEpoch,
         /// What it offers.
         pub offers: Vec<SegmentOffer>,
-        /// Nothing is in them yet, so no announcement follows.
-        pub fresh: bool,
     }
 }
 

@@ -1,6 +1,6 @@
 //! This end of many control connections. Made for a `current_thread` runtime per worker thread: the
-//! handler answers most requests at once, in the task of their connection, with no hand-over between
-//! threads; only what must wait becomes a task of its own.
+//! handler answers most requests at once, in the task of their connection, with no hand-over
+//! between threads; only what must wait becomes a task of its own.
 //!
 //! What must stay true: nothing a peer does makes this side allocate before a limit was checked,
 //! wait without an end, or spin: a hello has a time, a begun frame has a time, a reply that is not
@@ -114,9 +114,9 @@ pub trait Handler: Send + Sync + 'static {
     }
 }
 
-/// Serves control links until `shutdown` turns true (or its sender is dropped), and returns when the
-/// last connection has left. Call it inside a tokio runtime, once per worker, with clones of one
-/// socket.
+/// Serves control links until `shutdown` turns true (or its sender is dropped), and returns when
+/// the last connection has left. Call it inside a tokio runtime, once per worker, with clones of
+/// one socket.
 pub async fn serve_control<H: Handler>(
     bound: Bound,
     handler: Arc<H>,

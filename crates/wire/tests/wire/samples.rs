@@ -276,7 +276,6 @@ impl Samples {
                 info: self.info(),
                 seen: LeaderEpoch(self.u64()),
                 offers: self.list(Self::offer),
-                fresh: self.yes(),
             }),
             Kind::Announce => Request::Announce(Announce {
                 segment: SegmentId(self.u64()),

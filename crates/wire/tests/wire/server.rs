@@ -184,7 +184,7 @@ fn the_last_words_arrive() {
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(10));
         // A server that closed at once would answer this with a reset.
-        stream.write_all(&[0; 100_000]).unwrap();
+        stream.write_all(&vec![0; 100_000]).unwrap();
     }
     assert_eq!(refusals(&mut stream)[0].1, RefusalCode::Protocol);
 }
