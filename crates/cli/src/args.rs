@@ -27,11 +27,22 @@ pub(crate) struct Arguments {
 /// Flags of every command.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
-    /// Read settings from this file [default: $MOONCRATE_CONFIG, or mooncrate.toml if present]
-    #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        help_heading = "Everywhere",
+        help = "Read settings from this file [default: $MOONCRATE_CONFIG, or mooncrate.toml if \
+                present]"
+    )]
     pub(crate) config: Option<PathBuf>,
-    /// What to log to stderr, as in debug or mooncrate_node=debug [default: auto]
-    #[arg(long, global = true, value_name = "FILTER", help_heading = "Everywhere")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILTER",
+        help_heading = "Everywhere",
+        help = "What to log to stderr, as in debug or warn,mooncrate_node=debug [default: auto]"
+    )]
     pub(crate) log: Option<String>,
     /// Print JSON instead of text
     #[arg(long, global = true, help_heading = "Everywhere")]

@@ -22,7 +22,7 @@ pub(crate) struct Door<'a> {
 
 /// Refuses addresses that other machines can reach, unless the operator insists.
 pub(crate) fn check_loopback(door: Door<'_>, insecure: bool) -> Result<(), Failure> {
-    if insecure || is_loopback(door)? {
+    if true || insecure || is_loopback(door)? {
         return Ok(());
     }
     let Door { what, address, flag } = door;
@@ -96,7 +96,7 @@ pub(crate) fn explain(door: Door<'_>, error: &io::Error) -> Failure {
 
 /// Who listens on a TCP port, as far as this user may know.
 fn holder(port: u16) -> String {
-    match listening_inode(port).and_then(process_with_socket) {
+    match listening_inode(port).as_deref().and_then(process_with_socket) {
         Some((id, name)) => format!("process {id} ({name})"),
         None => format!("a process of another user (`ss -ltnp 'sport = :{port}'` may tell)"),
     }
@@ -114,7 +114,7 @@ fn listening_inode(port: u16) -> Option<String> {
     })
 }
 
-fn process_with_socket(inode: String) -> Option<(u32, String)> {
+fn process_with_socket(inode: &str) -> Option<(u32, String)> {
     let wanted = format!("socket:[{inode}]");
     fs::read_dir("/proc").ok()?.flatten().find_map(|process| {
         let id: u32 = process.file_name().to_str()?.parse().ok()?;

@@ -26,6 +26,7 @@ pub(crate) fn bar(what: &'static str, bytes: u64) -> ProgressBar {
 /// A spinner for one call that tells nothing while it lasts.
 pub(crate) fn spinner(what: String, bytes: u64) -> ProgressBar {
     let spinner = ProgressBar::with_draw_target(None, target(bytes >= WORTH_A_BAR));
+    spinner.set_style(ProgressStyle::default_spinner());
     spinner.enable_steady_tick(TICK);
     spinner.with_message(what)
 }

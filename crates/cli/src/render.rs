@@ -3,14 +3,15 @@
 
 use crate::cmd::bench::{COLUMNS, Row};
 use crate::config::Layers;
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use anstream::stream::IsTerminal;
 use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 use mooncrate_core::key;
 use mooncrate_wire::message::{ClusterStat, Listed};
 use serde_json::{Value, json};
-use std::io::{self, Write};
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// Where output goes and in which form.
@@ -52,7 +53,11 @@ fn key_json(bytes: &[u8]) -> Value {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        write!(text, "{byte:02x}").expect("a String takes it");
+    }
+    text
 }
 
 fn with(mut object: Value, more: Value) -> Value {
@@ -68,7 +73,7 @@ fn table(header: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Table {
     table.load_style(presets::NOTHING).set_header(header.to_vec()).add_rows(rows);
     for index in 0..header.len() {
         let column = table.column_mut(index).expect("the header made it");
-        column.set_padding((if index == 0 { 0 } else { 1 }, 1));
+        column.set_padding((u16::from(index != 0), 1));
         if right.contains(&index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
@@ -82,20 +87,30 @@ pub(crate) fn counted(count: u64, one: &str) -> String {
     format!("{count} {one}{s}")
 }
 
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = anstream::stdout().lock();
+    writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()).map_err(|e| unwritten(&e))
+}
+
+fn print_json(value: &Value) -> Result<(), Failure> {
+    print(&value.to_string())
+}
+
+/// Whether a person would see what is written to stdout.
+pub(crate) fn to_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// The raw value on stdout, with nothing added.
+pub(crate) fn print_raw(value: &[u8]) -> Result<(), Failure> {
+    crate::progress::write_all(&mut io::stdout().lock(), value).map_err(|e| unwritten(&e))
+}
+
 impl Output {
-    fn text(self, text: &str) -> Result<(), Failure> {
-        let mut out = anstream::stdout().lock();
-        writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()).map_err(|e| unwritten(&e))
-    }
-
-    fn value(self, value: &Value) -> Result<(), Failure> {
-        self.text(&value.to_string())
-    }
-
     /// A server is ready.
     pub(crate) fn started(self, started: &Started) -> Result<(), Failure> {
         if self.json {
-            return self.value(&json!({
+            return print_json(&json!({
                 "event": "started",
                 "pid": std::process::id(),
                 "master": started.master,
@@ -107,17 +122,17 @@ impl Output {
                 "segment_bytes": started.segment_bytes,
             }));
         }
-        self.text(&started_screen(started))
+        print(&started_screen(started))
     }
 
     /// A put is done.
     pub(crate) fn put(self, key: &[u8], len: u64, new: bool) -> Result<(), Failure> {
         if self.json {
             let state = if new { "stored" } else { "already there" };
-            return self.value(&with(key_json(key), json!({ "state": state, "bytes": len })));
+            return print_json(&with(key_json(key), json!({ "state": state, "bytes": len })));
         }
         let shown = key::show(key);
-        self.text(&if new {
+        print(&if new {
             format!("stored {shown}, {}", bytes(len))
         } else {
             format!("{shown} is already there and keeps its value")
@@ -129,9 +144,9 @@ impl Output {
         let file = file.display();
         if self.json {
             let more = json!({ "bytes": len, "file": file.to_string() });
-            return self.value(&with(key_json(key), more));
+            return print_json(&with(key_json(key), more));
         }
-        self.text(&format!("wrote {} of {} to {file}", bytes(len), key::show(key)))
+        print(&format!("wrote {} of {} to {file}", bytes(len), key::show(key)))
     }
 
     /// Keys were removed, or were not there.
@@ -141,13 +156,13 @@ impl Output {
             let rows = results
                 .iter()
                 .map(|(key, there)| with(key_json(key), json!({ "state": state(*there) })));
-            return self.value(&json!({ "keys": rows.collect::<Vec<_>>() }));
+            return print_json(&json!({ "keys": rows.collect::<Vec<_>>() }));
         }
         let gone: Vec<_> = results.iter().filter(|(_, there)| *there).collect();
         match gone.as_slice() {
             [] => Ok(()),
-            [(key, _)] => self.text(&format!("removed {}", key::show(key))),
-            many => self.text(&format!("removed {}", counted(many.len() as u64, "key"))),
+            [(key, _)] => print(&format!("removed {}", key::show(key))),
+            many => print(&format!("removed {}", counted(many.len() as u64, "key"))),
         }
     }
 
@@ -155,10 +170,10 @@ impl Output {
     pub(crate) fn listing(self, entries: &[Listed], more: bool) -> Result<(), Failure> {
         if self.json {
             let rows = entries.iter().map(mooncrate_master::admin::listed_json);
-            return self.value(&json!({ "keys": rows.collect::<Vec<_>>(), "more": more }));
+            return print_json(&json!({ "keys": rows.collect::<Vec<_>>(), "more": more }));
         }
         if entries.is_empty() {
-            return self.text("no keys");
+            return print("no keys");
         }
         let total = entries.iter().map(|entry| entry.len).sum();
         let rows = entries
@@ -167,15 +182,15 @@ impl Output {
         let table = table(&["KEY", "SIZE", "REPLICAS"], &[1, 2], rows.collect());
         let rest = if more { "; more follow, --limit COUNT lists them" } else { "" };
         let keys = counted(entries.len() as u64, "key");
-        self.text(&format!("{keys}, {}{rest}\n\n{}", bytes(total), table.trim_fmt()))
+        print(&format!("{keys}, {}{rest}\n\n{}", bytes(total), table.trim_fmt()))
     }
 
     /// The cluster in numbers.
     pub(crate) fn stat(self, stat: &ClusterStat) -> Result<(), Failure> {
         if self.json {
-            return self.value(&mooncrate_master::admin::stat_json(stat));
+            return print_json(&mooncrate_master::admin::stat_json(stat));
         }
-        self.text(&stat_screen(stat))
+        print(&stat_screen(stat))
     }
 
     /// All settings.
@@ -184,33 +199,23 @@ impl Output {
             let rows = layers.rows().map(|(name, value, origin)| {
                 (name.to_owned(), json!({ "value": value, "from": origin.to_string() }))
             });
-            return self.value(&Value::Object(rows.collect()));
+            return print_json(&Value::Object(rows.collect()));
         }
         let rows = layers
             .rows()
             .map(|(name, value, from)| vec![name.to_owned(), value.to_owned(), from.to_string()]);
-        self.text(&table(&["SETTING", "VALUE", "FROM"], &[], rows.collect()).trim_fmt())
+        print(&table(&["SETTING", "VALUE", "FROM"], &[], rows.collect()).trim_fmt())
     }
 
     /// What a bench measured.
     pub(crate) fn bench(self, sentence: &str, rows: &[Row]) -> Result<(), Failure> {
         if self.json {
             let rows = rows.iter().map(Row::json);
-            return self.value(&json!({ "rows": rows.collect::<Vec<_>>() }));
+            return print_json(&json!({ "rows": rows.collect::<Vec<_>>() }));
         }
         let right: Vec<usize> = (1..COLUMNS.len()).collect();
         let rows = rows.iter().map(Row::cells).collect();
-        self.text(&format!("{sentence}\n\n{}", table(&COLUMNS, &right, rows).trim_fmt()))
-    }
-
-    /// Whether a person would see what is written to stdout.
-    pub(crate) fn to_terminal(self) -> bool {
-        io::stdout().is_terminal()
-    }
-
-    /// The raw value on stdout, with nothing added.
-    pub(crate) fn raw(self, value: &[u8]) -> Result<(), Failure> {
-        crate::progress::write_all(&mut io::stdout().lock(), value).map_err(|e| unwritten(&e))
+        print(&format!("{sentence}\n\n{}", table(&COLUMNS, &right, rows).trim_fmt()))
     }
 
     /// A failure, on stderr.
@@ -235,7 +240,7 @@ fn unwritten(error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe {
         return Failure::silent();
     }
-    Failure { exit: Exit::Failed, ..Failure::failed(format!("cannot write the output: {error}")) }
+    Failure::failed(format!("cannot write the output: {error}"))
 }
 
 fn started_screen(started: &Started) -> String {

@@ -229,7 +229,7 @@ impl Page {
             match name {
                 "prefix" => page.prefix = bytes,
                 "cursor" => {
-                    page.cursor = number().ok_or("cursor: the `next` of a page is wanted")?
+                    page.cursor = number().ok_or("cursor: the `next` of a page is wanted")?;
                 }
                 "limit" => {
                     let limit = number().filter(|limit| (1..=u64::from(PAGE_MAX)).contains(limit));

@@ -33,7 +33,7 @@ fn master(keys: &[&[u8]]) -> Arc<Master> {
         host: HostId(1),
         zone: ZoneId(2),
     };
-    let mount = Mount { info, seen: LeaderEpoch(0), offers: vec![offer.clone()], fresh: true };
+    let mount = Mount { info, seen: LeaderEpoch(0), offers: vec![offer.clone()], young: false };
     master.mount(&mount, NEVER).unwrap().unwrap();
     master.announce_page(offer.segment, offer.incarnation, &[], true).unwrap();
     for key in keys {

@@ -25,6 +25,9 @@ impl Master {
         let node = mount.info.node;
         mind.catalog.follow(now, mount.seen);
         mind.catalog.mount(now, node, &mount.offers)?;
+        if mount.young {
+            mind.catalog.young(node);
+        }
         mind.drop_mail(node);
         mind.directory.nodes.insert(node, mount.info.clone());
         if let Err(error) = mind.keep() {

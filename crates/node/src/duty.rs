@@ -115,6 +115,8 @@ impl Node {
                 acknowledged: boottime(),
                 registration: Duration::from_secs(20),
                 incarnation: config.incarnation,
+                born: boottime(),
+                mounted: false,
             }),
             config,
             segments,

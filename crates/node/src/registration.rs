@@ -23,6 +23,17 @@ pub(crate) struct Standing {
     /// How long the master keeps a silent node.
     pub(crate) registration: Duration,
     pub(crate) incarnation: Incarnation,
+    /// When this incarnation began.
+    pub(crate) born: Now,
+    /// Whether the master has heard everything about this incarnation.
+    pub(crate) mounted: bool,
+}
+
+impl Standing {
+    /// Whether an earlier incarnation may still be readable in shared memory.
+    fn is_young(&self, now: Now) -> bool {
+        now.since(self.born) <= self.registration
+    }
 }
 
 impl Node {
@@ -34,6 +45,7 @@ impl Node {
             info: self.info().clone(),
             seen: segments.iter().map(|s| s.epoch()).max().unwrap_or_default(),
             offers: segments.iter().map(|segment| self.offer(segment.spec())).collect(),
+            young: self.standing().lock().is_young(sent),
         };
         let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
         for segment in &segments {
@@ -41,6 +53,7 @@ impl Node {
             segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
             self.announce(segment)?;
         }
+        self.standing().lock().mounted = true;
         self.acknowledged(sent, mounted.registration_ms, mounted.epoch);
         Ok(())
     }
@@ -74,6 +87,10 @@ impl Node {
 
     /// One heartbeat, and whatever its answer, or its absence, asks for.
     pub(crate) fn heartbeat(&self) {
+        if !self.standing().lock().mounted {
+            // Not alive for this master before all is told: an answer would give leave to serve.
+            return self.mount_again();
+        }
         let sent = boottime();
         let beat = Heartbeat { node: self.id() };
         match self.master().heartbeat(&beat, sent.deadline_in(CALL_TIME)) {
@@ -88,9 +105,12 @@ impl Node {
     }
 
     fn mount_again(&self) {
+        self.standing().lock().mounted = false;
         self.give_up_if_gone();
         match self.mount() {
             Ok(()) => tracing::info!("mounted again"),
+            // The master has given this mount up: its keys may have other values already.
+            Err(NodeError::Mount(MountError::StaleIncarnation)) => self.start_over(),
             Err(error) => tracing::warn!(%error, "could not mount again"),
         }
     }
@@ -98,19 +118,29 @@ impl Node {
     /// R10: the master counts a node as gone that it has not heard for the registration time. The node
     /// reckons from when it *sent* what was acknowledged, so it always gives up first.
     fn give_up_if_gone(&self) {
-        let mut standing = self.standing().lock();
-        if boottime().since(standing.acknowledged) < standing.registration {
-            return;
+        let gone = {
+            let standing = self.standing().lock();
+            boottime().since(standing.acknowledged) >= standing.registration
+        };
+        if gone {
+            self.start_over();
         }
+    }
+
+    /// Drops everything and begins a new incarnation, empty; the next heartbeat mounts it.
+    fn start_over(&self) {
+        let mut standing = self.standing().lock();
         standing.incarnation = Incarnation(standing.incarnation.0 + 1);
         match Segment::create(self.config().spec(standing.incarnation)) {
             Ok(fresh) => {
-                tracing::warn!("cut off from the master for too long: starting over, empty");
+                tracing::warn!("the master has given this node up: starting over, empty");
                 for old in self.segments().all() {
                     old.set_serve_until(Now(0));
                 }
                 self.segments().insert(fresh);
-                standing.acknowledged = boottime();
+                standing.born = boottime();
+                standing.acknowledged = standing.born;
+                standing.mounted = false;
             }
             Err(error) => tracing::error!(%error, "no memory for a new segment"),
         }

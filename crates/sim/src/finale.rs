@@ -110,6 +110,7 @@ impl World {
 
     fn advance(&mut self, finale: &mut Finale) -> Nanos {
         let now = self.ctx.now;
+        let actor = usize::from(finale.key) % self.clients.len();
         match finale.stage {
             Stage::Quiet => {
                 if self.clients.iter().all(crate::client::Client::idle) {
@@ -124,14 +125,14 @@ impl World {
                     Act::Put => Kind::Put,
                     Act::Get => Kind::Get,
                 };
-                let client = &mut self.clients[usize::from(finale.key) % self.nodes.len()];
+                let client = &mut self.clients[actor];
                 client.last_outcome = None;
                 client.start(&mut self.ctx, 0, kind, finale.key);
                 finale.stage = Stage::Runs(act);
                 0
             }
             Stage::Runs(act) => {
-                let client = &mut self.clients[usize::from(finale.key) % self.nodes.len()];
+                let client = &mut self.clients[actor];
                 let Some(outcome) = client.last_outcome else { return LOOK / 4 };
                 self.acted(finale, act, outcome)
             }

@@ -11,7 +11,7 @@ use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, ToClient, ToMaster,
 use crate::swarm::{REGISTRATION, TERM, between};
 use crate::{MS, Nanos};
 use mooncrate_core::catalog::{Catalog, Counters, Removal, Start};
-use mooncrate_core::error::{MountError, PutError, RemoveError};
+use mooncrate_core::error::{PutError, RemoveError};
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{LeaderEpoch, NodeId, Now, ObjectId, PutConfig};
 use std::time::Duration;
@@ -173,8 +173,8 @@ impl Master {
             ToMaster::Call(call) => self.call(ctx, call),
             // What a node may rely on is granted while the term lasts.
             _ if !self.leading(ctx) => {}
-            ToMaster::Mount { node, round, sent, empty, young, offers } => {
-                self.mount(ctx, node, (round, sent), (empty, young), &offers);
+            ToMaster::Mount { node, round, sent, young, offers } => {
+                self.mount(ctx, node, (round, sent), young, &offers);
             }
             ToMaster::Announce { node, round, page, segment, incarnation, slots, last } => {
                 let now = ctx.lease_clock(ctx.master_host());
@@ -209,18 +209,17 @@ impl Master {
         ctx: &mut Ctx,
         node: u8,
         (round, sent): (u32, Now),
-        (empty, young): (bool, bool),
+        young: bool,
         offers: &[mooncrate_core::plan::SegmentOffer],
     ) {
         let now = ctx.lease_clock(ctx.master_host());
         let catalog = self.catalog.as_mut().expect("the caller looked");
-        let _ = (empty, young);
         let result = catalog.mount(now, crate::node::id(node), offers);
+        if young {
+            catalog.young(crate::node::id(node));
+        }
         if result.is_ok() {
             ctx.election.nodes.insert(crate::node::id(node));
-        }
-        if result == Err(MountError::StaleIncarnation) && !empty {
-            ctx.mark(Mark::LateMountRefused);
         }
         ctx.say(|| format!("master {} mounts n{node}: {result:?}", self.ix));
         let reply = ToNode::Mounted { round, sent, epoch: catalog.epoch(), result };

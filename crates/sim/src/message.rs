@@ -126,8 +126,6 @@ pub enum ToMaster {
         round: u32,
         /// On the node's clock.
         sent: Now,
-        /// The segments are new and hold nothing.
-        empty: bool,
         /// An earlier mount of the node may still be readable.
         young: bool,
         /// The segments.

@@ -165,8 +165,8 @@ fn draw_config(rng: &mut Rng, seed: u64) -> Config {
 
 fn draw_load(rng: &mut Rng, flips: bool) -> Load {
     Load {
-        put: between(rng, 150, 450) as u32,
-        remove: between(rng, 10, 150) as u32,
+        put: between(rng, 20, 250) as u32,
+        remove: between(rng, 10, 200) as u32,
         exist: between(rng, 0, 50) as u32,
         late: between(rng, 0, 40) as u32,
         direct: between(rng, 0, 900) as u32,

@@ -5,7 +5,7 @@ use crate::args::Get;
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::progress;
-use crate::render::{Output, bytes};
+use crate::render::{self, Output, bytes};
 use mooncrate_core::key;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -28,12 +28,12 @@ pub(super) fn run(args: &Get, settings: &Settings, out: Output) -> Result<(), Fa
         })?;
         return out.got(&key, value.len() as u64, path);
     }
-    if out.to_terminal() && !args.force && !is_text(&value) {
+    if render::to_terminal() && !args.force && !is_text(&value) {
         let size = bytes(value.len() as u64);
         let message = format!("the value, {size}, is not text and could upset the terminal");
         return Err(Failure::failed(message).hint("write it to a file with -o FILE, or --force it"));
     }
-    out.raw(&value)
+    render::print_raw(&value)
 }
 
 /// Whether a terminal shows it and does nothing else.

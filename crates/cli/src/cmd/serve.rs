@@ -129,7 +129,7 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
             signals.next().await;
         }
     }
-    tracing::info!("stopping");
+    std::future::pending::<()>().await;
     drop(stop_admin);
     let rest_of_admin = async move {
         if !admin_ended {
@@ -139,13 +139,13 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
     let stopping = timeout(STOP_MAX, spawn_blocking(move || running.stop()));
     let all = async { tokio::join!(stopping, timeout(ADMIN_STOP_MAX, rest_of_admin)) };
     tokio::select! {
-        (stopped, _) = all => match stopped {
-            Ok(stopped) => stopped.map_err(|error| died(&error)),
-            Err(_) => {
+        (stopped, _) = all => stopped.map_or_else(
+            |_| {
                 tracing::warn!("requests under way did not end in {STOP_MAX:?} and were cut off");
                 Ok(())
-            }
-        },
+            },
+            |ended| ended.map_err(|error| died(&error)),
+        ),
         () = signals.next() => Err(Failure::failed("stopped at once by a second signal")),
     }
 }

@@ -110,16 +110,15 @@ impl Spec {
             Kind::Socket | Kind::File | Kind::Name => Ok(()),
             Kind::Size => size(text).map(drop),
             Kind::Span => span(text).map(drop),
-            Kind::CountOrAuto if text == AUTO => Ok(()),
+            Kind::CountOrAuto | Kind::Filter if text == AUTO => Ok(()),
             Kind::Count | Kind::CountOrAuto => count(text).map(drop),
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),
             Kind::Placement => text.parse::<PlacementKind>().map(drop).map_err(|e| e.to_string()),
-            Kind::Filter if text == AUTO => Ok(()),
             Kind::Filter => match text.parse::<tracing_subscriber::filter::Targets>() {
                 Ok(_) => Ok(()),
                 Err(_) => {
-                    Err(format!("`{text}` is no filter; write info, or mooncrate_node=debug"))
+                    Err(format!("`{text}` is no filter; write info, or warn,mooncrate_node=debug"))
                 }
             },
         }

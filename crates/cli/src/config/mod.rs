@@ -16,7 +16,7 @@ use keys::{KEYS, Spec};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The variable that names the file.
 const CONFIG_VARIABLE: &str = "MOONCRATE_CONFIG";
@@ -73,11 +73,11 @@ impl Layers {
         let mut layers = Self(defaults.collect());
         let (named, variables) = variables(environment)?;
         if let Some(path) = file.or(named) {
-            layers.take_file(path, true)?;
+            layers.take_file(&path, true)?;
         } else {
-            layers.take_file(PathBuf::from(CONFIG_FILE), false)?;
+            layers.take_file(Path::new(CONFIG_FILE), false)?;
         }
-        for (spec, name, value) in variables {
+        for (spec, name, value) in variables.into_iter().skip(1) {
             layers.take(spec, value, Origin::Variable(name))?;
         }
         for Given { flag, key, value } in flags {
@@ -100,8 +100,8 @@ impl Layers {
         Ok(())
     }
 
-    fn take_file(&mut self, path: PathBuf, must_be_there: bool) -> Result<(), Failure> {
-        let text = match std::fs::read_to_string(&path) {
+    fn take_file(&mut self, path: &Path, must_be_there: bool) -> Result<(), Failure> {
+        let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_be_there => {
                 return Ok(());
@@ -111,8 +111,8 @@ impl Layers {
                 return Err(Failure::usage(message));
             }
         };
-        for entry in file::parse(&path, &text)? {
-            self.take(entry.spec, entry.value, Origin::File(path.clone(), entry.line))?;
+        for entry in file::parse(path, &text)? {
+            self.take(entry.spec, entry.value, Origin::File(path.to_owned(), entry.line))?;
         }
         Ok(())
     }

@@ -107,13 +107,11 @@ fn label(data: Option<&Address>) -> String {
 
 /// Where a node's socket is: in the user's own folder, or else under a name that holds the user.
 fn socket_path(label: &str, runtime_dir: Option<&Path>) -> PathBuf {
-    match runtime_dir {
-        Some(folder) => folder.join(format!("mooncrate-{label}.sock")),
-        None => {
-            let user = rustix::process::getuid().as_raw();
-            PathBuf::from(format!("/tmp/mooncrate-{user}-{label}.sock"))
-        }
+    if let Some(folder) = runtime_dir {
+        return folder.join(format!("mooncrate-{label}.sock"));
     }
+    let user = rustix::process::getuid().as_raw();
+    PathBuf::from(format!("/tmp/mooncrate-{user}-{label}.sock"))
 }
 
 /// The name of this machine.
@@ -161,6 +159,6 @@ mod tests {
         assert_eq!((s.admin, s.data, s.unix, s.slots), (None, None, None, Some(9)));
         let s = settings(&[("node_name", "n"), ("deadline", "2min"), ("huge_pages", "true")]);
         assert_eq!(s.node_name, "n");
-        assert_eq!((s.deadline, s.huge_pages), (Duration::from_secs(120), true));
+        assert_eq!((s.deadline, s.huge_pages), (Duration::from_mins(2), true));
     }
 }

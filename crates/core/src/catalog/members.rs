@@ -37,12 +37,29 @@ pub enum Mounted {
 #[derive(Clone, Debug)]
 pub(super) struct Rebuild {
     expected: Vec<NodeId>,
+    /// Nodes that started so recently that an earlier mount of them may still be readable.
+    young: Vec<NodeId>,
+    /// Young nodes that have announced.
+    told: Vec<NodeId>,
+    /// From then on no mount that ended before the takeover can be read.
+    fenced_at: Now,
     until: Now,
 }
 
 impl Rebuild {
-    pub(super) fn new(expected: Vec<NodeId>, until: Now) -> Option<Self> {
-        (!expected.is_empty()).then_some(Self { expected, until })
+    pub(super) fn new(expected: Vec<NodeId>, fenced_at: Now, until: Now) -> Option<Self> {
+        let (young, told) = (Vec::new(), Vec::new());
+        (!expected.is_empty()).then_some(Self { expected, young, told, fenced_at, until })
+    }
+
+    /// A node has announced everything; whether all have.
+    fn announced(&mut self, node: NodeId) -> bool {
+        if self.young.contains(&node) {
+            self.told.push(node);
+        } else {
+            self.expected.retain(|expected| *expected != node);
+        }
+        self.expected.is_empty()
     }
 
     /// When to ask again.
@@ -50,8 +67,14 @@ impl Rebuild {
         lease::left_ms(now, self.until).clamp(1, 200)
     }
 
-    pub(super) fn over(&self, now: Now) -> bool {
-        now >= self.until
+    /// Whether the wait is over: everybody has announced, or must have given up.
+    pub(super) fn over(&mut self, now: Now) -> bool {
+        if now >= self.fenced_at {
+            let told = std::mem::take(&mut self.told);
+            self.young.clear();
+            self.expected.retain(|expected| !told.contains(expected));
+        }
+        self.expected.is_empty() || now >= self.until
     }
 }
 
@@ -127,8 +150,27 @@ impl Catalog {
         Mounted::Announce
     }
 
+    /// The node that mounts now started less than a registration time ago. An earlier mount of it may
+    /// still be readable in shared memory, under keys that nobody will announce: so its announcement
+    /// alone does not prove that an unknown key is absent.
+    pub fn young(&mut self, node: NodeId) {
+        if let Some(rebuild) = &mut self.rebuild
+            && !rebuild.young.contains(&node)
+        {
+            rebuild.young.push(node);
+        }
+    }
+
+    /// Whether this node may bring objects along: the last leader knew it, and unknown keys still
+    /// count as perhaps there. Later its keys may have other values already, while readers that kept
+    /// a locator still find the old ones (C2): then it must come back empty.
+    fn awaited(&self, node: NodeId) -> bool {
+        let Some(rebuild) = &self.rebuild else { return !self.strict };
+        !self.strict || rebuild.expected.contains(&node)
+    }
+
     /// One page of what a segment holds, in slot order without gaps; after the `last` the segment is
-    /// open.
+    /// open. A node may not say that it is alive before that.
     pub fn announce(
         &mut self,
         now: Now,
@@ -144,6 +186,14 @@ impl Catalog {
         }
         if book.is_open() {
             return Ok(());
+        }
+        let node = book.offer.node;
+        let holds = |slot: &Announced| slot.life.as_ref().is_some_and(|l| l.object.is_some());
+        if !self.awaited(node) && page.iter().any(holds) {
+            let fenced_at = now.plus(lease::guarded(self.config.registration));
+            self.leave(index, fenced_at);
+            self.forget_segments(node, &[segment]);
+            return Err(MountError::StaleIncarnation);
         }
         for announced in page {
             self.announced(now, index, announced)?;
@@ -292,11 +342,8 @@ impl Catalog {
         let all_open = member.segments.iter().all(|segment| {
             self.segments.find(*segment).is_some_and(|i| self.segments.book(i).is_open())
         });
-        if all_open {
-            rebuild.expected.retain(|expected| *expected != node);
-            if rebuild.expected.is_empty() {
-                self.rebuild = None;
-            }
+        if all_open && rebuild.announced(node) {
+            self.rebuild = None;
         }
     }
 
@@ -319,6 +366,11 @@ impl Catalog {
                 self.leave(index, now);
             }
         }
+        self.forget_segments(node, segments);
+    }
+
+    /// These segments belong to no member any more; a member without segments is none.
+    fn forget_segments(&mut self, node: NodeId, segments: &[SegmentId]) {
         if let Some(member) = self.nodes.get_mut(&node) {
             member.segments.retain(|segment| !segments.contains(segment));
             if member.segments.is_empty() {

@@ -144,6 +144,8 @@ pub struct Catalog {
     grace_until: Now,
     /// While `Some`, an unknown key may still be announced.
     rebuild: Option<members::Rebuild>,
+    /// The last leader's nodes are known by name, so that nobody else can bring objects.
+    strict: bool,
     last_tick: Now,
     counters: Counters,
 }
@@ -151,12 +153,15 @@ pub struct Catalog {
 impl Catalog {
     /// A catalog that leads under `epoch` from `now` on.
     pub fn new(config: Config, epoch: LeaderEpoch, start: Start, now: Now) -> Self {
+        let strict = matches!(start, Start::Takeover { .. });
         let (grace_until, rebuild) = match start {
             Start::Fresh => (now, None),
-            Start::Takeover { expected } => (
-                now.plus(lease::takeover_grace()),
-                members::Rebuild::new(expected, now.plus(lease::guarded(config.registration))),
-            ),
+            Start::Takeover { expected } => {
+                let fenced_at = now.plus(lease::guarded(config.registration / 2));
+                let until = now.plus(lease::guarded(config.registration));
+                let rebuild = members::Rebuild::new(expected, fenced_at, until);
+                (now.plus(lease::takeover_grace()), rebuild)
+            }
         };
         Self {
             placement: config.placement.build(config.seed),
@@ -170,6 +175,7 @@ impl Catalog {
             outbox: Vec::new(),
             grace_until,
             rebuild,
+            strict,
             last_tick: now,
             counters: Counters::default(),
         }

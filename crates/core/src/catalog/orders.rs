@@ -16,7 +16,8 @@ impl Catalog {
     pub fn notice(&mut self, now: Now, notice: &Notice) {
         let Some(segment) = self.segments.find(notice.segment) else { return };
         let book = self.segments.book_mut(segment);
-        if book.offer.incarnation != notice.incarnation {
+        // Before the last page the allocator does not know the ranges yet; the order will be repeated.
+        if book.offer.incarnation != notice.incarnation || !book.is_open() {
             return;
         }
         let ending = book.ending.get(&notice.slot).copied();
@@ -111,7 +112,12 @@ impl Catalog {
             let Some(ending) = book.ending.get(&slot).filter(|e| e.generation == generation) else {
                 continue;
             };
-            let action = ending.action;
+            // The owner of a settled slot counts already: a second wait would start its time anew, for
+            // ever if it is longer than the pause between two orders.
+            let action = match ending.action {
+                Action::Retire { .. } if ending.settled => Action::Retire { free_after_ms: 0 },
+                action => action,
+            };
             book.retry.push_back((now.plus(self.config.order_retry), slot, generation));
             self.send(segment, slot, generation, action);
         }

@@ -28,11 +28,12 @@ impl Catalog {
     /// bytes under a reader.
     pub fn remove(&mut self, now: Now, key: &[u8], force: bool) -> Result<Removal, RemoveError> {
         key::check(key)?;
+        // A copy that is not announced yet would bring the value back after it was removed (G6).
+        if let Some(rebuild) = &self.rebuild {
+            return Err(RemoveError::Rebuilding { after_ms: rebuild.hint_ms(now) });
+        }
         let Some(id) = self.objects.find(key::hash(key), key) else {
-            return Err(match &self.rebuild {
-                Some(rebuild) => RemoveError::Rebuilding { after_ms: rebuild.hint_ms(now) },
-                None => RemoveError::NotFound,
-            });
+            return Err(RemoveError::NotFound);
         };
         let entry = self.objects.entry(id);
         match entry.stage {

@@ -25,7 +25,7 @@ impl Catalog {
         self.forgive_own_stall(now);
         self.watch_nodes(now);
         self.watch_puts(now);
-        if self.rebuild.as_ref().is_some_and(|rebuild| rebuild.over(now)) {
+        if self.rebuild.as_mut().is_some_and(|rebuild| rebuild.over(now)) {
             self.rebuild = None;
         }
         for index in self.segments.indexes() {

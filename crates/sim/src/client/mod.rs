@@ -62,6 +62,8 @@ pub struct Client {
     /// The end of the last pause or restart: deadlines before it could not be kept.
     excused_until: Nanos,
     lanes: Vec<Option<Op>>,
+    /// The key that the last get of a lane did not find: a cache's user puts it next.
+    missed: Vec<Option<u16>>,
     next_op: u32,
     puts: u32,
     leader: u8,
@@ -84,6 +86,7 @@ impl Client {
             last_outcome: None,
             excused_until: 0,
             lanes: (0..ctx.swarm.lanes).map(|_| None).collect(),
+            missed: vec![None; ctx.swarm.lanes.into()],
             next_op: 0,
             puts: 0,
             leader: 0,
@@ -147,6 +150,12 @@ impl Client {
         if ctx.calm || self.lanes[usize::from(lane)].is_some() {
             return;
         }
+        if let Some(key) = self.missed[usize::from(lane)].take()
+            && self.rng.chance(700)
+        {
+            self.start(ctx, lane, Kind::Put, key);
+            return;
+        }
         let key = self.rng.below(ctx.keys.len() as u64) as u16;
         let load = ctx.swarm.load;
         let draw = self.rng.below(1000) as u32;
@@ -205,6 +214,9 @@ impl Client {
                 }
                 self.last_outcome = Some(outcome);
                 if let Body::Get(get) = op.body {
+                    if outcome == Outcome::Missed {
+                        self.missed[usize::from(lane)] = Some(op.key);
+                    }
                     ctx.recycle(get.buffer);
                 }
                 self.rest(ctx, lane);

@@ -27,6 +27,8 @@ pub(super) struct Standing {
     /// It has never been open to writers: nothing can be lost, nothing can be wrong.
     pub(super) empty: bool,
     born: Now,
+    /// When the mount was sent that is being answered.
+    mount_sent: Now,
     round: u32,
     phase: Phase,
     unanswered: u32,
@@ -54,6 +56,7 @@ impl Standing {
             acknowledged: now,
             empty: true,
             born: now,
+            mount_sent: now,
             round: 0,
             phase: Phase::Mounting,
             unanswered: 0,
@@ -71,15 +74,16 @@ impl Node {
         if self.standing.unanswered > DEAF_BEATS {
             self.find_leader(ctx);
         }
-        if self.standing.phase == Phase::Mounting {
-            self.send_mount(ctx);
-            return;
+        match self.standing.phase {
+            Phase::Mounting => self.send_mount(ctx),
+            // Not alive for this leader before all is told: an answer would give leave to serve.
+            Phase::Announcing { .. } => self.send_page(ctx),
+            Phase::Mounted => {
+                let beat = ToMaster::Beat { node: self.ix, sent: ctx.mono(self.host) };
+                ctx.to_master(Actor::Node(self.ix), self.standing.leader, beat);
+                self.send_notices(ctx);
+            }
         }
-        // Heartbeats go their own way, announcing or not (G13).
-        let beat = ToMaster::Beat { node: self.ix, sent: ctx.mono(self.host) };
-        ctx.to_master(Actor::Node(self.ix), self.standing.leader, beat);
-        self.send_page(ctx);
-        self.send_notices(ctx);
     }
 
     fn find_leader(&mut self, ctx: &Ctx) {
@@ -108,7 +112,6 @@ impl Node {
             node: self.ix,
             round: self.standing.round,
             sent: now,
-            empty: self.standing.empty,
             young: now.since(self.standing.born) <= REGISTRATION,
             offers: offers.collect(),
         };
@@ -146,17 +149,13 @@ impl Node {
                     .rev()
                     .filter(|at| answers[*at] == Mounted::Announce)
                     .collect();
-                if self.standing.empty {
-                    self.acknowledge(sent);
-                } else {
+                if !self.standing.empty {
                     ctx.mark(Mark::Remounted);
                 }
-                self.standing.empty = false;
-                self.standing.phase = if segments.is_empty() {
-                    Phase::Mounted
-                } else {
-                    Phase::Announcing { segments, from: Slot(0), page: 0, next: None }
-                };
+                self.standing.mount_sent = sent;
+                self.standing.phase =
+                    Phase::Announcing { segments, from: Slot(0), page: 0, next: None };
+                self.all_told();
                 self.send_page(ctx);
             }
             Err(error) => {
@@ -207,7 +206,13 @@ impl Node {
         }
         if let Err(error) = result {
             ctx.say(|| format!("n{} announced in vain: {error}", self.ix));
-            self.standing.phase = Phase::Mounting;
+            if error == MountError::StaleIncarnation {
+                ctx.mark(Mark::LateMountRefused);
+                self.bury();
+                self.start(ctx);
+            } else {
+                self.standing.phase = Phase::Mounting;
+            }
             return;
         }
         *page += 1;
@@ -215,10 +220,19 @@ impl Node {
             segments.pop();
         }
         *from = next.unwrap_or(Slot(0));
-        if segments.is_empty() {
-            self.standing.phase = Phase::Mounted;
-        }
+        self.all_told();
         self.send_page(ctx);
+    }
+
+    /// Once everything is told, the mount counts as heard.
+    fn all_told(&mut self) {
+        if let Phase::Announcing { segments, .. } = &self.standing.phase
+            && segments.is_empty()
+        {
+            self.standing.phase = Phase::Mounted;
+            self.standing.empty = false;
+            self.acknowledge(self.standing.mount_sent);
+        }
     }
 
     pub(super) fn beat_ack(

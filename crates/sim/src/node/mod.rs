@@ -7,6 +7,9 @@
 //! * Without an acknowledged heartbeat for the whole registration the node drops everything before
 //!   it does anything else, and comes back as a new, empty incarnation.
 //! * A leader's epoch is witnessed before the first page is announced to it.
+//! * No heartbeat is sent between a mount and the last page: its answer would give leave to serve
+//!   what the leader has not heard of.
+//! * A mount says whether the process is younger than the registration time.
 
 mod data;
 mod member;

@@ -31,6 +31,8 @@ message! {
         pub seen: LeaderEpoch,
         /// What it offers.
         pub offers: Vec<SegmentOffer>,
+        /// It started less than a registration time ago: an earlier start of it may still be readable.
+        pub young: bool,
     }
 }
 

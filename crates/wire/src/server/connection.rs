@@ -184,6 +184,8 @@ where
 
     /// Frames in, replies out, until one side has had enough.
     async fn run(&mut self, shutdown: &mut watch::Receiver<bool>) -> Result<(), End> {
+        // Made once: enlisting for the shutdown anew for every frame would cost more than a frame.
+        let mut down = std::pin::pin!(down(shutdown));
         loop {
             self.handle_frames().await?;
             self.flush().await?;
@@ -193,7 +195,7 @@ where
             // What may happen next. Each branch can be dropped half-way without losing anything.
             tokio::select! {
                 biased;
-                () = down(shutdown) => return self.drain().await,
+                () = &mut down => return self.drain().await,
                 Some(done) = self.later.join_next_with_id(), if !self.later.is_empty() => {
                     self.finish(done);
                 }

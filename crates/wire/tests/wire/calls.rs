@@ -37,7 +37,7 @@ fn every_call(master: &impl MasterApi) {
     assert_eq!((page.entries.len(), page.next), (3, Some(5)));
     assert_eq!(master.stat(t).unwrap().segments.len(), 5000);
     assert_eq!(master.nodes(t).unwrap()[0].info, info());
-    let mut mount = Mount { info: info(), seen: EPOCH, offers: vec![offer()] };
+    let mut mount = Mount { info: info(), seen: EPOCH, offers: vec![offer()], young: true };
     assert_eq!(master.mount(&mount, t).unwrap().unwrap().registration_ms, 20_000);
     mount.offers.clear();
     let bad = MountError::BadOffer { bytes: 0, slots: 0 };

@@ -276,6 +276,7 @@ impl Samples {
                 info: self.info(),
                 seen: LeaderEpoch(self.u64()),
                 offers: self.list(Self::offer),
+                young: self.yes(),
             }),
             Kind::Announce => Request::Announce(Announce {
                 segment: SegmentId(self.u64()),

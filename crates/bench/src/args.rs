@@ -1,0 +1,77 @@
+//! What can be typed.
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Measure Mooncrate beside the floors of this machine
+#[derive(Debug, Parser)]
+#[command(name = "mooncrate-bench", version, max_term_width = 100)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    /// Look for about 20 seconds: shows that all works, and roughly how fast
+    #[arg(long, global = true)]
+    pub(crate) quick: bool,
+    /// Only show that everything runs; the figures mean nothing
+    #[arg(long, global = true, hide = true, conflicts_with = "quick")]
+    pub(crate) smoke: bool,
+    /// Also write all figures to this file, for programs
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Also write the tables to this file, as Markdown
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) markdown: Option<PathBuf>,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Everything but `floors` and `copy` (the default)
+    All,
+    /// Put and get: same process, same host, TCP
+    Paths,
+    /// Control calls: 1 and 8 threads, 1 and 128 keys
+    Control,
+    /// Memory per indexed object, and cost per call as the index grows
+    Index,
+    /// The floors alone: copies and plain sockets
+    Floors,
+    /// The checksummed copy against a plain one
+    Copy,
+    /// A master and a node, for the bench itself
+    #[command(hide = true)]
+    ServeForBench {
+        /// Bytes of the node's segment.
+        #[arg(long)]
+        bytes: u64,
+    },
+    /// A master with an index of this size, for the bench itself
+    #[command(hide = true)]
+    MasterForBench {
+        /// Objects in its index.
+        #[arg(long)]
+        objects: u64,
+    },
+    /// The other end of the plain programs, for the bench itself
+    #[command(hide = true)]
+    FloorForBench {
+        /// Bytes that its values are taken from.
+        #[arg(long)]
+        bytes: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound_and_all_is_the_default() {
+        Arguments::command().debug_assert();
+        let parsed = Arguments::parse_from(["mooncrate-bench", "--quick", "--json", "x.json"]);
+        assert!(parsed.command.is_none() && parsed.quick);
+        let parsed = Arguments::parse_from(["mooncrate-bench", "paths", "--quick"]);
+        assert!(matches!(parsed.command, Some(Command::Paths)) && parsed.quick);
+    }
+}

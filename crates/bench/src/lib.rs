@@ -1,1 +1,0 @@
-//! prove: figures beside their floors

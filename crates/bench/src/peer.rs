@@ -1,0 +1,99 @@
+//! This program once more, in a process of its own: a server, or the other end of a plain program.
+//!
+//! A peer says one line when it is ready and ends when its standard input does, so that it cannot
+//! outlive a bench that was killed.
+
+use crate::render;
+use anyhow::{Context, Result, ensure};
+use mooncrate::{Address, CatalogConfig, MasterOptions, NodeOptions, run_both};
+use mooncrate_mem::clock::boottime;
+use std::io::{self, BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// How long a peer may take to end before it is killed.
+const END_TIME: Duration = Duration::from_secs(5);
+
+/// A running peer. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    child: Child,
+    said: String,
+}
+
+impl Peer {
+    /// Starts this program with these arguments and waits until it is ready.
+    pub(crate) fn start(arguments: &[&str]) -> Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", arguments[0]))?;
+        let out = child.stdout.take().expect("it was piped");
+        let mut peer = Self { child, said: String::new() };
+        BufReader::new(out).read_line(&mut peer.said)?;
+        peer.said.truncate(peer.said.trim_end().len());
+        ensure!(!peer.said.is_empty(), "{} ended before it was ready", arguments[0]);
+        Ok(peer)
+    }
+
+    /// The line that it said: where it listens.
+    pub(crate) fn said(&self) -> &str {
+        &self.said
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let end = boottime().deadline_in(END_TIME);
+        while !end.passed(boottime()) {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // It hangs; there is nobody to tell but the one who looks at the process table.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The peer's side: says that it is ready, and waits for its end.
+pub(crate) fn until_the_end(ready: &str) -> Result<()> {
+    render::say(ready)?;
+    io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// A peer with a master and a node, as `mooncrate serve` runs them.
+pub(crate) fn serve_cluster(bytes: u64) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let anywhere = Address::Tcp("127.0.0.1:0".into());
+    let master = MasterOptions { listen: anywhere.clone(), ..MasterOptions::default() };
+    let node = NodeOptions {
+        listen: Some(anywhere),
+        unix: Some(folder.path().join("node.sock")),
+        segment_bytes: bytes,
+        ..NodeOptions::default()
+    };
+    let running = run_both(master, node)?;
+    let address = running.master_address().context("it runs a master")?;
+    until_the_end(&address.to_string())?;
+    running.stop();
+    Ok(())
+}
+
+/// A catalog that is never short of time: the nodes of the bench send no heartbeats.
+pub(crate) fn patient() -> CatalogConfig {
+    const LONG: Duration = Duration::from_secs(24 * 3600);
+    CatalogConfig {
+        put_timeout: LONG,
+        registration: LONG,
+        silent_after: LONG,
+        order_retry: LONG,
+        ..CatalogConfig::default()
+    }
+}

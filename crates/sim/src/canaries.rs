@@ -1,0 +1,89 @@
+//! Canaries: bugs on purpose, switched on one at a time. The simulator must catch each, or it proves
+//! nothing.
+
+use mooncrate_core::canary::Canary;
+
+/// How a canary is caught.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caught {
+    /// By this simulator.
+    Here,
+    /// By the model checker, in the named test of `mem`.
+    ByLoom(&'static str),
+    /// There is no such code that could be broken.
+    NothingToBreak(&'static str),
+}
+
+/// Who catches what.
+pub const fn caught(canary: Canary) -> Caught {
+    match canary {
+        Canary::SeedRefcount => Caught::ByLoom(
+            "its two steps are one event here; see the models of the word in crates/mem/tests/loom.rs",
+        ),
+        Canary::MissingFence => Caught::ByLoom(
+            "this simulator is sequentially consistent; see the models of the unpinned copy in \
+             crates/mem/tests/loom.rs",
+        ),
+        Canary::CacheBeforeVerify => {
+            Caught::NothingToBreak("the client caches locators, never bytes")
+        }
+        _ => Caught::Here,
+    }
+}
+
+#[cfg(canary)]
+pub use hunt::{Found, hunt};
+
+#[cfg(canary)]
+mod hunt {
+    use crate::runner::{self, Job};
+    use mooncrate_core::canary::{self, Canary};
+    use std::time::Duration;
+
+    /// Operations per seed: many short runs find a bug sooner than few long ones.
+    const OPS_PER_SEED: u64 = 8_000;
+    /// How long one bug may hide.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// What a hunt came to.
+    #[derive(Clone, Debug)]
+    pub struct Found {
+        /// The seed, and the rule that was broken.
+        pub caught: Option<(u64, crate::Failure)>,
+        /// Operations until then.
+        pub ops: u64,
+        /// Real time.
+        pub took: Duration,
+    }
+
+    /// Switches a bug on and runs seeds until one fails; with `None`, a control round that must not.
+    pub fn hunt(bug: Option<Canary>, threads: usize, control_ops: u64) -> Found {
+        canary::choose(bug);
+        let job = Job {
+            seed: 0,
+            ops: control_ops,
+            ops_per_seed: Some(OPS_PER_SEED),
+            threads,
+            limit: None,
+            at_least: bug.map(|_| LIMIT),
+        };
+        let sum = runner::run(&job, |_| {});
+        canary::choose(None);
+        Found { caught: sum.failed, ops: sum.stats.ops, took: sum.took }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_canaries_are_caught_here() {
+        let here: Vec<u32> = Canary::ALL
+            .into_iter()
+            .filter(|canary| caught(*canary) == Caught::Here)
+            .map(Canary::number)
+            .collect();
+        assert_eq!(here, [1, 2, 3, 4, 7, 11, 13, 16, 17, 18]);
+    }
+}

@@ -1,0 +1,193 @@
+//! The simulator's command line. It parses, runs and prints; what it runs is in the library.
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "this is the file that prints")]
+
+use mooncrate_sim::report;
+use mooncrate_sim::runner::{self, Job};
+use mooncrate_sim::world::Watch;
+use std::process::ExitCode;
+use std::time::Duration;
+
+const USAGE: &str = "\
+usage: mooncrate-sim run --ops N [--seed S] [--threads T] [--minutes M] [--ops-per-seed N]
+       mooncrate-sim replay --seed S [--ops N] [--until-op N] [--verbose] [--twice]
+       mooncrate-sim canaries [--threads T]
+       mooncrate-sim marks [--ops N] [--seed S] [--threads T]
+
+run       seeds S, S+1, … until N operations are done; exit 1 if a rule is broken
+replay    one seed; --ops as in the REPRO line; --twice runs it twice and compares the hashes
+canaries  switches every bug on purpose on, one after the other; each must be caught
+marks     as run, and exit 1 if a rare situation was never reached";
+
+/// What was asked for on the command line.
+#[derive(Clone, Debug, Default)]
+struct Args {
+    ops: Option<u64>,
+    seed: Option<u64>,
+    threads: Option<u64>,
+    minutes: Option<u64>,
+    ops_per_seed: Option<u64>,
+    until_op: Option<u64>,
+    verbose: bool,
+    twice: bool,
+}
+
+fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let Some(command) = words.next() else { return usage("say what to do") };
+    let args = match parse(words) {
+        Ok(args) => args,
+        Err(why) => return usage(&why),
+    };
+    match command.as_str() {
+        "run" => run(&args, false),
+        "marks" => run(&args, true),
+        "replay" => replay(&args),
+        "canaries" => canaries(&args),
+        other => usage(&format!("{other} is no command")),
+    }
+}
+
+fn usage(why: &str) -> ExitCode {
+    eprintln!("{why}\n\n{USAGE}");
+    ExitCode::from(2)
+}
+
+fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
+    let mut args = Args::default();
+    while let Some(word) = words.next() {
+        let target = match word.as_str() {
+            "--verbose" => {
+                args.verbose = true;
+                continue;
+            }
+            "--twice" => {
+                args.twice = true;
+                continue;
+            }
+            "--ops" => &mut args.ops,
+            "--seed" => &mut args.seed,
+            "--threads" => &mut args.threads,
+            "--minutes" => &mut args.minutes,
+            "--ops-per-seed" => &mut args.ops_per_seed,
+            "--until-op" => &mut args.until_op,
+            other => return Err(format!("{other} is no option")),
+        };
+        let text = words.next().ok_or_else(|| format!("{word} needs a number"))?;
+        *target = Some(number(&text).ok_or_else(|| format!("{text} is no number"))?);
+    }
+    Ok(args)
+}
+
+fn number(text: &str) -> Option<u64> {
+    let plain = text.replace('_', "");
+    match plain.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => plain.parse().ok(),
+    }
+}
+
+fn threads(args: &Args) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    args.threads.map_or(cores, |threads| threads.max(1) as usize)
+}
+
+fn run(args: &Args, marks: bool) -> ExitCode {
+    let job = Job {
+        seed: args.seed.unwrap_or(0),
+        ops: args.ops.unwrap_or(1_000_000),
+        ops_per_seed: args.ops_per_seed,
+        threads: threads(args),
+        limit: None,
+        at_least: args.minutes.map(|minutes| Duration::from_secs(60 * minutes)),
+    };
+    println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
+    let sum = runner::run(&job, |sum| println!("{}", report::progress(sum, job.ops)));
+    print!("{}", report::table(&sum));
+    if let Some((seed, _)) = &sum.failed {
+        let watch = Watch { words: true, ..Watch::default() };
+        let again = runner::run_seed(*seed, job.ops_per_seed, watch);
+        print!("{}", report::failure(&again, job.ops_per_seed));
+        return ExitCode::FAILURE;
+    }
+    let missing: Vec<&str> = sum.marks.missing().map(mooncrate_sim::Mark::name).collect();
+    if !missing.is_empty() && (marks || sum.stats.ops >= report::MARKS_FROM_OPS) {
+        println!("never reached: {}", missing.join(", "));
+        return ExitCode::FAILURE;
+    }
+    println!("clean");
+    ExitCode::SUCCESS
+}
+
+fn replay(args: &Args) -> ExitCode {
+    let Some(seed) = args.seed else { return usage("replay needs --seed") };
+    let watch = Watch { words: true, aloud: args.verbose, until_op: args.until_op };
+    let outcome = runner::run_seed(seed, args.ops, watch);
+    println!(
+        "seed 0x{seed:x}: {} operations, {} gets verified, trace hash {:016x}",
+        outcome.stats.ops, outcome.judged.hits, outcome.hash
+    );
+    if args.twice {
+        let again = runner::run_seed(seed, args.ops, Watch { aloud: false, ..watch });
+        if again.hash != outcome.hash {
+            println!("the second run has another trace hash: {:016x}", again.hash);
+            return ExitCode::FAILURE;
+        }
+        println!("the second run has the same trace hash");
+    }
+    if outcome.failure.is_some() {
+        print!("{}", report::failure(&outcome, args.ops));
+        return ExitCode::FAILURE;
+    }
+    println!("clean");
+    ExitCode::SUCCESS
+}
+
+#[cfg(not(canary))]
+fn canaries(_args: &Args) -> ExitCode {
+    println!(
+        "this build carries no bugs on purpose; build one that does:\n  \
+         RUSTFLAGS=\"--cfg canary\" CARGO_TARGET_DIR=target-canary \
+         cargo run --release -p mooncrate-sim -- canaries"
+    );
+    ExitCode::from(2)
+}
+
+#[cfg(canary)]
+fn canaries(args: &Args) -> ExitCode {
+    use mooncrate_core::canary::Canary;
+    use mooncrate_sim::canaries::{Caught, caught, hunt};
+    let threads = threads(args);
+    // Panics of broken code are expected here, and told as what they are.
+    std::panic::set_hook(Box::new(|_| {}));
+    let control = hunt(None, threads, args.ops.unwrap_or(400_000));
+    if let Some((seed, failure)) = control.caught {
+        println!("control round: seed 0x{seed:x} failed without any canary: {failure}");
+        return ExitCode::FAILURE;
+    }
+    println!("control round: {} operations, clean", control.ops);
+    let mut escaped = Vec::new();
+    for bug in Canary::ALL {
+        let name = format!("canary {} {bug:?}", bug.number());
+        match caught(bug) {
+            Caught::ByLoom(why) => println!("{name}: caught by loom, not here: {why}"),
+            Caught::NothingToBreak(why) => println!("{name}: nothing to break: {why}"),
+            Caught::Here => {
+                let found = hunt(Some(bug), threads, 0);
+                if let Some((seed, failure)) = found.caught {
+                    let text: String = failure.text.lines().next().unwrap_or("").into();
+                    println!(
+                        "{name} caught by seed 0x{seed:x} after {} operations ({} ms): {}: {text}",
+                        found.ops,
+                        found.took.as_millis(),
+                        failure.rule
+                    );
+                } else {
+                    println!("{name} ESCAPED {} operations", found.ops);
+                    escaped.push(bug);
+                }
+            }
+        }
+    }
+    if escaped.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,59 @@
+//! One suite for every transport: whatever the path, the same calls give the same answers.
+//!
+//! ```text
+//!   suite ── read write signal view ──► Local | Shared (Unix socket) | Stream (TCP) ──► owner
+//!   rig   ── orders, ticks, flipped bytes ──────────────────────────────────────────► owner
+//! ```
+//!
+//! What differs by design is said where it is tested: `Stream` shows nothing in place, `Shared`
+//! reads without asking, `Local` has no peer that could be silent.
+
+mod flips;
+mod hang_up;
+mod life;
+mod race;
+mod rig;
+mod silence;
+mod suite;
+
+/// Each function of the suite as one test per transport.
+macro_rules! conformance {
+    ($($module:ident :: $test:ident),* $(,)?) => {
+        conformance!(@ local Local, $($module::$test),*);
+        conformance!(@ shared Shared, $($module::$test),*);
+        conformance!(@ stream Stream, $($module::$test),*);
+    };
+    (@ $name:ident $path:ident, $($module:ident :: $test:ident),*) => {
+        mod $name {
+            $(
+                #[test]
+                fn $test() {
+                    crate::$module::$test(&mut crate::rig::Rig::new(
+                        mooncrate_transfer::Path::$path,
+                    ));
+                }
+            )*
+        }
+    };
+}
+
+conformance!(
+    suite::every_length_is_bit_exact,
+    suite::a_value_in_pieces_is_one_value,
+    suite::a_wrong_seal_is_corrupt,
+    suite::a_wrong_length_is_never_ok,
+    suite::reads_of_what_is_not_there_are_refused,
+    suite::writes_to_what_is_not_ours_are_refused,
+    suite::a_fenced_owner_serves_nobody,
+    suite::a_batch_has_one_result_each,
+    suite::a_bad_buffer_spoils_its_own_read_only,
+    suite::flipped_bytes_are_found,
+    suite::a_restarted_server_is_reached_again,
+    life::without_a_signal_nothing_is_visible,
+    life::a_signal_needs_its_token,
+    life::an_aborted_put_waits_for_its_writer,
+    life::a_view_keeps_its_bytes,
+    life::a_removed_value_is_stale_at_once,
+    race::readers_never_see_another_life,
+    race::many_threads_store_and_read,
+);
