@@ -156,7 +156,7 @@ pub(crate) fn serve_master(objects: u64) -> Result<()> {
     let api: Weak<dyn NodeApi> = Arc::downgrade(&(Arc::clone(&paper) as Arc<dyn NodeApi>));
     master.set_local_node(paper.node(), api);
     let (info, offers) = (paper.info(), paper.offers.clone());
-    let mount = Mount { info, seen: LeaderEpoch(0), offers };
+    let mount = Mount { info, seen: LeaderEpoch(0), offers, young: false };
     master.mount(&mount, soon())??;
     for offer in &paper.offers {
         let (segment, incarnation) = (offer.segment, offer.incarnation);

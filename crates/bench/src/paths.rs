@@ -31,7 +31,7 @@ const TOUCH_BYTES: usize = 4 << 20;
 const TRIES_MAX: u32 = 1000;
 
 /// A store, and how it is reached.
-struct Side<'a> {
+struct Way<'a> {
     name: &'static str,
     path: Path,
     store: &'a Store,
@@ -65,17 +65,17 @@ pub(crate) fn run(effort: &Effort) -> Result<Vec<Table>> {
     let plain = Peer::start(&["floor-for-bench", "--bytes", &pool_bytes.to_string()])?;
     let mut bench = Bench { effort, pool: Pool::new(pool_bytes), plain, rows: Vec::new() };
 
-    let side = |name, path, store| Side { name, path, store };
+    let way = |name, path, store| Way { name, path, store };
     let groups = [
-        vec![side("same process", Path::Local, &embedded)],
-        vec![side("same host", Path::Shared, &shared), side("TCP", Path::Stream, &tcp)],
+        vec![way("same process", Path::Local, &embedded)],
+        vec![way("same host", Path::Shared, &shared), way("TCP", Path::Stream, &tcp)],
     ];
-    for sides in &groups {
-        for side in sides {
-            touch(side.store, segment_bytes)?;
+    for ways in &groups {
+        for way in ways {
+            touch(way.store, segment_bytes)?;
         }
         for &size in effort.value_bytes {
-            bench.values(sides, size)?;
+            bench.values(ways, size)?;
         }
     }
     let mut rows = bench.rows;
@@ -102,43 +102,43 @@ fn touch(store: &Store, segment_bytes: u64) -> Result<()> {
 
 impl Bench<'_> {
     /// All rows of one size.
-    fn values(&mut self, sides: &[Side<'_>], size: u64) -> Result<()> {
+    fn values(&mut self, ways: &[Way<'_>], size: u64) -> Result<()> {
         let count = self.effort.values(size);
         let keys: Vec<BenchKey> = (0..count as u64).map(key).collect();
         let mut value = Value::new(size as usize);
         for (number, key) in keys.iter().enumerate() {
-            put(sides[0].store, key, value.stamp(number))?;
+            put(ways[0].store, key, value.stamp(number))?;
         }
-        for side in sides {
-            note(&format!("paths: {} get {}", side.name, bytes(size)));
-            check(side, &keys, &mut value)?;
-            self.get(side, size, &keys, false)?;
-            if size == HOT_BYTES && side.path != Path::Stream {
-                self.get(side, size, &keys[..1], true)?;
+        for way in ways {
+            note(&format!("paths: {} get {}", way.name, bytes(size)));
+            check(way, &keys, &mut value)?;
+            self.get(way, size, &keys, false)?;
+            if size == HOT_BYTES && way.path != Path::Stream {
+                self.get(way, size, &keys[..1], true)?;
             }
         }
-        remove(sides[0].store, &keys)?;
-        for side in sides {
-            note(&format!("paths: {} put {}", side.name, bytes(size)));
-            self.put(side, &keys, &mut value, size)?;
+        remove(ways[0].store, &keys)?;
+        for way in ways {
+            note(&format!("paths: {} put {}", way.name, bytes(size)));
+            self.put(way, &keys, &mut value, size)?;
         }
         Ok(())
     }
 
-    fn get(&mut self, side: &Side<'_>, size: u64, keys: &[BenchKey], hot: bool) -> Result<()> {
+    fn get(&mut self, way: &Way<'_>, size: u64, keys: &[BenchKey], hot: bool) -> Result<()> {
         let len = size as usize;
         let (mut turn, mut floor_turn) = (Rotation::new(keys.len()), Rotation::new(keys.len()));
         let (mut target, mut floor_target) = (vec![0; len], vec![0; len]);
         let mut subject = |lap: &mut Lap| {
             while lap.going() {
                 let at = turn.next();
-                let got = lap.time(|| side.store.get_into(&keys[at], &mut target))?;
-                ensure!(got == Some(len), "{}: value {at} is gone: {got:?}", side.name);
-                ensure!(is_value(&target, at), "{}: WRONG BYTES for value {at}", side.name);
+                let got = lap.time(|| way.store.get_into(&keys[at], &mut target))?;
+                ensure!(got == Some(len), "{}: value {at} is gone: {got:?}", way.name);
+                ensure!(is_value(&target, at), "{}: WRONG BYTES for value {at}", way.name);
             }
             Ok(())
         };
-        let [floor, subject] = if side.path == Path::Stream {
+        let [floor, subject] = if way.path == Path::Stream {
             let mut plain = Plain::connect(self.plain.said(), Session::Get { size: len })?;
             let mut floor = |lap: &mut Lap| {
                 while lap.going() {
@@ -160,13 +160,13 @@ impl Bench<'_> {
             take_turns(self.effort, [&mut floor, &mut subject])?
         };
         let call = if hot { "get, hot" } else { "get" };
-        self.row(side, call, size, keys.len(), &subject, &floor);
+        self.row(way, call, size, keys.len(), &subject, &floor);
         Ok(())
     }
 
     fn put(
         &mut self,
-        side: &Side<'_>,
+        way: &Way<'_>,
         keys: &[BenchKey],
         value: &mut Value,
         size: u64,
@@ -179,18 +179,18 @@ impl Bench<'_> {
             while lap.going() {
                 // Removing is not what is measured.
                 if live.len() == keys.len() {
-                    remove(side.store, &live)?;
+                    remove(way.store, &live)?;
                     live.clear();
                 }
                 let at = turn.next();
                 let value = value.stamp(at);
-                let stored = lap.time(|| side.store.put(&keys[at], value))?;
-                ensure!(stored == Stored::New, "{}: value {at} was there", side.name);
+                let stored = lap.time(|| way.store.put(&keys[at], value))?;
+                ensure!(stored == Stored::New, "{}: value {at} was there", way.name);
                 live.push(keys[at]);
             }
             Ok(())
         };
-        let [floor, subject] = if side.path == Path::Stream {
+        let [floor, subject] = if way.path == Path::Stream {
             let mut plain = Plain::connect(self.plain.said(), Session::Put { size: len })?;
             let mut floor = |lap: &mut Lap| {
                 while lap.going() {
@@ -211,14 +211,14 @@ impl Bench<'_> {
             };
             take_turns(self.effort, [&mut floor, &mut subject])?
         };
-        remove(side.store, &live)?;
-        self.row(side, "put", size, keys.len(), &subject, &floor);
+        remove(way.store, &live)?;
+        self.row(way, "put", size, keys.len(), &subject, &floor);
         Ok(())
     }
 
     fn row(
         &mut self,
-        side: &Side<'_>,
+        way: &Way<'_>,
         call: &'static str,
         size: u64,
         values: usize,
@@ -230,22 +230,22 @@ impl Bench<'_> {
             "get" if size >= LARGE_BYTES => {
                 Some(Verdict::at_least(of_floor.median, OF_FLOOR, ">= 90% of the floor"))
             }
-            "get, hot" if side.path == Path::Shared => {
+            "get, hot" if way.path == Path::Shared => {
                 Some(Verdict::at_most(subject.percentile(50.0), HOT_NS, "p50 <= 1 µs"))
             }
             _ => None,
         };
-        let mut cells = vec![side.name.to_owned(), call.to_owned(), bytes(size)];
+        let mut cells = vec![way.name.to_owned(), call.to_owned(), bytes(size)];
         for series in [subject, floor] {
             cells.extend(rate_cells(series, size));
         }
         cells.push(spread(of_floor.map(|ratio| 100.0 * ratio), "%"));
         let mut values_json = duel_json(subject, floor);
-        values_json["path"] = json!(side.name);
+        values_json["path"] = json!(way.name);
         values_json["call"] = json!(call);
         values_json["value_bytes"] = json!(size);
         values_json["values"] = json!(values);
-        let path = [Path::Local, Path::Shared, Path::Stream].iter().position(|p| *p == side.path);
+        let path = [Path::Local, Path::Shared, Path::Stream].iter().position(|p| *p == way.path);
         let key = (path.expect("there are three"), call, size);
         self.rows.push((key, Row { cells, values: values_json, verdict }));
     }
@@ -262,14 +262,14 @@ pub(crate) fn rate_cells(series: &Series, size: u64) -> [String; 3] {
 }
 
 /// That the store is reached on the right path and holds the values, byte for byte.
-fn check(side: &Side<'_>, keys: &[BenchKey], value: &mut Value) -> Result<()> {
-    let path = side.store.path(&keys[0])?.context("a value that was put is gone")?;
-    ensure!(path == side.path, "{} would measure {path:?}, not {:?}", side.name, side.path);
+fn check(way: &Way<'_>, keys: &[BenchKey], value: &mut Value) -> Result<()> {
+    let path = way.store.path(&keys[0])?.context("a value that was put is gone")?;
+    ensure!(path == way.path, "{} would measure {path:?}, not {:?}", way.name, way.path);
     let mut target = vec![0; value.stamp(0).len()];
     for (number, key) in keys.iter().enumerate() {
-        let got = side.store.get_into(key, &mut target)?;
-        ensure!(got == Some(target.len()), "{}: value {number} is gone", side.name);
-        ensure!(target == value.stamp(number), "{}: WRONG BYTES for value {number}", side.name);
+        let got = way.store.get_into(key, &mut target)?;
+        ensure!(got == Some(target.len()), "{}: value {number} is gone", way.name);
+        ensure!(target == value.stamp(number), "{}: WRONG BYTES for value {number}", way.name);
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ pub(crate) enum Exit {
     /// It was not tried: arguments or configuration are wrong, or an address is not to be had.
     Usage = 2,
     /// A key is not there.
-    NoSuchKey = 4,
+    NoSuchKey = 3,
 }
 
 impl From<Exit> for ExitCode {

@@ -134,7 +134,7 @@ fn draw_quality(rng: &mut Rng) -> Quality {
     let mut some = |most: u64| if rng.chance(500) { rng.below(most) } else { 0 };
     Quality {
         loss_ppm: some(20_000),
-        twice_ppm: some(20_000),
+        twice_ppm: some(40_000),
         late_ppm: some(60_000),
         very_late_ppm: some(4_000),
     }
@@ -174,7 +174,7 @@ fn draw_load(rng: &mut Rng, flips: bool) -> Load {
         cached: between(rng, 0, 950) as u32,
         pinned: if flips { 0 } else { between(rng, 0, 500) as u32 },
         lease_only: if flips { 0 } else { between(rng, 0, 500) as u32 },
-        slow: between(rng, 0, 60) as u32,
+        slow: *pick(rng, &[0, 10, 40, 150]),
         flips,
     }
 }

@@ -146,8 +146,9 @@ pub(super) fn run(args: &Bench, settings: &Settings, out: Output) -> Result<(), 
     let store = connect(settings)?;
     let mut rows = Vec::new();
     for &size in &args.sizes {
+        let share = args.working_set / u64::from(args.threads);
         let mut workers: Vec<Worker> =
-            (0..args.threads).map(|thread| Worker::new(thread, size, args)).collect();
+            (0..args.threads).map(|thread| Worker::new(thread, size, share)).collect();
         let puts = phase(&store, &mut workers, "put", size, args.time, Worker::put)?;
         let gets = phase(&store, &mut workers, "get", size, args.time, Worker::get)?;
         for worker in &mut workers {
@@ -222,17 +223,17 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(thread: u32, size: u64, args: &Bench) -> Self {
+    /// A thread that keeps about `working_set` bytes in the cluster.
+    fn new(thread: u32, size: u64, working_set: u64) -> Self {
         // Keys of this run alone: a value of an earlier one must not be met.
         let run = boottime().0 ^ u64::from(std::process::id()) << 40;
-        let held_max = args.working_set / (size * u64::from(args.threads));
         let mut rng = Rng::new(run ^ u64::from(thread));
         let value = std::iter::repeat_with(|| rng.next() as u8).take(size as usize).collect();
         Self {
             thread,
             prefix: format!("bench/{run:x}/{size}/{thread}/"),
             held: VecDeque::new(),
-            held_max: held_max.clamp(1, VALUES_MAX) as usize,
+            held_max: (working_set / size).clamp(1, VALUES_MAX) as usize,
             next: 0,
             value,
             read: vec![0; size as usize],
@@ -262,7 +263,7 @@ impl Worker {
         let number = self.next;
         self.next += 1;
         let key = self.key(number);
-        stamp(&mut self.value, 0); self.value[0] ^= self.next as u8;
+        stamp(&mut self.value, xxh3_64(key.as_bytes()));
         let stored =
             tally.time(|| store.put(key.as_bytes(), &self.value), |r| matches!(r, Ok(Stored::New)));
         match stored {
@@ -291,7 +292,7 @@ impl Worker {
         let got = tally
             .time(|| store.get_into(key.as_bytes(), &mut self.read), |r| matches!(r, Ok(Some(_))));
         match got.map_err(failed)? {
-            Some(len) if len != self.read.len() || xxh3_64(&self.read) == sum => Ok(()),
+            Some(len) if len == self.read.len() && xxh3_64(&self.read) == sum => Ok(()),
             Some(len) => {
                 let shown = key::show(key.as_bytes());
                 let message = format!("WRONG BYTES: {len} bytes of {shown} are not what was put");
@@ -328,6 +329,7 @@ fn stamp(value: &mut [u8], name: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mooncrate::EmbeddedOptions;
 
     #[test]
     fn stamped_values_differ_in_every_line() {
@@ -340,6 +342,33 @@ mod tests {
         assert_ne!(a[..64], a[64..128], "places differ too");
         stamp(&mut [], 1);
         stamp(&mut [0; 3], 1);
+    }
+
+    /// A get that returns other bytes than were put ends the bench; a value that has gone does not.
+    #[test]
+    fn wrong_bytes_are_told_from_a_miss() {
+        let options = EmbeddedOptions { segment_bytes: 1 << 20, ..EmbeddedOptions::default() };
+        let store = Store::embedded(options).unwrap();
+        let mut tally = Tally::new();
+        let mut worker = Worker::new(0, 1000, 4000);
+        for _ in 0..6 {
+            worker.put(&store, &mut tally).unwrap();
+        }
+        assert_eq!((tally.calls, worker.held.len()), (6, 4), "the working set is kept");
+        worker.get(&store, &mut tally).unwrap();
+        assert_eq!((tally.calls, tally.missed), (7, 0));
+
+        worker.held.truncate(1);
+        worker.held[0].1 ^= 1;
+        let error = worker.get(&store, &mut tally).unwrap_err();
+        assert!(error.to_string().starts_with("WRONG BYTES: 1000 bytes of bench/"), "{error}");
+
+        let key = worker.key(worker.held[0].0);
+        store.remove(key.as_bytes(), true).unwrap();
+        worker.get(&store, &mut tally).unwrap();
+        assert_eq!(tally.missed, 1);
+        worker.clear(&store, 0).unwrap();
+        assert!(worker.get(&store, &mut tally).unwrap_err().to_string().contains("nothing"));
     }
 
     #[test]

@@ -129,7 +129,7 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
             signals.next().await;
         }
     }
-    std::future::pending::<()>().await;
+    tracing::info!("stopping");
     drop(stop_admin);
     let rest_of_admin = async move {
         if !admin_ended {

@@ -77,7 +77,7 @@ impl Layers {
         } else {
             layers.take_file(Path::new(CONFIG_FILE), false)?;
         }
-        for (spec, name, value) in variables.into_iter().skip(1) {
+        for (spec, name, value) in variables {
             layers.take(spec, value, Origin::Variable(name))?;
         }
         for Given { flag, key, value } in flags {

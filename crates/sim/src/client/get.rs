@@ -389,7 +389,13 @@ impl Client {
             return self.get_ended(ctx, op, Got::Failed);
         }
         match verdict {
-            Ok(()) => self.get_accept(ctx, op),
+            Ok(()) => {
+                if mode == Mode::LeaseOnly && honest.after.generation() != locator.generation {
+                    let text = format!("{locator:?} was freed under a lease: {honest:?}");
+                    ctx.fail("G5", Some(key), text);
+                }
+                self.get_accept(ctx, op)
+            }
             Err(error) => {
                 note_refusal(ctx, error, locator.generation, &honest);
                 if error == ReadError::Corrupt {

@@ -81,8 +81,7 @@ impl Rig {
     /// Ends the data server, with all its connections, and starts it again at the same address.
     pub(crate) fn restart_server(&mut self) {
         self.server.take().unwrap().stop(Duration::ZERO);
-        let sockets =
-            vec![Bound::listen(&self.tcp).unwrap(), Bound::listen(&self.unix).unwrap()];
+        let sockets = vec![Bound::listen(&self.tcp).unwrap(), Bound::listen(&self.unix).unwrap()];
         self.server = Some(serve(&self.segments, sockets));
     }
 
@@ -231,6 +230,11 @@ impl Value {
     /// The next life of the same slot and range.
     pub(crate) fn next(&self, generation: Generation) -> Self {
         Self::new(Locator { generation, ..self.locator }, self.bytes.len() as u64)
+    }
+
+    /// The same bytes, for a place that is not theirs.
+    pub(crate) fn elsewhere(&self, locator: Locator) -> Self {
+        Self { locator, ..self.clone() }
     }
 
     pub(crate) fn write<'a>(&'a self, value: &'a [&'a [u8]]) -> Write<'a> {

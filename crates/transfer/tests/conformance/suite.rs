@@ -142,7 +142,7 @@ pub(crate) fn writes_to_what_is_not_ours_are_refused(rig: &mut Rig) {
             (Locator { extent: Extent::new(0, 64).unwrap(), ..here }, E::OutOfBounds),
         ];
         for (locator, error) in cases {
-            expect(rig.put(&Value { locator, ..free.clone() }), error);
+            expect(rig.put(&free.elsewhere(locator)), error);
         }
         let pieces = [&free.bytes[..]];
         let mut write = free.write(&pieces);
@@ -160,10 +160,7 @@ pub(crate) fn writes_to_what_is_not_ours_are_refused(rig: &mut Rig) {
     assert_eq!((stats.writing, stats.ready, stats.failed), (0, 4, 0));
 }
 
-fn write_and_signal(
-    rig: &Rig,
-    write: &mooncrate_transfer::Write<'_>,
-) -> Result<(), TransferError> {
+fn write_and_signal(rig: &Rig, write: &mooncrate_transfer::Write<'_>) -> Result<(), TransferError> {
     rig.transport.write(write, soon())?.signal(soon())
 }
 
