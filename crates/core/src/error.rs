@@ -86,6 +86,15 @@ pub enum PutError {
         /// Hint.
         after_ms: u32,
     },
+    /// A copy of the key on a node that left may still be read by somebody.
+    #[error(
+        "the key had a copy on a node that is gone, and a reader may still see it; \
+         try again in {after_ms} ms"
+    )]
+    Held {
+        /// When nobody can read the old copy any more.
+        after_ms: u32,
+    },
     /// `put_end` or `put_revoke` without a put, or with the token of an older one.
     #[error("no put of this key is open under this token; it was ended, revoked or timed out")]
     NoSuchPut,
@@ -99,6 +108,7 @@ impl PutError {
             Self::InProgress { after_ms }
             | Self::Busy { after_ms }
             | Self::Reclaiming { after_ms }
+            | Self::Held { after_ms }
             | Self::Rebuilding { after_ms } => Advice::Retry { after_ms },
             Self::NoSegments => Advice::Retry { after_ms: 500 },
             Self::Key(_)

@@ -224,6 +224,21 @@ impl Ctx {
         }
     }
 
+    /// A control message to a master that arrives once or never: notices travel in a call over a
+    /// connection, and nobody repeats them.
+    pub fn to_master_once(&mut self, from: Actor, to: u8, message: ToMaster) {
+        if let Route::After(delay, _) = self.net.route(self.now, from, Actor::Master(to)) {
+            self.after(delay, Event::Master(to, message));
+        }
+    }
+
+    /// A control message to a node that arrives once or never: orders travel in the answer of a call.
+    pub fn to_node_once(&mut self, from: Actor, to: u8, message: ToNode) {
+        if let Route::After(delay, _) = self.net.route(self.now, from, Actor::Node(to)) {
+            self.after(delay, Event::Node(to, message));
+        }
+    }
+
     /// A control message to a node.
     pub fn to_node(&mut self, from: Actor, to: u8, message: ToNode) {
         match self.net.route(self.now, from, Actor::Node(to)) {

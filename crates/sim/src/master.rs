@@ -190,14 +190,12 @@ impl Master {
                 let reply = ToNode::BeatAck { sent, epoch: catalog.epoch(), result };
                 ctx.to_node(Actor::Master(self.ix), node, reply);
             }
-            ToMaster::Notices { node, upto, list } => {
+            ToMaster::Notices { list } => {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
                 for notice in &list {
                     catalog.notice(now, notice);
                 }
-                let reply = ToNode::NoticesAck { upto, epoch: catalog.epoch() };
-                ctx.to_node(Actor::Master(self.ix), node, reply);
                 self.retry_waiting(ctx);
             }
         }
@@ -350,7 +348,7 @@ impl Master {
         for same in orders.chunk_by(|a, b| a.0 == b.0) {
             let list = same.iter().map(|(_, order)| *order).collect();
             let node = crate::node::index(same[0].0);
-            ctx.to_node(Actor::Master(self.ix), node, ToNode::Orders { epoch, list });
+            ctx.to_node_once(Actor::Master(self.ix), node, ToNode::Orders { epoch, list });
         }
     }
 

@@ -157,10 +157,6 @@ pub enum ToMaster {
     },
     /// What became of orders and slots.
     Notices {
-        /// Which node.
-        node: u8,
-        /// Number of the last of these notices.
-        upto: u64,
         /// They.
         list: Vec<Notice>,
     },
@@ -199,13 +195,6 @@ pub enum ToNode {
         epoch: LeaderEpoch,
         /// Whether the node is known.
         result: Result<(), MountError>,
-    },
-    /// Answer to `Notices`.
-    NoticesAck {
-        /// Up to which they were taken in.
-        upto: u64,
-        /// Who answers.
-        epoch: LeaderEpoch,
     },
     /// What to do with slots.
     Orders {

@@ -1,7 +1,9 @@
 //! The network: delays, losses, repetitions and partitions, all drawn from one stream.
 //!
-//! Control calls may be lost, repeated and reordered. A data call is a connection: its messages keep
-//! their order, and a loss ends it. Processes of one host talk over a socket that loses nothing.
+//! Control calls may be lost, repeated and reordered; orders and notices may be lost and reordered,
+//! and are repeated by the master only (an eviction's answer counts once). A data call is a
+//! connection: its messages keep their order, and a loss ends it. Processes of one host talk over a
+//! socket that loses nothing.
 
 use crate::message::Actor;
 use crate::{MS, Nanos, US};

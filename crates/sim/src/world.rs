@@ -274,7 +274,7 @@ fn fingerprint(event: &Event) -> (u64, u64) {
                 ToMaster::Mount { round, .. } => u64::from(*round),
                 ToMaster::Announce { page, .. } => u64::from(*page),
                 ToMaster::Beat { sent, .. } => sent.0,
-                ToMaster::Notices { upto, .. } => *upto,
+                ToMaster::Notices { list } => list.len() as u64,
             };
             (1, u64::from(*to) << 56 ^ detail)
         }

@@ -7,6 +7,7 @@ use crate::error::TransferError;
 use crate::stream::{Stream, answer, begin_write};
 use crate::{Path, Read, Transport, View, ViewBytes, Write, Written};
 use mooncrate_core::plan::Locator;
+use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Incarnation, PutToken, Seal, SegmentId};
 use mooncrate_mem::clock::boottime;
@@ -35,8 +36,9 @@ pub struct Shared {
     inline_bytes_max: u64,
     link_config: LinkConfig,
     mappings: RwLock<BTreeMap<(SegmentId, Incarnation), Arc<Mapping>>>,
-    /// Pins are booked to the connection that asked for them, so they have one of their own.
-    pins: Mutex<Option<Arc<PinLink>>>,
+    /// Pins are booked to the connection that asked for them, so they have one of their own. Views
+    /// share it, because whoever finds the connection broken must let go of it.
+    pins: Arc<Mutex<Option<Arc<PinLink>>>>,
 }
 
 impl Shared {
@@ -48,7 +50,7 @@ impl Shared {
             inline_bytes_max: config.inline_bytes_max,
             link_config: config.links.link.clone(),
             mappings: RwLock::default(),
-            pins: Mutex::default(),
+            pins: Arc::default(),
         }
     }
 
@@ -82,13 +84,17 @@ impl Shared {
 
     fn mapping(&self, locator: &Locator) -> Result<Arc<Mapping>, TransferError> {
         let mappings = self.mappings.read();
-        let found = mappings.get(&(locator.segment, locator.incarnation));
-        found.cloned().ok_or(TransferError::Data(DataError::Stale))
+        if let Some(found) = mappings.get(&(locator.segment, locator.incarnation)) {
+            return Ok(Arc::clone(found));
+        }
+        let known = mappings.keys().any(|(segment, _)| *segment == locator.segment);
+        Err(if known { DataError::Stale } else { DataError::UnknownSegment }.into())
     }
 
     fn pin_link(&self, deadline: Deadline) -> Result<Arc<PinLink>, CallError> {
         let mut pins = self.pins.lock();
-        if let Some(link) = pins.as_ref().filter(|link| link.link.lock().is_open()) {
+        // Looking costs a system call, the pin a round trip: a peer that hung up is found out here.
+        if let Some(link) = pins.as_ref().filter(|link| link.link.lock().is_idle()) {
             return Ok(Arc::clone(link));
         }
         let hello = Hello::new(Role::Client, LinkKind::Data, "views");
@@ -148,9 +154,13 @@ impl Transport for Shared {
         deadline: Deadline,
     ) -> Result<Option<View>, TransferError> {
         let mapping = self.mapping(locator)?;
+        if extent_bytes(len) != locator.extent.len() {
+            return Err(DataError::OutOfBounds.into());
+        }
         let link = self.pin_link(deadline)?;
-        let id = link.pin(locator, deadline)?;
-        let pin = SharedPin { mapping, locator: *locator, len, link, id };
+        let id = link.pin(locator, deadline).inspect_err(|_| forget_broken(&self.pins, &link))?;
+        let (locator, pins) = (*locator, Arc::clone(&self.pins));
+        let pin = SharedPin { mapping, locator, len, link, id, pins };
         if seal_of(pin.bytes()) != seal {
             return Err(DataError::Corrupt.into());
         }
@@ -218,6 +228,8 @@ pub(crate) struct SharedPin {
     len: u64,
     link: Arc<PinLink>,
     id: PinId,
+    /// Where `link` is kept for the next view.
+    pins: Arc<Mutex<Option<Arc<PinLink>>>>,
 }
 
 impl SharedPin {
@@ -233,8 +245,21 @@ impl Drop for SharedPin {
     fn drop(&mut self) {
         let unpin = message::Unpin { ids: Cow::Borrowed(std::slice::from_ref(&self.id)) };
         let deadline = boottime().deadline_in(UNPIN_TIME);
-        // On a failure the pin goes when the link does.
-        let _ = self.link.link.lock().call_data(&DataRequest::Unpin(unpin), &[], deadline);
+        let gone = self.link.link.lock().call_data(&DataRequest::Unpin(unpin), &[], deadline);
+        if gone.is_err() {
+            // The pin goes when the link does, and the link when its last view does.
+            forget_broken(&self.pins, &self.link);
+        }
+    }
+}
+
+/// Lets go of a link that met an error, unless it was replaced already. Kept for a next view that
+/// may never come, it would keep everything pinned that is booked to it.
+fn forget_broken(pins: &Mutex<Option<Arc<PinLink>>>, link: &Arc<PinLink>) {
+    let broken = !link.link.lock().is_open();
+    let mut pins = pins.lock();
+    if broken && pins.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, link)) {
+        *pins = None;
     }
 }
 

@@ -13,6 +13,7 @@ use mooncrate_wire::{
     Address, CallError, DataError, DecodeError, Hello, LinkKind, LinkPool, PoolConfig, Role,
 };
 use std::io::IoSlice;
+use std::time::Duration;
 
 /// Reads in flight on one link. Requests are small, so the owner can always take this many while it
 /// is sending; more could fill both directions and stall.
@@ -32,7 +33,10 @@ impl Stream {
     /// A node that serves data at `address`.
     pub fn new(address: Address, config: &PoolConfig) -> Self {
         let hello = Hello::new(Role::Client, LinkKind::Data, "client");
-        Self { pool: LinkPool::new(address, hello, config.clone()) }
+        // An owner that is gone took its memory along: nothing is gained by waiting for the next
+        // one at its address, while another copy may be a moment away.
+        let config = PoolConfig { reconnect_time: Duration::ZERO, ..config.clone() };
+        Self { pool: LinkPool::new(address, hello, config) }
     }
 
     /// A link of one's own to the node.
@@ -73,21 +77,34 @@ impl Stream {
     ) -> Result<(), (CallError, bool)> {
         let mut link = self.link(deadline).map_err(|error| (error, false))?;
         let fresh = !link.is_reused();
-        let mut sent = 0;
+        // The next to send, those on the way, and whether one came back.
+        let (mut sent, mut ahead, mut came) = (0, 0, false);
         for next in 0..reads.len() {
-            while sent < reads.len() && sent - next < READS_AHEAD {
-                let Read { locator, len, .. } = reads[sent];
-                let request = DataRequest::Read(message::Read { locator, start: 0, len });
-                let gone = link.send_data(&request, &[], deadline);
-                gone.map_err(|error| (error, !fresh && next == 0))?;
+            if !fits(&reads[next]) {
+                continue;
+            }
+            while sent < reads.len() && ahead < READS_AHEAD {
+                if fits(&reads[sent]) {
+                    let Read { locator, len, .. } = reads[sent];
+                    let request = DataRequest::Read(message::Read { locator, start: 0, len });
+                    let gone = link.send_data(&request, &[], deadline);
+                    gone.map_err(|error| (error, !fresh && !came))?;
+                    ahead += 1;
+                }
                 sent += 1;
             }
             let read = &mut reads[next];
             read.result =
-                receive(&mut link, read, deadline).map_err(|error| (error, !fresh && next == 0))?;
+                receive(&mut link, read, deadline).map_err(|error| (error, !fresh && !came))?;
+            (ahead, came) = (ahead - 1, true);
         }
         Ok(())
     }
+}
+
+/// Whether a read can be asked for; one that cannot spoils no other (G11).
+fn fits(read: &Read<'_>) -> bool {
+    read.len == read.into.len() as u64
 }
 
 /// Takes one reply with its bytes. The outer error ends the link, the inner one only this read.
@@ -121,12 +138,12 @@ impl Transport for Stream {
 
     fn read(&self, reads: &mut [Read<'_>], deadline: Deadline) {
         for read in &mut *reads {
-            read.result = Err(TransferError::NotTried);
-            if read.len != read.into.len() as u64 {
-                let have = read.into.len() as u64;
-                read.result = Err(TransferError::Length { need: read.len, have });
-                return;
-            }
+            let (need, have) = (read.len, read.into.len() as u64);
+            read.result = Err(if fits(read) {
+                TransferError::NotTried
+            } else {
+                TransferError::Length { need, have }
+            });
         }
         let mut outcome = self.read_all(reads, deadline);
         if let Err((_, true)) = outcome {

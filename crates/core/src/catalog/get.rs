@@ -12,6 +12,8 @@ use crate::time::Now;
 
 /// Slab positions that one `list` call walks.
 const LIST_WALK_MAX: u32 = 8192;
+/// Bytes of keys on one page: it must fit into a frame.
+const LIST_KEY_BYTES_MAX: usize = 4 << 20;
 
 /// One object of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,14 +91,18 @@ impl Catalog {
         let mut page = ListPage::default();
         let first = u32::try_from(cursor).unwrap_or(u32::MAX);
         let end = self.objects.positions();
+        let limit = limit.max(1) as usize;
+        let mut key_bytes = 0;
         for id in first..end {
-            if page.entries.len() >= limit as usize || id - first >= LIST_WALK_MAX {
+            let full = page.entries.len() >= limit || key_bytes >= LIST_KEY_BYTES_MAX;
+            if full || id - first >= LIST_WALK_MAX {
                 page.next = Some(id.into());
                 break;
             }
             let Some(entry) = self.objects.get(id) else { continue };
             if entry.stage == Stage::Ready && entry.key.starts_with(prefix) {
                 let replicas = entry.parts.as_slice().iter().filter(|p| self.part_readable(p));
+                key_bytes += entry.key.len();
                 page.entries.push(Listed {
                     key: Key::new(&entry.key).expect("indexed keys are valid"),
                     len: entry.len,

@@ -28,8 +28,8 @@ impl Catalog {
             (OrderResult::Freed { next }, None) => {
                 self.freed_unasked(now, segment, notice.slot, notice.generation, next);
             }
-            (OrderResult::Pinned, Some(ending)) if ending.action == Action::Evict => {
-                self.spared(now, segment, notice.slot, ending);
+            (OrderResult::Pinned, Some(e)) if e.action == Action::Evict && !e.repeated => {
+                self.spared(now, segment, notice.slot, e);
             }
             (OrderResult::Waiting, Some(ending)) if ending.action != Action::Evict => {
                 self.settled(segment, notice.slot, ending);
@@ -67,11 +67,14 @@ impl Catalog {
         removing: Option<EntryId>,
     ) {
         let book = self.segments.book_mut(part.segment);
+        let retry_at = now.plus(self.config.order_retry);
         let ending = Ending {
             generation: part.generation,
             action,
             allocation: Allocation { extent, handle: part.handle },
             settled: false,
+            repeated: false,
+            retry_at,
             removing,
         };
         match book.ending.insert(part.slot, ending) {
@@ -83,7 +86,6 @@ impl Catalog {
         if action == Action::Evict {
             book.evicting += 1;
         }
-        let retry_at = now.plus(self.config.order_retry);
         book.retry.push_back((retry_at, part.slot, part.generation));
         self.send(part.segment, part.slot, part.generation, action);
     }
@@ -109,16 +111,23 @@ impl Catalog {
                 return;
             }
             book.retry.pop_front();
-            let Some(ending) = book.ending.get(&slot).filter(|e| e.generation == generation) else {
-                continue;
-            };
+            let ending = book.ending.get_mut(&slot);
+            // An earlier order for this life may have left its place in the queue behind.
+            let current = |e: &&mut Ending| e.generation == generation && e.retry_at == at;
+            let Some(ending) = ending.filter(current) else { continue };
+            ending.repeated = true;
+            ending.retry_at = now.plus(self.config.order_retry);
+            let retry_at = ending.retry_at;
             // The owner of a settled slot counts already: a second wait would start its time anew, for
             // ever if it is longer than the pause between two orders.
             let action = match ending.action {
                 Action::Retire { .. } if ending.settled => Action::Retire { free_after_ms: 0 },
+                // Two copies of an eviction may be on their way now: one could meet a pin, and the
+                // other the object after it was spared and leased again. So it is carried through.
+                Action::Evict => Action::Retire { free_after_ms: 0 },
                 action => action,
             };
-            book.retry.push_back((now.plus(self.config.order_retry), slot, generation));
+            book.retry.push_back((retry_at, slot, generation));
             self.send(segment, slot, generation, action);
         }
     }

@@ -210,7 +210,7 @@ impl Catalog {
             Some(entry) if entry.stage == Stage::Ready && self.readable(entry) => {
                 return Err(PutError::Exists);
             }
-            Some(_) => return Err(PutError::InProgress { after_ms: IN_PROGRESS_MS }),
+            Some(entry) => return Err(self.occupied(now, entry)),
             None => {}
         }
         if let Some(rebuild) = &self.rebuild {
@@ -229,6 +229,18 @@ impl Catalog {
             return Err(PutError::TooFewNodes { wanted, nodes: self.segments.open_nodes });
         }
         Ok(())
+    }
+
+    /// Why a key that cannot be read cannot be put either.
+    fn occupied(&self, now: Now, entry: &Entry) -> PutError {
+        let parts = entry.parts.as_slice().iter();
+        let held = parts.filter_map(|part| self.segments.book(part.segment).fenced_at()).max();
+        match held {
+            Some(fenced_at) if entry.stage == Stage::Ready => {
+                PutError::Held { after_ms: lease::left_ms(now, fenced_at).max(IN_PROGRESS_MS) }
+            }
+            _ => PutError::InProgress { after_ms: IN_PROGRESS_MS },
+        }
     }
 
     /// A range per replica on distinct nodes, or none at all (M2).

@@ -32,6 +32,10 @@ pub(super) struct Ending {
     pub allocation: Allocation,
     /// The owner has said that nobody new can enter.
     pub settled: bool,
+    /// The order was sent more than once: an answer may be that to an older copy.
+    pub repeated: bool,
+    /// When it will be sent again.
+    pub retry_at: Now,
     /// The entry that waits for that word, if a remove does.
     pub removing: Option<EntryId>,
 }
@@ -100,6 +104,14 @@ impl Book {
     /// Whether its replicas may be located and its owner takes orders.
     pub(super) fn is_open(&self) -> bool {
         self.phase == Phase::Open
+    }
+
+    /// When nobody can read a leaving segment any more.
+    pub(super) fn fenced_at(&self) -> Option<Now> {
+        match self.phase {
+            Phase::Leaving { fenced_at, .. } => Some(fenced_at),
+            _ => None,
+        }
     }
 
     pub(super) fn is_announcing(&self) -> bool {

@@ -81,7 +81,6 @@ impl Node {
             Phase::Mounted => {
                 let beat = ToMaster::Beat { node: self.ix, sent: ctx.mono(self.host) };
                 ctx.to_master(Actor::Node(self.ix), self.standing.leader, beat);
-                self.send_notices(ctx);
             }
         }
     }

@@ -33,8 +33,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Time between two heartbeats.
 const BEAT: Nanos = 40 * MS;
-/// Notices sent in one message.
-const NOTICES_MAX: usize = 64;
 
 /// A segment as its owner and the clients of its host hold it.
 #[derive(Debug)]
@@ -105,9 +103,6 @@ pub struct Node {
     pins: Vec<PinSession>,
     /// Lives of clients that are known to be over.
     gone: Vec<u32>,
-    /// Notices that no leader has taken in yet, and the number of the first.
-    unacked: Vec<Notice>,
-    first_unacked: u64,
     rng: Rng,
 }
 
@@ -147,8 +142,6 @@ impl Node {
             reads: Vec::new(),
             pins: Vec::new(),
             gone: vec![0; ctx.swarm.clients.into()],
-            unacked: Vec::new(),
-            first_unacked: 0,
             rng: Rng::stream(ctx.swarm.seed, &format!("node-{ix}")),
         };
         for segment in 0..ctx.swarm.segments {
@@ -166,7 +159,6 @@ impl Node {
         self.stores = (0..ctx.swarm.segments)
             .map(|n| Store::new(SegmentId::of(id(self.ix), n.into()), incarnation, bytes, slots))
             .collect();
-        self.unacked.clear();
         self.standing = Standing::new(ctx.mono(self.host));
         ctx.say(|| format!("n{} starts as incarnation {incarnation}", self.ix));
     }
@@ -229,13 +221,11 @@ impl Node {
         ctx.after(gap, Event::NodeTick(self.ix, self.boot));
         self.check_lapse(ctx);
         let now = ctx.lease_clock(self.host);
-        let before = self.unacked.len();
+        let mut news = Vec::new();
         for store in &self.stores {
-            store.segment.tick(now, &mut self.unacked);
+            store.segment.tick(now, &mut news);
         }
-        if self.unacked.len() > before {
-            self.send_notices(ctx);
-        }
+        self.send_notices(ctx, news);
     }
 
     /// Takes in a message.
@@ -249,7 +239,6 @@ impl Node {
                 self.announced(ctx, round, page, epoch, result);
             }
             ToNode::BeatAck { sent, epoch, result } => self.beat_ack(ctx, sent, epoch, result),
-            ToNode::NoticesAck { upto, epoch } => self.notices_ack(upto, epoch),
             ToNode::Orders { epoch, list } => self.orders(ctx, epoch, &list),
             data => self.handle_data(ctx, data),
         }
@@ -259,6 +248,7 @@ impl Node {
         use mooncrate_core::plan::{Action, OrderResult};
         use mooncrate_mem::SegmentError;
         let now = ctx.lease_clock(self.host);
+        let mut notices = Vec::with_capacity(list.len());
         for order in list {
             let Some(store) = self.store(order.segment, order.incarnation) else { continue };
             let result = store.segment.execute(now, epoch, order);
@@ -272,32 +262,21 @@ impl Node {
                         }
                         _ => {}
                     }
-                    self.unacked.push(notice);
+                    notices.push(notice);
                 }
                 Err(SegmentError::OldEpoch { .. }) => ctx.mark(Mark::OldEpochRefused),
                 Err(_) => {}
             }
         }
-        self.send_notices(ctx);
+        self.send_notices(ctx, notices);
     }
 
-    fn send_notices(&mut self, ctx: &mut Ctx) {
-        if self.unacked.is_empty() {
+    /// Tells the leader, once. What is lost is told again when the leader repeats its order.
+    fn send_notices(&self, ctx: &mut Ctx, list: Vec<Notice>) {
+        if list.is_empty() {
             return;
         }
-        let list: Vec<Notice> = self.unacked.iter().take(NOTICES_MAX).copied().collect();
-        let upto = self.first_unacked + list.len() as u64;
-        let message = ToMaster::Notices { node: self.ix, upto, list };
-        ctx.to_master(Actor::Node(self.ix), self.standing.leader, message);
-    }
-
-    fn notices_ack(&mut self, upto: u64, epoch: LeaderEpoch) {
-        // An older leader's word is worth nothing to the one who leads now.
-        if epoch < self.standing.epoch {
-            return;
-        }
-        let taken = upto.saturating_sub(self.first_unacked).min(self.unacked.len() as u64);
-        self.unacked.drain(..taken as usize);
-        self.first_unacked += taken;
+        let message = ToMaster::Notices { list };
+        ctx.to_master_once(Actor::Node(self.ix), self.standing.leader, message);
     }
 }

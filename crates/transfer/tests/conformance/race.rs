@@ -56,7 +56,7 @@ pub(crate) fn readers_never_see_another_life(rig: &mut Rig) {
     // A test that met no stale locator, or no value, has shown nothing.
     let (seen, stale) = (seen.into_inner(), stale.into_inner());
     assert!(seen > 0 && stale > 0, "{seen} seen, {stale} stale");
-    assert_eq!(rig.segment.pins(), 0);
+    rig.no_pins();
 }
 
 /// By copy, or in place where the path can.

@@ -169,6 +169,11 @@ impl Rig {
         }
     }
 
+    /// Nobody reads any more. The owner lets go a moment after the last byte has left (R5).
+    pub(crate) fn no_pins(&self) {
+        self.until("the last reader has left", HANG_UP, |segment| segment.pins() == 0);
+    }
+
     /// Changes a byte in the owner's memory, as a broken DIMM or a wild pointer would.
     pub(crate) fn flip(&self, offset: u64) {
         let (_, payload) = self.segment.fds().unwrap();

@@ -39,7 +39,7 @@ pub(crate) fn every_length_is_bit_exact(rig: &mut Rig) {
             value.judge(&view).unwrap();
         }
     }
-    assert_eq!(rig.segment.pins(), 0);
+    rig.no_pins();
     assert_eq!(rig.segment.stats().ready, LENGTHS.len() as u64);
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn a_wrong_seal_is_corrupt(rig: &mut Rig) {
         // Nothing was broken by asking.
         rig.read_value(&value).unwrap();
     }
-    assert_eq!(rig.segment.pins(), 0);
+    rig.no_pins();
 }
 
 /// A locator with the length of another value cannot come from a master; it must not give bytes, and
@@ -84,7 +84,7 @@ pub(crate) fn a_wrong_length_is_never_ok(rig: &mut Rig) {
         }
     }
     rig.read_value(&value).unwrap();
-    assert_eq!(rig.segment.pins(), 0);
+    rig.no_pins();
 }
 
 fn shifted(locator: &Locator, by: u64) -> Extent {
@@ -120,7 +120,7 @@ pub(crate) fn reads_of_what_is_not_there_are_refused(rig: &mut Rig) {
     let end = Extent::new(SEGMENT_BYTES - 64, here.extent.len()).unwrap();
     expect(rig.read(Locator { extent: end, ..here }, 5000, value.seal), E::OutOfBounds);
     rig.read_value(&value).unwrap();
-    assert_eq!(rig.segment.pins(), 0);
+    rig.no_pins();
 }
 
 pub(crate) fn writes_to_what_is_not_ours_are_refused(rig: &mut Rig) {
@@ -177,7 +177,7 @@ pub(crate) fn a_fenced_owner_serves_nobody(rig: &mut Rig) {
     }
     rig.segment.set_serve_until(Now(u64::MAX));
     rig.read_value(&value).unwrap();
-    assert_eq!(rig.segment.pins(), 0);
+    rig.no_pins();
 }
 
 /// Proves G11: 500 reads, every seventh of a life that is over, every eleventh with a wrong seal.
@@ -250,7 +250,7 @@ pub(crate) fn flipped_bytes_are_found(rig: &mut Rig) {
             rig.read_value(&value).unwrap();
         }
     }
-    assert_eq!(rig.segment.pins(), 0);
+    rig.no_pins();
 }
 
 /// Links that rested while their peer went away are replaced; nobody notices.
@@ -264,7 +264,7 @@ pub(crate) fn a_restarted_server_is_reached_again(rig: &mut Rig) {
     if let Some(view) = rig.transport.view(&value.locator, len, value.seal, soon()).unwrap() {
         value.judge(&view).unwrap();
     }
-    assert_eq!(rig.segment.pins(), 0);
+    rig.no_pins();
 }
 
 pub(crate) fn expect<T: std::fmt::Debug>(result: Result<T, TransferError>, error: DataError) {

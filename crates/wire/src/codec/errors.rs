@@ -85,6 +85,7 @@ fn put_code(error: PutError) -> Coded {
         PutError::Reclaiming { after_ms } => (0x18, after_ms.into(), 0),
         PutError::Rebuilding { after_ms } => (0x19, after_ms.into(), 0),
         PutError::NoSuchPut => (0x1a, 0, 0),
+        PutError::Held { after_ms } => (0x1b, after_ms.into(), 0),
     }
 }
 
@@ -105,6 +106,7 @@ fn put_error(coded: Coded) -> Result<PutError, DecodeError> {
         0x18 => PutError::Reclaiming { after_ms: narrow(first)? },
         0x19 => PutError::Rebuilding { after_ms: narrow(first)? },
         0x1a => PutError::NoSuchPut,
+        0x1b => PutError::Held { after_ms: narrow(first)? },
         _ => return Err(unknown(code)),
     })
 }

@@ -2,10 +2,8 @@
 
 use super::{NodeInfo, message};
 use crate::codec::fields;
-use crate::frame::BODY_BYTES_MAX;
 use mooncrate_core::ids::{Incarnation, LeaderEpoch, ObjectId, PutToken, SegmentId};
 use mooncrate_core::key::Key;
-use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use mooncrate_core::plan::{PutConfig, SegmentOffer};
 use mooncrate_core::seal::Seal;
 use std::borrow::Cow;
@@ -146,18 +144,6 @@ message! {
     }
 }
 
-impl Listing {
-    /// Whether an entry with a key of `key_bytes` still fits. Long keys fill a frame before the
-    /// limit of entries is reached, so whoever builds a page asks before each entry, with the
-    /// bytes of all keys so far.
-    pub fn has_room(&self, bytes_so_far: usize, key_bytes: usize) -> bool {
-        const ENTRY_BYTES: usize = 4 + 8 + 16 + 1;
-        let entries = self.entries.len() + 1;
-        entries <= BATCH_ITEMS_MAX
-            && bytes_so_far + key_bytes + entries * ENTRY_BYTES + 13 <= BODY_BYTES_MAX
-    }
-}
-
 message! {
     /// How is the cluster?
     pub struct Stat {}
@@ -237,27 +223,3 @@ pub struct NodeEntry {
     pub segments: Vec<(SegmentId, Incarnation)>,
 }
 fields!(@list ROWS_MAX, NodeEntry { info: NodeInfo, segments: Vec<(SegmentId, Incarnation)> });
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A page of the longest keys stays inside a frame.
-    #[test]
-    fn a_full_page_fits() {
-        let mut page = Listing { entries: Vec::new(), next: Some(u64::MAX) };
-        let mut bytes = 0;
-        let key = Key::new([7; 8192]).unwrap();
-        while page.has_room(bytes, 8192) {
-            let object = ObjectId::default();
-            page.entries.push(Listed { key: key.clone(), len: 1, object, replicas: 1 });
-            bytes += 8192;
-        }
-        let mut body = Vec::new();
-        page.encode(&mut body);
-        assert!(body.len() <= BODY_BYTES_MAX, "{}", body.len());
-        assert!(body.len() + 8300 > BODY_BYTES_MAX, "{}", body.len());
-        let small = Listing { entries: vec![page.entries[0].clone(); BATCH_ITEMS_MAX], next: None };
-        assert!(!small.has_room(0, 1));
-    }
-}

@@ -98,7 +98,7 @@ impl Samples {
 
     pub(crate) fn put_error(&mut self) -> PutError {
         let after_ms = self.u32();
-        match self.0.below(12) {
+        match self.0.below(13) {
             0 => PutError::Key(self.key_error()),
             1 => PutError::Exists,
             2 => PutError::InProgress { after_ms },
@@ -110,6 +110,7 @@ impl Samples {
             8 => PutError::Busy { after_ms },
             9 => PutError::Reclaiming { after_ms },
             10 => PutError::Rebuilding { after_ms },
+            11 => PutError::Held { after_ms },
             _ => PutError::NoSuchPut,
         }
     }

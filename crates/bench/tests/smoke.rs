@@ -1,0 +1,99 @@
+//! The whole program, end to end, with so little effort that the figures mean nothing: servers start
+//! and end, every row is there, and every row has what its table promises.
+
+use serde_json::Value;
+use std::process::Command;
+
+/// Runs the bench and gives its tables back.
+fn bench(what: &str) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, markdown) = (folder.path().join("out.json"), folder.path().join("out.md"));
+    let done = Command::new(env!("CARGO_BIN_EXE_mooncrate-bench"))
+        .args([what, "--smoke", "--json"])
+        .arg(&json)
+        .arg("--markdown")
+        .arg(&markdown)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    let document: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    for fact in ["cpu", "kernel", "commit", "command"] {
+        assert!(document["machine"][fact].as_str().is_some_and(|text| !text.is_empty()), "{fact}");
+    }
+    let tables = document["tables"].as_array().unwrap().clone();
+    let text = String::from_utf8(done.stdout).unwrap();
+    let page = std::fs::read_to_string(&markdown).unwrap();
+    for table in &tables {
+        let title = table["title"].as_str().unwrap();
+        assert!(text.contains(title) && page.contains(title), "{title}");
+    }
+    tables
+}
+
+fn rows<'a>(tables: &'a [Value], name: &str) -> &'a [Value] {
+    let table = tables.iter().find(|table| table["name"] == name);
+    table.unwrap_or_else(|| panic!("no table {name}"))["rows"].as_array().unwrap()
+}
+
+/// That a series was measured, and that its percentiles are those of its calls.
+fn check_series(series: &Value) {
+    let figure = |name: &str| series[name].as_f64().unwrap();
+    assert!(figure("calls") > 0.0 && figure("rounds") > 0.0, "{series}");
+    assert!(0.0 < figure("p50_ns") && figure("p50_ns") <= figure("p99_ns"), "{series}");
+    let mean = series["ns_per_call"]["max"].as_f64().unwrap();
+    assert!(figure("p99_ns") * 100.0 > mean, "percentiles far below the mean: {series}");
+}
+
+fn judged(rows: &[Value]) -> usize {
+    rows.iter().filter(|row| row["verdict"]["met"].is_boolean()).count()
+}
+
+#[test]
+fn paths_show_every_call_on_every_path() {
+    let tables = bench("paths");
+    let rows = rows(&tables, "paths");
+    // Two sizes, put and get, three paths; and the hot gets of two of them.
+    assert_eq!(rows.len(), 2 * 2 * 3 + 2);
+    for row in rows {
+        check_series(&row["subject"]);
+        check_series(&row["floor"]);
+    }
+    // Large gets on three paths, and the hot get through shared memory.
+    assert_eq!(judged(rows), 4);
+}
+
+#[test]
+fn control_shows_threads_and_batches() {
+    let tables = bench("control");
+    let rows = rows(&tables, "control");
+    assert_eq!((rows.len(), judged(rows)), (10, 10));
+    for row in rows {
+        check_series(&row["subject"]);
+        check_series(&row["floor"]);
+        assert!(row["request_bytes"].as_u64() >= Some(32), "{row}");
+    }
+}
+
+#[test]
+fn index_shows_memory_and_growth() {
+    let tables = bench("index");
+    assert_eq!(rows(&tables, "index_memory").len(), 2);
+    for (name, count) in [("index_cost", 3), ("growth", 4)] {
+        let rows = rows(&tables, name);
+        assert_eq!((rows.len(), judged(rows)), (count, count));
+        for size in rows.iter().flat_map(|row| row["sizes"].as_array().unwrap()) {
+            check_series(&size["cost"]);
+        }
+    }
+}
+
+#[test]
+fn floors_and_copies_stand_alone() {
+    let tables = bench("floors");
+    let floors = rows(&tables, "floors");
+    assert_eq!((floors.len(), judged(floors)), (2 * 4 + 1, 0));
+    floors.iter().for_each(|row| check_series(&row["figures"]));
+    let tables = bench("copy");
+    assert_eq!(rows(&tables, "copy").len(), 2 * 2);
+}
