@@ -192,6 +192,27 @@ impl World {
         self.ctx.say(|| format!("cut {a:?} {b:?} ({ways}) until {} ms", until / MS));
     }
 
+    /// A new leader is weakest while it rebuilds: some nodes reach it late, and it may stand still just
+    /// when it stops waiting for them.
+    pub fn trouble_leader(&mut self, leader: u8) {
+        let cuts = self.ctx.swarm.faults[Fault::Partition as usize].is_some();
+        if self.ctx.calm || !cuts || self.rng.chance(400) {
+            return;
+        }
+        let (now, me) = (self.ctx.now, Actor::Master(leader));
+        for node in 0..self.nodes.len() as u8 {
+            if self.rng.chance(300) {
+                let until = now + between(&mut self.rng, 200, 420) * MS;
+                self.ctx.net.cut(Actor::Node(node), me, until);
+                self.ctx.net.cut(me, Actor::Node(node), until);
+            }
+        }
+        if self.rng.chance(600) {
+            let (at, long) = (between(&mut self.rng, 300, 430), between(&mut self.rng, 20, 250));
+            self.ctx.after(at * MS, Event::Stall(leader, long * MS));
+        }
+    }
+
     fn flip_bit(&mut self) {
         let at = self.rng.below(self.nodes.len() as u64) as usize;
         let Some(store) = self.nodes[at].stores.first() else { return };

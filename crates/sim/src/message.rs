@@ -402,6 +402,8 @@ pub enum Event {
     Election,
     /// Something breaks.
     Fault(Fault),
+    /// A master stands still for this long.
+    Stall(u8, u64),
     /// A process starts again.
     Restart(Actor),
     /// Everything is looked at.

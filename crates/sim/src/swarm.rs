@@ -148,7 +148,7 @@ fn draw_config(rng: &mut Rng, seed: u64) -> Config {
         put_timeout: PUT_TIMEOUT,
         registration: REGISTRATION,
         silent_after: Duration::from_millis(between(rng, 90, 200)),
-        order_retry: Duration::from_millis(between(rng, 10, 80)),
+        order_retry: Duration::from_millis(*pick(rng, &[10, 30, 80, 300])),
         policy: *pick(rng, &[PolicyKind::Fifo, PolicyKind::Lru, PolicyKind::Sieve]),
         placement: *pick(
             rng,

@@ -181,6 +181,9 @@ impl World {
             }
             Event::Election => self.elect(),
             Event::Fault(fault) => self.strike(fault),
+            Event::Stall(master, span) => {
+                self.masters[usize::from(master)].paused_until = now + span;
+            }
             Event::Restart(actor) => self.restart(actor),
             Event::Audit => {
                 ctx.after(AUDIT, Event::Audit);
@@ -236,6 +239,7 @@ impl World {
         let chosen = { order }.find(|at| self.masters[*at].eligible(now));
         if let Some(at) = chosen {
             self.masters[at].lead(&mut self.ctx);
+            self.trouble_leader(at as u8);
         }
     }
 
@@ -315,5 +319,6 @@ fn fingerprint(event: &Event) -> (u64, u64) {
         },
         Event::Audit => (17, 0),
         Event::Finale => (18, 0),
+        Event::Stall(master, _) => (19, u64::from(*master)),
     }
 }

@@ -239,7 +239,7 @@ mod tests {
             let known = families.iter().flatten().count();
             let expected = match code {
                 1 | 2 => 3,
-                0x10..=0x1a | 0x20..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x57 => 1,
+                0x10..=0x1b | 0x20..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x57 => 1,
                 _ => 0,
             };
             assert_eq!(known, expected, "code {code:#x}");
