@@ -15,6 +15,9 @@ pub(crate) struct Arguments {
     /// Only show that everything runs; the figures mean nothing
     #[arg(long, global = true, hide = true, conflicts_with = "quick")]
     pub(crate) smoke: bool,
+    /// Let the scheduler choose cores, instead of keeping bench and servers apart
+    #[arg(long, global = true)]
+    pub(crate) any_core: bool,
     /// Also write all figures to this file, for programs
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

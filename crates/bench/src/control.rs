@@ -1,5 +1,6 @@
 //! Control calls against a bare round trip of the same number of bytes on the same kind of socket.
 
+use crate::cores::Placement;
 use crate::effort::Effort;
 use crate::growth::{master_at, soon};
 use crate::measure::{Lap, Series, Spread, take_turns};
@@ -34,12 +35,32 @@ enum Call {
     Locate,
 }
 
+/// What a row measures.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    call: Call,
+    keys: usize,
+    threads: usize,
+    placement: &'static str,
+}
+
 /// Some keys, drawn at random.
 type Batch = Vec<BenchKey>;
 
 pub(crate) fn run(effort: &Effort) -> Result<Vec<Table>> {
-    let server = Peer::start(&["serve-for-bench", "--bytes", &(64_u64 << 20).to_string()])?;
-    let plain = Peer::start(&["floor-for-bench", "--bytes", "4096"])?;
+    let mut rows = Vec::new();
+    for placement in effort.cores.placements() {
+        rows.extend(placed(effort, &placement)?);
+    }
+    Ok(vec![table(rows)])
+}
+
+/// All rows of one placement.
+fn placed(effort: &Effort, placement: &Placement) -> Result<Vec<Row>> {
+    placement.enter()?;
+    let segment = (64_u64 << 20).to_string();
+    let server = Peer::start(placement, &["serve-for-bench", "--bytes", &segment])?;
+    let plain = Peer::start(placement, &["floor-for-bench", "--bytes", "4096"])?;
     fill(&server)?;
     let master = master_at(server.said())?;
     let mut rows = Vec::new();
@@ -49,12 +70,13 @@ pub(crate) fn run(effort: &Effort) -> Result<Vec<Table>> {
                 continue;
             }
             for threads in THREADS {
-                note(&format!("control: {call:?}, {keys} keys, {threads} threads"));
-                rows.push(row(effort, &master, plain.said(), call, keys, threads)?);
+                let load = Load { call, keys, threads, placement: placement.name };
+                note(&format!("control: {load:?}"));
+                rows.push(row(effort, &master, plain.said(), load)?);
             }
         }
     }
-    Ok(vec![table(rows)])
+    Ok(rows)
 }
 
 fn fill(server: &Peer) -> Result<()> {
@@ -70,14 +92,8 @@ fn fill(server: &Peer) -> Result<()> {
     Ok(())
 }
 
-fn row(
-    effort: &Effort,
-    master: &MasterLink,
-    plain: &str,
-    call: Call,
-    keys: usize,
-    threads: usize,
-) -> Result<Row> {
+fn row(effort: &Effort, master: &MasterLink, plain: &str, load: Load) -> Result<Row> {
+    let Load { call, keys, threads, .. } = load;
     let mut rng = Rng::new(keys as u64);
     let mut draw = || -> Vec<Batch> {
         (0..64).map(|_| (0..keys).map(|_| key(rng.below(OBJECTS))).collect()).collect()
@@ -109,7 +125,7 @@ fn row(
         })
     };
     let [floor, subject] = take_turns(effort, [&mut floor, &mut subject])?;
-    Ok(shown(call, keys, threads, (there, back), &subject, &floor))
+    Ok(shown(load, (there, back), &subject, &floor))
 }
 
 /// Lets one thread work on each of `parts`, and joins their laps.
@@ -183,14 +199,8 @@ fn frame_bytes(master: &MasterLink, call: Call, batch: &Batch) -> Result<(usize,
     Ok((FRAME_HEADER_BYTES + there.len(), FRAME_HEADER_BYTES + back.len()))
 }
 
-fn shown(
-    call: Call,
-    keys: usize,
-    threads: usize,
-    (there, back): (usize, usize),
-    subject: &Series,
-    floor: &Series,
-) -> Row {
+fn shown(load: Load, (there, back): (usize, usize), subject: &Series, floor: &Series) -> Row {
+    let Load { call, keys, threads, placement } = load;
     let times = subject.over(floor);
     let name = match call {
         Call::Ping => "ping",
@@ -199,8 +209,13 @@ fn shown(
     };
     let keys = if call == Call::Ping { 0 } else { keys };
     let per_second = |series: &Series| -> Spread { series.per_call().map(|ns| 1e6 / ns) };
-    let mut cells =
-        vec![name.to_owned(), keys.to_string(), threads.to_string(), format!("{there} / {back}")];
+    let mut cells = vec![
+        name.to_owned(),
+        keys.to_string(),
+        threads.to_string(),
+        placement.to_owned(),
+        format!("{there} / {back}"),
+    ];
     for series in [subject, floor] {
         cells.push(time(series.percentile(50.0)));
         cells.push(time(series.percentile(99.0)));
@@ -211,6 +226,7 @@ fn shown(
     values["call"] = json!(name);
     values["keys"] = json!(keys);
     values["threads"] = json!(threads);
+    values["placement"] = json!(placement);
     values["request_bytes"] = json!(there);
     values["reply_bytes"] = json!(back);
     let verdict = Some(Verdict::at_most(times.median, TIMES_FLOOR, "<= 1.3× the floor"));
@@ -222,6 +238,7 @@ fn table(rows: Vec<Row>) -> Table {
         "CALL",
         "KEYS",
         "THREADS",
+        "CORES",
         "BYTES",
         "P50",
         "P99",
@@ -237,6 +254,8 @@ fn table(rows: Vec<Row>) -> Table {
         notes: [
             "Floor: blocking ping-pong of the same number of bytes (request / reply) over TCP \
              loopback between two processes, one connection and one thread on either side each.",
+            "CORES: on one core nothing hides what a call costs beyond the round trip; apart (callers \
+             on one half of the cores, servers on the other) waking the other core costs most.",
             "TIMES FLOOR: our time per call over the floor's, all threads together.",
         ]
         .map(str::to_owned)

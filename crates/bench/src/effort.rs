@@ -1,7 +1,9 @@
 //! How long to try, and on how much data.
 
 use crate::args::Arguments;
+use crate::cores::Allowed;
 use crate::render::{bytes, count};
+use anyhow::Result;
 use std::time::Duration;
 
 /// How much is measured.
@@ -21,43 +23,50 @@ pub(crate) struct Effort {
     pub(crate) values_max: u64,
     /// Objects in the indexes that are compared; the first is the floor of the others.
     pub(crate) index_objects: &'static [u64],
+    /// Where things may run.
+    pub(crate) cores: Allowed,
 }
 
 const SIZES: &[u64] = &[4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
 
 impl Effort {
-    pub(crate) fn of(arguments: &Arguments) -> Self {
-        if arguments.smoke {
+    pub(crate) fn of(arguments: &Arguments) -> Result<Self> {
+        let effort = if arguments.smoke {
             Self::smoke()
         } else if arguments.quick {
             Self::quick()
         } else {
             Self::full()
-        }
+        };
+        let cores = if arguments.any_core { Allowed::default() } else { Allowed::read()? };
+        Ok(Self { cores, ..effort })
     }
 
     fn full() -> Self {
         Self {
-            rounds: 9,
-            lap: Duration::from_millis(150),
-            calls_min: 16,
+            // Many short rounds: a neighbour spoils some of them, and the median leaves those out.
+            rounds: 25,
+            lap: Duration::from_millis(50),
+            calls_min: 8,
             value_bytes: SIZES,
             // Larger than the last-level caches of the machines that we have seen.
             working_set: 512 << 20,
             values_max: 1 << 16,
             index_objects: &[10_000, 1_000_000, 10_000_000],
+            cores: Allowed::default(),
         }
     }
 
     fn quick() -> Self {
         Self {
-            rounds: 3,
-            lap: Duration::from_millis(20),
-            calls_min: 8,
+            rounds: 5,
+            lap: Duration::from_millis(12),
+            calls_min: 4,
             value_bytes: SIZES,
             working_set: 64 << 20,
             values_max: 1 << 12,
             index_objects: &[10_000, 1_000_000],
+            cores: Allowed::default(),
         }
     }
 
@@ -71,6 +80,7 @@ impl Effort {
             working_set: 4 << 20,
             values_max: 64,
             index_objects: &[500, 2000],
+            cores: Allowed::default(),
         }
     }
 

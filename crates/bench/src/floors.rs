@@ -16,8 +16,10 @@ use std::hint::black_box;
 const SMALL: [usize; 2] = [72, 40];
 
 pub(crate) fn run(effort: &Effort) -> Result<Vec<Table>> {
+    let apart = effort.cores.apart();
+    apart.enter()?;
     let pool_bytes = effort.pool_bytes();
-    let plain = Peer::start(&["floor-for-bench", "--bytes", &pool_bytes.to_string()])?;
+    let plain = Peer::start(&apart, &["floor-for-bench", "--bytes", &pool_bytes.to_string()])?;
     let mut pool = Pool::new(pool_bytes);
     let mut rows = Vec::new();
     for &size in effort.value_bytes {
@@ -114,7 +116,8 @@ fn table(rows: Vec<Row>) -> Table {
         name: "floors",
         title: "The floors of this machine, one thread",
         notes: vec![
-            "Plain programs without Mooncrate: what the other tables are measured against."
+            "Plain programs without Mooncrate: what the other tables are measured against. Sockets \
+             connect two processes on different cores."
                 .to_owned(),
         ],
         columns: columns.map(str::to_owned).to_vec(),

@@ -52,9 +52,13 @@ struct Target {
 pub(crate) fn run(effort: &Effort) -> Result<Vec<Table>> {
     let objects = effort.index_objects;
     let ends = [objects[0], objects[objects.len() - 1]];
+    // Nothing hides what the size adds.
+    let together = effort.cores.together();
+    together.enter()?;
     let start = |objects: u64| -> Result<Target> {
         note(&format!("growth: filling a master with {} objects", count(objects)));
-        let peer = Peer::start(&["master-for-bench", "--objects", &objects.to_string()])?;
+        let peer =
+            Peer::start(&together, &["master-for-bench", "--objects", &objects.to_string()])?;
         let link = master_at(peer.said())?;
         Ok(Target { link, objects, rng: Rng::new(objects), next: FRESH, _peer: peer })
     };
@@ -80,7 +84,8 @@ pub(crate) fn run(effort: &Effort) -> Result<Vec<Table>> {
         title: "Cost per call as the index grows: control calls over TCP, one thread",
         notes: vec![
             "Random keys, one master in a process of its own per size; the node behind it exists \
-             on paper only and obeys at once."
+             on paper only and obeys at once. Caller and master share a core, unless --any-core was \
+             given: that is where a call is cheapest and its growth shows most."
                 .to_owned(),
         ],
         columns: growth_columns(&ends),

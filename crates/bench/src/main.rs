@@ -9,6 +9,7 @@
 //!              │
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
 //!   peer    ── this program once more, as a server or as the other end of a plain program
+//!   cores   ── who runs where         neighbours ── who else ran meanwhile
 //! ```
 //!
 //! Local words: a **subject** is what is judged and a **floor** the best plain program that moves the
@@ -24,6 +25,7 @@
 mod args;
 mod control;
 mod copy;
+mod cores;
 mod effort;
 mod fleet;
 mod floors;
@@ -31,6 +33,7 @@ mod growth;
 mod index;
 mod machine;
 mod measure;
+mod neighbours;
 mod paths;
 mod peer;
 mod plain;
@@ -43,6 +46,7 @@ use args::{Arguments, Command};
 use clap::Parser;
 use effort::Effort;
 use machine::Machine;
+use neighbours::Moment;
 use report::{Report, Table};
 use std::process::ExitCode;
 
@@ -58,7 +62,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    let effort = Effort::of(arguments);
+    let effort = Effort::of(arguments)?;
     let command = arguments.command.as_ref().unwrap_or(&Command::All);
     match command {
         Command::ServeForBench { bytes } => return peer::serve_cluster(*bytes),
@@ -68,6 +72,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     // Before the load of the bench itself shows in it.
     let machine = Machine::read();
+    let before = Moment::now();
     let tables: Vec<Table> = match command {
         // The index first: it measures how this process grows, so the process should be new.
         Command::All => {
@@ -90,7 +95,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         | Command::MasterForBench { .. }
         | Command::FloorForBench { .. } => unreachable!("answered above"),
     };
-    let report = Report { machine, effort: effort.describe(), tables };
+    let others = Moment::now().zip(before).map(|(after, before)| after.others_since(before));
+    let report = Report { machine, effort: effort.describe(), others, tables };
     render::print(&report)?;
     if let Some(path) = &arguments.json {
         render::save(path, &report.json_text()?)?;

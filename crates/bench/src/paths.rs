@@ -51,18 +51,20 @@ struct Bench<'a> {
 type RowKey = (usize, &'static str, u64);
 
 pub(crate) fn run(effort: &Effort) -> Result<Vec<Table>> {
+    let apart = effort.cores.apart();
+    apart.enter()?;
     let segment_bytes = segment_bytes(effort);
     note("paths: starting the servers");
     let embedded = EmbeddedOptions { segment_bytes, ..EmbeddedOptions::default() };
     let embedded = Store::embedded(embedded)?;
-    let server = Peer::start(&["serve-for-bench", "--bytes", &segment_bytes.to_string()])?;
+    let server = Peer::start(&apart, &["serve-for-bench", "--bytes", &segment_bytes.to_string()])?;
     let connect = |shared_memory| -> Result<Store> {
         let master = server.said().parse().map_err(anyhow::Error::msg)?;
         Ok(Store::connect(ConnectOptions { master, shared_memory, ..ConnectOptions::default() })?)
     };
     let (shared, tcp) = (connect(true)?, connect(false)?);
     let pool_bytes = effort.pool_bytes();
-    let plain = Peer::start(&["floor-for-bench", "--bytes", &pool_bytes.to_string()])?;
+    let plain = Peer::start(&apart, &["floor-for-bench", "--bytes", &pool_bytes.to_string()])?;
     let mut bench = Bench { effort, pool: Pool::new(pool_bytes), plain, rows: Vec::new() };
 
     let way = |name, path, store| Way { name, path, store };
@@ -322,6 +324,8 @@ fn table(rows: Vec<Row>) -> Table {
              distinct places of plain private memory, visited in the same order.",
             "Floor over TCP: a plain program with blocking sockets, TCP_NODELAY, a 32-byte header, \
              vectored writes and reads of 256 KiB, with its other end in a second process.",
+            "The bench runs on one half of the cores, servers and the plain program's other end on \
+             the other half, unless --any-core was given.",
             "Hot: the same value again and again; floor and subject stay in cache.",
             "OF FLOOR: the floor's time per call over ours, round by round.",
         ]

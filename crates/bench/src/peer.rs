@@ -3,6 +3,7 @@
 //! A peer says one line when it is ready and ends when its standard input does, so that it cannot
 //! outlive a bench that was killed.
 
+use crate::cores::Placement;
 use crate::render;
 use anyhow::{Context, Result, ensure};
 use mooncrate::{Address, CatalogConfig, MasterOptions, NodeOptions, run_both};
@@ -23,13 +24,12 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts this program with these arguments and waits until it is ready.
-    pub(crate) fn start(arguments: &[&str]) -> Result<Self> {
+    pub(crate) fn start(placement: &Placement, arguments: &[&str]) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program")?;
-        let mut child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = placement
+            .for_peer(|| command.spawn())?
             .with_context(|| format!("cannot start {}", arguments[0]))?;
         let out = child.stdout.take().expect("it was piped");
         let mut peer = Self { child, said: String::new() };
@@ -88,7 +88,7 @@ pub(crate) fn serve_cluster(bytes: u64) -> Result<()> {
 
 /// A catalog that is never short of time: the nodes of the bench send no heartbeats.
 pub(crate) fn patient() -> CatalogConfig {
-    const LONG: Duration = Duration::from_secs(24 * 3600);
+    const LONG: Duration = Duration::from_hours(24);
     CatalogConfig {
         put_timeout: LONG,
         registration: LONG,

@@ -2,6 +2,7 @@
 
 use crate::machine::Machine;
 use crate::measure::{Series, Spread};
+use crate::neighbours;
 use anyhow::Result;
 use serde_json::{Value, json};
 
@@ -86,17 +87,17 @@ impl Table {
     fn markdown(&self, machine: &Machine) -> String {
         let mut text = format!("## {}\n\n{}\n\n", self.title, machine.line());
         for note in &self.notes {
-            text.push_str(&format!("- {note}\n"));
+            text.extend(["- ", note, "\n"]);
         }
         let header = self.header();
-        text.push_str(&format!("\n| {} |\n|", header.join(" | ")));
+        text.extend(["\n| ", &header.join(" | "), " |\n|"]);
         // Words stand left, figures right; the first column is always words.
         for column in 0..header.len() {
             text.push_str(if column == 0 { " --- |" } else { " ---: |" });
         }
         text.push('\n');
         for cells in self.cells() {
-            text.push_str(&format!("| {} |\n", cells.join(" | ")));
+            text.extend(["| ", &cells.join(" | "), " |\n"]);
         }
         text.push('\n');
         text
@@ -108,12 +109,18 @@ impl Table {
 pub(crate) struct Report {
     pub(crate) machine: Machine,
     pub(crate) effort: String,
+    /// Per cent of the machine that other programs used meanwhile.
+    pub(crate) others: Option<f64>,
     pub(crate) tables: Vec<Table>,
 }
 
 impl Report {
-    /// One sentence on the goals, misses first.
+    /// One sentence on the goals, misses first, and one on the neighbours.
     pub(crate) fn summary(&self) -> String {
+        format!("{} {}", self.goals(), neighbours::describe(self.others))
+    }
+
+    fn goals(&self) -> String {
         let verdicts =
             || self.tables.iter().flat_map(|t| &t.rows).filter_map(|r| r.verdict.as_ref());
         let (all, met) = (verdicts().count(), verdicts().filter(|v| v.met).count());
@@ -129,6 +136,7 @@ impl Report {
         let document = json!({
             "machine": self.machine.json(),
             "effort": self.effort,
+            "others_percent": self.others,
             "tables": self.tables.iter().map(Table::json).collect::<Vec<_>>(),
         });
         Ok(serde_json::to_string_pretty(&document)? + "\n")
@@ -194,7 +202,12 @@ mod tests {
             columns: vec!["WHAT".into(), "VALUE".into()],
             rows: vec![row(0.95), row(0.5)],
         };
-        Report { machine: Machine::read(), effort: "a little".into(), tables: vec![table] }
+        Report {
+            machine: Machine::read(),
+            effort: "a little".into(),
+            others: Some(1.0),
+            tables: vec![table],
+        }
     }
 
     #[test]

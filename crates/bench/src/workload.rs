@@ -30,7 +30,9 @@ pub(crate) struct Rotation {
 impl Rotation {
     pub(crate) fn new(count: usize) -> Self {
         // Coprime to the count, so that it visits all of them.
-        let step = (97..).find(|step| gcd(*step, count) == 1).expect("1 more than a multiple is");
+        let mut steps = 97..=97 + count;
+        let step =
+            steps.find(|step| gcd(*step, count) == 1).expect("one of them is a multiple + 1");
         Self { count, step, at: 0 }
     }
 

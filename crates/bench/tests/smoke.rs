@@ -1,6 +1,8 @@
 //! The whole program, end to end, with so little effort that the figures mean nothing: servers start
 //! and end, every row is there, and every row has what its table promises.
 
+#![expect(clippy::unwrap_used, reason = "a test fails where something is missing")]
+
 use serde_json::Value;
 use std::process::Command;
 
@@ -67,7 +69,9 @@ fn paths_show_every_call_on_every_path() {
 fn control_shows_threads_and_batches() {
     let tables = bench("control");
     let rows = rows(&tables, "control");
-    assert_eq!((rows.len(), judged(rows)), (10, 10));
+    // Ten for each placement that this machine has.
+    let placements = if std::thread::available_parallelism().unwrap().get() > 1 { 2 } else { 1 };
+    assert_eq!((rows.len(), judged(rows)), (10 * placements, 10 * placements));
     for row in rows {
         check_series(&row["subject"]);
         check_series(&row["floor"]);
@@ -93,7 +97,9 @@ fn floors_and_copies_stand_alone() {
     let tables = bench("floors");
     let floors = rows(&tables, "floors");
     assert_eq!((floors.len(), judged(floors)), (2 * 4 + 1, 0));
-    floors.iter().for_each(|row| check_series(&row["figures"]));
+    for row in floors {
+        check_series(&row["figures"]);
+    }
     let tables = bench("copy");
     assert_eq!(rows(&tables, "copy").len(), 2 * 2);
 }

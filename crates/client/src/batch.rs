@@ -2,6 +2,7 @@
 
 use crate::client::{Client, Counters};
 use crate::error::Error;
+use crate::get::share;
 use crate::put::Stored;
 use mooncrate_core::key;
 use mooncrate_core::plan::Located;
@@ -25,14 +26,25 @@ impl Client {
         let located = self.locate_many(keys, deadline);
         let mut values: Vec<Option<Vec<u8>>> =
             located.iter().map(|l| Some(vec![0; l.as_ref()?.len as usize])).collect();
-        let read = self.read_many(&located, &mut values, deadline);
+        let mut done = vec![false; keys.len()];
+        let copies = located.iter().flatten().map(|l| l.replicas.len()).max().unwrap_or(0);
+        for copy in 0..copies {
+            // One more share than there are copies: for those whose places are stale.
+            let deadline = share(deadline, copies + 1 - copy);
+            let worked = self.read_many(&located, copy, &mut values, &mut done, deadline);
+            for index in worked {
+                let located = located[index].as_ref().expect("it was read from there");
+                self.prefer(keys[index], located, copy);
+            }
+        }
         keys.iter()
             .zip(values)
-            .zip(read)
-            .map(|((key, value), read)| match (value, read) {
+            .zip(done)
+            .map(|((key, value), done)| match (value, done) {
                 (Some(value), true) => Ok(Some(value)),
-                // Whatever went wrong, alone and with all its retries it is decided properly.
-                _ => self.get(key),
+                // Whatever went wrong, alone and with all its retries it is decided properly, but
+                // within the time of the whole.
+                _ => self.get_by(key, deadline),
             })
             .collect()
     }
@@ -64,25 +76,27 @@ impl Client {
         located
     }
 
-    /// Reads the first copy of each; which of them worked.
+    /// Reads the `copy`-th copy of each that is not done, and notes and says which of them worked.
     fn read_many(
         &self,
         located: &[Option<Arc<Located>>],
+        copy: usize,
         values: &mut [Option<Vec<u8>>],
+        done: &mut [bool],
         deadline: Deadline,
-    ) -> Vec<bool> {
-        let mut done = vec![false; located.len()];
+    ) -> Vec<usize> {
+        let place = |index: usize| located[index].as_ref()?.replicas.get(copy);
         // Reads from one segment go to one transport, in one batch.
-        let mut order: Vec<usize> = (0..located.len()).filter(|i| located[*i].is_some()).collect();
-        let segment = |index: &usize| {
-            let place = located[*index].as_ref()?;
-            Some(place.replicas.first()?.segment)
-        };
+        let segment = |index: &usize| place(*index).map(|locator| locator.segment);
+        let mut order: Vec<usize> =
+            (0..located.len()).filter(|i| !done[*i] && segment(i).is_some()).collect();
         order.sort_by_key(segment);
-        for group in order.chunk_by(|a, b| segment(a) == segment(b)) {
-            let Some(first) = located[group[0]].as_ref().and_then(|l| l.replicas.first()) else {
-                continue;
-            };
+        let groups: Vec<&[usize]> = order.chunk_by(|a, b| segment(a) == segment(b)).collect();
+        let mut all_worked = Vec::new();
+        for (at, group) in groups.iter().enumerate() {
+            // One node that stands still must not take the time of the others.
+            let deadline = share(deadline, groups.len() - at);
+            let first = place(group[0]).expect("filtered by it");
             let Ok(transport) = self.engine.transport(first, deadline) else { continue };
             let mut taken: Vec<(usize, Vec<u8>)> = group
                 .iter()
@@ -91,8 +105,8 @@ impl Client {
             let mut reads: Vec<Read<'_>> = taken
                 .iter_mut()
                 .map(|(index, value)| {
-                    let place = located[*index].as_ref().expect("grouped by it");
-                    Read::new(place.replicas[0], place.len, place.seal, value)
+                    let whole = located[*index].as_ref().expect("filtered by it");
+                    Read::new(whole.replicas[copy], whole.len, whole.seal, value)
                 })
                 .collect();
             transport.read(&mut reads, deadline);
@@ -100,14 +114,16 @@ impl Client {
             for ((index, value), worked) in taken.into_iter().zip(worked) {
                 done[index] = worked;
                 values[index] = Some(value);
+                all_worked.extend(worked.then_some(index));
             }
         }
-        done
+        all_worked
     }
 
     /// How the owner of a key is reached, for tools.
     pub fn path(&self, key: &[u8]) -> Result<Option<Path>, Error> {
-        self.find(key, |located, deadline| {
+        let deadline = self.deadline();
+        self.find(key, deadline, |located| {
             let first = located.replicas.first();
             let locator = first.ok_or(mooncrate_transfer::TransferError::NoRoute)?;
             Ok(self.engine.transport(locator, deadline)?.path())

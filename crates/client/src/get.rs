@@ -5,9 +5,10 @@ use crate::client::{Client, Counters};
 use crate::error::Error;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key::{self, KeyHash};
-use mooncrate_core::plan::Located;
+use mooncrate_core::plan::{Located, Locator};
 use mooncrate_core::time::Deadline;
-use mooncrate_transfer::{Read, TransferError, View};
+use mooncrate_mem::clock::boottime;
+use mooncrate_transfer::{Read, TransferError, Transport, View};
 use mooncrate_wire::DataError;
 use std::sync::Arc;
 
@@ -17,51 +18,52 @@ const TRIES_MAX: u32 = 4;
 impl Client {
     /// The value of a key, or `None` if there is none.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        self.find(key, |located, deadline| {
+        self.get_by(key, self.deadline())
+    }
+
+    pub(crate) fn get_by(&self, key: &[u8], end: Deadline) -> Result<Option<Vec<u8>>, Error> {
+        self.find(key, end, |located| {
             let mut value = vec![0; located.len as usize];
-            self.read(located, &mut value, deadline)?;
+            self.read(key, located, &mut value, end)?;
             Ok(value)
         })
     }
 
     /// Copies the value into the front of `target`; its length, or `None` if there is no value.
     pub fn get_into(&self, key: &[u8], target: &mut [u8]) -> Result<Option<usize>, Error> {
-        let have = target.len() as u64;
-        let mut short = None;
-        let found = self.find(key, |located, deadline| {
+        let (have, end) = (target.len() as u64, self.deadline());
+        let found = self.find(key, end, |located| {
             if located.len > have {
-                short = Some(located.len);
-                return Ok(0);
+                // Not the last word if the length comes from a locator that we remembered.
+                return Err(TransferError::Length { need: located.len, have });
             }
             let len = located.len as usize;
-            self.read(located, &mut target[..len], deadline)?;
+            self.read(key, located, &mut target[..len], end)?;
             Ok(len)
-        })?;
-        match short {
-            Some(need) if found.is_some() => Err(Error::BufferTooSmall { need, have }),
-            _ => Ok(found),
-        }
+        });
+        found.map_err(|error| match error {
+            Error::Transfer(TransferError::Length { need, have }) => {
+                Error::BufferTooSmall { need, have }
+            }
+            other => other,
+        })
     }
 
     /// The value in place, without a copy where the owner is in this process or on this host;
     /// `None` if there is no value. The bytes stay while the view lives.
     pub fn view(&self, key: &[u8]) -> Result<Option<View>, Error> {
-        self.find(key, |located, deadline| {
-            let mut last = TransferError::NotTried;
-            for locator in &located.replicas {
-                let transport = self.engine.transport(locator, deadline)?;
-                match transport.view(locator, located.len, located.seal, deadline) {
-                    Ok(Some(view)) => return Ok(view),
-                    // Over the network there is nothing to look at in place: a copy of our own.
-                    Ok(None) => {
-                        let mut value = vec![0; located.len as usize];
-                        self.read(located, &mut value, deadline)?;
-                        return Ok(View::owned(value));
-                    }
-                    Err(error) => last = self.note(error),
-                }
+        let end = self.deadline();
+        self.find(key, end, |located| {
+            let shown = self.try_copies(key, located, end, |transport, locator, deadline| {
+                transport.view(locator, located.len, located.seal, deadline)
+            })?;
+            if let Some(view) = shown {
+                return Ok(view);
             }
-            Err(last)
+            // Over the network there is nothing to look at in place: a copy of our own.
+            let mut value = vec![0; located.len as usize];
+            self.read(key, located, &mut value, end)?;
+            Ok(View::owned(value))
         })
     }
 
@@ -74,11 +76,11 @@ impl Client {
     pub(crate) fn find<T>(
         &self,
         key: &[u8],
-        mut work: impl FnMut(&Arc<Located>, Deadline) -> Result<T, TransferError>,
+        deadline: Deadline,
+        mut work: impl FnMut(&Arc<Located>) -> Result<T, TransferError>,
     ) -> Result<Option<T>, Error> {
         key::check(key).map_err(GetError::from)?;
         let hash = key::hash(key);
-        let deadline = self.deadline();
         let mut located = self.cache.get(hash, key);
         let mut asked = located.is_none();
         if !asked {
@@ -92,7 +94,7 @@ impl Client {
                     None => return Ok(None),
                 },
             };
-            match work(&current, deadline) {
+            match work(&current) {
                 Ok(result) => return Ok(Some(result)),
                 Err(error) => {
                     self.cache.forget(hash, key, &current);
@@ -111,31 +113,56 @@ impl Client {
         Err(Error::Restless { tries: TRIES_MAX })
     }
 
-    /// Reads a value from the best copy that verifies.
+    /// Reads a value from the first copy that verifies.
     pub(crate) fn read(
         &self,
+        key: &[u8],
         located: &Located,
         into: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), TransferError> {
-        let mut last = TransferError::NotTried;
-        for locator in &located.replicas {
-            let transport = match self.engine.transport(locator, deadline) {
-                Ok(transport) => transport,
-                Err(error) => {
-                    last = error;
-                    continue;
-                }
-            };
+        self.try_copies(key, located, deadline, |transport, locator, deadline| {
             let mut reads = [Read::new(*locator, located.len, located.seal, &mut *into)];
             transport.read(&mut reads, deadline);
             let [read] = reads;
-            match read.result {
-                Ok(()) => return Ok(()),
+            read.result
+        })
+    }
+
+    /// Tries the copies of an object in their order, until one works; that one is the first to be
+    /// tried next time.
+    fn try_copies<T>(
+        &self,
+        key: &[u8],
+        located: &Located,
+        deadline: Deadline,
+        mut attempt: impl FnMut(&dyn Transport, &Locator, Deadline) -> Result<T, TransferError>,
+    ) -> Result<T, TransferError> {
+        let mut last = TransferError::NotTried;
+        for (index, locator) in located.replicas.iter().enumerate() {
+            let deadline = share(deadline, located.replicas.len() - index);
+            let tried = self
+                .engine
+                .transport(locator, deadline)
+                .and_then(|transport| attempt(&*transport, locator, deadline));
+            match tried {
+                Ok(done) => {
+                    self.prefer(key, located, index);
+                    return Ok(done);
+                }
                 Err(error) => last = self.note(error),
             }
         }
         Err(last)
+    }
+
+    /// Remembers that this copy worked where those before it did not.
+    pub(crate) fn prefer(&self, key: &[u8], located: &Located, copy: usize) {
+        if copy > 0 {
+            let mut better = located.clone();
+            better.replicas.swap(0, copy);
+            self.cache.insert(key::hash(key), key, Arc::new(better));
+        }
     }
 
     /// Counts an error on its way.
@@ -168,4 +195,12 @@ impl Client {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// What one of `copies` may take of the time that is left: an owner that stands still must not use
+/// up what the others need (G12).
+pub(crate) fn share(deadline: Deadline, copies: usize) -> Deadline {
+    let now = boottime();
+    let copies = u32::try_from(copies).unwrap_or(u32::MAX).max(1);
+    now.deadline_in(deadline.left(now) / copies)
 }

@@ -328,6 +328,19 @@ impl Rig {
         Ok(())
     }
 
+    /// Many keys at once say what they say one by one.
+    fn check_many(&mut self) -> Result<(), TestCaseError> {
+        let keys: Vec<[u8; 4]> = (0..KEYS + 3).map(key).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).chain([&b""[..]]).collect();
+        let many = self.catalog.locate_many(self.now, &keys, 0);
+        let exist = self.catalog.exist_many(self.now, &keys);
+        for ((key, many), exist) in keys.iter().zip(many).zip(exist) {
+            prop_assert_eq!(self.catalog.exist(self.now, key), exist);
+            prop_assert_eq!(self.catalog.locate(self.now, key, 0), many);
+        }
+        Ok(())
+    }
+
     /// Everything is removed and every order is carried out: nothing may be left.
     fn drain(&mut self) -> Result<(), TestCaseError> {
         self.apply(&Op::UnpinAll)?;
@@ -358,6 +371,7 @@ proptest! {
         let mut rig = Rig::new(seed);
         for op in &ops {
             rig.apply(op)?;
+            rig.check_many()?;
             if let Err(error) = rig.catalog.audit() {
                 prop_assert!(false, "after {op:?}: {error}");
             }

@@ -64,8 +64,7 @@ mod hunt {
             ops: control_ops,
             ops_per_seed: Some(OPS_PER_SEED),
             threads,
-            limit: None,
-            at_least: bug.map(|_| LIMIT),
+            span: bug.map(|_| LIMIT),
         };
         let sum = runner::run(&job, |_| {});
         canary::choose(None);

@@ -8,7 +8,7 @@ use crate::message::{Actor, CallId, Event, ToClient, ToMaster, ToNode};
 use crate::network::{Network, Route};
 use crate::swarm::Swarm;
 use crate::trace::Trace;
-use crate::{MS, Nanos};
+use crate::Nanos;
 use mooncrate_check::{OpId, Oracle, OracleConfig};
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{KeyHash, LeaderEpoch, NodeId, Now, SegmentId, key};
@@ -335,10 +335,6 @@ impl Ctx {
         self.at(at, Event::Node(node, ToNode::HangUp { call }));
     }
 
-    /// A node counts as long gone after this span of true time, whatever the clocks.
-    pub fn settle_span() -> Nanos {
-        2_000 * MS
-    }
 }
 
 /// One direction of a data call.

@@ -1,6 +1,8 @@
 //! What breaks, when, and for how long.
 
+use crate::ctx::Ctx;
 use crate::message::{Actor, Event};
+use crate::node::Node;
 use crate::swarm::between;
 use crate::world::World;
 use crate::{MS, Nanos};
@@ -12,6 +14,8 @@ use mooncrate_core::rng::Rng;
 pub enum Fault {
     /// A node is killed and starts again, empty.
     NodeCrash,
+    /// A node says farewell and starts again, empty.
+    NodeLeave,
     /// A node stands still.
     NodePause,
     /// A client is killed and starts again.
@@ -34,8 +38,9 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::NodeCrash,
+        Self::NodeLeave,
         Self::NodePause,
         Self::ClientCrash,
         Self::ClientPause,
@@ -51,6 +56,7 @@ impl Fault {
     pub const fn name(self) -> &'static str {
         match self {
             Self::NodeCrash => "node killed",
+            Self::NodeLeave => "node left",
             Self::NodePause => "node paused",
             Self::ClientCrash => "client killed",
             Self::ClientPause => "client paused",
@@ -67,6 +73,7 @@ impl Fault {
     pub const fn rate(self) -> (u32, Nanos, Nanos) {
         match self {
             Self::NodeCrash => (450, 100 * MS, 3_000 * MS),
+            Self::NodeLeave => (300, 200 * MS, 3_000 * MS),
             Self::NodePause => (400, 80 * MS, 2_000 * MS),
             Self::ClientCrash => (400, 50 * MS, 1_000 * MS),
             Self::ClientPause => (450, 30 * MS, 800 * MS),
@@ -102,11 +109,14 @@ impl World {
         }
         self.ctx.stats.faults[fault as usize] += 1;
         match fault {
-            Fault::NodeCrash => self.crash_node(),
+            Fault::NodeCrash => self.end_node(Node::crash),
+            Fault::NodeLeave => self.end_node(Node::leave),
             Fault::NodePause => {
                 let until = self.ctx.now + span(&mut self.rng, 10, 1500);
                 let node = self.rng.below(self.nodes.len() as u64) as usize;
-                self.nodes[node].paused_until = until;
+                // Never shorter: what waits for the first end must not be overtaken.
+                let paused = &mut self.nodes[node].paused_until;
+                *paused = until.max(*paused);
                 self.ctx.say(|| format!("n{node} is paused until {} ms", until / MS));
             }
             Fault::ClientCrash => self.crash_client(),
@@ -129,11 +139,12 @@ impl World {
         self.plan_fault(fault);
     }
 
-    fn crash_node(&mut self) {
+    fn end_node(&mut self, end: fn(&mut Node, &mut Ctx)) {
         let at = self.rng.below(self.nodes.len() as u64) as usize;
         let node = &mut self.nodes[at];
-        if node.up {
-            node.crash(&mut self.ctx);
+        // Who stands still cannot say farewell.
+        if node.up && node.paused_until <= self.ctx.now {
+            end(node, &mut self.ctx);
             let down = span(&mut self.rng, 5, 900);
             self.ctx.after(down, Event::Restart(Actor::Node(at as u8)));
         }
@@ -165,7 +176,8 @@ impl World {
             }
             Fault::LeaderPause => {
                 // Sometimes too short for anybody to take over.
-                master.paused_until = now + span(&mut self.rng, 20, 1200);
+                let until = now + span(&mut self.rng, 20, 1200);
+                master.paused_until = until.max(master.paused_until);
             }
             _ => master.cut_until = now + span(&mut self.rng, 80, 800),
         }

@@ -58,18 +58,15 @@ impl Finale {
 }
 
 impl World {
-    /// The faults stop: everything is healed and started.
+    /// The faults stop: everything is healed and started. Who stands still does so to the end of its
+    /// pause, so that nothing overtakes what waits for it.
     pub fn begin_finale(&mut self) {
         let now = self.ctx.now;
         self.ctx.say(|| "the finale begins".to_owned());
         self.ctx.calm = true;
         self.ctx.net.heal();
         for master in &mut self.masters {
-            master.paused_until = now;
             master.cut_until = now;
-        }
-        for node in &mut self.nodes {
-            node.paused_until = now;
         }
         for client in &mut self.clients {
             client.pause(now);
@@ -165,8 +162,9 @@ impl World {
                 }
                 (Act::Clear, 0)
             }
-            // It may have been evicted at once, or bits may have flipped: from the start.
-            (Act::Get, _) => (Act::Clear, PAUSE),
+            // The value may have been evicted at once, its bits may have flipped, or a put without an
+            // answer may have taken effect: from the start.
+            (Act::Get | Act::Put, _) => (Act::Clear, PAUSE),
             (act, _) => (act, PAUSE),
         };
         finale.stage = Stage::Next(next);

@@ -5,7 +5,10 @@ use crate::ctx::Ctx;
 use crate::master::Master;
 use crate::node::Node;
 use mooncrate_check::{Event, What, audit};
-use mooncrate_core::{Extent, Now, Slot};
+use mooncrate_core::catalog::Catalog;
+use mooncrate_core::plan::Announced;
+use mooncrate_core::{Extent, Key, Now, ObjectId, Slot};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Slots told per page when a node is audited.
@@ -51,25 +54,49 @@ impl Ctx {
 
 /// Looks at everything that can be looked at while the run goes on.
 pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
-    for master in masters {
-        let leading = ctx.election.leader == Some(master.ix);
-        if let Some(catalog) = &master.catalog
-            && leading
-            && let Err(error) = catalog.audit()
-        {
-            ctx.fail("G8", None, format!("master {}: {error}", master.ix));
-        }
+    let leads = |master: &&Master| ctx.election.leader == Some(master.ix);
+    let catalog = masters.iter().find(leads).and_then(|master| master.catalog.as_ref());
+    let mut wrong = None;
+    if let Some(Err(error)) = catalog.map(Catalog::audit) {
+        wrong = Some(("G8", format!("the leader: {error}")));
     }
+    if catalog.is_some_and(|catalog| catalog.counters().announced_dropped > 0) {
+        wrong = Some(("M9", "two nodes announced different values of one key".to_owned()));
+    }
+    let index = catalog.map(indexed).unwrap_or_default();
     for node in nodes.iter().filter(|node| node.up) {
         for store in &node.stores {
             let (slots, _) = store.segment.announce(Slot(0), PAGE);
             let live: Vec<Extent> =
                 slots.iter().filter_map(|slot| Some(slot.life.as_ref()?.extent)).collect();
             if let Err(error) = audit::disjoint(&live) {
-                ctx.fail("G3", None, format!("node {}: {error}", node.ix));
+                wrong = Some(("G3", format!("node {}: {error}", node.ix)));
+            }
+            if store.segment.serving(ctx.mono(node.host)).is_ok()
+                && let Some(text) = second_value(&index, &slots)
+            {
+                wrong = Some(("C2", format!("node {}: {text}", node.ix)));
             }
         }
     }
+    if let Some((rule, text)) = wrong {
+        ctx.fail(rule, None, text);
+    }
+}
+
+fn indexed(catalog: &Catalog) -> BTreeMap<Key, ObjectId> {
+    let page = catalog.list(b"", 0, u32::MAX);
+    page.entries.into_iter().map(|entry| (entry.key, entry.object)).collect()
+}
+
+/// An object that can be read, although the leader gives out another one under its key.
+fn second_value(index: &BTreeMap<Key, ObjectId>, slots: &[Announced]) -> Option<String> {
+    slots.iter().find_map(|slot| {
+        let told = slot.life.as_ref()?.object.as_ref()?;
+        let (key, other) = (&told.key, told.object);
+        let given_out = index.get(key).filter(|given_out| **given_out != other)?;
+        Some(format!("{key} is {given_out} for the leader, but {other} can still be read"))
+    })
 }
 
 /// After the drain nothing may be left anywhere (G8). Says what still is.

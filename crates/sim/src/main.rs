@@ -14,7 +14,8 @@ usage: mooncrate-sim run --ops N [--seed S] [--threads T] [--minutes M] [--ops-p
        mooncrate-sim canaries [--threads T]
        mooncrate-sim marks [--ops N] [--seed S] [--threads T]
 
-run       seeds S, S+1, … until N operations are done; exit 1 if a rule is broken
+run       seed S and others that follow from it, until N operations are done; exit 1 if a rule is
+          broken
 replay    one seed; --ops as in the REPRO line; --twice runs it twice and compares the hashes
 canaries  switches every bug on purpose on, one after the other; each must be caught
 marks     as run, and exit 1 if a rare situation was never reached";
@@ -98,8 +99,7 @@ fn run(args: &Args, marks: bool) -> ExitCode {
         ops: args.ops.unwrap_or(1_000_000),
         ops_per_seed: args.ops_per_seed,
         threads: threads(args),
-        limit: None,
-        at_least: args.minutes.map(|minutes| Duration::from_secs(60 * minutes)),
+        span: args.minutes.map(|minutes| Duration::from_secs(60 * minutes)),
     };
     println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
     let sum = runner::run(&job, |sum| println!("{}", report::progress(sum, job.ops)));

@@ -76,12 +76,8 @@ marks! {
     NodeGone = "node_gone",
     /// A node mounted again after the master had forgotten it.
     Remounted = "remounted",
-    /// A node with objects came too late and had to start empty.
-    LateMountRefused = "late_mount_refused",
     /// A call was refused while the index was being rebuilt.
     Rebuilding = "rebuilding",
-    /// An announced object lost against another value of its key.
-    AnnouncedDropped = "announced_dropped",
     /// A writer hung up in the middle of its put.
     WriterHungUp = "writer_hung_up",
     /// A read went on in the memory of a dead node.

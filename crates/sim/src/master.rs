@@ -8,12 +8,13 @@
 use crate::ctx::Ctx;
 use crate::marks::Mark;
 use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, ToClient, ToMaster, ToNode};
-use crate::swarm::{REGISTRATION, TERM, between};
+use crate::swarm::{TERM, between};
 use crate::{MS, Nanos};
 use mooncrate_core::catalog::{Catalog, Counters, Removal, Start};
 use mooncrate_core::error::{PutError, RemoveError};
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{LeaderEpoch, NodeId, Now, ObjectId, PutConfig};
+use mooncrate_core::plan::SegmentOffer;
+use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, ObjectId, PutConfig, SegmentId};
 use std::time::Duration;
 
 /// The election service lets a term end a little later than its holder believes.
@@ -190,6 +191,22 @@ impl Master {
                 let reply = ToNode::BeatAck { sent, epoch: catalog.epoch(), result };
                 ctx.to_node(Actor::Master(self.ix), node, reply);
             }
+            ToMaster::Unmount { node, segments } => {
+                let now = ctx.lease_clock(ctx.master_host());
+                let catalog = self.catalog.as_mut().expect("checked above");
+                // A late farewell must not end a later mount of the same segment.
+                let mounted = catalog.segments();
+                let still = |(id, incarnation): &(SegmentId, Incarnation)| {
+                    let same = |offer: &SegmentOffer| {
+                        offer.segment == *id && offer.incarnation == *incarnation
+                    };
+                    mounted.iter().any(|stat| same(&stat.offer))
+                };
+                let segments: Vec<SegmentId> =
+                    segments.into_iter().filter(still).map(|(id, _)| id).collect();
+                catalog.unmount(now, crate::node::id(node), &segments);
+                ctx.say(|| format!("master {} lets n{node} go", self.ix));
+            }
             ToMaster::Notices { list } => {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
@@ -208,7 +225,7 @@ impl Master {
         node: u8,
         (round, sent): (u32, Now),
         young: bool,
-        offers: &[mooncrate_core::plan::SegmentOffer],
+        offers: &[SegmentOffer],
     ) {
         let now = ctx.lease_clock(ctx.master_host());
         let catalog = self.catalog.as_mut().expect("the caller looked");
@@ -360,13 +377,7 @@ impl Master {
         marks.hit_times(Mark::StalePutEnd, now.stale_tokens - before.stale_tokens);
         marks.hit_times(Mark::WatchdogExpired, now.puts_expired - before.puts_expired);
         marks.hit_times(Mark::NodeGone, now.nodes_lost - before.nodes_lost);
-        marks.hit_times(Mark::AnnouncedDropped, now.announced_dropped - before.announced_dropped);
         marks.hit_times(Mark::EvictSkipped, now.evict_skipped - before.evict_skipped);
         self.counted = now;
     }
-}
-
-/// How long after a takeover the new leader may not know all keys.
-pub fn rebuild_span() -> Nanos {
-    mooncrate_core::time::nanos(mooncrate_core::lease::guarded(REGISTRATION))
 }

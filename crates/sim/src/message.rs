@@ -155,6 +155,13 @@ pub enum ToMaster {
         /// On the node's clock.
         sent: Now,
     },
+    /// A node says farewell.
+    Unmount {
+        /// Which node.
+        node: u8,
+        /// What it had mounted.
+        segments: Vec<(SegmentId, Incarnation)>,
+    },
     /// What became of orders and slots.
     Notices {
         /// They.
@@ -404,6 +411,8 @@ pub enum Event {
     Fault(Fault),
     /// A master stands still for this long.
     Stall(u8, u64),
+    /// An actor that stood still goes on.
+    Resume(Actor),
     /// A process starts again.
     Restart(Actor),
     /// Everything is looked at.

@@ -11,6 +11,7 @@ use crate::swarm::Swarm;
 use crate::world::{Outcome, Watch, World};
 use mooncrate_check::oracle::Counts;
 use mooncrate_core::Now;
+use mooncrate_core::rng::Rng;
 use mooncrate_mem::clock::boottime;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -20,7 +21,7 @@ use std::time::Duration;
 /// What to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// The first seed; the others follow it.
+    /// The first seed; the others follow from it.
     pub seed: u64,
     /// Operations in all.
     pub ops: u64,
@@ -28,10 +29,8 @@ pub struct Job {
     pub ops_per_seed: Option<u64>,
     /// Threads.
     pub threads: usize,
-    /// Stop after this long, in real time, whatever is left.
-    pub limit: Option<Duration>,
-    /// Start until then, whatever `ops` says.
-    pub at_least: Option<Duration>,
+    /// Run for so long, in real time, whatever `ops` says.
+    pub span: Option<Duration>,
 }
 
 /// What several runs came to.
@@ -105,18 +104,18 @@ pub fn run_seed(seed: u64, ops: Option<u64>, watch: Watch) -> Outcome {
 /// Runs seeds until enough operations are done or a rule is broken; tells `progress` now and then.
 pub fn run(job: &Job, progress: impl Fn(&Sum) + Sync) -> Sum {
     let started = boottime();
-    let seeds = if job.at_least.is_some() { u64::MAX } else { seeds_for(job) };
+    let seeds = if job.span.is_some() { u64::MAX } else { seeds_for(job) };
     let next = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
     let sum = Mutex::new((Sum::default(), started));
-    let over = |limit: Option<Duration>| limit.is_some_and(|l| boottime().since(started) >= l);
+    let over = || job.span.is_some_and(|span| boottime().since(started) >= span);
     let work = || {
-        while !stop.load(Ordering::Relaxed) && !over(job.limit) && !over(job.at_least) {
+        while !stop.load(Ordering::Relaxed) && !over() {
             let at = next.fetch_add(1, Ordering::Relaxed);
             if at >= seeds {
                 return;
             }
-            let seed = job.seed.wrapping_add(at);
+            let seed = seed_at(job.seed, at);
             let outcome = run_seed(seed, job.ops_per_seed, Watch::default());
             if outcome.failure.is_some() {
                 stop.store(true, Ordering::Relaxed);
@@ -146,12 +145,17 @@ fn tell(sum: &mut (Sum, Now), started: Now, progress: &impl Fn(&Sum)) {
     }
 }
 
+/// The seeds of a run: the given one, then others that no other run begins with.
+fn seed_at(first: u64, at: u64) -> u64 {
+    if at == 0 { first } else { Rng::new(first ^ at.rotate_right(20)).next() }
+}
+
 /// How many seeds it takes to do that many operations.
 fn seeds_for(job: &Job) -> u64 {
     let mut ops = 0;
     let mut seeds = 0;
     while ops < job.ops {
-        ops += Swarm::draw(job.seed.wrapping_add(seeds), job.ops_per_seed).ops.max(1);
+        ops += Swarm::draw(seed_at(job.seed, seeds), job.ops_per_seed).ops.max(1);
         seeds += 1;
     }
     seeds
@@ -166,8 +170,7 @@ mod tests {
         ops: 6_000,
         ops_per_seed: Some(1_500),
         threads: 1,
-        limit: None,
-        at_least: None,
+        span: None,
     };
 
     #[test]

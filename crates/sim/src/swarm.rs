@@ -88,9 +88,11 @@ impl Swarm {
         let faults = draw_faults(rng);
         let flips = faults[Fault::BitFlip as usize].is_some();
         let slots = *pick(rng, &[16, 24, 48, 96, 256]);
+        let own_ops = 20_000 + rng.below(30_000);
         Self {
             seed,
-            ops: ops.unwrap_or_else(|| 20_000 + rng.below(30_000)),
+            // A shorter run is the beginning of the longer one.
+            ops: ops.unwrap_or(own_ops),
             hosts: between(rng, 2, 3) as u8,
             nodes: between(rng, 3, 5) as u8,
             clients: between(rng, 4, 8) as u8,

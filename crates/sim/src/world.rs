@@ -12,6 +12,7 @@ use crate::swarm::Swarm;
 use crate::trace::Trace;
 use crate::{MS, Nanos};
 use mooncrate_core::rng::Rng;
+use std::collections::VecDeque;
 
 /// Processes that may lead.
 const MASTERS: u8 = 3;
@@ -35,6 +36,8 @@ pub struct World {
     pub rng: Rng,
     /// The phase without faults, once it has begun.
     pub finale: Option<Finale>,
+    /// What waits for actors that stand still, in order.
+    waiting: Vec<(Actor, VecDeque<Event>)>,
 }
 
 /// How a run is watched.
@@ -78,7 +81,8 @@ impl World {
         let nodes = (0..swarm.nodes).map(|ix| Node::new(&mut ctx, ix)).collect();
         let clients = (0..swarm.clients).map(|ix| Client::new(&ctx, ix)).collect();
         let rng = Rng::stream(seed, "faults");
-        let mut world = Self { ctx, masters, nodes, clients, rng, finale: None };
+        let waiting = Vec::new();
+        let mut world = Self { ctx, masters, nodes, clients, rng, finale: None, waiting };
         world.ctx.at(0, Event::Election);
         world.ctx.at(AUDIT, Event::Audit);
         for master in 0..MASTERS {
@@ -131,11 +135,40 @@ impl World {
     }
 
     fn dispatch(&mut self, event: Event) {
-        if let Some(until) = self.paused(&event) {
-            // Handled later, in the same order.
-            self.ctx.at(until, event);
+        if let Some(actor) = target(&event)
+            && self.paused_until(actor) > self.ctx.now
+        {
+            self.put_off(actor, event);
+        } else {
+            self.happen(event);
+        }
+    }
+
+    /// Handled when the actor goes on, in the same order.
+    fn put_off(&mut self, actor: Actor, event: Event) {
+        if let Some((_, queue)) = self.waiting.iter_mut().find(|(who, _)| *who == actor) {
+            queue.push_back(event);
             return;
         }
+        self.waiting.push((actor, VecDeque::from([event])));
+        self.ctx.at(self.paused_until(actor), Event::Resume(actor));
+    }
+
+    /// An actor goes on, unless it was stopped again meanwhile.
+    fn resume(&mut self, actor: Actor) {
+        let until = self.paused_until(actor);
+        if until > self.ctx.now {
+            self.ctx.at(until, Event::Resume(actor));
+            return;
+        }
+        let at = self.waiting.iter().position(|(who, _)| *who == actor);
+        let (_, queue) = self.waiting.swap_remove(at.expect("somebody waits for it"));
+        for event in queue {
+            self.happen(event);
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
         let now = self.ctx.now;
         let (tag, detail) = fingerprint(&event);
         self.ctx.trace.mix(tag, now, detail);
@@ -181,9 +214,12 @@ impl World {
             }
             Event::Election => self.elect(),
             Event::Fault(fault) => self.strike(fault),
-            Event::Stall(master, span) => {
-                self.masters[usize::from(master)].paused_until = now + span;
+            Event::Stall(master, span) if !ctx.calm => {
+                let master = &mut self.masters[usize::from(master)];
+                master.paused_until = master.paused_until.max(now + span);
             }
+            Event::Stall(..) => {}
+            Event::Resume(actor) => self.resume(actor),
             Event::Restart(actor) => self.restart(actor),
             Event::Audit => {
                 ctx.after(AUDIT, Event::Audit);
@@ -207,24 +243,12 @@ impl World {
         }
     }
 
-    /// Until when the actor of an event stands still, if it does.
-    fn paused(&self, event: &Event) -> Option<Nanos> {
-        let until = match event {
-            Event::Master(to, _) | Event::MasterTick(to, _) => {
-                self.masters[usize::from(*to)].paused_until
-            }
-            Event::Node(to, _)
-            | Event::NodeTick(to, _)
-            | Event::NodeBeat(to, _)
-            | Event::NodeFrame(to, ..) => self.nodes[usize::from(*to)].paused_until,
-            Event::Client(to, _)
-            | Event::ClientTick(to, _)
-            | Event::Lane(to, ..)
-            | Event::Zombie(to, ..) => self.clients[usize::from(*to)].paused_until,
-            Event::Step(op, _) => self.clients[usize::from(op.client)].paused_until,
-            _ => 0,
-        };
-        (until > self.ctx.now).then_some(until)
+    fn paused_until(&self, actor: Actor) -> Nanos {
+        match actor {
+            Actor::Master(at) => self.masters[usize::from(at)].paused_until,
+            Actor::Node(at) => self.nodes[usize::from(at)].paused_until,
+            Actor::Client(at) => self.clients[usize::from(at)].paused_until,
+        }
     }
 
     /// The first eligible process takes office when the last term is over.
@@ -268,6 +292,23 @@ impl World {
     }
 }
 
+/// Who handles an event; `None`: the world itself.
+fn target(event: &Event) -> Option<Actor> {
+    Some(match event {
+        Event::Master(to, _) | Event::MasterTick(to, _) => Actor::Master(*to),
+        Event::Node(to, _)
+        | Event::NodeTick(to, _)
+        | Event::NodeBeat(to, _)
+        | Event::NodeFrame(to, ..) => Actor::Node(*to),
+        Event::Client(to, _)
+        | Event::ClientTick(to, _)
+        | Event::Lane(to, ..)
+        | Event::Zombie(to, ..) => Actor::Client(*to),
+        Event::Step(op, _) => Actor::Client(op.client),
+        _ => return None,
+    })
+}
+
 /// What an event adds to the trace: its kind, and something of what it says.
 fn fingerprint(event: &Event) -> (u64, u64) {
     use crate::message::{ToClient, ToMaster, ToNode};
@@ -279,6 +320,7 @@ fn fingerprint(event: &Event) -> (u64, u64) {
                 ToMaster::Announce { page, .. } => u64::from(*page),
                 ToMaster::Beat { sent, .. } => sent.0,
                 ToMaster::Notices { list } => list.len() as u64,
+                ToMaster::Unmount { node, .. } => u64::from(*node),
             };
             (1, u64::from(*to) << 56 ^ detail)
         }
@@ -320,5 +362,10 @@ fn fingerprint(event: &Event) -> (u64, u64) {
         Event::Audit => (17, 0),
         Event::Finale => (18, 0),
         Event::Stall(master, _) => (19, u64::from(*master)),
+        Event::Resume(actor) => match actor {
+            Actor::Master(at) => (20, u64::from(*at)),
+            Actor::Node(at) => (21, u64::from(*at)),
+            Actor::Client(at) => (22, u64::from(*at)),
+        },
     }
 }

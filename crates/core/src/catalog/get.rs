@@ -2,7 +2,7 @@
 //! (M12).
 
 use super::Catalog;
-use super::objects::{Entry, Part, Stage};
+use super::objects::{Entry, EntryId, Part, Stage};
 use crate::error::GetError;
 use crate::ids::ObjectId;
 use crate::key::{self, Key};
@@ -42,9 +42,33 @@ impl Catalog {
     /// that long.
     pub fn locate(&mut self, now: Now, key: &[u8], lease_ms: u32) -> Result<Located, GetError> {
         key::check(key)?;
-        let Some(id) = self.objects.find(key::hash(key), key) else {
-            return Err(self.absent(now));
-        };
+        let found = self.objects.find(key::hash(key), key);
+        self.locate_found(now, found, lease_ms)
+    }
+
+    /// The same for many keys, at less than the sum of their prices.
+    pub fn locate_many(
+        &mut self,
+        now: Now,
+        keys: &[&[u8]],
+        lease_ms: u32,
+    ) -> Vec<Result<Located, GetError>> {
+        let found = self.objects.find_many(keys);
+        let keys = keys.iter().zip(found);
+        keys.map(|(key, found)| {
+            key::check(key)?;
+            self.locate_found(now, found, lease_ms)
+        })
+        .collect()
+    }
+
+    fn locate_found(
+        &mut self,
+        now: Now,
+        found: Option<EntryId>,
+        lease_ms: u32,
+    ) -> Result<Located, GetError> {
+        let Some(id) = found else { return Err(self.absent(now)) };
         let entry = self.objects.entry(id);
         if entry.stage != Stage::Ready {
             return Err(self.absent(now));
@@ -76,7 +100,22 @@ impl Catalog {
     /// Whether a key has a readable copy. Grants nothing and touches nothing.
     pub fn exist(&self, now: Now, key: &[u8]) -> Result<bool, GetError> {
         key::check(key)?;
-        let found = self.objects.find(key::hash(key), key).is_some_and(|id| {
+        self.exist_found(now, self.objects.find(key::hash(key), key))
+    }
+
+    /// The same for many keys.
+    pub fn exist_many(&self, now: Now, keys: &[&[u8]]) -> Vec<Result<bool, GetError>> {
+        let found = self.objects.find_many(keys);
+        let keys = keys.iter().zip(found);
+        keys.map(|(key, found)| {
+            key::check(key)?;
+            self.exist_found(now, found)
+        })
+        .collect()
+    }
+
+    fn exist_found(&self, now: Now, found: Option<EntryId>) -> Result<bool, GetError> {
+        let found = found.is_some_and(|id| {
             let entry = self.objects.entry(id);
             entry.stage == Stage::Ready && self.readable(entry)
         });

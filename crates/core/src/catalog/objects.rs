@@ -27,7 +27,8 @@ pub(super) enum Stage {
     Writing,
     /// Visible.
     Ready,
-    /// Hidden; this many owners have not yet said that nobody can read it any more.
+    /// Removed or given up: hidden; this many owners have not yet said that nobody can read or
+    /// publish it any more.
     Removing(u8),
 }
 
@@ -133,8 +134,21 @@ impl Entry {
 pub(super) struct Objects {
     slab: Chunked<Option<Entry>>,
     free: Vec<EntryId>,
-    index: Vec<HashTable<EntryId>>,
+    index: Vec<HashTable<Indexed>>,
     len: usize,
+}
+
+/// What the index says of a key: where its entry is, and enough of its hash to be nearly sure of that
+/// without a look at the entry, which is a cache miss away.
+#[derive(Clone, Copy, Debug)]
+struct Indexed {
+    id: EntryId,
+    tag: u32,
+}
+
+/// Bits of a hash that neither the shards nor the tables use first.
+fn tag(hash: u64) -> u32 {
+    (hash >> 20) as u32
 }
 
 impl Default for Objects {
@@ -159,12 +173,39 @@ impl Objects {
     }
 
     pub(super) fn find(&self, hash: KeyHash, key: &[u8]) -> Option<EntryId> {
-        let slab = &self.slab;
+        let (slab, tag) = (&self.slab, tag(hash.0));
         self.index[shard(hash.0)]
-            .find(hash.0, |&id| {
-                slab[id].as_ref().is_some_and(|entry| entry.hash == hash.0 && *entry.key == *key)
+            .find(hash.0, |&Indexed { id, tag: other }| {
+                other == tag && slab[id].as_ref().is_some_and(|entry| *entry.key == *key)
             })
-            .copied()
+            .map(|indexed| indexed.id)
+    }
+
+    /// Finds many keys. In steps, each over all keys: a step waits for one cache miss per key, and
+    /// those of different keys overlap; one key after the other would add them up.
+    pub(super) fn find_many(&self, keys: &[&[u8]]) -> Vec<Option<EntryId>> {
+        let hashes: Vec<KeyHash> = keys.iter().map(|key| crate::key::hash(key)).collect();
+        let mut found: Vec<Option<EntryId>> = hashes
+            .iter()
+            .map(|hash| {
+                let tag = tag(hash.0);
+                let table = &self.index[shard(hash.0)];
+                table.find(hash.0, |indexed| indexed.tag == tag).map(|indexed| indexed.id)
+            })
+            .collect();
+        let lengths: Vec<usize> = found
+            .iter()
+            .map(|id| id.and_then(|id| self.get(id)).map_or(0, |entry| entry.key.len()))
+            .collect();
+        for (at, id) in found.iter_mut().enumerate() {
+            let Some(candidate) = *id else { continue };
+            let same = lengths[at] == keys[at].len() && *self.entry(candidate).key == *keys[at];
+            if !same {
+                // Two keys share a tag: once in some billions.
+                *id = self.find(hashes[at], keys[at]);
+            }
+        }
+        found
     }
 
     /// Adds an entry whose key is not indexed yet.
@@ -177,8 +218,9 @@ impl Objects {
             self.slab.push(Some(entry))
         };
         let slab = &self.slab;
-        self.index[shard(hash)].insert_unique(hash, id, |&other| {
-            slab[other].as_ref().expect("indexed entries are filled").hash
+        let indexed = Indexed { id, tag: tag(hash) };
+        self.index[shard(hash)].insert_unique(hash, indexed, |other| {
+            slab[other.id].as_ref().expect("indexed entries are filled").hash
         });
         self.len += 1;
         id
@@ -187,7 +229,7 @@ impl Objects {
     pub(super) fn remove(&mut self, id: EntryId) -> Entry {
         let entry = self.slab[id].take().expect("the caller holds a live entry");
         let shard = &mut self.index[shard(entry.hash)];
-        let found = shard.find_entry(entry.hash, |&other| other == id);
+        let found = shard.find_entry(entry.hash, |other| other.id == id);
         found.expect("filled entries are indexed").remove();
         self.free.push(id);
         self.len -= 1;

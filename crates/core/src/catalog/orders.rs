@@ -224,7 +224,6 @@ impl Catalog {
         *left -= 1;
         if *left == 0 {
             self.objects.remove(id);
-            self.counters.removed += 1;
         }
     }
 

@@ -147,8 +147,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Gives up a put: the key can be put again at once, the ranges return when their owners have
-    /// fenced the writer.
+    /// Gives up a put: the key can be put again when the owners have confirmed it, the ranges return
+    /// when the writer is fenced.
     pub fn put_revoke(&mut self, now: Now, key: &[u8], token: PutToken) -> Result<(), PutError> {
         let id = self.open_put(key, token)?;
         if self.objects.entry(id).stage != Stage::Writing {
@@ -159,11 +159,19 @@ impl Catalog {
         Ok(())
     }
 
-    /// Ends an open put without a value.
+    /// Ends an open put without a value. Its key stays taken until every owner has said that no copy
+    /// can be published any more: otherwise the key could get another value, and a copy that was
+    /// published meanwhile could come back as a second one when a new leader asks the nodes (C2).
     pub(super) fn abort_put(&mut self, now: Now, id: EntryId) {
-        let entry = self.objects.remove(id);
-        for part in entry.parts.as_slice() {
-            self.end_life(now, part, entry.extent(part), Action::Abort, None);
+        let entry = self.objects.entry_mut(id);
+        let parts = std::mem::replace(&mut entry.parts, Parts::new(Vec::new()));
+        entry.stage = Stage::Removing(parts.as_slice().len() as u8);
+        for part in parts.as_slice() {
+            let extent = self.objects.entry(id).extent(part);
+            // A segment that is leaving answers for its copy when it is fenced: `sweep`.
+            if self.segments.book(part.segment).is_open() {
+                self.end_life(now, part, extent, Action::Abort, Some(id));
+            }
         }
         self.close_put();
     }

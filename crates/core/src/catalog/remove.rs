@@ -54,6 +54,7 @@ impl Catalog {
         let action = Action::Retire { free_after_ms: lease::left_ms(now, entry.lease_end) };
         let object = entry.object;
         self.objects.entry_mut(id).stage = Stage::Removing(parts.len() as u8);
+        self.counters.removed += 1;
         for part in &parts {
             let extent = self.objects.entry(id).extent(part);
             // A segment that is leaving answers for its copy when it is fenced: `sweep`.

@@ -299,6 +299,8 @@ impl Client {
         get.chunk = len.div_ceil(steps).next_multiple_of(64).max(64);
         let lease_ms = get.located.as_ref().expect("a replica was chosen").lease_ms;
         get.gap = match get.mode {
+            // A view that is looked at for a while.
+            Mode::Pinned if get.pinned && self.rng.chance(300) => self.rng.below(20 * MS),
             Mode::LeaseOnly if self.rng.chance(200) => {
                 // Uses most of its lease, or more.
                 Nanos::from(lease_ms) * MS * self.rng.below(1200) / 1000 / steps

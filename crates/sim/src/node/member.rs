@@ -206,7 +206,6 @@ impl Node {
         if let Err(error) = result {
             ctx.say(|| format!("n{} announced in vain: {error}", self.ix));
             if error == MountError::StaleIncarnation {
-                ctx.mark(Mark::LateMountRefused);
                 self.bury();
                 self.start(ctx);
             } else {

@@ -178,6 +178,24 @@ impl Node {
         self.bury();
     }
 
+    /// The process ends in order: it serves nobody any more, then it says so.
+    pub fn leave(&mut self, ctx: &mut Ctx) {
+        ctx.say(|| format!("n{} leaves", self.ix));
+        self.up = false;
+        self.boot += 1;
+        self.writes.clear();
+        self.reads.clear();
+        self.pins.clear();
+        let mut segments = Vec::new();
+        for store in &self.stores {
+            store.segment.set_serve_until(Now(0));
+            segments.push((store.segment.spec().segment, store.segment.spec().incarnation));
+        }
+        let farewell = ToMaster::Unmount { node: self.ix, segments };
+        ctx.to_master(Actor::Node(self.ix), self.standing.leader, farewell);
+        self.bury();
+    }
+
     fn bury(&mut self) {
         for store in &self.stores {
             store.dead.store(true, Ordering::Relaxed);

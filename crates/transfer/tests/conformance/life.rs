@@ -78,7 +78,7 @@ pub(crate) fn link(address: &Address) -> Link {
     Link::connect(address, &hello, &LinkConfig::default(), soon()).unwrap()
 }
 
-pub(crate) fn put_frame<'a>(value: &'a Value) -> message::BeginWrite<'a> {
+pub(crate) fn put_frame(value: &Value) -> message::BeginWrite<'_> {
     let write = value.write(&[]);
     message::BeginWrite {
         locator: write.locator,

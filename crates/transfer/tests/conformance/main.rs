@@ -7,6 +7,7 @@
 //!
 //! What differs by design is said where it is tested: `Stream` shows nothing in place, `Shared`
 //! reads without asking, `Local` has no peer that could be silent.
+#![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
 mod flips;
 mod hang_up;

@@ -1,0 +1,15 @@
+//! Clusters over real sockets, and their processes killed, stopped and started again.
+//!
+//! ```text
+//!   calls     every call over shared memory and over TCP; several nodes, several clients, judged
+//!   faults    nodes and clients that die or stand still
+//!   restart   masters and nodes that come back
+//! ```
+#![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
+
+mod calls;
+mod faults;
+mod fleet;
+#[path = "../../examples/full_pool/judge.rs"]
+mod judge;
+mod restart;

@@ -1,0 +1,141 @@
+//! Masters and nodes that come back.
+
+use crate::fleet::{Fleet, REGISTRATION, connect, judge, patiently, stamped, until};
+use mooncrate::{Advice, PutConfig, Store, Stored};
+use rustix::process::Signal;
+
+const COUNT: u32 = 200;
+
+fn name(n: u32) -> Vec<u8> {
+    format!("m/{n}").into_bytes()
+}
+
+fn len(n: u32) -> usize {
+    n as usize * 401
+}
+
+fn put_all(store: &Store) {
+    for n in 0..COUNT {
+        let replicas = 1 + (n % 2) as u8;
+        let config = PutConfig { replicas, ..store.put_config() };
+        store.put_parts(&name(n), &[&stamped(&name(n), n, len(n))], &config).unwrap();
+    }
+}
+
+fn all_there(store: &Store) {
+    for n in 0..COUNT {
+        judge(&name(n), n, len(n), &store.get(&name(n)).unwrap().unwrap());
+    }
+}
+
+/// M11: losing the master loses no byte; G6 in small: what was removed stays removed.
+fn everything_comes_back(with_state: bool) {
+    let mut fleet = Fleet::start(&["a", "b"]);
+    let old = connect(&fleet.address, true);
+    put_all(&old);
+    all_there(&old);
+    for n in [3, 4, 5] {
+        assert!(old.remove(&name(n), false).unwrap());
+        assert_eq!(old.put(&name(n), &stamped(&name(n), n, len(n))).unwrap(), Stored::New);
+    }
+    old.put(b"gone", b"x").unwrap();
+    assert!(old.remove(b"gone", false).unwrap());
+    let epoch = old.stat().unwrap().epoch;
+
+    fleet.restart_master(with_state);
+    // Locators that were handed out go on working, whatever the master does.
+    all_there(&old);
+    let fresh = [connect(&fleet.address, true), connect(&fleet.address, false)];
+    until("both nodes are back", REGISTRATION, || {
+        let stat = fresh[0].stat().unwrap();
+        stat.nodes == 2 && !stat.rebuilding && stat.objects >= u64::from(COUNT)
+    });
+    for store in &fresh {
+        for n in 0..COUNT {
+            judge(&name(n), n, len(n), &patiently(|| store.get(&name(n))).unwrap());
+        }
+        assert_eq!(patiently(|| store.get(b"gone")), None);
+    }
+    let stat = fresh[0].stat().unwrap();
+    assert!(stat.epoch > epoch, "{stat:?}");
+    assert_eq!((stat.objects, stat.open_puts), (COUNT.into(), 0));
+    let page = fresh[0].list(b"m/", 0, 1000).unwrap();
+    let twice = page.entries.iter().filter(|entry| entry.replicas == 2).count();
+    assert_eq!((page.entries.len(), twice), (COUNT as usize, 100 - 2));
+    // One value per key, across leaders.
+    assert_eq!(patiently(|| fresh[0].put(&name(1), b"other")), Stored::AlreadyThere);
+    assert_eq!(patiently(|| fresh[0].put(b"gone", b"y")), Stored::New);
+    assert!(patiently(|| fresh[1].remove(&name(1), true)));
+    assert_eq!(old.get(&name(1)).unwrap(), None);
+    assert_eq!(old.get(b"gone").unwrap().unwrap(), b"y");
+    fleet.audit();
+}
+
+#[test]
+fn a_master_with_its_state_comes_back() {
+    everything_comes_back(true);
+}
+
+#[test]
+fn a_master_without_its_state_comes_back() {
+    everything_comes_back(false);
+}
+
+/// M9: while nodes are still to announce, an unknown key is not known to be absent. Nobody hears
+/// "no such key" of a key that is there, and nobody puts a second value under it.
+#[test]
+fn a_rebuilding_master_says_so() {
+    let mut fleet = Fleet::start(&["a", "b"]);
+    let old = connect(&fleet.address, true);
+    put_all(&old);
+    for node in &fleet.nodes {
+        node.signal(Signal::STOP);
+    }
+    fleet.restart_master(true);
+    let fresh = connect(&fleet.address, true);
+    for n in 0..COUNT {
+        let refused = fresh.get(&name(n)).map(|_| ()).unwrap_err();
+        assert!(refused.to_string().contains("being rebuilt"), "{refused}");
+        assert!(matches!(refused.advice(), Advice::Retry { .. }));
+    }
+    let refused = fresh.put(&name(0), b"second").unwrap_err();
+    assert!(refused.to_string().contains("being rebuilt"), "{refused}");
+    for node in &fleet.nodes {
+        node.signal(Signal::CONT);
+    }
+    for n in 0..COUNT {
+        let found = patiently(|| fresh.get(&name(n))).expect("not lost");
+        judge(&name(n), n, len(n), &found);
+    }
+    for n in 0..COUNT {
+        assert_eq!(patiently(|| fresh.put(&name(n), b"second")), Stored::AlreadyThere);
+    }
+}
+
+/// Fault row 24: a node of the same name comes back with empty memory, while clients remember what
+/// it held. Its old locators are dead, the master forgets them, and the name serves again.
+#[test]
+fn a_node_that_comes_back_has_new_memory() {
+    let mut fleet = Fleet::start(&["a"]);
+    let stores = [connect(&fleet.address, true), connect(&fleet.address, false)];
+    for life in 0..3_u32 {
+        let value = stamped(b"k", life, 70_000);
+        assert_eq!(patiently(|| stores[0].put(b"k", &value)), Stored::New);
+        for store in &stores {
+            judge(b"k", life, 70_000, &store.get(b"k").unwrap().unwrap());
+        }
+        fleet.nodes[0].kill();
+        fleet.nodes.clear();
+        fleet.start_node("a");
+        for store in &stores {
+            // The mapping of the dead process may be served for the rest of its leave.
+            if let Ok(Some(found)) = store.get(b"k") {
+                judge(b"k", life, 70_000, &found);
+            }
+        }
+        until("the old memory is forgotten", 2 * REGISTRATION, || {
+            stores.iter().all(|store| matches!(store.get(b"k"), Ok(None)))
+        });
+    }
+    fleet.audit();
+}
