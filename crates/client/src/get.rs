@@ -200,7 +200,10 @@ impl Client {
 /// What one of `copies` may take of the time that is left: an owner that stands still must not use
 /// up what the others need (G12).
 pub(crate) fn share(deadline: Deadline, copies: usize) -> Deadline {
+    if copies <= 1 {
+        return deadline;
+    }
     let now = boottime();
-    let copies = u32::try_from(copies).unwrap_or(u32::MAX).max(1);
+    let copies = u32::try_from(copies).unwrap_or(u32::MAX);
     now.deadline_in(deadline.left(now) / copies)
 }

@@ -8,7 +8,8 @@ use mooncrate_core::canary::Canary;
 pub enum Caught {
     /// By this simulator.
     Here,
-    /// By the model checker, in the named test of `mem`.
+    /// By the model checker, in the named tests of `crates/mem/tests/loom`: one event here is one step
+    /// of a thread there, and this simulator is sequentially consistent.
     ByLoom(&'static str),
     /// There is no such code that could be broken.
     NothingToBreak(&'static str),
@@ -17,12 +18,10 @@ pub enum Caught {
 /// Who catches what.
 pub const fn caught(canary: Canary) -> Caught {
     match canary {
-        Canary::SeedRefcount => Caught::ByLoom(
-            "its two steps are one event here; see the models of the word in crates/mem/tests/loom.rs",
-        ),
+        Canary::SeedRefcount => Caught::ByLoom("seed_000_lets_a_reader_into_freed_memory"),
         Canary::MissingFence => Caught::ByLoom(
-            "this simulator is sequentially consistent; see the models of the unpinned copy in \
-             crates/mem/tests/loom.rs",
+            "without_the_readers_fence_a_torn_copy_passes, \
+             without_the_writers_fence_a_torn_copy_passes",
         ),
         Canary::CacheBeforeVerify => {
             Caught::NothingToBreak("the client caches locators, never bytes")
@@ -43,7 +42,7 @@ mod hunt {
     /// Operations per seed: many short runs find a bug sooner than few long ones.
     const OPS_PER_SEED: u64 = 8_000;
     /// How long one bug may hide.
-    const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_mins(1);
 
     /// What a hunt came to.
     #[derive(Clone, Debug)]

@@ -43,8 +43,10 @@ impl Clock {
         if canary::on(Canary::WallClockLease) { Now(mono.0 + self.wall) } else { mono }
     }
 
-    /// Sets the wall clock by an hour.
+    /// Sets the wall clock by an hour. Canary 3 sets it forward only: backward steps stop a master's
+    /// whole clockwork, which is noticed at once and proves less.
     pub fn step_wall(&mut self, forward: bool) {
+        let forward = forward || canary::on(Canary::WallClockLease);
         self.wall = if forward { self.wall + WALL_STEP } else { self.wall - WALL_STEP };
     }
 }

@@ -1,6 +1,7 @@
 //! What all actors share: the heap of events, the network, the clocks, the judge and the counters.
 //! Actors change each other only by events.
 
+use crate::Nanos;
 use crate::clock::Clock;
 use crate::judge::Failure;
 use crate::marks::{Mark, Marks};
@@ -8,7 +9,6 @@ use crate::message::{Actor, CallId, Event, ToClient, ToMaster, ToNode};
 use crate::network::{Network, Route};
 use crate::swarm::Swarm;
 use crate::trace::Trace;
-use crate::Nanos;
 use mooncrate_check::{OpId, Oracle, OracleConfig};
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{KeyHash, LeaderEpoch, NodeId, Now, SegmentId, key};
@@ -101,8 +101,7 @@ impl Ctx {
     pub fn new(swarm: Swarm, trace: Trace) -> Self {
         let seed = swarm.seed;
         let mut clocks = Rng::stream(seed, "clocks");
-        let config =
-            OracleConfig { no_loss: false, unknown_settles_after: Some(UNKNOWN_SETTLES) };
+        let config = OracleConfig { no_loss: false, unknown_settles_after: Some(UNKNOWN_SETTLES) };
         let keys = (0..swarm.keys)
             .map(|n| {
                 let bytes = format!("key-{n}").into_bytes();
@@ -204,7 +203,7 @@ impl Ctx {
     }
 
     /// The next thing to happen; time moves there.
-    pub fn next(&mut self) -> Option<Event> {
+    pub fn pop(&mut self) -> Option<Event> {
         let Reverse((at, _, slot)) = self.heap.pop()?;
         self.now = at;
         self.free.push(slot);
@@ -272,34 +271,32 @@ impl Ctx {
             return false;
         }
         let client = Actor::Client(call.op.client);
-        match self.data_delay(link, client, Actor::Node(node)) {
-            Some(at) => {
-                self.at(at, Event::Node(node, message));
-                true
-            }
-            None => {
-                self.break_call(link, node, call);
-                false
-            }
+        if let Some(at) = self.data_delay(link, client, Actor::Node(node)) {
+            self.at(at, Event::Node(node, message));
+            return true;
         }
+        self.break_call(link, node, call);
+        false
     }
 
     /// A message of a data call to a client.
-    pub fn call_client(&mut self, link: &mut Link, node: u8, call: CallId, message: ToClient) -> bool {
+    pub fn call_client(
+        &mut self,
+        link: &mut Link,
+        node: u8,
+        call: CallId,
+        message: ToClient,
+    ) -> bool {
         if link.broken {
             return false;
         }
         let client = call.op.client;
-        match self.data_delay(link, Actor::Node(node), Actor::Client(client)) {
-            Some(at) => {
-                self.at(at, Event::Client(client, message));
-                true
-            }
-            None => {
-                self.break_call(link, node, call);
-                false
-            }
+        if let Some(at) = self.data_delay(link, Actor::Node(node), Actor::Client(client)) {
+            self.at(at, Event::Client(client, message));
+            return true;
         }
+        self.break_call(link, node, call);
+        false
     }
 
     fn data_delay(&mut self, link: &mut Link, from: Actor, to: Actor) -> Option<Nanos> {
@@ -334,7 +331,6 @@ impl Ctx {
         let at = (self.now + delay).max(link.last + 1);
         self.at(at, Event::Node(node, ToNode::HangUp { call }));
     }
-
 }
 
 /// One direction of a data call.

@@ -77,12 +77,10 @@ impl Fault {
             Self::NodePause => (400, 80 * MS, 2_000 * MS),
             Self::ClientCrash => (400, 50 * MS, 1_000 * MS),
             Self::ClientPause => (450, 30 * MS, 800 * MS),
-            Self::LeaderCrash => (300, 600 * MS, 12_000 * MS),
-            Self::LeaderPause => (300, 600 * MS, 12_000 * MS),
-            Self::LeaderCut => (300, 600 * MS, 12_000 * MS),
+            Self::LeaderCrash | Self::LeaderPause | Self::LeaderCut => (300, 600 * MS, 12_000 * MS),
             Self::Partition => (450, 60 * MS, 1_500 * MS),
             Self::WallStep => (400, 20 * MS, 500 * MS),
-            Self::BitFlip => (120, 5 * MS, 200 * MS),
+            Self::BitFlip => (300, 5 * MS, 200 * MS),
         }
     }
 }

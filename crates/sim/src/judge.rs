@@ -106,7 +106,7 @@ pub fn drained(masters: &[Master], nodes: &[Node], leader: u8) -> Result<(), Str
     if catalog.rebuilding() {
         return Err("the index is being rebuilt".into());
     }
-    if catalog.len() > 0 || catalog.open_puts() > 0 {
+    if !catalog.is_empty() || catalog.open_puts() > 0 {
         let (objects, open) = (catalog.len(), catalog.open_puts());
         return Err(format!("{objects} objects are indexed, {open} puts are open"));
     }

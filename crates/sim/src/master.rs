@@ -12,8 +12,8 @@ use crate::swarm::{TERM, between};
 use crate::{MS, Nanos};
 use mooncrate_core::catalog::{Catalog, Counters, Removal, Start};
 use mooncrate_core::error::{PutError, RemoveError};
-use mooncrate_core::rng::Rng;
 use mooncrate_core::plan::SegmentOffer;
+use mooncrate_core::rng::Rng;
 use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, ObjectId, PutConfig, SegmentId};
 use std::time::Duration;
 
@@ -116,10 +116,8 @@ impl Master {
 
     /// Holds its term, if it still is the one.
     fn renew(&mut self, ctx: &mut Ctx) {
-        let mine = self
-            .catalog
-            .as_ref()
-            .is_some_and(|catalog| catalog.epoch() == ctx.election.epoch);
+        let mine =
+            self.catalog.as_ref().is_some_and(|catalog| catalog.epoch() == ctx.election.epoch);
         if !mine || self.cut_until > ctx.now {
             return;
         }
@@ -153,7 +151,7 @@ impl Master {
             return;
         }
         if self.zombie_until == 0 {
-            self.zombie_until = ctx.now + between(&mut self.rng, 1, 500) * MS;
+            self.zombie_until = ctx.now + between(&mut self.rng, 20, 900) * MS;
         } else if self.zombie_until <= ctx.now || ctx.calm {
             ctx.say(|| format!("master {} steps down", self.ix));
             self.count(ctx);

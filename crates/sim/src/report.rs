@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn a_failure_names_the_command_that_repeats_it() {
-        let failure_of = Failure { rule: "C4".into(), text: "too late".into(), key: Some(3), op: 9 };
+        let failure_of =
+            Failure { rule: "C4".into(), text: "too late".into(), key: Some(3), op: 9 };
         let outcome = Outcome {
             seed: 0xab,
             hash: 1,

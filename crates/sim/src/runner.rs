@@ -70,7 +70,8 @@ impl Sum {
         mine.misses += theirs.misses;
         mine.gets_failed += theirs.gets_failed;
         self.marks.add(&outcome.marks);
-        let mixed = (outcome.seed ^ outcome.hash.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed =
+            (outcome.seed ^ outcome.hash.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.hash = self.hash.wrapping_add(mixed ^ (mixed >> 31));
         if let Some(failure) = &outcome.failure
             && self.failed.as_ref().is_none_or(|(seed, _)| *seed > outcome.seed)
@@ -165,13 +166,8 @@ fn seeds_for(job: &Job) -> u64 {
 mod tests {
     use super::*;
 
-    const JOB: Job = Job {
-        seed: 500,
-        ops: 6_000,
-        ops_per_seed: Some(1_500),
-        threads: 1,
-        span: None,
-    };
+    const JOB: Job =
+        Job { seed: 500, ops: 6_000, ops_per_seed: Some(1_500), threads: 1, span: None };
 
     #[test]
     fn threads_change_nothing() {

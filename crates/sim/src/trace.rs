@@ -54,8 +54,7 @@ impl Trace {
         let wanted = |line: &&String| {
             words.is_empty() || words.iter().any(|word| line.split(' ').any(|part| part == word))
         };
-        let mut last: Vec<String> =
-            lines.iter().rev().filter(wanted).take(most).cloned().collect();
+        let mut last: Vec<String> = lines.iter().rev().filter(wanted).take(most).cloned().collect();
         last.reverse();
         last
     }

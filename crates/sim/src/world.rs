@@ -123,7 +123,7 @@ impl World {
 
     /// One event. False: the run is over.
     fn step(&mut self, until_op: Option<u64>) -> bool {
-        let Some(event) = self.ctx.next() else { return false };
+        let Some(event) = self.ctx.pop() else { return false };
         self.ctx.stats.events += 1;
         self.dispatch(event);
         let ops = self.ctx.stats.ops;

@@ -37,8 +37,9 @@ impl Catalog {
             }
             book.pinned_streak = 0;
         }
-        // What is on its way out may be enough; if it was not, the caller comes again.
-        if book.ending_bytes < bytes {
+        // Evictions on their way out may be enough; if they were not, the caller comes again. What a
+        // remove left to its last readers may take long, so it does not count alone (M13).
+        if book.evicting == 0 || book.ending_bytes < bytes {
             self.evict_bytes(now, segment, bytes, LOOKS_MAX);
         }
         if self.segments.book(segment).evicting > 0 { Reclaim::Ordered } else { Reclaim::InUse }

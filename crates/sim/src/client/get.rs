@@ -1,8 +1,8 @@
 //! get: a locator from the cache or the master, then the bytes: in frames from the owner, or copied
 //! out of mapped memory in steps, with other events between them.
 
-use super::op::{Body, Flow, Op, Outcome};
 use super::Client;
+use super::op::{Body, Flow, Op, Outcome};
 use crate::ctx::{Ctx, Link};
 use crate::marks::Mark;
 use crate::message::{Ask, CallId, DataError, Event, ToNode};
@@ -78,8 +78,7 @@ impl Client {
             _ => Mode::Full,
         };
         let cached = self.cache[usize::from(op.key)].clone();
-        let use_cache =
-            mode != Mode::LeaseOnly && cached.is_some() && self.rng.chance(load.cached);
+        let use_cache = mode != Mode::LeaseOnly && cached.is_some() && self.rng.chance(load.cached);
         op.body = Body::Get(Box::new(GetOp {
             id,
             buffer: Vec::new(),
@@ -151,7 +150,7 @@ impl Client {
                     }
                     _ => Got::Miss,
                 };
-                self.get_ended(ctx, op, got)
+                get_ended(ctx, op, got)
             }
         }
     }
@@ -179,7 +178,7 @@ impl Client {
                 self.get_locate(ctx, op);
                 return Flow::Goes;
             }
-            return self.get_ended(ctx, op, Got::Miss);
+            return get_ended(ctx, op, Got::Miss);
         };
         let locator = located.replicas[at];
         let len = located.len;
@@ -198,8 +197,8 @@ impl Client {
         let old = std::mem::take(&mut get.buffer);
         ctx.recycle(old);
         get.buffer = ctx.buffer(len as usize);
-        let one_sided = here
-            && (get.mode == Mode::LeaseOnly || self.rng.chance(ctx.swarm.load.one_sided));
+        let one_sided =
+            here && (get.mode == Mode::LeaseOnly || self.rng.chance(ctx.swarm.load.one_sided));
         if one_sided {
             return self.get_map(ctx, op, &locator);
         }
@@ -314,8 +313,8 @@ impl Client {
         }
         op.wait_until = op.deadline;
         let get = op.get();
-        let slot = get.locator.expect("a replica was chosen").slot;
-        let word = get.store.as_ref().expect("it is mapped").segment.one_sided().word(slot);
+        let header = get.locator.expect("a replica was chosen").slot;
+        let word = get.store.as_ref().expect("it is mapped").segment.one_sided().word(header);
         match word {
             Ok(word) => {
                 get.before = word;
@@ -388,7 +387,7 @@ impl Client {
         let get = op.get();
         if mode == Mode::LeaseOnly && now >= get.lease_end {
             ctx.mark(Mark::LeaseExpiredMidRead);
-            return self.get_ended(ctx, op, Got::Failed);
+            return get_ended(ctx, op, Got::Failed);
         }
         match verdict {
             Ok(()) => {
@@ -396,7 +395,7 @@ impl Client {
                     let text = format!("{locator:?} was freed under a lease: {honest:?}");
                     ctx.fail("G5", Some(key), text);
                 }
-                self.get_accept(ctx, op)
+                get_accept(ctx, op)
             }
             Err(error) => {
                 note_refusal(ctx, error, locator.generation, &honest);
@@ -432,7 +431,7 @@ impl Client {
         if get.mode == Mode::Full && seal_of(&get.buffer) != seal {
             return self.get_corrupt(ctx, op);
         }
-        self.get_accept(ctx, op)
+        get_accept(ctx, op)
     }
 
     /// The right life, but not the bytes that were sealed: a flipped bit, or the store is broken.
@@ -449,14 +448,7 @@ impl Client {
             get.locator
         );
         ctx.fail("G2", Some(key), text);
-        self.get_ended(ctx, op, Got::Failed)
-    }
-
-    /// The bytes are good, says the reader. Now the oracle.
-    fn get_accept(&mut self, ctx: &mut Ctx, op: &mut Op) -> Flow {
-        let hash = ctx.keys[usize::from(op.key)].hash;
-        let got = Got::of(&op.get().buffer, hash);
-        self.get_ended(ctx, op, got)
+        get_ended(ctx, op, Got::Failed)
     }
 
     /// This replica cannot be read: the next one.
@@ -484,28 +476,6 @@ impl Client {
         op.wait_until = op.deadline;
         self.get_choose(ctx, op)
     }
-
-    pub(super) fn get_ended(&mut self, ctx: &mut Ctx, op: &mut Op, got: Got) -> Flow {
-        let key = op.key;
-        let get = op.get();
-        let open = matches!(get.waits, Waits::Frames | Waits::Pin | Waits::Mapping);
-        if (open || get.pinned) && !get.link.broken {
-            ctx.hang_up(&mut get.link, get.node, get.call);
-        }
-        if let Got::Value { .. } = got
-            && let Some(store) = &get.store
-            && store.dead()
-        {
-            ctx.mark(Mark::DeadNodeRead);
-        }
-        let id = get.id;
-        ctx.observe(key, What::GetEnded { get: id, got });
-        Flow::Ends(match got {
-            Got::Value { .. } => Outcome::Done,
-            Got::Miss => Outcome::Missed,
-            Got::Bad(_) | Got::Failed => Outcome::Failed,
-        })
-    }
 }
 
 fn note_refusal(ctx: &mut Ctx, error: ReadError, generation: Generation, reading: &Reading) {
@@ -519,4 +489,34 @@ fn note_refusal(ctx: &mut Ctx, error: ReadError, generation: Generation, reading
         ReadError::Fenced => ctx.mark(Mark::FencedRead),
         _ => {}
     }
+}
+
+/// The get is over: closes what is open and tells the oracle.
+pub(super) fn get_ended(ctx: &mut Ctx, op: &mut Op, got: Got) -> Flow {
+    let key = op.key;
+    let get = op.get();
+    let open = matches!(get.waits, Waits::Frames | Waits::Pin | Waits::Mapping);
+    if (open || get.pinned) && !get.link.broken {
+        ctx.hang_up(&mut get.link, get.node, get.call);
+    }
+    if let Got::Value { .. } = got
+        && let Some(store) = &get.store
+        && store.dead()
+    {
+        ctx.mark(Mark::DeadNodeRead);
+    }
+    let id = get.id;
+    ctx.observe(key, What::GetEnded { get: id, got });
+    Flow::Ends(match got {
+        Got::Value { .. } => Outcome::Done,
+        Got::Miss => Outcome::Missed,
+        Got::Bad(_) | Got::Failed => Outcome::Failed,
+    })
+}
+
+/// The bytes are good, says the reader. Now the oracle.
+fn get_accept(ctx: &mut Ctx, op: &mut Op) -> Flow {
+    let hash = ctx.keys[usize::from(op.key)].hash;
+    let got = Got::of(&op.get().buffer, hash);
+    get_ended(ctx, op, got)
 }

@@ -208,8 +208,8 @@ impl Client {
             Flow::Ends(outcome) => {
                 let fair = op.began >= self.excused_until;
                 if fair && ctx.now > op.deadline + DEADLINE_SLACK {
-                    let late = (ctx.now - op.deadline) / US;
-                    let text = format!("an operation ended {late} us after its deadline");
+                    let over = (ctx.now - op.deadline) / US;
+                    let text = format!("an operation ended {over} us after its deadline");
                     ctx.fail("G9", Some(op.key), text);
                 }
                 self.last_outcome = Some(outcome);
@@ -302,13 +302,11 @@ impl Client {
             self.ask(ctx, op, ask);
             return Flow::Goes;
         }
-        match op.body {
-            Body::Get(_) => self.get_unanswered(ctx, op),
-            _ => {
-                op.wait_until = op.deadline;
-                Flow::Goes
-            }
+        if let Body::Get(_) = op.body {
+            return self.get_unanswered(ctx, op);
         }
+        op.wait_until = op.deadline;
+        Flow::Goes
     }
 
     fn find_leader(&mut self, ctx: &Ctx) {
@@ -321,7 +319,7 @@ impl Client {
     fn expire(&mut self, ctx: &mut Ctx, op: &mut Op) -> Flow {
         match op.body {
             Body::Put(_) => self.put_failed(ctx, op),
-            Body::Get(_) => self.get_ended(ctx, op, Got::Failed),
+            Body::Get(_) => get::get_ended(ctx, op, Got::Failed),
             Body::Remove { remove } => {
                 ctx.observe(op.key, What::RemoveUnknown { remove });
                 Flow::Ends(Outcome::Failed)
@@ -367,7 +365,10 @@ impl Client {
 
     fn answered(&mut self, ctx: &mut Ctx, op: &mut Op, answer: Answer) -> Flow {
         if let Answer::NotLeader = answer {
-            self.find_leader(ctx);
+            // Some ask the old one again: it may still believe, and plan.
+            if self.rng.chance(600) {
+                self.find_leader(ctx);
+            }
             // Not at once: an election takes a while.
             op.wait_until = ctx.now + between(&mut self.rng, 1, 10) * MS;
             return Flow::Goes;

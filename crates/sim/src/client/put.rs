@@ -198,19 +198,15 @@ impl Client {
         let Some(copy) = put.copies.iter_mut().find(|copy| copy.call == call) else {
             return Flow::Goes;
         };
-        match result {
-            Ok(store) => {
-                copy.store = Some(store);
-                let slow = copy.slow;
-                ctx.after(self.gap(slow), Event::Step(me, call.part));
-                Flow::Goes
-            }
-            Err(_) => {
-                // Nothing was opened, so nothing needs to be closed.
-                copy.done = true;
-                self.put_failed(ctx, op)
-            }
+        if let Ok(store) = result {
+            copy.store = Some(store);
+            let slow = copy.slow;
+            ctx.after(self.gap(slow), Event::Step(me, call.part));
+            return Flow::Goes;
         }
+        // Nothing was opened, so nothing needs to be closed.
+        copy.done = true;
+        self.put_failed(ctx, op)
     }
 
     /// Sends or stores the next bytes of one replica; after the last ones, the signal.
@@ -312,7 +308,8 @@ impl Client {
                 self.tell(ctx, key, Ask::Revoke { token });
             }
         }
-        let what = if signalled { What::PutUnknown { put: id } } else { What::PutRefused { put: id } };
+        let what =
+            if signalled { What::PutUnknown { put: id } } else { What::PutRefused { put: id } };
         ctx.observe(key, what);
         Flow::Ends(Outcome::Failed)
     }

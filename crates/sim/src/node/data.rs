@@ -95,8 +95,11 @@ impl Node {
         let mut link = self.link(ctx, call);
         let result = self.open(ctx, begin);
         ctx.say(|| {
-            let what = result.as_ref().map(|_| ()).map_err(|error| error.to_string());
-            format!("k{} n{} begins {:?} {:?}: {what:?}", begin.key, self.ix, begin.locator, begin.path)
+            let what = result.as_ref().map(|_| ()).map_err(ToString::to_string);
+            format!(
+                "k{} n{} begins {:?} {:?}: {what:?}",
+                begin.key, self.ix, begin.locator, begin.path
+            )
         });
         let guard = match result {
             Ok(guard) => guard,
@@ -171,8 +174,9 @@ impl Node {
         // comes after the client's last store.
         let result = published.map_err(|unpublished| match unpublished.error {
             PublishError::Aborted => DataError::Aborted,
-            PublishError::BadToken | PublishError::Incomplete { .. } => DataError::Refused,
-            PublishError::Corrupt { .. } => DataError::Refused,
+            PublishError::BadToken
+            | PublishError::Incomplete { .. }
+            | PublishError::Corrupt { .. } => DataError::Refused,
         });
         ctx.say(|| format!("k{key} n{} publishes {locator:?}: {result:?}", self.ix));
         ctx.call_client(&mut link, self.ix, call, ToClient::Written { call, result });
