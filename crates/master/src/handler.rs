@@ -2,10 +2,10 @@
 //! wait for news, once as threads that do.
 
 use crate::service::Master;
+use mooncrate_core::LeaderEpoch;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{LeaderEpoch, SegmentId};
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
@@ -205,8 +205,7 @@ impl MasterApi for Master {
         unmount: &Unmount,
         _deadline: Deadline,
     ) -> Result<Result<(), MountError>, CallError> {
-        let segments: Vec<SegmentId> = unmount.segments.iter().map(|(id, _)| *id).collect();
-        self.unmount_segments(unmount.node, &segments);
+        self.unmount_segments(unmount.node, &unmount.segments);
         Ok(Ok(()))
     }
 

@@ -55,9 +55,11 @@ impl Master {
         Ok(())
     }
 
-    pub(crate) fn unmount_segments(&self, node: NodeId, segments: &[SegmentId]) {
+    pub(crate) fn unmount_segments(&self, node: NodeId, mounts: &[(SegmentId, Incarnation)]) {
         let mut mind = self.mind();
-        mind.catalog.unmount(boottime(), node, segments);
+        let current = mounts.iter().filter(|(id, mount)| mind.catalog.mounts(*id, *mount));
+        let segments: Vec<SegmentId> = current.map(|(id, _)| *id).collect();
+        mind.catalog.unmount(boottime(), node, &segments);
         if !mind.catalog.knows(node) {
             mind.directory.nodes.remove(&node);
             if let Err(error) = mind.keep() {

@@ -358,6 +358,12 @@ impl Catalog {
         *book = Book::new(offer, self.config.policy, Phase::Announcing { ranges: Vec::new() });
     }
 
+    /// Whether this very mount of a segment is known. A farewell of an earlier one is out of date.
+    pub fn mounts(&self, segment: SegmentId, incarnation: Incarnation) -> bool {
+        let found = self.segments.find(segment);
+        found.is_some_and(|index| self.segments.book(index).offer.incarnation == incarnation)
+    }
+
     /// A node gives its segments up. It has stopped serving them before it asks.
     pub fn unmount(&mut self, now: Now, node: NodeId, segments: &[SegmentId]) {
         for segment in segments {

@@ -42,7 +42,10 @@ struct Copying {
     slow: bool,
     store: Option<Arc<Store>>,
     told: bool,
+    /// The owner has answered for the last time.
     done: bool,
+    /// It has published the copy.
+    published: bool,
 }
 
 /// A direct put that was given up while its copy loop was running: the loop goes on, and only its end
@@ -142,6 +145,7 @@ impl Client {
             store: None,
             told: false,
             done: false,
+            published: false,
         }
     }
 
@@ -248,10 +252,11 @@ impl Client {
             return Flow::Goes;
         };
         copy.done = true;
+        copy.published = result.is_ok();
         if result.is_err() {
             return self.put_failed(ctx, op);
         }
-        if put.copies.iter().all(|copy| copy.done) {
+        if put.copies.iter().all(|copy| copy.published) {
             let plan = put.plan.as_ref().expect("it was written by its plan");
             let ask = Ask::PutEnd { token: plan.token, seal: put.seal };
             self.ask(ctx, op, ask);
@@ -292,7 +297,7 @@ impl Client {
         let key = op.key;
         let put = op.put();
         let (id, len, seal, signalled) = (put.id, put.len, put.seal, put.signalled);
-        let complete = !put.copies.is_empty() && put.copies.iter().all(|copy| copy.done);
+        let complete = !put.copies.is_empty() && put.copies.iter().all(|copy| copy.published);
         let token = put.plan.as_ref().map(|plan| plan.token);
         for mut copy in std::mem::take(&mut put.copies) {
             let storing = copy.path == Path::Direct && copy.store.is_some();
