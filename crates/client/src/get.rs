@@ -5,12 +5,14 @@ use crate::client::{Client, Counters};
 use crate::error::Error;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key::{self, KeyHash};
+use mooncrate_core::lease;
 use mooncrate_core::plan::{Located, Locator};
-use mooncrate_core::time::Deadline;
+use mooncrate_core::time::{Deadline, Now};
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Read, TransferError, Transport, View};
 use mooncrate_wire::DataError;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How often an object is looked for when it keeps moving.
 const TRIES_MAX: u32 = 4;
@@ -70,6 +72,23 @@ impl Client {
     /// Bytes of the value, or `None` if there is none.
     pub fn size(&self, key: &[u8]) -> Result<Option<u64>, Error> {
         Ok(self.locate(key, self.deadline())?.map(|located| located.len))
+    }
+
+    /// Asks that an object be neither evicted nor removed for `time`; until when that is promised, by
+    /// this machine's `CLOCK_BOOTTIME`, or `None` if there is no value. At most 10 s; ask again to go on.
+    pub fn lease(&self, key: &[u8], time: Duration) -> Result<Option<Now>, Error> {
+        let before_sending = boottime();
+        let wish_ms = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let mut found = self.master.locate(wish_ms, &[key], self.deadline())?;
+        match found.pop().expect("one result per item") {
+            Ok(located) => {
+                let end = lease::holder_end(before_sending, located.lease_ms);
+                self.cache.insert(key::hash(key), key, Arc::new(located));
+                Ok(Some(end))
+            }
+            Err(GetError::NotFound) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Finds an object and does something with it; when its place was stale, finds it again.

@@ -11,9 +11,9 @@ use crate::swarm::Swarm;
 use crate::trace::Trace;
 use mooncrate_check::{OpId, Oracle, OracleConfig};
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{KeyHash, LeaderEpoch, NodeId, Now, SegmentId, key};
+use mooncrate_core::{KeyHash, LeaderEpoch, NodeId, Now, ObjectId, SegmentId, key};
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeSet, BinaryHeap, HashSet};
 use std::time::Duration;
 
 /// After this long a put without an answer has taken effect or never will: put timeout, registration
@@ -84,6 +84,8 @@ pub struct Ctx {
     pub failure: Option<Failure>,
     /// No more faults: everything must come right.
     pub calm: bool,
+    /// Puts that were told to have finished. Looked up, never walked.
+    pub finished: HashSet<ObjectId>,
     /// Which node owns which segment.
     pub owners: Vec<(SegmentId, u8)>,
     /// A buffer for bytes on their way.
@@ -121,6 +123,7 @@ impl Ctx {
             election: Election::default(),
             failure: None,
             calm: false,
+            finished: HashSet::new(),
             owners: Vec::new(),
             scratch: Vec::new(),
             pool: Vec::new(),

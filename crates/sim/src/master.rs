@@ -193,13 +193,7 @@ impl Master {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
                 // A late farewell must not end a later mount of the same segment.
-                let mounted = catalog.segments();
-                let still = |(id, incarnation): &(SegmentId, Incarnation)| {
-                    let same = |offer: &SegmentOffer| {
-                        offer.segment == *id && offer.incarnation == *incarnation
-                    };
-                    mounted.iter().any(|stat| same(&stat.offer))
-                };
+                let still = |(id, mount): &(SegmentId, Incarnation)| catalog.mounts(*id, *mount);
                 let segments: Vec<SegmentId> =
                     segments.into_iter().filter(still).map(|(id, _)| id).collect();
                 catalog.unmount(now, crate::node::id(node), &segments);

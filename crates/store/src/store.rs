@@ -11,12 +11,14 @@ use mooncrate_core::{LeaderEpoch, ZoneId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_transfer::{EngineConfig, Path, Segments};
+use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{ClusterStat, Listing};
 use mooncrate_wire::{
     Address, Hello, LinkKind, LinkPool, MasterLink, PoolConfig, Role, ServerConfig,
 };
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How a store inside this process is made.
 #[derive(Clone, Debug)]
@@ -198,6 +200,13 @@ impl Store {
     /// Bytes of a value, or `None` if there is none.
     pub fn size(&self, key: &[u8]) -> Result<Option<u64>, Error> {
         Ok(self.inner.client.size(key)?)
+    }
+
+    /// Asks that a value be neither evicted nor removed for `time`, 10 s at most; the rest of the promise
+    /// when the call returns, or `None` if there is no value. Ask again to go on.
+    pub fn lease(&self, key: &[u8], time: Duration) -> Result<Option<Duration>, Error> {
+        let end = self.inner.client.lease(key, time)?;
+        Ok(end.map(|end| end.since(boottime())))
     }
 
     /// Whether a key has a value. Asking protects nothing from eviction.

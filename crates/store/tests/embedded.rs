@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use std::time::Duration;
+
 use mooncrate::{Advice, CatalogConfig, EmbeddedOptions, Path, Store, Stored};
 
 fn small() -> Store {
@@ -102,6 +104,25 @@ fn a_removed_object_that_is_looked_at_blocks_nobody_else() {
         assert_eq!(store.put(&n.to_le_bytes(), &vec![3; 200_000]).unwrap(), Stored::New);
     }
     assert!(view.iter().all(|byte| *byte == 1));
+}
+
+#[test]
+fn a_lease_keeps_a_value_from_eviction_and_removal() {
+    let store = small();
+    assert_eq!(store.lease(b"leased", Duration::from_secs(1)).unwrap(), None);
+    store.put(b"leased", &vec![9; 100_000]).unwrap();
+    let left = store.lease(b"leased", Duration::from_secs(60)).unwrap().unwrap();
+    assert!(left > Duration::from_secs(5) && left <= Duration::from_secs(10), "{left:?}");
+    let refused = store.remove(b"leased", false).unwrap_err();
+    assert!(refused.to_string().contains("leased"), "{refused}");
+    assert!(matches!(refused.advice(), Advice::Retry { .. }));
+    for n in 0..200_u32 {
+        store.put(&n.to_le_bytes(), &vec![1; 200_000]).unwrap();
+    }
+    assert_eq!(store.get(b"leased").unwrap().unwrap(), vec![9; 100_000]);
+    assert_eq!(store.get(&0_u32.to_le_bytes()).unwrap(), None);
+    assert!(store.remove(b"leased", true).unwrap());
+    assert_eq!(store.get(b"leased").unwrap(), None);
 }
 
 #[test]

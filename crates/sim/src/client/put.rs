@@ -41,11 +41,20 @@ struct Copying {
     chunk: u64,
     slow: bool,
     store: Option<Arc<Store>>,
-    told: bool,
-    /// The owner has answered for the last time.
-    done: bool,
-    /// It has published the copy.
-    published: bool,
+    progress: Progress,
+}
+
+/// How far the owner of a replica is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// It takes bytes, or will.
+    Open,
+    /// It was told to publish.
+    Told,
+    /// It said no, for good.
+    Refused,
+    /// The copy can be read.
+    Published,
 }
 
 /// A direct put that was given up while its copy loop was running: the loop goes on, and only its end
@@ -143,9 +152,7 @@ impl Client {
             chunk: len.div_ceil(steps).next_multiple_of(64).max(64),
             slow: self.rng.chance(ctx.swarm.load.slow),
             store: None,
-            told: false,
-            done: false,
-            published: false,
+            progress: Progress::Open,
         }
     }
 
@@ -171,7 +178,7 @@ impl Client {
             Path::Whole => {
                 // The owner publishes by itself.
                 put.signalled = true;
-                copy.told = true;
+                copy.progress = Progress::Told;
             }
             Path::Stream => {
                 ctx.after(self.gap(copy.slow), Event::Step(me, part as u8));
@@ -209,7 +216,7 @@ impl Client {
             return Flow::Goes;
         }
         // Nothing was opened, so nothing needs to be closed.
-        copy.done = true;
+        copy.progress = Progress::Refused;
         self.put_failed(ctx, op)
     }
 
@@ -220,20 +227,20 @@ impl Client {
         let Some(plan) = &put.plan else { return Flow::Goes };
         let (token, seal, len, id) = (plan.token, put.seal, put.len, put.id);
         let copy = &mut put.copies[usize::from(part)];
-        if copy.done || copy.link.broken {
+        if copy.closed() || copy.link.broken {
             return Flow::Goes;
         }
         let last = copy.next + copy.chunk >= len;
         let early = canary::on(Canary::EarlyPublish) && last;
-        if (copy.next >= len || early) && !copy.told {
-            copy.told = true;
+        if (copy.next >= len || early) && copy.progress == Progress::Open {
+            copy.progress = Progress::Told;
             put.signalled = true;
             let signal = ToNode::Signal { call: copy.call, token, seal };
             ctx.call_node(&mut copy.link, copy.node, copy.call, signal);
         } else {
             copy.advance(ctx, id, key, len);
         }
-        if copy.next < len || !copy.told {
+        if copy.next < len || copy.progress == Progress::Open {
             let slow = copy.slow;
             ctx.after(self.gap(slow), Event::Step(me, part));
         }
@@ -251,12 +258,11 @@ impl Client {
         let Some(copy) = put.copies.iter_mut().find(|copy| copy.call == call) else {
             return Flow::Goes;
         };
-        copy.done = true;
-        copy.published = result.is_ok();
+        copy.progress = if result.is_ok() { Progress::Published } else { Progress::Refused };
         if result.is_err() {
             return self.put_failed(ctx, op);
         }
-        if put.copies.iter().all(|copy| copy.published) {
+        if put.copies.iter().all(Copying::published) {
             let plan = put.plan.as_ref().expect("it was written by its plan");
             let ask = Ask::PutEnd { token: plan.token, seal: put.seal };
             self.ask(ctx, op, ask);
@@ -267,7 +273,7 @@ impl Client {
     pub(super) fn put_broken(&mut self, ctx: &mut Ctx, op: &mut Op, call: CallId) -> Flow {
         let put = op.put();
         match put.copies.iter().find(|copy| copy.call == call) {
-            Some(copy) if !copy.done => self.put_failed(ctx, op),
+            Some(copy) if !copy.closed() => self.put_failed(ctx, op),
             _ => Flow::Goes,
         }
     }
@@ -287,6 +293,7 @@ impl Client {
         let put = op.put();
         let plan = put.plan.as_ref().expect("it was written by its plan");
         let old = OldPut { key, token: plan.token, seal: put.seal, complete: true, ended: true };
+        ctx.finished.insert(plan.object);
         ctx.observe(key, What::PutEnded { put: put.id });
         self.remember(old);
         Flow::Ends(Outcome::Done)
@@ -297,13 +304,13 @@ impl Client {
         let key = op.key;
         let put = op.put();
         let (id, len, seal, signalled) = (put.id, put.len, put.seal, put.signalled);
-        let complete = !put.copies.is_empty() && put.copies.iter().all(|copy| copy.published);
+        let complete = !put.copies.is_empty() && put.copies.iter().all(Copying::published);
         let token = put.plan.as_ref().map(|plan| plan.token);
         for mut copy in std::mem::take(&mut put.copies) {
             let storing = copy.path == Path::Direct && copy.store.is_some();
-            if storing && !copy.told && copy.next < len && !copy.done {
+            if storing && copy.progress == Progress::Open && copy.next < len {
                 self.haunt(ctx, Zombie { id: 0, put: id, key, len, copy });
-            } else if !copy.done {
+            } else if !copy.closed() {
                 ctx.hang_up(&mut copy.link, copy.node, copy.call);
             }
         }
@@ -350,6 +357,15 @@ impl Client {
 }
 
 impl Copying {
+    fn published(&self) -> bool {
+        self.progress == Progress::Published
+    }
+
+    /// The owner has answered for the last time.
+    fn closed(&self) -> bool {
+        matches!(self.progress, Progress::Published | Progress::Refused)
+    }
+
     /// The next bytes, as a frame or straight into the mapping.
     fn advance(&mut self, ctx: &mut Ctx, put: PutId, key: u16, len: u64) {
         let take = self.chunk.min(len - self.next);
