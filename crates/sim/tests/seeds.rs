@@ -70,7 +70,7 @@ fn a_young_node_does_not_end_the_rebuild() {
 /// first value back beside the second (C2).
 #[test]
 fn a_put_that_was_given_up_blocks_its_key_until_the_owners_know() {
-    clean(0xe153_beda_0b1b_cb2c, Some(6_000));
+    clean(0x8d1a_4757_914a_db67, Some(8_500));
 }
 
 /// A few more seeds, whatever they hold.

@@ -111,7 +111,7 @@ fn a_lease_keeps_a_value_from_eviction_and_removal() {
     let store = small();
     assert_eq!(store.lease(b"leased", Duration::from_secs(1)).unwrap(), None);
     store.put(b"leased", &vec![9; 100_000]).unwrap();
-    let left = store.lease(b"leased", Duration::from_secs(60)).unwrap().unwrap();
+    let left = store.lease(b"leased", Duration::from_mins(1)).unwrap().unwrap();
     assert!(left > Duration::from_secs(5) && left <= Duration::from_secs(10), "{left:?}");
     let refused = store.remove(b"leased", false).unwrap_err();
     assert!(refused.to_string().contains("leased"), "{refused}");
