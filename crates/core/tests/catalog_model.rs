@@ -16,7 +16,7 @@ use mooncrate_core::{
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 const NODES: u64 = 3;
@@ -62,7 +62,7 @@ struct Owners {
     /// Lives that somebody leased: no order may end them before the holder's end (G5).
     leases: BTreeMap<(SegmentId, Slot, Generation), Now>,
     /// Lives whose end was ordered: only the first order tells how long to wait.
-    told: BTreeMap<(SegmentId, Slot, Generation), ()>,
+    told: BTreeSet<(SegmentId, Slot, Generation)>,
 }
 
 impl Owners {
@@ -86,8 +86,8 @@ impl Owners {
             Action::Evict => assert!(lease <= now, "{order:?} evicts a leased life"),
             Action::Retire { free_after_ms } => {
                 let free_at = now.plus(Duration::from_millis(free_after_ms.into()));
-                let told = self.told.insert((order.segment, order.slot, g), ());
-                assert!(told.is_some() || free_at >= lease, "{order:?} cuts a lease short");
+                let first = self.told.insert((order.segment, order.slot, g));
+                assert!(!first || free_at >= lease, "{order:?} cuts a lease short");
             }
             Action::Abort => {}
         }
@@ -253,6 +253,25 @@ impl Rig {
         }
     }
 
+    /// A lease that is still on refuses a plain remove; afterwards nobody finds the key.
+    fn remove(&mut self, k: u8, force: bool) -> Result<(), TestCaseError> {
+        let leased = self.index.get(&k).copied().filter(|_| !force).and_then(|_| {
+            let found = self.catalog.locate(self.now, &key(k), 0).ok()?;
+            let l = found.replicas.first()?;
+            self.owners.leases.get(&(l.segment, l.slot, l.generation)).copied()
+        });
+        if leased.is_some_and(|end| end > self.now) {
+            let refused = self.catalog.remove(self.now, &key(k), false);
+            prop_assert!(matches!(refused, Err(RemoveError::Leased { .. })), "{refused:?}");
+            return Ok(());
+        }
+        if let Ok(Removal::Waiting(object)) = self.catalog.remove(self.now, &key(k), force) {
+            prop_assert_eq!(self.index.remove(&k), Some(object));
+            prop_assert_eq!(self.locate(k, 0)?, None);
+        }
+        Ok(())
+    }
+
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match *op {
             Op::PutStart { key: k, len, replicas } => {
@@ -292,23 +311,7 @@ impl Rig {
             Op::Locate { key: k, lease_ms } => {
                 self.locate(k, lease_ms)?;
             }
-            Op::Remove { key: k, force } => {
-                let leased = self.index.get(&k).copied().filter(|_| !force).and_then(|_| {
-                    let found = self.catalog.locate(self.now, &key(k), 0).ok()?;
-                    let l = found.replicas.first()?;
-                    self.owners.leases.get(&(l.segment, l.slot, l.generation)).copied()
-                });
-                if leased.is_some_and(|end| end > self.now) {
-                    let refused = self.catalog.remove(self.now, &key(k), false);
-                    prop_assert!(matches!(refused, Err(RemoveError::Leased { .. })), "{refused:?}");
-                    return Ok(());
-                }
-                if let Ok(Removal::Waiting(object)) = self.catalog.remove(self.now, &key(k), force)
-                {
-                    prop_assert_eq!(self.index.remove(&k), Some(object));
-                    prop_assert_eq!(self.locate(k, 0)?, None);
-                }
-            }
+            Op::Remove { key: k, force } => self.remove(k, force)?,
             Op::Pin { key: k } => {
                 if let Some(locator) = self.locate(k, 0)? {
                     let word = self.owners.word(&locator);

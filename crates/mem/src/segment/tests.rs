@@ -203,6 +203,22 @@ fn begin_refuses_what_does_not_fit() {
     drop(guard);
 }
 
+/// A new leader heard that the slot is being written and may have given its key away: what the old one
+/// planned must not appear any more (C2).
+#[test]
+fn a_put_of_an_old_leader_is_not_published() {
+    let segment = segment(false);
+    let at = locator(0, 0, 1);
+    let mut guard = begin(&segment, at, 1);
+    guard.write(0, b"x").unwrap();
+    segment.witness(LeaderEpoch(9)).unwrap();
+    let (token, seal) = (guard.token(), guard.seal());
+    let refused = guard.publish(T, token, seal).unwrap_err();
+    assert_eq!(refused.error, PublishError::Aborted);
+    drop(refused);
+    assert_eq!(tick(&segment, T)[0].result, freed(1));
+}
+
 /// Proves G7 at the owner.
 #[test]
 fn an_old_leader_is_refused() {

@@ -64,6 +64,8 @@ pub struct WriteGuard {
     start: *mut u8,
     len: u64,
     token: PutToken,
+    /// The leader that planned the put.
+    epoch: LeaderEpoch,
     /// What went through this guard, in order.
     sums: SliceSums,
     /// Set by publishing; then dropping changes nothing.
@@ -130,6 +132,7 @@ impl Segment {
             start,
             len: wanted.len,
             token: wanted.token,
+            epoch: wanted.epoch,
             sums: SliceSums::new(),
             published: false,
         })
@@ -307,6 +310,11 @@ impl WriteGuard {
         }
         let Locator { slot, generation, .. } = self.locator;
         let _life = self.segment.lives.lock(slot);
+        // A newer leader was told that this slot is being written, and may give its key to another put:
+        // the value must not appear behind its back (C2).
+        if self.segment.front.lock().epoch > self.epoch && !canary::on(Canary::OldEpochAccepted) {
+            return Err(PublishError::Aborted);
+        }
         self.segment.table.set_seal(slot, seal.0);
         self.segment
             .step(Some(now), slot, generation, Event::Publish)
