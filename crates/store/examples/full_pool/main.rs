@@ -1,4 +1,5 @@
-//! The proof of the full pool, by command: `./dev soak [seconds]`. Prints what was measured, and
+//! The proof of the full pool, by command: `./dev soak [seconds] [bytes]`; with
+//! bytes, all values have that size. Prints what was measured, and
 //! ends with 1 if anything was wrong, leaked or answered too late.
 
 mod judge;
@@ -20,6 +21,13 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         };
         proof.load_time = Duration::from_secs(seconds);
+    }
+    if let Some(wish) = std::env::args().nth(2) {
+        let Ok(size) = wish.parse() else {
+            eprintln!("usage: full_pool [seconds] [bytes]; `{wish}` is no number of bytes");
+            return ExitCode::from(2);
+        };
+        proof.one_size = Some(size);
     }
     let report = match proof.run() {
         Ok(report) => report,

@@ -29,6 +29,9 @@ pub(crate) struct Proof {
     pub(crate) pinned_time: Duration,
     pub(crate) segment_bytes: u64,
     pub(crate) threads: u64,
+    /// Of all values under load. Values of one size fill every byte; of mixed sizes they leave gaps,
+    /// because each needs one run.
+    pub(crate) one_size: Option<usize>,
 }
 
 impl Default for Proof {
@@ -38,6 +41,7 @@ impl Default for Proof {
             pinned_time: Duration::from_secs(3),
             segment_bytes: 256 << 20,
             threads: 8,
+            one_size: None,
         }
     }
 }
@@ -59,7 +63,7 @@ impl Proof {
             capacity: store.stat()?.capacity_bytes,
             ..Report::default()
         };
-        fill(&store, &judge)?;
+        self.fill(&store, &judge)?;
         self.load(&store, &judge, &mut report)?;
         self.pinned(&store, &judge, &mut report)?;
         drain(&store, &judge, &mut report)?;
@@ -73,13 +77,26 @@ impl Proof {
         Ok(report)
     }
 
+    /// Puts until the pool has begun to evict.
+    fn fill(&self, store: &Store, judge: &Judge) -> Result<(), Error> {
+        let mut worker = Worker::new(store, judge, u64::MAX, self.one_size);
+        while store.stat()?.evicted_objects < 10 {
+            let name = worker.some_key();
+            worker.put(&name);
+        }
+        Ok(())
+    }
+
     fn load(&self, store: &Store, judge: &Judge, report: &mut Report) -> Result<(), Error> {
         let stop = &AtomicBool::new(false);
         let evicted = store.stat()?.evicted_bytes;
         let mut tallies = Vec::new();
         std::thread::scope(|scope| -> Result<(), Error> {
             let threads: Vec<_> = (0..self.threads)
-                .map(|seed| scope.spawn(move || Worker::new(store, judge, seed).work(stop)))
+                .map(|seed| {
+                    let worker = Worker::new(store, judge, seed, self.one_size);
+                    scope.spawn(move || worker.work(stop))
+                })
                 .collect();
             let watched = watch(store, self.load_time, report);
             stop.store(true, Ordering::Relaxed);
@@ -138,7 +155,7 @@ impl Proof {
             let threads: Vec<_> = (0..self.threads)
                 .map(|seed| {
                     scope.spawn(move || {
-                        let mut worker = Worker::new(store, judge, 1000 + seed);
+                        let mut worker = Worker::new(store, judge, 1000 + seed, None);
                         while !end.passed(boottime()) {
                             let name = format!("late/{seed}/{}", worker.tally.operations);
                             worker.put(name.as_bytes());
@@ -165,16 +182,6 @@ impl Proof {
         report.pinned_busy += busy_micros.len() as u64;
         report.pinned_times = Times::of(busy_micros);
     }
-}
-
-/// Puts until the pool has begun to evict.
-fn fill(store: &Store, judge: &Judge) -> Result<(), Error> {
-    let mut worker = Worker::new(store, judge, u64::MAX);
-    while store.stat()?.evicted_objects < 10 {
-        let name = worker.some_key();
-        worker.put(&name);
-    }
-    Ok(())
 }
 
 /// Looks at the pool from outside while the others work: is it full, do the books balance?

@@ -55,13 +55,21 @@ pub(crate) struct Worker<'a> {
     store: &'a Store,
     judge: &'a Judge,
     rng: Rng,
+    /// Of all values, if they are to be alike.
+    one_size: Option<usize>,
     held: Vec<Held>,
     pub(crate) tally: Tally,
 }
 
 impl<'a> Worker<'a> {
-    pub(crate) fn new(store: &'a Store, judge: &'a Judge, seed: u64) -> Self {
-        Self { store, judge, rng: Rng::new(seed), held: Vec::new(), tally: Tally::default() }
+    pub(crate) fn new(
+        store: &'a Store,
+        judge: &'a Judge,
+        seed: u64,
+        one_size: Option<usize>,
+    ) -> Self {
+        let (held, tally) = (Vec::new(), Tally::default());
+        Self { store, judge, rng: Rng::new(seed), one_size, held, tally }
     }
 
     pub(crate) fn work(mut self, stop: &AtomicBool) -> Tally {
@@ -89,8 +97,11 @@ impl<'a> Worker<'a> {
         format!("k/{}", self.rng.below(KEYS)).into_bytes()
     }
 
-    /// Sizes of all orders of magnitude, equally often.
+    /// Sizes of all orders of magnitude, equally often, unless all are to be alike.
     fn some_size(&mut self) -> usize {
+        if let Some(size) = self.one_size {
+            return size;
+        }
         let doublings = (SIZE_MAX / SIZE_MIN).ilog2();
         let floor = SIZE_MIN << self.rng.below(doublings.into());
         (floor + self.rng.below(floor + 1)) as usize
