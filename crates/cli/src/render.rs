@@ -40,6 +40,8 @@ pub(crate) struct Started {
     pub(crate) segment_bytes: Option<u64>,
     /// What example commands must say to find the master; empty when it is where they look.
     pub(crate) find_master: String,
+    /// How this program was called, so that the examples can be pasted.
+    pub(crate) program: String,
 }
 
 /// A number of bytes for people.
@@ -263,13 +265,13 @@ fn started_screen(started: &Started) -> String {
     line("segment", started.segment_bytes.map(bytes));
     line("name", started.node_name.clone());
     if started.master.is_some() {
-        let at = &started.find_master;
+        let (program, at) = (&started.program, &started.find_master);
         lines.push(String::new());
         lines.push("Try, in another terminal:".to_owned());
         lines.push(String::new());
-        lines.push(format!("  mooncrate put hello --value world{at}"));
-        lines.push(format!("  mooncrate get hello{at}"));
-        lines.push(format!("  mooncrate stat{at}"));
+        lines.push(format!("  {program} put hello --value world{at}"));
+        lines.push(format!("  {program} get hello{at}"));
+        lines.push(format!("  {program} stat{at}"));
     }
     lines.push(String::new());
     lines.push("Ctrl-C stops it.".to_owned());

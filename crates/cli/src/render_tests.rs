@@ -15,6 +15,7 @@ fn started() -> Started {
         node_name: Some("box-7413".into()),
         segment_bytes: Some(256 << 20),
         find_master: String::new(),
+        program: "mooncrate".into(),
     }
 }
 

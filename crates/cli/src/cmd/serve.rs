@@ -203,6 +203,7 @@ fn started(
         segment_bytes: node.then_some(settings.segment_bytes),
         master,
         find_master,
+        program: std::env::args().next().unwrap_or_else(|| "mooncrate".into()),
     }
 }
 
