@@ -74,6 +74,18 @@ struct Reserved {
     allocation: Allocation,
 }
 
+/// What placement is asked for one replica.
+fn ask<'a>(
+    bytes: u64,
+    config: &'a PutConfig,
+    avoid_nodes: &'a [NodeId],
+    tried: &'a [usize],
+    need_free: bool,
+) -> Ask<'a> {
+    let PutConfig { preferred, host, zone, .. } = config;
+    Ask { bytes, preferred, host: *host, zone: *zone, avoid_nodes, tried, need_free }
+}
+
 impl Catalog {
     /// Reserves room for a value and returns the plan to write it, or says why not. `Reclaiming`:
     /// evict orders are out; carry them out and call again.
@@ -287,15 +299,7 @@ impl Catalog {
     ) -> Option<Reserved> {
         let mut tried = [0_usize; PICKS_MAX];
         for picks in 0..PICKS_MAX {
-            let ask = Ask {
-                bytes,
-                preferred: &config.preferred,
-                host: config.host,
-                zone: config.zone,
-                avoid_nodes,
-                tried: &tried[..picks],
-                need_free: true,
-            };
+            let ask = ask(bytes, config, avoid_nodes, &tried[..picks], true);
             let pick = self.placement.pick(&self.segments.loads, &ask)?;
             let segment = pick as SegmentIndex;
             let book = self.segments.book_mut(segment);
@@ -326,15 +330,7 @@ impl Catalog {
     ) -> PutError {
         let mut tried = [0_usize; PICKS_MAX];
         for picks in 0..PICKS_MAX {
-            let ask = Ask {
-                bytes,
-                preferred: &config.preferred,
-                host: config.host,
-                zone: config.zone,
-                avoid_nodes,
-                tried: &tried[..picks],
-                need_free: false,
-            };
+            let ask = ask(bytes, config, avoid_nodes, &tried[..picks], false);
             let Some(pick) = self.placement.pick(&self.segments.loads, &ask) else { break };
             match self.reclaim(now, pick as SegmentIndex, bytes) {
                 evict::Reclaim::Ordered => return PutError::Reclaiming { after_ms: RECLAIM_MS },
