@@ -30,12 +30,18 @@ impl Master {
         }
         mind.drop_mail(node);
         mind.directory.nodes.insert(node, mount.info.clone());
-        if let Err(error) = mind.keep() {
-            // Serving goes on; only a restart would not wait for this node.
+        let epoch = mind.catalog.epoch();
+        drop(mind);
+        self.keep_or_say();
+        tracing::info!(node = %mount.info.name, segments = mount.offers.len(), "node mounted");
+        Ok(Mounted { epoch, registration_ms: self.registration_ms() })
+    }
+
+    /// Serving goes on without the file; only a restart would not wait for the nodes it lacks.
+    fn keep_or_say(&self) {
+        if let Err(error) = self.keep() {
             tracing::error!(%error, "the state file cannot be written");
         }
-        tracing::info!(node = %mount.info.name, segments = mount.offers.len(), "node mounted");
-        Ok(Mounted { epoch: mind.catalog.epoch(), registration_ms: self.registration_ms() })
     }
 
     pub(crate) fn announce_page(
@@ -60,13 +66,14 @@ impl Master {
         let current = mounts.iter().filter(|(id, mount)| mind.catalog.mounts(*id, *mount));
         let segments: Vec<SegmentId> = current.map(|(id, _)| *id).collect();
         mind.catalog.unmount(boottime(), node, &segments);
-        if !mind.catalog.knows(node) {
+        let gone = !mind.catalog.knows(node);
+        if gone {
             mind.directory.nodes.remove(&node);
-            if let Err(error) = mind.keep() {
-                tracing::error!(%error, "the state file cannot be written");
-            }
         }
         drop(mind);
+        if gone {
+            self.keep_or_say();
+        }
         self.news.publish();
     }
 

@@ -35,6 +35,8 @@ const DEFERRED_MS: u32 = 50;
 pub struct Master {
     pub(crate) config: MasterConfig,
     mind: Mutex<Mind>,
+    /// A lock of its own, taken before the mind's: no call waits while the disk works.
+    state: Mutex<Option<StateFile>>,
     pub(crate) news: News,
     /// A node in this process takes its orders by a call.
     local: OnceLock<(NodeId, LocalNode)>,
@@ -56,7 +58,6 @@ pub(crate) struct Mind {
     pub(crate) directory: Directory,
     /// Orders that wait for their node to ask, bounded by what the catalog has out.
     mail: BTreeMap<NodeId, VecDeque<Order>>,
-    state: Option<StateFile>,
 }
 
 impl Master {
@@ -77,14 +78,15 @@ impl Master {
             None => (epoch, Start::Fresh),
         };
         let catalog = Catalog::new(config.catalog.clone(), epoch, start, boottime());
-        let mind = Mind { catalog, directory: Directory::default(), mail: BTreeMap::new(), state };
+        let mind = Mind { catalog, directory: Directory::default(), mail: BTreeMap::new() };
         let master = Arc::new(Self {
             config,
             mind: Mutex::new(mind),
+            state: Mutex::new(state),
             news: News::default(),
             local: OnceLock::new(),
         });
-        master.mind.lock().keep()?;
+        master.keep()?;
         Ok(master)
     }
 
@@ -107,6 +109,17 @@ impl Master {
     /// tests and for operators in doubt.
     pub fn audit(&self) -> Result<(), AuditError> {
         self.mind().catalog.audit()
+    }
+
+    /// Writes epoch and nodes to the state file, if there is one.
+    pub(crate) fn keep(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        let Some(state) = &mut *state else { return Ok(()) };
+        let kept = {
+            let mind = self.mind();
+            Kept { epoch: mind.catalog.epoch(), nodes: mind.catalog.nodes().collect() }
+        };
+        state.keep(kept)
     }
 
     pub(crate) fn mind(&self) -> MutexGuard<'_, Mind> {
@@ -371,12 +384,5 @@ impl Mind {
     /// Drops the mail of a node that mounts anew: the catalog repeats what still matters.
     pub(crate) fn drop_mail(&mut self, node: NodeId) {
         self.mail.remove(&node);
-    }
-
-    /// Writes epoch and nodes to the state file, if there is one.
-    pub(crate) fn keep(&mut self) -> io::Result<()> {
-        let Some(state) = &mut self.state else { return Ok(()) };
-        let nodes = self.catalog.nodes().collect();
-        state.keep(Kept { epoch: self.catalog.epoch(), nodes })
     }
 }
