@@ -116,7 +116,8 @@ fn publish(segment: &Arc<Segment>, at: usize, value: &[u8]) -> Result<PinGuard> 
     let extent = Extent::new(at as u64 * extent_bytes(len), extent_bytes(len))
         .context("the segment is too large")?;
     let (slot, generation) = (Slot(at as u32), Generation(0));
-    let locator = Locator { segment: SEGMENT, incarnation: INCARNATION, slot, generation, extent };
+    let (incarnation, stripe) = (INCARNATION, 0);
+    let locator = Locator { segment: SEGMENT, incarnation, slot, generation, extent, stripe };
     let token = PutToken(1);
     let put = BeginWrite {
         locator,
@@ -124,7 +125,7 @@ fn publish(segment: &Arc<Segment>, at: usize, value: &[u8]) -> Result<PinGuard> 
         object: ObjectId::default(),
         epoch: LeaderEpoch(1),
         len,
-        label: b"copy",
+        label: b"\0\0\0\0\0copy",
         hash: LabelHash::of(b"copy"),
     };
     let mut guard = segment.begin(boottime(), &put)?;

@@ -14,9 +14,9 @@ use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use mooncrate_core::plan::PutConfig;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{LeaderEpoch, Seal};
+use mooncrate_core::{LeaderEpoch, Seal, TenantId};
 use mooncrate_mem::clock::boottime;
-use mooncrate_wire::message::{Announce, Mount, PutEndItem, PutItem};
+use mooncrate_wire::message::{Announce, Mount, PutEndItem, PutItem, SealList};
 use mooncrate_wire::{Hello, LinkKind, LinkPool, MasterApi, MasterLink, NodeApi, PoolConfig, Role};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -138,9 +138,10 @@ fn put(master: &impl MasterApi, keys: &[&[u8]]) -> Result<()> {
     let items: Vec<PutItem<'_>> =
         keys.iter().map(|key| PutItem { key, len: VALUE_BYTES }).collect();
     let plans = master.put_start(&PutConfig::default(), &items, soon())?;
+    let seals = SealList::encode(&[Seal(1)]);
     let mut ends = Vec::with_capacity(keys.len());
     for (key, plan) in keys.iter().zip(plans) {
-        ends.push(PutEndItem { key, token: plan?.token, seal: Seal(1) });
+        ends.push(PutEndItem { key, token: plan?.token, seals: SealList::of(&seals) });
     }
     for ended in master.put_end(&ends, soon())? {
         ended?;
@@ -160,20 +161,21 @@ pub(crate) fn serve_master(objects: u64) -> Result<()> {
     let paper = Arc::new(PaperNode::new(objects));
     let api: Weak<dyn NodeApi> = Arc::downgrade(&(Arc::clone(&paper) as Arc<dyn NodeApi>));
     master.set_local_node(paper.node(), api);
+    let scope = master.scope(TenantId::DEFAULT);
     let (info, offers) = (paper.info(), paper.offers.clone());
     let mount = Mount { info, seen: LeaderEpoch(0), offers, young: false };
-    master.mount(&mount, soon())??;
+    scope.mount(&mount, soon())??;
     for offer in &paper.offers {
         let (segment, incarnation) = (offer.segment, offer.incarnation);
         let empty = Announce { segment, incarnation, page: Vec::new(), last: true };
-        master.announce(empty, soon())??;
+        scope.announce(empty, soon())??;
     }
     let mut number = 0;
     while number < objects {
         let end = objects.min(number + BATCH_ITEMS_MAX as u64);
         let keys: Vec<BenchKey> = (number..end).map(key).collect();
         let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
-        put(&*master, &keys)?;
+        put(&*scope, &keys)?;
         number = end;
     }
     let address = running.master_address().context("it runs a master")?;

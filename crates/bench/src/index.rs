@@ -73,7 +73,8 @@ impl Index {
 
     fn put(&mut self, key: &BenchKey) -> Result<()> {
         let plan = self.catalog.put_start(self.now, key, VALUE_BYTES, &self.put_config)?;
-        Ok(self.catalog.put_end(self.now, key, plan.token, Seal(1))?)
+        self.catalog.put_end(self.now, key, plan.token, &[Seal(1)])?;
+        Ok(())
     }
 
     fn remove(&mut self, key: &BenchKey) -> Result<()> {

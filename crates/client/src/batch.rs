@@ -25,7 +25,7 @@ impl Client {
         let deadline = self.deadline();
         let located = self.locate_many(keys, deadline);
         let mut values: Vec<Option<Vec<u8>>> =
-            located.iter().map(|l| Some(vec![0; l.as_ref()?.len as usize])).collect();
+            located.iter().map(|l| Some(vec![0; l.as_ref()?.len() as usize])).collect();
         let mut done = vec![false; keys.len()];
         let copies = located.iter().flatten().map(|l| l.replicas.len()).max().unwrap_or(0);
         for copy in 0..copies {
@@ -34,7 +34,7 @@ impl Client {
             let worked = self.read_many(&located, copy, &mut values, &mut done, deadline);
             for index in worked {
                 let located = located[index].as_ref().expect("it was read from there");
-                self.prefer(keys[index], located, copy);
+                self.prefer(keys[index], located, 0, copy);
             }
         }
         keys.iter()
@@ -68,9 +68,7 @@ impl Client {
         let Ok(found) = self.master.locate(0, &ask, deadline) else { return located };
         for (index, found) in unknown.into_iter().zip(found) {
             if let Ok(found) = found {
-                let found = Arc::new(found);
-                self.cache.insert(key::hash(keys[index]), keys[index], Arc::clone(&found));
-                located[index] = Some(found);
+                located[index] = Some(self.remember(key::hash(keys[index]), keys[index], found));
             }
         }
         located
@@ -85,7 +83,11 @@ impl Client {
         done: &mut [bool],
         deadline: Deadline,
     ) -> Vec<usize> {
-        let place = |index: usize| located[index].as_ref()?.replicas.get(copy);
+        // A striped value is read alone: its stripes travel at the same time.
+        let place = |index: usize| {
+            let whole = located[index].as_ref()?;
+            whole.replicas.get(copy).filter(|_| whole.striping.stripes() == 1)
+        };
         // Reads from one segment go to one transport, in one batch.
         let segment = |index: &usize| place(*index).map(|locator| locator.segment);
         let mut order: Vec<usize> =
@@ -106,7 +108,7 @@ impl Client {
                 .iter_mut()
                 .map(|(index, value)| {
                     let whole = located[*index].as_ref().expect("filtered by it");
-                    Read::new(whole.replicas[copy], whole.len, whole.seal, value)
+                    Read::new(whole.replicas[copy], whole.len(), whole.seal, value)
                 })
                 .collect();
             transport.read(&mut reads, deadline);

@@ -127,11 +127,18 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mooncrate_core::{ObjectId, Seal, key};
+    use mooncrate_core::{ObjectId, Seal, Striping, key};
 
     fn located(n: u64) -> Arc<Located> {
         let object = ObjectId { sequence: n, ..ObjectId::default() };
-        Arc::new(Located { object, len: n, seal: Seal(n), lease_ms: 0, replicas: Vec::new() })
+        Arc::new(Located {
+            object,
+            striping: Striping::whole(n),
+            seal: Seal(n),
+            more_seals: Vec::new(),
+            lease_ms: 0,
+            replicas: Vec::new(),
+        })
     }
 
     #[test]
@@ -150,7 +157,7 @@ mod tests {
             (0..5000).filter(|n| cache.get(key::hash(&key(*n)), &key(*n)).is_some()).collect();
         assert!(found.len() <= 640 && found.len() > 300, "{}", found.len());
         for n in found {
-            assert_eq!(cache.get(key::hash(&key(n)), &key(n)).unwrap().len, n);
+            assert_eq!(cache.get(key::hash(&key(n)), &key(n)).unwrap().len(), n);
         }
     }
 
@@ -162,7 +169,7 @@ mod tests {
         cache.insert(hash, key, Arc::clone(&old));
         cache.insert(hash, key, Arc::clone(&new));
         cache.forget(hash, key, &old);
-        assert_eq!(cache.get(hash, key).unwrap().len, 2);
+        assert_eq!(cache.get(hash, key).unwrap().len(), 2);
         cache.forget(hash, key, &new);
         assert!(cache.get(hash, key).is_none());
     }

@@ -4,13 +4,16 @@ use crate::cache::Cache;
 use crate::config::ClientConfig;
 use crate::directory::Nodes;
 use crate::error::Error;
+use mooncrate_core::TenantId;
 use mooncrate_core::error::RemoveError;
 use mooncrate_core::plan::PutConfig;
 use mooncrate_core::time::Deadline;
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Engine, EngineConfig, Segments};
 use mooncrate_wire::MasterApi;
-use mooncrate_wire::message::{ClusterStat, List, Listing};
+use mooncrate_wire::message::{
+    ClusterStat, List, Listing, Pattern, RemoveMatching, Removed, SetQuota,
+};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +26,8 @@ pub struct Client {
     pub(crate) config: ClientConfig,
     pub(crate) put_config: PutConfig,
     pub(crate) counters: Counters,
+    /// Orders copies that are equally near, differently in every client.
+    pub(crate) turn: u64,
 }
 
 /// What the client counted.
@@ -34,6 +39,8 @@ pub(crate) struct Counters {
     pub(crate) stale: AtomicU64,
     /// Values refused because their checksum was wrong.
     pub(crate) corrupt: AtomicU64,
+    /// Reads that another copy served than the first.
+    pub(crate) fallbacks: AtomicU64,
 }
 
 /// What the client counted, as a snapshot.
@@ -45,6 +52,8 @@ pub struct Counts {
     pub stale: u64,
     /// Values refused because their checksum was wrong.
     pub corrupt: u64,
+    /// Reads that another copy served than the first.
+    pub fallbacks: u64,
 }
 
 impl fmt::Debug for Client {
@@ -63,9 +72,10 @@ impl Client {
     ) -> Self {
         let put_config = PutConfig {
             replicas: config.replicas,
+            best_effort: config.best_effort,
             host: engine.host,
             zone: config.zone,
-            preferred: Vec::new(),
+            ..PutConfig::default()
         };
         let directory = Arc::new(Nodes::new(Arc::clone(&master)));
         Self {
@@ -75,6 +85,7 @@ impl Client {
             put_config,
             config,
             counters: Counters::default(),
+            turn: boottime().0,
         }
     }
 
@@ -116,9 +127,29 @@ impl Client {
         self.remove_batch(&[key], force)?.pop().expect("one result per item")
     }
 
-    /// A page of keys that start with `prefix`; start with cursor 0, go on with `next`.
-    pub fn list(&self, prefix: &[u8], cursor: u64, limit: u32) -> Result<Listing, Error> {
-        Ok(self.master.list(&List { prefix, cursor, limit }, self.deadline())?)
+    /// Removes all objects whose keys match, step by step; what became of them. A key that is put
+    /// meanwhile may stay. Each step has the time of one call.
+    pub fn remove_matching(&self, pattern: Pattern<'_>, force: bool) -> Result<Removed, Error> {
+        let mut all = Removed { removed: 0, deferred: 0, leased: 0, next: Some(0) };
+        while let Some(cursor) = all.next {
+            let ask = RemoveMatching { pattern, force, cursor };
+            let step = self.master.remove_matching(&ask, self.deadline())??;
+            all.removed += step.removed;
+            all.deferred += step.deferred;
+            all.leased += step.leased;
+            all.next = step.next;
+        }
+        Ok(all)
+    }
+
+    /// A page of keys that match; start with cursor 0, go on with `next`.
+    pub fn list(&self, pattern: Pattern<'_>, cursor: u64, limit: u32) -> Result<Listing, Error> {
+        Ok(self.master.list(&List { pattern, cursor, limit }, self.deadline())?)
+    }
+
+    /// Sets what a tenant may use; `None`: no limit. For administrators.
+    pub fn set_quota(&self, tenant: TenantId, quota: Option<u64>) -> Result<(), Error> {
+        Ok(self.master.set_quota(&SetQuota { tenant, quota }, self.deadline())?)
     }
 
     /// The cluster in numbers.
@@ -139,6 +170,7 @@ impl Client {
             cached: self.counters.cached.load(Ordering::Relaxed),
             stale: self.counters.stale.load(Ordering::Relaxed),
             corrupt: self.counters.corrupt.load(Ordering::Relaxed),
+            fallbacks: self.counters.fallbacks.load(Ordering::Relaxed),
         }
     }
 }

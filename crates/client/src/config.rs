@@ -1,6 +1,6 @@
 //! How a client behaves. Plain data.
 
-use mooncrate_core::ZoneId;
+use mooncrate_core::{TenantId, ZoneId};
 use std::time::Duration;
 
 /// Settings of a client.
@@ -14,6 +14,12 @@ pub struct ClientConfig {
     pub zone: ZoneId,
     /// Copies of each object, unless a put says otherwise.
     pub replicas: u8,
+    /// Fewer copies are fine where too few nodes exist; otherwise such a put is refused.
+    pub best_effort: bool,
+    /// Whose objects it names: the tenant of its credential.
+    pub tenant: TenantId,
+    /// Parts of one large value that travel at the same time.
+    pub parallel_max: usize,
 }
 
 impl Default for ClientConfig {
@@ -23,6 +29,9 @@ impl Default for ClientConfig {
             locators_max: 1 << 20,
             zone: ZoneId(0),
             replicas: 1,
+            best_effort: false,
+            tenant: TenantId::DEFAULT,
+            parallel_max: 8,
         }
     }
 }

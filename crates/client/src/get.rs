@@ -3,6 +3,7 @@
 
 use crate::client::{Client, Counters};
 use crate::error::Error;
+use crate::stripes::in_parallel;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::lease;
@@ -11,6 +12,7 @@ use mooncrate_core::time::{Deadline, Now};
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Read, TransferError, Transport, View};
 use mooncrate_wire::DataError;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +27,7 @@ impl Client {
 
     pub(crate) fn get_by(&self, key: &[u8], end: Deadline) -> Result<Option<Vec<u8>>, Error> {
         self.find(key, end, |located| {
-            let mut value = vec![0; located.len as usize];
+            let mut value = vec![0; located.len() as usize];
             self.read(key, located, &mut value, end)?;
             Ok(value)
         })
@@ -35,11 +37,12 @@ impl Client {
     pub fn get_into(&self, key: &[u8], target: &mut [u8]) -> Result<Option<usize>, Error> {
         let (have, end) = (target.len() as u64, self.deadline());
         let found = self.find(key, end, |located| {
-            if located.len > have {
+            let need = located.len();
+            if need > have {
                 // Not the last word if the length comes from a locator that we remembered.
-                return Err(TransferError::Length { need: located.len, have });
+                return Err(TransferError::Length { need, have });
             }
-            let len = located.len as usize;
+            let len = need as usize;
             self.read(key, located, &mut target[..len], end)?;
             Ok(len)
         });
@@ -56,14 +59,16 @@ impl Client {
     pub fn view(&self, key: &[u8]) -> Result<Option<View>, Error> {
         let end = self.deadline();
         self.find(key, end, |located| {
-            let shown = self.try_copies(key, located, end, |transport, locator, deadline| {
-                transport.view(locator, located.len, located.seal, deadline)
-            })?;
-            if let Some(view) = shown {
-                return Ok(view);
+            if located.striping.stripes() == 1 {
+                let shown = self.try_copies(key, located, 0, end, |transport, at, deadline| {
+                    transport.view(at, located.len(), located.seal, deadline)
+                })?;
+                if let Some(view) = shown {
+                    return Ok(view);
+                }
             }
-            // Over the network there is nothing to look at in place: a copy of our own.
-            let mut value = vec![0; located.len as usize];
+            // Over the network, or in stripes, there is nothing to look at in place: a copy.
+            let mut value = vec![0; located.len() as usize];
             self.read(key, located, &mut value, end)?;
             Ok(View::owned(value))
         })
@@ -71,7 +76,7 @@ impl Client {
 
     /// Bytes of the value, or `None` if there is none.
     pub fn size(&self, key: &[u8]) -> Result<Option<u64>, Error> {
-        Ok(self.locate(key, self.deadline())?.map(|located| located.len))
+        Ok(self.locate(key, self.deadline())?.map(|located| located.len()))
     }
 
     /// Asks that an object be neither evicted nor removed for `time`; until when that is promised, by
@@ -83,7 +88,7 @@ impl Client {
         match found.pop().expect("one result per item") {
             Ok(located) => {
                 let end = lease::holder_end(before_sending, located.lease_ms);
-                self.cache.insert(key::hash(key), key, Arc::new(located));
+                self.remember(key::hash(key), key, located);
                 Ok(Some(end))
             }
             Err(GetError::NotFound) => Ok(None),
@@ -132,7 +137,7 @@ impl Client {
         Err(Error::Restless { tries: TRIES_MAX })
     }
 
-    /// Reads a value from the first copy that verifies.
+    /// Reads a value, each stripe from the first copy of it that verifies; several stripes at a time.
     pub(crate) fn read(
         &self,
         key: &[u8],
@@ -140,33 +145,62 @@ impl Client {
         into: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), TransferError> {
-        self.try_copies(key, located, deadline, |transport, locator, deadline| {
-            let mut reads = [Read::new(*locator, located.len, located.seal, &mut *into)];
+        let stripes = located.striping.stripes();
+        if stripes == 1 {
+            return self.read_stripe(key, located, 0, into, deadline);
+        }
+        let parts = into.chunks_mut(located.striping.stripe_bytes as usize);
+        let parts: Vec<Mutex<&mut [u8]>> = parts.map(Mutex::new).collect();
+        let numbers: Vec<u8> = (0..stripes as u8).collect();
+        let read = in_parallel(&numbers, self.config.parallel_max, |&stripe| {
+            // Nobody else has this stripe: the lock only says so to the compiler.
+            let into = &mut **parts[usize::from(stripe)].lock();
+            self.read_stripe(key, located, stripe, into, deadline)
+        });
+        read.into_iter().collect()
+    }
+
+    fn read_stripe(
+        &self,
+        key: &[u8],
+        located: &Located,
+        stripe: u8,
+        into: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), TransferError> {
+        let len = located.striping.stripe_len(stripe);
+        let seal = located.seal_of(stripe).ok_or(DataError::Corrupt)?;
+        self.try_copies(key, located, stripe, deadline, |transport, locator, deadline| {
+            let mut reads = [Read::new(*locator, len, seal, &mut *into)];
             transport.read(&mut reads, deadline);
             let [read] = reads;
             read.result
         })
     }
 
-    /// Tries the copies of an object in their order, until one works; that one is the first to be
+    /// Tries the copies of a stripe in their order, until one works; that one is the first to be
     /// tried next time.
     fn try_copies<T>(
         &self,
         key: &[u8],
         located: &Located,
+        stripe: u8,
         deadline: Deadline,
         mut attempt: impl FnMut(&dyn Transport, &Locator, Deadline) -> Result<T, TransferError>,
     ) -> Result<T, TransferError> {
         let mut last = TransferError::NotTried;
-        for (index, locator) in located.replicas.iter().enumerate() {
-            let deadline = share(deadline, located.replicas.len() - index);
+        let first = located.replicas.partition_point(|locator| locator.stripe < stripe);
+        let copies = located.replicas[first..].iter().take_while(|at| at.stripe == stripe);
+        let count = copies.clone().count();
+        for (copy, locator) in copies.enumerate() {
+            let deadline = share(deadline, count - copy);
             let tried = self
                 .engine
                 .transport(locator, deadline)
                 .and_then(|transport| attempt(&*transport, locator, deadline));
             match tried {
                 Ok(done) => {
-                    self.prefer(key, located, index);
+                    self.prefer(key, located, first, first + copy);
                     return Ok(done);
                 }
                 Err(error) => last = self.note(error),
@@ -175,13 +209,28 @@ impl Client {
         Err(last)
     }
 
-    /// Remembers that this copy worked where those before it did not.
-    pub(crate) fn prefer(&self, key: &[u8], located: &Located, copy: usize) {
-        if copy > 0 {
+    /// Remembers that the copy at `worked` worked where those before it, from `first` on, did not.
+    pub(crate) fn prefer(&self, key: &[u8], located: &Located, first: usize, worked: usize) {
+        if worked > first {
+            Counters::add(&self.counters.fallbacks);
             let mut better = located.clone();
-            better.replicas.swap(0, copy);
+            better.replicas.swap(first, worked);
             self.cache.insert(key::hash(key), key, Arc::new(better));
         }
+    }
+
+    /// Keeps a locator for the next get. The nearest copies come first; among equally near ones every
+    /// client has an order of its own, so that the copies of a hot object share the load.
+    pub(crate) fn remember(&self, hash: KeyHash, key: &[u8], mut located: Located) -> Arc<Located> {
+        if located.replicas.len() > located.striping.stripes() {
+            located.replicas.sort_by_cached_key(|at| {
+                let turn = (at.segment.0 ^ self.turn).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                (at.stripe, self.engine.distance(at), turn)
+            });
+        }
+        let located = Arc::new(located);
+        self.cache.insert(hash, key, Arc::clone(&located));
+        located
     }
 
     /// Counts an error on its way.
@@ -205,11 +254,7 @@ impl Client {
     ) -> Result<Option<Arc<Located>>, Error> {
         let mut found = self.master.locate(0, &[key], deadline)?;
         match found.pop().expect("one result per item") {
-            Ok(located) => {
-                let located = Arc::new(located);
-                self.cache.insert(hash, key, Arc::clone(&located));
-                Ok(Some(located))
-            }
+            Ok(located) => Ok(Some(self.remember(hash, key, located))),
             Err(GetError::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
         }

@@ -9,7 +9,7 @@
 //! because every read checks the life they name, so a repeated get asks nobody.
 //!
 //! Deliberately absent: bytes that were not verified, in a result or in a cache; retries without an
-//! end; threads.
+//! end; threads that outlive a call.
 #![forbid(unsafe_code)]
 
 mod batch;
@@ -20,6 +20,7 @@ mod directory;
 mod error;
 mod get;
 mod put;
+mod stripes;
 
 pub use client::{Client, Counts};
 pub use config::ClientConfig;

@@ -2,14 +2,19 @@
 
 use crate::client::Client;
 use crate::error::Error;
+use crate::get::share;
+use crate::stripes::{PARALLEL_BYTES_MIN, Part, in_parallel};
 use mooncrate_core::error::PutError;
 use mooncrate_core::key;
-use mooncrate_core::plan::{Located, PutConfig, WritePlan};
+use mooncrate_core::plan::{Located, Locator, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{PutToken, Seal};
-use mooncrate_transfer::{TransferError, Write};
-use mooncrate_wire::message::{PutEndItem, PutItem, PutRevokeItem};
-use std::sync::Arc;
+use mooncrate_transfer::TransferError;
+use mooncrate_wire::DataError;
+use mooncrate_wire::message::{PutEndItem, PutItem, PutReplan, PutRevokeItem, SealList};
+
+/// Owners that may fail one after the other before a put fails.
+const ROUNDS_MAX: usize = 3;
 
 /// What became of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +23,13 @@ pub enum Stored {
     New,
     /// The key had a value, which stays: published values never change.
     AlreadyThere,
+}
+
+/// A value that lies published at its owners.
+struct Written {
+    index: usize,
+    plan: WritePlan,
+    seals: Vec<Seal>,
 }
 
 impl Client {
@@ -49,15 +61,15 @@ impl Client {
     ) -> Vec<Result<Stored, Error>> {
         let deadline = self.deadline();
         let mut results: Vec<Option<Result<Stored, Error>>> = items.iter().map(|_| None).collect();
-        let mut ends: Vec<(usize, WritePlan, Seal)> = Vec::with_capacity(items.len());
+        let mut ends: Vec<Written> = Vec::with_capacity(items.len());
         for (index, plan) in self.start(items, config, deadline).into_iter().enumerate() {
             let (key, value) = items[index];
             match plan {
-                Ok(plan) => match self.write_all(key, value, &plan, deadline) {
-                    Ok(seal) => ends.push((index, plan, seal)),
+                Ok(mut plan) => match self.write_all(key, value, &mut plan, config, deadline) {
+                    Ok(seals) => ends.push(Written { index, plan, seals }),
                     Err(error) => {
                         self.revoke(key, plan.token, deadline);
-                        results[index] = Some(Err(error.into()));
+                        results[index] = Some(Err(error));
                     }
                 },
                 Err(Error::Put(PutError::Exists)) => {
@@ -66,7 +78,7 @@ impl Client {
                 Err(error) => results[index] = Some(Err(error)),
             }
         }
-        self.end(items, ends, &mut results, deadline);
+        self.end(items, ends, config, &mut results, deadline);
         results.into_iter().map(|result| result.expect("every item was decided")).collect()
     }
 
@@ -89,72 +101,148 @@ impl Client {
         }
     }
 
-    /// Moves the bytes to every replica, then publishes every replica.
+    /// Moves the bytes to every replica and publishes them there. Replicas whose owners fail are
+    /// planned anew, elsewhere. The seals of the stripes.
     fn write_all(
         &self,
         key: &[u8],
         value: &[&[u8]],
-        plan: &WritePlan,
+        plan: &mut WritePlan,
+        config: &PutConfig,
         deadline: Deadline,
-    ) -> Result<Seal, TransferError> {
-        let transports = plan
-            .replicas
-            .iter()
-            .map(|locator| self.engine.transport(locator, deadline))
-            .collect::<Result<Vec<_>, _>>()?;
-        let mut written = Vec::with_capacity(transports.len());
-        for (locator, transport) in plan.replicas.iter().zip(&transports) {
-            let write = Write {
-                locator: *locator,
-                token: plan.token,
-                object: plan.object,
-                epoch: plan.epoch,
-                label: key,
-                value,
-            };
-            written.push(transport.write(&write, deadline)?);
-        }
-        let seal = written.first().map_or_else(Seal::default, |first| first.seal());
-        for one in written {
-            if one.seal() != seal {
-                // The caller changed its bytes while they were being copied.
-                return Err(mooncrate_wire::DataError::Corrupt.into());
+    ) -> Result<Vec<Seal>, Error> {
+        let mut seals: Vec<Option<Seal>> = vec![None; plan.striping.stripes()];
+        let mut config = std::borrow::Cow::Borrowed(config);
+        let mut todo = plan.replicas.clone();
+        for rounds_left in (1..=ROUNDS_MAX).rev() {
+            // An owner that stands still must leave time to ask another one.
+            let until = share(deadline, rounds_left);
+            let written = self.write_parts(key, value, plan, &config, &todo, until);
+            let mut failed = Vec::new();
+            let mut trouble = None;
+            for (locator, written) in todo.iter().zip(written) {
+                match written {
+                    Ok(seal) => {
+                        let known = seals[usize::from(locator.stripe)].get_or_insert(seal);
+                        if *known != seal {
+                            // The caller changed its bytes while they were being copied.
+                            return Err(TransferError::from(DataError::Corrupt).into());
+                        }
+                    }
+                    Err(error) => {
+                        self.engine.forget(locator.segment);
+                        failed.push(locator.segment);
+                        trouble = Some(error);
+                    }
+                }
             }
-            one.signal(deadline)?;
+            let Some(trouble) = trouble else {
+                return Ok(seals
+                    .into_iter()
+                    .map(|s| s.expect("every stripe is planned"))
+                    .collect());
+            };
+            if rounds_left == 1 {
+                return Err(trouble.into());
+            }
+            config.to_mut().avoid.extend(&failed);
+            plan.replicas.retain(|locator| !failed.contains(&locator.segment));
+            let config = std::borrow::Cow::Borrowed(&*config);
+            let ask = PutReplan { config, key, token: plan.token, failed };
+            match self.master.put_replan(&ask, deadline) {
+                Ok(Ok(fresh)) => todo = fresh.replicas,
+                _ => return Err(trouble.into()),
+            }
+            plan.replicas.extend(&todo);
+            plan.replicas.sort_by_key(|locator| locator.stripe);
         }
-        Ok(seal)
+        unreachable!("the last round returns")
+    }
+
+    /// Moves the bytes to some replicas and publishes them there; one seal each. Several large ones
+    /// travel at the same time, each over a connection of its own.
+    fn write_parts(
+        &self,
+        key: &[u8],
+        value: &[&[u8]],
+        plan: &WritePlan,
+        config: &PutConfig,
+        todo: &[Locator],
+        deadline: Deadline,
+    ) -> Vec<Result<Seal, TransferError>> {
+        let one = |locator: &Locator| {
+            let part = Part::new(self.config.tenant, key, value, plan, config, locator.stripe);
+            let transport = self.engine.transport(locator, deadline)?;
+            let written = transport.write(&part.write(plan, *locator), deadline)?;
+            let seal = written.seal();
+            written.signal(deadline)?;
+            Ok(seal)
+        };
+        if todo.len() > 1 && plan.striping.stripe_len(0) >= PARALLEL_BYTES_MIN {
+            return in_parallel(todo, self.config.parallel_max, one);
+        }
+        // Small ones: all are sent before the first answer is waited for.
+        let parts: Vec<Part<'_>> = todo
+            .iter()
+            .map(|at| Part::new(self.config.tenant, key, value, plan, config, at.stripe))
+            .collect();
+        let transports: Vec<_> =
+            todo.iter().map(|locator| self.engine.transport(locator, deadline)).collect();
+        let mut sent = Vec::with_capacity(todo.len());
+        for ((locator, transport), part) in todo.iter().zip(&transports).zip(&parts) {
+            sent.push(match transport {
+                Ok(transport) => transport.write(&part.write(plan, *locator), deadline),
+                Err(_) => Err(TransferError::NoRoute),
+            });
+        }
+        let published = sent.into_iter().map(|written| {
+            let written = written?;
+            let seal = written.seal();
+            written.signal(deadline)?;
+            Ok(seal)
+        });
+        published.collect()
     }
 
     /// Makes written values visible, all in one call.
     fn end(
         &self,
         items: &[(&[u8], &[&[u8]])],
-        ends: Vec<(usize, WritePlan, Seal)>,
+        ends: Vec<Written>,
+        config: &PutConfig,
         results: &mut [Option<Result<Stored, Error>>],
         deadline: Deadline,
     ) {
         if ends.is_empty() {
             return;
         }
+        let seals: Vec<Vec<u8>> = ends.iter().map(|one| SealList::encode(&one.seals)).collect();
         let asks: Vec<PutEndItem<'_>> = ends
             .iter()
-            .map(|(index, plan, seal)| PutEndItem {
-                key: items[*index].0,
-                token: plan.token,
-                seal: *seal,
+            .zip(&seals)
+            .map(|(one, seals)| PutEndItem {
+                key: items[one.index].0,
+                token: one.plan.token,
+                seals: SealList::of(seals),
             })
             .collect();
         let ended: Vec<Result<(), Error>> = match self.master.put_end(&asks, deadline) {
             Ok(ended) => ended.into_iter().map(|one| one.map_err(Error::from)).collect(),
             Err(error) => spread(error, ends.len()),
         };
-        for ((index, plan, seal), ended) in ends.into_iter().zip(ended) {
+        for (Written { index, plan, seals }, ended) in ends.into_iter().zip(ended) {
             let key = items[index].0;
             results[index] = Some(ended.map(|()| {
-                // We wrote these bytes and know where they are: the next get asks nobody.
-                let WritePlan { object, len, replicas, .. } = plan;
-                let located = Located { object, len, seal, lease_ms: 0, replicas };
-                self.cache.insert(key::hash(key), key, Arc::new(located));
+                // We wrote these bytes and know where they are: the next get asks nobody. Unless the
+                // master must see the first get.
+                if config.expire_ms == 0 {
+                    let WritePlan { object, striping, replicas, .. } = plan;
+                    let (seal, more_seals) = (seals[0], seals[1..].to_vec());
+                    let lease_ms = 0;
+                    let located =
+                        Located { object, striping, seal, more_seals, lease_ms, replicas };
+                    self.remember(key::hash(key), key, located);
+                }
                 Stored::New
             }));
         }

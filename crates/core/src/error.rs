@@ -95,6 +95,45 @@ pub enum PutError {
         /// When nobody can read the old copy any more.
         after_ms: u32,
     },
+    /// The tenant has used its quota up.
+    #[error(
+        "the tenant's quota is {quota} bytes, and this put would make it use {total}; \
+         remove something or ask for a larger quota"
+    )]
+    Quota {
+        /// Its quota.
+        quota: u64,
+        /// Bytes in use with this put, all copies.
+        total: u64,
+    },
+    /// Hard pins may take only a part of the pool.
+    #[error(
+        "hard pins may hold {limit} bytes, and this put would make it {total}; \
+         remove some, or use a soft pin"
+    )]
+    HardFull {
+        /// Bytes that may be pinned so.
+        limit: u64,
+        /// Bytes pinned with this put, all copies.
+        total: u64,
+    },
+    /// The new value is visible, but the old one may still be read through an old locator.
+    #[error(
+        "the new value is in place, but an owner has not confirmed that the old one is gone; \
+         end the put again in {after_ms} ms"
+    )]
+    Replacing {
+        /// Hint.
+        after_ms: u32,
+    },
+    /// The seals do not fit the plan.
+    #[error("the put has {stripes} stripes, {seals} seals were given")]
+    BadSeals {
+        /// Stripes of the plan.
+        stripes: u32,
+        /// Seals given.
+        seals: u32,
+    },
     /// `put_end` or `put_revoke` without a put, or with the token of an older one.
     #[error("no put of this key is open under this token; it was ended, revoked or timed out")]
     NoSuchPut,
@@ -109,6 +148,7 @@ impl PutError {
             | Self::Busy { after_ms }
             | Self::Reclaiming { after_ms }
             | Self::Held { after_ms }
+            | Self::Replacing { after_ms }
             | Self::Rebuilding { after_ms } => Advice::Retry { after_ms },
             Self::NoSegments => Advice::Retry { after_ms: 500 },
             Self::Key(_)
@@ -116,6 +156,9 @@ impl PutError {
             | Self::LargerThanAnySegment { .. }
             | Self::BadReplicas { .. }
             | Self::TooFewNodes { .. }
+            | Self::Quota { .. }
+            | Self::HardFull { .. }
+            | Self::BadSeals { .. }
             | Self::NoSuchPut => Advice::GiveUp,
         }
     }

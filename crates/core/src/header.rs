@@ -25,11 +25,11 @@ pub const WORD_OFFSET: usize = 56;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Header {
-    /// xxh64 of the key.
+    /// xxh64 of the label: tenant, key and wishes, see [`crate::label`].
     pub key_hash: u64,
-    /// High half of the key's xxh3-128.
+    /// High half of the label's xxh3-128.
     pub key_fp_hi: u64,
-    /// Bytes of the key; the owner keeps the key itself beside the header.
+    /// Bytes of the label; the owner keeps the label itself beside the header.
     pub key_len: u32,
     /// [`HEADER_VERSION`].
     pub header_version: u32,
@@ -61,7 +61,7 @@ pub struct Header {
     pub object_epoch: u64,
     /// Object id: sequence.
     pub object_sequence: u64,
-    /// Low half of the key's xxh3-128.
+    /// Low half of the label's xxh3-128.
     pub key_fp_lo: u64,
     /// Bytes of the extent: the value, its slice table, rounded up.
     pub extent_bytes: u64,

@@ -60,6 +60,15 @@ id!(
     ZoneId(u64)
 );
 
+id!(
+    /// Whose objects these are. Derived from the tenant's name; 0 is the tenant without a name.
+    TenantId(u32)
+);
+id!(
+    /// Objects that are evicted together: hash of the group's name within its tenant; 0: no group.
+    GroupId(u64)
+);
+
 /// Hash of a name given by an operator: node names, host and zone labels.
 pub fn name_hash(name: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(name.as_bytes())
@@ -69,6 +78,28 @@ impl NodeId {
     /// The id of the node with this configured name.
     pub fn named(name: &str) -> Self {
         Self(name_hash(name))
+    }
+}
+
+impl TenantId {
+    /// The tenant of clients that prove no other.
+    pub const DEFAULT: Self = Self(0);
+
+    /// The id of the tenant with this name; `None` for a name that is too long, has other characters
+    /// than `a-z`, `0-9`, `-` and `_`, or hashes to the default tenant.
+    pub fn named(name: &str) -> Option<Self> {
+        let fine = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+        let good = !name.is_empty() && name.len() <= 64 && name.chars().all(fine);
+        let id = Self(name_hash(name) as u32);
+        (good && id != Self::DEFAULT).then_some(id)
+    }
+}
+
+impl GroupId {
+    /// The group with this name.
+    pub fn named(name: &[u8]) -> Self {
+        // Never 0, which says that there is no group.
+        Self(xxhash_rust::xxh3::xxh3_64(name).max(1))
     }
 }
 

@@ -1,7 +1,49 @@
 //! Keys: 1 to 8,192 bytes that name a value. Hashed for speed, compared in full for identity.
 
+use crate::ids::TenantId;
 use crate::limits::KEY_BYTES_MAX;
 use std::fmt;
+
+/// The full identity of an object: a key means nothing without its tenant. Tenants cannot name each
+/// other's objects, and equal keys of two tenants have unrelated hashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name<'a> {
+    /// Whose.
+    pub tenant: TenantId,
+    /// Which.
+    pub key: &'a [u8],
+}
+
+impl<'a> Name<'a> {
+    /// A key of a tenant.
+    pub const fn new(tenant: TenantId, key: &'a [u8]) -> Self {
+        Self { tenant, key }
+    }
+
+    /// The routing hash, salted by the tenant.
+    pub fn hash(self) -> KeyHash {
+        KeyHash(xxhash_rust::xxh64::xxh64(self.key, self.tenant.0.into()))
+    }
+}
+
+/// A key of the default tenant.
+impl<'a> From<&'a [u8]> for Name<'a> {
+    fn from(key: &'a [u8]) -> Self {
+        Self::new(TenantId::DEFAULT, key)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Name<'a> {
+    fn from(key: &'a [u8; N]) -> Self {
+        Self::new(TenantId::DEFAULT, key)
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for Name<'a> {
+    fn from(key: &'a Vec<u8>) -> Self {
+        Self::new(TenantId::DEFAULT, key)
+    }
+}
 
 /// 64-bit hash of a key (xxh64, as seed 000 routes): it routes and indexes, it never identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

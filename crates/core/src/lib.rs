@@ -28,6 +28,7 @@ pub mod extent;
 pub mod header;
 pub mod ids;
 pub mod key;
+pub mod label;
 pub mod lease;
 pub mod limits;
 pub mod place;
@@ -41,11 +42,12 @@ pub mod word;
 pub use error::Advice;
 pub use extent::Extent;
 pub use ids::{
-    Generation, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId, Slot,
-    ZoneId,
+    Generation, GroupId, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId,
+    Slot, TenantId, ZoneId,
 };
-pub use key::{Key, KeyHash};
-pub use plan::{Located, Locator, Medium, PutConfig, WritePlan};
+pub use key::{Key, KeyHash, Name};
+pub use label::Label;
+pub use plan::{Keep, Located, Locator, Medium, PutConfig, Striping, WritePlan};
 pub use seal::Seal;
 pub use state::ReplicaState;
 pub use time::{Deadline, Now};

@@ -9,6 +9,8 @@ pub const VALUE_BYTES_MAX: u64 = 1 << 30;
 pub const BATCH_ITEMS_MAX: usize = 4096;
 /// Replicas of one object.
 pub const REPLICAS_MAX: usize = 8;
+/// Stripes of one object.
+pub const STRIPES_MAX: usize = 32;
 /// Segments of one node.
 pub const SEGMENTS_PER_NODE_MAX: usize = 64;
 /// Readers that may pin one slot at a time.
@@ -19,3 +21,7 @@ pub const LEASE_MS_MAX: u32 = 10_000;
 pub const SLICE_BYTES: u64 = 1 << 20;
 /// Every extent starts and ends at a multiple of this.
 pub const EXTENT_ALIGN: u64 = 64;
+/// Bytes of the longest label: a key and what the owner keeps beside it.
+pub const LABEL_BYTES_MAX: usize = KEY_BYTES_MAX + 64;
+/// Members of one group; a put into a full group stores the object without a group.
+pub const GROUP_MEMBERS_MAX: u32 = 65_536;

@@ -18,7 +18,8 @@
 
 mod topology;
 
-use crate::ids::{HostId, NodeId, SegmentId, ZoneId};
+use crate::ids::{HostId, NodeId, SegmentId, TenantId, ZoneId};
+use crate::plan::Medium;
 use crate::rng::Rng;
 use std::fmt;
 use std::str::FromStr;
@@ -46,6 +47,10 @@ pub struct SegmentLoad {
     pub host: HostId,
     /// The failure zone of the machine.
     pub zone: ZoneId,
+    /// What it is made of.
+    pub medium: Medium,
+    /// The only tenant it serves; `None`: everybody.
+    pub tenant: Option<TenantId>,
     /// Bytes in all.
     pub capacity: u64,
     /// Bytes that are not taken.
@@ -65,8 +70,14 @@ pub struct Ask<'a> {
     pub host: HostId,
     /// The zone of the writer.
     pub zone: ZoneId,
+    /// Whose object it is.
+    pub tenant: TenantId,
+    /// The medium it must be on; `None`: memory of a host.
+    pub medium: Option<Medium>,
     /// Nodes that hold another replica.
     pub avoid_nodes: &'a [NodeId],
+    /// Segments that just failed the writer.
+    pub avoid: &'a [SegmentId],
     /// Indexes of loads that were picked before and had no run of that length.
     pub tried: &'a [usize],
     /// Whether the bytes must be free now; otherwise the caller makes room.
@@ -79,7 +90,10 @@ impl Ask<'_> {
         load.open
             && load.capacity >= self.bytes
             && (!self.need_free || load.free >= self.bytes)
+            && load.medium == self.medium.unwrap_or(Medium::Dram)
+            && load.tenant.is_none_or(|tenant| tenant == self.tenant)
             && !self.avoid_nodes.contains(&load.node)
+            && !self.avoid.contains(&load.segment)
             && !self.tried.contains(&index)
     }
 }

@@ -2,9 +2,11 @@
 
 use crate::extent::Extent;
 use crate::ids::{
-    Generation, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId, Slot,
-    ZoneId,
+    Generation, GroupId, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId,
+    Slot, TenantId, ZoneId,
 };
+use crate::label::Label;
+use crate::limits::STRIPES_MAX;
 use crate::seal::Seal;
 
 /// What a segment is made of.
@@ -17,6 +19,81 @@ pub enum Medium {
     Dram = 1,
     /// A disk.
     Ssd = 2,
+}
+
+impl Medium {
+    /// All of them, in the order of their codes.
+    pub const ALL: [Self; 3] = [Self::Vram, Self::Dram, Self::Ssd];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vram => "vram",
+            Self::Dram => "dram",
+            Self::Ssd => "ssd",
+        }
+    }
+}
+
+/// How dear an object is to its owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keep {
+    /// Evicted when its turn comes.
+    #[default]
+    Normal,
+    /// Evicted only when nothing else is left, for this long after the put or the last lookup.
+    Soft {
+        /// How long.
+        ttl_ms: u32,
+    },
+    /// Never evicted: it goes by a remove only. Bounded by [`crate::catalog::Config::hard_permille`].
+    Hard,
+}
+
+/// How a value is cut into stripes: all have `stripe_bytes`, the last one has the rest. Each stripe is
+/// placed, replicated, moved and verified on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Striping {
+    /// Bytes of the whole value.
+    pub len: u64,
+    /// Bytes of a stripe.
+    pub stripe_bytes: u64,
+}
+
+impl Striping {
+    /// A value in one stripe.
+    pub const fn whole(len: u64) -> Self {
+        Self { len, stripe_bytes: len }
+    }
+
+    /// A cut that makes sense: at least two stripes, at most [`STRIPES_MAX`].
+    pub const fn checked(len: u64, stripe_bytes: u64) -> Option<Self> {
+        if stripe_bytes == 0 || stripe_bytes >= len {
+            return None;
+        }
+        let cut = Self { len, stripe_bytes };
+        if cut.stripes() > STRIPES_MAX { None } else { Some(cut) }
+    }
+
+    /// Number of stripes; one for an empty value.
+    pub const fn stripes(&self) -> usize {
+        if self.len <= self.stripe_bytes {
+            1
+        } else {
+            self.len.div_ceil(self.stripe_bytes) as usize
+        }
+    }
+
+    /// Where a stripe starts in the value.
+    pub const fn start(&self, stripe: u8) -> u64 {
+        self.stripe_bytes * stripe as u64
+    }
+
+    /// Bytes of a stripe.
+    pub const fn stripe_len(&self, stripe: u8) -> u64 {
+        let rest = self.len.saturating_sub(self.start(stripe));
+        if rest < self.stripe_bytes { rest } else { self.stripe_bytes }
+    }
 }
 
 /// How one replica is reached: a life of a slot, and its bytes. Dead as soon as the slot's
@@ -33,6 +110,8 @@ pub struct Locator {
     pub generation: Generation,
     /// Value, slice table and padding.
     pub extent: Extent,
+    /// Which stripe of the value it holds; 0 for a value that is not striped.
+    pub stripe: u8,
 }
 
 /// Leave to write one object: the same bytes to every replica, then publish, then `put_end`.
@@ -44,9 +123,9 @@ pub struct WritePlan {
     pub token: PutToken,
     /// The leader that planned it; owners refuse an older one than they know.
     pub epoch: LeaderEpoch,
-    /// Bytes of the value.
-    pub len: u64,
-    /// Where to write.
+    /// The value, and how it is cut.
+    pub striping: Striping,
+    /// Where to write: every copy of every stripe.
     pub replicas: Vec<Locator>,
 }
 
@@ -55,32 +134,119 @@ pub struct WritePlan {
 pub struct Located {
     /// The put that stored it.
     pub object: ObjectId,
-    /// Bytes of the value.
-    pub len: u64,
-    /// What the bytes must add up to.
+    /// The value, and how it is cut.
+    pub striping: Striping,
+    /// What the bytes must add up to; for a striped value that of its first stripe.
     pub seal: Seal,
+    /// The seals of the other stripes, in order.
+    pub more_seals: Vec<Seal>,
     /// The lease that was granted, in milliseconds from the moment the request was sent; 0: none.
     pub lease_ms: u32,
-    /// Copies, best first.
+    /// Copies, best first; those of one stripe stand together, stripes in order.
     pub replicas: Vec<Locator>,
+}
+
+impl Located {
+    /// Bytes of the value.
+    pub const fn len(&self) -> u64 {
+        self.striping.len
+    }
+
+    /// Whether the value is empty.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The seal of a stripe.
+    pub fn seal_of(&self, stripe: u8) -> Option<Seal> {
+        match stripe {
+            0 => Some(self.seal),
+            stripe => self.more_seals.get(usize::from(stripe) - 1).copied(),
+        }
+    }
+
+    /// The copies of each stripe, in order.
+    pub fn stripes(&self) -> impl Iterator<Item = &[Locator]> {
+        self.replicas.chunk_by(|a, b| a.stripe == b.stripe)
+    }
 }
 
 /// Wishes of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutConfig {
-    /// Copies, on distinct nodes while enough exist.
+    /// Copies, on distinct nodes.
     pub replicas: u8,
+    /// Fewer copies are fine where too few nodes exist; otherwise such a put is refused.
+    pub best_effort: bool,
+    /// Copies on each medium, in the order of [`Medium::ALL`]. Where they add up to more than
+    /// `replicas`, their sum counts (seed 004).
+    pub media: [u8; 3],
     /// Segments to try first, in this order.
     pub preferred: Vec<SegmentId>,
+    /// Segments that just failed the writer: not these.
+    pub avoid: Vec<SegmentId>,
     /// The host of the writer, for placement near it.
     pub host: HostId,
     /// The zone of the writer.
     pub zone: ZoneId,
+    /// How dear the object is.
+    pub keep: Keep,
+    /// What it is evicted with; 0: nothing.
+    pub group: GroupId,
+    /// Removed so long after its first get, in milliseconds; 0: not.
+    pub expire_ms: u32,
+    /// Replace a value that is there, as a new object; otherwise it stays (R12).
+    pub upsert: bool,
 }
 
 impl Default for PutConfig {
     fn default() -> Self {
-        Self { replicas: 1, preferred: Vec::new(), host: HostId(0), zone: ZoneId(0) }
+        Self {
+            replicas: 1,
+            best_effort: false,
+            media: [0; 3],
+            preferred: Vec::new(),
+            avoid: Vec::new(),
+            host: HostId(0),
+            zone: ZoneId(0),
+            keep: Keep::Normal,
+            group: GroupId(0),
+            expire_ms: 0,
+            upsert: false,
+        }
+    }
+}
+
+impl PutConfig {
+    /// Copies in all: the larger of the two wishes.
+    pub fn copies(&self) -> u32 {
+        let by_medium: u32 = self.media.iter().map(|count| u32::from(*count)).sum();
+        by_medium.max(self.replicas.into())
+    }
+
+    /// The medium of the `nth` copy; `None`: any.
+    pub fn medium(&self, nth: u32) -> Option<Medium> {
+        let mut before = 0;
+        for medium in Medium::ALL {
+            before += u32::from(self.media[medium as usize]);
+            if nth < before {
+                return Some(medium);
+            }
+        }
+        None
+    }
+
+    /// What an owner keeps beside the header of one stripe of such a put.
+    pub fn label(&self, tenant: TenantId, key: crate::key::Key, of: Striping, stripe: u8) -> Label {
+        let striped = of.stripes() > 1;
+        Label {
+            tenant,
+            key,
+            keep: self.keep,
+            group: self.group,
+            expire_ms: self.expire_ms,
+            stripe: striped.then_some(crate::label::StripeOf { stripe, striping: of }),
+        }
     }
 }
 
@@ -103,6 +269,8 @@ pub struct SegmentOffer {
     pub host: HostId,
     /// Zone of the owner.
     pub zone: ZoneId,
+    /// The only tenant whose objects it takes; `None`: everybody's.
+    pub tenant: Option<TenantId>,
 }
 
 /// What the master tells an owner to do with a slot. Idempotent: (segment, slot, generation) names
@@ -190,12 +358,19 @@ pub struct AnnouncedLife {
 /// A finished object, complete enough to index it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnouncedObject {
-    /// The full key.
-    pub key: crate::key::Key,
+    /// Whose, under which key, with which wishes.
+    pub label: Label,
     /// The put that stored it.
     pub object: ObjectId,
-    /// Bytes of the value.
+    /// Bytes of the value, or of the stripe of it.
     pub len: u64,
     /// Its seal.
     pub seal: Seal,
+}
+
+impl AnnouncedObject {
+    /// Which stripe of the value it is.
+    pub fn stripe(&self) -> u8 {
+        self.label.stripe.map_or(0, |of| of.stripe)
+    }
 }

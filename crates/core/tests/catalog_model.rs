@@ -12,7 +12,7 @@ use mooncrate_core::state::{Event, ReplicaState};
 use mooncrate_core::word::Word;
 use mooncrate_core::{
     Generation, HostId, Incarnation, LeaderEpoch, Medium, NodeId, Now, ObjectId, PutConfig, Seal,
-    SegmentId, Slot, WritePlan, ZoneId,
+    SegmentId, Slot, TenantId, WritePlan, ZoneId,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -159,6 +159,7 @@ impl Rig {
                 slots: 24,
                 host: HostId(n),
                 zone: ZoneId(0),
+                tenant: None,
             };
             let mounted = catalog.mount(now, NodeId(n), std::slice::from_ref(&offer)).unwrap();
             assert_eq!(mounted, [Mounted::Announce]);
@@ -222,7 +223,7 @@ impl Rig {
             return Ok(());
         }
         let seal = seal_of(plan.object);
-        let ended = self.catalog.put_end(self.now, &key(k), plan.token, seal);
+        let ended = self.catalog.put_end(self.now, &key(k), plan.token, &[seal]);
         if ended.is_ok() {
             self.index.insert(k, plan.object);
             self.ended.push((k, plan.clone()));
@@ -299,7 +300,7 @@ impl Rig {
                 // A repeated end is harmless; an end of an older put is refused.
                 let (k, plan) = self.ended[nth as usize % self.ended.len()].clone();
                 let again =
-                    self.catalog.put_end(self.now, &key(k), plan.token, seal_of(plan.object));
+                    self.catalog.put_end(self.now, &key(k), plan.token, &[seal_of(plan.object)]);
                 if again.is_ok() {
                     prop_assert_eq!(self.index.get(&k), Some(&plan.object));
                 }
@@ -335,11 +336,11 @@ impl Rig {
     fn check_many(&mut self) -> Result<(), TestCaseError> {
         let keys: Vec<[u8; 4]> = (0..KEYS + 3).map(key).collect();
         let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).chain([&b""[..]]).collect();
-        let many = self.catalog.locate_many(self.now, &keys, 0);
-        let exist = self.catalog.exist_many(self.now, &keys);
+        let many = self.catalog.locate_many(self.now, TenantId::DEFAULT, &keys, 0);
+        let exist = self.catalog.exist_many(self.now, TenantId::DEFAULT, &keys);
         for ((key, many), exist) in keys.iter().zip(many).zip(exist) {
-            prop_assert_eq!(self.catalog.exist(self.now, key), exist);
-            prop_assert_eq!(self.catalog.locate(self.now, key, 0), many);
+            prop_assert_eq!(self.catalog.exist(self.now, *key), exist);
+            prop_assert_eq!(self.catalog.locate(self.now, *key, 0), many);
         }
         Ok(())
     }

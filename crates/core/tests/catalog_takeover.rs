@@ -9,7 +9,7 @@ use mooncrate_core::plan::{
     Action, Announced, AnnouncedLife, AnnouncedObject, Notice, Order, OrderResult, SegmentOffer,
 };
 use mooncrate_core::{
-    Extent, Generation, HostId, Incarnation, Key, LeaderEpoch, Medium, NodeId, Now, ObjectId,
+    Extent, Generation, HostId, Incarnation, Label, LeaderEpoch, Medium, NodeId, Now, ObjectId,
     PutConfig, Seal, SegmentId, Slot, WritePlan, ZoneId, lease,
 };
 use std::time::Duration;
@@ -36,6 +36,7 @@ fn offer(node: u64, incarnation: u64) -> SegmentOffer {
         slots: 8,
         host: HostId(node),
         zone: ZoneId(0),
+        tenant: None,
     }
 }
 
@@ -61,20 +62,20 @@ fn takeover(nodes: &[u64]) -> Catalog {
 fn put(catalog: &mut Catalog, now: Now, replicas: u8) -> WritePlan {
     let config = PutConfig { replicas, ..PutConfig::default() };
     let plan = catalog.put_start(now, KEY, 100, &config).unwrap();
-    catalog.put_end(now, KEY, plan.token, Seal(7)).unwrap();
+    catalog.put_end(now, KEY, plan.token, &[Seal(7)]).unwrap();
     plan
 }
 
 /// An object of the last leader in slot 0.
 fn held(sequence: u64) -> Announced {
     let object = ObjectId { epoch: LeaderEpoch(1), sequence };
-    let key = Key::new(KEY).unwrap();
+    let label = Label::plain(KEY.into()).unwrap();
     Announced {
         slot: Slot(0),
         generation: Generation(3),
         life: Some(AnnouncedLife {
             extent: Extent::new(0, 128).unwrap(),
-            object: Some(AnnouncedObject { key, object, len: 100, seal: Seal(7) }),
+            object: Some(AnnouncedObject { label, object, len: 100, seal: Seal(7) }),
         }),
     }
 }
@@ -127,7 +128,7 @@ fn an_eviction_that_was_repeated_is_carried_through() {
     mount(&mut catalog, ms(0), A);
     let config = PutConfig::default();
     let plan = catalog.put_start(ms(0), KEY, 1000, &config).unwrap();
-    catalog.put_end(ms(0), KEY, plan.token, Seal(7)).unwrap();
+    catalog.put_end(ms(0), KEY, plan.token, &[Seal(7)]).unwrap();
     pass(&mut catalog, 0, 0, &[A]);
     let evict = only_order(&mut catalog);
     assert_eq!(evict.action, Action::Evict);
@@ -163,7 +164,7 @@ fn a_put_that_was_given_up_keeps_its_key_until_the_owners_know() {
     assert_eq!(catalog.open_puts(), 0);
     let again = |catalog: &mut Catalog| catalog.put_start(ms(1), KEY, 100, &two);
     assert!(matches!(again(&mut catalog), Err(PutError::InProgress { .. })));
-    assert_eq!(catalog.put_end(ms(1), KEY, plan.token, Seal(7)), Err(PutError::NoSuchPut));
+    assert_eq!(catalog.put_end(ms(1), KEY, plan.token, &[Seal(7)]), Err(PutError::NoSuchPut));
     let orders = catalog.take_orders();
     assert_eq!(orders.len(), 2);
     // One owner has freed its copy; the other keeps the range, but nothing can be published there.

@@ -1,7 +1,7 @@
 //! The rules of placement, one by one, and that no strategy ever picks what it may not.
 
 use mooncrate_core::place::{Ask, Placement, PlacementKind, SegmentLoad, UnknownPlacement};
-use mooncrate_core::{HostId, NodeId, SegmentId, ZoneId};
+use mooncrate_core::{HostId, Medium, NodeId, SegmentId, TenantId, ZoneId};
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
@@ -13,6 +13,8 @@ fn load(i: u64, zones: u64) -> SegmentLoad {
         node: NodeId(i),
         host: HostId(i),
         zone: ZoneId(i % zones),
+        medium: Medium::Dram,
+        tenant: None,
         capacity: GIB,
         free: GIB / 2,
         open: true,
@@ -29,7 +31,10 @@ const ASK: Ask<'static> = Ask {
     preferred: &[],
     host: HostId(u64::MAX),
     zone: ZoneId(u64::MAX),
+    tenant: TenantId::DEFAULT,
+    medium: None,
     avoid_nodes: &[],
+    avoid: &[],
     tried: &[],
     need_free: true,
 };
@@ -50,16 +55,21 @@ fn may_serve(load: &SegmentLoad, index: usize, ask: &Ask<'_>) -> bool {
         && room >= ask.bytes
         && !ask.tried.contains(&index)
         && !ask.avoid_nodes.contains(&load.node)
+        && !ask.avoid.contains(&load.segment)
+        && load.medium == ask.medium.unwrap_or(Medium::Dram)
+        && load.tenant.is_none_or(|tenant| tenant == ask.tenant)
 }
 
 prop_compose! {
     fn any_load()(
         segment in 0u64..50, node in 0u64..12, host in 0u64..6, zone in 0u64..3,
         capacity in 0u64..1000, free in 0u64..1000, open in prop::bool::weighted(0.7),
+        ssd in prop::bool::weighted(0.1), tenant in prop::option::weighted(0.2, 0u32..3),
     ) -> SegmentLoad {
         SegmentLoad {
             segment: SegmentId(segment), node: NodeId(node), host: HostId(host),
             zone: ZoneId(zone), capacity, free: free.min(capacity), open,
+            medium: if ssd { Medium::Ssd } else { Medium::Dram }, tenant: tenant.map(TenantId),
         }
     }
 }
@@ -74,13 +84,16 @@ proptest! {
         avoid in prop::collection::vec((0u64..12).prop_map(NodeId), 0..4),
         tried in prop::collection::vec(0usize..40, 0..6),
         host in 0u64..7, zone in 0u64..4, need_free: bool, seed: u64,
+        failed in prop::collection::vec((0u64..50).prop_map(SegmentId), 0..3),
+        tenant in 0u32..3, ssd in prop::bool::weighted(0.2),
     ) {
         for kind in PlacementKind::ALL {
             let (mut it, mut twin) = (kind.build(seed), kind.build(seed));
             for loads in pools.iter().chain(&pools) {
                 let ask = Ask {
                     bytes, preferred: &preferred, host: HostId(host), zone: ZoneId(zone),
-                    avoid_nodes: &avoid, tried: &tried, need_free,
+                    avoid_nodes: &avoid, avoid: &failed, tried: &tried, need_free,
+                    tenant: TenantId(tenant), medium: ssd.then_some(Medium::Ssd),
                 };
                 let pick = it.pick(loads, &ask);
                 prop_assert_eq!(pick, twin.pick(loads, &ask), "{} must follow its seed", kind);

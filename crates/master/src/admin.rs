@@ -13,6 +13,7 @@
 //! whose `Host` is not this machine is refused: a web page that points its own name at 127.0.0.1
 //! must not read it.
 
+use crate::handler::Scope;
 use crate::service::Master;
 use axum::extract::{RawQuery, Request, State};
 use axum::http::{StatusCode, header};
@@ -20,11 +21,12 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use mooncrate_core::TenantId;
 use mooncrate_core::key;
 use mooncrate_core::plan::Medium;
 use mooncrate_core::time::Deadline;
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{ClusterStat, List, Listed, Listing, SegmentRow};
+use mooncrate_wire::message::{ClusterStat, List, Listed, Listing, Pattern, SegmentRow};
 use mooncrate_wire::{CallError, MasterApi};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -148,9 +150,11 @@ type Answer = Result<Json<Value>, Refused>;
 /// Calls the master where blocking is allowed.
 async fn ask<T: Send + 'static>(
     master: Arc<Master>,
-    call: impl FnOnce(&Master, Deadline) -> Result<T, CallError> + Send + 'static,
+    call: impl FnOnce(&Scope, Deadline) -> Result<T, CallError> + Send + 'static,
 ) -> Result<T, Refused> {
-    let asked = tokio::task::spawn_blocking(move || call(&master, boottime().deadline_in(CALL)));
+    // The admin looks after the tenant without a name; others are asked for by their own clients.
+    let scope = master.scope(TenantId::DEFAULT);
+    let asked = tokio::task::spawn_blocking(move || call(&scope, boottime().deadline_in(CALL)));
     asked
         .await
         .map_err(|error| {
@@ -178,8 +182,8 @@ async fn keys(State(master): State<Arc<Master>>, RawQuery(query): RawQuery) -> A
     let page = Page::parse(query.as_deref().unwrap_or_default())
         .map_err(|why| Refused(StatusCode::BAD_REQUEST, why))?;
     let listing = ask(master, move |master, deadline| {
-        let Page { prefix, cursor, limit } = &page;
-        master.list(&List { prefix, cursor: *cursor, limit: *limit }, deadline)
+        let pattern = Pattern::Prefix(&page.prefix);
+        master.list(&List { pattern, cursor: page.cursor, limit: page.limit }, deadline)
     });
     Ok(Json(listing_json(&listing.await?)))
 }

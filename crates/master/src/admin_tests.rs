@@ -5,7 +5,7 @@ use super::*;
 use crate::MasterConfig;
 use mooncrate_core::plan::{PutConfig, SegmentOffer};
 use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, Seal, SegmentId, ZoneId};
-use mooncrate_wire::message::{Mount, NodeInfo, PutEndItem, PutItem};
+use mooncrate_wire::message::{Mount, NodeInfo, PutEndItem, PutItem, SealList};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -24,6 +24,7 @@ fn master(keys: &[&[u8]]) -> Arc<Master> {
         slots: 64,
         host: HostId(1),
         zone: ZoneId(2),
+        tenant: None,
     };
     let info = NodeInfo {
         node,
@@ -34,14 +35,16 @@ fn master(keys: &[&[u8]]) -> Arc<Master> {
         zone: ZoneId(2),
     };
     let mount = Mount { info, seen: LeaderEpoch(0), offers: vec![offer.clone()], young: false };
-    master.mount(&mount, NEVER).unwrap().unwrap();
+    let scope = master.scope(TenantId::DEFAULT);
+    scope.mount(&mount, NEVER).unwrap().unwrap();
     master.announce_page(offer.segment, offer.incarnation, &[], true).unwrap();
     for key in keys {
         let items = [PutItem { key, len: 100 }];
-        let plans = master.put_start(&PutConfig::default(), &items, NEVER).unwrap();
+        let plans = scope.put_start(&PutConfig::default(), &items, NEVER).unwrap();
         let token = plans[0].as_ref().unwrap().token;
-        let seal = Seal::default();
-        let ended = master.put_end(&[PutEndItem { key, token, seal }], NEVER).unwrap();
+        let seals = SealList::encode(&[Seal::default()]);
+        let end = PutEndItem { key, token, seals: SealList::of(&seals) };
+        let ended = scope.put_end(&[end], NEVER).unwrap();
         ended[0].as_ref().unwrap();
     }
     master

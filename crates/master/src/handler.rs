@@ -1,16 +1,18 @@
 //! The master behind a socket, and the master in the same process: the same calls, once as tasks that
-//! wait for news, once as threads that do.
+//! wait for news, once as threads that do. Every call is made for one tenant: over a socket for the one
+//! of the caller's credential, in the same process for the one of the [`Scope`].
 
 use crate::service::Master;
-use mooncrate_core::LeaderEpoch;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
+use mooncrate_core::{LeaderEpoch, ObjectId, TenantId};
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     Announce, ClusterStat, Heartbeat, List, Listing, Mount, Mounted, NodeEntry, OrderBatch, Orders,
-    Pulse, PutEndItem, PutItem, PutRevokeItem, PutStart, Remove, Unmount,
+    Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching,
+    Removed, SetQuota, Unmount,
 };
 use mooncrate_wire::{Answer, CallError, Caller, Handler, MasterApi, Reply, Request};
 use std::sync::Arc;
@@ -27,60 +29,142 @@ impl Handler for MasterHandler {
 
     fn handle(&self, request: Request<'_>, caller: Caller<'_>) -> Answer {
         match request {
-            Request::PutStart(put) => put_start(&self.0, &put, caller.deadline),
-            Request::Remove(remove) => start_remove(&self.0, &remove, caller.deadline),
+            Request::PutStart(put) => self.scope(caller).start_put(&put, caller.deadline),
+            Request::PutEnd(put) => self.scope(caller).end_put(&put, caller.deadline),
+            Request::Remove(remove) => self.scope(caller).start_remove(&remove, caller.deadline),
+            Request::RemoveMatching(ask) => {
+                self.scope(caller).start_remove_matching(&ask, caller.deadline)
+            }
             Request::Orders(orders) => poll(&self.0, &orders),
-            other => Answer::Now(api::answer(&*self.0, other, caller.deadline)),
+            other => Answer::Now(api::answer(&self.scope(caller), other, caller.deadline)),
         }
     }
 }
 
-/// Most puts find room at once; the others wait for owners, in a task of their own.
-fn put_start(master: &Arc<Master>, put: &PutStart<'_>, deadline: Deadline) -> Answer {
-    let mut results = vec![None; put.items.len()];
-    if master.try_put_start(&put.config, &put.items, &mut results) {
-        return Answer::Now(Reply::PutStart(Master::out_of_time(results)));
+impl MasterHandler {
+    fn scope(&self, caller: Caller<'_>) -> Scope {
+        Scope { master: Arc::clone(&self.0), tenant: caller.peer.tenant }
     }
-    let master = Arc::clone(master);
-    let config = put.config.clone().into_owned();
-    let items: Vec<(Box<[u8]>, u64)> =
-        put.items.iter().map(|item| (item.key.into(), item.len)).collect();
-    Answer::Later(Box::pin(async move {
-        let deadline = master.put_deadline(boottime(), deadline);
-        let items: Vec<PutItem<'_>> =
-            items.iter().map(|(key, len)| PutItem { key, len: *len }).collect();
-        loop {
-            let seen = master.news.version();
-            let now = boottime();
-            if master.try_put_start(&config, &items, &mut results) || deadline.passed(now) {
-                return Reply::PutStart(Master::out_of_time(results));
+}
+
+/// A master as one tenant sees it.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    master: Arc<Master>,
+    tenant: TenantId,
+}
+
+impl Master {
+    /// This master as one tenant sees it.
+    pub fn scope(self: &Arc<Self>, tenant: TenantId) -> Arc<Scope> {
+        Arc::new(Scope { master: Arc::clone(self), tenant })
+    }
+}
+
+impl Scope {
+    /// Most puts find room at once; the others wait for owners, in a task of their own.
+    fn start_put(self, put: &PutStart<'_>, deadline: Deadline) -> Answer {
+        let mut results = vec![None; put.items.len()];
+        if self.master.try_put_start(self.tenant, &put.config, &put.items, &mut results) {
+            return Answer::Now(Reply::PutStart(Master::out_of_time(results)));
+        }
+        let config = put.config.clone().into_owned();
+        let items: Vec<(Box<[u8]>, u64)> =
+            put.items.iter().map(|item| (item.key.into(), item.len)).collect();
+        Answer::Later(Box::pin(async move {
+            let Self { master, tenant } = self;
+            let deadline = master.put_deadline(boottime(), deadline);
+            let items: Vec<PutItem<'_>> =
+                items.iter().map(|(key, len)| PutItem { key, len: *len }).collect();
+            loop {
+                let seen = master.news.version();
+                let now = boottime();
+                let decided = master.try_put_start(tenant, &config, &items, &mut results);
+                if decided || deadline.passed(now) {
+                    return Reply::PutStart(Master::out_of_time(results));
+                }
+                master.news.wait_async(seen, now, deadline).await;
             }
-            master.news.wait_async(seen, now, deadline).await;
-        }
-    }))
-}
-
-fn start_remove(master: &Arc<Master>, remove: &Remove<'_>, deadline: Deadline) -> Answer {
-    let mut waiting = Vec::new();
-    let mut results = master.start_remove(remove.force, &remove.keys, &mut waiting);
-    if master.check_removed(&remove.keys, &mut waiting, &mut results) {
-        return Answer::Now(Reply::Remove(results));
+        }))
     }
-    let master = Arc::clone(master);
-    let keys: Vec<Box<[u8]>> = remove.keys.iter().map(|key| (*key).into()).collect();
-    Answer::Later(Box::pin(async move {
-        // Answered a little before the caller gives up: it shall hear `Deferred`, not nothing.
+
+    /// Nearly every put ends at once; an upsert waits for the owners of what it replaced.
+    fn end_put(self, put: &PutEnd<'_>, deadline: Deadline) -> Answer {
+        let mut waiting = Vec::new();
+        let mut results = self.master.put_end_items(self.tenant, &put.items, &mut waiting);
+        if waiting.is_empty() || self.master.check_removed(&mut waiting, &mut results) {
+            return Answer::Now(Reply::PutEnd(results));
+        }
+        Answer::Later(Box::pin(async move {
+            self.wait_removed(&mut waiting, &mut results, deadline).await;
+            Reply::PutEnd(results)
+        }))
+    }
+
+    fn start_remove(self, remove: &Remove<'_>, deadline: Deadline) -> Answer {
+        let mut waiting = Vec::new();
+        let Self { master, tenant } = &self;
+        let mut results = master.start_remove(*tenant, remove.force, &remove.keys, &mut waiting);
+        if master.check_removed(&mut waiting, &mut results) {
+            return Answer::Now(Reply::Remove(results));
+        }
+        Answer::Later(Box::pin(async move {
+            self.wait_removed(&mut waiting, &mut results, deadline).await;
+            Reply::Remove(results)
+        }))
+    }
+
+    fn start_remove_matching(self, ask: &RemoveMatching<'_>, deadline: Deadline) -> Answer {
+        let mut waiting = Vec::new();
+        let mut done = match self.master.start_remove_matching(self.tenant, ask, &mut waiting) {
+            Ok(Ok(done)) => done,
+            Ok(Err(error)) => return Answer::Now(Reply::RemoveMatching(Err(error))),
+            Err(error) => return Answer::Now(Reply::Refuse(error.refusal())),
+        };
+        Answer::Later(Box::pin(async move {
+            let mut results: [Result<(), RemoveError>; 1] = [Ok(())];
+            self.wait_removed(&mut waiting, &mut results, deadline).await;
+            done.deferred = waiting.len() as u64;
+            done.removed -= done.deferred;
+            Reply::RemoveMatching(Ok(done))
+        }))
+    }
+
+    /// Waits until the owners of hidden objects have answered, or the caller is about to give up: it
+    /// shall hear `Deferred`, not nothing.
+    async fn wait_removed<E>(
+        &self,
+        waiting: &mut Vec<(usize, ObjectId)>,
+        results: &mut [Result<(), E>],
+        deadline: Deadline,
+    ) {
         let deadline = before(deadline);
-        let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
         loop {
-            let seen = master.news.version();
+            let seen = self.master.news.version();
             let now = boottime();
-            if master.check_removed(&keys, &mut waiting, &mut results) || deadline.passed(now) {
-                return Reply::Remove(results);
+            if self.master.check_removed(waiting, results) || deadline.passed(now) {
+                return;
             }
-            master.news.wait_async(seen, now, deadline).await;
+            self.master.news.wait_async(seen, now, deadline).await;
         }
-    }))
+    }
+
+    /// The same on a thread that may block.
+    fn block_removed<E>(
+        &self,
+        waiting: &mut Vec<(usize, ObjectId)>,
+        results: &mut [Result<(), E>],
+        deadline: Deadline,
+    ) {
+        loop {
+            let seen = self.master.news.version();
+            let now = boottime();
+            if self.master.check_removed(waiting, results) || deadline.passed(now) {
+                return;
+            }
+            self.master.news.wait(seen, now, deadline);
+        }
+    }
 }
 
 /// A node that asks for orders gets them at once, or as soon as there are some.
@@ -114,9 +198,9 @@ fn before(deadline: Deadline) -> Deadline {
     Deadline(deadline.0.saturating_sub(mooncrate_core::time::nanos(left / 8)))
 }
 
-impl MasterApi for Master {
+impl MasterApi for Scope {
     fn ping(&self, _deadline: Deadline) -> Result<LeaderEpoch, CallError> {
-        Ok(self.leader_epoch())
+        Ok(self.master.leader_epoch())
     }
 
     fn put_start(
@@ -126,23 +210,38 @@ impl MasterApi for Master {
         deadline: Deadline,
     ) -> Batch<WritePlan, PutError> {
         let mut results = vec![None; items.len()];
-        let deadline = self.put_deadline(boottime(), deadline);
+        let master = &self.master;
+        let deadline = master.put_deadline(boottime(), deadline);
         loop {
-            let seen = self.news.version();
+            let seen = master.news.version();
             let now = boottime();
-            if self.try_put_start(config, items, &mut results) || deadline.passed(now) {
-                return Ok(Self::out_of_time(results));
+            let decided = master.try_put_start(self.tenant, config, items, &mut results);
+            if decided || deadline.passed(now) {
+                return Ok(Master::out_of_time(results));
             }
-            self.news.wait(seen, now, deadline);
+            master.news.wait(seen, now, deadline);
         }
     }
 
-    fn put_end(&self, items: &[PutEndItem<'_>], _deadline: Deadline) -> Batch<(), PutError> {
-        Ok(self.put_end_items(items))
+    fn put_end(&self, items: &[PutEndItem<'_>], deadline: Deadline) -> Batch<(), PutError> {
+        let mut waiting = Vec::new();
+        let mut results = self.master.put_end_items(self.tenant, items, &mut waiting);
+        if !waiting.is_empty() {
+            self.block_removed(&mut waiting, &mut results, deadline);
+        }
+        Ok(results)
+    }
+
+    fn put_replan(
+        &self,
+        ask: &PutReplan<'_>,
+        _deadline: Deadline,
+    ) -> Result<Result<WritePlan, PutError>, CallError> {
+        Ok(self.master.replan(self.tenant, ask))
     }
 
     fn put_revoke(&self, items: &[PutRevokeItem<'_>], _deadline: Deadline) -> Batch<(), PutError> {
-        Ok(self.put_revoke_items(items))
+        Ok(self.master.put_revoke_items(self.tenant, items))
     }
 
     fn locate(
@@ -151,36 +250,50 @@ impl MasterApi for Master {
         keys: &[&[u8]],
         _deadline: Deadline,
     ) -> Batch<Located, GetError> {
-        Ok(self.locate_keys(lease_ms, keys))
+        Ok(self.master.locate_keys(self.tenant, lease_ms, keys))
     }
 
     fn exist(&self, keys: &[&[u8]], _deadline: Deadline) -> Batch<bool, GetError> {
-        Ok(self.exist_keys(keys))
+        Ok(self.master.exist_keys(self.tenant, keys))
     }
 
     fn remove(&self, force: bool, keys: &[&[u8]], deadline: Deadline) -> Batch<(), RemoveError> {
         let mut waiting = Vec::new();
-        let mut results = self.start_remove(force, keys, &mut waiting);
-        loop {
-            let seen = self.news.version();
-            let now = boottime();
-            if self.check_removed(keys, &mut waiting, &mut results) || deadline.passed(now) {
-                return Ok(results);
-            }
-            self.news.wait(seen, now, deadline);
-        }
+        let mut results = self.master.start_remove(self.tenant, force, keys, &mut waiting);
+        self.block_removed(&mut waiting, &mut results, deadline);
+        Ok(results)
+    }
+
+    fn remove_matching(
+        &self,
+        ask: &RemoveMatching<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<Removed, RemoveError>, CallError> {
+        let mut waiting = Vec::new();
+        let started = self.master.start_remove_matching(self.tenant, ask, &mut waiting)?;
+        let Ok(mut done) = started else { return Ok(started) };
+        let mut results: [Result<(), RemoveError>; 1] = [Ok(())];
+        self.block_removed(&mut waiting, &mut results, deadline);
+        done.deferred = waiting.len() as u64;
+        done.removed -= done.deferred;
+        Ok(Ok(done))
+    }
+
+    fn set_quota(&self, ask: &SetQuota, _deadline: Deadline) -> Result<(), CallError> {
+        self.master.set_tenant_quota(ask.tenant, ask.quota);
+        Ok(())
     }
 
     fn list(&self, ask: &List<'_>, _deadline: Deadline) -> Result<Listing, CallError> {
-        Ok(self.list_page(ask.prefix, ask.cursor, ask.limit))
+        self.master.list_page(self.tenant, ask)
     }
 
     fn stat(&self, _deadline: Deadline) -> Result<ClusterStat, CallError> {
-        Ok(self.cluster_stat())
+        Ok(self.master.cluster_stat())
     }
 
     fn nodes(&self, _deadline: Deadline) -> Result<Vec<NodeEntry>, CallError> {
-        Ok(self.node_entries())
+        Ok(self.master.node_entries())
     }
 
     fn mount(
@@ -188,7 +301,7 @@ impl MasterApi for Master {
         mount: &Mount,
         _deadline: Deadline,
     ) -> Result<Result<Mounted, MountError>, CallError> {
-        Ok(self.mount_node(mount))
+        Ok(self.master.mount_node(mount))
     }
 
     fn announce(
@@ -197,7 +310,7 @@ impl MasterApi for Master {
         _deadline: Deadline,
     ) -> Result<Result<(), MountError>, CallError> {
         let Announce { segment, incarnation, page, last } = announce;
-        Ok(self.announce_page(segment, incarnation, &page, last))
+        Ok(self.master.announce_page(segment, incarnation, &page, last))
     }
 
     fn unmount(
@@ -205,7 +318,7 @@ impl MasterApi for Master {
         unmount: &Unmount,
         _deadline: Deadline,
     ) -> Result<Result<(), MountError>, CallError> {
-        self.unmount_segments(unmount.node, &unmount.segments);
+        self.master.unmount_segments(unmount.node, &unmount.segments);
         Ok(Ok(()))
     }
 
@@ -214,7 +327,7 @@ impl MasterApi for Master {
         heartbeat: &Heartbeat,
         _deadline: Deadline,
     ) -> Result<Result<Pulse, MountError>, CallError> {
-        Ok(self.hear(heartbeat.node))
+        Ok(self.master.hear(heartbeat.node))
     }
 
     fn orders(
@@ -226,13 +339,13 @@ impl MasterApi for Master {
         let deadline = deadline.min(boottime().deadline_in(wait));
         let mut notices = &orders.notices[..];
         loop {
-            let seen = self.news.version();
+            let seen = self.master.news.version();
             let now = boottime();
-            let batch = self.poll_orders(orders.node, notices);
+            let batch = self.master.poll_orders(orders.node, notices);
             notices = &[];
             match &batch {
                 Ok(found) if found.orders.is_empty() && !deadline.passed(now) => {
-                    self.news.wait(seen, now, deadline);
+                    self.master.news.wait(seen, now, deadline);
                 }
                 _ => return Ok(batch),
             }

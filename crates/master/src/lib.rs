@@ -1,6 +1,7 @@
 //! index: gives the catalog a clock, a lock and a socket.
 //!
-//! [`Master`] answers the calls of `MasterApi`, in the same process or behind [`serve`]. It holds
+//! [`Scope`], a [`Master`] as one tenant sees it, answers the calls of `MasterApi`, in the same process
+//! or behind [`serve`]. It holds
 //! the catalog under one short lock, carries orders to owners (a node in the same process at once,
 //! others through their order poll), and lets calls that need an owner's word wait for it with a
 //! deadline.
@@ -14,11 +15,12 @@ mod config;
 mod handler;
 mod members;
 mod news;
+mod pattern;
 mod serve;
 mod service;
 mod state_file;
 
 pub use config::MasterConfig;
-pub use handler::MasterHandler;
+pub use handler::{MasterHandler, Scope};
 pub use serve::{Serving, serve};
 pub use service::Master;

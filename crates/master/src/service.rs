@@ -4,17 +4,19 @@
 use crate::config::MasterConfig;
 use crate::members::Directory;
 use crate::news::News;
+use crate::pattern::Matcher;
 use crate::state_file::{Kept, StateFile};
-use mooncrate_core::catalog::{AuditError, Catalog, Removal, Start};
+use mooncrate_core::catalog::{AuditError, Catalog, Ended, Removal, Start, replacing};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Order, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{LeaderEpoch, NodeId, Now, ObjectId};
-use mooncrate_wire::NodeApi;
+use mooncrate_core::{LeaderEpoch, Name, NodeId, Now, ObjectId, TenantId};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
-    ClusterStat, Listed, Listing, PutEndItem, PutItem, PutRevokeItem, SegmentRow,
+    ClusterStat, List, Listed, Listing, PutEndItem, PutItem, PutReplan, PutRevokeItem,
+    RemoveMatching, Removed, SegmentRow, TenantRow,
 };
+use mooncrate_wire::{CallError, NodeApi};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -129,6 +131,7 @@ impl Master {
     /// One attempt at the open items of a put: fills in what is decided. Whether all are.
     pub(crate) fn try_put_start(
         &self,
+        tenant: TenantId,
         config: &PutConfig,
         items: &[PutItem<'_>],
         results: &mut [Option<Result<WritePlan, PutError>>],
@@ -142,7 +145,8 @@ impl Master {
                     if result.is_some() {
                         continue;
                     }
-                    match mind.catalog.put_start(now, item.key, item.len, config) {
+                    let name = Name::new(tenant, item.key);
+                    match mind.catalog.put_start(now, name, item.len, config) {
                         Err(PutError::Reclaiming { .. }) => {
                             open = true;
                             break;
@@ -164,22 +168,52 @@ impl Master {
         false
     }
 
-    pub(crate) fn put_end_items(&self, items: &[PutEndItem<'_>]) -> Vec<Result<(), PutError>> {
+    /// Ends puts; upserts that wait for the owners of what they replaced are left open in `waiting`.
+    pub(crate) fn put_end_items(
+        &self,
+        tenant: TenantId,
+        items: &[PutEndItem<'_>],
+        waiting: &mut Vec<(usize, ObjectId)>,
+    ) -> Vec<Result<(), PutError>> {
         let now = boottime();
         let (results, orders) = {
             let mut mind = self.mind();
-            let results = items
-                .iter()
-                .map(|item| mind.catalog.put_end(now, item.key, item.token, item.seal))
-                .collect();
-            (results, self.sort_orders(&mut mind))
+            let ended = items.iter().enumerate().map(|(index, item)| {
+                let name = Name::new(tenant, item.key);
+                let ended = mind.catalog.put_end(now, name, item.token, &item.seals.seals())?;
+                if let Ended::Replacing(old) = ended {
+                    waiting.push((index, old));
+                    return Err(replacing());
+                }
+                Ok(())
+            });
+            (ended.collect(), self.sort_orders(&mut mind))
         };
         self.carry_out(&orders);
         results
     }
 
+    /// Plans copies anew that failed their writer.
+    pub(crate) fn replan(
+        &self,
+        tenant: TenantId,
+        ask: &PutReplan<'_>,
+    ) -> Result<WritePlan, PutError> {
+        let now = boottime();
+        let name = Name::new(tenant, ask.key);
+        let (planned, orders) = {
+            let mut mind = self.mind();
+            let catalog = &mut mind.catalog;
+            let planned = catalog.put_replan(now, name, ask.token, &ask.failed, &ask.config);
+            (planned, self.sort_orders(&mut mind))
+        };
+        self.carry_out(&orders);
+        planned
+    }
+
     pub(crate) fn put_revoke_items(
         &self,
+        tenant: TenantId,
         items: &[PutRevokeItem<'_>],
     ) -> Vec<Result<(), PutError>> {
         let now = boottime();
@@ -187,7 +221,10 @@ impl Master {
             let mut mind = self.mind();
             let results = items
                 .iter()
-                .map(|item| mind.catalog.put_revoke(now, item.key, item.token))
+                .map(|item| {
+                    let name = Name::new(tenant, item.key);
+                    mind.catalog.put_revoke(now, name, item.token)
+                })
                 .collect();
             (results, self.sort_orders(&mut mind))
         };
@@ -197,29 +234,35 @@ impl Master {
 
     pub(crate) fn locate_keys(
         &self,
+        tenant: TenantId,
         lease_ms: u32,
         keys: &[&[u8]],
     ) -> Vec<Result<Located, GetError>> {
         let now = boottime();
         let mut mind = self.mind();
         match keys {
-            [key] => vec![mind.catalog.locate(now, key, lease_ms)],
-            keys => mind.catalog.locate_many(now, keys, lease_ms),
+            [key] => vec![mind.catalog.locate(now, Name::new(tenant, key), lease_ms)],
+            keys => mind.catalog.locate_many(now, tenant, keys, lease_ms),
         }
     }
 
-    pub(crate) fn exist_keys(&self, keys: &[&[u8]]) -> Vec<Result<bool, GetError>> {
+    pub(crate) fn exist_keys(
+        &self,
+        tenant: TenantId,
+        keys: &[&[u8]],
+    ) -> Vec<Result<bool, GetError>> {
         let now = boottime();
         let mind = self.mind();
         match keys {
-            [key] => vec![mind.catalog.exist(now, key)],
-            keys => mind.catalog.exist_many(now, keys),
+            [key] => vec![mind.catalog.exist(now, Name::new(tenant, key))],
+            keys => mind.catalog.exist_many(now, tenant, keys),
         }
     }
 
     /// Starts removes; what waits for owners is left open in `waiting`.
     pub(crate) fn start_remove(
         &self,
+        tenant: TenantId,
         force: bool,
         keys: &[&[u8]],
         waiting: &mut Vec<(usize, ObjectId)>,
@@ -229,7 +272,7 @@ impl Master {
             let mut mind = self.mind();
             let mut results = Vec::with_capacity(keys.len());
             for (index, key) in keys.iter().enumerate() {
-                results.push(match mind.catalog.remove(now, key, force) {
+                results.push(match mind.catalog.remove(now, Name::new(tenant, key), force) {
                     Ok(Removal::Done) => Ok(()),
                     Ok(Removal::Waiting(object)) => {
                         waiting.push((index, object));
@@ -244,16 +287,38 @@ impl Master {
         results
     }
 
-    /// Looks again at removes that wait; whether none is left.
-    pub(crate) fn check_removed(
+    /// Removes what matches, one step; what waits for owners is in `waiting`.
+    pub(crate) fn start_remove_matching(
         &self,
-        keys: &[&[u8]],
+        tenant: TenantId,
+        ask: &RemoveMatching<'_>,
         waiting: &mut Vec<(usize, ObjectId)>,
-        results: &mut [Result<(), RemoveError>],
+    ) -> Result<Result<Removed, RemoveError>, CallError> {
+        let matcher = Matcher::new(&ask.pattern)?;
+        let now = boottime();
+        let (page, orders) = {
+            let mut mind = self.mind();
+            let matches = |key: &[u8]| matcher.matches(key);
+            let page = mind.catalog.remove_matching(now, tenant, matches, ask.cursor, ask.force);
+            (page, self.sort_orders(&mut mind))
+        };
+        self.carry_out(&orders);
+        Ok(page.map(|page| {
+            waiting.extend(page.waiting.iter().map(|object| (0, *object)));
+            let removed = page.waiting.len() as u64;
+            Removed { removed, deferred: 0, leased: page.leased, next: page.next }
+        }))
+    }
+
+    /// Looks again at objects that wait for their owners; whether none is left.
+    pub(crate) fn check_removed<E>(
+        &self,
+        waiting: &mut Vec<(usize, ObjectId)>,
+        results: &mut [Result<(), E>],
     ) -> bool {
         let mind = self.mind();
         waiting.retain(|&(index, object)| {
-            let done = mind.catalog.removed(keys[index], object);
+            let done = mind.catalog.removed(object);
             if done {
                 results[index] = Ok(());
             }
@@ -262,15 +327,21 @@ impl Master {
         waiting.is_empty()
     }
 
-    pub(crate) fn list_page(&self, prefix: &[u8], cursor: u64, limit: u32) -> Listing {
-        let page = self.mind().catalog.list(prefix, cursor, limit.min(1024));
+    pub(crate) fn list_page(&self, tenant: TenantId, ask: &List<'_>) -> Result<Listing, CallError> {
+        let matcher = Matcher::new(&ask.pattern)?;
+        let matches = |key: &[u8]| matcher.matches(key);
+        let page = self.mind().catalog.list(tenant, matches, ask.cursor, ask.limit.min(1024));
         let entries = page.entries.into_iter().map(|listed| Listed {
             key: listed.key,
             len: listed.len,
             object: listed.object,
             replicas: listed.replicas,
         });
-        Listing { entries: entries.collect(), next: page.next }
+        Ok(Listing { entries: entries.collect(), next: page.next })
+    }
+
+    pub(crate) fn set_tenant_quota(&self, tenant: TenantId, quota: Option<u64>) {
+        self.mind().catalog.set_quota(tenant, quota);
     }
 
     pub(crate) fn cluster_stat(&self) -> ClusterStat {
@@ -289,6 +360,13 @@ impl Master {
                 objects: stat.replicas,
             })
             .collect();
+        let tenants = mind.catalog.tenants().map(|(id, tenant)| TenantRow {
+            tenant: id,
+            used_bytes: tenant.used,
+            hard_bytes: tenant.hard,
+            quota: tenant.quota,
+        });
+        let tenants = tenants.collect();
         let sum = |field: fn(&SegmentRow) -> u64| segments.iter().map(field).sum();
         ClusterStat {
             epoch: mind.catalog.epoch(),
@@ -304,6 +382,7 @@ impl Master {
             evicted_bytes: counters.evicted_bytes,
             index_bytes: mind.catalog.heap_bytes() as u64,
             segments,
+            tenants,
         }
     }
 

@@ -32,7 +32,7 @@
 //!     object: ObjectId::default(),
 //!     epoch: LeaderEpoch(1),
 //!     len: 5,
-//!     label: b"greeting",
+//!     label: b"\0\0\0\0\0greeting",
 //!     hash: LabelHash::of(b"greeting"),
 //! };
 //! let mut guard = owner.begin(boottime(), &put)?;

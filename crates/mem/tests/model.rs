@@ -111,7 +111,7 @@ impl Rig {
         let generation = Generation(self.rooms[slot as usize].generation.checked_sub(back)?);
         let extent = Extent::new(u64::from(slot) * ROOM, extent_bytes(len)).unwrap();
         let (segment, incarnation, slot) = (SEGMENT, INCARNATION, Slot(slot));
-        Some(Locator { segment, incarnation, slot, generation, extent })
+        Some(Locator { segment, incarnation, slot, generation, extent, stripe: 0 })
     }
 
     fn room(&mut self, slot: u32) -> &mut Room {
@@ -124,13 +124,14 @@ impl Rig {
         let puts = self.puts;
         let value: Vec<u8> =
             (0..len).map(|i| (i.wrapping_mul(puts) >> 3) as u8 ^ puts as u8).collect();
+        let label = [&[0; 5][..], &puts.to_le_bytes()].concat();
         let begin = BeginWrite {
             locator,
             token: PutToken(puts),
             object: ObjectId { epoch: EPOCH, sequence: puts },
             epoch: EPOCH,
             len,
-            label: &puts.to_le_bytes(),
+            label: &label,
             hash: LabelHash::default(),
         };
         let result = self.segment.begin(Now(self.now), &begin);
@@ -281,7 +282,7 @@ impl Rig {
             if let Some(object) = object {
                 assert_eq!(object.len, room.value.len() as u64);
                 assert_eq!(object.seal, seal_of(&room.value));
-                assert_eq!(object.key.as_bytes(), object.object.sequence.to_le_bytes());
+                assert_eq!(object.label.key.as_bytes(), object.object.sequence.to_le_bytes());
             }
         }
     }

@@ -80,14 +80,15 @@ fn own(shared: &Shared, slot: u32) {
         let extent = Extent::new(u64::from(slot) * ROOM, extent_bytes(len)).unwrap();
         let spec = shared.segment.spec();
         let (segment, incarnation) = (spec.segment, spec.incarnation);
-        let locator = Locator { segment, incarnation, slot: Slot(slot), generation, extent };
+        let locator =
+            Locator { segment, incarnation, slot: Slot(slot), generation, extent, stripe: 0 };
         let begin = BeginWrite {
             locator,
             token: PutToken(put),
             object: ObjectId { epoch: EPOCH, sequence: put },
             epoch: EPOCH,
             len,
-            label: b"label",
+            label: b"\0\0\0\0\0label",
             hash: LabelHash::default(),
         };
         let mut guard = shared.segment.begin(boottime(), &begin).unwrap();

@@ -1,7 +1,7 @@
 //! How a node is set up. Plain data; live parts enter by constructor.
 
 use mooncrate_core::ids::name_hash;
-use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, ZoneId};
+use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_mem::SegmentSpec;
 use mooncrate_wire::Address;
 use std::time::Duration;
@@ -31,6 +31,8 @@ pub struct NodeConfig {
     pub tcp: Option<Address>,
     /// Where it is reached on the same machine.
     pub unix: Option<Address>,
+    /// The only tenant whose objects it takes; `None`: everybody's.
+    pub tenant: Option<TenantId>,
     /// Which start of the node this is: later starts have larger numbers.
     pub incarnation: Incarnation,
     /// Time between heartbeats.
@@ -51,6 +53,7 @@ impl Default for NodeConfig {
             huge_pages: false,
             tcp: None,
             unix: None,
+            tenant: None,
             incarnation: Incarnation(1),
             heartbeat: Duration::from_millis(500),
             tick: Duration::from_millis(5),

@@ -85,7 +85,7 @@ pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
 }
 
 fn indexed(catalog: &Catalog) -> BTreeMap<Key, ObjectId> {
-    let page = catalog.list(b"", 0, u32::MAX);
+    let page = catalog.list(mooncrate_core::TenantId::DEFAULT, |_| true, 0, u32::MAX);
     page.entries.into_iter().map(|entry| (entry.key, entry.object)).collect()
 }
 
@@ -95,7 +95,7 @@ fn indexed(catalog: &Catalog) -> BTreeMap<Key, ObjectId> {
 fn second_value(ctx: &Ctx, index: &BTreeMap<Key, ObjectId>, slots: &[Announced]) -> Option<String> {
     slots.iter().find_map(|slot| {
         let told = slot.life.as_ref()?.object.as_ref()?;
-        let (key, other) = (&told.key, told.object);
+        let (key, other) = (&told.label.key, told.object);
         let given_out = index.get(key).filter(|given_out| **given_out != other)?;
         let text = || format!("{key} is {given_out} for the leader, but {other} can still be read");
         ctx.finished.contains(&other).then(text)

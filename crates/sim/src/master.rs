@@ -251,7 +251,9 @@ impl Master {
                 self.retry_waiting(ctx);
                 return;
             }
-            Ask::PutEnd { token, seal } => Answer::Ended(catalog.put_end(now, key, token, seal)),
+            Ask::PutEnd { token, seal } => {
+                Answer::Ended(catalog.put_end(now, key, token, &[seal]).map(|_| ()))
+            }
             Ask::Revoke { token } => Answer::Ended(catalog.put_revoke(now, key, token)),
             Ask::Locate { lease_ms } => Answer::Located(catalog.locate(now, key, lease_ms)),
             Ask::Exist => Answer::Exists(catalog.exist(now, key)),
@@ -289,7 +291,7 @@ impl Master {
             let (call, removing) = (one.call, one.removing);
             let answer = match removing {
                 Some(_) if !leading => Some(Answer::NotLeader),
-                Some(object) => self.look_at_remove(ctx, &call, object, late),
+                Some(object) => self.look_at_remove(object, late),
                 None => self.look_at_put(ctx, now, &call, (late, waited)),
             };
             match answer {
@@ -302,15 +304,9 @@ impl Master {
         }
     }
 
-    fn look_at_remove(
-        &mut self,
-        ctx: &Ctx,
-        call: &Call,
-        object: ObjectId,
-        late: bool,
-    ) -> Option<Answer> {
+    fn look_at_remove(&mut self, object: ObjectId, late: bool) -> Option<Answer> {
         let catalog = self.catalog.as_ref()?;
-        if catalog.removed(&ctx.keys[usize::from(call.key)].bytes, object) {
+        if catalog.removed(object) {
             Some(Answer::Removed(Ok(())))
         } else if late {
             Some(Answer::Removed(Err(RemoveError::Deferred { after_ms: 5 })))

@@ -162,6 +162,7 @@ fn draw_config(rng: &mut Rng, seed: u64) -> Config {
             ],
         ),
         seed,
+        ..Config::default()
     }
 }
 

@@ -2,9 +2,9 @@
 
 use crate::error::Error;
 use crate::host::{this_host, this_start};
-use mooncrate_core::LeaderEpoch;
 use mooncrate_core::catalog;
 use mooncrate_core::ids::{HostId, name_hash};
+use mooncrate_core::{LeaderEpoch, TenantId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_wire::address::Bound;
@@ -163,7 +163,7 @@ pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Err
         serving: Some(serving),
         node: None,
     };
-    let node = start_node(node, Arc::clone(&master) as _)?;
+    let node = start_node(node, master.scope(TenantId::DEFAULT))?;
     running.node = Some(Arc::clone(&node));
     join(&master, &node)?;
     Ok(running)

@@ -7,12 +7,12 @@ use mooncrate_client::{Client, ClientConfig, Counts, Stored, View};
 use mooncrate_core::catalog;
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::plan::PutConfig;
-use mooncrate_core::{LeaderEpoch, ZoneId};
+use mooncrate_core::{LeaderEpoch, TenantId, ZoneId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_transfer::{EngineConfig, Path, Segments};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{ClusterStat, Listing};
+use mooncrate_wire::message::{ClusterStat, Listing, Pattern, Removed};
 use mooncrate_wire::{
     Address, Hello, LinkKind, LinkPool, MasterLink, PoolConfig, Role, ServerConfig,
 };
@@ -122,13 +122,14 @@ impl Store {
             incarnation: this_start(),
             ..NodeConfig::default()
         };
-        let node = Node::new(node, Arc::clone(&master) as _, Vec::new())?;
+        let scope = master.scope(options.client.tenant);
+        let node = Node::new(node, Arc::clone(&scope) as _, Vec::new())?;
         let serving = serve(&master, &[], &ServerConfig::default(), 0)
             .map_err(Error::io("starting the master's ticker"))?;
         join(&master, &node)?;
         let engine = EngineConfig { host: HostId(name_hash(&host)), ..EngineConfig::default() };
         let segments = Arc::clone(node.segments());
-        let client = Client::new(options.client, engine, Arc::clone(&master) as _, segments);
+        let client = Client::new(options.client, engine, scope, segments);
         let own = Some(Own { node, master, _serving: serving });
         Ok(Self { inner: Arc::new(Inner { client, own }) })
     }
@@ -239,7 +240,29 @@ impl Store {
     /// A page of keys that start with `prefix`, in no particular order: begin with cursor 0, go on
     /// with the page's `next` until it is `None`.
     pub fn list(&self, prefix: &[u8], cursor: u64, limit: u32) -> Result<Listing, Error> {
-        Ok(self.inner.client.list(prefix, cursor, limit)?)
+        Ok(self.inner.client.list(Pattern::Prefix(prefix), cursor, limit)?)
+    }
+
+    /// The same for keys in which a regular expression finds a match.
+    pub fn list_regex(&self, regex: &str, cursor: u64, limit: u32) -> Result<Listing, Error> {
+        Ok(self.inner.client.list(Pattern::Regex(regex), cursor, limit)?)
+    }
+
+    /// Removes all values whose keys start with `prefix`; what became of them. Leased ones stay, unless
+    /// `force`.
+    pub fn remove_prefix(&self, prefix: &[u8], force: bool) -> Result<Removed, Error> {
+        Ok(self.inner.client.remove_matching(Pattern::Prefix(prefix), force)?)
+    }
+
+    /// The same for keys in which a regular expression finds a match, in the syntax of the `regex`
+    /// crate: its time is in proportion to the key, whatever the expression.
+    pub fn remove_regex(&self, regex: &str, force: bool) -> Result<Removed, Error> {
+        Ok(self.inner.client.remove_matching(Pattern::Regex(regex), force)?)
+    }
+
+    /// Sets what a tenant may use, in bytes of all its replicas; `None`: no limit.
+    pub fn set_quota(&self, tenant: TenantId, quota: Option<u64>) -> Result<(), Error> {
+        Ok(self.inner.client.set_quota(tenant, quota)?)
     }
 
     /// The cluster in numbers.

@@ -9,10 +9,15 @@ use crate::stream::Stream;
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{HostId, Incarnation, SegmentId};
+use mooncrate_mem::clock::boottime;
 use mooncrate_wire::{Address, CallError, PoolConfig};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long it may take to learn where a segment is, when only its distance is asked for.
+const ROUTE_TIME: Duration = Duration::from_millis(500);
 
 /// How a segment is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -135,6 +140,29 @@ impl Engine {
             };
         self.known.write().insert(segment, (incarnation, Arc::clone(&transport)));
         Ok(transport)
+    }
+
+    /// How far the owner of `locator` is: 0 in this process, 1 on this host, 2 elsewhere, 3 unknown.
+    pub fn distance(&self, locator: &Locator) -> u8 {
+        let (segment, incarnation) = (locator.segment, locator.incarnation);
+        if let Some((known, transport)) = self.known.read().get(&segment)
+            && *known == incarnation
+        {
+            return match transport.path() {
+                Path::Local => 0,
+                Path::Shared => 1,
+                Path::Stream => 2,
+            };
+        }
+        if self.config.local && self.segments.holds(segment, incarnation) {
+            return 0;
+        }
+        let deadline = boottime().deadline_in(ROUTE_TIME);
+        match self.directory.route(segment, incarnation, deadline) {
+            Ok(Some(route)) if route.host == self.config.host => 1,
+            Ok(Some(_)) => 2,
+            _ => 3,
+        }
     }
 
     /// Forgets how a segment is reached: its owner did not answer.

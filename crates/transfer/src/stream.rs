@@ -186,7 +186,7 @@ pub(crate) fn begin_write<'a>(write: &Write<'a>) -> message::BeginWrite<'a> {
         object: write.object,
         epoch: write.epoch,
         len: write.len(),
-        key: write.label,
+        label: write.label,
     }
 }
 

@@ -7,7 +7,8 @@
 use crate::error::{CallError, Refusal};
 use crate::message::{
     Announce, ClusterStat, Heartbeat, List, Listing, Mount, Mounted, NodeEntry, OrderBatch, Orders,
-    Pong, Pulse, PutEndItem, PutItem, PutRevokeItem, Reply, Request, Unmount,
+    Pong, Pulse, PutEndItem, PutItem, PutReplan, PutRevokeItem, RemoveMatching, Removed, Reply,
+    Request, SetQuota, Unmount,
 };
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
@@ -37,6 +38,13 @@ pub trait MasterApi: Send + Sync {
     /// Gives reserved room back.
     fn put_revoke(&self, items: &[PutRevokeItem<'_>], deadline: Deadline) -> Batch<(), PutError>;
 
+    /// Gives up copies that failed their writer and plans others.
+    fn put_replan(
+        &self,
+        ask: &PutReplan<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<WritePlan, PutError>, CallError>;
+
     /// Finds objects, and leases them if `lease_ms` is not 0.
     fn locate(&self, lease_ms: u32, keys: &[&[u8]], deadline: Deadline)
     -> Batch<Located, GetError>;
@@ -46,6 +54,16 @@ pub trait MasterApi: Send + Sync {
 
     /// Removes objects. `force` retires leased ones too; their bytes still wait for the leases.
     fn remove(&self, force: bool, keys: &[&[u8]], deadline: Deadline) -> Batch<(), RemoveError>;
+
+    /// Removes what matches: one bounded step.
+    fn remove_matching(
+        &self,
+        ask: &RemoveMatching<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<Removed, RemoveError>, CallError>;
+
+    /// Sets what a tenant may use.
+    fn set_quota(&self, ask: &SetQuota, deadline: Deadline) -> Result<(), CallError>;
 
     /// A page of keys.
     fn list(&self, ask: &List<'_>, deadline: Deadline) -> Result<Listing, CallError>;
@@ -114,6 +132,11 @@ pub fn answer(master: &(impl MasterApi + ?Sized), request: Request<'_>, until: D
         Request::Remove(ask) => master.remove(ask.force, &ask.keys, until).map(Reply::Remove),
         Request::List(ask) => master.list(&ask, until).map(Reply::List),
         Request::Stat(_) => master.stat(until).map(Reply::Stat),
+        Request::PutReplan(put) => master.put_replan(&put, until).map(Reply::PutReplan),
+        Request::RemoveMatching(ask) => {
+            master.remove_matching(&ask, until).map(Reply::RemoveMatching)
+        }
+        Request::SetQuota(ask) => master.set_quota(&ask, until).map(Reply::SetQuota),
         Request::Nodes(_) => master.nodes(until).map(Reply::Nodes),
         Request::Mount(mount) => master.mount(&mount, until).map(Reply::Mount),
         Request::Announce(page) => master.announce(page, until).map(Reply::Announce),

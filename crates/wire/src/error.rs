@@ -156,11 +156,13 @@ pub enum RefusalCode {
     NotLeader = 9,
     /// The role of the caller may not do this.
     Forbidden = 10,
+    /// The request was understood and makes no sense: sending it again changes nothing.
+    BadRequest = 11,
 }
 
 impl RefusalCode {
     /// All codes.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Protocol,
         Self::Version,
         Self::WrongLink,
@@ -171,6 +173,7 @@ impl RefusalCode {
         Self::Internal,
         Self::NotLeader,
         Self::Forbidden,
+        Self::BadRequest,
     ];
 
     /// The code with this number.
@@ -272,6 +275,7 @@ impl CallError {
                 | RefusalCode::WrongLink
                 | RefusalCode::TooLarge
                 | RefusalCode::Internal
+                | RefusalCode::BadRequest
                 | RefusalCode::Forbidden => Advice::GiveUp,
             },
         }

@@ -88,6 +88,12 @@ kinds! {
     Stat = 0x18, "stat";
     /// Where nodes can be reached.
     Nodes = 0x19, "nodes";
+    /// Copies of an open put failed their writer: plan them anew.
+    PutReplan = 0x1a, "put_replan";
+    /// Remove the objects whose keys match, a bounded step.
+    RemoveMatching = 0x1b, "remove_matching";
+    /// Sets what a tenant may use.
+    SetQuota = 0x30, "set_quota";
     /// A node offers segments.
     Mount = 0x20, "mount";
     /// A node tells what is in a segment.
@@ -138,7 +144,13 @@ impl Kind {
     pub const fn repeatable(self) -> bool {
         !matches!(
             self,
-            Self::PutStart | Self::Orders | Self::Begin | Self::Write | Self::Pin | Self::Unpin
+            Self::PutStart
+                | Self::PutReplan
+                | Self::Orders
+                | Self::Begin
+                | Self::Write
+                | Self::Pin
+                | Self::Unpin
         )
     }
 }

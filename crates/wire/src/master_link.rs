@@ -7,14 +7,15 @@ use crate::error::{CallError, DecodeError};
 use crate::frame::BODY_BYTES_MAX;
 use crate::message::{
     Announce, ClusterStat, Exist, Heartbeat, List, Listing, Locate, Mount, Mounted, NodeEntry,
-    Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd, PutEndItem, PutItem, PutRevoke, PutRevokeItem,
-    PutStart, Remove, Reply, Request, Stat, Unmount,
+    Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke,
+    PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, Reply, Request, SetQuota, Stat,
+    Unmount,
 };
 use crate::pool::LinkPool;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
 use mooncrate_core::key::{self, KeyError};
-use mooncrate_core::limits::BATCH_ITEMS_MAX;
+use mooncrate_core::limits::{BATCH_ITEMS_MAX, KEY_BYTES_MAX, LABEL_BYTES_MAX};
 use mooncrate_core::plan::{Announced, Located, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use std::borrow::Cow;
@@ -122,6 +123,26 @@ impl MasterApi for MasterLink {
             RemoveError::Key,
             |part| ask!(self, Remove, Remove { force, keys: Cow::Borrowed(part) }, deadline),
         )
+    }
+
+    fn put_replan(
+        &self,
+        ask: &PutReplan<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<WritePlan, PutError>, CallError> {
+        ask!(self, PutReplan, ask.clone(), deadline)
+    }
+
+    fn remove_matching(
+        &self,
+        ask: &RemoveMatching<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<Removed, RemoveError>, CallError> {
+        ask!(self, RemoveMatching, ask.clone(), deadline)
+    }
+
+    fn set_quota(&self, ask: &SetQuota, deadline: Deadline) -> Result<(), CallError> {
+        ask!(self, SetQuota, ask.clone(), deadline)
     }
 
     fn list(&self, ask: &List<'_>, deadline: Deadline) -> Result<Listing, CallError> {
@@ -244,7 +265,7 @@ fn fitting<T>(items: &[T], bytes: impl Fn(&T) -> usize) -> usize {
 
 fn announced_bytes(announced: &Announced) -> usize {
     let object = announced.life.as_ref().and_then(|life| life.object.as_ref());
-    object.map_or(0, |object| object.key.as_bytes().len())
+    object.map_or(0, |object| object.label.key.as_bytes().len() + LABEL_BYTES_MAX - KEY_BYTES_MAX)
 }
 
 #[cfg(test)]

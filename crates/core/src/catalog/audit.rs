@@ -5,7 +5,8 @@ use super::objects::Stage;
 use super::segments::NOBODY;
 use crate::alloc::Allocator;
 use crate::extent::Extent;
-use crate::ids::{Generation, SegmentId, Slot};
+use crate::ids::{Generation, SegmentId, Slot, TenantId};
+use std::collections::BTreeMap;
 
 /// What does not add up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,6 +43,16 @@ pub enum AuditError {
         /// How many.
         lost: usize,
     },
+    /// A tenant is charged for other bytes than it has.
+    #[error("tenant {tenant}: {counted} bytes are in use, {booked} are charged")]
+    Charge {
+        /// Who.
+        tenant: TenantId,
+        /// Found by walking.
+        counted: u64,
+        /// Booked.
+        booked: u64,
+    },
     /// The number of open puts is wrong.
     #[error("{counted} puts are open, {booked} are booked")]
     OpenPuts {
@@ -56,10 +67,12 @@ impl Catalog {
     /// Walks everything and says what does not add up.
     pub fn audit(&self) -> Result<(), AuditError> {
         let mut writing = 0;
+        let mut charges: BTreeMap<TenantId, u64> = BTreeMap::new();
         let mut ranges: Vec<Vec<Extent>> = vec![Vec::new(); self.segments.loads.len()];
         for id in 0..self.objects.positions() {
             let Some(entry) = self.objects.get(id) else { continue };
             writing += usize::from(entry.stage == Stage::Writing);
+            *charges.entry(entry.tenant).or_default() += entry.charge();
             for part in entry.parts.as_slice() {
                 if !part.evicting {
                     ranges[part.segment as usize].push(entry.extent(part));
@@ -69,6 +82,15 @@ impl Catalog {
         let booked = self.open.len();
         if writing != booked {
             return Err(AuditError::OpenPuts { counted: writing, booked });
+        }
+        for (tenant, known) in self.tenants() {
+            let counted = charges.remove(&tenant).unwrap_or(0);
+            if counted != known.used {
+                return Err(AuditError::Charge { tenant, counted, booked: known.used });
+            }
+        }
+        if let Some((tenant, counted)) = charges.into_iter().find(|(_, bytes)| *bytes > 0) {
+            return Err(AuditError::Charge { tenant, counted, booked: 0 });
         }
         for (index, book) in self.segments.iter() {
             if !book.is_open() {

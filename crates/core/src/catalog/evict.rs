@@ -2,6 +2,7 @@
 
 use super::Catalog;
 use super::objects::{EntryId, Part, SegmentIndex};
+use super::segments::Book;
 use crate::plan::Action;
 use crate::time::Now;
 use std::time::Duration;
@@ -30,8 +31,7 @@ impl Catalog {
     /// Orders evictions in one segment for a put that needs `bytes`.
     pub(super) fn reclaim(&mut self, now: Now, segment: SegmentIndex, bytes: u64) -> Reclaim {
         let book = self.segments.book_mut(segment);
-        if book.pinned_streak >= STREAK_MAX.min(book.policy.len() as u32) && book.pinned_streak > 0
-        {
+        if book.all_in_use() {
             if now.since(book.pinned_at) < STREAK_PAUSE {
                 return Reclaim::InUse;
             }
@@ -40,7 +40,7 @@ impl Catalog {
         // Evictions on their way out may be enough; if they were not, the caller comes again. What a
         // remove left to its last readers may take long, so it does not count alone (M13).
         if book.evicting == 0 || book.ending_bytes < bytes {
-            self.evict_bytes(now, segment, bytes, LOOKS_MAX);
+            self.evict_bytes(now, segment, bytes, LOOKS_MAX, true);
         }
         if self.segments.book(segment).evicting > 0 { Reclaim::Ordered } else { Reclaim::InUse }
     }
@@ -58,40 +58,48 @@ impl Catalog {
         // Bytes that are on their way out are neither used nor free: they count as gone.
         let used = book.used_bytes();
         if used > share(self.config.high_permille) {
-            self.evict_bytes(now, segment, used - share(self.config.low_permille), looks);
+            let bytes = used - share(self.config.low_permille);
+            self.evict_bytes(now, segment, bytes, looks, false);
         }
     }
 
-    /// Orders evictions for at least `bytes`, looking at no more than `looks` candidates.
-    fn evict_bytes(&mut self, now: Now, segment: SegmentIndex, bytes: u64, looks: usize) {
+    /// Orders evictions for at least `bytes`, looking at no more than `looks` candidates. Soft pins
+    /// go only for a put, and only when nothing else can.
+    fn evict_bytes(
+        &mut self,
+        now: Now,
+        segment: SegmentIndex,
+        bytes: u64,
+        looks: usize,
+        for_put: bool,
+    ) {
         let mut ordered = 0;
         for _ in 0..looks {
             if ordered >= bytes {
                 return;
             }
             let book = self.segments.book_mut(segment);
-            let Some(slot) = book.policy.victim() else { return };
+            let ordinary =
+                if for_put && book.ordinary_in_use() { None } else { book.policy.victim() };
+            let Some(slot) = ordinary.or_else(|| book.soft.victim().filter(|_| for_put)) else {
+                return;
+            };
             let id = book.slots[slot.0].entry;
             let entry = self.objects.entry(id);
             if entry.lease_end > now {
-                book.policy.insert(slot);
+                book.offer_victim(slot, entry.keep(now));
                 book.pinned_streak = book.pinned_streak.saturating_add(1);
                 book.pinned_at = now;
                 self.counters.evict_skipped += 1;
                 continue;
             }
-            ordered += entry.extent_bytes();
-            let part = *entry
-                .parts
-                .as_slice()
-                .iter()
-                .find(|part| part.segment == segment && part.slot == slot)
-                .expect("a slot's entry has a part there");
+            let part = entry.part(segment, slot);
+            ordered += entry.extent_bytes(part.stripe);
             self.order_eviction(now, id, part);
         }
     }
 
-    fn order_eviction(&mut self, now: Now, id: EntryId, part: Part) {
+    pub(super) fn order_eviction(&mut self, now: Now, id: EntryId, part: Part) {
         let entry = self.objects.entry_mut(id);
         for p in entry.parts.as_mut_slice() {
             if p.segment == part.segment && p.slot == part.slot {
@@ -101,5 +109,19 @@ impl Catalog {
         let entry = self.objects.entry(id);
         let extent = entry.extent(&part);
         self.order(now, &part, extent, Action::Evict, None);
+    }
+}
+
+impl Book {
+    /// Whether all ordinary candidates were met in use, one after the other.
+    fn ordinary_in_use(&self) -> bool {
+        self.pinned_streak > 0 && self.pinned_streak >= STREAK_MAX.min(self.policy.len() as u32)
+    }
+
+    /// Whether everything was met in use, soft pins too.
+    fn all_in_use(&self) -> bool {
+        let soft = STREAK_MAX.min(self.soft.len() as u32);
+        let ordinary = STREAK_MAX.min(self.policy.len() as u32);
+        self.pinned_streak > 0 && self.pinned_streak >= ordinary + soft
     }
 }

@@ -4,11 +4,12 @@
 use super::Catalog;
 use super::objects::{Entry, EntryId, Part, Stage};
 use crate::error::GetError;
-use crate::ids::ObjectId;
-use crate::key::{self, Key};
+use crate::ids::{ObjectId, TenantId};
+use crate::key::{self, Key, Name};
 use crate::lease;
 use crate::plan::Located;
 use crate::time::Now;
+use std::ops::ControlFlow;
 
 /// Slab positions that one `list` call walks.
 const LIST_WALK_MAX: u32 = 8192;
@@ -40,9 +41,15 @@ pub struct ListPage {
 impl Catalog {
     /// Where the readable copies of a key are. `lease_ms` > 0 asks that none of them is freed for
     /// that long.
-    pub fn locate(&mut self, now: Now, key: &[u8], lease_ms: u32) -> Result<Located, GetError> {
-        key::check(key)?;
-        let found = self.objects.find(key::hash(key), key);
+    pub fn locate<'a>(
+        &mut self,
+        now: Now,
+        name: impl Into<Name<'a>>,
+        lease_ms: u32,
+    ) -> Result<Located, GetError> {
+        let name = name.into();
+        key::check(name.key)?;
+        let found = self.objects.find(name);
         self.locate_found(now, found, lease_ms)
     }
 
@@ -50,10 +57,11 @@ impl Catalog {
     pub fn locate_many(
         &mut self,
         now: Now,
+        tenant: TenantId,
         keys: &[&[u8]],
         lease_ms: u32,
     ) -> Vec<Result<Located, GetError>> {
-        let found = self.objects.find_many(keys);
+        let found = self.objects.find_many(tenant, keys);
         let keys = keys.iter().zip(found);
         keys.map(|(key, found)| {
             key::check(key)?;
@@ -73,39 +81,63 @@ impl Catalog {
         if entry.stage != Stage::Ready {
             return Err(self.absent(now));
         }
-        let replicas: Vec<_> = entry
+        let mut replicas: Vec<_> = entry
             .parts
             .as_slice()
             .iter()
             .filter(|part| self.part_readable(part))
             .map(|part| entry.locator(part, self.segments.book(part.segment)))
             .collect();
-        if replicas.is_empty() {
+        if replicas.is_empty() || entry.extra.is_some() && !self.readable(entry) {
             return Err(self.absent(now));
         }
+        if replicas.len() > 1 {
+            // Copies of one stripe stand together, those on silent nodes last among them.
+            replicas.sort_by_key(|locator| {
+                let index = self.segments.find(locator.segment);
+                let open = index.is_some_and(|index| self.segments.loads[index as usize].open);
+                (locator.stripe, !open)
+            });
+        }
         let lease_ms = lease::granted_ms(lease_ms);
-        let located =
-            Located { object: entry.object, len: entry.len, seal: entry.seal, lease_ms, replicas };
+        let more_seals = entry.extra.as_ref().map_or(Vec::new(), |extra| extra.more_seals.to_vec());
+        let located = Located {
+            object: entry.object,
+            striping: entry.striping(),
+            seal: entry.seal,
+            more_seals,
+            lease_ms,
+            replicas,
+        };
         for part in entry.parts.as_slice() {
-            self.segments.book_mut(part.segment).policy.touch(part.slot);
+            self.segments.book_mut(part.segment).touch(part.slot);
         }
         if lease_ms > 0 {
             let entry = self.objects.entry_mut(id);
             entry.lease_end = entry.lease_end.max(lease::grantor_end(now, lease_ms));
+        }
+        if self.objects.entry(id).extra.is_some() {
+            self.was_read(now, id);
         }
         self.counters.hits += 1;
         Ok(located)
     }
 
     /// Whether a key has a readable copy. Grants nothing and touches nothing.
-    pub fn exist(&self, now: Now, key: &[u8]) -> Result<bool, GetError> {
-        key::check(key)?;
-        self.exist_found(now, self.objects.find(key::hash(key), key))
+    pub fn exist<'a>(&self, now: Now, name: impl Into<Name<'a>>) -> Result<bool, GetError> {
+        let name = name.into();
+        key::check(name.key)?;
+        self.exist_found(now, self.objects.find(name))
     }
 
     /// The same for many keys.
-    pub fn exist_many(&self, now: Now, keys: &[&[u8]]) -> Vec<Result<bool, GetError>> {
-        let found = self.objects.find_many(keys);
+    pub fn exist_many(
+        &self,
+        now: Now,
+        tenant: TenantId,
+        keys: &[&[u8]],
+    ) -> Vec<Result<bool, GetError>> {
+        let found = self.objects.find_many(tenant, keys);
         let keys = keys.iter().zip(found);
         keys.map(|(key, found)| {
             key::check(key)?;
@@ -125,36 +157,54 @@ impl Catalog {
         }
     }
 
-    /// A page of the finished objects whose key starts with `prefix`; bounded work per call.
-    pub fn list(&self, prefix: &[u8], cursor: u64, limit: u32) -> ListPage {
-        let mut page = ListPage::default();
+    /// A page of a tenant's finished objects whose keys match; bounded work per call.
+    pub fn list(
+        &self,
+        tenant: TenantId,
+        matches: impl Fn(&[u8]) -> bool,
+        cursor: u64,
+        limit: u32,
+    ) -> ListPage {
+        let mut entries = Vec::new();
+        let mut key_bytes = 0;
+        let next = self.walk(cursor, |_, entry| {
+            if entry.tenant != tenant || entry.stage != Stage::Ready || !matches(&entry.key) {
+                return ControlFlow::Continue(());
+            }
+            let replicas = entry.parts.as_slice().iter().filter(|part| self.part_readable(part));
+            key_bytes += entry.key.len();
+            entries.push(Listed {
+                key: Key::new(&entry.key).expect("indexed keys are valid"),
+                len: entry.len,
+                object: entry.object,
+                replicas: (replicas.count() / entry.stripes()) as u8,
+            });
+            let full = entries.len() >= limit.max(1) as usize || key_bytes >= LIST_KEY_BYTES_MAX;
+            if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        ListPage { entries, next }
+    }
+
+    /// Visits entries from a cursor on, a bounded number of them; where to go on, if there is more.
+    pub(super) fn walk(
+        &self,
+        cursor: u64,
+        mut visit: impl FnMut(EntryId, &Entry) -> ControlFlow<()>,
+    ) -> Option<u64> {
         let first = u32::try_from(cursor).unwrap_or(u32::MAX);
         let end = self.objects.positions();
-        let limit = limit.max(1) as usize;
-        let mut key_bytes = 0;
-        for id in first..end {
-            let full = page.entries.len() >= limit || key_bytes >= LIST_KEY_BYTES_MAX;
-            if full || id - first >= LIST_WALK_MAX {
-                page.next = Some(id.into());
-                break;
-            }
+        let last = first.saturating_add(LIST_WALK_MAX).min(end);
+        for id in first..last {
             let Some(entry) = self.objects.get(id) else { continue };
-            if entry.stage == Stage::Ready && entry.key.starts_with(prefix) {
-                let replicas = entry.parts.as_slice().iter().filter(|p| self.part_readable(p));
-                key_bytes += entry.key.len();
-                page.entries.push(Listed {
-                    key: Key::new(&entry.key).expect("indexed keys are valid"),
-                    len: entry.len,
-                    object: entry.object,
-                    replicas: replicas.count() as u8,
-                });
+            if visit(id, entry).is_break() && id + 1 < end {
+                return Some(u64::from(id) + 1);
             }
         }
-        page
+        (last < end).then_some(last.into())
     }
 
     pub(super) fn readable(&self, entry: &Entry) -> bool {
-        entry.parts.as_slice().iter().any(|part| self.part_readable(part))
+        entry.complete(|part| self.part_readable(part))
     }
 
     fn part_readable(&self, part: &Part) -> bool {

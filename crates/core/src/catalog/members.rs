@@ -1,19 +1,21 @@
 //! Members: nodes mount segments, announce what they hold, send heartbeats and leave.
 
 use super::Catalog;
-use super::objects::{Entry, Part, Parts, SegmentIndex, Stage};
+use super::objects::{Entry, EntryId, Part, Parts, SegmentIndex, Stage};
 use super::segments::{Book, Ending, NOBODY, Phase, SlotBook};
 use crate::alloc::Allocation;
 use crate::alloc::offset::OffsetAllocator;
 use crate::canary::{self, Canary};
 use crate::error::MountError;
 use crate::extent::Extent;
-use crate::ids::{Incarnation, NodeId, SegmentId, Slot};
+use crate::ids::{GroupId, Incarnation, NodeId, SegmentId, Slot};
+use crate::label::StripeOf;
 use crate::lease;
 use crate::limits::{EXTENT_ALIGN, SEGMENTS_PER_NODE_MAX};
-use crate::plan::{Action, Announced, AnnouncedObject, SegmentOffer};
-use crate::seal;
+use crate::plan::{Action, Announced, AnnouncedObject, Keep, SegmentOffer, Striping};
+use crate::seal::{self, Seal};
 use crate::time::Now;
+use std::time::Duration;
 
 /// A node that has mounted segments.
 #[derive(Clone, Debug)]
@@ -105,7 +107,7 @@ impl Catalog {
             }
         }
         let last_heard = std::mem::replace(&mut member.last_heard, now);
-        Ok(offers.iter().map(|offer| self.mount_one(last_heard, offer)).collect())
+        Ok(offers.iter().map(|offer| self.mount_one(now, last_heard, offer)).collect())
     }
 
     fn check_offer(&self, node: NodeId, offer: &SegmentOffer) -> Result<(), MountError> {
@@ -128,14 +130,14 @@ impl Catalog {
         Ok(())
     }
 
-    fn mount_one(&mut self, last_heard: Now, offer: &SegmentOffer) -> Mounted {
+    fn mount_one(&mut self, now: Now, last_heard: Now, offer: &SegmentOffer) -> Mounted {
         if let Some(index) = self.segments.find(offer.segment) {
             let book = self.segments.book(index);
             if book.offer.incarnation == offer.incarnation {
                 return match book.phase {
                     Phase::Announcing { .. } => {
                         // It starts over: what it told so far may be incomplete.
-                        self.forget_announcement(index);
+                        self.forget_announcement(now, index);
                         Mounted::Announce
                     }
                     _ => Mounted::Known,
@@ -199,7 +201,7 @@ impl Catalog {
             self.announced(now, index, announced)?;
         }
         if last {
-            self.finish_announcement(index)?;
+            self.finish_announcement(now, index)?;
         }
         Ok(())
     }
@@ -240,6 +242,7 @@ impl Catalog {
             // Known when all ranges are: see `finish_announcement`.
             handle: u32::MAX,
             segment: index,
+            stripe: life.object.as_ref().map_or(0, |told| told.stripe()),
             evicting: false,
         };
         match &life.object {
@@ -257,22 +260,21 @@ impl Catalog {
     }
 
     fn announced_object(&mut self, now: Now, part: Part, extent: Extent, told: &AnnouncedObject) {
-        let hash = told.key.hash();
         let lease_end = if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until };
-        let id = match self.objects.find(hash, told.key.as_bytes()) {
-            None => self.objects.insert(Entry {
-                key: told.key.as_bytes().into(),
-                hash: hash.0,
-                object: told.object,
-                len: told.len,
-                seal: told.seal,
-                lease_end,
-                parts: Parts::One(part),
-                stage: Stage::Ready,
-            }),
+        let known = self.objects.find(told.label.name());
+        if let Some(id) = known
+            && self.is_older(id, told)
+            && !self.is_announcing(id)
+        {
+            // An upsert was cut short: the newer value stays, whoever told of the older one first.
+            self.counters.announced_dropped += 1;
+            self.objects.hide(id);
+            self.retire(now, id);
+        }
+        let id = match self.objects.find(told.label.name()) {
+            None => self.insert_announced(now, told, lease_end),
             Some(id) if self.same_object(id, told) => {
                 let entry = self.objects.entry_mut(id);
-                entry.parts.add(part);
                 entry.lease_end = entry.lease_end.max(lease_end);
                 id
             }
@@ -284,21 +286,92 @@ impl Catalog {
                 return;
             }
         };
+        let entry = self.objects.entry_mut(id);
+        if entry.parts.as_slice().is_empty() {
+            entry.parts = Parts::One(part);
+        } else {
+            entry.parts.add(part);
+        }
+        if part.stripe > 0 {
+            let seals = &mut entry.extra_mut().more_seals;
+            seals[usize::from(part.stripe) - 1] = told.seal;
+        } else {
+            entry.seal = told.seal;
+        }
+        self.charge(id, extent.len());
         let book = self.segments.book_mut(part.segment);
         book.slots[part.slot.0].entry = id;
         book.live += 1;
     }
 
-    fn same_object(&self, id: super::objects::EntryId, told: &AnnouncedObject) -> bool {
+    /// An entry without parts yet, made of what an owner keeps beside a header.
+    fn insert_announced(&mut self, now: Now, told: &AnnouncedObject, lease_end: Now) -> EntryId {
+        let label = &told.label;
+        let mut entry = Entry {
+            key: label.key.as_bytes().into(),
+            hash: label.name().hash().0,
+            object: told.object,
+            len: told.len,
+            seal: told.seal,
+            lease_end,
+            parts: Parts::new(Vec::new()),
+            tenant: label.tenant,
+            stage: Stage::Ready,
+            hidden: false,
+            extra: None,
+        };
+        let plain = label.keep == Keep::Normal && label.group == GroupId(0) && label.expire_ms == 0;
+        if !plain || label.stripe.is_some() {
+            let extra = entry.extra_mut();
+            extra.keep = label.keep;
+            extra.group = label.group;
+            extra.expire_ms = label.expire_ms;
+            if let Keep::Soft { ttl_ms } = label.keep {
+                extra.soft_until = now.plus(Duration::from_millis(ttl_ms.into()));
+            }
+        }
+        if let Some(StripeOf { striping, .. }) = label.stripe {
+            let extra = entry.extra_mut();
+            extra.stripe_bytes = striping.stripe_bytes;
+            extra.more_seals = vec![Seal::default(); striping.stripes() - 1].into();
+            entry.len = striping.len;
+        }
+        let id = self.objects.insert(entry);
+        self.join_group(id);
+        if label.stripe.is_some() {
+            // The other stripes may be on nodes that have not told yet.
+            let patience = lease::guarded(self.config.registration);
+            self.lacks_stripes(id, now.plus(patience));
+        }
+        id
+    }
+
+    /// Whether a finished entry was stored before what is told now.
+    fn is_older(&self, id: EntryId, told: &AnnouncedObject) -> bool {
         let entry = self.objects.entry(id);
-        entry.object == told.object
-            && entry.seal == told.seal
-            && entry.len == told.len
-            && entry.stage == Stage::Ready
+        entry.stage == Stage::Ready && entry.object < told.object
+    }
+
+    fn same_object(&self, id: EntryId, told: &AnnouncedObject) -> bool {
+        let entry = self.objects.entry(id);
+        let striping = told.label.stripe.map_or(Striping::whole(told.len), |of| of.striping);
+        let same = entry.object == told.object
+            && entry.striping() == striping
+            && entry.stage == Stage::Ready;
+        let stripe = told.stripe();
+        let mut parts = entry.parts.as_slice().iter();
+        let told_before = parts.any(|part| part.stripe == stripe);
+        let seal = match stripe {
+            0 => entry.seal,
+            stripe => entry.extra.as_ref().map_or(told.seal, |extra| {
+                extra.more_seals.get(usize::from(stripe) - 1).copied().unwrap_or_default()
+            }),
+        };
+        same && (!told_before || seal == told.seal)
     }
 
     /// All ranges are known: builds the allocator around them and opens the segment.
-    fn finish_announcement(&mut self, index: SegmentIndex) -> Result<(), MountError> {
+    fn finish_announcement(&mut self, now: Now, index: SegmentIndex) -> Result<(), MountError> {
         let book = self.segments.book_mut(index);
         let Phase::Announcing { ranges } = &mut book.phase else { return Ok(()) };
         let mut ranges = std::mem::take(ranges);
@@ -312,7 +385,7 @@ impl Catalog {
         book.allocator = allocator;
         book.phase = Phase::Open;
         for ((slot, _), allocation) in ranges.into_iter().zip(allocations) {
-            self.name_range(index, slot, allocation);
+            self.name_range(now, index, slot, allocation);
         }
         self.segments.set_open(index, true);
         let node = self.segments.book(index).offer.node;
@@ -321,7 +394,7 @@ impl Catalog {
     }
 
     /// Writes the allocator's name of a range wherever the range is known.
-    fn name_range(&mut self, index: SegmentIndex, slot: Slot, allocation: Allocation) {
+    fn name_range(&mut self, now: Now, index: SegmentIndex, slot: Slot, allocation: Allocation) {
         let book = self.segments.book_mut(index);
         if let Some(ending) = book.ending.get_mut(&slot) {
             *ending = Ending { allocation, ..*ending };
@@ -333,7 +406,14 @@ impl Catalog {
                 part.handle = allocation.handle;
             }
         }
-        self.segments.book_mut(index).policy.insert(slot);
+        let entry = self.objects.entry(id);
+        let keep = entry.keep(now);
+        let book = self.segments.book_mut(index);
+        book.offer_victim(slot, keep);
+        if let (Keep::Soft { .. }, Some(extra)) = (keep, &entry.extra) {
+            let generation = book.slots[slot.0].generation;
+            book.soft_ends.push_back((extra.soft_until, slot, generation));
+        }
     }
 
     fn node_announced(&mut self, node: NodeId) {
@@ -348,10 +428,10 @@ impl Catalog {
     }
 
     /// Drops what a segment announced so far.
-    fn forget_announcement(&mut self, index: SegmentIndex) {
+    fn forget_announcement(&mut self, now: Now, index: SegmentIndex) {
         let slots = self.segments.book(index).slots.len();
         for slot in 0..slots {
-            self.detach(index, Slot(slot));
+            self.detach(now, index, Slot(slot));
         }
         let book = self.segments.book_mut(index);
         let offer = book.offer.clone();

@@ -6,11 +6,13 @@
 //! to its allocator only when its owner has said `Freed`, naming the bumped generation (R1).
 //!
 //! ```text
-//!  put.rs      put_start  put_end  put_revoke          evict.rs    victims, watermarks
+//!  put.rs      put_start put_replan put_end put_revoke evict.rs    victims, watermarks
+//!  reserve.rs  ranges for replicas, all or none
 //!  get.rs      locate  exist  list                     orders.rs   notices of owners, re-issued orders
 //!  remove.rs   remove                                  members.rs  mount announce unmount heartbeat
 //!  objects.rs  slab and sharded index                  tick.rs     watchdog, silent nodes, sweeps
 //!  segments.rs the book of each segment                audit.rs    every byte accounted for
+//!  life.rs     quotas, pins, groups, expiry, stripes that are missing
 //! ```
 //!
 //! Cost: every call is O(1) in the number of objects; sweeps run in bounded slices from `tick`.
@@ -18,18 +20,22 @@
 mod audit;
 mod evict;
 mod get;
+mod life;
 mod members;
 mod objects;
 mod orders;
 mod put;
 mod remove;
+mod reserve;
 mod segments;
 mod tick;
 
 pub use audit::AuditError;
 pub use get::{ListPage, Listed};
+pub use life::Tenant;
 pub use members::Mounted;
-pub use remove::Removal;
+pub use put::{Ended, replacing};
+pub use remove::{Removal, RemovedPage};
 pub use segments::SegmentStat;
 
 use crate::evict::PolicyKind;
@@ -41,7 +47,7 @@ use crate::time::Now;
 use objects::Objects;
 use put::OpenPuts;
 use segments::Segments;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How a catalog behaves. Plain data; defaults in one place.
@@ -63,6 +69,10 @@ pub struct Config {
     pub policy: PolicyKind,
     /// Where objects go.
     pub placement: PlacementKind,
+    /// Values longer than this are cut into stripes, where there are several segments.
+    pub stripe_bytes: u64,
+    /// Hard pins may hold this much of the pool, in parts per thousand.
+    pub hard_permille: u32,
     /// Seeds placement and, with the object id, the put tokens.
     pub seed: u64,
 }
@@ -78,6 +88,8 @@ impl Default for Config {
             order_retry: Duration::from_secs(1),
             policy: PolicyKind::Sieve,
             placement: PlacementKind::Random,
+            stripe_bytes: 64 << 20,
+            hard_permille: 500,
             seed: 0,
         }
     }
@@ -116,6 +128,12 @@ pub struct Counters {
     pub evict_skipped: u64,
     /// Puts refused with Busy.
     pub busy: u64,
+    /// Objects removed because their time after the first get was over.
+    pub expired: u64,
+    /// Values that an upsert replaced.
+    pub replaced: u64,
+    /// Copies of open puts that were planned anew, because their owner failed the writer.
+    pub replanned: u64,
     /// Open puts that the watchdog ended.
     pub puts_expired: u64,
     /// `put_end`s and revokes with an old token.
@@ -137,6 +155,13 @@ pub struct Catalog {
     segments: Segments,
     open: OpenPuts,
     nodes: BTreeMap<NodeId, members::Member>,
+    tenants: life::Tenants,
+    groups: life::Groups,
+    ends: life::Ends,
+    /// Objects that are hidden and whose owners have not all confirmed it.
+    removing: BTreeSet<ObjectId>,
+    /// Open upserts by the hash of their key: one at a time.
+    upserts: BTreeMap<u64, objects::EntryId>,
     placement: Box<dyn Placement>,
     /// Orders to hand out, in order.
     outbox: Vec<(NodeId, Order)>,
@@ -172,6 +197,11 @@ impl Catalog {
             segments: Segments::default(),
             open: OpenPuts::default(),
             nodes: BTreeMap::new(),
+            tenants: life::Tenants::default(),
+            groups: life::Groups::default(),
+            ends: life::Ends::default(),
+            removing: BTreeSet::new(),
+            upserts: BTreeMap::new(),
             outbox: Vec::new(),
             grace_until,
             rebuild,

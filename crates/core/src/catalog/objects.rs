@@ -5,9 +5,10 @@
 
 use crate::chunked::Chunked;
 use crate::extent::Extent;
-use crate::ids::{Generation, ObjectId, Slot};
-use crate::key::KeyHash;
-use crate::plan::Locator;
+use crate::ids::{Generation, GroupId, ObjectId, Slot, TenantId};
+use crate::key::{KeyHash, Name};
+use crate::limits::STRIPES_MAX;
+use crate::plan::{Keep, Locator, Striping};
 use crate::seal::{self, Seal};
 use crate::time::Now;
 use hashbrown::HashTable;
@@ -29,7 +30,7 @@ pub(super) enum Stage {
     Ready,
     /// Removed or given up: hidden; this many owners have not yet said that nobody can read or
     /// publish it any more.
-    Removing(u8),
+    Removing(u16),
 }
 
 /// One replica of an object.
@@ -41,6 +42,8 @@ pub(super) struct Part {
     /// The allocator's name for the range.
     pub handle: u32,
     pub segment: SegmentIndex,
+    /// Which stripe of the value it holds.
+    pub stripe: u8,
     /// An evict order is out: hidden until the owner answers.
     pub evicting: bool,
 }
@@ -56,7 +59,53 @@ pub(super) struct Entry {
     /// No owner may free its bytes before then.
     pub lease_end: Now,
     pub parts: Parts,
+    pub tenant: TenantId,
     pub stage: Stage,
+    /// Not in the index: an upsert that is being written, or a value that one has replaced.
+    pub hidden: bool,
+    /// What most objects have not.
+    pub extra: Option<Box<Extra>>,
+}
+
+/// What most objects have not: stripes, pins, a group, an expiry, copies that were given up.
+#[derive(Debug)]
+pub(super) struct Extra {
+    pub stripe_bytes: u64,
+    /// Seals of all stripes but the first.
+    pub more_seals: Box<[Seal]>,
+    pub keep: Keep,
+    /// A soft pin counts until then.
+    pub soft_until: Now,
+    pub group: GroupId,
+    /// Neighbours in the group.
+    pub next: EntryId,
+    pub previous: EntryId,
+    pub expire_ms: u32,
+    /// The first get has set the expiry.
+    pub expiring: bool,
+    /// Copies that a replan gave up and whose owners have not confirmed it: until they have, the key
+    /// cannot be free, or an old copy could come back after a remove (G6).
+    pub orphans: u16,
+    /// The object that an upsert replaced, until its owners have confirmed that it is gone.
+    pub replaces: Option<ObjectId>,
+}
+
+impl Default for Extra {
+    fn default() -> Self {
+        Self {
+            stripe_bytes: 0,
+            more_seals: Box::default(),
+            keep: Keep::Normal,
+            soft_until: Now(0),
+            group: GroupId(0),
+            next: EntryId::MAX,
+            previous: EntryId::MAX,
+            expire_ms: 0,
+            expiring: false,
+            orphans: 0,
+            replaces: None,
+        }
+    }
 }
 
 /// Replicas: nearly always one, so that one is stored in place.
@@ -109,13 +158,83 @@ impl Parts {
 }
 
 impl Entry {
-    /// Bytes that each replica takes.
-    pub(super) fn extent_bytes(&self) -> u64 {
-        seal::extent_bytes(self.len)
+    /// The value and how it is cut.
+    pub(super) fn striping(&self) -> Striping {
+        match &self.extra {
+            Some(extra) if !extra.more_seals.is_empty() => {
+                Striping { len: self.len, stripe_bytes: extra.stripe_bytes }
+            }
+            _ => Striping::whole(self.len),
+        }
+    }
+
+    pub(super) fn stripes(&self) -> usize {
+        1 + self.extra.as_ref().map_or(0, |extra| extra.more_seals.len())
+    }
+
+    /// Bytes that a replica of a stripe takes.
+    pub(super) fn extent_bytes(&self, stripe: u8) -> u64 {
+        match &self.extra {
+            None => seal::extent_bytes(self.len),
+            Some(_) => seal::extent_bytes(self.striping().stripe_len(stripe)),
+        }
     }
 
     pub(super) fn extent(&self, part: &Part) -> Extent {
-        Extent::new(part.offset, self.extent_bytes()).expect("the allocator handed it out")
+        let bytes = self.extent_bytes(part.stripe);
+        Extent::new(part.offset, bytes).expect("the allocator handed it out")
+    }
+
+    /// Bytes of all its replicas: what its tenant is charged.
+    pub(super) fn charge(&self) -> u64 {
+        self.parts.as_slice().iter().map(|part| self.extent_bytes(part.stripe)).sum()
+    }
+
+    pub(super) fn part(&self, segment: SegmentIndex, slot: Slot) -> Part {
+        let mut parts = self.parts.as_slice().iter();
+        let found = parts.find(|part| part.segment == segment && part.slot == slot);
+        *found.expect("a slot's entry has a part there")
+    }
+
+    /// Whether every stripe has a part that `counts`.
+    pub(super) fn complete(&self, counts: impl Fn(&Part) -> bool) -> bool {
+        let mut parts = self.parts.as_slice().iter().filter(|part| counts(part));
+        if self.extra.is_none() {
+            return parts.next().is_some();
+        }
+        const _: () = assert!(STRIPES_MAX < 64);
+        let have = parts.fold(0_u64, |have, part| have | 1 << part.stripe);
+        have == (1 << self.stripes()) - 1
+    }
+
+    pub(super) fn keep(&self, now: Now) -> Keep {
+        match &self.extra {
+            Some(extra) => match extra.keep {
+                Keep::Soft { .. } if extra.soft_until <= now => Keep::Normal,
+                keep => keep,
+            },
+            None => Keep::Normal,
+        }
+    }
+
+    pub(super) fn is_hard(&self) -> bool {
+        self.extra.as_ref().is_some_and(|extra| extra.keep == Keep::Hard)
+    }
+
+    pub(super) fn group(&self) -> GroupId {
+        self.extra.as_ref().map_or(GroupId(0), |extra| extra.group)
+    }
+
+    pub(super) fn orphans(&self) -> u16 {
+        self.extra.as_ref().map_or(0, |extra| extra.orphans)
+    }
+
+    pub(super) fn name(&self) -> Name<'_> {
+        Name::new(self.tenant, &self.key)
+    }
+
+    pub(super) fn extra_mut(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
     }
 
     pub(super) fn locator(&self, part: &Part, book: &super::segments::Book) -> Locator {
@@ -125,6 +244,7 @@ impl Entry {
             slot: part.slot,
             generation: part.generation,
             extent: self.extent(part),
+            stripe: part.stripe,
         }
     }
 }
@@ -172,19 +292,24 @@ impl Objects {
         self.len
     }
 
-    pub(super) fn find(&self, hash: KeyHash, key: &[u8]) -> Option<EntryId> {
+    pub(super) fn find(&self, name: Name<'_>) -> Option<EntryId> {
+        self.find_hashed(name.hash(), name)
+    }
+
+    fn find_hashed(&self, hash: KeyHash, name: Name<'_>) -> Option<EntryId> {
         let (slab, tag) = (&self.slab, tag(hash.0));
         self.index[shard(hash.0)]
             .find(hash.0, |&Indexed { id, tag: other }| {
-                other == tag && slab[id].as_ref().is_some_and(|entry| *entry.key == *key)
+                other == tag && slab[id].as_ref().is_some_and(|entry| entry.name() == name)
             })
             .map(|indexed| indexed.id)
     }
 
     /// Finds many keys. In steps, each over all keys: a step waits for one cache miss per key, and
     /// those of different keys overlap; one key after the other would add them up.
-    pub(super) fn find_many(&self, keys: &[&[u8]]) -> Vec<Option<EntryId>> {
-        let hashes: Vec<KeyHash> = keys.iter().map(|key| crate::key::hash(key)).collect();
+    pub(super) fn find_many(&self, tenant: TenantId, keys: &[&[u8]]) -> Vec<Option<EntryId>> {
+        let name = |key| Name::new(tenant, key);
+        let hashes: Vec<KeyHash> = keys.iter().map(|key| name(key).hash()).collect();
         let mut found: Vec<Option<EntryId>> = hashes
             .iter()
             .map(|hash| {
@@ -199,38 +324,62 @@ impl Objects {
             .collect();
         for (at, id) in found.iter_mut().enumerate() {
             let Some(candidate) = *id else { continue };
-            let same = lengths[at] == keys[at].len() && *self.entry(candidate).key == *keys[at];
+            let same =
+                lengths[at] == keys[at].len() && self.entry(candidate).name() == name(keys[at]);
             if !same {
                 // Two keys share a tag: once in some billions.
-                *id = self.find(hashes[at], keys[at]);
+                *id = self.find_hashed(hashes[at], name(keys[at]));
             }
         }
         found
     }
 
-    /// Adds an entry whose key is not indexed yet.
+    /// Adds an entry; its key is not indexed yet, or the entry is hidden.
     pub(super) fn insert(&mut self, entry: Entry) -> EntryId {
-        let hash = entry.hash;
+        let hidden = entry.hidden;
         let id = if let Some(id) = self.free.pop() {
             self.slab[id] = Some(entry);
             id
         } else {
             self.slab.push(Some(entry))
         };
-        let slab = &self.slab;
+        self.len += 1;
+        if !hidden {
+            self.link(id);
+        }
+        id
+    }
+
+    /// Shows a hidden entry under its key, which is not indexed.
+    pub(super) fn show(&mut self, id: EntryId) {
+        self.entry_mut(id).hidden = false;
+        self.link(id);
+    }
+
+    /// Takes an entry out of the index; it stays in the slab.
+    pub(super) fn hide(&mut self, id: EntryId) {
+        self.entry_mut(id).hidden = true;
+        self.unlink(id, self.entry(id).hash);
+    }
+
+    fn link(&mut self, id: EntryId) {
+        let (slab, hash) = (&self.slab, self.entry(id).hash);
         let indexed = Indexed { id, tag: tag(hash) };
         self.index[shard(hash)].insert_unique(hash, indexed, |other| {
             slab[other.id].as_ref().expect("indexed entries are filled").hash
         });
-        self.len += 1;
-        id
+    }
+
+    fn unlink(&mut self, id: EntryId, hash: u64) {
+        let found = self.index[shard(hash)].find_entry(hash, |other| other.id == id);
+        found.expect("shown entries are indexed").remove();
     }
 
     pub(super) fn remove(&mut self, id: EntryId) -> Entry {
         let entry = self.slab[id].take().expect("the caller holds a live entry");
-        let shard = &mut self.index[shard(entry.hash)];
-        let found = shard.find_entry(entry.hash, |other| other.id == id);
-        found.expect("filled entries are indexed").remove();
+        if !entry.hidden {
+            self.unlink(id, entry.hash);
+        }
         self.free.push(id);
         self.len -= 1;
         entry

@@ -23,7 +23,7 @@ impl Catalog {
         let ending = book.ending.get(&notice.slot).copied();
         match (notice.result, ending.filter(|e| e.generation == notice.generation)) {
             (OrderResult::Freed { next }, Some(ending)) => {
-                self.freed(segment, notice.slot, next, ending);
+                self.freed(now, segment, notice.slot, next, ending);
             }
             (OrderResult::Freed { next }, None) => {
                 self.freed_unasked(now, segment, notice.slot, notice.generation, next);
@@ -49,7 +49,7 @@ impl Catalog {
         removing: Option<EntryId>,
     ) {
         let book = self.segments.book_mut(part.segment);
-        book.policy.remove(part.slot);
+        book.spare(part.slot);
         book.slots[part.slot.0].entry = NOBODY;
         book.live -= 1;
         if book.is_open() {
@@ -132,7 +132,14 @@ impl Catalog {
         }
     }
 
-    fn freed(&mut self, segment: SegmentIndex, slot: Slot, next: Generation, ending: Ending) {
+    fn freed(
+        &mut self,
+        now: Now,
+        segment: SegmentIndex,
+        slot: Slot,
+        next: Generation,
+        ending: Ending,
+    ) {
         let book = self.segments.book_mut(segment);
         book.ending.remove(&slot);
         book.ending_bytes -= ending.allocation.extent.len();
@@ -143,7 +150,12 @@ impl Catalog {
             let id = book.slots[slot.0].entry;
             self.counters.evicted += 1;
             self.counters.evicted_bytes += ending.allocation.extent.len();
-            self.drop_part(id, segment, slot);
+            let entry = self.objects.entry(id);
+            let (tenant, group) = (entry.tenant, entry.group());
+            self.drop_part(now, id, segment, slot);
+            if self.objects.get(id).is_none_or(|entry| !entry.complete(|_| true)) {
+                self.dissolve_group(tenant, group);
+            }
         } else if !ending.settled {
             self.acknowledge(ending.removing);
         }
@@ -167,20 +179,15 @@ impl Catalog {
         }
         let id = known.entry;
         let entry = self.objects.entry(id);
-        let part = *entry
-            .parts
-            .as_slice()
-            .iter()
-            .find(|part| part.segment == segment && part.slot == slot)
-            .expect("a slot's entry has a part there");
+        let part = entry.part(segment, slot);
         let allocation = Allocation { extent: entry.extent(&part), handle: part.handle };
         let writing = entry.stage == Stage::Writing;
         let book = self.segments.book_mut(segment);
-        book.policy.remove(slot);
+        book.spare(slot);
         book.live -= 1;
         book.release(slot, next, allocation);
         self.segments.refresh(segment);
-        if !self.drop_part(id, segment, slot) && writing {
+        if !self.drop_part(now, id, segment, slot) && writing {
             self.close_put();
         } else if writing {
             // One replica of the put is lost, so the put is: its plan cannot be kept.
@@ -196,8 +203,8 @@ impl Catalog {
         book.evicting -= 1;
         book.pinned_streak = book.pinned_streak.saturating_add(1);
         book.pinned_at = now;
-        book.policy.insert(slot);
         let id = book.slots[slot.0].entry;
+        book.offer_victim(slot, self.objects.entry(id).keep(now));
         for part in self.objects.entry_mut(id).parts.as_mut_slice() {
             if part.segment == segment && part.slot == slot {
                 part.evicting = false;
@@ -216,23 +223,49 @@ impl Catalog {
         self.acknowledge(ending.removing);
     }
 
-    /// One owner less stands between a remove and its answer.
-    pub(super) fn acknowledge(&mut self, removing: Option<EntryId>) {
-        let Some(id) = removing else { return };
+    /// One owner less stands between a remove and its answer, or the copy of an object that a replan
+    /// gave up is gone for good.
+    pub(super) fn acknowledge(&mut self, waiting: Option<EntryId>) {
+        let Some(id) = waiting else { return };
         let entry = self.objects.entry_mut(id);
-        let Stage::Removing(left) = &mut entry.stage else { return };
+        let Stage::Removing(left) = &mut entry.stage else {
+            entry.extra_mut().orphans -= 1;
+            return;
+        };
         *left -= 1;
         if *left == 0 {
-            self.objects.remove(id);
+            self.forget(id);
         }
     }
 
-    /// Takes one replica out of an entry; the entry goes with its last one. Whether it stayed.
-    pub(super) fn drop_part(&mut self, id: EntryId, segment: SegmentIndex, slot: Slot) -> bool {
-        let stays = self.objects.entry_mut(id).parts.drop_part(segment, slot);
-        if !stays {
-            self.objects.remove(id);
+    /// Takes one replica out of an entry. An object goes with its last replica, and with the last one
+    /// of any stripe. Whether the entry is still there.
+    pub(super) fn drop_part(
+        &mut self,
+        now: Now,
+        id: EntryId,
+        segment: SegmentIndex,
+        slot: Slot,
+    ) -> bool {
+        let entry = self.objects.entry(id);
+        let bytes = entry.extent_bytes(entry.part(segment, slot).stripe);
+        self.discharge(id, bytes);
+        let entry = self.objects.entry_mut(id);
+        let any = entry.parts.drop_part(segment, slot);
+        let (ready, orphans) = (entry.stage == Stage::Ready, entry.orphans());
+        if any {
+            if ready && !entry.complete(|_| true) {
+                self.lacks_stripes(id, now);
+            }
+        } else if orphans == 0 {
+            self.forget(id);
+            return false;
+        } else if ready {
+            // A copy may come back with the node that failed its writer: the key waits for its word.
+            entry.stage = Stage::Removing(orphans);
+            let object = entry.object;
+            self.removing.insert(object);
         }
-        stays
+        true
     }
 }

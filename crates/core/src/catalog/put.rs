@@ -1,27 +1,23 @@
 //! put: reserve all or nothing, hand out a plan, make it visible at the end.
 
-use super::objects::{Entry, EntryId, Part, Parts, SegmentIndex, Stage};
-use super::segments::NOBODY;
-use super::{Catalog, evict};
-use crate::alloc::Allocation;
+use super::Catalog;
+use super::objects::{Entry, EntryId, Extra, Part, Parts, Stage};
+use super::reserve::Reserved;
 use crate::canary::{self, Canary};
 use crate::error::PutError;
-use crate::ids::{NodeId, ObjectId, PutToken};
-use crate::key;
+use crate::ids::{GroupId, ObjectId, PutToken, SegmentId};
+use crate::key::{self, Name};
 use crate::lease;
-use crate::limits::{REPLICAS_MAX, VALUE_BYTES_MAX};
-use crate::place::Ask;
-use crate::plan::{Action, PutConfig, WritePlan};
+use crate::limits::{REPLICAS_MAX, SLICE_BYTES, STRIPES_MAX, VALUE_BYTES_MAX};
+use crate::plan::{Action, Keep, PutConfig, Striping, WritePlan};
 use crate::seal::{self, Seal};
 use crate::time::Now;
 use std::collections::VecDeque;
 
-/// Segments that placement may propose for one replica before the put counts as short of room.
-const PICKS_MAX: usize = 8;
 /// Hint for a caller that meets another put of its key.
 const IN_PROGRESS_MS: u32 = 5;
-/// Hint for a caller while owners free room.
-const RECLAIM_MS: u32 = 1;
+/// Hint for a caller whose upsert waits for the owners of the old value.
+const REPLACING_MS: u32 = 5;
 
 /// Open puts in the order of their start: the watchdog looks at the oldest only.
 #[derive(Debug, Default)]
@@ -67,80 +63,152 @@ impl OpenPuts {
     }
 }
 
-/// A replica that was reserved for a put.
-struct Reserved {
-    segment: SegmentIndex,
-    part: Part,
-    allocation: Allocation,
-}
-
-/// What placement is asked for one replica.
-fn ask<'a>(
-    bytes: u64,
-    config: &'a PutConfig,
-    avoid_nodes: &'a [NodeId],
-    tried: &'a [usize],
-    need_free: bool,
-) -> Ask<'a> {
-    let PutConfig { preferred, host, zone, .. } = config;
-    Ask { bytes, preferred, host: *host, zone: *zone, avoid_nodes, tried, need_free }
+/// How far the end of a put is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Visible, and nothing else under this key is.
+    Done,
+    /// Visible; the value it replaced is not yet gone for readers that kept a locator. Ask
+    /// [`Catalog::removed`] after the notices came in.
+    Replacing(ObjectId),
 }
 
 impl Catalog {
     /// Reserves room for a value and returns the plan to write it, or says why not. `Reclaiming`:
     /// evict orders are out; carry them out and call again.
-    pub fn put_start(
+    pub fn put_start<'a>(
         &mut self,
         now: Now,
-        key: &[u8],
+        name: impl Into<Name<'a>>,
         len: u64,
         config: &PutConfig,
     ) -> Result<WritePlan, PutError> {
-        self.check_put(now, key, len, config)?;
-        let bytes = seal::extent_bytes(len);
-        let reserved = self.reserve(now, bytes, config)?;
+        let name = name.into();
+        let hidden = self.check_put(now, name, len, config)?;
+        let striping = self.cut(len);
+        let copies = self.check_room(name, striping, config)?;
+        let reserved = self.reserve(now, name.tenant, striping, copies, config)?;
 
         self.sequence += 1;
         let object = ObjectId { epoch: self.epoch, sequence: self.sequence };
         let entry = Entry {
-            key: key.into(),
-            hash: key::hash(key).0,
+            key: name.key.into(),
+            hash: name.hash().0,
             object,
             len,
             seal: Seal::default(),
             lease_end: Now(0),
             parts: Parts::new(reserved.iter().map(|r| r.part).collect()),
+            tenant: name.tenant,
             stage: Stage::Writing,
+            hidden,
+            extra: extra(striping, config),
         };
         let id = self.objects.insert(entry);
+        if hidden {
+            self.upserts.insert(name.hash().0, id);
+        }
+        self.charge(id, self.objects.entry(id).charge());
+        self.open.started(now.plus(self.config.put_timeout), id, object);
+        Ok(self.plan(now, id, &reserved))
+    }
+
+    /// Copies that failed their writer are given up and planned anew elsewhere; the plan names the
+    /// new ones only. The object stays the same one, so a copy that was written after all is only a
+    /// copy more; the key is not free before its owner has answered for it.
+    pub fn put_replan<'a>(
+        &mut self,
+        now: Now,
+        name: impl Into<Name<'a>>,
+        token: PutToken,
+        failed: &[SegmentId],
+        config: &PutConfig,
+    ) -> Result<WritePlan, PutError> {
+        let id = self.open_put(name.into(), token)?;
         let entry = self.objects.entry(id);
+        if entry.stage != Stage::Writing {
+            return Err(PutError::NoSuchPut);
+        }
+        let (tenant, striping) = (entry.tenant, entry.striping());
+        let is_failed =
+            |part: &&Part| failed.contains(&self.segments.book(part.segment).offer.segment);
+        let parts = entry.parts.as_slice();
+        let (lost, kept): (Vec<Part>, Vec<Part>) = parts.iter().partition(is_failed);
+        let mut fresh: Vec<Reserved> = Vec::with_capacity(lost.len());
+        for part in &lost {
+            let stays = kept.iter().chain(fresh.iter().map(|r| &r.part));
+            let nodes = stays
+                .filter(|other| other.stripe == part.stripe)
+                .map(|other| self.segments.book(other.segment).offer.node)
+                .collect::<Vec<_>>();
+            let bytes = seal::extent_bytes(striping.stripe_len(part.stripe));
+            match self.reserve_one(tenant, bytes, part.stripe, None, config, &nodes) {
+                Some(one) => fresh.push(one),
+                // Fewer copies are better than none; one of each stripe there must be.
+                None if !nodes.is_empty() => {}
+                None => {
+                    self.unreserve(fresh);
+                    return Err(self.reclaim_for_put(now, tenant, bytes, None, config, &nodes));
+                }
+            }
+        }
+        self.counters.replanned += lost.len() as u64;
+        let before = self.objects.entry(id).charge();
+        self.discharge(id, before);
+        let parts = kept.into_iter().chain(fresh.iter().map(|r| r.part)).collect();
+        self.objects.entry_mut(id).parts = Parts::new(parts);
+        self.charge(id, self.objects.entry(id).charge());
+        for part in &lost {
+            let extent = self.objects.entry(id).extent(part);
+            if self.segments.book(part.segment).is_open() {
+                self.objects.entry_mut(id).extra_mut().orphans += 1;
+                self.end_life(now, part, extent, Action::Abort, Some(id));
+            } else {
+                // Leaving: `sweep` finds nobody there, and nobody can read it from then on.
+                let book = self.segments.book_mut(part.segment);
+                book.slots[part.slot.0].entry = super::segments::NOBODY;
+                book.live -= 1;
+            }
+        }
+        Ok(self.plan(now, id, &fresh))
+    }
+
+    fn plan(&mut self, now: Now, id: EntryId, reserved: &[Reserved]) -> WritePlan {
+        let entry = self.objects.entry(id);
+        let object = entry.object;
+        let striping = entry.striping();
         let replicas = reserved
             .iter()
             .map(|r| {
-                let book = self.segments.book_mut(r.segment);
+                let book = self.segments.book_mut(r.part.segment);
                 book.slots[r.part.slot.0].entry = id;
                 entry.locator(&r.part, book)
             })
             .collect();
-        self.open.started(now.plus(self.config.put_timeout), id, object);
-        for r in &reserved {
-            self.evict_above_high(now, r.segment);
+        for r in reserved {
+            self.evict_above_high(now, r.part.segment);
         }
-        Ok(WritePlan { object, token: self.token(object), epoch: self.epoch, len, replicas })
+        WritePlan { object, token: self.token(object), epoch: self.epoch, striping, replicas }
     }
 
-    /// The value is written and published on every replica: makes it visible. Idempotent.
-    pub fn put_end(
+    /// The value is written and published on every replica: makes it visible. One seal per stripe.
+    /// Idempotent.
+    pub fn put_end<'a>(
         &mut self,
         now: Now,
-        key: &[u8],
+        name: impl Into<Name<'a>>,
         token: PutToken,
-        seal: Seal,
-    ) -> Result<(), PutError> {
-        let id = self.open_put(key, token)?;
+        seals: &[Seal],
+    ) -> Result<Ended, PutError> {
+        let id = self.open_put(name.into(), token)?;
         let entry = self.objects.entry(id);
         if entry.stage == Stage::Ready {
-            return Ok(());
+            return Ok(self.ended(id));
+        }
+        let stripes = entry.stripes();
+        if seals.len() != stripes {
+            let (stripes, seals) = (stripes as u32, seals.len() as u32);
+            return Err(PutError::BadSeals { stripes, seals });
         }
         let mut parts = entry.parts.as_slice().iter();
         if !parts.all(|part| self.segments.book(part.segment).is_open()) {
@@ -150,19 +218,53 @@ impl Catalog {
         }
         let entry = self.objects.entry_mut(id);
         entry.stage = Stage::Ready;
-        entry.seal = seal;
-        for part in entry.parts.as_slice() {
-            self.segments.book_mut(part.segment).policy.insert(part.slot);
+        entry.seal = seals[0];
+        if stripes > 1 {
+            entry.extra_mut().more_seals = seals[1..].into();
         }
+        let hidden = entry.hidden;
+        self.settle(now, id);
         self.counters.puts += 1;
         self.close_put();
-        Ok(())
+        if hidden {
+            self.replace(now, id);
+        }
+        Ok(self.ended(id))
+    }
+
+    /// An upsert takes its key over; what was there is retired (R12).
+    fn replace(&mut self, now: Now, id: EntryId) {
+        let entry = self.objects.entry(id);
+        self.upserts.remove(&entry.hash);
+        if let Some(old) = self.objects.find(entry.name()) {
+            let replaced = self.objects.entry(old).object;
+            self.objects.hide(old);
+            if self.objects.entry(old).stage == Stage::Ready {
+                self.counters.replaced += 1;
+                self.retire(now, old);
+            }
+            self.objects.entry_mut(id).extra_mut().replaces = Some(replaced);
+        }
+        self.objects.show(id);
+    }
+
+    fn ended(&self, id: EntryId) -> Ended {
+        let replaces = self.objects.entry(id).extra.as_ref().and_then(|extra| extra.replaces);
+        match replaces {
+            Some(old) if !self.removed(old) => Ended::Replacing(old),
+            _ => Ended::Done,
+        }
     }
 
     /// Gives up a put: the key can be put again when the owners have confirmed it, the ranges return
     /// when the writer is fenced.
-    pub fn put_revoke(&mut self, now: Now, key: &[u8], token: PutToken) -> Result<(), PutError> {
-        let id = self.open_put(key, token)?;
+    pub fn put_revoke<'a>(
+        &mut self,
+        now: Now,
+        name: impl Into<Name<'a>>,
+        token: PutToken,
+    ) -> Result<(), PutError> {
+        let id = self.open_put(name.into(), token)?;
         if self.objects.entry(id).stage != Stage::Writing {
             self.counters.stale_tokens += 1;
             return Err(PutError::NoSuchPut);
@@ -175,15 +277,21 @@ impl Catalog {
     /// can be published any more: otherwise the key could get another value, and a copy that was
     /// published meanwhile could come back as a second one when a new leader asks the nodes (C2).
     pub(super) fn abort_put(&mut self, now: Now, id: EntryId) {
+        let charge = self.objects.entry(id).charge();
+        self.discharge(id, charge);
         let entry = self.objects.entry_mut(id);
         let parts = std::mem::replace(&mut entry.parts, Parts::new(Vec::new()));
-        entry.stage = Stage::Removing(parts.as_slice().len() as u8);
+        let left = parts.as_slice().len() as u16 + entry.orphans();
+        entry.stage = Stage::Removing(left);
         for part in parts.as_slice() {
             let extent = self.objects.entry(id).extent(part);
             // A segment that is leaving answers for its copy when it is fenced: `sweep`.
             if self.segments.book(part.segment).is_open() {
                 self.end_life(now, part, extent, Action::Abort, Some(id));
             }
+        }
+        if left == 0 {
+            self.forget(id);
         }
         self.close_put();
     }
@@ -198,9 +306,12 @@ impl Catalog {
     }
 
     /// The entry of the put that this token belongs to.
-    fn open_put(&mut self, key: &[u8], token: PutToken) -> Result<EntryId, PutError> {
-        key::check(key)?;
-        let found = self.objects.find(key::hash(key), key).filter(|&id| {
+    fn open_put(&mut self, name: Name<'_>, token: PutToken) -> Result<EntryId, PutError> {
+        key::check(name.key)?;
+        let upsert = self.upserts.get(&name.hash().0).copied();
+        let upsert = upsert.filter(|&id| self.objects.entry(id).name() == name);
+        let candidates = upsert.into_iter().chain(self.objects.find(name));
+        let found = candidates.into_iter().find(|&id| {
             let entry = self.objects.entry(id);
             let ours = self.token(entry.object) == token || canary::on(Canary::NoTokenCheck);
             ours && !matches!(entry.stage, Stage::Removing(_))
@@ -211,44 +322,91 @@ impl Catalog {
         found.ok_or(PutError::NoSuchPut)
     }
 
+    /// Whether the key may be put; and if so, whether its new value stays hidden until the end,
+    /// because it has one already.
     fn check_put(
         &self,
         now: Now,
-        key: &[u8],
+        name: Name<'_>,
         len: u64,
         config: &PutConfig,
-    ) -> Result<(), PutError> {
-        key::check(key)?;
+    ) -> Result<bool, PutError> {
+        key::check(name.key)?;
         if len > VALUE_BYTES_MAX {
             return Err(PutError::TooLarge { len });
         }
-        let wanted = u32::from(config.replicas);
+        let wanted = config.copies();
         if wanted == 0 || wanted as usize > REPLICAS_MAX {
             return Err(PutError::BadReplicas { wanted });
         }
-        match self.objects.find(key::hash(key), key).map(|id| self.objects.entry(id)) {
+        let known = self.objects.find(name).map(|id| self.objects.entry(id));
+        let replaces = match known {
             Some(entry) if entry.stage == Stage::Ready && self.readable(entry) => {
-                return Err(PutError::Exists);
+                if !config.upsert {
+                    return Err(PutError::Exists);
+                }
+                true
             }
             Some(entry) => return Err(self.occupied(now, entry)),
-            None => {}
+            None => false,
+        };
+        if self.upserts.contains_key(&name.hash().0) {
+            return Err(PutError::InProgress { after_ms: IN_PROGRESS_MS });
         }
         if let Some(rebuild) = &self.rebuild {
             // M9: the key may live on a node that has not announced yet.
             return Err(PutError::Rebuilding { after_ms: rebuild.hint_ms(now) });
         }
+        Ok(replaces)
+    }
+
+    /// How a value is cut: not at all where one stripe holds it or one segment is all there is.
+    fn cut(&self, len: u64) -> Striping {
+        let unit = self.config.stripe_bytes;
+        if len <= unit || self.segments.open_segments < 2 {
+            return Striping::whole(len);
+        }
+        let stripes = len.div_ceil(unit).min(STRIPES_MAX as u64);
+        let stripe_bytes = len.div_ceil(stripes).next_multiple_of(SLICE_BYTES);
+        Striping::checked(len, stripe_bytes).unwrap_or(Striping::whole(len))
+    }
+
+    /// Whether there could be room at all; the copies that the put gets.
+    fn check_room(
+        &self,
+        name: Name<'_>,
+        striping: Striping,
+        config: &PutConfig,
+    ) -> Result<u32, PutError> {
         if self.segments.largest == 0 {
             return Err(PutError::NoSegments);
         }
-        let bytes = seal::extent_bytes(len);
+        let bytes = seal::extent_bytes(striping.stripe_len(0));
         if bytes > self.segments.largest {
             let largest = self.segments.largest;
             return Err(PutError::LargerThanAnySegment { wanted: bytes, largest });
         }
-        if wanted > self.segments.open_nodes {
-            return Err(PutError::TooFewNodes { wanted, nodes: self.segments.open_nodes });
+        let (mut copies, nodes) = (config.copies(), self.segments.open_nodes);
+        if copies > nodes {
+            if !config.best_effort {
+                return Err(PutError::TooFewNodes { wanted: copies, nodes });
+            }
+            copies = nodes;
         }
-        Ok(())
+        let each: u64 = (0..striping.stripes() as u8)
+            .map(|stripe| seal::extent_bytes(striping.stripe_len(stripe)))
+            .sum();
+        let wanted = each * u64::from(copies);
+        let tenant = self.tenant(name.tenant);
+        let total = tenant.used.saturating_add(wanted);
+        if let Some(quota) = tenant.quota.filter(|quota| total > *quota) {
+            return Err(PutError::Quota { quota, total });
+        }
+        let (limit, total) = (self.hard_limit(), self.tenants.hard().saturating_add(wanted));
+        if config.keep == Keep::Hard && total > limit {
+            return Err(PutError::HardFull { limit, total });
+        }
+        Ok(copies)
     }
 
     /// Why a key that cannot be read cannot be put either.
@@ -262,84 +420,26 @@ impl Catalog {
             _ => PutError::InProgress { after_ms: IN_PROGRESS_MS },
         }
     }
+}
 
-    /// A range per replica on distinct nodes, or none at all (M2).
-    fn reserve(
-        &mut self,
-        now: Now,
-        bytes: u64,
-        config: &PutConfig,
-    ) -> Result<Vec<Reserved>, PutError> {
-        let mut reserved: Vec<Reserved> = Vec::with_capacity(config.replicas.into());
-        let mut nodes: Vec<NodeId> = Vec::with_capacity(config.replicas.into());
-        for _ in 0..config.replicas {
-            let Some(one) = self.reserve_one(bytes, config, &nodes) else {
-                let mut undo = reserved.into_iter();
-                if canary::on(Canary::LeakOnFailedReserve) {
-                    undo.next();
-                }
-                for one in undo {
-                    let book = self.segments.book_mut(one.segment);
-                    book.unreserve(one.part.slot, one.allocation);
-                    self.segments.refresh(one.segment);
-                }
-                return Err(self.reclaim_for_put(now, bytes, config, &nodes));
-            };
-            nodes.push(self.segments.book(one.segment).offer.node);
-            reserved.push(one);
-        }
-        Ok(reserved)
-    }
+/// Why an upsert that waited is not done.
+pub const fn replacing() -> PutError {
+    PutError::Replacing { after_ms: REPLACING_MS }
+}
 
-    fn reserve_one(
-        &mut self,
-        bytes: u64,
-        config: &PutConfig,
-        avoid_nodes: &[NodeId],
-    ) -> Option<Reserved> {
-        let mut tried = [0_usize; PICKS_MAX];
-        for picks in 0..PICKS_MAX {
-            let ask = ask(bytes, config, avoid_nodes, &tried[..picks], true);
-            let pick = self.placement.pick(&self.segments.loads, &ask)?;
-            let segment = pick as SegmentIndex;
-            let book = self.segments.book_mut(segment);
-            if let Some((slot, generation, allocation)) = book.reserve(bytes, NOBODY) {
-                self.segments.refresh(segment);
-                let part = Part {
-                    offset: allocation.extent.offset(),
-                    slot,
-                    generation,
-                    handle: allocation.handle,
-                    segment,
-                    evicting: false,
-                };
-                return Some(Reserved { segment, part, allocation });
-            }
-            tried[picks] = pick;
-        }
-        None
+/// What most objects have not.
+fn extra(striping: Striping, config: &PutConfig) -> Option<Box<Extra>> {
+    let plain = config.keep == Keep::Normal && config.group == GroupId(0) && config.expire_ms == 0;
+    let more = striping.stripes() - 1;
+    if plain && more == 0 {
+        return None;
     }
-
-    /// No room: order evictions where placement would have put the replica, and say what to expect.
-    fn reclaim_for_put(
-        &mut self,
-        now: Now,
-        bytes: u64,
-        config: &PutConfig,
-        avoid_nodes: &[NodeId],
-    ) -> PutError {
-        let mut tried = [0_usize; PICKS_MAX];
-        for picks in 0..PICKS_MAX {
-            let ask = ask(bytes, config, avoid_nodes, &tried[..picks], false);
-            let Some(pick) = self.placement.pick(&self.segments.loads, &ask) else { break };
-            match self.reclaim(now, pick as SegmentIndex, bytes) {
-                evict::Reclaim::Ordered => return PutError::Reclaiming { after_ms: RECLAIM_MS },
-                evict::Reclaim::InUse => tried[picks] = pick,
-            }
-        }
-        self.counters.busy += 1;
-        PutError::Busy {
-            after_ms: evict::BUSY_HINT_MS.max(lease::left_ms(now, self.grace_until).min(1000)),
-        }
-    }
+    Some(Box::new(Extra {
+        stripe_bytes: striping.stripe_bytes,
+        more_seals: vec![Seal::default(); more].into(),
+        keep: config.keep,
+        group: config.group,
+        expire_ms: config.expire_ms,
+        ..Extra::default()
+    }))
 }

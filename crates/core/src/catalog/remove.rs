@@ -1,17 +1,20 @@
 //! remove: hide in the index, let every owner retire its copy, then say so (M5).
 
 use super::Catalog;
-use super::objects::{Part, Parts, Stage};
+use super::objects::{EntryId, Part, Parts, Stage};
 use crate::canary::{self, Canary};
 use crate::error::RemoveError;
-use crate::ids::ObjectId;
-use crate::key;
+use crate::ids::{ObjectId, TenantId};
+use crate::key::{self, Name};
 use crate::lease;
 use crate::plan::Action;
 use crate::time::Now;
+use std::ops::ControlFlow;
 
 /// Hint while an owner has not answered.
 const DEFERRED_MS: u32 = 5;
+/// Objects that one call of `remove_matching` takes.
+const MATCHES_MAX: usize = 1024;
 
 /// How far a remove is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,19 +25,71 @@ pub enum Removal {
     Waiting(ObjectId),
 }
 
+/// What one step of a remove by pattern did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemovedPage {
+    /// Hidden now; see [`Catalog::removed`] for each.
+    pub waiting: Vec<ObjectId>,
+    /// Matched, but leased: they stay.
+    pub leased: u64,
+    /// Where to go on; `None` at the end.
+    pub next: Option<u64>,
+}
+
 impl Catalog {
     /// Starts to remove a key. A lease that was asked for refuses it, unless `force`: then the
     /// holder keeps its bytes until the lease ends, and nobody new can read them. No flag frees
     /// bytes under a reader.
-    pub fn remove(&mut self, now: Now, key: &[u8], force: bool) -> Result<Removal, RemoveError> {
-        key::check(key)?;
+    pub fn remove<'a>(
+        &mut self,
+        now: Now,
+        name: impl Into<Name<'a>>,
+        force: bool,
+    ) -> Result<Removal, RemoveError> {
+        let name = name.into();
+        key::check(name.key)?;
         // A copy that is not announced yet would bring the value back after it was removed (G6).
         if let Some(rebuild) = &self.rebuild {
             return Err(RemoveError::Rebuilding { after_ms: rebuild.hint_ms(now) });
         }
-        let Some(id) = self.objects.find(key::hash(key), key) else {
-            return Err(RemoveError::NotFound);
-        };
+        let Some(id) = self.objects.find(name) else { return Err(RemoveError::NotFound) };
+        self.remove_entry(now, id, force)
+    }
+
+    /// Starts to remove the objects of a tenant whose keys match, as far as a bounded walk from
+    /// `cursor` meets them.
+    pub fn remove_matching(
+        &mut self,
+        now: Now,
+        tenant: TenantId,
+        matches: impl Fn(&[u8]) -> bool,
+        cursor: u64,
+        force: bool,
+    ) -> Result<RemovedPage, RemoveError> {
+        if let Some(rebuild) = &self.rebuild {
+            return Err(RemoveError::Rebuilding { after_ms: rebuild.hint_ms(now) });
+        }
+        let mut found = Vec::new();
+        let next = self.walk(cursor, |id, entry| {
+            let ours = entry.tenant == tenant && entry.stage == Stage::Ready && !entry.hidden;
+            if ours && matches(&entry.key) {
+                found.push(id);
+            }
+            let full = found.len() >= MATCHES_MAX;
+            if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        let mut page = RemovedPage { next, ..RemovedPage::default() };
+        for id in found {
+            match self.remove_entry(now, id, force) {
+                Ok(Removal::Waiting(object)) => page.waiting.push(object),
+                Ok(Removal::Done) => {}
+                Err(_) => page.leased += 1,
+            }
+        }
+        Ok(page)
+    }
+
+    fn remove_entry(&mut self, now: Now, id: EntryId, force: bool) -> Result<Removal, RemoveError> {
         let entry = self.objects.entry(id);
         match entry.stage {
             Stage::Writing => return Err(RemoveError::InProgress),
@@ -46,15 +101,36 @@ impl Catalog {
         if known_lease && !force {
             return Err(RemoveError::Leased { left_ms: lease::left_ms(now, entry.lease_end) });
         }
-
-        let parts: Vec<Part> = entry.parts.as_slice().to_vec();
-        if parts.iter().any(|part| self.segments.book(part.segment).is_announcing()) {
+        if self.is_announcing(id) {
             return Err(RemoveError::Rebuilding { after_ms: DEFERRED_MS });
         }
-        let action = Action::Retire { free_after_ms: lease::left_ms(now, entry.lease_end) };
         let object = entry.object;
-        self.objects.entry_mut(id).stage = Stage::Removing(parts.len() as u8);
         self.counters.removed += 1;
+        self.retire(now, id);
+        if canary::on(Canary::EarlyRemoveReply) {
+            return Ok(Removal::Done);
+        }
+        Ok(Removal::Waiting(object))
+    }
+
+    /// Whether a segment with a part of it is still telling what it holds: it takes no orders yet.
+    pub(super) fn is_announcing(&self, id: EntryId) -> bool {
+        let mut parts = self.objects.entry(id).parts.as_slice().iter();
+        parts.any(|part| self.segments.book(part.segment).is_announcing())
+    }
+
+    /// Hides a finished object and orders the end of all its copies. It is gone when every owner has
+    /// said that nobody can begin to read its copy. No segment of it may be announcing.
+    pub(super) fn retire(&mut self, now: Now, id: EntryId) {
+        let entry = self.objects.entry_mut(id);
+        let action = Action::Retire { free_after_ms: lease::left_ms(now, entry.lease_end) };
+        let charge = entry.charge();
+        let parts: Vec<Part> = entry.parts.as_slice().to_vec();
+        let left = parts.len() as u16 + entry.orphans();
+        entry.stage = Stage::Removing(left);
+        let object = entry.object;
+        self.discharge(id, charge);
+        self.removing.insert(object);
         for part in &parts {
             let extent = self.objects.entry(id).extent(part);
             // A segment that is leaving answers for its copy when it is fenced: `sweep`.
@@ -63,15 +139,13 @@ impl Catalog {
             }
         }
         self.objects.entry_mut(id).parts = Parts::new(Vec::new());
-        if canary::on(Canary::EarlyRemoveReply) {
-            return Ok(Removal::Done);
+        if left == 0 {
+            self.forget(id);
         }
-        Ok(Removal::Waiting(object))
     }
 
-    /// Whether the remove of this object is done.
-    pub fn removed(&self, key: &[u8], object: ObjectId) -> bool {
-        let found = self.objects.find(key::hash(key), key);
-        found.is_none_or(|id| self.objects.entry(id).object != object)
+    /// Whether the removal of this object is done.
+    pub fn removed(&self, object: ObjectId) -> bool {
+        !self.removing.contains(&object)
     }
 }

@@ -8,7 +8,7 @@ use crate::chunked::Chunked;
 use crate::evict::{EvictPolicy, PolicyKind};
 use crate::ids::{Generation, Incarnation, SegmentId, Slot};
 use crate::place::SegmentLoad;
-use crate::plan::{Action, SegmentOffer};
+use crate::plan::{Action, Keep, SegmentOffer};
 use crate::time::Now;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -66,6 +66,10 @@ pub(super) struct Book {
     pub phase: Phase,
     pub allocator: OffsetAllocator,
     pub policy: Box<dyn EvictPolicy>,
+    /// The order among soft pins: they go when nothing else can.
+    pub soft: Box<dyn EvictPolicy>,
+    /// When to look whether a soft pin is over, about oldest first.
+    pub soft_ends: VecDeque<(Now, Slot, Generation)>,
     pub slots: Chunked<SlotBook>,
     pub free_slots: Vec<Slot>,
     pub ending: BTreeMap<Slot, Ending>,
@@ -89,6 +93,8 @@ impl Book {
             offer,
             phase,
             policy: policy.build(),
+            soft: policy.build(),
+            soft_ends: VecDeque::new(),
             slots: Chunked::new(),
             free_slots: Vec::new(),
             ending: BTreeMap::new(),
@@ -158,6 +164,30 @@ impl Book {
         }
     }
 
+    /// The slot may be evicted from now on, as its `keep` says.
+    pub(super) fn offer_victim(&mut self, slot: Slot, keep: Keep) {
+        match keep {
+            Keep::Normal => self.policy.insert(slot),
+            Keep::Soft { .. } => self.soft.insert(slot),
+            Keep::Hard => {}
+        }
+    }
+
+    /// The slot was read.
+    pub(super) fn touch(&mut self, slot: Slot) {
+        self.policy.touch(slot);
+        if !self.soft.is_empty() {
+            self.soft.touch(slot);
+        }
+    }
+
+    /// The slot may no longer be evicted.
+    pub(super) fn spare(&mut self, slot: Slot) {
+        if !self.policy.remove(slot) {
+            self.soft.remove(slot);
+        }
+    }
+
     pub(super) fn used_bytes(&self) -> u64 {
         self.offer.bytes - self.allocator.free_bytes() - self.ending_bytes
     }
@@ -196,6 +226,10 @@ pub(super) struct Segments {
     pub largest: u64,
     /// Nodes with an open segment.
     pub open_nodes: u32,
+    /// Open segments.
+    pub open_segments: u32,
+    /// Bytes of all open segments.
+    pub open_bytes: u64,
 }
 
 impl Segments {
@@ -227,6 +261,8 @@ impl Segments {
             node: offer.node,
             host: offer.host,
             zone: offer.zone,
+            medium: offer.medium,
+            tenant: offer.tenant,
             capacity: offer.bytes,
             free: offer.bytes,
             open: false,
@@ -284,6 +320,8 @@ impl Segments {
         self.refresh(index);
         let open = self.loads.iter().filter(|load| load.open);
         self.largest = open.clone().map(|load| load.capacity).max().unwrap_or(0);
+        self.open_segments = open.clone().count() as u32;
+        self.open_bytes = open.clone().map(|load| load.capacity).sum();
         let nodes: std::collections::BTreeSet<_> = open.map(|load| load.node).collect();
         self.open_nodes = nodes.len() as u32;
     }
@@ -308,6 +346,8 @@ impl Segments {
             .map(|(_, book)| {
                 book.allocator.heap_bytes()
                     + book.policy.heap_bytes()
+                    + book.soft.heap_bytes()
+                    + book.soft_ends.capacity() * size_of::<(Now, Slot, Generation)>()
                     + book.slots.heap_bytes()
                     + book.free_slots.capacity() * size_of::<Slot>()
                     + book.retry.capacity() * size_of::<(Now, Slot, Generation)>()

@@ -25,12 +25,16 @@ impl Catalog {
         self.forgive_own_stall(now);
         self.watch_nodes(now);
         self.watch_puts(now);
+        self.expire(now);
+        self.drop_incomplete(now);
+        self.evict_groups(now);
         if self.rebuild.as_mut().is_some_and(|rebuild| rebuild.over(now)) {
             self.rebuild = None;
         }
         for index in self.segments.indexes() {
             match self.segments.book(index).phase {
                 Phase::Open => {
+                    self.end_soft_pins(now, index, VICTIMS_MAX);
                     self.evict_to_low(now, index, VICTIMS_MAX);
                     self.retry_orders(now, index, RETRIES_MAX);
                 }
@@ -98,7 +102,7 @@ impl Catalog {
         for slot in next..end {
             let id = self.segments.book(index).slots[slot].entry;
             let writing = self.objects.get(id).is_some_and(|e| e.stage == Stage::Writing);
-            self.detach(index, Slot(slot));
+            self.detach(now, index, Slot(slot));
             if writing && self.objects.get(id).is_some() {
                 self.abort_put(now, id);
             } else if writing {
@@ -113,7 +117,7 @@ impl Catalog {
     }
 
     /// Takes one slot's replica out of whatever names it, without asking the owner.
-    pub(super) fn detach(&mut self, index: SegmentIndex, slot: Slot) {
+    pub(super) fn detach(&mut self, now: Now, index: SegmentIndex, slot: Slot) {
         let book = self.segments.book_mut(index);
         if let Some(ending) = book.ending.remove(&slot)
             && !ending.settled
@@ -129,7 +133,7 @@ impl Catalog {
         if let Stage::Removing(_) = self.objects.entry(id).stage {
             self.acknowledge(Some(id));
         } else {
-            self.drop_part(id, index, slot);
+            self.drop_part(now, id, index, slot);
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::Segment;
 use mooncrate_core::plan::{Announced, AnnouncedLife, AnnouncedObject};
-use mooncrate_core::{Generation, Key, LeaderEpoch, ObjectId, ReplicaState, Seal, Slot};
+use mooncrate_core::{Generation, Label, LeaderEpoch, ObjectId, ReplicaState, Seal, Slot};
 
 impl Segment {
     /// Up to `max` slots from `from` on, and where the next page starts; `None`: that was the last.
@@ -40,7 +40,7 @@ impl Segment {
     fn object(&self, slot: Slot, label: &[u8]) -> AnnouncedObject {
         let header = self.table.read(slot).expect("slots below the high-water mark exist");
         AnnouncedObject {
-            key: Key::new(label).expect("`begin` refuses labels that are no keys"),
+            label: Label::decode(label).expect("`begin` refuses what is no label"),
             object: ObjectId {
                 epoch: LeaderEpoch(header.object_epoch),
                 sequence: header.object_sequence,

@@ -53,7 +53,7 @@ pub enum SegmentError {
         len: u64,
     },
     /// The label is empty or too long.
-    #[error("a label of {bytes} bytes is no key")]
+    #[error("{bytes} bytes that are no label")]
     BadLabel {
         /// How long it is.
         bytes: usize,

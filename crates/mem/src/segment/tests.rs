@@ -39,6 +39,7 @@ fn locator(slot: u32, generation: u32, len: u64) -> Locator {
         slot: Slot(slot),
         generation: Generation(generation),
         extent: Extent::new(u64::from(slot % 2) * (4 << 20), extent_bytes(len)).unwrap(),
+        stripe: 0,
     }
 }
 
@@ -49,8 +50,8 @@ fn wanted(locator: Locator, len: u64) -> BeginWrite<'static> {
         object: ObjectId { epoch: EPOCH, sequence: 40 },
         epoch: EPOCH,
         len,
-        label: b"a key",
-        hash: LabelHash::of(b"a key"),
+        label: b"\0\0\0\0\0a key",
+        hash: LabelHash::of(b"\0\0\0\0\0a key"),
     }
 }
 
@@ -398,7 +399,7 @@ fn announcing_tells_every_slot() {
     assert_eq!(end, None);
     page.extend(rest);
     let object = page[0].life.as_ref().unwrap().object.clone().unwrap();
-    assert_eq!((object.key.as_bytes(), object.len), (b"a key".as_slice(), 5));
+    assert_eq!((object.label.key.as_bytes(), object.len), (b"a key".as_slice(), 5));
     assert_eq!((object.seal, object.object.sequence), (seal, 40));
     assert_eq!(page[0].life.as_ref().unwrap().extent, ready.extent);
     for (slot, guarded) in [(1, true), (2, true), (3, true), (4, false), (5, false)] {

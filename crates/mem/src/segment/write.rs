@@ -13,7 +13,7 @@ use mooncrate_core::plan::OrderResult;
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::state::Event;
 use mooncrate_core::{
-    Generation, LeaderEpoch, Locator, Now, ObjectId, PutToken, ReplicaState, Seal,
+    Generation, Label, LeaderEpoch, Locator, Now, ObjectId, PutToken, ReplicaState, Seal,
 };
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub struct BeginWrite<'a> {
     pub epoch: LeaderEpoch,
     /// Bytes of the value.
     pub len: u64,
-    /// The key; opaque here.
+    /// Whose value, under which key; opaque here, but it must be a label.
     pub label: &'a [u8],
     /// Its hashes, for the header.
     pub hash: LabelHash,
@@ -103,7 +103,7 @@ impl Segment {
             let (offset, extent_bytes) = (extent.offset(), extent.len());
             return Err(SegmentError::BadExtent { offset, extent_bytes, len: wanted.len });
         }
-        if mooncrate_core::key::check(wanted.label).is_err() {
+        if Label::decode(wanted.label).is_none() {
             return Err(SegmentError::BadLabel { bytes: wanted.label.len() });
         }
         if generation == Generation::MAX {

@@ -44,7 +44,7 @@ fn begin(segment: &Arc<Segment>, locator: Locator, epoch: u64) -> Option<WriteGu
         object: ObjectId::default(),
         epoch: LeaderEpoch(epoch),
         len: LEN,
-        label: b"label",
+        label: b"\0\0\0\0\0label",
         hash: LabelHash::default(),
     };
     segment.begin(T, &begin).ok()

@@ -181,7 +181,7 @@ impl Client {
             return get_ended(ctx, op, Got::Miss);
         };
         let locator = located.replicas[at];
-        let len = located.len;
+        let len = located.len();
         let here = near(&locator);
         if get.tried > 0 {
             ctx.mark(Mark::ReplicaFallback);

@@ -282,8 +282,8 @@ fn start(server: &Inner, put: &message::BeginWrite<'_>) -> Put {
             object: put.object,
             epoch: put.epoch,
             len: put.len,
-            label: put.key,
-            hash: LabelHash::of(put.key),
+            label: put.label,
+            hash: LabelHash::of(put.label),
         };
         segment.begin(boottime(), &begin).map_err(|error| refusal(&error))
     };

@@ -86,7 +86,7 @@ pub(crate) fn put_frame(value: &Value) -> message::BeginWrite<'_> {
         object: write.object,
         epoch: write.epoch,
         len: value.bytes.len() as u64,
-        key: write.label,
+        label: write.label,
     }
 }
 

@@ -93,7 +93,7 @@ impl Rig {
         let extent = Extent::new(offset, bytes).unwrap();
         assert!(extent.fits(SEGMENT_BYTES) && slot.0 < SLOTS, "the test wants too much");
         let generation = Generation(0);
-        Locator { segment: SEGMENT, incarnation: MOUNT, slot, generation, extent }
+        Locator { segment: SEGMENT, incarnation: MOUNT, slot, generation, extent, stripe: 0 }
     }
 
     /// A stamped value of this length with a place of its own.
@@ -223,7 +223,7 @@ pub(crate) struct Value {
 impl Value {
     /// Slot and generation name the put: whoever knows them can make the same value.
     pub(crate) fn new(locator: Locator, len: u64) -> Self {
-        let label = format!("key-{}", locator.slot);
+        let label = format!("\0\0\0\0\0key-{}", locator.slot);
         let key = key::hash(label.as_bytes());
         let put = PutId::new(1, locator.slot.0 as u16, locator.generation.0 + 1);
         let mut bytes = vec![0; len as usize];

@@ -86,6 +86,10 @@ fn put_code(error: PutError) -> Coded {
         PutError::Rebuilding { after_ms } => (0x19, after_ms.into(), 0),
         PutError::NoSuchPut => (0x1a, 0, 0),
         PutError::Held { after_ms } => (0x1b, after_ms.into(), 0),
+        PutError::Replacing { after_ms } => (0x1c, after_ms.into(), 0),
+        PutError::BadSeals { stripes, seals } => (0x1d, stripes.into(), seals.into()),
+        PutError::Quota { quota, total } => (0x1e, quota, total),
+        PutError::HardFull { limit, total } => (0x1f, limit, total),
     }
 }
 
@@ -107,6 +111,10 @@ fn put_error(coded: Coded) -> Result<PutError, DecodeError> {
         0x19 => PutError::Rebuilding { after_ms: narrow(first)? },
         0x1a => PutError::NoSuchPut,
         0x1b => PutError::Held { after_ms: narrow(first)? },
+        0x1c => PutError::Replacing { after_ms: narrow(first)? },
+        0x1d => PutError::BadSeals { stripes: narrow(first)?, seals: narrow(second)? },
+        0x1e => PutError::Quota { quota: first, total: second },
+        0x1f => PutError::HardFull { limit: first, total: second },
         _ => return Err(unknown(code)),
     })
 }

@@ -4,14 +4,15 @@ use super::{Field, Reader, fields, put_bytes, put_list, take_list};
 use crate::error::DecodeError;
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::{
-    Generation, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId, Slot,
-    ZoneId,
+    Generation, GroupId, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId,
+    Slot, TenantId, ZoneId,
 };
 use mooncrate_core::key::Key;
-use mooncrate_core::limits::REPLICAS_MAX;
+use mooncrate_core::label::Label;
+use mooncrate_core::limits::{REPLICAS_MAX, STRIPES_MAX};
 use mooncrate_core::plan::{
-    Action, Announced, AnnouncedLife, AnnouncedObject, Located, Locator, Medium, Notice, Order,
-    OrderResult, PutConfig, SegmentOffer, WritePlan,
+    Action, Announced, AnnouncedLife, AnnouncedObject, Keep, Located, Locator, Medium, Notice,
+    Order, OrderResult, PutConfig, SegmentOffer, Striping, WritePlan,
 };
 use mooncrate_core::seal::Seal;
 use std::borrow::Cow;
@@ -31,7 +32,7 @@ macro_rules! newtypes {
 }
 newtypes! {
     NodeId(u64) SegmentId(u64) Slot(u32) Generation(u32) Incarnation(u64) LeaderEpoch(u64)
-    PutToken(u64) HostId(u64) ZoneId(u64) Seal(u64)
+    PutToken(u64) HostId(u64) ZoneId(u64) Seal(u64) TenantId(u32) GroupId(u64)
 }
 
 fields!(ObjectId { epoch: LeaderEpoch, sequence: u64 });
@@ -41,6 +42,7 @@ fields!(Locator {
     slot: Slot,
     generation: Generation,
     extent: Extent,
+    stripe: u8,
 });
 fields!(SegmentOffer {
     segment: SegmentId,
@@ -51,6 +53,7 @@ fields!(SegmentOffer {
     slots: u32,
     host: HostId,
     zone: ZoneId,
+    tenant: Option<TenantId>,
 });
 fields!(Order {
     segment: SegmentId,
@@ -68,17 +71,32 @@ fields!(Notice {
 });
 fields!(Announced { slot: Slot, generation: Generation, life: Option<AnnouncedLife> });
 fields!(AnnouncedLife { extent: Extent, object: Option<AnnouncedObject> });
-fields!(AnnouncedObject { key: Key, object: ObjectId, len: u64, seal: Seal });
-fields!(PutConfig { replicas: u8, preferred: Vec<SegmentId>, host: HostId, zone: ZoneId });
+fields!(AnnouncedObject { label: Label, object: ObjectId, len: u64, seal: Seal });
+fields!(PutConfig {
+    replicas: u8,
+    best_effort: bool,
+    media: [u8; 3],
+    preferred: Vec<SegmentId>,
+    avoid: Vec<SegmentId>,
+    host: HostId,
+    zone: ZoneId,
+    keep: Keep,
+    group: GroupId,
+    expire_ms: u32,
+    upsert: bool,
+});
+
+/// Locators of one object.
+const PARTS_MAX: usize = REPLICAS_MAX * STRIPES_MAX;
 
 /// Replicas have a limit of their own, lower than that of a batch.
 impl<'a> Field<'a> for WritePlan {
-    const BYTES_MIN: usize = ObjectId::BYTES_MIN + 28;
+    const BYTES_MIN: usize = ObjectId::BYTES_MIN + 36;
     fn put(&self, out: &mut Vec<u8>) {
         self.object.put(out);
         self.token.put(out);
         self.epoch.put(out);
-        self.len.put(out);
+        self.striping.put(out);
         put_list(&self.replicas, out);
     }
     fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
@@ -86,29 +104,97 @@ impl<'a> Field<'a> for WritePlan {
             object: ObjectId::take(from)?,
             token: PutToken::take(from)?,
             epoch: LeaderEpoch::take(from)?,
-            len: u64::take(from)?,
-            replicas: take_list(from, REPLICAS_MAX)?,
+            striping: Striping::take(from)?,
+            replicas: take_list(from, PARTS_MAX)?,
         })
     }
 }
 
 impl<'a> Field<'a> for Located {
-    const BYTES_MIN: usize = ObjectId::BYTES_MIN + 24;
+    const BYTES_MIN: usize = ObjectId::BYTES_MIN + 36;
     fn put(&self, out: &mut Vec<u8>) {
         self.object.put(out);
-        self.len.put(out);
+        self.striping.put(out);
         self.seal.put(out);
+        put_list(&self.more_seals, out);
         self.lease_ms.put(out);
         put_list(&self.replicas, out);
     }
     fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
         Ok(Self {
             object: ObjectId::take(from)?,
-            len: u64::take(from)?,
+            striping: Striping::take(from)?,
             seal: Seal::take(from)?,
+            more_seals: take_list(from, STRIPES_MAX - 1)?,
             lease_ms: u32::take(from)?,
-            replicas: take_list(from, REPLICAS_MAX)?,
+            replicas: take_list(from, PARTS_MAX)?,
         })
+    }
+}
+
+/// u64 bytes of the value, u64 bytes of a stripe: equal for a value in one stripe.
+impl<'a> Field<'a> for Striping {
+    const BYTES_MIN: usize = 16;
+    fn put(&self, out: &mut Vec<u8>) {
+        self.len.put(out);
+        self.stripe_bytes.put(out);
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let (len, stripe_bytes) = <(u64, u64)>::take(from)?;
+        if len == stripe_bytes {
+            return Ok(Self::whole(len));
+        }
+        let what = "the length of a stripe";
+        Self::checked(len, stripe_bytes).ok_or(DecodeError::BadValue { what, value: stripe_bytes })
+    }
+}
+
+/// u8 0: normal; 1: soft, u32 ttl in milliseconds; 2: hard.
+impl<'a> Field<'a> for Keep {
+    const BYTES_MIN: usize = 1;
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Normal => out.push(0),
+            Self::Soft { ttl_ms } => {
+                out.push(1);
+                ttl_ms.put(out);
+            }
+            Self::Hard => out.push(2),
+        }
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok(match u8::take(from)? {
+            0 => Self::Normal,
+            1 => Self::Soft { ttl_ms: u32::take(from)? },
+            2 => Self::Hard,
+            value => {
+                return Err(DecodeError::BadValue { what: "a pin", value: u64::from(value) });
+            }
+        })
+    }
+}
+
+impl<'a> Field<'a> for [u8; 3] {
+    const BYTES_MIN: usize = 3;
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend(self);
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok([u8::take(from)?, u8::take(from)?, u8::take(from)?])
+    }
+}
+
+/// As its owner keeps it, so that no field can be lost on the way.
+impl<'a> Field<'a> for Label {
+    const BYTES_MIN: usize = 10;
+    fn put(&self, out: &mut Vec<u8>) {
+        put_bytes(&self.encode(), out);
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let bytes = <&[u8]>::take(from)?;
+        let label = Self::decode(bytes).filter(|label| label.encode() == bytes);
+        let value = bytes.len() as u64;
+        label.ok_or(DecodeError::BadValue { what: "a label", value })
     }
 }
 

@@ -1,9 +1,11 @@
 //! Client to master: put, get, remove, and what tools ask.
 
 use super::{NodeInfo, message};
-use crate::codec::fields;
-use mooncrate_core::ids::{Incarnation, LeaderEpoch, ObjectId, PutToken, SegmentId};
+use crate::codec::{Field, Reader, fields};
+use crate::error::DecodeError;
+use mooncrate_core::ids::{Incarnation, LeaderEpoch, ObjectId, PutToken, SegmentId, TenantId};
 use mooncrate_core::key::Key;
+use mooncrate_core::limits::STRIPES_MAX;
 use mooncrate_core::plan::{PutConfig, SegmentOffer};
 use mooncrate_core::seal::Seal;
 use std::borrow::Cow;
@@ -42,6 +44,58 @@ message! {
     }
 }
 
+message! {
+    /// Copies of an open put failed their writer: plan them anew, elsewhere.
+    pub struct PutReplan<'a> {
+        /// The wishes of the put.
+        pub config: Cow<'a, PutConfig>,
+        /// Bytes of the key.
+        pub key: &'a [u8],
+        /// The right to write it.
+        pub token: PutToken,
+        /// Segments that failed.
+        pub failed: Vec<SegmentId>,
+    }
+}
+
+/// Seals of the stripes of a value, one after the other as they travel: nothing is copied to look at
+/// them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SealList<'a>(&'a [u8]);
+
+impl<'a> SealList<'a> {
+    /// From their encoding; see [`SealList::encode`].
+    pub const fn of(encoded: &'a [u8]) -> Self {
+        Self(encoded)
+    }
+
+    /// The encoding of some seals.
+    pub fn encode(seals: &[Seal]) -> Vec<u8> {
+        seals.iter().flat_map(|seal| seal.0.to_le_bytes()).collect()
+    }
+
+    /// The seals.
+    pub fn seals(self) -> Vec<Seal> {
+        let (words, _) = self.0.as_chunks();
+        words.iter().map(|word| Seal(u64::from_le_bytes(*word))).collect()
+    }
+}
+
+impl<'a> Field<'a> for SealList<'a> {
+    const BYTES_MIN: usize = 4;
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let bytes = <&[u8]>::take(from)?;
+        if bytes.is_empty() || !bytes.len().is_multiple_of(8) || bytes.len() > STRIPES_MAX * 8 {
+            let what = "the length of a list of seals";
+            return Err(DecodeError::BadValue { what, value: bytes.len() as u64 });
+        }
+        Ok(Self(bytes))
+    }
+}
+
 /// One written value to make visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutEndItem<'a> {
@@ -49,10 +103,10 @@ pub struct PutEndItem<'a> {
     pub key: &'a [u8],
     /// The right to end it.
     pub token: PutToken,
-    /// What its bytes add up to.
-    pub seal: Seal,
+    /// What the bytes of each stripe add up to.
+    pub seals: SealList<'a>,
 }
-fields!(PutEndItem<'a> { key: &'a [u8], token: PutToken, seal: Seal });
+fields!(PutEndItem<'a> { key: &'a [u8], token: PutToken, seals: SealList<'a> });
 
 message! {
     /// Make written values visible.
@@ -108,11 +162,102 @@ message! {
     }
 }
 
+/// Which keys are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern<'a> {
+    /// Those that start so.
+    Prefix(&'a [u8]),
+    /// Those in which this regular expression finds a match; in the syntax of the `regex` crate,
+    /// which needs time in proportion to the key, whatever the expression.
+    Regex(&'a str),
+}
+
+/// u8 0: prefix; 1: regular expression; then its bytes.
+impl<'a> Field<'a> for Pattern<'a> {
+    const BYTES_MIN: usize = 5;
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Prefix(bytes) => {
+                out.push(0);
+                bytes.put(out);
+            }
+            Self::Regex(text) => {
+                out.push(1);
+                text.as_bytes().put(out);
+            }
+        }
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let code = u8::take(from)?;
+        let bytes = <&[u8]>::take(from)?;
+        match code {
+            0 => Ok(Self::Prefix(bytes)),
+            1 => Ok(Self::Regex(std::str::from_utf8(bytes).map_err(|_| DecodeError::NotText)?)),
+            code => Err(DecodeError::BadValue { what: "a pattern", value: code.into() }),
+        }
+    }
+}
+
+message! {
+    /// Remove the objects whose keys match: one bounded step of it.
+    pub struct RemoveMatching<'a> {
+        /// Which.
+        pub pattern: Pattern<'a>,
+        /// Retire leased objects too. Their bytes still wait for the leases (R13).
+        pub force: bool,
+        /// Where the last step ended; 0: at the beginning.
+        pub cursor: u64,
+    }
+}
+
+message! {
+    /// What one step did.
+    pub struct Removed {
+        /// Objects that nobody can read any more.
+        pub removed: u64,
+        /// Hidden, but an owner has not confirmed it yet.
+        pub deferred: u64,
+        /// Matched, but leased: they stay.
+        pub leased: u64,
+        /// Where the next step starts; `None`: this was the last.
+        pub next: Option<u64>,
+    }
+}
+
+message! {
+    /// Set what a tenant may use.
+    pub struct SetQuota {
+        /// Who.
+        pub tenant: TenantId,
+        /// Bytes of all its replicas; `None`: no limit.
+        pub quota: Option<u64>,
+    }
+}
+
+/// One tenant in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TenantRow {
+    /// Who.
+    pub tenant: TenantId,
+    /// Bytes of its replicas and open puts.
+    pub used_bytes: u64,
+    /// The part of them that is pinned hard.
+    pub hard_bytes: u64,
+    /// What it may use; `None`: no limit.
+    pub quota: Option<u64>,
+}
+fields!(@list ROWS_MAX, TenantRow {
+    tenant: TenantId,
+    used_bytes: u64,
+    hard_bytes: u64,
+    quota: Option<u64>,
+});
+
 message! {
     /// A page of keys.
     pub struct List<'a> {
-        /// Only keys that start so.
-        pub prefix: &'a [u8],
+        /// Which.
+        pub pattern: Pattern<'a>,
         /// Where the last page ended; 0: at the beginning.
         pub cursor: u64,
         /// Most entries.
@@ -206,6 +351,8 @@ message! {
         pub index_bytes: u64,
         /// One row per segment.
         pub segments: Vec<SegmentRow>,
+        /// One row per tenant that has something, or a quota.
+        pub tenants: Vec<TenantRow>,
     }
 }
 

@@ -30,7 +30,7 @@ message! {
     }
 }
 
-/// What an owner must know to take a value in: the plan's part for this replica, and the key that
+/// What an owner must know to take a value in: the plan's part for this replica, and the label that
 /// it keeps beside the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BeginWrite<'a> {
@@ -44,8 +44,8 @@ pub struct BeginWrite<'a> {
     pub epoch: LeaderEpoch,
     /// Bytes of the value.
     pub len: u64,
-    /// The full key.
-    pub key: &'a [u8],
+    /// Whose value it is, under which key, with which wishes: see `core::label`.
+    pub label: &'a [u8],
 }
 fields!(BeginWrite<'a> {
     locator: Locator,
@@ -53,7 +53,7 @@ fields!(BeginWrite<'a> {
     object: ObjectId,
     epoch: LeaderEpoch,
     len: u64,
-    key: &'a [u8],
+    label: &'a [u8],
 });
 
 message! {

@@ -10,8 +10,9 @@ mod hello;
 mod node;
 
 pub use client::{
-    ClusterStat, Exist, List, Listed, Listing, Locate, NodeEntry, Nodes, Ping, Pong, PutEnd,
-    PutEndItem, PutItem, PutRevoke, PutRevokeItem, PutStart, Remove, SegmentRow, Stat,
+    ClusterStat, Exist, List, Listed, Listing, Locate, NodeEntry, Nodes, Pattern, Ping, Pong,
+    PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove,
+    RemoveMatching, Removed, SealList, SegmentRow, SetQuota, Stat, TenantRow,
 };
 pub use data::{
     Abandon, Attach, Attached, Begin, BeginWrite, Pin, PinId, Read, ReadReply, Signal, Unpin, Write,
@@ -114,6 +115,12 @@ family! {
         Stat(Stat),
         /// Where nodes can be reached.
         Nodes(Nodes),
+        /// Plan failed copies anew.
+        PutReplan(PutReplan<'a>),
+        /// Remove what matches, a step.
+        RemoveMatching(RemoveMatching<'a>),
+        /// Set what a tenant may use.
+        SetQuota(SetQuota),
         /// A node offers segments.
         Mount(Mount),
         /// A node tells what is in a segment.
@@ -150,6 +157,12 @@ family! {
         Stat(ClusterStat),
         /// The directory.
         Nodes(Vec<NodeEntry>),
+        /// A plan for the copies that failed.
+        PutReplan(Result<WritePlan, PutError>),
+        /// What the step did.
+        RemoveMatching(Result<Removed, RemoveError>),
+        /// Set.
+        SetQuota(()),
         /// Mounted, or not.
         Mount(Result<Mounted, MountError>),
         /// Taken in, or not.

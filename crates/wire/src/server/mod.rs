@@ -12,7 +12,7 @@ mod connection;
 use crate::address::Bound;
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{Reply, Request, Role};
-use mooncrate_core::ids::{HostId, LeaderEpoch};
+use mooncrate_core::ids::{HostId, LeaderEpoch, TenantId};
 use mooncrate_core::time::Deadline;
 use std::future::Future;
 use std::io;
@@ -77,6 +77,8 @@ pub struct Peer {
     pub role: Role,
     /// What it said it is called.
     pub name: String,
+    /// Whose objects it may name: what its credential says, never what it says itself.
+    pub tenant: TenantId,
 }
 
 /// Who asks, and until when.

@@ -10,6 +10,7 @@ use mooncrate_core::seal::Seal;
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::*;
 use mooncrate_wire::{CallError, MasterApi, RefusalCode, ServerConfig};
+use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -21,19 +22,32 @@ fn every_call(master: &impl MasterApi) {
     let plans = master.put_start(&config, &items, t).unwrap();
     assert_eq!(plans[0].as_ref().unwrap().replicas, [locator(); 2]);
     assert_eq!(plans[1], Err(PutError::Key(KeyError::Empty)));
-    let end = |token| PutEndItem { key: b"a", token: PutToken(token), seal: Seal(1) };
+    let seals = SealList::encode(&[Seal(1)]);
+    let end = |token| {
+        let seals = SealList::of(&seals);
+        PutEndItem { key: b"a", token: PutToken(token), seals }
+    };
     assert_eq!(master.put_end(&[end(0), end(1)], t).unwrap(), [Err(PutError::NoSuchPut), Ok(())]);
     let revoke = PutRevokeItem { key: b"a", token: PutToken(1) };
     assert_eq!(master.put_revoke(&[revoke], t).unwrap(), [Ok(())]);
+    let (config, failed) = (Cow::Owned(config), vec![SegmentId(1), SegmentId(2)]);
+    let replan = PutReplan { config, key: b"a", token: PutToken(4), failed };
+    let plan = master.put_replan(&replan, t).unwrap().unwrap();
+    assert_eq!((plan.token, plan.replicas.len()), (PutToken(4), 2));
+    let clear = RemoveMatching { pattern: Pattern::Regex("^a"), force: true, cursor: 0 };
+    let cleared = master.remove_matching(&clear, t).unwrap().unwrap();
+    assert_eq!((cleared.removed, cleared.leased, cleared.next), (3, 1, Some(7)));
+    master.set_quota(&SetQuota { tenant: TenantId(9), quota: Some(1) }, t).unwrap();
     let found = master.locate(5, &[b"four", b"no"], t).unwrap();
     let there = found[0].as_ref().unwrap();
-    assert_eq!((there.len, there.lease_ms), (4, 5));
+    assert_eq!((there.len(), there.lease_ms), (4, 5));
     assert_eq!(found[1], Err(GetError::NotFound));
     assert_eq!(master.exist(&[b"yes", b"x"], t).unwrap(), [Ok(true), Ok(false)]);
     let leased = Err(RemoveError::Leased { left_ms: 9 });
     assert_eq!(master.remove(false, &[b"k"], t).unwrap(), [leased]);
     assert_eq!(master.remove(true, &[b"k"], t).unwrap(), [Ok(())]);
-    let page = master.list(&List { prefix: b"", cursor: 4, limit: 3 }, t).unwrap();
+    let page =
+        master.list(&List { pattern: Pattern::Prefix(b""), cursor: 4, limit: 3 }, t).unwrap();
     assert_eq!((page.entries.len(), page.next), (3, Some(5)));
     assert_eq!(master.stat(t).unwrap().segments.len(), 5000);
     assert_eq!(master.nodes(t).unwrap()[0].info, info());
@@ -94,7 +108,7 @@ fn a_full_batch_is_one_frame_and_a_larger_one_is_split() {
 fn announcements_are_split_and_only_the_last_is_last() {
     let server = Server::start();
     let object = AnnouncedObject {
-        key: mooncrate_core::Key::new([1; 4000]).unwrap(),
+        label: mooncrate_core::Label::plain((&[1; 4000]).into()).unwrap(),
         object: ObjectId::default(),
         len: 1,
         seal: Seal(1),
@@ -164,7 +178,7 @@ fn a_stalled_server_costs_no_more_than_the_deadline() {
     let server = Server::start();
     for ms in [30, 250] {
         let mut link = server.link();
-        let stall = Request::List(List { prefix: STALL, cursor: 0, limit: 0 });
+        let stall = Request::List(List { pattern: Pattern::Prefix(STALL), cursor: 0, limit: 0 });
         let start = boottime();
         let error = link.call(&stall, within(ms)).unwrap_err();
         let took = since(start);
@@ -206,7 +220,7 @@ fn a_deadline_that_passed_sends_nothing() {
 fn an_answer_that_is_too_large_is_refused_in_words() {
     let server = Server::start();
     let mut link = server.link();
-    let huge = Request::List(List { prefix: HUGE, cursor: 0, limit: 0 });
+    let huge = Request::List(List { pattern: Pattern::Prefix(HUGE), cursor: 0, limit: 0 });
     let error = link.call(&huge, within(2000)).unwrap_err();
     assert!(matches!(error, CallError::Refused { code: RefusalCode::TooLarge, .. }), "{error}");
     assert!(link.call(&Request::Ping(Ping {}), within(1000)).is_ok(), "the link goes on");

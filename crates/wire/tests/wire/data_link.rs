@@ -33,7 +33,7 @@ fn put(len: usize) -> BeginWrite<'static> {
         object: ObjectId { epoch: LeaderEpoch(1), sequence: 2 },
         epoch: LeaderEpoch(1),
         len: len as u64,
-        key: b"key",
+        label: b"key",
     }
 }
 
@@ -83,7 +83,7 @@ fn a_value_goes_over_in_parts_and_comes_back() {
             |node| {
                 let asked = node.recv_request(within(2000)).unwrap();
                 let DataRequest::Write(write) = asked.request else { panic!() };
-                assert_eq!((write.put.len, write.put.key), (len as u64, &b"key"[..]));
+                assert_eq!((write.put.len, write.put.label), (len as u64, &b"key"[..]));
                 let id = asked.id;
                 assert_eq!(node.attachment_left(), len as u64);
                 let mut bytes = vec![0; len];

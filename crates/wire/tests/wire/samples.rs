@@ -5,6 +5,7 @@ use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::*;
 use mooncrate_core::key::{Key, KeyError};
+use mooncrate_core::label::{Label, StripeOf};
 use mooncrate_core::plan::*;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::seal::Seal;
@@ -85,6 +86,7 @@ impl Samples {
             slot: Slot(self.u32()),
             generation: Generation(self.u32()),
             extent: self.extent(),
+            stripe: self.u64() as u8,
         }
     }
 
@@ -98,7 +100,7 @@ impl Samples {
 
     pub(crate) fn put_error(&mut self) -> PutError {
         let after_ms = self.u32();
-        match self.0.below(13) {
+        match self.0.below(17) {
             0 => PutError::Key(self.key_error()),
             1 => PutError::Exists,
             2 => PutError::InProgress { after_ms },
@@ -111,6 +113,10 @@ impl Samples {
             9 => PutError::Reclaiming { after_ms },
             10 => PutError::Rebuilding { after_ms },
             11 => PutError::Held { after_ms },
+            12 => PutError::Replacing { after_ms },
+            13 => PutError::BadSeals { stripes: self.u32(), seals: self.u32() },
+            14 => PutError::Quota { quota: self.u64(), total: self.u64() },
+            15 => PutError::HardFull { limit: self.u64(), total: self.u64() },
             _ => PutError::NoSuchPut,
         }
     }
@@ -159,7 +165,7 @@ impl Samples {
     }
 
     fn refusal(&mut self) -> Refusal {
-        let code = RefusalCode::ALL[self.0.below(10) as usize];
+        let code = RefusalCode::ALL[self.0.below(RefusalCode::ALL.len() as u64) as usize];
         Refusal { code, message: self.text() }
     }
 
@@ -173,7 +179,64 @@ impl Samples {
             slots: self.u32(),
             host: HostId(self.u64()),
             zone: ZoneId(self.u64()),
+            tenant: self.optional(|s| TenantId(s.u32())),
         }
+    }
+
+    fn keep(&mut self) -> Keep {
+        match self.0.below(3) {
+            0 => Keep::Normal,
+            1 => Keep::Soft { ttl_ms: self.u32() },
+            _ => Keep::Hard,
+        }
+    }
+
+    fn striping(&mut self) -> Striping {
+        let unit = self.u64().min(1 << 40);
+        if self.yes() && unit > 0 {
+            return Striping { len: unit * 3, stripe_bytes: unit };
+        }
+        Striping::whole(unit)
+    }
+
+    fn label(&mut self) -> Label {
+        let striping = self.striping();
+        let stripe = (striping.stripes() > 1).then_some(StripeOf { stripe: 2, striping });
+        Label {
+            tenant: TenantId(self.u32()),
+            key: self.kept_key(),
+            keep: self.keep(),
+            group: GroupId(self.u64()),
+            expire_ms: self.u32(),
+            stripe,
+        }
+    }
+
+    fn put_config(&mut self) -> PutConfig {
+        PutConfig {
+            replicas: self.u64() as u8,
+            best_effort: self.yes(),
+            media: [self.u64() as u8, 0, self.u64() as u8],
+            preferred: self.list(|s| SegmentId(s.u64())),
+            avoid: self.list(|s| SegmentId(s.u64())),
+            host: HostId(self.u64()),
+            zone: ZoneId(self.u64()),
+            keep: self.keep(),
+            group: GroupId(self.u64()),
+            expire_ms: self.u32(),
+            upsert: self.yes(),
+        }
+    }
+
+    fn seals(&mut self) -> SealList<'static> {
+        let seals = [Seal(self.u64()), Seal(self.u64())];
+        let count = 1 + self.0.below(2) as usize;
+        SealList::of(SealList::encode(&seals[..count]).leak())
+    }
+
+    fn pattern(&mut self) -> Pattern<'static> {
+        let text: &'static str = self.text().leak();
+        if self.yes() { Pattern::Regex(text) } else { Pattern::Prefix(self.key()) }
     }
 
     fn info(&mut self) -> NodeInfo {
@@ -198,7 +261,7 @@ impl Samples {
             life: self.optional(|s| AnnouncedLife {
                 extent: s.extent(),
                 object: s.optional(|s| AnnouncedObject {
-                    key: s.kept_key(),
+                    label: s.label(),
                     object: s.object(),
                     len: s.u64(),
                     seal: Seal(s.u64()),
@@ -243,12 +306,7 @@ impl Samples {
         Some(match kind {
             Kind::Ping => Request::Ping(Ping {}),
             Kind::PutStart => Request::PutStart(PutStart {
-                config: Cow::Owned(PutConfig {
-                    replicas: self.u64() as u8,
-                    preferred: self.list(|s| SegmentId(s.u64())),
-                    host: HostId(self.u64()),
-                    zone: ZoneId(self.u64()),
-                }),
+                config: Cow::Owned(self.put_config()),
                 items: self.list(|s| PutItem { key: s.key(), len: s.u64() }).into(),
             }),
             Kind::PutEnd => Request::PutEnd(PutEnd {
@@ -256,7 +314,7 @@ impl Samples {
                     .list(|s| PutEndItem {
                         key: s.key(),
                         token: PutToken(s.u64()),
-                        seal: Seal(s.u64()),
+                        seals: s.seals(),
                     })
                     .into(),
             }),
@@ -268,11 +326,28 @@ impl Samples {
             Kind::Locate => Request::Locate(Locate { lease_ms: self.u32(), keys: self.keys() }),
             Kind::Exist => Request::Exist(Exist { keys: self.keys() }),
             Kind::Remove => Request::Remove(Remove { force: self.yes(), keys: self.keys() }),
-            Kind::List => {
-                Request::List(List { prefix: self.key(), cursor: self.u64(), limit: self.u32() })
-            }
+            Kind::List => Request::List(List {
+                pattern: self.pattern(),
+                cursor: self.u64(),
+                limit: self.u32(),
+            }),
             Kind::Stat => Request::Stat(Stat {}),
             Kind::Nodes => Request::Nodes(Nodes {}),
+            Kind::PutReplan => Request::PutReplan(PutReplan {
+                config: Cow::Owned(self.put_config()),
+                key: self.key(),
+                token: PutToken(self.u64()),
+                failed: self.list(|s| SegmentId(s.u64())),
+            }),
+            Kind::RemoveMatching => Request::RemoveMatching(RemoveMatching {
+                pattern: self.pattern(),
+                force: self.yes(),
+                cursor: self.u64(),
+            }),
+            Kind::SetQuota => Request::SetQuota(SetQuota {
+                tenant: TenantId(self.u32()),
+                quota: self.optional(Self::u64),
+            }),
             Kind::Mount => Request::Mount(Mount {
                 info: self.info(),
                 seen: LeaderEpoch(self.u64()),
@@ -322,6 +397,17 @@ impl Samples {
             Kind::Nodes => {
                 Reply::Nodes(self.list(|s| NodeEntry { info: s.info(), segments: s.mounts() }))
             }
+            Kind::PutReplan => Reply::PutReplan(self.result(Self::plan, Self::put_error)),
+            Kind::RemoveMatching => {
+                let good = |s: &mut Self| Removed {
+                    removed: s.u64(),
+                    deferred: s.u64(),
+                    leased: s.u64(),
+                    next: s.optional(Self::u64),
+                };
+                Reply::RemoveMatching(self.result(good, Self::remove_error))
+            }
+            Kind::SetQuota => Reply::SetQuota(()),
             Kind::Mount => {
                 let good = |_: &mut Self| Mounted { epoch, registration_ms };
                 Reply::Mount(self.result(good, Self::mount_error))
@@ -346,7 +432,7 @@ impl Samples {
             object: self.object(),
             token: PutToken(self.u64()),
             epoch: LeaderEpoch(self.u64()),
-            len: self.u64(),
+            striping: self.striping(),
             replicas: self.list(Self::locator),
         }
     }
@@ -354,8 +440,9 @@ impl Samples {
     fn located(&mut self) -> Located {
         Located {
             object: self.object(),
-            len: self.u64(),
+            striping: self.striping(),
             seal: Seal(self.u64()),
+            more_seals: self.list(|s| Seal(s.u64())),
             lease_ms: self.u32(),
             replicas: self.list(Self::locator),
         }
@@ -383,6 +470,12 @@ impl Samples {
                 largest_free_run: s.u64(),
                 objects: s.u64(),
             }),
+            tenants: self.list(|s| TenantRow {
+                tenant: TenantId(s.u32()),
+                used_bytes: s.u64(),
+                hard_bytes: s.u64(),
+                quota: s.optional(Self::u64),
+            }),
         }
     }
 
@@ -393,7 +486,7 @@ impl Samples {
             object: self.object(),
             epoch: LeaderEpoch(self.u64()),
             len: self.u64(),
-            key: self.key(),
+            label: self.key(),
         }
     }
 

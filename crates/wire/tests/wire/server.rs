@@ -132,7 +132,7 @@ fn a_data_frame_on_a_control_link_ends_it() {
 fn a_panic_ends_one_connection() {
     let mut server = Server::start();
     let (mut doomed, mut other) = (server.link(), server.link());
-    let doom = Request::List(List { prefix: DOOM, cursor: 0, limit: 0 });
+    let doom = Request::List(List { pattern: Pattern::Prefix(DOOM), cursor: 0, limit: 0 });
     let error = doomed.call(&doom, within(1000)).unwrap_err();
     assert!(matches!(error, CallError::Closed { awaited: "the reply to list", .. }), "{error}");
     assert!(other.call(&Request::Ping(Ping {}), within(1000)).is_ok());
@@ -305,7 +305,7 @@ fn a_pool_keeps_a_few_links_and_bounds_the_rest() {
     drop(busy);
     assert_eq!((pool.in_use(), pool.idle()), (0, 1));
     let mut late = pool.checkout(within(1000)).unwrap();
-    let stall = Request::List(List { prefix: STALL, cursor: 0, limit: 0 });
+    let stall = Request::List(List { pattern: Pattern::Prefix(STALL), cursor: 0, limit: 0 });
     assert!(matches!(late.call(&stall, within(20)), Err(CallError::Deadline { .. })));
     drop(late);
     assert_eq!((pool.in_use(), pool.idle()), (0, 0));

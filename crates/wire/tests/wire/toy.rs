@@ -68,6 +68,7 @@ pub(crate) fn offer() -> SegmentOffer {
         slots: 100,
         host: HostId(1),
         zone: ZoneId(1),
+        tenant: None,
     }
 }
 
@@ -89,6 +90,7 @@ pub(crate) fn locator() -> Locator {
         slot: Slot(3),
         generation: Generation(4),
         extent: mooncrate_core::extent::Extent::new(64, 128).unwrap(),
+        stripe: 0,
     }
 }
 
@@ -110,7 +112,7 @@ impl MasterApi for Toy {
                 object: ObjectId { epoch: EPOCH, sequence: item.len },
                 token: PutToken(item.len + 1),
                 epoch: EPOCH,
-                len: item.len,
+                striping: Striping::whole(item.len),
                 replicas: vec![locator(); config.replicas.into()],
             })
         };
@@ -122,6 +124,34 @@ impl MasterApi for Toy {
             if item.token == PutToken(0) { Err(PutError::NoSuchPut) } else { Ok(()) }
         };
         Ok(items.iter().map(end).collect())
+    }
+
+    fn put_replan(
+        &self,
+        ask: &PutReplan<'_>,
+        _: Deadline,
+    ) -> Result<Result<WritePlan, PutError>, CallError> {
+        Ok(Ok(WritePlan {
+            object: ObjectId { epoch: EPOCH, sequence: 1 },
+            token: ask.token,
+            epoch: EPOCH,
+            striping: Striping::whole(1),
+            replicas: vec![locator(); ask.failed.len()],
+        }))
+    }
+
+    fn remove_matching(
+        &self,
+        ask: &RemoveMatching<'_>,
+        _: Deadline,
+    ) -> Result<Result<Removed, RemoveError>, CallError> {
+        let next = (ask.cursor == 0).then_some(7);
+        Ok(Ok(Removed { removed: 3, deferred: 0, leased: u64::from(ask.force), next }))
+    }
+
+    fn set_quota(&self, ask: &SetQuota, _: Deadline) -> Result<(), CallError> {
+        assert_eq!(ask.tenant, TenantId(9));
+        Ok(())
     }
 
     fn put_revoke(&self, items: &[PutRevokeItem<'_>], _: Deadline) -> Batch<(), PutError> {
@@ -136,7 +166,14 @@ impl MasterApi for Toy {
             }
             let object = ObjectId { epoch: EPOCH, sequence: 1 };
             let len = key.len() as u64;
-            Ok(Located { object, len, seal: Seal(5), lease_ms, replicas: vec![locator()] })
+            Ok(Located {
+                object,
+                striping: Striping::whole(len),
+                seal: Seal(5),
+                more_seals: Vec::new(),
+                lease_ms,
+                replicas: vec![locator()],
+            })
         };
         Ok(keys.iter().map(find).collect())
     }
@@ -154,13 +191,13 @@ impl MasterApi for Toy {
     }
 
     fn list(&self, ask: &List<'_>, _: Deadline) -> Result<Listing, CallError> {
-        if ask.prefix == STALL {
+        if ask.pattern == Pattern::Prefix(STALL) {
             std::thread::sleep(Duration::from_secs(1));
         }
-        assert!(ask.prefix != DOOM, "doomed, as the test wants it");
+        assert!(ask.pattern != Pattern::Prefix(DOOM), "doomed, as the test wants it");
         let key = Key::new([9; 8192]).unwrap();
         let entry = Listed { key, len: 1, object: ObjectId::default(), replicas: 1 };
-        let count = if ask.prefix == HUGE { 2000 } else { ask.limit as usize };
+        let count = if ask.pattern == Pattern::Prefix(HUGE) { 2000 } else { ask.limit as usize };
         Ok(Listing { entries: vec![entry; count], next: Some(ask.cursor + 1) })
     }
 
@@ -188,6 +225,7 @@ impl MasterApi for Toy {
             index_bytes: 100,
             // More than a batch: rows have a limit of their own.
             segments: vec![row; 5000],
+            tenants: Vec::new(),
         })
     }
 

@@ -1,0 +1,319 @@
+//! The life of an object beyond put and remove: whose bytes it is charged to, soft pins that end,
+//! groups that go together, expiry after the first get, striped objects that lost a stripe.
+//! Everything that time brings about works in bounded slices, from `tick` (G13).
+
+use super::Catalog;
+use super::objects::{Entry, EntryId, SegmentIndex, Stage};
+use crate::ids::{GroupId, ObjectId, TenantId};
+use crate::limits::GROUP_MEMBERS_MAX;
+use crate::plan::Keep;
+use crate::time::Now;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Objects that one tick expires, or takes apart.
+const SLICE_MAX: usize = 256;
+/// No neighbour.
+const NOBODY: EntryId = EntryId::MAX;
+
+/// What the catalog knows of a tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tenant {
+    /// Bytes of its replicas and open puts.
+    pub used: u64,
+    /// The part of them that is pinned hard.
+    pub hard: u64,
+    /// What it may use; `None`: everything.
+    pub quota: Option<u64>,
+}
+
+/// Charges by tenant, and the sum of all hard pins.
+#[derive(Debug, Default)]
+pub(super) struct Tenants {
+    all: BTreeMap<TenantId, Tenant>,
+    hard: u64,
+}
+
+/// Objects that are evicted together, as lists through their entries.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    heads: BTreeMap<(TenantId, GroupId), (EntryId, u32)>,
+    /// A member is gone for want of room: the others follow.
+    dissolving: VecDeque<(TenantId, GroupId)>,
+}
+
+/// Objects that end at a time.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    /// Removed then, because they were read once.
+    expiring: BTreeMap<(Now, EntryId), ObjectId>,
+    /// Striped objects without all their stripes: taken apart then, unless the rest has come.
+    incomplete: BTreeMap<EntryId, (Now, ObjectId)>,
+}
+
+impl Tenants {
+    pub(super) fn hard(&self) -> u64 {
+        self.hard
+    }
+}
+
+impl Catalog {
+    /// Sets what a tenant may use; `None`: everything. What it has stays.
+    pub fn set_quota(&mut self, tenant: TenantId, quota: Option<u64>) {
+        self.tenants.all.entry(tenant).or_insert(Tenant { used: 0, hard: 0, quota }).quota = quota;
+    }
+
+    /// All tenants that have something, or a quota.
+    pub fn tenants(&self) -> impl Iterator<Item = (TenantId, Tenant)> + '_ {
+        self.tenants.all.iter().map(|(id, tenant)| (*id, *tenant))
+    }
+
+    /// What a tenant has.
+    pub fn tenant(&self, tenant: TenantId) -> Tenant {
+        let nothing = Tenant { used: 0, hard: 0, quota: None };
+        self.tenants.all.get(&tenant).copied().unwrap_or(nothing)
+    }
+
+    /// Bytes that may be pinned hard.
+    pub(super) fn hard_limit(&self) -> u64 {
+        let share = u128::from(self.segments.open_bytes) * u128::from(self.config.hard_permille);
+        (share / 1000) as u64
+    }
+
+    /// Books bytes of an entry's parts on its tenant.
+    pub(super) fn charge(&mut self, id: EntryId, bytes: u64) {
+        let entry = self.objects.entry(id);
+        let hard = if entry.is_hard() { bytes } else { 0 };
+        let nothing = Tenant { used: 0, hard: 0, quota: None };
+        let tenant = self.tenants.all.entry(entry.tenant).or_insert(nothing);
+        tenant.used += bytes;
+        tenant.hard += hard;
+        self.tenants.hard += hard;
+    }
+
+    /// Takes bytes off again.
+    pub(super) fn discharge(&mut self, id: EntryId, bytes: u64) {
+        let entry = self.objects.entry(id);
+        let hard = if entry.is_hard() { bytes } else { 0 };
+        let id = entry.tenant;
+        let tenant = self.tenants.all.get_mut(&id).expect("it was charged");
+        tenant.used -= bytes;
+        tenant.hard -= hard;
+        self.tenants.hard -= hard;
+        if tenant.used == 0 && tenant.quota.is_none() {
+            self.tenants.all.remove(&id);
+        }
+    }
+
+    /// Forgets an entry that has no part and that nobody waits for.
+    pub(super) fn forget(&mut self, id: EntryId) -> Entry {
+        self.leave_group(id);
+        let entry = self.objects.remove(id);
+        self.removing.remove(&entry.object);
+        if self.upserts.get(&entry.hash) == Some(&id) {
+            self.upserts.remove(&entry.hash);
+        }
+        entry
+    }
+
+    /// A finished object can be evicted from now on, alone or with its group.
+    pub(super) fn settle(&mut self, now: Now, id: EntryId) {
+        let entry = self.objects.entry_mut(id);
+        let mut keep = Keep::Normal;
+        let mut soft_until = now;
+        if let Some(extra) = &mut entry.extra {
+            keep = extra.keep;
+            if let Keep::Soft { ttl_ms } = keep {
+                extra.soft_until = now.plus(Duration::from_millis(ttl_ms.into()));
+                soft_until = extra.soft_until;
+            }
+        }
+        for part in self.objects.entry(id).parts.as_slice() {
+            let book = self.segments.book_mut(part.segment);
+            book.offer_victim(part.slot, keep);
+            if let Keep::Soft { .. } = keep {
+                book.soft_ends.push_back((soft_until, part.slot, part.generation));
+            }
+        }
+        self.join_group(id);
+    }
+
+    /// A lookup found an object with wishes of its own.
+    pub(super) fn was_read(&mut self, now: Now, id: EntryId) {
+        let entry = self.objects.entry_mut(id);
+        let object = entry.object;
+        let Some(extra) = &mut entry.extra else { return };
+        if let Keep::Soft { ttl_ms } = extra.keep
+            && extra.soft_until > now
+        {
+            extra.soft_until = now.plus(Duration::from_millis(ttl_ms.into()));
+        }
+        if extra.expire_ms > 0 && !extra.expiring {
+            extra.expiring = true;
+            let at = now.plus(Duration::from_millis(extra.expire_ms.into()));
+            self.ends.expiring.insert((at, id), object);
+        }
+    }
+
+    /// Soft pins whose time is over become ordinary objects.
+    pub(super) fn end_soft_pins(&mut self, now: Now, segment: SegmentIndex, most: usize) {
+        for _ in 0..most {
+            let book = self.segments.book_mut(segment);
+            let Some(&(at, slot, generation)) = book.soft_ends.front() else { return };
+            if at > now {
+                return;
+            }
+            book.soft_ends.pop_front();
+            let known = book.slots[slot.0];
+            let Some(entry) = self.objects.get(known.entry) else { continue };
+            if known.generation != generation {
+                continue;
+            }
+            let until = entry.extra.as_ref().map_or(Now(0), |extra| extra.soft_until);
+            if until > now {
+                book.soft_ends.push_back((until, slot, generation));
+            } else if book.soft.remove(slot) {
+                book.policy.insert(slot);
+            }
+        }
+    }
+
+    /// Removes what was read long enough ago. A lease is not cut short (M6); pins are the owners'.
+    pub(super) fn expire(&mut self, now: Now) {
+        for _ in 0..SLICE_MAX {
+            let Some((&(at, id), &object)) = self.ends.expiring.first_key_value() else { return };
+            if at > now {
+                return;
+            }
+            self.ends.expiring.remove(&(at, id));
+            let Some(entry) = self.objects.get(id) else { continue };
+            if entry.object != object || entry.stage != Stage::Ready {
+                continue;
+            }
+            let later = now.plus(Duration::from_millis(10));
+            if entry.lease_end > now || self.is_announcing(id) || self.rebuild.is_some() {
+                let again = entry.lease_end.max(later);
+                self.ends.expiring.insert((again, id), object);
+                continue;
+            }
+            self.counters.expired += 1;
+            self.retire(now, id);
+        }
+    }
+
+    /// A striped object lacks a stripe: it is taken apart at `at`, unless the rest has come by then.
+    pub(super) fn lacks_stripes(&mut self, id: EntryId, at: Now) {
+        let object = self.objects.entry(id).object;
+        self.ends.incomplete.insert(id, (at, object));
+    }
+
+    /// Takes striped objects apart that nobody can ever read.
+    pub(super) fn drop_incomplete(&mut self, now: Now) {
+        if self.rebuild.is_some() || self.ends.incomplete.is_empty() {
+            return;
+        }
+        let due: Vec<(EntryId, ObjectId)> = self
+            .ends
+            .incomplete
+            .iter()
+            .filter(|(_, (at, _))| *at <= now)
+            .take(SLICE_MAX)
+            .map(|(id, (_, object))| (*id, *object))
+            .collect();
+        for (id, object) in due {
+            let gone = self.objects.get(id).is_none_or(|entry| {
+                entry.object != object || entry.stage != Stage::Ready || entry.complete(|_| true)
+            });
+            if gone {
+                self.ends.incomplete.remove(&id);
+            } else if !self.is_announcing(id) {
+                self.ends.incomplete.remove(&id);
+                self.retire(now, id);
+            }
+        }
+    }
+
+    pub(super) fn join_group(&mut self, id: EntryId) {
+        let entry = self.objects.entry(id);
+        let (tenant, group) = (entry.tenant, entry.group());
+        if group == GroupId(0) {
+            return;
+        }
+        let (head, count) = self.groups.heads.entry((tenant, group)).or_insert((NOBODY, 0));
+        if *count >= GROUP_MEMBERS_MAX {
+            self.objects.entry_mut(id).extra_mut().group = GroupId(0);
+            return;
+        }
+        let next = std::mem::replace(head, id);
+        *count += 1;
+        let extra = self.objects.entry_mut(id).extra_mut();
+        (extra.next, extra.previous) = (next, NOBODY);
+        if next != NOBODY {
+            self.objects.entry_mut(next).extra_mut().previous = id;
+        }
+    }
+
+    /// Takes an entry out of its group, if it is in one.
+    fn leave_group(&mut self, id: EntryId) {
+        let entry = self.objects.entry_mut(id);
+        let (tenant, group) = (entry.tenant, entry.group());
+        let Some((head, count)) = self.groups.heads.get_mut(&(tenant, group)) else { return };
+        let extra = self.objects.entry_mut(id).extra_mut();
+        let (next, previous) = (extra.next, extra.previous);
+        if previous == NOBODY && *head != id {
+            // It never joined: its put was not ended.
+            return;
+        }
+        extra.group = GroupId(0);
+        (extra.next, extra.previous) = (NOBODY, NOBODY);
+        *count -= 1;
+        if *head == id {
+            *head = next;
+        }
+        if *count == 0 {
+            self.groups.heads.remove(&(tenant, group));
+        }
+        if next != NOBODY {
+            self.objects.entry_mut(next).extra_mut().previous = previous;
+        }
+        if previous != NOBODY {
+            self.objects.entry_mut(previous).extra_mut().next = next;
+        }
+    }
+
+    /// The last copy of a member was evicted: the others are of no use without it.
+    pub(super) fn dissolve_group(&mut self, tenant: TenantId, group: GroupId) {
+        if group != GroupId(0) && self.groups.heads.contains_key(&(tenant, group)) {
+            self.groups.dissolving.push_back((tenant, group));
+        }
+    }
+
+    /// Orders the eviction of the members of dissolving groups. One that is leased or pinned stays,
+    /// as an object without a group; so does one that is pinned hard.
+    pub(super) fn evict_groups(&mut self, now: Now) {
+        for _ in 0..SLICE_MAX {
+            let Some(&name) = self.groups.dissolving.front() else { return };
+            let Some(&(id, _)) = self.groups.heads.get(&name) else {
+                self.groups.dissolving.pop_front();
+                continue;
+            };
+            self.leave_group(id);
+            let entry = self.objects.entry(id);
+            if entry.stage != Stage::Ready || entry.is_hard() || entry.lease_end > now {
+                continue;
+            }
+            for part in entry.parts.as_slice().to_vec() {
+                let book = self.segments.book_mut(part.segment);
+                if book.is_open() && !part.evicting {
+                    book.spare(part.slot);
+                    self.order_eviction(now, id, part);
+                }
+            }
+        }
+    }
+
+    /// Members of a group, for tests.
+    pub fn group_len(&self, tenant: TenantId, group: GroupId) -> u32 {
+        self.groups.heads.get(&(tenant, group)).map_or(0, |(_, count)| *count)
+    }
+}
