@@ -1,7 +1,7 @@
 //! get: find, read, verify. A stale locator is looked up once more; a copy that does not verify or
 //! does not answer is passed over for the next one.
 
-use crate::client::{Client, Counters};
+use crate::client::Client;
 use crate::error::Error;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key::{self, KeyHash};
@@ -9,13 +9,20 @@ use mooncrate_core::lease;
 use mooncrate_core::plan::{Located, Locator};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_mem::clock::boottime;
-use mooncrate_transfer::{Read, TransferError, Transport, View};
+use mooncrate_transfer::{Path, Read, TransferError, Transport, View};
 use mooncrate_wire::DataError;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How often an object is looked for when it keeps moving.
 const TRIES_MAX: u32 = 4;
+
+/// Where a value came from: over which path, and from the copy at which place in the order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    pub(crate) path: Path,
+    pub(crate) copy: usize,
+}
 
 impl Client {
     /// The value of a key, or `None` if there is none.
@@ -56,10 +63,12 @@ impl Client {
     pub fn view(&self, key: &[u8]) -> Result<Option<View>, Error> {
         let end = self.deadline();
         self.find(key, end, |located| {
-            let shown = self.try_copies(key, located, end, |transport, locator, deadline| {
-                transport.view(locator, located.len, located.seal, deadline)
-            })?;
+            let (shown, from) =
+                self.try_copies(key, located, end, |transport, locator, deadline| {
+                    transport.view(locator, located.len, located.seal, deadline)
+                })?;
             if let Some(view) = shown {
+                self.count(located, from);
                 return Ok(view);
             }
             // Over the network there is nothing to look at in place: a copy of our own.
@@ -103,14 +112,17 @@ impl Client {
         let mut located = self.cache.get(hash, key);
         let mut asked = located.is_none();
         if !asked {
-            Counters::add(&self.counters.cached);
+            self.counters.at(hash.0).cached.one();
         }
         for _ in 0..TRIES_MAX {
             let current = match located.take() {
                 Some(cached) => cached,
                 None => match self.locate_hashed(hash, key, deadline)? {
                     Some(fresh) => fresh,
-                    None => return Ok(None),
+                    None => {
+                        self.counters.at(hash.0).misses.one();
+                        return Ok(None);
+                    }
                 },
             };
             match work(&current) {
@@ -124,7 +136,7 @@ impl Client {
                     if asked && !error.is_stale() {
                         return Err(error.into());
                     }
-                    Counters::add(&self.counters.stale);
+                    self.counters.at(hash.0).stale.one();
                     asked = true;
                 }
             }
@@ -140,12 +152,20 @@ impl Client {
         into: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), TransferError> {
-        self.try_copies(key, located, deadline, |transport, locator, deadline| {
-            let mut reads = [Read::new(*locator, located.len, located.seal, &mut *into)];
-            transport.read(&mut reads, deadline);
-            let [read] = reads;
-            read.result
-        })
+        let ((), from) =
+            self.try_copies(key, located, deadline, |transport, locator, deadline| {
+                let mut reads = [Read::new(*locator, located.len, located.seal, &mut *into)];
+                transport.read(&mut reads, deadline);
+                let [read] = reads;
+                read.result
+            })?;
+        self.count(located, from);
+        Ok(())
+    }
+
+    /// Counts a value that was read.
+    pub(crate) fn count(&self, located: &Located, from: Source) {
+        self.counters.at(located.object.sequence).hit(from.path, from.copy, located.len);
     }
 
     /// Tries the copies of an object in their order, until one works; that one is the first to be
@@ -156,20 +176,20 @@ impl Client {
         located: &Located,
         deadline: Deadline,
         mut attempt: impl FnMut(&dyn Transport, &Locator, Deadline) -> Result<T, TransferError>,
-    ) -> Result<T, TransferError> {
+    ) -> Result<(T, Source), TransferError> {
         let mut last = TransferError::NotTried;
         for (index, locator) in located.replicas.iter().enumerate() {
             let deadline = share(deadline, located.replicas.len() - index);
-            let tried = self
-                .engine
-                .transport(locator, deadline)
-                .and_then(|transport| attempt(&*transport, locator, deadline));
+            let tried = self.engine.transport(locator, deadline).and_then(|transport| {
+                let from = Source { path: transport.path(), copy: index };
+                Ok((attempt(&*transport, locator, deadline)?, from))
+            });
             match tried {
                 Ok(done) => {
                     self.prefer(key, located, index);
                     return Ok(done);
                 }
-                Err(error) => last = self.note(error),
+                Err(error) => last = self.note(located, error),
             }
         }
         Err(last)
@@ -185,9 +205,9 @@ impl Client {
     }
 
     /// Counts an error on its way.
-    pub(crate) fn note(&self, error: TransferError) -> TransferError {
+    fn note(&self, located: &Located, error: TransferError) -> TransferError {
         if matches!(error, TransferError::Data(DataError::Corrupt)) {
-            Counters::add(&self.counters.corrupt);
+            self.counters.at(located.object.sequence).corrupt.one();
         }
         error
     }

@@ -153,6 +153,9 @@ impl Client {
             results[index] = Some(ended.map(|()| {
                 // We wrote these bytes and know where they are: the next get asks nobody.
                 let WritePlan { object, len, replicas, .. } = plan;
+                let counters = self.counters.at(object.sequence);
+                counters.puts.one();
+                counters.bytes_written.add(len);
                 let located = Located { object, len, seal, lease_ms: 0, replicas };
                 self.cache.insert(key::hash(key), key, Arc::new(located));
                 Stored::New

@@ -5,14 +5,14 @@ use crate::service::Master;
 use mooncrate_core::LeaderEpoch;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, PutConfig, WritePlan};
-use mooncrate_core::time::Deadline;
+use mooncrate_core::time::{Deadline, Now};
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     Announce, ClusterStat, Heartbeat, List, Listing, Mount, Mounted, NodeEntry, OrderBatch, Orders,
     Pulse, PutEndItem, PutItem, PutRevokeItem, PutStart, Remove, Unmount,
 };
-use mooncrate_wire::{Answer, CallError, Caller, Handler, MasterApi, Reply, Request};
+use mooncrate_wire::{Answer, CallError, Caller, Handler, Kind, MasterApi, Reply, Request};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,12 +26,39 @@ impl Handler for MasterHandler {
     }
 
     fn handle(&self, request: Request<'_>, caller: Caller<'_>) -> Answer {
-        match request {
+        let kind = request.kind();
+        let answer = match request {
             Request::PutStart(put) => put_start(&self.0, &put, caller.deadline),
             Request::Remove(remove) => start_remove(&self.0, &remove, caller.deadline),
             Request::Orders(orders) => poll(&self.0, &orders),
             other => Answer::Now(api::answer(&*self.0, other, caller.deadline)),
+        };
+        match answer {
+            Answer::Now(reply) => {
+                self.0.requests.note(kind, caller.arrived);
+                Answer::Now(reply)
+            }
+            Answer::Later(waiting) => {
+                let timed = Timed { master: Arc::clone(&self.0), kind, arrived: caller.arrived };
+                Answer::Later(Box::pin(async move {
+                    let _timed = timed;
+                    waiting.await
+                }))
+            }
         }
+    }
+}
+
+/// Notes a request that waited when it ends, whether by its reply or because its caller gave up.
+struct Timed {
+    master: Arc<Master>,
+    kind: Kind,
+    arrived: Now,
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        self.master.requests.note(self.kind, self.arrived);
     }
 }
 

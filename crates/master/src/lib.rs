@@ -13,12 +13,15 @@ pub mod admin;
 mod config;
 mod handler;
 mod members;
+mod metrics;
 mod news;
+mod query;
 mod serve;
 mod service;
 mod state_file;
 
 pub use config::MasterConfig;
 pub use handler::MasterHandler;
+pub use metrics::MasterMetrics;
 pub use serve::{Serving, serve};
 pub use service::Master;
