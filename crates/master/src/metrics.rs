@@ -92,11 +92,19 @@ fn counters(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
         ("mooncrate_master_removed_objects", "Objects removed by clients.", removed),
         ("mooncrate_master_evicted_replicas", "Replicas evicted.", evicted),
         ("mooncrate_master_evicted_bytes", "Bytes of evicted replicas.", evicted_bytes),
-        ("mooncrate_master_evict_skips", "Victims left: pinned or leased.", evict_skipped),
+        (
+            "mooncrate_master_evict_skips",
+            "Victims that were pinned or leased and stayed.",
+            evict_skipped,
+        ),
         ("mooncrate_master_busy_puts", "Puts refused because room was short.", busy),
-        ("mooncrate_master_expired_puts", "Puts that were never ended.", puts_expired),
-        ("mooncrate_master_stale_tokens", "Put ends with a token that was over.", stale_tokens),
-        ("mooncrate_master_lost_nodes", "Nodes not heard for too long.", nodes_lost),
+        ("mooncrate_master_expired_puts", "Puts that nobody ended in time.", puts_expired),
+        (
+            "mooncrate_master_stale_tokens",
+            "Put ends and revokes whose token was over.",
+            stale_tokens,
+        ),
+        ("mooncrate_master_lost_nodes", "Nodes that were counted as gone.", nodes_lost),
         (
             "mooncrate_master_dropped_announcements",
             "Announced objects whose key had another value already.",
@@ -139,19 +147,23 @@ fn segments(page: &mut Page<'_>, master: &Master, segments: &[SegmentRow]) -> fm
     type Of = fn(&SegmentRow) -> u64;
     let families: [(&str, &str, Of); 6] = [
         ("mooncrate_master_segment_capacity_bytes", "Bytes of a segment.", |row| row.offer.bytes),
-        ("mooncrate_master_segment_used_bytes", "Bytes of live objects and open puts.", |row| {
-            row.used_bytes
-        }),
+        (
+            "mooncrate_master_segment_used_bytes",
+            "Bytes of a segment in live objects and open puts.",
+            |row| row.used_bytes,
+        ),
         (
             "mooncrate_master_segment_quarantined_bytes",
-            "Bytes that wait for readers, writers or leases.",
+            "Bytes of a segment that wait for readers, writers or leases.",
             |row| row.quarantined_bytes,
         ),
-        ("mooncrate_master_segment_free_run_bytes", "Longest run of free bytes.", |row| {
-            row.largest_free_run
-        }),
+        (
+            "mooncrate_master_segment_free_run_bytes",
+            "Longest run of free bytes of a segment.",
+            |row| row.largest_free_run,
+        ),
         ("mooncrate_master_segment_replicas", "Replicas on a segment.", |row| row.objects),
-        ("mooncrate_master_segment_open", "1 if new objects are placed on it.", |row| {
+        ("mooncrate_master_segment_open", "1 if new objects are placed on a segment.", |row| {
             u64::from(row.open)
         }),
     ];

@@ -64,17 +64,25 @@ fn data(page: &mut Page<'_>, data: &DataTally) -> fmt::Result {
     for (name, help, value) in [
         (
             "mooncrate_node_read_seconds",
-            "Reads over sockets, to the last byte.",
+            "Reads over sockets, from the request to the last byte.",
             spread(&data.reads),
         ),
-        ("mooncrate_node_write_seconds", "Values taken off sockets.", spread(&data.writes)),
+        (
+            "mooncrate_node_write_seconds",
+            "Values taken off sockets, from the request to the last byte.",
+            spread(&data.writes),
+        ),
         ("mooncrate_node_read_bytes", "Bytes sent to readers.", count(&data.read_bytes)),
         (
             "mooncrate_node_published_replicas",
             "Replicas published over sockets and in shared memory.",
             count(&data.published),
         ),
-        ("mooncrate_node_published_bytes", "Their bytes.", count(&data.published_bytes)),
+        (
+            "mooncrate_node_published_bytes",
+            "Bytes of published replicas.",
+            count(&data.published_bytes),
+        ),
         (
             "mooncrate_node_connections",
             "Data connections that are open.",

@@ -108,7 +108,7 @@ pub(crate) fn screen(findings: &[Finding]) -> String {
     };
     let mut lines = vec![verdict, String::new()];
     for one in rest {
-        lines.push(format!("{:<16} {:<17} {}", one.grade.word(), one.name, one.found));
+        lines.push(format!("{:<16} {:<19} {}", one.grade.word(), one.name, one.found));
         lines.push(format!("{:<16} {}", "", one.why));
         if let Some(fix) = &one.fix {
             lines.push(format!("{:<16} -> {fix}", ""));
@@ -116,7 +116,7 @@ pub(crate) fn screen(findings: &[Finding]) -> String {
         lines.push(String::new());
     }
     for one in good {
-        lines.push(format!("{:<16} {:<17} {}", one.grade.word(), one.name, one.found));
+        lines.push(format!("{:<16} {:<19} {}", one.grade.word(), one.name, one.found));
     }
     lines.join("\n")
 }

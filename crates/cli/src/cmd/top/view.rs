@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 const WIDE: usize = 30;
 const NARROW: usize = 12;
 /// Lines above and below the rows of segments.
-const AROUND: usize = 11;
+const AROUND: usize = 9;
 
 /// One look at a cluster.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ impl View {
     pub(crate) fn lines(&self, width: usize, height: usize) -> Vec<String> {
         let mut lines = vec![self.headline()];
         if let Some(look) = &self.last {
-            lines.push(String::new());
+            lines.push(self.trouble.clone().unwrap_or_default());
             lines.extend(self.summary(&look.stat));
             lines.push(String::new());
             lines.extend(segments(look, height.saturating_sub(AROUND)));
@@ -110,9 +110,9 @@ impl View {
     fn headline(&self) -> String {
         let Some(look) = &self.last else { return format!("mooncrate  {}", self.master) };
         let state = match (&self.trouble, look.stat.rebuilding) {
-            (Some(why), _) => format!("NO ANSWER, what follows is old: {why}"),
-            (None, true) => "the index is being rebuilt".to_owned(),
-            (None, false) => "q quits".to_owned(),
+            (Some(_), _) => "NO ANSWER, what follows is old",
+            (None, true) => "the index is being rebuilt",
+            (None, false) => "q quits",
         };
         let nodes = counted(u64::from(look.stat.nodes), "node");
         format!("mooncrate  {}  epoch {}  {nodes}  ({state})", self.master, look.stat.epoch.0)
