@@ -80,7 +80,7 @@ fn numbers_follow_what_was_done_and_tell_no_key() {
     let value = vec![7; 100_000];
     cluster.ask(&["put", SECRET, "--no-shared-memory"], &value).good();
     cluster.ask(&["get", SECRET, "--no-shared-memory"], b"").good();
-    assert_eq!(cluster.ask(&["get", "nobody"], b"").code, Some(3));
+    assert_eq!(cluster.ask(&["get", "absent-key"], b"").code, Some(3));
     cluster.ask(&["rm", SECRET], b"").good();
     let page = cluster.page("/metrics");
     let scrape = Scrape::read(&page);
@@ -105,7 +105,7 @@ fn numbers_follow_what_was_done_and_tell_no_key() {
         assert_eq!(scrape.value(sample), value, "{sample} in\n{page}");
     }
     assert!(scrape.value("mooncrate_node_serve_left_seconds") > 0.0);
-    for key in [SECRET, "nobody"] {
+    for key in [SECRET, "absent-key"] {
         assert!(!page.contains(key), "{key} is in\n{page}");
     }
 }
