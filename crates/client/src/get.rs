@@ -115,15 +115,13 @@ impl Client {
             self.counters.at(hash.0).cached.one();
         }
         for _ in 0..TRIES_MAX {
-            let current = match located.take() {
-                Some(cached) => cached,
-                None => match self.locate_hashed(hash, key, deadline)? {
-                    Some(fresh) => fresh,
-                    None => {
-                        self.counters.at(hash.0).misses.one();
-                        return Ok(None);
-                    }
-                },
+            let known = match located.take() {
+                Some(cached) => Some(cached),
+                None => self.locate_hashed(hash, key, deadline)?,
+            };
+            let Some(current) = known else {
+                self.counters.at(hash.0).misses.one();
+                return Ok(None);
             };
             match work(&current) {
                 Ok(result) => return Ok(Some(result)),

@@ -134,6 +134,9 @@ fn levels(page: &mut Page<'_>, stat: &ClusterStat) -> fmt::Result {
     Ok(())
 }
 
+/// A number of a segment.
+type Of = fn(&SegmentRow) -> u64;
+
 fn segments(page: &mut Page<'_>, master: &Master, segments: &[SegmentRow]) -> fmt::Result {
     let names = master.node_names();
     let labels = |row: &SegmentRow| {
@@ -144,7 +147,6 @@ fn segments(page: &mut Page<'_>, master: &Master, segments: &[SegmentRow]) -> fm
             ("medium", medium_name(row.offer.medium).to_owned()),
         ]
     };
-    type Of = fn(&SegmentRow) -> u64;
     let families: [(&str, &str, Of); 6] = [
         ("mooncrate_master_segment_capacity_bytes", "Bytes of a segment.", |row| row.offer.bytes),
         (

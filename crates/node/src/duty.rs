@@ -97,8 +97,8 @@ impl Node {
             ..DataServerConfig::default()
         };
         let data = Arc::<DataTally>::default();
-        let served = Arc::clone(&data);
-        let server = DataServer::start(Arc::clone(&segments), server_config, served, sockets)
+        let tally = Arc::clone(&data);
+        let server = DataServer::start(Arc::clone(&segments), server_config, tally, sockets)
             .map_err(io("starting the data server"))?;
         let text = |address: &Option<Address>| {
             address.as_ref().map(|address| match address {

@@ -28,7 +28,7 @@ impl Scrape {
         for line in body.lines() {
             if let Some(rest) = line.strip_prefix("# HELP ") {
                 let (name, help) = rest.split_once(' ').unwrap();
-                current = name.to_owned();
+                name.clone_into(&mut current);
                 let family = Family { kind: String::new(), labels: [].into(), help: help.into() };
                 assert!(scrape.families.insert(current.clone(), family).is_none(), "twice: {line}");
             } else if let Some(rest) = line.strip_prefix("# TYPE ") {
