@@ -68,8 +68,12 @@ pub(crate) enum Command {
     Ls(Ls),
     /// Show the cluster in numbers
     Stat(Stat),
+    /// Watch the cluster at work, until q is pressed
+    Top(Top),
     /// Measure puts and gets against a running cluster
     Bench(Bench),
+    /// Say what this machine offers, and what to change
+    Doctor(Doctor),
 }
 
 /// `serve`.
@@ -101,6 +105,9 @@ pub(crate) struct MasterAlone {
 pub(crate) struct NodeAlone {
     #[command(flatten)]
     pub(crate) there: MasterThere,
+    /// Where the node shows its health and its metrics over HTTP, or off [default: off]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) node_admin: Option<String>,
     #[command(flatten)]
     pub(crate) node: NodeFlags,
     #[command(flatten)]
@@ -277,6 +284,20 @@ pub(crate) struct Stat {
     pub(crate) client: ClientFlags,
 }
 
+/// `top`.
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::config::span)]
+    pub(crate) every: std::time::Duration,
+    #[command(flatten)]
+    pub(crate) client: ClientFlags,
+}
+
+/// `doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {}
+
 /// `bench`.
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
@@ -369,6 +390,7 @@ impl Arguments {
             }
             Command::Node(alone) => {
                 flags.text("--master", "master", alone.there.master.as_ref());
+                flags.text("--node-admin", "node_admin", alone.node_admin.as_ref());
                 flags.node(&alone.node);
                 flags.server(&alone.server);
             }
@@ -377,7 +399,9 @@ impl Arguments {
             | Command::Rm(Rm { client, .. })
             | Command::Ls(Ls { client, .. })
             | Command::Stat(Stat { client })
+            | Command::Top(Top { client, .. })
             | Command::Bench(Bench { client, .. }) => flags.client(client),
+            Command::Doctor(_) => {}
         }
         flags.0
     }

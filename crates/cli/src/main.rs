@@ -21,6 +21,7 @@ mod listen;
 mod logs;
 mod progress;
 mod render;
+mod screen;
 
 use args::{Arguments, Command, ServerFlags};
 use clap::Parser;

@@ -1,7 +1,9 @@
 //! All that is printed: one calm sentence, then a table; or one JSON document. The only file that
-//! writes to stdout, except for the raw value of a `get`.
+//! writes to stdout, except for the raw value of a `get` and the live screen of `top`.
 
 use crate::cmd::bench::{COLUMNS, Row};
+use crate::cmd::doctor::Finding;
+use crate::cmd::top::View;
 use crate::config::Layers;
 use crate::failure::Failure;
 use anstream::stream::IsTerminal;
@@ -13,6 +15,9 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+
+/// Columns of a snapshot that nobody watches.
+const SNAPSHOT_WIDTH: usize = 110;
 
 /// Where output goes and in which form.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +75,7 @@ fn with(mut object: Value, more: Value) -> Value {
 }
 
 /// A table without lines; `right` names the columns that hold numbers.
-fn table(header: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Table {
+pub(crate) fn table(header: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(header.to_vec()).add_rows(rows);
     for index in 0..header.len() {
@@ -195,6 +200,22 @@ impl Output {
         print(&stat_screen(stat))
     }
 
+    /// The cluster at one moment, with its rates.
+    pub(crate) fn top(self, view: &View) -> Result<(), Failure> {
+        if self.json {
+            return print_json(&view.json());
+        }
+        print(&view.lines(SNAPSHOT_WIDTH, usize::MAX).join("\n"))
+    }
+
+    /// What the machine offers.
+    pub(crate) fn doctor(self, findings: &[Finding]) -> Result<(), Failure> {
+        if self.json {
+            return print_json(&crate::cmd::doctor::json(findings));
+        }
+        print(&crate::cmd::doctor::screen(findings))
+    }
+
     /// All settings.
     pub(crate) fn config(self, layers: &Layers) -> Result<(), Failure> {
         if self.json {
@@ -292,7 +313,7 @@ fn stat_screen(stat: &ClusterStat) -> String {
         ("open puts", stat.open_puts.to_string()),
         ("quarantined", bytes(stat.quarantined_bytes)),
         ("largest free run", bytes(stat.largest_free_run)),
-        ("evicted", format!("{}, {}", stat.evicted_objects, bytes(stat.evicted_bytes))),
+        ("evicted", format!("{}, {}", stat.counters.evicted, bytes(stat.counters.evicted_bytes))),
         ("index", bytes(stat.index_bytes)),
     ];
     let facts: Vec<String> = facts.map(|(name, value)| format!("  {name:<18}{value}")).to_vec();

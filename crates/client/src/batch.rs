@@ -1,8 +1,8 @@
 //! Batches: one call for many keys, one result per key at its own index (G11).
 
-use crate::client::{Client, Counters};
+use crate::client::Client;
 use crate::error::Error;
-use crate::get::share;
+use crate::get::{Source, share};
 use crate::put::Stored;
 use mooncrate_core::key;
 use mooncrate_core::plan::Located;
@@ -53,11 +53,11 @@ impl Client {
     fn locate_many(&self, keys: &[&[u8]], deadline: Deadline) -> Vec<Option<Arc<Located>>> {
         let mut located: Vec<Option<Arc<Located>>> = keys
             .iter()
-            .map(|key| self.cache.get(key::hash(key), key))
-            .inspect(|found| {
-                if found.is_some() {
-                    Counters::add(&self.counters.cached);
-                }
+            .map(|key| {
+                let hash = key::hash(key);
+                let found = self.cache.get(hash, key)?;
+                self.counters.at(hash.0).cached.one();
+                Some(found)
             })
             .collect();
         let unknown: Vec<usize> = (0..keys.len()).filter(|i| located[*i].is_none()).collect();
@@ -116,6 +116,10 @@ impl Client {
             for ((index, value), worked) in taken.into_iter().zip(worked) {
                 done[index] = worked;
                 values[index] = Some(value);
+                if worked {
+                    let located = located[index].as_ref().expect("filtered by it");
+                    self.count(located, Source { path: transport.path(), copy });
+                }
                 all_worked.extend(worked.then_some(index));
             }
         }

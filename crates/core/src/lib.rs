@@ -36,6 +36,7 @@ pub mod plan;
 pub mod rng;
 pub mod seal;
 pub mod state;
+pub mod tally;
 pub mod time;
 pub mod word;
 

@@ -14,13 +14,16 @@ pub mod admin;
 mod config;
 mod handler;
 mod members;
+mod metrics;
 mod news;
 mod pattern;
+mod query;
 mod serve;
 mod service;
 mod state_file;
 
 pub use config::MasterConfig;
 pub use handler::{MasterHandler, Scope};
+pub use metrics::MasterMetrics;
 pub use serve::{Serving, serve};
 pub use service::Master;

@@ -2,12 +2,13 @@
 //! with data work, so a busy node stays alive (G13).
 
 use crate::config::NodeConfig;
+use crate::metrics::Tally;
 use crate::registration::Standing;
 use mooncrate_core::error::MountError;
 use mooncrate_core::{NodeId, Now, SegmentId};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Segment, SegmentError};
-use mooncrate_transfer::{DataServer, DataServerConfig, Segments};
+use mooncrate_transfer::{DataServer, DataServerConfig, DataTally, Segments};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
 use mooncrate_wire::{Address, CallError, MasterApi};
@@ -53,6 +54,7 @@ pub struct Node {
     segments: Arc<Segments>,
     master: Arc<dyn MasterApi>,
     standing: Mutex<Standing>,
+    tally: Tally,
     stopping: AtomicBool,
     running: Mutex<Running>,
 }
@@ -94,7 +96,9 @@ impl Node {
             host: config.host_id(),
             ..DataServerConfig::default()
         };
-        let server = DataServer::start(Arc::clone(&segments), server_config, sockets)
+        let data = Arc::<DataTally>::default();
+        let tally = Arc::clone(&data);
+        let server = DataServer::start(Arc::clone(&segments), server_config, tally, sockets)
             .map_err(io("starting the data server"))?;
         let text = |address: &Option<Address>| {
             address.as_ref().map(|address| match address {
@@ -118,6 +122,7 @@ impl Node {
                 born: boottime(),
                 mounted: false,
             }),
+            tally: Tally::new(data),
             config,
             segments,
             master,
@@ -214,6 +219,10 @@ impl Node {
 
     pub(crate) fn master(&self) -> &dyn MasterApi {
         &*self.master
+    }
+
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     pub(crate) fn standing(&self) -> &Mutex<Standing> {

@@ -15,10 +15,13 @@
 //! the two phases (`mem::Segment` has no such call).
 #![forbid(unsafe_code)]
 
+pub mod admin;
 mod config;
 mod duty;
+mod metrics;
 mod orders;
 mod registration;
 
 pub use config::NodeConfig;
 pub use duty::{Node, NodeError};
+pub use metrics::NodeMetrics;

@@ -99,6 +99,7 @@ impl Node {
             Ok(Err(MountError::UnknownNode)) => self.mount_again(),
             Ok(Err(error)) => tracing::error!(%error, "the master refuses this node"),
             Err(error) => {
+                self.tally().heartbeats_failed.one();
                 tracing::warn!(%error, "no heartbeat");
                 self.give_up_if_gone();
             }
@@ -135,6 +136,7 @@ impl Node {
         match Segment::create(self.config().spec(standing.incarnation)) {
             Ok(fresh) => {
                 tracing::warn!("the master has given this node up: starting over, empty");
+                self.tally().given_up.one();
                 for old in self.segments().all() {
                     old.set_serve_until(Now(0));
                 }

@@ -12,7 +12,7 @@ use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_transfer::{EngineConfig, Path, Segments};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{ClusterStat, Listing, Pattern, Removed};
+use mooncrate_wire::message::{ClusterStat, Listing, NodeEntry, Pattern, Removed};
 use mooncrate_wire::{
     Address, Hello, LinkKind, LinkPool, MasterLink, PoolConfig, Role, ServerConfig,
 };
@@ -268,6 +268,11 @@ impl Store {
     /// The cluster in numbers.
     pub fn stat(&self) -> Result<ClusterStat, Error> {
         Ok(self.inner.client.stat()?)
+    }
+
+    /// The nodes of the cluster and where they are reached.
+    pub fn nodes(&self) -> Result<Vec<NodeEntry>, Error> {
+        Ok(self.inner.client.nodes()?)
     }
 
     /// How the owner of a key is reached, or `None` if the key has no value.

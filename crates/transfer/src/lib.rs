@@ -26,7 +26,7 @@ pub use engine::{Directory, Engine, EngineConfig, Path, Route};
 pub use error::TransferError;
 pub use local::Local;
 pub use segments::Segments;
-pub use server::{DataServer, DataServerConfig};
+pub use server::{DataServer, DataServerConfig, DataTally, Refusals};
 pub use shared::Shared;
 pub use stream::Stream;
 

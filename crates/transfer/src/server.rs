@@ -3,6 +3,9 @@
 //! pinned is booked to it and ends with it (R4, R7).
 
 mod connection;
+mod tally;
+
+pub use tally::{DataTally, Refusals};
 
 use crate::segments::Segments;
 use connection::Connection;
@@ -67,6 +70,7 @@ pub struct DataServer {
 pub(crate) struct Inner {
     pub(crate) segments: Arc<Segments>,
     pub(crate) config: DataServerConfig,
+    pub(crate) tally: Arc<DataTally>,
     stopping: AtomicBool,
     next: AtomicU64,
     open: Mutex<BTreeMap<u64, OpenConnection>>,
@@ -81,15 +85,17 @@ struct OpenConnection {
 }
 
 impl DataServer {
-    /// Serves on these sockets until [`DataServer::stop`].
+    /// Serves on these sockets until [`DataServer::stop`]. What it does is counted in `tally`.
     pub fn start(
         segments: Arc<Segments>,
         config: DataServerConfig,
+        tally: Arc<DataTally>,
         sockets: Vec<Bound>,
     ) -> io::Result<Self> {
         let inner = Arc::new(Inner {
             segments,
             config,
+            tally,
             stopping: AtomicBool::new(false),
             next: AtomicU64::new(0),
             open: Mutex::default(),
@@ -183,12 +189,14 @@ impl Inner {
                 return;
             }
             open.insert(id, OpenConnection { closer, busy: Arc::clone(&busy) });
+            self.tally.connections.raise(1);
         }
         let ended = Connection::new(self, link, unix, busy).run();
         if let Err(error) = ended {
             tracing::debug!(%error, "a data connection ended");
         }
         self.open.lock().remove(&id);
+        self.tally.connections.lower(1);
         self.closed.notify_all();
     }
 

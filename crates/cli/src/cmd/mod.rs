@@ -1,11 +1,14 @@
 //! The commands. Each reads its arguments, asks the store, and hands the answer to `render`.
 
 pub(crate) mod bench;
+pub(crate) mod doctor;
 mod get;
 mod ls;
 mod put;
 mod rm;
 pub(crate) mod serve;
+mod signals;
+pub(crate) mod top;
 
 use crate::args::{Command, KeyFlags};
 use crate::config::Settings;
@@ -24,7 +27,9 @@ pub(crate) fn ask(command: &Command, settings: &Settings, out: Output) -> Result
         Command::Rm(args) => rm::run(args, settings, out),
         Command::Ls(args) => ls::run(args, settings, out),
         Command::Stat(_) => out.stat(&connect(settings)?.stat().map_err(failed)?),
+        Command::Top(args) => top::run(args, settings, out),
         Command::Bench(args) => bench::run(args, settings, out),
+        Command::Doctor(_) => doctor::run(out),
         Command::Serve(_) | Command::Master(_) | Command::Node(_) => {
             unreachable!("main starts servers itself")
         }

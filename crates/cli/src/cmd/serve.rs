@@ -5,17 +5,20 @@
 //! client could read afterwards is wrong.
 
 use super::failed;
+use super::signals::Signals;
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::listen::{self, Door};
 use crate::render::{Output, Started};
 use mooncrate::{MasterOptions, NodeOptions, Running};
+use mooncrate_admin::{Registry, Router};
 use mooncrate_core::catalog;
+use mooncrate_master::MasterMetrics;
+use mooncrate_node::NodeMetrics;
 use mooncrate_wire::Address;
-use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -81,8 +84,11 @@ fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
 }
 
 fn admin_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
-    let address = settings.admin.as_ref().filter(|_| role != Role::Node)?;
-    Some(Door { what: "the admin HTTP", address, flag: "--admin" })
+    let (address, flag) = match role {
+        Role::Both | Role::Master => (settings.admin.as_ref()?, "--admin"),
+        Role::Node => (settings.node_admin.as_ref()?, "--node-admin"),
+    };
+    Some(Door { what: "the admin HTTP", address, flag })
 }
 
 async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
@@ -109,13 +115,13 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
     out.started(&started(role, settings, &running, admin_at))?;
 
     let (stop_admin, admin_stops) = oneshot::channel::<()>();
-    let master = running.master();
+    let routes = routes(&running);
     let admin = async {
         let stop = async move { drop(admin_stops.await) };
-        let (Some(listener), Some(master)) = (admin, master) else {
+        let (Some(listener), Some(routes)) = (admin, routes) else {
             return stop.await;
         };
-        if let Err(error) = mooncrate_master::admin::serve(listener, master, stop).await {
+        if let Err(error) = mooncrate_admin::serve(listener, routes, stop).await {
             tracing::error!(%error, "the admin HTTP ended");
         }
     };
@@ -148,6 +154,25 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
         ),
         () = signals.next() => Err(Failure::failed("stopped at once by a second signal")),
     }
+}
+
+/// What the admin HTTP shows: a master's routes if there is one here, and everybody's numbers.
+fn routes(running: &Running) -> Option<Router> {
+    let (master, node) = (running.master(), running.node().cloned());
+    let mut registry = Registry::default();
+    if let Some(master) = &master {
+        registry.register_collector(Box::new(MasterMetrics(Arc::clone(master))));
+    }
+    if let Some(node) = &node {
+        registry.register_collector(Box::new(NodeMetrics(Arc::clone(node))));
+    }
+    let registry = Arc::new(registry);
+    let routes = match (master, node) {
+        (Some(master), _) => mooncrate_master::admin::routes(master, registry),
+        (None, Some(node)) => mooncrate_node::admin::routes(node, registry),
+        (None, None) => return None,
+    };
+    Some(mooncrate_admin::window(routes))
 }
 
 fn died(error: &tokio::task::JoinError) -> Failure {
@@ -204,28 +229,5 @@ fn started(
         master,
         find_master,
         program: std::env::args().next().unwrap_or_else(|| "mooncrate".into()),
-    }
-}
-
-/// The signals that end a server.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn catch() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
-    }
-
-    /// The next one.
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
     }
 }

@@ -65,6 +65,7 @@ const fn spec(name: &'static str, default: &'static str, kind: Kind) -> Spec {
 pub(crate) const KEYS: &[Spec] = &[
     spec("master", "127.0.0.1:7411", Kind::Address),
     spec("admin", "127.0.0.1:7412", Kind::Listener),
+    spec("node_admin", OFF, Kind::Listener),
     spec("data", "127.0.0.1:7413", Kind::Listener),
     spec("unix", AUTO, Kind::Socket),
     spec("insecure_listen", "false", Kind::Switch),

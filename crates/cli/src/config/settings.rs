@@ -15,8 +15,10 @@ const CHECKED: &str = "every layer checks its values";
 pub(crate) struct Settings {
     /// Where the master listens and is found.
     pub(crate) master: Address,
-    /// Where the admin HTTP listens.
+    /// Where the admin HTTP of a master listens.
     pub(crate) admin: Option<Address>,
+    /// Where that of a node alone listens.
+    pub(crate) node_admin: Option<Address>,
     /// Where a node listens for readers and writers.
     pub(crate) data: Option<Address>,
     /// Where a node hands out shared memory.
@@ -70,6 +72,7 @@ impl Settings {
         Self {
             master: address(layers.value("master")).expect(CHECKED),
             admin: or_off("admin").map(|text| address(text).expect(CHECKED)),
+            node_admin: or_off("node_admin").map(|text| address(text).expect(CHECKED)),
             data,
             unix,
             insecure_listen: truth("insecure_listen"),

@@ -1,7 +1,6 @@
 //! One connection: requests in, replies out, and everything it has begun or pinned.
 
 use super::Inner;
-use crate::error::{refusal, unpublished};
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Generation, PutToken, Seal, SegmentId, Slot};
@@ -132,7 +131,9 @@ impl<'a> Connection<'a> {
         read: &message::Read,
         deadline: Deadline,
     ) -> Result<(), CallError> {
+        let began = boottime();
         let refused = |error| DataReply::Read(ReadReply { result: Err(error) });
+        let tally = &self.server.tally;
         let pin = match self.find_pinned(&read.locator) {
             Ok(pin) => pin,
             Err(error) => return self.link.send_reply(id, &refused(error), &[], deadline),
@@ -142,15 +143,20 @@ impl<'a> Connection<'a> {
             .ok()
             .and_then(|start| bytes.get(start..start.checked_add(read.len as usize)?));
         let Some(part) = part else {
-            return self.link.send_reply(id, &refused(DataError::OutOfBounds), &[], deadline);
+            let error = tally.refused.wire(DataError::OutOfBounds);
+            return self.link.send_reply(id, &refused(error), &[], deadline);
         };
         let reply = DataReply::Read(ReadReply { result: Ok(part.len() as u64) });
-        self.link.send_reply(id, &reply, &[IoSlice::new(part)], deadline)
+        self.link.send_reply(id, &reply, &[IoSlice::new(part)], deadline)?;
+        tally.reads.note(boottime().since(began));
+        tally.read_bytes.add(part.len() as u64);
+        Ok(())
     }
 
     fn find_pinned(&self, locator: &Locator) -> Result<PinGuard, DataError> {
-        let segment = self.server.segments.find(locator)?;
-        segment.pin(boottime(), locator).map_err(|error| refusal(&error))
+        let refused = &self.server.tally.refused;
+        let segment = self.server.segments.find(locator).map_err(|error| refused.wire(error))?;
+        segment.pin(boottime(), locator).map_err(|error| refused.memory(&error))
     }
 
     fn attach(
@@ -184,6 +190,7 @@ impl<'a> Connection<'a> {
 
     /// Takes a value off the socket, straight into its extent.
     fn write(&mut self, put: Put, deadline: Deadline) -> Result<Result<(), DataError>, CallError> {
+        let began = boottime();
         let accepted = self.room_for_put().and(put.begun);
         let mut guard = match accepted {
             Ok(guard) => guard,
@@ -200,13 +207,14 @@ impl<'a> Connection<'a> {
             at += len as u64;
         }
         self.puts.insert(life(&put.locator), OpenPut { guard, direct: false });
+        self.server.tally.writes.note(boottime().since(began));
         Ok(Ok(()))
     }
 
     fn begin(&mut self, put: Put) -> Result<(), DataError> {
         self.room_for_put()?;
         if !self.unix {
-            return Err(DataError::Unsupported);
+            return Err(self.server.tally.refused.wire(DataError::Unsupported));
         }
         self.puts.insert(life(&put.locator), OpenPut { guard: put.begun?, direct: true });
         Ok(())
@@ -216,31 +224,39 @@ impl<'a> Connection<'a> {
         if self.puts.len() < OPEN_PUTS_MAX {
             Ok(())
         } else {
-            Err(DataError::Busy { after_ms: BUSY_MS })
+            Err(self.server.tally.refused.wire(DataError::Busy { after_ms: BUSY_MS }))
         }
     }
 
     /// Publishes, after the last byte; a put that cannot be published is over.
     fn signal(&mut self, locator: &Locator, token: PutToken, seal: Seal) -> Result<(), DataError> {
+        let tally = &self.server.tally;
+        let open = self.puts.remove(&life(locator));
         let OpenPut { guard, direct } =
-            self.puts.remove(&life(locator)).ok_or(DataError::BadToken)?;
-        let now = boottime();
+            open.ok_or_else(|| tally.refused.wire(DataError::BadToken))?;
+        let (now, len) = (boottime(), guard.value_len());
         let published = if direct {
             guard.publish_direct(now, token, seal)
         } else {
             guard.publish(now, token, seal)
         };
-        published.map_err(|refused| unpublished(&refused.error))
+        published.map_err(|refused| tally.refused.unpublished(&refused.error))?;
+        tally.published.one();
+        tally.published_bytes.add(len);
+        Ok(())
     }
 
     fn pin(&mut self, locator: &Locator) -> Result<PinId, DataError> {
-        let segment = self.server.segments.find(locator)?;
+        let tally = &self.server.tally;
+        let segment =
+            self.server.segments.find(locator).map_err(|error| tally.refused.wire(error))?;
         let limit = segment.spec().identity().bytes / 100 * self.server.config.pinned_percent_max;
         let held = self.pinned_bytes.entry(locator.segment).or_default();
         if *held + locator.extent.len() > limit {
-            return Err(DataError::Busy { after_ms: BUSY_MS });
+            return Err(tally.refused.wire(DataError::Busy { after_ms: BUSY_MS }));
         }
-        let pin = segment.pin(boottime(), locator).map_err(|error| refusal(&error))?;
+        let pin = segment.pin(boottime(), locator).map_err(|error| tally.refused.memory(&error))?;
+        tally.pins.raise(1);
         *held += locator.extent.len();
         self.next_pin += 1;
         self.pins.insert(self.next_pin, pin);
@@ -252,7 +268,15 @@ impl<'a> Connection<'a> {
             let locator = pin.locator();
             let held = self.pinned_bytes.entry(locator.segment).or_default();
             *held = held.saturating_sub(locator.extent.len());
+            self.server.tally.pins.lower(1);
         }
+    }
+}
+
+impl Drop for Connection<'_> {
+    /// Its pins end with it.
+    fn drop(&mut self) {
+        self.server.tally.pins.lower(self.pins.len() as u64);
     }
 }
 
@@ -285,8 +309,9 @@ fn start(server: &Inner, put: &message::BeginWrite<'_>) -> Put {
             label: put.label,
             hash: LabelHash::of(put.label),
         };
-        segment.begin(boottime(), &begin).map_err(|error| refusal(&error))
+        segment.begin(boottime(), &begin).map_err(|error| server.tally.refused.memory(&error))
     };
-    let begun = server.segments.find(&put.locator).and_then(open);
+    let found = server.segments.find(&put.locator);
+    let begun = found.map_err(|error| server.tally.refused.wire(error)).and_then(open);
     Put { locator: put.locator, len: put.len, begun }
 }

@@ -194,7 +194,7 @@ impl Drop for Rig {
 
 fn serve(segments: &Arc<Segments>, sockets: Vec<Bound>) -> DataServer {
     let config = DataServerConfig { name: "rig".into(), ..DataServerConfig::default() };
-    DataServer::start(Arc::clone(segments), config, sockets).unwrap()
+    DataServer::start(Arc::clone(segments), config, Arc::default(), sockets).unwrap()
 }
 
 /// A shared-memory transport that has mapped the segment.

@@ -2,6 +2,7 @@
 
 use super::{Field, Reader, fields, put_bytes, put_list, take_list};
 use crate::error::DecodeError;
+use mooncrate_core::catalog::Counters;
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::{
     Generation, GroupId, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId,
@@ -54,6 +55,23 @@ fields!(SegmentOffer {
     host: HostId,
     zone: ZoneId,
     tenant: Option<TenantId>,
+});
+fields!(Counters {
+    puts: u64,
+    hits: u64,
+    misses: u64,
+    removed: u64,
+    evicted: u64,
+    evicted_bytes: u64,
+    evict_skipped: u64,
+    busy: u64,
+    expired: u64,
+    replaced: u64,
+    replanned: u64,
+    puts_expired: u64,
+    stale_tokens: u64,
+    nodes_lost: u64,
+    announced_dropped: u64,
 });
 fields!(Order {
     segment: SegmentId,

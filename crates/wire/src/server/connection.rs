@@ -276,8 +276,9 @@ where
                 return Err(End::Protocol);
             }
         };
-        let deadline = deadline_of(budget_ms, boottime());
-        match self.handler.handle(message, Caller { peer: &self.peer, deadline }) {
+        let arrived = boottime();
+        let deadline = deadline_of(budget_ms, arrived);
+        match self.handler.handle(message, Caller { peer: &self.peer, arrived, deadline }) {
             Answer::Now(reply) => self.reply(request, &reply),
             Answer::Later(waiting) => {
                 let limit = match budget_ms {

@@ -13,7 +13,7 @@ use crate::address::Bound;
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{Reply, Request, Role};
 use mooncrate_core::ids::{HostId, LeaderEpoch, TenantId};
-use mooncrate_core::time::Deadline;
+use mooncrate_core::time::{Deadline, Now};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -86,6 +86,8 @@ pub struct Peer {
 pub struct Caller<'a> {
     /// Who.
     pub peer: &'a Peer,
+    /// When the request was here as a whole.
+    pub arrived: Now,
     /// When the caller gives up.
     pub deadline: Deadline,
 }

@@ -1,6 +1,7 @@
 //! Random messages of every kind, from a seed. Numbers favour the edges, lists are short but may be
 //! empty, and every variant of every error turns up.
 
+use mooncrate_core::catalog::Counters;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::*;
@@ -459,8 +460,7 @@ impl Samples {
             used_bytes: self.u64(),
             quarantined_bytes: self.u64(),
             largest_free_run: self.u64(),
-            evicted_objects: self.u64(),
-            evicted_bytes: self.u64(),
+            counters: self.counters(),
             index_bytes: self.u64(),
             segments: self.list(|s| SegmentRow {
                 offer: s.offer(),
@@ -476,6 +476,26 @@ impl Samples {
                 hard_bytes: s.u64(),
                 quota: s.optional(Self::u64),
             }),
+        }
+    }
+
+    fn counters(&mut self) -> Counters {
+        Counters {
+            puts: self.u64(),
+            hits: self.u64(),
+            misses: self.u64(),
+            removed: self.u64(),
+            evicted: self.u64(),
+            evicted_bytes: self.u64(),
+            evict_skipped: self.u64(),
+            busy: self.u64(),
+            expired: self.u64(),
+            replaced: self.u64(),
+            replanned: self.u64(),
+            puts_expired: self.u64(),
+            stale_tokens: self.u64(),
+            nodes_lost: self.u64(),
+            announced_dropped: self.u64(),
         }
     }
 
