@@ -116,7 +116,14 @@ fn publish(segment: &Arc<Segment>, at: usize, value: &[u8]) -> Result<PinGuard> 
     let extent = Extent::new(at as u64 * extent_bytes(len), extent_bytes(len))
         .context("the segment is too large")?;
     let (slot, generation) = (Slot(at as u32), Generation(0));
-    let locator = Locator { segment: SEGMENT, incarnation: INCARNATION, slot, generation, extent };
+    let locator = Locator {
+        segment: SEGMENT,
+        incarnation: INCARNATION,
+        slot,
+        generation,
+        extent,
+        grant: None,
+    };
     let token = PutToken(1);
     let put = BeginWrite {
         locator,

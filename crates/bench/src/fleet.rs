@@ -32,6 +32,7 @@ impl PaperNode {
             slots,
             host: HostId(0),
             zone: ZoneId(0),
+            tenant: None,
         });
         Self { offers: offers.collect() }
     }

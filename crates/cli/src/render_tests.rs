@@ -49,6 +49,7 @@ fn a_cluster_is_a_sentence_and_a_table() {
             slots: 100,
             host: HostId(1),
             zone: ZoneId(1),
+            tenant: None,
         },
         open: true,
         used_bytes: 3 << 20,

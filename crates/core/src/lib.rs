@@ -42,10 +42,10 @@ pub use error::Advice;
 pub use extent::Extent;
 pub use ids::{
     Generation, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId, Slot,
-    ZoneId,
+    TenantId, ZoneId,
 };
 pub use key::{Key, KeyHash};
-pub use plan::{Located, Locator, Medium, PutConfig, WritePlan};
+pub use plan::{Grant, Located, Locator, Medium, PutConfig, WritePlan};
 pub use seal::Seal;
 pub use state::ReplicaState;
 pub use time::{Deadline, Now};

@@ -3,7 +3,7 @@
 use crate::extent::Extent;
 use crate::ids::{
     Generation, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId, Slot,
-    ZoneId,
+    TenantId, ZoneId,
 };
 use crate::seal::Seal;
 
@@ -17,6 +17,31 @@ pub enum Medium {
     Dram = 1,
     /// A disk.
     Ssd = 2,
+}
+
+/// What a grant allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Right {
+    /// Read and pin.
+    Read = 0,
+    /// Begin, write, publish and abandon.
+    Write = 1,
+}
+
+/// Leave of the master to use one locator, which the owner of the bytes checks without asking
+/// anybody. It exists where a cluster has a secret. It bounds abuse and protects no bytes: that is
+/// the work of the generation and the checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grant {
+    /// Whose it is; only connections of that tenant may use it.
+    pub tenant: TenantId,
+    /// Until when, in seconds of wall time since 1970.
+    pub expires_s: u32,
+    /// What for.
+    pub right: Right,
+    /// Keyed hash over all of this and the locator.
+    pub mac: [u8; 16],
 }
 
 /// How one replica is reached: a life of a slot, and its bytes. Dead as soon as the slot's
@@ -33,6 +58,8 @@ pub struct Locator {
     pub generation: Generation,
     /// Value, slice table and padding.
     pub extent: Extent,
+    /// The master's leave, in a cluster with a secret.
+    pub grant: Option<Grant>,
 }
 
 /// Leave to write one object: the same bytes to every replica, then publish, then `put_end`.
@@ -103,6 +130,8 @@ pub struct SegmentOffer {
     pub host: HostId,
     /// Zone of the owner.
     pub zone: ZoneId,
+    /// The only tenant whose objects may lie here; `None`: everybody's.
+    pub tenant: Option<TenantId>,
 }
 
 /// What the master tells an owner to do with a slot. Idempotent: (segment, slot, generation) names

@@ -159,6 +159,7 @@ impl Rig {
                 slots: 24,
                 host: HostId(n),
                 zone: ZoneId(0),
+                tenant: None,
             };
             let mounted = catalog.mount(now, NodeId(n), std::slice::from_ref(&offer)).unwrap();
             assert_eq!(mounted, [Mounted::Announce]);

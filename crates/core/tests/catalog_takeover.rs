@@ -36,6 +36,7 @@ fn offer(node: u64, incarnation: u64) -> SegmentOffer {
         slots: 8,
         host: HostId(node),
         zone: ZoneId(0),
+        tenant: None,
     }
 }
 

@@ -24,6 +24,7 @@ fn master(keys: &[&[u8]]) -> Arc<Master> {
         slots: 64,
         host: HostId(1),
         zone: ZoneId(2),
+        tenant: None,
     };
     let info = NodeInfo {
         node,

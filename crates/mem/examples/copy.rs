@@ -74,8 +74,14 @@ fn hot_gets(len: u64) -> Result<(f64, f64), Box<dyn std::error::Error>> {
     let (headers, payload) = owner.fds().expect("it is shared");
     let mapping = Mapping::new(headers, payload, spec.identity(), Access::ReadOnly)?;
     let extent = Extent::new(0, extent_bytes(len)).expect("it is short");
-    let locator =
-        Locator { segment, incarnation, slot: Slot(0), generation: Generation(0), extent };
+    let locator = Locator {
+        segment,
+        incarnation,
+        slot: Slot(0),
+        generation: Generation(0),
+        extent,
+        grant: None,
+    };
     let token = PutToken(1);
     let (object, epoch, label) = (ObjectId::default(), LeaderEpoch(1), b"label".as_slice());
     let hash = LabelHash::of(label);

@@ -111,7 +111,7 @@ impl Rig {
         let generation = Generation(self.rooms[slot as usize].generation.checked_sub(back)?);
         let extent = Extent::new(u64::from(slot) * ROOM, extent_bytes(len)).unwrap();
         let (segment, incarnation, slot) = (SEGMENT, INCARNATION, Slot(slot));
-        Some(Locator { segment, incarnation, slot, generation, extent })
+        Some(Locator { segment, incarnation, slot, generation, extent, grant: None })
     }
 
     fn room(&mut self, slot: u32) -> &mut Room {

@@ -80,7 +80,8 @@ fn own(shared: &Shared, slot: u32) {
         let extent = Extent::new(u64::from(slot) * ROOM, extent_bytes(len)).unwrap();
         let spec = shared.segment.spec();
         let (segment, incarnation) = (spec.segment, spec.incarnation);
-        let locator = Locator { segment, incarnation, slot: Slot(slot), generation, extent };
+        let locator =
+            Locator { segment, incarnation, slot: Slot(slot), generation, extent, grant: None };
         let begin = BeginWrite {
             locator,
             token: PutToken(put),

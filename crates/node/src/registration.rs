@@ -68,6 +68,7 @@ impl Node {
             slots: spec.slots,
             host: self.info().host,
             zone: self.info().zone,
+            tenant: None,
         }
     }
 

@@ -125,6 +125,7 @@ impl Entry {
             slot: part.slot,
             generation: part.generation,
             extent: self.extent(part),
+            grant: None,
         }
     }
 }

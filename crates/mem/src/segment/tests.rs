@@ -39,6 +39,7 @@ fn locator(slot: u32, generation: u32, len: u64) -> Locator {
         slot: Slot(slot),
         generation: Generation(generation),
         extent: Extent::new(u64::from(slot % 2) * (4 << 20), extent_bytes(len)).unwrap(),
+        grant: None,
     }
 }
 

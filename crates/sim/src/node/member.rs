@@ -105,6 +105,7 @@ impl Node {
                 slots: spec.slots,
                 host: HostId(self.host.into()),
                 zone: ZoneId(u64::from(self.host) % 2),
+                tenant: None,
             }
         });
         let message = ToMaster::Mount {

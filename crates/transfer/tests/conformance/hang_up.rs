@@ -99,6 +99,7 @@ fn as_a_child() {
         slot: Slot(slot as u32),
         generation: Generation(0),
         extent: Extent::new(offset, bytes).unwrap(),
+        grant: None,
     };
     let value = Value::new(locator, len);
     let address: Address = address.parse().unwrap();

@@ -93,7 +93,7 @@ impl Rig {
         let extent = Extent::new(offset, bytes).unwrap();
         assert!(extent.fits(SEGMENT_BYTES) && slot.0 < SLOTS, "the test wants too much");
         let generation = Generation(0);
-        Locator { segment: SEGMENT, incarnation: MOUNT, slot, generation, extent }
+        Locator { segment: SEGMENT, incarnation: MOUNT, slot, generation, extent, grant: None }
     }
 
     /// A stamped value of this length with a place of its own.

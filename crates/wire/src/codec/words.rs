@@ -5,13 +5,13 @@ use crate::error::DecodeError;
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::{
     Generation, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId, Slot,
-    ZoneId,
+    TenantId, ZoneId,
 };
 use mooncrate_core::key::Key;
 use mooncrate_core::limits::REPLICAS_MAX;
 use mooncrate_core::plan::{
-    Action, Announced, AnnouncedLife, AnnouncedObject, Located, Locator, Medium, Notice, Order,
-    OrderResult, PutConfig, SegmentOffer, WritePlan,
+    Action, Announced, AnnouncedLife, AnnouncedObject, Grant, Located, Locator, Medium, Notice,
+    Order, OrderResult, PutConfig, Right, SegmentOffer, WritePlan,
 };
 use mooncrate_core::seal::Seal;
 use std::borrow::Cow;
@@ -31,7 +31,7 @@ macro_rules! newtypes {
 }
 newtypes! {
     NodeId(u64) SegmentId(u64) Slot(u32) Generation(u32) Incarnation(u64) LeaderEpoch(u64)
-    PutToken(u64) HostId(u64) ZoneId(u64) Seal(u64)
+    PutToken(u64) HostId(u64) ZoneId(u64) Seal(u64) TenantId(u32)
 }
 
 fields!(ObjectId { epoch: LeaderEpoch, sequence: u64 });
@@ -41,7 +41,9 @@ fields!(Locator {
     slot: Slot,
     generation: Generation,
     extent: Extent,
+    grant: Option<Grant>,
 });
+fields!(Grant { tenant: TenantId, expires_s: u32, right: Right, mac: [u8; 16] });
 fields!(SegmentOffer {
     segment: SegmentId,
     incarnation: Incarnation,
@@ -51,6 +53,7 @@ fields!(SegmentOffer {
     slots: u32,
     host: HostId,
     zone: ZoneId,
+    tenant: Option<TenantId>,
 });
 fields!(Order {
     segment: SegmentId,
@@ -153,6 +156,22 @@ impl<'a> Field<'a> for Medium {
             2 => Self::Ssd,
             value => {
                 return Err(DecodeError::BadValue { what: "a medium", value: u64::from(value) });
+            }
+        })
+    }
+}
+
+impl<'a> Field<'a> for Right {
+    const BYTES_MIN: usize = 1;
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(*self as u8);
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok(match u8::take(from)? {
+            0 => Self::Read,
+            1 => Self::Write,
+            value => {
+                return Err(DecodeError::BadValue { what: "a right", value: u64::from(value) });
             }
         })
     }

@@ -82,7 +82,12 @@ pub(super) async fn serve<S, H>(
     H: Handler,
 {
     let connection = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
-    let nobody = Peer { connection, role: crate::message::Role::Client, name: String::new() };
+    let nobody = Peer {
+        connection,
+        role: crate::message::Role::Client,
+        tenant: mooncrate_core::ids::TenantId::DEFAULT,
+        name: String::new(),
+    };
     let mut this = Connection {
         stream,
         handler,

@@ -12,7 +12,7 @@ mod connection;
 use crate::address::Bound;
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{Reply, Request, Role};
-use mooncrate_core::ids::{HostId, LeaderEpoch};
+use mooncrate_core::ids::{HostId, LeaderEpoch, TenantId};
 use mooncrate_core::time::Deadline;
 use std::future::Future;
 use std::io;
@@ -73,8 +73,10 @@ impl Default for ServerConfig {
 pub struct Peer {
     /// A number that no other connection of this process has had.
     pub connection: u64,
-    /// What it said it is.
+    /// What it is: proven where the server asks for credentials, else what it said.
     pub role: Role,
+    /// Whose it is, by its credential; the default tenant where none is asked for.
+    pub tenant: TenantId,
     /// What it said it is called.
     pub name: String,
 }

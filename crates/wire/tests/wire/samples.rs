@@ -78,6 +78,16 @@ impl Samples {
         Extent::new(offset, len).unwrap_or(Extent::new(0, len).unwrap())
     }
 
+    fn grant(&mut self) -> Option<Grant> {
+        let mac = [self.u64().to_le_bytes(), self.u64().to_le_bytes()].concat();
+        self.yes().then(|| Grant {
+            tenant: TenantId(self.u32()),
+            expires_s: self.u32(),
+            right: if self.yes() { Right::Read } else { Right::Write },
+            mac: mac.try_into().unwrap(),
+        })
+    }
+
     fn locator(&mut self) -> Locator {
         Locator {
             segment: SegmentId(self.u64()),
@@ -85,6 +95,7 @@ impl Samples {
             slot: Slot(self.u32()),
             generation: Generation(self.u32()),
             extent: self.extent(),
+            grant: self.grant(),
         }
     }
 
@@ -173,6 +184,7 @@ impl Samples {
             slots: self.u32(),
             host: HostId(self.u64()),
             zone: ZoneId(self.u64()),
+            tenant: self.optional(|s| TenantId(s.u32())),
         }
     }
 

@@ -68,6 +68,7 @@ pub(crate) fn offer() -> SegmentOffer {
         slots: 100,
         host: HostId(1),
         zone: ZoneId(1),
+        tenant: None,
     }
 }
 
@@ -89,6 +90,7 @@ pub(crate) fn locator() -> Locator {
         slot: Slot(3),
         generation: Generation(4),
         extent: mooncrate_core::extent::Extent::new(64, 128).unwrap(),
+        grant: None,
     }
 }
 
