@@ -154,8 +154,8 @@ pub enum RefusalCode {
     Internal = 8,
     /// The peer is a master that does not lead.
     NotLeader = 9,
-    /// The role of the caller may not do this.
-    Forbidden = 10,
+    /// The caller could not prove who it is, or its role may not do this.
+    Denied = 10,
 }
 
 impl RefusalCode {
@@ -170,7 +170,7 @@ impl RefusalCode {
         Self::TooLarge,
         Self::Internal,
         Self::NotLeader,
-        Self::Forbidden,
+        Self::Denied,
     ];
 
     /// The code with this number.
@@ -240,6 +240,14 @@ pub enum CallError {
         /// What did not come.
         awaited: &'static str,
     },
+    /// The encryption of the link failed; it is closed.
+    #[error("TLS with {peer}: {words}")]
+    Tls {
+        /// With whom.
+        peer: String,
+        /// Why, and what to do.
+        words: String,
+    },
     /// All links to the peer are in use.
     #[error("{links} links to {peer} are in use, which is the limit; try again in {after_ms} ms")]
     Busy {
@@ -260,7 +268,7 @@ impl CallError {
             Self::Io { .. } | Self::Closed { .. } => Advice::Retry { after_ms: 100 },
             Self::Deadline { .. } => Advice::Retry { after_ms: 0 },
             Self::Busy { after_ms, .. } => Advice::Retry { after_ms: *after_ms },
-            Self::Protocol(_) => Advice::GiveUp,
+            Self::Protocol(_) | Self::Tls { .. } => Advice::GiveUp,
             Self::Refused { code, .. } => match code {
                 RefusalCode::Deadline => Advice::Retry { after_ms: 0 },
                 RefusalCode::TooMany => Advice::Retry { after_ms: 10 },
@@ -272,7 +280,7 @@ impl CallError {
                 | RefusalCode::WrongLink
                 | RefusalCode::TooLarge
                 | RefusalCode::Internal
-                | RefusalCode::Forbidden => Advice::GiveUp,
+                | RefusalCode::Denied => Advice::GiveUp,
             },
         }
     }
@@ -327,6 +335,11 @@ pub enum DataError {
     /// No such segment here.
     #[error("this node has no such segment; ask the master again")]
     UnknownSegment,
+    /// The grant of the locator is missing, forged, or for somebody or something else.
+    #[error(
+        "the locator was not granted to this tenant for this; ask the master for one of its own"
+    )]
+    Denied,
     /// Not on this kind of link, or not on this medium.
     #[error("this link or segment cannot do that")]
     Unsupported,
@@ -341,7 +354,7 @@ impl DataError {
             Self::OldEpoch => Advice::Retry { after_ms: 100 },
             Self::Busy { after_ms } => Advice::Retry { after_ms },
             Self::Corrupt => Advice::TreatAsMiss,
-            Self::BadToken | Self::OutOfBounds | Self::Unsupported => Advice::GiveUp,
+            Self::BadToken | Self::OutOfBounds | Self::Unsupported | Self::Denied => Advice::GiveUp,
         }
     }
 }
