@@ -2,6 +2,7 @@
 //! wait for news, once as threads that do.
 
 use crate::service::Master;
+use crate::{audit, grants};
 use mooncrate_core::LeaderEpoch;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, PutConfig, WritePlan};
@@ -26,6 +27,14 @@ impl Handler for MasterHandler {
     }
 
     fn handle(&self, request: Request<'_>, caller: Caller<'_>) -> Answer {
+        audit::admin(caller.peer, &request);
+        let answered = self.answer(request, caller);
+        grants::add(&self.0, caller.peer.tenant, answered)
+    }
+}
+
+impl MasterHandler {
+    fn answer(&self, request: Request<'_>, caller: Caller<'_>) -> Answer {
         match request {
             Request::PutStart(put) => put_start(&self.0, &put, caller.deadline),
             Request::Remove(remove) => start_remove(&self.0, &remove, caller.deadline),

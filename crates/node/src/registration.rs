@@ -68,7 +68,7 @@ impl Node {
             slots: spec.slots,
             host: self.info().host,
             zone: self.info().zone,
-            tenant: None,
+            tenant: self.config().tenant,
         }
     }
 
@@ -132,7 +132,7 @@ impl Node {
     fn start_over(&self) {
         let mut standing = self.standing().lock();
         standing.incarnation = Incarnation(standing.incarnation.0 + 1);
-        match Segment::create(self.config().spec(standing.incarnation)) {
+        match self.config().create(standing.incarnation) {
             Ok(fresh) => {
                 tracing::warn!("the master has given this node up: starting over, empty");
                 for old in self.segments().all() {

@@ -285,6 +285,11 @@ impl CallError {
         }
     }
 
+    /// Whether the peer was reached and did not let us in: its words name the way out.
+    pub const fn is_denied(&self) -> bool {
+        matches!(self, Self::Tls { .. } | Self::Refused { code: RefusalCode::Denied, .. })
+    }
+
     /// The refusal a server sends in place of an answer that it did not get itself.
     pub fn refusal(&self) -> Refusal {
         match self {

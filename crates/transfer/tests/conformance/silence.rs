@@ -57,7 +57,7 @@ fn greet(socket: OwnedFd) -> Link {
     };
     Link::accept(socket, LinkKind::Data, &LinkConfig::default(), &Gate::default(), soon(), ack)
         .unwrap()
-        .0
+        .link
 }
 
 impl Drop for Mute {

@@ -16,7 +16,7 @@ mod data;
 mod session;
 
 use crate::address::Address;
-use crate::auth::{Access, Credential, Gate, Meeting};
+use crate::auth::{Access, Credential, Gate, Meeting, Seat};
 use crate::clock::{boottime, budget_ms};
 use crate::error::{CallError, DecodeError, Refusal, RefusalCode};
 use crate::frame::{Frame, RequestId, Stamp, VERSION_HELLO, encode_frame};
@@ -154,7 +154,7 @@ impl Link {
         gate: &Gate,
         deadline: Deadline,
         answer: impl FnOnce(&Hello, u8) -> HelloAck,
-    ) -> Result<(Self, Hello, Credential), CallError> {
+    ) -> Result<Accepted, CallError> {
         let mut channel = Channel::accepted(socket.into(), config)?;
         let names = match gate.tls().filter(|_| !channel.is_unix()) {
             Some(tls) => channel.encrypt(tls.session(), deadline)?,
@@ -169,15 +169,16 @@ impl Link {
             return Err(DecodeError::Unexpected { kind: frame.header.kind() }.into());
         }
         let hello = Hello::decode(link.inbox.bytes(frame.body))?;
-        let met = agree(&hello, serves)
-            .map_err(CallError::from)
-            .and_then(|version| Ok((version, link.examine(id, gate, &hello, &names, deadline)?)));
+        let met = agree(&hello, serves).map_err(CallError::from).and_then(|version| {
+            let credential = link.examine(id, gate, &hello, &names, deadline)?;
+            Ok((version, credential, gate.seat(credential.tenant)?))
+        });
         match met {
-            Ok((version, credential)) => {
+            Ok((version, credential, seat)) => {
                 let ack = answer(&hello, version);
                 link.write(Kind::Hello, id, true, deadline, |out| ack.encode(out))?;
                 (link.version, link.peer) = (version, ack);
-                Ok((link, hello, credential))
+                Ok(Accepted { link, hello, credential, seat })
             }
             Err(error) => {
                 if let CallError::Refused { code, message } = &error {
@@ -460,6 +461,19 @@ fn expect_ack(kind: Kind, body: &[u8]) -> Result<HelloAck, CallError> {
         Kind::Hello => Ok(HelloAck::decode(body)?),
         kind => Err(DecodeError::Unexpected { kind }.into()),
     }
+}
+
+/// A caller that came in.
+#[derive(Debug)]
+pub struct Accepted {
+    /// The link to it.
+    pub link: Link,
+    /// What it said of itself.
+    pub hello: Hello,
+    /// What it proved; at an open gate, what it said.
+    pub credential: Credential,
+    /// Its place among the connections of its tenant.
+    pub seat: Seat,
 }
 
 /// Ends a link from another thread.

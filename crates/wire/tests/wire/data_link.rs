@@ -60,7 +60,7 @@ fn accept(bound: &Bound) -> (Link, Hello) {
         within(2000),
         answer,
     )
-    .map(|(link, hello, _)| (link, hello))
+    .map(|came| (came.link, came.hello))
     .unwrap()
 }
 
