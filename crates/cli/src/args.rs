@@ -3,6 +3,8 @@
 
 use crate::config::Given;
 use clap::{Args, Parser, Subcommand};
+use mooncrate_core::ids::{BadTenant, TenantId};
+use mooncrate_wire::Role;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -47,6 +49,26 @@ pub(crate) struct Common {
     /// Print JSON instead of text
     #[arg(long, global = true, help_heading = "Everywhere")]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) credentials: CredentialFlags,
+}
+
+/// What is shown to others, and what servers ask for.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Credentials")]
+pub(crate) struct CredentialFlags {
+    /// The cluster's secret, or a token made from it; readable by its owner only [default: off]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) token_file: Option<String>,
+    /// Our certificate, in PEM [default: off]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_cert: Option<String>,
+    /// The key of our certificate, in PEM [default: off]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_key: Option<String>,
+    /// The CA whose certificates are believed; callers must show one of it [default: off]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_ca: Option<String>,
 }
 
 /// What to do.
@@ -74,6 +96,39 @@ pub(crate) enum Command {
     Bench(Bench),
     /// Say what this machine offers, and what to change
     Doctor(Doctor),
+    /// Make the cluster's secret, and tokens for clients
+    Token(TokenArgs),
+}
+
+/// `token`.
+#[derive(Debug, Args)]
+pub(crate) struct TokenArgs {
+    #[command(subcommand)]
+    pub(crate) action: TokenAction,
+}
+
+/// What to do about tokens.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenAction {
+    /// Print a new secret: `umask 077; mooncrate token new > cluster.token`
+    New,
+    /// Print a token of one role and tenant, made from the secret in --token-file
+    Derive {
+        /// What its holder is: client, node, master or admin
+        #[arg(long, value_name = "ROLE", default_value = "client", value_parser = role)]
+        role: Role,
+        /// Whose keys its holder sees; nothing: the default tenant's
+        #[arg(long, value_name = "NAME", default_value = "", value_parser = tenant)]
+        tenant: String,
+    },
+}
+
+fn role(text: &str) -> Result<Role, String> {
+    Role::named(text).ok_or_else(|| format!("`{text}` is none of client, node, master, admin"))
+}
+
+fn tenant(text: &str) -> Result<String, BadTenant> {
+    TenantId::named(text).map(|_| text.to_owned())
 }
 
 /// `serve`.
@@ -180,6 +235,12 @@ pub(crate) struct NodeFlags {
     /// The failure zone, for placement [default: auto]
     #[arg(long, value_name = "NAME")]
     pub(crate) zone: Option<String>,
+    /// Hold values of this tenant only, or off; then its clients may share the memory [default: off]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tenant: Option<String>,
+    /// Users besides this one whose processes may share the memory, or off [default: off]
+    #[arg(long, value_name = "UID,…")]
+    pub(crate) share_users: Option<String>,
 }
 
 /// Flags of everything that listens.
@@ -358,6 +419,15 @@ impl Flags {
         self.text("--node-name", "node_name", flags.node_name.as_ref());
         self.text("--host", "host", flags.host.as_ref());
         self.text("--zone", "zone", flags.zone.as_ref());
+        self.text("--tenant", "tenant", flags.tenant.as_ref());
+        self.text("--share-users", "share_users", flags.share_users.as_ref());
+    }
+
+    fn credentials(&mut self, flags: &CredentialFlags) {
+        self.text("--token-file", "token_file", flags.token_file.as_ref());
+        self.text("--tls-cert", "tls_cert", flags.tls_cert.as_ref());
+        self.text("--tls-key", "tls_key", flags.tls_key.as_ref());
+        self.text("--tls-ca", "tls_ca", flags.tls_ca.as_ref());
     }
 
     fn server(&mut self, flags: &ServerFlags) {
@@ -376,6 +446,7 @@ impl Arguments {
     pub(crate) fn given(&self) -> Vec<Given> {
         let mut flags = Flags::default();
         flags.text("--log", "log", self.common.log.as_ref());
+        flags.credentials(&self.common.credentials);
         match &self.command {
             Command::Serve(serve) => {
                 flags.text("--master", "master", serve.here.master.as_ref());
@@ -402,6 +473,7 @@ impl Arguments {
             | Command::Top(Top { client, .. })
             | Command::Bench(Bench { client, .. }) => flags.client(client),
             Command::Doctor(_) => {}
+            Command::Token(_) => {}
         }
         flags.0
     }

@@ -103,6 +103,14 @@ fn print_json(value: &Value) -> Result<(), Failure> {
     print(&value.to_string())
 }
 
+impl Output {
+    /// A token, alone on its line.
+    pub(crate) fn token(self, token: &mooncrate::Token) -> Result<(), Failure> {
+        let text = token.to_text();
+        if self.json { print_json(&json!({ "token": text })) } else { print(&text) }
+    }
+}
+
 /// Whether a person would see what is written to stdout.
 pub(crate) fn to_terminal() -> bool {
     io::stdout().is_terminal()

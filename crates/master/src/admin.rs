@@ -32,9 +32,7 @@ use mooncrate_core::error::RemoveError;
 use mooncrate_core::key;
 use mooncrate_core::time::Deadline;
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{
-    ClusterStat, List, Listed, Listing, NodeEntry, Pattern, SegmentRow,
-};
+use mooncrate_wire::message::{ClusterStat, List, Listed, Listing, NodeEntry, Pattern, SegmentRow};
 use mooncrate_wire::{CallError, MasterApi};
 use serde_json::{Value, json};
 use std::fmt::Write as _;

@@ -3,6 +3,7 @@
 //! of the caller's credential, in the same process for the one of the [`Scope`].
 
 use crate::service::Master;
+use crate::{audit, grants};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, PutConfig, WritePlan};
 use mooncrate_core::time::{Deadline, Now};
@@ -28,6 +29,7 @@ impl Handler for MasterHandler {
     }
 
     fn handle(&self, request: Request<'_>, caller: Caller<'_>) -> Answer {
+        audit::admin(caller.peer, &request);
         let kind = request.kind();
         let answer = match request {
             Request::PutStart(put) => self.scope(caller).start_put(&put, caller.deadline),
@@ -39,7 +41,7 @@ impl Handler for MasterHandler {
             Request::Orders(orders) => poll(&self.0, &orders),
             other => Answer::Now(api::answer(&self.scope(caller), other, caller.deadline)),
         };
-        match answer {
+        match grants::add(&self.0, caller.peer.tenant, answer) {
             Answer::Now(reply) => {
                 self.0.requests.note(kind, caller.arrived);
                 Answer::Now(reply)

@@ -11,7 +11,9 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod audit;
 mod config;
+mod grants;
 mod handler;
 mod members;
 mod metrics;

@@ -2,8 +2,10 @@
 
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
-use mooncrate_mem::SegmentSpec;
-use mooncrate_wire::Address;
+use mooncrate_mem::{Segment, SegmentSpec};
+use mooncrate_wire::{Address, Gate};
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes per slot that the default number of slots assumes; smaller objects run out of slots
@@ -31,14 +33,18 @@ pub struct NodeConfig {
     pub tcp: Option<Address>,
     /// Where it is reached on the same machine.
     pub unix: Option<Address>,
-    /// The only tenant whose objects it takes; `None`: everybody's.
-    pub tenant: Option<TenantId>,
     /// Which start of the node this is: later starts have larger numbers.
     pub incarnation: Incarnation,
     /// Time between heartbeats.
     pub heartbeat: Duration,
     /// Time between looks at what waits to be freed.
     pub tick: Duration,
+    /// What callers of its data server must show.
+    pub gate: Gate,
+    /// The one tenant it is dedicated to; `None`: it holds values of all.
+    pub tenant: Option<TenantId>,
+    /// Users, besides our own and root, whose processes may map the segment.
+    pub share_users: Vec<u32>,
 }
 
 impl Default for NodeConfig {
@@ -53,10 +59,12 @@ impl Default for NodeConfig {
             huge_pages: false,
             tcp: None,
             unix: None,
-            tenant: None,
             incarnation: Incarnation(1),
             heartbeat: Duration::from_millis(500),
             tick: Duration::from_millis(5),
+            gate: Gate::default(),
+            tenant: None,
+            share_users: Vec::new(),
         }
     }
 }
@@ -77,8 +85,18 @@ impl NodeConfig {
         ZoneId(name_hash(&self.zone))
     }
 
+    /// Its segment in this incarnation. Where several tenants meet, ranges are zeroed between lives.
+    pub(crate) fn create(&self, incarnation: Incarnation) -> io::Result<Arc<Segment>> {
+        let spec = self.spec(incarnation);
+        if self.gate.is_guarded() && self.tenant.is_none() {
+            Segment::create_wiping(spec)
+        } else {
+            Segment::create(spec)
+        }
+    }
+
     /// What its segment is to be in this incarnation.
-    pub(crate) fn spec(&self, incarnation: Incarnation) -> SegmentSpec {
+    fn spec(&self, incarnation: Incarnation) -> SegmentSpec {
         let bytes = self.segment_bytes / 4096 * 4096;
         let slots = u32::try_from(bytes / BYTES_PER_SLOT).unwrap_or(u32::MAX).max(1024);
         SegmentSpec {

@@ -6,8 +6,8 @@ use crate::metrics::Tally;
 use crate::registration::Standing;
 use mooncrate_core::error::MountError;
 use mooncrate_core::{NodeId, Now, SegmentId};
+use mooncrate_mem::SegmentError;
 use mooncrate_mem::clock::boottime;
-use mooncrate_mem::{Segment, SegmentError};
 use mooncrate_transfer::{DataServer, DataServerConfig, DataTally, Segments};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
@@ -87,13 +87,16 @@ impl Node {
                 unix @ Address::Unix(_) => config.unix = Some(unix),
             }
         }
-        let spec = config.spec(config.incarnation);
-        let segment = Segment::create(spec).map_err(io("reserving memory for the segment"))?;
+        let segment =
+            config.create(config.incarnation).map_err(io("reserving memory for the segment"))?;
         let segments = Arc::new(Segments::default());
         segments.insert(segment);
         let server_config = DataServerConfig {
             name: config.name.clone(),
             host: config.host_id(),
+            gate: config.gate.clone(),
+            dedicated: config.tenant,
+            share_users: config.share_users.clone(),
             ..DataServerConfig::default()
         };
         let data = Arc::<DataTally>::default();

@@ -133,7 +133,7 @@ impl Node {
     fn start_over(&self) {
         let mut standing = self.standing().lock();
         standing.incarnation = Incarnation(standing.incarnation.0 + 1);
-        match Segment::create(self.config().spec(standing.incarnation)) {
+        match self.config().create(standing.incarnation) {
             Ok(fresh) => {
                 tracing::warn!("the master has given this node up: starting over, empty");
                 self.tally().given_up.one();

@@ -10,7 +10,7 @@ use crate::config::Settings;
 use crate::failure::Failure;
 use crate::listen::{self, Door};
 use crate::render::{Output, Started};
-use mooncrate::{MasterOptions, NodeOptions, Running};
+use mooncrate::{MasterOptions, NodeOptions, Running, Security};
 use mooncrate_admin::{Registry, Router};
 use mooncrate_core::catalog;
 use mooncrate_master::MasterMetrics;
@@ -43,19 +43,27 @@ const USUAL_MASTER: &str = "127.0.0.1:7411";
 
 /// Serves until a signal comes.
 pub(crate) fn run(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
-    check(role, settings)?;
+    // One each: servers of one process count their callers by themselves.
+    let security = (security(settings)?, security(settings)?);
+    check(role, settings, &security.0)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::failed(format!("cannot start a runtime: {error}")))?;
-    let served = runtime.block_on(serve(role, settings, out));
+    let served = runtime.block_on(serve(role, settings, security, out));
     // A call that does not come back must not keep the process.
     runtime.shutdown_background();
     served
 }
 
+fn security(settings: &Settings) -> Result<Security, Failure> {
+    let read = settings.credentials.security();
+    let security = read.map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(Security { insecure_listen: settings.insecure_listen, ..security })
+}
+
 /// All that can be said before anything is started.
-fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
+fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Failure> {
     let unix = settings.unix.clone().map(Address::Unix);
     let mut doors = Vec::new();
     let mut door = |what, address, flag| doors.push(Door { what, address, flag });
@@ -75,7 +83,7 @@ fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
         }
     }
     for door in &doors {
-        listen::check_loopback(*door, settings.insecure_listen)?;
+        listen::check_loopback(*door, security.gate.is_guarded(), settings.insecure_listen)?;
     }
     if let Some(admin) = admin_door(role, settings) {
         listen::check_admin(admin)?;
@@ -91,7 +99,12 @@ fn admin_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
     Some(Door { what: "the admin HTTP", address, flag })
 }
 
-async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
+async fn serve(
+    role: Role,
+    settings: &Settings,
+    security: (Security, Security),
+    out: Output,
+) -> Result<(), Failure> {
     let mut signals = Signals::catch()
         .map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))?;
     let admin = match admin_door(role, settings) {
@@ -101,7 +114,7 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
         }
         None => None,
     };
-    let options = (master_options(settings), node_options(settings));
+    let options = (master_options(settings, security.0), node_options(settings, security.1));
     let starting = spawn_blocking(move || match role {
         Role::Both => mooncrate::run_both(options.0, options.1),
         Role::Master => mooncrate::run_master(options.0),
@@ -179,7 +192,7 @@ fn died(error: &tokio::task::JoinError) -> Failure {
     Failure::failed(format!("a thread of the server died: {error}"))
 }
 
-fn master_options(settings: &Settings) -> MasterOptions {
+fn master_options(settings: &Settings, security: Security) -> MasterOptions {
     MasterOptions {
         listen: settings.master.clone(),
         state_file: settings.state_file.clone(),
@@ -190,10 +203,11 @@ fn master_options(settings: &Settings) -> MasterOptions {
             ..catalog::Config::default()
         },
         workers: settings.workers,
+        security,
     }
 }
 
-fn node_options(settings: &Settings) -> NodeOptions {
+fn node_options(settings: &Settings, security: Security) -> NodeOptions {
     NodeOptions {
         name: settings.node_name.clone(),
         master: settings.master.clone(),
@@ -204,6 +218,9 @@ fn node_options(settings: &Settings) -> NodeOptions {
         host: settings.host.clone(),
         zone: settings.zone.clone(),
         huge_pages: settings.huge_pages,
+        security,
+        tenant: settings.tenant,
+        share_users: settings.share_users.clone(),
     }
 }
 

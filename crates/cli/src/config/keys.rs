@@ -5,6 +5,7 @@
 //! value that is good in one place is good in the others.
 
 use bytesize::ByteSize;
+use mooncrate_core::TenantId;
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_wire::Address;
@@ -44,6 +45,10 @@ pub(crate) enum Kind {
     Placement,
     /// A filter of the log.
     Filter,
+    /// A tenant's name, or off.
+    Tenant,
+    /// Numbers of users with commas between them, or off.
+    Users,
 }
 
 /// One setting.
@@ -69,6 +74,12 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("data", "127.0.0.1:7413", Kind::Listener),
     spec("unix", AUTO, Kind::Socket),
     spec("insecure_listen", "false", Kind::Switch),
+    spec("token_file", OFF, Kind::File),
+    spec("tls_cert", OFF, Kind::File),
+    spec("tls_key", OFF, Kind::File),
+    spec("tls_ca", OFF, Kind::File),
+    spec("tenant", OFF, Kind::Tenant),
+    spec("share_users", OFF, Kind::Users),
     spec("segment_size", "256MiB", Kind::Size),
     spec("slots", AUTO, Kind::CountOrAuto),
     spec("huge_pages", "false", Kind::Switch),
@@ -116,6 +127,9 @@ impl Spec {
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),
             Kind::Placement => text.parse::<PlacementKind>().map(drop).map_err(|e| e.to_string()),
+            Kind::Tenant | Kind::Users if text == OFF => Ok(()),
+            Kind::Tenant => tenant(text).map(drop),
+            Kind::Users => users(text).map(drop),
             Kind::Filter => match text.parse::<tracing_subscriber::filter::Targets>() {
                 Ok(_) => Ok(()),
                 Err(_) => {
@@ -155,6 +169,20 @@ pub(crate) fn count(text: &str) -> Result<u32, String> {
         Ok(0) | Err(_) => Err(format!("`{text}` is not a whole number of at least 1")),
         Ok(count) => Ok(count),
     }
+}
+
+/// A tenant.
+pub(crate) fn tenant(text: &str) -> Result<TenantId, String> {
+    match TenantId::named(text) {
+        Ok(TenantId::DEFAULT) => Err("it is empty".to_owned()),
+        other => other.map_err(|error| error.to_string()),
+    }
+}
+
+/// Numbers of users.
+pub(crate) fn users(text: &str) -> Result<Vec<u32>, String> {
+    let all: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
+    all.map_err(|_| format!("`{text}` is not a list of user numbers; write it as 1000,1001"))
 }
 
 /// Yes or no.
@@ -220,6 +248,9 @@ mod tests {
             ("evict_policy", "rarely", "fifo"),
             ("placement", "near", "least-loaded"),
             ("node_name", "", "empty"),
+            ("tenant", "Acme", "a-z"),
+            ("tenant", "", "empty"),
+            ("share_users", "me", "1000,1001"),
             ("log", "a=b=c", "filter"),
         ] {
             let error = find(name).unwrap().check(text).unwrap_err();

@@ -1,7 +1,9 @@
 //! The settings with their types, as the commands use them.
 
 use super::Layers;
-use super::keys::{AUTO, OFF, address, count, size, span, switch};
+use super::keys::{AUTO, OFF, address, count, size, span, switch, tenant, users};
+use mooncrate::{Credentials, TlsFiles};
+use mooncrate_core::TenantId;
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_wire::Address;
@@ -25,6 +27,12 @@ pub(crate) struct Settings {
     pub(crate) unix: Option<PathBuf>,
     /// Whether listeners may be reached from other machines.
     pub(crate) insecure_listen: bool,
+    /// Token and certificates, shown and asked for.
+    pub(crate) credentials: Credentials,
+    /// The tenant that a node is dedicated to.
+    pub(crate) tenant: Option<TenantId>,
+    /// Users who may map a node's memory.
+    pub(crate) share_users: Vec<u32>,
     /// Bytes of a node's segment.
     pub(crate) segment_bytes: u64,
     /// Headers in its table.
@@ -76,6 +84,17 @@ impl Settings {
             data,
             unix,
             insecure_listen: truth("insecure_listen"),
+            credentials: Credentials {
+                token_file: or_off("token_file").map(PathBuf::from),
+                tls: TlsFiles {
+                    cert: or_off("tls_cert").map(PathBuf::from),
+                    key: or_off("tls_key").map(PathBuf::from),
+                    ca: or_off("tls_ca").map(PathBuf::from),
+                },
+            },
+            tenant: or_off("tenant").map(|text| tenant(text).expect(CHECKED)),
+            share_users: or_off("share_users")
+                .map_or_else(Vec::new, |text| users(text).expect(CHECKED)),
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),

@@ -245,6 +245,7 @@ impl Entry {
             generation: part.generation,
             extent: self.extent(part),
             stripe: part.stripe,
+            grant: None,
         }
     }
 }

@@ -93,7 +93,8 @@ impl Rig {
         let extent = Extent::new(offset, bytes).unwrap();
         assert!(extent.fits(SEGMENT_BYTES) && slot.0 < SLOTS, "the test wants too much");
         let generation = Generation(0);
-        Locator { segment: SEGMENT, incarnation: MOUNT, slot, generation, extent, stripe: 0 }
+        let (incarnation, stripe, grant) = (MOUNT, 0, None);
+        Locator { segment: SEGMENT, incarnation, slot, generation, extent, stripe, grant }
     }
 
     /// A stamped value of this length with a place of its own.

@@ -196,6 +196,7 @@ fn data_code(error: DataError) -> Coded {
         DataError::OutOfBounds => (0x55, 0, 0),
         DataError::UnknownSegment => (0x56, 0, 0),
         DataError::Unsupported => (0x57, 0, 0),
+        DataError::Denied => (0x58, 0, 0),
     }
 }
 
@@ -209,6 +210,7 @@ fn data_error((code, first, _): Coded) -> Result<DataError, DecodeError> {
         0x55 => DataError::OutOfBounds,
         0x56 => DataError::UnknownSegment,
         0x57 => DataError::Unsupported,
+        0x58 => DataError::Denied,
         _ => return Err(unknown(code)),
     })
 }
@@ -247,7 +249,7 @@ mod tests {
             let known = families.iter().flatten().count();
             let expected = match code {
                 1 | 2 => 3,
-                0x10..=0x1b | 0x20..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x57 => 1,
+                0x10..=0x1b | 0x20..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x58 => 1,
                 _ => 0,
             };
             assert_eq!(known, expected, "code {code:#x}");

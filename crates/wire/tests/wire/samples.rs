@@ -80,6 +80,16 @@ impl Samples {
         Extent::new(offset, len).unwrap_or(Extent::new(0, len).unwrap())
     }
 
+    fn grant(&mut self) -> Option<Grant> {
+        let mac = [self.u64().to_le_bytes(), self.u64().to_le_bytes()].concat();
+        self.yes().then(|| Grant {
+            tenant: TenantId(self.u32()),
+            expires_s: self.u32(),
+            right: if self.yes() { Right::Read } else { Right::Write },
+            mac: mac.try_into().unwrap(),
+        })
+    }
+
     fn locator(&mut self) -> Locator {
         Locator {
             segment: SegmentId(self.u64()),
@@ -88,6 +98,7 @@ impl Samples {
             generation: Generation(self.u32()),
             extent: self.extent(),
             stripe: self.u64() as u8,
+            grant: self.grant(),
         }
     }
 

@@ -92,6 +92,7 @@ pub(crate) fn locator() -> Locator {
         generation: Generation(4),
         extent: mooncrate_core::extent::Extent::new(64, 128).unwrap(),
         stripe: 0,
+        grant: None,
     }
 }
 
