@@ -160,7 +160,9 @@ impl Samples {
 
     fn refusal(&mut self) -> Refusal {
         let code = RefusalCode::ALL[self.0.below(10) as usize];
-        Refusal { code, message: self.text() }
+        let message = self.text();
+        let leader = if code == RefusalCode::NotLeader { self.text() } else { String::new() };
+        Refusal { code, message, leader }
     }
 
     fn offer(&mut self) -> SegmentOffer {
@@ -364,6 +366,7 @@ impl Samples {
     fn stat(&mut self, epoch: LeaderEpoch) -> ClusterStat {
         ClusterStat {
             epoch,
+            leader: self.text(),
             rebuilding: self.yes(),
             nodes: self.u32(),
             objects: self.u64(),
