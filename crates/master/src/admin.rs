@@ -63,6 +63,7 @@ pub async fn serve(
 pub fn stat_json(stat: &ClusterStat) -> Value {
     json!({
         "epoch": stat.epoch.0,
+        "leader": stat.leader,
         "rebuilding": stat.rebuilding,
         "nodes": stat.nodes,
         "objects": stat.objects,

@@ -188,7 +188,10 @@ impl MasterApi for Master {
         mount: &Mount,
         _deadline: Deadline,
     ) -> Result<Result<Mounted, MountError>, CallError> {
-        Ok(self.mount_node(mount))
+        self.rise_above(mount.seen)?;
+        let mounted = self.mount_node(mount);
+        self.keep_mount()?;
+        Ok(mounted)
     }
 
     fn announce(

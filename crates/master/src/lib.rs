@@ -3,7 +3,8 @@
 //! [`Master`] answers the calls of `MasterApi`, in the same process or behind [`serve`]. It holds
 //! the catalog under one short lock, carries orders to owners (a node in the same process at once,
 //! others through their order poll), and lets calls that need an owner's word wait for it with a
-//! deadline.
+//! deadline. Where several masters run, one of them leads: [`election`] gives the winner the
+//! [`Seat`] of its process.
 //!
 //! Deliberately absent: values, memory, mappings. This crate cannot link `mem` or `transfer`, so no
 //! byte of a value can pass through a master, not even by mistake.
@@ -11,14 +12,21 @@
 
 pub mod admin;
 mod config;
+pub mod election;
 mod handler;
+mod keeper;
 mod members;
 mod news;
+mod seat;
 mod serve;
 mod service;
+pub mod standby;
 mod state_file;
+mod term;
 
 pub use config::MasterConfig;
+pub use election::{Election, ElectionConfig, ElectionError};
 pub use handler::MasterHandler;
-pub use serve::{Serving, serve};
+pub use seat::Seat;
+pub use serve::{Serving, serve, serve_seat};
 pub use service::Master;

@@ -12,6 +12,9 @@ pub enum Error {
     /// A node could not start.
     #[error("node: {0}")]
     Node(#[from] mooncrate_node::NodeError),
+    /// A master could not stand for election.
+    #[error("election: {0}")]
+    Election(#[from] mooncrate_master::ElectionError),
     /// A socket, a file or a thread.
     #[error("{doing}: {source}")]
     Io {
@@ -27,7 +30,7 @@ impl Error {
     pub const fn advice(&self) -> Advice {
         match self {
             Self::Client(error) => error.advice(),
-            Self::Node(_) | Self::Io { .. } => Advice::GiveUp,
+            Self::Node(_) | Self::Election(_) | Self::Io { .. } => Advice::GiveUp,
         }
     }
 

@@ -42,7 +42,8 @@ fn connect(settings: &Settings) -> Result<Store, Failure> {
         ..ConnectOptions::default()
     };
     Store::connect(options).map_err(|error| {
-        Failure::failed(format!("cannot reach the master at {}: {error}", settings.master))
+        let at = &settings.master;
+        Failure::failed(format!("cannot reach the master at {at}: {error}"))
             .hint("`mooncrate serve` starts one; --master HOST:PORT finds one elsewhere")
     })
 }

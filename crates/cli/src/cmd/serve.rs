@@ -9,7 +9,7 @@ use crate::config::Settings;
 use crate::failure::Failure;
 use crate::listen::{self, Door};
 use crate::render::{Output, Started};
-use mooncrate::{MasterOptions, NodeOptions, Running};
+use mooncrate::{ElectionConfig, MasterOptions, NodeOptions, Running};
 use mooncrate_core::catalog;
 use mooncrate_wire::Address;
 use std::io;
@@ -57,8 +57,9 @@ fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
     let mut doors = Vec::new();
     let mut door = |what, address, flag| doors.push(Door { what, address, flag });
     if role != Role::Node {
-        door("the master", &settings.master, "--master");
+        door("the master", own_address(settings)?, "--master");
     }
+    check_election(role, settings)?;
     if role != Role::Master {
         if let Some(data) = &settings.data {
             door("the node", data, "--data");
@@ -80,6 +81,32 @@ fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
     doors.iter().try_for_each(|door| listen::check_free(*door))
 }
 
+/// Where the master of this process listens.
+fn own_address(settings: &Settings) -> Result<&Address, Failure> {
+    settings.master.only().ok_or_else(|| {
+        let message = format!("a master listens at one address, not at {}", settings.master);
+        let hint = "name its own with --master HOST:PORT; clients and nodes name all of them";
+        Failure::usage(message).hint(hint)
+    })
+}
+
+/// Whether several masters can work like this.
+fn check_election(role: Role, settings: &Settings) -> Result<(), Failure> {
+    if settings.etcd.is_empty() || role == Role::Node {
+        return Ok(());
+    }
+    if role == Role::Both {
+        let message = "a master that is elected through etcd runs alone";
+        let hint = "use `mooncrate master` and `mooncrate node` in place of `mooncrate serve`";
+        return Err(Failure::usage(message).hint(hint));
+    }
+    if settings.state_file.is_some() {
+        let message = "a master that is elected through etcd keeps its state there, not in a file";
+        return Err(Failure::usage(message).hint("leave --state-file or --etcd away"));
+    }
+    Ok(())
+}
+
 fn admin_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
     let address = settings.admin.as_ref().filter(|_| role != Role::Node)?;
     Some(Door { what: "the admin HTTP", address, flag: "--admin" })
@@ -95,7 +122,7 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
         }
         None => None,
     };
-    let options = (master_options(settings), node_options(settings));
+    let options = (master_options(role, settings)?, node_options(settings));
     let starting = spawn_blocking(move || match role {
         Role::Both => mooncrate::run_both(options.0, options.1),
         Role::Master => mooncrate::run_master(options.0),
@@ -109,13 +136,13 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
     out.started(&started(role, settings, &running, admin_at))?;
 
     let (stop_admin, admin_stops) = oneshot::channel::<()>();
-    let master = running.master();
+    let seat = running.seat();
     let admin = async {
         let stop = async move { drop(admin_stops.await) };
-        let (Some(listener), Some(master)) = (admin, master) else {
+        let (Some(listener), Some(seat)) = (admin, seat) else {
             return stop.await;
         };
-        if let Err(error) = mooncrate_master::admin::serve(listener, master, stop).await {
+        if let Err(error) = mooncrate_master::standby::serve(listener, seat, stop).await {
             tracing::error!(%error, "the admin HTTP ended");
         }
     };
@@ -154,9 +181,14 @@ fn died(error: &tokio::task::JoinError) -> Failure {
     Failure::failed(format!("a thread of the server died: {error}"))
 }
 
-fn master_options(settings: &Settings) -> MasterOptions {
-    MasterOptions {
-        listen: settings.master.clone(),
+fn master_options(role: Role, settings: &Settings) -> Result<MasterOptions, Failure> {
+    if role == Role::Node {
+        return Ok(MasterOptions::default());
+    }
+    let listen = own_address(settings)?.clone();
+    Ok(MasterOptions {
+        election: (!settings.etcd.is_empty()).then(|| election(settings, &listen)),
+        listen,
         state_file: settings.state_file.clone(),
         catalog: catalog::Config {
             put_timeout: settings.put_timeout,
@@ -165,6 +197,17 @@ fn master_options(settings: &Settings) -> MasterOptions {
             ..catalog::Config::default()
         },
         workers: settings.workers,
+    })
+}
+
+fn election(settings: &Settings, listen: &Address) -> ElectionConfig {
+    let advertise = settings.advertise.as_ref().map(Address::to_string).unwrap_or_default();
+    ElectionConfig {
+        endpoints: settings.etcd.clone(),
+        prefix: settings.etcd_prefix.clone(),
+        name: settings.name.clone().unwrap_or_else(|| settings.usual_name(listen)),
+        advertise,
+        ttl: settings.election_ttl,
     }
 }
 
