@@ -41,6 +41,12 @@ pub(crate) enum Command {
     Floors,
     /// The checksummed copy against a plain one
     Copy,
+    /// Three masters on etcd lose their leader, by SIGKILL and by SIGSTOP
+    Failover {
+        /// Rounds of each kind.
+        #[arg(default_value_t = 20)]
+        rounds: u32,
+    },
     /// A master and a node, for the bench itself
     #[command(hide = true)]
     ServeForBench {

@@ -5,6 +5,7 @@
 //!           control  control calls, 1 and 8 threads, 1 and 128 keys               │ memcpy, plain
 //!           index    the catalog alone: memory per object, cost per call by size  │ sockets, or
 //!           growth   control calls on a small and on a large master               │ the smallest
+//!           failover three masters on etcd lose their leader (a table of its own)
 //!           copy     the checksummed copy; floors: the plain programs alone       │ size
 //!              │
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
@@ -27,6 +28,7 @@ mod control;
 mod copy;
 mod cores;
 mod effort;
+mod failover;
 mod fleet;
 mod floors;
 mod growth;
@@ -68,6 +70,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::ServeForBench { bytes } => return peer::serve_cluster(*bytes),
         Command::MasterForBench { objects } => return growth::serve_master(*objects),
         Command::FloorForBench { bytes } => return plain::serve(*bytes),
+        Command::Failover { rounds } => return failover::run(*rounds),
         _ => {}
     }
     // Before the load of the bench itself shows in it.
@@ -92,6 +95,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::Floors => floors::run(&effort)?,
         Command::Copy => copy::run(&effort)?,
         Command::ServeForBench { .. }
+        | Command::Failover { .. }
         | Command::MasterForBench { .. }
         | Command::FloorForBench { .. } => unreachable!("answered above"),
     };

@@ -152,6 +152,8 @@ pub(crate) struct MasterAlone {
     #[command(flatten)]
     pub(crate) master: MasterFlags,
     #[command(flatten)]
+    pub(crate) election: ElectionFlags,
+    #[command(flatten)]
     pub(crate) server: ServerFlags,
 }
 
@@ -180,8 +182,8 @@ pub(crate) struct MasterHere {
 /// The master of another process.
 #[derive(Debug, Args)]
 pub(crate) struct MasterThere {
-    /// Where the master is [default: 127.0.0.1:7411]
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Where the master is, or all masters that elect a leader [default: 127.0.0.1:7411]
+    #[arg(long, value_name = "HOST:PORT,…")]
     pub(crate) master: Option<String>,
 }
 
@@ -206,6 +208,26 @@ pub(crate) struct MasterFlags {
     /// Where values go: random, least-loaded, local-first or by-zone [default: random]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) placement: Option<String>,
+}
+
+/// How a master stands for election among several.
+#[derive(Debug, Args)]
+pub(crate) struct ElectionFlags {
+    /// Elect a leader among several masters through etcd, as in http://127.0.0.1:2379 [default: off]
+    #[arg(long, value_name = "URL,…")]
+    pub(crate) etcd: Option<String>,
+    /// What the names of the keys in etcd begin with: the cluster [default: mooncrate]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) etcd_prefix: Option<String>,
+    /// The name of this master, unlike that of any other [default: auto]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Where clients and nodes reach this master [default: auto]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) advertise: Option<String>,
+    /// How long a leader that has fallen silent keeps its seat, in whole seconds [default: 2s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) election_ttl: Option<String>,
 }
 
 /// How a node works.
@@ -410,6 +432,14 @@ impl Flags {
         self.text("--placement", "placement", flags.placement.as_ref());
     }
 
+    fn election(&mut self, flags: &ElectionFlags) {
+        self.text("--etcd", "etcd", flags.etcd.as_ref());
+        self.text("--etcd-prefix", "etcd_prefix", flags.etcd_prefix.as_ref());
+        self.text("--name", "name", flags.name.as_ref());
+        self.text("--advertise", "advertise", flags.advertise.as_ref());
+        self.text("--election-ttl", "election_ttl", flags.election_ttl.as_ref());
+    }
+
     fn node(&mut self, flags: &NodeFlags) {
         self.text("--data", "data", flags.data.as_ref());
         self.text("--unix", "unix", flags.unix.as_ref());
@@ -457,6 +487,7 @@ impl Arguments {
             Command::Master(alone) => {
                 flags.text("--master", "master", alone.here.master.as_ref());
                 flags.master(&alone.master);
+                flags.election(&alone.election);
                 flags.server(&alone.server);
             }
             Command::Node(alone) => {

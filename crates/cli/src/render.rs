@@ -316,8 +316,12 @@ fn stat_screen(stat: &ClusterStat) -> String {
         bytes(stat.used_bytes),
         bytes(stat.capacity_bytes),
     );
+    let leader = match stat.leader.as_str() {
+        "" => String::new(),
+        leader => format!(", {leader} leads"),
+    };
     let facts = [
-        ("epoch", stat.epoch.0.to_string()),
+        ("epoch", format!("{}{leader}", stat.epoch.0)),
         ("open puts", stat.open_puts.to_string()),
         ("quarantined", bytes(stat.quarantined_bytes)),
         ("largest free run", bytes(stat.largest_free_run)),

@@ -60,6 +60,7 @@ fn a_cluster_is_a_sentence_and_a_table() {
     };
     let mut stat = ClusterStat {
         epoch: LeaderEpoch(7),
+        leader: "m1 at 127.0.0.1:7411".into(),
         rebuilding: false,
         nodes: 1,
         objects: 12,
@@ -76,6 +77,7 @@ fn a_cluster_is_a_sentence_and_a_table() {
     insta::assert_snapshot!("stat", stat_screen(&stat));
     stat.segments.clear();
     stat.rebuilding = true;
+    stat.leader.clear();
     insta::assert_snapshot!("stat_without_segments", stat_screen(&stat));
 }
 

@@ -65,6 +65,7 @@ pub fn routes(master: Arc<Master>, registry: Arc<Registry>) -> Router {
 pub fn stat_json(stat: &ClusterStat) -> Value {
     json!({
         "epoch": stat.epoch.0,
+        "leader": stat.leader,
         "rebuilding": stat.rebuilding,
         "nodes": stat.nodes,
         "objects": stat.objects,

@@ -335,7 +335,10 @@ impl MasterApi for Scope {
         mount: &Mount,
         _deadline: Deadline,
     ) -> Result<Result<Mounted, MountError>, CallError> {
-        Ok(self.master.mount_node(mount))
+        self.master.rise_above(mount.seen)?;
+        let mounted = self.master.mount_node(mount);
+        self.master.keep_mount()?;
+        Ok(mounted)
     }
 
     fn announce(

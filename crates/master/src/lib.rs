@@ -4,7 +4,8 @@
 //! or behind [`serve`]. It holds
 //! the catalog under one short lock, carries orders to owners (a node in the same process at once,
 //! others through their order poll), and lets calls that need an owner's word wait for it with a
-//! deadline.
+//! deadline. Where several masters run, one of them leads: [`election`] gives the winner the
+//! [`Seat`] of its process.
 //!
 //! Deliberately absent: values, memory, mappings. This crate cannot link `mem` or `transfer`, so no
 //! byte of a value can pass through a master, not even by mistake.
@@ -13,19 +14,26 @@
 pub mod admin;
 pub mod audit;
 mod config;
+pub mod election;
 mod grants;
 mod handler;
+mod keeper;
 mod members;
 mod metrics;
 mod news;
 mod pattern;
 mod query;
+mod seat;
 mod serve;
 mod service;
+pub mod standby;
 mod state_file;
+mod term;
 
 pub use config::MasterConfig;
+pub use election::{Election, ElectionConfig, ElectionError};
 pub use handler::{MasterHandler, Scope};
 pub use metrics::MasterMetrics;
-pub use serve::{Serving, serve};
+pub use seat::Seat;
+pub use serve::{Serving, serve, serve_seat};
 pub use service::Master;

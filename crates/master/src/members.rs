@@ -33,15 +33,14 @@ impl Master {
         mind.directory.nodes.insert(node, mount.info.clone());
         let epoch = mind.catalog.epoch();
         drop(mind);
-        self.keep_or_say();
         tracing::info!(node = %mount.info.name, segments = mount.offers.len(), "node mounted");
         Ok(Mounted { epoch, registration_ms: self.registration_ms() })
     }
 
-    /// Serving goes on without the file; only a restart would not wait for the nodes it lacks.
-    fn keep_or_say(&self) {
+    /// Serving goes on without it: the next leader would only wait for a node that has left.
+    pub(crate) fn keep_or_say(&self) {
         if let Err(error) = self.keep() {
-            tracing::error!(%error, "the state file cannot be written");
+            tracing::error!(%error, "the list of nodes cannot be written");
         }
     }
 

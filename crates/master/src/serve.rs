@@ -1,13 +1,17 @@
 //! The threads of a master: workers with a runtime each, and the ticker.
 
-use crate::handler::MasterHandler;
+use crate::seat::{Seat, SeatHandler};
 use crate::service::Master;
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{ServerConfig, serve_control};
 use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 use tokio::sync::watch;
+
+/// How often the list of nodes is compared with what was written down.
+const KEEP: Duration = Duration::from_millis(500);
 
 /// A master at work. Dropping it stops it.
 #[derive(Debug)]
@@ -43,8 +47,24 @@ pub fn serve(
     config: &ServerConfig,
     workers: usize,
 ) -> io::Result<Serving> {
+    serve_seat(&Seat::always(Arc::clone(master)), master.config.tick, sockets, config, workers)
+}
+
+/// The same for whoever takes the seat; while it is vacant, callers are told where the leader is.
+pub fn serve_seat(
+    seat: &Arc<Seat>,
+    tick: Duration,
+    sockets: &[Bound],
+    config: &ServerConfig,
+    workers: usize,
+) -> io::Result<Serving> {
     let (shutdown, down) = watch::channel(false);
-    let mut serving = Serving { shutdown, threads: vec![ticker(master, &down)?] };
+    let mut serving = Serving { shutdown, threads: Vec::new() };
+    serving.threads.push(every("master-tick", tick, seat, &down, Master::tick)?);
+    if seat.master().is_none_or(|master| master.keeps()) {
+        // Nodes that were lost since the last mount.
+        serving.threads.push(every("master-keep", KEEP, seat, &down, Master::keep_or_say)?);
+    }
     for worker in 0..workers.max(1) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let sockets: Vec<Bound> =
@@ -52,7 +72,7 @@ pub fn serve(
         if sockets.is_empty() {
             break;
         }
-        let handler = Arc::new(MasterHandler(Arc::clone(master)));
+        let handler = Arc::new(SeatHandler(Arc::clone(seat)));
         let (config, down) = (Arc::new(config.clone()), down.clone());
         let thread = Builder::new().name(format!("master-{worker}"));
         let handle = thread.spawn(move || {
@@ -74,13 +94,22 @@ pub fn serve(
     Ok(serving)
 }
 
-/// Lets the catalog see time pass. A thread of its own: no request holds it up (G13).
-fn ticker(master: &Arc<Master>, down: &watch::Receiver<bool>) -> io::Result<JoinHandle<()>> {
-    let (master, down) = (Arc::clone(master), down.clone());
-    Builder::new().name("master-tick".into()).spawn(move || {
+/// Work for whoever leads here, at regular times. The catalog sees time pass by it; a thread of its
+/// own, so that no request holds it up (G13).
+fn every(
+    name: &str,
+    pause: Duration,
+    seat: &Arc<Seat>,
+    down: &watch::Receiver<bool>,
+    work: fn(&Master),
+) -> io::Result<JoinHandle<()>> {
+    let (seat, down) = (Arc::clone(seat), down.clone());
+    Builder::new().name(name.into()).spawn(move || {
         while !*down.borrow() && down.has_changed().is_ok() {
-            master.tick();
-            std::thread::sleep(master.config.tick);
+            if let Some(master) = seat.master() {
+                work(&master);
+            }
+            std::thread::sleep(pause);
         }
     })
 }

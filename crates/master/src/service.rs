@@ -2,11 +2,14 @@
 //! work, and the call waits for their notices until its deadline.
 
 use crate::config::MasterConfig;
+use crate::election::EtcdKeeper;
+use crate::keeper::Keeper;
 use crate::members::Directory;
 use crate::metrics::Requests;
 use crate::news::News;
 use crate::pattern::Matcher;
 use crate::state_file::{Kept, StateFile};
+use crate::term::Term;
 use mooncrate_core::catalog::{AuditError, Catalog, Ended, Removal, Start, replacing};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Order, PutConfig, WritePlan};
@@ -17,7 +20,7 @@ use mooncrate_wire::message::{
     ClusterStat, List, Listed, Listing, PutEndItem, PutItem, PutReplan, PutRevokeItem,
     RemoveMatching, Removed, SegmentRow, TenantRow,
 };
-use mooncrate_wire::{CallError, NodeApi};
+use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -39,7 +42,11 @@ pub struct Master {
     pub(crate) config: MasterConfig,
     mind: Mutex<Mind>,
     /// A lock of its own, taken before the mind's: no call waits while the disk works.
-    state: Mutex<Option<StateFile>>,
+    keeper: Mutex<Keeper>,
+    /// Until when it leads; `None`: for ever.
+    term: Option<Arc<Term>>,
+    /// Who it is among several masters, for people.
+    title: String,
     pub(crate) news: News,
     /// How long requests took; handlers add to it.
     pub(crate) requests: Requests,
@@ -68,12 +75,12 @@ pub(crate) struct Mind {
 impl Master {
     /// A master that leads from now on. `epoch` is used when no state file says more.
     pub fn new(config: MasterConfig, epoch: LeaderEpoch) -> io::Result<Arc<Self>> {
-        let (state, kept) = match &config.state_file {
+        let (keeper, kept) = match &config.state_file {
             Some(path) => {
                 let (file, kept) = StateFile::open(path)?;
-                (Some(file), kept)
+                (Keeper::File(file), kept)
             }
-            None => (None, None),
+            None => (Keeper::Nowhere, None),
         };
         let (epoch, start) = match kept {
             Some(kept) => {
@@ -82,18 +89,54 @@ impl Master {
             }
             None => (epoch, Start::Fresh),
         };
+        let master = Arc::new(Self::made(config, epoch, start, keeper));
+        master.keep()?;
+        Ok(master)
+    }
+
+    /// A master that was elected, with an index of its own. `nodes`: those that the last leader knew;
+    /// `None`: there was none, so whatever nodes bring along is welcome.
+    pub(crate) fn elected(
+        config: MasterConfig,
+        epoch: LeaderEpoch,
+        nodes: Option<Vec<NodeId>>,
+        term: Arc<Term>,
+        keeper: EtcdKeeper,
+        title: String,
+    ) -> Arc<Self> {
+        let start = nodes.map_or(Start::Fresh, |expected| Start::Takeover { expected });
+        let master = Self::made(config, epoch, start, Keeper::Etcd(keeper));
+        Arc::new(Self { term: Some(term), title, ..master })
+    }
+
+    fn made(config: MasterConfig, epoch: LeaderEpoch, start: Start, keeper: Keeper) -> Self {
         let catalog = Catalog::new(config.catalog.clone(), epoch, start, boottime());
         let mind = Mind { catalog, directory: Directory::default(), mail: BTreeMap::new() };
-        let master = Arc::new(Self {
+        Self {
             config,
             mind: Mutex::new(mind),
-            state: Mutex::new(state),
+            keeper: Mutex::new(keeper),
+            term: None,
+            title: String::new(),
             news: News::default(),
             requests: Requests::default(),
             local: OnceLock::new(),
-        });
-        master.keep()?;
-        Ok(master)
+        }
+    }
+
+    /// Whether it leads now, by its own reckoning.
+    pub fn leads(&self) -> bool {
+        self.term.as_ref().is_none_or(|term| term.lasts())
+    }
+
+    /// Whether its time is limited.
+    pub(crate) fn is_elected(&self) -> bool {
+        self.term.is_some()
+    }
+
+    /// Whether mounts are written down somewhere.
+    pub(crate) fn keeps(&self) -> bool {
+        self.is_elected() || self.config.state_file.is_some()
     }
 
     /// Gives orders of `node` straight to it. Once per master.
@@ -103,6 +146,9 @@ impl Master {
 
     /// What time alone brings about; called every [`MasterConfig::tick`].
     pub fn tick(&self) {
+        if !self.leads() {
+            return;
+        }
         let orders = {
             let mut mind = self.mind();
             mind.catalog.tick(boottime());
@@ -117,15 +163,36 @@ impl Master {
         self.mind().catalog.audit()
     }
 
-    /// Writes epoch and nodes to the state file, if there is one.
+    /// Writes down what the next leader must know, where that is kept.
     pub(crate) fn keep(&self) -> io::Result<()> {
-        let mut state = self.state.lock();
-        let Some(state) = &mut *state else { return Ok(()) };
+        let mut keeper = self.keeper.lock();
+        if !keeper.keeps() {
+            return Ok(());
+        }
         let kept = {
             let mind = self.mind();
-            Kept { epoch: mind.catalog.epoch(), nodes: mind.catalog.nodes().collect() }
+            Kept { epoch: mind.catalog.epoch(), nodes: mind.catalog.holders() }
         };
-        state.keep(kept)
+        keeper.keep(kept)
+    }
+
+    /// After a mount: keeps it, or says that it could not be kept where it must be.
+    pub(crate) fn keep_mount(&self) -> Result<(), CallError> {
+        let Err(error) = self.keep() else { return Ok(()) };
+        if self.keeper.lock().must() {
+            return Err(cannot_keep(&error));
+        }
+        tracing::error!(%error, "the state file cannot be written");
+        Ok(())
+    }
+
+    /// A node has obeyed the leader `seen`: an epoch above it is reserved before it is used.
+    pub(crate) fn rise_above(&self, seen: LeaderEpoch) -> Result<(), CallError> {
+        if seen <= self.leader_epoch() {
+            return Ok(());
+        }
+        let above = LeaderEpoch(seen.0.saturating_add(1));
+        self.keeper.lock().raise(above).map_err(|error| cannot_keep(&error))
     }
 
     pub(crate) fn mind(&self) -> MutexGuard<'_, Mind> {
@@ -374,6 +441,7 @@ impl Master {
         let sum = |field: fn(&SegmentRow) -> u64| segments.iter().map(field).sum();
         ClusterStat {
             epoch: mind.catalog.epoch(),
+            leader: self.title.clone(),
             rebuilding: mind.catalog.rebuilding(),
             nodes: mind.catalog.nodes().count() as u32,
             objects: mind.catalog.len() as u64,
@@ -453,6 +521,12 @@ impl Master {
         drop(mind);
         self.news.publish();
     }
+}
+
+/// What a node hears when etcd did not take what must be written.
+fn cannot_keep(error: &io::Error) -> CallError {
+    let words = format!("the mount could not be written down: {error}; try again");
+    Refusal::new(RefusalCode::Internal, words).into()
 }
 
 impl Mind {

@@ -138,9 +138,8 @@ impl Node {
     /// its orders by a call, so nobody has to wait for them.
     pub fn register(self: &Arc<Self>, local: bool) -> Result<(), NodeError> {
         self.mount()?;
-        let heartbeat = self.config.heartbeat;
         let tick = self.config.tick;
-        self.start("node-heart", move |node| node.every(heartbeat, Self::heartbeat))?;
+        self.start("node-heart", Self::stay_known)?;
         self.start("node-tick", move |node| node.every(tick, Self::tick))?;
         if !local {
             self.start("node-orders", Self::follow_orders)?;

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// How long a call of registration may take.
 const CALL_TIME: Duration = Duration::from_secs(2);
+/// Pause after a heartbeat that was not acknowledged.
+const RETRY: Duration = Duration::from_millis(100);
 /// Slots in one page of an announcement.
 const PAGE_SLOTS: usize = 1024;
 
@@ -86,8 +88,20 @@ impl Node {
         }
     }
 
+    /// Heartbeats, for as long as the node lives. After one that nobody acknowledged the next comes soon:
+    /// a new leader waits for this node before it takes puts of unknown keys.
+    pub(crate) fn stay_known(&self) {
+        let pause = self.config().heartbeat;
+        while !self.stopping() {
+            let began = boottime();
+            self.heartbeat();
+            let known = self.standing().lock().acknowledged >= began;
+            std::thread::sleep(if known { pause } else { pause.min(RETRY) });
+        }
+    }
+
     /// One heartbeat, and whatever its answer, or its absence, asks for.
-    pub(crate) fn heartbeat(&self) {
+    fn heartbeat(&self) {
         if !self.standing().lock().mounted {
             // Not alive for this master before all is told: an answer would give leave to serve.
             return self.mount_again();

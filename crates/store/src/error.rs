@@ -14,6 +14,9 @@ pub enum Error {
     /// A node could not start.
     #[error("node: {0}")]
     Node(#[from] mooncrate_node::NodeError),
+    /// A master could not stand for election.
+    #[error("election: {0}")]
+    Election(#[from] mooncrate_master::ElectionError),
     /// A socket, a file or a thread.
     #[error("{doing}: {source}")]
     Io {
@@ -51,6 +54,7 @@ impl Error {
         match self {
             Self::Client(error) => error.advice(),
             Self::Node(_)
+            | Self::Election(_)
             | Self::Io { .. }
             | Self::Token(_)
             | Self::DerivedToken

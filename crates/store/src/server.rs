@@ -6,11 +6,14 @@ use crate::security::Security;
 use mooncrate_core::catalog;
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::{LeaderEpoch, TenantId};
-use mooncrate_master::{Master, MasterConfig, Serving, serve};
+use mooncrate_master::{
+    Election, ElectionConfig, Master, MasterConfig, Seat, Serving, serve, serve_seat,
+};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{
-    Address, Hello, LinkConfig, LinkKind, LinkPool, MasterApi, MasterLink, NodeApi, PoolConfig,
+    Address, Hello, LinkConfig, LinkKind, MasterApi, MasterLink, MasterPools, Masters, NodeApi,
+    PoolConfig,
     Role, ServerConfig,
 };
 use std::path::PathBuf;
@@ -23,6 +26,9 @@ pub struct MasterOptions {
     pub listen: Address,
     /// Where it keeps its epoch and the nodes it knows; `None`: a restart forgets them.
     pub state_file: Option<PathBuf>,
+    /// How it stands for election among several masters; `None`: it is the only one. What the state
+    /// file would keep is in etcd then. An empty address to advertise: the one where it listens.
+    pub election: Option<ElectionConfig>,
     /// How its mind works.
     pub catalog: catalog::Config,
     /// Threads that answer.
@@ -36,6 +42,7 @@ impl Default for MasterOptions {
         Self {
             listen: Address::Tcp("127.0.0.1:7411".into()),
             state_file: None,
+            election: None,
             catalog: catalog::Config::default(),
             workers: 2,
             security: Security::default(),
@@ -48,8 +55,8 @@ impl Default for MasterOptions {
 pub struct NodeOptions {
     /// Its name: the same across restarts, unlike that of any other node.
     pub name: String,
-    /// Its master.
-    pub master: Address,
+    /// Its master, or all of them.
+    pub master: Masters,
     /// Where it serves data over the network.
     pub listen: Option<Address>,
     /// Where it serves data, and its memory, on the same machine.
@@ -76,7 +83,7 @@ impl Default for NodeOptions {
     fn default() -> Self {
         Self {
             name: "node".into(),
-            master: MasterOptions::default().listen,
+            master: MasterOptions::default().listen.into(),
             listen: Some(Address::Tcp("127.0.0.1:7413".into())),
             unix: None,
             segment_bytes: 256 << 20,
@@ -94,7 +101,8 @@ impl Default for NodeOptions {
 /// Servers at work. Dropping it stops them.
 #[derive(Debug)]
 pub struct Running {
-    master: Option<(Arc<Master>, Address)>,
+    master: Option<(Arc<Seat>, Address)>,
+    election: Option<Election>,
     serving: Option<Serving>,
     node: Option<Arc<Node>>,
 }
@@ -117,9 +125,14 @@ impl Running {
         (!unix.is_empty()).then(|| unix.into())
     }
 
-    /// The master in this process.
+    /// The master in this process, while it leads.
     pub fn master(&self) -> Option<Arc<Master>> {
-        self.master.as_ref().map(|(master, _)| Arc::clone(master))
+        self.seat().and_then(|seat| seat.master())
+    }
+
+    /// The seat of the master in this process, taken or not.
+    pub fn seat(&self) -> Option<Arc<Seat>> {
+        self.master.as_ref().map(|(seat, _)| Arc::clone(seat))
     }
 
     /// The node in this process.
@@ -140,6 +153,10 @@ impl Running {
                 let _ = std::fs::remove_file(path);
             }
         }
+        // Then the seat, so that others can take it while the last answers go out.
+        if let Some(election) = self.election.take() {
+            election.stop();
+        }
         if let Some(serving) = self.serving.take() {
             serving.stop();
         }
@@ -154,8 +171,12 @@ impl Drop for Running {
 
 /// Runs a master.
 pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
+    if let Some(election) = options.election.clone() {
+        return stand_for_election(options, election);
+    }
     let (master, serving, address) = start_master(options)?;
-    Ok(Running { master: Some((master, address)), serving: Some(serving), node: None })
+    let master = Some((Seat::always(master), address));
+    Ok(Running { master, election: None, serving: Some(serving), node: None })
 }
 
 /// Runs a node, and waits until its master knows it.
@@ -163,18 +184,19 @@ pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
     let hello = Hello::new(Role::Node, LinkKind::Control, &options.name);
     let link = LinkConfig { access: options.security.access.clone(), ..LinkConfig::default() };
     let config = PoolConfig { link, ..PoolConfig::default() };
-    let pool = LinkPool::new(options.master.clone(), hello, config);
-    let master: Arc<dyn MasterApi> = Arc::new(MasterLink::new(pool));
+    let pools = MasterPools::new(&options.master, &hello, &config);
+    let master: Arc<dyn MasterApi> = Arc::new(MasterLink::new(pools));
     let node = start_node(options, master)?;
     node.register(false)?;
-    Ok(Running { master: None, serving: None, node: Some(node) })
+    Ok(Running { master: None, election: None, serving: None, node: Some(node) })
 }
 
 /// Runs a master and a node in one process: the small cluster that most people start with.
 pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
     let (master, serving, address) = start_master(master)?;
     let mut running = Running {
-        master: Some((Arc::clone(&master), address)),
+        master: Some((Seat::always(Arc::clone(&master)), address)),
+        election: None,
         serving: Some(serving),
         node: None,
     };
@@ -191,6 +213,35 @@ pub(crate) fn join(master: &Arc<Master>, node: &Arc<Node>) -> Result<(), Error> 
     Ok(node.register(true)?)
 }
 
+/// Runs a master that leads when it is elected. It listens at once and says who leads.
+fn stand_for_election(
+    options: MasterOptions,
+    mut election: ElectionConfig,
+) -> Result<Running, Error> {
+    let bound = listen(&options.listen, &options.security)?;
+    let address = bound.address().map_err(Error::io("reading the master's address"))?;
+    if election.advertise.is_empty() {
+        election.advertise = address.to_string();
+    }
+    let grants = options.security.gate.grants().cloned();
+    let config = MasterConfig { catalog: options.catalog, grants, ..MasterConfig::default() };
+    let tick = config.tick;
+    let election = Election::start(election, config)?;
+    let seat = Arc::clone(election.seat());
+    let serving = serve_seat(&seat, tick, &[bound], &server_config(&options.security), options.workers)
+        .map_err(Error::io("starting the master's threads"))?;
+    let master = Some((seat, address));
+    Ok(Running { master, election: Some(election), serving: Some(serving), node: None })
+}
+
+fn server_config(security: &Security) -> ServerConfig {
+    ServerConfig {
+        host: HostId(name_hash(&this_host())),
+        gate: security.gate.clone(),
+        ..ServerConfig::default()
+    }
+}
+
 fn start_master(options: MasterOptions) -> Result<(Arc<Master>, Serving, Address), Error> {
     let bound = listen(&options.listen, &options.security)?;
     let address = bound.address().map_err(Error::io("reading the master's address"))?;
@@ -203,11 +254,7 @@ fn start_master(options: MasterOptions) -> Result<(Arc<Master>, Serving, Address
     // Without a state file the time of the start orders leaders; nodes correct it if need be.
     let epoch = LeaderEpoch(this_start().0);
     let master = Master::new(config, epoch).map_err(Error::io("reading the master's state"))?;
-    let server = ServerConfig {
-        host: HostId(name_hash(&this_host())),
-        gate: options.security.gate,
-        ..ServerConfig::default()
-    };
+    let server = server_config(&options.security);
     let serving = serve(&master, &[bound], &server, options.workers)
         .map_err(Error::io("starting the master's threads"))?;
     Ok((master, serving, address))

@@ -14,7 +14,7 @@ use mooncrate_transfer::{EngineConfig, Path, Segments};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{ClusterStat, Listing, NodeEntry, Pattern, Removed};
 use mooncrate_wire::{
-    Address, Hello, LinkKind, LinkPool, MasterLink, PoolConfig, Role, ServerConfig,
+    Address, Hello, LinkKind, MasterLink, MasterPools, Masters, PoolConfig, Role, ServerConfig,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -47,8 +47,8 @@ impl Default for EmbeddedOptions {
 /// How a cluster is reached.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// Its master.
-    pub master: Address,
+    /// Its master, or all of them: the one that leads is found among them.
+    pub master: Masters,
     /// This machine's label; nodes with the same one are read through their memory.
     pub host: String,
     /// Whether to do that.
@@ -64,7 +64,7 @@ pub struct ConnectOptions {
 impl Default for ConnectOptions {
     fn default() -> Self {
         Self {
-            master: Address::Tcp("127.0.0.1:7411".into()),
+            master: Address::Tcp("127.0.0.1:7411".into()).into(),
             host: this_host(),
             shared_memory: true,
             zone: String::new(),
@@ -137,8 +137,8 @@ impl Store {
     /// A client of a cluster. Fails if its master does not answer.
     pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
         let hello = Hello::new(Role::Client, LinkKind::Control, "client");
-        let pool = LinkPool::new(options.master, hello, options.links.clone());
-        let master = Arc::new(MasterLink::new(pool));
+        let pools = MasterPools::new(&options.master, &hello, &options.links);
+        let master = Arc::new(MasterLink::new(pools));
         let engine = EngineConfig {
             host: HostId(name_hash(&options.host)),
             shared_memory: options.shared_memory,

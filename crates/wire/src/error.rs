@@ -1,5 +1,6 @@
 //! What can go wrong on a link, from the bytes up to the call, and what the caller does next.
 
+use crate::address::Address;
 use crate::frame::{ATTACHMENT_BYTES_MAX, BODY_BYTES_MAX, VERSION_MAX, VERSION_MIN};
 use crate::kind::Kind;
 use mooncrate_core::error::Advice;
@@ -190,6 +191,8 @@ pub struct Refusal {
     pub code: RefusalCode,
     /// Why, for people.
     pub message: String,
+    /// Only with [`RefusalCode::NotLeader`]: where the leader is, empty if that is not known.
+    pub leader: String,
 }
 
 impl Refusal {
@@ -201,7 +204,17 @@ impl Refusal {
             end -= 1;
         }
         message.truncate(end);
-        Self { code, message }
+        Self { code, message, leader: String::new() }
+    }
+
+    /// The refusal of a master that does not lead. `leader` is where the leader is, if it is known.
+    pub fn not_leader(leader: Option<&str>) -> Self {
+        let words = match leader {
+            Some(at) => format!("this master does not lead; the leader is at {at}"),
+            None => "this master does not lead, and knows no leader yet".to_owned(),
+        };
+        let leader = leader.unwrap_or_default().to_owned();
+        Self { leader, ..Self::new(RefusalCode::NotLeader, words) }
     }
 }
 
@@ -231,6 +244,14 @@ pub enum CallError {
         code: RefusalCode,
         /// Why, for people.
         message: String,
+    },
+    /// The peer is a master that does not lead: the request was not handled.
+    #[error("refused: {message}")]
+    NotLeader {
+        /// Why, for people.
+        message: String,
+        /// Where the leader is, as far as that master knows.
+        leader: Option<Address>,
     },
     /// The peer sent what it must not; the link is closed.
     #[error("protocol: {0}")]
@@ -271,6 +292,7 @@ impl CallError {
             Self::Io { .. } | Self::Closed { .. } => Advice::Retry { after_ms: 100 },
             Self::Deadline { .. } => Advice::Retry { after_ms: 0 },
             Self::Busy { after_ms, .. } => Advice::Retry { after_ms: *after_ms },
+            Self::NotLeader { .. } => Advice::Retry { after_ms: 500 },
             Self::Protocol(_) | Self::Tls { .. } => Advice::GiveUp,
             Self::Refused { code, .. } => match code {
                 RefusalCode::Deadline => Advice::Retry { after_ms: 0 },
@@ -298,6 +320,9 @@ impl CallError {
     pub fn refusal(&self) -> Refusal {
         match self {
             Self::Refused { code, message } => Refusal::new(*code, message.clone()),
+            Self::NotLeader { leader, .. } => {
+                Refusal::not_leader(leader.as_ref().map(Address::to_string).as_deref())
+            }
             Self::Deadline { .. } => Refusal::new(RefusalCode::Deadline, self.to_string()),
             Self::Busy { .. } => Refusal::new(RefusalCode::TooMany, self.to_string()),
             _ => Refusal::new(RefusalCode::Internal, self.to_string()),
@@ -313,7 +338,12 @@ impl From<FrameError> for CallError {
 
 impl From<Refusal> for CallError {
     fn from(refusal: Refusal) -> Self {
-        Self::Refused { code: refusal.code, message: refusal.message }
+        let Refusal { code, message, leader } = refusal;
+        match code {
+            // An address that cannot be read is as good as none: the others are asked in turn.
+            RefusalCode::NotLeader => Self::NotLeader { message, leader: leader.parse().ok() },
+            code => Self::Refused { code, message },
+        }
     }
 }
 

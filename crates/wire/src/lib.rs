@@ -9,8 +9,8 @@
 //!
 //! From the bottom up: [`frame`] is the 32-byte header, [`inbox`] cuts a stream into frames without
 //! doing I/O, [`message`] holds every request and reply as a plain value, [`link`] is one blocking
-//! connection, [`pool`] keeps some of them, [`master_link`] is a master at the other end,
-//! [`server`] is this end of many connections, and [`api`] holds the two seams, `MasterApi` and
+//! connection, [`pool`] keeps some of them, [`masters`] finds the one that leads, [`master_link`] is
+//! a master at the other end, [`server`] is this end of many connections, and [`api`] holds the two seams, `MasterApi` and
 //! `NodeApi`.
 //!
 //! What must stay true: a length that a peer wrote is compared with a limit, and with what is
@@ -38,6 +38,7 @@ pub mod inbox;
 pub mod kind;
 pub mod link;
 pub mod master_link;
+pub mod masters;
 pub mod message;
 pub mod pool;
 pub mod server;
@@ -51,6 +52,7 @@ pub use frame::{FrameHeader, RequestId};
 pub use kind::{Kind, LinkKind};
 pub use link::{Link, LinkConfig};
 pub use master_link::MasterLink;
+pub use masters::{MasterPools, Masters};
 pub use message::{DataReply, DataRequest, Hello, HelloAck, Reply, Request, Role};
 pub use pool::{LinkPool, PoolConfig};
 pub use server::{Answer, Caller, Handler, ServerConfig, serve_control};

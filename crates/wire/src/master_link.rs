@@ -1,4 +1,4 @@
-//! A master at the other end of a pool of links. Batches that are larger than a frame allows are
+//! A master at the other end of pools of links. Batches that are larger than a frame allows are
 //! split here, and keys that cannot be keys are answered here, so that a caller may ask for
 //! anything and gets one result per item, at its own index (G11).
 
@@ -11,6 +11,7 @@ use crate::message::{
     PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, Reply, Request, SetQuota, Stat,
     Unmount,
 };
+use crate::masters::MasterPools;
 use crate::pool::LinkPool;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
@@ -28,25 +29,25 @@ const ITEM_BYTES: usize = 64;
 /// A master over links.
 #[derive(Debug)]
 pub struct MasterLink {
-    pool: LinkPool,
+    pools: MasterPools,
 }
 
 impl MasterLink {
-    /// A master behind this pool.
-    pub fn new(pool: LinkPool) -> Self {
-        Self { pool }
+    /// A master behind this pool, or whoever leads behind these pools.
+    pub fn new(pools: impl Into<MasterPools>) -> Self {
+        Self { pools: pools.into() }
     }
 
-    /// The pool, for tools that show it.
+    /// The pool of the master that is asked first, for tools that show it.
     pub fn pool(&self) -> &LinkPool {
-        &self.pool
+        self.pools.current()
     }
 }
 
 /// Asks, and takes the one reply that fits the request. The link has compared the kinds already.
 macro_rules! ask {
     ($self:ident, $kind:ident, $request:expr, $deadline:expr) => {
-        match $self.pool.call(&Request::$kind($request), $deadline)? {
+        match $self.pools.call(&Request::$kind($request), $deadline)? {
             Reply::$kind(reply) => Ok(reply),
             other => Err(CallError::from(DecodeError::Unexpected { kind: other.kind() })),
         }

@@ -10,7 +10,7 @@ use crate::config::Settings;
 use crate::failure::Failure;
 use crate::listen::{self, Door};
 use crate::render::{Output, Started};
-use mooncrate::{MasterOptions, NodeOptions, Running, Security};
+use mooncrate::{ElectionConfig, MasterOptions, NodeOptions, Running, Security};
 use mooncrate_admin::{Registry, Router};
 use mooncrate_core::catalog;
 use mooncrate_master::MasterMetrics;
@@ -68,8 +68,9 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
     let mut doors = Vec::new();
     let mut door = |what, address, flag| doors.push(Door { what, address, flag });
     if role != Role::Node {
-        door("the master", &settings.master, "--master");
+        door("the master", own_address(settings)?, "--master");
     }
+    check_election(role, settings)?;
     if role != Role::Master {
         if let Some(data) = &settings.data {
             door("the node", data, "--data");
@@ -89,6 +90,32 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
         listen::check_admin(admin)?;
     }
     doors.iter().try_for_each(|door| listen::check_free(*door))
+}
+
+/// Where the master of this process listens.
+fn own_address(settings: &Settings) -> Result<&Address, Failure> {
+    settings.master.only().ok_or_else(|| {
+        let message = format!("a master listens at one address, not at {}", settings.master);
+        let hint = "name its own with --master HOST:PORT; clients and nodes name all of them";
+        Failure::usage(message).hint(hint)
+    })
+}
+
+/// Whether several masters can work like this.
+fn check_election(role: Role, settings: &Settings) -> Result<(), Failure> {
+    if settings.etcd.is_empty() || role == Role::Node {
+        return Ok(());
+    }
+    if role == Role::Both {
+        let message = "a master that is elected through etcd runs alone";
+        let hint = "use `mooncrate master` and `mooncrate node` in place of `mooncrate serve`";
+        return Err(Failure::usage(message).hint(hint));
+    }
+    if settings.state_file.is_some() {
+        let message = "a master that is elected through etcd keeps its state there, not in a file";
+        return Err(Failure::usage(message).hint("leave --state-file or --etcd away"));
+    }
+    Ok(())
 }
 
 fn admin_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
@@ -114,7 +141,8 @@ async fn serve(
         }
         None => None,
     };
-    let options = (master_options(settings, security.0), node_options(settings, security.1));
+    let options =
+        (master_options(role, settings, security.0)?, node_options(settings, security.1));
     let starting = spawn_blocking(move || match role {
         Role::Both => mooncrate::run_both(options.0, options.1),
         Role::Master => mooncrate::run_master(options.0),
@@ -171,18 +199,21 @@ async fn serve(
 
 /// What the admin HTTP shows: a master's routes if there is one here, and everybody's numbers.
 fn routes(running: &Running) -> Option<Router> {
-    let (master, node) = (running.master(), running.node().cloned());
+    let node = running.node().cloned();
     let mut registry = Registry::default();
-    if let Some(master) = &master {
-        registry.register_collector(Box::new(MasterMetrics(Arc::clone(master))));
-    }
     if let Some(node) = &node {
         registry.register_collector(Box::new(NodeMetrics(Arc::clone(node))));
     }
-    let registry = Arc::new(registry);
-    let routes = match (master, node) {
-        (Some(master), _) => mooncrate_master::admin::routes(master, registry),
-        (None, Some(node)) => mooncrate_node::admin::routes(node, registry),
+    let routes = match (running.seat(), node) {
+        (Some(seat), node) => mooncrate_master::standby::router(seat, move |master| {
+            let mut registry = Registry::default();
+            registry.register_collector(Box::new(MasterMetrics(Arc::clone(&master))));
+            if let Some(node) = &node {
+                registry.register_collector(Box::new(NodeMetrics(Arc::clone(node))));
+            }
+            mooncrate_master::admin::routes(master, Arc::new(registry))
+        }),
+        (None, Some(node)) => mooncrate_node::admin::routes(node, Arc::new(registry)),
         (None, None) => return None,
     };
     Some(mooncrate_admin::window(routes))
@@ -192,9 +223,18 @@ fn died(error: &tokio::task::JoinError) -> Failure {
     Failure::failed(format!("a thread of the server died: {error}"))
 }
 
-fn master_options(settings: &Settings, security: Security) -> MasterOptions {
-    MasterOptions {
-        listen: settings.master.clone(),
+fn master_options(
+    role: Role,
+    settings: &Settings,
+    security: Security,
+) -> Result<MasterOptions, Failure> {
+    if role == Role::Node {
+        return Ok(MasterOptions::default());
+    }
+    let listen = own_address(settings)?.clone();
+    Ok(MasterOptions {
+        election: (!settings.etcd.is_empty()).then(|| election(settings, &listen)),
+        listen,
         state_file: settings.state_file.clone(),
         catalog: catalog::Config {
             put_timeout: settings.put_timeout,
@@ -204,6 +244,17 @@ fn master_options(settings: &Settings, security: Security) -> MasterOptions {
         },
         workers: settings.workers,
         security,
+    })
+}
+
+fn election(settings: &Settings, listen: &Address) -> ElectionConfig {
+    let advertise = settings.advertise.as_ref().map(Address::to_string).unwrap_or_default();
+    ElectionConfig {
+        endpoints: settings.etcd.clone(),
+        prefix: settings.etcd_prefix.clone(),
+        name: settings.name.clone().unwrap_or_else(|| settings.usual_name(listen)),
+        advertise,
+        ttl: settings.election_ttl,
     }
 }
 

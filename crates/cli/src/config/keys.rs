@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use mooncrate_core::TenantId;
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
-use mooncrate_wire::Address;
+use mooncrate_wire::{Address, Masters};
 use std::time::Duration;
 
 /// Leaves the choice to the program.
@@ -19,8 +19,12 @@ pub(crate) const OFF: &str = "off";
 /// What a value may look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// `host:port` or `unix:/path`.
-    Address,
+    /// `host:port` or `unix:/path`; several, with commas, where masters elect a leader.
+    Masters,
+    /// `host:port` or `unix:/path`, or auto.
+    AddressOrAuto,
+    /// Where etcd is, with commas, or off.
+    Endpoints,
     /// `host:port`, or off.
     Listener,
     /// A path for a socket, auto or off.
@@ -68,7 +72,7 @@ const fn spec(name: &'static str, default: &'static str, kind: Kind) -> Spec {
 
 /// All settings, in the order in which they are shown.
 pub(crate) const KEYS: &[Spec] = &[
-    spec("master", "127.0.0.1:7411", Kind::Address),
+    spec("master", "127.0.0.1:7411", Kind::Masters),
     spec("admin", "127.0.0.1:7412", Kind::Listener),
     spec("node_admin", OFF, Kind::Listener),
     spec("data", "127.0.0.1:7413", Kind::Listener),
@@ -87,6 +91,11 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("host", AUTO, Kind::Name),
     spec("zone", AUTO, Kind::Name),
     spec("state_file", OFF, Kind::File),
+    spec("etcd", OFF, Kind::Endpoints),
+    spec("etcd_prefix", "mooncrate", Kind::Name),
+    spec("name", AUTO, Kind::Name),
+    spec("advertise", AUTO, Kind::AddressOrAuto),
+    spec("election_ttl", "2s", Kind::Span),
     spec("workers", "2", Kind::Count),
     spec("put_timeout", "30s", Kind::Span),
     spec("evict_policy", "sieve", Kind::Policy),
@@ -110,7 +119,11 @@ impl Spec {
     /// Whether this text is a value of it; if not, what is.
     pub(crate) fn check(&self, text: &str) -> Result<(), String> {
         match self.kind {
-            Kind::Address => address(text).map(drop),
+            Kind::Masters => masters(text).map(drop),
+            Kind::AddressOrAuto if text == AUTO => Ok(()),
+            Kind::AddressOrAuto => address(text).map(drop),
+            Kind::Endpoints if text == OFF => Ok(()),
+            Kind::Endpoints => endpoints(text).map(drop),
             Kind::Listener if text == OFF => Ok(()),
             Kind::Listener => address(text).and_then(|address| match address {
                 Address::Tcp(_) => Ok(()),
@@ -143,6 +156,20 @@ impl Spec {
 /// An address.
 pub(crate) fn address(text: &str) -> Result<Address, String> {
     text.parse()
+}
+
+/// One master or several.
+pub(crate) fn masters(text: &str) -> Result<Masters, String> {
+    text.parse()
+}
+
+/// Where etcd is.
+pub(crate) fn endpoints(text: &str) -> Result<Vec<String>, String> {
+    let one = |part: &str| match part.strip_prefix("http://") {
+        Some(rest) if rest.parse::<Address>().is_ok() => Ok(part.to_owned()),
+        _ => Err(format!("`{part}` is no endpoint of etcd; write it as http://127.0.0.1:2379")),
+    };
+    text.split(',').map(one).collect()
 }
 
 /// A number of bytes.
@@ -237,6 +264,10 @@ mod tests {
     fn bad_values_say_what_a_good_one_looks_like() {
         for (name, text, says) in [
             ("master", "nohost", "host:port"),
+            ("master", "a:1,a:1", "twice"),
+            ("etcd", "127.0.0.1:2379", "http://127.0.0.1:2379"),
+            ("etcd", "https://a:1", "http://"),
+            ("advertise", "here", "host:port"),
             ("admin", "unix:/x", "host:port"),
             ("segment_size", "12 parsecs", "256MiB"),
             ("segment_size", "0", "too few"),

@@ -1,12 +1,14 @@
 //! The settings with their types, as the commands use them.
 
 use super::Layers;
-use super::keys::{AUTO, OFF, address, count, size, span, switch, tenant, users};
+use super::keys::{
+    AUTO, OFF, address, count, endpoints, masters, size, span, switch, tenant, users,
+};
 use mooncrate::{Credentials, TlsFiles};
 use mooncrate_core::TenantId;
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
-use mooncrate_wire::Address;
+use mooncrate_wire::{Address, Masters};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,8 +17,8 @@ const CHECKED: &str = "every layer checks its values";
 /// What the commands start from.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// Where the master listens and is found.
-    pub(crate) master: Address,
+    /// Where the master listens, or where masters are found.
+    pub(crate) master: Masters,
     /// Where the admin HTTP of a master listens.
     pub(crate) admin: Option<Address>,
     /// Where that of a node alone listens.
@@ -47,6 +49,16 @@ pub(crate) struct Settings {
     pub(crate) zone: String,
     /// Where a master keeps its epoch.
     pub(crate) state_file: Option<PathBuf>,
+    /// Where etcd is; none: the master is the only one.
+    pub(crate) etcd: Vec<String>,
+    /// What our keys there begin with.
+    pub(crate) etcd_prefix: String,
+    /// The name of a master among several; `None`: from its machine and its port.
+    pub(crate) name: Option<String>,
+    /// Where others reach it; `None`: where it listens.
+    pub(crate) advertise: Option<Address>,
+    /// How long a silent leader keeps its seat.
+    pub(crate) election_ttl: Duration,
     /// Threads of a master.
     pub(crate) workers: usize,
     /// When an open put gives its key back.
@@ -78,7 +90,7 @@ impl Settings {
             path => PathBuf::from(path),
         });
         Self {
-            master: address(layers.value("master")).expect(CHECKED),
+            master: masters(layers.value("master")).expect(CHECKED),
             admin: or_off("admin").map(|text| address(text).expect(CHECKED)),
             node_admin: or_off("node_admin").map(|text| address(text).expect(CHECKED)),
             data,
@@ -103,6 +115,11 @@ impl Settings {
             host,
             zone: or_auto("zone").unwrap_or_default().to_owned(),
             state_file: or_off("state_file").map(PathBuf::from),
+            etcd: or_off("etcd").map(|text| endpoints(text).expect(CHECKED)).unwrap_or_default(),
+            etcd_prefix: layers.value("etcd_prefix").to_owned(),
+            name: or_auto("name").map(str::to_owned),
+            advertise: or_auto("advertise").map(|text| address(text).expect(CHECKED)),
+            election_ttl: time("election_ttl"),
             workers: count(layers.value("workers")).expect(CHECKED) as usize,
             put_timeout: time("put_timeout"),
             evict_policy: layers.value("evict_policy").parse().expect(CHECKED),
@@ -111,6 +128,13 @@ impl Settings {
             deadline: time("deadline"),
             log: or_auto("log").map(str::to_owned),
         }
+    }
+}
+
+impl Settings {
+    /// The name of a master that listens there, when nobody gives it one.
+    pub(crate) fn usual_name(&self, listen: &Address) -> String {
+        format!("{}-{}", hostname(), label(Some(listen)))
     }
 }
 

@@ -512,6 +512,16 @@ impl Catalog {
         self.nodes.keys().copied()
     }
 
+    /// Nodes that may hold objects, in order: those that are mounted, and those that a rebuild still
+    /// waits for. A leader that comes before they have announced must wait for them, too (M9).
+    pub fn holders(&self) -> Vec<NodeId> {
+        let awaited = self.rebuild.iter().flat_map(|rebuild| &rebuild.expected);
+        let mut holders: Vec<NodeId> = self.nodes.keys().chain(awaited).copied().collect();
+        holders.sort_unstable();
+        holders.dedup();
+        holders
+    }
+
     /// All segments as an operator sees them.
     pub fn segments(&self) -> Vec<super::SegmentStat> {
         self.segments.stats()

@@ -45,7 +45,7 @@ pub(crate) fn master() -> MasterOptions {
 pub(crate) fn node(name: &str, master: &Address, folder: &Path) -> NodeOptions {
     NodeOptions {
         name: name.into(),
-        master: master.clone(),
+        master: master.clone().into(),
         listen: Some(any_port()),
         unix: Some(folder.join(format!("{name}.sock"))),
         segment_bytes: 32 << 20,
@@ -56,7 +56,7 @@ pub(crate) fn node(name: &str, master: &Address, folder: &Path) -> NodeOptions {
 /// A client that maps memory where it can, or goes over TCP.
 pub(crate) fn connect(master: &Address, shared_memory: bool) -> Store {
     let client = ClientConfig { call_time: CALL_TIME, ..ClientConfig::default() };
-    let master = master.clone();
+    let master = master.clone().into();
     Store::connect(ConnectOptions { master, shared_memory, client, ..ConnectOptions::default() })
         .unwrap()
 }

@@ -220,11 +220,18 @@ impl<'a> Field<'a> for Refusal {
     fn put(&self, out: &mut Vec<u8>) {
         (self.code as u16).put(out);
         self.message.put(out);
+        // Only there: a refused hello keeps its layout for ever, and it never has this code.
+        if self.code == RefusalCode::NotLeader {
+            self.leader.put(out);
+        }
     }
     fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
         let code = u16::take(from)?;
         let code = RefusalCode::from_code(code).ok_or(unknown(code))?;
-        Ok(Self { code, message: String::take(from)? })
+        let message = String::take(from)?;
+        let knows = code == RefusalCode::NotLeader;
+        let leader = if knows { String::take(from)? } else { String::new() };
+        Ok(Self { code, message, leader })
     }
 }
 

@@ -326,8 +326,10 @@ fields!(@list ROWS_MAX, SegmentRow {
 message! {
     /// The cluster in numbers.
     pub struct ClusterStat {
-        /// Who leads.
+        /// Under which epoch the leader leads.
         pub epoch: LeaderEpoch,
+        /// Who leads, for people; empty where there is no election.
+        pub leader: String,
         /// Whether nodes are still to announce what they hold.
         pub rebuilding: bool,
         /// Nodes that are registered.

@@ -178,7 +178,9 @@ impl Samples {
 
     fn refusal(&mut self) -> Refusal {
         let code = RefusalCode::ALL[self.0.below(RefusalCode::ALL.len() as u64) as usize];
-        Refusal { code, message: self.text() }
+        let message = self.text();
+        let leader = if code == RefusalCode::NotLeader { self.text() } else { String::new() };
+        Refusal { code, message, leader }
     }
 
     fn offer(&mut self) -> SegmentOffer {
@@ -463,6 +465,7 @@ impl Samples {
     fn stat(&mut self, epoch: LeaderEpoch) -> ClusterStat {
         ClusterStat {
             epoch,
+            leader: self.text(),
             rebuilding: self.yes(),
             nodes: self.u32(),
             objects: self.u64(),

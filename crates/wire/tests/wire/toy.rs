@@ -214,6 +214,7 @@ impl MasterApi for Toy {
         };
         Ok(ClusterStat {
             epoch: EPOCH,
+            leader: String::new(),
             rebuilding: false,
             nodes: 1,
             objects: 4,

@@ -1,0 +1,543 @@
+//! The life of objects in the catalog: tenants and quotas, pins, groups, expiry, upserts, stripes,
+//! copies that are planned anew. Owners obey at once, unless a test holds their answers back.
+
+use mooncrate_core::catalog::{Catalog, Config, Ended, Start};
+use mooncrate_core::error::{GetError, PutError, RemoveError};
+use mooncrate_core::ids::{GroupId, TenantId};
+use mooncrate_core::label::Label;
+use mooncrate_core::plan::{
+    Announced, AnnouncedLife, AnnouncedObject, Keep, Notice, Order, OrderResult, SegmentOffer,
+};
+use mooncrate_core::{
+    Generation, HostId, Incarnation, LeaderEpoch, Medium, Name, NodeId, Now, PutConfig, Seal,
+    SegmentId, Slot, Striping, WritePlan, ZoneId,
+};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const ACME: TenantId = TenantId(7);
+
+fn ms(ms: u64) -> Now {
+    Now(1_000_000_000).plus(Duration::from_millis(ms))
+}
+
+fn offer(node: u64, bytes: u64) -> SegmentOffer {
+    SegmentOffer {
+        segment: SegmentId(node),
+        incarnation: Incarnation(1),
+        node: NodeId(node),
+        medium: Medium::Dram,
+        bytes,
+        slots: 1024,
+        host: HostId(node),
+        zone: ZoneId(0),
+        tenant: None,
+    }
+}
+
+struct Rig {
+    catalog: Catalog,
+    /// Orders that were not carried out yet.
+    held: Vec<Order>,
+}
+
+impl Rig {
+    fn new(nodes: u64, bytes: u64) -> Self {
+        Self::with(nodes, bytes, Config::default())
+    }
+
+    fn with(nodes: u64, bytes: u64, config: Config) -> Self {
+        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::Fresh, ms(0));
+        for node in 1..=nodes {
+            let offer = offer(node, bytes);
+            catalog.mount(ms(0), NodeId(node), std::slice::from_ref(&offer)).unwrap();
+            catalog.announce(ms(0), offer.segment, offer.incarnation, &[], true).unwrap();
+        }
+        Self { catalog, held: Vec::new() }
+    }
+
+    /// Owners carry out what they were told; the catalog still adds up.
+    fn obey(&mut self, now: Now) {
+        let mut orders = std::mem::take(&mut self.held);
+        orders.extend(self.catalog.take_orders().into_iter().map(|(_, order)| order));
+        while !orders.is_empty() {
+            for order in orders.drain(..) {
+                let Order { segment, incarnation, slot, generation, .. } = order;
+                let result = OrderResult::Freed { next: Generation(generation.0 + 1) };
+                let notice = Notice { segment, incarnation, slot, generation, result };
+                self.catalog.notice(now, &notice);
+            }
+            orders.extend(self.catalog.take_orders().into_iter().map(|(_, order)| order));
+        }
+        self.catalog.audit().unwrap();
+    }
+
+    fn tick(&mut self, now: Now) {
+        for node in 1..=8 {
+            let _ = self.catalog.heartbeat(now, NodeId(node));
+        }
+        self.catalog.tick(now);
+        self.obey(now);
+    }
+
+    fn start(&mut self, name: Name<'_>, len: u64, config: &PutConfig) -> Result<WritePlan, PutError> {
+        for _ in 0..64 {
+            match self.catalog.put_start(ms(1), name, len, config) {
+                Err(PutError::Reclaiming { .. }) => self.obey(ms(1)),
+                decided => return decided,
+            }
+        }
+        panic!("room never came");
+    }
+
+    fn put(&mut self, name: Name<'_>, len: u64, config: &PutConfig) -> Result<WritePlan, PutError> {
+        let plan = self.start(name, len, config)?;
+        let seals = vec![Seal(plan.object.sequence); plan.striping.stripes()];
+        self.catalog.put_end(ms(1), name, plan.token, &seals)?;
+        self.catalog.audit().unwrap();
+        Ok(plan)
+    }
+
+    fn has(&self, name: Name<'_>) -> bool {
+        self.catalog.exist(ms(2), name).unwrap()
+    }
+}
+
+fn key(key: &[u8]) -> Name<'_> {
+    Name::from(key)
+}
+
+fn with(change: impl FnOnce(&mut PutConfig)) -> PutConfig {
+    let mut config = PutConfig::default();
+    change(&mut config);
+    config
+}
+
+/// Proves G16: equal keys of two tenants are two objects, and neither can name the other's.
+#[test]
+fn tenants_do_not_see_each_other() {
+    let mut rig = Rig::new(1, MIB);
+    let (ours, theirs) = (key(b"k"), Name::new(ACME, b"k"));
+    let first = rig.put(ours, 100, &PutConfig::default()).unwrap();
+    assert!(!rig.has(theirs));
+    let second = rig.put(theirs, 200, &PutConfig::default()).unwrap();
+    assert_eq!(rig.catalog.locate(ms(2), ours, 0).unwrap().object, first.object);
+    assert_eq!(rig.catalog.locate(ms(2), theirs, 0).unwrap().object, second.object);
+    let page = rig.catalog.list(ACME, |_| true, 0, 10);
+    assert_eq!(page.entries.len(), 1);
+    rig.catalog.remove(ms(2), theirs, false).unwrap();
+    rig.obey(ms(2));
+    assert!(rig.has(ours) && !rig.has(theirs));
+    // The end of another tenant's put is refused, token or not.
+    let plan = rig.start(Name::new(ACME, b"x"), 10, &PutConfig::default()).unwrap();
+    let stolen = rig.catalog.put_end(ms(2), key(b"x"), plan.token, &[Seal(1)]);
+    assert_eq!(stolen, Err(PutError::NoSuchPut));
+}
+
+#[test]
+fn a_quota_counts_all_copies_and_is_given_back() {
+    let mut rig = Rig::new(2, MIB);
+    rig.catalog.set_quota(ACME, Some(2048));
+    let two = with(|config| config.replicas = 2);
+    rig.put(Name::new(ACME, b"a"), 512, &two).unwrap();
+    assert_eq!(rig.catalog.tenant(ACME).used, 1024);
+    let refused = rig.put(Name::new(ACME, b"b"), 600, &two);
+    assert_eq!(refused, Err(PutError::Quota { quota: 2048, total: 1024 + 2 * 640 }));
+    // Others are not bothered.
+    rig.put(key(b"b"), 600, &two).unwrap();
+    rig.catalog.remove(ms(2), Name::new(ACME, b"a"), false).unwrap();
+    assert_eq!(rig.catalog.tenant(ACME).used, 0, "what is hidden is not charged");
+    rig.obey(ms(2));
+    rig.put(Name::new(ACME, b"b"), 1000, &two).unwrap();
+    // A put that is given up is not charged either.
+    let plan = rig.start(Name::new(ACME, b"c"), 1, &PutConfig::default());
+    assert!(matches!(plan, Err(PutError::Quota { .. })));
+    rig.catalog.set_quota(ACME, None);
+    let plan = rig.start(Name::new(ACME, b"c"), 1, &PutConfig::default()).unwrap();
+    rig.catalog.put_revoke(ms(3), Name::new(ACME, b"c"), plan.token).unwrap();
+    assert_eq!(rig.catalog.tenant(ACME).used, 2048);
+    rig.obey(ms(3));
+}
+
+#[test]
+fn a_dedicated_segment_takes_only_its_tenant() {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::Fresh, ms(0));
+    let offer = SegmentOffer { tenant: Some(ACME), ..offer(1, MIB) };
+    catalog.mount(ms(0), NodeId(1), std::slice::from_ref(&offer)).unwrap();
+    catalog.announce(ms(0), offer.segment, offer.incarnation, &[], true).unwrap();
+    let mut rig = Rig { catalog, held: Vec::new() };
+    assert_eq!(rig.put(key(b"k"), 1, &PutConfig::default()), Err(PutError::NoSegments));
+    rig.put(Name::new(ACME, b"k"), 1, &PutConfig::default()).unwrap();
+}
+
+/// Fills a pool of 16 KiB with objects of 1 KiB; what is left of the first ones.
+fn survivors(keep: Keep) -> usize {
+    let mut rig = Rig::new(1, 16 << 10);
+    let dear = with(|config| config.keep = keep);
+    for n in 0..4_u8 {
+        rig.put(key(&[n]), 1024, &dear).unwrap();
+    }
+    for n in 10..60_u8 {
+        rig.put(key(&[n]), 1024, &PutConfig::default()).unwrap();
+        rig.tick(ms(3));
+    }
+    (0..4_u8).filter(|n| rig.has(key(&[*n]))).count()
+}
+
+#[test]
+fn pins_outlive_ordinary_objects() {
+    assert_eq!(survivors(Keep::Normal), 0);
+    assert_eq!(survivors(Keep::Soft { ttl_ms: 1000 }), 4);
+    assert_eq!(survivors(Keep::Hard), 4);
+}
+
+#[test]
+fn soft_pins_go_when_nothing_else_can_and_hard_ones_never() {
+    for (keep, room) in [(Keep::Soft { ttl_ms: 100_000 }, true), (Keep::Hard, false)] {
+        let config = Config { hard_permille: 1000, ..Config::default() };
+        let mut rig = Rig::with(1, 16 << 10, config);
+        let dear = with(|config| config.keep = keep);
+        for n in 0..16_u8 {
+            rig.put(key(&[n]), 1024, &dear).unwrap();
+        }
+        let one_more = rig.put(key(b"more"), 1024, &PutConfig::default());
+        assert_eq!(one_more.is_ok(), room, "{keep:?}");
+        if !room {
+            assert!(matches!(one_more, Err(PutError::Busy { .. })), "{one_more:?}");
+            rig.catalog.remove(ms(2), key(&[3]), false).unwrap();
+            rig.obey(ms(2));
+            rig.put(key(b"more"), 1024, &PutConfig::default()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn hard_pins_are_bounded() {
+    let mut rig = Rig::new(1, 16 << 10);
+    let hard = with(|config| config.keep = Keep::Hard);
+    for n in 0..8_u8 {
+        rig.put(key(&[n]), 1024, &hard).unwrap();
+    }
+    let refused = rig.put(key(b"more"), 1024, &hard);
+    assert_eq!(refused, Err(PutError::HardFull { limit: 8 << 10, total: 9 << 10 }));
+}
+
+#[test]
+fn a_soft_pin_ends_unless_it_is_read() {
+    let mut rig = Rig::new(1, 16 << 10);
+    let soft = with(|config| config.keep = Keep::Soft { ttl_ms: 100 });
+    rig.put(key(b"read"), 1024, &soft).unwrap();
+    rig.put(key(b"not read"), 1024, &soft).unwrap();
+    for at in [50, 90, 130, 170] {
+        rig.catalog.locate(ms(at), key(b"read"), 0).unwrap();
+        rig.tick(ms(at));
+    }
+    for n in 10..60_u8 {
+        while let Err(PutError::Reclaiming { .. }) =
+            rig.catalog.put_start(ms(180), key(&[n]), 1024, &PutConfig::default())
+        {
+            rig.obey(ms(180));
+        }
+        rig.tick(ms(180));
+    }
+    assert!(rig.has(key(b"read")));
+    assert!(!rig.has(key(b"not read")));
+}
+
+#[test]
+fn a_group_goes_together() {
+    let mut rig = Rig::new(2, 16 << 10);
+    let group = GroupId::named(b"request 1");
+    let grouped = with(|config| config.group = group);
+    for n in 0..4_u8 {
+        rig.put(key(&[n]), 1024, &grouped).unwrap();
+    }
+    let pinned = with(|config| {
+        config.group = group;
+        config.keep = Keep::Hard;
+    });
+    rig.put(key(b"hard"), 64, &pinned).unwrap();
+    assert_eq!(rig.catalog.group_len(TenantId::DEFAULT, group), 5);
+    // Removed ones leave; the others stay.
+    rig.catalog.remove(ms(2), key(&[1]), false).unwrap();
+    rig.obey(ms(2));
+    assert_eq!(rig.catalog.group_len(TenantId::DEFAULT, group), 4);
+    assert!(rig.has(key(&[0])));
+    let mut n = 10_u8;
+    while rig.has(key(&[0])) && rig.has(key(&[2])) && rig.has(key(&[3])) {
+        rig.put(key(&[n]), 1024, &PutConfig::default()).unwrap();
+        n += 1;
+    }
+    rig.tick(ms(3));
+    let left = [0, 2, 3].iter().filter(|n| rig.has(key(&[**n]))).count();
+    assert_eq!(left, 0, "the group follows its first victim");
+    assert!(rig.has(key(b"hard")));
+    assert_eq!(rig.catalog.group_len(TenantId::DEFAULT, group), 0);
+}
+
+#[test]
+fn an_object_expires_after_its_first_get_but_not_under_a_lease() {
+    let mut rig = Rig::new(1, MIB);
+    let once = with(|config| config.expire_ms = 100);
+    rig.put(key(b"once"), 10, &once).unwrap();
+    rig.put(key(b"leased"), 10, &once).unwrap();
+    rig.tick(ms(1000));
+    assert!(rig.has(key(b"once")), "nobody has read it");
+    assert!(rig.has(key(b"once")), "asking whether it is there is no get");
+    rig.catalog.locate(ms(1000), key(b"once"), 0).unwrap();
+    rig.catalog.locate(ms(1000), key(b"leased"), 500).unwrap();
+    rig.tick(ms(1099));
+    assert!(rig.has(key(b"once")));
+    rig.tick(ms(1101));
+    assert!(!rig.has(key(b"once")));
+    assert!(rig.has(key(b"leased")));
+    rig.tick(ms(1400));
+    assert!(rig.has(key(b"leased")));
+    rig.tick(ms(1700));
+    assert!(!rig.has(key(b"leased")));
+}
+
+/// Proves R12 and C4: the new value appears in one step, and the put is not done before the owners
+/// of the old one have said that nobody can begin to read it.
+#[test]
+fn an_upsert_is_a_new_object_that_takes_the_key_over() {
+    let mut rig = Rig::new(1, MIB);
+    let upsert = with(|config| config.upsert = true);
+    let old = rig.put(key(b"k"), 10, &upsert).unwrap();
+    let new = rig.start(key(b"k"), 20, &upsert).unwrap();
+    let found = |rig: &mut Rig| rig.catalog.locate(ms(2), key(b"k"), 0).unwrap();
+    assert_eq!(found(&mut rig).object, old.object, "until its end the old value is there");
+    let again = rig.catalog.put_start(ms(2), key(b"k"), 30, &upsert);
+    assert!(matches!(again, Err(PutError::InProgress { .. })));
+    let ended = rig.catalog.put_end(ms(2), key(b"k"), new.token, &[Seal(9)]);
+    assert_eq!(ended, Ok(Ended::Replacing(old.object)));
+    assert_eq!(found(&mut rig).object, new.object);
+    let again = rig.catalog.put_end(ms(2), key(b"k"), new.token, &[Seal(9)]);
+    assert_eq!(again, Ok(Ended::Replacing(old.object)), "idempotent");
+    rig.obey(ms(2));
+    assert!(rig.catalog.removed(old.object));
+    let done = rig.catalog.put_end(ms(2), key(b"k"), new.token, &[Seal(9)]);
+    assert_eq!(done, Ok(Ended::Done));
+    assert_eq!(found(&mut rig).len(), 20);
+    // Given up, it leaves no trace.
+    let third = rig.start(key(b"k"), 30, &upsert).unwrap();
+    rig.catalog.put_revoke(ms(3), key(b"k"), third.token).unwrap();
+    rig.obey(ms(3));
+    assert_eq!(found(&mut rig).object, new.object);
+    rig.start(key(b"k"), 30, &upsert).unwrap();
+    // The old value is removed meanwhile: the new one still takes the key.
+    rig.catalog.remove(ms(4), key(b"k"), false).unwrap();
+    rig.obey(ms(4));
+    assert_eq!(rig.catalog.locate(ms(4), key(b"k"), 0), Err(GetError::NotFound));
+}
+
+fn striped() -> Config {
+    Config { stripe_bytes: MIB, ..Config::default() }
+}
+
+#[test]
+fn a_large_value_is_striped_over_segments_and_goes_as_one() {
+    let mut rig = Rig::with(3, 16 * MIB, striped());
+    let two = with(|config| config.replicas = 2);
+    let plan = rig.put(key(b"k"), 3 * MIB + 5, &two).unwrap();
+    assert_eq!(plan.striping, Striping { len: 3 * MIB + 5, stripe_bytes: MIB });
+    assert_eq!(plan.replicas.len(), 8, "four stripes, two copies each");
+    for stripe in 0..4 {
+        let of: Vec<_> = plan.replicas.iter().filter(|at| at.stripe == stripe).collect();
+        assert_eq!(of.len(), 2);
+        assert_ne!(of[0].segment, of[1].segment, "copies of a stripe are on distinct nodes");
+    }
+    let found = rig.catalog.locate(ms(2), key(b"k"), 0).unwrap();
+    assert_eq!((found.len(), found.more_seals.len()), (3 * MIB + 5, 3));
+    assert_eq!(found.stripes().count(), 4);
+    // Too few seals end nothing.
+    let other = rig.start(key(b"o"), 2 * MIB, &PutConfig::default()).unwrap();
+    let refused = rig.catalog.put_end(ms(2), key(b"o"), other.token, &[Seal(1)]);
+    assert_eq!(refused, Err(PutError::BadSeals { stripes: 2, seals: 1 }));
+    rig.catalog.remove(ms(2), key(b"k"), false).unwrap();
+    rig.catalog.put_revoke(ms(2), key(b"o"), other.token).unwrap();
+    rig.obey(ms(2));
+    assert_eq!(rig.catalog.tenant(TenantId::DEFAULT).used, 0);
+}
+
+#[test]
+fn a_striped_value_that_lost_a_stripe_is_gone() {
+    let mut rig = Rig::with(2, 4 * MIB, striped());
+    rig.put(key(b"k"), 3 * MIB, &PutConfig::default()).unwrap();
+    // Room for two more values of this size at most: something of the first one goes.
+    for n in 0..8_u8 {
+        rig.put(key(&[n]), MIB, &PutConfig::default()).unwrap();
+        rig.tick(ms(3));
+    }
+    assert!(!rig.has(key(b"k")));
+    assert_eq!(rig.catalog.locate(ms(3), key(b"k"), 0), Err(GetError::NotFound));
+    rig.tick(ms(4));
+    // And its key is free.
+    rig.put(key(b"k"), 10, &PutConfig::default()).unwrap();
+}
+
+/// A node fails the writer: the copy is planned anew, and the key is not free before the failed owner
+/// has answered for what it may hold.
+#[test]
+fn a_failed_copy_is_planned_anew() {
+    let mut rig = Rig::new(3, MIB);
+    let two = with(|config| config.replicas = 2);
+    let plan = rig.start(key(b"k"), 100, &two).unwrap();
+    let failed = plan.replicas[0].segment;
+    let kept = plan.replicas[1].segment;
+    let avoiding = with(|config| {
+        config.replicas = 2;
+        config.avoid = vec![failed];
+    });
+    let fresh =
+        rig.catalog.put_replan(ms(1), key(b"k"), plan.token, &[failed], &avoiding).unwrap();
+    assert_eq!((fresh.object, fresh.replicas.len()), (plan.object, 1));
+    assert!(fresh.replicas[0].segment != failed && fresh.replicas[0].segment != kept);
+    rig.catalog.put_end(ms(1), key(b"k"), plan.token, &[Seal(1)]).unwrap();
+    rig.catalog.audit().unwrap();
+    // The abort of the failed copy is still out.
+    rig.held.extend(rig.catalog.take_orders().into_iter().map(|(_, order)| order));
+    assert_eq!(rig.held.len(), 1);
+    assert_eq!(rig.catalog.locate(ms(2), key(b"k"), 0).unwrap().replicas.len(), 2);
+    let held = std::mem::take(&mut rig.held);
+    rig.catalog.remove(ms(2), key(b"k"), false).unwrap();
+    rig.obey(ms(2));
+    assert!(!rig.catalog.removed(plan.object), "the failed owner has not answered");
+    let early = rig.catalog.put_start(ms(2), key(b"k"), 1, &PutConfig::default());
+    assert!(matches!(early, Err(PutError::InProgress { .. })));
+    rig.held = held;
+    rig.obey(ms(3));
+    assert!(rig.catalog.removed(plan.object));
+    rig.put(key(b"k"), 1, &PutConfig::default()).unwrap();
+}
+
+#[test]
+fn without_another_node_a_replan_keeps_what_there_is_or_fails() {
+    let mut rig = Rig::new(2, MIB);
+    let two = with(|config| config.replicas = 2);
+    let plan = rig.start(key(b"k"), 100, &two).unwrap();
+    let failed = plan.replicas[0].segment;
+    let config = with(|config| config.avoid = vec![failed]);
+    let fresh = rig.catalog.put_replan(ms(1), key(b"k"), plan.token, &[failed], &config).unwrap();
+    assert_eq!(fresh.replicas, [], "one copy is better than none");
+    let both: Vec<SegmentId> = plan.replicas.iter().map(|at| at.segment).collect();
+    let config = with(|config| config.avoid.clone_from(&both));
+    let none = rig.catalog.put_replan(ms(1), key(b"k"), plan.token, &both, &config);
+    assert_eq!(none, Err(PutError::NoSegments));
+    rig.obey(ms(1));
+}
+
+#[test]
+fn more_copies_than_nodes_are_refused_or_fewer_as_configured() {
+    let mut rig = Rig::new(2, MIB);
+    let three = with(|config| config.replicas = 3);
+    let refused = rig.put(key(b"k"), 1, &three);
+    assert_eq!(refused, Err(PutError::TooFewNodes { wanted: 3, nodes: 2 }));
+    let best = with(|config| {
+        config.replicas = 3;
+        config.best_effort = true;
+    });
+    assert_eq!(rig.put(key(b"k"), 1, &best).unwrap().replicas.len(), 2);
+    // Seed 004: the sum over the media counts where it is higher.
+    let media = with(|config| config.media = [0, 2, 0]);
+    assert_eq!(rig.put(key(b"m"), 1, &media).unwrap().replicas.len(), 2);
+    let vram = with(|config| config.media = [1, 0, 0]);
+    assert_eq!(rig.put(key(b"v"), 1, &vram), Err(PutError::NoSegments));
+}
+
+#[test]
+fn keys_are_removed_by_pattern_in_bounded_steps() {
+    let mut rig = Rig::new(1, 64 * MIB);
+    for n in 0..1000_u32 {
+        rig.put(key(format!("a/{n}").as_bytes()), 1, &PutConfig::default()).unwrap();
+    }
+    rig.put(key(b"b/1"), 1, &PutConfig::default()).unwrap();
+    rig.put(Name::new(ACME, b"a/1"), 1, &PutConfig::default()).unwrap();
+    rig.catalog.locate(ms(2), key(b"a/7"), 5000).unwrap();
+    let matches = |key: &[u8]| key.starts_with(b"a/");
+    let (mut cursor, mut gone, mut leased) = (Some(0), 0, 0);
+    while let Some(at) = cursor {
+        let page =
+            rig.catalog.remove_matching(ms(2), TenantId::DEFAULT, matches, at, false).unwrap();
+        (gone, leased, cursor) = (gone + page.waiting.len(), leased + page.leased, page.next);
+        rig.obey(ms(2));
+    }
+    assert_eq!((gone, leased), (999, 1));
+    assert!(rig.has(key(b"b/1")) && rig.has(Name::new(ACME, b"a/1")) && rig.has(key(b"a/7")));
+    assert!(matches!(
+        rig.catalog.remove(ms(2), key(b"a/7"), false),
+        Err(RemoveError::Leased { .. })
+    ));
+}
+
+/// Proves M11 for wishes: what an owner keeps beside its headers brings pins, groups, tenants and
+/// stripes back.
+#[test]
+fn labels_bring_everything_back() {
+    let start = Start::Takeover { expected: vec![NodeId(1), NodeId(2)] };
+    let mut catalog = Catalog::new(striped(), LeaderEpoch(2), start, ms(0));
+    let object = |sequence| mooncrate_core::ObjectId { epoch: LeaderEpoch(1), sequence };
+    let group = GroupId::named(b"g");
+    let wishes = with(|config| {
+        config.keep = Keep::Hard;
+        config.group = group;
+    });
+    let cut = Striping { len: MIB + 100, stripe_bytes: MIB };
+    let big = |stripe| {
+        let name = mooncrate_core::Key::new(b"big").unwrap();
+        wishes.label(ACME, name, cut, stripe)
+    };
+    let told = |slot, at, len, label: Label, seal| Announced {
+        slot: Slot(slot),
+        generation: Generation(3),
+        life: Some(AnnouncedLife {
+            extent: mooncrate_core::Extent::new(at, mooncrate_core::seal::extent_bytes(len)).unwrap(),
+            object: Some(AnnouncedObject { label, object: object(5), len, seal: Seal(seal) }),
+        }),
+    };
+    let mut pages = BTreeMap::new();
+    pages.insert(1, vec![told(0, 0, MIB, big(0), 70)]);
+    pages.insert(2, vec![told(0, 0, 100, big(1), 71)]);
+    for (node, page) in pages {
+        let name = Name::new(ACME, b"big");
+        assert!(catalog.locate(ms(1), name, 0).is_err(), "one stripe is no value");
+        let offer = offer(node, 4 * MIB);
+        catalog.mount(ms(1), NodeId(node), std::slice::from_ref(&offer)).unwrap();
+        catalog.announce(ms(1), offer.segment, offer.incarnation, &page, true).unwrap();
+    }
+    let found = catalog.locate(ms(1), Name::new(ACME, b"big"), 0).unwrap();
+    assert_eq!((found.striping, found.seal, found.seal_of(1)), (cut, Seal(70), Some(Seal(71))));
+    assert_eq!(catalog.group_len(ACME, group), 1);
+    assert_eq!(catalog.tenant(ACME).hard, catalog.tenant(ACME).used);
+    assert!(catalog.tenant(ACME).used > MIB);
+    catalog.audit().unwrap();
+}
+
+#[test]
+fn half_of_a_striped_value_is_dropped_when_the_rest_does_not_come() {
+    let start = Start::Takeover { expected: vec![NodeId(1)] };
+    let mut catalog = Catalog::new(striped(), LeaderEpoch(2), start, ms(0));
+    let cut = Striping { len: 2 * MIB, stripe_bytes: MIB };
+    let name = mooncrate_core::Key::new(b"big").unwrap();
+    let label = PutConfig::default().label(TenantId::DEFAULT, name, cut, 1);
+    let object = mooncrate_core::ObjectId { epoch: LeaderEpoch(1), sequence: 5 };
+    let told = Announced {
+        slot: Slot(0),
+        generation: Generation(3),
+        life: Some(AnnouncedLife {
+            extent: mooncrate_core::Extent::new(0, MIB).unwrap(),
+            object: Some(AnnouncedObject { label, object, len: MIB, seal: Seal(1) }),
+        }),
+    };
+    let offer = offer(1, 4 * MIB);
+    catalog.mount(ms(0), NodeId(1), std::slice::from_ref(&offer)).unwrap();
+    catalog.announce(ms(0), offer.segment, offer.incarnation, &[told], true).unwrap();
+    let mut rig = Rig { catalog, held: Vec::new() };
+    assert!(!rig.has(key(b"big")));
+    for at in (500..25_000).step_by(500) {
+        rig.tick(ms(at));
+    }
+    assert_eq!(rig.catalog.len(), 0);
+    rig.put(key(b"big"), 10, &PutConfig::default()).unwrap();
+}

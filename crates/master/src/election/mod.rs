@@ -1,0 +1,174 @@
+//! Several masters, one leader: election and an epoch in etcd, and nothing else of ours there.
+//!
+//! ```text
+//!   <prefix>/leader          name and address of the leader, bound to its lease
+//!   <prefix>/epoch           the epoch of the last leader; only grows
+//!   <prefix>/nodes           nodes that may hold objects, written by the leader
+//!   <prefix>/masters/<name>  who runs under this name, bound to its lease
+//! ```
+//!
+//! A master that finds no leader creates the leader key and raises the epoch in one transaction.
+//! What the leader writes later is guarded by its key. The lease ends when the leader does, and the
+//! others see the key go.
+//!
+//! What must stay true: no two leaders share an epoch; a leader stops granting before its lease can
+//! have lapsed ([`crate::term`]); every election gives a fresh [`Master`](crate::Master), so that
+//! nothing of an earlier term is answered in a later one; without etcd for longer than its lease a
+//! leader steps down. Every wait has an end.
+
+mod elector;
+mod etcd;
+
+pub(crate) use etcd::EtcdKeeper;
+
+use crate::config::MasterConfig;
+use crate::seat::Seat;
+use elector::Elector;
+use etcd::Etcd;
+use std::io;
+use std::sync::{Arc, mpsc};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How long a start waits for etcd beyond the lease of an earlier process of the same name.
+const START_TIME: Duration = Duration::from_secs(3);
+
+/// How masters elect their leader.
+#[derive(Clone, Debug)]
+pub struct ElectionConfig {
+    /// Where etcd is, as in `http://127.0.0.1:2379`; one of them is asked at a time.
+    pub endpoints: Vec<String>,
+    /// What the names of our keys begin with: the name of the cluster.
+    pub prefix: String,
+    /// This master's name, unlike that of any other.
+    pub name: String,
+    /// Where clients and nodes reach this master.
+    pub advertise: String,
+    /// How long a leader that has fallen silent keeps its seat. Whole seconds; etcd takes 2 s at least
+    /// with its own defaults.
+    pub ttl: Duration,
+}
+
+/// Why a master could not take part in an election.
+#[derive(Debug, thiserror::Error)]
+pub enum ElectionError {
+    /// Two processes under one name.
+    #[error("a master named {name} is running already, at {at}; give each master a name of its own")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Where the other one is.
+        at: String,
+    },
+    /// The endpoints, the name or the prefix cannot be used.
+    #[error("{0}")]
+    BadConfig(String),
+    /// A thread or a runtime.
+    #[error("starting the election: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl ElectionConfig {
+    /// Whether this can work at all; if not, what would.
+    fn check(&self) -> Result<(), ElectionError> {
+        let plain = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
+        let bad = |why: String| Err(ElectionError::BadConfig(why));
+        if self.endpoints.is_empty() {
+            return bad("no etcd endpoint is named; write it as http://127.0.0.1:2379".into());
+        }
+        if let Some(odd) = self.endpoints.iter().find(|at| !at.starts_with("http://")) {
+            return bad(format!("the etcd endpoint `{odd}` does not begin with http://"));
+        }
+        for (what, text) in [("name", &self.name), ("prefix", &self.prefix)] {
+            if !plain(text) || text.contains('/') {
+                return bad(format!("the {what} `{text}` must be letters without spaces or slashes"));
+            }
+        }
+        if !plain(&self.advertise) {
+            return bad(format!("`{}` is no address to advertise", self.advertise));
+        }
+        Ok(())
+    }
+}
+
+/// A master that stands for election. Dropping it resigns.
+#[derive(Debug)]
+pub struct Election {
+    seat: Arc<Seat>,
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Election {
+    /// Stands for election from now on. Returns when this master is known to etcd, or when etcd did not
+    /// answer for a while: then it goes on trying. A name that somebody else holds is an error.
+    pub fn start(config: ElectionConfig, master: MasterConfig) -> Result<Self, ElectionError> {
+        config.check()?;
+        let seat = Seat::vacant();
+        let (stop, down) = watch::channel(false);
+        let (tell, told) = mpsc::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let etcd = Arc::new(Etcd::new(&config));
+        let patience = config.ttl + START_TIME;
+        let elector = Elector::new(config, master, etcd, Arc::clone(&seat), down, tell);
+        let handle = runtime.handle().clone();
+        let thread = Builder::new()
+            .name("master-elect".into())
+            .spawn(move || runtime.block_on(elector.run(handle)))?;
+        let election = Self { seat, stop, thread: Some(thread) };
+        match told.recv_timeout(patience) {
+            Ok(known) => known.map(|()| election),
+            Err(_) => Ok(election),
+        }
+    }
+
+    /// The seat that this master takes when it is elected.
+    pub fn seat(&self) -> &Arc<Seat> {
+        &self.seat
+    }
+
+    /// Leaves the seat and lets the others elect at once.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let _ = self.stop.send(true);
+        if let Some(thread) = self.thread.take() {
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl Drop for Election {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_work_is_refused_with_a_reason() {
+        let good = ElectionConfig {
+            endpoints: vec!["http://127.0.0.1:1".into()],
+            prefix: "mooncrate".into(),
+            name: "m1".into(),
+            advertise: "127.0.0.1:7411".into(),
+            ttl: Duration::from_secs(2),
+        };
+        assert!(good.check().is_ok());
+        let says = |config: ElectionConfig, words: &str| {
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        says(ElectionConfig { endpoints: vec![], ..good.clone() }, "http://127.0.0.1:2379");
+        says(ElectionConfig { endpoints: vec!["etcd:1".into()], ..good.clone() }, "etcd:1");
+        says(ElectionConfig { name: "a b".into(), ..good.clone() }, "name");
+        says(ElectionConfig { prefix: "a/b".into(), ..good.clone() }, "prefix");
+        says(ElectionConfig { advertise: String::new(), ..good }, "advertise");
+    }
+}

@@ -1,0 +1,281 @@
+//! Several masters, of which one leads: where they are, and a call that finds the leader.
+//!
+//! ```text
+//!   call ─► the master that answered last ─┬─ answer
+//!             ▲                            ├─ "not the leader, it is at X" ─► X
+//!             │                            ├─ refused, cut off, silent ─────► the next one
+//!             └──────── small pause ◄──────┴─ nobody leads ─────────────────► the next one
+//! ```
+//!
+//! What must stay true: a request that must not be handled twice goes out again only when it
+//! certainly was not handled (nobody was connected, or the peer said that it does not lead), or when
+//! another master leads by now: whatever the last leader made of it ended with its epoch. The
+//! search ends with the caller's deadline. A hint is followed to masters that the caller named, and
+//! to nobody else. With one master there is nothing to find, and nothing here costs anything.
+
+use crate::address::Address;
+use crate::clock::boottime;
+use crate::error::{CallError, RefusalCode};
+use crate::kind::Kind;
+use crate::message::{Hello, Ping, Reply, Request};
+use crate::pool::{LinkPool, PoolConfig};
+use mooncrate_core::time::{Deadline, Now};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// How long one master may take for a request that it answers at once. A stopped process accepts
+/// connections and never answers; without this, one call would spend its whole deadline there.
+const QUICK: Duration = Duration::from_secs(1);
+/// The same for requests that may wait for room, owners, orders or etcd.
+const SLOW: Duration = Duration::from_secs(2);
+/// For so long a master that did not answer is not tried while others are left, whatever they hint.
+/// Longer than an election takes, or the search would come back to a stopped leader too early.
+const SUSPECT: Duration = Duration::from_secs(3);
+/// Between two looks while nobody leads.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Where the masters of a cluster are: one, or several that elect a leader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Masters(Vec<Address>);
+
+impl Masters {
+    /// The address, if there is only one.
+    pub fn only(&self) -> Option<&Address> {
+        match &self.0[..] {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
+    /// All of them; at least one.
+    pub fn all(&self) -> &[Address] {
+        &self.0
+    }
+}
+
+impl From<Address> for Masters {
+    fn from(address: Address) -> Self {
+        Self(vec![address])
+    }
+}
+
+impl fmt::Display for Masters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, address) in self.0.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            write!(f, "{comma}{address}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Masters {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all: Vec<Address> = text.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        for (index, address) in all.iter().enumerate() {
+            if all[..index].contains(address) {
+                return Err(format!("`{address}` is named twice"));
+            }
+        }
+        Ok(Self(all))
+    }
+}
+
+/// Links to every master of a cluster.
+#[derive(Debug)]
+pub struct MasterPools {
+    members: Vec<Member>,
+    /// The one that is asked first: it answered last, or was said to lead.
+    current: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Member {
+    pool: LinkPool,
+    /// When it last failed to answer; 0: never.
+    failed: AtomicU64,
+}
+
+/// Why one master gave no answer.
+enum Missed {
+    /// It was not asked.
+    Unsent(CallError),
+    /// It was asked, and nobody knows what it made of it.
+    Unknown(CallError),
+}
+
+impl From<LinkPool> for MasterPools {
+    fn from(pool: LinkPool) -> Self {
+        let member = Member { pool, failed: AtomicU64::new(0) };
+        Self { members: vec![member], current: AtomicUsize::new(0) }
+    }
+}
+
+impl MasterPools {
+    /// Pools without a connection yet.
+    pub fn new(masters: &Masters, hello: &Hello, config: &PoolConfig) -> Self {
+        let mut config = config.clone();
+        if masters.all().len() > 1 {
+            // A master that is gone is not waited for: another one leads, or will.
+            config.reconnect_time = Duration::ZERO;
+        }
+        let pool = |address: &Address| LinkPool::new(address.clone(), hello.clone(), config.clone());
+        let member = |address| Member { pool: pool(address), failed: AtomicU64::new(0) };
+        let members = masters.all().iter().map(member).collect();
+        Self { members, current: AtomicUsize::new(0) }
+    }
+
+    /// Links to the master that is asked first.
+    pub fn current(&self) -> &LinkPool {
+        &self.members[self.at()].pool
+    }
+
+    /// One control call, to whoever leads.
+    pub fn call(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
+        if let [only] = &self.members[..] {
+            return only.pool.call(request, deadline);
+        }
+        loop {
+            let at = self.at();
+            let error = match self.attempt(at, request, deadline) {
+                Ok(reply) => return Ok(reply),
+                Err(Missed::Unsent(error)) if may_move(&error) => {
+                    self.go_on(at, None);
+                    error
+                }
+                Err(Missed::Unknown(CallError::NotLeader { message, leader })) => {
+                    self.go_on(at, Some(leader.as_ref()));
+                    CallError::NotLeader { message, leader }
+                }
+                Err(Missed::Unknown(error)) if may_move(&error) => {
+                    self.go_on(at, None);
+                    let refused = matches!(error, CallError::Refused { .. });
+                    if !refused && !request.kind().repeatable() && !self.another_leads(at, deadline)
+                    {
+                        return Err(error);
+                    }
+                    error
+                }
+                Err(Missed::Unsent(error) | Missed::Unknown(error)) => return Err(error),
+            };
+            if deadline.passed(boottime()) {
+                return Err(error);
+            }
+        }
+    }
+
+    fn at(&self) -> usize {
+        // Relaxed: a hint where to begin, which orders nothing.
+        self.current.load(Ordering::Relaxed)
+    }
+
+    /// Asks one master, for as long as one may take.
+    fn attempt(
+        &self,
+        at: usize,
+        request: &Request<'_>,
+        deadline: Deadline,
+    ) -> Result<Reply, Missed> {
+        let pool = &self.members[at].pool;
+        let deadline = deadline.min(boottime().deadline_in(patience(request.kind())));
+        let mut link = pool.checkout(deadline).map_err(Missed::Unsent)?;
+        match link.call(request, deadline) {
+            Err(error) if matches!(error, CallError::Closed { .. } | CallError::Io { .. }) => {
+                let reused = link.is_reused();
+                drop(link);
+                pool.forget_idle();
+                if !(reused && request.kind().repeatable()) {
+                    return Err(Missed::Unknown(error));
+                }
+                // The link had rested and its peer may only have restarted: once more, over a new one.
+                let mut fresh = pool.checkout(deadline).map_err(Missed::Unsent)?;
+                fresh.call(request, deadline).map_err(Missed::Unknown)
+            }
+            answer => answer.map_err(Missed::Unknown),
+        }
+    }
+
+    /// Chooses whom to ask after `at`, and pauses where haste would help nobody. `hint`: `at` answered
+    /// that it does not lead, and who does, as far as it knows.
+    fn go_on(&self, at: usize, hint: Option<Option<&Address>>) {
+        let now = boottime();
+        if hint.is_none() {
+            // Relaxed: see `at`.
+            self.members[at].failed.store(now.0, Ordering::Relaxed);
+        }
+        let hinted = hint.flatten().and_then(|leader| {
+            self.members.iter().position(|member| member.pool.address() == leader)
+        });
+        if let Some(leader) = hinted.filter(|to| *to != at && !self.is_suspect(*to, now)) {
+            return self.current.store(leader, Ordering::Relaxed);
+        }
+        let count = self.members.len();
+        let next = (1..count).map(|step| (at + step) % count);
+        let sound = next.clone().find(|to| !self.is_suspect(*to, now));
+        if hint.is_some() || sound.is_none() {
+            std::thread::sleep(PAUSE);
+        }
+        let to = sound.unwrap_or((at + 1) % count);
+        // Another caller may have found the leader meanwhile; its word is newer.
+        let _ = self.current.compare_exchange(at, to, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn is_suspect(&self, member: usize, now: Now) -> bool {
+        let failed = self.members[member].failed.load(Ordering::Relaxed);
+        failed != 0 && now.since(Now(failed)) < SUSPECT
+    }
+
+    /// Whether a master other than `old` leads, or comes to lead before the deadline.
+    fn another_leads(&self, old: usize, deadline: Deadline) -> bool {
+        let mut next = (old + 1) % self.members.len();
+        while !deadline.passed(boottime()) {
+            if next != old && self.attempt(next, &Request::Ping(Ping {}), deadline).is_ok() {
+                self.current.store(next, Ordering::Relaxed);
+                return true;
+            }
+            next = (next + 1) % self.members.len();
+            if next == old {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        false
+    }
+}
+
+/// Whether another master may do what this one did not.
+fn may_move(error: &CallError) -> bool {
+    match error {
+        CallError::Io { .. } | CallError::Closed { .. } | CallError::Deadline { .. } => true,
+        CallError::Refused { code, .. } => *code == RefusalCode::ShuttingDown,
+        CallError::NotLeader { .. } | CallError::Protocol(_) | CallError::Busy { .. } => false,
+    }
+}
+
+/// How long one master may take.
+const fn patience(kind: Kind) -> Duration {
+    match kind {
+        Kind::PutStart | Kind::Remove | Kind::Orders | Kind::Mount | Kind::Unmount => SLOW,
+        _ => QUICK,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_masters_are_read_and_shown() {
+        let several: Masters = "a:1,b:2,unix:/run/c".parse().unwrap();
+        assert_eq!((several.all().len(), several.only()), (3, None));
+        assert_eq!(several.to_string(), "a:1,b:2,unix:/run/c");
+        let one: Masters = "a:1".parse().unwrap();
+        assert_eq!(one.only(), Some(&Address::Tcp("a:1".into())));
+        for (text, says) in [("a:1,", "neither"), ("", "neither"), ("a:1,b:2,a:1", "twice")] {
+            assert!(text.parse::<Masters>().unwrap_err().contains(says), "{text}");
+        }
+    }
+}
