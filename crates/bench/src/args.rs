@@ -1,5 +1,7 @@
 //! What can be typed.
 
+use crate::verify::Verify;
+use crate::verify::drain::Drain;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -41,6 +43,10 @@ pub(crate) enum Command {
     Floors,
     /// The checksummed copy against a plain one
     Copy,
+    /// Load a running cluster and judge every answer
+    Verify(Verify),
+    /// Remove every key of a running cluster and say what is left
+    Drain(Drain),
     /// A master and a node, for the bench itself
     #[command(hide = true)]
     ServeForBench {

@@ -10,6 +10,7 @@
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
 //!   peer    ── this program once more, as a server or as the other end of a plain program
 //!   cores   ── who runs where         neighbours ── who else ran meanwhile
+//!   verify  ── no figures: a workload that judges every answer, for others to torment
 //! ```
 //!
 //! Local words: a **subject** is what is judged and a **floor** the best plain program that moves the
@@ -39,6 +40,7 @@ mod peer;
 mod plain;
 mod render;
 mod report;
+mod verify;
 mod workload;
 
 use anyhow::Result;
@@ -52,7 +54,17 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    match run(&arguments) {
+    let proof = match &arguments.command {
+        Some(Command::Verify(wanted)) => Some(verify::run(wanted)),
+        Some(Command::Drain(wanted)) => Some(verify::drain::run(wanted)),
+        _ => None,
+    };
+    let ran = match proof {
+        Some(Ok(false)) => return ExitCode::FAILURE,
+        Some(proof) => proof.map(|_| ()),
+        None => run(&arguments),
+    };
+    match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             render::note(&format!("the bench could not go on: {error:#}"));
@@ -93,7 +105,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::Copy => copy::run(&effort)?,
         Command::ServeForBench { .. }
         | Command::MasterForBench { .. }
-        | Command::FloorForBench { .. } => unreachable!("answered above"),
+        | Command::FloorForBench { .. }
+        | Command::Verify(_)
+        | Command::Drain(_) => unreachable!("answered above"),
     };
     let others = Moment::now().zip(before).map(|(after, before)| after.others_since(before));
     let report = Report { machine, effort: effort.describe(), others, tables };

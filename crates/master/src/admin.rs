@@ -4,6 +4,7 @@
 //!   GET /health                            is it there, who leads
 //!   GET /stat                              the cluster in numbers, segments included
 //!   GET /segments                          the segments alone
+//!   GET /audit                             whether every byte is accounted for (walks the index)
 //!   GET /keys?prefix=&limit=&cursor=       a page of keys
 //! ```
 //!
@@ -44,6 +45,7 @@ pub fn router(master: Arc<Master>) -> Router {
         .route("/health", get(health))
         .route("/stat", get(stat))
         .route("/segments", get(segments))
+        .route("/audit", get(audit))
         .route("/keys", get(keys))
         .fallback(nothing_here)
         .layer(from_fn(only_this_host))
@@ -172,6 +174,13 @@ async fn stat(State(master): State<Arc<Master>>) -> Answer {
 async fn segments(State(master): State<Arc<Master>>) -> Answer {
     let stat = ask(master, MasterApi::stat).await?;
     Ok(Json(json!({ "segments": segments_json(&stat.segments) })))
+}
+
+/// Walks the whole index under its lock: for a person who asks, not for a dashboard that polls.
+async fn audit(State(master): State<Arc<Master>>) -> Answer {
+    let found = ask(master, |master, _| Ok(master.audit().err())).await?;
+    let found = found.map(|error| error.to_string());
+    Ok(Json(json!({ "clean": found.is_none(), "finding": found })))
 }
 
 async fn keys(State(master): State<Arc<Master>>, RawQuery(query): RawQuery) -> Answer {

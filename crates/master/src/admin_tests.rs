@@ -87,7 +87,7 @@ fn get_all(master: Arc<Master>, paths: &[&str]) -> Vec<(u16, Value)> {
 
 #[test]
 fn health_stat_and_segments_tell_what_the_master_knows() {
-    let answers = get_all(master(&[b"a", b"b"]), &["/health", "/stat", "/segments", "/nowhere"]);
+    let answers = get_all(master(&[b"a", b"b"]), &["/health", "/stat", "/segments", "/nowhere", "/audit"]);
     assert_eq!(answers[0], (200, json!({ "status": "ok", "epoch": 3 })));
     let (status, stat) = &answers[1];
     assert_eq!((*status, &stat["objects"], &stat["nodes"]), (200, &json!(2), &json!(1)));
@@ -97,6 +97,7 @@ fn health_stat_and_segments_tell_what_the_master_knows() {
     assert_eq!(answers[2], (200, json!({ "segments": stat["segments"] })));
     assert_eq!(answers[3].0, 404);
     assert!(answers[3].1["error"].as_str().unwrap().contains("/stat"));
+    assert_eq!(answers[4], (200, json!({ "clean": true, "finding": null })));
 }
 
 #[test]
