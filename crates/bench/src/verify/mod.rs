@@ -128,18 +128,16 @@ fn line(wanted: &Verify, shared: &Shared, last: bool) -> Value {
     line["client"] = json!(wanted.client);
     line["wrong"] = json!(shared.judge.wrong());
     line["final"] = json!(last);
-    if last || shared.judge.wrong() > 0 || shared.tally.hangs() > 0 {
-        let (judged, counts) = (shared.judge.counts(), shared.store.counts());
-        line["puts"] = json!(judged.puts);
-        line["puts_unknown"] = json!(judged.puts_unknown);
-        line["removes"] = json!(judged.removes);
-        line["values"] = json!(judged.hits + shared.judge.foreign_values());
-        line["values_of_others"] = json!(shared.judge.foreign_values());
-        line["corrupt_refused"] = json!(counts.corrupt);
-        line["kinds"] = json!(shared.tally.kinds());
-        line["violations"] = json!(shared.judge.told());
-        line["late"] = json!(shared.tally.late());
-    }
+    let (judged, counts) = (shared.judge.counts(), shared.store.counts());
+    line["puts"] = json!(judged.puts);
+    line["puts_unknown"] = json!(judged.puts_unknown);
+    line["removes"] = json!(judged.removes);
+    line["values"] = json!(judged.hits + shared.judge.foreign_values());
+    line["values_of_others"] = json!(shared.judge.foreign_values());
+    line["corrupt_refused"] = json!(counts.corrupt);
+    line["kinds"] = json!(shared.tally.kinds());
+    line["violations"] = json!(shared.judge.told());
+    line["late"] = json!(shared.tally.late());
     line
 }
 
