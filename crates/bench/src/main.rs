@@ -10,7 +10,8 @@
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
 //!   peer    ── this program once more, as a server or as the other end of a plain program
 //!   cores   ── who runs where         neighbours ── who else ran meanwhile
-//!   verify  ── no figures: a workload that judges every answer, for others to torment
+//!   verify  ── no figures: a workload that judges every answer, for others to torment; kill_one
+//!              torments it once, by itself
 //! ```
 //!
 //! Local words: a **subject** is what is judged and a **floor** the best plain program that moves the
@@ -32,6 +33,7 @@ mod fleet;
 mod floors;
 mod growth;
 mod index;
+mod kill_one;
 mod machine;
 mod measure;
 mod neighbours;
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
     let proof = match &arguments.command {
         Some(Command::Verify(wanted)) => Some(verify::run(wanted)),
         Some(Command::Drain(wanted)) => Some(verify::drain::run(wanted)),
+        Some(Command::KillOne(wanted)) => Some(kill_one::run(wanted)),
         _ => None,
     };
     let ran = match proof {
@@ -107,7 +110,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         | Command::MasterForBench { .. }
         | Command::FloorForBench { .. }
         | Command::Verify(_)
-        | Command::Drain(_) => unreachable!("answered above"),
+        | Command::Drain(_)
+        | Command::KillOne(_) => unreachable!("answered above"),
     };
     let others = Moment::now().zip(before).map(|(after, before)| after.others_since(before));
     let report = Report { machine, effort: effort.describe(), others, tables };

@@ -49,8 +49,9 @@ struct Puts {
 impl Puts {
     /// The highest put up to which all have settled by now.
     fn settled(&mut self, now: Now) -> u32 {
-        self.unsettled
-            .retain(|(_, since)| since.is_none_or(|since| now.since(since) < UNKNOWN_SETTLES_AFTER));
+        self.unsettled.retain(|(_, since)| {
+            since.is_none_or(|since| now.since(since) < UNKNOWN_SETTLES_AFTER)
+        });
         self.unsettled.iter().map(|(sequence, _)| sequence - 1).min().unwrap_or(self.begun)
     }
 }

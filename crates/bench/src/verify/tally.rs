@@ -229,6 +229,9 @@ mod tests {
         assert_eq!(tally.json()["trouble_ago_ms"], Value::Null);
         tally.answer::<()>(&Err(Error::Client(ClientError::Restless { tries: 4 })));
         assert_ne!(tally.json()["trouble_ago_ms"], Value::Null);
-        assert_eq!((&tally.json()["refusals"], &tally.json()["operations"]), (&json!(1), &json!(2)));
+        assert_eq!(
+            (&tally.json()["refusals"], &tally.json()["operations"]),
+            (&json!(1), &json!(2))
+        );
     }
 }

@@ -257,9 +257,10 @@ impl<'a> Worker<'a> {
     }
 
     fn remove(&mut self, number: u64) -> bool {
-        let removed = self.shared.judge.remove(number, |name| {
-            self.shared.timed("remove", |store| store.remove(name, false))
-        });
+        let removed = self
+            .shared
+            .judge
+            .remove(number, |name| self.shared.timed("remove", |store| store.remove(name, false)));
         self.shared.tally.answer(&removed);
         removed.is_ok()
     }

@@ -48,8 +48,7 @@ impl Planned {
 
     /// Whether both hit the same process.
     pub(crate) fn collides(&self, other: &Self) -> bool {
-        self.kind.on == other.kind.on
-            && (self.kind.on == On::Master || self.target == other.target)
+        self.kind.on == other.kind.on && (self.kind.on == On::Master || self.target == other.target)
     }
 }
 
@@ -134,7 +133,8 @@ fn begin(planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Undo> {
             Undo::Continue
         }
         Act::Leave => {
-            let server = if on == On::Master { &mut fleet.master } else { &mut fleet.nodes[target] };
+            let server =
+                if on == On::Master { &mut fleet.master } else { &mut fleet.nodes[target] };
             if !server.leave(LEAVE_MAX) {
                 let what = format!("{} did not end well on SIGTERM", server.host.name);
                 fleet.findings.push(what);
@@ -160,9 +160,9 @@ fn begin(planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Undo> {
             let from = fleet.clients[peer].host.clone();
             let stop = Arc::new(AtomicBool::new(false));
             let told = Arc::clone(&stop);
-            let thread = Builder::new().name("flood".into()).spawn(move || {
-                Net::inside(&from, || flood(target, hello, &told)).unwrap_or(0)
-            })?;
+            let thread = Builder::new()
+                .name("flood".into())
+                .spawn(move || Net::inside(&from, || flood(target, hello, &told)).unwrap_or(0))?;
             Undo::Flood(stop, thread)
         }
         Act::Proxy(mode) => proxy(on, target, fleet, mode, seed)?,
@@ -260,4 +260,3 @@ fn signal(on: On, target: usize, fleet: &Fleet, signal: Signal) {
         On::Client => fleet.clients[target].signal(signal),
     }
 }
-

@@ -49,6 +49,8 @@ pub(crate) struct Fleet {
     pub(crate) control: Option<Proxy>,
     /// What clients that were killed had counted.
     pub(crate) departed: Vec<serde_json::Value>,
+    /// Nodes that were started again because they found no master.
+    pub(crate) restarts: u64,
     /// Processes that ended by themselves, and other things that must not be.
     pub(crate) findings: Vec<String>,
     pub(crate) net: Net,
@@ -89,6 +91,7 @@ impl Fleet {
             clients: Vec::new(),
             control,
             departed: Vec::new(),
+            restarts: 0,
             findings: Vec::new(),
             admin_port: port(7412)?,
             net,
@@ -142,8 +145,19 @@ impl Fleet {
         let unix = unix.display().to_string();
         let (name, label) = (node.host.name.clone(), format!("h{}", index + 1));
         let args = [
-            "node", "--master", &master, "--data", &data, "--unix", &unix, "--segment-size", SEGMENT,
-            "--node-name", &name, "--host", &label,
+            "node",
+            "--master",
+            &master,
+            "--data",
+            &data,
+            "--unix",
+            &unix,
+            "--segment-size",
+            SEGMENT,
+            "--node-name",
+            &name,
+            "--host",
+            &label,
         ];
         node.spawn(net, programs, folder, &args)
     }
@@ -184,8 +198,7 @@ impl Fleet {
             let servers = std::iter::once(&mut self.master).chain(&mut self.nodes);
             let server = servers.into_iter().find(|server| server.host.name == name);
             let server = server.context("no such server")?;
-            let said = std::fs::read_to_string(server.file(&folder, "out")).unwrap_or_default();
-            if said.contains('\n') {
+            if server.was_ready(&folder) {
                 return Ok(());
             }
             let ended = server.child.as_mut().map(Child::try_wait).transpose()?.flatten();
@@ -197,9 +210,21 @@ impl Fleet {
         }
     }
 
-    /// Notes processes that ended by themselves.
+    /// Starts nodes again that found no master when they started, as any supervisor of services does,
+    /// and notes processes that ended by themselves otherwise.
     pub(crate) fn look_for_dead(&mut self) {
         let folder = self.folder.clone();
+        for index in 0..self.nodes.len() {
+            let node = &mut self.nodes[index];
+            let ended =
+                node.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(Some(_))));
+            if ended && !node.was_ready(&folder) {
+                self.restarts += 1;
+                if let Err(error) = self.start_node(index) {
+                    self.findings.push(format!("{error:#}"));
+                }
+            }
+        }
         for server in std::iter::once(&mut self.master).chain(&mut self.nodes) {
             let Some(child) = &mut server.child else { continue };
             if let Ok(Some(status)) = child.try_wait() {
@@ -237,6 +262,11 @@ impl Fleet {
 impl Server {
     fn file(&self, folder: &Path, what: &str) -> PathBuf {
         folder.join(format!("{}-{}.{what}", self.host.name, self.starts))
+    }
+
+    /// Whether the process that runs, or ran last, has said that it is ready.
+    fn was_ready(&self, folder: &Path) -> bool {
+        std::fs::read_to_string(self.file(folder, "out")).is_ok_and(|said| said.contains('\n'))
     }
 
     fn spawn(

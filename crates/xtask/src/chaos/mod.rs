@@ -168,7 +168,8 @@ fn torment(fleet: &mut Fleet, kinds: &[Kind], options: &Options) -> Result<Vec<H
 
 fn shown(planned: &Planned) -> String {
     let Planned { kind, target, lasts, .. } = planned;
-    let target = if kind.on == kinds::On::Master { String::new() } else { format!(" {}", target + 1) };
+    let target =
+        if kind.on == kinds::On::Master { String::new() } else { format!(" {}", target + 1) };
     format!("{}{target} {:.1} s", kind.name, lasts.as_secs_f64())
 }
 
@@ -265,6 +266,7 @@ fn finish(
         clients,
         drain,
         audit,
+        restarts: fleet.restarts,
         findings,
     }
 }

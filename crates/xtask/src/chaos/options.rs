@@ -52,7 +52,9 @@ impl Options {
         while let Some(word) = words.next() {
             let mut value = || words.next().copied().with_context(|| format!("{word} what?"));
             match *word {
-                "--minutes" => options.time = Duration::from_secs_f64(number::<f64>(value()?)? * 60.0),
+                "--minutes" => {
+                    options.time = Duration::from_secs_f64(number::<f64>(value()?)? * 60.0)
+                }
                 "--seconds" => options.time = Duration::from_secs_f64(number(value()?)?),
                 "--seed" => options.seed = number(value()?)?,
                 "--kinds" => options.kinds = value()?.split(',').map(str::to_owned).collect(),
@@ -86,7 +88,8 @@ impl Options {
 
     /// The line that repeats the schedule.
     pub(crate) fn command(&self) -> String {
-        let mut line = format!("./dev chaos --seconds {} --seed {}", self.time.as_secs(), self.seed);
+        let mut line =
+            format!("./dev chaos --seconds {} --seed {}", self.time.as_secs(), self.seed);
         if !self.kinds.is_empty() {
             line += &format!(" --kinds {}", self.kinds.join(","));
         }

@@ -125,11 +125,11 @@ fn join(
     }
     state.connections.fetch_add(1, Ordering::Relaxed);
     let round = state.round.load(Ordering::Relaxed);
-    for (from, to, replies) in [
-        (client.try_clone()?, server.try_clone()?, false),
-        (server, client, true),
-    ] {
-        let (state, dice) = (Arc::clone(state), dice.stream(if replies { "back" } else { "forth" }));
+    for (from, to, replies) in
+        [(client.try_clone()?, server.try_clone()?, false), (server, client, true)]
+    {
+        let (state, dice) =
+            (Arc::clone(state), dice.stream(if replies { "back" } else { "forth" }));
         Builder::new().name("proxied".into()).spawn(move || {
             let _ = pass(&state, round, &from, &to, replies, dice);
             let _ = from.shutdown(Shutdown::Both);
@@ -169,7 +169,9 @@ fn pass(
         match mode {
             Mode::Delay(most) => std::thread::sleep(most.mul_f64(dice.fraction())),
             Mode::Slow(bytes_per_second) => {
-                std::thread::sleep(Duration::from_micros(read as u64 * 1_000_000 / bytes_per_second));
+                std::thread::sleep(Duration::from_micros(
+                    read as u64 * 1_000_000 / bytes_per_second,
+                ));
             }
             Mode::Flip(one_of) if spoil(one_of, &mut dice) => {
                 let at = dice.below(read as u64) as usize;

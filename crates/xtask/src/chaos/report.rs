@@ -34,6 +34,8 @@ pub(crate) struct Report {
     pub(crate) clients: Vec<Value>,
     pub(crate) drain: Value,
     pub(crate) audit: Value,
+    /// Nodes that were started again because they found no master when they started.
+    pub(crate) restarts: u64,
     pub(crate) findings: Vec<String>,
 }
 
@@ -114,6 +116,9 @@ impl Report {
         let (met, of) = (self.happened.len(), self.by_kind().len());
         let network = if self.private { "network namespaces" } else { "loopback, no namespaces" };
         line(format!("\n{met} faults of {of} kinds in {} s, {network}", self.seconds));
+        if self.restarts > 0 {
+            line(format!("{} starts of nodes found no master and were repeated", self.restarts));
+        }
         line(format!(
             "{} verified operations ({} clients); {} values of {:.1} GB read, {} misses",
             self.sum("operations"),
@@ -165,6 +170,7 @@ impl Report {
             "hangs": self.sum("hangs"),
             "leaked_bytes": self.leaked(),
             "errors": self.errors(),
+            "restarts": self.restarts,
             "drain": self.drain,
             "audit": self.audit,
             "clients": self.clients,
