@@ -56,6 +56,8 @@ impl Planned {
 #[derive(Debug)]
 enum Undo {
     Start,
+    /// The same; the start after it has the right time again.
+    StartShifted,
     Continue,
     /// The forerunner of a remounted node.
     KillForerunner(Child),
@@ -93,6 +95,11 @@ impl Active {
         let mut effect = String::new();
         match self.undo {
             Undo::Start => start(kind.on, target, fleet)?,
+            Undo::StartShifted => {
+                start(kind.on, target, fleet)?;
+                fleet.master.clock = 0;
+                fleet.nodes.iter_mut().for_each(|node| node.clock = 0);
+            }
             Undo::Continue => signal(kind.on, target, fleet, Signal::CONT),
             Undo::KillForerunner(child) => end(child),
             Undo::Limit(limit) => {
@@ -127,6 +134,13 @@ fn begin(planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Undo> {
         Act::Kill => {
             kill(on, target, fleet);
             Undo::Start
+        }
+        Act::Clock(seconds) => {
+            kill(on, target, fleet);
+            let server =
+                if on == On::Master { &mut fleet.master } else { &mut fleet.nodes[target] };
+            server.clock = seconds;
+            Undo::StartShifted
         }
         Act::Stop => {
             signal(on, target, fleet, Signal::STOP);

@@ -21,6 +21,8 @@ pub(crate) const CLIENTS: usize = 4;
 const START_MAX: Duration = Duration::from_secs(30);
 const STEP: Duration = Duration::from_millis(10);
 const SEGMENT: &str = "128MiB";
+/// Shorter than clients are stopped for, so that some wake up after their put was given up.
+const PUT_TIMEOUT: &str = "3s";
 
 /// Where the programs are.
 #[derive(Clone, Debug)]
@@ -36,6 +38,8 @@ pub(crate) struct Server {
     pub(crate) child: Option<Child>,
     /// Where it listens: for calls, or for data.
     pub(crate) port: u16,
+    /// Seconds that its wall clock is off when it starts next.
+    pub(crate) clock: i32,
     starts: u32,
 }
 
@@ -75,7 +79,13 @@ impl Fleet {
         let private = net.is_private();
         let port = |usual: u16| if private { Ok(usual) } else { free_port() };
         let server = |name: &str, usual| -> Result<Server> {
-            Ok(Server { host: net.host(name).clone(), child: None, port: port(usual)?, starts: 0 })
+            Ok(Server {
+                host: net.host(name).clone(),
+                child: None,
+                port: port(usual)?,
+                clock: 0,
+                starts: 0,
+            })
         };
         let master = server("m", 7411)?;
         let nodes = (1..=NODES).map(|n| server(&format!("n{n}"), 7413)).collect::<Result<_>>()?;
@@ -131,7 +141,17 @@ impl Fleet {
         let state = folder.join("master.state").display().to_string();
         let listen = format!("{}:{}", self.master.host.address, self.master.port);
         let admin = format!("127.0.0.1:{admin_port}");
-        let args = ["master", "--master", &listen, "--admin", &admin, "--state-file", &state];
+        let args = [
+            "master",
+            "--master",
+            &listen,
+            "--admin",
+            &admin,
+            "--state-file",
+            &state,
+            "--put-timeout",
+            PUT_TIMEOUT,
+        ];
         self.master.spawn(net, programs, folder, &args)
     }
 
@@ -280,6 +300,11 @@ impl Server {
         let program = programs.mooncrate.to_str().context("an odd path")?;
         let mut command = net.command(&self.host, program);
         command.args(args).args(["--json", "--log", "info"]);
+        if let (Some(library), true) = (faketime(), self.clock != 0) {
+            command.env("LD_PRELOAD", library).env("FAKETIME", format!("{:+}", self.clock));
+            // Wall time only: nothing that runs on one kernel sees two boot clocks.
+            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
         if net.is_private() {
             // The namespaces of a run are as closed as loopback is.
             command.arg("--insecure-listen");
@@ -341,6 +366,13 @@ impl Drop for Fleet {
             server.kill();
         }
     }
+}
+
+/// The library that lets a process see another time, if it is installed.
+pub(crate) fn faketime() -> Option<PathBuf> {
+    let folders = std::fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path());
+    let files = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));
+    files.into_iter().find(|file| file.exists())
 }
 
 /// A port that was free a moment ago.

@@ -16,6 +16,8 @@ pub(crate) enum On {
 pub(crate) enum Act {
     /// kill -9, and a new start when the fault ends.
     Kill,
+    /// kill -9, and a new start with a wall clock that is so many seconds off.
+    Clock(i32),
     /// SIGSTOP, and SIGCONT when the fault ends.
     Stop,
     /// SIGTERM, and a new start.
@@ -50,12 +52,18 @@ pub(crate) struct Kind {
     pub(crate) ms: (u64, u64),
     /// Needs network namespaces.
     pub(crate) private: bool,
+    /// Needs libfaketime.
+    pub(crate) clock: bool,
     /// Takes longer than the master waits for a silent node, so it comes seldom.
     pub(crate) long: bool,
 }
 
 const fn kind(name: &'static str, on: On, act: Act, ms: (u64, u64)) -> Kind {
-    Kind { name, on, act, ms, private: false, long: false }
+    Kind { name, on, act, ms, private: false, clock: false, long: false }
+}
+
+const fn clock(name: &'static str, on: On, seconds: i32) -> Kind {
+    Kind { clock: true, ..kind(name, on, Act::Clock(seconds), (200, 1500)) }
 }
 
 const fn private(name: &'static str, on: On, act: Act, ms: (u64, u64)) -> Kind {
@@ -87,6 +95,9 @@ pub(crate) const KINDS: &[Kind] = &[
     kind("leave-node", On::Node, Act::Leave, (100, 500)),
     kind("leave-master", On::Master, Act::Leave, (100, 500)),
     kind("remount-node", On::Node, Act::Remount, (500, 1500)),
+    clock("clock-back-node", On::Node, -3600),
+    clock("clock-ahead-node", On::Node, 3600),
+    clock("clock-back-master", On::Master, -3600),
     kind("descriptors-node", On::Node, Act::Descriptors, (1000, 2500)),
     kind("flood-node", On::Node, Act::Flood { hello: false }, (4000, 6000)),
     kind("flood-master", On::Master, Act::Flood { hello: true }, (4000, 6000)),
@@ -108,6 +119,9 @@ pub(crate) const KINDS: &[Kind] = &[
     private("cut-node-master", On::Node, cut(On::Master, true, true), SHORT),
     private("cut-node-to-master", On::Node, cut(On::Master, false, true), SHORT),
     private("cut-master-to-node", On::Node, cut(On::Master, true, false), SHORT),
+    private("cut-client-master", On::Client, cut(On::Master, true, true), SHORT),
+    private("cut-client-to-master", On::Client, cut(On::Master, false, true), SHORT),
+    private("cut-master-to-client", On::Client, cut(On::Master, true, false), SHORT),
     long(private("cut-node-master-long", On::Node, cut(On::Master, true, true), LONG)),
     private("half-open-node", On::Node, Act::HalfOpen, SHORT),
     private("half-open-master", On::Master, Act::HalfOpen, SHORT),
@@ -117,8 +131,19 @@ pub(crate) const KINDS: &[Kind] = &[
     private("reset-node", On::Node, Act::Reset, SHORT),
 ];
 
+/// What a machine and a run allow.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Means {
+    /// Network namespaces.
+    pub(crate) private: bool,
+    /// libfaketime.
+    pub(crate) clock: bool,
+    /// Time for faults that outlast a registration.
+    pub(crate) long: bool,
+}
+
 /// The kinds that are possible and wanted; an unknown name is an error.
-pub(crate) fn choose(wanted: &[String], private: bool, long: bool) -> anyhow::Result<Vec<Kind>> {
+pub(crate) fn choose(wanted: &[String], means: Means) -> anyhow::Result<Vec<Kind>> {
     for name in wanted {
         if !KINDS.iter().any(|kind| kind.name == name) {
             let all: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
@@ -126,7 +151,8 @@ pub(crate) fn choose(wanted: &[String], private: bool, long: bool) -> anyhow::Re
         }
     }
     let asked = |kind: &Kind| wanted.iter().any(|name| name == kind.name);
-    let possible = KINDS.iter().filter(|kind| private || !kind.private);
-    let chosen = possible.filter(|kind| asked(kind) || (wanted.is_empty() && (long || !kind.long)));
+    let able = |kind: &Kind| (means.private || !kind.private) && (means.clock || !kind.clock);
+    let fitting = |kind: &Kind| wanted.is_empty() && (means.long || !kind.long);
+    let chosen = KINDS.iter().filter(|kind| able(kind) && (asked(kind) || fitting(kind)));
     Ok(chosen.copied().collect())
 }

@@ -29,7 +29,7 @@ use anyhow::{Context, Result};
 use dice::{Dice, now};
 use fault::{Active, Planned};
 use fleet::{Fleet, Programs, host_names};
-use kinds::Kind;
+use kinds::{Kind, Means};
 use net::Net;
 use options::Options;
 use report::{Happened, Report};
@@ -63,7 +63,15 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<bool> {
             Net::loopback(&names)
         }
     };
-    let kinds = kinds::choose(&options.kinds, net.is_private(), options.long())?;
+    let means = Means {
+        private: net.is_private(),
+        clock: fleet::faketime().is_some(),
+        long: options.long(),
+    };
+    if !means.clock {
+        println!("libfaketime is not installed: no faults of the wall clock");
+    }
+    let kinds = kinds::choose(&options.kinds, means)?;
     let programs = build(root)?;
     let folder = std::env::temp_dir().join(format!("mooncrate-chaos-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
@@ -291,8 +299,11 @@ fn audit(fleet: &Fleet) -> Result<Value> {
 mod tests {
     use super::*;
 
+    const ALL: Means = Means { private: true, clock: true, long: true };
+    const NONE: Means = Means { private: false, clock: false, long: false };
+
     fn names(seed: u64, rounds: usize) -> Vec<String> {
-        let kinds = kinds::choose(&[], true, true).unwrap();
+        let kinds = kinds::choose(&[], ALL).unwrap();
         let mut schedule = Schedule::new(&kinds, seed);
         let rounds = (0..rounds).map(|_| schedule.next().iter().map(shown).collect::<Vec<_>>());
         rounds.map(|round| round.join(" + ")).collect()
@@ -306,7 +317,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_its_turn_and_no_process_is_hit_twice_at_once() {
-        let kinds = kinds::choose(&[], true, true).unwrap();
+        let kinds = kinds::choose(&[], ALL).unwrap();
         let mut schedule = Schedule::new(&kinds, 3);
         let mut met = std::collections::BTreeMap::<&str, u32>::new();
         for _ in 0..300 {
@@ -322,9 +333,9 @@ mod tests {
 
     #[test]
     fn kinds_can_be_chosen_and_some_need_no_namespaces() {
-        assert!(kinds::choose(&["kill-nod".into()], true, true).is_err());
-        let one = kinds::choose(&["stop-node-long".into()], false, false).unwrap();
+        assert!(kinds::choose(&["kill-nod".into()], ALL).is_err());
+        let one = kinds::choose(&["stop-node-long".into()], NONE).unwrap();
         assert_eq!(one.len(), 1, "what is asked for by name is taken, however long");
-        assert!(kinds::choose(&[], false, false).unwrap().len() >= 8);
+        assert!(kinds::choose(&[], NONE).unwrap().len() >= 8);
     }
 }
