@@ -87,7 +87,8 @@ fn get_all(master: Arc<Master>, paths: &[&str]) -> Vec<(u16, Value)> {
 
 #[test]
 fn health_stat_and_segments_tell_what_the_master_knows() {
-    let answers = get_all(master(&[b"a", b"b"]), &["/health", "/stat", "/segments", "/nowhere", "/audit"]);
+    let answers =
+        get_all(master(&[b"a", b"b"]), &["/health", "/stat", "/segments", "/nowhere", "/audit"]);
     assert_eq!(answers[0], (200, json!({ "status": "ok", "epoch": 3 })));
     let (status, stat) = &answers[1];
     assert_eq!((*status, &stat["objects"], &stat["nodes"]), (200, &json!(2), &json!(1)));

@@ -20,8 +20,8 @@ fn start(master: &Arc<Master>, incarnation: u64) -> Arc<Node> {
         incarnation: Incarnation(incarnation),
         ..NodeConfig::default()
     };
-    let node = Node::new(config, Arc::clone(master) as _, Vec::new()).unwrap();
-    node.register(true).unwrap();
+    let node = Node::new(config, Arc::clone(master) as _, Vec::new()).expect("a node");
+    node.register(true).expect("it joins");
     node
 }
 

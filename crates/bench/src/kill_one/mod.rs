@@ -35,7 +35,7 @@ const VALUE_BYTES: usize = 16 << 10;
 /// Keys that the load works on.
 const LOAD_KEYS: u64 = 300;
 /// Longest wait for the master to give the dead node up: registration, guard, and a slow machine.
-const MISS_MAX: Duration = Duration::from_secs(60);
+const MISS_MAX: Duration = Duration::from_mins(1);
 
 /// What to do.
 #[derive(Clone, Debug, clap::Args)]

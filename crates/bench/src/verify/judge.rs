@@ -136,12 +136,11 @@ impl Judge {
         };
         self.tell(key, what);
         let mut puts = lock(&self.puts[number as usize]);
-        match unknown {
-            None => puts.unsettled.retain(|(sequence, _)| *sequence != put.sequence()),
-            Some(_) => {
-                let open = puts.unsettled.iter_mut().find(|(s, _)| *s == put.sequence());
-                open.expect("it had begun").1 = unknown;
-            }
+        if unknown.is_some() {
+            let open = puts.unsettled.iter_mut().find(|(s, _)| *s == put.sequence());
+            open.expect("it had begun").1 = unknown;
+        } else {
+            puts.unsettled.retain(|(sequence, _)| *sequence != put.sequence());
         }
     }
 

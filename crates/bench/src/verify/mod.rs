@@ -35,7 +35,7 @@ use tally::Tally;
 use worker::{Role, Shared, Worker};
 
 /// How long the first call may keep failing: the cluster may just be starting, or in trouble.
-const CONNECT_TIME: Duration = Duration::from_secs(60);
+const CONNECT_TIME: Duration = Duration::from_mins(1);
 const STEP: Duration = Duration::from_millis(20);
 
 /// What to do.

@@ -1,6 +1,6 @@
 //! Seeded choices and the clock of a run. The schedule of a run follows from its seed alone.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A stream of numbers that a seed fixes (splitmix64).
 #[derive(Clone, Debug)]
@@ -33,9 +33,9 @@ impl Dice {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number from 0 to 1.
-    pub(crate) fn fraction(&mut self) -> f64 {
-        self.below(1 << 20) as f64 / f64::from(1 << 20)
+    /// A part of `most`.
+    pub(crate) fn part_of(&mut self, most: Duration) -> Duration {
+        Duration::from_micros(self.below(most.as_micros() as u64 + 1))
     }
 
     /// Another order.

@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 /// Quiet that counts as recovered.
 const QUIET: Duration = Duration::from_millis(600);
 /// Longest wait for it: more than a master waits for a node that does not come back.
-const RECOVER_MAX: Duration = Duration::from_secs(60);
+const RECOVER_MAX: Duration = Duration::from_mins(1);
 /// How long a client may take to end: its calls have deadlines.
 const FINISH_MAX: Duration = Duration::from_secs(20);
 const STEP: Duration = Duration::from_millis(20);
@@ -189,7 +189,7 @@ fn inject(
 ) -> Result<(Vec<(Planned, Instant)>, String)> {
     let began = now();
     let mut waiting = round.to_vec();
-    let (mut active, mut ended, mut effects) = (Vec::<Active>::new(), Vec::new(), String::new());
+    let (mut active, mut ended, mut effects) = (Vec::<Active>::new(), Vec::new(), Vec::new());
     while !waiting.is_empty() || !active.is_empty() {
         if let Some(at) = waiting.iter().position(|one| began.elapsed() >= one.begins) {
             active.push(Active::begin(waiting.swap_remove(at), fleet, seed)?);
@@ -199,13 +199,13 @@ fn inject(
             let planned = done.planned;
             let effect = done.end(fleet)?;
             if !effect.is_empty() {
-                effects += &format!(" ({effect})");
+                effects.push(format!(" ({effect})"));
             }
             ended.push((planned, now()));
         }
         std::thread::sleep(STEP / 4);
     }
-    Ok((ended, effects))
+    Ok((ended, effects.concat()))
 }
 
 /// Waits until every client works without trouble; when the last trouble was, if there was any after

@@ -131,8 +131,9 @@ impl Net {
 
     /// Adds rules to a host's packet filter.
     pub(crate) fn rules(&self, host: &Host, rules: &[String]) -> Result<()> {
-        let text: String = rules.iter().map(|rule| format!("add rule ip chaos {rule}\n")).collect();
-        self.nft(host, &text)
+        let lines: Vec<String> =
+            rules.iter().map(|rule| format!("add rule ip chaos {rule}\n")).collect();
+        self.nft(host, &lines.concat())
     }
 
     /// Takes all rules and queues of a host away.

@@ -53,7 +53,7 @@ impl Options {
             let mut value = || words.next().copied().with_context(|| format!("{word} what?"));
             match *word {
                 "--minutes" => {
-                    options.time = Duration::from_secs_f64(number::<f64>(value()?)? * 60.0)
+                    options.time = Duration::from_secs_f64(number::<f64>(value()?)? * 60.0);
                 }
                 "--seconds" => options.time = Duration::from_secs_f64(number(value()?)?),
                 "--seed" => options.seed = number(value()?)?,
@@ -77,26 +77,26 @@ impl Options {
 
     /// What must be reached; fewer kinds if only some were asked for.
     pub(crate) fn marks(&self, private: bool) -> Marks {
-        let minutes = self.time.as_secs_f64() / 60.0;
+        let seconds = self.time.as_secs();
         let kinds = if private { 12 } else { 8 };
         Marks {
-            operations: self.operations.unwrap_or((200_000.0 * minutes) as u64),
-            faults: self.faults.unwrap_or((10.0 * minutes) as usize),
+            operations: self.operations.unwrap_or(seconds * 200_000 / 60),
+            faults: self.faults.unwrap_or(seconds as usize / 6),
             kinds: if self.kinds.is_empty() { kinds } else { self.kinds.len().min(kinds) },
         }
     }
 
     /// The line that repeats the schedule.
     pub(crate) fn command(&self) -> String {
-        let mut line =
-            format!("./dev chaos --seconds {} --seed {}", self.time.as_secs(), self.seed);
-        if !self.kinds.is_empty() {
-            line += &format!(" --kinds {}", self.kinds.join(","));
+        let Self { time, seed, kinds, .. } = self;
+        let mut words = vec![format!("./dev chaos --seconds {} --seed {seed}", time.as_secs())];
+        if !kinds.is_empty() {
+            words.push(format!("--kinds {}", kinds.join(",")));
         }
         if !self.namespaces {
-            line += " --no-namespaces";
+            words.push("--no-namespaces".to_owned());
         }
-        line
+        words.join(" ")
     }
 }
 

@@ -77,7 +77,7 @@ impl Proxy {
                         count += 1;
                         let dice = Dice::new(seed).stream(&format!("connection {count}"));
                         // A target that is down refuses: the client sees its connection closed.
-                        let _ = join(&shared, client, target, dice);
+                        let _ = join(&shared, client, target, &dice);
                     }
                     Err(_) => std::thread::sleep(LOOK / 10),
                 }
@@ -114,7 +114,7 @@ fn join(
     state: &Arc<State>,
     client: TcpStream,
     target: SocketAddr,
-    dice: Dice,
+    dice: &Dice,
 ) -> std::io::Result<()> {
     let server = TcpStream::connect_timeout(&target, Duration::from_secs(1))?;
     for stream in [&client, &server] {
@@ -167,7 +167,7 @@ fn pass(
         let spoil = |one_of: u64, dice: &mut Dice| one_of > 0 && dice.below(one_of) == 0;
         let mut spoiled = true;
         match mode {
-            Mode::Delay(most) => std::thread::sleep(most.mul_f64(dice.fraction())),
+            Mode::Delay(most) => std::thread::sleep(dice.part_of(most)),
             Mode::Slow(bytes_per_second) => {
                 std::thread::sleep(Duration::from_micros(
                     read as u64 * 1_000_000 / bytes_per_second,

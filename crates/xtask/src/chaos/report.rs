@@ -80,7 +80,7 @@ impl Report {
             }
         };
         for line in &self.clients {
-            let told = ["violations", "late"].into_iter().flat_map(|name| line[name].as_array());
+            let told = ["violations", "late"].into_iter().filter_map(|name| line[name].as_array());
             for what in told.flatten() {
                 fail(true, format!("client {}: {}", line["client"], what.as_str().unwrap_or("?")));
             }
@@ -120,11 +120,11 @@ impl Report {
             line(format!("{} starts of nodes found no master and were repeated", self.restarts));
         }
         line(format!(
-            "{} verified operations ({} clients); {} values of {:.1} GB read, {} misses",
+            "{} verified operations ({} clients); {} values of {} MB read, {} misses",
             self.sum("operations"),
             self.clients.len(),
             self.sum("values"),
-            self.sum("bytes") as f64 / 1e9,
+            self.sum("bytes") / 1_000_000,
             self.sum("misses"),
         ));
         line(format!(
