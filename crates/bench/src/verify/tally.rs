@@ -1,13 +1,17 @@
 //! What a verified workload counts, and the clock that calls are timed by.
 //!
-//! A call must end by its deadline; one that ends more than [`LATE`] after it is a hang. Time in which
-//! the whole process stood still (SIGSTOP) is nobody's fault, so calls are timed by a clock that a thread
-//! of this process pushes on: it stops when the process does.
+//! A call must end by its deadline; one that ends more than [`LATE`] after it is a hang. Two things are
+//! nobody's fault and do not count: time in which the whole process stood still (SIGSTOP), so calls are
+//! timed by a clock that a thread of this process pushes on and that stops when the process does; and time
+//! in which the calling thread was ready to go on and the machine had no core for it, which the kernel
+//! counts per thread.
 
 use mooncrate::Error;
 use mooncrate_wire::clock::boottime;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -44,6 +48,8 @@ pub(crate) struct Tally {
     errors: AtomicU64,
     hangs: AtomicU64,
     slowest_ms: AtomicU64,
+    /// The longest that a call waited for a core.
+    coreless_ms: AtomicU64,
     /// When the last trouble was met and when the last call went well, by the clock of the machine.
     trouble_at: AtomicU64,
     well_at: AtomicU64,
@@ -55,6 +61,7 @@ pub(crate) struct Tally {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     began_ms: u64,
+    coreless_ms: u64,
 }
 
 impl Tally {
@@ -70,6 +77,7 @@ impl Tally {
             errors: AtomicU64::new(0),
             hangs: AtomicU64::new(0),
             slowest_ms: AtomicU64::new(0),
+            coreless_ms: AtomicU64::new(0),
             trouble_at: AtomicU64::new(0),
             well_at: AtomicU64::new(0),
             kinds: Mutex::default(),
@@ -91,15 +99,17 @@ impl Tally {
 
     /// A call begins.
     pub(crate) fn begin(&self) -> Call {
-        Call { began_ms: self.now_ms() }
+        Call { began_ms: self.now_ms(), coreless_ms: coreless_ms() }
     }
 
     /// A call has ended. `what` names it in a report.
     pub(crate) fn end(&self, call: Call, what: &str) {
         let took_ms = self.now_ms().saturating_sub(call.began_ms);
+        let coreless_ms = coreless_ms().saturating_sub(call.coreless_ms);
         self.slowest_ms.fetch_max(took_ms, Ordering::Relaxed);
-        if self.is_late(took_ms) {
-            self.hang(format!("{what} took {took_ms} ms"));
+        self.coreless_ms.fetch_max(coreless_ms, Ordering::Relaxed);
+        if self.is_late(took_ms.saturating_sub(coreless_ms)) {
+            self.hang(format!("{what} took {took_ms} ms, {coreless_ms} ms of it without a core"));
         }
     }
 
@@ -165,6 +175,7 @@ impl Tally {
             "errors": read(&self.errors),
             "hangs": read(&self.hangs),
             "slowest_ms": read(&self.slowest_ms),
+            "coreless_ms": read(&self.coreless_ms),
             "trouble_ago_ms": ago(&self.trouble_at),
             "well_ago_ms": ago(&self.well_at),
         })
@@ -179,6 +190,19 @@ impl Tally {
     pub(crate) fn late(&self) -> Vec<String> {
         self.slow.lock().expect("no counter panics").clone()
     }
+}
+
+/// How long this thread has waited for a core since it began, as the kernel counts it; 0 if it does not.
+fn coreless_ms() -> u64 {
+    thread_local! {
+        static COUNTS: Option<File> = File::open("/proc/thread-self/schedstat").ok();
+    }
+    // Time on a core, time waiting for one, number of turns.
+    let mut text = [0; 96];
+    let read = COUNTS.with(|file| file.as_ref()?.read_at(&mut text, 0).ok()).unwrap_or(0);
+    let waited = text[..read].split(|byte| *byte == b' ').nth(1);
+    let waited = waited.and_then(|digits| str::from_utf8(digits).ok()?.parse::<u64>().ok());
+    waited.unwrap_or(0) / 1_000_000
 }
 
 /// The variants of an error, outermost first, without the facade: `Put.Held`, `Transfer.Call.Io`.
@@ -224,7 +248,8 @@ mod tests {
         assert_eq!(tally.hangs(), 0, "on the edge");
         tally.awake_ms.fetch_add(1, Ordering::Relaxed);
         tally.end(call, "get");
-        assert_eq!((tally.hangs(), tally.late()), (1, vec!["get took 601 ms".to_owned()]));
+        assert_eq!(tally.hangs(), 1);
+        assert!(tally.late()[0].starts_with("get took 601 ms, 0 ms of it"), "{:?}", tally.late());
         tally.answer::<()>(&Err(Error::Client(ClientError::Put(PutError::Busy { after_ms: 1 }))));
         assert_eq!(tally.json()["trouble_ago_ms"], Value::Null);
         tally.answer::<()>(&Err(Error::Client(ClientError::Restless { tries: 4 })));

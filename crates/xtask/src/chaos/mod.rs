@@ -160,9 +160,11 @@ fn torment(fleet: &mut Fleet, kinds: &[Kind], options: &Options) -> Result<Vec<H
         let last = ended.iter().map(|(_, at)| *at).max().unwrap_or_else(now);
         let calm = settle(fleet, last, &what);
         let longest = calm.map_or(Duration::ZERO, |calm| calm.saturating_duration_since(last));
-        let operations = operations(fleet);
+        let [operations, wrong, hangs] =
+            ["operations", "wrong", "hangs"].map(|name| sum(fleet, name));
         println!(
-            "{:>5} s {operations:>9} ops  {what}{effects}; recovered in {:.2} s",
+            "{:>5} s {operations:>9} ops {wrong} wrong {hangs} hangs  {what}{effects}; recovered in \
+             {:.2} s",
             began.elapsed().as_secs(),
             longest.as_secs_f64(),
         );
@@ -235,9 +237,10 @@ fn settle(fleet: &mut Fleet, since: Instant, after: &str) -> Option<Instant> {
     }
 }
 
-fn operations(fleet: &Fleet) -> u64 {
-    let gone = fleet.departed.iter().filter_map(|line| line["operations"].as_u64());
-    let here = fleet.clients.iter().map(|client| client.seen().count("operations"));
+/// A count of all clients, those that were killed included.
+fn sum(fleet: &Fleet, name: &str) -> u64 {
+    let gone = fleet.departed.iter().filter_map(|line| line[name].as_u64());
+    let here = fleet.clients.iter().map(|client| client.seen().count(name));
     gone.chain(here).sum()
 }
 

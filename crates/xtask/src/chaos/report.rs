@@ -128,11 +128,13 @@ impl Report {
             self.sum("misses"),
         ));
         line(format!(
-            "{} errors, {} refusals, {} values refused as corrupt; slowest call {} ms",
+            "{} errors, {} refusals, {} values refused as corrupt; slowest call {} ms, longest wait of \
+             a call for a core {} ms",
             self.sum("errors"),
             self.sum("refusals"),
             self.sum("corrupt_refused"),
             self.most("slowest_ms"),
+            self.most("coreless_ms"),
         ));
         line(format!("by kind: {}", json!(self.errors())));
         line(format!(
