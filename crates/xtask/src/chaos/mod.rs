@@ -36,7 +36,7 @@ use report::{Happened, Report};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Quiet that counts as recovered.
@@ -72,7 +72,12 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<bool> {
         println!("libfaketime is not installed: no faults of the wall clock");
     }
     let kinds = kinds::choose(&options.kinds, means)?;
-    let programs = build(root)?;
+    let folder = match &options.programs {
+        Some(folder) => std::fs::canonicalize(folder).with_context(|| folder.clone())?,
+        None => build(root)?,
+    };
+    let programs =
+        Programs { mooncrate: folder.join("mooncrate"), bench: folder.join("mooncrate-bench") };
     let folder = std::env::temp_dir().join(format!("mooncrate-chaos-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
     println!("seed {}, {} kinds, logs in {}", options.seed, kinds.len(), folder.display());
@@ -95,8 +100,8 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<bool> {
     Ok(passed)
 }
 
-/// Builds the programs that are run, as they ship.
-fn build(root: &Path) -> Result<Programs> {
+/// Builds the programs that are run, as they ship; where they are.
+fn build(root: &Path) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = std::process::Command::new(cargo)
         .args(["build", "--release", "-q", "-p", "mooncrate-cli", "-p", "mooncrate-bench"])
@@ -105,8 +110,7 @@ fn build(root: &Path) -> Result<Programs> {
         .context("starting cargo build")?;
     anyhow::ensure!(status.success(), "the programs do not build");
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    let release = root.join(target).join("release");
-    Ok(Programs { mooncrate: release.join("mooncrate"), bench: release.join("mooncrate-bench") })
+    Ok(root.join(target).join("release"))
 }
 
 /// The rounds of a seed, without end: every kind once in each pass through the deck, long ones in every

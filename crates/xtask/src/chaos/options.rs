@@ -15,6 +15,7 @@ usage: cargo xtask chaos [options]
   --no-namespaces   stay on loopback; only faults that need no privilege
   --operations N    fail with fewer verified operations (default 200,000 per minute)
   --faults N        fail with fewer faults (default 10 per minute)
+  --programs DIR    run the mooncrate and mooncrate-bench of this folder, built by somebody else
   --report FILE     write all figures as JSON
   --keep            keep the logs even if all is well
 ";
@@ -29,6 +30,7 @@ pub(crate) struct Options {
     pub(crate) seed: u64,
     pub(crate) kinds: Vec<String>,
     pub(crate) namespaces: bool,
+    pub(crate) programs: Option<String>,
     pub(crate) report: Option<String>,
     pub(crate) keep: bool,
     operations: Option<u64>,
@@ -43,6 +45,7 @@ impl Options {
             seed: drawn(),
             kinds: Vec::new(),
             namespaces: true,
+            programs: None,
             report: None,
             keep: false,
             operations: None,
@@ -61,6 +64,7 @@ impl Options {
                 "--no-namespaces" => options.namespaces = false,
                 "--operations" => options.operations = Some(number(value()?)?),
                 "--faults" => options.faults = Some(number(value()?)?),
+                "--programs" => options.programs = Some(value()?.to_owned()),
                 "--report" => options.report = Some(value()?.to_owned()),
                 "--keep" => options.keep = true,
                 "help" | "-h" | "--help" => return Ok(None),
