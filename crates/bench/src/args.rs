@@ -1,5 +1,8 @@
 //! What can be typed.
 
+use crate::kill_one::KillOne;
+use crate::verify::Verify;
+use crate::verify::drain::Drain;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -47,6 +50,12 @@ pub(crate) enum Command {
         #[arg(default_value_t = 20)]
         rounds: u32,
     },
+    /// Load a running cluster and judge every answer
+    Verify(Verify),
+    /// Remove every key of a running cluster and say what is left
+    Drain(Drain),
+    /// Three nodes, two replicas: kill -9 one owner under load and see what is lost
+    KillOne(KillOne),
     /// A master and a node, for the bench itself
     #[command(hide = true)]
     ServeForBench {

@@ -11,6 +11,8 @@
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
 //!   peer    ── this program once more, as a server or as the other end of a plain program
 //!   cores   ── who runs where         neighbours ── who else ran meanwhile
+//!   verify  ── no figures: a workload that judges every answer, for others to torment; kill_one
+//!              torments it once, by itself
 //! ```
 //!
 //! Local words: a **subject** is what is judged and a **floor** the best plain program that moves the
@@ -33,6 +35,7 @@ mod fleet;
 mod floors;
 mod growth;
 mod index;
+mod kill_one;
 mod machine;
 mod measure;
 mod neighbours;
@@ -41,6 +44,7 @@ mod peer;
 mod plain;
 mod render;
 mod report;
+mod verify;
 mod workload;
 
 use anyhow::Result;
@@ -54,7 +58,18 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    match run(&arguments) {
+    let proof = match &arguments.command {
+        Some(Command::Verify(wanted)) => Some(verify::run(wanted)),
+        Some(Command::Drain(wanted)) => Some(verify::drain::run(wanted)),
+        Some(Command::KillOne(wanted)) => Some(kill_one::run(wanted)),
+        _ => None,
+    };
+    let ran = match proof {
+        Some(Ok(false)) => return ExitCode::FAILURE,
+        Some(proof) => proof.map(|_| ()),
+        None => run(&arguments),
+    };
+    match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             render::note(&format!("the bench could not go on: {error:#}"));
@@ -97,7 +112,10 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::ServeForBench { .. }
         | Command::Failover { .. }
         | Command::MasterForBench { .. }
-        | Command::FloorForBench { .. } => unreachable!("answered above"),
+        | Command::FloorForBench { .. }
+        | Command::Verify(_)
+        | Command::Drain(_)
+        | Command::KillOne(_) => unreachable!("answered above"),
     };
     let others = Moment::now().zip(before).map(|(after, before)| after.others_since(before));
     let report = Report { machine, effort: effort.describe(), others, tables };

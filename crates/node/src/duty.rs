@@ -137,7 +137,7 @@ impl Node {
     /// Mounts, announces, and starts the threads. `local`: the master is in this process and gives
     /// its orders by a call, so nobody has to wait for them.
     pub fn register(self: &Arc<Self>, local: bool) -> Result<(), NodeError> {
-        self.mount()?;
+        self.mount_first()?;
         let tick = self.config.tick;
         self.start("node-heart", Self::stay_known)?;
         self.start("node-tick", move |node| node.every(tick, Self::tick))?;

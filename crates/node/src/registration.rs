@@ -14,6 +14,10 @@ use std::time::Duration;
 const CALL_TIME: Duration = Duration::from_secs(2);
 /// Pause after a heartbeat that was not acknowledged.
 const RETRY: Duration = Duration::from_millis(100);
+/// First and last step towards a later incarnation, in the microseconds that incarnations count: a minute,
+/// doubled until it is decades.
+const LATER_FIRST: u64 = 60_000_000;
+const LATER_LAST: u64 = LATER_FIRST << 24;
 /// Slots in one page of an announcement.
 const PAGE_SLOTS: usize = 1024;
 
@@ -39,6 +43,22 @@ impl Standing {
 }
 
 impl Node {
+    /// Mounts for the first time in this process. Wall time numbers the starts of a node, and clocks are
+    /// set back: then this start looks older than the last one, although it is the one that lives. It
+    /// holds nothing yet, so it takes a later number instead of giving up.
+    pub(crate) fn mount_first(&self) -> Result<(), NodeError> {
+        let mut later = LATER_FIRST;
+        loop {
+            match self.mount() {
+                Err(NodeError::Mount(MountError::StaleIncarnation)) if later <= LATER_LAST => {
+                    self.begin(later);
+                    later *= 2;
+                }
+                mounted => return mounted,
+            }
+        }
+    }
+
     /// Offers the segments and announces what they hold.
     pub(crate) fn mount(&self) -> Result<(), NodeError> {
         let sent = boottime();
@@ -145,12 +165,17 @@ impl Node {
 
     /// Drops everything and begins a new incarnation, empty; the next heartbeat mounts it.
     fn start_over(&self) {
+        tracing::warn!("the master has given this node up: starting over, empty");
+        self.tally().given_up.one();
+        self.begin(1);
+    }
+
+    /// Begins an incarnation that is so much later, empty and not mounted.
+    fn begin(&self, later: u64) {
         let mut standing = self.standing().lock();
-        standing.incarnation = Incarnation(standing.incarnation.0 + 1);
+        standing.incarnation = Incarnation(standing.incarnation.0.saturating_add(later));
         match self.config().create(standing.incarnation) {
             Ok(fresh) => {
-                tracing::warn!("the master has given this node up: starting over, empty");
-                self.tally().given_up.one();
                 for old in self.segments().all() {
                     old.set_serve_until(Now(0));
                 }

@@ -1,4 +1,5 @@
-//! prove: house rules that a machine can check, run by `cargo xtask <check>`.
+//! prove: house rules that a machine can check, run by `cargo xtask <check>`, and the supervisor of the
+//! process tests (`chaos`).
 //!
 //! It reads the tree and `cargo metadata` and links no crate of ours: a rule must not depend on
 //! what it judges. Each finding is one line, `place: what is wrong and what to do`.
@@ -7,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command line tool talks to its terminal")]
 
+mod chaos;
 mod layers;
 mod links;
 mod records;
@@ -22,11 +24,15 @@ usage: cargo xtask <check>
 
   layers   dependencies of our crates point down the table, never up or sideways
   tidy     file openings and lengths, unfinished marks, unsafe code, links, decision records
+  chaos    real processes under faults; `cargo xtask chaos --help`
 ";
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    if let ["chaos", arguments @ ..] = &wanted[..] {
+        return chaos(arguments);
+    }
     let findings = match wanted[..] {
         ["layers"] => root().and_then(|root| layers::check(&root)),
         ["tidy"] => root().and_then(|root| tidy::check(&root)),
@@ -53,6 +59,17 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("{} could not run: {error:#}", wanted[0]);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn chaos(arguments: &[&str]) -> ExitCode {
+    match root().and_then(|root| chaos::run(&root, arguments)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("chaos could not go on: {error:#}");
             ExitCode::from(2)
         }
     }
