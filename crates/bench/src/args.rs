@@ -41,6 +41,47 @@ pub(crate) enum Command {
     Floors,
     /// The checksummed copy against a plain one
     Copy,
+    /// Kill a master with many objects and see how fast it knows them again
+    Rebuild {
+        /// Objects of all nodes together.
+        #[arg(long, default_value_t = 1_000_000)]
+        objects: u64,
+        /// Nodes that hold them.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
+        nodes: u64,
+        /// How often the master is killed.
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+        rounds: u64,
+    },
+    /// A master that keeps its state, for the bench itself
+    #[command(hide = true)]
+    StateMasterForBench {
+        /// Where it listens.
+        #[arg(long)]
+        listen: String,
+        /// Its state file.
+        #[arg(long)]
+        state: PathBuf,
+    },
+    /// A node that fills itself, for the bench itself
+    #[command(hide = true)]
+    NodeForBench {
+        /// Its name.
+        #[arg(long)]
+        name: String,
+        /// Its master.
+        #[arg(long)]
+        master: String,
+        /// Its Unix socket.
+        #[arg(long)]
+        unix: PathBuf,
+        /// The number of its first key.
+        #[arg(long)]
+        first: u64,
+        /// How many it fills in.
+        #[arg(long)]
+        objects: u64,
+    },
     /// A master and a node, for the bench itself
     #[command(hide = true)]
     ServeForBench {

@@ -37,6 +37,7 @@ mod neighbours;
 mod paths;
 mod peer;
 mod plain;
+mod rebuild;
 mod render;
 mod report;
 mod workload;
@@ -66,6 +67,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     let command = arguments.command.as_ref().unwrap_or(&Command::All);
     match command {
         Command::ServeForBench { bytes } => return peer::serve_cluster(*bytes),
+        Command::StateMasterForBench { listen, state } => {
+            return rebuild::serve_master(listen.clone(), state.clone());
+        }
+        Command::NodeForBench { name, master, unix, first, objects } => {
+            return rebuild::serve_node(name.clone(), master, unix.clone(), *first, *objects);
+        }
         Command::MasterForBench { objects } => return growth::serve_master(*objects),
         Command::FloorForBench { bytes } => return plain::serve(*bytes),
         _ => {}
@@ -91,7 +98,12 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Floors => floors::run(&effort)?,
         Command::Copy => copy::run(&effort)?,
+        &Command::Rebuild { objects, nodes, rounds } => {
+            rebuild::run(rebuild::Task::new(objects, nodes, rounds, arguments.smoke))?
+        }
         Command::ServeForBench { .. }
+        | Command::StateMasterForBench { .. }
+        | Command::NodeForBench { .. }
         | Command::MasterForBench { .. }
         | Command::FloorForBench { .. } => unreachable!("answered above"),
     };
