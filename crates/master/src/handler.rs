@@ -30,6 +30,7 @@ impl Handler for MasterHandler {
             Request::PutStart(put) => put_start(&self.0, &put, caller.deadline),
             Request::Remove(remove) => start_remove(&self.0, &remove, caller.deadline),
             Request::Orders(orders) => poll(&self.0, &orders),
+            Request::Announce(told) if told.last => last_page(&self.0, &told),
             other => Answer::Now(api::answer(&*self.0, other, caller.deadline)),
         }
     }
@@ -80,6 +81,20 @@ fn start_remove(master: &Arc<Master>, remove: &Remove<'_>, deadline: Deadline) -
             }
             master.news.wait_async(seen, now, deadline).await;
         }
+    }))
+}
+
+/// Opening a segment takes long if it holds much: a thread of its own does it, and the worker goes on.
+fn last_page(master: &Arc<Master>, told: &Announce) -> Answer {
+    if let Err(error) = master.announce_page(told) {
+        return Answer::Now(Reply::Announce(Err(error)));
+    }
+    let (master, segment, incarnation) = (Arc::clone(master), told.segment, told.incarnation);
+    Answer::Later(Box::pin(async move {
+        let opening =
+            tokio::task::spawn_blocking(move || master.open_segment(segment, incarnation));
+        // Told again, it will be tried again.
+        Reply::Announce(opening.await.unwrap_or(Err(MountError::UnknownNode)))
     }))
 }
 
@@ -196,8 +211,11 @@ impl MasterApi for Master {
         announce: Announce,
         _deadline: Deadline,
     ) -> Result<Result<(), MountError>, CallError> {
-        let Announce { segment, incarnation, page, last } = announce;
-        Ok(self.announce_page(segment, incarnation, &page, last))
+        let taken = self.announce_page(&announce);
+        if taken.is_err() || !announce.last {
+            return Ok(taken);
+        }
+        Ok(self.open_segment(announce.segment, announce.incarnation))
     }
 
     fn unmount(

@@ -3,10 +3,10 @@
 
 use crate::service::Master;
 use mooncrate_core::error::MountError;
-use mooncrate_core::plan::{Announced, Notice};
+use mooncrate_core::plan::Notice;
 use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, SegmentId};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{Mount, Mounted, NodeEntry, NodeInfo, OrderBatch, Pulse};
+use mooncrate_wire::message::{Announce, Mount, Mounted, NodeEntry, NodeInfo, OrderBatch, Pulse};
 use std::collections::BTreeMap;
 
 /// Orders in one answer of the poll.
@@ -44,19 +44,30 @@ impl Master {
         }
     }
 
-    pub(crate) fn announce_page(
-        &self,
-        segment: SegmentId,
-        incarnation: Incarnation,
-        page: &[Announced],
-        last: bool,
-    ) -> Result<(), MountError> {
+    /// One page of an announcement.
+    pub(crate) fn announce_page(&self, told: &Announce) -> Result<(), MountError> {
         let orders = {
             let mut mind = self.mind();
-            mind.catalog.announce(boottime(), segment, incarnation, page, last)?;
+            let Announce { segment, incarnation, page, .. } = told;
+            mind.catalog.announce_page(boottime(), *segment, *incarnation, page)?;
             self.sort_orders(&mut mind)
         };
         self.carry_out(&orders);
+        Ok(())
+    }
+
+    /// The last page was taken. The lock is free while the ranges are put in order: for ten million
+    /// of them that takes a second, and the master serves meanwhile.
+    pub(crate) fn open_segment(
+        &self,
+        segment: SegmentId,
+        incarnation: Incarnation,
+    ) -> Result<(), MountError> {
+        let told = self.mind().catalog.all_told(segment, incarnation)?;
+        if let Some(told) = told {
+            let opening = told.build()?;
+            self.mind().catalog.open_segment(opening)?;
+        }
         self.news.publish();
         Ok(())
     }
