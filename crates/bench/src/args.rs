@@ -1,6 +1,6 @@
 //! What can be typed.
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
 /// Measure Mooncrate beside the floors of this machine
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything but `floors` and `copy` (the default)
+    /// Everything but `scale`, `rebuild`, `floors` and `copy` (the default)
     All,
     /// Put and get: same process, same host, TCP
     Paths,
@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Floors,
     /// The checksummed copy against a plain one
     Copy,
+    /// Clients and nodes over TCP, beside bare sockets; small gets beside large transfers
+    Scale,
     /// Kill a master with many objects and see how fast it knows them again
     Rebuild {
         /// Objects of all nodes together.
@@ -65,23 +67,7 @@ pub(crate) enum Command {
     },
     /// A node that fills itself, for the bench itself
     #[command(hide = true)]
-    NodeForBench {
-        /// Its name.
-        #[arg(long)]
-        name: String,
-        /// Its master.
-        #[arg(long)]
-        master: String,
-        /// Its Unix socket.
-        #[arg(long)]
-        unix: PathBuf,
-        /// The number of its first key.
-        #[arg(long)]
-        first: u64,
-        /// How many it fills in.
-        #[arg(long)]
-        objects: u64,
-    },
+    NodeForBench(NodeArguments),
     /// A master and a node, for the bench itself
     #[command(hide = true)]
     ServeForBench {
@@ -103,6 +89,29 @@ pub(crate) enum Command {
         #[arg(long)]
         bytes: usize,
     },
+}
+
+/// A node for the bench itself.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct NodeArguments {
+    /// Its name.
+    #[arg(long)]
+    pub(crate) name: String,
+    /// Its master.
+    #[arg(long)]
+    pub(crate) master: String,
+    /// Its Unix socket.
+    #[arg(long)]
+    pub(crate) unix: PathBuf,
+    /// Bytes of its segment.
+    #[arg(long)]
+    pub(crate) bytes: u64,
+    /// The number of the first key that it fills in.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) first: u64,
+    /// How many it fills in.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) objects: u64,
 }
 
 #[cfg(test)]

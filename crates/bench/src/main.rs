@@ -5,7 +5,9 @@
 //!           control  control calls, 1 and 8 threads, 1 and 128 keys               │ memcpy, plain
 //!           index    the catalog alone: memory per object, cost per call by size  │ sockets, or
 //!           growth   control calls on a small and on a large master               │ the smallest
-//!           copy     the checksummed copy; floors: the plain programs alone       │ size
+//!           scale    clients and nodes over TCP; small gets beside large ones     │ size
+//!           rebuild  a killed master learns its index again                       │
+//!           copy     the checksummed copy; floors: the plain programs alone       │
 //!              │
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
 //!   peer    ── this program once more, as a server or as the other end of a plain program
@@ -40,6 +42,7 @@ mod plain;
 mod rebuild;
 mod render;
 mod report;
+mod scale;
 mod workload;
 
 use anyhow::Result;
@@ -70,9 +73,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::StateMasterForBench { listen, state } => {
             return rebuild::serve_master(listen.clone(), state.clone());
         }
-        Command::NodeForBench { name, master, unix, first, objects } => {
-            return rebuild::serve_node(name.clone(), master, unix.clone(), *first, *objects);
-        }
+        Command::NodeForBench(node) => return rebuild::serve_node(node),
         Command::MasterForBench { objects } => return growth::serve_master(*objects),
         Command::FloorForBench { bytes } => return plain::serve(*bytes),
         _ => {}
@@ -98,12 +99,13 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Floors => floors::run(&effort)?,
         Command::Copy => copy::run(&effort)?,
+        Command::Scale => scale::run(&effort)?,
         &Command::Rebuild { objects, nodes, rounds } => {
             rebuild::run(rebuild::Task::new(objects, nodes, rounds, arguments.smoke))?
         }
         Command::ServeForBench { .. }
         | Command::StateMasterForBench { .. }
-        | Command::NodeForBench { .. }
+        | Command::NodeForBench(_)
         | Command::MasterForBench { .. }
         | Command::FloorForBench { .. } => unreachable!("answered above"),
     };

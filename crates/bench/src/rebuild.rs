@@ -117,23 +117,16 @@ fn start_nodes(
         let (first, last) = share(task, number);
         let socket = folder.join(format!("node-{number}.sock"));
         let socket = socket.to_str().context("a temporary folder with an odd name")?;
+        let bytes = peers::segment_bytes(last - first).to_string();
         let (first, objects) = (first.to_string(), (last - first).to_string());
         let name = format!("node-{number}");
         nodes.push(Peer::spawn(
             place,
             &[
-                "node-for-bench",
-                "--name",
-                &name,
-                "--master",
-                master,
-                "--unix",
-                socket,
-                "--first",
-                &first,
-                "--objects",
-                &objects,
-            ],
+                &["node-for-bench", "--name", &name, "--master", master, "--unix", socket][..],
+                &["--bytes", &bytes, "--first", &first, "--objects", &objects],
+            ]
+            .concat(),
         )?);
     }
     for node in &mut nodes {

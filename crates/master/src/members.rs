@@ -7,10 +7,14 @@ use mooncrate_core::plan::Notice;
 use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, SegmentId};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{Announce, Mount, Mounted, NodeEntry, NodeInfo, OrderBatch, Pulse};
+use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 
 /// Orders in one answer of the poll.
 const ORDERS_MAX: usize = 1024;
+
+/// Announced slots that are taken in under one lock: about a tenth of a millisecond.
+const ANNOUNCED_MAX: usize = 256;
 
 /// Where nodes can be reached.
 #[derive(Debug, Default)]
@@ -44,15 +48,20 @@ impl Master {
         }
     }
 
-    /// One page of an announcement.
+    /// One page of an announcement, in slices between which others have the lock (G13).
     pub(crate) fn announce_page(&self, told: &Announce) -> Result<(), MountError> {
-        let orders = {
+        let Announce { segment, incarnation, page, .. } = told;
+        // An empty page is a page: whoever tells is heard.
+        let slices = page.chunks(ANNOUNCED_MAX).chain(page.is_empty().then_some(&[][..]));
+        for slice in slices {
             let mut mind = self.mind();
-            let Announce { segment, incarnation, page, .. } = told;
-            mind.catalog.announce_page(boottime(), *segment, *incarnation, page)?;
-            self.sort_orders(&mut mind)
-        };
-        self.carry_out(&orders);
+            let taken = mind.catalog.announce_page(boottime(), *segment, *incarnation, slice);
+            let orders = self.sort_orders(&mut mind);
+            // Fair: whoever waits comes next, and not this thread again.
+            MutexGuard::unlock_fair(mind);
+            self.carry_out(&orders);
+            taken?;
+        }
         Ok(())
     }
 

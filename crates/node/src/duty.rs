@@ -11,7 +11,7 @@ use mooncrate_transfer::{DataServer, DataServerConfig, Segments};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
 use mooncrate_wire::{Address, CallError, MasterApi};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -54,6 +54,9 @@ pub struct Node {
     master: Arc<dyn MasterApi>,
     standing: Mutex<Standing>,
     stopping: AtomicBool,
+    /// Set when the heart should beat at once: the master was lost, or does not know us.
+    alarm: Mutex<bool>,
+    alarmed: Condvar,
     running: Mutex<Running>,
 }
 
@@ -122,6 +125,8 @@ impl Node {
             segments,
             master,
             stopping: AtomicBool::new(false),
+            alarm: Mutex::new(false),
+            alarmed: Condvar::new(),
             running: Mutex::new(Running { threads: Vec::new(), server: Some(server) }),
         }))
     }
@@ -132,7 +137,7 @@ impl Node {
         self.mount()?;
         let heartbeat = self.config.heartbeat;
         let tick = self.config.tick;
-        self.start("node-heart", move |node| node.every(heartbeat, Self::heartbeat))?;
+        self.start("node-heart", move |node| node.beat(heartbeat))?;
         self.start("node-tick", move |node| node.every(tick, Self::tick))?;
         if !local {
             self.start("node-orders", Self::follow_orders)?;
@@ -154,6 +159,25 @@ impl Node {
         Ok(())
     }
 
+    /// The heart: beats in its rhythm, and at once when there is reason to.
+    fn beat(&self, pause: Duration) {
+        while !self.stopping() {
+            self.heartbeat();
+            let mut alarm = self.alarm.lock();
+            if !*alarm {
+                self.alarmed.wait_for(&mut alarm, pause);
+            }
+            *alarm = false;
+        }
+    }
+
+    /// Lets the heart beat at once. A master that was restarted knows its nodes again when they mount:
+    /// the rest of a pause would be time without them.
+    pub(crate) fn alarm(&self) {
+        *self.alarm.lock() = true;
+        self.alarmed.notify_one();
+    }
+
     fn every(&self, pause: Duration, work: impl Fn(&Self)) {
         while !self.stopping() {
             work(self);
@@ -167,6 +191,7 @@ impl Node {
         if self.stopping.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.alarm();
         let Running { threads, server } = std::mem::take(&mut *self.running.lock());
         if let Some(server) = server {
             server.stop(STOP_GRACE);

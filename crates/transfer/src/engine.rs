@@ -2,6 +2,7 @@
 
 use crate::Transport;
 use crate::error::TransferError;
+use crate::lanes::Lanes;
 use crate::local::Local;
 use crate::segments::Segments;
 use crate::shared::Shared;
@@ -61,6 +62,8 @@ pub struct EngineConfig {
     pub inline_bytes_max: u64,
     /// Links.
     pub links: PoolConfig,
+    /// Over how many of them a large value travels.
+    pub lanes: Lanes,
 }
 
 impl Default for EngineConfig {
@@ -71,6 +74,7 @@ impl Default for EngineConfig {
             local: true,
             inline_bytes_max: 32 << 10,
             links: PoolConfig::default(),
+            lanes: Lanes::default(),
         }
     }
 }
@@ -161,7 +165,10 @@ impl Engine {
         let Some(tcp) = route.tcp.as_ref().or(route.unix.as_ref()) else {
             return Err(TransferError::NoRoute);
         };
-        let new = || Arc::new(Stream::new(tcp.clone(), &self.config.links));
+        let new = || {
+            let stream = Stream::new(tcp.clone(), &self.config.links);
+            Arc::new(stream.with_lanes(self.config.lanes))
+        };
         Ok(Arc::clone(self.streams.write().entry(tcp.clone()).or_insert_with(new)) as _)
     }
 

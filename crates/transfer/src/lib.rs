@@ -16,6 +16,7 @@
 
 mod engine;
 mod error;
+mod lanes;
 mod local;
 mod segments;
 mod server;
@@ -24,6 +25,7 @@ mod stream;
 
 pub use engine::{Directory, Engine, EngineConfig, Path, Route};
 pub use error::TransferError;
+pub use lanes::Lanes;
 pub use local::Local;
 pub use segments::Segments;
 pub use server::{DataServer, DataServerConfig};

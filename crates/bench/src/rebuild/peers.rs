@@ -1,5 +1,6 @@
 //! The other processes of a rebuild: a master that keeps its state, and a node that fills itself.
 
+use crate::args::NodeArguments;
 use crate::growth::{master_at, soon};
 use crate::peer::until_the_end;
 use crate::workload::{BenchKey, key};
@@ -14,8 +15,10 @@ use mooncrate_wire::message::{PutEndItem, PutItem};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Bytes of a segment per object: one extent, and room so that nothing is evicted.
-const ROOM_BYTES: u64 = 80;
+/// Bytes of a segment with this many objects: an extent each, and room so that nothing is evicted.
+pub(super) const fn segment_bytes(objects: u64) -> u64 {
+    objects * 80 + (1 << 20)
+}
 
 /// The value with this number: 16 to 64 bytes.
 pub(super) fn value(number: u64) -> Vec<u8> {
@@ -40,24 +43,21 @@ pub(crate) fn serve_master(listen: String, state: PathBuf) -> Result<()> {
 }
 
 /// A node with `objects` values, from the key number `first` on.
-pub(crate) fn serve_node(
-    name: String,
-    master: &str,
-    unix: PathBuf,
-    first: u64,
-    objects: u64,
-) -> Result<()> {
+pub(crate) fn serve_node(own: &NodeArguments) -> Result<()> {
+    let &NodeArguments { bytes, first, objects, .. } = own;
+    // One slot per object that is filled in; as many as usual where others fill it.
+    let slots = if objects > 0 { Some(u32::try_from(objects + 1024)?) } else { None };
     let running = run_node(NodeOptions {
-        name,
-        master: master.parse().map_err(anyhow::Error::msg)?,
+        name: own.name.clone(),
+        master: own.master.parse().map_err(anyhow::Error::msg)?,
         listen: Some(Address::Tcp("127.0.0.1:0".into())),
-        unix: Some(unix),
-        segment_bytes: objects * ROOM_BYTES + (1 << 20),
-        slots: Some(u32::try_from(objects + 1024)?),
+        unix: Some(own.unix.clone()),
+        segment_bytes: bytes,
+        slots,
         ..NodeOptions::default()
     })?;
     let node = running.node().context("it runs a node")?;
-    let link = master_at(master)?;
+    let link = master_at(&own.master)?;
     let local = Local::new(Arc::clone(node.segments()));
     let wishes = PutConfig { preferred: vec![node.segment()], ..PutConfig::default() };
     let (mut number, end) = (first, first + objects);

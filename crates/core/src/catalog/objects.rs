@@ -146,9 +146,15 @@ struct Indexed {
     tag: u32,
 }
 
-/// Bits of a hash that neither the shards nor the tables use first.
+/// Bits of a hash that the shards do not use.
 fn tag(hash: u64) -> u32 {
-    (hash >> 20) as u32
+    hash as u32
+}
+
+/// What the tables hash by: made of the tag alone, so that a growing table moves its entries without
+/// a look at the objects, each of which would be a cache miss.
+fn spread(tag: u32) -> u64 {
+    u64::from(tag).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 impl Default for Objects {
@@ -162,7 +168,7 @@ impl Default for Objects {
     }
 }
 
-/// The shard of a hash: bits that the tables themselves use least.
+/// The shard of a hash: bits that the tags do not hold.
 fn shard(hash: u64) -> usize {
     (hash >> 40) as usize % SHARDS
 }
@@ -175,7 +181,7 @@ impl Objects {
     pub(super) fn find(&self, hash: KeyHash, key: &[u8]) -> Option<EntryId> {
         let (slab, tag) = (&self.slab, tag(hash.0));
         self.index[shard(hash.0)]
-            .find(hash.0, |&Indexed { id, tag: other }| {
+            .find(spread(tag), |&Indexed { id, tag: other }| {
                 other == tag && slab[id].as_ref().is_some_and(|entry| *entry.key == *key)
             })
             .map(|indexed| indexed.id)
@@ -190,7 +196,7 @@ impl Objects {
             .map(|hash| {
                 let tag = tag(hash.0);
                 let table = &self.index[shard(hash.0)];
-                table.find(hash.0, |indexed| indexed.tag == tag).map(|indexed| indexed.id)
+                table.find(spread(tag), |indexed| indexed.tag == tag).map(|indexed| indexed.id)
             })
             .collect();
         let lengths: Vec<usize> = found
@@ -217,11 +223,9 @@ impl Objects {
         } else {
             self.slab.push(Some(entry))
         };
-        let slab = &self.slab;
         let indexed = Indexed { id, tag: tag(hash) };
-        self.index[shard(hash)].insert_unique(hash, indexed, |other| {
-            slab[other.id].as_ref().expect("indexed entries are filled").hash
-        });
+        let table = &mut self.index[shard(hash)];
+        table.insert_unique(spread(indexed.tag), indexed, |other| spread(other.tag));
         self.len += 1;
         id
     }
@@ -229,7 +233,7 @@ impl Objects {
     pub(super) fn remove(&mut self, id: EntryId) -> Entry {
         let entry = self.slab[id].take().expect("the caller holds a live entry");
         let shard = &mut self.index[shard(entry.hash)];
-        let found = shard.find_entry(entry.hash, |other| other.id == id);
+        let found = shard.find_entry(spread(tag(entry.hash)), |other| other.id == id);
         found.expect("filled entries are indexed").remove();
         self.free.push(id);
         self.len -= 1;
