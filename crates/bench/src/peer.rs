@@ -86,6 +86,7 @@ impl Drop for Peer {
 }
 
 /// Milliseconds of CPU that a process has used; 0 where the system does not say.
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub(crate) fn cpu_ms(process: u32) -> f64 {
     // Ticks of 10 ms, as everywhere on Linux.
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();

@@ -91,7 +91,7 @@ pub(crate) fn run(task: Task) -> Result<Vec<Table>> {
         let master_cpu_ms = cpu_ms(master.id());
         note(&format!("rebuild: full after {:.2} s", watched.full.as_secs_f64()));
         verify(&link, &store, task)?;
-        let idle_p99 = watch::idle_p99(&address, watched.full, task)?;
+        let idle_p99 = watch::idle_p99(&address, watched.full)?;
         rounds.push(Round { watched, idle_p99, master_cpu_ms, nodes_cpu_ms: after - before });
     }
     Ok(vec![table(task, &rounds)])
@@ -166,6 +166,7 @@ fn verify(link: &MasterLink, store: &Store, task: Task) -> Result<()> {
     Ok(())
 }
 
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn table(task: Task, rounds: &[Round]) -> Table {
     let of = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
     let nanos = |time: Duration| mooncrate_core::time::nanos(time) as f64;

@@ -1,5 +1,5 @@
-//! TCP with several clients and several nodes, beside as many bare sockets; and what small gets notice
-//! of large transfers on the same node ([`beside`]).
+//! TCP with several clients and several nodes, beside as many bare sockets; one large value over several
+//! links ([`lanes`]); and what small gets notice of large transfers on the same node ([`beside`]).
 //!
 //! What must stay true: shared memory is off; clients share nothing with each other, neither links nor
 //! caches; the floor has one connection per client, spread over as many processes as there are nodes;
@@ -7,6 +7,7 @@
 //! cores that would measure the binding.
 
 mod beside;
+mod lanes;
 
 use crate::control::side_by_side;
 use crate::cores::{Allowed, Placement};
@@ -19,7 +20,7 @@ use crate::render::{bytes, note};
 use crate::report::{Row, Table, duel_json, spread};
 use crate::workload::{BenchKey, Rotation, Value, is_value, key};
 use anyhow::{Context, Result, ensure};
-use mooncrate::{ConnectOptions, Store};
+use mooncrate::{ConnectOptions, Lanes, Store};
 use serde_json::json;
 use std::path::Path;
 
@@ -54,17 +55,26 @@ impl Cluster {
         let listen = ["state-master-for-bench", "--listen", "127.0.0.1:0", "--state", state];
         let master = Peer::start(&place, &listen)?;
         let start = |number: usize| node(&place, &master, folder.path(), number);
-        let _nodes = (0..nodes).map(start).collect::<Result<_>>()?;
+        let nodes: Vec<Peer> = (0..nodes).map(start).collect::<Result<_>>()?;
         let pool = READ_BYTES.to_string();
         let plain = |_| Peer::start(&place, &["floor-for-bench", "--bytes", &pool]);
-        let plain = (0..nodes).map(plain).collect::<Result<_>>()?;
-        Ok(Self { _nodes, master, plain, _folder: folder })
+        let plain = nodes.iter().map(plain).collect::<Result<_>>()?;
+        Ok(Self { _nodes: nodes, master, plain, _folder: folder })
     }
 
     /// A client of its own, with links and a cache of its own.
     fn client(&self, shared_memory: bool) -> Result<Store> {
         let master = self.master.said().parse().map_err(anyhow::Error::msg)?;
         Ok(Store::connect(ConnectOptions { master, shared_memory, ..ConnectOptions::default() })?)
+    }
+
+    /// A client whose large values travel over so many links.
+    fn laned(&self, count: usize) -> Result<Store> {
+        let master = self.master.said().parse().map_err(anyhow::Error::msg)?;
+        let lanes = Lanes { count, ..Lanes::default() };
+        let options =
+            ConnectOptions { master, shared_memory: false, lanes, ..ConnectOptions::default() };
+        Ok(Store::connect(options)?)
     }
 
     fn plain(&self, number: usize, session: Session) -> Result<Plain> {
@@ -98,7 +108,7 @@ pub(crate) fn run(effort: &Effort) -> Result<Vec<Table>> {
             }
         }
     }
-    Ok(vec![table(rows), beside::run(effort)?])
+    Ok(vec![table(rows), lanes::run(effort)?, beside::run(effort)?])
 }
 
 /// Stores the values that are read.

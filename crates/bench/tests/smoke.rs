@@ -110,7 +110,9 @@ fn scale_shows_clients_nodes_and_neighbours() {
     let tables = bench("scale");
     // Two sizes, put and get, three numbers of nodes, four of clients.
     assert_eq!(rows(&tables, "scale").len(), 2 * 2 * 3 * 4);
-    for row in rows(&tables, "scale").iter().chain(rows(&tables, "beside")) {
+    assert_eq!(rows(&tables, "lanes").len(), 2 * 4);
+    let all = ["scale", "lanes", "beside"].map(|name| rows(&tables, name)).concat();
+    for row in all {
         check_series(&row["subject"]);
         check_series(&row["floor"]);
     }

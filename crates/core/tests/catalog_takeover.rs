@@ -261,6 +261,24 @@ fn an_announcement_that_was_given_up_opens_nothing() {
     catalog.audit().unwrap();
 }
 
+/// A lease was granted on what was announced; then the node told all anew, and the lease was lost with
+/// the book. The grace that follows covers it.
+#[test]
+fn a_lease_outlives_an_announcement_that_starts_over() {
+    let mut catalog = takeover(&[A]);
+    catalog.mount(ms(0), NodeId(A), &[offer(A, 1)]).unwrap();
+    catalog.announce(ms(1), SegmentId(A), Incarnation(1), &[held(5)], false).unwrap();
+    assert_eq!(catalog.locate(ms(5000), KEY, 10_000).unwrap().lease_ms, 10_000);
+    catalog.mount(ms(6000), NodeId(A), &[offer(A, 1)]).unwrap();
+    catalog.announce(ms(6001), SegmentId(A), Incarnation(1), &[held(5)], true).unwrap();
+    catalog.remove(ms(6002), KEY, true).unwrap();
+    let order = only_order(&mut catalog);
+    assert!(
+        matches!(order.action, Action::Retire { free_after_ms: 8_998.. }),
+        "the lease ends at 15 s: {order:?}"
+    );
+}
+
 /// Whoever announces is heard: a long announcement does not cost a node its place.
 #[test]
 fn a_node_that_announces_is_not_gone() {

@@ -32,7 +32,7 @@ pub use mooncrate_core::catalog::Config as CatalogConfig;
 pub use mooncrate_core::error::Advice;
 pub use mooncrate_core::plan::PutConfig;
 pub use mooncrate_master::Master;
-pub use mooncrate_transfer::Path;
+pub use mooncrate_transfer::{Lanes, Path};
 pub use mooncrate_wire::Address;
 pub use mooncrate_wire::message::{ClusterStat, Listed, Listing, SegmentRow};
 pub use server::{MasterOptions, NodeOptions, Running, run_both, run_master, run_node};

@@ -3,7 +3,8 @@
 //! ```text
 //!   caller ── Engine ──┬── Local    same process: pin, copy, unpin
 //!                      ├── Shared   same host: map the owner's memory once, copy without asking
-//!                      └── Stream   anywhere: frames over TCP, values straight into place
+//!                      └── Stream   anywhere: frames over TCP, values straight into place;
+//!                                   large ones over several links at once ([`Lanes`])
 //! ```
 //!
 //! Three operations: **read** an extent, **write** one, and **signal** that it is complete. A write

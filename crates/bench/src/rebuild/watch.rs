@@ -65,14 +65,14 @@ pub(super) fn watch(
             first_get: get.join().expect("it does not panic")?,
             first_put: put.join().expect("it does not panic")?,
             full: all,
-            locate_p99: latency.value_at_percentile(99.0) as f64,
-            locate_max: latency.max() as f64,
+            locate_p99: p99(&latency),
+            locate_max: p100(&latency),
         })
     })
 }
 
 /// The p99 of the same locates, for as long, on a master that has nothing else to do.
-pub(super) fn idle_p99(master: &str, time: Duration, _task: Task) -> Result<f64> {
+pub(super) fn idle_p99(master: &str, time: Duration) -> Result<f64> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let asking = scope.spawn(|| locates(master, &over));
@@ -80,8 +80,18 @@ pub(super) fn idle_p99(master: &str, time: Duration, _task: Task) -> Result<f64>
         // Release: pairs with the Acquire in `locates`.
         over.store(true, Ordering::Release);
         let latency = asking.join().expect("it does not panic")?;
-        Ok(latency.value_at_percentile(99.0) as f64)
+        Ok(p99(&latency))
     })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn p99(latency: &Histogram<u64>) -> f64 {
+    latency.value_at_percentile(99.0) as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn p100(latency: &Histogram<u64>) -> f64 {
+    latency.max() as f64
 }
 
 /// Tries until it works, and says how long after `start` that was.

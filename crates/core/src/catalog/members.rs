@@ -129,7 +129,7 @@ impl Catalog {
             }
         }
         let last_heard = std::mem::replace(&mut member.last_heard, now);
-        Ok(offers.iter().map(|offer| self.mount_one(last_heard, offer)).collect())
+        Ok(offers.iter().map(|offer| self.mount_one(now, last_heard, offer)).collect())
     }
 
     fn check_offer(&self, node: NodeId, offer: &SegmentOffer) -> Result<(), MountError> {
@@ -152,14 +152,14 @@ impl Catalog {
         Ok(())
     }
 
-    fn mount_one(&mut self, last_heard: Now, offer: &SegmentOffer) -> Mounted {
+    fn mount_one(&mut self, now: Now, last_heard: Now, offer: &SegmentOffer) -> Mounted {
         if let Some(index) = self.segments.find(offer.segment) {
             let book = self.segments.book(index);
             if book.offer.incarnation == offer.incarnation {
                 return match book.phase {
                     Phase::Announcing => {
                         // It starts over: what it told so far may be incomplete.
-                        self.forget_announcement(index);
+                        self.forget_announcement(now, index);
                         Mounted::Announce
                     }
                     _ => Mounted::Known,
@@ -386,8 +386,12 @@ impl Catalog {
         }
     }
 
-    /// Drops what a segment announced so far.
-    fn forget_announcement(&mut self, index: SegmentIndex) {
+    /// Drops what a segment announced so far. Some of it may have been leased already: it will be told
+    /// again, and a new grace covers leases that are forgotten here.
+    fn forget_announcement(&mut self, now: Now, index: SegmentIndex) {
+        if self.segments.book(index).live > 0 {
+            self.grace_until = now.plus(lease::takeover_grace());
+        }
         let slots = self.segments.book(index).slots.len();
         for slot in 0..slots {
             self.detach(index, Slot(slot));
