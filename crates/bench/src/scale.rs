@@ -234,7 +234,7 @@ fn row(
     floor: &Series,
 ) -> Row {
     let rate = |series: &Series| spread(series.per_call().map(|ns| size as f64 / ns), "");
-    let calls = |series: &Series| format!("{:.1}", 1e6 / series.per_call().median);
+    let rate_k = |series: &Series| format!("{:.1}", 1e6 / series.per_call().median);
     let of_floor = floor.over(subject).map(|ratio| 100.0 * ratio);
     let mut values = duel_json(subject, floor);
     values["call"] = json!(call);
@@ -246,9 +246,9 @@ fn row(
         bytes(size),
         nodes.to_string(),
         clients.to_string(),
-        calls(subject),
+        rate_k(subject),
         rate(subject),
-        calls(floor),
+        rate_k(floor),
         rate(floor),
         spread(of_floor, "%"),
     ];
