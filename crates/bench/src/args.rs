@@ -3,7 +3,7 @@
 use crate::kill_one::KillOne;
 use crate::verify::Verify;
 use crate::verify::drain::Drain;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
 /// Measure Mooncrate beside the floors of this machine
@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything but `floors` and `copy` (the default)
+    /// Everything but `scale`, `rebuild`, `floors` and `copy` (the default)
     All,
     /// Put and get: same process, same host, TCP
     Paths,
@@ -56,6 +56,33 @@ pub(crate) enum Command {
     Drain(Drain),
     /// Three nodes, two replicas: kill -9 one owner under load and see what is lost
     KillOne(KillOne),
+    /// Clients and nodes over TCP, beside bare sockets; small gets beside large transfers
+    Scale,
+    /// Kill a master with many objects and see how fast it knows them again
+    Rebuild {
+        /// Objects of all nodes together.
+        #[arg(long, default_value_t = 1_000_000)]
+        objects: u64,
+        /// Nodes that hold them.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
+        nodes: u64,
+        /// How often the master is killed.
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+        rounds: u64,
+    },
+    /// A master that keeps its state, for the bench itself
+    #[command(hide = true)]
+    StateMasterForBench {
+        /// Where it listens.
+        #[arg(long)]
+        listen: String,
+        /// Its state file.
+        #[arg(long)]
+        state: PathBuf,
+    },
+    /// A node that fills itself, for the bench itself
+    #[command(hide = true)]
+    NodeForBench(NodeArguments),
     /// A master and a node, for the bench itself
     #[command(hide = true)]
     ServeForBench {
@@ -77,6 +104,29 @@ pub(crate) enum Command {
         #[arg(long)]
         bytes: usize,
     },
+}
+
+/// A node for the bench itself.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct NodeArguments {
+    /// Its name.
+    #[arg(long)]
+    pub(crate) name: String,
+    /// Its master.
+    #[arg(long)]
+    pub(crate) master: String,
+    /// Its Unix socket.
+    #[arg(long)]
+    pub(crate) unix: PathBuf,
+    /// Bytes of its segment.
+    #[arg(long)]
+    pub(crate) bytes: u64,
+    /// The number of the first key that it fills in.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) first: u64,
+    /// How many it fills in.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) objects: u64,
 }
 
 #[cfg(test)]

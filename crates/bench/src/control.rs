@@ -129,7 +129,7 @@ fn row(effort: &Effort, master: &MasterLink, plain: &str, load: Load) -> Result<
 }
 
 /// Lets one thread work on each of `parts`, and joins their laps.
-fn side_by_side<T: Send>(
+pub(crate) fn side_by_side<T: Send>(
     lap: &mut Lap,
     parts: &mut [T],
     work: impl Fn(&mut T, &mut Lap) -> Result<()> + Sync,

@@ -5,8 +5,10 @@
 //!           control  control calls, 1 and 8 threads, 1 and 128 keys               │ memcpy, plain
 //!           index    the catalog alone: memory per object, cost per call by size  │ sockets, or
 //!           growth   control calls on a small and on a large master               │ the smallest
+//!           scale    clients and nodes over TCP; small gets beside large ones     │ size
+//!           rebuild  a killed master learns its index again                       │
 //!           failover three masters on etcd lose their leader (a table of its own)
-//!           copy     the checksummed copy; floors: the plain programs alone       │ size
+//!           copy     the checksummed copy; floors: the plain programs alone       │
 //!              │
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
 //!   peer    ── this program once more, as a server or as the other end of a plain program
@@ -42,8 +44,10 @@ mod neighbours;
 mod paths;
 mod peer;
 mod plain;
+mod rebuild;
 mod render;
 mod report;
+mod scale;
 mod verify;
 mod workload;
 
@@ -83,6 +87,10 @@ fn run(arguments: &Arguments) -> Result<()> {
     let command = arguments.command.as_ref().unwrap_or(&Command::All);
     match command {
         Command::ServeForBench { bytes } => return peer::serve_cluster(*bytes),
+        Command::StateMasterForBench { listen, state } => {
+            return rebuild::serve_master(listen.clone(), state.clone());
+        }
+        Command::NodeForBench(node) => return rebuild::serve_node(node),
         Command::MasterForBench { objects } => return growth::serve_master(*objects),
         Command::FloorForBench { bytes } => return plain::serve(*bytes),
         Command::Failover { rounds } => return failover::run(*rounds),
@@ -109,8 +117,14 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Floors => floors::run(&effort)?,
         Command::Copy => copy::run(&effort)?,
+        Command::Scale => scale::run(&effort)?,
+        &Command::Rebuild { objects, nodes, rounds } => {
+            rebuild::run(rebuild::Task::new(objects, nodes, rounds, arguments.smoke))?
+        }
         Command::ServeForBench { .. }
         | Command::Failover { .. }
+        | Command::StateMasterForBench { .. }
+        | Command::NodeForBench(_)
         | Command::MasterForBench { .. }
         | Command::FloorForBench { .. }
         | Command::Verify(_)

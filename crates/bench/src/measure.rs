@@ -102,7 +102,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    fn of(mut values: Vec<f64>) -> Self {
+    pub(crate) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let last = values.len() - 1;
         // The mean of the two middle ones, which are the same one if there is a middle.

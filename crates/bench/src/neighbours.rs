@@ -60,7 +60,7 @@ fn machine_ticks(stat: &str) -> Option<(u64, u64)> {
 }
 
 /// User and system time of a process and of its children that were waited for.
-fn own_ticks(stat: &str) -> Option<u64> {
+pub(crate) fn own_ticks(stat: &str) -> Option<u64> {
     // The name in parentheses may hold anything, so count from its end; field 14 follows 11 others.
     let (_, after) = stat.rsplit_once(')')?;
     let fields = after.split_whitespace().skip(11).take(4);

@@ -4,6 +4,7 @@
 //! outlive a bench that was killed.
 
 use crate::cores::Placement;
+use crate::neighbours;
 use crate::render;
 use anyhow::{Context, Result, ensure};
 use mooncrate::{Address, CatalogConfig, MasterOptions, NodeOptions, run_both};
@@ -25,18 +26,41 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts this program with these arguments and waits until it is ready.
     pub(crate) fn start(placement: &Placement, arguments: &[&str]) -> Result<Self> {
+        let mut peer = Self::spawn(placement, arguments)?;
+        peer.await_ready()?;
+        Ok(peer)
+    }
+
+    /// Starts this program with these arguments; [`Peer::await_ready`] comes later.
+    pub(crate) fn spawn(placement: &Placement, arguments: &[&str]) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = placement
+        let child = placement
             .for_peer(|| command.spawn())?
             .with_context(|| format!("cannot start {}", arguments[0]))?;
-        let out = child.stdout.take().expect("it was piped");
-        let mut peer = Self { child, said: String::new() };
-        BufReader::new(out).read_line(&mut peer.said)?;
-        peer.said.truncate(peer.said.trim_end().len());
-        ensure!(!peer.said.is_empty(), "{} ended before it was ready", arguments[0]);
-        Ok(peer)
+        Ok(Self { child, said: String::new() })
+    }
+
+    /// Waits for the line that says that it is ready.
+    pub(crate) fn await_ready(&mut self) -> Result<()> {
+        let out = self.child.stdout.take().context("it said that it is ready before")?;
+        BufReader::new(out).read_line(&mut self.said)?;
+        self.said.truncate(self.said.trim_end().len());
+        ensure!(!self.said.is_empty(), "a peer ended before it was ready");
+        Ok(())
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills it as a failing machine would, and waits until it is gone.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
     }
 
     /// The line that it said: where it listens.
@@ -59,6 +83,14 @@ impl Drop for Peer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Milliseconds of CPU that a process has used; 0 where the system does not say.
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+pub(crate) fn cpu_ms(process: u32) -> f64 {
+    // Ticks of 10 ms, as everywhere on Linux.
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    neighbours::own_ticks(&stat).unwrap_or(0) as f64 * 10.0
 }
 
 /// The peer's side: says that it is ready, and waits for its end.

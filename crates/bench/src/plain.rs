@@ -10,7 +10,7 @@ use crate::workload::Pool;
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, RwLock};
 use std::thread;
 
 /// Bytes of every header.
@@ -140,31 +140,43 @@ fn read_both(stream: &mut TcpStream, head: &mut [u8], value: &mut [u8]) -> io::R
 pub(crate) fn serve(bytes: usize) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
-    let pool = Arc::new(Mutex::new(Pool::new(bytes)));
+    let memory = Arc::new(Memory::new(bytes));
     // Neither it nor its sessions are joined: the process ends when its parent does.
-    thread::Builder::new().name("accept".into()).spawn(move || accept(&listener, &pool))?;
+    thread::Builder::new().name("accept".into()).spawn(move || accept(&listener, &memory))?;
     peer::until_the_end(&address.to_string())
 }
 
-fn accept(listener: &TcpListener, pool: &Arc<Mutex<Pool>>) {
+/// Where values come from and go to.
+struct Memory {
+    bytes: usize,
+    pool: RwLock<Pool>,
+}
+
+impl Memory {
+    fn new(bytes: usize) -> Self {
+        Self { bytes, pool: RwLock::new(Pool::new(bytes)) }
+    }
+}
+
+fn accept(listener: &TcpListener, memory: &Arc<Memory>) {
     for stream in listener.incoming() {
-        let pool = Arc::clone(pool);
+        let memory = Arc::clone(memory);
         let session = move || {
             // A session ends with an error when its caller hangs up.
-            let _ = stream.map_err(anyhow::Error::from).and_then(|stream| answer(stream, &pool));
+            let _ = stream.map_err(anyhow::Error::from).and_then(|stream| answer(stream, &memory));
         };
         let started = thread::Builder::new().name("session".into()).spawn(session);
         started.expect("a bench needs nine threads");
     }
 }
 
-fn answer(mut stream: TcpStream, pool: &Mutex<Pool>) -> Result<()> {
+fn answer(mut stream: TcpStream, memory: &Memory) -> Result<()> {
     stream.set_nodelay(true)?;
     let mut head = [0; HEAD_BYTES];
     stream.read_exact(&mut head)?;
     match Session::decode(&head)? {
         Session::Get { size } => {
-            let pool = pool.lock().expect("sessions do not panic");
+            let pool = memory.pool.read().expect("sessions do not panic");
             ensure!(pool.places(size) > 0, "no value of {size} bytes fits");
             loop {
                 stream.read_exact(&mut head)?;
@@ -173,7 +185,15 @@ fn answer(mut stream: TcpStream, pool: &Mutex<Pool>) -> Result<()> {
             }
         }
         Session::Put { size } => {
-            let mut pool = pool.lock().expect("sessions do not panic");
+            let (mut first, mut own);
+            let pool: &mut Pool = if let Ok(shared) = memory.pool.try_write() {
+                first = shared;
+                &mut first
+            } else {
+                // Sessions run side by side: a second one that puts has memory of its own.
+                own = Pool::new(memory.bytes);
+                &mut own
+            };
             ensure!(pool.places(size) > 0, "no value of {size} bytes fits");
             // A value goes where the one before said: its own head comes with it, and looking first
             // would cost a system call. The first one goes to the first place.
@@ -203,8 +223,8 @@ mod tests {
     fn here(bytes: usize) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let pool = Arc::new(Mutex::new(Pool::new(bytes)));
-        thread::Builder::new().spawn(move || accept(&listener, &pool)).unwrap();
+        let memory = Arc::new(Memory::new(bytes));
+        thread::Builder::new().spawn(move || accept(&listener, &memory)).unwrap();
         address
     }
 

@@ -8,10 +8,15 @@ use std::process::Command;
 
 /// Runs the bench and gives its tables back.
 fn bench(what: &str) -> Vec<Value> {
+    bench_with(&[what])
+}
+
+fn bench_with(what: &[&str]) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let (json, markdown) = (folder.path().join("out.json"), folder.path().join("out.md"));
     let done = Command::new(env!("CARGO_BIN_EXE_mooncrate-bench"))
-        .args([what, "--smoke", "--json"])
+        .args(what)
+        .args(["--smoke", "--json"])
         .arg(&json)
         .arg("--markdown")
         .arg(&markdown)
@@ -88,6 +93,30 @@ fn index_shows_memory_and_growth() {
             check_series(&size["cost"]);
         }
     }
+}
+
+#[test]
+fn a_killed_master_knows_everything_again() {
+    let tables = bench_with(&["rebuild", "--objects", "5000", "--nodes", "2", "--rounds", "2"]);
+    let rows = rows(&tables, "rebuild");
+    assert_eq!((rows.len(), judged(rows)), (12, 1));
+    for row in rows {
+        assert!(row["value"]["median"].as_f64().is_some_and(|value| value >= 0.0), "{row}");
+    }
+}
+
+#[test]
+fn scale_shows_clients_nodes_and_neighbours() {
+    let tables = bench("scale");
+    // Two sizes, put and get, three numbers of nodes, four of clients.
+    assert_eq!(rows(&tables, "scale").len(), 2 * 2 * 3 * 4);
+    assert_eq!(rows(&tables, "lanes").len(), 2 * 4);
+    let all = ["scale", "lanes", "beside"].map(|name| rows(&tables, name)).concat();
+    for row in all {
+        check_series(&row["subject"]);
+        check_series(&row["floor"]);
+    }
+    assert_eq!((rows(&tables, "beside").len(), judged(rows(&tables, "beside"))), (6, 4));
 }
 
 #[test]

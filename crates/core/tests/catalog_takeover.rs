@@ -230,6 +230,69 @@ fn a_notice_before_the_last_page_waits_for_the_order_to_be_repeated() {
     assert_eq!(catalog.segments()[0].free, 4096);
 }
 
+/// What was announced is served before the rest is: a rebuild of ten million objects takes seconds.
+#[test]
+fn announced_objects_are_found_before_the_last_page() {
+    let mut catalog = takeover(&[A]);
+    catalog.mount(ms(0), NodeId(A), &[offer(A, 1)]).unwrap();
+    catalog.announce(ms(1), SegmentId(A), Incarnation(1), &[held(5)], false).unwrap();
+    let found = catalog.locate(ms(2), KEY, 0).unwrap();
+    assert_eq!((found.replicas.len(), found.replicas[0].segment), (1, SegmentId(A)));
+    assert!(matches!(catalog.locate(ms(2), b"other", 0), Err(GetError::Rebuilding { .. })));
+    assert!(catalog.rebuilding());
+    catalog.announce(ms(3), SegmentId(A), Incarnation(1), &[], true).unwrap();
+    assert!(!catalog.rebuilding());
+    catalog.audit().unwrap();
+}
+
+/// A node started over while its first announcement was being put in order: what was in order belongs
+/// to a book that is gone, and must not open the new one.
+#[test]
+fn an_announcement_that_was_given_up_opens_nothing() {
+    let mut catalog = takeover(&[A]);
+    catalog.mount(ms(0), NodeId(A), &[offer(A, 1)]).unwrap();
+    catalog.announce(ms(1), SegmentId(A), Incarnation(1), &[held(5)], false).unwrap();
+    let told = catalog.all_told(SegmentId(A), Incarnation(1)).unwrap().unwrap();
+    assert!(catalog.all_told(SegmentId(A), Incarnation(1)).is_err(), "all was told once");
+    catalog.mount(ms(2), NodeId(A), &[offer(A, 1)]).unwrap();
+    assert_eq!(catalog.open_segment(told.build().unwrap()), Err(MountError::UnknownNode));
+    assert!(catalog.rebuilding());
+    catalog.announce(ms(3), SegmentId(A), Incarnation(1), &[held(5)], true).unwrap();
+    assert!(!catalog.rebuilding());
+    catalog.audit().unwrap();
+}
+
+/// A lease was granted on what was announced; then the node told all anew, and the lease was lost with
+/// the book. The grace that follows covers it.
+#[test]
+fn a_lease_outlives_an_announcement_that_starts_over() {
+    let mut catalog = takeover(&[A]);
+    catalog.mount(ms(0), NodeId(A), &[offer(A, 1)]).unwrap();
+    catalog.announce(ms(1), SegmentId(A), Incarnation(1), &[held(5)], false).unwrap();
+    assert_eq!(catalog.locate(ms(5000), KEY, 10_000).unwrap().lease_ms, 10_000);
+    catalog.mount(ms(6000), NodeId(A), &[offer(A, 1)]).unwrap();
+    catalog.announce(ms(6001), SegmentId(A), Incarnation(1), &[held(5)], true).unwrap();
+    catalog.remove(ms(6002), KEY, true).unwrap();
+    let order = only_order(&mut catalog);
+    assert!(
+        matches!(order.action, Action::Retire { free_after_ms: 8_998.. }),
+        "the lease ends at 15 s: {order:?}"
+    );
+}
+
+/// Whoever announces is heard: a long announcement does not cost a node its place.
+#[test]
+fn a_node_that_announces_is_not_gone() {
+    let mut catalog = takeover(&[A]);
+    catalog.mount(ms(0), NodeId(A), &[offer(A, 1)]).unwrap();
+    let gone_after = 21_000;
+    for at in (0..3 * gone_after).step_by(100) {
+        catalog.announce(ms(at), SegmentId(A), Incarnation(1), &[], false).unwrap();
+        catalog.tick(ms(at));
+    }
+    assert!(catalog.knows(NodeId(A)));
+}
+
 /// A node died and came back, empty, just before the takeover. Its announcement says nothing about
 /// the keys that readers still find in the memory of the dead process (R10).
 #[test]

@@ -38,7 +38,7 @@ fn master(keys: &[&[u8]]) -> Arc<Master> {
     let mount = Mount { info, seen: LeaderEpoch(0), offers: vec![offer.clone()], young: false };
     let scope = master.scope(TenantId::DEFAULT);
     scope.mount(&mount, NEVER).unwrap().unwrap();
-    master.announce_page(offer.segment, offer.incarnation, &[], true).unwrap();
+    master.open_segment(offer.segment, offer.incarnation).unwrap();
     for key in keys {
         let items = [PutItem { key, len: 100 }];
         let plans = scope.put_start(&PutConfig::default(), &items, NEVER).unwrap();

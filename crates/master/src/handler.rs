@@ -39,6 +39,7 @@ impl Handler for MasterHandler {
                 self.scope(caller).start_remove_matching(&ask, caller.deadline)
             }
             Request::Orders(orders) => poll(&self.0, &orders),
+            Request::Announce(told) if told.last => last_page(&self.0, &told),
             other => Answer::Now(api::answer(&self.scope(caller), other, caller.deadline)),
         };
         match grants::add(&self.0, caller.peer.tenant, answer) {
@@ -201,6 +202,20 @@ impl Scope {
     }
 }
 
+/// Opening a segment takes long if it holds much: a thread of its own does it, and the worker goes on.
+fn last_page(master: &Arc<Master>, told: &Announce) -> Answer {
+    if let Err(error) = master.announce_page(told) {
+        return Answer::Now(Reply::Announce(Err(error)));
+    }
+    let (master, segment, incarnation) = (Arc::clone(master), told.segment, told.incarnation);
+    Answer::Later(Box::pin(async move {
+        let opening =
+            tokio::task::spawn_blocking(move || master.open_segment(segment, incarnation));
+        // Told again, it will be tried again.
+        Reply::Announce(opening.await.unwrap_or(Err(MountError::UnknownNode)))
+    }))
+}
+
 /// A node that asks for orders gets them at once, or as soon as there are some.
 fn poll(master: &Arc<Master>, orders: &Orders) -> Answer {
     let first = master.poll_orders(orders.node, &orders.notices);
@@ -346,8 +361,11 @@ impl MasterApi for Scope {
         announce: Announce,
         _deadline: Deadline,
     ) -> Result<Result<(), MountError>, CallError> {
-        let Announce { segment, incarnation, page, last } = announce;
-        Ok(self.master.announce_page(segment, incarnation, &page, last))
+        let taken = self.master.announce_page(&announce);
+        if taken.is_err() || !announce.last {
+            return Ok(taken);
+        }
+        Ok(self.master.open_segment(announce.segment, announce.incarnation))
     }
 
     fn unmount(

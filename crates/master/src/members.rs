@@ -3,15 +3,19 @@
 
 use crate::service::Master;
 use mooncrate_core::error::MountError;
-use mooncrate_core::plan::{Announced, Notice};
+use mooncrate_core::plan::Notice;
 use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, SegmentId};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{Mount, Mounted, NodeEntry, NodeInfo, OrderBatch, Pulse};
+use mooncrate_wire::message::{Announce, Mount, Mounted, NodeEntry, NodeInfo, OrderBatch, Pulse};
+use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Orders in one answer of the poll.
 const ORDERS_MAX: usize = 1024;
+
+/// Announced slots that are taken in under one lock: about a tenth of a millisecond.
+const ANNOUNCED_MAX: usize = 256;
 
 /// Where nodes can be reached.
 #[derive(Debug, Default)]
@@ -44,19 +48,35 @@ impl Master {
         }
     }
 
-    pub(crate) fn announce_page(
+    /// One page of an announcement, in slices between which others have the lock (G13).
+    pub(crate) fn announce_page(&self, told: &Announce) -> Result<(), MountError> {
+        let Announce { segment, incarnation, page, .. } = told;
+        // An empty page is a page: whoever tells is heard.
+        let slices = page.chunks(ANNOUNCED_MAX).chain(page.is_empty().then_some(&[][..]));
+        for slice in slices {
+            let mut mind = self.mind();
+            let taken = mind.catalog.announce_page(boottime(), *segment, *incarnation, slice);
+            let orders = self.sort_orders(&mut mind);
+            // Fair: whoever waits comes next, and not this thread again.
+            MutexGuard::unlock_fair(mind);
+            self.carry_out(&orders);
+            taken?;
+        }
+        Ok(())
+    }
+
+    /// The last page was taken. The lock is free while the ranges are put in order: for ten million
+    /// of them that takes a second, and the master serves meanwhile.
+    pub(crate) fn open_segment(
         &self,
         segment: SegmentId,
         incarnation: Incarnation,
-        page: &[Announced],
-        last: bool,
     ) -> Result<(), MountError> {
-        let orders = {
-            let mut mind = self.mind();
-            mind.catalog.announce(boottime(), segment, incarnation, page, last)?;
-            self.sort_orders(&mut mind)
-        };
-        self.carry_out(&orders);
+        let told = self.mind().catalog.all_told(segment, incarnation)?;
+        if let Some(told) = told {
+            let opening = told.build()?;
+            self.mind().catalog.open_segment(opening)?;
+        }
         self.news.publish();
         Ok(())
     }

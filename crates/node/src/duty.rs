@@ -12,7 +12,7 @@ use mooncrate_transfer::{DataServer, DataServerConfig, DataTally, Segments};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
 use mooncrate_wire::{Address, CallError, MasterApi};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -56,6 +56,9 @@ pub struct Node {
     standing: Mutex<Standing>,
     tally: Tally,
     stopping: AtomicBool,
+    /// Set when the heart should beat at once: the master was lost, or does not know us.
+    alarm: Mutex<bool>,
+    alarmed: Condvar,
     running: Mutex<Running>,
 }
 
@@ -130,6 +133,8 @@ impl Node {
             segments,
             master,
             stopping: AtomicBool::new(false),
+            alarm: Mutex::new(false),
+            alarmed: Condvar::new(),
             running: Mutex::new(Running { threads: Vec::new(), server: Some(server) }),
         }))
     }
@@ -161,6 +166,22 @@ impl Node {
         Ok(())
     }
 
+    /// Waits for the next beat of the heart, or for a reason to beat at once.
+    pub(crate) fn rest(&self, pause: Duration) {
+        let mut alarm = self.alarm.lock();
+        if !*alarm {
+            self.alarmed.wait_for(&mut alarm, pause);
+        }
+        *alarm = false;
+    }
+
+    /// Lets the heart beat at once. A master that was restarted knows its nodes again when they mount:
+    /// the rest of a pause would be time without them.
+    pub(crate) fn alarm(&self) {
+        *self.alarm.lock() = true;
+        self.alarmed.notify_one();
+    }
+
     fn every(&self, pause: Duration, work: impl Fn(&Self)) {
         while !self.stopping() {
             work(self);
@@ -174,6 +195,7 @@ impl Node {
         if self.stopping.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.alarm();
         let Running { threads, server } = std::mem::take(&mut *self.running.lock());
         if let Some(server) = server {
             server.stop(STOP_GRACE);

@@ -67,6 +67,7 @@ impl Node {
             if let Some(next) = self.poll(std::mem::take(&mut notices), POLL_TIME) {
                 notices = next;
             } else {
+                self.alarm();
                 std::thread::sleep(PAUSE);
             }
         }

@@ -70,10 +70,11 @@ impl Node {
             young: self.standing().lock().is_young(sent),
         };
         let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
+        let mut sent = sent;
         for segment in &segments {
             // Before the announcement: no plan of an older leader can come in behind it.
             segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
-            self.announce(segment)?;
+            sent = self.announce(segment)?;
         }
         self.standing().lock().mounted = true;
         self.acknowledged(sent, mounted.registration_ms, mounted.epoch);
@@ -94,18 +95,18 @@ impl Node {
         }
     }
 
-    fn announce(&self, segment: &Segment) -> Result<(), NodeError> {
+    /// Tells all that a segment holds; when the last page was sent. The master hears a node that tells,
+    /// as it hears a heartbeat.
+    fn announce(&self, segment: &Segment) -> Result<Now, NodeError> {
         let SegmentSpec { segment: id, incarnation, .. } = *segment.spec();
-        let mut from = Slot(0);
-        loop {
-            let (page, next) = segment.announce(from, PAGE_SLOTS);
-            let page = Announce { segment: id, incarnation, page, last: next.is_none() };
-            self.master().announce(page, boottime().deadline_in(CALL_TIME))??;
-            match next {
-                Some(next) => from = next,
-                None => return Ok(()),
-            }
-        }
+        let (mut from, mut sent) = (Some(Slot(0)), boottime());
+        let mut pages = std::iter::from_fn(|| {
+            let (page, next) = segment.announce(from?, PAGE_SLOTS);
+            (from, sent) = (next, boottime());
+            Some(Announce { segment: id, incarnation, page, last: next.is_none() })
+        });
+        self.master().announce_all(&mut pages, CALL_TIME)??;
+        Ok(sent)
     }
 
     /// Heartbeats, for as long as the node lives. After one that nobody acknowledged the next comes soon:
@@ -116,7 +117,7 @@ impl Node {
             let began = boottime();
             self.heartbeat();
             let known = self.standing().lock().acknowledged >= began;
-            std::thread::sleep(if known { pause } else { pause.min(RETRY) });
+            self.rest(if known { pause } else { pause.min(RETRY) });
         }
     }
 

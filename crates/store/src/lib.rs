@@ -33,7 +33,7 @@ pub use mooncrate_core::catalog::Config as CatalogConfig;
 pub use mooncrate_core::error::Advice;
 pub use mooncrate_core::plan::PutConfig;
 pub use mooncrate_master::{ElectionConfig, Master, Seat};
-pub use mooncrate_transfer::Path;
+pub use mooncrate_transfer::{Lanes, Path};
 pub use mooncrate_wire::auth::{ClusterSecret, Token};
 pub use mooncrate_wire::message::{ClusterStat, Listed, Listing, NodeEntry, SegmentRow};
 pub use mooncrate_wire::tls::TlsFiles;

@@ -10,7 +10,7 @@ use mooncrate_core::plan::PutConfig;
 use mooncrate_core::{LeaderEpoch, TenantId, ZoneId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig};
-use mooncrate_transfer::{EngineConfig, Path, Segments};
+use mooncrate_transfer::{EngineConfig, Lanes, Path, Segments};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{ClusterStat, Listing, NodeEntry, Pattern, Removed};
 use mooncrate_wire::{
@@ -59,6 +59,8 @@ pub struct ConnectOptions {
     pub client: ClientConfig,
     /// Connections to each peer.
     pub links: PoolConfig,
+    /// Over how many of them a large value travels.
+    pub lanes: Lanes,
 }
 
 impl Default for ConnectOptions {
@@ -70,6 +72,7 @@ impl Default for ConnectOptions {
             zone: String::new(),
             client: ClientConfig::default(),
             links: PoolConfig::default(),
+            lanes: Lanes::default(),
         }
     }
 }
@@ -143,6 +146,7 @@ impl Store {
             host: HostId(name_hash(&options.host)),
             shared_memory: options.shared_memory,
             links: options.links,
+            lanes: options.lanes,
             ..EngineConfig::default()
         };
         let client = ClientConfig { zone: ZoneId(name_hash(&options.zone)), ..options.client };

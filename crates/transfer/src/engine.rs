@@ -2,6 +2,7 @@
 
 use crate::Transport;
 use crate::error::TransferError;
+use crate::lanes::Lanes;
 use crate::local::Local;
 use crate::segments::Segments;
 use crate::shared::Shared;
@@ -66,6 +67,8 @@ pub struct EngineConfig {
     pub inline_bytes_max: u64,
     /// Links.
     pub links: PoolConfig,
+    /// Over how many of them a large value travels.
+    pub lanes: Lanes,
 }
 
 impl Default for EngineConfig {
@@ -76,6 +79,7 @@ impl Default for EngineConfig {
             local: true,
             inline_bytes_max: 32 << 10,
             links: PoolConfig::default(),
+            lanes: Lanes::default(),
         }
     }
 }
@@ -195,7 +199,10 @@ impl Engine {
     }
 
     fn stream(&self, address: &Address) -> Arc<dyn Transport> {
-        let new = || Arc::new(Stream::new(address.clone(), &self.config.links));
+        let new = || {
+            let stream = Stream::new(address.clone(), &self.config.links);
+            Arc::new(stream.with_lanes(self.config.lanes))
+        };
         Arc::clone(self.streams.write().entry(address.clone()).or_insert_with(new)) as _
     }
 

@@ -3,7 +3,8 @@
 //! ```text
 //!   caller ── Engine ──┬── Local    same process: pin, copy, unpin
 //!                      ├── Shared   same host: map the owner's memory once, copy without asking
-//!                      └── Stream   anywhere: frames over TCP, values straight into place
+//!                      └── Stream   anywhere: frames over TCP, values straight into place;
+//!                                   large ones over several links at once ([`Lanes`])
 //! ```
 //!
 //! Three operations: **read** an extent, **write** one, and **signal** that it is complete. A write
@@ -16,6 +17,7 @@
 
 mod engine;
 mod error;
+mod lanes;
 mod local;
 mod segments;
 mod server;
@@ -24,6 +26,7 @@ mod stream;
 
 pub use engine::{Directory, Engine, EngineConfig, Path, Route};
 pub use error::TransferError;
+pub use lanes::Lanes;
 pub use local::Local;
 pub use segments::Segments;
 pub use server::{DataServer, DataServerConfig, DataTally, Refusals};

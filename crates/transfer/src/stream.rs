@@ -2,6 +2,7 @@
 //! belong, and both ends sum them while they are in cache.
 
 use crate::error::TransferError;
+use crate::lanes::Lanes;
 use crate::{Path, Read, Transport, View, Write, Written};
 use mooncrate_core::Seal;
 use mooncrate_core::plan::Locator;
@@ -27,6 +28,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub struct Stream {
     pool: LinkPool,
+    lanes: Lanes,
 }
 
 impl Stream {
@@ -36,7 +38,13 @@ impl Stream {
         // An owner that is gone took its memory along: nothing is gained by waiting for the next
         // one at its address, while another copy may be a moment away.
         let config = PoolConfig { reconnect_time: Duration::ZERO, ..config.clone() };
-        Self { pool: LinkPool::new(address, hello, config) }
+        Self { pool: LinkPool::new(address, hello, config), lanes: Lanes::default() }
+    }
+
+    /// The same node, with large values over so many links.
+    #[must_use]
+    pub fn with_lanes(self, lanes: Lanes) -> Self {
+        Self { lanes, ..self }
     }
 
     /// A link of one's own to the node.
@@ -80,11 +88,11 @@ impl Stream {
         // The next to send, those on the way, and whether one came back.
         let (mut sent, mut ahead, mut came) = (0, 0, false);
         for next in 0..reads.len() {
-            if !fits(&reads[next]) {
+            if !open(&reads[next]) {
                 continue;
             }
             while sent < reads.len() && ahead < READS_AHEAD {
-                if fits(&reads[sent]) {
+                if open(&reads[sent]) {
                     let Read { locator, len, .. } = reads[sent];
                     let request = DataRequest::Read(message::Read { locator, start: 0, len });
                     let gone = link.send_data(&request, &[], deadline);
@@ -107,12 +115,28 @@ fn fits(read: &Read<'_>) -> bool {
     read.len == read.into.len() as u64
 }
 
+/// Whether a read is still to be done over the one link.
+fn open(read: &Read<'_>) -> bool {
+    fits(read) && matches!(read.result, Err(TransferError::NotTried))
+}
+
 /// Takes one reply with its bytes. The outer error ends the link, the inner one only this read.
 fn receive(
     link: &mut PooledLink<'_>,
     read: &mut Read<'_>,
     deadline: Deadline,
 ) -> Result<Result<(), TransferError>, CallError> {
+    Ok(receive_sums(link, read.into, deadline)?.and_then(|sums| {
+        if sums.seal() == read.seal { Ok(()) } else { Err(DataError::Corrupt.into()) }
+    }))
+}
+
+/// The same for bytes that are not judged yet: the sums of what arrived.
+pub(crate) fn receive_sums(
+    link: &mut PooledLink<'_>,
+    into: &mut [u8],
+    deadline: Deadline,
+) -> Result<Result<SliceSums, TransferError>, CallError> {
     let reply = match link.recv_data(deadline)? {
         (_, DataReply::Read(reply)) => reply,
         (_, DataReply::Refuse(refusal)) => return Err(refusal.into()),
@@ -122,13 +146,13 @@ fn receive(
         Ok(came) => came,
         Err(error) => return Ok(Err(error.into())),
     };
-    if came != read.len || came != read.into.len() as u64 {
+    if came != into.len() as u64 {
         let what = "the length of a value";
         return Err(DecodeError::BadValue { what, value: came }.into());
     }
     let mut sums = SliceSums::new();
-    link.recv_attachment(read.into, |chunk| sums.update(chunk), deadline)?;
-    Ok(if sums.seal() == read.seal { Ok(()) } else { Err(DataError::Corrupt.into()) })
+    link.recv_attachment(into, |chunk| sums.update(chunk), deadline)?;
+    Ok(Ok(sums))
 }
 
 impl Transport for Stream {
@@ -144,6 +168,16 @@ impl Transport for Stream {
             } else {
                 TransferError::Length { need, have }
             });
+        }
+        for read in &mut *reads {
+            if fits(read)
+                && let Some(done) = self.lanes.read(self, read, deadline)
+            {
+                read.result = done;
+            }
+        }
+        if !reads.iter().any(open) {
+            return;
         }
         let mut outcome = self.read_all(reads, deadline);
         if let Err((_, true)) = outcome {

@@ -4,6 +4,7 @@
 //! Synchronous and blocking, because the client library is. Every call has a deadline and one
 //! result per item. Key bytes are checked by the master; a bad key is an error of its item (G11).
 
+use crate::clock::boottime;
 use crate::error::{CallError, Refusal};
 use crate::message::{
     Announce, ClusterStat, Heartbeat, List, Listing, Mount, Mounted, NodeEntry, OrderBatch, Orders,
@@ -14,6 +15,7 @@ use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
 use mooncrate_core::plan::{Located, Notice, Order, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
+use std::time::Duration;
 
 /// One result per item, or no answer at all.
 pub type Batch<T, E> = Result<Vec<Result<T, E>>, CallError>;
@@ -87,6 +89,22 @@ pub trait MasterApi: Send + Sync {
         announce: Announce,
         deadline: Deadline,
     ) -> Result<Result<(), MountError>, CallError>;
+
+    /// A node tells what is in a segment, page after page, each within `time`. Ends with the first
+    /// page that is refused.
+    fn announce_all(
+        &self,
+        pages: &mut dyn Iterator<Item = Announce>,
+        time: Duration,
+    ) -> Result<Result<(), MountError>, CallError> {
+        for page in pages {
+            let taken = self.announce(page, boottime().deadline_in(time))?;
+            if taken.is_err() {
+                return Ok(taken);
+            }
+        }
+        Ok(Ok(()))
+    }
 
     /// A node takes segments back.
     fn unmount(

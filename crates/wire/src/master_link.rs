@@ -3,6 +3,7 @@
 //! anything and gets one result per item, at its own index (G11).
 
 use crate::api::{Batch, MasterApi};
+use crate::clock::boottime;
 use crate::error::{CallError, DecodeError};
 use crate::frame::BODY_BYTES_MAX;
 use crate::message::{
@@ -20,11 +21,16 @@ use mooncrate_core::limits::{BATCH_ITEMS_MAX, KEY_BYTES_MAX, LABEL_BYTES_MAX};
 use mooncrate_core::plan::{Announced, Located, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use std::borrow::Cow;
+use std::time::Duration;
 
 /// What the fields around the items of a batch may take; the items share the rest of the body.
 const AROUND_BYTES: usize = 64 << 10;
 /// What an item may take besides its key.
 const ITEM_BYTES: usize = 64;
+
+/// Pages of an announcement that are on their way at once: while the master takes one in, the next
+/// lies in its socket.
+const PAGES_AHEAD: usize = 4;
 
 /// A master over links.
 #[derive(Debug)]
@@ -171,16 +177,39 @@ impl MasterApi for MasterLink {
         announce: Announce,
         deadline: Deadline,
     ) -> Result<Result<(), MountError>, CallError> {
-        let Announce { segment, incarnation, page, last } = announce;
-        let mut rest = page.as_slice();
-        loop {
-            let (part, after) = rest.split_at(fitting(rest, announced_bytes));
-            rest = after;
-            let last = last && rest.is_empty();
-            let page = Announce { segment, incarnation, page: part.to_vec(), last };
+        for page in framed(announce) {
             let taken = ask!(self, Announce, page, deadline)?;
-            if taken.is_err() || rest.is_empty() {
+            if taken.is_err() {
                 return Ok(taken);
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Over one link, with several pages on their way, so that neither side waits for the other.
+    fn announce_all(
+        &self,
+        pages: &mut dyn Iterator<Item = Announce>,
+        time: Duration,
+    ) -> Result<Result<(), MountError>, CallError> {
+        let mut link = self.pool.checkout(boottime().deadline_in(time))?;
+        let (mut pages, mut ahead) = (pages.flat_map(framed), 0);
+        loop {
+            while ahead < PAGES_AHEAD
+                && let Some(page) = pages.next()
+            {
+                link.send(&Request::Announce(page), boottime().deadline_in(time))?;
+                ahead += 1;
+            }
+            if ahead == 0 {
+                return Ok(Ok(()));
+            }
+            match link.recv(boottime().deadline_in(time))?.1 {
+                Reply::Announce(Ok(())) => ahead -= 1,
+                // The link goes with it: other pages are on their way, in vain.
+                Reply::Announce(refused) => return Ok(refused),
+                Reply::Refuse(refusal) => return Err(refusal.into()),
+                other => return Err(DecodeError::Unexpected { kind: other.kind() }.into()),
             }
         }
     }
@@ -262,6 +291,18 @@ fn fitting<T>(items: &[T], bytes: impl Fn(&T) -> usize) -> usize {
     // One key is at most 8 KiB, so the first item always fits.
     assert!(count > 0 || items.is_empty(), "an item larger than a frame");
     count
+}
+
+/// A page in as many pages as it needs frames; one, unless its keys are long.
+fn framed(announce: Announce) -> impl Iterator<Item = Announce> {
+    let Announce { segment, incarnation, page, last } = announce;
+    let mut rest = Some(page);
+    std::iter::from_fn(move || {
+        let mut page = rest.take()?;
+        let after = page.split_off(fitting(&page, announced_bytes));
+        rest = (!after.is_empty()).then_some(after);
+        Some(Announce { segment, incarnation, page, last: last && rest.is_none() })
+    })
 }
 
 fn announced_bytes(announced: &Announced) -> usize {

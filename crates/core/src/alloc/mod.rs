@@ -17,7 +17,7 @@ pub mod offset;
 
 pub use buddy::Buddy;
 pub use bump::Bump;
-pub use offset::OffsetAllocator;
+pub use offset::{LiveRuns, OffsetAllocator};
 
 use crate::extent::Extent;
 use crate::limits::EXTENT_ALIGN;

@@ -94,38 +94,15 @@ impl OffsetAllocator {
     }
 
     /// An allocator in which exactly these extents are live, as after a restart of the master, and
-    /// their allocations in the same order. `None` if they are not sorted, overlap, are empty or
-    /// unaligned, or reach outside. Time O(n).
+    /// their allocations in the same order. `None` if they overlap, are empty or unaligned, or reach
+    /// outside.
     pub fn with_live(capacity: u64, live: &[Extent]) -> Option<(Self, Vec<Allocation>)> {
-        let mut this = Self {
-            runs: Chunked::new(),
-            vacant: NONE,
-            heads: vec![NONE; BINS].into_boxed_slice(),
-            fine: [0; COARSE],
-            coarse: 0,
-            capacity: usable(capacity),
-            free: 0,
-            live: 0,
-        };
-        let (mut allocations, mut last, mut end) = (Vec::with_capacity(live.len()), NONE, 0);
-        for &extent in live {
-            let aligned = (extent.offset() | extent.len()).is_multiple_of(EXTENT_ALIGN);
-            if !aligned || extent.is_empty() || extent.offset() < end || !extent.fits(this.capacity)
-            {
-                return None;
-            }
-            if extent.offset() > end {
-                last = this.append_free(end, extent.offset() - end, last);
-            }
-            last = this.insert_after(last, extent.offset(), extent.len());
-            this.live += 1;
-            end = extent.end();
-            allocations.push(Allocation { extent, handle: last });
-        }
-        if end < this.capacity {
-            this.append_free(end, this.capacity - end, last);
-        }
-        Some((this, allocations))
+        let mut told = LiveRuns::new(capacity);
+        let named = live
+            .iter()
+            .map(|&extent| Some(Allocation { extent, handle: told.add(extent)? }))
+            .collect::<Option<Vec<_>>>()?;
+        Some((told.build().ok()?, named))
     }
 
     /// The slack in numbers: while a run of this many bytes is free, a request of `len` bytes is
@@ -255,6 +232,77 @@ impl OffsetAllocator {
             return Some(index);
         }
         Some(self.heads[self.bin_from(bin + 1)?])
+    }
+}
+
+/// An allocator to be: what is live in it is told extent by extent, in any order, and each has its
+/// handle at once. Only [`LiveRuns::build`] looks at them together; it may take its time, since
+/// nobody needs the allocator before it is done.
+pub struct LiveRuns {
+    capacity: u64,
+    runs: Chunked<Run>,
+}
+
+impl LiveRuns {
+    /// Of an allocator with this capacity.
+    pub fn new(capacity: u64) -> Self {
+        Self { capacity: usable(capacity), runs: Chunked::new() }
+    }
+
+    /// This extent is live. Its handle, or `None` if it is empty, unaligned or outside.
+    pub fn add(&mut self, extent: Extent) -> Option<u32> {
+        let (offset, len) = (extent.offset(), extent.len());
+        let aligned = (offset | len).is_multiple_of(EXTENT_ALIGN);
+        if !aligned || extent.is_empty() || !extent.fits(self.capacity) {
+            return None;
+        }
+        assert!(self.runs.len() < VACANT, "a segment has fewer than 2^32 - 3 runs");
+        let run = Run { offset, len, before: NONE, after: NONE, up: LIVE, down: NONE };
+        Some(self.runs.push(run))
+    }
+
+    /// The allocator, or the handle of an extent that overlaps another. Time O(n log n), and O(n) if
+    /// the extents came in the order of their offsets, as those of a young segment do.
+    pub fn build(self) -> Result<OffsetAllocator, u32> {
+        let live = self.runs.len();
+        let mut this = OffsetAllocator {
+            runs: self.runs,
+            vacant: NONE,
+            heads: vec![NONE; BINS].into_boxed_slice(),
+            fine: [0; COARSE],
+            coarse: 0,
+            capacity: self.capacity,
+            free: 0,
+            live: u64::from(live),
+        };
+        let offsets = this.runs.iter().map(|run| run.offset);
+        let mut order: Vec<(u64, u32)> = offsets.zip(0..live).collect();
+        order.sort_unstable();
+        let (mut last, mut end) = (NONE, 0);
+        for (offset, index) in order {
+            if offset < end {
+                return Err(index);
+            }
+            if offset > end {
+                last = this.append_free(end, offset - end, last);
+            }
+            if let Some(run) = this.runs.get_mut(last) {
+                run.after = index;
+            }
+            let run = &mut this.runs[index];
+            run.before = last;
+            (last, end) = (index, offset + run.len);
+        }
+        if end < this.capacity {
+            this.append_free(end, this.capacity - end, last);
+        }
+        Ok(this)
+    }
+}
+
+impl fmt::Debug for LiveRuns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LiveRuns").field("live", &self.runs.len()).finish_non_exhaustive()
     }
 }
 

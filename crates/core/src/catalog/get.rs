@@ -208,7 +208,7 @@ impl Catalog {
     }
 
     fn part_readable(&self, part: &Part) -> bool {
-        !part.evicting && self.segments.book(part.segment).is_open()
+        !part.evicting && self.segments.book(part.segment).is_readable()
     }
 
     fn absent(&mut self, now: Now) -> GetError {

@@ -2,9 +2,8 @@
 
 use super::Catalog;
 use super::objects::{Entry, EntryId, Part, Parts, SegmentIndex, Stage};
-use super::segments::{Book, Ending, NOBODY, Phase, SlotBook};
-use crate::alloc::Allocation;
-use crate::alloc::offset::OffsetAllocator;
+use super::segments::{Book, NOBODY, Phase, SlotBook};
+use crate::alloc::offset::{LiveRuns, OffsetAllocator};
 use crate::canary::{self, Canary};
 use crate::error::MountError;
 use crate::extent::Extent;
@@ -33,6 +32,31 @@ pub enum Mounted {
     Known,
     /// The master wants to hear what it holds, from slot 0 on.
     Announce,
+}
+
+/// Everything that a segment announced, not yet in order.
+#[derive(Debug)]
+pub struct AllTold {
+    segment: SegmentId,
+    round: u64,
+    runs: LiveRuns,
+}
+
+impl AllTold {
+    /// Puts it in order; the long part of an announcement, and no part of the catalog.
+    pub fn build(self) -> Result<Opening, MountError> {
+        let Self { segment, round, runs } = self;
+        let allocator = runs.build().map_err(|slot| MountError::BadAnnouncement { slot })?;
+        Ok(Opening { segment, round, allocator })
+    }
+}
+
+/// A segment that can be opened.
+#[derive(Debug)]
+pub struct Opening {
+    segment: SegmentId,
+    round: u64,
+    allocator: OffsetAllocator,
 }
 
 /// Nodes that a new leader still waits for.
@@ -135,7 +159,7 @@ impl Catalog {
             let book = self.segments.book(index);
             if book.offer.incarnation == offer.incarnation {
                 return match book.phase {
-                    Phase::Announcing { .. } => {
+                    Phase::Announcing => {
                         // It starts over: what it told so far may be incomplete.
                         self.forget_announcement(now, index);
                         Mounted::Announce
@@ -147,8 +171,8 @@ impl Catalog {
             let fenced_at = last_heard.plus(lease::guarded(self.config.registration));
             self.leave(index, fenced_at);
         }
-        let phase = Phase::Announcing { ranges: Vec::new() };
-        self.segments.add(Book::new(offer.clone(), self.config.policy, phase));
+        self.announcements += 1;
+        self.segments.add(Book::new(offer.clone(), self.config.policy, self.announcements));
         Mounted::Announce
     }
 
@@ -171,8 +195,8 @@ impl Catalog {
         !self.strict || rebuild.expected.contains(&node)
     }
 
-    /// One page of what a segment holds, in slot order without gaps; after the `last` the segment is
-    /// open. A node may not say that it is alive before that.
+    /// One page of what a segment holds, and after the `last` the segment is open: the three steps
+    /// below in one, for callers that hold nobody up.
     pub fn announce(
         &mut self,
         now: Now,
@@ -181,11 +205,24 @@ impl Catalog {
         page: &[Announced],
         last: bool,
     ) -> Result<(), MountError> {
-        let index = self.segments.find(segment).ok_or(MountError::UnknownNode)?;
-        let book = self.segments.book(index);
-        if book.offer.incarnation != incarnation {
-            return Err(MountError::StaleIncarnation);
+        self.announce_page(now, segment, incarnation, page)?;
+        if last && let Some(told) = self.all_told(segment, incarnation)? {
+            self.open_segment(told.build()?)?;
         }
+        Ok(())
+    }
+
+    /// One page of what a segment holds, in slot order without gaps. Whoever tells is heard, so a long
+    /// announcement does not lose its node; but only [`Catalog::open_segment`] makes it alive.
+    pub fn announce_page(
+        &mut self,
+        now: Now,
+        segment: SegmentId,
+        incarnation: Incarnation,
+        page: &[Announced],
+    ) -> Result<(), MountError> {
+        let index = self.announcing(segment, incarnation)?;
+        let book = self.segments.book(index);
         if book.is_open() {
             return Ok(());
         }
@@ -197,13 +234,42 @@ impl Catalog {
             self.forget_segments(node, &[segment]);
             return Err(MountError::StaleIncarnation);
         }
+        if let Some(member) = self.nodes.get_mut(&node) {
+            member.last_heard = now;
+        }
         for announced in page {
             self.announced(now, index, announced)?;
         }
-        if last {
-            self.finish_announcement(now, index)?;
-        }
         Ok(())
+    }
+
+    /// The last page was taken: hands out what was told, to be put in order without the catalog.
+    /// `None` if the segment is open already.
+    pub fn all_told(
+        &mut self,
+        segment: SegmentId,
+        incarnation: Incarnation,
+    ) -> Result<Option<AllTold>, MountError> {
+        let index = self.announcing(segment, incarnation)?;
+        let book = self.segments.book_mut(index);
+        if book.is_open() {
+            return Ok(None);
+        }
+        // Taken before, by a page that came twice: its owner mounts again and tells all anew.
+        let runs = book.told.take().ok_or(MountError::UnknownNode)?;
+        Ok(Some(AllTold { segment, round: book.round, runs }))
+    }
+
+    fn announcing(
+        &self,
+        segment: SegmentId,
+        incarnation: Incarnation,
+    ) -> Result<SegmentIndex, MountError> {
+        let index = self.segments.find(segment).ok_or(MountError::UnknownNode)?;
+        if self.segments.book(index).offer.incarnation != incarnation {
+            return Err(MountError::StaleIncarnation);
+        }
+        Ok(index)
     }
 
     fn announced(
@@ -214,11 +280,11 @@ impl Catalog {
     ) -> Result<(), MountError> {
         let bad = MountError::BadAnnouncement { slot: announced.slot.0 };
         let book = self.segments.book_mut(index);
-        let Phase::Announcing { ranges } = &mut book.phase else { return Err(bad) };
         // A page that came twice.
         if announced.slot.0 < book.slots.len() {
             return Ok(());
         }
+        let Some(told) = &mut book.told else { return Err(bad) };
         if announced.slot.0 != book.slots.len() || announced.slot.0 >= book.offer.slots {
             return Err(bad);
         }
@@ -229,18 +295,12 @@ impl Catalog {
             }
             return Ok(());
         };
-        let aligned = life.extent.offset().is_multiple_of(EXTENT_ALIGN)
-            && life.extent.len().is_multiple_of(EXTENT_ALIGN);
-        if !life.extent.fits(book.offer.bytes) || life.extent.is_empty() || !aligned {
-            return Err(bad);
-        }
-        ranges.push((announced.slot, life.extent));
+        let Some(handle) = told.add(life.extent) else { return Err(bad) };
         let part = Part {
             offset: life.extent.offset(),
             slot: announced.slot,
             generation: announced.generation,
-            // Known when all ranges are: see `finish_announcement`.
-            handle: u32::MAX,
+            handle,
             segment: index,
             stripe: life.object.as_ref().map_or(0, |told| told.stripe()),
             evicting: false,
@@ -299,9 +359,15 @@ impl Catalog {
             entry.seal = told.seal;
         }
         self.charge(id, extent.len());
+        let entry = self.objects.entry(id);
+        let keep = entry.keep(now);
         let book = self.segments.book_mut(part.segment);
         book.slots[part.slot.0].entry = id;
         book.live += 1;
+        book.offer_victim(part.slot, keep);
+        if let (Keep::Soft { .. }, Some(extra)) = (keep, &entry.extra) {
+            book.soft_ends.push_back((extra.soft_until, part.slot, part.generation));
+        }
     }
 
     /// An entry without parts yet, made of what an owner keeps beside a header.
@@ -370,50 +436,21 @@ impl Catalog {
         same && (!told_before || seal == told.seal)
     }
 
-    /// All ranges are known: builds the allocator around them and opens the segment.
-    fn finish_announcement(&mut self, now: Now, index: SegmentIndex) -> Result<(), MountError> {
+    /// All is told and in order: the segment takes part from here on.
+    pub fn open_segment(&mut self, opening: Opening) -> Result<(), MountError> {
+        let Opening { segment, round, allocator } = opening;
+        let index = self.segments.find(segment).ok_or(MountError::UnknownNode)?;
         let book = self.segments.book_mut(index);
-        let Phase::Announcing { ranges } = &mut book.phase else { return Ok(()) };
-        let mut ranges = std::mem::take(ranges);
-        ranges.sort_by_key(|(_, extent)| extent.offset());
-        let live: Vec<Extent> = ranges.iter().map(|(_, extent)| *extent).collect();
-        let Some((allocator, allocations)) = OffsetAllocator::with_live(book.offer.bytes, &live)
-        else {
-            let slot = ranges.first().map_or(0, |(slot, _)| slot.0);
-            return Err(MountError::BadAnnouncement { slot });
-        };
+        // Its owner started over meanwhile.
+        if book.round != round || !book.is_announcing() {
+            return Err(MountError::UnknownNode);
+        }
         book.allocator = allocator;
         book.phase = Phase::Open;
-        for ((slot, _), allocation) in ranges.into_iter().zip(allocations) {
-            self.name_range(now, index, slot, allocation);
-        }
+        let node = book.offer.node;
         self.segments.set_open(index, true);
-        let node = self.segments.book(index).offer.node;
         self.node_announced(node);
         Ok(())
-    }
-
-    /// Writes the allocator's name of a range wherever the range is known.
-    fn name_range(&mut self, now: Now, index: SegmentIndex, slot: Slot, allocation: Allocation) {
-        let book = self.segments.book_mut(index);
-        if let Some(ending) = book.ending.get_mut(&slot) {
-            *ending = Ending { allocation, ..*ending };
-            return;
-        }
-        let id = book.slots[slot.0].entry;
-        for part in self.objects.entry_mut(id).parts.as_mut_slice() {
-            if part.segment == index && part.slot == slot {
-                part.handle = allocation.handle;
-            }
-        }
-        let entry = self.objects.entry(id);
-        let keep = entry.keep(now);
-        let book = self.segments.book_mut(index);
-        book.offer_victim(slot, keep);
-        if let (Keep::Soft { .. }, Some(extra)) = (keep, &entry.extra) {
-            let generation = book.slots[slot.0].generation;
-            book.soft_ends.push_back((extra.soft_until, slot, generation));
-        }
     }
 
     fn node_announced(&mut self, node: NodeId) {
@@ -427,15 +464,20 @@ impl Catalog {
         }
     }
 
-    /// Drops what a segment announced so far.
+    /// Drops what a segment announced so far. Some of it may have been leased already: it will be told
+    /// again, and a new grace covers leases that are forgotten here.
     fn forget_announcement(&mut self, now: Now, index: SegmentIndex) {
+        if self.segments.book(index).live > 0 {
+            self.grace_until = now.plus(lease::takeover_grace());
+        }
         let slots = self.segments.book(index).slots.len();
         for slot in 0..slots {
             self.detach(now, index, Slot(slot));
         }
         let book = self.segments.book_mut(index);
         let offer = book.offer.clone();
-        *book = Book::new(offer, self.config.policy, Phase::Announcing { ranges: Vec::new() });
+        self.announcements += 1;
+        *book = Book::new(offer, self.config.policy, self.announcements);
     }
 
     /// Whether this very mount of a segment is known. A farewell of an earlier one is out of date.

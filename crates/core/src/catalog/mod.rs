@@ -33,7 +33,7 @@ mod tick;
 pub use audit::AuditError;
 pub use get::{ListPage, Listed};
 pub use life::Tenant;
-pub use members::Mounted;
+pub use members::{AllTold, Mounted, Opening};
 pub use put::{Ended, replacing};
 pub use remove::{Removal, RemovedPage};
 pub use segments::SegmentStat;
@@ -172,6 +172,8 @@ pub struct Catalog {
     /// The last leader's nodes are known by name, so that nobody else can bring objects.
     strict: bool,
     last_tick: Now,
+    /// Counts announcements that began, so that one that was given up is not taken for the next.
+    announcements: u64,
     counters: Counters,
 }
 
@@ -207,6 +209,7 @@ impl Catalog {
             rebuild,
             strict,
             last_tick: now,
+            announcements: 0,
             counters: Counters::default(),
         }
     }

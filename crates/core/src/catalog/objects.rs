@@ -267,9 +267,15 @@ struct Indexed {
     tag: u32,
 }
 
-/// Bits of a hash that neither the shards nor the tables use first.
+/// Bits of a hash that the shards do not use.
 fn tag(hash: u64) -> u32 {
-    (hash >> 20) as u32
+    hash as u32
+}
+
+/// What the tables hash by: made of the tag alone, so that a growing table moves its entries without
+/// a look at the objects, each of which would be a cache miss.
+fn spread(tag: u32) -> u64 {
+    u64::from(tag).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 impl Default for Objects {
@@ -283,7 +289,7 @@ impl Default for Objects {
     }
 }
 
-/// The shard of a hash: bits that the tables themselves use least.
+/// The shard of a hash: bits that the tags do not hold.
 fn shard(hash: u64) -> usize {
     (hash >> 40) as usize % SHARDS
 }
@@ -300,7 +306,7 @@ impl Objects {
     fn find_hashed(&self, hash: KeyHash, name: Name<'_>) -> Option<EntryId> {
         let (slab, tag) = (&self.slab, tag(hash.0));
         self.index[shard(hash.0)]
-            .find(hash.0, |&Indexed { id, tag: other }| {
+            .find(spread(tag), |&Indexed { id, tag: other }| {
                 other == tag && slab[id].as_ref().is_some_and(|entry| entry.name() == name)
             })
             .map(|indexed| indexed.id)
@@ -316,7 +322,7 @@ impl Objects {
             .map(|hash| {
                 let tag = tag(hash.0);
                 let table = &self.index[shard(hash.0)];
-                table.find(hash.0, |indexed| indexed.tag == tag).map(|indexed| indexed.id)
+                table.find(spread(tag), |indexed| indexed.tag == tag).map(|indexed| indexed.id)
             })
             .collect();
         let lengths: Vec<usize> = found
@@ -364,15 +370,15 @@ impl Objects {
     }
 
     fn link(&mut self, id: EntryId) {
-        let (slab, hash) = (&self.slab, self.entry(id).hash);
+        let hash = self.entry(id).hash;
         let indexed = Indexed { id, tag: tag(hash) };
-        self.index[shard(hash)].insert_unique(hash, indexed, |other| {
-            slab[other.id].as_ref().expect("indexed entries are filled").hash
-        });
+        let table = &mut self.index[shard(hash)];
+        table.insert_unique(spread(indexed.tag), indexed, |other| spread(other.tag));
     }
 
     fn unlink(&mut self, id: EntryId, hash: u64) {
-        let found = self.index[shard(hash)].find_entry(hash, |other| other.id == id);
+        let table = &mut self.index[shard(hash)];
+        let found = table.find_entry(spread(tag(hash)), |other| other.id == id);
         found.expect("shown entries are indexed").remove();
     }
 

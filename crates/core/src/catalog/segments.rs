@@ -2,7 +2,7 @@
 //! life is ending.
 
 use super::objects::{EntryId, SegmentIndex};
-use crate::alloc::offset::OffsetAllocator;
+use crate::alloc::offset::{LiveRuns, OffsetAllocator};
 use crate::alloc::{Allocation, Allocator};
 use crate::chunked::Chunked;
 use crate::evict::{EvictPolicy, PolicyKind};
@@ -43,11 +43,8 @@ pub(super) struct Ending {
 /// How far a segment is on its way in or out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The owner is announcing what it holds.
-    Announcing {
-        /// Used ranges so far, in slot order: (slot, offset, bytes).
-        ranges: Vec<(Slot, crate::extent::Extent)>,
-    },
+    /// The owner is announcing what it holds. What it has told can be read already.
+    Announcing,
     /// In use.
     Open,
     /// Unmounted, replaced, or its node is gone.
@@ -64,6 +61,10 @@ pub(super) enum Phase {
 pub(super) struct Book {
     pub offer: SegmentOffer,
     pub phase: Phase,
+    /// Which announcement this book is filled by: one that starts over has another number.
+    pub round: u64,
+    /// Ranges that were announced so far; taken out when all are, to become the allocator.
+    pub told: Option<LiveRuns>,
     pub allocator: OffsetAllocator,
     pub policy: Box<dyn EvictPolicy>,
     /// The order among soft pins: they go when nothing else can.
@@ -87,11 +88,14 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) fn new(offer: SegmentOffer, policy: PolicyKind, phase: Phase) -> Self {
+    /// A book whose owner is about to announce.
+    pub(super) fn new(offer: SegmentOffer, policy: PolicyKind, round: u64) -> Self {
         Self {
             allocator: OffsetAllocator::new(offer.bytes),
+            told: Some(LiveRuns::new(offer.bytes)),
             offer,
-            phase,
+            phase: Phase::Announcing,
+            round,
             policy: policy.build(),
             soft: policy.build(),
             soft_ends: VecDeque::new(),
@@ -107,9 +111,15 @@ impl Book {
         }
     }
 
-    /// Whether its replicas may be located and its owner takes orders.
+    /// Whether its owner takes orders, and ranges may come and go.
     pub(super) fn is_open(&self) -> bool {
         self.phase == Phase::Open
+    }
+
+    /// Whether its replicas may be located. What was announced is as good before the last page as
+    /// after it: the owner judges every read by the word of the slot.
+    pub(super) fn is_readable(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Announcing)
     }
 
     /// When nobody can read a leaving segment any more.
@@ -121,7 +131,7 @@ impl Book {
     }
 
     pub(super) fn is_announcing(&self) -> bool {
-        matches!(self.phase, Phase::Announcing { .. })
+        self.phase == Phase::Announcing
     }
 
     /// A range and a slot for `bytes`, or nothing.

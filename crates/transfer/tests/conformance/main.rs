@@ -1,7 +1,7 @@
 //! One suite for every transport: whatever the path, the same calls give the same answers.
 //!
 //! ```text
-//!   suite ── read write signal view ──► Local | Shared (Unix socket) | Stream (TCP) ──► owner
+//!   suite ── read write signal view ──► Local | Shared (Unix socket) | Stream (TCP, lanes) ──► owner
 //!   rig   ── orders, ticks, flipped bytes ──────────────────────────────────────────► owner
 //! ```
 //!
@@ -11,6 +11,7 @@
 
 mod flips;
 mod hang_up;
+mod large;
 mod life;
 mod race;
 mod rig;
@@ -20,18 +21,17 @@ mod suite;
 /// Each function of the suite as one test per transport.
 macro_rules! conformance {
     ($($module:ident :: $test:ident),* $(,)?) => {
-        conformance!(@ local Local, $($module::$test),*);
-        conformance!(@ shared Shared, $($module::$test),*);
-        conformance!(@ stream Stream, $($module::$test),*);
+        conformance!(@ local, $($module::$test),*);
+        conformance!(@ shared, $($module::$test),*);
+        conformance!(@ stream, $($module::$test),*);
+        conformance!(@ lanes, $($module::$test),*);
     };
-    (@ $name:ident $path:ident, $($module:ident :: $test:ident),*) => {
+    (@ $name:ident, $($module:ident :: $test:ident),*) => {
         mod $name {
             $(
                 #[test]
                 fn $test() {
-                    crate::$module::$test(&mut crate::rig::Rig::new(
-                        mooncrate_transfer::Path::$path,
-                    ));
+                    crate::$module::$test(&mut crate::rig::$name());
                 }
             )*
         }

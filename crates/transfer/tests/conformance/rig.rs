@@ -14,7 +14,7 @@ use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{Segment, SegmentSpec};
 use mooncrate_transfer::{
-    DataServer, DataServerConfig, EngineConfig, Local, Path, Read, Segments, Shared, Stream,
+    DataServer, DataServerConfig, EngineConfig, Lanes, Local, Path, Read, Segments, Shared, Stream,
     TransferError, Transport, Write,
 };
 use mooncrate_wire::address::Bound;
@@ -42,6 +42,28 @@ pub(crate) struct Rig {
     slots: AtomicU32,
     offset: AtomicU64,
     _folder: tempfile::TempDir,
+}
+
+/// A rig of each kind, named as the tests are.
+pub(crate) fn local() -> Rig {
+    Rig::new(Path::Local)
+}
+
+pub(crate) fn shared() -> Rig {
+    Rig::new(Path::Shared)
+}
+
+pub(crate) fn stream() -> Rig {
+    Rig::new(Path::Stream)
+}
+
+/// Over the network, with every value of more than one slice on several links.
+pub(crate) fn lanes() -> Rig {
+    let mut rig = stream();
+    let lanes = Lanes { count: 3, bytes_min: 0 };
+    let stream = Stream::new(rig.tcp.clone(), &PoolConfig::default()).with_lanes(lanes);
+    rig.transport = Arc::new(stream);
+    rig
 }
 
 impl Rig {
@@ -76,6 +98,11 @@ impl Rig {
         let (slots, offset) = (AtomicU32::new(0), AtomicU64::new(0));
         let server = Some(server);
         Self { segment, segments, transport, tcp, unix, server, slots, offset, _folder: folder }
+    }
+
+    /// Connections that the owner has.
+    pub(crate) fn connections(&self) -> usize {
+        self.server.as_ref().unwrap().connections()
     }
 
     /// Ends the data server, with all its connections, and starts it again at the same address.

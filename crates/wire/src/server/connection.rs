@@ -25,6 +25,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 /// Replies are written at the latest when this many bytes wait.
 const OUTBOX_BYTES: usize = 256 << 10;
+/// A connection that has kept its worker busy for this long lets the others of that worker go first
+/// (G13): a node that announces millions of headers shall not hold up those who ask.
+const TURN_TIME: Duration = Duration::from_micros(200);
 /// How long a peer that was refused may take to read why.
 const LAST_WORDS_TIME: Duration = Duration::from_millis(100);
 /// Bytes of it that are still read meanwhile.
@@ -288,6 +291,7 @@ where
 
     /// Handles every complete frame that is here, while there is room for its answer.
     async fn handle_frames(&mut self) -> Result<(), End> {
+        let mut turn = Instant::now();
         while self.has_room() {
             match self.inbox.next_frame() {
                 Ok(Some(frame)) => {
@@ -310,6 +314,10 @@ where
             }
             if self.outbox.len() > OUTBOX_BYTES {
                 self.flush().await?;
+            }
+            if turn.elapsed() >= TURN_TIME {
+                tokio::task::yield_now().await;
+                turn = Instant::now();
             }
         }
         // Not reading is our own doing: the sender of a half frame is not to blame for the time.

@@ -130,6 +130,31 @@ fn announcements_are_split_and_only_the_last_is_last() {
     assert_eq!(last, [false, false, false, false, false, true]);
 }
 
+/// Pages fly at once and still arrive in their order; a refusal ends the announcement early.
+#[test]
+fn a_whole_announcement_is_told_in_order() {
+    let server = Server::start();
+    let page = |number: usize, last| Announce {
+        segment: SegmentId(1),
+        incarnation: Incarnation(1),
+        page: vec![Announced { slot: Slot(1), generation: Generation(1), life: None }; number],
+        last,
+    };
+    let mut pages = (0..100).map(|number| page(number, number == 99));
+    server.master().announce_all(&mut pages, Duration::from_secs(5)).unwrap().unwrap();
+    let expected: Vec<(usize, bool)> = (0..100).map(|number| (number, number == 99)).collect();
+    assert_eq!(*server.toy.announced.lock().unwrap(), expected);
+
+    let mut made = 0;
+    let mut pages = std::iter::from_fn(|| {
+        made += 1;
+        Some(Announce { segment: UNWANTED, ..page(1, false) })
+    });
+    let refused = server.master().announce_all(&mut pages, Duration::from_secs(5)).unwrap();
+    assert_eq!(refused, Err(MountError::StaleIncarnation));
+    assert!(made < 10, "{made} pages were told to a master that refuses them");
+}
+
 /// An empty page is a page: a fresh segment that announces nothing is complete.
 #[test]
 fn an_empty_announcement_is_sent() {

@@ -27,6 +27,8 @@ pub(crate) const EPOCH: LeaderEpoch = LeaderEpoch(7);
 pub(crate) const SILENT: NodeId = NodeId(0xdead);
 /// A node id that makes the handler of `orders` panic while it waits.
 pub(crate) const CURSED: NodeId = NodeId(0x666);
+/// A segment whose announcement is refused.
+pub(crate) const UNWANTED: SegmentId = SegmentId(0xbad);
 /// A prefix that makes `list` block its whole worker thread for a second.
 pub(crate) const STALL: &[u8] = b"stall";
 /// A prefix that makes `list` panic.
@@ -247,6 +249,9 @@ impl MasterApi for Toy {
         announce: Announce,
         _: Deadline,
     ) -> Result<Result<(), MountError>, CallError> {
+        if announce.segment == UNWANTED {
+            return Ok(Err(MountError::StaleIncarnation));
+        }
         self.announced.lock().unwrap().push((announce.page.len(), announce.last));
         Ok(Ok(()))
     }

@@ -293,7 +293,7 @@ fn audit(fleet: &Fleet) -> Result<Value> {
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         let host = "Host: localhost\r\nConnection: close";
-        write!(stream, "GET /audit HTTP/1.1\r\n{host}\r\n\r\n")?;
+        write!(stream, "GET /v1/audit HTTP/1.1\r\n{host}\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
