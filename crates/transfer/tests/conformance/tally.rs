@@ -43,10 +43,7 @@ fn refusals_are_counted_by_their_reason() {
     rig.read(over, 5000, value.seal).unwrap_err();
     assert_eq!(refused.stale.value(), 1);
 
-    let late = rig.value(5000);
-    let pieces = [&late.bytes[..]];
-    let old = mooncrate_transfer::Write { epoch: LeaderEpoch(EPOCH.0 - 1), ..late.write(&pieces) };
-    assert!(rig.transport.write(&old, soon()).is_err());
+    replaced_leader(&rig, &rig.value(5000));
     assert_eq!(refused.epoch.value(), 1);
 
     wrong_seal(&rig, &rig.value(5000));
@@ -56,6 +53,14 @@ fn refusals_are_counted_by_their_reason() {
     rig.read_value(&value).unwrap_err();
     assert_eq!((refused.fenced.value(), refused.stale.value()), (1, 1), "told apart from stale");
     assert_eq!((refused.busy.value(), refused.other.value()), (0, 0));
+}
+
+/// A writer whose plan comes from the leader before.
+fn replaced_leader(rig: &Rig, value: &Value) {
+    let put = message::BeginWrite { epoch: LeaderEpoch(EPOCH.0 - 1), ..put_frame(value) };
+    let write = DataRequest::Write(message::Write { put });
+    let answer = link(&rig.tcp).call_data(&write, &[IoSlice::new(&value.bytes)], soon()).unwrap();
+    assert_eq!(answer, DataReply::Write(Err(DataError::OldEpoch)));
 }
 
 /// A writer whose bytes do not add up to what it claims.
