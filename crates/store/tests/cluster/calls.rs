@@ -255,7 +255,7 @@ fn clients_count_what_they_did_by_path() {
     for shared_memory in [true, false] {
         let store = connect(&at, shared_memory);
         let name = format!("counted/{shared_memory}").into_bytes();
-        assert_eq!(store.put(&name, &[7; 50_000]).unwrap(), Stored::New);
+        assert_eq!(store.put(&name, &vec![7; 50_000]).unwrap(), Stored::New);
         assert_eq!(store.put(&name, b"other").unwrap(), Stored::AlreadyThere);
         store.get(&name).unwrap().unwrap();
         store.view(&name).unwrap().unwrap();
