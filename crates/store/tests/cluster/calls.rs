@@ -246,3 +246,27 @@ fn allowed<T>(answer: Result<T, Error>) {
         assert!(matches!(error.advice(), Advice::Retry { .. }), "{error}");
     }
 }
+
+/// The counts of a client add up to what it did, path by path.
+#[test]
+fn clients_count_what_they_did_by_path() {
+    let (running, _folder) = both();
+    let at = running.master_address().unwrap();
+    for shared_memory in [true, false] {
+        let store = connect(&at, shared_memory);
+        let name = format!("counted/{shared_memory}").into_bytes();
+        assert_eq!(store.put(&name, &vec![7; 50_000]).unwrap(), Stored::New);
+        assert_eq!(store.put(&name, b"other").unwrap(), Stored::AlreadyThere);
+        store.get(&name).unwrap().unwrap();
+        store.view(&name).unwrap().unwrap();
+        store.get_batch(&[&name, b"absent"]);
+        assert_eq!(store.get(b"absent").unwrap(), None);
+        let counts = store.counts();
+        let by_path = (counts.local, counts.shared, counts.stream);
+        assert_eq!(by_path, if shared_memory { (0, 3, 0) } else { (0, 0, 3) });
+        assert_eq!((counts.hits(), counts.misses, counts.cached), (3, 2, 3), "{counts:?}");
+        assert_eq!((counts.puts, counts.bytes_written), (1, 50_000));
+        assert_eq!(counts.bytes_read, 150_000);
+        assert_eq!((counts.fallbacks, counts.stale, counts.corrupt), (0, 0, 0));
+    }
+}

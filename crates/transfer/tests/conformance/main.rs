@@ -17,6 +17,7 @@ mod race;
 mod rig;
 mod silence;
 mod suite;
+mod tally;
 
 /// Each function of the suite as one test per transport.
 macro_rules! conformance {

@@ -14,8 +14,8 @@ use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{Segment, SegmentSpec};
 use mooncrate_transfer::{
-    DataServer, DataServerConfig, EngineConfig, Lanes, Local, Path, Read, Segments, Shared, Stream,
-    TransferError, Transport, Write,
+    DataServer, DataServerConfig, DataTally, EngineConfig, Lanes, Local, Path, Read, Segments,
+    Shared, Stream, TransferError, Transport, Write,
 };
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{Address, PoolConfig};
@@ -36,6 +36,8 @@ pub(crate) struct Rig {
     pub(crate) segment: Arc<Segment>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) transport: Arc<dyn Transport>,
+    /// What the server counts, across its restarts.
+    pub(crate) tally: Arc<DataTally>,
     pub(crate) tcp: Address,
     pub(crate) unix: Address,
     server: Option<DataServer>,
@@ -88,7 +90,8 @@ impl Rig {
             Bound::listen(&unix).unwrap(),
         ];
         let tcp = sockets[0].address().unwrap();
-        let server = serve(&segments, sockets);
+        let tally = Arc::<DataTally>::default();
+        let server = serve(&segments, &tally, sockets);
         let transport = match path {
             Path::Local => Arc::new(Local::new(Arc::clone(&segments))) as Arc<dyn Transport>,
             Path::Shared => attached(&unix),
@@ -97,7 +100,18 @@ impl Rig {
         assert_eq!(transport.path(), path);
         let (slots, offset) = (AtomicU32::new(0), AtomicU64::new(0));
         let server = Some(server);
-        Self { segment, segments, transport, tcp, unix, server, slots, offset, _folder: folder }
+        Self {
+            segment,
+            segments,
+            transport,
+            tally,
+            tcp,
+            unix,
+            server,
+            slots,
+            offset,
+            _folder: folder,
+        }
     }
 
     /// Connections that the owner has.
@@ -109,7 +123,7 @@ impl Rig {
     pub(crate) fn restart_server(&mut self) {
         self.server.take().unwrap().stop(Duration::ZERO);
         let sockets = vec![Bound::listen(&self.tcp).unwrap(), Bound::listen(&self.unix).unwrap()];
-        self.server = Some(serve(&self.segments, sockets));
+        self.server = Some(serve(&self.segments, &self.tally, sockets));
     }
 
     /// A slot that was never used and a range that nobody has.
@@ -220,9 +234,9 @@ impl Drop for Rig {
     }
 }
 
-fn serve(segments: &Arc<Segments>, sockets: Vec<Bound>) -> DataServer {
+fn serve(segments: &Arc<Segments>, tally: &Arc<DataTally>, sockets: Vec<Bound>) -> DataServer {
     let config = DataServerConfig { name: "rig".into(), ..DataServerConfig::default() };
-    DataServer::start(Arc::clone(segments), config, Arc::default(), sockets).unwrap()
+    DataServer::start(Arc::clone(segments), config, Arc::clone(tally), sockets).unwrap()
 }
 
 /// A shared-memory transport that has mapped the segment.

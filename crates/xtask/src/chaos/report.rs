@@ -98,7 +98,7 @@ impl Report {
             Some(bytes) => fail(true, format!("{bytes} bytes leaked: {}", self.drain)),
             None => fail(true, format!("the cluster could not be drained: {}", self.drain)),
         }
-        fail(self.audit["clean"] != true, format!("the books do not balance: {}", self.audit));
+        fail(self.audit["adds_up"] != true, format!("the books do not balance: {}", self.audit));
         let Marks { operations, faults, kinds } = self.marks;
         let (did, met, of) = (self.verified(), self.happened.len(), self.by_kind().len());
         fail(did < operations, format!("{did} verified operations, {operations} wanted"));
@@ -149,7 +149,7 @@ impl Report {
             self.sum("hangs"),
             self.leaked().map_or("unknown".to_owned(), |bytes| bytes.to_string()),
             self.drain["took_ms"],
-            if self.audit["clean"] == true { "clean" } else { "NOT clean" },
+            if self.audit["adds_up"] == true { "clean" } else { "NOT clean" },
         ));
         for failure in self.failures() {
             line(format!("FAILED: {failure}"));
