@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything but `floors` and `copy` (the default)
+    /// Everything but `floors`, `copy` and `tls` (the default)
     All,
     /// Put and get: same process, same host, TCP
     Paths,
@@ -41,12 +41,20 @@ pub(crate) enum Command {
     Floors,
     /// The checksummed copy against a plain one
     Copy,
+    /// What tokens, grants and encryption cost over TCP
+    Tls,
     /// A master and a node, for the bench itself
     #[command(hide = true)]
     ServeForBench {
         /// Bytes of the node's segment.
         #[arg(long)]
         bytes: u64,
+        /// A folder with a token.
+        #[arg(long)]
+        security: Option<PathBuf>,
+        /// Use the certificates in that folder, too.
+        #[arg(long)]
+        tls: bool,
     },
     /// A master with an index of this size, for the bench itself
     #[command(hide = true)]

@@ -6,6 +6,7 @@
 //!           index    the catalog alone: memory per object, cost per call by size  │ sockets, or
 //!           growth   control calls on a small and on a large master               │ the smallest
 //!           copy     the checksummed copy; floors: the plain programs alone       │ size
+//!           tls      what tokens, grants and encryption cost                      │ open
 //!              │
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
 //!   peer    ── this program once more, as a server or as the other end of a plain program
@@ -39,6 +40,7 @@ mod peer;
 mod plain;
 mod render;
 mod report;
+mod tls;
 mod workload;
 
 use anyhow::Result;
@@ -65,7 +67,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     let effort = Effort::of(arguments)?;
     let command = arguments.command.as_ref().unwrap_or(&Command::All);
     match command {
-        Command::ServeForBench { bytes } => return peer::serve_cluster(*bytes),
+        Command::ServeForBench { bytes, security, tls } => {
+            return peer::serve_cluster(*bytes, security.as_deref(), *tls);
+        }
         Command::MasterForBench { objects } => return growth::serve_master(*objects),
         Command::FloorForBench { bytes } => return plain::serve(*bytes),
         _ => {}
@@ -91,6 +95,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Floors => floors::run(&effort)?,
         Command::Copy => copy::run(&effort)?,
+        Command::Tls => tls::run(&effort)?,
         Command::ServeForBench { .. }
         | Command::MasterForBench { .. }
         | Command::FloorForBench { .. } => unreachable!("answered above"),

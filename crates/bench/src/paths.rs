@@ -277,7 +277,7 @@ fn check(way: &Way<'_>, keys: &[BenchKey], value: &mut Value) -> Result<()> {
 }
 
 /// Puts a new value; room that is on its way is waited for.
-fn put(store: &Store, key: &BenchKey, value: &[u8]) -> Result<()> {
+pub(crate) fn put(store: &Store, key: &BenchKey, value: &[u8]) -> Result<()> {
     for _ in 0..TRIES_MAX {
         match store.put(key, value) {
             Ok(Stored::New) => return Ok(()),
@@ -291,7 +291,7 @@ fn put(store: &Store, key: &BenchKey, value: &[u8]) -> Result<()> {
     bail!("no room for a value, {TRIES_MAX} times in a row")
 }
 
-fn remove(store: &Store, keys: &[BenchKey]) -> Result<()> {
+pub(crate) fn remove(store: &Store, keys: &[BenchKey]) -> Result<()> {
     for keys in keys.chunks(REMOVE_KEYS) {
         let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
         for removed in store.remove_batch(&keys, true)? {
