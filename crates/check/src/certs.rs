@@ -40,7 +40,7 @@ impl Authority {
 
     /// A certificate for these DNS names, good for decades.
     pub fn issue(&self, names: &[&str]) -> Issued {
-        self.sign(plain(names))
+        self.sign(&plain(names))
     }
 
     /// One that ended years ago.
@@ -48,10 +48,10 @@ impl Authority {
         let mut params = plain(names);
         params.not_before = date_time_ymd(2001, 1, 1);
         params.not_after = date_time_ymd(2002, 1, 1);
-        self.sign(params)
+        self.sign(&params)
     }
 
-    fn sign(&self, params: CertificateParams) -> Issued {
+    fn sign(&self, params: &CertificateParams) -> Issued {
         let key = key();
         let cert = params.signed_by(&key, &self.0).expect("the CA signs");
         Issued { cert: cert.pem(), key: key.serialize_pem() }

@@ -87,21 +87,14 @@ impl Guarded {
         Store::connect(options).unwrap()
     }
 
-    /// A link that sends what it is told to.
-    pub(crate) fn link(&self, kind: LinkKind, address: &Address, role: Role, tenant: &str) -> Link {
-        let config = LinkConfig { access: access(role, tenant), ..LinkConfig::default() };
-        let hello = Hello::new(role, kind, "attacker");
-        Link::connect(address, &hello, &config, within(10_000)).unwrap()
-    }
-
     pub(crate) fn data(&self, tenant: &str) -> Link {
         let address = self.running.data_address().unwrap();
-        self.link(LinkKind::Data, &address, Role::Client, tenant)
+        link(LinkKind::Data, &address, Role::Client, tenant)
     }
 
     /// What the master tells a tenant of a key.
     pub(crate) fn locate(&self, tenant: &str, key: &[u8]) -> Option<Locator> {
-        let mut link = self.link(LinkKind::Control, &self.master(), Role::Client, tenant);
+        let mut link = link(LinkKind::Control, &self.master(), Role::Client, tenant);
         let ask = Locate { lease_ms: 0, keys: Cow::Owned(vec![key]) };
         match link.call(&Request::Locate(ask), within(10_000)).unwrap() {
             Reply::Locate(found) => found[0].as_ref().ok().map(|located| located.replicas[0]),
@@ -111,7 +104,7 @@ impl Guarded {
 
     /// A put that is only planned.
     pub(crate) fn plan(&self, tenant: &str, key: &[u8], len: u64) -> WritePlan {
-        let mut link = self.link(LinkKind::Control, &self.master(), Role::Client, tenant);
+        let mut link = link(LinkKind::Control, &self.master(), Role::Client, tenant);
         let config = Cow::Owned(PutConfig::default());
         let items = Cow::Owned(vec![PutItem { key, len }]);
         let ask = Request::PutStart(PutStart { config, items });
@@ -120,6 +113,13 @@ impl Guarded {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// A link that sends what it is told to.
+pub(crate) fn link(kind: LinkKind, address: &Address, role: Role, tenant: &str) -> Link {
+    let config = LinkConfig { access: access(role, tenant), ..LinkConfig::default() };
+    let hello = Hello::new(role, kind, "attacker");
+    Link::connect(address, &hello, &config, within(10_000)).unwrap()
 }
 
 /// What a node answers.

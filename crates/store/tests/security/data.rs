@@ -1,6 +1,6 @@
 //! The bytes of others.
 
-use crate::cluster::{Guarded, ask, secret};
+use crate::cluster::{Guarded, ask, link, secret};
 use mooncrate::{Path, Stored};
 use mooncrate_core::plan::{Grant, Locator, Right};
 use mooncrate_core::{Seal, TenantId};
@@ -90,9 +90,9 @@ fn security_a_read_grant_does_not_write_and_a_write_grant_does_not_read() {
     cluster.store("acme", false).put(b"k", b"value").unwrap();
     let readable = cluster.locate("acme", b"k").unwrap();
     let plan = cluster.plan("acme", b"next", 8);
-    let mut link = cluster.data("acme");
-    assert_eq!(ask(&mut link, &read(plan.replicas[0])), Err(DataError::Denied));
-    assert_eq!(ask(&mut link, &pin(plan.replicas[0])), Err(DataError::Denied));
+    let mut data = cluster.data("acme");
+    assert_eq!(ask(&mut data, &read(plan.replicas[0])), Err(DataError::Denied));
+    assert_eq!(ask(&mut data, &pin(plan.replicas[0])), Err(DataError::Denied));
     let put = |locator| BeginWrite {
         locator,
         token: plan.token,
@@ -105,9 +105,9 @@ fn security_a_read_grant_does_not_write_and_a_write_grant_does_not_read() {
     let begin = DataRequest::Begin(Begin { put: put(readable) });
     let signal = DataRequest::Signal(Signal { locator: readable, token, seal: Seal(1) });
     let abandon = DataRequest::Abandon(Abandon { locator: readable, token });
-    assert_eq!(ask(&mut link, &signal), Err(DataError::Denied));
-    assert_eq!(ask(&mut link, &abandon), Err(DataError::Denied));
-    let mut unix = cluster.link(LinkKind::Data, &cluster.unix(), Role::Client, "acme");
+    assert_eq!(ask(&mut data, &signal), Err(DataError::Denied));
+    assert_eq!(ask(&mut data, &abandon), Err(DataError::Denied));
+    let mut unix = link(LinkKind::Data, &cluster.unix(), Role::Client, "acme");
     assert_eq!(ask(&mut unix, &begin), Err(DataError::Unsupported), "no memory to write to");
     let mut thief = cluster.data("evil");
     let stolen = DataRequest::Abandon(Abandon { locator: plan.replicas[0], token });
@@ -133,9 +133,9 @@ fn security_memory_is_shared_with_the_tenant_it_is_dedicated_to() {
     let mixed = Guarded::start(None);
     let dedicated = Guarded::start(Some("acme"));
     let attach = |cluster: &Guarded, tenant: &str| {
-        let mut link = cluster.link(LinkKind::Data, &cluster.unix(), Role::Client, tenant);
+        let mut unix = link(LinkKind::Data, &cluster.unix(), Role::Client, tenant);
         let segment = cluster.running.node().unwrap().segment();
-        ask(&mut link, &DataRequest::Attach(Attach { segment }))
+        ask(&mut unix, &DataRequest::Attach(Attach { segment }))
     };
     assert_eq!(attach(&mixed, "acme"), Err(DataError::Unsupported));
     assert_eq!(attach(&mixed, ""), Err(DataError::Unsupported));
@@ -158,14 +158,14 @@ fn security_memory_is_shared_with_the_tenant_it_is_dedicated_to() {
 fn security_the_bytes_of_a_removed_value_are_zeroed() {
     let cluster = Guarded::start(None);
     let store = cluster.store("acme", false);
-    store.put(b"k", &[0xa5; 200_000]).unwrap();
+    store.put(b"k", &vec![0xa5; 200_000]).unwrap();
     let segment = cluster.running.node().unwrap().segments().all().remove(0);
     let at = cluster.locate("acme", b"k").unwrap();
     let left = || {
         // As the next owner of the place would find it.
         let mut memory = vec![0; at.extent.len() as usize];
         segment.one_sided().copy(at.extent, &mut memory).unwrap();
-        memory.iter().filter(|byte| **byte == 0xa5).count()
+        memory.into_iter().filter(|byte| *byte == 0xa5).count()
     };
     assert!(left() >= 200_000);
     assert!(store.remove(b"k", false).unwrap());

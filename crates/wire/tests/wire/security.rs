@@ -215,7 +215,7 @@ fn security_plain_and_encrypted_links_do_not_mix() {
     let (ca, mut files) = (Authority::default(), Files::new());
     let client = ca.issue(&["client.mooncrate"]);
     let server = encrypted(&mut files, &ca.issue(SERVERS), Some(&ca), false);
-    assert!(link(&server.address, Access::default()).is_err());
+    denied(link(&server.address, Access::default()), &["--tls-ca"]);
     let plain = Server::start();
     denied(link(&plain.address, files.access(Some(&client), &ca)), &["does not speak TLS"]);
 }
