@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything but `scale`, `rebuild`, `floors` and `copy` (the default)
+    /// Everything but `scale`, `rebuild`, `tls`, `floors` and `copy` (the default)
     All,
     /// Put and get: same process, same host, TCP
     Paths,
@@ -83,12 +83,20 @@ pub(crate) enum Command {
     /// A node that fills itself, for the bench itself
     #[command(hide = true)]
     NodeForBench(NodeArguments),
+    /// What tokens, grants and encryption cost over TCP
+    Tls,
     /// A master and a node, for the bench itself
     #[command(hide = true)]
     ServeForBench {
         /// Bytes of the node's segment.
         #[arg(long)]
         bytes: u64,
+        /// A folder with a token.
+        #[arg(long)]
+        security: Option<PathBuf>,
+        /// Use the certificates in that folder, too.
+        #[arg(long)]
+        tls: bool,
     },
     /// A master with an index of this size, for the bench itself
     #[command(hide = true)]

@@ -9,6 +9,7 @@
 //!           rebuild  a killed master learns its index again                       │
 //!           failover three masters on etcd lose their leader (a table of its own)
 //!           copy     the checksummed copy; floors: the plain programs alone       │
+//!           tls      what tokens, grants and encryption cost                      │ open
 //!              │
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
 //!   peer    ── this program once more, as a server or as the other end of a plain program
@@ -48,6 +49,7 @@ mod rebuild;
 mod render;
 mod report;
 mod scale;
+mod tls;
 mod verify;
 mod workload;
 
@@ -86,7 +88,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     let effort = Effort::of(arguments)?;
     let command = arguments.command.as_ref().unwrap_or(&Command::All);
     match command {
-        Command::ServeForBench { bytes } => return peer::serve_cluster(*bytes),
+        Command::ServeForBench { bytes, security, tls } => {
+            return peer::serve_cluster(*bytes, security.as_deref(), *tls);
+        }
         Command::StateMasterForBench { listen, state } => {
             return rebuild::serve_master(listen.clone(), state.clone());
         }
@@ -121,6 +125,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         &Command::Rebuild { objects, nodes, rounds } => {
             rebuild::run(rebuild::Task::new(objects, nodes, rounds, arguments.smoke))?
         }
+        Command::Tls => tls::run(&effort)?,
         Command::ServeForBench { .. }
         | Command::Failover { .. }
         | Command::StateMasterForBench { .. }

@@ -7,9 +7,10 @@ use crate::cores::Placement;
 use crate::neighbours;
 use crate::render;
 use anyhow::{Context, Result, ensure};
-use mooncrate::{Address, CatalogConfig, MasterOptions, NodeOptions, run_both};
+use mooncrate::{Address, CatalogConfig, MasterOptions, NodeOptions, Security, run_both};
 use mooncrate_mem::clock::boottime;
 use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -101,14 +102,20 @@ pub(crate) fn until_the_end(ready: &str) -> Result<()> {
 }
 
 /// A peer with a master and a node, as `mooncrate serve` runs them.
-pub(crate) fn serve_cluster(bytes: u64) -> Result<()> {
+pub(crate) fn serve_cluster(bytes: u64, security: Option<&Path>, tls: bool) -> Result<()> {
+    let read = || match security {
+        Some(folder) => crate::tls::read_credentials(folder, tls).security(),
+        None => Ok(Security::default()),
+    };
     let folder = tempfile::tempdir()?;
     let anywhere = Address::Tcp("127.0.0.1:0".into());
-    let master = MasterOptions { listen: anywhere.clone(), ..MasterOptions::default() };
+    let master =
+        MasterOptions { listen: anywhere.clone(), security: read()?, ..MasterOptions::default() };
     let node = NodeOptions {
         listen: Some(anywhere),
         unix: Some(folder.path().join("node.sock")),
         segment_bytes: bytes,
+        security: read()?,
         ..NodeOptions::default()
     };
     let running = run_both(master, node)?;

@@ -130,3 +130,15 @@ fn floors_and_copies_stand_alone() {
     let tables = bench("copy");
     assert_eq!(rows(&tables, "copy").len(), 2 * 2);
 }
+
+#[test]
+fn tls_shows_both_calls_in_every_cluster() {
+    let tables = bench("tls");
+    let rows = rows(&tables, "tls");
+    // Two sizes, put and get, three clusters; and the grant alone.
+    assert_eq!(rows.len(), 2 * 2 * 3 + 1);
+    for row in &rows[..12] {
+        check_series(&row["subject"]);
+    }
+    assert!(rows[12]["check_ns"].as_f64().unwrap() > 0.0);
+}

@@ -10,16 +10,18 @@
 //!   oracle ─── was that answer legal? Per key, online, without storing any value
 //!   audit ──── is every byte free, used or quarantined, and none of them twice?
 //!   model ──── a store so small that it is surely right, and one that is surely wrong
+//!   certs ──── certificates that are good, expired, or signed by somebody else
 //! ```
 //!
 //! A get must return the complete bytes of one finished put of its key, or a miss. Values may
 //! vanish, so no search over possible orders is needed: each answer is judged when it arrives.
 //!
-//! Deliberately absent: clocks, randomness, I/O other than a `Write` handed in, unsafe code, and
+//! Deliberately absent: clocks, randomness (keys of certificates aside), I/O other than a `Write` handed in, unsafe code, and
 //! every crate of ours but `core`. Shipped crates use this one only in their tests.
 #![forbid(unsafe_code)]
 
 pub mod audit;
+pub mod certs;
 pub mod history;
 pub mod model;
 pub mod oracle;

@@ -8,7 +8,7 @@ use mooncrate_wire::{Kind, Request};
 /// A line in the audit log. `who` is a name for people (a peer's, an address); `what` a verb with its
 /// object, in plain words and without keys.
 pub fn line(who: &str, what: &str) {
-    tracing::info!(target: "audit", who, what, "admin");
+    tracing::info!(target: "audit", who, what, "audit");
 }
 
 /// What an admin asks for over a control link.
@@ -24,6 +24,7 @@ pub(crate) fn admin(peer: &Peer, request: &Request<'_>) {
         Request::PutStart(put) => format!("start {} puts", put.items.len()),
         other => Kind::name(other.kind()).to_owned(),
     };
-    let who = format!("{} of tenant {} (connection {})", peer.name, peer.tenant, peer.connection);
+    let Peer { name, tenant, connection, .. } = peer;
+    let who = format!("admin {name:?}, tenant {tenant}, connection {connection}");
     line(&who, &what);
 }

@@ -66,8 +66,8 @@ impl Error {
     /// Whether the cluster was reached and did not let us in: its words name the way out.
     pub const fn is_denied(&self) -> bool {
         match self {
-            Self::Client(mooncrate_client::Error::Master(error)) => error.is_denied(),
-            Self::Node(mooncrate_node::NodeError::Call(error)) => error.is_denied(),
+            Self::Client(mooncrate_client::Error::Master(error))
+            | Self::Node(mooncrate_node::NodeError::Call(error)) => error.is_denied(),
             _ => false,
         }
     }

@@ -124,7 +124,7 @@ impl Spec {
             Kind::AddressOrAuto => address(text).map(drop),
             Kind::Endpoints if text == OFF => Ok(()),
             Kind::Endpoints => endpoints(text).map(drop),
-            Kind::Listener if text == OFF => Ok(()),
+            Kind::Listener | Kind::Tenant | Kind::Users if text == OFF => Ok(()),
             Kind::Listener => address(text).and_then(|address| match address {
                 Address::Tcp(_) => Ok(()),
                 Address::Unix(_) => Err(format!("`{text}` is no host:port; `off` is possible too")),
@@ -140,7 +140,6 @@ impl Spec {
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),
             Kind::Placement => text.parse::<PlacementKind>().map(drop).map_err(|e| e.to_string()),
-            Kind::Tenant | Kind::Users if text == OFF => Ok(()),
             Kind::Tenant => tenant(text).map(drop),
             Kind::Users => users(text).map(drop),
             Kind::Filter => match text.parse::<tracing_subscriber::filter::Targets>() {

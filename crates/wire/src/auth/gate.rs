@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Connections of one tenant at one server; more are refused.
 const TENANT_CONNECTIONS_MAX: usize = 1024;
 
+/// Connections by tenant.
+type Census = Arc<Mutex<BTreeMap<TenantId, usize>>>;
+
 /// What a caller shows. The default shows nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
@@ -27,7 +30,7 @@ pub struct Gate {
     secret: Option<Arc<ClusterSecret>>,
     tls: Option<TlsServer>,
     grants: Option<GrantKey>,
-    census: Arc<Mutex<BTreeMap<TenantId, usize>>>,
+    census: Census,
     tenant_connections_max: usize,
 }
 
@@ -105,7 +108,7 @@ impl Gate {
 /// A connection that counts.
 #[derive(Debug)]
 #[must_use = "dropping it gives the place away"]
-pub struct Seat(Option<(Arc<Mutex<BTreeMap<TenantId, usize>>>, TenantId)>);
+pub struct Seat(Option<(Census, TenantId)>);
 
 impl Drop for Seat {
     fn drop(&mut self) {

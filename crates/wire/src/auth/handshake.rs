@@ -39,14 +39,14 @@ impl Gate {
         if !self.is_guarded() {
             return Ok(Meeting::Known(Credential { role: hello.role, tenant: TenantId::DEFAULT }));
         }
-        let named = names.iter().find(|name| name.role == hello.role).or(names.first());
-        if let Some(named) = named {
-            if named.tenant != TenantId::DEFAULT && self.secret().is_none() {
+        let shown = names.iter().find(|name| name.role == hello.role).or(names.first());
+        if let Some(shown) = shown {
+            if shown.tenant != TenantId::DEFAULT && self.secret().is_none() {
                 let words = "the certificate names a tenant, and this cluster has no token to keep \
                              tenants apart; start its servers with --token-file";
                 return Err(Refusal::new(RefusalCode::Denied, words));
             }
-            return Ok(Meeting::Known(*named));
+            return Ok(Meeting::Known(*shown));
         }
         if self.secret().is_none() {
             let words = "the certificate names no role; issue one with a DNS name like \

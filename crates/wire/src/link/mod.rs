@@ -18,7 +18,7 @@ mod session;
 use crate::address::Address;
 use crate::auth::{Access, Credential, Gate, Meeting, Seat};
 use crate::clock::{boottime, budget_ms};
-use crate::error::{CallError, DecodeError, Refusal, RefusalCode};
+use crate::error::{CallError, DecodeError, FrameError, Refusal, RefusalCode};
 use crate::frame::{Frame, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
@@ -137,7 +137,17 @@ impl Link {
 
     /// One frame of the server's half; a refusal is an error.
     fn read_greeting(&mut self, deadline: Deadline) -> Result<(Kind, Vec<u8>), CallError> {
-        let frame = self.read_frame(deadline, "the reply to hello")?;
+        let frame =
+            self.read_frame(deadline, "the reply to hello").map_err(|error| match error {
+                // The start of an alert, which is what TLS answers to plain bytes.
+                CallError::Protocol(DecodeError::Frame(FrameError::Magic {
+                    found: [21, 3, ..],
+                })) => {
+                    let words = "it speaks TLS here; give its CA with --tls-ca".to_owned();
+                    CallError::Tls { peer: self.channel.peer().to_owned(), words }
+                }
+                other => other,
+            })?;
         let (kind, body) = (frame.header.kind(), self.inbox.bytes(frame.body));
         if kind == Kind::Refuse {
             return Err(crate::codec::decode::<Refusal>(body)?.into());

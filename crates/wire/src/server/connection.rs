@@ -425,7 +425,13 @@ where
         if self.outbox.is_empty() {
             return Ok(());
         }
-        let written = timeout(self.config.write_time, self.stream.write_all(&self.outbox)).await;
+        let (stream, outbox) = (&mut self.stream, &self.outbox);
+        let written = timeout(self.config.write_time, async {
+            stream.write_all(outbox).await?;
+            // TLS may still hold the end of it.
+            stream.flush().await
+        })
+        .await;
         written.map_err(|_| End::TooSlow)??;
         self.outbox.clear();
         if self.outbox.capacity() > 4 * OUTBOX_BYTES {

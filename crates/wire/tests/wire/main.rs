@@ -6,5 +6,6 @@ mod data_link;
 mod messages;
 mod mutated;
 mod samples;
+mod security;
 mod server;
 mod toy;

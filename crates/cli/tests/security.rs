@@ -1,0 +1,127 @@
+//! The binary as an operator meets it: tokens, certificates, and what it says to those without.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
+
+#[expect(dead_code, reason = "each test binary uses a part of it")]
+mod support;
+
+use mooncrate_check::certs::{Authority, Issued};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use support::{Answer, Server, answer, ask, finish, mooncrate};
+
+const ANY: &str = "127.0.0.1:0";
+
+fn keep(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn run(folder: &Path, args: &[&str]) -> Answer {
+    answer(&finish(mooncrate(folder).args(args), b""))
+}
+
+fn new_token(folder: &Path, name: &str) -> String {
+    keep(folder, name, &run(folder, &["token", "new"]).good())
+}
+
+fn derive(folder: &Path, secret: &str, role: &str, tenant: &str) -> String {
+    let args = ["token", "derive", "--role", role, "--tenant", tenant, "--token-file", secret];
+    keep(folder, &format!("{role}{tenant}.token"), &run(folder, &args).good())
+}
+
+#[track_caller]
+fn refused(answer: &Answer, code: i32, says: &[&str]) {
+    assert_eq!(answer.code, Some(code), "{answer:?}");
+    for part in says {
+        assert!(answer.err.contains(part), "{part}: {}", answer.err);
+    }
+}
+
+#[test]
+fn security_tokens_from_the_command_line_to_a_value_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let secret = new_token(folder, "cluster.token");
+    // Open to other machines, because it is guarded.
+    let args = ["serve", "--master", "0.0.0.0:0", "--admin", ANY, "--data", ANY];
+    let server = Server::start(folder, &[&args[..], &["--token-file", &secret]].concat());
+    let master = server.address("master").replace("0.0.0.0", "127.0.0.1");
+    let client = derive(folder, &secret, "client", "acme");
+    let put = ["put", "k", "--value", "v", "--token-file", &client];
+    ask(folder, &master, &put, b"").good();
+    let got = ask(folder, &master, &["get", "k", "--token-file", &client], b"");
+    assert_eq!(got.good(), "v");
+
+    refused(&ask(folder, &master, &["get", "k"], b""), 1, &["--token-file"]);
+    let foreign = new_token(folder, "foreign.token");
+    let wrong = ["get", "k", "--token-file", &foreign];
+    refused(&ask(folder, &master, &wrong, b""), 1, &["not of this cluster", "token derive"]);
+    let node = ["node", "--data", ANY, "--node-name", "x", "--token-file", &client];
+    refused(&ask(folder, &master, &node, b""), 2, &["token new", "derived token"]);
+    std::fs::set_permissions(&client, PermissionsExt::from_mode(0o644)).unwrap();
+    let open = ["get", "k", "--token-file", &client];
+    refused(&ask(folder, &master, &open, b""), 2, &["chmod 600"]);
+}
+
+#[test]
+fn security_what_an_admin_changes_is_in_the_audit_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let secret = new_token(folder, "cluster.token");
+    let args = ["serve", "--master", ANY, "--admin", ANY, "--data", ANY, "--token-file", &secret];
+    let server = Server::start(folder, &args);
+    let admin = derive(folder, &secret, "admin", "");
+    let master = server.address("master");
+    let name = "a-very-private-key";
+    ask(folder, master, &["put", name, "--value", "v", "--token-file", &admin], b"").good();
+    ask(folder, master, &["rm", name, "--token-file", &admin], b"").good();
+    let log = std::fs::read_to_string(folder.join("serve.log")).unwrap();
+    assert!(log.contains("audit") && log.contains("remove 1 keys"), "{log}");
+    assert!(!log.contains(name), "keys stay out of logs: {log}");
+}
+
+#[test]
+fn security_certificates_from_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (ca, other) = (Authority::default(), Authority::default());
+    let ca_file = keep(folder, "ca.pem", &ca.cert());
+    let pair = |name: &str, issued: &Issued| {
+        let cert = keep(folder, &format!("{name}.pem"), &issued.cert);
+        (cert, keep(folder, &format!("{name}.key"), &issued.key))
+    };
+    let servers = pair("server", &ca.issue(&["master.mooncrate", "node.mooncrate"]));
+    let args = ["serve", "--master", ANY, "--admin", ANY, "--data", ANY, "--unix", "off"];
+    let tls = ["--tls-cert", &servers.0, "--tls-key", &servers.1, "--tls-ca", &ca_file];
+    let server = Server::start(folder, &[&args[..], &tls].concat());
+    let master = server.address("master");
+    let with = |pair: &(String, String), more: &[&str]| {
+        let tls = ["--tls-cert", &pair.0, "--tls-key", &pair.1, "--tls-ca", &ca_file];
+        ask(folder, master, &[more, &tls].concat(), b"")
+    };
+    let client = pair("client", &ca.issue(&["client.mooncrate"]));
+    with(&client, &["put", "k", "--value", "over TLS"]).good();
+    assert_eq!(with(&client, &["get", "k"]).good(), "over TLS");
+    let old = pair("old", &ca.issue_expired(&["client.mooncrate"]));
+    refused(&with(&old, &["get", "k"]), 1, &["expired"]);
+    let foreign = pair("foreign", &other.issue(&["client.mooncrate"]));
+    refused(&with(&foreign, &["get", "k"]), 1, &["same CA"]);
+    let half = ["get", "k", "--tls-cert", &client.0, "--tls-ca", &ca_file];
+    refused(&ask(folder, master, &half, b""), 2, &["--tls-key"]);
+}
+
+#[test]
+fn security_an_open_bind_is_refused_with_every_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    for door in ["--master", "--data"] {
+        let tried = run(folder.path(), &["serve", door, "0.0.0.0:0"]);
+        let ways = ["--token-file", "--tls-cert", "--tls-ca", "--insecure-listen", door];
+        refused(&tried, 2, &ways);
+    }
+    // The admin HTTP has no way out, not even with a token.
+    let secret = new_token(folder.path(), "cluster.token");
+    let admin = ["serve", "--admin", "0.0.0.0:0", "--token-file", &secret, "--insecure-listen"];
+    refused(&run(folder.path(), &admin), 2, &["loopback only"]);
+}

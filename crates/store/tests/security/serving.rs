@@ -1,0 +1,66 @@
+//! Starting a server that would be open, and entering one with the wrong key.
+
+use crate::cluster::{Guarded, any_port, secret, security};
+use mooncrate::{
+    Address, ConnectOptions, Credentials, Error, MasterOptions, NodeOptions, Security, Store,
+    run_master, run_node,
+};
+use mooncrate_wire::message::Role;
+use std::os::unix::fs::PermissionsExt;
+
+#[test]
+fn security_an_open_bind_needs_credentials_or_the_operators_word() {
+    let open = || Address::Tcp("0.0.0.0:0".into());
+    let error = run_master(MasterOptions { listen: open(), ..MasterOptions::default() });
+    let error = error.unwrap_err();
+    assert!(matches!(error, Error::OpenBind { .. }), "{error}");
+    for way in ["--token-file", "--tls-ca", "--insecure-listen", "0.0.0.0:0"] {
+        assert!(error.to_string().contains(way), "{error}");
+    }
+    let cluster = Guarded::start(None);
+    let node = NodeOptions {
+        name: "open".into(),
+        master: cluster.master(),
+        listen: Some(open()),
+        segment_bytes: 1 << 20,
+        ..NodeOptions::default()
+    };
+    assert!(matches!(run_node(node.clone()), Err(Error::OpenBind { .. })));
+    run_node(NodeOptions { security: security(), ..node }).unwrap().stop();
+    let insisted = Security { insecure_listen: true, ..Security::default() };
+    for security in [security(), insisted] {
+        run_master(MasterOptions { listen: open(), security, ..MasterOptions::default() })
+            .unwrap()
+            .stop();
+    }
+}
+
+#[test]
+fn security_a_server_needs_the_secret_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t");
+    let token = secret().derive(Role::Node, "").unwrap();
+    std::fs::write(&path, token.to_text()).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+    let credentials = Credentials { token_file: Some(path), ..Credentials::default() };
+    assert!(matches!(credentials.security(), Err(Error::DerivedToken)));
+    assert!(credentials.access().is_ok());
+}
+
+#[test]
+fn security_strangers_and_open_clusters_are_told_apart() {
+    let cluster = Guarded::start(None);
+    let stranger = ConnectOptions { master: cluster.master(), ..ConnectOptions::default() };
+    let error = Store::connect(stranger).unwrap_err();
+    assert!(error.is_denied() && error.to_string().contains("--token-file"), "{error}");
+    // A node that does not know the secret does not join.
+    let node = NodeOptions {
+        name: "stranger".into(),
+        master: cluster.master(),
+        listen: Some(any_port()),
+        segment_bytes: 1 << 20,
+        ..NodeOptions::default()
+    };
+    let error = run_node(node).unwrap_err();
+    assert!(error.is_denied(), "{error}");
+}
