@@ -13,11 +13,11 @@ use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Order, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{LeaderEpoch, NodeId, Now, ObjectId};
-use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     ClusterStat, Listed, Listing, PutEndItem, PutItem, PutRevokeItem, SegmentRow,
 };
+use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;

@@ -33,7 +33,7 @@ pub use mooncrate_core::error::Advice;
 pub use mooncrate_core::plan::PutConfig;
 pub use mooncrate_master::{ElectionConfig, Master, Seat};
 pub use mooncrate_transfer::Path;
-pub use mooncrate_wire::{Address, Masters};
 pub use mooncrate_wire::message::{ClusterStat, Listed, Listing, SegmentRow};
+pub use mooncrate_wire::{Address, Masters};
 pub use server::{MasterOptions, NodeOptions, Running, run_both, run_master, run_node};
 pub use store::{ConnectOptions, EmbeddedOptions, Store};

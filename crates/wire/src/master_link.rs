@@ -5,12 +5,12 @@
 use crate::api::{Batch, MasterApi};
 use crate::error::{CallError, DecodeError};
 use crate::frame::BODY_BYTES_MAX;
+use crate::masters::MasterPools;
 use crate::message::{
     Announce, ClusterStat, Exist, Heartbeat, List, Listing, Locate, Mount, Mounted, NodeEntry,
     Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd, PutEndItem, PutItem, PutRevoke, PutRevokeItem,
     PutStart, Remove, Reply, Request, Stat, Unmount,
 };
-use crate::masters::MasterPools;
 use crate::pool::LinkPool;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;

@@ -123,7 +123,8 @@ impl MasterPools {
             // A master that is gone is not waited for: another one leads, or will.
             config.reconnect_time = Duration::ZERO;
         }
-        let pool = |address: &Address| LinkPool::new(address.clone(), hello.clone(), config.clone());
+        let pool =
+            |address: &Address| LinkPool::new(address.clone(), hello.clone(), config.clone());
         let member = |address| Member { pool: pool(address), failed: AtomicU64::new(0) };
         let members = masters.all().iter().map(member).collect();
         Self { members, current: AtomicUsize::new(0) }

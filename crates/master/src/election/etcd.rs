@@ -174,10 +174,8 @@ impl Etcd {
         let put = || TxnOp::put(&*self.masters, &*value, bound(lease));
         let free = Compare::version(&*self.masters, CompareOp::Equal, 0);
         let ours = Compare::value(&*self.masters, CompareOp::Equal, &*value);
-        let again = Txn::new()
-            .when([ours])
-            .and_then([put()])
-            .or_else([TxnOp::get(&*self.masters, None)]);
+        let again =
+            Txn::new().when([ours]).and_then([put()]).or_else([TxnOp::get(&*self.masters, None)]);
         let claim = Txn::new().when([free]).and_then([put()]).or_else([TxnOp::txn(again)]);
         let answer = self.ask("claiming its name", async |c| c.txn(claim).await).await?;
         if answer.succeeded() {
