@@ -152,6 +152,10 @@ impl MasterPools {
                     self.go_on(at, Some(leader.as_ref()));
                     CallError::NotLeader { message, leader }
                 }
+                // It is alive and slow: it leads, or it would have said so.
+                Err(Missed::Unknown(error)) if is_slow(&error) && request.kind().repeatable() => {
+                    error
+                }
                 Err(Missed::Unknown(error)) if may_move(&error) => {
                     self.go_on(at, None);
                     let refused = matches!(error, CallError::Refused { .. });
@@ -254,6 +258,11 @@ fn may_move(error: &CallError) -> bool {
         CallError::Refused { code, .. } => *code == RefusalCode::ShuttingDown,
         CallError::NotLeader { .. } | CallError::Protocol(_) | CallError::Busy { .. } => false,
     }
+}
+
+/// Whether the master answered that its time was over.
+fn is_slow(error: &CallError) -> bool {
+    matches!(error, CallError::Refused { code: RefusalCode::Deadline, .. })
 }
 
 /// How long one master may take.

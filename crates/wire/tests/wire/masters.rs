@@ -24,7 +24,10 @@ use tokio::sync::watch;
 enum Mood {
     Leads,
     Follows(Option<String>),
-    Silent,
+    /// Alive, and never done before the caller's deadline.
+    Slow,
+    /// Like a stopped process: it accepts connections, and nothing comes back.
+    Stopped,
 }
 
 struct Mute {
@@ -43,9 +46,16 @@ impl Handler for Mute {
             (Mood::Follows(leader), _) => {
                 Answer::Now(Reply::Refuse(Refusal::not_leader(leader.as_deref())))
             }
-            (Mood::Silent, request) => {
+            (Mood::Slow, request) => {
                 self.count(&request);
                 Answer::Later(Box::pin(std::future::pending()))
+            }
+            (Mood::Stopped, request) => {
+                self.count(&request);
+                while matches!(*self.mood.lock().unwrap(), Mood::Stopped) {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Answer::Now(Reply::Refuse(Refusal::not_leader(None)))
             }
             (Mood::Leads, Request::Ping(_)) => {
                 Answer::Now(Reply::Ping(Pong { epoch: LeaderEpoch(1) }))
@@ -101,6 +111,7 @@ impl Master {
 
 impl Drop for Master {
     fn drop(&mut self) {
+        self.becomes(Mood::Leads);
         self.stop.send_replace(true);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
@@ -152,24 +163,46 @@ fn a_dead_master_is_passed_over_and_a_foreign_hint_is_not_followed() {
 /// only because another master leads by now.
 #[test]
 fn a_silent_leader_is_left_once_another_one_leads() {
-    let old = Master::start(Mood::Silent);
+    let old = Master::start(Mood::Stopped);
     let next = Master::start(Mood::Leads);
     let two = link(&[&old.at, &next.at]);
     two.ping(within(10)).unwrap();
     assert_eq!(two.pool().address().to_string(), next.at);
+    // The other kind of request, over a link that was at rest when the leader was stopped.
+    old.becomes(Mood::Leads);
     let again = link(&[&old.at, &next.at]);
+    again.ping(within(10)).unwrap();
+    old.becomes(Mood::Stopped);
     put(&again, within(20)).unwrap();
     assert_eq!((old.puts(), next.puts()), (1, 1));
 }
 
 #[test]
 fn a_put_that_may_have_been_handled_is_not_repeated_while_nobody_else_leads() {
-    let old = Master::start(Mood::Silent);
+    let old = Master::start(Mood::Stopped);
     let standby = Master::start(Mood::Follows(Some(old.at.clone())));
     let link = link(&[&old.at, &standby.at]);
     let error = put(&link, within(4)).unwrap_err();
     assert!(matches!(error, CallError::Deadline { .. }), "{error}");
     assert_eq!((old.puts(), standby.puts()), (1, 0));
+}
+
+/// A leader that is alive and busy is asked again, not left: nobody else leads.
+#[test]
+fn a_slow_leader_is_asked_again() {
+    let leader = Master::start(Mood::Slow);
+    let standby = Master::start(Mood::Follows(Some(leader.at.clone())));
+    let link = link(&[&leader.at, &standby.at]);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| link.ping(within(20)));
+        std::thread::sleep(Duration::from_millis(500));
+        leader.becomes(Mood::Leads);
+        assert_eq!(asked.join().unwrap().unwrap(), LeaderEpoch(1));
+    });
+    leader.becomes(Mood::Slow);
+    let error = put(&link, within(20)).unwrap_err();
+    assert!(matches!(error, CallError::Refused { .. }), "{error}");
+    assert_eq!(leader.puts(), 1, "not repeated");
 }
 
 #[test]
