@@ -12,6 +12,7 @@
 
 mod cluster;
 
+use crate::machine::Machine;
 use crate::render;
 use anyhow::{Context, Result, bail};
 use cluster::{Cluster, KEYS, key, value};
@@ -31,8 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Longest wait for a new leader; beyond, the round has failed.
-const ROUND_MAX: Duration = Duration::from_secs(60);
-/// Deadline of each put_start, as a client has it.
+const ROUND_MAX: Duration = Duration::from_mins(1);
+/// Deadline of each `put_start`, as a client has it.
 const CALL: Duration = Duration::from_secs(5);
 /// How long a woken leader is asked, and how often.
 const ASKS: u32 = 50;
@@ -76,7 +77,7 @@ pub(crate) fn run(rounds: u32) -> Result<()> {
         }
         tallies.push(tally);
     }
-    render::note("");
+    render::say(&Machine::read().line())?;
     for tally in &tallies {
         render::say(&tally.line())?;
     }
@@ -255,7 +256,7 @@ impl Tally {
         let total = good + failed + wrong;
         format!(
             "{}: {} rounds; first accepted put p50 {} ms, p99 {} ms, max {} ms; old leader accepted \
-             {} of {} requests; reads meanwhile {good} of {total} good ({:.3} %), {wrong} wrong; \
+             {} of {} requests; reads meanwhile {good} of {total} good ({} %), {wrong} wrong; \
              keys readable afterwards {} of {}",
             self.kind,
             self.times.len(),
@@ -264,11 +265,17 @@ impl Tally {
             self.times.max() / 1000,
             self.accepted,
             self.asked,
-            100.0 * good as f64 / total.max(1) as f64,
+            percent(good, total),
             self.readable,
             self.keys,
         )
     }
+}
+
+/// Rounded down, so that one failure in a million is not called 100 %.
+fn percent(part: u64, whole: u64) -> String {
+    let thousandths = part * 100_000 / whole.max(1);
+    format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
 }
 
 impl Reads {

@@ -213,8 +213,12 @@ pub(crate) struct MasterFlags {
 /// How a master stands for election among several.
 #[derive(Debug, Args)]
 pub(crate) struct ElectionFlags {
-    /// Elect a leader among several masters through etcd, as in http://127.0.0.1:2379 [default: off]
-    #[arg(long, value_name = "URL,…")]
+    #[arg(
+        long,
+        value_name = "URL,…",
+        help = "Elect a leader among several masters through etcd, as in http://127.0.0.1:2379 \
+                [default: off]"
+    )]
     pub(crate) etcd: Option<String>,
     /// What the names of the keys in etcd begin with: the cluster [default: mooncrate]
     #[arg(long, value_name = "NAME")]

@@ -4,10 +4,10 @@
 //! No time decides here: every wait is generous, and what is judged is who may do what.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
 
-#[expect(dead_code, reason = "shared with tests that need other parts of it")]
-mod support;
 #[path = "support/etcd.rs"]
 mod etcd;
+#[expect(dead_code, reason = "shared with tests that need other parts of it")]
+mod support;
 
 use etcd::{Etcd, free_port, installed, url};
 use mooncrate::{ClientConfig, ConnectOptions, Masters, Store, Stored};
@@ -218,7 +218,11 @@ fn names_are_unique(cluster: &Cluster, store: &Store) {
     second.args(["--etcd", &url(cluster.etcd_port)]);
     let said = support::answer(&finish(&mut second, b""));
     assert_eq!(said.code, Some(1), "{}", said.err);
-    assert!(said.err.contains(&format!("a master named {taken} is running already")), "{}", said.err);
+    assert!(
+        said.err.contains(&format!("a master named {taken} is running already")),
+        "{}",
+        said.err
+    );
 }
 
 fn kill_the_leader(cluster: &mut Cluster, store: &Store) {

@@ -22,11 +22,7 @@ pub fn router(
     })
 }
 
-async fn answer(
-    seat: &Seat,
-    window: impl Fn(Arc<Master>) -> Router,
-    request: Request,
-) -> Response {
+async fn answer(seat: &Seat, window: impl Fn(Arc<Master>) -> Router, request: Request) -> Response {
     let Some(master) = seat.master() else {
         let (error, leader) = (seat.refusal().message, seat.leader());
         let body = Json(json!({ "status": "standby", "error": error, "leader": leader }));

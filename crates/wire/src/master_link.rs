@@ -6,13 +6,13 @@ use crate::api::{Batch, MasterApi};
 use crate::clock::boottime;
 use crate::error::{CallError, DecodeError};
 use crate::frame::BODY_BYTES_MAX;
+use crate::masters::MasterPools;
 use crate::message::{
     Announce, ClusterStat, Exist, Heartbeat, List, Listing, Locate, Mount, Mounted, NodeEntry,
     Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke,
     PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, Reply, Request, SetQuota, Stat,
     Unmount,
 };
-use crate::masters::MasterPools;
 use crate::pool::LinkPool;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;

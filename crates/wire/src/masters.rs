@@ -108,6 +108,14 @@ enum Missed {
     Unknown(CallError),
 }
 
+/// Why a master is left for the next one.
+enum Left<'a> {
+    /// It did not answer.
+    Failed,
+    /// It does not lead; who does, as far as it knows.
+    NotLeader(Option<&'a Address>),
+}
+
 impl From<LinkPool> for MasterPools {
     fn from(pool: LinkPool) -> Self {
         let member = Member { pool, failed: AtomicU64::new(0) };
@@ -123,7 +131,8 @@ impl MasterPools {
             // A master that is gone is not waited for: another one leads, or will.
             config.reconnect_time = Duration::ZERO;
         }
-        let pool = |address: &Address| LinkPool::new(address.clone(), hello.clone(), config.clone());
+        let pool =
+            |address: &Address| LinkPool::new(address.clone(), hello.clone(), config.clone());
         let member = |address| Member { pool: pool(address), failed: AtomicU64::new(0) };
         let members = masters.all().iter().map(member).collect();
         Self { members, current: AtomicUsize::new(0) }
@@ -144,15 +153,19 @@ impl MasterPools {
             let error = match self.attempt(at, request, deadline) {
                 Ok(reply) => return Ok(reply),
                 Err(Missed::Unsent(error)) if may_move(&error) => {
-                    self.go_on(at, None);
+                    self.go_on(at, &Left::Failed);
                     error
                 }
                 Err(Missed::Unknown(CallError::NotLeader { message, leader })) => {
-                    self.go_on(at, Some(leader.as_ref()));
+                    self.go_on(at, &Left::NotLeader(leader.as_ref()));
                     CallError::NotLeader { message, leader }
                 }
+                // It is alive and slow: it leads, or it would have said so.
+                Err(Missed::Unknown(error)) if is_slow(&error) && request.kind().repeatable() => {
+                    error
+                }
                 Err(Missed::Unknown(error)) if may_move(&error) => {
-                    self.go_on(at, None);
+                    self.go_on(at, &Left::Failed);
                     let refused = matches!(error, CallError::Refused { .. });
                     if !refused && !request.kind().repeatable() && !self.another_leads(at, deadline)
                     {
@@ -199,15 +212,18 @@ impl MasterPools {
         }
     }
 
-    /// Chooses whom to ask after `at`, and pauses where haste would help nobody. `hint`: `at` answered
-    /// that it does not lead, and who does, as far as it knows.
-    fn go_on(&self, at: usize, hint: Option<Option<&Address>>) {
+    /// Chooses whom to ask after `at`, and pauses where haste would help nobody.
+    fn go_on(&self, at: usize, why: &Left<'_>) {
         let now = boottime();
-        if hint.is_none() {
-            // Relaxed: see `at`.
-            self.members[at].failed.store(now.0, Ordering::Relaxed);
-        }
-        let hinted = hint.flatten().and_then(|leader| {
+        let hint = match why {
+            Left::Failed => {
+                // Relaxed: see `at`.
+                self.members[at].failed.store(now.0, Ordering::Relaxed);
+                None
+            }
+            Left::NotLeader(leader) => *leader,
+        };
+        let hinted = hint.and_then(|leader| {
             self.members.iter().position(|member| member.pool.address() == leader)
         });
         if let Some(leader) = hinted.filter(|to| *to != at && !self.is_suspect(*to, now)) {
@@ -216,7 +232,7 @@ impl MasterPools {
         let count = self.members.len();
         let next = (1..count).map(|step| (at + step) % count);
         let sound = next.clone().find(|to| !self.is_suspect(*to, now));
-        if hint.is_some() || sound.is_none() {
+        if matches!(why, Left::NotLeader(_)) || sound.is_none() {
             std::thread::sleep(PAUSE);
         }
         let to = sound.unwrap_or((at + 1) % count);
@@ -253,6 +269,11 @@ fn may_move(error: &CallError) -> bool {
         CallError::Refused { code, .. } => *code == RefusalCode::ShuttingDown,
         CallError::NotLeader { .. } | CallError::Protocol(_) | CallError::Busy { .. } => false,
     }
+}
+
+/// Whether the master answered that its time was over.
+fn is_slow(error: &CallError) -> bool {
+    matches!(error, CallError::Refused { code: RefusalCode::Deadline, .. })
 }
 
 /// How long one master may take.

@@ -14,8 +14,11 @@ use std::time::Duration;
 /// Values in the cluster.
 pub(crate) const KEYS: u32 = 200;
 const NODES: [&str; 3] = ["a", "b", "c"];
+/// After this long a node is no longer young: an earlier mount of its name could be readable till then,
+/// and a new leader would wait for that to end. The registration time, and a little more.
+const GROWN_UP: Duration = Duration::from_secs(21);
 /// Longest wait for a part to start or to settle.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A process; killed when dropped.
 struct Process(Child);
@@ -31,7 +34,7 @@ impl Drop for Process {
 pub(crate) struct Cluster {
     program: PathBuf,
     masters: Vec<Process>,
-    _nodes: Vec<Process>,
+    nodes: Vec<Process>,
     _etcd: Process,
     etcd: String,
     pub(crate) addresses: Masters,
@@ -53,7 +56,7 @@ impl Cluster {
         let mut cluster = Self {
             program,
             masters: Vec::new(),
-            _nodes: Vec::new(),
+            nodes: Vec::new(),
             _etcd: etcd_process,
             etcd,
             addresses,
@@ -71,9 +74,10 @@ impl Cluster {
             let args = ["node", "--master", &all, "--data", "127.0.0.1:0", "--unix", &socket];
             let own = ["--node-name", name, "--segment-size", "32MiB"];
             let node = cluster.launch(name, &[&args[..], &own].concat())?;
-            cluster._nodes.push(node);
+            cluster.nodes.push(node);
         }
         cluster.asks = Some(cluster.connect(true)?);
+        std::thread::sleep(GROWN_UP);
         Ok(cluster)
     }
 

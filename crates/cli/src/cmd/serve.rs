@@ -252,7 +252,7 @@ fn election(settings: &Settings, listen: &Address) -> ElectionConfig {
     ElectionConfig {
         endpoints: settings.etcd.clone(),
         prefix: settings.etcd_prefix.clone(),
-        name: settings.name.clone().unwrap_or_else(|| settings.usual_name(listen)),
+        name: settings.name.clone().unwrap_or_else(|| Settings::usual_name(listen)),
         advertise,
         ttl: settings.election_ttl,
     }

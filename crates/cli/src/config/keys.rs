@@ -120,11 +120,10 @@ impl Spec {
     pub(crate) fn check(&self, text: &str) -> Result<(), String> {
         match self.kind {
             Kind::Masters => masters(text).map(drop),
-            Kind::AddressOrAuto if text == AUTO => Ok(()),
+            Kind::AddressOrAuto | Kind::CountOrAuto | Kind::Filter if text == AUTO => Ok(()),
             Kind::AddressOrAuto => address(text).map(drop),
-            Kind::Endpoints if text == OFF => Ok(()),
+            Kind::Endpoints | Kind::Listener | Kind::Tenant | Kind::Users if text == OFF => Ok(()),
             Kind::Endpoints => endpoints(text).map(drop),
-            Kind::Listener | Kind::Tenant | Kind::Users if text == OFF => Ok(()),
             Kind::Listener => address(text).and_then(|address| match address {
                 Address::Tcp(_) => Ok(()),
                 Address::Unix(_) => Err(format!("`{text}` is no host:port; `off` is possible too")),
@@ -135,7 +134,6 @@ impl Spec {
             Kind::Socket | Kind::File | Kind::Name => Ok(()),
             Kind::Size => size(text).map(drop),
             Kind::Span => span(text).map(drop),
-            Kind::CountOrAuto | Kind::Filter if text == AUTO => Ok(()),
             Kind::Count | Kind::CountOrAuto => count(text).map(drop),
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),

@@ -133,7 +133,7 @@ impl Settings {
 
 impl Settings {
     /// The name of a master that listens there, when nobody gives it one.
-    pub(crate) fn usual_name(&self, listen: &Address) -> String {
+    pub(crate) fn usual_name(listen: &Address) -> String {
         format!("{}-{}", hostname(), label(Some(listen)))
     }
 }

@@ -171,20 +171,18 @@ impl Etcd {
     /// Puts this process behind its name. `who` tells it from others of the same name.
     pub(super) async fn claim(&self, lease: i64, who: &str, at: &str) -> Result<(), EtcdError> {
         let value = format!("{who} {at}");
-        let put = || TxnOp::put(&*self.masters, &*value, bound(lease));
+        let put = || TxnOp::put(&*self.masters, &*value, Some(bound(lease)));
         let free = Compare::version(&*self.masters, CompareOp::Equal, 0);
         let ours = Compare::value(&*self.masters, CompareOp::Equal, &*value);
-        let again = Txn::new()
-            .when([ours])
-            .and_then([put()])
-            .or_else([TxnOp::get(&*self.masters, None)]);
+        let again =
+            Txn::new().when([ours]).and_then([put()]).or_else([TxnOp::get(&*self.masters, None)]);
         let claim = Txn::new().when([free]).and_then([put()]).or_else([TxnOp::txn(again)]);
         let answer = self.ask("claiming its name", async |c| c.txn(claim).await).await?;
         if answer.succeeded() {
             return Ok(());
         }
         let Some(TxnOpResponse::Txn(again)) = answer.op_responses().pop() else {
-            return Err(self.damaged(&self.masters));
+            return Err(damaged(&self.masters));
         };
         if again.succeeded() {
             return Ok(());
@@ -203,7 +201,7 @@ impl Etcd {
 
     fn read_leader(&self, kv: &KeyValue) -> Result<Leader, EtcdError> {
         let value = text(kv);
-        let (name, address) = value.split_once(' ').ok_or_else(|| self.damaged(&self.leader))?;
+        let (name, address) = value.split_once(' ').ok_or_else(|| damaged(&self.leader))?;
         Ok(Leader { lease: kv.lease(), name: name.to_owned(), address: address.to_owned() })
     }
 
@@ -225,7 +223,7 @@ impl Etcd {
             .when([vacant, same])
             .and_then([
                 get(&self.nodes),
-                TxnOp::put(&*self.leader, title, bound(me.lease)),
+                TxnOp::put(&*self.leader, title, Some(bound(me.lease))),
                 TxnOp::put(&*self.epoch, next.0.to_string(), None),
             ])
             .or_else([get(&self.nodes), get(&self.leader), get(&self.epoch)]);
@@ -243,17 +241,13 @@ impl Etcd {
     }
 
     fn read_epoch(&self, kv: &KeyValue) -> Result<LeaderEpoch, EtcdError> {
-        text(kv).parse().map(LeaderEpoch).map_err(|_| self.damaged(&self.epoch))
+        text(kv).parse().map(LeaderEpoch).map_err(|_| damaged(&self.epoch))
     }
 
     fn read_nodes(&self, kv: &KeyValue) -> Result<Vec<NodeId>, EtcdError> {
         let node = |line: &str| u64::from_str_radix(line, 16).map(NodeId);
         let nodes: Result<_, _> = text(kv).lines().map(node).collect();
-        nodes.map_err(|_| self.damaged(&self.nodes))
-    }
-
-    fn damaged(&self, key: &str) -> EtcdError {
-        EtcdError::Damaged { key: key.to_owned() }
+        nodes.map_err(|_| damaged(&self.nodes))
     }
 
     /// Tells when the leader key changes.
@@ -328,8 +322,12 @@ impl EtcdKeeper {
     }
 }
 
-fn bound(lease: i64) -> Option<PutOptions> {
-    Some(PutOptions::new().with_lease(lease))
+fn damaged(key: &str) -> EtcdError {
+    EtcdError::Damaged { key: key.to_owned() }
+}
+
+fn bound(lease: i64) -> PutOptions {
+    PutOptions::new().with_lease(lease)
 }
 
 fn found(answer: Option<&TxnOpResponse>) -> Option<KeyValue> {

@@ -54,7 +54,9 @@ pub struct ElectionConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum ElectionError {
     /// Two processes under one name.
-    #[error("a master named {name} is running already, at {at}; give each master a name of its own")]
+    #[error(
+        "a master named {name} is running already, at {at}; give each master a name of its own"
+    )]
     NameTaken {
         /// The name.
         name: String,
@@ -82,7 +84,9 @@ impl ElectionConfig {
         }
         for (what, text) in [("name", &self.name), ("prefix", &self.prefix)] {
             if !plain(text) || text.contains('/') {
-                return bad(format!("the {what} `{text}` must be letters without spaces or slashes"));
+                return bad(format!(
+                    "the {what} `{text}` must be letters without spaces or slashes"
+                ));
             }
         }
         if !plain(&self.advertise) {

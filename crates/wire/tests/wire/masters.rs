@@ -1,0 +1,216 @@
+//! Several masters, of which one leads: the link finds it, and repeats nothing that it must not.
+
+use crate::toy::hello;
+use mooncrate_core::LeaderEpoch;
+use mooncrate_core::error::PutError;
+use mooncrate_core::plan::PutConfig;
+use mooncrate_core::time::Deadline;
+use mooncrate_wire::address::Bound;
+use mooncrate_wire::clock::boottime;
+use mooncrate_wire::message::{Pong, PutItem, Reply, Request};
+use mooncrate_wire::{
+    Answer, CallError, Caller, Handler, MasterApi, MasterLink, MasterPools, Masters, PoolConfig,
+    Refusal, ServerConfig, serve_control,
+};
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// What a master does with a request.
+#[derive(Clone, Debug)]
+enum Mood {
+    Leads,
+    Follows(Option<String>),
+    /// Alive, and never done before the caller's deadline.
+    Slow,
+    /// Like a stopped process: it accepts connections, and nothing comes back.
+    Stopped,
+}
+
+struct Mute {
+    mood: Mutex<Mood>,
+    puts: AtomicU64,
+}
+
+impl Handler for Mute {
+    fn epoch(&self) -> LeaderEpoch {
+        LeaderEpoch(1)
+    }
+
+    fn handle(&self, request: Request<'_>, _: Caller<'_>) -> Answer {
+        let mood = self.mood.lock().unwrap().clone();
+        match (mood, request) {
+            (Mood::Follows(leader), _) => {
+                Answer::Now(Reply::Refuse(Refusal::not_leader(leader.as_deref())))
+            }
+            (Mood::Slow, request) => {
+                self.count(&request);
+                Answer::Later(Box::pin(std::future::pending()))
+            }
+            (Mood::Stopped, request) => {
+                self.count(&request);
+                while matches!(*self.mood.lock().unwrap(), Mood::Stopped) {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Answer::Now(Reply::Refuse(Refusal::not_leader(None)))
+            }
+            (Mood::Leads, Request::Ping(_)) => {
+                Answer::Now(Reply::Ping(Pong { epoch: LeaderEpoch(1) }))
+            }
+            (Mood::Leads, request) => {
+                self.count(&request);
+                Answer::Now(Reply::PutStart(vec![Err(PutError::NoSegments)]))
+            }
+        }
+    }
+}
+
+impl Mute {
+    fn count(&self, request: &Request<'_>) {
+        if matches!(request, Request::PutStart(_)) {
+            self.puts.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+struct Master {
+    at: String,
+    mute: Arc<Mute>,
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Master {
+    fn start(mood: Mood) -> Self {
+        let bound = Bound::listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = bound.address().unwrap().to_string();
+        let mute = Arc::new(Mute { mood: Mutex::new(mood), puts: AtomicU64::new(0) });
+        let (stop, stopped) = watch::channel(false);
+        let config = ServerConfig { drain_time: Duration::ZERO, ..ServerConfig::default() };
+        let handler = Arc::clone(&mute);
+        let work = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let serve = serve_control(bound, handler, Arc::new(config), stopped);
+            runtime.unwrap().block_on(async { serve.await.unwrap() });
+        };
+        let thread = std::thread::Builder::new().spawn(work).unwrap();
+        Self { at, mute, stop, thread: Some(thread) }
+    }
+
+    fn becomes(&self, mood: Mood) {
+        *self.mute.mood.lock().unwrap() = mood;
+    }
+
+    fn puts(&self) -> u64 {
+        self.mute.puts.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Master {
+    fn drop(&mut self) {
+        self.becomes(Mood::Leads);
+        self.stop.send_replace(true);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn link(masters: &[&str]) -> MasterLink {
+    let masters: Masters = masters.join(",").parse().unwrap();
+    MasterLink::new(MasterPools::new(&masters, &hello(), &PoolConfig::default()))
+}
+
+fn within(seconds: u64) -> Deadline {
+    boottime().deadline_in(Duration::from_secs(seconds))
+}
+
+fn put(link: &MasterLink, deadline: Deadline) -> Result<(), CallError> {
+    let item = PutItem { key: b"k", len: 1 };
+    let answers = link.put_start(&PutConfig::default(), &[item], deadline)?;
+    assert_eq!(answers, [Err(PutError::NoSegments)]);
+    Ok(())
+}
+
+/// A master that nobody listens for.
+fn nobody() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+#[test]
+fn a_hint_leads_to_the_leader_and_is_remembered() {
+    let leader = Master::start(Mood::Leads);
+    let standby = Master::start(Mood::Follows(Some(leader.at.clone())));
+    let link = link(&[&standby.at, &nobody(), &leader.at]);
+    put(&link, within(10)).unwrap();
+    assert_eq!((leader.puts(), link.pool().address().to_string()), (1, leader.at.clone()));
+}
+
+#[test]
+fn a_dead_master_is_passed_over_and_a_foreign_hint_is_not_followed() {
+    let elsewhere = Master::start(Mood::Leads);
+    let (first, second) = (nobody(), Master::start(Mood::Follows(Some(elsewhere.at.clone()))));
+    let leader = Master::start(Mood::Leads);
+    let link = link(&[&first, &second.at, &leader.at]);
+    put(&link, within(10)).unwrap();
+    assert_eq!((leader.puts(), elsewhere.puts()), (1, 0));
+}
+
+/// A stopped leader takes requests and never answers. A put that it may have handled goes out again
+/// only because another master leads by now.
+#[test]
+fn a_silent_leader_is_left_once_another_one_leads() {
+    let old = Master::start(Mood::Stopped);
+    let next = Master::start(Mood::Leads);
+    let two = link(&[&old.at, &next.at]);
+    two.ping(within(10)).unwrap();
+    assert_eq!(two.pool().address().to_string(), next.at);
+    // The other kind of request, over a link that was at rest when the leader was stopped.
+    old.becomes(Mood::Leads);
+    let again = link(&[&old.at, &next.at]);
+    again.ping(within(10)).unwrap();
+    old.becomes(Mood::Stopped);
+    put(&again, within(20)).unwrap();
+    assert_eq!((old.puts(), next.puts()), (1, 1));
+}
+
+#[test]
+fn a_put_that_may_have_been_handled_is_not_repeated_while_nobody_else_leads() {
+    let old = Master::start(Mood::Stopped);
+    let standby = Master::start(Mood::Follows(Some(old.at.clone())));
+    let link = link(&[&old.at, &standby.at]);
+    let error = put(&link, within(4)).unwrap_err();
+    assert!(matches!(error, CallError::Deadline { .. }), "{error}");
+    assert_eq!((old.puts(), standby.puts()), (1, 0));
+}
+
+/// A leader that is alive and busy is asked again, not left: nobody else leads.
+#[test]
+fn a_slow_leader_is_asked_again() {
+    let leader = Master::start(Mood::Slow);
+    let standby = Master::start(Mood::Follows(Some(leader.at.clone())));
+    let link = link(&[&leader.at, &standby.at]);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| link.ping(within(20)));
+        std::thread::sleep(Duration::from_millis(500));
+        leader.becomes(Mood::Leads);
+        assert_eq!(asked.join().unwrap().unwrap(), LeaderEpoch(1));
+    });
+    leader.becomes(Mood::Slow);
+    let error = put(&link, within(20)).unwrap_err();
+    assert!(matches!(error, CallError::Refused { .. }), "{error}");
+    assert_eq!(leader.puts(), 1, "not repeated");
+}
+
+#[test]
+fn while_nobody_leads_the_search_ends_with_the_deadline_and_says_why() {
+    let masters = [Master::start(Mood::Follows(None)), Master::start(Mood::Follows(None))];
+    let link = link(&[&masters[0].at, &masters[1].at]);
+    let error = put(&link, within(1)).unwrap_err();
+    assert!(matches!(error, CallError::NotLeader { leader: None, .. }), "{error}");
+    masters[1].becomes(Mood::Leads);
+    put(&link, within(10)).unwrap();
+}
