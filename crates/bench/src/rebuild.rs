@@ -80,7 +80,8 @@ pub(crate) fn run(task: Task) -> Result<Vec<Table>> {
     let mut rounds = Vec::new();
     for number in 0..task.rounds as u64 {
         let target: Address = address.parse().map_err(anyhow::Error::msg)?;
-        let store = Store::connect(ConnectOptions { master: target, ..ConnectOptions::default() })?;
+        let store =
+            Store::connect(ConnectOptions { master: target.into(), ..ConnectOptions::default() })?;
         let before: f64 = nodes.iter().map(|node| cpu_ms(node.id())).sum();
         master.kill()?;
         let start = boottime();

@@ -204,6 +204,7 @@ fn grant_row() -> Row {
         slot: Slot(1),
         generation: Generation(1),
         extent: Extent::new(64, 128).expect("it fits"),
+        stripe: 0,
         grant: None,
     };
     let grant = key.mint(&bare, peer.tenant, Right::Read, wall_seconds());

@@ -12,10 +12,10 @@ mod support;
 use etcd::{Etcd, free_port, installed, url};
 use mooncrate::{ClientConfig, ConnectOptions, Masters, Store, Stored};
 use mooncrate_core::plan::PutConfig;
-use mooncrate_core::{NodeId, PutToken, Seal};
+use mooncrate_core::{NodeId, PutToken};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
-    Heartbeat, Locate, PutEnd, PutEndItem, PutItem, PutStart, Remove, Reply, Request,
+    Heartbeat, Locate, PutEnd, PutEndItem, PutItem, PutStart, Remove, Reply, Request, SealList,
 };
 use mooncrate_wire::{Address, Hello, Link, LinkConfig, LinkKind, RefusalCode, Role};
 use rustix::process::Signal;
@@ -148,7 +148,7 @@ impl Reader {
 
 /// Everything that changes something, or grants something.
 fn mutations() -> Vec<Request<'static>> {
-    let end = PutEndItem { key: b"zombie", token: PutToken(1), seal: Seal::default() };
+    let end = PutEndItem { key: b"zombie", token: PutToken(1), seals: SealList::of(&[0; 8]) };
     vec![
         Request::PutStart(PutStart {
             config: Cow::Owned(PutConfig::default()),

@@ -81,7 +81,12 @@ impl Rig {
         self.obey(now);
     }
 
-    fn start(&mut self, name: Name<'_>, len: u64, config: &PutConfig) -> Result<WritePlan, PutError> {
+    fn start(
+        &mut self,
+        name: Name<'_>,
+        len: u64,
+        config: &PutConfig,
+    ) -> Result<WritePlan, PutError> {
         for _ in 0..64 {
             match self.catalog.put_start(ms(1), name, len, config) {
                 Err(PutError::Reclaiming { .. }) => self.obey(ms(1)),
@@ -390,8 +395,7 @@ fn a_failed_copy_is_planned_anew() {
         config.replicas = 2;
         config.avoid = vec![failed];
     });
-    let fresh =
-        rig.catalog.put_replan(ms(1), key(b"k"), plan.token, &[failed], &avoiding).unwrap();
+    let fresh = rig.catalog.put_replan(ms(1), key(b"k"), plan.token, &[failed], &avoiding).unwrap();
     assert_eq!((fresh.object, fresh.replicas.len()), (plan.object, 1));
     assert!(fresh.replicas[0].segment != failed && fresh.replicas[0].segment != kept);
     rig.catalog.put_end(ms(1), key(b"k"), plan.token, &[Seal(1)]).unwrap();
@@ -492,7 +496,8 @@ fn labels_bring_everything_back() {
         slot: Slot(slot),
         generation: Generation(3),
         life: Some(AnnouncedLife {
-            extent: mooncrate_core::Extent::new(at, mooncrate_core::seal::extent_bytes(len)).unwrap(),
+            extent: mooncrate_core::Extent::new(at, mooncrate_core::seal::extent_bytes(len))
+                .unwrap(),
             object: Some(AnnouncedObject { label, object: object(5), len, seal: Seal(seal) }),
         }),
     };

@@ -13,8 +13,7 @@ use mooncrate_node::{Node, NodeConfig};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{
     Address, Hello, LinkConfig, LinkKind, MasterApi, MasterLink, MasterPools, Masters, NodeApi,
-    PoolConfig,
-    Role, ServerConfig,
+    PoolConfig, Role, ServerConfig,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -228,8 +227,9 @@ fn stand_for_election(
     let tick = config.tick;
     let election = Election::start(election, config)?;
     let seat = Arc::clone(election.seat());
-    let serving = serve_seat(&seat, tick, &[bound], &server_config(&options.security), options.workers)
-        .map_err(Error::io("starting the master's threads"))?;
+    let serving =
+        serve_seat(&seat, tick, &[bound], &server_config(&options.security), options.workers)
+            .map_err(Error::io("starting the master's threads"))?;
     let master = Some((seat, address));
     Ok(Running { master, election: Some(election), serving: Some(serving), node: None })
 }

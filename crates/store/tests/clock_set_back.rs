@@ -1,7 +1,7 @@
 //! Fault row 21: wall time numbers the starts of a node, and wall clocks are set back. The start that
 //! lives must join all the same, under a number that is later than that of the one before.
 
-use mooncrate_core::{Incarnation, LeaderEpoch};
+use mooncrate_core::{Incarnation, LeaderEpoch, TenantId};
 use mooncrate_master::{Master, MasterConfig};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_wire::MasterApi;
@@ -20,7 +20,7 @@ fn start(master: &Arc<Master>, incarnation: u64) -> Arc<Node> {
         incarnation: Incarnation(incarnation),
         ..NodeConfig::default()
     };
-    let node = Node::new(config, Arc::clone(master) as _, Vec::new()).expect("a node");
+    let node = Node::new(config, master.scope(TenantId::DEFAULT), Vec::new()).expect("a node");
     node.register(true).expect("it joins");
     node
 }
@@ -29,7 +29,8 @@ fn start(master: &Arc<Master>, incarnation: u64) -> Arc<Node> {
 fn a_node_joins_after_its_clock_was_set_back() {
     let master = Master::new(MasterConfig::default(), LeaderEpoch(1)).unwrap();
     let mounted = || {
-        let stat = master.stat(boottime().deadline_in(Duration::from_secs(5))).unwrap();
+        let scope = master.scope(TenantId::DEFAULT);
+        let stat = scope.stat(boottime().deadline_in(Duration::from_secs(5))).unwrap();
         // A mount that left stays listed until it is swept.
         let open: Vec<_> = stat.segments.iter().filter(|segment| segment.open).collect();
         assert_eq!(open.len(), 1, "{stat:?}");

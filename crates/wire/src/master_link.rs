@@ -192,7 +192,7 @@ impl MasterApi for MasterLink {
         pages: &mut dyn Iterator<Item = Announce>,
         time: Duration,
     ) -> Result<Result<(), MountError>, CallError> {
-        let mut link = self.pool.checkout(boottime().deadline_in(time))?;
+        let mut link = self.pools.current().checkout(boottime().deadline_in(time))?;
         let (mut pages, mut ahead) = (pages.flat_map(framed), 0);
         loop {
             while ahead < PAGES_AHEAD

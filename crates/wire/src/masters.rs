@@ -267,7 +267,10 @@ fn may_move(error: &CallError) -> bool {
     match error {
         CallError::Io { .. } | CallError::Closed { .. } | CallError::Deadline { .. } => true,
         CallError::Refused { code, .. } => *code == RefusalCode::ShuttingDown,
-        CallError::NotLeader { .. } | CallError::Protocol(_) | CallError::Busy { .. } => false,
+        CallError::NotLeader { .. }
+        | CallError::Protocol(_)
+        | CallError::Busy { .. }
+        | CallError::Tls { .. } => false,
     }
 }
 
@@ -279,7 +282,13 @@ fn is_slow(error: &CallError) -> bool {
 /// How long one master may take.
 const fn patience(kind: Kind) -> Duration {
     match kind {
-        Kind::PutStart | Kind::Remove | Kind::Orders | Kind::Mount | Kind::Unmount => SLOW,
+        Kind::PutStart
+        | Kind::PutEnd
+        | Kind::Remove
+        | Kind::RemoveMatching
+        | Kind::Orders
+        | Kind::Mount
+        | Kind::Unmount => SLOW,
         _ => QUICK,
     }
 }

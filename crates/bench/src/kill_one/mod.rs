@@ -107,7 +107,7 @@ pub(crate) fn run(wanted: &KillOne) -> Result<bool> {
     });
     let (before, (first, after, missed)) = report?;
     ensure!(before.lost.is_empty(), "before the kill already: {:?}", before.lost);
-    let evicted = load.store.stat()?.evicted_objects;
+    let evicted = load.store.stat()?.counters.evicted;
     ensure!(evicted == 0, "{evicted} objects were evicted, so a miss proves nothing");
     tell(&cluster, index, wanted, &[&standing, &load], first, &after, missed)
 }
@@ -177,7 +177,7 @@ fn get(shared: &Shared, number: u64) -> Result<bool, mooncrate::Error> {
 
 fn shared(cluster: &Cluster, wanted: &KillOne, client: u16, keys: u64) -> Result<Shared> {
     let store = Store::connect(ConnectOptions {
-        master: cluster.master.clone(),
+        master: cluster.master.clone().into(),
         shared_memory: wanted.shared_memory,
         client: ClientConfig { call_time: CALL_TIME, replicas: 2, ..ClientConfig::default() },
         ..ConnectOptions::default()

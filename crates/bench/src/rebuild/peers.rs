@@ -9,9 +9,10 @@ use mooncrate::{Address, MasterOptions, NodeOptions, run_master, run_node};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use mooncrate_core::plan::PutConfig;
 use mooncrate_core::rng::Rng;
+use mooncrate_core::{Label, Name};
 use mooncrate_transfer::{Local, Transport, Write};
 use mooncrate_wire::MasterApi;
-use mooncrate_wire::message::{PutEndItem, PutItem};
+use mooncrate_wire::message::{PutEndItem, PutItem, SealList};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -84,22 +85,29 @@ fn fill(
         .map(|(key, value)| PutItem { key, len: value.len() as u64 })
         .collect();
     let plans = master.put_start(wishes, &items, soon())?;
-    let mut ends = Vec::with_capacity(keys.len());
+    let (mut sealed, mut tokens) = (Vec::new(), Vec::new());
     for ((key, value), plan) in keys.iter().zip(&values).zip(plans) {
         let plan = plan?;
+        let label = Label::plain(Name::from(&key[..]))?.encode();
         let write = Write {
             locator: plan.replicas[0],
             token: plan.token,
             object: plan.object,
             epoch: plan.epoch,
-            label: key,
+            label: &label,
             value: &[value],
         };
         let written = local.write(&write, soon())?;
-        let seal = written.seal();
+        sealed.push(SealList::encode(&[written.seal()]));
         written.signal(soon())?;
-        ends.push(PutEndItem { key, token: plan.token, seal });
+        tokens.push(plan.token);
     }
+    let ends = keys.iter().zip(&tokens).zip(&sealed).map(|((key, token), seals)| PutEndItem {
+        key,
+        token: *token,
+        seals: SealList::of(seals),
+    });
+    let ends: Vec<PutEndItem<'_>> = ends.collect();
     for ended in master.put_end(&ends, soon())? {
         ended?;
     }

@@ -28,7 +28,8 @@ pub(crate) struct Drain {
 
 /// Empties the cluster; whether nothing is left.
 pub(crate) fn run(wanted: &Drain) -> Result<bool> {
-    let options = ConnectOptions { master: wanted.master.clone(), ..ConnectOptions::default() };
+    let options =
+        ConnectOptions { master: wanted.master.clone().into(), ..ConnectOptions::default() };
     let store = Store::connect(options).context("the cluster cannot be reached")?;
     let began = boottime();
     let end = began.deadline_in(Duration::from_secs(wanted.seconds));

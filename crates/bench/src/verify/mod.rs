@@ -144,7 +144,7 @@ fn line(wanted: &Verify, shared: &Shared, last: bool) -> Value {
 fn connect(wanted: &Verify, end: &AtomicBool) -> Result<Store> {
     let defaults = ConnectOptions::default();
     let options = ConnectOptions {
-        master: wanted.master.clone(),
+        master: wanted.master.clone().into(),
         host: wanted.host_label.clone().unwrap_or(defaults.host),
         shared_memory: !wanted.no_shared_memory,
         client: ClientConfig {

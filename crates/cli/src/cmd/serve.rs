@@ -141,8 +141,7 @@ async fn serve(
         }
         None => None,
     };
-    let options =
-        (master_options(role, settings, security.0)?, node_options(settings, security.1));
+    let options = (master_options(role, settings, security.0)?, node_options(settings, security.1));
     let starting = spawn_blocking(move || match role {
         Role::Both => mooncrate::run_both(options.0, options.1),
         Role::Master => mooncrate::run_master(options.0),

@@ -79,7 +79,7 @@ impl Guarded {
     pub(crate) fn store(&self, tenant: &str, shared_memory: bool) -> Store {
         let link = LinkConfig { access: access(Role::Client, tenant), ..LinkConfig::default() };
         let options = ConnectOptions {
-            master: self.master(),
+            master: self.master().into(),
             shared_memory,
             links: PoolConfig { link, ..PoolConfig::default() },
             ..ConnectOptions::default()

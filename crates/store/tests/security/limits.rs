@@ -36,13 +36,14 @@ fn security_unfinished_puts_of_one_connection_are_bounded() {
     for n in 0..4_u8 {
         let key = [n + 1];
         let plan = cluster.plan("acme", &key, value.len() as u64);
+        let label = [&[0; 5][..], &key[..]].concat();
         let put = BeginWrite {
             locator: plan.replicas[0],
             token: plan.token,
             object: plan.object,
             epoch: plan.epoch,
             len: value.len() as u64,
-            key: &key,
+            label: &label,
         };
         let request = DataRequest::Write(Write { put });
         match link.call_data(&request, &[IoSlice::new(&value)], within(10_000)).unwrap() {

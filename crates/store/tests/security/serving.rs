@@ -20,7 +20,7 @@ fn security_an_open_bind_needs_credentials_or_the_operators_word() {
     let cluster = Guarded::start(None);
     let node = NodeOptions {
         name: "open".into(),
-        master: cluster.master(),
+        master: cluster.master().into(),
         listen: Some(open()),
         segment_bytes: 1 << 20,
         ..NodeOptions::default()
@@ -50,13 +50,13 @@ fn security_a_server_needs_the_secret_itself() {
 #[test]
 fn security_strangers_and_open_clusters_are_told_apart() {
     let cluster = Guarded::start(None);
-    let stranger = ConnectOptions { master: cluster.master(), ..ConnectOptions::default() };
+    let stranger = ConnectOptions { master: cluster.master().into(), ..ConnectOptions::default() };
     let error = Store::connect(stranger).unwrap_err();
     assert!(error.is_denied() && error.to_string().contains("--token-file"), "{error}");
     // A node that does not know the secret does not join.
     let node = NodeOptions {
         name: "stranger".into(),
-        master: cluster.master(),
+        master: cluster.master().into(),
         listen: Some(any_port()),
         segment_bytes: 1 << 20,
         ..NodeOptions::default()

@@ -30,6 +30,7 @@ fn look(second: u64, counters: Counters) -> Look {
     let segments = vec![row(3, 30, 0), row(2, 20, 1 << 29), row(1, 10, 1)];
     let stat = ClusterStat {
         epoch: LeaderEpoch(7),
+        leader: String::new(),
         rebuilding: false,
         nodes: 3,
         objects: 513,
