@@ -1,7 +1,7 @@
 //! Members: nodes mount segments, announce what they hold, send heartbeats and leave.
 
 use super::Catalog;
-use super::objects::{Entry, EntryId, Part, Parts, SegmentIndex, Stage};
+use super::objects::{Entry, EntryId, Part, PartState, Parts, SegmentIndex, Stage};
 use super::segments::{Book, Ending, NOBODY, Phase, SlotBook};
 use crate::alloc::Allocation;
 use crate::alloc::offset::OffsetAllocator;
@@ -243,7 +243,7 @@ impl Catalog {
             handle: u32::MAX,
             segment: index,
             stripe: life.object.as_ref().map_or(0, |told| told.stripe()),
-            evicting: false,
+            state: PartState::Here,
         };
         match &life.object {
             Some(object) if seal::extent_bytes(object.len) != life.extent.len() => Err(bad),
@@ -320,9 +320,13 @@ impl Catalog {
             hidden: false,
             extra: None,
         };
-        let plain = label.keep == Keep::Normal && label.group == GroupId(0) && label.expire_ms == 0;
+        let plain = label.keep == Keep::Normal
+            && label.group == GroupId(0)
+            && label.expire_ms == 0
+            && label.copies == 1;
         if !plain || label.stripe.is_some() {
             let extra = entry.extra_mut();
+            extra.copies = label.copies;
             extra.keep = label.keep;
             extra.group = label.group;
             extra.expire_ms = label.expire_ms;
@@ -390,6 +394,7 @@ impl Catalog {
         self.segments.set_open(index, true);
         let node = self.segments.book(index).offer.node;
         self.node_announced(node);
+        self.look_for_missing_copies();
         Ok(())
     }
 
@@ -481,6 +486,7 @@ impl Catalog {
             if let Some(index) = self.segments.find(*segment)
                 && self.segments.book(index).is_open()
             {
+                let open = open && self.segments.book(index).drain.is_none();
                 self.segments.set_open(index, open);
             }
         }
@@ -495,6 +501,7 @@ impl Catalog {
         }
         book.phase = Phase::Leaving { fenced_at, next: 0 };
         self.segments.retire_id(index);
+        self.look_for_missing_copies();
     }
 
     /// Whether a node is mounted.
