@@ -1,6 +1,6 @@
 //! Batches: one call for many keys, one result per key at its own index (G11).
 
-use crate::client::{Client, Counters};
+use crate::client::Client;
 use crate::error::Error;
 use crate::get::share;
 use crate::put::Stored;
@@ -53,12 +53,7 @@ impl Client {
     fn locate_many(&self, keys: &[&[u8]], deadline: Deadline) -> Vec<Option<Arc<Located>>> {
         let mut located: Vec<Option<Arc<Located>>> = keys
             .iter()
-            .map(|key| self.cache.get(key::hash(key), key))
-            .inspect(|found| {
-                if found.is_some() {
-                    Counters::add(&self.counters.cached);
-                }
-            })
+            .map(|key| self.cache.get(key::hash(key), key).inspect(|_| self.cache_hit(key)))
             .collect();
         let unknown: Vec<usize> = (0..keys.len()).filter(|i| located[*i].is_none()).collect();
         if unknown.is_empty() {

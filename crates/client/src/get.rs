@@ -108,7 +108,7 @@ impl Client {
         let mut located = self.cache.get(hash, key);
         let mut asked = located.is_none();
         if !asked {
-            Counters::add(&self.counters.cached);
+            self.cache_hit(key);
         }
         for _ in 0..TRIES_MAX {
             let current = match located.take() {

@@ -16,11 +16,11 @@ mod batch;
 mod cache;
 mod client;
 mod config;
-mod directory;
 mod error;
 mod get;
 mod put;
 mod stripes;
+mod touch;
 
 pub use client::{Client, Counts};
 pub use config::ClientConfig;

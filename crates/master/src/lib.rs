@@ -12,6 +12,7 @@
 
 pub mod admin;
 mod config;
+mod copies;
 mod handler;
 mod members;
 mod news;

@@ -3,7 +3,7 @@
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_mem::SegmentSpec;
-use mooncrate_wire::Address;
+use mooncrate_wire::{Address, PoolConfig};
 use std::time::Duration;
 
 /// Bytes per slot that the default number of slots assumes; smaller objects run out of slots
@@ -39,6 +39,10 @@ pub struct NodeConfig {
     pub heartbeat: Duration,
     /// Time between looks at what waits to be freed.
     pub tick: Duration,
+    /// Threads that fetch copies from other nodes.
+    pub copy_threads: usize,
+    /// How other nodes are reached.
+    pub links: PoolConfig,
 }
 
 impl Default for NodeConfig {
@@ -57,6 +61,8 @@ impl Default for NodeConfig {
             incarnation: Incarnation(1),
             heartbeat: Duration::from_millis(500),
             tick: Duration::from_millis(5),
+            copy_threads: 2,
+            links: PoolConfig::default(),
         }
     }
 }
@@ -77,15 +83,20 @@ impl NodeConfig {
         ZoneId(name_hash(&self.zone))
     }
 
-    /// What its segment is to be in this incarnation.
+    /// What its first segment is to be in this incarnation.
     pub(crate) fn spec(&self, incarnation: Incarnation) -> SegmentSpec {
-        let bytes = self.segment_bytes / 4096 * 4096;
-        let slots = u32::try_from(bytes / BYTES_PER_SLOT).unwrap_or(u32::MAX).max(1024);
+        let first = self.spec_of(0, self.segment_bytes, incarnation);
+        SegmentSpec { slots: self.slots.unwrap_or(first.slots), ..first }
+    }
+
+    /// What one of its segments is to be.
+    pub(crate) fn spec_of(&self, index: u16, bytes: u64, incarnation: Incarnation) -> SegmentSpec {
+        let bytes = bytes / 4096 * 4096;
         SegmentSpec {
-            segment: SegmentId::of(self.node(), 0),
+            segment: SegmentId::of(self.node(), index),
             incarnation,
             bytes,
-            slots: self.slots.unwrap_or(slots),
+            slots: u32::try_from(bytes / BYTES_PER_SLOT).unwrap_or(u32::MAX).max(1024),
             shared: self.shared,
             huge: self.huge_pages,
         }

@@ -2,12 +2,13 @@
 //! with data work, so a busy node stays alive (G13).
 
 use crate::config::NodeConfig;
+use crate::copy::Copier;
 use crate::registration::Standing;
 use mooncrate_core::error::MountError;
 use mooncrate_core::{NodeId, Now, SegmentId};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Segment, SegmentError};
-use mooncrate_transfer::{DataServer, DataServerConfig, Segments};
+use mooncrate_transfer::{DataServer, DataServerConfig, Engine, EngineConfig, Nodes, Segments};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
 use mooncrate_wire::{Address, CallError, MasterApi};
@@ -53,6 +54,7 @@ pub struct Node {
     segments: Arc<Segments>,
     master: Arc<dyn MasterApi>,
     standing: Mutex<Standing>,
+    copier: Copier,
     stopping: AtomicBool,
     running: Mutex<Running>,
 }
@@ -102,6 +104,10 @@ impl Node {
                 Address::Unix(path) => path.display().to_string(),
             })
         };
+        let engine =
+            EngineConfig { host: config.host_id(), links: config.links.clone(), ..EngineConfig::default() };
+        let directory = Arc::new(Nodes::new(Arc::clone(&master)));
+        let copier = Copier::new(Engine::new(engine, Arc::clone(&segments), directory));
         Ok(Arc::new(Self {
             info: NodeInfo {
                 node: config.node(),
@@ -121,6 +127,7 @@ impl Node {
             config,
             segments,
             master,
+            copier,
             stopping: AtomicBool::new(false),
             running: Mutex::new(Running { threads: Vec::new(), server: Some(server) }),
         }))
@@ -136,6 +143,9 @@ impl Node {
         self.start("node-tick", move |node| node.every(tick, Self::tick))?;
         if !local {
             self.start("node-orders", Self::follow_orders)?;
+        }
+        for _ in 0..self.config.copy_threads {
+            self.start("node-copy", Self::fetch_copies)?;
         }
         Ok(())
     }
@@ -172,8 +182,12 @@ impl Node {
             server.stop(STOP_GRACE);
         }
         let segments = self.segments.all();
-        for segment in &segments {
-            segment.set_serve_until(Now(0));
+        {
+            // Under the lock, so that no heartbeat on its way gives leave to serve again.
+            let _standing = self.standing.lock();
+            for segment in &segments {
+                segment.set_serve_until(Now(0));
+            }
         }
         let unmount = Unmount {
             node: self.id(),
@@ -210,6 +224,10 @@ impl Node {
 
     pub(crate) fn config(&self) -> &NodeConfig {
         &self.config
+    }
+
+    pub(crate) fn copier(&self) -> &Copier {
+        &self.copier
     }
 
     pub(crate) fn master(&self) -> &dyn MasterApi {

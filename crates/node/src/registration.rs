@@ -31,7 +31,7 @@ pub(crate) struct Standing {
 
 impl Standing {
     /// Whether an earlier incarnation may still be readable in shared memory.
-    fn is_young(&self, now: Now) -> bool {
+    pub(crate) fn is_young(&self, now: Now) -> bool {
         now.since(self.born) <= self.registration
     }
 }
@@ -58,7 +58,7 @@ impl Node {
         Ok(())
     }
 
-    fn offer(&self, spec: &SegmentSpec) -> SegmentOffer {
+    pub(crate) fn offer(&self, spec: &SegmentSpec) -> SegmentOffer {
         SegmentOffer {
             segment: spec.segment,
             incarnation: spec.incarnation,
@@ -72,7 +72,7 @@ impl Node {
         }
     }
 
-    fn announce(&self, segment: &Segment) -> Result<(), NodeError> {
+    pub(crate) fn announce(&self, segment: &Segment) -> Result<(), NodeError> {
         let SegmentSpec { segment: id, incarnation, .. } = *segment.spec();
         let mut from = Slot(0);
         loop {
@@ -132,13 +132,20 @@ impl Node {
     fn start_over(&self) {
         let mut standing = self.standing().lock();
         standing.incarnation = Incarnation(standing.incarnation.0 + 1);
-        match Segment::create(self.config().spec(standing.incarnation)) {
+        let incarnation = standing.incarnation;
+        let anew = |old: &Arc<Segment>| {
+            Segment::create(SegmentSpec { incarnation, ..old.spec().clone() })
+        };
+        let old = self.segments().all();
+        match old.iter().map(anew).collect::<Result<Vec<_>, _>>() {
             Ok(fresh) => {
                 tracing::warn!("the master has given this node up: starting over, empty");
-                for old in self.segments().all() {
+                for old in old {
                     old.set_serve_until(Now(0));
                 }
-                self.segments().insert(fresh);
+                for segment in fresh {
+                    self.segments().insert(segment);
+                }
                 standing.born = boottime();
                 standing.acknowledged = standing.born;
                 standing.mounted = false;
@@ -147,10 +154,9 @@ impl Node {
         }
     }
 
-    fn acknowledged(&self, sent: Now, registration_ms: u32, epoch: LeaderEpoch) {
+    pub(crate) fn acknowledged(&self, sent: Now, registration_ms: u32, epoch: LeaderEpoch) {
         let registration = Duration::from_millis(u64::from(registration_ms));
-        let segments: Vec<Arc<Segment>> = self.segments().all();
-        for segment in &segments {
+        for segment in self.segments().all() {
             if segment.witness(epoch).is_err() {
                 // A leader that was replaced: its word gives no leave to serve.
                 return;
@@ -159,7 +165,11 @@ impl Node {
         let mut standing = self.standing().lock();
         standing.acknowledged = standing.acknowledged.max(sent);
         standing.registration = registration;
-        for segment in &segments {
+        if self.stopping() {
+            return;
+        }
+        // Looked up under the lock: what was unmounted or replaced meanwhile must stay closed.
+        for segment in self.segments().all() {
             segment.set_serve_until(standing.acknowledged.plus(registration / 2));
         }
     }

@@ -14,6 +14,7 @@ use mooncrate_wire::{
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// How a master is run.
 #[derive(Clone, Debug)]
@@ -60,6 +61,8 @@ pub struct NodeOptions {
     pub zone: String,
     /// Whether to take huge pages.
     pub huge_pages: bool,
+    /// When it stops, it hands everything over to other nodes first, for at most this long.
+    pub drain_on_stop: Option<Duration>,
 }
 
 impl Default for NodeOptions {
@@ -74,6 +77,7 @@ impl Default for NodeOptions {
             host: this_host(),
             zone: String::new(),
             huge_pages: false,
+            drain_on_stop: None,
         }
     }
 }
@@ -84,6 +88,7 @@ pub struct Running {
     master: Option<(Arc<Master>, Address)>,
     serving: Option<Serving>,
     node: Option<Arc<Node>>,
+    drain_on_stop: Option<Duration>,
 }
 
 impl Running {
@@ -122,6 +127,9 @@ impl Running {
     fn end(&mut self) {
         // The node first: it says farewell to the master.
         if let Some(node) = self.node.take() {
+            if let Some(limit) = self.drain_on_stop {
+                node.hand_over(limit);
+            }
             node.stop();
             if let Some(path) = (!node.info().unix.is_empty()).then(|| &node.info().unix) {
                 let _ = std::fs::remove_file(path);
@@ -142,7 +150,12 @@ impl Drop for Running {
 /// Runs a master.
 pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
     let (master, serving, address) = start_master(options)?;
-    Ok(Running { master: Some((master, address)), serving: Some(serving), node: None })
+    Ok(Running {
+        master: Some((master, address)),
+        serving: Some(serving),
+        node: None,
+        drain_on_stop: None,
+    })
 }
 
 /// Runs a node, and waits until its master knows it.
@@ -150,9 +163,10 @@ pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
     let hello = Hello::new(Role::Node, LinkKind::Control, &options.name);
     let pool = LinkPool::new(options.master.clone(), hello, PoolConfig::default());
     let master: Arc<dyn MasterApi> = Arc::new(MasterLink::new(pool));
+    let drain_on_stop = options.drain_on_stop;
     let node = start_node(options, master)?;
     node.register(false)?;
-    Ok(Running { master: None, serving: None, node: Some(node) })
+    Ok(Running { master: None, serving: None, node: Some(node), drain_on_stop })
 }
 
 /// Runs a master and a node in one process: the small cluster that most people start with.
@@ -162,6 +176,8 @@ pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Err
         master: Some((Arc::clone(&master), address)),
         serving: Some(serving),
         node: None,
+        // Its master stops with it: nobody could tell where things went.
+        drain_on_stop: None,
     };
     let node = start_node(node, master.scope(TenantId::DEFAULT))?;
     running.node = Some(Arc::clone(&node));

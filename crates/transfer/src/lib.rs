@@ -12,11 +12,13 @@
 //! owner compares what arrived with the seal the writer signals. A [`Transport`] sees extents, lives
 //! and labels; an RDMA fabric or device memory is one more implementation behind it.
 //!
-//! Deliberately absent: keys, objects, replicas, retries, the master. A label is opaque here.
+//! Deliberately absent: keys, objects, replicas, retries; of the master, all but its list of nodes. A
+//! label is opaque here.
 
 mod engine;
 mod error;
 mod local;
+mod nodes;
 mod segments;
 mod server;
 mod shared;
@@ -25,6 +27,7 @@ mod stream;
 pub use engine::{Directory, Engine, EngineConfig, Path, Route};
 pub use error::TransferError;
 pub use local::Local;
+pub use nodes::Nodes;
 pub use segments::Segments;
 pub use server::{DataServer, DataServerConfig};
 pub use shared::Shared;

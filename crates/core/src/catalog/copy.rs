@@ -408,6 +408,16 @@ impl Catalog {
         }
     }
 
+    /// Copies have ended: begins the next ones of drains and repairs, as far as that is possible.
+    pub fn go_on(&mut self, now: Now) {
+        let draining = self.segments.iter().filter(|(_, book)| book.is_open() && book.drain.is_some());
+        let draining: Vec<SegmentIndex> = draining.map(|(index, _)| index).collect();
+        for index in draining {
+            self.drain_step(now, index);
+        }
+        self.repair(now);
+    }
+
     /// A copy came to nothing; whoever wanted it looks again.
     pub(super) fn copy_failed(&mut self, now: Now) {
         self.counters.copies_failed += 1;
@@ -439,7 +449,20 @@ impl Catalog {
         for stripe in 0..entry.stripes() as u8 {
             done &= self.copy_stripe(now, id, stripe, from_index, (to, to_index))?;
         }
+        if done && from.is_none() {
+            self.wish_for_all(id);
+        }
         Ok(done)
+    }
+
+    /// A copy that somebody asked for is one that the object should have.
+    fn wish_for_all(&mut self, id: EntryId) {
+        let entry = self.objects.entry_mut(id);
+        let first = entry.parts.as_slice().iter().filter(|part| part.stripe == 0);
+        let have = first.filter(|part| part.state == PartState::Here).count();
+        if have > entry.copies() {
+            entry.extra_mut().copies = have.min(REPLICAS_MAX) as u8;
+        }
     }
 
     fn copy_stripe(

@@ -73,7 +73,7 @@ impl Catalog {
         looks: usize,
         for_put: bool,
     ) {
-        let mut ordered = 0;
+        let mut ordered = self.evict_extras(now, segment, bytes);
         for _ in 0..looks {
             if ordered >= bytes {
                 return;

@@ -14,7 +14,7 @@
 //!  segments.rs the book of each segment                audit.rs    every byte accounted for
 //!  life.rs     quotas, pins, groups, expiry, stripes that are missing
 //!  copy.rs     copies from owner to owner           drain.rs    segments that empty themselves
-//!  repair.rs   copies that are missing
+//!  repair.rs   copies that are missing                 hot.rs      copies for what many read
 //! ```
 //!
 //! Cost: every call is O(1) in the number of objects; sweeps run in bounded slices from `tick`.
@@ -24,6 +24,7 @@ mod copy;
 mod drain;
 mod evict;
 mod get;
+mod hot;
 mod life;
 mod members;
 mod objects;
@@ -85,6 +86,12 @@ pub struct Config {
     pub copies_per_node_max: u32,
     /// … and their bytes; one copy may be larger.
     pub copy_bytes_per_node_max: u64,
+    /// Samples within about a second that make an object hot; a client tells one read in 64.
+    pub hot_samples: u32,
+    /// Copies that a hot object may have beyond those its put asked for; 0: none.
+    pub hot_replicas_max: u8,
+    /// Objects that may have such copies at a time.
+    pub hot_objects_max: usize,
     /// Seeds placement and, with the object id, the put tokens.
     pub seed: u64,
 }
@@ -105,6 +112,9 @@ impl Default for Config {
             copies_max: 256,
             copies_per_node_max: 32,
             copy_bytes_per_node_max: 256 << 20,
+            hot_samples: 64,
+            hot_replicas_max: 2,
+            hot_objects_max: 1024,
             seed: 0,
         }
     }
@@ -185,6 +195,7 @@ pub struct Catalog {
     upserts: BTreeMap<u64, objects::EntryId>,
     copies: copy::Copies,
     repairs: repair::Repairs,
+    hot: hot::Hot,
     placement: Box<dyn Placement>,
     /// Orders to hand out, in order.
     outbox: Vec<(NodeId, Order)>,
@@ -227,6 +238,7 @@ impl Catalog {
             upserts: BTreeMap::new(),
             copies: copy::Copies::default(),
             repairs: repair::Repairs::default(),
+            hot: hot::Hot::default(),
             outbox: Vec::new(),
             grace_until,
             rebuild,

@@ -30,6 +30,7 @@ impl Catalog {
         self.evict_groups(now);
         self.watch_copies(now);
         self.repair(now);
+        self.watch_heat(now);
         if self.rebuild.as_mut().is_some_and(|rebuild| rebuild.over(now)) {
             self.rebuild = None;
         }
