@@ -116,8 +116,9 @@ fn publish(segment: &Arc<Segment>, at: usize, value: &[u8]) -> Result<PinGuard> 
     let extent = Extent::new(at as u64 * extent_bytes(len), extent_bytes(len))
         .context("the segment is too large")?;
     let (slot, generation) = (Slot(at as u32), Generation(0));
-    let (incarnation, stripe) = (INCARNATION, 0);
-    let locator = Locator { segment: SEGMENT, incarnation, slot, generation, extent, stripe };
+    let (incarnation, stripe, grant) = (INCARNATION, 0, None);
+    let locator =
+        Locator { segment: SEGMENT, incarnation, slot, generation, extent, stripe, grant };
     let token = PutToken(1);
     let put = BeginWrite {
         locator,

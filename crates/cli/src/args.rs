@@ -3,6 +3,8 @@
 
 use crate::config::Given;
 use clap::{Args, Parser, Subcommand};
+use mooncrate_core::ids::{BadTenant, TenantId};
+use mooncrate_wire::Role;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -47,6 +49,26 @@ pub(crate) struct Common {
     /// Print JSON instead of text
     #[arg(long, global = true, help_heading = "Everywhere")]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) credentials: CredentialFlags,
+}
+
+/// What is shown to others, and what servers ask for.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Credentials")]
+pub(crate) struct CredentialFlags {
+    /// The cluster's secret, or a token made from it; readable by its owner only [default: off]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) token_file: Option<String>,
+    /// Our certificate, in PEM [default: off]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_cert: Option<String>,
+    /// The key of our certificate, in PEM [default: off]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_key: Option<String>,
+    /// The CA whose certificates are believed; callers must show one of it [default: off]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_ca: Option<String>,
 }
 
 /// What to do.
@@ -68,8 +90,49 @@ pub(crate) enum Command {
     Ls(Ls),
     /// Show the cluster in numbers
     Stat(Stat),
+    /// Watch the cluster at work, until q is pressed
+    Top(Top),
+    /// Empty a node while it serves: everything goes elsewhere, nothing new comes
+    Drain(Drain),
+    /// End a drain: the node gets values again
+    Undrain(Undrain),
     /// Measure puts and gets against a running cluster
     Bench(Bench),
+    /// Say what this machine offers, and what to change
+    Doctor(Doctor),
+    /// Make the cluster's secret, and tokens for clients
+    Token(TokenArgs),
+}
+
+/// `token`.
+#[derive(Debug, Args)]
+pub(crate) struct TokenArgs {
+    #[command(subcommand)]
+    pub(crate) action: TokenAction,
+}
+
+/// What to do about tokens.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenAction {
+    /// Print a new secret: `umask 077; mooncrate token new > cluster.token`
+    New,
+    /// Print a token of one role and tenant, made from the secret in --token-file
+    Derive {
+        /// What its holder is: client, node, master or admin
+        #[arg(long, value_name = "ROLE", default_value = "client", value_parser = role)]
+        role: Role,
+        /// Whose keys its holder sees; nothing: the default tenant's
+        #[arg(long, value_name = "NAME", default_value = "", value_parser = tenant)]
+        tenant: String,
+    },
+}
+
+fn role(text: &str) -> Result<Role, String> {
+    Role::named(text).ok_or_else(|| format!("`{text}` is none of client, node, master, admin"))
+}
+
+fn tenant(text: &str) -> Result<String, BadTenant> {
+    TenantId::named(text).map(|_| text.to_owned())
 }
 
 /// `serve`.
@@ -101,6 +164,9 @@ pub(crate) struct MasterAlone {
 pub(crate) struct NodeAlone {
     #[command(flatten)]
     pub(crate) there: MasterThere,
+    /// Where the node shows its health and its metrics over HTTP, or off [default: off]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) node_admin: Option<String>,
     #[command(flatten)]
     pub(crate) node: NodeFlags,
     #[command(flatten)]
@@ -173,6 +239,16 @@ pub(crate) struct NodeFlags {
     /// The failure zone, for placement [default: auto]
     #[arg(long, value_name = "NAME")]
     pub(crate) zone: Option<String>,
+    /// Hand all values over to other nodes before a stop, for at most this long, or off
+    /// [default: off]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) drain_on_stop: Option<String>,
+    /// Hold values of this tenant only, or off; then its clients may share the memory [default: off]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tenant: Option<String>,
+    /// Users besides this one whose processes may share the memory, or off [default: off]
+    #[arg(long, value_name = "UID,…")]
+    pub(crate) share_users: Option<String>,
 }
 
 /// Flags of everything that listens.
@@ -277,6 +353,50 @@ pub(crate) struct Stat {
     pub(crate) client: ClientFlags,
 }
 
+/// `top`.
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::config::span)]
+    pub(crate) every: std::time::Duration,
+    #[command(flatten)]
+    pub(crate) client: ClientFlags,
+}
+
+/// `doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {}
+
+/// `drain`.
+#[derive(Debug, Args)]
+pub(crate) struct Drain {
+    /// The name of the node
+    pub(crate) node: String,
+    /// Only this segment of it, by its number
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) segment: Option<u16>,
+    /// Drop the values instead of moving them; those that are pinned hard are moved
+    #[arg(long)]
+    pub(crate) drop: bool,
+    /// Wait until nothing is left: then the node may stop without loss
+    #[arg(long)]
+    pub(crate) wait: bool,
+    #[command(flatten)]
+    pub(crate) client: ClientFlags,
+}
+
+/// `undrain`.
+#[derive(Debug, Args)]
+pub(crate) struct Undrain {
+    /// The name of the node
+    pub(crate) node: String,
+    /// Only this segment of it, by its number
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) segment: Option<u16>,
+    #[command(flatten)]
+    pub(crate) client: ClientFlags,
+}
+
 /// `bench`.
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
@@ -337,6 +457,16 @@ impl Flags {
         self.text("--node-name", "node_name", flags.node_name.as_ref());
         self.text("--host", "host", flags.host.as_ref());
         self.text("--zone", "zone", flags.zone.as_ref());
+        self.text("--drain-on-stop", "drain_on_stop", flags.drain_on_stop.as_ref());
+        self.text("--tenant", "tenant", flags.tenant.as_ref());
+        self.text("--share-users", "share_users", flags.share_users.as_ref());
+    }
+
+    fn credentials(&mut self, flags: &CredentialFlags) {
+        self.text("--token-file", "token_file", flags.token_file.as_ref());
+        self.text("--tls-cert", "tls_cert", flags.tls_cert.as_ref());
+        self.text("--tls-key", "tls_key", flags.tls_key.as_ref());
+        self.text("--tls-ca", "tls_ca", flags.tls_ca.as_ref());
     }
 
     fn server(&mut self, flags: &ServerFlags) {
@@ -355,6 +485,7 @@ impl Arguments {
     pub(crate) fn given(&self) -> Vec<Given> {
         let mut flags = Flags::default();
         flags.text("--log", "log", self.common.log.as_ref());
+        flags.credentials(&self.common.credentials);
         match &self.command {
             Command::Serve(serve) => {
                 flags.text("--master", "master", serve.here.master.as_ref());
@@ -369,6 +500,7 @@ impl Arguments {
             }
             Command::Node(alone) => {
                 flags.text("--master", "master", alone.there.master.as_ref());
+                flags.text("--node-admin", "node_admin", alone.node_admin.as_ref());
                 flags.node(&alone.node);
                 flags.server(&alone.server);
             }
@@ -377,7 +509,12 @@ impl Arguments {
             | Command::Rm(Rm { client, .. })
             | Command::Ls(Ls { client, .. })
             | Command::Stat(Stat { client })
+            | Command::Top(Top { client, .. })
+            | Command::Drain(Drain { client, .. })
+            | Command::Undrain(Undrain { client, .. })
             | Command::Bench(Bench { client, .. }) => flags.client(client),
+            Command::Doctor(_) => {}
+            Command::Token(_) => {}
         }
         flags.0
     }

@@ -21,7 +21,7 @@ fn help_pages_are_as_reviewed() {
     insta::assert_snapshot!("help", command.render_help());
     let names: Vec<String> =
         command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
-    assert_eq!(names.len(), 9);
+    assert_eq!(names.len(), 12);
     for name in names {
         let sub = command.find_subcommand_mut(&name).unwrap();
         insta::assert_snapshot!(format!("help_{name}"), sub.render_help());

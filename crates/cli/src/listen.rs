@@ -1,7 +1,7 @@
 //! Before anything listens: is the address one that only this machine can reach, and is it free?
 //!
 //! What must stay true: nothing here opens a door. Whoever could connect could read and write every
-//! value, so an address that other machines reach needs the operator's word until credentials exist.
+//! value, so an address that other machines reach needs credentials, or the operator's word.
 
 use crate::failure::Failure;
 use mooncrate_wire::Address;
@@ -20,18 +20,21 @@ pub(crate) struct Door<'a> {
     pub(crate) flag: &'static str,
 }
 
-/// Refuses addresses that other machines can reach, unless the operator insists.
-pub(crate) fn check_loopback(door: Door<'_>, insecure: bool) -> Result<(), Failure> {
-    if insecure || is_loopback(door)? {
+/// Refuses addresses that other machines can reach, unless callers are asked for credentials
+/// (`guarded`) or the operator insists.
+pub(crate) fn check_loopback(door: Door<'_>, guarded: bool, insecure: bool) -> Result<(), Failure> {
+    if insecure || is_loopback(door)? || guarded {
         return Ok(());
     }
     let Door { what, address, flag } = door;
     let message = format!(
-        "{what} would listen on {address}, where other machines could reach it; only loopback \
-         addresses are allowed until credentials exist"
+        "{what} would listen on {address}, where other machines could reach it, and nobody is asked \
+         for credentials; only loopback addresses are open without them"
     );
-    let hint =
-        format!("choose one with {flag} 127.0.0.1:PORT, or accept the risk with --insecure-listen");
+    let hint = format!(
+        "give --token-file (`mooncrate token new > cluster.token`), or --tls-cert, --tls-key and \
+         --tls-ca, or choose {flag} 127.0.0.1:PORT, or accept the risk with --insecure-listen"
+    );
     Err(Failure::usage(message).hint(hint))
 }
 
@@ -42,7 +45,7 @@ pub(crate) fn check_admin(door: Door<'_>) -> Result<(), Failure> {
     }
     let Door { what, address, flag } = door;
     let message = format!(
-        "{what} would listen on {address}; in this version it listens on loopback only, because it \
+        "{what} would listen on {address}; it listens on loopback only, always, because it \
          tells every key to whoever asks"
     );
     Err(Failure::usage(message).hint(format!("choose {flag} 127.0.0.1:PORT, or {flag} off")))
@@ -50,14 +53,10 @@ pub(crate) fn check_admin(door: Door<'_>) -> Result<(), Failure> {
 
 fn is_loopback(door: Door<'_>) -> Result<bool, Failure> {
     let Door { what, address, flag } = door;
-    let found = address.resolve().map_err(|error| {
+    address.is_loopback().map_err(|error| {
         let message = format!("{what} cannot listen on {address}: {error}");
         Failure::usage(message).hint(format!("choose another address with {flag}"))
-    })?;
-    Ok(found.iter().all(|address| match address.as_socket() {
-        Some(address) => address.ip().to_canonical().is_loopback(),
-        None => address.is_unix(),
-    }))
+    })
 }
 
 /// Tries the address and lets it go again, so that the usual trouble is met with a good answer.
@@ -139,15 +138,19 @@ mod tests {
     fn only_loopback_is_open_without_the_operators_word() {
         for text in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "unix:/x"] {
             let address = text.parse().unwrap();
-            assert_eq!(check_loopback(door(&address), false), Ok(()), "{text}");
+            assert_eq!(check_loopback(door(&address), false, false), Ok(()), "{text}");
             assert_eq!(check_admin(door(&address)), Ok(()), "{text}");
         }
         for text in ["0.0.0.0:1", "[::]:1", "192.0.2.1:1", "[::ffff:192.0.2.1]:1"] {
             let address = text.parse().unwrap();
-            let error = check_loopback(door(&address), false).unwrap_err().to_string();
+            let error = check_loopback(door(&address), false, false).unwrap_err().to_string();
             assert!(error.contains("only loopback") && error.contains(text), "{error}");
             assert!(error.contains("--insecure-listen") && error.contains("--master"), "{error}");
-            assert_eq!(check_loopback(door(&address), true), Ok(()), "{text}");
+            for way in ["--token-file", "--tls-cert", "--tls-ca"] {
+                assert!(error.contains(way), "{error}");
+            }
+            assert_eq!(check_loopback(door(&address), false, true), Ok(()), "{text}");
+            assert_eq!(check_loopback(door(&address), true, false), Ok(()), "{text}");
             let error = check_admin(door(&address)).unwrap_err().to_string();
             assert!(error.contains("loopback only"), "{error}");
         }

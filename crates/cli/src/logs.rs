@@ -1,7 +1,7 @@
 //! Logs go to stderr, so that stdout holds nothing but what was asked for.
 
 use std::io::{IsTerminal, stderr};
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -11,6 +11,8 @@ pub(crate) fn start(filter: Option<&str>, default: &str) {
         .unwrap_or(default)
         .parse()
         .expect("the default is a filter, and the configuration refuses what is none");
+    // What operators change is logged however quiet the rest is to be.
+    let filter = filter.with_target("audit", LevelFilter::INFO);
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(stderr)
         .with_ansi(stderr().is_terminal())

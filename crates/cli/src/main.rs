@@ -21,6 +21,7 @@ mod listen;
 mod logs;
 mod progress;
 mod render;
+mod screen;
 
 use args::{Arguments, Command, ServerFlags};
 use clap::Parser;
@@ -59,6 +60,7 @@ fn run(arguments: &Arguments, out: Output) -> Result<(), Failure> {
         Command::Serve(serving) => serve(cmd::serve::Role::Both, &serving.server),
         Command::Master(alone) => serve(cmd::serve::Role::Master, &alone.server),
         Command::Node(alone) => serve(cmd::serve::Role::Node, &alone.server),
+        Command::Token(token) => cmd::token::run(&token.action, &settings, out),
         other => {
             quiet();
             cmd::ask(other, &settings, out)

@@ -1,7 +1,9 @@
 //! All that is printed: one calm sentence, then a table; or one JSON document. The only file that
-//! writes to stdout, except for the raw value of a `get`.
+//! writes to stdout, except for the raw value of a `get` and the live screen of `top`.
 
 use crate::cmd::bench::{COLUMNS, Row};
+use crate::cmd::doctor::Finding;
+use crate::cmd::top::View;
 use crate::config::Layers;
 use crate::failure::Failure;
 use anstream::stream::IsTerminal;
@@ -13,6 +15,9 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+
+/// Columns of a snapshot that nobody watches.
+const SNAPSHOT_WIDTH: usize = 110;
 
 /// Where output goes and in which form.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +75,7 @@ fn with(mut object: Value, more: Value) -> Value {
 }
 
 /// A table without lines; `right` names the columns that hold numbers.
-fn table(header: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Table {
+pub(crate) fn table(header: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(header.to_vec()).add_rows(rows);
     for index in 0..header.len() {
@@ -96,6 +101,14 @@ fn print(text: &str) -> Result<(), Failure> {
 
 fn print_json(value: &Value) -> Result<(), Failure> {
     print(&value.to_string())
+}
+
+impl Output {
+    /// A token, alone on its line.
+    pub(crate) fn token(self, token: &mooncrate::Token) -> Result<(), Failure> {
+        let text = token.to_text();
+        if self.json { print_json(&json!({ "token": text })) } else { print(&text) }
+    }
 }
 
 /// Whether a person would see what is written to stdout.
@@ -168,6 +181,49 @@ impl Output {
         }
     }
 
+    /// How far a drain is. `took` is the time that was waited for it.
+    pub(crate) fn drained(
+        self,
+        node: &str,
+        stat: &DrainStat,
+        took: Duration,
+    ) -> Result<(), Failure> {
+        let gone = stat.start_bytes.saturating_sub(stat.left_bytes);
+        let rate = gone as f64 / took.as_secs_f64().max(1e-9) / 1e6;
+        if self.json {
+            return print_json(&json!({
+                "node": node,
+                "draining": stat.draining,
+                "drained": stat.drained(),
+                "start_bytes": stat.start_bytes,
+                "left_bytes": stat.left_bytes,
+                "left_replicas": stat.left_replicas,
+                "moved": stat.moved,
+                "dropped": stat.dropped,
+                "stuck": stat.stuck,
+                "seconds": took.as_secs_f64(),
+            }));
+        }
+        if stat.draining == 0 {
+            return print(&format!("{node} takes values"));
+        }
+        if !stat.drained() {
+            return print(&format!(
+                "{node} is being drained: {} and {} left, {} stuck",
+                counted(stat.left_replicas, "replica"),
+                ByteSize(stat.left_bytes),
+                stat.stuck,
+            ));
+        }
+        print(&format!(
+            "{node} is empty: {} moved, {} dropped, {} in {:.1} s, {rate:.0} MB/s; it may stop",
+            counted(stat.moved, "replica"),
+            counted(stat.dropped, "object"),
+            ByteSize(gone),
+            took.as_secs_f64(),
+        ))
+    }
+
     /// Keys that were found; `more`: the limit cut the list.
     pub(crate) fn listing(self, entries: &[Listed], more: bool) -> Result<(), Failure> {
         if self.json {
@@ -193,6 +249,22 @@ impl Output {
             return print_json(&mooncrate_master::admin::stat_json(stat));
         }
         print(&stat_screen(stat))
+    }
+
+    /// The cluster at one moment, with its rates.
+    pub(crate) fn top(self, view: &View) -> Result<(), Failure> {
+        if self.json {
+            return print_json(&view.json());
+        }
+        print(&view.lines(SNAPSHOT_WIDTH, usize::MAX).join("\n"))
+    }
+
+    /// What the machine offers.
+    pub(crate) fn doctor(self, findings: &[Finding]) -> Result<(), Failure> {
+        if self.json {
+            return print_json(&crate::cmd::doctor::json(findings));
+        }
+        print(&crate::cmd::doctor::screen(findings))
     }
 
     /// All settings.
@@ -292,7 +364,7 @@ fn stat_screen(stat: &ClusterStat) -> String {
         ("open puts", stat.open_puts.to_string()),
         ("quarantined", bytes(stat.quarantined_bytes)),
         ("largest free run", bytes(stat.largest_free_run)),
-        ("evicted", format!("{}, {}", stat.evicted_objects, bytes(stat.evicted_bytes))),
+        ("evicted", format!("{}, {}", stat.counters.evicted, bytes(stat.counters.evicted_bytes))),
         ("index", bytes(stat.index_bytes)),
     ];
     let facts: Vec<String> = facts.map(|(name, value)| format!("  {name:<18}{value}")).to_vec();

@@ -1,6 +1,7 @@
 //! The screens as people see them.
 
 use super::*;
+use mooncrate_core::catalog::Counters;
 use mooncrate_core::plan::{Medium, SegmentOffer};
 use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, SegmentId, ZoneId};
 use mooncrate_wire::message::SegmentRow;
@@ -67,8 +68,7 @@ fn a_cluster_is_a_sentence_and_a_table() {
         used_bytes: 3 << 20,
         quarantined_bytes: 4096,
         largest_free_run: 200 << 20,
-        evicted_objects: 5,
-        evicted_bytes: 5000,
+        counters: Counters { evicted: 5, evicted_bytes: 5000, ..Counters::default() },
         index_bytes: 123_456,
         segments: vec![row],
         tenants: Vec::new(),

@@ -38,9 +38,9 @@ fn one_server_serves_every_command() {
     assert!(stat.starts_with("1 node, 2 values; "), "{stat}");
     let stat = cluster.ask(&["stat", "--json"], b"").json();
     assert_eq!((&stat["objects"], &stat["capacity_bytes"]), (&json!(2), &json!(64 << 20)));
-    assert_eq!(cluster.http("/stat")["segments"][0]["objects"], 2);
-    assert_eq!(cluster.http("/health")["status"], "ok");
-    assert_eq!(cluster.http("/keys?prefix=oth")["keys"][0]["key"], "other");
+    assert_eq!(cluster.http("/v1/usage")["segments"][0]["objects"], 2);
+    assert_eq!(cluster.http("/healthz")["status"], "ok");
+    assert_eq!(cluster.http("/v1/keys?prefix=oth")["keys"][0]["key"], "other");
 
     let gone = cluster.ask(&["rm", "hello", "nobody"], b"");
     assert_eq!((gone.code, gone.text().as_str()), (Some(3), "removed hello\n"));

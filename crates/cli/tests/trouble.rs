@@ -49,6 +49,10 @@ fn wrong_settings_are_refused_with_2_and_name_what_was_meant() {
         (plain(&["serve", "--master", "0.0.0.0:0"], &[], None), &["only loopback", "--master"]),
         (plain(&["serve", "--admin", "0.0.0.0:0"], &[], None), &["loopback only", "--admin off"]),
         (
+            plain(&["node", "--node-admin", "0.0.0.0:0"], &[], None),
+            &["loopback only", "--node-admin off"],
+        ),
+        (
             plain(&["node", "--data", "0.0.0.0:0"], &[("MOONCRATE_HOST", "h")], None),
             &["only loopback", "--insecure-listen"],
         ),

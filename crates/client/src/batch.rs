@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::get::share;
+use crate::get::{Source, share};
 use crate::put::Stored;
 use mooncrate_core::key;
 use mooncrate_core::plan::Located;
@@ -53,7 +53,12 @@ impl Client {
     fn locate_many(&self, keys: &[&[u8]], deadline: Deadline) -> Vec<Option<Arc<Located>>> {
         let mut located: Vec<Option<Arc<Located>>> = keys
             .iter()
-            .map(|key| self.cache.get(key::hash(key), key).inspect(|_| self.cache_hit(key)))
+            .map(|key| {
+                let hash = key::hash(key);
+                let found = self.cache.get(hash, key)?;
+                self.cache_hit(hash, key);
+                Some(found)
+            })
             .collect();
         let unknown: Vec<usize> = (0..keys.len()).filter(|i| located[*i].is_none()).collect();
         if unknown.is_empty() {
@@ -111,6 +116,10 @@ impl Client {
             for ((index, value), worked) in taken.into_iter().zip(worked) {
                 done[index] = worked;
                 values[index] = Some(value);
+                if worked {
+                    let located = located[index].as_ref().expect("filtered by it");
+                    self.count(located, Source { path: transport.path(), copy });
+                }
                 all_worked.extend(worked.then_some(index));
             }
         }

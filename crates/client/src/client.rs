@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::config::ClientConfig;
+use crate::counts::{Counters, Counts};
 use crate::error::Error;
 use crate::touch::Touches;
 use mooncrate_core::copy::DrainStat;
@@ -13,11 +14,11 @@ use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Engine, EngineConfig, Nodes, Segments};
 use mooncrate_wire::MasterApi;
 use mooncrate_wire::message::{
-    ClusterStat, Command, CopyKey, Drain, DrainWish, List, Listing, NodeCommand, Pattern, RemoveMatching, Removed, SetQuota,
+    ClusterStat, Command, CopyKey, Drain, DrainWish, List, Listing, NodeCommand, NodeEntry, Pattern,
+    RemoveMatching, Removed, SetQuota,
 };
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A program's door to the store. Cheap to share: all methods take `&self`.
 pub struct Client {
@@ -30,32 +31,6 @@ pub struct Client {
     pub(crate) touches: Touches,
     /// Orders copies that are equally near, differently in every client.
     pub(crate) turn: u64,
-}
-
-/// What the client counted.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    /// Reads answered without asking the master.
-    pub(crate) cached: AtomicU64,
-    /// Locators that turned out stale.
-    pub(crate) stale: AtomicU64,
-    /// Values refused because their checksum was wrong.
-    pub(crate) corrupt: AtomicU64,
-    /// Reads that another copy served than the first.
-    pub(crate) fallbacks: AtomicU64,
-}
-
-/// What the client counted, as a snapshot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Reads answered without asking the master.
-    pub cached: u64,
-    /// Locators that turned out stale.
-    pub stale: u64,
-    /// Values refused because their checksum was wrong.
-    pub corrupt: u64,
-    /// Reads that another copy served than the first.
-    pub fallbacks: u64,
 }
 
 impl fmt::Debug for Client {
@@ -182,6 +157,11 @@ impl Client {
         Ok(self.master.stat(self.deadline())?)
     }
 
+    /// The nodes of the cluster and where they are reached.
+    pub fn nodes(&self) -> Result<Vec<NodeEntry>, Error> {
+        Ok(self.master.nodes(self.deadline())?)
+    }
+
     /// Whether the master answers.
     pub fn ping(&self) -> Result<(), Error> {
         self.master.ping(self.deadline())?;
@@ -190,19 +170,6 @@ impl Client {
 
     /// What was counted.
     pub fn counts(&self) -> Counts {
-        // Relaxed: counters order nothing.
-        Counts {
-            cached: self.counters.cached.load(Ordering::Relaxed),
-            stale: self.counters.stale.load(Ordering::Relaxed),
-            corrupt: self.counters.corrupt.load(Ordering::Relaxed),
-            fallbacks: self.counters.fallbacks.load(Ordering::Relaxed),
-        }
-    }
-}
-
-impl Counters {
-    pub(crate) fn add(counter: &AtomicU64) {
-        // Relaxed: counters order nothing.
-        counter.fetch_add(1, Ordering::Relaxed);
+        self.counters.now()
     }
 }

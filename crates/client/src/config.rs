@@ -16,7 +16,7 @@ pub struct ClientConfig {
     pub replicas: u8,
     /// Fewer copies are fine where too few nodes exist; otherwise such a put is refused.
     pub best_effort: bool,
-    /// Whose objects it names: the tenant of its credential.
+    /// Whose objects it names, where nobody asks for credentials; elsewhere its credential decides.
     pub tenant: TenantId,
     /// Parts of one large value that travel at the same time.
     pub parallel_max: usize,

@@ -1,7 +1,7 @@
 //! get: find, read, verify. A stale locator is looked up once more; a copy that does not verify or
 //! does not answer is passed over for the next one.
 
-use crate::client::{Client, Counters};
+use crate::client::Client;
 use crate::error::Error;
 use crate::stripes::in_parallel;
 use mooncrate_core::error::GetError;
@@ -10,7 +10,7 @@ use mooncrate_core::lease;
 use mooncrate_core::plan::{Located, Locator};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_mem::clock::boottime;
-use mooncrate_transfer::{Read, TransferError, Transport, View};
+use mooncrate_transfer::{Path, Read, TransferError, Transport, View};
 use mooncrate_wire::DataError;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -18,6 +18,13 @@ use std::time::Duration;
 
 /// How often an object is looked for when it keeps moving.
 const TRIES_MAX: u32 = 4;
+
+/// Where a value came from: over which path, and from the copy at which place in the order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    pub(crate) path: Path,
+    pub(crate) copy: usize,
+}
 
 impl Client {
     /// The value of a key, or `None` if there is none.
@@ -60,10 +67,12 @@ impl Client {
         let end = self.deadline();
         self.find(key, end, |located| {
             if located.striping.stripes() == 1 {
-                let shown = self.try_copies(key, located, 0, end, |transport, at, deadline| {
-                    transport.view(at, located.len(), located.seal, deadline)
-                })?;
+                let (shown, from) =
+                    self.try_copies(key, located, 0, end, |transport, at, deadline| {
+                        transport.view(at, located.len(), located.seal, deadline)
+                    })?;
                 if let Some(view) = shown {
+                    self.count(located, from);
                     return Ok(view);
                 }
             }
@@ -108,15 +117,16 @@ impl Client {
         let mut located = self.cache.get(hash, key);
         let mut asked = located.is_none();
         if !asked {
-            self.cache_hit(key);
+            self.cache_hit(hash, key);
         }
         for _ in 0..TRIES_MAX {
-            let current = match located.take() {
-                Some(cached) => cached,
-                None => match self.locate_hashed(hash, key, deadline)? {
-                    Some(fresh) => fresh,
-                    None => return Ok(None),
-                },
+            let known = match located.take() {
+                Some(cached) => Some(cached),
+                None => self.locate_hashed(hash, key, deadline)?,
+            };
+            let Some(current) = known else {
+                self.counters.at(hash.0).misses.one();
+                return Ok(None);
             };
             match work(&current) {
                 Ok(result) => return Ok(Some(result)),
@@ -129,7 +139,7 @@ impl Client {
                     if asked && !error.is_stale() {
                         return Err(error.into());
                     }
-                    Counters::add(&self.counters.stale);
+                    self.counters.at(hash.0).stale.one();
                     asked = true;
                 }
             }
@@ -146,18 +156,22 @@ impl Client {
         deadline: Deadline,
     ) -> Result<(), TransferError> {
         let stripes = located.striping.stripes();
-        if stripes == 1 {
-            return self.read_stripe(key, located, 0, into, deadline);
-        }
-        let parts = into.chunks_mut(located.striping.stripe_bytes as usize);
-        let parts: Vec<Mutex<&mut [u8]>> = parts.map(Mutex::new).collect();
-        let numbers: Vec<u8> = (0..stripes as u8).collect();
-        let read = in_parallel(&numbers, self.config.parallel_max, |&stripe| {
-            // Nobody else has this stripe: the lock only says so to the compiler.
-            let into = &mut **parts[usize::from(stripe)].lock();
-            self.read_stripe(key, located, stripe, into, deadline)
-        });
-        read.into_iter().collect()
+        let from = if stripes == 1 {
+            self.read_stripe(key, located, 0, into, deadline)?
+        } else {
+            let parts = into.chunks_mut(located.striping.stripe_bytes as usize);
+            let parts: Vec<Mutex<&mut [u8]>> = parts.map(Mutex::new).collect();
+            let numbers: Vec<u8> = (0..stripes as u8).collect();
+            let read = in_parallel(&numbers, self.config.parallel_max, |&stripe| {
+                // Nobody else has this stripe: the lock only says so to the compiler.
+                let into = &mut **parts[usize::from(stripe)].lock();
+                self.read_stripe(key, located, stripe, into, deadline)
+            });
+            let read = read.into_iter().collect::<Result<Vec<Source>, _>>()?;
+            read.into_iter().max_by_key(|from| from.copy).expect("a value has a stripe")
+        };
+        self.count(located, from);
+        Ok(())
     }
 
     fn read_stripe(
@@ -167,15 +181,22 @@ impl Client {
         stripe: u8,
         into: &mut [u8],
         deadline: Deadline,
-    ) -> Result<(), TransferError> {
+    ) -> Result<Source, TransferError> {
         let len = located.striping.stripe_len(stripe);
         let seal = located.seal_of(stripe).ok_or(DataError::Corrupt)?;
-        self.try_copies(key, located, stripe, deadline, |transport, locator, deadline| {
-            let mut reads = [Read::new(*locator, len, seal, &mut *into)];
-            transport.read(&mut reads, deadline);
-            let [read] = reads;
-            read.result
-        })
+        let ((), from) =
+            self.try_copies(key, located, stripe, deadline, |transport, locator, deadline| {
+                let mut reads = [Read::new(*locator, len, seal, &mut *into)];
+                transport.read(&mut reads, deadline);
+                let [read] = reads;
+                read.result
+            })?;
+        Ok(from)
+    }
+
+    /// Counts a value that was read.
+    pub(crate) fn count(&self, located: &Located, from: Source) {
+        self.counters.at(located.object.sequence).hit(from.path, from.copy, located.len());
     }
 
     /// Tries the copies of a stripe in their order, until one works; that one is the first to be
@@ -187,23 +208,23 @@ impl Client {
         stripe: u8,
         deadline: Deadline,
         mut attempt: impl FnMut(&dyn Transport, &Locator, Deadline) -> Result<T, TransferError>,
-    ) -> Result<T, TransferError> {
+    ) -> Result<(T, Source), TransferError> {
         let mut last = TransferError::NotTried;
         let first = located.replicas.partition_point(|locator| locator.stripe < stripe);
         let copies = located.replicas[first..].iter().take_while(|at| at.stripe == stripe);
         let count = copies.clone().count();
         for (copy, locator) in copies.enumerate() {
             let deadline = share(deadline, count - copy);
-            let tried = self
-                .engine
-                .transport(locator, deadline)
-                .and_then(|transport| attempt(&*transport, locator, deadline));
+            let tried = self.engine.transport(locator, deadline).and_then(|transport| {
+                let from = Source { path: transport.path(), copy };
+                Ok((attempt(&*transport, locator, deadline)?, from))
+            });
             match tried {
                 Ok(done) => {
                     self.prefer(key, located, first, first + copy);
                     return Ok(done);
                 }
-                Err(error) => last = self.note(error),
+                Err(error) => last = self.note(located, error),
             }
         }
         Err(last)
@@ -212,7 +233,6 @@ impl Client {
     /// Remembers that the copy at `worked` worked where those before it, from `first` on, did not.
     pub(crate) fn prefer(&self, key: &[u8], located: &Located, first: usize, worked: usize) {
         if worked > first {
-            Counters::add(&self.counters.fallbacks);
             let mut better = located.clone();
             better.replicas.swap(first, worked);
             self.cache.insert(key::hash(key), key, Arc::new(better));
@@ -234,9 +254,9 @@ impl Client {
     }
 
     /// Counts an error on its way.
-    pub(crate) fn note(&self, error: TransferError) -> TransferError {
+    fn note(&self, located: &Located, error: TransferError) -> TransferError {
         if matches!(error, TransferError::Data(DataError::Corrupt)) {
-            Counters::add(&self.counters.corrupt);
+            self.counters.at(located.object.sequence).corrupt.one();
         }
         error
     }

@@ -16,14 +16,16 @@ mod batch;
 mod cache;
 mod client;
 mod config;
+mod counts;
 mod error;
 mod get;
 mod put;
 mod stripes;
 mod touch;
 
-pub use client::{Client, Counts};
+pub use client::Client;
 pub use config::ClientConfig;
+pub use counts::Counts;
 pub use error::Error;
 pub use mooncrate_transfer::View;
 pub use put::Stored;

@@ -233,10 +233,13 @@ impl Client {
         for (Written { index, plan, seals }, ended) in ends.into_iter().zip(ended) {
             let key = items[index].0;
             results[index] = Some(ended.map(|()| {
+                let WritePlan { object, striping, replicas, .. } = plan;
+                let counters = self.counters.at(object.sequence);
+                counters.puts.one();
+                counters.bytes_written.add(striping.len);
                 // We wrote these bytes and know where they are: the next get asks nobody. Unless the
                 // master must see the first get.
                 if config.expire_ms == 0 {
-                    let WritePlan { object, striping, replicas, .. } = plan;
                     let (seal, more_seals) = (seals[0], seals[1..].to_vec());
                     let lease_ms = 0;
                     let located =

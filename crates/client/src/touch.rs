@@ -3,13 +3,12 @@
 //! per tenth of a second at most, and a master that does not answer is left alone for a while.
 
 use crate::client::Client;
-use mooncrate_core::key;
+use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::time::Now;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::message::Touch;
 use parking_lot::Mutex;
 use std::borrow::Cow;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// One read in so many is told.
@@ -39,10 +38,11 @@ struct State {
 
 impl Client {
     /// A read found its locator in the cache.
-    pub(crate) fn cache_hit(&self, key: &[u8]) {
-        // Relaxed: counters order nothing.
-        let before = self.counters.cached.fetch_add(1, Ordering::Relaxed);
-        if before % SAMPLE == SAMPLE - 1 {
+    pub(crate) fn cache_hit(&self, hash: KeyHash, key: &[u8]) {
+        let cached = &self.counters.at(hash.0).cached;
+        cached.one();
+        // Other threads may count in between: then a sample is taken twice, or not.
+        if cached.value().is_multiple_of(SAMPLE) {
             self.sample(key);
         }
     }

@@ -59,9 +59,9 @@ id!(
     /// The failure zone of a machine, for placement: hash of the zone label.
     ZoneId(u64)
 );
-
 id!(
-    /// Whose objects these are. Derived from the tenant's name; 0 is the tenant without a name.
+    /// Whose keys, bytes and connections these are: hash of the tenant's name, 0 for the default
+    /// tenant, which has none. It comes from a proven credential, never from a field of a request.
     TenantId(u32)
 );
 id!(
@@ -74,24 +74,40 @@ pub fn name_hash(name: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(name.as_bytes())
 }
 
+/// Bytes of the longest tenant name.
+pub const TENANT_BYTES_MAX: usize = 64;
+
+/// Why a text names no tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a tenant's name has 1 to {TENANT_BYTES_MAX} of a-z, 0-9, - and _; choose another one")]
+pub struct BadTenant;
+
+impl TenantId {
+    /// Everybody without a tenant of their own.
+    pub const DEFAULT: Self = Self(0);
+
+    /// The tenant of this name; the empty name is the default tenant. A name that hashes to the
+    /// default tenant is refused, because its keys would be everybody's.
+    pub fn named(name: &str) -> Result<Self, BadTenant> {
+        if name.is_empty() {
+            return Ok(Self::DEFAULT);
+        }
+        let fits = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+        if name.len() > TENANT_BYTES_MAX || !name.bytes().all(fits) {
+            return Err(BadTenant);
+        }
+        let hash = name_hash(name);
+        match Self((hash ^ (hash >> 32)) as u32) {
+            Self::DEFAULT => Err(BadTenant),
+            tenant => Ok(tenant),
+        }
+    }
+}
+
 impl NodeId {
     /// The id of the node with this configured name.
     pub fn named(name: &str) -> Self {
         Self(name_hash(name))
-    }
-}
-
-impl TenantId {
-    /// The tenant of clients that prove no other.
-    pub const DEFAULT: Self = Self(0);
-
-    /// The id of the tenant with this name; `None` for a name that is too long, has other characters
-    /// than `a-z`, `0-9`, `-` and `_`, or hashes to the default tenant.
-    pub fn named(name: &str) -> Option<Self> {
-        let fine = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
-        let good = !name.is_empty() && name.len() <= 64 && name.chars().all(fine);
-        let id = Self(name_hash(name) as u32);
-        (good && id != Self::DEFAULT).then_some(id)
     }
 }
 
@@ -133,5 +149,21 @@ pub struct ObjectId {
 impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.epoch.0, self.sequence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenants_have_plain_names() {
+        assert_eq!(TenantId::named(""), Ok(TenantId::DEFAULT));
+        let acme = TenantId::named("acme").unwrap();
+        assert_ne!(acme, TenantId::DEFAULT);
+        assert_ne!(acme, TenantId::named("acme-2").unwrap());
+        for bad in ["Acme", "a b", "a.b", "a/b", "é", &"x".repeat(65)] {
+            assert_eq!(TenantId::named(bad), Err(BadTenant), "{bad}");
+        }
     }
 }

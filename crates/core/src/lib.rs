@@ -37,6 +37,7 @@ pub mod plan;
 pub mod rng;
 pub mod seal;
 pub mod state;
+pub mod tally;
 pub mod time;
 pub mod word;
 
@@ -48,7 +49,7 @@ pub use ids::{
 };
 pub use key::{Key, KeyHash, Name};
 pub use label::Label;
-pub use plan::{Keep, Located, Locator, Medium, PutConfig, Striping, WritePlan};
+pub use plan::{Grant, Keep, Located, Locator, Medium, PutConfig, Striping, WritePlan};
 pub use seal::Seal;
 pub use state::ReplicaState;
 pub use time::{Deadline, Now};

@@ -96,6 +96,31 @@ impl Striping {
     }
 }
 
+/// What a grant allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Right {
+    /// Read and pin.
+    Read = 0,
+    /// Begin, write, publish and abandon.
+    Write = 1,
+}
+
+/// Leave of the master to use one locator, which the owner of the bytes checks without asking
+/// anybody. It exists where a cluster has a secret. It bounds abuse and protects no bytes: that is
+/// the work of the generation and the checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grant {
+    /// Whose it is; only connections of that tenant may use it.
+    pub tenant: TenantId,
+    /// Until when, in seconds of wall time since 1970.
+    pub expires_s: u32,
+    /// What for.
+    pub right: Right,
+    /// Keyed hash over all of this and the locator.
+    pub mac: [u8; 16],
+}
+
 /// How one replica is reached: a life of a slot, and its bytes. Dead as soon as the slot's
 /// generation or the segment's incarnation moved on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -112,6 +137,8 @@ pub struct Locator {
     pub extent: Extent,
     /// Which stripe of the value it holds; 0 for a value that is not striped.
     pub stripe: u8,
+    /// The master's leave, in a cluster with a secret.
+    pub grant: Option<Grant>,
 }
 
 /// Leave to write one object: the same bytes to every replica, then publish, then `put_end`.

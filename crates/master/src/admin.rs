@@ -1,64 +1,64 @@
-//! The admin HTTP: what a person or a dashboard may see, as JSON. Read-only.
+//! The admin HTTP of a master: what an operator or a dashboard sees, and the little they may change.
 //!
 //! ```text
-//!   GET /health                            is it there, who leads
-//!   GET /stat                              the cluster in numbers, segments included
-//!   GET /segments                          the segments alone
-//!   GET /keys?prefix=&limit=&cursor=       a page of keys
+//!   GET    /healthz                              200, or 503 with the reasons
+//!   GET    /metrics                              for Prometheus
+//!   GET    /v1/usage                             the cluster in numbers
+//!   GET    /v1/segments                          one row per segment
+//!   GET    /v1/nodes                             who, where, last heard when
+//!   GET    /v1/keys?prefix=&limit=&cursor=       a page of keys
+//!   DELETE /v1/keys/{key}[?force=true]           remove one; the key is percent-encoded
+//!   GET    /v1/audit                             does the index add up? Linear, under the lock
 //! ```
 //!
-//! What must stay true: no route changes anything; a page is bounded; keys are shown escaped and in
-//! hexadecimal, never as raw bytes; ids are hexadecimal text, because JSON readers round numbers
-//! beyond 2^53. Every key is told to whoever asks, so this is served on loopback only, and a request
-//! whose `Host` is not this machine is refused: a web page that points its own name at 127.0.0.1
-//! must not read it.
+//! What must stay true: a page is bounded; keys are shown escaped and in hexadecimal, never as raw
+//! bytes; ids are hexadecimal text, because JSON readers round numbers beyond 2^53; every change
+//! leaves one line in the log. Every key is told to whoever asks, so this stands behind
+//! [`mooncrate_admin::window`], which refuses everybody but this machine.
 
 use crate::handler::Scope;
+use crate::metrics::medium_name;
+use crate::query::{Page, force, key_of};
 use crate::service::Master;
-use axum::extract::{RawQuery, Request, State};
-use axum::http::{StatusCode, header};
-use axum::middleware::{Next, from_fn};
+use axum::extract::{ConnectInfo, RawQuery, State};
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{delete, get};
 use axum::{Json, Router};
+use mooncrate_admin::{Answer, Refused, Registry, changed, health};
 use mooncrate_core::TenantId;
+use mooncrate_core::catalog::Counters;
+use mooncrate_core::error::RemoveError;
 use mooncrate_core::key;
-use mooncrate_core::plan::Medium;
 use mooncrate_core::time::Deadline;
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{ClusterStat, List, Listed, Listing, Pattern, SegmentRow};
+use mooncrate_wire::message::{ClusterStat, List, Listed, Listing, NodeEntry, Pattern, SegmentRow};
 use mooncrate_wire::{CallError, MasterApi};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Keys of a page when nobody says how many.
-const PAGE: u32 = 100;
-/// Most keys of a page.
-const PAGE_MAX: u32 = 1000;
 /// How long a call of the master may take.
-const CALL: Duration = Duration::from_secs(5);
+const CALL: Duration = Duration::from_secs(2);
+/// What stands before the key in a path.
+const KEYS: &str = "/v1/keys/";
 
-/// All routes.
-pub fn router(master: Arc<Master>) -> Router {
+/// All routes, to be put behind a window. `registry` holds what `/metrics` shows: the master's
+/// numbers, and those of a node in the same process.
+pub fn routes(master: Arc<Master>, registry: Arc<Registry>) -> Router {
     Router::new()
-        .route("/health", get(health))
-        .route("/stat", get(stat))
-        .route("/segments", get(segments))
-        .route("/keys", get(keys))
-        .fallback(nothing_here)
-        .layer(from_fn(only_this_host))
+        .route("/healthz", get(healthz))
+        .route("/v1/usage", get(usage))
+        .route("/v1/segments", get(segments))
+        .route("/v1/nodes", get(nodes))
+        .route("/v1/keys", get(keys))
+        .route("/v1/keys/{*key}", delete(remove))
+        .route("/v1/audit", get(audit))
         .with_state(master)
-}
-
-/// Answers until `stop` is done, then finishes the requests under way. The caller bounds that wait.
-pub async fn serve(
-    listener: tokio::net::TcpListener,
-    master: Arc<Master>,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    axum::serve(listener, router(master)).with_graceful_shutdown(stop).await
+        .route("/metrics", get(move || async move { mooncrate_admin::metrics(&registry) }))
+        .fallback(nothing_here)
 }
 
 /// The cluster as JSON; the command line prints the same.
@@ -73,10 +73,32 @@ pub fn stat_json(stat: &ClusterStat) -> Value {
         "used_bytes": stat.used_bytes,
         "quarantined_bytes": stat.quarantined_bytes,
         "largest_free_run": stat.largest_free_run,
-        "evicted_objects": stat.evicted_objects,
-        "evicted_bytes": stat.evicted_bytes,
         "index_bytes": stat.index_bytes,
+        "counters": counters_json(&stat.counters),
         "segments": segments_json(&stat.segments),
+    })
+}
+
+fn counters_json(counters: &Counters) -> Value {
+    json!({
+        "puts": counters.puts,
+        "hits": counters.hits,
+        "misses": counters.misses,
+        "removed": counters.removed,
+        "evicted": counters.evicted,
+        "evicted_bytes": counters.evicted_bytes,
+        "evict_skipped": counters.evict_skipped,
+        "busy": counters.busy,
+        "expired": counters.expired,
+        "replaced": counters.replaced,
+        "replanned": counters.replanned,
+        "puts_expired": counters.puts_expired,
+        "stale_tokens": counters.stale_tokens,
+        "nodes_lost": counters.nodes_lost,
+        "announced_dropped": counters.announced_dropped,
+        "copied": counters.copied,
+        "copied_bytes": counters.copied_bytes,
+        "copies_failed": counters.copies_failed,
     })
 }
 
@@ -93,18 +115,13 @@ pub fn listed_json(listed: &Listed) -> Value {
 
 fn segments_json(rows: &[SegmentRow]) -> Value {
     let rows = rows.iter().map(|row| {
-        let medium = match row.offer.medium {
-            Medium::Vram => "vram",
-            Medium::Dram => "dram",
-            Medium::Ssd => "ssd",
-        };
         json!({
             "segment": row.offer.segment.to_string(),
             "incarnation": row.offer.incarnation.to_string(),
             "node": row.offer.node.to_string(),
             "host": row.offer.host.to_string(),
             "zone": row.offer.zone.to_string(),
-            "medium": medium,
+            "medium": medium_name(row.offer.medium),
             "open": row.open,
             "slots": row.offer.slots,
             "capacity_bytes": row.offer.bytes,
@@ -115,6 +132,21 @@ fn segments_json(rows: &[SegmentRow]) -> Value {
         })
     });
     Value::Array(rows.collect())
+}
+
+fn node_json(entry: &NodeEntry, silence: Option<Duration>) -> Value {
+    let NodeEntry { info, segments } = entry;
+    let segments: Vec<String> = segments.iter().map(|(id, _)| id.to_string()).collect();
+    json!({
+        "node": info.node.to_string(),
+        "name": info.name,
+        "tcp": info.tcp,
+        "unix": info.unix,
+        "host": info.host.to_string(),
+        "zone": info.zone.to_string(),
+        "segments": segments,
+        "silent_ms": silence.map(|silence| silence.as_millis() as u64),
+    })
 }
 
 fn listing_json(listing: &Listing) -> Value {
@@ -128,24 +160,6 @@ fn hex(bytes: &[u8]) -> String {
         text
     })
 }
-
-/// A request that was not answered.
-#[derive(Debug)]
-struct Refused(StatusCode, String);
-
-impl IntoResponse for Refused {
-    fn into_response(self) -> Response {
-        (self.0, Json(json!({ "error": self.1 }))).into_response()
-    }
-}
-
-impl From<CallError> for Refused {
-    fn from(error: CallError) -> Self {
-        Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
-    }
-}
-
-type Answer = Result<Json<Value>, Refused>;
 
 /// Calls the master where blocking is allowed.
 async fn ask<T: Send + 'static>(
@@ -161,15 +175,24 @@ async fn ask<T: Send + 'static>(
             tracing::error!(%error, "an admin request failed");
             Refused(StatusCode::INTERNAL_SERVER_ERROR, "the master failed to answer".to_owned())
         })?
-        .map_err(Refused::from)
+        .map_err(|error| Refused(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
 }
 
-async fn health(State(master): State<Arc<Master>>) -> Answer {
-    let epoch = ask(master, MasterApi::ping).await?;
-    Ok(Json(json!({ "status": "ok", "epoch": epoch.0 })))
+async fn healthz(State(master): State<Arc<Master>>) -> Result<Response, Refused> {
+    let stat = ask(master, MasterApi::stat).await?;
+    let mut reasons = Vec::new();
+    if stat.rebuilding {
+        reasons.push("the index is being rebuilt: some nodes have not announced yet".to_owned());
+    }
+    if stat.segments.is_empty() {
+        reasons.push("no segment is mounted: start a node, or wait for one".to_owned());
+    } else if !stat.segments.iter().any(|row| row.open) {
+        reasons.push("no segment takes new values: all nodes are silent".to_owned());
+    }
+    Ok(health(&reasons, json!({ "epoch": stat.epoch.0 })))
 }
 
-async fn stat(State(master): State<Arc<Master>>) -> Answer {
+async fn usage(State(master): State<Arc<Master>>) -> Answer {
     Ok(Json(stat_json(&ask(master, MasterApi::stat).await?)))
 }
 
@@ -178,9 +201,14 @@ async fn segments(State(master): State<Arc<Master>>) -> Answer {
     Ok(Json(json!({ "segments": segments_json(&stat.segments) })))
 }
 
+async fn nodes(State(master): State<Arc<Master>>) -> Answer {
+    let roll = ask(master, |scope, _| Ok(scope.master().roll())).await?;
+    let rows = roll.iter().map(|(entry, silence)| node_json(entry, *silence));
+    Ok(Json(json!({ "nodes": rows.collect::<Vec<_>>() })))
+}
+
 async fn keys(State(master): State<Arc<Master>>, RawQuery(query): RawQuery) -> Answer {
-    let page = Page::parse(query.as_deref().unwrap_or_default())
-        .map_err(|why| Refused(StatusCode::BAD_REQUEST, why))?;
+    let page = Page::parse(query.as_deref().unwrap_or_default()).map_err(bad_request)?;
     let listing = ask(master, move |master, deadline| {
         let pattern = Pattern::Prefix(&page.prefix);
         master.list(&List { pattern, cursor: page.cursor, limit: page.limit }, deadline)
@@ -188,89 +216,63 @@ async fn keys(State(master): State<Arc<Master>>, RawQuery(query): RawQuery) -> A
     Ok(Json(listing_json(&listing.await?)))
 }
 
-async fn nothing_here() -> Refused {
-    let message = "nothing is here; try /health, /stat, /segments or /keys".to_owned();
-    Refused(StatusCode::NOT_FOUND, message)
-}
-
-async fn only_this_host(request: Request, next: Next) -> Response {
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    if host.is_none_or(is_this_host) {
-        return next.run(request).await;
-    }
-    let message = "this is served to its own machine, under localhost or a loopback address";
-    Refused(StatusCode::FORBIDDEN, message.to_owned()).into_response()
-}
-
-fn is_this_host(host: &str) -> bool {
-    let port = |rest: &str| rest.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
-    let name = match host.rfind(':') {
-        Some(at) if port(&host[at..]) => &host[..at],
-        _ => host,
+async fn remove(
+    State(master): State<Arc<Master>>,
+    ConnectInfo(who): ConnectInfo<SocketAddr>,
+    uri: Uri,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Refused> {
+    let name = uri.path().strip_prefix(KEYS).unwrap_or_default();
+    let key = key_of(name).map_err(bad_request)?;
+    let force = force(query.as_deref().unwrap_or_default()).map_err(bad_request)?;
+    let (hash, shown) = (key::hash(&key), key::show(&key).to_string());
+    let removed = ask(master, move |master, deadline| {
+        let mut results = master.remove(force, &[&key], deadline)?;
+        Ok(results.pop().expect("one result per item"))
+    })
+    .await;
+    let what = if force { "remove key, leased or not" } else { "remove key" };
+    let outcome = match &removed {
+        Ok(Ok(())) => "removed".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(Refused(_, why)) => why.clone(),
     };
-    let number = name.trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost")
-        || number.parse::<std::net::IpAddr>().is_ok_and(|number| number.is_loopback())
+    changed(who, what, hash, &outcome);
+    let (status, state) = match removed? {
+        Ok(()) => (StatusCode::OK, "removed"),
+        Err(RemoveError::Deferred { .. }) => (StatusCode::ACCEPTED, "being removed"),
+        Err(error) => return Err(Refused(status_of(error), error.to_string())),
+    };
+    Ok((status, Json(json!({ "key": shown, "state": state }))).into_response())
 }
 
-/// Which page of keys is wanted.
-#[derive(Debug, PartialEq, Eq)]
-struct Page {
-    prefix: Vec<u8>,
-    cursor: u64,
-    limit: u32,
-}
-
-impl Page {
-    /// Reads a query. By hand, because a prefix is bytes and need not be text.
-    fn parse(query: &str) -> Result<Self, String> {
-        let mut page = Self { prefix: Vec::new(), cursor: 0, limit: PAGE };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let bytes = unescape(value)
-                .ok_or_else(|| format!("{name}: a % is followed by two hexadecimal digits"))?;
-            let number = || str::from_utf8(&bytes).ok()?.parse::<u64>().ok();
-            match name {
-                "prefix" => page.prefix = bytes,
-                "cursor" => {
-                    page.cursor = number().ok_or("cursor: the `next` of a page is wanted")?;
-                }
-                "limit" => {
-                    let limit = number().filter(|limit| (1..=u64::from(PAGE_MAX)).contains(limit));
-                    let wanted = || format!("limit: a number from 1 to {PAGE_MAX} is wanted");
-                    page.limit = limit.ok_or_else(wanted)? as u32;
-                }
-                name => {
-                    let name = key::show(name.as_bytes());
-                    return Err(format!(
-                        "{name} is unknown; prefix, limit and cursor are possible"
-                    ));
-                }
-            }
+async fn audit(State(master): State<Arc<Master>>) -> Answer {
+    match ask(master, |scope, _| Ok(scope.master().audit())).await? {
+        Ok(()) => Ok(Json(json!({ "adds_up": true }))),
+        Err(error) => {
+            tracing::error!(%error, "the index does not add up");
+            Err(Refused(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
         }
-        Ok(page)
     }
 }
 
-/// Undoes the escapes of a query.
-fn unescape(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let (byte, after) = match first {
-            b'+' => (b' ', after),
-            b'%' => {
-                let digits = str::from_utf8(after.get(..2)?).ok()?;
-                // `from_str_radix` takes a sign, an escape has none.
-                let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-                (u8::from_str_radix(digits, 16).ok().filter(|_| plain)?, &after[2..])
-            }
-            byte => (byte, after),
-        };
-        bytes.push(byte);
-        rest = after;
+async fn nothing_here() -> Refused {
+    let message = "nothing is here; try /healthz, /metrics, /v1/usage, /v1/segments, /v1/nodes, \
+                   /v1/keys or /v1/audit";
+    Refused(StatusCode::NOT_FOUND, message.to_owned())
+}
+
+fn bad_request(why: String) -> Refused {
+    Refused(StatusCode::BAD_REQUEST, why)
+}
+
+const fn status_of(error: RemoveError) -> StatusCode {
+    match error {
+        RemoveError::NotFound => StatusCode::NOT_FOUND,
+        RemoveError::Key(_) => StatusCode::BAD_REQUEST,
+        RemoveError::Leased { .. } => StatusCode::CONFLICT,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
     }
-    Some(bytes)
 }
 
 #[cfg(test)]

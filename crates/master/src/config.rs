@@ -1,6 +1,7 @@
 //! How a master is set up. Plain data; live parts enter by constructor.
 
 use mooncrate_core::catalog;
+use mooncrate_wire::auth::GrantKey;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ pub struct MasterConfig {
     pub tick: Duration,
     /// How long a put may wait for room when its caller gave no deadline.
     pub put_wait_max: Duration,
+    /// The key of grants, in a cluster with a secret.
+    pub grants: Option<GrantKey>,
 }
 
 impl Default for MasterConfig {
@@ -24,6 +27,7 @@ impl Default for MasterConfig {
             state_file: None,
             tick: Duration::from_millis(10),
             put_wait_max: Duration::from_secs(1),
+            grants: None,
         }
     }
 }

@@ -3,10 +3,11 @@
 //! of the caller's credential, in the same process for the one of the [`Scope`].
 
 use crate::service::Master;
+use crate::{audit, grants};
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, PutConfig, WritePlan};
-use mooncrate_core::time::Deadline;
+use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{LeaderEpoch, ObjectId, TenantId};
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
@@ -15,7 +16,7 @@ use mooncrate_wire::message::{
     Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching,
     Removed, SetQuota, Touch, Unmount,
 };
-use mooncrate_wire::{Answer, CallError, Caller, Handler, MasterApi, Reply, Request};
+use mooncrate_wire::{Answer, CallError, Caller, Handler, Kind, MasterApi, Reply, Request};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +30,9 @@ impl Handler for MasterHandler {
     }
 
     fn handle(&self, request: Request<'_>, caller: Caller<'_>) -> Answer {
-        match request {
+        audit::admin(caller.peer, &request);
+        let kind = request.kind();
+        let answer = match request {
             Request::PutStart(put) => self.scope(caller).start_put(&put, caller.deadline),
             Request::PutEnd(put) => self.scope(caller).end_put(&put, caller.deadline),
             Request::Remove(remove) => self.scope(caller).start_remove(&remove, caller.deadline),
@@ -39,7 +42,33 @@ impl Handler for MasterHandler {
             Request::Copy(ask) => self.scope(caller).start_copy(&ask, caller.deadline),
             Request::Orders(orders) => poll(&self.0, &orders),
             other => Answer::Now(api::answer(&self.scope(caller), other, caller.deadline)),
+        };
+        match grants::add(&self.0, caller.peer.tenant, answer) {
+            Answer::Now(reply) => {
+                self.0.requests.note(kind, caller.arrived);
+                Answer::Now(reply)
+            }
+            Answer::Later(waiting) => {
+                let timed = Timed { master: Arc::clone(&self.0), kind, arrived: caller.arrived };
+                Answer::Later(Box::pin(async move {
+                    let _timed = timed;
+                    waiting.await
+                }))
+            }
         }
+    }
+}
+
+/// Notes a request that waited when it ends, whether by its reply or because its caller gave up.
+struct Timed {
+    master: Arc<Master>,
+    kind: Kind,
+    arrived: Now,
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        self.master.requests.note(self.kind, self.arrived);
     }
 }
 
@@ -64,6 +93,11 @@ impl Master {
 }
 
 impl Scope {
+    /// The master, whoever asks.
+    pub fn master(&self) -> &Arc<Master> {
+        &self.master
+    }
+
     /// Most puts find room at once; the others wait for owners, in a task of their own.
     fn start_put(self, put: &PutStart<'_>, deadline: Deadline) -> Answer {
         let mut results = vec![None; put.items.len()];

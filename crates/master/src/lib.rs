@@ -11,17 +11,22 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod audit;
 mod config;
 mod copies;
+mod grants;
 mod handler;
 mod members;
+mod metrics;
 mod news;
 mod pattern;
+mod query;
 mod serve;
 mod service;
 mod state_file;
 
 pub use config::MasterConfig;
 pub use handler::{MasterHandler, Scope};
+pub use metrics::MasterMetrics;
 pub use serve::{Serving, serve};
 pub use service::Master;

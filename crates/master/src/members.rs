@@ -9,6 +9,7 @@ use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, SegmentId};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{Mount, Mounted, NodeEntry, NodeInfo, OrderBatch, Pulse};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Orders in one answer of the poll.
 const ORDERS_MAX: usize = 1024;
@@ -114,6 +115,26 @@ impl Master {
                 NodeEntry { info: info.clone(), segments: segments.collect() }
             })
             .collect()
+    }
+
+    /// The nodes as an operator sees them: how long each has been silent goes with it.
+    pub(crate) fn roll(&self) -> Vec<(NodeEntry, Option<Duration>)> {
+        let entries = self.node_entries();
+        let (now, mind) = (boottime(), self.mind());
+        let silence = |node| mind.catalog.last_heard(node).map(|heard| now.since(heard));
+        entries
+            .into_iter()
+            .map(|entry| {
+                let silence = silence(entry.info.node);
+                (entry, silence)
+            })
+            .collect()
+    }
+
+    /// Names of nodes by id.
+    pub(crate) fn node_names(&self) -> BTreeMap<NodeId, String> {
+        let mind = self.mind();
+        mind.directory.nodes.iter().map(|(node, info)| (*node, info.name.clone())).collect()
     }
 
     pub(crate) fn leader_epoch(&self) -> LeaderEpoch {

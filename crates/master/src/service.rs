@@ -4,6 +4,7 @@
 use crate::config::MasterConfig;
 use crate::copies::Parcels;
 use crate::members::Directory;
+use crate::metrics::Requests;
 use crate::news::News;
 use crate::pattern::Matcher;
 use crate::state_file::{Kept, StateFile};
@@ -41,6 +42,8 @@ pub struct Master {
     /// A lock of its own, taken before the mind's: no call waits while the disk works.
     state: Mutex<Option<StateFile>>,
     pub(crate) news: News,
+    /// How long requests took; handlers add to it.
+    pub(crate) requests: Requests,
     /// A node in this process takes its orders by a call.
     local: OnceLock<(NodeId, LocalNode)>,
 }
@@ -94,6 +97,7 @@ impl Master {
             mind: Mutex::new(mind),
             state: Mutex::new(state),
             news: News::default(),
+            requests: Requests::default(),
             local: OnceLock::new(),
         });
         master.keep()?;
@@ -391,8 +395,7 @@ impl Master {
             used_bytes: sum(|row| row.used_bytes),
             quarantined_bytes: sum(|row| row.quarantined_bytes),
             largest_free_run: segments.iter().map(|row| row.largest_free_run).max().unwrap_or(0),
-            evicted_objects: counters.evicted,
-            evicted_bytes: counters.evicted_bytes,
+            counters,
             index_bytes: mind.catalog.heap_bytes() as u64,
             segments,
             tenants,

@@ -81,6 +81,7 @@ fn hot_gets(len: u64) -> Result<(f64, f64), Box<dyn std::error::Error>> {
         generation: Generation(0),
         extent,
         stripe: 0,
+        grant: None,
     };
     let token = PutToken(1);
     let (object, epoch, label) =

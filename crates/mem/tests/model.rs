@@ -111,7 +111,8 @@ impl Rig {
         let generation = Generation(self.rooms[slot as usize].generation.checked_sub(back)?);
         let extent = Extent::new(u64::from(slot) * ROOM, extent_bytes(len)).unwrap();
         let (segment, incarnation, slot) = (SEGMENT, INCARNATION, Slot(slot));
-        Some(Locator { segment, incarnation, slot, generation, extent, stripe: 0 })
+        let (stripe, grant) = (0, None);
+        Some(Locator { segment, incarnation, slot, generation, extent, stripe, grant })
     }
 
     fn room(&mut self, slot: u32) -> &mut Room {

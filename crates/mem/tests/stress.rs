@@ -80,8 +80,15 @@ fn own(shared: &Shared, slot: u32) {
         let extent = Extent::new(u64::from(slot) * ROOM, extent_bytes(len)).unwrap();
         let spec = shared.segment.spec();
         let (segment, incarnation) = (spec.segment, spec.incarnation);
-        let locator =
-            Locator { segment, incarnation, slot: Slot(slot), generation, extent, stripe: 0 };
+        let locator = Locator {
+            segment,
+            incarnation,
+            slot: Slot(slot),
+            generation,
+            extent,
+            stripe: 0,
+            grant: None,
+        };
         let begin = BeginWrite {
             locator,
             token: PutToken(put),

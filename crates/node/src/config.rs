@@ -2,8 +2,10 @@
 
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
-use mooncrate_mem::SegmentSpec;
-use mooncrate_wire::{Address, PoolConfig};
+use mooncrate_mem::{Segment, SegmentSpec};
+use mooncrate_wire::{Address, Gate, PoolConfig};
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes per slot that the default number of slots assumes; smaller objects run out of slots
@@ -31,8 +33,6 @@ pub struct NodeConfig {
     pub tcp: Option<Address>,
     /// Where it is reached on the same machine.
     pub unix: Option<Address>,
-    /// The only tenant whose objects it takes; `None`: everybody's.
-    pub tenant: Option<TenantId>,
     /// Which start of the node this is: later starts have larger numbers.
     pub incarnation: Incarnation,
     /// Time between heartbeats.
@@ -43,6 +43,12 @@ pub struct NodeConfig {
     pub copy_threads: usize,
     /// How other nodes are reached.
     pub links: PoolConfig,
+    /// What callers of its data server must show.
+    pub gate: Gate,
+    /// The one tenant it is dedicated to; `None`: it holds values of all.
+    pub tenant: Option<TenantId>,
+    /// Users, besides our own and root, whose processes may map the segment.
+    pub share_users: Vec<u32>,
 }
 
 impl Default for NodeConfig {
@@ -57,12 +63,14 @@ impl Default for NodeConfig {
             huge_pages: false,
             tcp: None,
             unix: None,
-            tenant: None,
             incarnation: Incarnation(1),
             heartbeat: Duration::from_millis(500),
             tick: Duration::from_millis(5),
             copy_threads: 2,
             links: PoolConfig::default(),
+            gate: Gate::default(),
+            tenant: None,
+            share_users: Vec::new(),
         }
     }
 }
@@ -81,6 +89,15 @@ impl NodeConfig {
     /// The zone's id.
     pub fn zone_id(&self) -> ZoneId {
         ZoneId(name_hash(&self.zone))
+    }
+
+    /// A segment as wanted. Where several tenants meet, ranges are zeroed between lives.
+    pub(crate) fn create(&self, spec: SegmentSpec) -> io::Result<Arc<Segment>> {
+        if self.gate.is_guarded() && self.tenant.is_none() {
+            Segment::create_wiping(spec)
+        } else {
+            Segment::create(spec)
+        }
     }
 
     /// What its first segment is to be in this incarnation.

@@ -3,15 +3,18 @@
 
 use crate::config::NodeConfig;
 use crate::copy::Copier;
+use crate::metrics::Tally;
 use crate::registration::Standing;
 use mooncrate_core::error::MountError;
 use mooncrate_core::{NodeId, Now, SegmentId};
+use mooncrate_mem::SegmentError;
 use mooncrate_mem::clock::boottime;
-use mooncrate_mem::{Segment, SegmentError};
-use mooncrate_transfer::{DataServer, DataServerConfig, Engine, EngineConfig, Nodes, Segments};
+use mooncrate_transfer::{
+    DataServer, DataServerConfig, DataTally, Engine, EngineConfig, Nodes, Segments,
+};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
-use mooncrate_wire::{Address, CallError, MasterApi};
+use mooncrate_wire::{Address, CallError, MasterApi, Role};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io;
@@ -55,6 +58,7 @@ pub struct Node {
     master: Arc<dyn MasterApi>,
     standing: Mutex<Standing>,
     copier: Copier,
+    tally: Tally,
     stopping: AtomicBool,
     running: Mutex<Running>,
 }
@@ -87,16 +91,21 @@ impl Node {
                 unix @ Address::Unix(_) => config.unix = Some(unix),
             }
         }
-        let spec = config.spec(config.incarnation);
-        let segment = Segment::create(spec).map_err(io("reserving memory for the segment"))?;
+        let segment =
+            config.create(config.spec(config.incarnation)).map_err(io("reserving memory for the segment"))?;
         let segments = Arc::new(Segments::default());
         segments.insert(segment);
         let server_config = DataServerConfig {
             name: config.name.clone(),
             host: config.host_id(),
+            gate: config.gate.clone(),
+            dedicated: config.tenant,
+            share_users: config.share_users.clone(),
             ..DataServerConfig::default()
         };
-        let server = DataServer::start(Arc::clone(&segments), server_config, sockets)
+        let data = Arc::<DataTally>::default();
+        let tally = Arc::clone(&data);
+        let server = DataServer::start(Arc::clone(&segments), server_config, tally, sockets)
             .map_err(io("starting the data server"))?;
         let text = |address: &Option<Address>| {
             address.as_ref().map(|address| match address {
@@ -104,8 +113,12 @@ impl Node {
                 Address::Unix(path) => path.display().to_string(),
             })
         };
-        let engine =
-            EngineConfig { host: config.host_id(), links: config.links.clone(), ..EngineConfig::default() };
+        let engine = EngineConfig {
+            host: config.host_id(),
+            role: Role::Node,
+            links: config.links.clone(),
+            ..EngineConfig::default()
+        };
         let directory = Arc::new(Nodes::new(Arc::clone(&master)));
         let copier = Copier::new(Engine::new(engine, Arc::clone(&segments), directory));
         Ok(Arc::new(Self {
@@ -124,6 +137,7 @@ impl Node {
                 born: boottime(),
                 mounted: false,
             }),
+            tally: Tally::new(data),
             config,
             segments,
             master,
@@ -232,6 +246,10 @@ impl Node {
 
     pub(crate) fn master(&self) -> &dyn MasterApi {
         &*self.master
+    }
+
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     pub(crate) fn standing(&self) -> &Mutex<Standing> {

@@ -16,12 +16,15 @@
 //! call).
 #![forbid(unsafe_code)]
 
+pub mod admin;
 mod config;
 mod copy;
 mod duty;
+mod metrics;
 mod orders;
 mod registration;
 mod resize;
 
 pub use config::NodeConfig;
 pub use duty::{Node, NodeError};
+pub use metrics::NodeMetrics;

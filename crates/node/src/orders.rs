@@ -23,9 +23,15 @@ impl NodeApi for Node {
         for order in orders {
             let Some(segment) = self.segments().get(order.segment) else { continue };
             match segment.execute(now, epoch, order) {
-                Ok(notice) => notices.push(notice),
+                Ok(notice) => {
+                    self.tally().orders.one();
+                    notices.push(notice);
+                }
                 // An old leader or an old mount: no notice, so the master learns nothing from it.
-                Err(error) => tracing::debug!(%error, ?order, "order refused"),
+                Err(error) => {
+                    self.tally().orders_refused.one();
+                    tracing::debug!(%error, ?order, "order refused");
+                }
             }
         }
         notices

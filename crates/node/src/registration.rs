@@ -99,6 +99,7 @@ impl Node {
             Ok(Err(MountError::UnknownNode)) => self.mount_again(),
             Ok(Err(error)) => tracing::error!(%error, "the master refuses this node"),
             Err(error) => {
+                self.tally().heartbeats_failed.one();
                 tracing::warn!(%error, "no heartbeat");
                 self.give_up_if_gone();
             }
@@ -134,12 +135,13 @@ impl Node {
         standing.incarnation = Incarnation(standing.incarnation.0 + 1);
         let incarnation = standing.incarnation;
         let anew = |old: &Arc<Segment>| {
-            Segment::create(SegmentSpec { incarnation, ..old.spec().clone() })
+            self.config().create(SegmentSpec { incarnation, ..old.spec().clone() })
         };
         let old = self.segments().all();
         match old.iter().map(anew).collect::<Result<Vec<_>, _>>() {
             Ok(fresh) => {
                 tracing::warn!("the master has given this node up: starting over, empty");
+                self.tally().given_up.one();
                 for old in old {
                     old.set_serve_until(Now(0));
                 }

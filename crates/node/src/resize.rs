@@ -6,7 +6,6 @@ use mooncrate_core::error::MountError;
 use mooncrate_core::limits::SEGMENTS_PER_NODE_MAX;
 use mooncrate_core::{Incarnation, Now, SegmentId};
 use mooncrate_core::copy::DrainStat;
-use mooncrate_mem::Segment;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::message::{Drain, DrainWish, Mount, Unmount};
 use std::time::Duration;
@@ -36,7 +35,7 @@ impl Node {
             (spec, standing.is_young(boottime()))
         };
         let io = |source| NodeError::Io { doing: "reserving memory for the segment", source };
-        let segment = Segment::create(spec).map_err(io)?;
+        let segment = self.config().create(spec).map_err(io)?;
         let sent = boottime();
         let mount = Mount {
             info: self.info().clone(),

@@ -1,6 +1,8 @@
 //! What can go wrong, for a program that uses the store or runs a part of it.
 
 use mooncrate_core::error::Advice;
+use mooncrate_wire::auth::TokenError;
+use mooncrate_wire::tls::TlsError;
 use std::io;
 
 /// Why a call gave no result, or a server did not start. A missing key is not an error.
@@ -20,6 +22,27 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+    /// A token file that cannot be used.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// A server with a derived token.
+    #[error(
+        "a server needs the cluster's secret, and the token file holds a derived token; give it the \
+         file that `mooncrate token new` made"
+    )]
+    DerivedToken,
+    /// Certificates that cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// An address that other machines reach, without credentials.
+    #[error(
+        "{address} can be reached from other machines, and nobody is asked for credentials; give \
+         --token-file, or --tls-cert, --tls-key and --tls-ca, or accept the risk with --insecure-listen"
+    )]
+    OpenBind {
+        /// Where it would listen.
+        address: String,
+    },
 }
 
 impl Error {
@@ -27,7 +50,21 @@ impl Error {
     pub const fn advice(&self) -> Advice {
         match self {
             Self::Client(error) => error.advice(),
-            Self::Node(_) | Self::Io { .. } => Advice::GiveUp,
+            Self::Node(_)
+            | Self::Io { .. }
+            | Self::Token(_)
+            | Self::DerivedToken
+            | Self::Tls(_)
+            | Self::OpenBind { .. } => Advice::GiveUp,
+        }
+    }
+
+    /// Whether the cluster was reached and did not let us in: its words name the way out.
+    pub const fn is_denied(&self) -> bool {
+        match self {
+            Self::Client(mooncrate_client::Error::Master(error)) => error.is_denied(),
+            Self::Node(mooncrate_node::NodeError::Call(error)) => error.is_denied(),
+            _ => false,
         }
     }
 

@@ -22,6 +22,7 @@
 
 mod error;
 mod host;
+mod security;
 mod server;
 mod store;
 
@@ -35,6 +36,9 @@ pub use mooncrate_core::plan::PutConfig;
 pub use mooncrate_master::Master;
 pub use mooncrate_transfer::Path;
 pub use mooncrate_wire::Address;
-pub use mooncrate_wire::message::{ClusterStat, Listed, Listing, SegmentRow};
+pub use mooncrate_wire::auth::{ClusterSecret, Token};
+pub use mooncrate_wire::message::{ClusterStat, Listed, Listing, NodeEntry, SegmentRow};
+pub use mooncrate_wire::tls::TlsFiles;
+pub use security::{Credentials, Security};
 pub use server::{MasterOptions, NodeOptions, Running, run_both, run_master, run_node};
 pub use store::{ConnectOptions, EmbeddedOptions, Store};

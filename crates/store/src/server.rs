@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::host::{this_host, this_start};
+use crate::security::Security;
 use mooncrate_core::catalog;
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::{LeaderEpoch, TenantId};
@@ -9,8 +10,8 @@ use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{
-    Address, Hello, LinkKind, LinkPool, MasterApi, MasterLink, NodeApi, PoolConfig, Role,
-    ServerConfig,
+    Address, Hello, LinkConfig, LinkKind, LinkPool, MasterApi, MasterLink, NodeApi, PoolConfig,
+    Role, ServerConfig,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -27,6 +28,8 @@ pub struct MasterOptions {
     pub catalog: catalog::Config,
     /// Threads that answer.
     pub workers: usize,
+    /// What its callers must show.
+    pub security: Security,
 }
 
 impl Default for MasterOptions {
@@ -36,6 +39,7 @@ impl Default for MasterOptions {
             state_file: None,
             catalog: catalog::Config::default(),
             workers: 2,
+            security: Security::default(),
         }
     }
 }
@@ -63,6 +67,12 @@ pub struct NodeOptions {
     pub huge_pages: bool,
     /// When it stops, it hands everything over to other nodes first, for at most this long.
     pub drain_on_stop: Option<Duration>,
+    /// What its callers must show, and what it shows its master.
+    pub security: Security,
+    /// The one tenant it is dedicated to; `None`: it holds values of all.
+    pub tenant: Option<TenantId>,
+    /// Users, besides our own and root, whose processes may map its memory.
+    pub share_users: Vec<u32>,
 }
 
 impl Default for NodeOptions {
@@ -78,6 +88,9 @@ impl Default for NodeOptions {
             zone: String::new(),
             huge_pages: false,
             drain_on_stop: None,
+            security: Security::default(),
+            tenant: None,
+            share_users: Vec::new(),
         }
     }
 }
@@ -161,7 +174,9 @@ pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
 /// Runs a node, and waits until its master knows it.
 pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
     let hello = Hello::new(Role::Node, LinkKind::Control, &options.name);
-    let pool = LinkPool::new(options.master.clone(), hello, PoolConfig::default());
+    let link = LinkConfig { access: options.security.access.clone(), ..LinkConfig::default() };
+    let config = PoolConfig { link, ..PoolConfig::default() };
+    let pool = LinkPool::new(options.master.clone(), hello, config);
     let master: Arc<dyn MasterApi> = Arc::new(MasterLink::new(pool));
     let drain_on_stop = options.drain_on_stop;
     let node = start_node(options, master)?;
@@ -193,17 +208,22 @@ pub(crate) fn join(master: &Arc<Master>, node: &Arc<Node>) -> Result<(), Error> 
 }
 
 fn start_master(options: MasterOptions) -> Result<(Arc<Master>, Serving, Address), Error> {
-    let bound = listen(&options.listen)?;
+    let bound = listen(&options.listen, &options.security)?;
     let address = bound.address().map_err(Error::io("reading the master's address"))?;
     let config = MasterConfig {
         catalog: options.catalog,
         state_file: options.state_file,
+        grants: options.security.gate.grants().cloned(),
         ..MasterConfig::default()
     };
     // Without a state file the time of the start orders leaders; nodes correct it if need be.
     let epoch = LeaderEpoch(this_start().0);
     let master = Master::new(config, epoch).map_err(Error::io("reading the master's state"))?;
-    let server = ServerConfig { host: HostId(name_hash(&this_host())), ..ServerConfig::default() };
+    let server = ServerConfig {
+        host: HostId(name_hash(&this_host())),
+        gate: options.security.gate,
+        ..ServerConfig::default()
+    };
     let serving = serve(&master, &[bound], &server, options.workers)
         .map_err(Error::io("starting the master's threads"))?;
     Ok((master, serving, address))
@@ -212,11 +232,12 @@ fn start_master(options: MasterOptions) -> Result<(Arc<Master>, Serving, Address
 fn start_node(options: NodeOptions, master: Arc<dyn MasterApi>) -> Result<Arc<Node>, Error> {
     let mut sockets = Vec::new();
     if let Some(address) = &options.listen {
-        sockets.push(listen(address)?);
+        sockets.push(listen(address, &options.security)?);
     }
     if let Some(path) = &options.unix {
-        sockets.push(listen(&Address::Unix(path.clone()))?);
+        sockets.push(listen(&Address::Unix(path.clone()), &options.security)?);
     }
+    let link = LinkConfig { access: options.security.access, ..LinkConfig::default() };
     let config = NodeConfig {
         name: options.name,
         host: options.host,
@@ -225,11 +246,16 @@ fn start_node(options: NodeOptions, master: Arc<dyn MasterApi>) -> Result<Arc<No
         slots: options.slots,
         huge_pages: options.huge_pages,
         incarnation: this_start(),
+        gate: options.security.gate,
+        tenant: options.tenant,
+        share_users: options.share_users,
+        links: PoolConfig { link, ..PoolConfig::default() },
         ..NodeConfig::default()
     };
     Ok(Node::new(config, master, sockets)?)
 }
 
-fn listen(address: &Address) -> Result<Bound, Error> {
+fn listen(address: &Address, security: &Security) -> Result<Bound, Error> {
+    security.check_listen(address)?;
     Bound::listen(address).map_err(Error::io(format!("listening at {address}")))
 }

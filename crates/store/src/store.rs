@@ -13,7 +13,9 @@ use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_transfer::{EngineConfig, Path, Segments};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{ClusterStat, DrainWish, Listing, NodeCommand, Pattern, Removed};
+use mooncrate_wire::message::{
+    ClusterStat, DrainWish, Listing, NodeCommand, NodeEntry, Pattern, Removed,
+};
 use mooncrate_wire::{
     Address, Hello, LinkKind, LinkPool, MasterLink, PoolConfig, Role, ServerConfig,
 };
@@ -58,6 +60,8 @@ pub struct ConnectOptions {
     pub zone: String,
     /// How calls behave.
     pub client: ClientConfig,
+    /// Whether it comes as an administrator, where the cluster asks who somebody is.
+    pub admin: bool,
     /// Connections to each peer.
     pub links: PoolConfig,
 }
@@ -70,6 +74,7 @@ impl Default for ConnectOptions {
             shared_memory: true,
             zone: String::new(),
             client: ClientConfig::default(),
+            admin: false,
             links: PoolConfig::default(),
         }
     }
@@ -137,12 +142,14 @@ impl Store {
 
     /// A client of a cluster. Fails if its master does not answer.
     pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
-        let hello = Hello::new(Role::Client, LinkKind::Control, "client");
+        let role = if options.admin { Role::Admin } else { Role::Client };
+        let hello = Hello::new(role, LinkKind::Control, "client");
         let pool = LinkPool::new(options.master, hello, options.links.clone());
         let master = Arc::new(MasterLink::new(pool));
         let engine = EngineConfig {
             host: HostId(name_hash(&options.host)),
             shared_memory: options.shared_memory,
+            role,
             links: options.links,
             ..EngineConfig::default()
         };
@@ -346,6 +353,11 @@ impl Store {
     /// The cluster in numbers.
     pub fn stat(&self) -> Result<ClusterStat, Error> {
         Ok(self.inner.client.stat()?)
+    }
+
+    /// The nodes of the cluster and where they are reached.
+    pub fn nodes(&self) -> Result<Vec<NodeEntry>, Error> {
+        Ok(self.inner.client.nodes()?)
     }
 
     /// How the owner of a key is reached, or `None` if the key has no value.

@@ -59,7 +59,7 @@ fn a_full_pool_makes_room() {
         assert_eq!(store.get(&n.to_le_bytes()).unwrap().unwrap(), vec![n as u8; 200_000]);
     }
     let stat = store.stat().unwrap();
-    assert!(stat.evicted_objects > 400, "{stat:?}");
+    assert!(stat.counters.evicted > 400, "{stat:?}");
     assert!(stat.used_bytes <= 8 << 20);
 }
 

@@ -10,7 +10,7 @@ use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{HostId, Incarnation, SegmentId};
 use mooncrate_mem::clock::boottime;
-use mooncrate_wire::{Address, CallError, PoolConfig};
+use mooncrate_wire::{Address, CallError, DataError, PoolConfig, Role};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -64,6 +64,8 @@ pub struct EngineConfig {
     /// Values up to this size go to a process on the same host through its socket: one round trip
     /// beats two and a copy.
     pub inline_bytes_max: u64,
+    /// As what it reaches others.
+    pub role: Role,
     /// Links.
     pub links: PoolConfig,
 }
@@ -75,6 +77,7 @@ impl Default for EngineConfig {
             shared_memory: true,
             local: true,
             inline_bytes_max: 32 << 10,
+            role: Role::Client,
             links: PoolConfig::default(),
         }
     }
@@ -183,14 +186,22 @@ impl Engine {
                 Ok(()) => return Ok(shared),
                 // A container may see the socket's host but not its file: use the network.
                 Err(TransferError::Call(_) | TransferError::Map(_)) if route.tcp.is_some() => {}
+                // It does not share its memory with us, but its socket is near.
+                Err(TransferError::Data(DataError::Unsupported)) => return Ok(self.stream(unix)),
                 Err(error) => return Err(error),
             }
         }
         let Some(tcp) = route.tcp.as_ref().or(route.unix.as_ref()) else {
             return Err(TransferError::NoRoute);
         };
-        let new = || Arc::new(Stream::new(tcp.clone(), &self.config.links));
-        Ok(Arc::clone(self.streams.write().entry(tcp.clone()).or_insert_with(new)) as _)
+        Ok(self.stream(tcp))
+    }
+
+    fn stream(&self, address: &Address) -> Arc<dyn Transport> {
+        let new = || {
+            Arc::new(Stream::as_role(address.clone(), self.config.role, &self.config.links))
+        };
+        Arc::clone(self.streams.write().entry(address.clone()).or_insert_with(new)) as _
     }
 
     fn shared_peer(&self, unix: &Address) -> Arc<Shared> {

@@ -29,7 +29,7 @@ pub use error::TransferError;
 pub use local::Local;
 pub use nodes::Nodes;
 pub use segments::Segments;
-pub use server::{DataServer, DataServerConfig};
+pub use server::{DataServer, DataServerConfig, DataTally, Refusals};
 pub use shared::Shared;
 pub use stream::Stream;
 

@@ -3,14 +3,17 @@
 //! pinned is booked to it and ends with it (R4, R7).
 
 mod connection;
+mod tally;
+
+pub use tally::{DataTally, Refusals};
 
 use crate::segments::Segments;
 use connection::Connection;
-use mooncrate_core::{HostId, LeaderEpoch};
+use mooncrate_core::{HostId, LeaderEpoch, TenantId};
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::address::Bound;
-use mooncrate_wire::link::Closer;
-use mooncrate_wire::{HelloAck, Link, LinkConfig, LinkKind};
+use mooncrate_wire::link::{Accepted, Closer};
+use mooncrate_wire::{Gate, HelloAck, Kind, Link, LinkConfig, LinkKind, auth};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -18,7 +21,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -42,6 +45,16 @@ pub struct DataServerConfig {
     pub idle_time: Duration,
     /// Share of a segment, in percent, that one connection may pin for views.
     pub pinned_percent_max: u64,
+    /// Share of a segment, in percent, that the unfinished puts of one connection may take.
+    pub open_percent_max: u64,
+    /// What callers must show.
+    pub gate: Gate,
+    /// The one tenant whose values are here; `None`: everybody's. Where callers have credentials,
+    /// only the memory of a dedicated node is shared, and only with its tenant: no memfd ever holds
+    /// values of two.
+    pub dedicated: Option<TenantId>,
+    /// Users, besides our own and root, whose processes may map the memory.
+    pub share_users: Vec<u32>,
 }
 
 impl Default for DataServerConfig {
@@ -52,6 +65,10 @@ impl Default for DataServerConfig {
             connections_max: 4096,
             idle_time: Duration::from_mins(1),
             pinned_percent_max: 25,
+            open_percent_max: 10,
+            gate: Gate::default(),
+            dedicated: None,
+            share_users: Vec::new(),
         }
     }
 }
@@ -67,8 +84,11 @@ pub struct DataServer {
 pub(crate) struct Inner {
     pub(crate) segments: Arc<Segments>,
     pub(crate) config: DataServerConfig,
+    pub(crate) tally: Arc<DataTally>,
     stopping: AtomicBool,
     next: AtomicU64,
+    /// Connections with a thread, also those that have not said hello.
+    threads: AtomicUsize,
     open: Mutex<BTreeMap<u64, OpenConnection>>,
     closed: Condvar,
 }
@@ -81,17 +101,20 @@ struct OpenConnection {
 }
 
 impl DataServer {
-    /// Serves on these sockets until [`DataServer::stop`].
+    /// Serves on these sockets until [`DataServer::stop`]. What it does is counted in `tally`.
     pub fn start(
         segments: Arc<Segments>,
         config: DataServerConfig,
+        tally: Arc<DataTally>,
         sockets: Vec<Bound>,
     ) -> io::Result<Self> {
         let inner = Arc::new(Inner {
             segments,
             config,
+            tally,
             stopping: AtomicBool::new(false),
             next: AtomicU64::new(0),
+            threads: AtomicUsize::new(0),
             open: Mutex::default(),
             closed: Condvar::new(),
         });
@@ -154,10 +177,20 @@ impl Inner {
     }
 
     fn welcome(self: &Arc<Self>, socket: OwnedFd, unix: bool) {
+        // Before a thread is spent on it. Relaxed: listeners may be one off, nobody reads more into it.
+        if self.threads.load(Ordering::Relaxed) >= self.config.connections_max {
+            return;
+        }
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let inner = Arc::clone(self);
+        self.threads.fetch_add(1, Ordering::Relaxed);
         let thread = Builder::new().name(format!("data-{id}")).stack_size(256 << 10);
-        if let Err(error) = thread.spawn(move || inner.converse(id, socket, unix)) {
+        let started = thread.spawn(move || {
+            inner.converse(id, socket, unix);
+            inner.threads.fetch_sub(1, Ordering::Relaxed);
+        });
+        if let Err(error) = started {
+            self.threads.fetch_sub(1, Ordering::Relaxed);
             tracing::warn!(%error, "no thread for a connection");
         }
     }
@@ -172,23 +205,31 @@ impl Inner {
             host: self.config.host,
         };
         let config = LinkConfig::default();
-        let Ok((link, _)) = Link::accept(socket, LinkKind::Data, &config, deadline, hello) else {
-            return;
+        let gate = &self.config.gate;
+        let accepted = Link::accept(socket, LinkKind::Data, &config, gate, deadline, hello);
+        let Accepted { link, credential, seat: _seat, .. } = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => return tracing::debug!(%error, "a caller was not let in"),
         };
+        if gate.is_guarded() && !auth::may(credential.role, Kind::Read) {
+            return tracing::debug!(role = %credential.role, "no business with values");
+        }
         let busy = Arc::new(AtomicBool::new(false));
         let Ok(closer) = link.closer() else { return };
         {
             let mut open = self.open.lock();
-            if open.len() >= self.config.connections_max || self.stopping() {
+            if self.stopping() {
                 return;
             }
             open.insert(id, OpenConnection { closer, busy: Arc::clone(&busy) });
+            self.tally.connections.raise(1);
         }
-        let ended = Connection::new(self, link, unix, busy).run();
+        let ended = Connection::new(self, link, credential, unix, busy).run();
         if let Err(error) = ended {
             tracing::debug!(%error, "a data connection ended");
         }
         self.open.lock().remove(&id);
+        self.tally.connections.lower(1);
         self.closed.notify_all();
     }
 

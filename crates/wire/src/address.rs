@@ -35,6 +35,14 @@ impl Address {
             Self::Unix(path) => Ok(vec![SockAddr::unix(path)?]),
         }
     }
+
+    /// Whether only this machine can connect to it.
+    pub fn is_loopback(&self) -> io::Result<bool> {
+        Ok(self.resolve()?.iter().all(|address| match address.as_socket() {
+            Some(address) => address.ip().to_canonical().is_loopback(),
+            None => address.is_unix(),
+        }))
+    }
 }
 
 impl fmt::Display for Address {

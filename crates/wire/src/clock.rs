@@ -14,6 +14,12 @@ pub fn boottime() -> Now {
     Now(seconds * 1_000_000_000 + nanos)
 }
 
+/// Seconds of wall time since 1970, for the end of grants, which two machines compare. No lease and
+/// no deadline hangs on it.
+pub fn wall_seconds() -> u32 {
+    u32::try_from(clock_gettime(ClockId::Realtime).tv_sec).unwrap_or(0)
+}
+
 /// In a frame: the caller has no deadline.
 pub const NO_DEADLINE_MS: u32 = u32::MAX;
 

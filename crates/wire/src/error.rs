@@ -154,8 +154,8 @@ pub enum RefusalCode {
     Internal = 8,
     /// The peer is a master that does not lead.
     NotLeader = 9,
-    /// The role of the caller may not do this.
-    Forbidden = 10,
+    /// The caller could not prove who it is, or its role may not do this.
+    Denied = 10,
     /// The request was understood and makes no sense: sending it again changes nothing.
     BadRequest = 11,
 }
@@ -172,7 +172,7 @@ impl RefusalCode {
         Self::TooLarge,
         Self::Internal,
         Self::NotLeader,
-        Self::Forbidden,
+        Self::Denied,
         Self::BadRequest,
     ];
 
@@ -243,6 +243,14 @@ pub enum CallError {
         /// What did not come.
         awaited: &'static str,
     },
+    /// The encryption of the link failed; it is closed.
+    #[error("TLS with {peer}: {words}")]
+    Tls {
+        /// With whom.
+        peer: String,
+        /// Why, and what to do.
+        words: String,
+    },
     /// All links to the peer are in use.
     #[error("{links} links to {peer} are in use, which is the limit; try again in {after_ms} ms")]
     Busy {
@@ -263,7 +271,7 @@ impl CallError {
             Self::Io { .. } | Self::Closed { .. } => Advice::Retry { after_ms: 100 },
             Self::Deadline { .. } => Advice::Retry { after_ms: 0 },
             Self::Busy { after_ms, .. } => Advice::Retry { after_ms: *after_ms },
-            Self::Protocol(_) => Advice::GiveUp,
+            Self::Protocol(_) | Self::Tls { .. } => Advice::GiveUp,
             Self::Refused { code, .. } => match code {
                 RefusalCode::Deadline => Advice::Retry { after_ms: 0 },
                 RefusalCode::TooMany => Advice::Retry { after_ms: 10 },
@@ -276,9 +284,14 @@ impl CallError {
                 | RefusalCode::TooLarge
                 | RefusalCode::Internal
                 | RefusalCode::BadRequest
-                | RefusalCode::Forbidden => Advice::GiveUp,
+                | RefusalCode::Denied => Advice::GiveUp,
             },
         }
+    }
+
+    /// Whether the peer was reached and did not let us in: its words name the way out.
+    pub const fn is_denied(&self) -> bool {
+        matches!(self, Self::Tls { .. } | Self::Refused { code: RefusalCode::Denied, .. })
     }
 
     /// The refusal a server sends in place of an answer that it did not get itself.
@@ -331,6 +344,11 @@ pub enum DataError {
     /// No such segment here.
     #[error("this node has no such segment; ask the master again")]
     UnknownSegment,
+    /// The grant of the locator is missing, forged, or for somebody or something else.
+    #[error(
+        "the locator was not granted to this tenant for this; ask the master for one of its own"
+    )]
+    Denied,
     /// Not on this kind of link, or not on this medium.
     #[error("this link or segment cannot do that")]
     Unsupported,
@@ -345,7 +363,7 @@ impl DataError {
             Self::OldEpoch => Advice::Retry { after_ms: 100 },
             Self::Busy { after_ms } => Advice::Retry { after_ms },
             Self::Corrupt => Advice::TreatAsMiss,
-            Self::BadToken | Self::OutOfBounds | Self::Unsupported => Advice::GiveUp,
+            Self::BadToken | Self::OutOfBounds | Self::Unsupported | Self::Denied => Advice::GiveUp,
         }
     }
 }

@@ -95,8 +95,7 @@ impl FrameHeader {
             return Err(FrameError::HeaderCrc { stated: header.header_crc.get(), computed });
         }
         let kind = Kind::from_code(header.kind);
-        let greets =
-            header.version == VERSION_HELLO && matches!(kind, Some(Kind::Hello | Kind::Refuse));
+        let greets = header.version == VERSION_HELLO && kind.is_some_and(Kind::greets);
         if !greets && !(VERSION_MIN..=VERSION_MAX).contains(&header.version) {
             return Err(FrameError::Version { found: header.version });
         }

@@ -4,7 +4,9 @@
 use crate::frame::{FRAME_HEADER_BYTES, Stamp, decode_frame, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
-use crate::message::{DataReply, DataRequest, Hello, HelloAck, Reply, Request, agree};
+use crate::message::{
+    Challenge, DataReply, DataRequest, Hello, HelloAck, Proof, Reply, Request, agree,
+};
 
 /// A stream of frames. What is accepted is encoded to the same bytes again, and an inbox that gets
 /// the bytes in pieces finds the same frames.
@@ -80,7 +82,7 @@ pub fn message(bytes: &[u8]) {
     assert_eq!(again, body, "two encodings of one {kind}");
 }
 
-/// A hello, an answer to one, and what a server makes of it.
+/// A hello, an answer to one, the proofs between them, and what a server makes of it.
 pub fn hello(bytes: &[u8]) {
     if let Ok(hello) = Hello::decode(bytes) {
         let mut again = Vec::new();
@@ -93,6 +95,12 @@ pub fn hello(bytes: &[u8]) {
             }
         }
     }
+    if let Ok(proof) = Proof::decode(bytes) {
+        let mut again = Vec::new();
+        proof.encode(&mut again);
+        assert_eq!(again, bytes, "two encodings of one proof");
+    }
+    assert_eq!(Challenge::decode(bytes).is_ok(), bytes.len() == 32);
     if let Ok(ack) = HelloAck::decode(bytes) {
         let mut again = Vec::new();
         ack.encode(&mut again);

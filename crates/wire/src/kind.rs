@@ -68,6 +68,10 @@ kinds! {
     Hello = 0x01, "hello";
     /// Reply of any request that was not handled.
     Refuse = 0x02, "refuse";
+    /// The server asks for a proof.
+    Challenge = 0x03, "challenge";
+    /// Who holds which token, either way.
+    Proof = 0x04, "proof";
     /// Is the master there?
     Ping = 0x10, "ping";
     /// Reserve room for values.
@@ -140,6 +144,11 @@ impl Kind {
         }
     }
 
+    /// Whether it belongs to the hello, before a version is agreed.
+    pub const fn greets(self) -> bool {
+        matches!(self, Self::Hello | Self::Refuse | Self::Challenge | Self::Proof)
+    }
+
     /// Whether a frame of this kind starts its body with the length of an attachment.
     pub const fn may_attach(self, reply: bool) -> bool {
         matches!((self, reply), (Self::Write, false) | (Self::Read, true))
@@ -177,7 +186,7 @@ mod tests {
     fn codes_come_back_and_every_kind_has_its_link() {
         for &kind in Kind::ALL {
             assert_eq!(Kind::from_code(kind as u8), Some(kind));
-            let free = matches!(kind, Kind::Hello | Kind::Refuse);
+            let free = kind.greets();
             assert_eq!(kind.link().is_none(), free, "{kind}");
         }
         assert_eq!(Kind::from_code(0), None);

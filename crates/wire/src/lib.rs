@@ -26,6 +26,7 @@
 
 pub mod address;
 pub mod api;
+pub mod auth;
 pub mod clock;
 mod codec;
 pub mod error;
@@ -40,9 +41,11 @@ pub mod master_link;
 pub mod message;
 pub mod pool;
 pub mod server;
+pub mod tls;
 
 pub use address::Address;
 pub use api::{MasterApi, NodeApi};
+pub use auth::{Access, Credential, Gate};
 pub use error::{CallError, DataError, DecodeError, FrameError, Refusal, RefusalCode};
 pub use frame::{FrameHeader, RequestId};
 pub use kind::{Kind, LinkKind};

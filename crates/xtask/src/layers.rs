@@ -21,8 +21,9 @@ const TABLE: &[(&str, &[&str])] = &[
     ("ssd", &["core", "mem"]),
     ("paged", &["core", "mem"]),
     ("ep", &["core", "mem", "wire"]),
-    ("master", &["core", "wire"]),
-    ("node", &["core", "mem", "wire", "transfer", "ssd"]),
+    ("admin", &["core"]),
+    ("master", &["core", "wire", "admin"]),
+    ("node", &["core", "mem", "wire", "transfer", "ssd", "admin"]),
     ("client", &["core", "mem", "wire", "transfer", "paged"]),
     ("nano", &["core", "mem", "wire", "transfer", "paged"]),
     ("store", STORE),
@@ -36,19 +37,19 @@ const TABLE: &[(&str, &[&str])] = &[
 
 /// What the facade composes.
 const STORE: &[&str] =
-    &["core", "mem", "wire", "transfer", "ssd", "paged", "master", "node", "client"];
+    &["core", "mem", "wire", "transfer", "ssd", "paged", "admin", "master", "node", "client"];
 /// What the doors reach.
 const DOORS: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "master", "node", "client", "nano",
-    "store",
+    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "master", "node", "client",
+    "nano", "store",
 ];
 const SIM: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "master", "node", "client", "nano",
-    "check",
+    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "master", "node", "client",
+    "nano", "check",
 ];
 const BENCH: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "master", "node", "client", "nano",
-    "store", "check", "sim",
+    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "master", "node", "client",
+    "nano", "store", "check", "sim",
 ];
 
 /// Packages from elsewhere that a crate may not name, with the reason.

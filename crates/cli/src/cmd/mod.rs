@@ -1,11 +1,16 @@
 //! The commands. Each reads its arguments, asks the store, and hands the answer to `render`.
 
 pub(crate) mod bench;
+pub(crate) mod doctor;
+mod drain;
 mod get;
 mod ls;
 mod put;
 mod rm;
 pub(crate) mod serve;
+mod signals;
+pub(crate) mod token;
+pub(crate) mod top;
 
 use crate::args::{Command, KeyFlags};
 use crate::config::Settings;
@@ -13,6 +18,7 @@ use crate::failure::{Failure, hint_of};
 use crate::render::Output;
 use mooncrate::{ClientConfig, ConnectOptions, Store};
 use mooncrate_core::key;
+use mooncrate_wire::{LinkConfig, PoolConfig};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
@@ -24,26 +30,44 @@ pub(crate) fn ask(command: &Command, settings: &Settings, out: Output) -> Result
         Command::Rm(args) => rm::run(args, settings, out),
         Command::Ls(args) => ls::run(args, settings, out),
         Command::Stat(_) => out.stat(&connect(settings)?.stat().map_err(failed)?),
+        Command::Top(args) => top::run(args, settings, out),
+        Command::Drain(args) => drain::run(args, settings, out),
+        Command::Undrain(args) => drain::undo(args, settings, out),
         Command::Bench(args) => bench::run(args, settings, out),
-        Command::Serve(_) | Command::Master(_) | Command::Node(_) => {
-            unreachable!("main starts servers itself")
+        Command::Doctor(_) => doctor::run(out),
+        Command::Serve(_) | Command::Master(_) | Command::Node(_) | Command::Token(_) => {
+            unreachable!("main does these itself")
         }
     }
 }
 
 /// A client of the configured cluster.
 fn connect(settings: &Settings) -> Result<Store, Failure> {
+    connect_as(settings, false)
+}
+
+/// The same, perhaps as an administrator.
+fn connect_as(settings: &Settings, admin: bool) -> Result<Store, Failure> {
+    let access = settings.credentials.access().map_err(|e| Failure::usage(e.to_string()))?;
+    let link = LinkConfig { access, ..LinkConfig::default() };
     let options = ConnectOptions {
         master: settings.master.clone(),
         shared_memory: settings.shared_memory,
+        admin,
         host: settings.host.clone(),
         zone: settings.zone.clone(),
         client: ClientConfig { call_time: settings.deadline, ..ClientConfig::default() },
+        links: PoolConfig { link, ..PoolConfig::default() },
         ..ConnectOptions::default()
     };
     Store::connect(options).map_err(|error| {
-        Failure::failed(format!("cannot reach the master at {}: {error}", settings.master))
-            .hint("`mooncrate serve` starts one; --master HOST:PORT finds one elsewhere")
+        let message = format!("cannot reach the master at {}: {error}", settings.master);
+        let failure = Failure::failed(message);
+        if error.is_denied() {
+            // It was reached; its own words name the way out.
+            return failure;
+        }
+        failure.hint("`mooncrate serve` starts one; --master HOST:PORT finds one elsewhere")
     })
 }
 

@@ -5,17 +5,20 @@
 //! client could read afterwards is wrong.
 
 use super::failed;
+use super::signals::Signals;
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::listen::{self, Door};
 use crate::render::{Output, Started};
-use mooncrate::{MasterOptions, NodeOptions, Running};
+use mooncrate::{MasterOptions, NodeOptions, Running, Security};
+use mooncrate_admin::{Registry, Router};
 use mooncrate_core::catalog;
+use mooncrate_master::MasterMetrics;
+use mooncrate_node::NodeMetrics;
 use mooncrate_wire::Address;
-use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -40,19 +43,27 @@ const USUAL_MASTER: &str = "127.0.0.1:7411";
 
 /// Serves until a signal comes.
 pub(crate) fn run(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
-    check(role, settings)?;
+    // One each: servers of one process count their callers by themselves.
+    let security = (security(settings)?, security(settings)?);
+    check(role, settings, &security.0)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::failed(format!("cannot start a runtime: {error}")))?;
-    let served = runtime.block_on(serve(role, settings, out));
+    let served = runtime.block_on(serve(role, settings, security, out));
     // A call that does not come back must not keep the process.
     runtime.shutdown_background();
     served
 }
 
+fn security(settings: &Settings) -> Result<Security, Failure> {
+    let read = settings.credentials.security();
+    let security = read.map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(Security { insecure_listen: settings.insecure_listen, ..security })
+}
+
 /// All that can be said before anything is started.
-fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
+fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Failure> {
     let unix = settings.unix.clone().map(Address::Unix);
     let mut doors = Vec::new();
     let mut door = |what, address, flag| doors.push(Door { what, address, flag });
@@ -72,7 +83,7 @@ fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
         }
     }
     for door in &doors {
-        listen::check_loopback(*door, settings.insecure_listen)?;
+        listen::check_loopback(*door, security.gate.is_guarded(), settings.insecure_listen)?;
     }
     if let Some(admin) = admin_door(role, settings) {
         listen::check_admin(admin)?;
@@ -81,11 +92,19 @@ fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
 }
 
 fn admin_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
-    let address = settings.admin.as_ref().filter(|_| role != Role::Node)?;
-    Some(Door { what: "the admin HTTP", address, flag: "--admin" })
+    let (address, flag) = match role {
+        Role::Both | Role::Master => (settings.admin.as_ref()?, "--admin"),
+        Role::Node => (settings.node_admin.as_ref()?, "--node-admin"),
+    };
+    Some(Door { what: "the admin HTTP", address, flag })
 }
 
-async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
+async fn serve(
+    role: Role,
+    settings: &Settings,
+    security: (Security, Security),
+    out: Output,
+) -> Result<(), Failure> {
     let mut signals = Signals::catch()
         .map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))?;
     let admin = match admin_door(role, settings) {
@@ -95,7 +114,7 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
         }
         None => None,
     };
-    let options = (master_options(settings), node_options(settings));
+    let options = (master_options(settings, security.0), node_options(settings, security.1));
     let starting = spawn_blocking(move || match role {
         Role::Both => mooncrate::run_both(options.0, options.1),
         Role::Master => mooncrate::run_master(options.0),
@@ -109,13 +128,13 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
     out.started(&started(role, settings, &running, admin_at))?;
 
     let (stop_admin, admin_stops) = oneshot::channel::<()>();
-    let master = running.master();
+    let routes = routes(&running);
     let admin = async {
         let stop = async move { drop(admin_stops.await) };
-        let (Some(listener), Some(master)) = (admin, master) else {
+        let (Some(listener), Some(routes)) = (admin, routes) else {
             return stop.await;
         };
-        if let Err(error) = mooncrate_master::admin::serve(listener, master, stop).await {
+        if let Err(error) = mooncrate_admin::serve(listener, routes, stop).await {
             tracing::error!(%error, "the admin HTTP ended");
         }
     };
@@ -150,11 +169,30 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
     }
 }
 
+/// What the admin HTTP shows: a master's routes if there is one here, and everybody's numbers.
+fn routes(running: &Running) -> Option<Router> {
+    let (master, node) = (running.master(), running.node().cloned());
+    let mut registry = Registry::default();
+    if let Some(master) = &master {
+        registry.register_collector(Box::new(MasterMetrics(Arc::clone(master))));
+    }
+    if let Some(node) = &node {
+        registry.register_collector(Box::new(NodeMetrics(Arc::clone(node))));
+    }
+    let registry = Arc::new(registry);
+    let routes = match (master, node) {
+        (Some(master), _) => mooncrate_master::admin::routes(master, registry),
+        (None, Some(node)) => mooncrate_node::admin::routes(node, registry),
+        (None, None) => return None,
+    };
+    Some(mooncrate_admin::window(routes))
+}
+
 fn died(error: &tokio::task::JoinError) -> Failure {
     Failure::failed(format!("a thread of the server died: {error}"))
 }
 
-fn master_options(settings: &Settings) -> MasterOptions {
+fn master_options(settings: &Settings, security: Security) -> MasterOptions {
     MasterOptions {
         listen: settings.master.clone(),
         state_file: settings.state_file.clone(),
@@ -165,10 +203,11 @@ fn master_options(settings: &Settings) -> MasterOptions {
             ..catalog::Config::default()
         },
         workers: settings.workers,
+        security,
     }
 }
 
-fn node_options(settings: &Settings) -> NodeOptions {
+fn node_options(settings: &Settings, security: Security) -> NodeOptions {
     NodeOptions {
         name: settings.node_name.clone(),
         master: settings.master.clone(),
@@ -179,6 +218,10 @@ fn node_options(settings: &Settings) -> NodeOptions {
         host: settings.host.clone(),
         zone: settings.zone.clone(),
         huge_pages: settings.huge_pages,
+        security,
+        tenant: settings.tenant,
+        share_users: settings.share_users.clone(),
+        drain_on_stop: settings.drain_on_stop,
     }
 }
 
@@ -204,28 +247,5 @@ fn started(
         master,
         find_master,
         program: std::env::args().next().unwrap_or_else(|| "mooncrate".into()),
-    }
-}
-
-/// The signals that end a server.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn catch() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
-    }
-
-    /// The next one.
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
     }
 }

@@ -5,6 +5,7 @@
 //! value that is good in one place is good in the others.
 
 use bytesize::ByteSize;
+use mooncrate_core::TenantId;
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_wire::Address;
@@ -30,6 +31,8 @@ pub(crate) enum Kind {
     Size,
     /// Time, as in 5s.
     Span,
+    /// Time, or off.
+    SpanOrOff,
     /// A whole number, at least 1.
     Count,
     /// A whole number, at least 1, or auto.
@@ -44,6 +47,10 @@ pub(crate) enum Kind {
     Placement,
     /// A filter of the log.
     Filter,
+    /// A tenant's name, or off.
+    Tenant,
+    /// Numbers of users with commas between them, or off.
+    Users,
 }
 
 /// One setting.
@@ -65,15 +72,23 @@ const fn spec(name: &'static str, default: &'static str, kind: Kind) -> Spec {
 pub(crate) const KEYS: &[Spec] = &[
     spec("master", "127.0.0.1:7411", Kind::Address),
     spec("admin", "127.0.0.1:7412", Kind::Listener),
+    spec("node_admin", OFF, Kind::Listener),
     spec("data", "127.0.0.1:7413", Kind::Listener),
     spec("unix", AUTO, Kind::Socket),
     spec("insecure_listen", "false", Kind::Switch),
+    spec("token_file", OFF, Kind::File),
+    spec("tls_cert", OFF, Kind::File),
+    spec("tls_key", OFF, Kind::File),
+    spec("tls_ca", OFF, Kind::File),
+    spec("tenant", OFF, Kind::Tenant),
+    spec("share_users", OFF, Kind::Users),
     spec("segment_size", "256MiB", Kind::Size),
     spec("slots", AUTO, Kind::CountOrAuto),
     spec("huge_pages", "false", Kind::Switch),
     spec("node_name", AUTO, Kind::Name),
     spec("host", AUTO, Kind::Name),
     spec("zone", AUTO, Kind::Name),
+    spec("drain_on_stop", OFF, Kind::SpanOrOff),
     spec("state_file", OFF, Kind::File),
     spec("workers", "2", Kind::Count),
     spec("put_timeout", "30s", Kind::Span),
@@ -109,12 +124,16 @@ impl Spec {
             }
             Kind::Socket | Kind::File | Kind::Name => Ok(()),
             Kind::Size => size(text).map(drop),
-            Kind::Span => span(text).map(drop),
+            Kind::SpanOrOff if text == OFF => Ok(()),
+            Kind::Span | Kind::SpanOrOff => span(text).map(drop),
             Kind::CountOrAuto | Kind::Filter if text == AUTO => Ok(()),
             Kind::Count | Kind::CountOrAuto => count(text).map(drop),
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),
             Kind::Placement => text.parse::<PlacementKind>().map(drop).map_err(|e| e.to_string()),
+            Kind::Tenant | Kind::Users if text == OFF => Ok(()),
+            Kind::Tenant => tenant(text).map(drop),
+            Kind::Users => users(text).map(drop),
             Kind::Filter => match text.parse::<tracing_subscriber::filter::Targets>() {
                 Ok(_) => Ok(()),
                 Err(_) => {
@@ -154,6 +173,20 @@ pub(crate) fn count(text: &str) -> Result<u32, String> {
         Ok(0) | Err(_) => Err(format!("`{text}` is not a whole number of at least 1")),
         Ok(count) => Ok(count),
     }
+}
+
+/// A tenant.
+pub(crate) fn tenant(text: &str) -> Result<TenantId, String> {
+    match TenantId::named(text) {
+        Ok(TenantId::DEFAULT) => Err("it is empty".to_owned()),
+        other => other.map_err(|error| error.to_string()),
+    }
+}
+
+/// Numbers of users.
+pub(crate) fn users(text: &str) -> Result<Vec<u32>, String> {
+    let all: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
+    all.map_err(|_| format!("`{text}` is not a list of user numbers; write it as 1000,1001"))
 }
 
 /// Yes or no.
@@ -219,6 +252,9 @@ mod tests {
             ("evict_policy", "rarely", "fifo"),
             ("placement", "near", "least-loaded"),
             ("node_name", "", "empty"),
+            ("tenant", "Acme", "a-z"),
+            ("tenant", "", "empty"),
+            ("share_users", "me", "1000,1001"),
             ("log", "a=b=c", "filter"),
         ] {
             let error = find(name).unwrap().check(text).unwrap_err();

@@ -1,7 +1,9 @@
 //! The settings with their types, as the commands use them.
 
 use super::Layers;
-use super::keys::{AUTO, OFF, address, count, size, span, switch};
+use super::keys::{AUTO, OFF, address, count, size, span, switch, tenant, users};
+use mooncrate::{Credentials, TlsFiles};
+use mooncrate_core::TenantId;
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_wire::Address;
@@ -15,14 +17,22 @@ const CHECKED: &str = "every layer checks its values";
 pub(crate) struct Settings {
     /// Where the master listens and is found.
     pub(crate) master: Address,
-    /// Where the admin HTTP listens.
+    /// Where the admin HTTP of a master listens.
     pub(crate) admin: Option<Address>,
+    /// Where that of a node alone listens.
+    pub(crate) node_admin: Option<Address>,
     /// Where a node listens for readers and writers.
     pub(crate) data: Option<Address>,
     /// Where a node hands out shared memory.
     pub(crate) unix: Option<PathBuf>,
     /// Whether listeners may be reached from other machines.
     pub(crate) insecure_listen: bool,
+    /// Token and certificates, shown and asked for.
+    pub(crate) credentials: Credentials,
+    /// The tenant that a node is dedicated to.
+    pub(crate) tenant: Option<TenantId>,
+    /// Users who may map a node's memory.
+    pub(crate) share_users: Vec<u32>,
     /// Bytes of a node's segment.
     pub(crate) segment_bytes: u64,
     /// Headers in its table.
@@ -35,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) host: String,
     /// The failure zone.
     pub(crate) zone: String,
+    /// How long a node that stops may hand its values over; `None`: it stops at once.
+    pub(crate) drain_on_stop: Option<Duration>,
     /// Where a master keeps its epoch.
     pub(crate) state_file: Option<PathBuf>,
     /// Threads of a master.
@@ -70,9 +82,21 @@ impl Settings {
         Self {
             master: address(layers.value("master")).expect(CHECKED),
             admin: or_off("admin").map(|text| address(text).expect(CHECKED)),
+            node_admin: or_off("node_admin").map(|text| address(text).expect(CHECKED)),
             data,
             unix,
             insecure_listen: truth("insecure_listen"),
+            credentials: Credentials {
+                token_file: or_off("token_file").map(PathBuf::from),
+                tls: TlsFiles {
+                    cert: or_off("tls_cert").map(PathBuf::from),
+                    key: or_off("tls_key").map(PathBuf::from),
+                    ca: or_off("tls_ca").map(PathBuf::from),
+                },
+            },
+            tenant: or_off("tenant").map(|text| tenant(text).expect(CHECKED)),
+            share_users: or_off("share_users")
+                .map_or_else(Vec::new, |text| users(text).expect(CHECKED)),
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
@@ -80,6 +104,7 @@ impl Settings {
                 .map_or_else(|| format!("{}-{label}", hostname()), str::to_owned),
             host,
             zone: or_auto("zone").unwrap_or_default().to_owned(),
+            drain_on_stop: or_off("drain_on_stop").map(|text| span(text).expect(CHECKED)),
             state_file: or_off("state_file").map(PathBuf::from),
             workers: count(layers.value("workers")).expect(CHECKED) as usize,
             put_timeout: time("put_timeout"),

@@ -149,19 +149,30 @@ impl Cluster {
         ask(self.folder.path(), self.server.address("master"), args, input)
     }
 
-    /// The body that the admin HTTP answers.
-    pub(crate) fn http(&self, path: &str) -> Value {
+    /// The body that the admin HTTP answers, as text.
+    pub(crate) fn page(&self, path: &str) -> String {
         let address = self.server.address("admin").strip_prefix("http://").unwrap();
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+        let (status, body) = fetch(address, "GET", path);
+        assert_eq!(status, 200, "{path}: {body}");
+        body
     }
+
+    /// The same as JSON.
+    pub(crate) fn http(&self, path: &str) -> Value {
+        serde_json::from_str(&self.page(path)).unwrap()
+    }
+}
+
+/// One request over HTTP: status and body.
+pub(crate) fn fetch(address: &str, verb: &str, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let request = format!("{verb} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
 }
 
 /// What a command said.

@@ -509,6 +509,11 @@ impl Catalog {
         self.nodes.contains_key(&node)
     }
 
+    /// When a node was heard for the last time.
+    pub fn last_heard(&self, node: NodeId) -> Option<Now> {
+        self.nodes.get(&node).map(|member| member.last_heard)
+    }
+
     /// Nodes that are mounted.
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.keys().copied()

@@ -300,6 +300,7 @@ impl Entry {
             generation: part.generation,
             extent: self.extent(part),
             stripe: part.stripe,
+            grant: None,
         }
     }
 }

@@ -35,7 +35,7 @@ use crate::atomic::{AtomicU64, Ordering};
 use crate::read::{self, OneSided};
 use crate::region::{Backing, Pages, Region};
 use crate::table::{Identity, Table};
-use crate::word::AtomicWord;
+use crate::word::{AtomicWord, before_first_byte};
 use lives::Lives;
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::limits::EXTENT_ALIGN;
@@ -112,6 +112,8 @@ pub struct Segment {
     queue: Mutex<Queue>,
     /// Lives that ended without an order, until `tick` tells.
     news: Mutex<Vec<Notice>>,
+    /// Whether a range is zeroed between two lives.
+    wipes: bool,
 }
 
 /// What a new leader learns and what an old one may no longer change. One lock, so that a plan of an
@@ -126,6 +128,16 @@ struct Front {
 impl Segment {
     /// Makes the two regions. Until [`Segment::set_serve_until`] is called nobody can read.
     pub fn create(spec: SegmentSpec) -> io::Result<Arc<Self>> {
+        Self::make(spec, false)
+    }
+
+    /// As [`Segment::create`]; every range is zeroed when its life is over, before anybody is told
+    /// that it is free. For segments that hold values of several tenants.
+    pub fn create_wiping(spec: SegmentSpec) -> io::Result<Arc<Self>> {
+        Self::make(spec, true)
+    }
+
+    fn make(spec: SegmentSpec, wipes: bool) -> io::Result<Arc<Self>> {
         if spec.slots == 0 || spec.bytes == 0 || !spec.bytes.is_multiple_of(EXTENT_ALIGN) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -158,6 +170,7 @@ impl Segment {
             counts: Default::default(),
             queue: Mutex::default(),
             news: Mutex::default(),
+            wipes,
         }))
     }
 
@@ -291,6 +304,21 @@ impl Segment {
     ) -> Notice {
         let SegmentSpec { segment, incarnation, .. } = self.spec;
         Notice { segment, incarnation, slot, generation, result }
+    }
+
+    /// Zeroes the range of a life that is over, if that is wanted. After the bump, so no reader takes
+    /// the zeros for a value (R1), and under the slot's lock, so neither a notice nor an announcement
+    /// can say that the range is free before it is clean.
+    fn wipe(&self, extent: Extent) {
+        if !self.wipes {
+            return;
+        }
+        let start = self.payload.check(extent).expect("`begin` checked the extent of this life");
+        before_first_byte();
+        // SAFETY: `check` proved that the extent lies in the payload, which lives as long as `self`.
+        // Its life is over and its next one not planned yet, so no guard writes here; unpinned readers
+        // of the old life copy opaquely and discard what they got.
+        unsafe { start.write_bytes(0, extent.len() as usize) };
     }
 
     /// The extent in a slot's header. The caller holds the slot's lock or a pin.

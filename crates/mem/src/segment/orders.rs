@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// Slots that one tick looks at, so that a tick stays short.
 const TICK_SLOTS_MAX: usize = 1024;
+/// Bytes after which a tick that zeroes them ends.
+const TICK_WIPE_BYTES: u64 = 64 << 20;
 /// How soon a slot that was due but pinned is looked at again.
 const PINNED_POLL: Duration = Duration::from_millis(1);
 
@@ -49,6 +51,7 @@ impl Segment {
     /// is over and whose readers have left. A bounded amount of work: call it again soon.
     pub fn tick(&self, now: Now, news: &mut Vec<Notice>) {
         news.append(&mut self.news.lock());
+        let mut wiped = 0;
         for _ in 0..TICK_SLOTS_MAX {
             let Some((slot, generation)) = self.next_due(now) else { return };
             let mut life = self.lives.lock(slot);
@@ -59,10 +62,16 @@ impl Segment {
             if let Some(life) = life.as_mut() {
                 life.queued = false;
             }
+            if self.wipes {
+                wiped += self.extent(slot).len();
+            }
             let told = life.as_ref().is_some_and(|life| life.told_freed);
             let result = self.free_or_wait(now, slot, generation, &mut life);
             if !told && let OrderResult::Freed { .. } = result {
                 news.push(self.notice(slot, generation, result));
+            }
+            if wiped > TICK_WIPE_BYTES {
+                return;
             }
         }
     }
@@ -142,6 +151,7 @@ impl Segment {
         }
         match self.step(Some(now), slot, generation, RECLAIM) {
             Ok(word) => {
+                self.wipe(self.extent(slot));
                 *life = None;
                 Ok(OrderResult::Freed { next: word.generation() })
             }
@@ -185,6 +195,7 @@ impl Segment {
         if look_at <= now {
             match self.step(Some(now), slot, generation, RECLAIM) {
                 Ok(word) => {
+                    self.wipe(self.extent(slot));
                     *life = None;
                     return OrderResult::Freed { next: word.generation() };
                 }

@@ -40,6 +40,7 @@ fn locator(slot: u32, generation: u32, len: u64) -> Locator {
         generation: Generation(generation),
         extent: Extent::new(u64::from(slot % 2) * (4 << 20), extent_bytes(len)).unwrap(),
         stripe: 0,
+        grant: None,
     }
 }
 
@@ -572,4 +573,62 @@ fn a_life_that_ends_during_the_copy_is_stale() {
         },
     );
     assert_eq!(fenced, Err(ReadError::Fenced));
+}
+
+/// The bytes of a range, whoever they belong to.
+fn raw(segment: &Segment, extent: Extent) -> Vec<u8> {
+    let start = segment.payload.check(extent).unwrap().as_ptr();
+    // SAFETY: inside of the payload, and nobody writes in these tests.
+    unsafe { std::slice::from_raw_parts(start, extent.len() as usize) }.to_vec()
+}
+
+/// However a life ends, nothing of it is left when the range is said to be free.
+#[test]
+fn security_a_freed_range_is_zeroed_before_it_is_said_to_be_free() {
+    let spec = *segment(false).spec();
+    for wipes in [true, false] {
+        let segment = Segment::make(spec, wipes).unwrap();
+        segment.set_serve_until(FOREVER);
+        let value = [0xab; 5000];
+        let clean = |slot: u32, how: &str| {
+            let found = raw(&segment, locator(slot, 0, 5000).extent);
+            assert_eq!(found.iter().all(|byte| *byte == 0), wipes, "{how}");
+        };
+        let put = |slot: u32| {
+            let mut guard = begin(&segment, locator(slot, 0, 5000), 5000);
+            guard.write(0, &value).unwrap();
+            guard
+        };
+        let order = |slot: u32, action| {
+            let at = locator(slot, 0, 5000);
+            let order = Order {
+                segment: SEGMENT,
+                incarnation: INCARNATION,
+                slot: at.slot,
+                generation: at.generation,
+                action,
+            };
+            segment.execute(T, EPOCH, &order).unwrap().result
+        };
+        let freed = OrderResult::Freed { next: Generation(1) };
+
+        put(0).publish(T, TOKEN, seal_of(&value)).unwrap();
+        assert_eq!(order(0, Action::Evict), freed);
+        clean(0, "evicted");
+
+        put(2).publish(T, TOKEN, seal_of(&value)).unwrap();
+        assert_eq!(order(2, Action::Retire { free_after_ms: 5 }), OrderResult::Waiting);
+        assert_eq!(raw(&segment, locator(2, 0, 5000).extent)[..5000], value, "a lease holds it");
+        let mut news = Vec::new();
+        segment.tick(T.plus(std::time::Duration::from_millis(9)), &mut news);
+        assert_eq!(news[0].result, freed);
+        clean(2, "retired");
+
+        drop(put(4));
+        clean(4, "given up");
+        let guard = put(6);
+        assert_eq!(order(6, Action::Abort), OrderResult::Waiting);
+        drop(guard);
+        clean(6, "aborted");
+    }
 }

@@ -338,6 +338,7 @@ impl Drop for WriteGuard {
         self.segment
             .step(None, slot, next, Event::Fence)
             .expect("an unpublished life is Failed, and only its guard fences it");
+        self.segment.wipe(self.locator.extent);
         *life = None;
         let freed = self.segment.notice(slot, generation, OrderResult::Freed { next });
         self.segment.news.lock().push(freed);

@@ -34,6 +34,7 @@ fn locator(slot: u32, generation: u32) -> Locator {
         slot: Slot(slot),
         generation: Generation(generation),
         extent: Extent::new(0, extent_bytes(LEN)).unwrap(),
+        grant: None,
     }
 }
 

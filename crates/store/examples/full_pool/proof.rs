@@ -80,7 +80,7 @@ impl Proof {
     /// Puts until the pool has begun to evict.
     fn fill(&self, store: &Store, judge: &Judge) -> Result<(), Error> {
         let mut worker = Worker::new(store, judge, u64::MAX, self.one_size);
-        while store.stat()?.evicted_objects < 10 {
+        while store.stat()?.counters.evicted < 10 {
             let name = worker.some_key();
             worker.put(&name);
         }
@@ -89,7 +89,7 @@ impl Proof {
 
     fn load(&self, store: &Store, judge: &Judge, report: &mut Report) -> Result<(), Error> {
         let stop = &AtomicBool::new(false);
-        let evicted = store.stat()?.evicted_bytes;
+        let evicted = store.stat()?.counters.evicted_bytes;
         let mut tallies = Vec::new();
         std::thread::scope(|scope| -> Result<(), Error> {
             let threads: Vec<_> = (0..self.threads)
@@ -117,8 +117,8 @@ impl Proof {
         report.put_times = Times::of(put_micros);
         report.busy_times = Times::of(busy_micros);
         let stat = store.stat()?;
-        report.evicted_bytes = stat.evicted_bytes - evicted;
-        report.evicted_objects = stat.evicted_objects;
+        report.evicted_bytes = stat.counters.evicted_bytes - evicted;
+        report.evicted_objects = stat.counters.evicted;
         if report.evicted_bytes == 0 {
             report.breaches.push("nothing was evicted: the pool was not full".into());
         }

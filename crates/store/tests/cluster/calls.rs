@@ -236,7 +236,7 @@ fn many_clients_are_judged() {
     let counts = rig.counts();
     assert!(counts.hits > 100 && counts.puts > 100 && counts.removes > 20, "{counts:?}");
     let stat = connect(&address, true).stat().unwrap();
-    assert!(stat.evicted_objects > 0, "{stat:?}");
+    assert!(stat.counters.evicted > 0, "{stat:?}");
     master.master().unwrap().audit().unwrap();
 }
 

@@ -1,14 +1,17 @@
 //! One connection: requests in, replies out, and everything it has begun or pinned.
 
 use super::Inner;
-use crate::error::{refusal, unpublished};
-use mooncrate_core::plan::Locator;
+use mooncrate_core::label;
+use mooncrate_core::plan::{Locator, Right};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Generation, PutToken, Seal, SegmentId, Slot};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, Segment, WriteGuard};
-use mooncrate_wire::message::{self, Attached, DataReply, DataRequest, PinId, ReadReply};
-use mooncrate_wire::{CallError, DataError, Link, RequestId};
+use mooncrate_wire::auth::GrantError;
+use mooncrate_wire::clock::wall_seconds;
+use mooncrate_wire::message::{self, Attached, DataReply, DataRequest, PinId, ReadReply, Role};
+use mooncrate_wire::{CallError, Credential, DataError, Link, RequestId};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -36,6 +39,8 @@ struct OpenPut {
 pub(super) struct Connection<'a> {
     server: &'a Inner,
     link: Link,
+    /// Who is at the other end.
+    peer: Credential,
     unix: bool,
     busy: Arc<AtomicBool>,
     puts: BTreeMap<Life, OpenPut>,
@@ -64,10 +69,17 @@ struct Put {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(server: &'a Inner, link: Link, unix: bool, busy: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(
+        server: &'a Inner,
+        link: Link,
+        peer: Credential,
+        unix: bool,
+        busy: Arc<AtomicBool>,
+    ) -> Self {
         Self {
             server,
             link,
+            peer,
             unix,
             busy,
             puts: BTreeMap::new(),
@@ -86,13 +98,13 @@ impl<'a> Connection<'a> {
             } else {
                 Deadline::NEVER
             };
-            let server = self.server;
+            let (server, peer) = (self.server, self.peer);
             let asked = self.link.recv_request(waits)?;
             // Release: pairs with the Acquire in `stop`.
             self.busy.store(true, Ordering::Release);
             let deadline = asked.deadline.min(boottime().deadline_in(REQUEST_TIME_MAX));
             let id = asked.id;
-            let asked = take(server, asked.request);
+            let asked = take(server, peer, asked.request);
             self.answer(id, asked, deadline)?;
             self.busy.store(false, Ordering::Release);
         }
@@ -118,8 +130,10 @@ impl<'a> Connection<'a> {
                 DataReply::Unpin(())
             }
             Asked::Abandon(abandon) => {
-                self.puts.remove(&life(&abandon.locator));
-                DataReply::Abandon(Ok(()))
+                let leave = granted(self.server, self.peer, &abandon.locator, Right::Write);
+                DataReply::Abandon(leave.map(|()| {
+                    self.puts.remove(&life(&abandon.locator));
+                }))
             }
         };
         self.link.send_reply(id, &reply, &[], deadline)
@@ -132,7 +146,9 @@ impl<'a> Connection<'a> {
         read: &message::Read,
         deadline: Deadline,
     ) -> Result<(), CallError> {
+        let began = boottime();
         let refused = |error| DataReply::Read(ReadReply { result: Err(error) });
+        let tally = &self.server.tally;
         let pin = match self.find_pinned(&read.locator) {
             Ok(pin) => pin,
             Err(error) => return self.link.send_reply(id, &refused(error), &[], deadline),
@@ -142,15 +158,33 @@ impl<'a> Connection<'a> {
             .ok()
             .and_then(|start| bytes.get(start..start.checked_add(read.len as usize)?));
         let Some(part) = part else {
-            return self.link.send_reply(id, &refused(DataError::OutOfBounds), &[], deadline);
+            let error = tally.refused.wire(DataError::OutOfBounds);
+            return self.link.send_reply(id, &refused(error), &[], deadline);
         };
         let reply = DataReply::Read(ReadReply { result: Ok(part.len() as u64) });
-        self.link.send_reply(id, &reply, &[IoSlice::new(part)], deadline)
+        self.link.send_reply(id, &reply, &[IoSlice::new(part)], deadline)?;
+        tally.reads.note(boottime().since(began));
+        tally.read_bytes.add(part.len() as u64);
+        Ok(())
     }
 
     fn find_pinned(&self, locator: &Locator) -> Result<PinGuard, DataError> {
-        let segment = self.server.segments.find(locator)?;
-        segment.pin(boottime(), locator).map_err(|error| refusal(&error))
+        let refused = &self.server.tally.refused;
+        let granted = granted(self.server, self.peer, locator, Right::Read);
+        let segment = granted
+            .and_then(|()| self.server.segments.find(locator))
+            .map_err(|error| refused.wire(error))?;
+        segment.pin(boottime(), locator).map_err(|error| refused.memory(&error))
+    }
+
+    /// Whether this peer may map our memory: one memfd never holds values of two tenants, and the
+    /// kernel must know the user.
+    fn may_share(&self) -> bool {
+        let config = &self.server.config;
+        let own_tenant = !config.gate.is_guarded() || config.dedicated == Some(self.peer.tenant);
+        let own = rustix::process::geteuid().as_raw();
+        let known = |user| user == own || user == 0 || config.share_users.contains(&user);
+        own_tenant && self.unix && self.link.peer_user().is_some_and(known)
     }
 
     fn attach(
@@ -161,7 +195,7 @@ impl<'a> Connection<'a> {
     ) -> Result<(), CallError> {
         let found = self.server.segments.get(segment).ok_or(DataError::UnknownSegment);
         let shareable = found.and_then(|segment| {
-            if self.unix && segment.fds().is_some() {
+            if segment.fds().is_some() && self.may_share() {
                 Ok(segment)
             } else {
                 Err(DataError::Unsupported)
@@ -184,7 +218,8 @@ impl<'a> Connection<'a> {
 
     /// Takes a value off the socket, straight into its extent.
     fn write(&mut self, put: Put, deadline: Deadline) -> Result<Result<(), DataError>, CallError> {
-        let accepted = self.room_for_put().and(put.begun);
+        let began = boottime();
+        let accepted = self.room_for_put(&put.locator).and(put.begun);
         let mut guard = match accepted {
             Ok(guard) => guard,
             Err(error) => {
@@ -200,47 +235,66 @@ impl<'a> Connection<'a> {
             at += len as u64;
         }
         self.puts.insert(life(&put.locator), OpenPut { guard, direct: false });
+        self.server.tally.writes.note(boottime().since(began));
         Ok(Ok(()))
     }
 
     fn begin(&mut self, put: Put) -> Result<(), DataError> {
-        self.room_for_put()?;
-        if !self.unix {
-            return Err(DataError::Unsupported);
+        self.room_for_put(&put.locator)?;
+        // Whoever cannot map the memory cannot have stored anything in it.
+        if !self.may_share() {
+            return Err(self.server.tally.refused.wire(DataError::Unsupported));
         }
         self.puts.insert(life(&put.locator), OpenPut { guard: put.begun?, direct: true });
         Ok(())
     }
 
-    fn room_for_put(&self) -> Result<(), DataError> {
-        if self.puts.len() < OPEN_PUTS_MAX {
+    /// One put always has room; more of them share a part of the segment.
+    fn room_for_put(&self, locator: &Locator) -> Result<(), DataError> {
+        let of_segment = self.puts.iter().filter(|(open, _)| open.0 == locator.segment);
+        let open: u64 = of_segment.map(|(_, put)| put.guard.locator().extent.len()).sum();
+        let bytes = self.server.segments.get(locator.segment).map_or(0, |s| s.spec().bytes);
+        let limit = bytes / 100 * self.server.config.open_percent_max;
+        let fits = self.puts.is_empty() || open.saturating_add(locator.extent.len()) <= limit;
+        if self.puts.len() < OPEN_PUTS_MAX && fits {
             Ok(())
         } else {
-            Err(DataError::Busy { after_ms: BUSY_MS })
+            Err(self.server.tally.refused.wire(DataError::Busy { after_ms: BUSY_MS }))
         }
     }
 
     /// Publishes, after the last byte; a put that cannot be published is over.
     fn signal(&mut self, locator: &Locator, token: PutToken, seal: Seal) -> Result<(), DataError> {
+        let tally = &self.server.tally;
+        granted(self.server, self.peer, locator, Right::Write)
+            .map_err(|error| tally.refused.wire(error))?;
+        let open = self.puts.remove(&life(locator));
         let OpenPut { guard, direct } =
-            self.puts.remove(&life(locator)).ok_or(DataError::BadToken)?;
-        let now = boottime();
+            open.ok_or_else(|| tally.refused.wire(DataError::BadToken))?;
+        let (now, len) = (boottime(), guard.value_len());
         let published = if direct {
             guard.publish_direct(now, token, seal)
         } else {
             guard.publish(now, token, seal)
         };
-        published.map_err(|refused| unpublished(&refused.error))
+        published.map_err(|refused| tally.refused.unpublished(&refused.error))?;
+        tally.published.one();
+        tally.published_bytes.add(len);
+        Ok(())
     }
 
     fn pin(&mut self, locator: &Locator) -> Result<PinId, DataError> {
-        let segment = self.server.segments.find(locator)?;
+        let tally = &self.server.tally;
+        let segment = granted(self.server, self.peer, locator, Right::Read)
+            .and_then(|()| self.server.segments.find(locator))
+            .map_err(|error| tally.refused.wire(error))?;
         let limit = segment.spec().identity().bytes / 100 * self.server.config.pinned_percent_max;
         let held = self.pinned_bytes.entry(locator.segment).or_default();
         if *held + locator.extent.len() > limit {
-            return Err(DataError::Busy { after_ms: BUSY_MS });
+            return Err(tally.refused.wire(DataError::Busy { after_ms: BUSY_MS }));
         }
-        let pin = segment.pin(boottime(), locator).map_err(|error| refusal(&error))?;
+        let pin = segment.pin(boottime(), locator).map_err(|error| tally.refused.memory(&error))?;
+        tally.pins.raise(1);
         *held += locator.extent.len();
         self.next_pin += 1;
         self.pins.insert(self.next_pin, pin);
@@ -252,7 +306,15 @@ impl<'a> Connection<'a> {
             let locator = pin.locator();
             let held = self.pinned_bytes.entry(locator.segment).or_default();
             *held = held.saturating_sub(locator.extent.len());
+            self.server.tally.pins.lower(1);
         }
+    }
+}
+
+impl Drop for Connection<'_> {
+    /// Its pins end with it.
+    fn drop(&mut self) {
+        self.server.tally.pins.lower(self.pins.len() as u64);
     }
 }
 
@@ -261,11 +323,11 @@ fn life(locator: &Locator) -> Life {
 }
 
 /// Takes a request out of the buffer it arrived in; a put begins here, while its key is at hand.
-fn take(server: &Inner, request: DataRequest<'_>) -> Asked {
+fn take(server: &Inner, peer: Credential, request: DataRequest<'_>) -> Asked {
     match request {
         DataRequest::Attach(attach) => Asked::Attach(attach.segment),
-        DataRequest::Begin(begin) => Asked::Begin(start(server, &begin.put)),
-        DataRequest::Write(write) => Asked::Write(start(server, &write.put)),
+        DataRequest::Begin(begin) => Asked::Begin(start(server, peer, &begin.put)),
+        DataRequest::Write(write) => Asked::Write(start(server, peer, &write.put)),
         DataRequest::Signal(signal) => Asked::Signal(signal),
         DataRequest::Read(read) => Asked::Read(read),
         DataRequest::Pin(pin) => Asked::Pin(pin.locators.into_owned()),
@@ -274,19 +336,57 @@ fn take(server: &Inner, request: DataRequest<'_>) -> Asked {
     }
 }
 
-fn start(server: &Inner, put: &message::BeginWrite<'_>) -> Put {
+/// Whether the master has given this peer leave to use a locator so. Nothing is looked up before:
+/// whoever has no grant learns nothing about what is here.
+fn granted(
+    server: &Inner,
+    peer: Credential,
+    locator: &Locator,
+    right: Right,
+) -> Result<(), DataError> {
+    let config = &server.config;
+    let Some(key) = config.gate.grants() else { return Ok(()) };
+    let foreign = config.dedicated.is_some_and(|tenant| tenant != peer.tenant);
+    if foreign && !matches!(peer.role, Role::Node | Role::Master) {
+        return Err(DataError::Denied);
+    }
+    key.check(locator, right, peer, wall_seconds()).map_err(|error| match error {
+        // A fresh locator brings a fresh grant.
+        GrantError::Expired => DataError::Stale,
+        GrantError::Denied => DataError::Denied,
+    })
+}
+
+/// The label as the owner keeps it. A master that lost its index believes it, so in a cluster with
+/// credentials the tenant in it is the peer's own, whatever the peer wrote there.
+fn own_label<'a>(server: &Inner, peer: Credential, label: &'a [u8]) -> Cow<'a, [u8]> {
+    let trusted = matches!(peer.role, Role::Node | Role::Master);
+    if trusted || !server.config.gate.is_guarded() || label::tenant(label) == Some(peer.tenant) {
+        return Cow::Borrowed(label);
+    }
+    let mut own = label.to_vec();
+    if let Some(tenant) = own.first_chunk_mut() {
+        *tenant = peer.tenant.0.to_le_bytes();
+    }
+    Cow::Owned(own)
+}
+
+fn start(server: &Inner, peer: Credential, put: &message::BeginWrite<'_>) -> Put {
     let open = |segment: Arc<Segment>| {
+        let label = own_label(server, peer, put.label);
         let begin = BeginWrite {
             locator: put.locator,
             token: put.token,
             object: put.object,
             epoch: put.epoch,
             len: put.len,
-            label: put.label,
-            hash: LabelHash::of(put.label),
+            label: &label,
+            hash: LabelHash::of(&label),
         };
-        segment.begin(boottime(), &begin).map_err(|error| refusal(&error))
+        segment.begin(boottime(), &begin).map_err(|error| server.tally.refused.memory(&error))
     };
-    let begun = server.segments.find(&put.locator).and_then(open);
+    let found = granted(server, peer, &put.locator, Right::Write)
+        .and_then(|()| server.segments.find(&put.locator));
+    let begun = found.map_err(|error| server.tally.refused.wire(error)).and_then(open);
     Put { locator: put.locator, len: put.len, begun }
 }

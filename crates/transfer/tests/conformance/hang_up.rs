@@ -100,6 +100,7 @@ fn as_a_child() {
         generation: Generation(0),
         extent: Extent::new(offset, bytes).unwrap(),
         stripe: 0,
+        grant: None,
     };
     let value = Value::new(locator, len);
     let address: Address = address.parse().unwrap();

@@ -93,7 +93,8 @@ impl Rig {
         let extent = Extent::new(offset, bytes).unwrap();
         assert!(extent.fits(SEGMENT_BYTES) && slot.0 < SLOTS, "the test wants too much");
         let generation = Generation(0);
-        Locator { segment: SEGMENT, incarnation: MOUNT, slot, generation, extent, stripe: 0 }
+        let (incarnation, stripe, grant) = (MOUNT, 0, None);
+        Locator { segment: SEGMENT, incarnation, slot, generation, extent, stripe, grant }
     }
 
     /// A stamped value of this length with a place of its own.
@@ -194,7 +195,7 @@ impl Drop for Rig {
 
 fn serve(segments: &Arc<Segments>, sockets: Vec<Bound>) -> DataServer {
     let config = DataServerConfig { name: "rig".into(), ..DataServerConfig::default() };
-    DataServer::start(Arc::clone(segments), config, sockets).unwrap()
+    DataServer::start(Arc::clone(segments), config, Arc::default(), sockets).unwrap()
 }
 
 /// A shared-memory transport that has mapped the segment.

@@ -6,7 +6,7 @@ use mooncrate_core::{HostId, LeaderEpoch};
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{EngineConfig, Path, Read, Shared, Stream, TransferError, Transport};
 use mooncrate_wire::address::Bound;
-use mooncrate_wire::{Address, CallError, HelloAck, Link, LinkConfig, LinkKind, PoolConfig};
+use mooncrate_wire::{Address, CallError, Gate, HelloAck, Link, LinkConfig, LinkKind, PoolConfig};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,7 +55,9 @@ fn greet(socket: OwnedFd) -> Link {
         epoch: LeaderEpoch(0),
         host: HostId(0),
     };
-    Link::accept(socket, LinkKind::Data, &LinkConfig::default(), soon(), ack).unwrap().0
+    Link::accept(socket, LinkKind::Data, &LinkConfig::default(), &Gate::default(), soon(), ack)
+        .unwrap()
+        .link
 }
 
 impl Drop for Mute {

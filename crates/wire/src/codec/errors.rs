@@ -197,6 +197,7 @@ fn data_code(error: DataError) -> Coded {
         DataError::OutOfBounds => (0x55, 0, 0),
         DataError::UnknownSegment => (0x56, 0, 0),
         DataError::Unsupported => (0x57, 0, 0),
+        DataError::Denied => (0x58, 0, 0),
     }
 }
 
@@ -210,6 +211,7 @@ fn data_error((code, first, _): Coded) -> Result<DataError, DecodeError> {
         0x55 => DataError::OutOfBounds,
         0x56 => DataError::UnknownSegment,
         0x57 => DataError::Unsupported,
+        0x58 => DataError::Denied,
         _ => return Err(unknown(code)),
     })
 }
@@ -274,7 +276,7 @@ mod tests {
             let known = families.iter().flatten().count();
             let expected = match code {
                 1 | 2 => 4,
-                0x10..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x57 | 0x60..=0x64 => 1,
+                0x10..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x58 | 0x60..=0x64 => 1,
                 _ => 0,
             };
             assert_eq!(known, expected, "code {code:#x}");

@@ -99,6 +99,16 @@ macro_rules! integers {
 }
 integers!(u8 u16 u32 u64);
 
+impl<'a, const N: usize> Field<'a> for [u8; N] {
+    const BYTES_MIN: usize = N;
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        from.array("fixed bytes")
+    }
+}
+
 impl<'a> Field<'a> for () {
     const BYTES_MIN: usize = 0;
     fn put(&self, _: &mut Vec<u8>) {}

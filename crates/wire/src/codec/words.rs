@@ -2,6 +2,7 @@
 
 use super::{Field, Reader, fields, put_bytes, put_list, take_list};
 use crate::error::DecodeError;
+use mooncrate_core::catalog::Counters;
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainStat};
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::{
@@ -12,8 +13,8 @@ use mooncrate_core::key::Key;
 use mooncrate_core::label::Label;
 use mooncrate_core::limits::{REPLICAS_MAX, STRIPES_MAX};
 use mooncrate_core::plan::{
-    Action, Announced, AnnouncedLife, AnnouncedObject, Keep, Located, Locator, Medium, Notice,
-    Order, OrderResult, PutConfig, SegmentOffer, Striping, WritePlan,
+    Action, Announced, AnnouncedLife, AnnouncedObject, Grant, Keep, Located, Locator, Medium,
+    Notice, Order, OrderResult, PutConfig, Right, SegmentOffer, Striping, WritePlan,
 };
 use mooncrate_core::seal::Seal;
 use std::borrow::Cow;
@@ -44,7 +45,9 @@ fields!(Locator {
     generation: Generation,
     extent: Extent,
     stripe: u8,
+    grant: Option<Grant>,
 });
+fields!(Grant { tenant: TenantId, expires_s: u32, right: Right, mac: [u8; 16] });
 fields!(SegmentOffer {
     segment: SegmentId,
     incarnation: Incarnation,
@@ -55,6 +58,26 @@ fields!(SegmentOffer {
     host: HostId,
     zone: ZoneId,
     tenant: Option<TenantId>,
+});
+fields!(Counters {
+    puts: u64,
+    hits: u64,
+    misses: u64,
+    removed: u64,
+    evicted: u64,
+    evicted_bytes: u64,
+    evict_skipped: u64,
+    busy: u64,
+    expired: u64,
+    replaced: u64,
+    replanned: u64,
+    puts_expired: u64,
+    stale_tokens: u64,
+    nodes_lost: u64,
+    announced_dropped: u64,
+    copied: u64,
+    copied_bytes: u64,
+    copies_failed: u64,
 });
 fields!(Order {
     segment: SegmentId,
@@ -221,16 +244,6 @@ impl<'a> Field<'a> for Keep {
     }
 }
 
-impl<'a> Field<'a> for [u8; 3] {
-    const BYTES_MIN: usize = 3;
-    fn put(&self, out: &mut Vec<u8>) {
-        out.extend(self);
-    }
-    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
-        Ok([u8::take(from)?, u8::take(from)?, u8::take(from)?])
-    }
-}
-
 /// As its owner keeps it, so that no field can be lost on the way.
 impl<'a> Field<'a> for Label {
     const BYTES_MIN: usize = 10;
@@ -286,6 +299,22 @@ impl<'a> Field<'a> for Medium {
             2 => Self::Ssd,
             value => {
                 return Err(DecodeError::BadValue { what: "a medium", value: u64::from(value) });
+            }
+        })
+    }
+}
+
+impl<'a> Field<'a> for Right {
+    const BYTES_MIN: usize = 1;
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(*self as u8);
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok(match u8::take(from)? {
+            0 => Self::Read,
+            1 => Self::Write,
+            value => {
+                return Err(DecodeError::BadValue { what: "a right", value: u64::from(value) });
             }
         })
     }

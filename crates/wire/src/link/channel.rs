@@ -6,7 +6,9 @@
 //! on a warm link is exactly one send and one read.
 
 use super::LinkConfig;
+use super::session::Session;
 use crate::address::Address;
+use crate::auth::Credential;
 use crate::clock::boottime;
 use crate::error::CallError;
 use crate::fds;
@@ -20,6 +22,8 @@ use std::time::Duration;
 
 /// Longest single wait; a deadline further away is reached in steps.
 const STEP_MAX: Duration = Duration::from_secs(1);
+/// How long the last words to a peer may take, and how long it may take to read them.
+const LAST_WORDS_TIME: Duration = Duration::from_millis(100);
 /// Parts that go out in one vectored send.
 const PARTS_MAX: usize = 16;
 
@@ -32,6 +36,8 @@ pub(super) struct Channel {
     /// The timeouts the kernel has now; zero: none set yet.
     read_step: Duration,
     write_step: Duration,
+    /// Encrypts, on TCP where it was asked for.
+    tls: Option<Box<Session>>,
 }
 
 impl Channel {
@@ -76,7 +82,8 @@ impl Channel {
 
     fn new(socket: Socket, peer: String) -> Self {
         let unix = socket.domain().is_ok_and(|domain| domain == Domain::UNIX);
-        Self { socket, peer, unix, read_step: Duration::ZERO, write_step: Duration::ZERO }
+        let (read_step, write_step) = (Duration::ZERO, Duration::ZERO);
+        Self { socket, peer, unix, read_step, write_step, tls: None }
     }
 
     pub(super) fn peer(&self) -> &str {
@@ -87,6 +94,34 @@ impl Channel {
         &self.socket
     }
 
+    pub(super) fn is_unix(&self) -> bool {
+        self.unix
+    }
+
+    /// Whether what is sent is encrypted.
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Encrypts everything from here on. What the peer's certificate says of it.
+    pub(super) fn encrypt(
+        &mut self,
+        connection: Result<rustls::Connection, rustls::Error>,
+        deadline: Deadline,
+    ) -> Result<Vec<Credential>, CallError> {
+        let mut tls = Session::new(connection.map_err(|error| self.tls_error(&error))?);
+        while tls.is_shaking() {
+            self.flush_tls(&mut tls, deadline, "TLS")?;
+            if tls.is_shaking() {
+                self.digest_more(&mut tls, deadline, "TLS")?;
+            }
+        }
+        self.flush_tls(&mut tls, deadline, "TLS")?;
+        let credentials = tls.credentials();
+        self.tls = Some(tls);
+        Ok(credentials)
+    }
+
     /// Reads at least one byte. With `fds`, on a Unix socket, descriptors are taken along.
     pub(super) fn read(
         &mut self,
@@ -95,6 +130,11 @@ impl Channel {
         deadline: Deadline,
         awaited: &'static str,
     ) -> Result<usize, CallError> {
+        if let Some(mut tls) = self.tls.take() {
+            let came = self.read_tls(&mut tls, target, deadline, awaited);
+            self.tls = Some(tls);
+            return came;
+        }
         loop {
             self.arm(Way::Read, deadline, awaited)?;
             let came = match &mut fds {
@@ -117,6 +157,9 @@ impl Channel {
         deadline: Deadline,
         awaited: &'static str,
     ) -> Result<(), CallError> {
+        if self.tls.is_some() {
+            return self.write_parts(bytes, &[], deadline, awaited);
+        }
         while !bytes.is_empty() {
             self.arm(Way::Write, deadline, awaited)?;
             let sent = if fds.is_empty() {
@@ -143,6 +186,11 @@ impl Channel {
         deadline: Deadline,
         awaited: &'static str,
     ) -> Result<(), CallError> {
+        if let Some(mut tls) = self.tls.take() {
+            let sent = self.write_tls(&mut tls, head, parts, deadline, awaited);
+            self.tls = Some(tls);
+            return sent;
+        }
         // (next part, bytes of it that went); the head is part 0.
         let (mut next, mut gone) = (0, 0);
         let part = |n: usize| if n == 0 { head } else { &*parts[n - 1] };
@@ -177,9 +225,117 @@ impl Channel {
 
     /// Whether an idle peer is still there and silent. One system call that does not wait.
     pub(super) fn quiet(&self) -> bool {
+        if self.tls.as_ref().is_some_and(|tls| !tls.is_quiet()) {
+            return false;
+        }
         let mut byte = [0_u8; 1];
         let peeked = recv(&self.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         matches!(peeked, Err(Errno::AGAIN))
+    }
+
+    fn read_tls(
+        &mut self,
+        tls: &mut Session,
+        target: &mut [u8],
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<usize, CallError> {
+        loop {
+            match tls.take(target) {
+                Ok(Some(0)) => return Err(self.closed(awaited)),
+                Ok(Some(count)) => return Ok(count),
+                Ok(None) => self.digest_more(tls, deadline, awaited)?,
+                Err(error) => self.judge(error, "reading from", awaited)?,
+            }
+        }
+    }
+
+    /// Waits for encrypted bytes, unless some are here, and decrypts them.
+    fn digest_more(
+        &mut self,
+        tls: &mut Session,
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<(), CallError> {
+        while !tls.space().is_empty() {
+            self.arm(Way::Read, deadline, awaited)?;
+            match rustix::io::read(&self.socket, tls.space()) {
+                Ok(0) => return Err(self.closed(awaited)),
+                Ok(count) => {
+                    tls.filled(count);
+                    break;
+                }
+                Err(error) => self.judge(error.into(), "reading from", awaited)?,
+            }
+        }
+        let Err(error) = tls.digest() else {
+            // An answer of the protocol itself, as to a change of keys.
+            return self.flush_tls(tls, deadline, awaited);
+        };
+        // The peer shall hear why, too.
+        let soon = boottime().deadline_in(LAST_WORDS_TIME).min(deadline);
+        let _ = self.flush_tls(tls, soon, awaited);
+        self.linger(soon);
+        Err(self.tls_error(&error))
+    }
+
+    fn write_tls(
+        &mut self,
+        tls: &mut Session,
+        head: &[u8],
+        parts: &[IoSlice<'_>],
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<(), CallError> {
+        let all = std::iter::once(head).chain(parts.iter().map(|part| &**part));
+        for mut rest in all {
+            while !rest.is_empty() {
+                let taken = tls.give(rest).map_err(|source| CallError::Io {
+                    doing: "encrypting for",
+                    peer: self.peer.clone(),
+                    source,
+                })?;
+                rest = &rest[taken..];
+                if !rest.is_empty() {
+                    self.flush_tls(tls, deadline, awaited)?;
+                }
+            }
+        }
+        self.flush_tls(tls, deadline, awaited)
+    }
+
+    /// Sends everything that is encrypted.
+    fn flush_tls(
+        &mut self,
+        tls: &mut Session,
+        deadline: Deadline,
+        awaited: &'static str,
+    ) -> Result<(), CallError> {
+        while tls.wants_write() {
+            self.arm(Way::Write, deadline, awaited)?;
+            if let Err(error) = tls.write(&self.socket) {
+                self.judge(error, "writing to", awaited)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads on for a moment: closing a socket with unread bytes resets it, and a reset can
+    /// overtake the words that say why.
+    fn linger(&mut self, until: Deadline) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+        let mut sink = [0_u8; 4096];
+        while self.arm(Way::Read, until, "its end").is_ok() {
+            match rustix::io::read(&self.socket, &mut sink[..]) {
+                Ok(0) => return,
+                Err(error) if error != Errno::AGAIN && error != Errno::INTR => return,
+                _ => {}
+            }
+        }
+    }
+
+    fn tls_error(&self, error: &rustls::Error) -> CallError {
+        CallError::Tls { peer: self.peer.clone(), words: crate::tls::words(error) }
     }
 
     /// Makes sure that the next system call ends by itself no later than the deadline.

@@ -13,14 +13,16 @@
 
 mod channel;
 mod data;
+mod session;
 
 use crate::address::Address;
+use crate::auth::{Access, Credential, Gate, Meeting, Seat};
 use crate::clock::{boottime, budget_ms};
 use crate::error::{CallError, DecodeError, Refusal, RefusalCode};
 use crate::frame::{Frame, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
-use crate::message::{Hello, HelloAck, Reply, Request, agree};
+use crate::message::{Challenge, Hello, HelloAck, Proof, Reply, Request, ServerProof, agree};
 use channel::Channel;
 use mooncrate_core::time::Deadline;
 use std::io;
@@ -41,6 +43,8 @@ pub struct LinkConfig {
     pub source: Option<IpAddr>,
     /// Requests that may be in flight at once; the peer stops reading beyond its own limit.
     pub in_flight_max: usize,
+    /// What is shown to the called side.
+    pub access: Access,
 }
 
 impl Default for LinkConfig {
@@ -50,6 +54,7 @@ impl Default for LinkConfig {
             user_timeout: Duration::from_secs(2),
             source: None,
             in_flight_max: 256,
+            access: Access::default(),
         }
     }
 }
@@ -79,46 +84,83 @@ pub struct Link {
 }
 
 impl Link {
-    /// Connects and says hello.
+    /// Connects, says hello, and proves who we are if that is asked for.
     pub fn connect(
         address: &Address,
         hello: &Hello,
         config: &LinkConfig,
         deadline: Deadline,
     ) -> Result<Self, CallError> {
-        let channel = Channel::connect(address, config, deadline)?;
-        let mut link = Self::over(channel, hello.link, config);
-        let id = link.next_id();
-        link.write(Kind::Hello, id, false, deadline, |out| hello.encode(out))?;
-        let frame = link.read_frame(deadline, "the reply to hello")?;
-        let body = link.inbox.bytes(frame.body);
-        match frame.header.kind() {
-            Kind::Hello => {
-                let ack = HelloAck::decode(body)?;
-                let known = hello.version_min..=hello.version_max;
-                if !known.contains(&ack.version) {
-                    let value = u64::from(ack.version);
-                    let what = "the version that the peer chose";
-                    return Err(DecodeError::BadValue { what, value }.into());
-                }
-                (link.version, link.peer) = (ack.version, ack);
-                Ok(link)
-            }
-            Kind::Refuse => Err(crate::codec::decode::<Refusal>(body)?.into()),
-            kind => Err(DecodeError::Unexpected { kind }.into()),
+        let mut channel = Channel::connect(address, config, deadline)?;
+        if let Some(tls) = config.access.tls.as_ref().filter(|_| !channel.is_unix()) {
+            channel.encrypt(tls.session(hello.link), deadline)?;
         }
+        let hello = config.access.hello(hello);
+        let mut link = Self::over(channel, hello.link, config);
+        let ack = link.introduce(&hello, &config.access, deadline)?;
+        if !(hello.version_min..=hello.version_max).contains(&ack.version) {
+            let value = u64::from(ack.version);
+            let what = "the version that the peer chose";
+            return Err(DecodeError::BadValue { what, value }.into());
+        }
+        (link.version, link.peer) = (ack.version, ack);
+        Ok(link)
     }
 
-    /// Takes over an accepted connection: reads the hello and answers it. `answer` says who we are,
-    /// with the version that both speak.
+    /// The caller's half of the hello.
+    fn introduce(
+        &mut self,
+        hello: &Hello,
+        access: &Access,
+        deadline: Deadline,
+    ) -> Result<HelloAck, CallError> {
+        let id = self.next_id();
+        self.write(Kind::Hello, id, false, deadline, |out| hello.encode(out))?;
+        let (kind, body) = self.read_greeting(deadline)?;
+        if kind != Kind::Challenge {
+            // A CA that vouches for the server does what its proof would do.
+            access.unasked(self.channel.is_encrypted())?;
+            return expect_ack(kind, &body);
+        }
+        let challenge = Challenge::decode(&body)?;
+        let (proof, expected) = access.prove(hello, &challenge)?;
+        let id = self.next_id();
+        self.write(Kind::Proof, id, false, deadline, |out| proof.encode(out))?;
+        let (kind, body) = self.read_greeting(deadline)?;
+        if kind != Kind::Proof {
+            return Err(DecodeError::Unexpected { kind }.into());
+        }
+        Access::confirm(&expected, &ServerProof::decode(&body)?)?;
+        let (kind, body) = self.read_greeting(deadline)?;
+        expect_ack(kind, &body)
+    }
+
+    /// One frame of the server's half; a refusal is an error.
+    fn read_greeting(&mut self, deadline: Deadline) -> Result<(Kind, Vec<u8>), CallError> {
+        let frame = self.read_frame(deadline, "the reply to hello")?;
+        let (kind, body) = (frame.header.kind(), self.inbox.bytes(frame.body));
+        if kind == Kind::Refuse {
+            return Err(crate::codec::decode::<Refusal>(body)?.into());
+        }
+        Ok((kind, body.to_vec()))
+    }
+
+    /// Takes over an accepted connection: reads the hello, asks for what the gate asks for, and
+    /// answers. `answer` says who we are, with the version that both speak.
     pub fn accept(
         socket: impl Into<OwnedFd>,
         serves: LinkKind,
         config: &LinkConfig,
+        gate: &Gate,
         deadline: Deadline,
         answer: impl FnOnce(&Hello, u8) -> HelloAck,
-    ) -> Result<(Self, Hello), CallError> {
-        let mut link = Self::over(Channel::accepted(socket.into(), config)?, serves, config);
+    ) -> Result<Accepted, CallError> {
+        let mut channel = Channel::accepted(socket.into(), config)?;
+        let names = match gate.tls().filter(|_| !channel.is_unix()) {
+            Some(tls) => channel.encrypt(tls.session(), deadline)?,
+            None => Vec::new(),
+        };
+        let mut link = Self::over(channel, serves, config);
         let frame = link.read_frame(deadline, "a hello")?;
         let id = frame.header.request();
         if frame.header.kind() != Kind::Hello {
@@ -127,18 +169,59 @@ impl Link {
             return Err(DecodeError::Unexpected { kind: frame.header.kind() }.into());
         }
         let hello = Hello::decode(link.inbox.bytes(frame.body))?;
-        match agree(&hello, serves) {
-            Ok(version) => {
+        let met = agree(&hello, serves).map_err(CallError::from).and_then(|version| {
+            let credential = link.examine(id, gate, &hello, &names, deadline)?;
+            Ok((version, credential, gate.seat(credential.tenant)?))
+        });
+        match met {
+            Ok((version, credential, seat)) => {
                 let ack = answer(&hello, version);
                 link.write(Kind::Hello, id, true, deadline, |out| ack.encode(out))?;
                 (link.version, link.peer) = (version, ack);
-                Ok((link, hello))
+                Ok(Accepted { link, hello, credential, seat })
             }
-            Err(refusal) => {
-                link.refuse(id, &refusal, deadline);
-                Err(refusal.into())
+            Err(error) => {
+                if let CallError::Refused { code, message } = &error {
+                    if *code == RefusalCode::Denied {
+                        // Whoever guesses tokens shall not do it fast.
+                        std::thread::sleep(crate::auth::DENIED_PAUSE);
+                    }
+                    link.refuse(id, &Refusal::new(*code, message.clone()), deadline);
+                }
+                Err(error)
             }
         }
+    }
+
+    /// The called side: who is this?
+    fn examine(
+        &mut self,
+        id: RequestId,
+        gate: &Gate,
+        hello: &Hello,
+        names: &[Credential],
+        deadline: Deadline,
+    ) -> Result<Credential, CallError> {
+        let challenge = match gate.meet(hello, names)? {
+            Meeting::Known(credential) => return Ok(credential),
+            Meeting::Prove(challenge) => challenge,
+        };
+        self.write(Kind::Challenge, id, true, deadline, |out| challenge.encode(out))?;
+        let frame = self.read_frame(deadline, "a proof")?;
+        let kind = frame.header.kind();
+        if kind != Kind::Proof {
+            return Err(DecodeError::Unexpected { kind }.into());
+        }
+        let (id, proof) = (frame.header.request(), Proof::decode(self.inbox.bytes(frame.body))?);
+        let (credential, own) = gate.verify(hello, &challenge, &proof)?;
+        self.write(Kind::Proof, id, true, deadline, |out| own.encode(out))?;
+        Ok(credential)
+    }
+
+    /// The user at the other end of a Unix socket, as the kernel knows it.
+    pub fn peer_user(&self) -> Option<u32> {
+        let known = rustix::net::sockopt::socket_peercred(self.channel.socket());
+        known.ok().filter(|_| self.channel.is_unix()).map(|user| user.uid.as_raw())
     }
 
     fn over(channel: Channel, kind: LinkKind, config: &LinkConfig) -> Self {
@@ -371,6 +454,26 @@ impl Link {
             self.inbox.filled(count);
         }
     }
+}
+
+fn expect_ack(kind: Kind, body: &[u8]) -> Result<HelloAck, CallError> {
+    match kind {
+        Kind::Hello => Ok(HelloAck::decode(body)?),
+        kind => Err(DecodeError::Unexpected { kind }.into()),
+    }
+}
+
+/// A caller that came in.
+#[derive(Debug)]
+pub struct Accepted {
+    /// The link to it.
+    pub link: Link,
+    /// What it said of itself.
+    pub hello: Hello,
+    /// What it proved; at an open gate, what it said.
+    pub credential: Credential,
+    /// Its place among the connections of its tenant.
+    pub seat: Seat,
 }
 
 /// Ends a link from another thread.

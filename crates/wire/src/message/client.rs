@@ -3,6 +3,7 @@
 use super::{NodeInfo, message};
 use crate::codec::{Field, Reader, fields};
 use crate::error::DecodeError;
+use mooncrate_core::catalog::Counters;
 use mooncrate_core::ids::{Incarnation, LeaderEpoch, ObjectId, PutToken, SegmentId, TenantId};
 use mooncrate_core::key::Key;
 use mooncrate_core::limits::STRIPES_MAX;
@@ -343,10 +344,8 @@ message! {
         pub quarantined_bytes: u64,
         /// Largest run of free bytes anywhere.
         pub largest_free_run: u64,
-        /// Objects evicted since this leader began.
-        pub evicted_objects: u64,
-        /// Bytes evicted since this leader began.
-        pub evicted_bytes: u64,
+        /// What this leader has counted since it began.
+        pub counters: Counters,
         /// Memory of the index.
         pub index_bytes: u64,
         /// One row per segment.

@@ -26,6 +26,14 @@ pub enum Role {
     Admin = 3,
 }
 
+impl Role {
+    /// The role of this name, as it is shown.
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [Self::Client, Self::Node, Self::Master, Self::Admin];
+        all.into_iter().find(|role| role.to_string() == name)
+    }
+}
+
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -64,6 +72,36 @@ message! {
         pub epoch: LeaderEpoch,
         /// The machine it runs on: equal hosts may share memory.
         pub host: HostId,
+    }
+}
+
+message! {
+    /// The server asks for a proof.
+    pub struct Challenge {
+        /// Never the same twice.
+        pub nonce: [u8; 32],
+    }
+}
+
+message! {
+    /// The caller's proof.
+    pub struct Proof {
+        /// What it is.
+        pub role: Role,
+        /// Whose it is; empty: the default tenant's.
+        pub tenant: String,
+        /// Never the same twice.
+        pub nonce: [u8; 32],
+        /// That it holds the token of both.
+        pub mac: [u8; 32],
+    }
+}
+
+message! {
+    /// The server's proof.
+    pub struct ServerProof {
+        /// That it knows the secret.
+        pub mac: [u8; 32],
     }
 }
 

@@ -19,7 +19,7 @@ pub use copy::{Command, CopyKey, Drain, DrainWish, NodeCommand, Touch};
 pub use data::{
     Abandon, Attach, Attached, Begin, BeginWrite, Pin, PinId, Read, ReadReply, Signal, Unpin, Write,
 };
-pub use hello::{Hello, HelloAck, NAME_BYTES_MAX, Role, agree};
+pub use hello::{Challenge, Hello, HelloAck, NAME_BYTES_MAX, Proof, Role, ServerProof, agree};
 pub use node::{Announce, Heartbeat, Mount, Mounted, NodeInfo, OrderBatch, Orders, Pulse, Unmount};
 
 use crate::codec::{Field, Reader};

@@ -7,12 +7,13 @@
 //! ```
 
 use super::{Answer, Caller, Handler, Peer, ServerConfig, down, refused};
+use crate::auth::{self, Credential, Meeting, Seat};
 use crate::clock::{NO_DEADLINE_MS, boottime, deadline_of};
 use crate::error::{DecodeError, FrameError, Refusal, RefusalCode};
 use crate::frame::{Frame, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
-use crate::message::{Hello, HelloAck, Reply, Request, agree};
+use crate::message::{Challenge, Hello, HelloAck, Proof, Reply, Request, agree};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,6 +60,10 @@ struct Connection<S, H> {
     handler: Arc<H>,
     config: Arc<ServerConfig>,
     peer: Peer,
+    /// What the certificate of the caller says of it.
+    names: Vec<Credential>,
+    /// Its place among the connections of its tenant.
+    seat: Option<Seat>,
     version: u8,
     inbox: Inbox,
     outbox: Vec<u8>,
@@ -74,6 +79,7 @@ struct Connection<S, H> {
 /// Serves one connection to its end.
 pub(super) async fn serve<S, H>(
     stream: S,
+    names: Vec<Credential>,
     handler: Arc<H>,
     config: Arc<ServerConfig>,
     mut shutdown: watch::Receiver<bool>,
@@ -85,14 +91,16 @@ pub(super) async fn serve<S, H>(
     let nobody = Peer {
         connection,
         role: crate::message::Role::Client,
+        tenant: mooncrate_core::ids::TenantId::DEFAULT,
         name: String::new(),
-        tenant: mooncrate_core::TenantId::DEFAULT,
     };
     let mut this = Connection {
         stream,
         handler,
         config,
         peer: nobody,
+        names,
+        seat: None,
         version: VERSION_HELLO,
         inbox: Inbox::default(),
         outbox: Vec::new(),
@@ -109,7 +117,7 @@ pub(super) async fn serve<S, H>(
         Ok(Ok(())) => {}
         Ok(Err(End::Protocol)) => {
             let _ = timeout(LAST_WORDS_TIME, this.stream.shutdown()).await;
-            return this.linger().await;
+            return linger(&mut this.stream).await;
         }
         Ok(Err(_)) | Err(_) => return,
     }
@@ -121,7 +129,7 @@ pub(super) async fn serve<S, H>(
     }
     let _ = timeout(LAST_WORDS_TIME, this.stream.shutdown()).await;
     if matches!(ended, Err(End::Protocol)) {
-        this.linger().await;
+        linger(&mut this.stream).await;
     }
 }
 
@@ -143,19 +151,9 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send,
     H: Handler,
 {
-    /// Reads the hello and answers it.
+    /// Reads the hello, asks for a proof where the gate wants one, and answers.
     async fn greet(&mut self) -> Result<(), End> {
-        let frame = loop {
-            match self.inbox.next_frame() {
-                Ok(Some(frame)) => break frame,
-                Ok(None) => self.fill().await?,
-                Err(error) => {
-                    self.refuse(RequestId(0), RefusalCode::Protocol, error.to_string());
-                    self.flush().await?;
-                    return Err(End::Protocol);
-                }
-            }
-        };
+        let frame = self.greeting().await?;
         let request = frame.header.request();
         let agreed = if frame.header.kind() == Kind::Hello && !frame.header.is_reply() {
             match Hello::decode(self.inbox.bytes(frame.body)) {
@@ -165,26 +163,94 @@ where
         } else {
             Err(Refusal::new(RefusalCode::Protocol, "a link starts with a hello"))
         };
-        match agreed {
+        let met = match agreed {
             Ok((hello, version)) => {
+                self.examine(request, &hello).await?.map(|credential| (hello, version, credential))
+            }
+            Err(refusal) => Err(refusal),
+        };
+        match met {
+            Ok((hello, version, credential)) => {
                 let ack = HelloAck {
                     version,
                     name: self.config.name.clone(),
                     epoch: self.handler.epoch(),
                     host: self.config.host,
                 };
-                self.peer.role = hello.role;
+                (self.peer.role, self.peer.tenant) = (credential.role, credential.tenant);
                 self.peer.name = hello.name;
                 self.stage(Kind::Hello, request, |out| ack.encode(out));
                 self.version = version;
                 self.flush().await
             }
             Err(refusal) => {
+                if refusal.code == RefusalCode::Denied {
+                    tokio::time::sleep(auth::DENIED_PAUSE).await;
+                }
                 self.refuse(request, refusal.code, refusal.message);
                 self.flush().await?;
                 Err(End::Protocol)
             }
         }
+    }
+
+    /// The next frame of a hello.
+    async fn greeting(&mut self) -> Result<Frame, End> {
+        loop {
+            match self.inbox.next_frame() {
+                Ok(Some(frame)) => return Ok(frame),
+                Ok(None) => self.fill().await?,
+                Err(error) => {
+                    self.refuse(RequestId(0), RefusalCode::Protocol, error.to_string());
+                    self.flush().await?;
+                    return Err(End::Protocol);
+                }
+            }
+        }
+    }
+
+    /// Who is this? A credential and a place, or why not.
+    async fn examine(
+        &mut self,
+        request: RequestId,
+        hello: &Hello,
+    ) -> Result<Result<Credential, Refusal>, End> {
+        let known = match self.config.gate.meet(hello, &self.names) {
+            Ok(Meeting::Known(credential)) => Ok(credential),
+            Ok(Meeting::Prove(challenge)) => self.challenge(request, hello, &challenge).await?,
+            Err(refusal) => Err(refusal),
+        };
+        let seated = known.and_then(|credential| {
+            self.seat = Some(self.config.gate.seat(credential.tenant)?);
+            Ok(credential)
+        });
+        Ok(seated)
+    }
+
+    async fn challenge(
+        &mut self,
+        request: RequestId,
+        hello: &Hello,
+        challenge: &Challenge,
+    ) -> Result<Result<Credential, Refusal>, End> {
+        self.stage(Kind::Challenge, request, |out| challenge.encode(out));
+        self.flush().await?;
+        let frame = self.greeting().await?;
+        let (request, kind) = (frame.header.request(), frame.header.kind());
+        if kind != Kind::Proof || frame.header.is_reply() {
+            let words = "a proof is awaited";
+            return Ok(Err(Refusal::new(RefusalCode::Protocol, words)));
+        }
+        let proof = match Proof::decode(self.inbox.bytes(frame.body)) {
+            Ok(proof) => proof,
+            Err(error) => {
+                return Ok(Err(Refusal::new(RefusalCode::Protocol, error.to_string())));
+            }
+        };
+        Ok(self.config.gate.verify(hello, challenge, &proof).map(|(credential, own)| {
+            self.stage(Kind::Proof, request, |out| own.encode(out));
+            credential
+        }))
     }
 
     /// Frames in, replies out, until one side has had enough.
@@ -263,6 +329,14 @@ where
             self.refuse(request, RefusalCode::ShuttingDown, SHUTTING_DOWN);
             return Ok(());
         }
+        if self.config.gate.is_guarded() && !auth::may(self.peer.role, kind) {
+            let role = self.peer.role;
+            let words = format!(
+                "a {role} may not send {kind}; use a token or certificate of the role that may"
+            );
+            self.refuse(request, RefusalCode::Denied, words);
+            return Ok(());
+        }
         let budget_ms = frame.header.deadline_ms();
         if budget_ms == 0 {
             self.refuse(request, RefusalCode::Deadline, "the deadline had passed already");
@@ -276,8 +350,9 @@ where
                 return Err(End::Protocol);
             }
         };
-        let deadline = deadline_of(budget_ms, boottime());
-        match self.handler.handle(message, Caller { peer: &self.peer, deadline }) {
+        let arrived = boottime();
+        let deadline = deadline_of(budget_ms, arrived);
+        match self.handler.handle(message, Caller { peer: &self.peer, arrived, deadline }) {
             Answer::Now(reply) => self.reply(request, &reply),
             Answer::Later(waiting) => {
                 let limit = match budget_ms {
@@ -338,20 +413,6 @@ where
         }
     }
 
-    /// Reads on for a moment: closing a socket with unread bytes resets it, and a reset can
-    /// overtake the words that say why.
-    async fn linger(&mut self) {
-        let mut sink = [0; 4096];
-        let mut left = LAST_WORDS_BYTES;
-        let until = Instant::now() + LAST_WORDS_TIME;
-        while left > 0 {
-            match timeout_at(until, self.stream.read(&mut sink)).await {
-                Ok(Ok(count)) if count > 0 => left = left.saturating_sub(count),
-                _ => return,
-            }
-        }
-    }
-
     async fn flush(&mut self) -> Result<(), End> {
         if self.outbox.is_empty() {
             return Ok(());
@@ -389,6 +450,26 @@ where
     ) -> Result<(), FrameError> {
         let stamp = Stamp { version: self.version, kind, reply: true, request, deadline_ms: 0 };
         encode_frame(&mut self.outbox, stamp, encode)
+    }
+}
+
+/// Closes a stream so that what was said last arrives.
+pub(super) async fn last_words<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
+    let _ = timeout(LAST_WORDS_TIME, stream.shutdown()).await;
+    linger(stream).await;
+}
+
+/// Reads on for a moment: closing a socket with unread bytes resets it, and a reset can overtake the
+/// words that say why.
+async fn linger<S: AsyncRead + Unpin>(stream: &mut S) {
+    let mut sink = [0; 4096];
+    let mut left = LAST_WORDS_BYTES;
+    let until = Instant::now() + LAST_WORDS_TIME;
+    while left > 0 {
+        match timeout_at(until, stream.read(&mut sink)).await {
+            Ok(Ok(count)) if count > 0 => left = left.saturating_sub(count),
+            _ => return,
+        }
     }
 }
 

@@ -10,10 +10,12 @@
 mod connection;
 
 use crate::address::Bound;
+use crate::auth::{Credential, Gate};
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{Reply, Request, Role};
+use crate::tls::{self, TlsServer};
 use mooncrate_core::ids::{HostId, LeaderEpoch, TenantId};
-use mooncrate_core::time::Deadline;
+use mooncrate_core::time::{Deadline, Now};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -48,6 +50,8 @@ pub struct ServerConfig {
     pub in_flight_bytes_max: usize,
     /// How long a shutdown waits for what is being handled.
     pub drain_time: Duration,
+    /// What callers must show.
+    pub gate: Gate,
 }
 
 impl Default for ServerConfig {
@@ -64,6 +68,7 @@ impl Default for ServerConfig {
             in_flight_max: 256,
             in_flight_bytes_max: 256 << 20,
             drain_time: Duration::from_secs(2),
+            gate: Gate::default(),
         }
     }
 }
@@ -73,12 +78,12 @@ impl Default for ServerConfig {
 pub struct Peer {
     /// A number that no other connection of this process has had.
     pub connection: u64,
-    /// What it said it is.
+    /// What it is: proven where the server asks for credentials, else what it said.
     pub role: Role,
+    /// Whose it is, by its credential; the default tenant where none is asked for.
+    pub tenant: TenantId,
     /// What it said it is called.
     pub name: String,
-    /// Whose objects it may name: what its credential says, never what it says itself.
-    pub tenant: TenantId,
 }
 
 /// Who asks, and until when.
@@ -86,6 +91,8 @@ pub struct Peer {
 pub struct Caller<'a> {
     /// Who.
     pub peer: &'a Peer,
+    /// When the request was here as a whole.
+    pub arrived: Now,
     /// When the caller gives up.
     pub deadline: Deadline,
 }
@@ -190,8 +197,38 @@ impl Stream {
         shutdown: watch::Receiver<bool>,
     ) {
         match self {
-            Self::Tcp(stream) => connection::serve(stream, handler, config, shutdown).await,
-            Self::Unix(stream) => connection::serve(stream, handler, config, shutdown).await,
+            Self::Tcp(stream) => match config.gate.tls().map(TlsServer::acceptor) {
+                None => connection::serve(stream, Vec::new(), handler, config, shutdown).await,
+                Some(acceptor) => {
+                    let limit = config.handshake_time;
+                    let Some((stream, names)) = encrypted(stream, acceptor, limit).await else {
+                        return;
+                    };
+                    connection::serve(stream, names, handler, config, shutdown).await;
+                }
+            },
+            Self::Unix(stream) => {
+                connection::serve(stream, Vec::new(), handler, config, shutdown).await;
+            }
+        }
+    }
+}
+
+/// Encrypts a connection; what the certificate of its caller says. A caller that fails is told why by
+/// TLS itself.
+async fn encrypted(
+    stream: tokio::net::TcpStream,
+    acceptor: tokio_rustls::TlsAcceptor,
+    limit: Duration,
+) -> Option<(tokio_rustls::server::TlsStream<tokio::net::TcpStream>, Vec<Credential>)> {
+    match tokio::time::timeout(limit, acceptor.accept(stream).into_fallible()).await.ok()? {
+        Ok(stream) => {
+            let names = tls::credentials(stream.get_ref().1.peer_certificates());
+            Some((stream, names))
+        }
+        Err((_, mut stream)) => {
+            connection::last_words(&mut stream).await;
+            None
         }
     }
 }

@@ -7,7 +7,7 @@ use mooncrate_wire::address::Bound;
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::*;
 use mooncrate_wire::{
-    Address, CallError, DataError, Kind, Link, LinkConfig, LinkKind, RefusalCode,
+    Address, CallError, DataError, Gate, Kind, Link, LinkConfig, LinkKind, RefusalCode,
 };
 use std::io::{IoSlice, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -52,7 +52,16 @@ fn accept(bound: &Bound) -> (Link, Hello) {
         assert_eq!(hello.link, LinkKind::Data);
         HelloAck { version, name: "node".to_owned(), epoch: LeaderEpoch(1), host: HostId(9) }
     };
-    Link::accept(socket, LinkKind::Data, &LinkConfig::default(), within(2000), answer).unwrap()
+    Link::accept(
+        socket,
+        LinkKind::Data,
+        &LinkConfig::default(),
+        &Gate::default(),
+        within(2000),
+        answer,
+    )
+    .map(|came| (came.link, came.hello))
+    .unwrap()
 }
 
 fn dial(address: &Address) -> Link {

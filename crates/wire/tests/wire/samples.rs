@@ -1,6 +1,7 @@
 //! Random messages of every kind, from a seed. Numbers favour the edges, lists are short but may be
 //! empty, and every variant of every error turns up.
 
+use mooncrate_core::catalog::Counters;
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainStat};
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::extent::Extent;
@@ -80,6 +81,16 @@ impl Samples {
         Extent::new(offset, len).unwrap_or(Extent::new(0, len).unwrap())
     }
 
+    fn grant(&mut self) -> Option<Grant> {
+        let mac = [self.u64().to_le_bytes(), self.u64().to_le_bytes()].concat();
+        self.yes().then(|| Grant {
+            tenant: TenantId(self.u32()),
+            expires_s: self.u32(),
+            right: if self.yes() { Right::Read } else { Right::Write },
+            mac: mac.try_into().unwrap(),
+        })
+    }
+
     fn locator(&mut self) -> Locator {
         Locator {
             segment: SegmentId(self.u64()),
@@ -88,6 +99,7 @@ impl Samples {
             generation: Generation(self.u32()),
             extent: self.extent(),
             stripe: self.u64() as u8,
+            grant: self.grant(),
         }
     }
 
@@ -531,8 +543,7 @@ impl Samples {
             used_bytes: self.u64(),
             quarantined_bytes: self.u64(),
             largest_free_run: self.u64(),
-            evicted_objects: self.u64(),
-            evicted_bytes: self.u64(),
+            counters: self.counters(),
             index_bytes: self.u64(),
             segments: self.list(|s| SegmentRow {
                 offer: s.offer(),
@@ -548,6 +559,29 @@ impl Samples {
                 hard_bytes: s.u64(),
                 quota: s.optional(Self::u64),
             }),
+        }
+    }
+
+    fn counters(&mut self) -> Counters {
+        Counters {
+            puts: self.u64(),
+            hits: self.u64(),
+            misses: self.u64(),
+            removed: self.u64(),
+            evicted: self.u64(),
+            evicted_bytes: self.u64(),
+            evict_skipped: self.u64(),
+            busy: self.u64(),
+            expired: self.u64(),
+            replaced: self.u64(),
+            replanned: self.u64(),
+            puts_expired: self.u64(),
+            stale_tokens: self.u64(),
+            nodes_lost: self.u64(),
+            announced_dropped: self.u64(),
+            copied: self.u64(),
+            copied_bytes: self.u64(),
+            copies_failed: self.u64(),
         }
     }
 

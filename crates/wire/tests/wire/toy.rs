@@ -1,5 +1,6 @@
 //! A toy master behind a real server on a thread of its own: enough behaviour to see what arrives.
 
+use mooncrate_core::catalog::Counters;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::*;
@@ -92,6 +93,7 @@ pub(crate) fn locator() -> Locator {
         generation: Generation(4),
         extent: mooncrate_core::extent::Extent::new(64, 128).unwrap(),
         stripe: 0,
+        grant: None,
     }
 }
 
@@ -239,8 +241,7 @@ impl MasterApi for Toy {
             used_bytes: 1,
             quarantined_bytes: 2,
             largest_free_run: 3,
-            evicted_objects: 0,
-            evicted_bytes: 0,
+            counters: Counters::default(),
             index_bytes: 100,
             // More than a batch: rows have a limit of their own.
             segments: vec![row; 5000],

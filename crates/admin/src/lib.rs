@@ -1,0 +1,75 @@
+//! show: the window that a server opens to its own machine, over HTTP.
+//!
+//! ```text
+//!   request ──► guard: from this machine, under a local name, from no foreign page
+//!                 └──► routes of the role          GET /healthz   GET /metrics   …
+//! ```
+//!
+//! [`window`] puts the guard in front of a role's routes, [`serve`] answers; [`Page`] is how a role
+//! shows its numbers to Prometheus; [`changed`] is the one line that the log gets for every change
+//! that somebody made through a window.
+//!
+//! Deliberately absent: what is shown (that is the role's), keys in metrics, other machines.
+#![forbid(unsafe_code)]
+
+mod guard;
+mod page;
+
+pub use guard::window;
+pub use page::{Page, Shown, metrics};
+pub use prometheus_client::collector::Collector;
+pub use prometheus_client::encoding::DescriptorEncoder;
+pub use prometheus_client::registry::Registry;
+
+use axum::Json;
+pub use axum::Router;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use mooncrate_core::KeyHash;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+/// Answers until `stop` is done, then finishes the requests under way. The caller bounds that wait.
+/// `routes` come from [`window`].
+pub async fn serve(
+    listener: tokio::net::TcpListener,
+    routes: Router,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let routes = routes.into_make_service_with_connect_info::<SocketAddr>();
+    axum::serve(listener, routes).with_graceful_shutdown(stop).await
+}
+
+/// A request that was not answered, and why.
+#[derive(Debug)]
+pub struct Refused(pub StatusCode, pub String);
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        (self.0, Json(json!({ "error": self.1 }))).into_response()
+    }
+}
+
+/// What most routes answer.
+pub type Answer = Result<Json<Value>, Refused>;
+
+/// The answer of a health check: 200 without reasons to worry, 503 with them.
+pub fn health(reasons: &[String], more: Value) -> Response {
+    let (code, status) = match reasons {
+        [] => (StatusCode::OK, "ok"),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "not ready"),
+    };
+    let mut body = json!({ "status": status, "reasons": reasons });
+    if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+        body.extend(more);
+    }
+    (code, Json(body)).into_response()
+}
+
+/// One line for a change that somebody made, or tried to make: who, what, and what became of it. The
+/// target `audit` lets an operator send these lines elsewhere. Keys are hashed: a log is read by
+/// more people than the store.
+pub fn changed(who: SocketAddr, what: &str, key: KeyHash, outcome: &str) {
+    let key = format_args!("{:016x}", key.0);
+    tracing::info!(target: "audit", %who, what, %key, outcome, "changed by an operator");
+}
