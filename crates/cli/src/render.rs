@@ -9,12 +9,14 @@ use crate::failure::Failure;
 use anstream::stream::IsTerminal;
 use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
+use mooncrate_core::copy::DrainStat;
 use mooncrate_core::key;
 use mooncrate_wire::message::{ClusterStat, Listed};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Columns of a snapshot that nobody watches.
 const SNAPSHOT_WIDTH: usize = 110;
