@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
 mod calls;
+mod copies;
 mod faults;
 mod fleet;
 #[path = "../../examples/full_pool/judge.rs"]
