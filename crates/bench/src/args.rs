@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use bytesize::ByteSize;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -29,7 +30,7 @@ pub(crate) struct Arguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything but `floors` and `copy` (the default)
+    /// Everything but `floors`, `copy` and `drain` (the default)
     All,
     /// Put and get: same process, same host, TCP
     Paths,
@@ -41,6 +42,18 @@ pub(crate) enum Command {
     Floors,
     /// The checksummed copy against a plain one
     Copy,
+    /// A node is emptied while readers run
+    Drain {
+        /// Bytes that the node holds
+        #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+        bytes: ByteSize,
+        /// Bytes of a value
+        #[arg(long, value_name = "SIZE", default_value = "1MiB")]
+        value: ByteSize,
+        /// Threads that read meanwhile
+        #[arg(long, value_name = "COUNT", default_value_t = 8)]
+        readers: u32,
+    },
     /// A master and a node, for the bench itself
     #[command(hide = true)]
     ServeForBench {
@@ -61,6 +74,22 @@ pub(crate) enum Command {
         /// Bytes that its values are taken from.
         #[arg(long)]
         bytes: usize,
+    },
+    /// A node, for the bench itself
+    #[command(hide = true)]
+    NodeForBench {
+        /// Its name.
+        #[arg(long)]
+        name: String,
+        /// Its master.
+        #[arg(long)]
+        master: String,
+        /// Bytes of its segment.
+        #[arg(long)]
+        bytes: u64,
+        /// Where its socket goes.
+        #[arg(long)]
+        folder: PathBuf,
     },
 }
 

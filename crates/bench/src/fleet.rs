@@ -1,10 +1,10 @@
 //! Segments and a node that exist only in a catalog: an index can be as large as one likes without
 //! the memory that it describes.
 
+use mooncrate_core::copy::CopyOrder;
 use mooncrate_core::ids::{LeaderEpoch, NodeId, SegmentId};
 use mooncrate_core::plan::{Medium, Notice, Order, OrderResult, SegmentOffer};
 use mooncrate_core::{HostId, Incarnation, ZoneId};
-use mooncrate_core::copy::CopyOrder;
 use mooncrate_wire::NodeApi;
 use mooncrate_wire::message::NodeCommand;
 use mooncrate_wire::message::NodeInfo;

@@ -6,6 +6,7 @@
 //!           index    the catalog alone: memory per object, cost per call by size  │ sockets, or
 //!           growth   control calls on a small and on a large master               │ the smallest
 //!           copy     the checksummed copy; floors: the plain programs alone       │ size
+//!           drain    a node is emptied while readers run                          │
 //!              │
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
 //!   peer    ── this program once more, as a server or as the other end of a plain program
@@ -26,6 +27,7 @@ mod args;
 mod control;
 mod copy;
 mod cores;
+mod drain;
 mod effort;
 mod fleet;
 mod floors;
@@ -68,6 +70,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::ServeForBench { bytes } => return peer::serve_cluster(*bytes),
         Command::MasterForBench { objects } => return growth::serve_master(*objects),
         Command::FloorForBench { bytes } => return plain::serve(*bytes),
+        Command::NodeForBench { name, master, bytes, folder } => {
+            return drain::serve_node(name, master, *bytes, folder.clone());
+        }
         _ => {}
     }
     // Before the load of the bench itself shows in it.
@@ -91,9 +96,14 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Floors => floors::run(&effort)?,
         Command::Copy => copy::run(&effort)?,
+        Command::Drain { bytes, value, readers } => {
+            let load = drain::Load { bytes: bytes.0, value: value.0, readers: *readers };
+            drain::run(&effort, load)?
+        }
         Command::ServeForBench { .. }
         | Command::MasterForBench { .. }
-        | Command::FloorForBench { .. } => unreachable!("answered above"),
+        | Command::FloorForBench { .. }
+        | Command::NodeForBench { .. } => unreachable!("answered above"),
     };
     let others = Moment::now().zip(before).map(|(after, before)| after.others_since(before));
     let report = Report { machine, effort: effort.describe(), others, tables };

@@ -14,8 +14,8 @@ use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Engine, EngineConfig, Nodes, Segments};
 use mooncrate_wire::MasterApi;
 use mooncrate_wire::message::{
-    ClusterStat, Command, CopyKey, Drain, DrainWish, List, Listing, NodeCommand, NodeEntry, Pattern,
-    RemoveMatching, Removed, SetQuota,
+    ClusterStat, Command, CopyKey, Drain, DrainWish, List, Listing, NodeCommand, NodeEntry,
+    Pattern, RemoveMatching, Removed, SetQuota,
 };
 use std::fmt;
 use std::sync::Arc;

@@ -248,7 +248,9 @@ pub enum CopyError {
     #[error("no such key")]
     NotFound,
     /// The object has no copy where it should be taken from.
-    #[error("the object has no copy in the segment it should leave; `mooncrate stat` shows segments")]
+    #[error(
+        "the object has no copy in the segment it should leave; `mooncrate stat` shows segments"
+    )]
     NoSource,
     /// The segment to copy to is not there, or takes nothing.
     #[error(

@@ -249,8 +249,7 @@ impl Rig {
 
     fn put(&mut self, k: u8, len: u64, replicas: u8, hard: bool) {
         let keep = if hard { Keep::Hard } else { Keep::Normal };
-        let config =
-            PutConfig { replicas, best_effort: true, keep, ..PutConfig::default() };
+        let config = PutConfig { replicas, best_effort: true, keep, ..PutConfig::default() };
         let Ok(plan) = self.catalog.put_start(self.now, &key(k), len, &config) else { return };
         let written = plan.replicas.iter().all(|at| self.publish(at, plan.object));
         assert!(written, "nobody else knows these slots");

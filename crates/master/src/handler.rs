@@ -12,9 +12,9 @@ use mooncrate_core::{LeaderEpoch, ObjectId, TenantId};
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, Heartbeat, List, Listing, Mount, Mounted, NodeEntry, OrderBatch, Orders,
-    Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching,
-    Removed, SetQuota, Touch, Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, Heartbeat, List, Listing, Mount, Mounted,
+    NodeEntry, OrderBatch, Orders, Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevokeItem,
+    PutStart, Remove, RemoveMatching, Removed, SetQuota, Touch, Unmount,
 };
 use mooncrate_wire::{Answer, CallError, Caller, Handler, Kind, MasterApi, Reply, Request};
 use std::sync::Arc;

@@ -91,8 +91,9 @@ impl Node {
                 unix @ Address::Unix(_) => config.unix = Some(unix),
             }
         }
-        let segment =
-            config.create(config.spec(config.incarnation)).map_err(io("reserving memory for the segment"))?;
+        let segment = config
+            .create(config.spec(config.incarnation))
+            .map_err(io("reserving memory for the segment"))?;
         let segments = Arc::new(Segments::default());
         segments.insert(segment);
         let server_config = DataServerConfig {

@@ -2,10 +2,10 @@
 //! hands everything over before it stops.
 
 use crate::duty::{Node, NodeError};
+use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::MountError;
 use mooncrate_core::limits::SEGMENTS_PER_NODE_MAX;
 use mooncrate_core::{Incarnation, Now, SegmentId};
-use mooncrate_core::copy::DrainStat;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::message::{Drain, DrainWish, Mount, Unmount};
 use std::time::Duration;
@@ -65,8 +65,7 @@ impl Node {
             segment.set_serve_until(Now(0));
             segment
         };
-        let unmount =
-            Unmount { node: self.id(), segments: vec![(id, segment.spec().incarnation)] };
+        let unmount = Unmount { node: self.id(), segments: vec![(id, segment.spec().incarnation)] };
         self.master().unmount(&unmount, boottime().deadline_in(CALL_TIME))??;
         Ok(())
     }

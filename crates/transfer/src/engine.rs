@@ -198,9 +198,8 @@ impl Engine {
     }
 
     fn stream(&self, address: &Address) -> Arc<dyn Transport> {
-        let new = || {
-            Arc::new(Stream::as_role(address.clone(), self.config.role, &self.config.links))
-        };
+        let new =
+            || Arc::new(Stream::as_role(address.clone(), self.config.role, &self.config.links));
         Arc::clone(self.streams.write().entry(address.clone()).or_insert_with(new)) as _
     }
 

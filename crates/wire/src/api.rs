@@ -6,9 +6,9 @@
 
 use crate::error::{CallError, Refusal};
 use crate::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, Heartbeat, List, Listing, Mount, Mounted, NodeCommand, NodeEntry, OrderBatch, Orders,
-    Pong, Pulse, PutEndItem, PutItem, PutReplan, PutRevokeItem, RemoveMatching, Removed, Reply,
-    Request, SetQuota, Touch, Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, Heartbeat, List, Listing, Mount, Mounted,
+    NodeCommand, NodeEntry, OrderBatch, Orders, Pong, Pulse, PutEndItem, PutItem, PutReplan,
+    PutRevokeItem, RemoveMatching, Removed, Reply, Request, SetQuota, Touch, Unmount,
 };
 use mooncrate_core::copy::{CopyOrder, DrainStat};
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};

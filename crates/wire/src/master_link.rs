@@ -6,10 +6,10 @@ use crate::api::{Batch, MasterApi};
 use crate::error::{CallError, DecodeError};
 use crate::frame::BODY_BYTES_MAX;
 use crate::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, Exist, Heartbeat, List, Listing, Locate, Mount, Mounted, NodeEntry,
-    Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke,
-    PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, Reply, Request, SetQuota, Stat,
-    Touch, Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, Exist, Heartbeat, List, Listing, Locate, Mount,
+    Mounted, NodeEntry, Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd, PutEndItem, PutItem,
+    PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, Reply, Request,
+    SetQuota, Stat, Touch, Unmount,
 };
 use crate::pool::LinkPool;
 use mooncrate_core::copy::DrainStat;

@@ -55,7 +55,10 @@ fn wait(
         last = stat.map_err(failed)?;
         bar.set_position(last.start_bytes.saturating_sub(last.left_bytes));
         if last.stuck > 0 {
-            bar.set_message(format!("draining ({} stuck: no room elsewhere, or leased)", last.stuck));
+            bar.set_message(format!(
+                "draining ({} stuck: no room elsewhere, or leased)",
+                last.stuck
+            ));
         }
     }
     bar.finish_and_clear();

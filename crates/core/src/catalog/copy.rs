@@ -410,7 +410,8 @@ impl Catalog {
 
     /// Copies have ended: begins the next ones of drains and repairs, as far as that is possible.
     pub fn go_on(&mut self, now: Now) {
-        let draining = self.segments.iter().filter(|(_, book)| book.is_open() && book.drain.is_some());
+        let draining =
+            self.segments.iter().filter(|(_, book)| book.is_open() && book.drain.is_some());
         let draining: Vec<SegmentIndex> = draining.map(|(index, _)| index).collect();
         for index in draining {
             self.drain_step(now, index);

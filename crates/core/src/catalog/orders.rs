@@ -154,8 +154,7 @@ impl Catalog {
             let entry = self.objects.entry(id);
             let (tenant, group) = (entry.tenant, entry.group());
             self.drop_part(now, id, segment, slot);
-            let whole =
-                |entry: &Entry| entry.complete(|part| part.state != PartState::Copying);
+            let whole = |entry: &Entry| entry.complete(|part| part.state != PartState::Copying);
             if !self.objects.get(id).is_some_and(whole) {
                 self.dissolve_group(tenant, group);
             }

@@ -1,7 +1,9 @@
 //! Copies from node to node in a real cluster: drains while readers run, nodes that die in the middle
 //! of them, copies that outlive their first owner, segments that come and go.
 
-use crate::fleet::{Fleet, REGISTRATION, SLACK, connect, judge, patiently, segment, stamped, until};
+use crate::fleet::{
+    Fleet, REGISTRATION, SLACK, connect, judge, patiently, segment, stamped, until,
+};
 use mooncrate::{DrainMode, PutConfig, Store};
 use mooncrate_core::NodeId;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

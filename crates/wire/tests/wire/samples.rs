@@ -374,10 +374,9 @@ impl Samples {
                 to: SegmentId(self.u64()),
             }),
             Kind::Touch => Request::Touch(Touch { keys: self.keys() }),
-            Kind::Command => Request::Command(Command {
-                node: NodeId(self.u64()),
-                command: self.command(),
-            }),
+            Kind::Command => {
+                Request::Command(Command { node: NodeId(self.u64()), command: self.command() })
+            }
             Kind::Mount => Request::Mount(Mount {
                 info: self.info(),
                 seen: LeaderEpoch(self.u64()),

@@ -159,7 +159,8 @@ impl MasterApi for Toy {
 
     fn drain(&self, ask: &Drain, _: Deadline) -> Result<Option<DrainStat>, CallError> {
         let left_bytes = ask.node.0;
-        Ok((ask.wish == DrainWish::Look).then_some(DrainStat { left_bytes, ..DrainStat::default() }))
+        Ok((ask.wish == DrainWish::Look)
+            .then_some(DrainStat { left_bytes, ..DrainStat::default() }))
     }
 
     fn copy(&self, ask: &CopyKey<'_>, _: Deadline) -> Result<Result<(), CopyError>, CallError> {
