@@ -46,7 +46,7 @@ struct Reads {
 pub(crate) fn serve_node(name: &str, master: &str, bytes: u64, folder: PathBuf) -> Result<()> {
     let running = run_node(NodeOptions {
         name: name.to_owned(),
-        master: master.parse()?,
+        master: master.parse().map_err(anyhow::Error::msg)?,
         listen: Some(Address::Tcp("127.0.0.1:0".into())),
         unix: Some(folder.join(format!("{name}.sock"))),
         segment_bytes: bytes,

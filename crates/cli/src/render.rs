@@ -191,7 +191,8 @@ impl Output {
         took: Duration,
     ) -> Result<(), Failure> {
         let gone = stat.start_bytes.saturating_sub(stat.left_bytes);
-        let rate = gone as f64 / took.as_secs_f64().max(1e-9) / 1e6;
+        // Bytes per microsecond are megabytes per second.
+        let rate = u128::from(gone) / took.as_micros().max(1);
         if self.json {
             return print_json(&json!({
                 "node": node,
@@ -213,15 +214,15 @@ impl Output {
             return print(&format!(
                 "{node} is being drained: {} and {} left, {} stuck",
                 counted(stat.left_replicas, "replica"),
-                ByteSize(stat.left_bytes),
+                bytes(stat.left_bytes),
                 stat.stuck,
             ));
         }
         print(&format!(
-            "{node} is empty: {} moved, {} dropped, {} in {:.1} s, {rate:.0} MB/s; it may stop",
+            "{node} is empty: {} moved, {} dropped, {} in {:.1} s, {rate} MB/s; it may stop",
             counted(stat.moved, "replica"),
             counted(stat.dropped, "object"),
-            ByteSize(gone),
+            bytes(gone),
             took.as_secs_f64(),
         ))
     }

@@ -99,8 +99,8 @@ impl Master {
             return Err(MountError::UnknownNode);
         }
         let orders = mind.take_mail(node, ORDERS_MAX);
-        let (copies, commands) = mind.parcels.take(node);
-        Ok(OrderBatch { epoch: mind.catalog.epoch(), orders, copies, commands })
+        let (to_fetch, commands) = mind.parcels.take(node);
+        Ok(OrderBatch { epoch: mind.catalog.epoch(), orders, copies: to_fetch, commands })
     }
 
     pub(crate) fn node_entries(&self) -> Vec<NodeEntry> {

@@ -25,7 +25,7 @@ const NAP: Duration = Duration::from_millis(100);
 
 /// What a copy thread does.
 enum Task {
-    Copy(CopyOrder),
+    Copy(Box<CopyOrder>),
     Command(NodeCommand),
 }
 
@@ -50,7 +50,7 @@ impl Copier {
         queue.extend(commands.into_iter().map(Task::Command));
         for order in copies {
             if queue.len() < QUEUE_MAX {
-                queue.push_back(Task::Copy(order));
+                queue.push_back(Task::Copy(Box::new(order)));
             } else {
                 self.remember(CopyDone::of(&order.target, false));
             }

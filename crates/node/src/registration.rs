@@ -134,9 +134,8 @@ impl Node {
         let mut standing = self.standing().lock();
         standing.incarnation = Incarnation(standing.incarnation.0 + 1);
         let incarnation = standing.incarnation;
-        let anew = |old: &Arc<Segment>| {
-            self.config().create(SegmentSpec { incarnation, ..old.spec().clone() })
-        };
+        let anew =
+            |old: &Arc<Segment>| self.config().create(SegmentSpec { incarnation, ..*old.spec() });
         let old = self.segments().all();
         match old.iter().map(anew).collect::<Result<Vec<_>, _>>() {
             Ok(fresh) => {

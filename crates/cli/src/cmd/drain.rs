@@ -8,7 +8,8 @@ use crate::progress;
 use crate::render::Output;
 use mooncrate::{DrainMode, DrainStat, Store};
 use mooncrate_core::{NodeId, SegmentId};
-use std::time::{Duration, Instant};
+use mooncrate_wire::clock::boottime;
+use std::time::Duration;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(200);
@@ -19,16 +20,16 @@ pub(super) fn run(args: &Drain, settings: &Settings, out: Output) -> Result<(), 
     let mode = if args.drop { DrainMode::Drop } else { DrainMode::Move };
     let begun = store.drain(node, segment, mode).map_err(failed)?;
     let mut stat = begun.ok_or_else(|| no_such_node(&args.node))?;
-    let start = Instant::now();
+    let before = boottime();
     if args.wait {
         stat = wait(&store, node, segment, stat)?;
     }
-    out.drained(&args.node, &stat, start.elapsed())?;
-    match args.wait && !stat.drained() {
-        true => Err(Failure::failed(format!("{} was not drained", args.node))
-            .hint("its drain was ended, or its master is a new one: drain it again")),
-        false => Ok(()),
+    out.drained(&args.node, &stat, boottime().since(before))?;
+    if args.wait && !stat.drained() {
+        return Err(Failure::failed(format!("{} was not drained", args.node))
+            .hint("its drain was ended, or its master is a new one: drain it again"));
     }
+    Ok(())
 }
 
 pub(super) fn undo(args: &Undrain, settings: &Settings, out: Output) -> Result<(), Failure> {

@@ -114,7 +114,7 @@ impl Spec {
     pub(crate) fn check(&self, text: &str) -> Result<(), String> {
         match self.kind {
             Kind::Address => address(text).map(drop),
-            Kind::Listener if text == OFF => Ok(()),
+            Kind::Listener | Kind::SpanOrOff if text == OFF => Ok(()),
             Kind::Listener => address(text).and_then(|address| match address {
                 Address::Tcp(_) => Ok(()),
                 Address::Unix(_) => Err(format!("`{text}` is no host:port; `off` is possible too")),
@@ -124,7 +124,6 @@ impl Spec {
             }
             Kind::Socket | Kind::File | Kind::Name => Ok(()),
             Kind::Size => size(text).map(drop),
-            Kind::SpanOrOff if text == OFF => Ok(()),
             Kind::Span | Kind::SpanOrOff => span(text).map(drop),
             Kind::CountOrAuto | Kind::Filter if text == AUTO => Ok(()),
             Kind::Count | Kind::CountOrAuto => count(text).map(drop),

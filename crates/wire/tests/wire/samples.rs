@@ -362,21 +362,7 @@ impl Samples {
                 tenant: TenantId(self.u32()),
                 quota: self.optional(Self::u64),
             }),
-            Kind::Drain => Request::Drain(Drain {
-                node: NodeId(self.u64()),
-                segment: self.optional(|s| SegmentId(s.u64())),
-                wish: [DrainWish::Look, DrainWish::Move, DrainWish::Drop, DrainWish::Undo]
-                    [self.0.below(4) as usize],
-            }),
-            Kind::Copy => Request::Copy(CopyKey {
-                key: self.key(),
-                from: self.optional(|s| SegmentId(s.u64())),
-                to: SegmentId(self.u64()),
-            }),
-            Kind::Touch => Request::Touch(Touch { keys: self.keys() }),
-            Kind::Command => {
-                Request::Command(Command { node: NodeId(self.u64()), command: self.command() })
-            }
+            Kind::Drain | Kind::Copy | Kind::Touch | Kind::Command => self.copy_request(kind),
             Kind::Mount => Request::Mount(Mount {
                 info: self.info(),
                 seen: LeaderEpoch(self.u64()),
@@ -473,6 +459,27 @@ impl Samples {
             Kind::Refuse => Reply::Refuse(self.refusal()),
             _ => return None,
         })
+    }
+
+    /// What administrators and readers ask about copies.
+    fn copy_request(&mut self, kind: Kind) -> Request<'static> {
+        match kind {
+            Kind::Drain => Request::Drain(Drain {
+                node: NodeId(self.u64()),
+                segment: self.optional(|s| SegmentId(s.u64())),
+                wish: [DrainWish::Look, DrainWish::Move, DrainWish::Drop, DrainWish::Undo]
+                    [self.0.below(4) as usize],
+            }),
+            Kind::Copy => Request::Copy(CopyKey {
+                key: self.key(),
+                from: self.optional(|s| SegmentId(s.u64())),
+                to: SegmentId(self.u64()),
+            }),
+            Kind::Touch => Request::Touch(Touch { keys: self.keys() }),
+            Kind::Command => {
+                Request::Command(Command { node: NodeId(self.u64()), command: self.command() })
+            }
+        }
     }
 
     fn command(&mut self) -> NodeCommand {
