@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   calls     every call over shared memory and over TCP; several nodes, several clients, judged
+//!   copies    drains, copies from node to node, repairs, segments that come and go
 //!   faults    nodes and clients that die or stand still
 //!   restart   masters and nodes that come back
 //! ```

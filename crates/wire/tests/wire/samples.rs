@@ -476,9 +476,7 @@ impl Samples {
                 to: SegmentId(self.u64()),
             }),
             Kind::Touch => Request::Touch(Touch { keys: self.keys() }),
-            Kind::Command => {
-                Request::Command(Command { node: NodeId(self.u64()), command: self.command() })
-            }
+            _ => Request::Command(Command { node: NodeId(self.u64()), command: self.command() }),
         }
     }
 
