@@ -2,7 +2,8 @@
 
 use crate::kill_one::KillOne;
 use crate::verify::Verify;
-use crate::verify::drain::Drain;
+use crate::verify::clear::Clear;
+use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -32,7 +33,7 @@ pub(crate) struct Arguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything but `scale`, `rebuild`, `tls`, `floors` and `copy` (the default)
+    /// Everything but `scale`, `rebuild`, `tls`, `drain`, `floors` and `copy` (the default)
     All,
     /// Put and get: same process, same host, TCP
     Paths,
@@ -53,7 +54,7 @@ pub(crate) enum Command {
     /// Load a running cluster and judge every answer
     Verify(Verify),
     /// Remove every key of a running cluster and say what is left
-    Drain(Drain),
+    Clear(Clear),
     /// Three nodes, two replicas: kill -9 one owner under load and see what is lost
     KillOne(KillOne),
     /// Clients and nodes over TCP, beside bare sockets; small gets beside large transfers
@@ -69,6 +70,18 @@ pub(crate) enum Command {
         /// How often the master is killed.
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
         rounds: u64,
+    },
+    /// A node is emptied while readers run
+    Drain {
+        /// Bytes that the node holds
+        #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+        bytes: ByteSize,
+        /// Bytes of a value
+        #[arg(long, value_name = "SIZE", default_value = "1MiB")]
+        value: ByteSize,
+        /// Threads that read meanwhile
+        #[arg(long, value_name = "COUNT", default_value_t = 8)]
+        readers: u32,
     },
     /// A master that keeps its state, for the bench itself
     #[command(hide = true)]
@@ -111,6 +124,22 @@ pub(crate) enum Command {
         /// Bytes that its values are taken from.
         #[arg(long)]
         bytes: usize,
+    },
+    /// A node, for the bench itself
+    #[command(hide = true)]
+    DrainNodeForBench {
+        /// Its name.
+        #[arg(long)]
+        name: String,
+        /// Its master.
+        #[arg(long)]
+        master: String,
+        /// Bytes of its segment.
+        #[arg(long)]
+        bytes: u64,
+        /// Where its socket goes.
+        #[arg(long)]
+        folder: PathBuf,
     },
 }
 

@@ -1,10 +1,12 @@
 //! Segments and a node that exist only in a catalog: an index can be as large as one likes without
 //! the memory that it describes.
 
+use mooncrate_core::copy::CopyOrder;
 use mooncrate_core::ids::{LeaderEpoch, NodeId, SegmentId};
 use mooncrate_core::plan::{Medium, Notice, Order, OrderResult, SegmentOffer};
 use mooncrate_core::{HostId, Incarnation, ZoneId};
 use mooncrate_wire::NodeApi;
+use mooncrate_wire::message::NodeCommand;
 use mooncrate_wire::message::NodeInfo;
 
 /// Bytes of every value that the index describes.
@@ -70,4 +72,7 @@ impl NodeApi for PaperNode {
     fn execute(&self, _epoch: LeaderEpoch, orders: &[Order]) -> Vec<Notice> {
         orders.iter().map(obey).collect()
     }
+
+    /// Paper has no bytes to fetch: the master gives such copies up by itself.
+    fn take(&self, _copies: Vec<CopyOrder>, _commands: Vec<NodeCommand>) {}
 }

@@ -7,6 +7,7 @@
 //!           growth   control calls on a small and on a large master               │ the smallest
 //!           scale    clients and nodes over TCP; small gets beside large ones     │ size
 //!           rebuild  a killed master learns its index again                       │
+//!           drain    a node is emptied while readers run                          │
 //!           failover three masters on etcd lose their leader (a table of its own)
 //!           copy     the checksummed copy; floors: the plain programs alone       │
 //!           tls      what tokens, grants and encryption cost                      │ open
@@ -32,6 +33,7 @@ mod args;
 mod control;
 mod copy;
 mod cores;
+mod drain;
 mod effort;
 mod failover;
 mod fleet;
@@ -98,6 +100,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::MasterForBench { objects } => return growth::serve_master(*objects),
         Command::FloorForBench { bytes } => return plain::serve(*bytes),
         Command::Failover { rounds } => return failover::run(*rounds),
+        Command::DrainNodeForBench { name, master, bytes, folder } => {
+            return drain::serve_node(name, master, *bytes, folder.clone());
+        }
         _ => {}
     }
     // Before the load of the bench itself shows in it.
@@ -126,6 +131,10 @@ fn run(arguments: &Arguments) -> Result<()> {
             rebuild::run(rebuild::Task::new(objects, nodes, rounds, arguments.smoke))?
         }
         Command::Tls => tls::run(&effort)?,
+        Command::Drain { bytes, value, readers } => {
+            let load = drain::Load { bytes: bytes.0, value: value.0, readers: *readers };
+            drain::run(&effort, load)?
+        }
         Command::ServeForBench { .. }
         | Command::Failover { .. }
         | Command::StateMasterForBench { .. }
@@ -133,8 +142,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         | Command::MasterForBench { .. }
         | Command::FloorForBench { .. }
         | Command::Verify(_)
-        | Command::Drain(_)
-        | Command::KillOne(_) => unreachable!("answered above"),
+        | Command::Clear(_)
+        | Command::KillOne(_)
+        | Command::DrainNodeForBench { .. } => unreachable!("answered above"),
     };
     let others = Moment::now().zip(before).map(|(after, before)| after.others_since(before));
     let report = Report { machine, effort: effort.describe(), others, tables };

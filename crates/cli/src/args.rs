@@ -92,6 +92,10 @@ pub(crate) enum Command {
     Stat(Stat),
     /// Watch the cluster at work, until q is pressed
     Top(Top),
+    /// Empty a node while it serves: everything goes elsewhere, nothing new comes
+    Drain(Drain),
+    /// End a drain: the node gets values again
+    Undrain(Undrain),
     /// Measure puts and gets against a running cluster
     Bench(Bench),
     /// Say what this machine offers, and what to change
@@ -261,6 +265,10 @@ pub(crate) struct NodeFlags {
     /// The failure zone, for placement [default: auto]
     #[arg(long, value_name = "NAME")]
     pub(crate) zone: Option<String>,
+    /// Hand all values over to other nodes before a stop, for at most this long, or off
+    /// [default: off]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) drain_on_stop: Option<String>,
     /// Hold values of this tenant only, or off; then its clients may share the memory [default: off]
     #[arg(long, value_name = "NAME")]
     pub(crate) tenant: Option<String>,
@@ -385,6 +393,36 @@ pub(crate) struct Top {
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {}
 
+/// `drain`.
+#[derive(Debug, Args)]
+pub(crate) struct Drain {
+    /// The name of the node
+    pub(crate) node: String,
+    /// Only this segment of it, by its number
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) segment: Option<u16>,
+    /// Drop the values instead of moving them; those that are pinned hard are moved
+    #[arg(long)]
+    pub(crate) drop: bool,
+    /// Wait until nothing is left: then the node may stop without loss
+    #[arg(long)]
+    pub(crate) wait: bool,
+    #[command(flatten)]
+    pub(crate) client: ClientFlags,
+}
+
+/// `undrain`.
+#[derive(Debug, Args)]
+pub(crate) struct Undrain {
+    /// The name of the node
+    pub(crate) node: String,
+    /// Only this segment of it, by its number
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) segment: Option<u16>,
+    #[command(flatten)]
+    pub(crate) client: ClientFlags,
+}
+
 /// `bench`.
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
@@ -453,6 +491,7 @@ impl Flags {
         self.text("--node-name", "node_name", flags.node_name.as_ref());
         self.text("--host", "host", flags.host.as_ref());
         self.text("--zone", "zone", flags.zone.as_ref());
+        self.text("--drain-on-stop", "drain_on_stop", flags.drain_on_stop.as_ref());
         self.text("--tenant", "tenant", flags.tenant.as_ref());
         self.text("--share-users", "share_users", flags.share_users.as_ref());
     }
@@ -506,6 +545,8 @@ impl Arguments {
             | Command::Ls(Ls { client, .. })
             | Command::Stat(Stat { client })
             | Command::Top(Top { client, .. })
+            | Command::Drain(Drain { client, .. })
+            | Command::Undrain(Undrain { client, .. })
             | Command::Bench(Bench { client, .. }) => flags.client(client),
             Command::Doctor(_) => {}
             Command::Token(_) => {}

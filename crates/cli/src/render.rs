@@ -9,12 +9,14 @@ use crate::failure::Failure;
 use anstream::stream::IsTerminal;
 use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
+use mooncrate_core::copy::DrainStat;
 use mooncrate_core::key;
 use mooncrate_wire::message::{ClusterStat, Listed};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Columns of a snapshot that nobody watches.
 const SNAPSHOT_WIDTH: usize = 110;
@@ -179,6 +181,50 @@ impl Output {
             [(key, _)] => print(&format!("removed {}", key::show(key))),
             many => print(&format!("removed {}", counted(many.len() as u64, "key"))),
         }
+    }
+
+    /// How far a drain is. `took` is the time that was waited for it.
+    pub(crate) fn drained(
+        self,
+        node: &str,
+        stat: &DrainStat,
+        took: Duration,
+    ) -> Result<(), Failure> {
+        let gone = stat.start_bytes.saturating_sub(stat.left_bytes);
+        // Bytes per microsecond are megabytes per second.
+        let rate = u128::from(gone) / took.as_micros().max(1);
+        if self.json {
+            return print_json(&json!({
+                "node": node,
+                "draining": stat.draining,
+                "drained": stat.drained(),
+                "start_bytes": stat.start_bytes,
+                "left_bytes": stat.left_bytes,
+                "left_replicas": stat.left_replicas,
+                "moved": stat.moved,
+                "dropped": stat.dropped,
+                "stuck": stat.stuck,
+                "seconds": took.as_secs_f64(),
+            }));
+        }
+        if stat.draining == 0 {
+            return print(&format!("{node} takes values"));
+        }
+        if !stat.drained() {
+            return print(&format!(
+                "{node} is being drained: {} and {} left, {} stuck",
+                counted(stat.left_replicas, "replica"),
+                bytes(stat.left_bytes),
+                stat.stuck,
+            ));
+        }
+        print(&format!(
+            "{node} is empty: {} moved, {} dropped, {} in {:.1} s, {rate} MB/s; it may stop",
+            counted(stat.moved, "replica"),
+            counted(stat.dropped, "object"),
+            bytes(gone),
+            took.as_secs_f64(),
+        ))
     }
 
     /// Keys that were found; `more`: the limit cut the list.

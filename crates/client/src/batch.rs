@@ -56,7 +56,7 @@ impl Client {
             .map(|key| {
                 let hash = key::hash(key);
                 let found = self.cache.get(hash, key)?;
-                self.counters.at(hash.0).cached.one();
+                self.cache_hit(hash, key);
                 Some(found)
             })
             .collect();

@@ -3,17 +3,19 @@
 use crate::cache::Cache;
 use crate::config::ClientConfig;
 use crate::counts::{Counters, Counts};
-use crate::directory::Nodes;
 use crate::error::Error;
-use mooncrate_core::TenantId;
+use crate::touch::Touches;
+use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::RemoveError;
 use mooncrate_core::plan::PutConfig;
 use mooncrate_core::time::Deadline;
+use mooncrate_core::{NodeId, SegmentId, TenantId};
 use mooncrate_mem::clock::boottime;
-use mooncrate_transfer::{Engine, EngineConfig, Segments};
+use mooncrate_transfer::{Engine, EngineConfig, Nodes, Segments};
 use mooncrate_wire::MasterApi;
 use mooncrate_wire::message::{
-    ClusterStat, List, Listing, NodeEntry, Pattern, RemoveMatching, Removed, SetQuota,
+    ClusterStat, Command, CopyKey, Drain, DrainWish, List, Listing, NodeCommand, NodeEntry,
+    Pattern, RemoveMatching, Removed, SetQuota,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -26,6 +28,7 @@ pub struct Client {
     pub(crate) config: ClientConfig,
     pub(crate) put_config: PutConfig,
     pub(crate) counters: Counters,
+    pub(crate) touches: Touches,
     /// Orders copies that are equally near, differently in every client.
     pub(crate) turn: u64,
 }
@@ -59,6 +62,7 @@ impl Client {
             put_config,
             config,
             counters: Counters::default(),
+            touches: Touches::default(),
             turn: boottime().0,
         }
     }
@@ -124,6 +128,28 @@ impl Client {
     /// Sets what a tenant may use; `None`: no limit. For administrators.
     pub fn set_quota(&self, tenant: TenantId, quota: Option<u64>) -> Result<(), Error> {
         Ok(self.master.set_quota(&SetQuota { tenant, quota }, self.deadline())?)
+    }
+
+    /// Empties the segments of a node, or tells how far that is; `None`: there is no such node. For
+    /// administrators.
+    pub fn drain(
+        &self,
+        node: NodeId,
+        segment: Option<SegmentId>,
+        wish: DrainWish,
+    ) -> Result<Option<DrainStat>, Error> {
+        Ok(self.master.drain(&Drain { node, segment, wish }, self.deadline())?)
+    }
+
+    /// Gives an object a copy in the segment `to`; with `from`, instead of the one there. Returns when
+    /// it is so.
+    pub fn copy(&self, key: &[u8], from: Option<SegmentId>, to: SegmentId) -> Result<(), Error> {
+        Ok(self.master.copy(&CopyKey { key, from, to }, self.deadline())??)
+    }
+
+    /// Sends a command to a node; false: there is no such node. For administrators.
+    pub fn command(&self, node: NodeId, command: NodeCommand) -> Result<bool, Error> {
+        Ok(self.master.command(&Command { node, command }, self.deadline())?)
     }
 
     /// The cluster in numbers.

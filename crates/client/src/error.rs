@@ -1,6 +1,6 @@
 //! What can go wrong for a program that uses the store, and what it does next.
 
-use mooncrate_core::error::{Advice, GetError, PutError, RemoveError};
+use mooncrate_core::error::{Advice, CopyError, GetError, PutError, RemoveError};
 use mooncrate_transfer::TransferError;
 use mooncrate_wire::CallError;
 
@@ -16,6 +16,9 @@ pub enum Error {
     /// The key was not removed.
     #[error("remove: {0}")]
     Remove(#[from] RemoveError),
+    /// The object was not copied.
+    #[error("copy: {0}")]
+    Copy(#[from] CopyError),
     /// The master did not answer.
     #[error("master: {0}")]
     Master(#[from] CallError),
@@ -45,6 +48,7 @@ impl Error {
             Self::Put(error) => error.advice(),
             Self::Get(error) => error.advice(),
             Self::Remove(error) => error.advice(),
+            Self::Copy(error) => error.advice(),
             Self::Master(error) => error.advice(),
             Self::Transfer(error) => error.advice(),
             Self::BufferTooSmall { .. } => Advice::GiveUp,

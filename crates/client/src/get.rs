@@ -117,7 +117,7 @@ impl Client {
         let mut located = self.cache.get(hash, key);
         let mut asked = located.is_none();
         if !asked {
-            self.counters.at(hash.0).cached.one();
+            self.cache_hit(hash, key);
         }
         for _ in 0..TRIES_MAX {
             let known = match located.take() {

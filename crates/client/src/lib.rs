@@ -17,11 +17,11 @@ mod cache;
 mod client;
 mod config;
 mod counts;
-mod directory;
 mod error;
 mod get;
 mod put;
 mod stripes;
+mod touch;
 
 pub use client::Client;
 pub use config::ClientConfig;

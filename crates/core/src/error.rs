@@ -238,6 +238,53 @@ impl RemoveError {
     }
 }
 
+/// Why an object was not copied to where it was wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CopyError {
+    /// Not a key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// No finished object under this key.
+    #[error("no such key")]
+    NotFound,
+    /// The object has no copy where it should be taken from.
+    #[error(
+        "the object has no copy in the segment it should leave; `mooncrate stat` shows segments"
+    )]
+    NoSource,
+    /// The segment to copy to is not there, or takes nothing.
+    #[error(
+        "the segment to copy to is not mounted, or is being drained; `mooncrate stat` shows segments"
+    )]
+    NoTarget,
+    /// The segment to copy to has no room, or its node has a copy already.
+    #[error(
+        "the segment to copy to has no room for it, or its node has a copy already; \
+         try another one, or this one in {after_ms} ms"
+    )]
+    NoRoom {
+        /// Hint.
+        after_ms: u32,
+    },
+    /// Not done by the deadline, or not possible while nodes announce what they hold.
+    #[error("the copy is not there yet; ask again in {after_ms} ms")]
+    Busy {
+        /// Hint.
+        after_ms: u32,
+    },
+}
+
+impl CopyError {
+    /// What the caller does next.
+    pub const fn advice(&self) -> Advice {
+        match *self {
+            Self::NotFound => Advice::TreatAsMiss,
+            Self::NoRoom { after_ms } | Self::Busy { after_ms } => Advice::Retry { after_ms },
+            Self::Key(_) | Self::NoSource | Self::NoTarget => Advice::GiveUp,
+        }
+    }
+}
+
 /// Why a segment was not mounted or a node not heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MountError {

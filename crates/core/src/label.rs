@@ -2,14 +2,15 @@
 //! tenant and key, and the wishes that outlive a master. Opaque to the memory that holds it.
 //!
 //! ```text
-//!   0 tenant u32   4 flags u8: 1 hard, 2 soft, 4 group, 8 expires, 16 striped
+//!   0 tenant u32   4 flags u8: 1 hard, 2 soft, 4 group, 8 expires, 16 striped, 32 copies
 //!   then, each only if its flag is set, little-endian:
-//!   soft_ttl_ms u32 | group u64 | expire_ms u32 | stripe u8, len u64, stripe_bytes u64
+//!   soft_ttl_ms u32 | group u64 | expire_ms u32 | stripe u8, len u64, stripe_bytes u64 | copies u8
 //!   then the key, to the end
 //! ```
 
 use crate::ids::{GroupId, TenantId};
 use crate::key::{self, Key, Name};
+use crate::limits::REPLICAS_MAX;
 use crate::plan::{Keep, Striping};
 
 const HARD: u8 = 1;
@@ -17,6 +18,7 @@ const SOFT: u8 = 2;
 const GROUP: u8 = 4;
 const EXPIRES: u8 = 8;
 const STRIPED: u8 = 16;
+const COPIES: u8 = 32;
 
 /// A label, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Label {
     pub expire_ms: u32,
     /// Which part of the value this is; `None`: all of it.
     pub stripe: Option<StripeOf>,
+    /// Copies that its put asked for: a new leader knows how many there should be.
+    pub copies: u8,
 }
 
 /// Which part of a striped value a replica holds.
@@ -54,6 +58,7 @@ impl Label {
             group: GroupId(0),
             expire_ms: 0,
             stripe: None,
+            copies: 1,
         })
     }
 
@@ -72,6 +77,7 @@ impl Label {
         flags |= if self.group == GroupId(0) { 0 } else { GROUP };
         flags |= if self.expire_ms == 0 { 0 } else { EXPIRES };
         flags |= if self.stripe.is_some() { STRIPED } else { 0 };
+        flags |= if self.copies == 1 { 0 } else { COPIES };
         let mut out = Vec::with_capacity(self.key.as_bytes().len() + 40);
         out.extend(self.tenant.0.to_le_bytes());
         out.push(flags);
@@ -89,6 +95,9 @@ impl Label {
             out.extend(striping.len.to_le_bytes());
             out.extend(striping.stripe_bytes.to_le_bytes());
         }
+        if self.copies != 1 {
+            out.push(self.copies);
+        }
         out.extend(self.key.as_bytes());
         out
     }
@@ -98,7 +107,8 @@ impl Label {
         let bytes = &mut bytes;
         let tenant = TenantId(u32::from_le_bytes(take(bytes)?));
         let [flags] = take(bytes)?;
-        if flags & !(HARD | SOFT | GROUP | EXPIRES | STRIPED) != 0 || flags & 3 == HARD | SOFT {
+        let known = HARD | SOFT | GROUP | EXPIRES | STRIPED | COPIES;
+        if flags & !known != 0 || flags & 3 == HARD | SOFT {
             return None;
         }
         let keep = match flags & (HARD | SOFT) {
@@ -125,8 +135,15 @@ impl Label {
             }
             stripe = Some(StripeOf { stripe: number, striping });
         }
+        let mut copies = 1;
+        if flags & COPIES != 0 {
+            [copies] = take(bytes)?;
+            if copies == 1 || copies == 0 || usize::from(copies) > REPLICAS_MAX {
+                return None;
+            }
+        }
         let key = Key::new(*bytes).ok()?;
-        Some(Self { tenant, key, keep, group, expire_ms, stripe })
+        Some(Self { tenant, key, keep, group, expire_ms, stripe, copies })
     }
 }
 
@@ -157,14 +174,15 @@ mod tests {
             StripeOf { stripe, striping }
         }));
         let key = proptest::collection::vec(any::<u8>(), 1..64);
-        (any::<u32>(), key, keep, any::<u64>(), any::<u32>(), stripe).prop_map(
-            |(tenant, key, keep, group, expire_ms, stripe)| Label {
+        (any::<u32>(), key, keep, any::<u64>(), any::<u32>(), stripe, 1..=8_u8).prop_map(
+            |(tenant, key, keep, group, expire_ms, stripe, copies)| Label {
                 tenant: TenantId(tenant),
                 key: Key::new(key).expect("1 to 63 bytes"),
                 keep,
                 group: GroupId(group),
                 expire_ms,
                 stripe,
+                copies,
             },
         )
     }

@@ -22,6 +22,7 @@ pub mod alloc;
 pub mod canary;
 pub mod catalog;
 pub mod chunked;
+pub mod copy;
 pub mod error;
 pub mod evict;
 pub mod extent;

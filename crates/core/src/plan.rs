@@ -273,6 +273,7 @@ impl PutConfig {
             group: self.group,
             expire_ms: self.expire_ms,
             stripe: striped.then_some(crate::label::StripeOf { stripe, striping: of }),
+            copies: self.copies() as u8,
         }
     }
 }

@@ -97,6 +97,9 @@ fn counters_json(counters: &Counters) -> Value {
         "stale_tokens": counters.stale_tokens,
         "nodes_lost": counters.nodes_lost,
         "announced_dropped": counters.announced_dropped,
+        "copied": counters.copied,
+        "copied_bytes": counters.copied_bytes,
+        "copies_failed": counters.copies_failed,
     })
 }
 

@@ -4,16 +4,17 @@
 
 use crate::service::Master;
 use crate::{audit, grants};
-use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::copy::DrainStat;
+use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, PutConfig, WritePlan};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{LeaderEpoch, ObjectId, TenantId};
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
-    Announce, ClusterStat, Heartbeat, List, Listing, Mount, Mounted, NodeEntry, OrderBatch, Orders,
-    Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching,
-    Removed, SetQuota, Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, Heartbeat, List, Listing, Mount, Mounted,
+    NodeEntry, OrderBatch, Orders, Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevokeItem,
+    PutStart, Remove, RemoveMatching, Removed, SetQuota, Touch, Unmount,
 };
 use mooncrate_wire::{Answer, CallError, Caller, Handler, Kind, MasterApi, Reply, Request};
 use std::sync::Arc;
@@ -38,6 +39,7 @@ impl Handler for MasterHandler {
             Request::RemoveMatching(ask) => {
                 self.scope(caller).start_remove_matching(&ask, caller.deadline)
             }
+            Request::Copy(ask) => self.scope(caller).start_copy(&ask, caller.deadline),
             Request::Orders(orders) => poll(&self.0, &orders),
             Request::Announce(told) if told.last => last_page(&self.0, &told),
             other => Answer::Now(api::answer(&self.scope(caller), other, caller.deadline)),
@@ -165,6 +167,29 @@ impl Scope {
         }))
     }
 
+    /// A copy is answered when it is there.
+    fn start_copy(self, ask: &CopyKey<'_>, deadline: Deadline) -> Answer {
+        if let Some(done) = self.master.try_copy(self.tenant, ask) {
+            return Answer::Now(Reply::Copy(done));
+        }
+        let (key, from, to): (Box<[u8]>, _, _) = (ask.key.into(), ask.from, ask.to);
+        Answer::Later(Box::pin(async move {
+            let ask = CopyKey { key: &key, from, to };
+            let deadline = before(deadline);
+            loop {
+                let seen = self.master.news.version();
+                let now = boottime();
+                if let Some(done) = self.master.try_copy(self.tenant, &ask) {
+                    return Reply::Copy(done);
+                }
+                if deadline.passed(now) {
+                    return Reply::Copy(Err(Master::copy_not_yet()));
+                }
+                self.master.news.wait_async(seen, now, deadline).await;
+            }
+        }))
+    }
+
     /// Waits until the owners of hidden objects have answered, or the caller is about to give up: it
     /// shall hear `Deferred`, not nothing.
     async fn wait_removed<E>(
@@ -218,9 +243,9 @@ fn last_page(master: &Arc<Master>, told: &Announce) -> Answer {
 
 /// A node that asks for orders gets them at once, or as soon as there are some.
 fn poll(master: &Arc<Master>, orders: &Orders) -> Answer {
-    let first = master.poll_orders(orders.node, &orders.notices);
+    let first = master.poll_orders(orders.node, &orders.notices, &orders.copied);
     let full = |batch: &Result<OrderBatch, MountError>| {
-        batch.as_ref().map_or(true, |batch| !batch.orders.is_empty())
+        batch.as_ref().map_or(true, |batch| !is_empty(batch))
     };
     if full(&first) || orders.wait_ms == 0 {
         return Answer::Now(Reply::Orders(first));
@@ -232,13 +257,18 @@ fn poll(master: &Arc<Master>, orders: &Orders) -> Answer {
         loop {
             let seen = master.news.version();
             let now = boottime();
-            let batch = master.poll_orders(node, &[]);
+            let batch = master.poll_orders(node, &[], &[]);
             if full(&batch) || deadline.passed(now) {
                 return Reply::Orders(batch);
             }
             master.news.wait_async(seen, now, deadline).await;
         }
     }))
+}
+
+/// Whether a node has nothing to do.
+fn is_empty(batch: &OrderBatch) -> bool {
+    batch.orders.is_empty() && batch.copies.is_empty() && batch.commands.is_empty()
 }
 
 /// A little before `deadline`, so that an answer still arrives in time.
@@ -333,6 +363,37 @@ impl MasterApi for Scope {
         Ok(())
     }
 
+    fn drain(&self, ask: &Drain, _deadline: Deadline) -> Result<Option<DrainStat>, CallError> {
+        Ok(self.master.drain_node(ask))
+    }
+
+    fn copy(
+        &self,
+        ask: &CopyKey<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<(), CopyError>, CallError> {
+        loop {
+            let seen = self.master.news.version();
+            let now = boottime();
+            if let Some(done) = self.master.try_copy(self.tenant, ask) {
+                return Ok(done);
+            }
+            if deadline.passed(now) {
+                return Ok(Err(Master::copy_not_yet()));
+            }
+            self.master.news.wait(seen, now, deadline);
+        }
+    }
+
+    fn touch(&self, ask: &Touch<'_>, _deadline: Deadline) -> Result<(), CallError> {
+        self.master.touch_keys(self.tenant, &ask.keys);
+        Ok(())
+    }
+
+    fn command(&self, ask: &Command, _deadline: Deadline) -> Result<bool, CallError> {
+        Ok(self.master.command_node(ask))
+    }
+
     fn list(&self, ask: &List<'_>, _deadline: Deadline) -> Result<Listing, CallError> {
         self.master.list_page(self.tenant, ask)
     }
@@ -392,14 +453,14 @@ impl MasterApi for Scope {
     ) -> Result<Result<OrderBatch, MountError>, CallError> {
         let wait = Duration::from_millis(u64::from(orders.wait_ms));
         let deadline = deadline.min(boottime().deadline_in(wait));
-        let mut notices = &orders.notices[..];
+        let (mut notices, mut copied) = (&orders.notices[..], &orders.copied[..]);
         loop {
             let seen = self.master.news.version();
             let now = boottime();
-            let batch = self.master.poll_orders(orders.node, notices);
-            notices = &[];
+            let batch = self.master.poll_orders(orders.node, notices, copied);
+            (notices, copied) = (&[], &[]);
             match &batch {
-                Ok(found) if found.orders.is_empty() && !deadline.passed(now) => {
+                Ok(found) if is_empty(found) && !deadline.passed(now) => {
                     self.master.news.wait(seen, now, deadline);
                 }
                 _ => return Ok(batch),

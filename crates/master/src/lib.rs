@@ -14,6 +14,7 @@
 pub mod admin;
 pub mod audit;
 mod config;
+mod copies;
 pub mod election;
 mod grants;
 mod handler;

@@ -2,6 +2,7 @@
 //! that tells clients where segments are.
 
 use crate::service::Master;
+use mooncrate_core::copy::CopyDone;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::Notice;
 use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, SegmentId};
@@ -108,14 +109,17 @@ impl Master {
         &self,
         node: NodeId,
         notices: &[Notice],
+        copied: &[CopyDone],
     ) -> Result<OrderBatch, MountError> {
         self.take_notices(notices);
+        self.take_copied(copied);
         let mut mind = self.mind();
         if !mind.catalog.knows(node) {
             return Err(MountError::UnknownNode);
         }
         let orders = mind.take_mail(node, ORDERS_MAX);
-        Ok(OrderBatch { epoch: mind.catalog.epoch(), orders })
+        let (to_fetch, commands) = mind.parcels.take(node);
+        Ok(OrderBatch { epoch: mind.catalog.epoch(), orders, copies: to_fetch, commands })
     }
 
     pub(crate) fn node_entries(&self) -> Vec<NodeEntry> {

@@ -87,6 +87,9 @@ fn counters(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
         stale_tokens,
         nodes_lost,
         announced_dropped,
+        copied,
+        copied_bytes,
+        copies_failed,
     } = *counters;
     for (name, help, value) in [
         ("mooncrate_master_puts", "Puts that ended well.", puts),
@@ -124,6 +127,9 @@ fn counters(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
             "Announced objects whose key had another value already.",
             announced_dropped,
         ),
+        ("mooncrate_master_copied_replicas", "Replicas that a node fetched from another.", copied),
+        ("mooncrate_master_copied_bytes", "Bytes of fetched replicas.", copied_bytes),
+        ("mooncrate_master_failed_copies", "Copies that were begun and failed.", copies_failed),
     ] {
         page.one(name, help, &Shown::Count(value))?;
     }

@@ -2,6 +2,7 @@
 //! work, and the call waits for their notices until its deadline.
 
 use crate::config::MasterConfig;
+use crate::copies::Parcels;
 use crate::election::EtcdKeeper;
 use crate::keeper::Keeper;
 use crate::members::Directory;
@@ -70,6 +71,8 @@ pub(crate) struct Mind {
     pub(crate) directory: Directory,
     /// Orders that wait for their node to ask, bounded by what the catalog has out.
     mail: BTreeMap<NodeId, VecDeque<Order>>,
+    /// Copies and commands that do.
+    pub(crate) parcels: Parcels,
 }
 
 impl Master {
@@ -111,7 +114,12 @@ impl Master {
 
     fn made(config: MasterConfig, epoch: LeaderEpoch, start: Start, keeper: Keeper) -> Self {
         let catalog = Catalog::new(config.catalog.clone(), epoch, start, boottime());
-        let mind = Mind { catalog, directory: Directory::default(), mail: BTreeMap::new() };
+        let mind = Mind {
+            catalog,
+            directory: Directory::default(),
+            mail: BTreeMap::new(),
+            parcels: Parcels::default(),
+        };
         Self {
             config,
             mind: Mutex::new(mind),
@@ -411,6 +419,11 @@ impl Master {
         Ok(Listing { entries: entries.collect(), next: page.next })
     }
 
+    /// A sample of what clients read without asking.
+    pub(crate) fn touch_keys(&self, tenant: TenantId, keys: &[&[u8]]) {
+        self.mind().catalog.touch(boottime(), tenant, keys);
+    }
+
     pub(crate) fn set_tenant_quota(&self, tenant: TenantId, quota: Option<u64>) {
         self.mind().catalog.set_quota(tenant, quota);
     }
@@ -478,7 +491,7 @@ impl Master {
         }
         let local_node = self.local.get().map(|(node, _)| *node);
         let mut local = Vec::new();
-        let mut mailed = false;
+        let mut mailed = self.sort_copies(mind);
         for (node, order) in mind.catalog.take_orders() {
             if Some(node) == local_node {
                 local.push(order);
@@ -494,6 +507,12 @@ impl Master {
             self.news.publish();
         }
         local
+    }
+
+    /// The node in this process, if it is the one.
+    pub(crate) fn local_node(&self, node: NodeId) -> Option<Arc<dyn NodeApi>> {
+        let (local, api) = self.local.get()?;
+        if *local == node { api.0.upgrade() } else { None }
     }
 
     /// Lets the node in this process carry out its orders, and the ones that follow from them.
@@ -540,5 +559,6 @@ impl Mind {
     /// Drops the mail of a node that mounts anew: the catalog repeats what still matters.
     pub(crate) fn drop_mail(&mut self, node: NodeId) {
         self.mail.remove(&node);
+        self.parcels.forget(node);
     }
 }

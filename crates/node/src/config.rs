@@ -3,7 +3,7 @@
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_mem::{Segment, SegmentSpec};
-use mooncrate_wire::{Address, Gate};
+use mooncrate_wire::{Address, Gate, PoolConfig};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,10 @@ pub struct NodeConfig {
     pub heartbeat: Duration,
     /// Time between looks at what waits to be freed.
     pub tick: Duration,
+    /// Threads that fetch copies from other nodes.
+    pub copy_threads: usize,
+    /// How other nodes are reached.
+    pub links: PoolConfig,
     /// What callers of its data server must show.
     pub gate: Gate,
     /// The one tenant it is dedicated to; `None`: it holds values of all.
@@ -62,6 +66,8 @@ impl Default for NodeConfig {
             incarnation: Incarnation(1),
             heartbeat: Duration::from_millis(500),
             tick: Duration::from_millis(5),
+            copy_threads: 2,
+            links: PoolConfig::default(),
             gate: Gate::default(),
             tenant: None,
             share_users: Vec::new(),
@@ -85,9 +91,8 @@ impl NodeConfig {
         ZoneId(name_hash(&self.zone))
     }
 
-    /// Its segment in this incarnation. Where several tenants meet, ranges are zeroed between lives.
-    pub(crate) fn create(&self, incarnation: Incarnation) -> io::Result<Arc<Segment>> {
-        let spec = self.spec(incarnation);
+    /// A segment as wanted. Where several tenants meet, ranges are zeroed between lives.
+    pub(crate) fn create(&self, spec: SegmentSpec) -> io::Result<Arc<Segment>> {
         if self.gate.is_guarded() && self.tenant.is_none() {
             Segment::create_wiping(spec)
         } else {
@@ -95,15 +100,20 @@ impl NodeConfig {
         }
     }
 
-    /// What its segment is to be in this incarnation.
-    fn spec(&self, incarnation: Incarnation) -> SegmentSpec {
-        let bytes = self.segment_bytes / 4096 * 4096;
-        let slots = u32::try_from(bytes / BYTES_PER_SLOT).unwrap_or(u32::MAX).max(1024);
+    /// What its first segment is to be in this incarnation.
+    pub(crate) fn spec(&self, incarnation: Incarnation) -> SegmentSpec {
+        let first = self.spec_of(0, self.segment_bytes, incarnation);
+        SegmentSpec { slots: self.slots.unwrap_or(first.slots), ..first }
+    }
+
+    /// What one of its segments is to be.
+    pub(crate) fn spec_of(&self, index: u16, bytes: u64, incarnation: Incarnation) -> SegmentSpec {
+        let bytes = bytes / 4096 * 4096;
         SegmentSpec {
-            segment: SegmentId::of(self.node(), 0),
+            segment: SegmentId::of(self.node(), index),
             incarnation,
             bytes,
-            slots: self.slots.unwrap_or(slots),
+            slots: u32::try_from(bytes / BYTES_PER_SLOT).unwrap_or(u32::MAX).max(1024),
             shared: self.shared,
             huge: self.huge_pages,
         }

@@ -2,16 +2,19 @@
 //! with data work, so a busy node stays alive (G13).
 
 use crate::config::NodeConfig;
+use crate::copy::Copier;
 use crate::metrics::Tally;
 use crate::registration::Standing;
 use mooncrate_core::error::MountError;
 use mooncrate_core::{NodeId, Now, SegmentId};
 use mooncrate_mem::SegmentError;
 use mooncrate_mem::clock::boottime;
-use mooncrate_transfer::{DataServer, DataServerConfig, DataTally, Segments};
+use mooncrate_transfer::{
+    DataServer, DataServerConfig, DataTally, Engine, EngineConfig, Nodes, Segments,
+};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
-use mooncrate_wire::{Address, CallError, MasterApi};
+use mooncrate_wire::{Address, CallError, MasterApi, Role};
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::io;
@@ -54,6 +57,7 @@ pub struct Node {
     segments: Arc<Segments>,
     master: Arc<dyn MasterApi>,
     standing: Mutex<Standing>,
+    copier: Copier,
     tally: Tally,
     stopping: AtomicBool,
     /// Set when the heart should beat at once: the master was lost, or does not know us.
@@ -90,8 +94,9 @@ impl Node {
                 unix @ Address::Unix(_) => config.unix = Some(unix),
             }
         }
-        let segment =
-            config.create(config.incarnation).map_err(io("reserving memory for the segment"))?;
+        let segment = config
+            .create(config.spec(config.incarnation))
+            .map_err(io("reserving memory for the segment"))?;
         let segments = Arc::new(Segments::default());
         segments.insert(segment);
         let server_config = DataServerConfig {
@@ -112,6 +117,14 @@ impl Node {
                 Address::Unix(path) => path.display().to_string(),
             })
         };
+        let engine = EngineConfig {
+            host: config.host_id(),
+            role: Role::Node,
+            links: config.links.clone(),
+            ..EngineConfig::default()
+        };
+        let directory = Arc::new(Nodes::new(Arc::clone(&master)));
+        let copier = Copier::new(Engine::new(engine, Arc::clone(&segments), directory));
         Ok(Arc::new(Self {
             info: NodeInfo {
                 node: config.node(),
@@ -132,6 +145,7 @@ impl Node {
             config,
             segments,
             master,
+            copier,
             stopping: AtomicBool::new(false),
             alarm: Mutex::new(false),
             alarmed: Condvar::new(),
@@ -148,6 +162,9 @@ impl Node {
         self.start("node-tick", move |node| node.every(tick, Self::tick))?;
         if !local {
             self.start("node-orders", Self::follow_orders)?;
+        }
+        for _ in 0..self.config.copy_threads {
+            self.start("node-copy", Self::fetch_copies)?;
         }
         Ok(())
     }
@@ -201,8 +218,12 @@ impl Node {
             server.stop(STOP_GRACE);
         }
         let segments = self.segments.all();
-        for segment in &segments {
-            segment.set_serve_until(Now(0));
+        {
+            // Under the lock, so that no heartbeat on its way gives leave to serve again.
+            let _standing = self.standing.lock();
+            for segment in &segments {
+                segment.set_serve_until(Now(0));
+            }
         }
         let unmount = Unmount {
             node: self.id(),
@@ -239,6 +260,10 @@ impl Node {
 
     pub(crate) fn config(&self) -> &NodeConfig {
         &self.config
+    }
+
+    pub(crate) fn copier(&self) -> &Copier {
+        &self.copier
     }
 
     pub(crate) fn master(&self) -> &dyn MasterApi {

@@ -11,16 +11,19 @@
 //! its master for the whole registration time, the master counts it as gone, and so does the node:
 //! it drops everything and comes back as a new incarnation.
 //!
-//! Deliberately absent: decisions about placement and eviction, other nodes, freeing bytes outside
-//! the two phases (`mem::Segment` has no such call).
+//! Deliberately absent: decisions about placement and eviction, what other nodes do (copies are
+//! fetched where the master says), freeing bytes outside the two phases (`mem::Segment` has no such
+//! call).
 #![forbid(unsafe_code)]
 
 pub mod admin;
 mod config;
+mod copy;
 mod duty;
 mod metrics;
 mod orders;
 mod registration;
+mod resize;
 
 pub use config::NodeConfig;
 pub use duty::{Node, NodeError};

@@ -2,10 +2,11 @@
 
 use crate::duty::Node;
 use mooncrate_core::LeaderEpoch;
+use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::plan::{Notice, Order};
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::NodeApi;
-use mooncrate_wire::message::Orders;
+use mooncrate_wire::message::{NodeCommand, Orders};
 use std::time::Duration;
 
 /// How long a poll waits at the master.
@@ -35,6 +36,10 @@ impl NodeApi for Node {
         }
         notices
     }
+
+    fn take(&self, copies: Vec<CopyOrder>, commands: Vec<NodeCommand>) {
+        self.copier().add(copies, commands);
+    }
 }
 
 impl Node {
@@ -53,7 +58,7 @@ impl Node {
     /// is lost without harm: the master repeats its orders, and the answers repeat.
     fn deliver(&self, mut notices: Vec<Notice>) {
         while !notices.is_empty() && !self.stopping() {
-            match self.poll(std::mem::take(&mut notices), Duration::ZERO) {
+            match self.poll(std::mem::take(&mut notices), Vec::new(), Duration::ZERO) {
                 Some(next) => notices = next,
                 None => return,
             }
@@ -64,7 +69,7 @@ impl Node {
     pub(crate) fn follow_orders(&self) {
         let mut notices = Vec::new();
         while !self.stopping() {
-            if let Some(next) = self.poll(std::mem::take(&mut notices), POLL_TIME) {
+            if let Some(next) = self.poll(std::mem::take(&mut notices), Vec::new(), POLL_TIME) {
                 notices = next;
             } else {
                 self.alarm();
@@ -73,12 +78,32 @@ impl Node {
         }
     }
 
+    /// Tells what became of copies. What was not heard is told again with the next ones.
+    pub(crate) fn tell_copies(&self) {
+        let copied = self.copier().take_untold();
+        if copied.is_empty() {
+            return;
+        }
+        match self.poll(Vec::new(), copied.clone(), Duration::ZERO) {
+            Some(notices) => self.deliver(notices),
+            None => self.copier().put_back(copied),
+        }
+    }
+
     /// One poll: notices there, orders back, carried out; the notices that follow from them.
-    fn poll(&self, notices: Vec<Notice>, wait: Duration) -> Option<Vec<Notice>> {
+    fn poll(
+        &self,
+        notices: Vec<Notice>,
+        copied: Vec<CopyDone>,
+        wait: Duration,
+    ) -> Option<Vec<Notice>> {
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let ask = Orders { node: self.id(), notices, wait_ms };
+        let ask = Orders { node: self.id(), notices, copied, wait_ms };
         let deadline = boottime().deadline_in(wait + CALL_TIME);
         let batch = self.master().orders(&ask, deadline).ok()?.ok()?;
+        if !batch.copies.is_empty() || !batch.commands.is_empty() {
+            self.take(batch.copies, batch.commands);
+        }
         Some(self.execute(batch.epoch, &batch.orders))
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Standing {
 
 impl Standing {
     /// Whether an earlier incarnation may still be readable in shared memory.
-    fn is_young(&self, now: Now) -> bool {
+    pub(crate) fn is_young(&self, now: Now) -> bool {
         now.since(self.born) <= self.registration
     }
 }
@@ -81,7 +81,7 @@ impl Node {
         Ok(())
     }
 
-    fn offer(&self, spec: &SegmentSpec) -> SegmentOffer {
+    pub(crate) fn offer(&self, spec: &SegmentSpec) -> SegmentOffer {
         SegmentOffer {
             segment: spec.segment,
             incarnation: spec.incarnation,
@@ -97,7 +97,7 @@ impl Node {
 
     /// Tells all that a segment holds; when the last page was sent. The master hears a node that tells,
     /// as it hears a heartbeat.
-    fn announce(&self, segment: &Segment) -> Result<Now, NodeError> {
+    pub(crate) fn announce(&self, segment: &Segment) -> Result<Now, NodeError> {
         let SegmentSpec { segment: id, incarnation, .. } = *segment.spec();
         let (mut from, mut sent) = (Some(Slot(0)), boottime());
         let mut pages = std::iter::from_fn(|| {
@@ -175,12 +175,18 @@ impl Node {
     fn begin(&self, later: u64) {
         let mut standing = self.standing().lock();
         standing.incarnation = Incarnation(standing.incarnation.0.saturating_add(later));
-        match self.config().create(standing.incarnation) {
+        let incarnation = standing.incarnation;
+        let anew =
+            |old: &Arc<Segment>| self.config().create(SegmentSpec { incarnation, ..*old.spec() });
+        let old = self.segments().all();
+        match old.iter().map(anew).collect::<Result<Vec<_>, _>>() {
             Ok(fresh) => {
-                for old in self.segments().all() {
+                for old in old {
                     old.set_serve_until(Now(0));
                 }
-                self.segments().insert(fresh);
+                for segment in fresh {
+                    self.segments().insert(segment);
+                }
                 standing.born = boottime();
                 standing.acknowledged = standing.born;
                 standing.mounted = false;
@@ -189,10 +195,9 @@ impl Node {
         }
     }
 
-    fn acknowledged(&self, sent: Now, registration_ms: u32, epoch: LeaderEpoch) {
+    pub(crate) fn acknowledged(&self, sent: Now, registration_ms: u32, epoch: LeaderEpoch) {
         let registration = Duration::from_millis(u64::from(registration_ms));
-        let segments: Vec<Arc<Segment>> = self.segments().all();
-        for segment in &segments {
+        for segment in self.segments().all() {
             if segment.witness(epoch).is_err() {
                 // A leader that was replaced: its word gives no leave to serve.
                 return;
@@ -201,7 +206,11 @@ impl Node {
         let mut standing = self.standing().lock();
         standing.acknowledged = standing.acknowledged.max(sent);
         standing.registration = registration;
-        for segment in &segments {
+        if self.stopping() {
+            return;
+        }
+        // Looked up under the lock: what was unmounted or replaced meanwhile must stay closed.
+        for segment in self.segments().all() {
             segment.set_serve_until(standing.acknowledged.plus(registration / 2));
         }
     }

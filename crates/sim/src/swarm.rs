@@ -161,6 +161,8 @@ fn draw_config(rng: &mut Rng, seed: u64) -> Config {
                 PlacementKind::ByZone,
             ],
         ),
+        // The simulated nodes do not fetch copies from each other.
+        copies_max: 0,
         seed,
         ..Config::default()
     }

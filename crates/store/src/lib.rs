@@ -30,6 +30,7 @@ pub use error::Error;
 pub use host::this_host;
 pub use mooncrate_client::{ClientConfig, Counts, Stored, View};
 pub use mooncrate_core::catalog::Config as CatalogConfig;
+pub use mooncrate_core::copy::{DrainMode, DrainStat};
 pub use mooncrate_core::error::Advice;
 pub use mooncrate_core::plan::PutConfig;
 pub use mooncrate_master::{ElectionConfig, Master, Seat};

@@ -17,6 +17,7 @@ use mooncrate_wire::{
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// How a master is run.
 #[derive(Clone, Debug)]
@@ -70,6 +71,8 @@ pub struct NodeOptions {
     pub zone: String,
     /// Whether to take huge pages.
     pub huge_pages: bool,
+    /// When it stops, it hands everything over to other nodes first, for at most this long.
+    pub drain_on_stop: Option<Duration>,
     /// What its callers must show, and what it shows its master.
     pub security: Security,
     /// The one tenant it is dedicated to; `None`: it holds values of all.
@@ -90,6 +93,7 @@ impl Default for NodeOptions {
             host: this_host(),
             zone: String::new(),
             huge_pages: false,
+            drain_on_stop: None,
             security: Security::default(),
             tenant: None,
             share_users: Vec::new(),
@@ -104,6 +108,7 @@ pub struct Running {
     election: Option<Election>,
     serving: Option<Serving>,
     node: Option<Arc<Node>>,
+    drain_on_stop: Option<Duration>,
 }
 
 impl Running {
@@ -147,6 +152,9 @@ impl Running {
     fn end(&mut self) {
         // The node first: it says farewell to the master.
         if let Some(node) = self.node.take() {
+            if let Some(limit) = self.drain_on_stop {
+                node.hand_over(limit);
+            }
             node.stop();
             if let Some(path) = (!node.info().unix.is_empty()).then(|| &node.info().unix) {
                 let _ = std::fs::remove_file(path);
@@ -175,7 +183,13 @@ pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
     }
     let (master, serving, address) = start_master(options)?;
     let master = Some((Seat::always(master), address));
-    Ok(Running { master, election: None, serving: Some(serving), node: None })
+    Ok(Running {
+        master,
+        election: None,
+        serving: Some(serving),
+        node: None,
+        drain_on_stop: None,
+    })
 }
 
 /// Runs a node, and waits until its master knows it.
@@ -185,9 +199,10 @@ pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
     let config = PoolConfig { link, ..PoolConfig::default() };
     let pools = MasterPools::new(&options.master, &hello, &config);
     let master: Arc<dyn MasterApi> = Arc::new(MasterLink::new(pools));
+    let drain_on_stop = options.drain_on_stop;
     let node = start_node(options, master)?;
     node.register(false)?;
-    Ok(Running { master: None, election: None, serving: None, node: Some(node) })
+    Ok(Running { master: None, election: None, serving: None, node: Some(node), drain_on_stop })
 }
 
 /// Runs a master and a node in one process: the small cluster that most people start with.
@@ -198,6 +213,8 @@ pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Err
         election: None,
         serving: Some(serving),
         node: None,
+        // Its master stops with it: nobody could tell where things went.
+        drain_on_stop: None,
     };
     let node = start_node(node, master.scope(TenantId::DEFAULT))?;
     running.node = Some(Arc::clone(&node));
@@ -231,7 +248,8 @@ fn stand_for_election(
         serve_seat(&seat, tick, &[bound], &server_config(&options.security), options.workers)
             .map_err(Error::io("starting the master's threads"))?;
     let master = Some((seat, address));
-    Ok(Running { master, election: Some(election), serving: Some(serving), node: None })
+    let serving = Some(serving);
+    Ok(Running { master, election: Some(election), serving, node: None, drain_on_stop: None })
 }
 
 fn server_config(security: &Security) -> ServerConfig {
@@ -268,6 +286,7 @@ fn start_node(options: NodeOptions, master: Arc<dyn MasterApi>) -> Result<Arc<No
     if let Some(path) = &options.unix {
         sockets.push(listen(&Address::Unix(path.clone()), &options.security)?);
     }
+    let link = LinkConfig { access: options.security.access, ..LinkConfig::default() };
     let config = NodeConfig {
         name: options.name,
         host: options.host,
@@ -279,6 +298,7 @@ fn start_node(options: NodeOptions, master: Arc<dyn MasterApi>) -> Result<Arc<No
         gate: options.security.gate,
         tenant: options.tenant,
         share_users: options.share_users,
+        links: PoolConfig { link, ..PoolConfig::default() },
         ..NodeConfig::default()
     };
     Ok(Node::new(config, master, sockets)?)

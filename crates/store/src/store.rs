@@ -5,14 +5,17 @@ use crate::host::{this_host, this_start};
 use crate::server::join;
 use mooncrate_client::{Client, ClientConfig, Counts, Stored, View};
 use mooncrate_core::catalog;
+use mooncrate_core::copy::{DrainMode, DrainStat};
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::plan::PutConfig;
-use mooncrate_core::{LeaderEpoch, TenantId, ZoneId};
+use mooncrate_core::{LeaderEpoch, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_transfer::{EngineConfig, Lanes, Path, Segments};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{ClusterStat, Listing, NodeEntry, Pattern, Removed};
+use mooncrate_wire::message::{
+    ClusterStat, DrainWish, Listing, NodeCommand, NodeEntry, Pattern, Removed,
+};
 use mooncrate_wire::{
     Address, Hello, LinkKind, MasterLink, MasterPools, Masters, PoolConfig, Role, ServerConfig,
 };
@@ -57,6 +60,8 @@ pub struct ConnectOptions {
     pub zone: String,
     /// How calls behave.
     pub client: ClientConfig,
+    /// Whether it comes as an administrator, where the cluster asks who somebody is.
+    pub admin: bool,
     /// Connections to each peer.
     pub links: PoolConfig,
     /// Over how many of them a large value travels.
@@ -71,6 +76,7 @@ impl Default for ConnectOptions {
             shared_memory: true,
             zone: String::new(),
             client: ClientConfig::default(),
+            admin: false,
             links: PoolConfig::default(),
             lanes: Lanes::default(),
         }
@@ -139,12 +145,14 @@ impl Store {
 
     /// A client of a cluster. Fails if its master does not answer.
     pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
-        let hello = Hello::new(Role::Client, LinkKind::Control, "client");
+        let role = if options.admin { Role::Admin } else { Role::Client };
+        let hello = Hello::new(role, LinkKind::Control, "client");
         let pools = MasterPools::new(&options.master, &hello, &options.links);
         let master = Arc::new(MasterLink::new(pools));
         let engine = EngineConfig {
             host: HostId(name_hash(&options.host)),
             shared_memory: options.shared_memory,
+            role,
             links: options.links,
             lanes: options.lanes,
             ..EngineConfig::default()
@@ -267,6 +275,83 @@ impl Store {
     /// Sets what a tenant may use, in bytes of all its replicas; `None`: no limit.
     pub fn set_quota(&self, tenant: TenantId, quota: Option<u64>) -> Result<(), Error> {
         Ok(self.inner.client.set_quota(tenant, quota)?)
+    }
+
+    /// Begins to empty a node, or one of its segments, while it serves: it gets nothing new, and what
+    /// it holds goes elsewhere. `None`: no such node is mounted. Look how far it is with
+    /// [`Store::drain_stat`], or wait for it by going through [`Store::drain_progress`].
+    pub fn drain(
+        &self,
+        node: NodeId,
+        segment: Option<SegmentId>,
+        mode: DrainMode,
+    ) -> Result<Option<DrainStat>, Error> {
+        let wish = match mode {
+            DrainMode::Move => DrainWish::Move,
+            DrainMode::Drop => DrainWish::Drop,
+        };
+        Ok(self.inner.client.drain(node, segment, wish)?)
+    }
+
+    /// Ends a drain: the node gets objects again.
+    pub fn undrain(
+        &self,
+        node: NodeId,
+        segment: Option<SegmentId>,
+    ) -> Result<Option<DrainStat>, Error> {
+        Ok(self.inner.client.drain(node, segment, DrainWish::Undo)?)
+    }
+
+    /// How far a drain is; `None`: no such node is mounted.
+    pub fn drain_stat(
+        &self,
+        node: NodeId,
+        segment: Option<SegmentId>,
+    ) -> Result<Option<DrainStat>, Error> {
+        Ok(self.inner.client.drain(node, segment, DrainWish::Look)?)
+    }
+
+    /// How far a drain is, every `pause`, until nothing is left, it was ended, or its node is gone.
+    pub fn drain_progress(
+        &self,
+        node: NodeId,
+        segment: Option<SegmentId>,
+        pause: Duration,
+    ) -> impl Iterator<Item = Result<DrainStat, Error>> + '_ {
+        let mut over = false;
+        let mut first = true;
+        std::iter::from_fn(move || {
+            if over {
+                return None;
+            }
+            if !std::mem::take(&mut first) {
+                std::thread::sleep(pause);
+            }
+            let stat = self.drain_stat(node, segment).transpose()?;
+            over = stat.as_ref().map_or(true, |stat| stat.drained() || stat.draining == 0);
+            Some(stat)
+        })
+    }
+
+    /// Gives a value one copy more, in the segment `to`; returns when it is there.
+    pub fn copy(&self, key: &[u8], to: SegmentId) -> Result<(), Error> {
+        Ok(self.inner.client.copy(key, None, to)?)
+    }
+
+    /// Moves the copy of a value in the segment `from` to the segment `to`; returns when it is there.
+    pub fn move_replica(&self, key: &[u8], from: SegmentId, to: SegmentId) -> Result<(), Error> {
+        Ok(self.inner.client.copy(key, Some(from), to)?)
+    }
+
+    /// Orders a node to mount a segment of `bytes` as its `index`-th, or to give that one up with what
+    /// it holds (`None`; drain it first). False: no such node is mounted. [`Store::stat`] shows when
+    /// it is done.
+    pub fn resize(&self, node: NodeId, index: u16, bytes: Option<u64>) -> Result<bool, Error> {
+        let command = match bytes {
+            Some(bytes) => NodeCommand::Mount { index, bytes },
+            None => NodeCommand::Unmount { index },
+        };
+        Ok(self.inner.client.command(node, command)?)
     }
 
     /// The cluster in numbers.

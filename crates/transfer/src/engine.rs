@@ -11,7 +11,7 @@ use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{HostId, Incarnation, SegmentId};
 use mooncrate_mem::clock::boottime;
-use mooncrate_wire::{Address, CallError, DataError, PoolConfig};
+use mooncrate_wire::{Address, CallError, DataError, PoolConfig, Role};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -65,6 +65,8 @@ pub struct EngineConfig {
     /// Values up to this size go to a process on the same host through its socket: one round trip
     /// beats two and a copy.
     pub inline_bytes_max: u64,
+    /// As what it reaches others.
+    pub role: Role,
     /// Links.
     pub links: PoolConfig,
     /// Over how many of them a large value travels.
@@ -78,6 +80,7 @@ impl Default for EngineConfig {
             shared_memory: true,
             local: true,
             inline_bytes_max: 32 << 10,
+            role: Role::Client,
             links: PoolConfig::default(),
             lanes: Lanes::default(),
         }
@@ -200,7 +203,7 @@ impl Engine {
 
     fn stream(&self, address: &Address) -> Arc<dyn Transport> {
         let new = || {
-            let stream = Stream::new(address.clone(), &self.config.links);
+            let stream = Stream::as_role(address.clone(), self.config.role, &self.config.links);
             Arc::new(stream.with_lanes(self.config.lanes))
         };
         Arc::clone(self.streams.write().entry(address.clone()).or_insert_with(new)) as _

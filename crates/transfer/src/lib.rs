@@ -13,12 +13,14 @@
 //! owner compares what arrived with the seal the writer signals. A [`Transport`] sees extents, lives
 //! and labels; an RDMA fabric or device memory is one more implementation behind it.
 //!
-//! Deliberately absent: keys, objects, replicas, retries, the master. A label is opaque here.
+//! Deliberately absent: keys, objects, replicas, retries; of the master, all but its list of nodes. A
+//! label is opaque here.
 
 mod engine;
 mod error;
 mod lanes;
 mod local;
+mod nodes;
 mod segments;
 mod server;
 mod shared;
@@ -28,6 +30,7 @@ pub use engine::{Directory, Engine, EngineConfig, Path, Route};
 pub use error::TransferError;
 pub use lanes::Lanes;
 pub use local::Local;
+pub use nodes::Nodes;
 pub use segments::Segments;
 pub use server::{DataServer, DataServerConfig, DataTally, Refusals};
 pub use shared::Shared;

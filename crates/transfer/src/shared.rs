@@ -33,6 +33,7 @@ const UNPIN_TIME: Duration = Duration::from_millis(500);
 pub struct Shared {
     address: Address,
     stream: Stream,
+    role: Role,
     inline_bytes_max: u64,
     link_config: LinkConfig,
     mappings: RwLock<BTreeMap<(SegmentId, Incarnation), Arc<Mapping>>>,
@@ -45,7 +46,8 @@ impl Shared {
     /// The node that listens at this Unix socket.
     pub fn new(address: Address, config: &EngineConfig) -> Self {
         Self {
-            stream: Stream::new(address.clone(), &config.links),
+            stream: Stream::as_role(address.clone(), config.role, &config.links),
+            role: config.role,
             address,
             inline_bytes_max: config.inline_bytes_max,
             link_config: config.links.link.clone(),
@@ -97,7 +99,7 @@ impl Shared {
         if let Some(link) = pins.as_ref().filter(|link| link.link.lock().is_idle()) {
             return Ok(Arc::clone(link));
         }
-        let hello = Hello::new(Role::Client, LinkKind::Data, "views");
+        let hello = Hello::new(self.role, LinkKind::Data, "views");
         let link = Link::connect(&self.address, &hello, &self.link_config, deadline)?;
         let link = Arc::new(PinLink { link: Mutex::new(link) });
         *pins = Some(Arc::clone(&link));

@@ -34,7 +34,12 @@ pub struct Stream {
 impl Stream {
     /// A node that serves data at `address`.
     pub fn new(address: Address, config: &PoolConfig) -> Self {
-        let hello = Hello::new(Role::Client, LinkKind::Data, "client");
+        Self::as_role(address, Role::Client, config)
+    }
+
+    /// The same, for a caller of another role.
+    pub fn as_role(address: Address, role: Role, config: &PoolConfig) -> Self {
+        let hello = Hello::new(role, LinkKind::Data, "data");
         // An owner that is gone took its memory along: nothing is gained by waiting for the next
         // one at its address, while another copy may be a moment away.
         let config = PoolConfig { reconnect_time: Duration::ZERO, ..config.clone() };

@@ -7,11 +7,12 @@
 use crate::clock::boottime;
 use crate::error::{CallError, Refusal};
 use crate::message::{
-    Announce, ClusterStat, Heartbeat, List, Listing, Mount, Mounted, NodeEntry, OrderBatch, Orders,
-    Pong, Pulse, PutEndItem, PutItem, PutReplan, PutRevokeItem, RemoveMatching, Removed, Reply,
-    Request, SetQuota, Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, Heartbeat, List, Listing, Mount, Mounted,
+    NodeCommand, NodeEntry, OrderBatch, Orders, Pong, Pulse, PutEndItem, PutItem, PutReplan,
+    PutRevokeItem, RemoveMatching, Removed, Reply, Request, SetQuota, Touch, Unmount,
 };
-use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::copy::{CopyOrder, DrainStat};
+use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
 use mooncrate_core::plan::{Located, Notice, Order, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
@@ -66,6 +67,22 @@ pub trait MasterApi: Send + Sync {
 
     /// Sets what a tenant may use.
     fn set_quota(&self, ask: &SetQuota, deadline: Deadline) -> Result<(), CallError>;
+
+    /// Empties the segments of a node, or tells how far that is; `None`: there are none.
+    fn drain(&self, ask: &Drain, deadline: Deadline) -> Result<Option<DrainStat>, CallError>;
+
+    /// Copies or moves an object; answers when that is done, or the deadline is near.
+    fn copy(
+        &self,
+        ask: &CopyKey<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<(), CopyError>, CallError>;
+
+    /// Tells of keys that are read without asking. At most a batch of them.
+    fn touch(&self, ask: &Touch<'_>, deadline: Deadline) -> Result<(), CallError>;
+
+    /// Sends a command to a node; false: there is no such node.
+    fn command(&self, ask: &Command, deadline: Deadline) -> Result<bool, CallError>;
 
     /// A page of keys.
     fn list(&self, ask: &List<'_>, deadline: Deadline) -> Result<Listing, CallError>;
@@ -133,6 +150,10 @@ pub trait NodeApi: Send + Sync {
     /// Carries out orders of the leader of this epoch; one notice per order that was obeyed. Orders
     /// of an older leader than the node knows give none (G7).
     fn execute(&self, epoch: LeaderEpoch, orders: &[Order]) -> Vec<Notice>;
+
+    /// Takes copies to fetch and commands to carry out, and returns at once: what becomes of them is
+    /// told by [`MasterApi::orders`], as always.
+    fn take(&self, copies: Vec<CopyOrder>, commands: Vec<NodeCommand>);
 }
 
 /// Carries a request into a master: the called side of every method above, in one place. A handler
@@ -155,6 +176,10 @@ pub fn answer(master: &(impl MasterApi + ?Sized), request: Request<'_>, until: D
             master.remove_matching(&ask, until).map(Reply::RemoveMatching)
         }
         Request::SetQuota(ask) => master.set_quota(&ask, until).map(Reply::SetQuota),
+        Request::Drain(ask) => master.drain(&ask, until).map(Reply::Drain),
+        Request::Copy(ask) => master.copy(&ask, until).map(Reply::Copy),
+        Request::Touch(ask) => master.touch(&ask, until).map(Reply::Touch),
+        Request::Command(ask) => master.command(&ask, until).map(Reply::Command),
         Request::Nodes(_) => master.nodes(until).map(Reply::Nodes),
         Request::Mount(mount) => master.mount(&mount, until).map(Reply::Mount),
         Request::Announce(page) => master.announce(page, until).map(Reply::Announce),

@@ -98,6 +98,14 @@ kinds! {
     RemoveMatching = 0x1b, "remove_matching";
     /// Sets what a tenant may use.
     SetQuota = 0x30, "set_quota";
+    /// Empties the segments of a node, or tells how far that is.
+    Drain = 0x31, "drain";
+    /// Copies or moves an object to a segment.
+    Copy = 0x32, "copy";
+    /// Keys that are read without asking.
+    Touch = 0x33, "touch";
+    /// A command for a node.
+    Command = 0x34, "command";
     /// A node offers segments.
     Mount = 0x20, "mount";
     /// A node tells what is in a segment.

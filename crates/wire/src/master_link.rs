@@ -8,13 +8,14 @@ use crate::error::{CallError, DecodeError};
 use crate::frame::BODY_BYTES_MAX;
 use crate::masters::MasterPools;
 use crate::message::{
-    Announce, ClusterStat, Exist, Heartbeat, List, Listing, Locate, Mount, Mounted, NodeEntry,
-    Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke,
-    PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, Reply, Request, SetQuota, Stat,
-    Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, Exist, Heartbeat, List, Listing, Locate, Mount,
+    Mounted, NodeEntry, Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd, PutEndItem, PutItem,
+    PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, Reply, Request,
+    SetQuota, Stat, Touch, Unmount,
 };
 use crate::pool::LinkPool;
-use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::copy::DrainStat;
+use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
 use mooncrate_core::key::{self, KeyError};
 use mooncrate_core::limits::{BATCH_ITEMS_MAX, KEY_BYTES_MAX, LABEL_BYTES_MAX};
@@ -150,6 +151,26 @@ impl MasterApi for MasterLink {
 
     fn set_quota(&self, ask: &SetQuota, deadline: Deadline) -> Result<(), CallError> {
         ask!(self, SetQuota, ask.clone(), deadline)
+    }
+
+    fn drain(&self, ask: &Drain, deadline: Deadline) -> Result<Option<DrainStat>, CallError> {
+        ask!(self, Drain, ask.clone(), deadline)
+    }
+
+    fn copy(
+        &self,
+        ask: &CopyKey<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<(), CopyError>, CallError> {
+        ask!(self, Copy, ask.clone(), deadline)
+    }
+
+    fn touch(&self, ask: &Touch<'_>, deadline: Deadline) -> Result<(), CallError> {
+        ask!(self, Touch, ask.clone(), deadline)
+    }
+
+    fn command(&self, ask: &Command, deadline: Deadline) -> Result<bool, CallError> {
+        ask!(self, Command, ask.clone(), deadline)
     }
 
     fn list(&self, ask: &List<'_>, deadline: Deadline) -> Result<Listing, CallError> {

@@ -3,7 +3,7 @@
 //! ```text
 //!   worker  one thread: puts, gets, views, removes, batches        bounds  what other processes may know
 //!   judge   tells the oracle of `check` before and after a call    tally   counts, deadlines, hangs
-//!   drain   removes everything and looks for what is left
+//!   clear   removes everything and looks for what is left
 //! ```
 //!
 //! It prints a JSON line now and then and a last one with `"final": true`. It ends by itself, or on
@@ -13,7 +13,7 @@
 //! and put numbers of one process are of no other, so that every process can judge every value.
 
 pub(crate) mod bounds;
-pub(crate) mod drain;
+pub(crate) mod clear;
 pub(crate) mod judge;
 pub(crate) mod tally;
 pub(crate) mod worker;

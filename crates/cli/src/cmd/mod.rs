@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod doctor;
+mod drain;
 mod get;
 mod ls;
 mod put;
@@ -30,6 +31,8 @@ pub(crate) fn ask(command: &Command, settings: &Settings, out: Output) -> Result
         Command::Ls(args) => ls::run(args, settings, out),
         Command::Stat(_) => out.stat(&connect(settings)?.stat().map_err(failed)?),
         Command::Top(args) => top::run(args, settings, out),
+        Command::Drain(args) => drain::run(args, settings, out),
+        Command::Undrain(args) => drain::undo(args, settings, out),
         Command::Bench(args) => bench::run(args, settings, out),
         Command::Doctor(_) => doctor::run(out),
         Command::Serve(_) | Command::Master(_) | Command::Node(_) | Command::Token(_) => {
@@ -40,16 +43,21 @@ pub(crate) fn ask(command: &Command, settings: &Settings, out: Output) -> Result
 
 /// A client of the configured cluster.
 fn connect(settings: &Settings) -> Result<Store, Failure> {
+    connect_as(settings, false)
+}
+
+/// The same, perhaps as an administrator.
+fn connect_as(settings: &Settings, admin: bool) -> Result<Store, Failure> {
     let access = settings.credentials.access().map_err(|e| Failure::usage(e.to_string()))?;
     let link = LinkConfig { access, ..LinkConfig::default() };
     let options = ConnectOptions {
         master: settings.master.clone(),
         shared_memory: settings.shared_memory,
+        admin,
         host: settings.host.clone(),
         zone: settings.zone.clone(),
         client: ClientConfig { call_time: settings.deadline, ..ClientConfig::default() },
         links: PoolConfig { link, ..PoolConfig::default() },
-        ..ConnectOptions::default()
     };
     Store::connect(options).map_err(|error| {
         let message = format!("cannot reach the master at {}: {error}", settings.master);

@@ -271,6 +271,7 @@ fn node_options(settings: &Settings, security: Security) -> NodeOptions {
         security,
         tenant: settings.tenant,
         share_users: settings.share_users.clone(),
+        drain_on_stop: settings.drain_on_stop,
     }
 }
 

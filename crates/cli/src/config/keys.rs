@@ -35,6 +35,8 @@ pub(crate) enum Kind {
     Size,
     /// Time, as in 5s.
     Span,
+    /// Time, or off.
+    SpanOrOff,
     /// A whole number, at least 1.
     Count,
     /// A whole number, at least 1, or auto.
@@ -90,6 +92,7 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("node_name", AUTO, Kind::Name),
     spec("host", AUTO, Kind::Name),
     spec("zone", AUTO, Kind::Name),
+    spec("drain_on_stop", OFF, Kind::SpanOrOff),
     spec("state_file", OFF, Kind::File),
     spec("etcd", OFF, Kind::Endpoints),
     spec("etcd_prefix", "mooncrate", Kind::Name),
@@ -122,7 +125,11 @@ impl Spec {
             Kind::Masters => masters(text).map(drop),
             Kind::AddressOrAuto | Kind::CountOrAuto | Kind::Filter if text == AUTO => Ok(()),
             Kind::AddressOrAuto => address(text).map(drop),
-            Kind::Endpoints | Kind::Listener | Kind::Tenant | Kind::Users if text == OFF => Ok(()),
+            Kind::Endpoints | Kind::Listener | Kind::Tenant | Kind::Users | Kind::SpanOrOff
+                if text == OFF =>
+            {
+                Ok(())
+            }
             Kind::Endpoints => endpoints(text).map(drop),
             Kind::Listener => address(text).and_then(|address| match address {
                 Address::Tcp(_) => Ok(()),
@@ -133,7 +140,7 @@ impl Spec {
             }
             Kind::Socket | Kind::File | Kind::Name => Ok(()),
             Kind::Size => size(text).map(drop),
-            Kind::Span => span(text).map(drop),
+            Kind::Span | Kind::SpanOrOff => span(text).map(drop),
             Kind::Count | Kind::CountOrAuto => count(text).map(drop),
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),

@@ -47,6 +47,8 @@ pub(crate) struct Settings {
     pub(crate) host: String,
     /// The failure zone.
     pub(crate) zone: String,
+    /// How long a node that stops may hand its values over; `None`: it stops at once.
+    pub(crate) drain_on_stop: Option<Duration>,
     /// Where a master keeps its epoch.
     pub(crate) state_file: Option<PathBuf>,
     /// Where etcd is; none: the master is the only one.
@@ -114,6 +116,7 @@ impl Settings {
                 .map_or_else(|| format!("{}-{label}", hostname()), str::to_owned),
             host,
             zone: or_auto("zone").unwrap_or_default().to_owned(),
+            drain_on_stop: or_off("drain_on_stop").map(|text| span(text).expect(CHECKED)),
             state_file: or_off("state_file").map(PathBuf::from),
             etcd: or_off("etcd").map(|text| endpoints(text).expect(CHECKED)).unwrap_or_default(),
             etcd_prefix: layers.value("etcd_prefix").to_owned(),

@@ -1,7 +1,7 @@
 //! Every byte accounted for (G8). Linear: for tests, the simulator and `stat --audit`.
 
 use super::Catalog;
-use super::objects::Stage;
+use super::objects::{PartState, Stage};
 use super::segments::NOBODY;
 use crate::alloc::Allocator;
 use crate::extent::Extent;
@@ -74,7 +74,7 @@ impl Catalog {
             writing += usize::from(entry.stage == Stage::Writing);
             *charges.entry(entry.tenant).or_default() += entry.charge();
             for part in entry.parts.as_slice() {
-                if !part.evicting {
+                if part.state != PartState::Evicting {
                     ranges[part.segment as usize].push(entry.extent(part));
                 }
             }

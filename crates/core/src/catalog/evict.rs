@@ -1,7 +1,7 @@
 //! evict: choose victims by bytes, order their eviction, and know when everything is in use.
 
 use super::Catalog;
-use super::objects::{EntryId, Part, SegmentIndex};
+use super::objects::{EntryId, Part, PartState, SegmentIndex};
 use super::segments::Book;
 use crate::plan::Action;
 use crate::time::Now;
@@ -73,7 +73,7 @@ impl Catalog {
         looks: usize,
         for_put: bool,
     ) {
-        let mut ordered = 0;
+        let mut ordered = self.evict_extras(now, segment, bytes);
         for _ in 0..looks {
             if ordered >= bytes {
                 return;
@@ -101,11 +101,7 @@ impl Catalog {
 
     pub(super) fn order_eviction(&mut self, now: Now, id: EntryId, part: Part) {
         let entry = self.objects.entry_mut(id);
-        for p in entry.parts.as_mut_slice() {
-            if p.segment == part.segment && p.slot == part.slot {
-                p.evicting = true;
-            }
-        }
+        entry.set_part(part.segment, part.slot, PartState::Evicting);
         let entry = self.objects.entry(id);
         let extent = entry.extent(&part);
         self.order(now, &part, extent, Action::Evict, None);

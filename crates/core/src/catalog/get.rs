@@ -2,7 +2,7 @@
 //! (M12).
 
 use super::Catalog;
-use super::objects::{Entry, EntryId, Part, Stage};
+use super::objects::{Entry, EntryId, Part, PartState, Stage};
 use crate::error::GetError;
 use crate::ids::{ObjectId, TenantId};
 use crate::key::{self, Key, Name};
@@ -207,8 +207,8 @@ impl Catalog {
         entry.complete(|part| self.part_readable(part))
     }
 
-    fn part_readable(&self, part: &Part) -> bool {
-        !part.evicting && self.segments.book(part.segment).is_readable()
+    pub(super) fn part_readable(&self, part: &Part) -> bool {
+        part.state == PartState::Here && self.segments.book(part.segment).is_readable()
     }
 
     fn absent(&mut self, now: Now) -> GetError {

@@ -3,7 +3,7 @@
 //! Everything that time brings about works in bounded slices, from `tick` (G13).
 
 use super::Catalog;
-use super::objects::{Entry, EntryId, SegmentIndex, Stage};
+use super::objects::{Entry, EntryId, PartState, SegmentIndex, Stage};
 use crate::ids::{GroupId, ObjectId, TenantId};
 use crate::limits::GROUP_MEMBERS_MAX;
 use crate::plan::Keep;
@@ -222,7 +222,9 @@ impl Catalog {
             .collect();
         for (id, object) in due {
             let gone = self.objects.get(id).is_none_or(|entry| {
-                entry.object != object || entry.stage != Stage::Ready || entry.complete(|_| true)
+                entry.object != object
+                    || entry.stage != Stage::Ready
+                    || entry.complete(|part| part.state != PartState::Copying)
             });
             if gone {
                 self.ends.incomplete.remove(&id);
@@ -304,7 +306,7 @@ impl Catalog {
             }
             for part in entry.parts.as_slice().to_vec() {
                 let book = self.segments.book_mut(part.segment);
-                if book.is_open() && !part.evicting {
+                if book.is_open() && part.state == PartState::Here {
                     book.spare(part.slot);
                     self.order_eviction(now, id, part);
                 }

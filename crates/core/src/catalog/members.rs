@@ -1,7 +1,7 @@
 //! Members: nodes mount segments, announce what they hold, send heartbeats and leave.
 
 use super::Catalog;
-use super::objects::{Entry, EntryId, Part, Parts, SegmentIndex, Stage};
+use super::objects::{Entry, EntryId, Part, PartState, Parts, SegmentIndex, Stage};
 use super::segments::{Book, NOBODY, Phase, SlotBook};
 use crate::alloc::offset::{LiveRuns, OffsetAllocator};
 use crate::canary::{self, Canary};
@@ -303,7 +303,7 @@ impl Catalog {
             handle,
             segment: index,
             stripe: life.object.as_ref().map_or(0, |told| told.stripe()),
-            evicting: false,
+            state: PartState::Here,
         };
         match &life.object {
             Some(object) if seal::extent_bytes(object.len) != life.extent.len() => Err(bad),
@@ -386,9 +386,13 @@ impl Catalog {
             hidden: false,
             extra: None,
         };
-        let plain = label.keep == Keep::Normal && label.group == GroupId(0) && label.expire_ms == 0;
+        let plain = label.keep == Keep::Normal
+            && label.group == GroupId(0)
+            && label.expire_ms == 0
+            && label.copies == 1;
         if !plain || label.stripe.is_some() {
             let extra = entry.extra_mut();
+            extra.copies = label.copies;
             extra.keep = label.keep;
             extra.group = label.group;
             extra.expire_ms = label.expire_ms;
@@ -450,6 +454,7 @@ impl Catalog {
         let node = book.offer.node;
         self.segments.set_open(index, true);
         self.node_announced(node);
+        self.look_for_missing_copies();
         Ok(())
     }
 
@@ -523,6 +528,7 @@ impl Catalog {
             if let Some(index) = self.segments.find(*segment)
                 && self.segments.book(index).is_open()
             {
+                let open = open && self.segments.book(index).drain.is_none();
                 self.segments.set_open(index, open);
             }
         }
@@ -537,6 +543,7 @@ impl Catalog {
         }
         book.phase = Phase::Leaving { fenced_at, next: 0 };
         self.segments.retire_id(index);
+        self.look_for_missing_copies();
     }
 
     /// Whether a node is mounted.

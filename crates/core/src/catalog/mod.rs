@@ -13,19 +13,25 @@
 //!  objects.rs  slab and sharded index                  tick.rs     watchdog, silent nodes, sweeps
 //!  segments.rs the book of each segment                audit.rs    every byte accounted for
 //!  life.rs     quotas, pins, groups, expiry, stripes that are missing
+//!  copy.rs     copies from owner to owner           drain.rs    segments that empty themselves
+//!  repair.rs   copies that are missing                 hot.rs      copies for what many read
 //! ```
 //!
 //! Cost: every call is O(1) in the number of objects; sweeps run in bounded slices from `tick`.
 
 mod audit;
+mod copy;
+mod drain;
 mod evict;
 mod get;
+mod hot;
 mod life;
 mod members;
 mod objects;
 mod orders;
 mod put;
 mod remove;
+mod repair;
 mod reserve;
 mod segments;
 mod tick;
@@ -38,6 +44,7 @@ pub use put::{Ended, replacing};
 pub use remove::{Removal, RemovedPage};
 pub use segments::SegmentStat;
 
+use crate::copy::CopyOrder;
 use crate::evict::PolicyKind;
 use crate::ids::{LeaderEpoch, NodeId, ObjectId, PutToken};
 use crate::lease;
@@ -73,6 +80,18 @@ pub struct Config {
     pub stripe_bytes: u64,
     /// Hard pins may hold this much of the pool, in parts per thousand.
     pub hard_permille: u32,
+    /// Copies from owner to owner that may be under way at a time; 0: none are made.
+    pub copies_max: usize,
+    /// How many of them one node fetches …
+    pub copies_per_node_max: u32,
+    /// … and their bytes; one copy may be larger.
+    pub copy_bytes_per_node_max: u64,
+    /// Samples within about a second that make an object hot; a client tells one read in 64.
+    pub hot_samples: u32,
+    /// Copies that a hot object may have beyond those its put asked for; 0: none.
+    pub hot_replicas_max: u8,
+    /// Objects that may have such copies at a time.
+    pub hot_objects_max: usize,
     /// Seeds placement and, with the object id, the put tokens.
     pub seed: u64,
 }
@@ -90,6 +109,12 @@ impl Default for Config {
             placement: PlacementKind::Random,
             stripe_bytes: 64 << 20,
             hard_permille: 500,
+            copies_max: 256,
+            copies_per_node_max: 32,
+            copy_bytes_per_node_max: 256 << 20,
+            hot_samples: 64,
+            hot_replicas_max: 2,
+            hot_objects_max: 1024,
             seed: 0,
         }
     }
@@ -142,6 +167,12 @@ pub struct Counters {
     pub nodes_lost: u64,
     /// Announced objects that were told to go, because their key has another value.
     pub announced_dropped: u64,
+    /// Replicas that an owner fetched from another one.
+    pub copied: u64,
+    /// Their bytes.
+    pub copied_bytes: u64,
+    /// Copies that were begun and came to nothing.
+    pub copies_failed: u64,
 }
 
 /// The master's mind.
@@ -162,6 +193,9 @@ pub struct Catalog {
     removing: BTreeSet<ObjectId>,
     /// Open upserts by the hash of their key: one at a time.
     upserts: BTreeMap<u64, objects::EntryId>,
+    copies: copy::Copies,
+    repairs: repair::Repairs,
+    hot: hot::Hot,
     placement: Box<dyn Placement>,
     /// Orders to hand out, in order.
     outbox: Vec<(NodeId, Order)>,
@@ -204,6 +238,9 @@ impl Catalog {
             ends: life::Ends::default(),
             removing: BTreeSet::new(),
             upserts: BTreeMap::new(),
+            copies: copy::Copies::default(),
+            repairs: repair::Repairs::default(),
+            hot: hot::Hot::default(),
             outbox: Vec::new(),
             grace_until,
             rebuild,
@@ -235,9 +272,14 @@ impl Catalog {
         std::mem::take(&mut self.outbox)
     }
 
-    /// Whether there are orders to take.
+    /// Whether there are orders or copies to take.
     pub fn has_orders(&self) -> bool {
-        !self.outbox.is_empty()
+        !self.outbox.is_empty() || self.copies.has_orders()
+    }
+
+    /// Copies for owners to fetch, since the last call.
+    pub fn take_copies(&mut self) -> Vec<(NodeId, CopyOrder)> {
+        self.copies.take_orders()
     }
 
     /// What was counted.

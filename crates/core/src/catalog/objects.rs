@@ -44,8 +44,26 @@ pub(super) struct Part {
     pub segment: SegmentIndex,
     /// Which stripe of the value it holds.
     pub stripe: u8,
+    /// Whether it can be read.
+    pub state: PartState,
+}
+
+/// What the master does with a replica at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PartState {
+    /// Nothing: it is readable when its object is.
+    Here,
     /// An evict order is out: hidden until the owner answers.
-    pub evicting: bool,
+    Evicting,
+    /// Its owner is fetching the bytes from another one: neither readable nor evictable.
+    Copying,
+}
+
+impl Part {
+    /// Which slot of which segment.
+    pub(super) fn slot_of(&self) -> (SegmentIndex, Slot) {
+        (self.segment, self.slot)
+    }
 }
 
 /// One object.
@@ -88,6 +106,21 @@ pub(super) struct Extra {
     pub orphans: u16,
     /// The object that an upsert replaced, until its owners have confirmed that it is gone.
     pub replaces: Option<ObjectId>,
+    /// Copies that its put asked for.
+    pub copies: u8,
+}
+
+impl Extra {
+    /// Whether an object with this has nothing that others have not.
+    fn is_plain(&self) -> bool {
+        self.more_seals.is_empty()
+            && self.keep == Keep::Normal
+            && self.group == GroupId(0)
+            && self.expire_ms == 0
+            && self.orphans == 0
+            && self.replaces.is_none()
+            && self.copies <= 1
+    }
 }
 
 impl Default for Extra {
@@ -104,6 +137,7 @@ impl Default for Extra {
             expiring: false,
             orphans: 0,
             replaces: None,
+            copies: 1,
         }
     }
 }
@@ -227,6 +261,27 @@ impl Entry {
 
     pub(super) fn orphans(&self) -> u16 {
         self.extra.as_ref().map_or(0, |extra| extra.orphans)
+    }
+
+    /// Copies that its put asked for.
+    pub(super) fn copies(&self) -> usize {
+        self.extra.as_ref().map_or(1, |extra| usize::from(extra.copies))
+    }
+
+    /// Sets what the master does with one replica.
+    pub(super) fn set_part(&mut self, segment: SegmentIndex, slot: Slot, state: PartState) {
+        for part in self.parts.as_mut_slice() {
+            if part.segment == segment && part.slot == slot {
+                part.state = state;
+            }
+        }
+    }
+
+    /// Gives memory back that only an orphan needed.
+    pub(super) fn trim_extra(&mut self) {
+        if self.extra.as_ref().is_some_and(|extra| extra.is_plain()) {
+            self.extra = None;
+        }
     }
 
     pub(super) fn name(&self) -> Name<'_> {

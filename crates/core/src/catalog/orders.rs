@@ -2,7 +2,7 @@
 //! else: when the owner says `Freed` (R1).
 
 use super::Catalog;
-use super::objects::{EntryId, Part, SegmentIndex, Stage};
+use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
 use super::segments::{Ending, NOBODY};
 use crate::alloc::Allocation;
 use crate::extent::Extent;
@@ -48,6 +48,7 @@ impl Catalog {
         action: Action,
         removing: Option<EntryId>,
     ) {
+        self.copies.end(part.segment, part.slot);
         let book = self.segments.book_mut(part.segment);
         book.spare(part.slot);
         book.slots[part.slot.0].entry = NOBODY;
@@ -153,7 +154,8 @@ impl Catalog {
             let entry = self.objects.entry(id);
             let (tenant, group) = (entry.tenant, entry.group());
             self.drop_part(now, id, segment, slot);
-            if self.objects.get(id).is_none_or(|entry| !entry.complete(|_| true)) {
+            let whole = |entry: &Entry| entry.complete(|part| part.state != PartState::Copying);
+            if !self.objects.get(id).is_some_and(whole) {
                 self.dissolve_group(tenant, group);
             }
         } else if !ending.settled {
@@ -163,7 +165,8 @@ impl Catalog {
         self.segments.refresh(segment);
     }
 
-    /// The owner freed a slot that nobody ordered to end: the writer of an open put hung up.
+    /// The owner freed a slot that nobody ordered to end: the writer of an open put hung up, or a
+    /// copy could not be fetched.
     fn freed_unasked(
         &mut self,
         now: Now,
@@ -182,6 +185,9 @@ impl Catalog {
         let part = entry.part(segment, slot);
         let allocation = Allocation { extent: entry.extent(&part), handle: part.handle };
         let writing = entry.stage == Stage::Writing;
+        if self.copies.end(segment, slot).is_some() {
+            self.copy_failed(now);
+        }
         let book = self.segments.book_mut(segment);
         book.spare(slot);
         book.live -= 1;
@@ -205,11 +211,7 @@ impl Catalog {
         book.pinned_at = now;
         let id = book.slots[slot.0].entry;
         book.offer_victim(slot, self.objects.entry(id).keep(now));
-        for part in self.objects.entry_mut(id).parts.as_mut_slice() {
-            if part.segment == segment && part.slot == slot {
-                part.evicting = false;
-            }
-        }
+        self.objects.entry_mut(id).set_part(segment, slot, PartState::Here);
         self.counters.evict_skipped += 1;
     }
 
@@ -230,6 +232,7 @@ impl Catalog {
         let entry = self.objects.entry_mut(id);
         let Stage::Removing(left) = &mut entry.stage else {
             entry.extra_mut().orphans -= 1;
+            entry.trim_extra();
             return;
         };
         *left -= 1;
@@ -254,7 +257,7 @@ impl Catalog {
         let any = entry.parts.drop_part(segment, slot);
         let (ready, orphans) = (entry.stage == Stage::Ready, entry.orphans());
         if any {
-            if ready && !entry.complete(|_| true) {
+            if ready && !entry.complete(|part| part.state != PartState::Copying) {
                 self.lacks_stripes(id, now);
             }
         } else if orphans == 0 {

@@ -429,7 +429,11 @@ pub const fn replacing() -> PutError {
 
 /// What most objects have not.
 fn extra(striping: Striping, config: &PutConfig) -> Option<Box<Extra>> {
-    let plain = config.keep == Keep::Normal && config.group == GroupId(0) && config.expire_ms == 0;
+    let copies = config.copies() as u8;
+    let plain = config.keep == Keep::Normal
+        && config.group == GroupId(0)
+        && config.expire_ms == 0
+        && copies == 1;
     let more = striping.stripes() - 1;
     if plain && more == 0 {
         return None;
@@ -440,6 +444,7 @@ fn extra(striping: Striping, config: &PutConfig) -> Option<Box<Extra>> {
         keep: config.keep,
         group: config.group,
         expire_ms: config.expire_ms,
+        copies,
         ..Extra::default()
     }))
 }

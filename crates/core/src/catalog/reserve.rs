@@ -1,7 +1,7 @@
 //! Room for replicas: ask placement, take ranges, all or none; or order evictions where the next try
 //! would look.
 
-use super::objects::{Part, SegmentIndex};
+use super::objects::{Part, PartState, SegmentIndex};
 use super::segments::NOBODY;
 use super::{Catalog, evict};
 use crate::alloc::Allocation;
@@ -105,7 +105,7 @@ impl Catalog {
                     handle: allocation.handle,
                     segment,
                     stripe,
-                    evicting: false,
+                    state: PartState::Here,
                 };
                 return Some(Reserved { part, allocation });
             }

@@ -1,6 +1,7 @@
 //! The book of each segment: its allocator, its slots, its eviction policy, and the slots whose
 //! life is ending.
 
+use super::drain::Drain;
 use super::objects::{EntryId, SegmentIndex};
 use crate::alloc::offset::{LiveRuns, OffsetAllocator};
 use crate::alloc::{Allocation, Allocator};
@@ -85,6 +86,8 @@ pub(super) struct Book {
     pub pinned_at: Now,
     /// Replicas that live here.
     pub live: u64,
+    /// What lives here is moved elsewhere, and nothing new comes.
+    pub drain: Option<Drain>,
 }
 
 impl Book {
@@ -108,6 +111,7 @@ impl Book {
             pinned_streak: 0,
             pinned_at: Now(0),
             live: 0,
+            drain: None,
         }
     }
 

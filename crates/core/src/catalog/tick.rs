@@ -28,6 +28,9 @@ impl Catalog {
         self.expire(now);
         self.drop_incomplete(now);
         self.evict_groups(now);
+        self.watch_copies(now);
+        self.repair(now);
+        self.watch_heat(now);
         if self.rebuild.as_mut().is_some_and(|rebuild| rebuild.over(now)) {
             self.rebuild = None;
         }
@@ -37,6 +40,7 @@ impl Catalog {
                     self.end_soft_pins(now, index, VICTIMS_MAX);
                     self.evict_to_low(now, index, VICTIMS_MAX);
                     self.retry_orders(now, index, RETRIES_MAX);
+                    self.drain_step(now, index);
                 }
                 Phase::Leaving { fenced_at, next } if fenced_at <= now => {
                     self.sweep(now, index, fenced_at, next);
@@ -118,6 +122,9 @@ impl Catalog {
 
     /// Takes one slot's replica out of whatever names it, without asking the owner.
     pub(super) fn detach(&mut self, now: Now, index: SegmentIndex, slot: Slot) {
+        if self.copies.end(index, slot).is_some() {
+            self.copy_failed(now);
+        }
         let book = self.segments.book_mut(index);
         if let Some(ending) = book.ending.remove(&slot)
             && !ending.settled

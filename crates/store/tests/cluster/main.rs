@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!   calls     every call over shared memory and over TCP; several nodes, several clients, judged
+//!   copies    drains, copies from node to node, repairs, segments that come and go
 //!   faults    nodes and clients that die or stand still
 //!   restart   masters and nodes that come back
 //! ```
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
 mod calls;
+mod copies;
 mod faults;
 mod fleet;
 #[path = "../../examples/full_pool/judge.rs"]

@@ -18,8 +18,12 @@ pub const fn may(role: Role, kind: Kind) -> bool {
         | Kind::Remove
         | Kind::RemoveMatching
         | Kind::PutReplan
+        | Kind::Copy
+        | Kind::Touch
         | Kind::List => matches!(role, Client | Admin),
-        Kind::SetQuota => matches!(role, Admin),
+        Kind::SetQuota | Kind::Command => matches!(role, Admin),
+        // A node hands over what it holds before it stops.
+        Kind::Drain => matches!(role, Node | Admin),
         Kind::Mount | Kind::Announce | Kind::Unmount | Kind::Heartbeat | Kind::Orders => {
             matches!(role, Node)
         }
@@ -46,6 +50,9 @@ pub const fn mutates(kind: Kind) -> bool {
             | Kind::Remove
             | Kind::RemoveMatching
             | Kind::SetQuota
+            | Kind::Drain
+            | Kind::Copy
+            | Kind::Command
             | Kind::Mount
             | Kind::Unmount
     )
@@ -64,8 +71,9 @@ mod tests {
                 .collect();
             let expected: &[Role] = match kind as u8 {
                 0x10 | 0x18 | 0x19 => &[Role::Client, Role::Node, Role::Master, Role::Admin],
-                0x11..0x18 | 0x1a | 0x1b => &[Role::Client, Role::Admin],
-                0x30 => &[Role::Admin],
+                0x11..0x18 | 0x1a | 0x1b | 0x32 | 0x33 => &[Role::Client, Role::Admin],
+                0x30 | 0x34 => &[Role::Admin],
+                0x31 => &[Role::Node, Role::Admin],
                 0x20..0x25 => &[Role::Node],
                 0x40..0x48 => &[Role::Client, Role::Node, Role::Admin],
                 _ => &[],

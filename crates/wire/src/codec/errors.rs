@@ -7,7 +7,7 @@
 
 use super::{Field, Reader};
 use crate::error::{DataError, DecodeError, Refusal, RefusalCode};
-use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::key::KeyError;
 
 /// What travels.
@@ -70,6 +70,7 @@ coded!(GetError, get_code, get_error);
 coded!(RemoveError, remove_code, remove_error);
 coded!(MountError, mount_code, mount_error);
 coded!(DataError, data_code, data_error);
+coded!(CopyError, copy_code, copy_error);
 
 fn put_code(error: PutError) -> Coded {
     match error {
@@ -215,6 +216,31 @@ fn data_error((code, first, _): Coded) -> Result<DataError, DecodeError> {
     })
 }
 
+fn copy_code(error: CopyError) -> Coded {
+    match error {
+        CopyError::Key(error) => key_code(error),
+        CopyError::NotFound => (0x60, 0, 0),
+        CopyError::NoSource => (0x61, 0, 0),
+        CopyError::NoTarget => (0x62, 0, 0),
+        CopyError::NoRoom { after_ms } => (0x63, after_ms.into(), 0),
+        CopyError::Busy { after_ms } => (0x64, after_ms.into(), 0),
+    }
+}
+
+fn copy_error(coded: Coded) -> Result<CopyError, DecodeError> {
+    if let Some(error) = key_error(coded) {
+        return Ok(CopyError::Key(error));
+    }
+    Ok(match coded.0 {
+        0x60 => CopyError::NotFound,
+        0x61 => CopyError::NoSource,
+        0x62 => CopyError::NoTarget,
+        0x63 => CopyError::NoRoom { after_ms: narrow(coded.1)? },
+        0x64 => CopyError::Busy { after_ms: narrow(coded.1)? },
+        code => return Err(unknown(code)),
+    })
+}
+
 impl<'a> Field<'a> for Refusal {
     const BYTES_MIN: usize = 6;
     fn put(&self, out: &mut Vec<u8>) {
@@ -243,7 +269,7 @@ mod tests {
     /// The codes are part of the protocol; this list may only grow.
     #[test]
     fn codes_are_distinct_and_come_back() {
-        for code in 0..=0x60_u16 {
+        for code in 0..=0x70_u16 {
             let mut body = Vec::new();
             put_coded((code, 0, 0), &mut body);
             let families = [
@@ -252,11 +278,12 @@ mod tests {
                 decode::<RemoveError>(&body).map(|e| remove_code(e).0).ok(),
                 decode::<MountError>(&body).map(|e| mount_code(e).0).ok(),
                 decode::<DataError>(&body).map(|e| data_code(e).0).ok(),
+                decode::<CopyError>(&body).map(|e| copy_code(e).0).ok(),
             ];
             let known = families.iter().flatten().count();
             let expected = match code {
-                1 | 2 => 3,
-                0x10..=0x1b | 0x20..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x58 => 1,
+                1 | 2 => 4,
+                0x10..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x58 | 0x60..=0x64 => 1,
                 _ => 0,
             };
             assert_eq!(known, expected, "code {code:#x}");

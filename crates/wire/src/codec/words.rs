@@ -3,6 +3,7 @@
 use super::{Field, Reader, fields, put_bytes, put_list, take_list};
 use crate::error::DecodeError;
 use mooncrate_core::catalog::Counters;
+use mooncrate_core::copy::{CopyDone, CopyOrder, DrainStat};
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::{
     Generation, GroupId, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId,
@@ -74,6 +75,9 @@ fields!(Counters {
     stale_tokens: u64,
     nodes_lost: u64,
     announced_dropped: u64,
+    copied: u64,
+    copied_bytes: u64,
+    copies_failed: u64,
 });
 fields!(Order {
     segment: SegmentId,
@@ -88,6 +92,23 @@ fields!(Notice {
     slot: Slot,
     generation: Generation,
     result: OrderResult,
+});
+fields!(CopyDone {
+    segment: SegmentId,
+    incarnation: Incarnation,
+    slot: Slot,
+    generation: Generation,
+    ok: bool,
+});
+fields!(DrainStat {
+    draining: u32,
+    start_bytes: u64,
+    start_replicas: u64,
+    left_bytes: u64,
+    left_replicas: u64,
+    moved: u64,
+    dropped: u64,
+    stuck: u64,
 });
 fields!(Announced { slot: Slot, generation: Generation, life: Option<AnnouncedLife> });
 fields!(AnnouncedLife { extent: Extent, object: Option<AnnouncedObject> });
@@ -126,6 +147,35 @@ impl<'a> Field<'a> for WritePlan {
             epoch: LeaderEpoch::take(from)?,
             striping: Striping::take(from)?,
             replicas: take_list(from, PARTS_MAX)?,
+        })
+    }
+}
+
+/// Sources have a limit of their own: an object has no more copies.
+impl<'a> Field<'a> for CopyOrder {
+    const BYTES_MIN: usize = Locator::BYTES_MIN + ObjectId::BYTES_MIN + Label::BYTES_MIN + 40;
+    fn put(&self, out: &mut Vec<u8>) {
+        self.target.put(out);
+        put_list(&self.sources, out);
+        self.token.put(out);
+        self.object.put(out);
+        self.epoch.put(out);
+        self.len.put(out);
+        self.seal.put(out);
+        self.label.put(out);
+        self.time_ms.put(out);
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            target: Locator::take(from)?,
+            sources: take_list(from, REPLICAS_MAX)?,
+            token: PutToken::take(from)?,
+            object: ObjectId::take(from)?,
+            epoch: LeaderEpoch::take(from)?,
+            len: u64::take(from)?,
+            seal: Seal::take(from)?,
+            label: Label::take(from)?,
+            time_ms: u32::take(from)?,
         })
     }
 }

@@ -5,6 +5,7 @@
 //! caller's own slices, so that a batch of a thousand keys costs one allocation on either side.
 
 mod client;
+mod copy;
 mod data;
 mod hello;
 mod node;
@@ -14,6 +15,7 @@ pub use client::{
     PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove,
     RemoveMatching, Removed, SealList, SegmentRow, SetQuota, Stat, TenantRow,
 };
+pub use copy::{Command, CopyKey, Drain, DrainWish, NodeCommand, Touch};
 pub use data::{
     Abandon, Attach, Attached, Begin, BeginWrite, Pin, PinId, Read, ReadReply, Signal, Unpin, Write,
 };
@@ -23,7 +25,8 @@ pub use node::{Announce, Heartbeat, Mount, Mounted, NodeInfo, OrderBatch, Orders
 use crate::codec::{Field, Reader};
 use crate::error::{DataError, DecodeError, Refusal};
 use crate::kind::Kind;
-use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::copy::DrainStat;
+use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, WritePlan};
 
 /// A struct whose fields travel in the order in which they stand.
@@ -121,6 +124,14 @@ family! {
         RemoveMatching(RemoveMatching<'a>),
         /// Set what a tenant may use.
         SetQuota(SetQuota),
+        /// Empty segments, or look how far that is.
+        Drain(Drain),
+        /// Copy or move an object.
+        Copy(CopyKey<'a>),
+        /// Keys that are read without asking.
+        Touch(Touch<'a>),
+        /// A command for a node.
+        Command(Command),
         /// A node offers segments.
         Mount(Mount),
         /// A node tells what is in a segment.
@@ -163,6 +174,14 @@ family! {
         RemoveMatching(Result<Removed, RemoveError>),
         /// Set.
         SetQuota(()),
+        /// How far it is; `None`: there is no such node or segment.
+        Drain(Option<DrainStat>),
+        /// The copy is there, or not.
+        Copy(Result<(), CopyError>),
+        /// Heard.
+        Touch(()),
+        /// On its way; false: there is no such node.
+        Command(bool),
         /// Mounted, or not.
         Mount(Result<Mounted, MountError>),
         /// Taken in, or not.

@@ -1,6 +1,7 @@
 //! Node to master: offer segments, tell what is in them, stay alive, obey.
 
-use super::message;
+use super::{NodeCommand, message};
+use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::ids::{HostId, Incarnation, LeaderEpoch, NodeId, SegmentId, ZoneId};
 use mooncrate_core::plan::{Announced, Notice, Order, SegmentOffer};
 
@@ -96,6 +97,8 @@ message! {
         pub node: NodeId,
         /// What became of earlier orders, and news.
         pub notices: Vec<Notice>,
+        /// What became of copies that were ordered.
+        pub copied: Vec<CopyDone>,
         /// Longest wait.
         pub wait_ms: u32,
     }
@@ -108,5 +111,9 @@ message! {
         pub epoch: LeaderEpoch,
         /// The orders.
         pub orders: Vec<Order>,
+        /// Copies to fetch.
+        pub copies: Vec<CopyOrder>,
+        /// Commands of administrators.
+        pub commands: Vec<NodeCommand>,
     }
 }

@@ -60,7 +60,7 @@ fn every_call(master: &impl MasterApi) {
     assert_eq!(master.unmount(&unmount, t).unwrap(), Err(MountError::UnknownNode));
     let pulse = master.heartbeat(&Heartbeat { node: NodeId(1) }, t).unwrap();
     assert_eq!(pulse.unwrap().epoch, EPOCH);
-    let poll = Orders { node: NodeId(1), notices: Vec::new(), wait_ms: 20 };
+    let poll = Orders { node: NodeId(1), notices: Vec::new(), copied: Vec::new(), wait_ms: 20 };
     assert_eq!(master.orders(&poll, t).unwrap().unwrap().orders.len(), 1);
 }
 

@@ -2,7 +2,8 @@
 //! empty, and every variant of every error turns up.
 
 use mooncrate_core::catalog::Counters;
-use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::copy::{CopyDone, CopyOrder, DrainStat};
+use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::*;
 use mooncrate_core::key::{Key, KeyError};
@@ -223,6 +224,7 @@ impl Samples {
             group: GroupId(self.u64()),
             expire_ms: self.u32(),
             stripe,
+            copies: 1 + self.0.below(8) as u8,
         }
     }
 
@@ -362,6 +364,7 @@ impl Samples {
                 tenant: TenantId(self.u32()),
                 quota: self.optional(Self::u64),
             }),
+            Kind::Drain | Kind::Copy | Kind::Touch | Kind::Command => self.copy_request(kind),
             Kind::Mount => Request::Mount(Mount {
                 info: self.info(),
                 seen: LeaderEpoch(self.u64()),
@@ -381,6 +384,7 @@ impl Samples {
             Kind::Orders => Request::Orders(Orders {
                 node: NodeId(self.u64()),
                 notices: self.list(Self::notice),
+                copied: self.list(|s| CopyDone::of(&s.locator(), s.yes())),
                 wait_ms: self.u32(),
             }),
             _ => return None,
@@ -422,6 +426,19 @@ impl Samples {
                 Reply::RemoveMatching(self.result(good, Self::remove_error))
             }
             Kind::SetQuota => Reply::SetQuota(()),
+            Kind::Drain => Reply::Drain(self.optional(|s| DrainStat {
+                draining: s.u32(),
+                start_bytes: s.u64(),
+                start_replicas: s.u64(),
+                left_bytes: s.u64(),
+                left_replicas: s.u64(),
+                moved: s.u64(),
+                dropped: s.u64(),
+                stuck: s.u64(),
+            })),
+            Kind::Copy => Reply::Copy(self.result(|_| (), Self::copy_error)),
+            Kind::Touch => Reply::Touch(()),
+            Kind::Command => Reply::Command(self.yes()),
             Kind::Mount => {
                 let good = |_: &mut Self| Mounted { epoch, registration_ms };
                 Reply::Mount(self.result(good, Self::mount_error))
@@ -433,12 +450,71 @@ impl Samples {
                 Reply::Heartbeat(self.result(good, Self::mount_error))
             }
             Kind::Orders => {
-                let good = |s: &mut Self| OrderBatch { epoch, orders: s.list(Self::order) };
+                let good = |s: &mut Self| OrderBatch {
+                    epoch,
+                    orders: s.list(Self::order),
+                    copies: s.list(Self::copy_order),
+                    commands: s.list(Self::command),
+                };
                 Reply::Orders(self.result(good, Self::mount_error))
             }
             Kind::Refuse => Reply::Refuse(self.refusal()),
             _ => return None,
         })
+    }
+
+    /// What administrators and readers ask about copies.
+    fn copy_request(&mut self, kind: Kind) -> Request<'static> {
+        match kind {
+            Kind::Drain => Request::Drain(Drain {
+                node: NodeId(self.u64()),
+                segment: self.optional(|s| SegmentId(s.u64())),
+                wish: [DrainWish::Look, DrainWish::Move, DrainWish::Drop, DrainWish::Undo]
+                    [self.0.below(4) as usize],
+            }),
+            Kind::Copy => Request::Copy(CopyKey {
+                key: self.key(),
+                from: self.optional(|s| SegmentId(s.u64())),
+                to: SegmentId(self.u64()),
+            }),
+            Kind::Touch => Request::Touch(Touch { keys: self.keys() }),
+            _ => Request::Command(Command { node: NodeId(self.u64()), command: self.command() }),
+        }
+    }
+
+    fn command(&mut self) -> NodeCommand {
+        let index = self.u64() as u16;
+        if self.yes() {
+            NodeCommand::Mount { index, bytes: self.u64() }
+        } else {
+            NodeCommand::Unmount { index }
+        }
+    }
+
+    fn copy_order(&mut self) -> CopyOrder {
+        CopyOrder {
+            target: self.locator(),
+            sources: self.list(Self::locator),
+            token: PutToken(self.u64()),
+            object: self.object(),
+            epoch: LeaderEpoch(self.u64()),
+            len: self.u64(),
+            seal: Seal(self.u64()),
+            label: self.label(),
+            time_ms: self.u32(),
+        }
+    }
+
+    fn copy_error(&mut self) -> CopyError {
+        let after_ms = self.u32();
+        match self.0.below(6) {
+            0 => CopyError::Key(self.key_error()),
+            1 => CopyError::NotFound,
+            2 => CopyError::NoSource,
+            3 => CopyError::NoTarget,
+            4 => CopyError::NoRoom { after_ms },
+            _ => CopyError::Busy { after_ms },
+        }
     }
 
     fn plan(&mut self) -> WritePlan {
@@ -510,6 +586,9 @@ impl Samples {
             stale_tokens: self.u64(),
             nodes_lost: self.u64(),
             announced_dropped: self.u64(),
+            copied: self.u64(),
+            copied_bytes: self.u64(),
+            copies_failed: self.u64(),
         }
     }
 

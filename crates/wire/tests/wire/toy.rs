@@ -1,7 +1,8 @@
 //! A toy master behind a real server on a thread of its own: enough behaviour to see what arrives.
 
 use mooncrate_core::catalog::Counters;
-use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::copy::DrainStat;
+use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::*;
 use mooncrate_core::key::{self, Key};
 use mooncrate_core::plan::*;
@@ -158,6 +159,25 @@ impl MasterApi for Toy {
         Ok(())
     }
 
+    fn drain(&self, ask: &Drain, _: Deadline) -> Result<Option<DrainStat>, CallError> {
+        let left_bytes = ask.node.0;
+        Ok((ask.wish == DrainWish::Look)
+            .then_some(DrainStat { left_bytes, ..DrainStat::default() }))
+    }
+
+    fn copy(&self, ask: &CopyKey<'_>, _: Deadline) -> Result<Result<(), CopyError>, CallError> {
+        Ok(if ask.from.is_some() { Err(CopyError::NoSource) } else { Ok(()) })
+    }
+
+    fn touch(&self, ask: &Touch<'_>, _: Deadline) -> Result<(), CallError> {
+        self.saw(ask.keys.len());
+        Ok(())
+    }
+
+    fn command(&self, ask: &Command, _: Deadline) -> Result<bool, CallError> {
+        Ok(ask.node == NodeId(1))
+    }
+
     fn put_revoke(&self, items: &[PutRevokeItem<'_>], _: Deadline) -> Batch<(), PutError> {
         Ok(items.iter().map(|_| Ok(())).collect())
     }
@@ -302,7 +322,12 @@ impl Handler for Toy {
                 generation: Generation(1),
                 action: Action::Retire { free_after_ms: orders.wait_ms },
             };
-            Reply::Orders(Ok(OrderBatch { epoch: EPOCH, orders: vec![order] }))
+            Reply::Orders(Ok(OrderBatch {
+                epoch: EPOCH,
+                orders: vec![order],
+                copies: Vec::new(),
+                commands: Vec::new(),
+            }))
         }))
     }
 
@@ -371,5 +396,5 @@ pub(crate) fn hello() -> Hello {
 }
 
 pub(crate) fn orders(node: NodeId, wait_ms: u32) -> Request<'static> {
-    Request::Orders(Orders { node, notices: Vec::new(), wait_ms })
+    Request::Orders(Orders { node, notices: Vec::new(), copied: Vec::new(), wait_ms })
 }

@@ -271,10 +271,10 @@ impl Fleet {
         let mut command =
             self.net.command(host, self.programs.bench.to_str().context("an odd path")?);
         let master = self.master_address().to_string();
-        let output = command.args(["drain", "--seconds", "60", "--master", &master]).output()?;
+        let output = command.args(["clear", "--seconds", "60", "--master", &master]).output()?;
         let said = String::from_utf8_lossy(&output.stdout);
         serde_json::from_str(said.trim()).with_context(|| {
-            format!("drain said {said:?} {}", String::from_utf8_lossy(&output.stderr))
+            format!("clear said {said:?} {}", String::from_utf8_lossy(&output.stderr))
         })
     }
 }

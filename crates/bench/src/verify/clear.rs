@@ -1,4 +1,4 @@
-//! `drain`: removes every key, then says what is left: not one byte may be.
+//! `clear`: removes every key, then says what is left: not one byte may be.
 //!
 //! A byte that is neither used nor quarantined is free, and a range leaves quarantine only when its
 //! owner has freed the slot, which takes a slot without pins. So nothing used and nothing quarantined
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// What to do.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Drain {
+pub(crate) struct Clear {
     /// The master of the cluster
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7411")]
     pub(crate) master: Address,
@@ -27,7 +27,7 @@ pub(crate) struct Drain {
 }
 
 /// Empties the cluster; whether nothing is left.
-pub(crate) fn run(wanted: &Drain) -> Result<bool> {
+pub(crate) fn run(wanted: &Clear) -> Result<bool> {
     let options =
         ConnectOptions { master: wanted.master.clone().into(), ..ConnectOptions::default() };
     let store = Store::connect(options).context("the cluster cannot be reached")?;

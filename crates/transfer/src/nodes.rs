@@ -1,8 +1,9 @@
-//! Where segments are, as the master tells it; asked once per unknown mount.
+//! Where segments are, as the master tells it; asked once per unknown mount. Clients and nodes that
+//! fetch copies use the same list.
 
+use crate::{Directory, Route};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Incarnation, SegmentId};
-use mooncrate_transfer::{Directory, Route};
 use mooncrate_wire::message::NodeEntry;
 use mooncrate_wire::{Address, CallError, MasterApi};
 use parking_lot::RwLock;
@@ -10,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// The master's list of nodes, remembered.
-pub(crate) struct Nodes {
+pub struct Nodes {
     master: Arc<dyn MasterApi>,
     known: RwLock<Vec<NodeEntry>>,
 }
@@ -22,7 +23,8 @@ impl fmt::Debug for Nodes {
 }
 
 impl Nodes {
-    pub(crate) fn new(master: Arc<dyn MasterApi>) -> Self {
+    /// The list of this master.
+    pub fn new(master: Arc<dyn MasterApi>) -> Self {
         Self { master, known: RwLock::default() }
     }
 }

@@ -1,0 +1,501 @@
+//! copy: a replica more, fetched by its new owner from an old one.
+//!
+//! A copy is a part of its entry from the start, so that whatever ends the object ends the copy too:
+//! a remove waits for its owner's word as for any other, and no copy outlives its object. Until the
+//! owner says that it is published, it can be neither read nor evicted. A copy that fails, or takes
+//! too long, is given up like a copy of a put that is planned anew: the key is not free before its
+//! owner has answered for it (G6).
+
+use super::Catalog;
+use super::evict::Reclaim;
+use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
+use super::segments::NOBODY;
+use crate::copy::{CopyDone, CopyOrder};
+use crate::error::{CopyError, PutError};
+use crate::ids::{Generation, NodeId, ObjectId, PutToken, SegmentId, Slot};
+use crate::key::{self, Key, Name};
+use crate::label::{Label, StripeOf};
+use crate::lease;
+use crate::limits::REPLICAS_MAX;
+use crate::plan::{Action, Keep, Locator, PutConfig};
+use crate::seal::Seal;
+use crate::time::Now;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Copies given up in one tick because their time is over.
+const EXPIRED_MAX: usize = 256;
+/// Hint for a caller while copies are under way, or room is made.
+const BUSY_MS: u32 = 20;
+
+/// Copies that are under way.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    running: BTreeMap<(SegmentIndex, Slot), Running>,
+    /// When each is given up, in the order of their starts.
+    ends: VecDeque<(Now, SegmentIndex, Slot, Generation)>,
+    /// Number and bytes by the node that fetches.
+    by_node: BTreeMap<NodeId, (u32, u64)>,
+    outbox: Vec<(NodeId, CopyOrder)>,
+}
+
+/// One copy that is under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Running {
+    entry: EntryId,
+    generation: Generation,
+    node: NodeId,
+    bytes: u64,
+    /// The replica that goes when the copy is there.
+    leaving: Option<Part>,
+}
+
+/// What a copy is for: where it may go, and what may make room for it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Purpose {
+    /// This segment and no other.
+    pub to: Option<SegmentId>,
+    /// The replica that the copy takes the place of.
+    pub leaving: Option<Part>,
+    /// Only where it takes no room that puts would miss.
+    pub spare_room: bool,
+    /// Others may be evicted for it.
+    pub make_room: bool,
+}
+
+/// Why no copy was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoCopy {
+    /// Enough copies are under way, or room is being made: later.
+    Later,
+    /// Nobody has room for it.
+    NoRoom,
+    /// It cannot be read anywhere, or has as many copies as are possible.
+    Impossible,
+}
+
+impl Copies {
+    pub(super) fn has_orders(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    pub(super) fn take_orders(&mut self) -> Vec<(NodeId, CopyOrder)> {
+        std::mem::take(&mut self.outbox)
+    }
+
+    /// A copy is over, well or not; what it was.
+    pub(super) fn end(&mut self, segment: SegmentIndex, slot: Slot) -> Option<Running> {
+        let ended = self.running.remove(&(segment, slot))?;
+        let (count, bytes) = self.by_node.get_mut(&ended.node).expect("counted when it began");
+        *count -= 1;
+        *bytes -= ended.bytes;
+        if *count == 0 {
+            self.by_node.remove(&ended.node);
+        }
+        Some(ended)
+    }
+
+    fn begin(&mut self, at: &Part, deadline: Now, copy: Running) {
+        let (count, bytes) = self.by_node.entry(copy.node).or_default();
+        *count += 1;
+        *bytes += copy.bytes;
+        self.running.insert((at.segment, at.slot), copy);
+        self.ends.push_back((deadline, at.segment, at.slot, at.generation));
+    }
+}
+
+impl Catalog {
+    /// Copies that are under way.
+    pub fn copies_under_way(&self) -> usize {
+        self.copies.running.len()
+    }
+
+    /// Starts to copy one stripe of a finished object.
+    pub(super) fn copy_start(
+        &mut self,
+        now: Now,
+        id: EntryId,
+        stripe: u8,
+        purpose: Purpose,
+    ) -> Result<(), NoCopy> {
+        if self.copies.running.len() >= self.config.copies_max {
+            return Err(NoCopy::Later);
+        }
+        let entry = self.objects.entry(id);
+        let sources = self.sources(entry, stripe);
+        let is_leaving = |part: &Part| {
+            let leaving = purpose.leaving.as_ref();
+            leaving.is_some_and(|l| l.segment == part.segment && l.slot == part.slot)
+        };
+        let parts = entry.parts.as_slice().iter();
+        let others: Vec<Part> =
+            parts.filter(|part| part.stripe == stripe && !is_leaving(part)).copied().collect();
+        let full = others.len() >= REPLICAS_MAX;
+        if sources.is_empty() || full || entry.stage != Stage::Ready || self.is_announcing(id) {
+            return Err(NoCopy::Impossible);
+        }
+        let part = match purpose.to {
+            Some(to) => self.reserve_at(now, id, stripe, &others, to)?,
+            None => self.reserve_copy(now, id, stripe, &others, purpose)?,
+        };
+        let book = self.segments.book_mut(part.segment);
+        book.slots[part.slot.0].entry = id;
+        let node = book.offer.node;
+        let bytes = self.objects.entry(id).extent_bytes(stripe);
+        self.objects.entry_mut(id).parts.add(part);
+        self.charge(id, bytes);
+        let time = self.config.put_timeout;
+        let copy = Running {
+            entry: id,
+            generation: part.generation,
+            node,
+            bytes,
+            leaving: purpose.leaving,
+        };
+        self.copies.begin(&part, now.plus(time), copy);
+        let order = self.copy_order(id, &part, sources);
+        self.copies.outbox.push((node, order));
+        self.evict_above_high(now, part.segment);
+        Ok(())
+    }
+
+    /// Readable copies of a stripe, those on silent nodes last.
+    fn sources(&self, entry: &Entry, stripe: u8) -> Vec<Locator> {
+        let parts = entry.parts.as_slice().iter();
+        let mut readable: Vec<&Part> =
+            parts.filter(|part| part.stripe == stripe && self.part_readable(part)).collect();
+        readable.sort_by_key(|part| self.is_silent(part.segment));
+        readable
+            .into_iter()
+            .map(|part| entry.locator(part, self.segments.book(part.segment)))
+            .collect()
+    }
+
+    fn is_silent(&self, segment: SegmentIndex) -> bool {
+        let node = self.segments.book(segment).offer.node;
+        self.nodes.get(&node).is_none_or(|member| member.silent)
+    }
+
+    /// A range for a copy, on a node that has no other copy of the stripe.
+    fn reserve_copy(
+        &mut self,
+        now: Now,
+        id: EntryId,
+        stripe: u8,
+        others: &[Part],
+        purpose: Purpose,
+    ) -> Result<Part, NoCopy> {
+        let entry = self.objects.entry(id);
+        let (tenant, bytes) = (entry.tenant, entry.extent_bytes(stripe));
+        let node = |part: &Part| self.segments.book(part.segment).offer.node;
+        let mut avoid: Vec<NodeId> = others.iter().map(node).collect();
+        let like = purpose.leaving.or(others.first().copied());
+        let medium = like.map(|part| self.segments.book(part.segment).offer.medium);
+        let held = avoid.len();
+        avoid.extend(self.busy_nodes(bytes));
+        let config = PutConfig::default();
+        let Some(one) = self.reserve_one(tenant, bytes, stripe, medium, &config, &avoid) else {
+            if avoid.len() > held {
+                return Err(NoCopy::Later);
+            }
+            if !purpose.make_room {
+                return Err(NoCopy::NoRoom);
+            }
+            let refused = self.reclaim_for_put(now, tenant, bytes, medium, &config, &avoid);
+            let coming = matches!(refused, PutError::Reclaiming { .. });
+            return Err(if coming { NoCopy::Later } else { NoCopy::NoRoom });
+        };
+        let book = self.segments.book(one.part.segment);
+        let low = u128::from(book.offer.bytes) * u128::from(self.config.low_permille) / 1000;
+        if purpose.spare_room && u128::from(book.used_bytes()) > low {
+            self.segments.book_mut(one.part.segment).unreserve(one.part.slot, one.allocation);
+            self.segments.refresh(one.part.segment);
+            return Err(NoCopy::NoRoom);
+        }
+        Ok(Part { state: PartState::Copying, ..one.part })
+    }
+
+    /// A range for a copy in one segment and no other.
+    fn reserve_at(
+        &mut self,
+        now: Now,
+        id: EntryId,
+        stripe: u8,
+        others: &[Part],
+        to: SegmentId,
+    ) -> Result<Part, NoCopy> {
+        let entry = self.objects.entry(id);
+        let bytes = entry.extent_bytes(stripe);
+        let segment = self.segments.find(to).ok_or(NoCopy::NoRoom)?;
+        let load = self.segments.loads[usize::from(segment)];
+        let held = others.iter().any(|o| self.segments.book(o.segment).offer.node == load.node);
+        let foreign = load.tenant.is_some_and(|tenant| tenant != entry.tenant);
+        if !load.open || held || foreign || load.capacity < bytes {
+            return Err(NoCopy::NoRoom);
+        }
+        if self.busy_nodes(bytes).contains(&load.node) {
+            return Err(NoCopy::Later);
+        }
+        let book = self.segments.book_mut(segment);
+        let Some((slot, generation, allocation)) = book.reserve(bytes, NOBODY) else {
+            return Err(match self.reclaim(now, segment, bytes) {
+                Reclaim::Ordered => NoCopy::Later,
+                Reclaim::InUse => NoCopy::NoRoom,
+            });
+        };
+        self.segments.refresh(segment);
+        let (offset, handle) = (allocation.extent.offset(), allocation.handle);
+        let state = PartState::Copying;
+        Ok(Part { offset, slot, generation, handle, segment, stripe, state })
+    }
+
+    /// Nodes that fetch as much as they may.
+    fn busy_nodes(&self, bytes: u64) -> Vec<NodeId> {
+        let (most, most_bytes) =
+            (self.config.copies_per_node_max, self.config.copy_bytes_per_node_max);
+        let busy = self.copies.by_node.iter().filter(|(_, (count, sum))| {
+            *count >= most || *count > 0 && sum.saturating_add(bytes) > most_bytes
+        });
+        busy.map(|(node, _)| *node).collect()
+    }
+
+    fn copy_order(&self, id: EntryId, part: &Part, sources: Vec<Locator>) -> CopyOrder {
+        let entry = self.objects.entry(id);
+        let target = entry.locator(part, self.segments.book(part.segment));
+        let striping = entry.striping();
+        let extra = entry.extra.as_ref();
+        let seal = match part.stripe {
+            0 => entry.seal,
+            stripe => extra.map_or(Seal::default(), |e| e.more_seals[usize::from(stripe) - 1]),
+        };
+        let label = Label {
+            tenant: entry.tenant,
+            key: Key::new(&entry.key).expect("indexed keys are valid"),
+            keep: extra.map_or(Keep::Normal, |extra| extra.keep),
+            group: entry.group(),
+            expire_ms: extra.map_or(0, |extra| extra.expire_ms),
+            stripe: (entry.stripes() > 1).then_some(StripeOf { stripe: part.stripe, striping }),
+            copies: entry.copies() as u8,
+        };
+        CopyOrder {
+            token: self.copy_token(entry.object, &target),
+            target,
+            sources,
+            object: entry.object,
+            epoch: self.epoch,
+            len: striping.stripe_len(part.stripe),
+            seal,
+            label,
+            time_ms: u32::try_from(self.config.put_timeout.as_millis()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// A copy has a token of its own: the writer of the put has no right to its slot.
+    fn copy_token(&self, object: ObjectId, target: &Locator) -> PutToken {
+        let words = [
+            self.token(object).0,
+            target.segment.0,
+            target.incarnation.0,
+            u64::from(target.slot.0) << 32 | u64::from(target.generation.0),
+        ];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        PutToken(xxhash_rust::xxh3::xxh3_64(&bytes))
+    }
+
+    /// An owner tells what became of a copy.
+    pub fn copied(&mut self, now: Now, done: &CopyDone) {
+        let Some(segment) = self.segments.find(done.segment) else { return };
+        let book = self.segments.book(segment);
+        if book.offer.incarnation != done.incarnation || !book.is_open() {
+            return;
+        }
+        let running = self.copies.running.get(&(segment, done.slot));
+        if running.is_none_or(|copy| copy.generation != done.generation) {
+            return;
+        }
+        let copy = self.copies.end(segment, done.slot).expect("looked up above");
+        let part = self.objects.entry(copy.entry).part(segment, done.slot);
+        if !done.ok {
+            self.end_part(now, copy.entry, &part, Action::Abort);
+            self.copy_failed(now);
+            return;
+        }
+        self.counters.copied += 1;
+        self.counters.copied_bytes += copy.bytes;
+        self.settle_part(now, copy.entry, &part);
+        if let Some(leaving) = copy.leaving {
+            self.leave_for_copy(now, copy.entry, &leaving);
+        }
+    }
+
+    /// A fetched replica is an ordinary one from now on.
+    fn settle_part(&mut self, now: Now, id: EntryId, part: &Part) {
+        let entry = self.objects.entry_mut(id);
+        entry.set_part(part.segment, part.slot, PartState::Here);
+        let keep = entry.keep(now);
+        let soft_until = entry.extra.as_ref().map_or(now, |extra| extra.soft_until);
+        let book = self.segments.book_mut(part.segment);
+        book.offer_victim(part.slot, keep);
+        if let Keep::Soft { .. } = keep {
+            book.soft_ends.push_back((soft_until, part.slot, part.generation));
+        }
+    }
+
+    /// The copy is there: what it takes the place of may go, if it is still what it was.
+    fn leave_for_copy(&mut self, now: Now, id: EntryId, leaving: &Part) {
+        let mut parts = self.objects.entry(id).parts.as_slice().iter();
+        let same = parts.any(|part| {
+            part.segment == leaving.segment
+                && part.slot == leaving.slot
+                && part.generation == leaving.generation
+                && part.state == PartState::Here
+        });
+        if !same || !self.segments.book(leaving.segment).is_open() {
+            return;
+        }
+        if let Some(drain) = &mut self.segments.book_mut(leaving.segment).drain {
+            drain.moved += 1;
+        }
+        self.retire_part(now, id, leaving);
+    }
+
+    /// Ends one replica of an object that has others. Readers that kept its locator find it over
+    /// and ask again.
+    pub(super) fn retire_part(&mut self, now: Now, id: EntryId, part: &Part) {
+        let free_after_ms = lease::left_ms(now, self.objects.entry(id).lease_end);
+        self.end_part(now, id, part, Action::Retire { free_after_ms });
+    }
+
+    /// Takes one replica off its entry and orders its end. The key is not free before its owner has
+    /// answered: somebody may still read it, or publish it.
+    pub(super) fn end_part(&mut self, now: Now, id: EntryId, part: &Part, action: Action) {
+        if !self.segments.book(part.segment).is_open() {
+            // It goes with its segment, which takes no orders: `sweep`.
+            return;
+        }
+        let extent = self.objects.entry(id).extent(part);
+        self.discharge(id, extent.len());
+        let entry = self.objects.entry_mut(id);
+        entry.extra_mut().orphans += 1;
+        let any = entry.parts.drop_part(part.segment, part.slot);
+        let whole = entry.complete(|part| part.state != PartState::Copying);
+        self.end_life(now, part, extent, action, Some(id));
+        if !any {
+            let entry = self.objects.entry_mut(id);
+            entry.stage = Stage::Removing(entry.orphans());
+            let object = entry.object;
+            self.removing.insert(object);
+        } else if !whole {
+            self.lacks_stripes(id, now);
+        }
+    }
+
+    /// Gives copies up whose time is over.
+    pub(super) fn watch_copies(&mut self, now: Now) {
+        for _ in 0..EXPIRED_MAX {
+            let Some(&(at, segment, slot, generation)) = self.copies.ends.front() else { return };
+            let running = self.copies.running.get(&(segment, slot));
+            let current = running.is_some_and(|copy| copy.generation == generation);
+            if current && at > now {
+                return;
+            }
+            self.copies.ends.pop_front();
+            if current && self.segments.book(segment).is_open() {
+                let copy = self.copies.end(segment, slot).expect("looked up above");
+                let part = self.objects.entry(copy.entry).part(segment, slot);
+                self.end_part(now, copy.entry, &part, Action::Abort);
+                self.copy_failed(now);
+            }
+        }
+    }
+
+    /// Copies have ended: begins the next ones of drains and repairs, as far as that is possible.
+    pub fn go_on(&mut self, now: Now) {
+        let draining =
+            self.segments.iter().filter(|(_, book)| book.is_open() && book.drain.is_some());
+        let draining: Vec<SegmentIndex> = draining.map(|(index, _)| index).collect();
+        for index in draining {
+            self.drain_step(now, index);
+        }
+        self.repair(now);
+    }
+
+    /// A copy came to nothing; whoever wanted it looks again.
+    pub(super) fn copy_failed(&mut self, now: Now) {
+        self.counters.copies_failed += 1;
+        self.look_again_for_missing_copies(now);
+    }
+
+    /// Sees to it that a finished object has a copy in the segment `to`, instead of the one in `from`
+    /// if that is given; whether it is so by now. Call again until it is: a copy that fails is begun
+    /// anew by that.
+    pub fn copy<'a>(
+        &mut self,
+        now: Now,
+        name: impl Into<Name<'a>>,
+        from: Option<SegmentId>,
+        to: SegmentId,
+    ) -> Result<bool, CopyError> {
+        let name = name.into();
+        key::check(name.key)?;
+        let id = self.objects.find(name).ok_or(CopyError::NotFound)?;
+        let entry = self.objects.entry(id);
+        if entry.stage != Stage::Ready || !self.readable(entry) {
+            return Err(CopyError::NotFound);
+        }
+        let open = |index: &SegmentIndex| self.segments.loads[usize::from(*index)].open;
+        let to_index = self.segments.find(to).filter(open).ok_or(CopyError::NoTarget)?;
+        let from_index = from.map(|from| self.segments.find(from).ok_or(CopyError::NoSource));
+        let from_index = from_index.transpose()?;
+        let mut done = true;
+        for stripe in 0..entry.stripes() as u8 {
+            done &= self.copy_stripe(now, id, stripe, from_index, (to, to_index))?;
+        }
+        if done && from.is_none() {
+            self.wish_for_all(id);
+        }
+        Ok(done)
+    }
+
+    /// A copy that somebody asked for is one that the object should have.
+    fn wish_for_all(&mut self, id: EntryId) {
+        let entry = self.objects.entry_mut(id);
+        let first = entry.parts.as_slice().iter().filter(|part| part.stripe == 0);
+        let have = first.filter(|part| part.state == PartState::Here).count();
+        if have > entry.copies() {
+            entry.extra_mut().copies = have.min(REPLICAS_MAX) as u8;
+        }
+    }
+
+    fn copy_stripe(
+        &mut self,
+        now: Now,
+        id: EntryId,
+        stripe: u8,
+        from: Option<SegmentIndex>,
+        to: (SegmentId, SegmentIndex),
+    ) -> Result<bool, CopyError> {
+        let Some(entry) = self.objects.get(id) else { return Err(CopyError::NotFound) };
+        let parts = entry.parts.as_slice();
+        let at = |segment| {
+            parts.iter().find(|part| part.segment == segment && part.stripe == stripe).copied()
+        };
+        let leaving = from.filter(|from| *from != to.1).and_then(at);
+        match at(to.1).map(|part| part.state) {
+            Some(PartState::Here) => {
+                if let Some(leaving) = leaving.filter(|part| part.state == PartState::Here) {
+                    self.retire_part(now, id, &leaving);
+                }
+                return Ok(true);
+            }
+            Some(_) => return Ok(false),
+            None if from.is_some() && leaving.is_none() => return Err(CopyError::NoSource),
+            None => {}
+        }
+        let purpose = Purpose { to: Some(to.0), leaving, make_room: true, ..Purpose::default() };
+        match self.copy_start(now, id, stripe, purpose) {
+            Ok(()) | Err(NoCopy::Later) => Ok(false),
+            Err(NoCopy::NoRoom) => Err(CopyError::NoRoom { after_ms: BUSY_MS }),
+            Err(NoCopy::Impossible) => Err(CopyError::Busy { after_ms: BUSY_MS }),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Drains, copies and commands as the master meets them. What owners must fetch travels with their
+//! orders; what became of it comes back with their notices.
+
+use crate::service::{Master, Mind};
+use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode, DrainStat};
+use mooncrate_core::error::CopyError;
+use mooncrate_core::{Name, NodeId, TenantId};
+use mooncrate_wire::clock::boottime;
+use mooncrate_wire::message::{Command, CopyKey, Drain, DrainWish, NodeCommand};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Hint when the deadline of a copy came before the copy did.
+const NOT_YET_MS: u32 = 50;
+/// Commands that wait for one node.
+const COMMANDS_MAX: usize = 64;
+/// Copies in one answer of the poll: labels are long, frames are not.
+const COPIES_MAX: usize = 64;
+
+/// What waits for a node to ask, beside its orders. The catalog bounds the copies.
+#[derive(Debug, Default)]
+pub(crate) struct Parcels {
+    copies: BTreeMap<NodeId, VecDeque<CopyOrder>>,
+    commands: BTreeMap<NodeId, Vec<NodeCommand>>,
+}
+
+impl Parcels {
+    /// What waits for a node, a part of it.
+    pub(crate) fn take(&mut self, node: NodeId) -> (Vec<CopyOrder>, Vec<NodeCommand>) {
+        let commands = self.commands.remove(&node).unwrap_or_default();
+        let Some(waiting) = self.copies.get_mut(&node) else { return (Vec::new(), commands) };
+        let count = waiting.len().min(COPIES_MAX);
+        let copies = waiting.drain(..count).collect();
+        if waiting.is_empty() {
+            self.copies.remove(&node);
+        }
+        (copies, commands)
+    }
+
+    pub(crate) fn add_copy(&mut self, node: NodeId, order: CopyOrder) {
+        self.copies.entry(node).or_default().push_back(order);
+    }
+
+    /// A node mounts anew: what waited was meant for its earlier self.
+    pub(crate) fn forget(&mut self, node: NodeId) {
+        self.copies.remove(&node);
+        self.commands.remove(&node);
+    }
+}
+
+impl Master {
+    /// Copies for owners: into their parcels, those of the node in this process straight to it. It
+    /// only puts them into its own queue, so the lock may be held.
+    pub(crate) fn sort_copies(&self, mind: &mut Mind) -> bool {
+        let mut mailed = false;
+        for (node, order) in mind.catalog.take_copies() {
+            if let Some(local) = self.local_node(node) {
+                local.take(vec![order], Vec::new());
+            } else {
+                mind.parcels.add_copy(node, order);
+                mailed = true;
+            }
+        }
+        mailed
+    }
+
+    /// What became of copies.
+    pub(crate) fn take_copied(&self, copied: &[CopyDone]) {
+        if copied.is_empty() {
+            return;
+        }
+        let now = boottime();
+        let orders = {
+            let mut mind = self.mind();
+            for done in copied {
+                mind.catalog.copied(now, done);
+            }
+            // The next ones need not wait for the clock.
+            mind.catalog.go_on(now);
+            self.sort_orders(&mut mind)
+        };
+        self.carry_out(&orders);
+        self.news.publish();
+    }
+
+    pub(crate) fn drain_node(&self, ask: &Drain) -> Option<DrainStat> {
+        let Drain { node, segment, wish } = *ask;
+        let mut mind = self.mind();
+        let catalog = &mut mind.catalog;
+        let stat = match wish {
+            DrainWish::Look => catalog.drain_stat(node, segment),
+            DrainWish::Move => catalog.drain(node, segment, DrainMode::Move),
+            DrainWish::Drop => catalog.drain(node, segment, DrainMode::Drop),
+            DrainWish::Undo => catalog.undrain(node, segment),
+        };
+        drop(mind);
+        if stat.is_some() && wish != DrainWish::Look {
+            tracing::info!(%node, ?wish, "drain");
+        }
+        stat
+    }
+
+    /// One attempt at a copy; `None`: not yet.
+    pub(crate) fn try_copy(
+        &self,
+        tenant: TenantId,
+        ask: &CopyKey<'_>,
+    ) -> Option<Result<(), CopyError>> {
+        let name = Name::new(tenant, ask.key);
+        let (copied, orders) = {
+            let mut mind = self.mind();
+            let copied = mind.catalog.copy(boottime(), name, ask.from, ask.to);
+            (copied, self.sort_orders(&mut mind))
+        };
+        self.carry_out(&orders);
+        match copied {
+            Ok(true) => Some(Ok(())),
+            Ok(false) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// What a copy answers when time is over.
+    pub(crate) const fn copy_not_yet() -> CopyError {
+        CopyError::Busy { after_ms: NOT_YET_MS }
+    }
+
+    pub(crate) fn command_node(&self, ask: &Command) -> bool {
+        let mut mind = self.mind();
+        if !mind.catalog.knows(ask.node) {
+            return false;
+        }
+        if let Some(local) = self.local_node(ask.node) {
+            local.take(Vec::new(), vec![ask.command]);
+        } else {
+            let waiting = mind.parcels.commands.entry(ask.node).or_default();
+            if waiting.len() < COMMANDS_MAX {
+                waiting.push(ask.command);
+            }
+        }
+        drop(mind);
+        self.news.publish();
+        true
+    }
+}

@@ -1,0 +1,99 @@
+//! More memory, less memory, none: segments that come and go while the node serves, and a node that
+//! hands everything over before it stops.
+
+use crate::duty::{Node, NodeError};
+use mooncrate_core::copy::DrainStat;
+use mooncrate_core::error::MountError;
+use mooncrate_core::limits::SEGMENTS_PER_NODE_MAX;
+use mooncrate_core::{Incarnation, Now, SegmentId};
+use mooncrate_mem::clock::boottime;
+use mooncrate_wire::message::{Drain, DrainWish, Mount, Unmount};
+use std::time::Duration;
+
+/// How long a call to the master may take.
+const CALL_TIME: Duration = Duration::from_secs(2);
+/// Between two looks at a drain.
+const LOOK: Duration = Duration::from_millis(100);
+
+impl Node {
+    /// Mounts one more segment of `bytes`, as the `index`-th of this node. Asking for one that is
+    /// there changes nothing.
+    pub fn mount_segment(&self, index: u16, bytes: u64) -> Result<SegmentId, NodeError> {
+        let id = SegmentId::of(self.id(), index);
+        if self.segments().get(id).is_some() {
+            return Ok(id);
+        }
+        if self.segments().all().len() >= SEGMENTS_PER_NODE_MAX {
+            let count = SEGMENTS_PER_NODE_MAX as u32;
+            return Err(MountError::TooManySegments { count }.into());
+        }
+        let (spec, young) = {
+            let mut standing = self.standing().lock();
+            // A mount that was given up never comes back under its number (M8).
+            standing.incarnation = Incarnation(standing.incarnation.0 + 1);
+            let spec = self.config().spec_of(index, bytes, standing.incarnation);
+            (spec, standing.is_young(boottime()))
+        };
+        let io = |source| NodeError::Io { doing: "reserving memory for the segment", source };
+        let segment = self.config().create(spec).map_err(io)?;
+        let sent = boottime();
+        let mount = Mount {
+            info: self.info().clone(),
+            seen: self.segments().all().iter().map(|s| s.epoch()).max().unwrap_or_default(),
+            offers: vec![self.offer(segment.spec())],
+            young,
+        };
+        let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
+        segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
+        self.segments().insert(std::sync::Arc::clone(&segment));
+        if let Err(error) = self.announce(&segment) {
+            // The next heartbeat mounts all of them again.
+            self.standing().lock().mounted = false;
+            return Err(error);
+        }
+        self.acknowledged(sent, mounted.registration_ms, mounted.epoch);
+        Ok(id)
+    }
+
+    /// Gives a segment up, with what it still holds. A drain before it loses nothing.
+    pub fn unmount_segment(&self, index: u16) -> Result<(), NodeError> {
+        let id = SegmentId::of(self.id(), index);
+        let segment = {
+            // Under the lock: no heartbeat on its way may give leave to serve it again.
+            let _standing = self.standing().lock();
+            let Some(segment) = self.segments().remove(id) else { return Ok(()) };
+            segment.set_serve_until(Now(0));
+            segment
+        };
+        let unmount = Unmount { node: self.id(), segments: vec![(id, segment.spec().incarnation)] };
+        self.master().unmount(&unmount, boottime().deadline_in(CALL_TIME))??;
+        Ok(())
+    }
+
+    /// Drains before a stop, and says how that went; the stop goes on in any case.
+    pub fn hand_over(&self, limit: Duration) {
+        match self.drain(limit) {
+            Ok(stat) if stat.drained() => tracing::info!(moved = stat.moved, "drained"),
+            Ok(stat) => tracing::warn!(left = stat.left_replicas, "not drained in time"),
+            Err(error) => tracing::warn!(%error, "not drained"),
+        }
+    }
+
+    /// Hands everything over to other nodes, for at most `limit`; how far it came. The node serves
+    /// meanwhile, and takes nothing new.
+    pub fn drain(&self, limit: Duration) -> Result<DrainStat, NodeError> {
+        let end = boottime().deadline_in(limit);
+        let mut wish = DrainWish::Move;
+        loop {
+            let ask = Drain { node: self.id(), segment: None, wish };
+            let now = boottime();
+            let stat = self.master().drain(&ask, now.deadline_in(CALL_TIME).min(end))?;
+            let stat = stat.ok_or(MountError::UnknownNode)?;
+            if stat.drained() || end.passed(now) {
+                return Ok(stat);
+            }
+            wish = DrainWish::Look;
+            std::thread::sleep(LOOK.min(end.left(now)));
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Copies and segments as administrators order them, and what clients tell of keys they read.
+
+use super::message;
+use crate::codec::{Field, Reader};
+use crate::error::DecodeError;
+use mooncrate_core::ids::{NodeId, SegmentId};
+use std::borrow::Cow;
+
+/// What is wanted of a drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum DrainWish {
+    /// Only tell how far it is.
+    Look = 0,
+    /// Copy everything elsewhere.
+    Move = 1,
+    /// Drop everything but hard pins, which are moved.
+    Drop = 2,
+    /// End it: the segments get objects again.
+    Undo = 3,
+}
+
+impl<'a> Field<'a> for DrainWish {
+    const BYTES_MIN: usize = 1;
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(*self as u8);
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok(match u8::take(from)? {
+            0 => Self::Look,
+            1 => Self::Move,
+            2 => Self::Drop,
+            3 => Self::Undo,
+            value => {
+                let what = "what is wanted of a drain";
+                return Err(DecodeError::BadValue { what, value: u64::from(value) });
+            }
+        })
+    }
+}
+
+message! {
+    /// Empty the segments of a node, or tell how far that is. Asking twice is asking once.
+    pub struct Drain {
+        /// Whose.
+        pub node: NodeId,
+        /// Which of them; `None`: all.
+        pub segment: Option<SegmentId>,
+        /// What is wanted.
+        pub wish: DrainWish,
+    }
+}
+
+message! {
+    /// An object shall have a copy in a segment.
+    pub struct CopyKey<'a> {
+        /// Bytes of the key.
+        pub key: &'a [u8],
+        /// The copy that goes when the new one is there; `None`: one copy more.
+        pub from: Option<SegmentId>,
+        /// Where the copy shall be.
+        pub to: SegmentId,
+    }
+}
+
+message! {
+    /// Keys that a client reads without asking where they are: a sample. Nothing depends on it.
+    pub struct Touch<'a> {
+        /// The keys.
+        pub keys: Cow<'a, [&'a [u8]]>,
+    }
+}
+
+/// What a node shall do with its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeCommand {
+    /// Mount one more segment.
+    Mount {
+        /// Its number on the node.
+        index: u16,
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// Give a segment up, with what it holds: drain it first.
+    Unmount {
+        /// Its number on the node.
+        index: u16,
+    },
+}
+
+/// u8 0: mount, u16 index, u64 bytes; 1: unmount, u16 index.
+impl<'a> Field<'a> for NodeCommand {
+    const BYTES_MIN: usize = 3;
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Mount { index, bytes } => {
+                out.push(0);
+                index.put(out);
+                bytes.put(out);
+            }
+            Self::Unmount { index } => {
+                out.push(1);
+                index.put(out);
+            }
+        }
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok(match u8::take(from)? {
+            0 => Self::Mount { index: u16::take(from)?, bytes: u64::take(from)? },
+            1 => Self::Unmount { index: u16::take(from)? },
+            value => {
+                let what = "a command for a node";
+                return Err(DecodeError::BadValue { what, value: u64::from(value) });
+            }
+        })
+    }
+}
+
+message! {
+    /// A command for a node, by way of its master. `stat` shows when it is carried out.
+    pub struct Command {
+        /// Who.
+        pub node: NodeId,
+        /// What.
+        pub command: NodeCommand,
+    }
+}
