@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let proof = match &arguments.command {
         Some(Command::Verify(wanted)) => Some(verify::run(wanted)),
-        Some(Command::Drain(wanted)) => Some(verify::drain::run(wanted)),
+        Some(Command::Clear(wanted)) => Some(verify::clear::run(wanted)),
         Some(Command::KillOne(wanted)) => Some(kill_one::run(wanted)),
         _ => None,
     };
