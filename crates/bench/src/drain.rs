@@ -101,7 +101,7 @@ pub(crate) fn run(effort: &Effort, load: Load) -> Result<Vec<Table>> {
 }
 
 fn connect(master: &Address) -> Result<Store> {
-    let options = ConnectOptions { master: master.clone(), ..ConnectOptions::default() };
+    let options = ConnectOptions { master: master.clone().into(), ..ConnectOptions::default() };
     Ok(Store::connect(options)?)
 }
 

@@ -58,6 +58,7 @@ fn connect_as(settings: &Settings, admin: bool) -> Result<Store, Failure> {
         zone: settings.zone.clone(),
         client: ClientConfig { call_time: settings.deadline, ..ClientConfig::default() },
         links: PoolConfig { link, ..PoolConfig::default() },
+        ..ConnectOptions::default()
     };
     Store::connect(options).map_err(|error| {
         let message = format!("cannot reach the master at {}: {error}", settings.master);
