@@ -127,6 +127,15 @@ struct Reader {
     failed: AtomicU64,
 }
 
+/// Ends the readers also when the test fails: a scope waits for its threads.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Reader {
     fn read(&self, store: &Store) {
         // Relaxed: counters and a flag that order nothing.
@@ -199,12 +208,12 @@ fn three_masters_on_etcd_survive_their_leader() {
         for store in &stores {
             scope.spawn(|| reader.read(store));
         }
+        let _stop = Stop(&reader.stop);
         let asked = cluster.connect(true);
         names_are_unique(&cluster, &asked);
         kill_the_leader(&mut cluster, &asked);
         stop_the_leader(&cluster, &asked);
         stop_etcd(&cluster, &asked);
-        reader.stop.store(true, Ordering::Relaxed);
     });
     let (good, failed) = (reader.good.into_inner(), reader.failed.into_inner());
     eprintln!("reads with remembered locators: {good} good, {failed} failed, 0 wrong");

@@ -334,3 +334,19 @@ fn who_comes_too_late_must_come_back_empty() {
     assert_eq!(catalog.counters().announced_dropped, 0);
     catalog.audit().unwrap();
 }
+
+/// Two leaders die in a row. The second one had heard of one node only; what it leaves behind must
+/// still name the other, or the third would take that node's keys for absent (M9).
+#[test]
+fn a_leader_passes_on_whom_it_still_waits_for() {
+    let mut second = takeover(&[A, B]);
+    mount(&mut second, ms(1), A);
+    assert_eq!(second.nodes().collect::<Vec<_>>(), [NodeId(A)]);
+    assert_eq!(second.holders(), [NodeId(A), NodeId(B)]);
+    // When the wait is over, a node that never came has given everything up.
+    let over = ms(1).plus(lease::guarded(config().registration));
+    second.tick(ms(2));
+    second.heartbeat(over, NodeId(A)).unwrap();
+    second.tick(over);
+    assert_eq!(second.holders(), [NodeId(A)]);
+}
