@@ -25,7 +25,7 @@ pub enum Medium {
 pub enum Right {
     /// Read and pin.
     Read = 0,
-    /// Begin, write, publish and abandon.
+    /// Begin, write, publish and abandon; and read what was written.
     Write = 1,
 }
 

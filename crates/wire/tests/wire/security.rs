@@ -216,6 +216,10 @@ fn security_plain_and_encrypted_links_do_not_mix() {
     let client = ca.issue(&["client.mooncrate"]);
     let server = encrypted(&mut files, &ca.issue(SERVERS), Some(&ca), false);
     denied(link(&server.address, Access::default()), &["--tls-ca"]);
+    let tls = files.tls(Some(&ca.issue(SERVERS)), Some(&ca)).server().unwrap();
+    let (address, came) = accept_one(Gate::new(None, Some(tls)));
+    denied(data(&address, Access::default()), &["--tls-ca"]);
+    assert!(came.join().unwrap().is_err());
     let plain = Server::start();
     denied(link(&plain.address, files.access(Some(&client), &ca)), &["does not speak TLS"]);
 }
