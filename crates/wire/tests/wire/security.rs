@@ -150,18 +150,18 @@ impl Files {
         Self { folder: tempfile::tempdir().unwrap(), count: 0 }
     }
 
-    fn write(&mut self, text: &str) -> Option<std::path::PathBuf> {
+    fn write(&mut self, text: &str) -> std::path::PathBuf {
         self.count += 1;
         let path = self.folder.path().join(format!("{}.pem", self.count));
         std::fs::write(&path, text).unwrap();
-        Some(path)
+        path
     }
 
     fn tls(&mut self, issued: Option<&Issued>, ca: Option<&Authority>) -> TlsFiles {
         TlsFiles {
-            cert: issued.and_then(|issued| self.write(&issued.cert)),
-            key: issued.and_then(|issued| self.write(&issued.key)),
-            ca: ca.and_then(|ca| self.write(&ca.cert())),
+            cert: issued.map(|issued| self.write(&issued.cert)),
+            key: issued.map(|issued| self.write(&issued.key)),
+            ca: ca.map(|ca| self.write(&ca.cert())),
         }
     }
 
