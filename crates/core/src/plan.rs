@@ -102,7 +102,7 @@ impl Striping {
 pub enum Right {
     /// Read and pin.
     Read = 0,
-    /// Begin, write, publish and abandon.
+    /// Begin, write, publish and abandon; and read what was written.
     Write = 1,
 }
 

@@ -144,6 +144,9 @@ impl fmt::Debug for TlsServer {
     }
 }
 
+/// To a caller that does not encrypt.
+pub(crate) const PLAIN: &str = "this server speaks TLS; give its CA with --tls-ca";
+
 /// What a server of these links must be called.
 const fn server_name(link: LinkKind) -> &'static str {
     match link {

@@ -103,6 +103,19 @@ impl Channel {
         self.tls.is_some()
     }
 
+    /// The first byte that comes, which stays to be read.
+    pub(super) fn next_byte(&mut self, deadline: Deadline) -> Result<u8, CallError> {
+        let mut byte = [0_u8; 1];
+        loop {
+            self.arm(Way::Read, deadline, "a hello")?;
+            match recv(&self.socket, &mut byte[..], RecvFlags::PEEK) {
+                Ok((0, _)) => return Err(self.closed("a hello")),
+                Ok(_) => return Ok(byte[0]),
+                Err(error) => self.judge(error.into(), "reading from", "a hello")?,
+            }
+        }
+    }
+
     /// Encrypts everything from here on. What the peer's certificate says of it.
     pub(super) fn encrypt(
         &mut self,

@@ -18,11 +18,12 @@ mod session;
 use crate::address::Address;
 use crate::auth::{Access, Credential, Gate, Meeting, Seat};
 use crate::clock::{boottime, budget_ms};
-use crate::error::{CallError, DecodeError, FrameError, Refusal, RefusalCode};
-use crate::frame::{Frame, RequestId, Stamp, VERSION_HELLO, encode_frame};
+use crate::error::{CallError, DecodeError, Refusal, RefusalCode};
+use crate::frame::{Frame, MAGIC, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
 use crate::message::{Challenge, Hello, HelloAck, Proof, Reply, Request, ServerProof, agree};
+use crate::tls;
 use channel::Channel;
 use mooncrate_core::time::Deadline;
 use std::io;
@@ -137,17 +138,7 @@ impl Link {
 
     /// One frame of the server's half; a refusal is an error.
     fn read_greeting(&mut self, deadline: Deadline) -> Result<(Kind, Vec<u8>), CallError> {
-        let frame =
-            self.read_frame(deadline, "the reply to hello").map_err(|error| match error {
-                // The start of an alert, which is what TLS answers to plain bytes.
-                CallError::Protocol(DecodeError::Frame(FrameError::Magic {
-                    found: [21, 3, ..],
-                })) => {
-                    let words = "it speaks TLS here; give its CA with --tls-ca".to_owned();
-                    CallError::Tls { peer: self.channel.peer().to_owned(), words }
-                }
-                other => other,
-            })?;
+        let frame = self.read_frame(deadline, "the reply to hello")?;
         let (kind, body) = (frame.header.kind(), self.inbox.bytes(frame.body));
         if kind == Kind::Refuse {
             return Err(crate::codec::decode::<Refusal>(body)?.into());
@@ -166,11 +157,17 @@ impl Link {
         answer: impl FnOnce(&Hello, u8) -> HelloAck,
     ) -> Result<Accepted, CallError> {
         let mut channel = Channel::accepted(socket.into(), config)?;
-        let names = match gate.tls().filter(|_| !channel.is_unix()) {
+        let tls = gate.tls().filter(|_| !channel.is_unix());
+        // A plain frame where TLS is wanted is answered as plainly, and with nothing else.
+        let plain = tls.is_some() && channel.next_byte(deadline)? == MAGIC[0];
+        let names = match tls.filter(|_| !plain) {
             Some(tls) => channel.encrypt(tls.session(), deadline)?,
             None => Vec::new(),
         };
         let mut link = Self::over(channel, serves, config);
+        if plain {
+            return Err(link.refuse_plain(deadline));
+        }
         let frame = link.read_frame(deadline, "a hello")?;
         let id = frame.header.request();
         if frame.header.kind() != Kind::Hello {
@@ -200,6 +197,18 @@ impl Link {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// The called side: a caller does not encrypt, and should.
+    fn refuse_plain(&mut self, deadline: Deadline) -> CallError {
+        match self.read_frame(deadline, "a hello") {
+            Ok(frame) => {
+                let refusal = Refusal::new(RefusalCode::Denied, tls::PLAIN);
+                self.refuse(frame.header.request(), &refusal, deadline);
+                refusal.into()
+            }
+            Err(error) => error,
         }
     }
 

@@ -467,6 +467,17 @@ where
     }
 }
 
+/// Tells a caller that does not encrypt that it should.
+pub(super) async fn refuse_plain<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
+    let reply = refused(RefusalCode::Denied, crate::tls::PLAIN);
+    let (version, kind, request) = (VERSION_HELLO, Kind::Refuse, RequestId(0));
+    let stamp = Stamp { version, kind, reply: true, request, deadline_ms: 0 };
+    let mut bytes = Vec::new();
+    encode_frame(&mut bytes, stamp, |out| reply.encode(out)).expect("refusals are small");
+    let _ = timeout(LAST_WORDS_TIME, stream.write_all(&bytes)).await;
+    last_words(stream).await;
+}
+
 /// Closes a stream so that what was said last arrives.
 pub(super) async fn last_words<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
     let _ = timeout(LAST_WORDS_TIME, stream.shutdown()).await;

@@ -12,6 +12,7 @@ mod connection;
 use crate::address::Bound;
 use crate::auth::{Credential, Gate};
 use crate::error::{Refusal, RefusalCode};
+use crate::frame::MAGIC;
 use crate::message::{Reply, Request, Role};
 use crate::tls::{self, TlsServer};
 use mooncrate_core::ids::{HostId, LeaderEpoch, TenantId};
@@ -217,10 +218,17 @@ impl Stream {
 /// Encrypts a connection; what the certificate of its caller says. A caller that fails is told why by
 /// TLS itself.
 async fn encrypted(
-    stream: tokio::net::TcpStream,
+    mut stream: tokio::net::TcpStream,
     acceptor: tokio_rustls::TlsAcceptor,
     limit: Duration,
 ) -> Option<(tokio_rustls::server::TlsStream<tokio::net::TcpStream>, Vec<Credential>)> {
+    let mut first = [0; 1];
+    tokio::time::timeout(limit, stream.peek(&mut first)).await.ok()?.ok()?;
+    if first[0] == MAGIC[0] {
+        // A plain frame is answered as plainly, and with nothing else.
+        connection::refuse_plain(&mut stream).await;
+        return None;
+    }
     match tokio::time::timeout(limit, acceptor.accept(stream).into_fallible()).await.ok()? {
         Ok(stream) => {
             let names = tls::credentials(stream.get_ref().1.peer_certificates());

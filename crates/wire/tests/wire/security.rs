@@ -150,18 +150,18 @@ impl Files {
         Self { folder: tempfile::tempdir().unwrap(), count: 0 }
     }
 
-    fn write(&mut self, text: &str) -> Option<std::path::PathBuf> {
+    fn write(&mut self, text: &str) -> std::path::PathBuf {
         self.count += 1;
         let path = self.folder.path().join(format!("{}.pem", self.count));
         std::fs::write(&path, text).unwrap();
-        Some(path)
+        path
     }
 
     fn tls(&mut self, issued: Option<&Issued>, ca: Option<&Authority>) -> TlsFiles {
         TlsFiles {
-            cert: issued.and_then(|issued| self.write(&issued.cert)),
-            key: issued.and_then(|issued| self.write(&issued.key)),
-            ca: ca.and_then(|ca| self.write(&ca.cert())),
+            cert: issued.map(|issued| self.write(&issued.cert)),
+            key: issued.map(|issued| self.write(&issued.key)),
+            ca: ca.map(|ca| self.write(&ca.cert())),
         }
     }
 
@@ -216,6 +216,10 @@ fn security_plain_and_encrypted_links_do_not_mix() {
     let client = ca.issue(&["client.mooncrate"]);
     let server = encrypted(&mut files, &ca.issue(SERVERS), Some(&ca), false);
     denied(link(&server.address, Access::default()), &["--tls-ca"]);
+    let tls = files.tls(Some(&ca.issue(SERVERS)), Some(&ca)).server().unwrap();
+    let (address, came) = accept_one(Gate::new(None, Some(tls)));
+    denied(data(&address, Access::default()), &["--tls-ca"]);
+    assert!(came.join().unwrap().is_err());
     let plain = Server::start();
     denied(link(&plain.address, files.access(Some(&client), &ca)), &["does not speak TLS"]);
 }
