@@ -1,7 +1,7 @@
 //! One line per change that an administrator makes: who, what, how many. Keys are never shown.
 
 use mooncrate_wire::auth::mutates;
-use mooncrate_wire::message::Role;
+use mooncrate_wire::message::{DrainWish, Role};
 use mooncrate_wire::server::Peer;
 use mooncrate_wire::{Kind, Request};
 
@@ -14,6 +14,10 @@ pub fn line(who: &str, what: &str) {
 /// What an admin asks for over a control link.
 pub(crate) fn admin(peer: &Peer, request: &Request<'_>) {
     if peer.role != Role::Admin || !mutates(request.kind()) {
+        return;
+    }
+    // Looking how far a drain is changes nothing.
+    if matches!(request, Request::Drain(ask) if ask.wish == DrainWish::Look) {
         return;
     }
     let what = match request {
