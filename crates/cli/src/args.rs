@@ -129,6 +129,9 @@ pub(crate) struct MasterFlags {
     /// Where the admin HTTP listens, or off [default: 127.0.0.1:7412]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) admin: Option<String>,
+    /// Where the master answers gRPC, or off [default: auto]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) grpc: Option<String>,
     /// Keep the epoch and the names of nodes across restarts in this file, or off [default: off]
     #[arg(long, value_name = "FILE")]
     pub(crate) state_file: Option<String>,
@@ -321,6 +324,7 @@ impl Flags {
 
     fn master(&mut self, flags: &MasterFlags) {
         self.text("--admin", "admin", flags.admin.as_ref());
+        self.text("--grpc", "grpc", flags.grpc.as_ref());
         self.text("--state-file", "state_file", flags.state_file.as_ref());
         self.text("--workers", "workers", flags.workers.as_ref());
         self.text("--put-timeout", "put_timeout", flags.put_timeout.as_ref());

@@ -34,6 +34,8 @@ pub(crate) struct Started {
     pub(crate) unix: Option<PathBuf>,
     /// The admin HTTP.
     pub(crate) admin: Option<String>,
+    /// The gRPC door.
+    pub(crate) grpc: Option<String>,
     /// The node's name.
     pub(crate) node_name: Option<String>,
     /// The node's memory.
@@ -120,6 +122,7 @@ impl Output {
                 "data": started.data,
                 "unix": started.unix,
                 "admin": started.admin,
+                "grpc": started.grpc,
                 "node_name": started.node_name,
                 "segment_bytes": started.segment_bytes,
             }));
@@ -262,6 +265,7 @@ fn started_screen(started: &Started) -> String {
     line("data", started.data.clone());
     line("memory", started.unix.as_ref().map(|path| format!("unix:{}", path.display())));
     line("admin", started.admin.clone());
+    line("grpc", started.grpc.clone());
     line("segment", started.segment_bytes.map(bytes));
     line("name", started.node_name.clone());
     if started.master.is_some() {

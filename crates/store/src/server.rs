@@ -5,6 +5,7 @@ use crate::host::{this_host, this_start};
 use mooncrate_core::catalog;
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::{LeaderEpoch, TenantId};
+use mooncrate_grpc::{GrpcConfig, GrpcServing, Mounted, Parts, serve_grpc};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_wire::address::Bound;
@@ -14,6 +15,7 @@ use mooncrate_wire::{
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// How a master is run.
 #[derive(Clone, Debug)]
@@ -26,6 +28,8 @@ pub struct MasterOptions {
     pub catalog: catalog::Config,
     /// Threads that answer.
     pub workers: usize,
+    /// Where it answers gRPC; `None`: nowhere.
+    pub grpc: Option<Address>,
 }
 
 impl Default for MasterOptions {
@@ -35,6 +39,7 @@ impl Default for MasterOptions {
             state_file: None,
             catalog: catalog::Config::default(),
             workers: 2,
+            grpc: None,
         }
     }
 }
@@ -83,6 +88,7 @@ impl Default for NodeOptions {
 pub struct Running {
     master: Option<(Arc<Master>, Address)>,
     serving: Option<Serving>,
+    grpc: Option<GrpcServing>,
     node: Option<Arc<Node>>,
 }
 
@@ -90,6 +96,11 @@ impl Running {
     /// Where the master listens really.
     pub fn master_address(&self) -> Option<Address> {
         self.master.as_ref().map(|(_, address)| address.clone())
+    }
+
+    /// Where the master answers gRPC really.
+    pub fn grpc_address(&self) -> Option<Address> {
+        self.grpc.as_ref().map(|grpc| grpc.address().into())
     }
 
     /// Where the node serves data really.
@@ -120,6 +131,9 @@ impl Running {
     }
 
     fn end(&mut self) {
+        if let Some(grpc) = self.grpc.take() {
+            grpc.stop();
+        }
         // The node first: it says farewell to the master.
         if let Some(node) = self.node.take() {
             node.stop();
@@ -141,8 +155,10 @@ impl Drop for Running {
 
 /// Runs a master.
 pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
+    let grpc = GrpcOptions::of(&options);
     let (master, serving, address) = start_master(options)?;
-    Ok(Running { master: Some((master, address)), serving: Some(serving), node: None })
+    let grpc = grpc.open(&master)?;
+    Ok(Running { master: Some((master, address)), serving: Some(serving), grpc, node: None })
 }
 
 /// Runs a node, and waits until its master knows it.
@@ -152,20 +168,24 @@ pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
     let master: Arc<dyn MasterApi> = Arc::new(MasterLink::new(pool));
     let node = start_node(options, master)?;
     node.register(false)?;
-    Ok(Running { master: None, serving: None, node: Some(node) })
+    Ok(Running { master: None, serving: None, grpc: None, node: Some(node) })
 }
 
 /// Runs a master and a node in one process: the small cluster that most people start with.
 pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
+    let grpc = GrpcOptions::of(&master);
     let (master, serving, address) = start_master(master)?;
     let mut running = Running {
         master: Some((Arc::clone(&master), address)),
         serving: Some(serving),
+        grpc: None,
         node: None,
     };
     let node = start_node(node, master.scope(TenantId::DEFAULT))?;
     running.node = Some(Arc::clone(&node));
     join(&master, &node)?;
+    // Last: whoever is let in finds a node.
+    running.grpc = grpc.open(&master)?;
     Ok(running)
 }
 
@@ -191,6 +211,27 @@ fn start_master(options: MasterOptions) -> Result<(Arc<Master>, Serving, Address
     let serving = serve(&master, &[bound], &server, options.workers)
         .map_err(Error::io("starting the master's threads"))?;
     Ok((master, serving, address))
+}
+
+/// The gRPC door of a master.
+struct GrpcOptions {
+    listen: Option<Address>,
+    put_timeout: Duration,
+}
+
+impl GrpcOptions {
+    fn of(options: &MasterOptions) -> Self {
+        Self { listen: options.grpc.clone(), put_timeout: options.catalog.put_timeout }
+    }
+
+    /// Opens it where it is wanted, for everybody who can connect, as the default tenant.
+    fn open(self, master: &Arc<Master>) -> Result<Option<GrpcServing>, Error> {
+        let Some(address) = self.listen else { return Ok(None) };
+        let config = GrpcConfig { put_timeout: self.put_timeout, ..GrpcConfig::default() };
+        let parts = Parts::open(master.scope(TenantId::DEFAULT), Arc::new(Mounted));
+        let serving = serve_grpc(listen(&address)?, parts, config);
+        Ok(Some(serving.map_err(Error::io("starting the gRPC door"))?))
+    }
 }
 
 fn start_node(options: NodeOptions, master: Arc<dyn MasterApi>) -> Result<Arc<Node>, Error> {

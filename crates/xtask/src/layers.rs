@@ -21,6 +21,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("ssd", &["core", "mem"]),
     ("paged", &["core", "mem"]),
     ("ep", &["core", "mem", "wire"]),
+    ("grpc", &["core", "wire"]),
     ("master", &["core", "wire"]),
     ("node", &["core", "mem", "wire", "transfer", "ssd"]),
     ("client", &["core", "mem", "wire", "transfer", "paged"]),
@@ -36,19 +37,19 @@ const TABLE: &[(&str, &[&str])] = &[
 
 /// What the facade composes.
 const STORE: &[&str] =
-    &["core", "mem", "wire", "transfer", "ssd", "paged", "master", "node", "client"];
+    &["core", "mem", "wire", "transfer", "ssd", "paged", "grpc", "master", "node", "client"];
 /// What the doors reach.
 const DOORS: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "master", "node", "client", "nano",
-    "store",
+    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "grpc", "master", "node", "client",
+    "nano", "store",
 ];
 const SIM: &[&str] = &[
     "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "master", "node", "client", "nano",
     "check",
 ];
 const BENCH: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "master", "node", "client", "nano",
-    "store", "check", "sim",
+    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "grpc", "master", "node", "client",
+    "nano", "store", "check", "sim",
 ];
 
 /// Packages from elsewhere that a crate may not name, with the reason.
@@ -231,10 +232,11 @@ mod tests {
             ("mem", &["core", "rustix", "tokio dev"]),
             ("wire", &["core", "tokio"]),
             ("transfer", &["core", "mem", "wire"]),
+            ("grpc", &["core", "wire", "tonic", "master dev"]),
             ("master", &["core", "wire", "check dev", "node dev"]),
             ("node", &["core", "mem", "wire", "transfer"]),
             ("client", &["core", "mem", "wire", "transfer"]),
-            ("store", &["master", "node", "client"]),
+            ("store", &["grpc", "master", "node", "client"]),
             ("cli", &["store", "anyhow"]),
             ("check", &["core"]),
             ("sim", &["core", "mem", "check", "master"]),

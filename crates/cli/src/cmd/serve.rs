@@ -5,7 +5,7 @@
 //! client could read afterwards is wrong.
 
 use super::failed;
-use crate::config::Settings;
+use crate::config::{Grpc, Settings};
 use crate::failure::Failure;
 use crate::listen::{self, Door};
 use crate::render::{Output, Started};
@@ -37,6 +37,8 @@ const STOP_MAX: Duration = Duration::from_secs(5);
 const ADMIN_STOP_MAX: Duration = Duration::from_secs(1);
 /// Where clients look for a master when nobody tells them.
 const USUAL_MASTER: &str = "127.0.0.1:7411";
+/// Where gRPC clients look.
+const USUAL_GRPC: &str = "127.0.0.1:50051";
 
 /// Serves until a signal comes.
 pub(crate) fn run(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
@@ -54,10 +56,14 @@ pub(crate) fn run(role: Role, settings: &Settings, out: Output) -> Result<(), Fa
 /// All that can be said before anything is started.
 fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
     let unix = settings.unix.clone().map(Address::Unix);
+    let grpc = grpc_address(role, settings);
     let mut doors = Vec::new();
     let mut door = |what, address, flag| doors.push(Door { what, address, flag });
     if role != Role::Node {
         door("the master", &settings.master, "--master");
+    }
+    if let Some(grpc) = &grpc {
+        door("gRPC", grpc, "--grpc");
     }
     if role != Role::Master {
         if let Some(data) = &settings.data {
@@ -80,6 +86,17 @@ fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
     doors.iter().try_for_each(|door| listen::check_free(*door))
 }
 
+/// Where this process answers gRPC.
+fn grpc_address(role: Role, settings: &Settings) -> Option<Address> {
+    match &settings.grpc {
+        Grpc::At(address) if role != Role::Node => Some(address.clone()),
+        Grpc::Auto if role == Role::Both && settings.master.to_string() == USUAL_MASTER => {
+            Some(Address::Tcp(USUAL_GRPC.into()))
+        }
+        _ => None,
+    }
+}
+
 fn admin_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
     let address = settings.admin.as_ref().filter(|_| role != Role::Node)?;
     Some(Door { what: "the admin HTTP", address, flag: "--admin" })
@@ -95,7 +112,7 @@ async fn serve(role: Role, settings: &Settings, out: Output) -> Result<(), Failu
         }
         None => None,
     };
-    let options = (master_options(settings), node_options(settings));
+    let options = (master_options(role, settings), node_options(settings));
     let starting = spawn_blocking(move || match role {
         Role::Both => mooncrate::run_both(options.0, options.1),
         Role::Master => mooncrate::run_master(options.0),
@@ -154,7 +171,7 @@ fn died(error: &tokio::task::JoinError) -> Failure {
     Failure::failed(format!("a thread of the server died: {error}"))
 }
 
-fn master_options(settings: &Settings) -> MasterOptions {
+fn master_options(role: Role, settings: &Settings) -> MasterOptions {
     MasterOptions {
         listen: settings.master.clone(),
         state_file: settings.state_file.clone(),
@@ -165,6 +182,7 @@ fn master_options(settings: &Settings) -> MasterOptions {
             ..catalog::Config::default()
         },
         workers: settings.workers,
+        grpc: grpc_address(role, settings),
     }
 }
 
@@ -199,6 +217,7 @@ fn started(
         data: running.data_address().map(|address| address.to_string()),
         unix: running.unix_path(),
         admin: admin.map(|address| format!("http://{address}")),
+        grpc: running.grpc_address().map(|address| address.to_string()),
         node_name: node.then(|| settings.node_name.clone()),
         segment_bytes: node.then_some(settings.segment_bytes),
         master,

@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     Address,
     /// `host:port`, or off.
     Listener,
+    /// `host:port`, auto or off.
+    ListenerOrAuto,
     /// A path for a socket, auto or off.
     Socket,
     /// A path, or off.
@@ -65,6 +67,7 @@ const fn spec(name: &'static str, default: &'static str, kind: Kind) -> Spec {
 pub(crate) const KEYS: &[Spec] = &[
     spec("master", "127.0.0.1:7411", Kind::Address),
     spec("admin", "127.0.0.1:7412", Kind::Listener),
+    spec("grpc", AUTO, Kind::ListenerOrAuto),
     spec("data", "127.0.0.1:7413", Kind::Listener),
     spec("unix", AUTO, Kind::Socket),
     spec("insecure_listen", "false", Kind::Switch),
@@ -99,11 +102,16 @@ impl Spec {
     pub(crate) fn check(&self, text: &str) -> Result<(), String> {
         match self.kind {
             Kind::Address => address(text).map(drop),
-            Kind::Listener if text == OFF => Ok(()),
-            Kind::Listener => address(text).and_then(|address| match address {
-                Address::Tcp(_) => Ok(()),
-                Address::Unix(_) => Err(format!("`{text}` is no host:port; `off` is possible too")),
-            }),
+            Kind::ListenerOrAuto if text == AUTO => Ok(()),
+            Kind::Listener | Kind::ListenerOrAuto if text == OFF => Ok(()),
+            Kind::Listener | Kind::ListenerOrAuto => {
+                address(text).and_then(|address| match address {
+                    Address::Tcp(_) => Ok(()),
+                    Address::Unix(_) => {
+                        Err(format!("`{text}` is no host:port; `off` is possible too"))
+                    }
+                })
+            }
             Kind::Socket | Kind::File | Kind::Name if text.is_empty() => {
                 Err("it is empty".to_owned())
             }
@@ -209,6 +217,7 @@ mod tests {
         for (name, text, says) in [
             ("master", "nohost", "host:port"),
             ("admin", "unix:/x", "host:port"),
+            ("grpc", "unix:/x", "host:port"),
             ("segment_size", "12 parsecs", "256MiB"),
             ("segment_size", "0", "too few"),
             ("deadline", "5", "500ms"),
