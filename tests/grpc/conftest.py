@@ -20,7 +20,7 @@ ROOT = HERE.parent.parent
 # Generous: the machine may be busy with other things. No test passes or fails by a time.
 PATIENCE = 60
 
-STUBS = tempfile.TemporaryDir(prefix="mooncrate-grpc-")
+STUBS = tempfile.TemporaryDirectory(prefix="mooncrate-grpc-")
 
 
 def generate():

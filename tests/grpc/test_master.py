@@ -19,7 +19,7 @@ from mooncrate.v1 import master_pb2_grpc
 
 SERVICE = "mooncrate.v1.MasterService"
 BUFFER, REPLICA = pb.BufHandle, pb.ReplicaInfo
-STALE, CORRUPT, BAD_TOKEN = 0x50, 0x54, 0x53
+STALE, CORRUPT = 0x50, 0x54
 
 
 class Master:
@@ -352,13 +352,10 @@ def test_a_client_without_the_proto_file_finds_and_calls_the_service(channel, ke
     assert call(ask(key=key), timeout=PATIENCE).status_code == pb.NOT_FOUND
 
 
-def test_limits_are_kept(channel, master, key):
+def test_limits_are_kept(channel, master):
     with pytest.raises(grpc.RpcError) as error:
         master.find("k" * (9 << 20))
     assert error.value.code() == grpc.StatusCode.OUT_OF_RANGE
-    with pytest.raises(grpc.RpcError) as error:
-        master.stub.GetReplicaList(pb.GetReplicaListRequest(key=key), timeout=0.000001)
-    assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     with pytest.raises(grpc.RpcError) as error:
         channel.unary_unary(f"/{SERVICE}/Frobnicate")(b"", timeout=PATIENCE)
     assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
