@@ -105,8 +105,8 @@ struct Desk {
 }
 
 /// One call on its way.
-struct Visit<'a> {
-    desk: &'a Desk,
+struct Visit {
+    desk: Arc<Desk>,
     caller: Caller,
     deadline: Deadline,
 }
@@ -122,7 +122,7 @@ impl Door {
     async fn carry<R, T>(
         &self,
         request: Request<R>,
-        work: fn(&Visit<'_>, R) -> Result<T, Fault>,
+        work: fn(&Visit, &R) -> Result<T, Fault>,
     ) -> Result<Response<T>, Status>
     where
         R: Send + 'static,
@@ -139,8 +139,8 @@ impl Door {
         let desk = Arc::clone(&self.desk);
         let carried = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            let visit = Visit { desk: &desk, caller, deadline: budget.deadline };
-            work(&visit, request.into_inner())
+            let visit = Visit { desk, caller, deadline: budget.deadline };
+            work(&visit, request.get_ref())
         });
         let Ok(carried) = tokio::time::timeout(budget.wait, carried).await else {
             return Err(Status::deadline_exceeded("the master did not answer in time"));
@@ -158,7 +158,7 @@ impl Door {
     }
 }
 
-impl Visit<'_> {
+impl Visit {
     fn api(&self) -> &dyn MasterApi {
         &*self.caller.api
     }
@@ -194,7 +194,7 @@ impl Visit<'_> {
 
     fn get_replica_list(
         &self,
-        ask: pb::GetReplicaListRequest,
+        ask: &pb::GetReplicaListRequest,
     ) -> Result<pb::GetReplicaListResponse, Fault> {
         let key = convert::key(&ask.key, ask.key_bytes.as_deref())?;
         match only(self.api().locate(ask.lease_ms(), &[key], self.deadline))? {
@@ -218,7 +218,7 @@ impl Visit<'_> {
         }
     }
 
-    fn put_start(&self, ask: pb::PutStartRequest) -> Result<pb::PutStartResponse, Fault> {
+    fn put_start(&self, ask: &pb::PutStartRequest) -> Result<pb::PutStartResponse, Fault> {
         let bytes = convert::key(&ask.key, ask.key_bytes.as_deref())?;
         // Also checked by the master; here it makes the labels possible.
         let key = Key::new(bytes).map_err(PutError::Key)?;
@@ -251,7 +251,7 @@ impl Visit<'_> {
         (0..stripes).map(label).collect()
     }
 
-    fn put_end(&self, ask: pb::PutEndRequest) -> Result<pb::PutEndResponse, Fault> {
+    fn put_end(&self, ask: &pb::PutEndRequest) -> Result<pb::PutEndResponse, Fault> {
         let key = convert::key(&ask.key, ask.key_bytes.as_deref())?;
         let tenant = self.caller.tenant;
         let open = self.desk.puts.find(tenant, key, boottime());
@@ -260,11 +260,12 @@ impl Visit<'_> {
             (Some(token), _) => PutToken(token),
             (None, Some(plan)) => plan.token,
             (None, None) => {
-                let mut judged = Judged::from(PutError::NoSuchPut);
-                judged.message =
-                    "no put of this key is open at this door; put_token from PutStart \
-                                  ends one that began elsewhere"
-                        .to_owned();
+                let judged = Judged {
+                    message: "no put of this key is open at this door; put_token from PutStart \
+                              ends one that began elsewhere"
+                        .to_owned(),
+                    ..PutError::NoSuchPut.into()
+                };
                 return Err(judged.into());
             }
         };
@@ -289,7 +290,7 @@ impl Visit<'_> {
         Ok(pb::PutEndResponse { replica_list, ..pb::PutEndResponse::default() })
     }
 
-    fn remove(&self, ask: pb::RemoveRequest) -> Result<pb::RemoveResponse, Fault> {
+    fn remove(&self, ask: &pb::RemoveRequest) -> Result<pb::RemoveResponse, Fault> {
         let key = convert::key(&ask.key, ask.key_bytes.as_deref())?;
         // Whatever is found before a removal that succeeds is gone after it.
         let located = only(self.api().locate(0, &[key], self.deadline))?;
@@ -310,7 +311,7 @@ impl Visit<'_> {
         }
     }
 
-    fn mount(&self, ask: pb::MountSegmentRequest) -> Result<pb::MountSegmentResponse, Fault> {
+    fn mount(&self, ask: &pb::MountSegmentRequest) -> Result<pb::MountSegmentResponse, Fault> {
         self.may_mount()?;
         if ask.buffer != 0 {
             return Err(Judged::argument(
@@ -323,7 +324,10 @@ impl Visit<'_> {
         Ok(pb::MountSegmentResponse::default())
     }
 
-    fn unmount(&self, ask: pb::UnmountSegmentRequest) -> Result<pb::UnmountSegmentResponse, Fault> {
+    fn unmount(
+        &self,
+        ask: &pb::UnmountSegmentRequest,
+    ) -> Result<pb::UnmountSegmentResponse, Fault> {
         self.may_mount()?;
         let (node, index) = convert::segment_name(&ask.segment_name)?;
         heard(self.desk.parts.segments.unmount(self.api(), node, index, self.deadline))??;
@@ -351,41 +355,41 @@ impl MasterService for Door {
         &self,
         request: Request<pb::GetReplicaListRequest>,
     ) -> Result<Response<pb::GetReplicaListResponse>, Status> {
-        self.carry(request, |visit, ask| visit.get_replica_list(ask)).await
+        self.carry(request, Visit::get_replica_list).await
     }
 
     async fn put_start(
         &self,
         request: Request<pb::PutStartRequest>,
     ) -> Result<Response<pb::PutStartResponse>, Status> {
-        self.carry(request, |visit, ask| visit.put_start(ask)).await
+        self.carry(request, Visit::put_start).await
     }
 
     async fn put_end(
         &self,
         request: Request<pb::PutEndRequest>,
     ) -> Result<Response<pb::PutEndResponse>, Status> {
-        self.carry(request, |visit, ask| visit.put_end(ask)).await
+        self.carry(request, Visit::put_end).await
     }
 
     async fn remove(
         &self,
         request: Request<pb::RemoveRequest>,
     ) -> Result<Response<pb::RemoveResponse>, Status> {
-        self.carry(request, |visit, ask| visit.remove(ask)).await
+        self.carry(request, Visit::remove).await
     }
 
     async fn mount_segment(
         &self,
         request: Request<pb::MountSegmentRequest>,
     ) -> Result<Response<pb::MountSegmentResponse>, Status> {
-        self.carry(request, |visit, ask| visit.mount(ask)).await
+        self.carry(request, Visit::mount).await
     }
 
     async fn unmount_segment(
         &self,
         request: Request<pb::UnmountSegmentRequest>,
     ) -> Result<Response<pb::UnmountSegmentResponse>, Status> {
-        self.carry(request, |visit, ask| visit.unmount(ask)).await
+        self.carry(request, Visit::unmount).await
     }
 }

@@ -30,7 +30,13 @@ mod serve;
 pub mod status;
 
 /// Messages, server and client as generated from the proto file.
-#[expect(clippy::all, clippy::pedantic, missing_docs, reason = "generated")]
+#[expect(
+    clippy::all,
+    clippy::pedantic,
+    clippy::allow_attributes,
+    missing_docs,
+    reason = "generated"
+)]
 pub mod pb {
     tonic::include_proto!("mooncrate.v1");
 }
