@@ -1,4 +1,5 @@
-//! Compiles `proto/mooncrate/v1/master.proto` without `protoc`, and keeps its descriptor for reflection.
+//! Compiles `proto/mooncrate/v1/master.proto` without `protoc`, and keeps its descriptor for
+//! reflection.
 
 use prost::Message;
 use std::path::PathBuf;

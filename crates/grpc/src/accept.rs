@@ -1,4 +1,5 @@
-//! Connections, counted. When as many are open as may be, the next ones wait in the system's backlog.
+//! Connections, counted. When as many are open as may be, the next ones wait in the system's
+//! backlog.
 
 use std::io;
 use std::pin::Pin;

@@ -7,11 +7,11 @@ use tonic::metadata::MetadataMap;
 /// The time of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
-    /// When the master must have answered: an eighth of the time is kept back, so that "busy" and "not
-    /// yet" still reach a caller that would else hear nothing.
+    /// When the master must have answered: an eighth of the time is kept back, so that "busy" and
+    /// "not yet" still reach a caller that would else hear nothing.
     pub(crate) deadline: Deadline,
-    /// How long the door waits for that, a little less than the caller does: the caller shall hear that
-    /// its deadline passed.
+    /// How long the door waits for that, a little less than the caller does: the caller shall hear
+    /// that its deadline passed.
     pub(crate) wait: Duration,
 }
 

@@ -315,7 +315,7 @@ impl Visit {
         self.may_mount()?;
         if ask.buffer != 0 {
             return Err(Judged::argument(
-                "buffer must be 0: memory belongs to nodes, and no address of a caller is ever used",
+                "buffer must be 0: memory belongs to nodes, and a caller's address is never used",
             )
             .into());
         }

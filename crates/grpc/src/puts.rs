@@ -1,5 +1,5 @@
-//! Puts that began through this door and are still open. The seed ends a put by its key alone, so the
-//! door keeps the token for the client; it forgets a put when the master does, and is bounded.
+//! Puts that began through this door and are still open. The seed ends a put by its key alone, so
+//! the door keeps the token for the client; it forgets a put when the master does, and is bounded.
 
 use crate::pb::StatusCode;
 use crate::status::Judged;

@@ -1,5 +1,5 @@
-//! Mounting by name. Memory belongs to running nodes; whoever composes a server says what can be done
-//! about it.
+//! Mounting by name. Memory belongs to running nodes; whoever composes a server says what can be
+//! done about it.
 
 use crate::pb::StatusCode;
 use crate::status::Judged;
@@ -62,8 +62,8 @@ pub type Mounting = Result<Result<(), SegmentError>, CallError>;
 
 /// What mounts and unmounts segments of running nodes. `api` is the master as the caller sees it.
 pub trait SegmentAdmin: Send + Sync {
-    /// After `Ok` the node offers its `index`-th segment with exactly so many bytes. One that it offers
-    /// so already is a success.
+    /// After `Ok` the node offers its `index`-th segment with exactly so many bytes. One that it
+    /// offers so already is a success.
     fn mount(
         &self,
         api: &dyn MasterApi,
@@ -73,12 +73,14 @@ pub trait SegmentAdmin: Send + Sync {
         deadline: Deadline,
     ) -> Mounting;
 
-    /// After `Ok` no replica of that mount can be found any more. One that is not mounted is an error.
+    /// After `Ok` no replica of that mount can be found any more. One that is not mounted is an
+    /// error.
     fn unmount(&self, api: &dyn MasterApi, node: &str, index: u16, deadline: Deadline) -> Mounting;
 }
 
-/// Segments as the nodes have mounted them by themselves: a mount is confirmed, never made; an unmount
-/// takes the mount out of the index, after which a node that runs on comes back with an empty one.
+/// Segments as the nodes have mounted them by themselves: a mount is confirmed, never made; an
+/// unmount takes the mount out of the index, after which a node that runs on comes back with an
+/// empty one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mounted;
 

@@ -1,5 +1,5 @@
-//! The thread of the door: one runtime for the connections, a bounded pool for calls into the master,
-//! health and reflection beside the service.
+//! The thread of the door: one runtime for the connections, a bounded pool for calls into the
+//! master, health and reflection beside the service.
 
 use crate::accept::accept;
 use crate::door::{Door, Parts};

@@ -1,5 +1,5 @@
-//! Every call of the door, from a gRPC client over a socket, into a real master with a real node; bytes
-//! move over data frames as for any client.
+//! Every call of the door, from a gRPC client over a socket, into a real master with a real node;
+//! bytes move over data frames as for any client.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
 
 mod support;
@@ -203,8 +203,8 @@ impl Slow {
     }
 }
 
-/// The caller's time reaches the work behind the door, and one busy call does not hold the next one up:
-/// it is told.
+/// The caller's time reaches the work behind the door, and one busy call does not hold the next one
+/// up: it is told.
 #[test]
 fn calls_end_by_their_deadline_and_are_bounded() {
     let cluster = Cluster::start_with(|master| {

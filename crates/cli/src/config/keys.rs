@@ -102,7 +102,7 @@ impl Spec {
     pub(crate) fn check(&self, text: &str) -> Result<(), String> {
         match self.kind {
             Kind::Address => address(text).map(drop),
-            Kind::ListenerOrAuto if text == AUTO => Ok(()),
+            Kind::ListenerOrAuto | Kind::CountOrAuto | Kind::Filter if text == AUTO => Ok(()),
             Kind::Listener | Kind::ListenerOrAuto if text == OFF => Ok(()),
             Kind::Listener | Kind::ListenerOrAuto => {
                 address(text).and_then(|address| match address {
@@ -118,7 +118,6 @@ impl Spec {
             Kind::Socket | Kind::File | Kind::Name => Ok(()),
             Kind::Size => size(text).map(drop),
             Kind::Span => span(text).map(drop),
-            Kind::CountOrAuto | Kind::Filter if text == AUTO => Ok(()),
             Kind::Count | Kind::CountOrAuto => count(text).map(drop),
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),

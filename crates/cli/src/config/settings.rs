@@ -13,8 +13,8 @@ const CHECKED: &str = "every layer checks its values";
 /// Where a master answers gRPC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Grpc {
-    /// Where gRPC usually is, in a `serve` whose master is where it usually is; else nowhere, so that
-    /// a second cluster on the machine does not meet the first one there.
+    /// Where gRPC usually is, in a `serve` whose master is where it usually is; else nowhere, so
+    /// that a second cluster on the machine does not meet the first one there.
     Auto,
     /// Nowhere.
     Off,
