@@ -96,6 +96,8 @@ pub(crate) enum Command {
     Drain(Drain),
     /// End a drain: the node gets values again
     Undrain(Undrain),
+    /// Set what a tenant may use, or show what all of them do
+    Quota(Quota),
     /// Measure puts and gets against a running cluster
     Bench(Bench),
     /// Say what this machine offers, and what to change
@@ -197,6 +199,9 @@ pub(crate) struct MasterFlags {
     /// Where the admin HTTP listens, or off [default: 127.0.0.1:7412]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) admin: Option<String>,
+    /// Where the master answers gRPC, or off [default: auto]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) grpc: Option<String>,
     /// Keep the epoch and the names of nodes across restarts in this file, or off [default: off]
     #[arg(long, value_name = "FILE")]
     pub(crate) state_file: Option<String>,
@@ -321,9 +326,37 @@ pub(crate) struct Put {
     #[arg(long, value_name = "TEXT")]
     pub(crate) value: Option<OsString>,
     #[command(flatten)]
+    pub(crate) wishes: Wishes,
+    #[command(flatten)]
     pub(crate) keys: KeyFlags,
     #[command(flatten)]
     pub(crate) client: ClientFlags,
+}
+
+/// What a put may wish for.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Wishes {
+    /// Copies, on distinct nodes
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub(crate) replicas: u8,
+    /// Be content with fewer copies where there are too few nodes
+    #[arg(long)]
+    pub(crate) best_effort: bool,
+    /// Replace the value that the key has
+    #[arg(long)]
+    pub(crate) upsert: bool,
+    /// Evict it last, for this long after its last lookup
+    #[arg(long, value_name = "TIME", value_parser = crate::config::span)]
+    pub(crate) soft_pin: Option<std::time::Duration>,
+    /// Never evict it
+    #[arg(long, conflicts_with = "soft_pin")]
+    pub(crate) hard_pin: bool,
+    /// Evict it together with the other values of this group
+    #[arg(long, value_name = "NAME")]
+    pub(crate) group: Option<String>,
+    /// Remove it this long after it was fetched for the first time
+    #[arg(long, value_name = "TIME", value_parser = crate::config::span)]
+    pub(crate) expire: Option<std::time::Duration>,
 }
 
 /// `get`.
@@ -347,8 +380,14 @@ pub(crate) struct Get {
 #[derive(Debug, Args)]
 pub(crate) struct Rm {
     /// The keys
-    #[arg(value_name = "KEY", required = true)]
+    #[arg(value_name = "KEY", required_unless_present_any = ["prefix", "regex"])]
     pub(crate) names: Vec<OsString>,
+    /// Remove every key that starts so
+    #[arg(long, value_name = "PREFIX", conflicts_with_all = ["names", "regex"])]
+    pub(crate) prefix: Option<OsString>,
+    /// Remove every key in which this regular expression finds a match
+    #[arg(long, value_name = "REGEX", conflicts_with = "names")]
+    pub(crate) regex: Option<String>,
     /// Remove values that somebody holds a lease on, too
     #[arg(long)]
     pub(crate) force: bool,
@@ -363,6 +402,9 @@ pub(crate) struct Rm {
 pub(crate) struct Ls {
     /// Only keys that start so
     pub(crate) prefix: Option<OsString>,
+    /// Only keys in which this regular expression finds a match
+    #[arg(long, value_name = "REGEX", conflicts_with = "prefix")]
+    pub(crate) regex: Option<String>,
     /// Most keys to list
     #[arg(long, value_name = "COUNT", default_value_t = 1000)]
     pub(crate) limit: usize,
@@ -387,6 +429,24 @@ pub(crate) struct Top {
     pub(crate) every: std::time::Duration,
     #[command(flatten)]
     pub(crate) client: ClientFlags,
+}
+
+/// `quota`.
+#[derive(Debug, Args)]
+pub(crate) struct Quota {
+    /// The tenant; without one, all are shown
+    #[arg(value_parser = tenant)]
+    pub(crate) tenant: Option<String>,
+    /// What it may use, as 10GiB, or off
+    #[arg(requires = "tenant", value_parser = quota)]
+    pub(crate) quota: Option<u64>,
+    #[command(flatten)]
+    pub(crate) client: ClientFlags,
+}
+
+/// Bytes; 0 stands for no limit.
+fn quota(text: &str) -> Result<u64, String> {
+    if text == "off" { Ok(0) } else { crate::config::size(text) }
 }
 
 /// `doctor`.
@@ -467,6 +527,7 @@ impl Flags {
 
     fn master(&mut self, flags: &MasterFlags) {
         self.text("--admin", "admin", flags.admin.as_ref());
+        self.text("--grpc", "grpc", flags.grpc.as_ref());
         self.text("--state-file", "state_file", flags.state_file.as_ref());
         self.text("--workers", "workers", flags.workers.as_ref());
         self.text("--put-timeout", "put_timeout", flags.put_timeout.as_ref());
@@ -545,6 +606,7 @@ impl Arguments {
             | Command::Ls(Ls { client, .. })
             | Command::Stat(Stat { client })
             | Command::Top(Top { client, .. })
+            | Command::Quota(Quota { client, .. })
             | Command::Drain(Drain { client, .. })
             | Command::Undrain(Undrain { client, .. })
             | Command::Bench(Bench { client, .. }) => flags.client(client),

@@ -11,7 +11,7 @@ use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::key;
-use mooncrate_wire::message::{ClusterStat, Listed};
+use mooncrate_wire::message::{ClusterStat, Listed, Removed, TenantRow};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -41,6 +41,8 @@ pub(crate) struct Started {
     pub(crate) unix: Option<PathBuf>,
     /// The admin HTTP.
     pub(crate) admin: Option<String>,
+    /// The gRPC door.
+    pub(crate) grpc: Option<String>,
     /// The node's name.
     pub(crate) node_name: Option<String>,
     /// The node's memory.
@@ -135,6 +137,7 @@ impl Output {
                 "data": started.data,
                 "unix": started.unix,
                 "admin": started.admin,
+                "grpc": started.grpc,
                 "node_name": started.node_name,
                 "segment_bytes": started.segment_bytes,
             }));
@@ -181,6 +184,47 @@ impl Output {
             [(key, _)] => print(&format!("removed {}", key::show(key))),
             many => print(&format!("removed {}", counted(many.len() as u64, "key"))),
         }
+    }
+
+    /// Keys were removed by a pattern.
+    pub(crate) fn removed_matching(self, removed: &Removed) -> Result<(), Failure> {
+        let Removed { removed, deferred, leased, .. } = *removed;
+        if self.json {
+            return print_json(&json!({
+                "removed": removed, "deferred": deferred, "leased": leased,
+            }));
+        }
+        let mut line = format!("removed {}", counted(removed, "key"));
+        if leased > 0 {
+            let _ = write!(line, "; {leased} stay, because somebody holds a lease");
+        }
+        if deferred > 0 {
+            let _ = write!(line, "; {deferred} are hidden, their owners have not answered yet");
+        }
+        print(&line)
+    }
+
+    /// What tenants use.
+    pub(crate) fn tenants(self, name: Option<&str>, rows: &[TenantRow]) -> Result<(), Failure> {
+        let shown = |row: &TenantRow| name.map_or_else(|| row.tenant.to_string(), str::to_owned);
+        if self.json {
+            let rows = rows.iter().map(|row| {
+                json!({
+                    "tenant": shown(row), "used_bytes": row.used_bytes,
+                    "hard_bytes": row.hard_bytes, "quota": row.quota,
+                })
+            });
+            return print_json(&json!({ "tenants": rows.collect::<Vec<_>>() }));
+        }
+        if rows.is_empty() {
+            return print("no tenant has anything, or a quota");
+        }
+        for row in rows {
+            let quota = row.quota.map_or_else(|| "no quota".to_owned(), bytes);
+            let (used, hard) = (bytes(row.used_bytes), bytes(row.hard_bytes));
+            print(&format!("{}: {used} of {quota}, {hard} pinned hard", shown(row)))?;
+        }
+        Ok(())
     }
 
     /// How far a drain is. `took` is the time that was waited for it.
@@ -337,6 +381,7 @@ fn started_screen(started: &Started) -> String {
     line("data", started.data.clone());
     line("memory", started.unix.as_ref().map(|path| format!("unix:{}", path.display())));
     line("admin", started.admin.clone());
+    line("grpc", started.grpc.clone());
     line("segment", started.segment_bytes.map(bytes));
     line("name", started.node_name.clone());
     if started.master.is_some() {

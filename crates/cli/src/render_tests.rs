@@ -13,6 +13,7 @@ fn started() -> Started {
         data: Some("127.0.0.1:7413".into()),
         unix: Some("/run/user/7/mooncrate-7413.sock".into()),
         admin: Some("http://127.0.0.1:7412".into()),
+        grpc: Some("127.0.0.1:50051".into()),
         node_name: Some("box-7413".into()),
         segment_bytes: Some(256 << 20),
         find_master: String::new(),
@@ -34,7 +35,7 @@ fn a_server_says_where_it_is_and_how_to_talk_to_it() {
     };
     insta::assert_snapshot!("master", started_screen(&master));
     let joined = Some("127.0.0.1:7411".into());
-    let node = Started { master: None, joined, admin: None, ..started() };
+    let node = Started { master: None, joined, admin: None, grpc: None, ..started() };
     insta::assert_snapshot!("node", started_screen(&node));
 }
 

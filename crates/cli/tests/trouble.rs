@@ -48,6 +48,7 @@ fn wrong_settings_are_refused_with_2_and_name_what_was_meant() {
         (plain(&["stat", "--config", "no.toml"], &[], None), &["no.toml"]),
         (plain(&["serve", "--master", "0.0.0.0:0"], &[], None), &["only loopback", "--master"]),
         (plain(&["serve", "--admin", "0.0.0.0:0"], &[], None), &["loopback only", "--admin off"]),
+        (plain(&["serve", "--grpc", "0.0.0.0:0"], &[], None), &["only loopback", "--grpc"]),
         (
             plain(&["node", "--node-admin", "0.0.0.0:0"], &[], None),
             &["loopback only", "--node-admin off"],
@@ -79,8 +80,9 @@ fn a_taken_port_names_port_holder_and_flag() {
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = holder.local_addr().unwrap();
     let (taken, any, me) = (at.to_string(), "127.0.0.1:0", std::process::id());
-    for flag in ["--master", "--data", "--admin"] {
-        let others = ["--master", "--data", "--admin"].into_iter().filter(|other| *other != flag);
+    let flags = ["--master", "--data", "--admin", "--grpc"];
+    for flag in flags {
+        let others = flags.into_iter().filter(|other| *other != flag);
         let mut args = vec!["serve", flag, &taken];
         args.extend(others.flat_map(|other| [other, any]));
         let answer = plain(&args, &[], None);

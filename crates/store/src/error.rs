@@ -46,6 +46,15 @@ pub enum Error {
         /// Where it would listen.
         address: String,
     },
+    /// A door without credentials in a cluster that asks for them.
+    #[error(
+        "gRPC at {address} would ask nobody for credentials, and this cluster does; leave it off \
+         with --grpc off"
+    )]
+    GrpcIsOpen {
+        /// Where it would listen.
+        address: String,
+    },
 }
 
 impl Error {
@@ -59,7 +68,8 @@ impl Error {
             | Self::Token(_)
             | Self::DerivedToken
             | Self::Tls(_)
-            | Self::OpenBind { .. } => Advice::GiveUp,
+            | Self::OpenBind { .. }
+            | Self::GrpcIsOpen { .. } => Advice::GiveUp,
         }
     }
 

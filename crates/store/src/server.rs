@@ -6,6 +6,9 @@ use crate::security::Security;
 use mooncrate_core::catalog;
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::{LeaderEpoch, TenantId};
+use mooncrate_grpc::{
+    Caller, GrpcConfig, GrpcServing, MetadataMap, Mounted, Parts, Status, serve_grpc,
+};
 use mooncrate_master::{
     Election, ElectionConfig, Master, MasterConfig, Seat, Serving, serve, serve_seat,
 };
@@ -35,6 +38,8 @@ pub struct MasterOptions {
     pub workers: usize,
     /// What its callers must show.
     pub security: Security,
+    /// Where it answers gRPC; `None`: nowhere.
+    pub grpc: Option<Address>,
 }
 
 impl Default for MasterOptions {
@@ -46,6 +51,7 @@ impl Default for MasterOptions {
             catalog: catalog::Config::default(),
             workers: 2,
             security: Security::default(),
+            grpc: None,
         }
     }
 }
@@ -107,6 +113,7 @@ pub struct Running {
     master: Option<(Arc<Seat>, Address)>,
     election: Option<Election>,
     serving: Option<Serving>,
+    grpc: Option<GrpcServing>,
     node: Option<Arc<Node>>,
     drain_on_stop: Option<Duration>,
 }
@@ -115,6 +122,11 @@ impl Running {
     /// Where the master listens really.
     pub fn master_address(&self) -> Option<Address> {
         self.master.as_ref().map(|(_, address)| address.clone())
+    }
+
+    /// Where the master answers gRPC really.
+    pub fn grpc_address(&self) -> Option<Address> {
+        self.grpc.as_ref().map(|grpc| grpc.address().into())
     }
 
     /// Where the node serves data really.
@@ -150,6 +162,9 @@ impl Running {
     }
 
     fn end(&mut self) {
+        if let Some(grpc) = self.grpc.take() {
+            grpc.stop();
+        }
         // The node first: it says farewell to the master.
         if let Some(node) = self.node.take() {
             if let Some(limit) = self.drain_on_stop {
@@ -181,12 +196,15 @@ pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
     if let Some(election) = options.election.clone() {
         return stand_for_election(options, election);
     }
+    let grpc = GrpcOptions::of(&options);
     let (master, serving, address) = start_master(options)?;
-    let master = Some((Seat::always(master), address));
+    let seat = Seat::always(master);
+    let grpc = grpc.open(&seat)?;
     Ok(Running {
-        master,
+        master: Some((seat, address)),
         election: None,
         serving: Some(serving),
+        grpc,
         node: None,
         drain_on_stop: None,
     })
@@ -202,16 +220,25 @@ pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
     let drain_on_stop = options.drain_on_stop;
     let node = start_node(options, master)?;
     node.register(false)?;
-    Ok(Running { master: None, election: None, serving: None, node: Some(node), drain_on_stop })
+    Ok(Running {
+        master: None,
+        election: None,
+        serving: None,
+        grpc: None,
+        node: Some(node),
+        drain_on_stop,
+    })
 }
 
 /// Runs a master and a node in one process: the small cluster that most people start with.
 pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
+    let grpc = GrpcOptions::of(&master);
     let (master, serving, address) = start_master(master)?;
     let mut running = Running {
         master: Some((Seat::always(Arc::clone(&master)), address)),
         election: None,
         serving: Some(serving),
+        grpc: None,
         node: None,
         // Its master stops with it: nobody could tell where things went.
         drain_on_stop: None,
@@ -219,6 +246,9 @@ pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Err
     let node = start_node(node, master.scope(TenantId::DEFAULT))?;
     running.node = Some(Arc::clone(&node));
     join(&master, &node)?;
+    // Last: whoever is let in finds a node.
+    let seat = running.seat().expect("it was made with one");
+    running.grpc = grpc.open(&seat)?;
     Ok(running)
 }
 
@@ -234,6 +264,7 @@ fn stand_for_election(
     options: MasterOptions,
     mut election: ElectionConfig,
 ) -> Result<Running, Error> {
+    let grpc = GrpcOptions::of(&options);
     let bound = listen(&options.listen, &options.security)?;
     let address = bound.address().map_err(Error::io("reading the master's address"))?;
     if election.advertise.is_empty() {
@@ -247,9 +278,15 @@ fn stand_for_election(
     let serving =
         serve_seat(&seat, tick, &[bound], &server_config(&options.security), options.workers)
             .map_err(Error::io("starting the master's threads"))?;
-    let master = Some((seat, address));
-    let serving = Some(serving);
-    Ok(Running { master, election: Some(election), serving, node: None, drain_on_stop: None })
+    let grpc = grpc.open(&seat)?;
+    Ok(Running {
+        master: Some((seat, address)),
+        election: Some(election),
+        serving: Some(serving),
+        grpc,
+        node: None,
+        drain_on_stop: None,
+    })
 }
 
 fn server_config(security: &Security) -> ServerConfig {
@@ -276,6 +313,46 @@ fn start_master(options: MasterOptions) -> Result<(Arc<Master>, Serving, Address
     let serving = serve(&master, &[bound], &server, options.workers)
         .map_err(Error::io("starting the master's threads"))?;
     Ok((master, serving, address))
+}
+
+/// The gRPC door of a master.
+struct GrpcOptions {
+    listen: Option<Address>,
+    put_timeout: Duration,
+    guarded: bool,
+}
+
+impl GrpcOptions {
+    fn of(options: &MasterOptions) -> Self {
+        Self {
+            listen: options.grpc.clone(),
+            put_timeout: options.catalog.put_timeout,
+            guarded: options.security.gate.is_guarded(),
+        }
+    }
+
+    /// Opens it where it is wanted, for everybody who can connect, as the default tenant. It asks for
+    /// no credentials yet, so it stays shut where the cluster does.
+    fn open(self, seat: &Arc<Seat>) -> Result<Option<GrpcServing>, Error> {
+        let Some(address) = self.listen else { return Ok(None) };
+        if self.guarded {
+            return Err(Error::GrpcIsOpen { address: address.to_string() });
+        }
+        let config = GrpcConfig { put_timeout: self.put_timeout, ..GrpcConfig::default() };
+        let (asked, leader) = (Arc::clone(seat), Arc::clone(seat));
+        let everybody = move |_: &MetadataMap| {
+            let tenant = TenantId::DEFAULT;
+            let scope = asked.scope(tenant).map_err(|no| Status::unavailable(no.message))?;
+            Ok(Caller { api: scope, tenant, role: Role::Admin })
+        };
+        let parts = Parts {
+            authenticate: Arc::new(everybody),
+            segments: Arc::new(Mounted),
+            leads: Arc::new(move || leader.master().is_some()),
+        };
+        let serving = serve_grpc(listen(&address, &Security::default())?, parts, config);
+        Ok(Some(serving.map_err(Error::io("starting the gRPC door"))?))
+    }
 }
 
 fn start_node(options: NodeOptions, master: Arc<dyn MasterApi>) -> Result<Arc<Node>, Error> {

@@ -22,6 +22,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("paged", &["core", "mem"]),
     ("ep", &["core", "mem", "wire"]),
     ("admin", &["core"]),
+    ("grpc", &["core", "wire"]),
     ("master", &["core", "wire", "admin"]),
     ("node", &["core", "mem", "wire", "transfer", "ssd", "admin"]),
     ("client", &["core", "mem", "wire", "transfer", "paged"]),
@@ -36,20 +37,21 @@ const TABLE: &[(&str, &[&str])] = &[
 ];
 
 /// What the facade composes.
-const STORE: &[&str] =
-    &["core", "mem", "wire", "transfer", "ssd", "paged", "admin", "master", "node", "client"];
+const STORE: &[&str] = &[
+    "core", "mem", "wire", "transfer", "ssd", "paged", "admin", "grpc", "master", "node", "client",
+];
 /// What the doors reach.
 const DOORS: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "master", "node", "client",
-    "nano", "store",
+    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master", "node",
+    "client", "nano", "store",
 ];
 const SIM: &[&str] = &[
     "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "master", "node", "client",
     "nano", "check",
 ];
 const BENCH: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "master", "node", "client",
-    "nano", "store", "check", "sim",
+    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master", "node",
+    "client", "nano", "store", "check", "sim",
 ];
 
 /// Packages from elsewhere that a crate may not name, with the reason.
@@ -232,10 +234,11 @@ mod tests {
             ("mem", &["core", "rustix", "tokio dev"]),
             ("wire", &["core", "tokio"]),
             ("transfer", &["core", "mem", "wire"]),
+            ("grpc", &["core", "wire", "tonic", "master dev"]),
             ("master", &["core", "wire", "check dev", "node dev"]),
             ("node", &["core", "mem", "wire", "transfer"]),
             ("client", &["core", "mem", "wire", "transfer"]),
-            ("store", &["master", "node", "client"]),
+            ("store", &["grpc", "master", "node", "client"]),
             ("cli", &["store", "anyhow"]),
             ("check", &["core"]),
             ("sim", &["core", "mem", "check", "master"]),

@@ -19,7 +19,11 @@ pub(super) fn run(args: &Ls, settings: &Settings, out: Output) -> Result<(), Fai
     let mut next = Some(0);
     while let Some(cursor) = next.filter(|_| entries.len() < args.limit) {
         let limit = (args.limit - entries.len()).min(PAGE) as u32;
-        let page = store.list(&prefix, cursor, limit).map_err(failed)?;
+        let page = match &args.regex {
+            Some(regex) => store.list_regex(regex, cursor, limit),
+            None => store.list(&prefix, cursor, limit),
+        };
+        let page = page.map_err(failed)?;
         entries.extend(page.entries);
         next = page.next;
     }

@@ -6,6 +6,7 @@ mod drain;
 mod get;
 mod ls;
 mod put;
+mod quota;
 mod rm;
 pub(crate) mod serve;
 mod signals;
@@ -31,6 +32,7 @@ pub(crate) fn ask(command: &Command, settings: &Settings, out: Output) -> Result
         Command::Ls(args) => ls::run(args, settings, out),
         Command::Stat(_) => out.stat(&connect(settings)?.stat().map_err(failed)?),
         Command::Top(args) => top::run(args, settings, out),
+        Command::Quota(args) => quota::run(args, settings, out),
         Command::Drain(args) => drain::run(args, settings, out),
         Command::Undrain(args) => drain::undo(args, settings, out),
         Command::Bench(args) => bench::run(args, settings, out),

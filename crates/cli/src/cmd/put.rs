@@ -1,17 +1,20 @@
 //! `put`: a value from a file, from stdin or from the command line.
 
 use super::{connect, failed, typed_key};
-use crate::args::Put;
+use crate::args::{Put, Wishes};
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::progress;
 use crate::render::{Output, bytes};
-use mooncrate::Stored;
+use mooncrate::{PutConfig, Stored};
+use mooncrate_core::GroupId;
 use mooncrate_core::limits::VALUE_BYTES_MAX;
+use mooncrate_core::plan::Keep;
 use std::fs::File;
 use std::io::{IsTerminal, Read, stdin};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 pub(super) fn run(args: &Put, settings: &Settings, out: Output) -> Result<(), Failure> {
     let key = typed_key(&args.key, args.keys)?;
@@ -19,9 +22,28 @@ pub(super) fn run(args: &Put, settings: &Settings, out: Output) -> Result<(), Fa
     let store = connect(settings)?;
     let len = value.len() as u64;
     let waiting = progress::spinner(format!("storing {}", bytes(len)), len);
-    let stored = store.put(&key, &value);
+    let stored = store.put_parts(&key, &[&value], &wishes(store.put_config(), &args.wishes));
     waiting.finish_and_clear();
     out.put(&key, len, matches!(stored.map_err(failed)?, Stored::New))
+}
+
+fn wishes(plain: PutConfig, args: &Wishes) -> PutConfig {
+    let ms = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    let keep = match args.soft_pin {
+        Some(time) => Keep::Soft { ttl_ms: ms(time) },
+        None if args.hard_pin => Keep::Hard,
+        None => Keep::Normal,
+    };
+    let group = args.group.as_ref().map(|name| GroupId::named(name.as_bytes()));
+    PutConfig {
+        replicas: args.replicas,
+        best_effort: args.best_effort,
+        upsert: args.upsert,
+        keep,
+        group: group.unwrap_or_default(),
+        expire_ms: args.expire.map_or(0, ms),
+        ..plain
+    }
 }
 
 fn value(args: &Put) -> Result<Vec<u8>, Failure> {

@@ -1,6 +1,6 @@
 //! `rm`: removes keys, and says which were not there.
 
-use super::{connect, failed, typed_key};
+use super::{connect, failed, typed_bytes, typed_key};
 use crate::args::Rm;
 use crate::config::Settings;
 use crate::failure::Failure;
@@ -8,6 +8,9 @@ use crate::render::Output;
 use mooncrate_core::key;
 
 pub(super) fn run(args: &Rm, settings: &Settings, out: Output) -> Result<(), Failure> {
+    if args.prefix.is_some() || args.regex.is_some() {
+        return matching(args, settings, out);
+    }
     let mut keys = Vec::new();
     for name in &args.names {
         keys.push(typed_key(name, args.keys)?);
@@ -38,4 +41,17 @@ pub(super) fn run(args: &Rm, settings: &Settings, out: Output) -> Result<(), Fai
         None if absent.is_empty() => Ok(()),
         None => Err(Failure::no_such_key(format!("no such key: {}", absent.join(", ")))),
     }
+}
+
+/// Everything that matches, in steps.
+fn matching(args: &Rm, settings: &Settings, out: Output) -> Result<(), Failure> {
+    let store = connect(settings)?;
+    let removed = match (&args.regex, &args.prefix) {
+        (Some(regex), _) => store.remove_regex(regex, args.force),
+        (None, prefix) => {
+            let prefix = typed_bytes(prefix.as_deref().unwrap_or_default(), args.keys)?;
+            store.remove_prefix(&prefix, args.force)
+        }
+    };
+    out.removed_matching(&removed.map_err(failed)?)
 }

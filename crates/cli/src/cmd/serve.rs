@@ -6,11 +6,11 @@
 
 use super::failed;
 use super::signals::Signals;
-use crate::config::Settings;
+use crate::config::{Grpc, Settings};
 use crate::failure::Failure;
 use crate::listen::{self, Door};
 use crate::render::{Output, Started};
-use mooncrate::{ElectionConfig, MasterOptions, NodeOptions, Running, Security};
+use mooncrate::{Credentials, ElectionConfig, MasterOptions, NodeOptions, Running, Security};
 use mooncrate_admin::{Registry, Router};
 use mooncrate_core::catalog;
 use mooncrate_master::MasterMetrics;
@@ -40,6 +40,8 @@ const STOP_MAX: Duration = Duration::from_secs(5);
 const ADMIN_STOP_MAX: Duration = Duration::from_secs(1);
 /// Where clients look for a master when nobody tells them.
 const USUAL_MASTER: &str = "127.0.0.1:7411";
+/// Where gRPC clients look.
+const USUAL_GRPC: &str = "127.0.0.1:50051";
 
 /// Serves until a signal comes.
 pub(crate) fn run(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
@@ -65,12 +67,16 @@ fn security(settings: &Settings) -> Result<Security, Failure> {
 /// All that can be said before anything is started.
 fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Failure> {
     let unix = settings.unix.clone().map(Address::Unix);
+    let grpc = grpc_address(role, settings);
     let mut doors = Vec::new();
     let mut door = |what, address, flag| doors.push(Door { what, address, flag });
     if role != Role::Node {
         door("the master", own_address(settings)?, "--master");
     }
     check_election(role, settings)?;
+    if let Some(grpc) = &grpc {
+        door("gRPC", grpc, "--grpc");
+    }
     if role != Role::Master {
         if let Some(data) = &settings.data {
             door("the node", data, "--data");
@@ -99,6 +105,18 @@ fn own_address(settings: &Settings) -> Result<&Address, Failure> {
         let hint = "name its own with --master HOST:PORT; clients and nodes name all of them";
         Failure::usage(message).hint(hint)
     })
+}
+
+/// Where this process answers gRPC.
+fn grpc_address(role: Role, settings: &Settings) -> Option<Address> {
+    // It asks for no credentials yet, so by itself it opens only where nobody else does.
+    let open = settings.credentials == Credentials::default();
+    let usual = settings.master.to_string() == USUAL_MASTER;
+    match &settings.grpc {
+        Grpc::At(address) if role != Role::Node => Some(address.clone()),
+        Grpc::Auto if role == Role::Both && open && usual => Some(Address::Tcp(USUAL_GRPC.into())),
+        _ => None,
+    }
 }
 
 /// Whether several masters can work like this.
@@ -234,6 +252,7 @@ fn master_options(
     Ok(MasterOptions {
         election: (!settings.etcd.is_empty()).then(|| election(settings, &listen)),
         listen,
+        grpc: grpc_address(role, settings),
         state_file: settings.state_file.clone(),
         catalog: catalog::Config {
             put_timeout: settings.put_timeout,
@@ -292,6 +311,7 @@ fn started(
         data: running.data_address().map(|address| address.to_string()),
         unix: running.unix_path(),
         admin: admin.map(|address| format!("http://{address}")),
+        grpc: running.grpc_address().map(|address| address.to_string()),
         node_name: node.then(|| settings.node_name.clone()),
         segment_bytes: node.then_some(settings.segment_bytes),
         master,

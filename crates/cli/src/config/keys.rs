@@ -27,6 +27,8 @@ pub(crate) enum Kind {
     Endpoints,
     /// `host:port`, or off.
     Listener,
+    /// `host:port`, auto or off.
+    ListenerOrAuto,
     /// A path for a socket, auto or off.
     Socket,
     /// A path, or off.
@@ -77,6 +79,7 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("master", "127.0.0.1:7411", Kind::Masters),
     spec("admin", "127.0.0.1:7412", Kind::Listener),
     spec("node_admin", OFF, Kind::Listener),
+    spec("grpc", AUTO, Kind::ListenerOrAuto),
     spec("data", "127.0.0.1:7413", Kind::Listener),
     spec("unix", AUTO, Kind::Socket),
     spec("insecure_listen", "false", Kind::Switch),
@@ -123,18 +126,31 @@ impl Spec {
     pub(crate) fn check(&self, text: &str) -> Result<(), String> {
         match self.kind {
             Kind::Masters => masters(text).map(drop),
-            Kind::AddressOrAuto | Kind::CountOrAuto | Kind::Filter if text == AUTO => Ok(()),
+            Kind::AddressOrAuto | Kind::ListenerOrAuto | Kind::CountOrAuto | Kind::Filter
+                if text == AUTO =>
+            {
+                Ok(())
+            }
             Kind::AddressOrAuto => address(text).map(drop),
-            Kind::Endpoints | Kind::Listener | Kind::Tenant | Kind::Users | Kind::SpanOrOff
+            Kind::Endpoints
+            | Kind::Listener
+            | Kind::ListenerOrAuto
+            | Kind::Tenant
+            | Kind::Users
+            | Kind::SpanOrOff
                 if text == OFF =>
             {
                 Ok(())
             }
             Kind::Endpoints => endpoints(text).map(drop),
-            Kind::Listener => address(text).and_then(|address| match address {
-                Address::Tcp(_) => Ok(()),
-                Address::Unix(_) => Err(format!("`{text}` is no host:port; `off` is possible too")),
-            }),
+            Kind::Listener | Kind::ListenerOrAuto => {
+                address(text).and_then(|address| match address {
+                    Address::Tcp(_) => Ok(()),
+                    Address::Unix(_) => {
+                        Err(format!("`{text}` is no host:port; `off` is possible too"))
+                    }
+                })
+            }
             Kind::Socket | Kind::File | Kind::Name if text.is_empty() => {
                 Err("it is empty".to_owned())
             }
@@ -273,6 +289,7 @@ mod tests {
             ("etcd", "https://a:1", "http://"),
             ("advertise", "here", "host:port"),
             ("admin", "unix:/x", "host:port"),
+            ("grpc", "unix:/x", "host:port"),
             ("segment_size", "12 parsecs", "256MiB"),
             ("segment_size", "0", "too few"),
             ("deadline", "5", "500ms"),

@@ -9,7 +9,7 @@ mod keys;
 mod settings;
 
 pub(crate) use keys::{count, size, span};
-pub(crate) use settings::Settings;
+pub(crate) use settings::{Grpc, Settings};
 
 use crate::failure::Failure;
 use keys::{KEYS, Spec};

@@ -14,6 +14,18 @@ use std::time::Duration;
 
 const CHECKED: &str = "every layer checks its values";
 
+/// Where a master answers gRPC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Grpc {
+    /// Where gRPC usually is, in a `serve` whose master is where it usually is; else nowhere, so
+    /// that a second cluster on the machine does not meet the first one there.
+    Auto,
+    /// Nowhere.
+    Off,
+    /// Here.
+    At(Address),
+}
+
 /// What the commands start from.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -23,6 +35,8 @@ pub(crate) struct Settings {
     pub(crate) admin: Option<Address>,
     /// Where that of a node alone listens.
     pub(crate) node_admin: Option<Address>,
+    /// Where a master answers gRPC.
+    pub(crate) grpc: Grpc,
     /// Where a node listens for readers and writers.
     pub(crate) data: Option<Address>,
     /// Where a node hands out shared memory.
@@ -95,6 +109,11 @@ impl Settings {
             master: masters(layers.value("master")).expect(CHECKED),
             admin: or_off("admin").map(|text| address(text).expect(CHECKED)),
             node_admin: or_off("node_admin").map(|text| address(text).expect(CHECKED)),
+            grpc: match layers.value("grpc") {
+                AUTO => Grpc::Auto,
+                OFF => Grpc::Off,
+                text => Grpc::At(address(text).expect(CHECKED)),
+            },
             data,
             unix,
             insecure_listen: truth("insecure_listen"),
@@ -206,6 +225,10 @@ mod tests {
     fn what_is_off_is_none_and_what_is_given_is_taken() {
         let s = settings(&[("admin", "off"), ("data", "off"), ("unix", "off"), ("slots", "9")]);
         assert_eq!((s.admin, s.data, s.unix, s.slots), (None, None, None, Some(9)));
+        assert_eq!(s.grpc, Grpc::Auto);
+        assert_eq!(settings(&[("grpc", "off")]).grpc, Grpc::Off);
+        let at = Grpc::At(Address::Tcp("127.0.0.1:9".into()));
+        assert_eq!(settings(&[("grpc", "127.0.0.1:9")]).grpc, at);
         let s = settings(&[("node_name", "n"), ("deadline", "2min"), ("huge_pages", "true")]);
         assert_eq!(s.node_name, "n");
         assert_eq!((s.deadline, s.huge_pages), (Duration::from_mins(2), true));

@@ -177,9 +177,13 @@ mod tests {
         let refusal = agree(&hello, LinkKind::Control).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Version);
         assert!(refusal.message.contains("150 to 200"), "{refusal}");
-        assert!(refusal.message.contains("this peer 1 to 1"), "{refusal}");
-        (hello.version_min, hello.version_max) = (0, 0);
-        assert_eq!(agree(&hello, LinkKind::Control).unwrap_err().code, RefusalCode::Version);
+        assert!(refusal.message.contains("this peer 2 to 2"), "{refusal}");
+        // Version 1 had other layouts of locators, offers and plans: it is refused loudly.
+        for old in [0, 1] {
+            (hello.version_min, hello.version_max) = (old, old);
+            let refusal = agree(&hello, LinkKind::Control).unwrap_err();
+            assert_eq!(refusal.code, RefusalCode::Version);
+        }
     }
 
     #[test]

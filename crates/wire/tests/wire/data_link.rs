@@ -14,8 +14,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
 const DATA: Hello = Hello {
-    version_min: 1,
-    version_max: 1,
+    version_min: 2,
+    version_max: 2,
     role: Role::Client,
     link: LinkKind::Data,
     name: String::new(),

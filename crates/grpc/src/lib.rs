@@ -1,0 +1,51 @@
+//! answer: the master's public door. The calls of `proto/mooncrate/v1/master.proto`, which are
+//! those of seed 004, health and reflection, for clients in any language.
+//!
+//! ```text
+//!   any client ── gRPC ──► Door ── MasterApi ──► master        here: who, where, when
+//!        ╚════ data frames (docs/formats/frame.md) ════► node  never here: a byte of a value
+//! ```
+//!
+//! From the bottom up: [`status`](mod@status) turns every error into one number, one sentence and
+//! one advice; `convert` checks what comes in and shows plans and locators; `puts` remembers the
+//! puts that began here, because the seed ends them by their key alone; `door` is the six calls;
+//! `serve` the sockets and threads.
+//!
+//! What must stay true: no address travels; a put is not published without a seal that readers can
+//! compare; every call has a deadline, and the number of calls, connections, remembered puts and
+//! bytes of a message is bounded; whose objects a caller sees is decided by its credential alone.
+//!
+//! Deliberately absent: decisions (the master's), values, a way to memory or transfer code. It is
+//! the slow door: programs that count microseconds speak frames.
+#![forbid(unsafe_code)]
+
+mod accept;
+mod convert;
+mod deadline;
+mod door;
+mod places;
+mod puts;
+mod segments;
+mod serve;
+pub mod status;
+
+/// Messages, server and client as generated from the proto file.
+#[expect(
+    clippy::all,
+    clippy::pedantic,
+    clippy::allow_attributes,
+    missing_docs,
+    reason = "generated"
+)]
+pub mod pb {
+    tonic::include_proto!("mooncrate.v1");
+}
+
+/// The proto file, compiled, as reflection shows it.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/master.bin"));
+
+pub use door::{Authenticate, Caller, Parts};
+pub use segments::{Mounted, Mounting, SegmentAdmin, SegmentError};
+pub use serve::{GrpcConfig, GrpcServing, serve_grpc};
+pub use tonic::Status;
+pub use tonic::metadata::MetadataMap;
