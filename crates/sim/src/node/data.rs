@@ -6,7 +6,7 @@ use crate::marks::Mark;
 use crate::message::{Begin, CallId, DataError, Event, Path, ToClient, ToNode};
 use crate::{MS, US};
 use mooncrate_check::{PutId, payload};
-use mooncrate_core::{Locator, PutToken, Seal};
+use mooncrate_core::{Label, Locator, Name, PutToken, Seal};
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, PublishError, SegmentError, WriteGuard};
 
 /// A put under way on a connection.
@@ -138,13 +138,14 @@ impl Node {
         };
         let store = self.store(segment, incarnation).ok_or(stale)?;
         let key = &ctx.keys[usize::from(begin.key)];
+        let label = Label::plain(Name::from(&key.bytes)).expect("a valid key").encode();
         let wanted = BeginWrite {
             locator: begin.locator,
             token: begin.token,
             object: begin.object,
             epoch: begin.epoch,
             len: begin.len,
-            label: &key.bytes,
+            label: &label,
             hash: LabelHash { hash: key.hash.0, fingerprint: 0 },
         };
         store.segment.begin(ctx.mono(self.host), &wanted)

@@ -149,8 +149,10 @@ fn security_memory_is_shared_with_the_tenant_it_is_dedicated_to() {
     store.put(b"k", &vec![3; 100_000]).unwrap();
     assert_eq!(store.path(b"k").unwrap(), Some(Path::Shared));
     assert_eq!(store.get(b"k").unwrap().unwrap(), vec![3; 100_000]);
-    // Nobody else's bytes come here, even with a grant of the master.
-    let foreign = dedicated.plan("evil", b"e", 8).replicas[0];
+    // Nobody else's bytes come here: the master plans none, and the node takes none.
+    let refused = dedicated.store("evil", false).put(b"e", b"value").unwrap_err();
+    assert!(refused.to_string().contains("no segment is mounted"), "{refused}");
+    let foreign = dedicated.plan("acme", b"e", 8).replicas[0];
     let abandon = Abandon { locator: foreign, token: mooncrate_core::PutToken(1) };
     let abandon = DataRequest::Abandon(abandon);
     assert_eq!(ask(&mut dedicated.data("evil"), &abandon), Err(DataError::Denied));

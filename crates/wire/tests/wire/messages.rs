@@ -2,7 +2,7 @@
 //! byte is missing, added or means nothing.
 
 use crate::samples::Samples;
-use mooncrate_core::limits::{BATCH_ITEMS_MAX, REPLICAS_MAX};
+use mooncrate_core::limits::{BATCH_ITEMS_MAX, REPLICAS_MAX, STRIPES_MAX};
 use mooncrate_wire::message::*;
 use mooncrate_wire::{DecodeError, Kind};
 use proptest::prelude::*;
@@ -59,8 +59,8 @@ proptest! {
                 seen += 1;
             }
         }
-        // 15 control and 8 data operations, both ways, and the refusal on both kinds of link.
-        prop_assert_eq!(seen, 2 * (15 + 8) + 2);
+        // 22 control and 8 data operations, both ways, and the refusal on both kinds of link.
+        prop_assert_eq!(seen, 2 * (22 + 8) + 2);
         let hello = samples.hello();
         check(&hello, body(|out| hello.encode(out)), Hello::decode)?;
         let ack = samples.hello_ack();
@@ -105,12 +105,13 @@ fn a_plan_has_no_more_replicas_than_allowed() {
             break plan;
         }
     };
-    for count in [REPLICAS_MAX, REPLICAS_MAX + 1] {
+    let most = REPLICAS_MAX * STRIPES_MAX;
+    for count in [most, most + 1] {
         let mut plan = plan.clone();
         plan.replicas = vec![plan.replicas[0]; count];
         let reply = Reply::PutStart(vec![Ok(plan)]);
         let back = Reply::decode(Kind::PutStart, body(|out| reply.encode(out)));
-        assert_eq!(back.is_ok(), count <= REPLICAS_MAX);
+        assert_eq!(back.is_ok(), count <= most);
     }
 }
 
