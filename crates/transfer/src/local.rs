@@ -30,12 +30,12 @@ impl Local {
     }
 
     fn read_one(&self, read: &mut Read<'_>) -> Result<(), TransferError> {
-        let have = read.into.len() as u64;
-        if have != read.len {
-            return Err(TransferError::Length { need: read.len, have });
-        }
+        read.check()?;
         let pin = self.pin(&read.locator)?;
-        Ok(pin.read_into(read.seal, read.into)?)
+        Ok(match read.start {
+            None => pin.read_into(read.seal, read.into)?,
+            Some(start) => pin.read_part_into(read.seal, start, read.into)?,
+        })
     }
 }
 

@@ -91,6 +91,19 @@ impl Shared {
         Err(if known { DataError::Stale } else { DataError::UnknownSegment }.into())
     }
 
+    fn read_one(&self, read: &mut Read<'_>) -> Result<(), TransferError> {
+        read.check()?;
+        let mapping = self.mapping(&read.locator)?;
+        let (locator, seal) = (&read.locator, read.seal);
+        Ok(match read.start {
+            None => mapping.read_into(locator, seal, read.into, boottime)?,
+            Some(start) => {
+                let sealed = (read.len, seal);
+                mapping.read_part_into(locator, sealed, start, read.into, boottime)?;
+            }
+        })
+    }
+
     fn pin_link(&self, deadline: Deadline) -> Result<Arc<PinLink>, CallError> {
         let mut pins = self.pins.lock();
         // Looking costs a system call, the pin a round trip: a peer that hung up is found out here.
@@ -112,14 +125,7 @@ impl Transport for Shared {
 
     fn read(&self, reads: &mut [Read<'_>], _deadline: Deadline) {
         for read in reads {
-            let have = read.into.len() as u64;
-            read.result = if have == read.len {
-                self.mapping(&read.locator).and_then(|mapping| {
-                    Ok(mapping.read_into(&read.locator, read.seal, read.into, boottime)?)
-                })
-            } else {
-                Err(TransferError::Length { need: read.len, have })
-            };
+            read.result = self.read_one(read);
         }
     }
 

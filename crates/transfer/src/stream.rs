@@ -3,6 +3,7 @@
 
 use crate::error::TransferError;
 use crate::lanes::Lanes;
+use crate::part::Cover;
 use crate::{Path, Read, Transport, View, Write, Written};
 use mooncrate_core::Seal;
 use mooncrate_core::plan::Locator;
@@ -93,9 +94,7 @@ impl Stream {
             }
             while sent < reads.len() && ahead < READS_AHEAD {
                 if open(&reads[sent]) {
-                    let Read { locator, len, .. } = reads[sent];
-                    let request = DataRequest::Read(message::Read { locator, start: 0, len });
-                    let gone = link.send_data(&request, &[], deadline);
+                    let gone = ask(&mut link, &reads[sent], deadline);
                     gone.map_err(|error| (error, !fresh && !came))?;
                     ahead += 1;
                 }
@@ -110,14 +109,19 @@ impl Stream {
     }
 }
 
-/// Whether a read can be asked for; one that cannot spoils no other (G11).
-fn fits(read: &Read<'_>) -> bool {
-    read.len == read.into.len() as u64
-}
-
 /// Whether a read is still to be done over the one link.
 fn open(read: &Read<'_>) -> bool {
-    fits(read) && matches!(read.result, Err(TransferError::NotTried))
+    matches!(read.result, Err(TransferError::NotTried))
+}
+
+/// Sends what a read needs.
+fn ask(link: &mut PooledLink<'_>, read: &Read<'_>, deadline: Deadline) -> Result<(), CallError> {
+    if let Some(cover) = Cover::of(read) {
+        return cover.ask(link, &read.locator, deadline);
+    }
+    let Read { locator, len, .. } = *read;
+    link.send_data(&DataRequest::Read(message::Read { locator, start: 0, len }), &[], deadline)?;
+    Ok(())
 }
 
 /// Takes one reply with its bytes. The outer error ends the link, the inner one only this read.
@@ -126,6 +130,9 @@ fn receive(
     read: &mut Read<'_>,
     deadline: Deadline,
 ) -> Result<Result<(), TransferError>, CallError> {
+    if let Some(cover) = Cover::of(read) {
+        return cover.receive(link, read, deadline);
+    }
     Ok(receive_sums(link, read.into, deadline)?.and_then(|sums| {
         if sums.seal() == read.seal { Ok(()) } else { Err(DataError::Corrupt.into()) }
     }))
@@ -137,22 +144,33 @@ pub(crate) fn receive_sums(
     into: &mut [u8],
     deadline: Deadline,
 ) -> Result<Result<SliceSums, TransferError>, CallError> {
+    if let Err(error) = receive_len(link, into.len() as u64, deadline)? {
+        return Ok(Err(error.into()));
+    }
+    let mut sums = SliceSums::new();
+    link.recv_attachment(into, |chunk| sums.update(chunk), deadline)?;
+    Ok(Ok(sums))
+}
+
+/// Takes the head of a reply to a read; `wanted` bytes follow it, unless the owner refused.
+pub(crate) fn receive_len(
+    link: &mut PooledLink<'_>,
+    wanted: u64,
+    deadline: Deadline,
+) -> Result<Result<(), DataError>, CallError> {
     let reply = match link.recv_data(deadline)? {
         (_, DataReply::Read(reply)) => reply,
         (_, DataReply::Refuse(refusal)) => return Err(refusal.into()),
         (_, other) => return Err(DecodeError::Unexpected { kind: other.kind() }.into()),
     };
-    let came = match reply.result {
-        Ok(came) => came,
-        Err(error) => return Ok(Err(error.into())),
-    };
-    if came != into.len() as u64 {
-        let what = "the length of a value";
-        return Err(DecodeError::BadValue { what, value: came }.into());
+    match reply.result {
+        Ok(came) if came == wanted => Ok(Ok(())),
+        Ok(came) => {
+            let what = "the length of a value";
+            Err(DecodeError::BadValue { what, value: came }.into())
+        }
+        Err(error) => Ok(Err(error)),
     }
-    let mut sums = SliceSums::new();
-    link.recv_attachment(into, |chunk| sums.update(chunk), deadline)?;
-    Ok(Ok(sums))
 }
 
 impl Transport for Stream {
@@ -162,15 +180,11 @@ impl Transport for Stream {
 
     fn read(&self, reads: &mut [Read<'_>], deadline: Deadline) {
         for read in &mut *reads {
-            let (need, have) = (read.len, read.into.len() as u64);
-            read.result = Err(if fits(read) {
-                TransferError::NotTried
-            } else {
-                TransferError::Length { need, have }
-            });
+            read.result = read.check().and(Err(TransferError::NotTried));
         }
         for read in &mut *reads {
-            if fits(read)
+            if open(read)
+                && read.start.is_none()
                 && let Some(done) = self.lanes.read(self, read, deadline)
             {
                 read.result = done;

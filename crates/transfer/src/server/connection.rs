@@ -153,7 +153,7 @@ impl<'a> Connection<'a> {
             Ok(pin) => pin,
             Err(error) => return self.link.send_reply(id, &refused(error), &[], deadline),
         };
-        let bytes = pin.bytes();
+        let bytes = pin.sealed_bytes();
         let part = usize::try_from(read.start)
             .ok()
             .and_then(|start| bytes.get(start..start.checked_add(read.len as usize)?));

@@ -14,6 +14,7 @@ mod hang_up;
 mod large;
 mod life;
 mod race;
+mod ranges;
 mod rig;
 mod silence;
 mod suite;
@@ -56,6 +57,12 @@ conformance!(
     life::an_aborted_put_waits_for_its_writer,
     life::a_view_keeps_its_bytes,
     life::a_removed_value_is_stale_at_once,
+    ranges::every_part_is_bit_exact,
+    ranges::a_part_past_the_end_is_out_of_bounds,
+    ranges::flips_in_parts_are_found,
+    ranges::parts_of_what_is_gone_are_refused,
+    ranges::a_batch_may_mix_parts_and_wholes,
+    ranges::parts_never_come_from_another_life,
     race::readers_never_see_another_life,
     race::many_threads_store_and_read,
 );
