@@ -30,6 +30,18 @@ pub enum Error {
         /// Bytes of the buffer.
         have: u64,
     },
+    /// A range reaches past the end of the value.
+    #[error(
+        "a range of {bytes} bytes from {start} reaches past the end of the value: it has {len}"
+    )]
+    OutOfRange {
+        /// First byte that was wanted.
+        start: u64,
+        /// How many were.
+        bytes: u64,
+        /// Bytes of the value.
+        len: u64,
+    },
     /// The object moved or vanished again and again while it was being read.
     #[error("the object changed its place {tries} times while it was read; try again")]
     Restless {
@@ -47,7 +59,7 @@ impl Error {
             Self::Remove(error) => error.advice(),
             Self::Master(error) => error.advice(),
             Self::Transfer(error) => error.advice(),
-            Self::BufferTooSmall { .. } => Advice::GiveUp,
+            Self::BufferTooSmall { .. } | Self::OutOfRange { .. } => Advice::GiveUp,
             Self::Restless { .. } => Advice::Retry { after_ms: 1 },
         }
     }

@@ -21,6 +21,7 @@ mod directory;
 mod error;
 mod get;
 mod put;
+mod ranges;
 mod stripes;
 
 pub use client::Client;
@@ -29,3 +30,4 @@ pub use counts::Counts;
 pub use error::Error;
 pub use mooncrate_transfer::View;
 pub use put::Stored;
+pub use ranges::{RangeInto, Ranges};

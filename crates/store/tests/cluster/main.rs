@@ -3,6 +3,7 @@
 //! ```text
 //!   calls     every call over shared memory and over TCP; several nodes, several clients, judged
 //!   faults    nodes and clients that die or stand still
+//!   ranges    parts of values, over every path, striped and replaced
 //!   restart   masters and nodes that come back
 //! ```
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
@@ -12,4 +13,5 @@ mod faults;
 mod fleet;
 #[path = "../../examples/full_pool/judge.rs"]
 mod judge;
+mod ranges;
 mod restart;
