@@ -41,8 +41,9 @@ impl Store {
 fn own(
     found: Result<Option<mooncrate_client::Ranges>, mooncrate_client::Error>,
 ) -> Result<Option<Ranges>, Error> {
-    let each = |ranges: mooncrate_client::Ranges| {
-        ranges.into_iter().map(|one| one.map_err(Error::from)).collect()
-    };
     Ok(found?.map(each))
+}
+
+pub(crate) fn each(ranges: mooncrate_client::Ranges) -> Ranges {
+    ranges.into_iter().map(|one| one.map_err(Error::from)).collect()
 }

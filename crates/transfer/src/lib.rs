@@ -38,6 +38,7 @@ use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{LeaderEpoch, ObjectId, PutToken, Seal};
 use mooncrate_wire::DataError;
+use mooncrate_wire::message::BeginWrite;
 use std::ops::Deref;
 
 /// One extent to read: a whole value, or a part of it.
@@ -128,6 +129,13 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
         deadline: Deadline,
     ) -> Result<Box<dyn Written + 'a>, TransferError>;
 
+    /// Opens a put whose value comes in parts, in any order.
+    fn open(
+        &self,
+        put: &BeginWrite<'_>,
+        deadline: Deadline,
+    ) -> Result<Box<dyn OpenPut>, TransferError>;
+
     /// The bytes in place, pinned and verified, where this path can show them without a copy.
     fn view(
         &self,
@@ -145,6 +153,15 @@ pub trait Written {
 
     /// Publishes: from now on the owner serves the bytes. After the last byte, never before.
     fn signal(self: Box<Self>, deadline: Deadline) -> Result<(), TransferError>;
+}
+
+/// A value that is put in parts. Dropping it gives the range up; a writer that dies does the same.
+pub trait OpenPut: Send + std::fmt::Debug {
+    /// Moves a part into place. Each byte of the value goes once; the order does not matter.
+    fn write(&mut self, offset: u64, part: &[u8], deadline: Deadline) -> Result<(), TransferError>;
+
+    /// Publishes, after the last part: the owner compares what lies there with the seal.
+    fn signal(self: Box<Self>, seal: Seal, deadline: Deadline) -> Result<(), TransferError>;
 }
 
 /// The bytes of a value, in place and pinned where the path allows it: the owner cannot free them

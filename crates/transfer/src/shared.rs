@@ -5,7 +5,7 @@
 use crate::engine::EngineConfig;
 use crate::error::TransferError;
 use crate::stream::{Stream, answer, begin_write};
-use crate::{Path, Read, Transport, View, ViewBytes, Write, Written};
+use crate::{OpenPut, Path, Read, Transport, View, ViewBytes, Write, Written};
 use mooncrate_core::plan::Locator;
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::time::Deadline;
@@ -150,6 +150,16 @@ impl Transport for Shared {
         let seal = mapping.write_value(&write.locator, value)?;
         let (locator, token) = (write.locator, write.token);
         Ok(Box::new(DirectWritten { link, locator, token, seal, signalled: false }))
+    }
+
+    /// Through the socket: the owner sums the value when it is signalled, so nobody but the owner may
+    /// store into it until then.
+    fn open(
+        &self,
+        put: &message::BeginWrite<'_>,
+        deadline: Deadline,
+    ) -> Result<Box<dyn OpenPut>, TransferError> {
+        self.stream.open(put, deadline)
     }
 
     fn view(

@@ -4,15 +4,15 @@
 use crate::error::TransferError;
 use crate::lanes::Lanes;
 use crate::part::Cover;
-use crate::{Path, Read, Transport, View, Write, Written};
-use mooncrate_core::Seal;
+use crate::{OpenPut, Path, Read, Transport, View, Write, Written};
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
+use mooncrate_core::{PutToken, Seal};
 use mooncrate_mem::SliceSums;
 use mooncrate_wire::message::{self, DataReply, DataRequest};
 use mooncrate_wire::pool::PooledLink;
 use mooncrate_wire::{
-    Address, CallError, DataError, DecodeError, Hello, LinkKind, LinkPool, PoolConfig, Role,
+    Address, CallError, DataError, DecodeError, Hello, Link, LinkKind, LinkPool, PoolConfig, Role,
 };
 use std::io::IoSlice;
 use std::time::Duration;
@@ -215,6 +215,19 @@ impl Transport for Stream {
         Ok(Box::new(self.start_write(write, deadline)?))
     }
 
+    fn open(
+        &self,
+        put: &message::BeginWrite<'_>,
+        deadline: Deadline,
+    ) -> Result<Box<dyn OpenPut>, TransferError> {
+        // A link of its own: the put is booked to it and may stay open for long, and hanging up gives
+        // the range back.
+        let mut link = self.pool.dedicated(deadline)?;
+        let request = DataRequest::Open(message::Open { put: *put });
+        told(link.call_data(&request, &[], deadline)?)??;
+        Ok(Box::new(StreamOpen { link, locator: put.locator, token: put.token }))
+    }
+
     fn view(
         &self,
         _locator: &Locator,
@@ -243,7 +256,7 @@ pub(crate) fn begin_write<'a>(write: &Write<'a>) -> message::BeginWrite<'a> {
 pub(crate) struct StreamWritten<'a> {
     link: PooledLink<'a>,
     locator: Locator,
-    token: mooncrate_core::PutToken,
+    token: PutToken,
     seal: Seal,
 }
 
@@ -266,11 +279,39 @@ pub(crate) fn answer(
     link: &mut PooledLink<'_>,
     deadline: Deadline,
 ) -> Result<Result<(), DataError>, CallError> {
-    match link.recv_data(deadline)?.1 {
-        DataReply::Write(result) | DataReply::Begin(result) | DataReply::Signal(result) => {
-            Ok(result)
-        }
+    told(link.recv_data(deadline)?.1)
+}
+
+/// The same in a reply that has arrived.
+fn told(reply: DataReply) -> Result<Result<(), DataError>, CallError> {
+    match reply {
+        DataReply::Write(result)
+        | DataReply::Begin(result)
+        | DataReply::Signal(result)
+        | DataReply::Open(result)
+        | DataReply::WritePart(result) => Ok(result),
         DataReply::Refuse(refusal) => Err(refusal.into()),
         other => Err(DecodeError::Unexpected { kind: other.kind() }.into()),
+    }
+}
+
+/// A put in parts, over a link of its own.
+#[derive(Debug)]
+struct StreamOpen {
+    link: Link,
+    locator: Locator,
+    token: PutToken,
+}
+
+impl OpenPut for StreamOpen {
+    fn write(&mut self, offset: u64, part: &[u8], deadline: Deadline) -> Result<(), TransferError> {
+        let (len, locator, token) = (part.len() as u64, self.locator, self.token);
+        let request = DataRequest::WritePart(message::WritePart { len, locator, token, offset });
+        Ok(told(self.link.call_data(&request, &[IoSlice::new(part)], deadline)?)??)
+    }
+
+    fn signal(mut self: Box<Self>, seal: Seal, deadline: Deadline) -> Result<(), TransferError> {
+        let signal = message::Signal { locator: self.locator, token: self.token, seal };
+        Ok(told(self.link.call_data(&DataRequest::Signal(signal), &[], deadline)?)??)
     }
 }

@@ -31,7 +31,9 @@ pub const fn may(role: Role, kind: Kind) -> bool {
         | Kind::Read
         | Kind::Pin
         | Kind::Unpin
-        | Kind::Abandon => matches!(role, Client | Node | Admin),
+        | Kind::Abandon
+        | Kind::Open
+        | Kind::WritePart => matches!(role, Client | Node | Admin),
     }
 }
 
@@ -67,7 +69,7 @@ mod tests {
                 0x11..0x18 | 0x1a | 0x1b => &[Role::Client, Role::Admin],
                 0x30 => &[Role::Admin],
                 0x20..0x25 => &[Role::Node],
-                0x40..0x48 => &[Role::Client, Role::Node, Role::Admin],
+                0x40..0x4a => &[Role::Client, Role::Node, Role::Admin],
                 _ => &[],
             };
             assert_eq!(roles, expected, "{kind}");
