@@ -64,6 +64,10 @@ impl Runs {
 
     /// The bytes that were claimed at `start` are in place; `sums` are those of their slices.
     pub(crate) fn done(&mut self, start: u64, sums: &[(u64, u64)]) {
+        if sums.is_empty() {
+            // Nothing was claimed; another run may begin here.
+            return;
+        }
         self.runs.remove(&start);
         let mut at = start;
         for &(bytes, sum) in sums {

@@ -5,6 +5,7 @@
 //!   faults    nodes and clients that die or stand still
 //!   ranges    parts of values, over every path, striped and replaced
 //!   restart   masters and nodes that come back
+//!   sessions  values written and read layer by layer
 //! ```
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
@@ -15,3 +16,4 @@ mod fleet;
 mod judge;
 mod ranges;
 mod restart;
+mod sessions;

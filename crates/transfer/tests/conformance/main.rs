@@ -13,6 +13,7 @@ mod flips;
 mod hang_up;
 mod large;
 mod life;
+mod parts;
 mod race;
 mod ranges;
 mod rig;
@@ -57,6 +58,12 @@ conformance!(
     life::an_aborted_put_waits_for_its_writer,
     life::a_view_keeps_its_bytes,
     life::a_removed_value_is_stale_at_once,
+    parts::parts_in_any_order_are_one_value,
+    parts::only_what_was_sealed_is_published,
+    parts::a_part_past_the_end_is_refused_and_the_put_goes_on,
+    parts::a_dropped_open_put_gives_its_range_back,
+    parts::an_aborted_open_put_waits_for_its_writer,
+    parts::opening_what_is_not_ours_is_refused,
     ranges::every_part_is_bit_exact,
     ranges::a_part_past_the_end_is_out_of_bounds,
     ranges::flips_in_parts_are_found,
