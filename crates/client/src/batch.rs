@@ -50,7 +50,11 @@ impl Client {
     }
 
     /// Places of keys, from the cache or from the master; `None` where that did not work.
-    fn locate_many(&self, keys: &[&[u8]], deadline: Deadline) -> Vec<Option<Arc<Located>>> {
+    pub(crate) fn locate_many(
+        &self,
+        keys: &[&[u8]],
+        deadline: Deadline,
+    ) -> Vec<Option<Arc<Located>>> {
         let mut located: Vec<Option<Arc<Located>>> = keys
             .iter()
             .map(|key| {

@@ -25,6 +25,9 @@ pub enum Error {
     /// The bytes did not move.
     #[error("transfer: {0}")]
     Transfer(#[from] TransferError),
+    /// A session does not allow it.
+    #[error("session: {0}")]
+    Session(#[from] SessionError),
     /// The buffer is too small for the value.
     #[error("the value has {need} bytes, the buffer {have}")]
     BufferTooSmall {
@@ -32,6 +35,18 @@ pub enum Error {
         need: u64,
         /// Bytes of the buffer.
         have: u64,
+    },
+    /// A range reaches past the end of the value.
+    #[error(
+        "a range of {bytes} bytes from {start} reaches past the end of the value: it has {len}"
+    )]
+    OutOfRange {
+        /// First byte that was wanted.
+        start: u64,
+        /// How many were.
+        bytes: u64,
+        /// Bytes of the value.
+        len: u64,
     },
     /// The object moved or vanished again and again while it was being read.
     #[error("the object changed its place {tries} times while it was read; try again")]
@@ -51,8 +66,62 @@ impl Error {
             Self::Copy(error) => error.advice(),
             Self::Master(error) => error.advice(),
             Self::Transfer(error) => error.advice(),
-            Self::BufferTooSmall { .. } => Advice::GiveUp,
+            Self::Session(error) => error.advice(),
+            Self::BufferTooSmall { .. } | Self::OutOfRange { .. } => Advice::GiveUp,
             Self::Restless { .. } => Advice::Retry { after_ms: 1 },
         }
+    }
+}
+
+/// Why a session did not do what it was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// It was ended or revoked.
+    #[error("the session is over; start another one")]
+    Over,
+    /// A part did not arrive.
+    #[error("a part of the value did not arrive, so it can never be whole; revoke the session")]
+    Broken,
+    /// Bytes are written once.
+    #[error("bytes {start} to {end} were written before; a session writes each byte once")]
+    Overlap {
+        /// The first that was.
+        start: u64,
+        /// The end of them.
+        end: u64,
+    },
+    /// Bytes are missing.
+    #[error("bytes {start} to {end} are not all written yet; write them, then end the session")]
+    Gap {
+        /// The first that is missing.
+        start: u64,
+        /// Where the next run that is whole begins, or the end of the value.
+        end: u64,
+    },
+    /// A part reaches past the end of the value.
+    #[error("a part of {bytes} bytes from {start} reaches past the end of the value: it has {len}")]
+    OutOfRange {
+        /// First byte.
+        start: u64,
+        /// How many.
+        bytes: u64,
+        /// Bytes of the value.
+        len: u64,
+    },
+    /// Too many runs that do not touch.
+    #[error("the parts written so far are in {runs} runs that do not touch; write larger parts")]
+    Scattered {
+        /// The bound.
+        runs: usize,
+    },
+    /// The lease ran out.
+    #[error("the lease of the session ran out; start another one, and read before it ends")]
+    LeaseOver,
+}
+
+impl SessionError {
+    /// What the caller does next.
+    pub const fn advice(&self) -> Advice {
+        Advice::GiveUp
     }
 }

@@ -201,7 +201,7 @@ impl Client {
 
     /// Tries the copies of a stripe in their order, until one works; that one is the first to be
     /// tried next time.
-    fn try_copies<T>(
+    pub(crate) fn try_copies<T>(
         &self,
         key: &[u8],
         located: &Located,

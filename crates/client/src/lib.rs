@@ -3,6 +3,7 @@
 //! ```text
 //!   put    put_start ─► write every replica ─► signal every replica ─► put_end
 //!   get    cached locator, or locate ─► read and verify ─► (stale: locate once more)
+//!   sessions   put_start ─► parts in any order ─► end;   locate with a lease ─► many ranges
 //! ```
 //!
 //! Everything blocks and ends by its deadline. Locators are cached without a lease: they are safe
@@ -19,13 +20,20 @@ mod config;
 mod counts;
 mod error;
 mod get;
+mod get_session;
 mod put;
+mod put_session;
+mod ranges;
+mod runs;
 mod stripes;
 mod touch;
 
 pub use client::Client;
 pub use config::ClientConfig;
 pub use counts::Counts;
-pub use error::Error;
+pub use error::{Error, SessionError};
+pub use get_session::GetSession;
 pub use mooncrate_transfer::View;
 pub use put::Stored;
+pub use put_session::PutSession;
+pub use ranges::{RangeInto, Ranges};

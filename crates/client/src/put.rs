@@ -26,10 +26,10 @@ pub enum Stored {
 }
 
 /// A value that lies published at its owners.
-struct Written {
-    index: usize,
-    plan: WritePlan,
-    seals: Vec<Seal>,
+pub(crate) struct Written {
+    pub(crate) index: usize,
+    pub(crate) plan: WritePlan,
+    pub(crate) seals: Vec<Seal>,
 }
 
 impl Client {
@@ -205,7 +205,7 @@ impl Client {
     }
 
     /// Makes written values visible, all in one call.
-    fn end(
+    pub(crate) fn end(
         &self,
         items: &[(&[u8], &[&[u8]])],
         ends: Vec<Written>,
@@ -252,7 +252,7 @@ impl Client {
     }
 
     /// Gives a failed put back; if the master cannot be reached, its watchdog does.
-    fn revoke(&self, key: &[u8], token: PutToken, deadline: Deadline) {
+    pub(crate) fn revoke(&self, key: &[u8], token: PutToken, deadline: Deadline) {
         let _ = self.master.put_revoke(&[PutRevokeItem { key, token }], deadline);
     }
 }

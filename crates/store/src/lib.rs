@@ -22,13 +22,15 @@
 
 mod error;
 mod host;
+mod ranges;
 mod security;
 mod server;
+mod session;
 mod store;
 
 pub use error::Error;
 pub use host::this_host;
-pub use mooncrate_client::{ClientConfig, Counts, Stored, View};
+pub use mooncrate_client::{ClientConfig, Counts, RangeInto, SessionError, Stored, View};
 pub use mooncrate_core::catalog::Config as CatalogConfig;
 pub use mooncrate_core::copy::{DrainMode, DrainStat};
 pub use mooncrate_core::error::Advice;
@@ -39,6 +41,8 @@ pub use mooncrate_wire::auth::{ClusterSecret, Token};
 pub use mooncrate_wire::message::{ClusterStat, Listed, Listing, NodeEntry, SegmentRow};
 pub use mooncrate_wire::tls::TlsFiles;
 pub use mooncrate_wire::{Address, Masters};
+pub use ranges::Ranges;
 pub use security::{Credentials, Security};
 pub use server::{MasterOptions, NodeOptions, Running, run_both, run_master, run_node};
+pub use session::{GetSession, PutSession};
 pub use store::{ConnectOptions, EmbeddedOptions, Store};

@@ -163,6 +163,10 @@ impl Store {
         Ok(Self { inner: Arc::new(Inner { client, own: None }) })
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.inner.client
+    }
+
     /// Stores a value. A key that has one keeps it.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<Stored, Error> {
         Ok(self.inner.client.put(key, value)?)

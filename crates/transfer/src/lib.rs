@@ -21,6 +21,7 @@ mod error;
 mod lanes;
 mod local;
 mod nodes;
+mod part;
 mod segments;
 mod server;
 mod shared;
@@ -39,17 +40,22 @@ pub use stream::Stream;
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{LeaderEpoch, ObjectId, PutToken, Seal};
+use mooncrate_wire::DataError;
+use mooncrate_wire::message::BeginWrite;
 use std::ops::Deref;
 
-/// One extent to read: a whole value.
+/// One extent to read: a whole value, or a part of it.
 #[derive(Debug)]
 pub struct Read<'a> {
     /// Where it is.
     pub locator: Locator,
-    /// Bytes of the value; `into` has as many.
+    /// Bytes of the value.
     pub len: u64,
-    /// What they must add up to.
+    /// What they must add up to, all of them.
     pub seal: Seal,
+    /// `None`: the whole value, and `into` has its length. Otherwise the part that starts here and is as
+    /// long as `into`.
+    pub start: Option<u64>,
     /// Where they go. What it holds after an error is nobody's value.
     pub into: &'a mut [u8],
     /// What became of it.
@@ -57,9 +63,28 @@ pub struct Read<'a> {
 }
 
 impl<'a> Read<'a> {
-    /// A read that has not been tried.
+    /// A read of a whole value, which has not been tried.
     pub fn new(locator: Locator, len: u64, seal: Seal, into: &'a mut [u8]) -> Self {
-        Self { locator, len, seal, into, result: Err(TransferError::NotTried) }
+        Self { locator, len, seal, start: None, into, result: Err(TransferError::NotTried) }
+    }
+
+    /// The same for the part of a value that starts at `start` and is as long as `into`. It is verified
+    /// as a part of the sealed value (R11): every slice it touches is summed in full.
+    pub fn part(locator: Locator, len: u64, seal: Seal, start: u64, into: &'a mut [u8]) -> Self {
+        Self { start: Some(start), ..Self::new(locator, len, seal, into) }
+    }
+
+    /// Whether it can be asked for; one that cannot spoils no other (G11).
+    fn check(&self) -> Result<(), TransferError> {
+        let have = self.into.len() as u64;
+        match self.start {
+            None if have == self.len => Ok(()),
+            None => Err(TransferError::Length { need: self.len, have }),
+            Some(start) => match start.checked_add(have) {
+                Some(end) if end <= self.len => Ok(()),
+                _ => Err(DataError::OutOfBounds.into()),
+            },
+        }
     }
 }
 
@@ -97,7 +122,7 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
     /// Which path this is.
     fn path(&self) -> Path;
 
-    /// Reads values and verifies them. One result each; a failed one shifts nothing.
+    /// Reads values or parts of them, and verifies them. One result each; a failed one shifts nothing.
     fn read(&self, reads: &mut [Read<'_>], deadline: Deadline);
 
     /// Moves a value into place. It is not visible yet.
@@ -106,6 +131,13 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
         write: &Write<'a>,
         deadline: Deadline,
     ) -> Result<Box<dyn Written + 'a>, TransferError>;
+
+    /// Opens a put whose value comes in parts, in any order.
+    fn open(
+        &self,
+        put: &BeginWrite<'_>,
+        deadline: Deadline,
+    ) -> Result<Box<dyn OpenPut>, TransferError>;
 
     /// The bytes in place, pinned and verified, where this path can show them without a copy.
     fn view(
@@ -124,6 +156,15 @@ pub trait Written {
 
     /// Publishes: from now on the owner serves the bytes. After the last byte, never before.
     fn signal(self: Box<Self>, deadline: Deadline) -> Result<(), TransferError>;
+}
+
+/// A value that is put in parts. Dropping it gives the range up; a writer that dies does the same.
+pub trait OpenPut: Send + std::fmt::Debug {
+    /// Moves a part into place. Each byte of the value goes once; the order does not matter.
+    fn write(&mut self, offset: u64, part: &[u8], deadline: Deadline) -> Result<(), TransferError>;
+
+    /// Publishes, after the last part: the owner compares what lies there with the seal.
+    fn signal(self: Box<Self>, seal: Seal, deadline: Deadline) -> Result<(), TransferError>;
 }
 
 /// The bytes of a value, in place and pinned where the path allows it: the owner cannot free them

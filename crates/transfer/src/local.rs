@@ -2,14 +2,14 @@
 
 use crate::error::TransferError;
 use crate::segments::Segments;
-use crate::{Path, Read, Transport, View, ViewBytes, Write, Written};
+use crate::{OpenPut, Path, Read, Transport, View, ViewBytes, Write, Written};
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{PutToken, Seal};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, WriteGuard};
-use mooncrate_wire::DataError;
+use mooncrate_wire::{DataError, message};
 use std::sync::Arc;
 
 /// The segments of this process.
@@ -30,12 +30,12 @@ impl Local {
     }
 
     fn read_one(&self, read: &mut Read<'_>) -> Result<(), TransferError> {
-        let have = read.into.len() as u64;
-        if have != read.len {
-            return Err(TransferError::Length { need: read.len, have });
-        }
+        read.check()?;
         let pin = self.pin(&read.locator)?;
-        Ok(pin.read_into(read.seal, read.into)?)
+        Ok(match read.start {
+            None => pin.read_into(read.seal, read.into)?,
+            Some(start) => pin.read_part_into(read.seal, start, read.into)?,
+        })
     }
 }
 
@@ -61,6 +61,24 @@ impl Transport for Local {
             guard.write(guard.seen(), piece)?;
         }
         Ok(Box::new(LocalWritten { seal: guard.seal(), token: write.token, guard }))
+    }
+
+    fn open(
+        &self,
+        put: &message::BeginWrite<'_>,
+        _deadline: Deadline,
+    ) -> Result<Box<dyn OpenPut>, TransferError> {
+        let segment = self.segments.find(&put.locator)?;
+        let begin = BeginWrite {
+            locator: put.locator,
+            token: put.token,
+            object: put.object,
+            epoch: put.epoch,
+            len: put.len,
+            label: put.label,
+            hash: LabelHash::of(put.label),
+        };
+        Ok(Box::new(LocalOpen { guard: segment.begin(boottime(), &begin)? }))
     }
 
     fn view(
@@ -107,5 +125,23 @@ impl Written for LocalWritten {
             .guard
             .publish(boottime(), self.token, self.seal)
             .map_err(|refused| refused.error)?)
+    }
+}
+
+/// A put in parts: the guard is the right to go on.
+#[derive(Debug)]
+struct LocalOpen {
+    guard: WriteGuard,
+}
+
+impl OpenPut for LocalOpen {
+    fn write(&mut self, offset: u64, part: &[u8], _: Deadline) -> Result<(), TransferError> {
+        self.guard.place(offset, part.len())?.copy_from_slice(part);
+        Ok(())
+    }
+
+    fn signal(self: Box<Self>, seal: Seal, _: Deadline) -> Result<(), TransferError> {
+        let token = self.guard.token();
+        Ok(self.guard.publish_placed(boottime(), token, seal).map_err(|refused| refused.error)?)
     }
 }

@@ -5,7 +5,7 @@
 use crate::engine::EngineConfig;
 use crate::error::TransferError;
 use crate::stream::{Stream, answer, begin_write};
-use crate::{Path, Read, Transport, View, ViewBytes, Write, Written};
+use crate::{OpenPut, Path, Read, Transport, View, ViewBytes, Write, Written};
 use mooncrate_core::plan::Locator;
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::time::Deadline;
@@ -93,6 +93,19 @@ impl Shared {
         Err(if known { DataError::Stale } else { DataError::UnknownSegment }.into())
     }
 
+    fn read_one(&self, read: &mut Read<'_>) -> Result<(), TransferError> {
+        read.check()?;
+        let mapping = self.mapping(&read.locator)?;
+        let (locator, seal) = (&read.locator, read.seal);
+        Ok(match read.start {
+            None => mapping.read_into(locator, seal, read.into, boottime)?,
+            Some(start) => {
+                let sealed = (read.len, seal);
+                mapping.read_part_into(locator, sealed, start, read.into, boottime)?;
+            }
+        })
+    }
+
     fn pin_link(&self, deadline: Deadline) -> Result<Arc<PinLink>, CallError> {
         let mut pins = self.pins.lock();
         // Looking costs a system call, the pin a round trip: a peer that hung up is found out here.
@@ -114,14 +127,7 @@ impl Transport for Shared {
 
     fn read(&self, reads: &mut [Read<'_>], _deadline: Deadline) {
         for read in reads {
-            let have = read.into.len() as u64;
-            read.result = if have == read.len {
-                self.mapping(&read.locator).and_then(|mapping| {
-                    Ok(mapping.read_into(&read.locator, read.seal, read.into, boottime)?)
-                })
-            } else {
-                Err(TransferError::Length { need: read.len, have })
-            };
+            read.result = self.read_one(read);
         }
     }
 
@@ -146,6 +152,16 @@ impl Transport for Shared {
         let seal = mapping.write_value(&write.locator, value)?;
         let (locator, token) = (write.locator, write.token);
         Ok(Box::new(DirectWritten { link, locator, token, seal, signalled: false }))
+    }
+
+    /// Through the socket: the owner sums the value when it is signalled, so nobody but the owner may
+    /// store into it until then.
+    fn open(
+        &self,
+        put: &message::BeginWrite<'_>,
+        deadline: Deadline,
+    ) -> Result<Box<dyn OpenPut>, TransferError> {
+        self.stream.open(put, deadline)
     }
 
     fn view(

@@ -3,15 +3,16 @@
 
 use crate::error::TransferError;
 use crate::lanes::Lanes;
-use crate::{Path, Read, Transport, View, Write, Written};
-use mooncrate_core::Seal;
+use crate::part::Cover;
+use crate::{OpenPut, Path, Read, Transport, View, Write, Written};
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
+use mooncrate_core::{PutToken, Seal};
 use mooncrate_mem::SliceSums;
 use mooncrate_wire::message::{self, DataReply, DataRequest};
 use mooncrate_wire::pool::PooledLink;
 use mooncrate_wire::{
-    Address, CallError, DataError, DecodeError, Hello, LinkKind, LinkPool, PoolConfig, Role,
+    Address, CallError, DataError, DecodeError, Hello, Link, LinkKind, LinkPool, PoolConfig, Role,
 };
 use std::io::IoSlice;
 use std::time::Duration;
@@ -98,9 +99,7 @@ impl Stream {
             }
             while sent < reads.len() && ahead < READS_AHEAD {
                 if open(&reads[sent]) {
-                    let Read { locator, len, .. } = reads[sent];
-                    let request = DataRequest::Read(message::Read { locator, start: 0, len });
-                    let gone = link.send_data(&request, &[], deadline);
+                    let gone = ask(&mut link, &reads[sent], deadline);
                     gone.map_err(|error| (error, !fresh && !came))?;
                     ahead += 1;
                 }
@@ -115,14 +114,19 @@ impl Stream {
     }
 }
 
-/// Whether a read can be asked for; one that cannot spoils no other (G11).
-fn fits(read: &Read<'_>) -> bool {
-    read.len == read.into.len() as u64
-}
-
 /// Whether a read is still to be done over the one link.
 fn open(read: &Read<'_>) -> bool {
-    fits(read) && matches!(read.result, Err(TransferError::NotTried))
+    matches!(read.result, Err(TransferError::NotTried))
+}
+
+/// Sends what a read needs.
+fn ask(link: &mut PooledLink<'_>, read: &Read<'_>, deadline: Deadline) -> Result<(), CallError> {
+    if let Some(cover) = Cover::of(read) {
+        return cover.ask(link, &read.locator, deadline);
+    }
+    let Read { locator, len, .. } = *read;
+    link.send_data(&DataRequest::Read(message::Read { locator, start: 0, len }), &[], deadline)?;
+    Ok(())
 }
 
 /// Takes one reply with its bytes. The outer error ends the link, the inner one only this read.
@@ -131,6 +135,9 @@ fn receive(
     read: &mut Read<'_>,
     deadline: Deadline,
 ) -> Result<Result<(), TransferError>, CallError> {
+    if let Some(cover) = Cover::of(read) {
+        return cover.receive(link, read, deadline);
+    }
     Ok(receive_sums(link, read.into, deadline)?.and_then(|sums| {
         if sums.seal() == read.seal { Ok(()) } else { Err(DataError::Corrupt.into()) }
     }))
@@ -142,22 +149,33 @@ pub(crate) fn receive_sums(
     into: &mut [u8],
     deadline: Deadline,
 ) -> Result<Result<SliceSums, TransferError>, CallError> {
+    if let Err(error) = receive_len(link, into.len() as u64, deadline)? {
+        return Ok(Err(error.into()));
+    }
+    let mut sums = SliceSums::new();
+    link.recv_attachment(into, |chunk| sums.update(chunk), deadline)?;
+    Ok(Ok(sums))
+}
+
+/// Takes the head of a reply to a read; `wanted` bytes follow it, unless the owner refused.
+pub(crate) fn receive_len(
+    link: &mut PooledLink<'_>,
+    wanted: u64,
+    deadline: Deadline,
+) -> Result<Result<(), DataError>, CallError> {
     let reply = match link.recv_data(deadline)? {
         (_, DataReply::Read(reply)) => reply,
         (_, DataReply::Refuse(refusal)) => return Err(refusal.into()),
         (_, other) => return Err(DecodeError::Unexpected { kind: other.kind() }.into()),
     };
-    let came = match reply.result {
-        Ok(came) => came,
-        Err(error) => return Ok(Err(error.into())),
-    };
-    if came != into.len() as u64 {
-        let what = "the length of a value";
-        return Err(DecodeError::BadValue { what, value: came }.into());
+    match reply.result {
+        Ok(came) if came == wanted => Ok(Ok(())),
+        Ok(came) => {
+            let what = "the length of a value";
+            Err(DecodeError::BadValue { what, value: came }.into())
+        }
+        Err(error) => Ok(Err(error)),
     }
-    let mut sums = SliceSums::new();
-    link.recv_attachment(into, |chunk| sums.update(chunk), deadline)?;
-    Ok(Ok(sums))
 }
 
 impl Transport for Stream {
@@ -167,15 +185,11 @@ impl Transport for Stream {
 
     fn read(&self, reads: &mut [Read<'_>], deadline: Deadline) {
         for read in &mut *reads {
-            let (need, have) = (read.len, read.into.len() as u64);
-            read.result = Err(if fits(read) {
-                TransferError::NotTried
-            } else {
-                TransferError::Length { need, have }
-            });
+            read.result = read.check().and(Err(TransferError::NotTried));
         }
         for read in &mut *reads {
-            if fits(read)
+            if open(read)
+                && read.start.is_none()
                 && let Some(done) = self.lanes.read(self, read, deadline)
             {
                 read.result = done;
@@ -206,6 +220,19 @@ impl Transport for Stream {
         Ok(Box::new(self.start_write(write, deadline)?))
     }
 
+    fn open(
+        &self,
+        put: &message::BeginWrite<'_>,
+        deadline: Deadline,
+    ) -> Result<Box<dyn OpenPut>, TransferError> {
+        // A link of its own: the put is booked to it and may stay open for long, and hanging up gives
+        // the range back.
+        let mut link = self.pool.dedicated(deadline)?;
+        let request = DataRequest::Open(message::Open { put: *put });
+        told(link.call_data(&request, &[], deadline)?)??;
+        Ok(Box::new(StreamOpen { link, locator: put.locator, token: put.token }))
+    }
+
     fn view(
         &self,
         _locator: &Locator,
@@ -234,7 +261,7 @@ pub(crate) fn begin_write<'a>(write: &Write<'a>) -> message::BeginWrite<'a> {
 pub(crate) struct StreamWritten<'a> {
     link: PooledLink<'a>,
     locator: Locator,
-    token: mooncrate_core::PutToken,
+    token: PutToken,
     seal: Seal,
 }
 
@@ -257,11 +284,39 @@ pub(crate) fn answer(
     link: &mut PooledLink<'_>,
     deadline: Deadline,
 ) -> Result<Result<(), DataError>, CallError> {
-    match link.recv_data(deadline)?.1 {
-        DataReply::Write(result) | DataReply::Begin(result) | DataReply::Signal(result) => {
-            Ok(result)
-        }
+    told(link.recv_data(deadline)?.1)
+}
+
+/// The same in a reply that has arrived.
+fn told(reply: DataReply) -> Result<Result<(), DataError>, CallError> {
+    match reply {
+        DataReply::Write(result)
+        | DataReply::Begin(result)
+        | DataReply::Signal(result)
+        | DataReply::Open(result)
+        | DataReply::WritePart(result) => Ok(result),
         DataReply::Refuse(refusal) => Err(refusal.into()),
         other => Err(DecodeError::Unexpected { kind: other.kind() }.into()),
+    }
+}
+
+/// A put in parts, over a link of its own.
+#[derive(Debug)]
+struct StreamOpen {
+    link: Link,
+    locator: Locator,
+    token: PutToken,
+}
+
+impl OpenPut for StreamOpen {
+    fn write(&mut self, offset: u64, part: &[u8], deadline: Deadline) -> Result<(), TransferError> {
+        let (len, locator, token) = (part.len() as u64, self.locator, self.token);
+        let request = DataRequest::WritePart(message::WritePart { len, locator, token, offset });
+        Ok(told(self.link.call_data(&request, &[IoSlice::new(part)], deadline)?)??)
+    }
+
+    fn signal(mut self: Box<Self>, seal: Seal, deadline: Deadline) -> Result<(), TransferError> {
+        let signal = message::Signal { locator: self.locator, token: self.token, seal };
+        Ok(told(self.link.call_data(&DataRequest::Signal(signal), &[], deadline)?)??)
     }
 }

@@ -132,6 +132,10 @@ kinds! {
     Unpin = 0x46, "unpin";
     /// The writer gave up.
     Abandon = 0x47, "abandon";
+    /// A put in parts begins.
+    Open = 0x48, "open";
+    /// A part of an open put, attached.
+    WritePart = 0x49, "write_part";
 }
 
 impl Kind {
@@ -151,7 +155,7 @@ impl Kind {
 
     /// Whether a frame of this kind starts its body with the length of an attachment.
     pub const fn may_attach(self, reply: bool) -> bool {
-        matches!((self, reply), (Self::Write, false) | (Self::Read, true))
+        matches!((self, reply), (Self::Write | Self::WritePart, false) | (Self::Read, true))
     }
 
     /// Whether asking twice has the same outcome as asking once, so that a request whose answer was
@@ -166,6 +170,8 @@ impl Kind {
                 | Self::Orders
                 | Self::Begin
                 | Self::Write
+                | Self::Open
+                | Self::WritePart
                 | Self::Pin
                 | Self::Unpin
         )

@@ -87,6 +87,11 @@ impl LinkPool {
         Ok(held)
     }
 
+    /// A link outside of the pool, for work that outlives a call: it never comes back here.
+    pub fn dedicated(&self, deadline: Deadline) -> Result<Link, CallError> {
+        self.connect(deadline)
+    }
+
     /// One control call. If a link that had rested turns out dead, a request that may be repeated
     /// goes out once more over a new one.
     pub fn call(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {

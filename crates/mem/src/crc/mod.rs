@@ -9,9 +9,12 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod combine;
 #[cfg(target_arch = "x86_64")]
 mod constants;
 mod portable;
+
+pub use combine::combine;
 
 use std::sync::OnceLock;
 

@@ -22,6 +22,7 @@ mod error;
 mod lives;
 mod orders;
 mod pin;
+mod place;
 mod write;
 
 #[cfg(test)]

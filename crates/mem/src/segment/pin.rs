@@ -103,6 +103,16 @@ impl PinGuard {
         }
     }
 
+    /// The value and the table of its slices as they lie in the extent, with the padding between them:
+    /// what a reader elsewhere needs to verify a part.
+    pub fn sealed_bytes(&self) -> &[u8] {
+        let (start, bytes) = table(self.len);
+        let end = if bytes > 0 { start + bytes } else { self.len };
+        // SAFETY: as in `bytes`; the extent of a value holds its table, and publishing wrote both and
+        // cleared what lies between.
+        unsafe { std::slice::from_raw_parts(self.start, end as usize) }
+    }
+
     /// Copies the value and verifies it on the way. After an error the target holds rubbish.
     pub fn read_into(&self, seal: Seal, target: &mut [u8]) -> Result<(), ReadError> {
         if target.len() as u64 != self.len {

@@ -61,9 +61,9 @@ pub struct WriteGuard {
     segment: Arc<Segment>,
     locator: Locator,
     /// First byte of the extent, inside of the payload that `segment` keeps mapped.
-    start: *mut u8,
-    len: u64,
-    token: PutToken,
+    pub(super) start: *mut u8,
+    pub(super) len: u64,
+    pub(super) token: PutToken,
     /// The leader that planned the put.
     epoch: LeaderEpoch,
     /// What went through this guard, in order.
@@ -296,7 +296,7 @@ impl WriteGuard {
         Ok(())
     }
 
-    fn flip(mut self, now: Now, seal: Seal) -> Result<(), Box<Unpublished>> {
+    pub(super) fn flip(mut self, now: Now, seal: Seal) -> Result<(), Box<Unpublished>> {
         match self.make_ready(now, seal) {
             Ok(()) => Ok(()),
             Err(error) => Err(Box::new(Unpublished { error, guard: self })),

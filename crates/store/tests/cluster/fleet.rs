@@ -179,6 +179,14 @@ fn as_a_child() {
             std::io::stdin().read_line(&mut line).unwrap();
         }
         ["writer", master, shared] => write_for_ever(&master.parse().unwrap(), shared == "shared"),
+        ["session", master, shared] => {
+            let store = connect(&master.parse().unwrap(), shared == "shared");
+            let session = store.put_session(b"layers", 400_000, &store.put_config()).unwrap();
+            session.write(100_000, &[7; 100_000]).unwrap();
+            say("ready");
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).unwrap();
+        }
         _ => panic!("no part {part}"),
     }
 }

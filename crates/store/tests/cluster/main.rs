@@ -4,7 +4,9 @@
 //!   calls     every call over shared memory and over TCP; several nodes, several clients, judged
 //!   copies    drains, copies from node to node, repairs, segments that come and go
 //!   faults    nodes and clients that die or stand still
+//!   ranges    parts of values, over every path, striped and replaced
 //!   restart   masters and nodes that come back
+//!   sessions  values written and read layer by layer
 //! ```
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
@@ -14,4 +16,6 @@ mod faults;
 mod fleet;
 #[path = "../../examples/full_pool/judge.rs"]
 mod judge;
+mod ranges;
 mod restart;
+mod sessions;

@@ -129,7 +129,9 @@ pub(crate) fn ask(link: &mut Link, request: &DataRequest<'_>) -> Result<(), Data
         DataReply::Begin(result)
         | DataReply::Write(result)
         | DataReply::Signal(result)
-        | DataReply::Abandon(result) => result,
+        | DataReply::Abandon(result)
+        | DataReply::Open(result)
+        | DataReply::WritePart(result) => result,
         DataReply::Read(read) => {
             link.skip_attachment(within(10_000)).unwrap();
             read.result.map(|_| ())

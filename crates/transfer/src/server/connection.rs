@@ -6,7 +6,7 @@ use mooncrate_core::plan::{Locator, Right};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Generation, PutToken, Seal, SegmentId, Slot};
 use mooncrate_mem::clock::boottime;
-use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, Segment, WriteGuard};
+use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, Segment, WriteError, WriteGuard};
 use mooncrate_wire::auth::GrantError;
 use mooncrate_wire::clock::wall_seconds;
 use mooncrate_wire::message::{self, Attached, DataReply, DataRequest, PinId, ReadReply, Role};
@@ -32,8 +32,18 @@ type Life = (SegmentId, Slot, Generation);
 /// A put that this connection has begun.
 struct OpenPut {
     guard: WriteGuard,
-    /// The bytes are stored by the peer itself, into shared memory.
-    direct: bool,
+    how: How,
+}
+
+/// How the bytes of a put come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// They came through us, in order.
+    Streamed,
+    /// The peer itself stores them, into shared memory.
+    Direct,
+    /// In parts, in any order.
+    Parts,
 }
 
 pub(super) struct Connection<'a> {
@@ -59,6 +69,8 @@ enum Asked {
     Pin(Vec<Locator>),
     Unpin(Vec<PinId>),
     Abandon(message::Abandon),
+    Open(Put),
+    WritePart(message::WritePart),
 }
 
 /// The start of a put.
@@ -117,6 +129,8 @@ impl<'a> Connection<'a> {
             Asked::Attach(segment) => return self.attach(id, segment, deadline),
             Asked::Write(put) => DataReply::Write(self.write(put, deadline)?),
             Asked::Begin(put) => DataReply::Begin(self.begin(put)),
+            Asked::Open(put) => DataReply::Open(self.open(put)),
+            Asked::WritePart(part) => DataReply::WritePart(self.write_part(&part, deadline)?),
             Asked::Signal(signal) => {
                 DataReply::Signal(self.signal(&signal.locator, signal.token, signal.seal))
             }
@@ -153,7 +167,7 @@ impl<'a> Connection<'a> {
             Ok(pin) => pin,
             Err(error) => return self.link.send_reply(id, &refused(error), &[], deadline),
         };
-        let bytes = pin.bytes();
+        let bytes = pin.sealed_bytes();
         let part = usize::try_from(read.start)
             .ok()
             .and_then(|start| bytes.get(start..start.checked_add(read.len as usize)?));
@@ -234,7 +248,7 @@ impl<'a> Connection<'a> {
             guard.filled(len).expect("the buffer was cut to the value");
             at += len as u64;
         }
-        self.puts.insert(life(&put.locator), OpenPut { guard, direct: false });
+        self.puts.insert(life(&put.locator), OpenPut { guard, how: How::Streamed });
         self.server.tally.writes.note(boottime().since(began));
         Ok(Ok(()))
     }
@@ -245,8 +259,42 @@ impl<'a> Connection<'a> {
         if !self.may_share() {
             return Err(self.server.tally.refused.wire(DataError::Unsupported));
         }
-        self.puts.insert(life(&put.locator), OpenPut { guard: put.begun?, direct: true });
+        self.puts.insert(life(&put.locator), OpenPut { guard: put.begun?, how: How::Direct });
         Ok(())
+    }
+
+    fn open(&mut self, put: Put) -> Result<(), DataError> {
+        self.room_for_put(&put.locator)?;
+        self.puts.insert(life(&put.locator), OpenPut { guard: put.begun?, how: How::Parts });
+        Ok(())
+    }
+
+    /// Takes a part of a value off the socket, straight to its place.
+    fn write_part(
+        &mut self,
+        part: &message::WritePart,
+        deadline: Deadline,
+    ) -> Result<Result<(), DataError>, CallError> {
+        let refused = &self.server.tally.refused;
+        let leave = granted(self.server, self.peer, &part.locator, Right::Write);
+        let open = self.puts.get_mut(&life(&part.locator));
+        let ours = open.filter(|put| put.how == How::Parts && put.guard.token() == part.token);
+        let place = leave.and(ours.ok_or(DataError::BadToken)).and_then(|put| {
+            put.guard.place(part.offset, part.len as usize).map_err(|error| match error {
+                WriteError::Aborted => DataError::BadToken,
+                _ => DataError::OutOfBounds,
+            })
+        });
+        match place {
+            Ok(place) => {
+                self.link.recv_attachment(place, |_| (), deadline)?;
+                Ok(Ok(()))
+            }
+            Err(error) => {
+                self.link.skip_attachment(deadline)?;
+                Ok(Err(refused.wire(error)))
+            }
+        }
     }
 
     /// One put always has room; more of them share a part of the segment.
@@ -269,13 +317,12 @@ impl<'a> Connection<'a> {
         granted(self.server, self.peer, locator, Right::Write)
             .map_err(|error| tally.refused.wire(error))?;
         let open = self.puts.remove(&life(locator));
-        let OpenPut { guard, direct } =
-            open.ok_or_else(|| tally.refused.wire(DataError::BadToken))?;
+        let OpenPut { guard, how } = open.ok_or_else(|| tally.refused.wire(DataError::BadToken))?;
         let (now, len) = (boottime(), guard.value_len());
-        let published = if direct {
-            guard.publish_direct(now, token, seal)
-        } else {
-            guard.publish(now, token, seal)
+        let published = match how {
+            How::Streamed => guard.publish(now, token, seal),
+            How::Direct => guard.publish_direct(now, token, seal),
+            How::Parts => guard.publish_placed(now, token, seal),
         };
         published.map_err(|refused| tally.refused.unpublished(&refused.error))?;
         tally.published.one();
@@ -333,6 +380,8 @@ fn take(server: &Inner, peer: Credential, request: DataRequest<'_>) -> Asked {
         DataRequest::Pin(pin) => Asked::Pin(pin.locators.into_owned()),
         DataRequest::Unpin(unpin) => Asked::Unpin(unpin.ids.into_owned()),
         DataRequest::Abandon(abandon) => Asked::Abandon(abandon),
+        DataRequest::Open(open) => Asked::Open(start(server, peer, &open.put)),
+        DataRequest::WritePart(part) => Asked::WritePart(part),
     }
 }
 

@@ -13,7 +13,9 @@ mod flips;
 mod hang_up;
 mod large;
 mod life;
+mod parts;
 mod race;
+mod ranges;
 mod rig;
 mod silence;
 mod suite;
@@ -56,6 +58,18 @@ conformance!(
     life::an_aborted_put_waits_for_its_writer,
     life::a_view_keeps_its_bytes,
     life::a_removed_value_is_stale_at_once,
+    parts::parts_in_any_order_are_one_value,
+    parts::only_what_was_sealed_is_published,
+    parts::a_part_past_the_end_is_refused_and_the_put_goes_on,
+    parts::a_dropped_open_put_gives_its_range_back,
+    parts::an_aborted_open_put_waits_for_its_writer,
+    parts::opening_what_is_not_ours_is_refused,
+    ranges::every_part_is_bit_exact,
+    ranges::a_part_past_the_end_is_out_of_bounds,
+    ranges::flips_in_parts_are_found,
+    ranges::parts_of_what_is_gone_are_refused,
+    ranges::a_batch_may_mix_parts_and_wholes,
+    ranges::parts_never_come_from_another_life,
     race::readers_never_see_another_life,
     race::many_threads_store_and_read,
 );

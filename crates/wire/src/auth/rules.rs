@@ -35,7 +35,9 @@ pub const fn may(role: Role, kind: Kind) -> bool {
         | Kind::Read
         | Kind::Pin
         | Kind::Unpin
-        | Kind::Abandon => matches!(role, Client | Node | Admin),
+        | Kind::Abandon
+        | Kind::Open
+        | Kind::WritePart => matches!(role, Client | Node | Admin),
     }
 }
 
@@ -75,7 +77,7 @@ mod tests {
                 0x30 | 0x34 => &[Role::Admin],
                 0x31 => &[Role::Node, Role::Admin],
                 0x20..0x25 => &[Role::Node],
-                0x40..0x48 => &[Role::Client, Role::Node, Role::Admin],
+                0x40..0x4a => &[Role::Client, Role::Node, Role::Admin],
                 _ => &[],
             };
             assert_eq!(roles, expected, "{kind}");

@@ -25,7 +25,7 @@ pub struct Asked<'a> {
 }
 
 impl Link {
-    /// Sends a request to a node. A `Write` is followed by its value: `parts` first, the rest by
+    /// Sends a request to a node. A `Write` or `WritePart` is followed by its bytes: `parts` first, the rest by
     /// [`Link::send_part`], so that a caller can sum and send piece by piece.
     pub fn send_data(
         &mut self,
@@ -33,7 +33,11 @@ impl Link {
         parts: &[IoSlice<'_>],
         deadline: Deadline,
     ) -> Result<RequestId, CallError> {
-        let attached = if let DataRequest::Write(write) = request { write.put.len } else { 0 };
+        let attached = match request {
+            DataRequest::Write(write) => write.put.len,
+            DataRequest::WritePart(part) => part.len,
+            _ => 0,
+        };
         let id = self.reserve(request.kind())?;
         let staged = self.stage(request.kind(), id, false, deadline, |out| request.encode(out));
         if let Err(error) = staged {

@@ -188,3 +188,27 @@ message! {
         pub token: PutToken,
     }
 }
+
+message! {
+    /// A put in parts begins: the value comes by [`WritePart`], in any order, then a [`Signal`]. It is
+    /// booked to the connection, and ends with it (R7).
+    pub struct Open<'a> {
+        /// The put.
+        pub put: BeginWrite<'a>,
+    }
+}
+
+message! {
+    /// A part of an open put; `len` bytes follow the body. What the owner checks at the signal is the
+    /// whole value.
+    pub struct WritePart {
+        /// Bytes attached: it leads the body, as in every frame that may have an attachment.
+        pub len: u64,
+        /// Which put.
+        pub locator: Locator,
+        /// The right to write.
+        pub token: PutToken,
+        /// Where in the value they belong.
+        pub offset: u64,
+    }
+}

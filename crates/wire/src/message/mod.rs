@@ -17,7 +17,8 @@ pub use client::{
 };
 pub use copy::{Command, CopyKey, Drain, DrainWish, NodeCommand, Touch};
 pub use data::{
-    Abandon, Attach, Attached, Begin, BeginWrite, Pin, PinId, Read, ReadReply, Signal, Unpin, Write,
+    Abandon, Attach, Attached, Begin, BeginWrite, Open, Pin, PinId, Read, ReadReply, Signal, Unpin,
+    Write, WritePart,
 };
 pub use hello::{Challenge, Hello, HelloAck, NAME_BYTES_MAX, Proof, Role, ServerProof, agree};
 pub use node::{Announce, Heartbeat, Mount, Mounted, NodeInfo, OrderBatch, Orders, Pulse, Unmount};
@@ -216,6 +217,10 @@ family! {
         Unpin(Unpin<'a>),
         /// The writer gave up.
         Abandon(Abandon),
+        /// A put in parts begins.
+        Open(Open<'a>),
+        /// A part of it, attached.
+        WritePart(WritePart),
     }
 }
 
@@ -238,6 +243,10 @@ family! {
         Unpin(()),
         /// The slot is the owner's again.
         Abandon(Result<(), DataError>),
+        /// The slot is the writer's.
+        Open(Result<(), DataError>),
+        /// The part is in place at the owner.
+        WritePart(Result<(), DataError>),
         /// The request was not handled at all.
         Refuse(Refusal),
     }

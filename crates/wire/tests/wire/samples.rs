@@ -614,6 +614,11 @@ impl Samples {
             Kind::Pin => DataRequest::Pin(Pin { locators: self.list(Self::locator).into() }),
             Kind::Unpin => DataRequest::Unpin(Unpin { ids: self.list(|s| PinId(s.u64())).into() }),
             Kind::Abandon => DataRequest::Abandon(Abandon { locator, token }),
+            Kind::Open => DataRequest::Open(Open { put: self.begin_write() }),
+            Kind::WritePart => {
+                let (len, offset) = (self.u64(), self.u64());
+                DataRequest::WritePart(WritePart { len, locator, token, offset })
+            }
             _ => return None,
         })
     }
@@ -639,6 +644,8 @@ impl Samples {
             }
             Kind::Unpin => DataReply::Unpin(()),
             Kind::Abandon => DataReply::Abandon(self.result(|_| (), Self::data_error)),
+            Kind::Open => DataReply::Open(self.result(|_| (), Self::data_error)),
+            Kind::WritePart => DataReply::WritePart(self.result(|_| (), Self::data_error)),
             Kind::Refuse => DataReply::Refuse(self.refusal()),
             _ => return None,
         })

@@ -1,0 +1,53 @@
+//! Writing in any order: parts of a value go to their places, and only publishing sums them. A session
+//! that stores a value layer by layer writes this way.
+//!
+//! What must stay true: nothing is published but the bytes that the writer sealed. The owner sums what
+//! lies in the extent at the end, so a part that is missing, doubled or damaged is found there.
+
+use super::{PublishError, Unpublished, WriteError, WriteGuard};
+use crate::sums::{SliceSums, write_table};
+use crate::word::before_first_byte;
+use mooncrate_core::{Now, PutToken, Seal};
+
+impl WriteGuard {
+    /// The place of `len` bytes from `offset` on, for a receiver that fills it.
+    pub fn place(&mut self, offset: u64, len: usize) -> Result<&mut [u8], WriteError> {
+        let end = offset.saturating_add(len as u64);
+        if end > self.len {
+            return Err(WriteError::TooLong { end, len: self.len });
+        }
+        if self.aborted() {
+            return Err(WriteError::Aborted);
+        }
+        before_first_byte();
+        let start = self.start.wrapping_add(offset as usize);
+        // SAFETY: a part of the extent, which is ours until the guard ends; `&mut self` keeps it the
+        // only slice. Readers of an earlier life copy opaquely and discard what they got.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
+    }
+
+    /// Makes a value readable whose parts were placed: they are what the writer sealed. Writes the slice
+    /// table.
+    pub fn publish_placed(
+        self,
+        now: Now,
+        token: PutToken,
+        seal: Seal,
+    ) -> Result<(), Box<Unpublished>> {
+        if token != self.token {
+            return Err(Box::new(Unpublished { error: PublishError::BadToken, guard: self }));
+        }
+        let mut sums = SliceSums::new();
+        // SAFETY: the value is `len` bytes of the extent, which is ours; they are initialised, because
+        // mappings start as zeros, and nobody else stores here while the guard lives.
+        sums.update(unsafe { std::slice::from_raw_parts(self.start, self.len as usize) });
+        let found = sums.seal();
+        if found != seal {
+            let error = PublishError::Corrupt { found, wanted: seal };
+            return Err(Box::new(Unpublished { error, guard: self }));
+        }
+        // SAFETY: the extent is ours and was made for a value of this length.
+        unsafe { write_table(self.start, self.len, sums.sums()) };
+        self.flip(now, seal)
+    }
+}

@@ -1,0 +1,201 @@
+//! Sessions: a value written layer by layer appears at its end, whole or not at all; a value read layer
+//! by layer is held by a lease.
+
+use crate::fleet::{Fleet, Process, connect, judge, patiently, stamped, until};
+use crate::ranges::striped;
+use mooncrate::{EmbeddedOptions, Error, PutConfig, RangeInto, SessionError, Store, Stored};
+use mooncrate_core::error::PutError;
+use mooncrate_core::rng::Rng;
+use std::time::Duration;
+
+const LEN: usize = 3_400_000;
+const LAYERS: usize = 40;
+
+fn session_error(error: &Error) -> SessionError {
+    match error {
+        Error::Client(mooncrate_client::Error::Session(error)) => *error,
+        other => panic!("{other}"),
+    }
+}
+
+fn put_error(error: &Error) -> PutError {
+    match error {
+        Error::Client(mooncrate_client::Error::Put(error)) => *error,
+        other => panic!("{other}"),
+    }
+}
+
+/// Starts and ends of layers, in an order of their own.
+fn layers(seed: u64) -> Vec<(usize, usize)> {
+    let step = LEN.div_ceil(LAYERS);
+    let mut layers: Vec<(usize, usize)> =
+        (0..LAYERS).map(|n| (n * step, LEN.min((n + 1) * step))).collect();
+    let mut rng = Rng::new(seed);
+    for at in (1..layers.len()).rev() {
+        layers.swap(at, rng.below(at as u64 + 1) as usize);
+    }
+    layers
+}
+
+fn whole_life(store: &Store, config: &PutConfig) {
+    let value = stamped(b"s", 1, LEN);
+    let session = store.put_session(b"s", LEN as u64, config).unwrap();
+    let second = store.put_session(b"s", 10, config).unwrap_err();
+    assert!(matches!(put_error(&second), PutError::InProgress { .. }), "{second}");
+    // Four threads, each with its own layers.
+    let layers = layers(3);
+    std::thread::scope(|scope| {
+        for mine in layers[1..].chunks(10) {
+            let (session, value) = (&session, &value);
+            scope.spawn(move || {
+                for &(from, to) in mine {
+                    session.write(from as u64, &value[from..to]).unwrap();
+                }
+            });
+        }
+    });
+    let (from, to) = layers[0];
+    let gap = session_error(&session.end().unwrap_err());
+    assert_eq!(gap, SessionError::Gap { start: from as u64, end: to as u64 });
+    assert!(!store.exists(b"s").unwrap());
+    assert_eq!((store.get(b"s").unwrap(), store.size(b"s").unwrap()), (None, None));
+    let (a, b) = layers[1];
+    let twice = session_error(&session.write(a as u64, &value[a..b]).unwrap_err());
+    assert_eq!(twice, SessionError::Overlap { start: a as u64, end: b as u64 });
+    let past = session_error(&session.write(LEN as u64 - 1, b"xx").unwrap_err());
+    assert!(matches!(past, SessionError::OutOfRange { .. }));
+    session.write(from as u64, &value[from..to]).unwrap();
+    session.end().unwrap();
+    judge(b"s", 1, LEN, &store.get(b"s").unwrap().unwrap());
+    assert_eq!(session_error(&session.end().unwrap_err()), SessionError::Over);
+    assert_eq!(session_error(&session.write(0, b"x").unwrap_err()), SessionError::Over);
+    assert!(!session.revoke(), "what is published stays");
+    drop(session);
+    judge(b"s", 1, LEN, &store.get(b"s").unwrap().unwrap());
+    let there = store.put_session(b"s", 10, config).unwrap_err();
+    assert_eq!(put_error(&there), PutError::Exists);
+    given_back(store, config);
+    read_by_layers(store, &value);
+    assert_eq!(store.stat().unwrap().open_puts, 0);
+}
+
+/// Revoked, dropped and empty sessions.
+fn given_back(store: &Store, config: &PutConfig) {
+    for revoke in [true, false] {
+        let session = store.put_session(b"r", LEN as u64, config).unwrap();
+        session.write(1_500_000, &[1; 100_000]).unwrap();
+        if revoke {
+            assert!(session.revoke() && !session.revoke());
+            assert_eq!(session_error(&session.write(0, b"x").unwrap_err()), SessionError::Over);
+        }
+        drop(session);
+        assert!(!store.exists(b"r").unwrap());
+        let value = stamped(b"r", 2, 5000);
+        assert_eq!(patiently(|| store.put(b"r", &value)), Stored::New);
+        judge(b"r", 2, 5000, &store.get(b"r").unwrap().unwrap());
+        assert!(store.remove(b"r", false).unwrap());
+    }
+    let empty = patiently(|| store.put_session(b"e", 0, config));
+    empty.write(0, &[]).unwrap();
+    empty.end().unwrap();
+    assert_eq!(store.get(b"e").unwrap().as_deref(), Some(&[][..]));
+}
+
+fn read_by_layers(store: &Store, value: &[u8]) {
+    let second = Duration::from_secs(1);
+    assert!(store.get_session(b"nobody", second).unwrap().is_none());
+    let session = store.get_session(b"s", 10 * second).unwrap().unwrap();
+    assert_eq!(session.value_len(), LEN as u64);
+    assert!(store.remove(b"s", false).is_err(), "it is leased");
+    for (from, to) in layers(9) {
+        let mut layer = vec![0; to - from];
+        assert_eq!(session.read(from as u64, &mut layer).unwrap(), layer.len());
+        assert!(layer[..] == value[from..to]);
+    }
+    let (mut good, mut bad) = ([0; 10], [0; 10]);
+    let mut ranges = [
+        RangeInto { start: LEN as u64 - 9, into: &mut bad },
+        RangeInto { start: LEN as u64 - 10, into: &mut good },
+    ];
+    let read = session.read_ranges(&mut ranges).unwrap();
+    assert!(read[0].is_err() && *read[1].as_ref().unwrap() == 10);
+    assert_eq!(good[..], value[LEN - 10..]);
+}
+
+#[test]
+fn sessions_in_this_process() {
+    let store = Store::embedded(EmbeddedOptions::default()).unwrap();
+    whole_life(&store, &store.put_config());
+    store.master().unwrap().audit().unwrap();
+}
+
+/// In stripes of 1 MiB, two copies of each, over either path.
+fn sessions_in_a_cluster(shared_memory: bool) {
+    let (master, _nodes, _folder) = striped();
+    let store = connect(&master.master_address().unwrap(), shared_memory);
+    whole_life(&store, &PutConfig { replicas: 2, ..store.put_config() });
+    master.master().unwrap().audit().unwrap();
+}
+
+#[test]
+fn sessions_over_shared_memory() {
+    sessions_in_a_cluster(true);
+}
+
+#[test]
+fn sessions_over_tcp() {
+    sessions_in_a_cluster(false);
+}
+
+#[test]
+fn a_session_reads_until_its_lease_is_over() {
+    let store = Store::embedded(EmbeddedOptions::default()).unwrap();
+    store.put(b"k", &stamped(b"k", 1, 5000)).unwrap();
+    let mut into = [0; 100];
+    let session = store.get_session(b"k", Duration::from_millis(100)).unwrap().unwrap();
+    until("the lease ends", Duration::from_secs(5), || session.lease_left().is_zero());
+    let over = session.read(0, &mut into).unwrap_err();
+    assert_eq!(session_error(&over), SessionError::LeaseOver);
+    // In its second half a lease is renewed by a read.
+    let session = store.get_session(b"k", Duration::from_secs(6)).unwrap().unwrap();
+    let half = Duration::from_secs(3);
+    until("half of the lease is over", 2 * half, || session.lease_left() < half);
+    session.read(0, &mut into).unwrap();
+    assert!(session.lease_left() > half);
+}
+
+/// The parts of a session are of the object that was there when it began, or it says so.
+#[test]
+fn a_session_never_reads_another_object() {
+    let (master, _nodes, _folder) = striped();
+    let address = master.master_address().unwrap();
+    let (reader, writer) = (connect(&address, true), connect(&address, false));
+    writer.put(b"k", &stamped(b"k", 1, LEN)).unwrap();
+    let session = reader.get_session(b"k", Duration::from_secs(5)).unwrap().unwrap();
+    let upsert = PutConfig { upsert: true, ..writer.put_config() };
+    let _told = writer.put_parts(b"k", &[&stamped(b"k", 2, LEN)], &upsert);
+    let (first, mut into) = (stamped(b"k", 1, LEN), vec![0; 1_000_000]);
+    match session.read(1_000_000, &mut into) {
+        Ok(_) => assert!(into[..] == first[1_000_000..2_000_000]),
+        Err(error) => assert!(error.to_string().contains("stale"), "{error}"),
+    }
+}
+
+/// A writer that is killed in the middle of its session leaves nothing behind.
+#[test]
+fn the_session_of_a_dead_writer_is_given_back() {
+    let fleet = Fleet::start(&["a"]);
+    let store = connect(&fleet.address, true);
+    for path in ["shared", "tcp"] {
+        let mut writer = Process::start(&format!("session {} {path}", fleet.address));
+        assert_eq!(writer.word(), "ready");
+        assert_eq!(store.stat().unwrap().open_puts, 1);
+        let value = stamped(b"layers", 9, 400_000);
+        assert!(store.put(b"layers", &value).is_err(), "its put is under way");
+        writer.kill();
+        assert_eq!(patiently(|| store.put(b"layers", &value)), Stored::New);
+        judge(b"layers", 9, 400_000, &store.get(b"layers").unwrap().unwrap());
+        assert!(store.remove(b"layers", false).unwrap());
+        fleet.audit();
+    }
+}
