@@ -1,5 +1,6 @@
 //! The life of objects in the catalog: tenants and quotas, pins, groups, expiry, upserts, stripes,
 //! copies that are planned anew. Owners obey at once, unless a test holds their answers back.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
 use mooncrate_core::catalog::{Catalog, Config, Ended, Start};
 use mooncrate_core::error::{GetError, PutError, RemoveError};

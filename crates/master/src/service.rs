@@ -373,11 +373,11 @@ impl Master {
         ask: &RemoveMatching<'_>,
         waiting: &mut Vec<(usize, ObjectId)>,
     ) -> Result<Result<Removed, RemoveError>, CallError> {
-        let matcher = Matcher::new(&ask.pattern)?;
+        let pattern = Matcher::new(&ask.pattern)?;
         let now = boottime();
         let (page, orders) = {
             let mut mind = self.mind();
-            let matches = |key: &[u8]| matcher.matches(key);
+            let matches = |key: &[u8]| pattern.matches(key);
             let page = mind.catalog.remove_matching(now, tenant, matches, ask.cursor, ask.force);
             (page, self.sort_orders(&mut mind))
         };
@@ -407,8 +407,8 @@ impl Master {
     }
 
     pub(crate) fn list_page(&self, tenant: TenantId, ask: &List<'_>) -> Result<Listing, CallError> {
-        let matcher = Matcher::new(&ask.pattern)?;
-        let matches = |key: &[u8]| matcher.matches(key);
+        let pattern = Matcher::new(&ask.pattern)?;
+        let matches = |key: &[u8]| pattern.matches(key);
         let page = self.mind().catalog.list(tenant, matches, ask.cursor, ask.limit.min(1024));
         let entries = page.entries.into_iter().map(|listed| Listed {
             key: listed.key,

@@ -302,7 +302,7 @@ impl Catalog {
             generation: announced.generation,
             handle,
             segment: index,
-            stripe: life.object.as_ref().map_or(0, |told| told.stripe()),
+            stripe: life.object.as_ref().map_or(0, AnnouncedObject::stripe),
             state: PartState::Here,
         };
         match &life.object {

@@ -236,7 +236,6 @@ impl Entry {
         if self.extra.is_none() {
             return parts.next().is_some();
         }
-        const _: () = assert!(STRIPES_MAX < 64);
         let have = parts.fold(0_u64, |have, part| have | 1 << part.stripe);
         have == (1 << self.stripes()) - 1
     }
@@ -304,6 +303,9 @@ impl Entry {
         }
     }
 }
+
+/// A word has a bit for each stripe.
+const _: () = assert!(STRIPES_MAX < 64);
 
 /// The slab and its index.
 #[derive(Debug)]

@@ -363,7 +363,7 @@ impl Catalog {
     /// How a value is cut: not at all where one stripe holds it or one segment is all there is.
     fn cut(&self, len: u64) -> Striping {
         let unit = self.config.stripe_bytes;
-        if len <= unit || self.segments.open_segments < 2 {
+        if len <= unit || self.segments.open_count < 2 {
             return Striping::whole(len);
         }
         let stripes = len.div_ceil(unit).min(STRIPES_MAX as u64);

@@ -241,7 +241,7 @@ pub(super) struct Segments {
     /// Nodes with an open segment.
     pub open_nodes: u32,
     /// Open segments.
-    pub open_segments: u32,
+    pub open_count: u32,
     /// Bytes of all open segments.
     pub open_bytes: u64,
 }
@@ -334,7 +334,7 @@ impl Segments {
         self.refresh(index);
         let open = self.loads.iter().filter(|load| load.open);
         self.largest = open.clone().map(|load| load.capacity).max().unwrap_or(0);
-        self.open_segments = open.clone().count() as u32;
+        self.open_count = open.clone().count() as u32;
         self.open_bytes = open.clone().map(|load| load.capacity).sum();
         let nodes: std::collections::BTreeSet<_> = open.map(|load| load.node).collect();
         self.open_nodes = nodes.len() as u32;

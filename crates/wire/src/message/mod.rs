@@ -148,6 +148,7 @@ family! {
 
 family! {
     /// What a master answers. Lists hold one result per item of the request, in its order (G11).
+    #[expect(clippy::large_enum_variant, reason = "replies are made and sent one at a time")]
     pub enum Reply {
         /// It is there.
         Ping(Pong),

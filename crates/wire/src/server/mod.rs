@@ -102,6 +102,7 @@ pub struct Caller<'a> {
 pub type Waiting = Pin<Box<dyn Future<Output = Reply> + Send>>;
 
 /// What a handler makes of a request.
+#[expect(clippy::large_enum_variant, reason = "it goes from the handler straight to the socket")]
 pub enum Answer {
     /// The reply.
     Now(Reply),
