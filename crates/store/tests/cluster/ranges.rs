@@ -177,7 +177,7 @@ fn parts_are_of_one_put(shared_memory: bool) {
         let reader = scope.spawn(|| {
             let mut seen = std::collections::BTreeSet::new();
             while !done.load(Ordering::Acquire) {
-                let (mut first, mut middle, mut last) = ([0; 64], [0; 200_064], [0; 64]);
+                let (mut first, mut middle, mut last) = ([0; 64], vec![0; 200_064], [0; 64]);
                 let mut ranges = [
                     RangeInto { start: 0, into: &mut first },
                     RangeInto { start: 2_000_000, into: &mut middle },

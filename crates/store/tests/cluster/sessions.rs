@@ -83,7 +83,7 @@ fn whole_life(store: &Store, config: &PutConfig) {
 fn given_back(store: &Store, config: &PutConfig) {
     for revoke in [true, false] {
         let session = store.put_session(b"r", LEN as u64, config).unwrap();
-        session.write(1_500_000, &[1; 100_000]).unwrap();
+        session.write(1_500_000, &vec![1; 100_000]).unwrap();
         if revoke {
             assert!(session.revoke() && !session.revoke());
             assert_eq!(session_error(&session.write(0, b"x").unwrap_err()), SessionError::Over);
@@ -209,7 +209,7 @@ fn a_session_that_takes_too_long_says_so() {
     for shared_memory in [true, false] {
         let store = connect(&fleet.address, shared_memory);
         let session = store.put_session(b"slow", 100_000, &store.put_config()).unwrap();
-        let error = session.write(0, &[1; 100_000]).and_then(|()| {
+        let error = session.write(0, &vec![1; 100_000]).and_then(|()| {
             until("the put times out", 3 * REGISTRATION, || store.stat().unwrap().open_puts == 0);
             session.end()
         });
