@@ -82,6 +82,12 @@ pub enum SessionError {
     /// A part did not arrive.
     #[error("a part of the value did not arrive, so it can never be whole; revoke the session")]
     Broken,
+    /// The master gave the put up.
+    #[error(
+        "the put is no longer open: it took longer than the master's put_timeout, or a copy was lost \
+         with its node; start another session, or raise the master's --put-timeout"
+    )]
+    TimedOut,
     /// Bytes are written once.
     #[error("bytes {start} to {end} were written before; a session writes each byte once")]
     Overlap {

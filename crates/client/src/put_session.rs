@@ -16,10 +16,12 @@ use crate::client::Client;
 use crate::error::{Error, SessionError};
 use crate::put::Written;
 use crate::runs::{self, Runs};
+use mooncrate_core::error::PutError;
 use mooncrate_core::key::Key;
 use mooncrate_core::plan::{Locator, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_transfer::{OpenPut, TransferError};
+use mooncrate_wire::DataError;
 use mooncrate_wire::message::{BeginWrite, PutItem};
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -114,7 +116,7 @@ impl Client {
         if let Err(error) = open.write(offset, part, self.deadline()) {
             // Relaxed: whoever ends the session has the lock after us.
             open.broken.store(true, Ordering::Relaxed);
-            return Err(error.into());
+            return Err(in_words(error));
         }
         open.runs.lock().done(offset, &sums);
         Ok(())
@@ -135,14 +137,17 @@ impl Client {
             let seal = seals[usize::from(locator.stripe)];
             if let Err(error) = replica.into_inner().signal(seal, deadline) {
                 self.revoke(&session.key, plan.token, deadline);
-                return Err(error.into());
+                return Err(in_words(error));
             }
         }
         let mut results = [None];
         let ends = vec![Written { index: 0, plan, seals }];
         self.end(&[(&session.key, &[])], ends, &session.config, &mut results, deadline);
         let [ended] = results;
-        ended.expect("the one item was decided").map(|_| ())
+        match ended.expect("the one item was decided") {
+            Err(Error::Put(PutError::NoSuchPut)) => Err(SessionError::TimedOut.into()),
+            ended => ended.map(|_| ()),
+        }
     }
 
     /// Gives a session up: nothing of it is left, and the key can be put again. Whether it was open.
@@ -152,6 +157,16 @@ impl Client {
         drop(open.replicas);
         self.revoke(&session.key, open.plan.token, self.deadline());
         true
+    }
+}
+
+/// An owner that no longer knows the put was told by the master to give it up.
+fn in_words(error: TransferError) -> Error {
+    match error {
+        TransferError::Data(DataError::BadToken | DataError::Stale) => {
+            SessionError::TimedOut.into()
+        }
+        other => other.into(),
     }
 }
 

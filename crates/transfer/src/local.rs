@@ -32,10 +32,11 @@ impl Local {
     fn read_one(&self, read: &mut Read<'_>) -> Result<(), TransferError> {
         read.check()?;
         let pin = self.pin(&read.locator)?;
-        Ok(match read.start {
+        match read.start {
             None => pin.read_into(read.seal, read.into)?,
             Some(start) => pin.read_part_into(read.seal, start, read.into)?,
-        })
+        }
+        Ok(())
     }
 }
 

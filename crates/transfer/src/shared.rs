@@ -97,13 +97,14 @@ impl Shared {
         read.check()?;
         let mapping = self.mapping(&read.locator)?;
         let (locator, seal) = (&read.locator, read.seal);
-        Ok(match read.start {
+        match read.start {
             None => mapping.read_into(locator, seal, read.into, boottime)?,
             Some(start) => {
                 let sealed = (read.len, seal);
                 mapping.read_part_into(locator, sealed, start, read.into, boottime)?;
             }
-        })
+        }
+        Ok(())
     }
 
     fn pin_link(&self, deadline: Deadline) -> Result<Arc<PinLink>, CallError> {

@@ -182,7 +182,7 @@ fn as_a_child() {
         ["session", master, shared] => {
             let store = connect(&master.parse().unwrap(), shared == "shared");
             let session = store.put_session(b"layers", 400_000, &store.put_config()).unwrap();
-            session.write(100_000, &[7; 100_000]).unwrap();
+            session.write(100_000, &vec![7; 100_000]).unwrap();
             say("ready");
             let mut line = String::new();
             std::io::stdin().read_line(&mut line).unwrap();

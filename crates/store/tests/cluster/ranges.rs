@@ -9,13 +9,16 @@ use mooncrate::{
 use mooncrate_check::{PutId, payload};
 use mooncrate_core::key;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const LENGTHS: [usize; 6] = [0, 1, 5000, 1 << 20, (1 << 20) + 1, 5_000_001];
 
 /// Three nodes; values of more than 1 MiB are cut into stripes.
 pub(crate) fn striped() -> (Running, Vec<Running>, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let catalog = CatalogConfig { stripe_bytes: 1 << 20, ..catalog() };
+    // A busy machine may take its time over a session.
+    let put_timeout = Duration::from_mins(1);
+    let catalog = CatalogConfig { stripe_bytes: 1 << 20, put_timeout, ..catalog() };
     let master = run_master(MasterOptions { catalog, ..master() }).unwrap();
     let address = master.master_address().unwrap();
     let nodes = ["a", "b", "c"].map(|name| run_node(node(name, &address, folder.path())).unwrap());
@@ -174,7 +177,7 @@ fn parts_are_of_one_put(shared_memory: bool) {
         let reader = scope.spawn(|| {
             let mut seen = std::collections::BTreeSet::new();
             while !done.load(Ordering::Acquire) {
-                let (mut first, mut middle, mut last) = ([0; 64], [0; 200_064], [0; 64]);
+                let (mut first, mut middle, mut last) = ([0; 64], vec![0; 200_064], [0; 64]);
                 let mut ranges = [
                     RangeInto { start: 0, into: &mut first },
                     RangeInto { start: 2_000_000, into: &mut middle },

@@ -1,7 +1,7 @@
 //! Sessions: a value written layer by layer appears at its end, whole or not at all; a value read layer
 //! by layer is held by a lease.
 
-use crate::fleet::{Fleet, Process, connect, judge, patiently, stamped, until};
+use crate::fleet::{Fleet, Process, REGISTRATION, connect, judge, patiently, stamped, until};
 use crate::ranges::striped;
 use mooncrate::{EmbeddedOptions, Error, PutConfig, RangeInto, SessionError, Store, Stored};
 use mooncrate_core::error::PutError;
@@ -83,7 +83,7 @@ fn whole_life(store: &Store, config: &PutConfig) {
 fn given_back(store: &Store, config: &PutConfig) {
     for revoke in [true, false] {
         let session = store.put_session(b"r", LEN as u64, config).unwrap();
-        session.write(1_500_000, &[1; 100_000]).unwrap();
+        session.write(1_500_000, &vec![1; 100_000]).unwrap();
         if revoke {
             assert!(session.revoke() && !session.revoke());
             assert_eq!(session_error(&session.write(0, b"x").unwrap_err()), SessionError::Over);
@@ -181,13 +181,15 @@ fn a_session_never_reads_another_object() {
     }
 }
 
-/// A writer that is killed in the middle of its session leaves nothing behind.
+/// A writer that is killed in the middle of its session leaves nothing behind, long before the put
+/// would time out.
 #[test]
 fn the_session_of_a_dead_writer_is_given_back() {
-    let fleet = Fleet::start(&["a"]);
-    let store = connect(&fleet.address, true);
+    let (master, _nodes, _folder) = striped();
+    let address = master.master_address().unwrap();
+    let store = connect(&address, true);
     for path in ["shared", "tcp"] {
-        let mut writer = Process::start(&format!("session {} {path}", fleet.address));
+        let mut writer = Process::start(&format!("session {address} {path}"));
         assert_eq!(writer.word(), "ready");
         assert_eq!(store.stat().unwrap().open_puts, 1);
         let value = stamped(b"layers", 9, 400_000);
@@ -196,6 +198,27 @@ fn the_session_of_a_dead_writer_is_given_back() {
         assert_eq!(patiently(|| store.put(b"layers", &value)), Stored::New);
         judge(b"layers", 9, 400_000, &store.get(b"layers").unwrap().unwrap());
         assert!(store.remove(b"layers", false).unwrap());
-        fleet.audit();
+        master.master().unwrap().audit().unwrap();
     }
+}
+
+/// A put may stay open for so long only; its writer is told in words, and the key is free again.
+#[test]
+fn a_session_that_takes_too_long_says_so() {
+    let fleet = Fleet::start(&["a"]);
+    for shared_memory in [true, false] {
+        let store = connect(&fleet.address, shared_memory);
+        let session = store.put_session(b"slow", 100_000, &store.put_config()).unwrap();
+        let error = session.write(0, &vec![1; 100_000]).and_then(|()| {
+            until("the put times out", 3 * REGISTRATION, || store.stat().unwrap().open_puts == 0);
+            session.end()
+        });
+        let error = error.unwrap_err();
+        assert_eq!(session_error(&error), SessionError::TimedOut, "{error}");
+        drop(session);
+        let value = stamped(b"slow", 3, 1000);
+        assert_eq!(patiently(|| store.put(b"slow", &value)), Stored::New);
+        assert!(store.remove(b"slow", false).unwrap());
+    }
+    fleet.audit();
 }

@@ -7,7 +7,7 @@ use mooncrate_core::{Seal, TenantId};
 use mooncrate_wire::auth::{GRANT_SECONDS, GrantKey};
 use mooncrate_wire::clock::wall_seconds;
 use mooncrate_wire::message::{
-    Abandon, Attach, Begin, BeginWrite, DataRequest, Pin, Read, Role, Signal,
+    Abandon, Attach, Begin, BeginWrite, DataRequest, Open, Pin, Read, Role, Signal, WritePart,
 };
 use mooncrate_wire::{DataError, LinkKind};
 use std::borrow::Cow;
@@ -115,6 +115,37 @@ fn security_a_read_grant_does_not_write_and_nobody_reads_what_is_not_published()
     let mut thief = cluster.data("evil");
     let stolen = DataRequest::Abandon(Abandon { locator: plan.replicas[0], token });
     assert_eq!(ask(&mut thief, &stolen), Err(DataError::Denied));
+    // Puts in parts need the same leave, for the put and for each part.
+    let open = |locator| DataRequest::Open(Open { put: put(locator) });
+    let part = |locator| DataRequest::WritePart(WritePart { len: 0, locator, token, offset: 0 });
+    assert_eq!(ask(&mut data, &open(readable)), Err(DataError::Denied));
+    assert_eq!(ask(&mut data, &part(readable)), Err(DataError::Denied));
+    assert_eq!(ask(&mut thief, &open(plan.replicas[0])), Err(DataError::Denied));
+    assert_eq!(ask(&mut data, &open(plan.replicas[0])), Ok(()));
+    assert_eq!(ask(&mut thief, &part(plan.replicas[0])), Err(DataError::Denied));
+    assert_eq!(ask(&mut data, &part(plan.replicas[0])), Ok(()));
+    let other = WritePart {
+        len: 0,
+        locator: plan.replicas[0],
+        token: mooncrate_core::PutToken(token.0 ^ 1),
+        offset: 0,
+    };
+    assert_eq!(ask(&mut data, &DataRequest::WritePart(other)), Err(DataError::BadToken));
+}
+
+#[test]
+fn security_sessions_work_with_credentials() {
+    let cluster = Guarded::start(None);
+    let store = cluster.store("acme", false);
+    let session = store.put_session(b"layers", 10, &store.put_config()).unwrap();
+    session.write(5, b"world").unwrap();
+    session.write(0, b"hello").unwrap();
+    session.end().unwrap();
+    let reading = store.get_session(b"layers", Duration::from_secs(5)).unwrap().unwrap();
+    let mut part = [0; 4];
+    assert_eq!(reading.read(3, &mut part).unwrap(), 4);
+    assert_eq!(&part, b"lowo");
+    assert!(cluster.store("evil", false).get_session(b"layers", Duration::ZERO).unwrap().is_none());
 }
 
 /// The client asks the master again, and goes on.
