@@ -15,7 +15,7 @@ use mooncrate::{run_master, run_node};
 use mooncrate_core::{NodeId, SegmentId};
 use mooncrate_mem::clock::boottime;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ struct Reads {
 }
 
 /// A peer with a node.
-pub(crate) fn serve_node(name: &str, master: &str, bytes: u64, folder: PathBuf) -> Result<()> {
+pub(crate) fn serve_node(name: &str, master: &str, bytes: u64, folder: &Path) -> Result<()> {
     let running = run_node(NodeOptions {
         name: name.to_owned(),
         master: master.parse().map_err(anyhow::Error::msg)?,
@@ -140,6 +140,7 @@ fn read(reads: &Reads, master: &Address, count: u64, len: u64, reader: u32) {
 }
 
 /// Drains node a to the end; replicas moved, and the time it took.
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn drain(store: &Store, bytes: u64) -> Result<(u64, Duration)> {
     let (node, began) = (NodeId::named("a"), boottime());
     store.drain(node, None, DrainMode::Move)?.context("node a is mounted")?;
@@ -178,6 +179,7 @@ fn copy_floor(load: Load) -> Duration {
     boottime().since(began)
 }
 
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn table(load: Load, floor: [Duration; 2], took: Duration, reads: &Reads) -> Table {
     let rate = |took: Duration| load.bytes as f64 / took.as_secs_f64() / 1e6;
     let best = rate(floor[0]).max(rate(floor[1]));
@@ -195,7 +197,7 @@ fn table(load: Load, floor: [Duration; 2], took: Duration, reads: &Reads) -> Tab
         values: json!({ "what": what, "seconds": took.as_secs_f64(), "mb_per_s": rate(took) }),
         verdict,
     };
-    let none = || ["".to_owned(), "".to_owned()];
+    let none = || [String::new(), String::new()];
     let verdict = Verdict::at_most(failed as f64, 0.0, "no failed read");
     let per_second = format!("{:.0}", done as f64 / took.as_secs_f64());
     let rows = vec![

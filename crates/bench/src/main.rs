@@ -101,7 +101,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::FloorForBench { bytes } => return plain::serve(*bytes),
         Command::Failover { rounds } => return failover::run(*rounds),
         Command::DrainNodeForBench { name, master, bytes, folder } => {
-            return drain::serve_node(name, master, *bytes, folder.clone());
+            return drain::serve_node(name, master, *bytes, folder);
         }
         _ => {}
     }

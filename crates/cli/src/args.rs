@@ -438,8 +438,8 @@ pub(crate) struct Quota {
     #[arg(value_parser = tenant)]
     pub(crate) tenant: Option<String>,
     /// What it may use, as 10GiB, or off
-    #[arg(requires = "tenant", value_parser = quota)]
-    pub(crate) quota: Option<u64>,
+    #[arg(value_name = "QUOTA", requires = "tenant", value_parser = quota)]
+    pub(crate) bytes: Option<u64>,
     #[command(flatten)]
     pub(crate) client: ClientFlags,
 }
@@ -610,8 +610,7 @@ impl Arguments {
             | Command::Drain(Drain { client, .. })
             | Command::Undrain(Undrain { client, .. })
             | Command::Bench(Bench { client, .. }) => flags.client(client),
-            Command::Doctor(_) => {}
-            Command::Token(_) => {}
+            Command::Doctor(_) | Command::Token(_) => {}
         }
         flags.0
     }

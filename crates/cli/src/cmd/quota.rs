@@ -11,7 +11,7 @@ pub(super) fn run(args: &Quota, settings: &Settings, out: Output) -> Result<(), 
     let store = connect_as(settings, true)?;
     let named = |name: &String| TenantId::named(name).map_err(|e| Failure::usage(e.to_string()));
     let tenant = args.tenant.as_ref().map(named).transpose()?;
-    if let (Some(tenant), Some(bytes)) = (tenant, args.quota) {
+    if let (Some(tenant), Some(bytes)) = (tenant, args.bytes) {
         store.set_quota(tenant, (bytes > 0).then_some(bytes)).map_err(failed)?;
     }
     let mut rows = store.stat().map_err(failed)?.tenants;
