@@ -200,8 +200,10 @@ fn a_slow_leader_is_asked_again() {
         assert_eq!(asked.join().unwrap().unwrap(), LeaderEpoch(1));
     });
     leader.becomes(Mood::Slow);
-    let error = put(&link, within(20)).unwrap_err();
-    assert!(matches!(error, CallError::Refused { .. }), "{error}");
+    let error = put(&link, within(5)).unwrap_err();
+    // Who notices first that the time is over, the leader or the caller, is a race.
+    let over = matches!(error, CallError::Refused { .. } | CallError::Deadline { .. });
+    assert!(over, "{error}");
     assert_eq!(leader.puts(), 1, "not repeated");
 }
 
