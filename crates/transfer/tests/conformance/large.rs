@@ -11,7 +11,13 @@ fn a_large_value_comes_over_several_links() {
     let rig = lanes();
     let value = rig.stored(LARGE);
     assert_eq!(rig.connections(), 1, "one link wrote it");
-    rig.read_value(&value).unwrap();
+    // A lane that starts late may find nothing left to do, so one read need not open all links.
+    for _ in 0..200 {
+        rig.read_value(&value).unwrap();
+        if rig.connections() == 3 {
+            break;
+        }
+    }
     assert_eq!(rig.connections(), 3);
     let small = rig.stored(1000);
     rig.read_value(&small).unwrap();
