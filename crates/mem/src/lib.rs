@@ -25,7 +25,8 @@
 //!
 //! // A master planned this: five bytes at offset 0, described by slot 0 in its first life.
 //! let extent = Extent::new(0, extent_bytes(5)).unwrap();
-//! let locator = Locator { segment, incarnation, slot: Slot(0), generation: Generation(0), extent, grant: None };
+//! let (slot, generation, stripe, grant) = (Slot(0), Generation(0), 0, None);
+//! let locator = Locator { segment, incarnation, slot, generation, extent, stripe, grant };
 //! let put = BeginWrite {
 //!     locator,
 //!     token: PutToken(7),
