@@ -4,6 +4,7 @@
 
 use super::Catalog;
 use super::objects::{Entry, EntryId, PartState, SegmentIndex, Stage};
+use super::segments::NOBODY;
 use crate::ids::{GroupId, ObjectId, TenantId};
 use crate::limits::GROUP_MEMBERS_MAX;
 use crate::plan::Keep;
@@ -13,8 +14,6 @@ use std::time::Duration;
 
 /// Objects that one tick expires, or takes apart.
 const SLICE_MAX: usize = 256;
-/// No neighbour.
-const NOBODY: EntryId = EntryId::MAX;
 
 /// What the catalog knows of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
