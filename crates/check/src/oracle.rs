@@ -95,6 +95,21 @@ pub struct Counts {
     pub gets_failed: u64,
 }
 
+/// What several oracles judged, each its own keys.
+impl std::iter::Sum for Counts {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            puts: sum.puts + one.puts,
+            puts_unknown: sum.puts_unknown + one.puts_unknown,
+            puts_refused: sum.puts_refused + one.puts_refused,
+            removes: sum.removes + one.removes,
+            hits: sum.hits + one.hits,
+            misses: sum.misses + one.misses,
+            gets_failed: sum.gets_failed + one.gets_failed,
+        })
+    }
+}
+
 /// The judge of one run.
 #[derive(Debug, Default)]
 pub struct Oracle {

@@ -247,18 +247,7 @@ impl Judge {
 
     /// What the oracles judged.
     pub(crate) fn counts(&self) -> Counts {
-        self.oracles.iter().fold(Counts::default(), |sum, shard| {
-            let one = lock(shard).counts();
-            Counts {
-                puts: sum.puts + one.puts,
-                puts_unknown: sum.puts_unknown + one.puts_unknown,
-                puts_refused: sum.puts_refused + one.puts_refused,
-                removes: sum.removes + one.removes,
-                hits: sum.hits + one.hits,
-                misses: sum.misses + one.misses,
-                gets_failed: sum.gets_failed + one.gets_failed,
-            }
-        })
+        self.oracles.iter().map(|shard| lock(shard).counts()).sum()
     }
 
     fn op(&self) -> OpId {
