@@ -3,6 +3,7 @@
 
 use crate::cmd::bench::{COLUMNS, Row};
 use crate::cmd::doctor::Finding;
+use crate::cmd::look::Look;
 use crate::cmd::top::View;
 use crate::config::Layers;
 use crate::failure::Failure;
@@ -11,7 +12,7 @@ use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::key;
-use mooncrate_wire::message::{ClusterStat, Listed, Removed, TenantRow};
+use mooncrate_wire::message::{Listed, Removed, TenantRow};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -291,11 +292,11 @@ impl Output {
     }
 
     /// The cluster in numbers.
-    pub(crate) fn stat(self, stat: &ClusterStat) -> Result<(), Failure> {
+    pub(crate) fn stat(self, look: &Look) -> Result<(), Failure> {
         if self.json {
-            return print_json(&mooncrate_master::admin::stat_json(stat));
+            return print_json(&mooncrate_master::admin::stat_json(&look.stat));
         }
-        print(&stat_screen(stat))
+        print(&stat_screen(look))
     }
 
     /// The cluster at one moment, with its rates.
@@ -398,7 +399,8 @@ fn started_screen(started: &Started) -> String {
     lines.join("\n")
 }
 
-fn stat_screen(stat: &ClusterStat) -> String {
+fn stat_screen(look: &Look) -> String {
+    let stat = &look.stat;
     let state = if stat.rebuilding { "; the index is being rebuilt" } else { "" };
     let sentence = format!(
         "{}, {}; {} of {} used{state}",
@@ -428,7 +430,7 @@ fn stat_screen(stat: &ClusterStat) -> String {
         let state = if row.open { "open" } else { "closed" };
         vec![
             row.offer.segment.to_string(),
-            row.offer.node.to_string(),
+            look.node(row),
             medium,
             state.to_owned(),
             row.objects.to_string(),

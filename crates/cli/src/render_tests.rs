@@ -3,8 +3,8 @@
 use super::*;
 use mooncrate_core::catalog::Counters;
 use mooncrate_core::plan::{Medium, SegmentOffer};
-use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, SegmentId, ZoneId};
-use mooncrate_wire::message::SegmentRow;
+use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, Now, SegmentId, ZoneId};
+use mooncrate_wire::message::{ClusterStat, SegmentRow};
 
 fn started() -> Started {
     Started {
@@ -59,7 +59,7 @@ fn a_cluster_is_a_sentence_and_a_table() {
         largest_free_run: 200 << 20,
         objects: 12,
     };
-    let mut stat = ClusterStat {
+    let stat = ClusterStat {
         epoch: LeaderEpoch(7),
         leader: "m1 at 127.0.0.1:7411".into(),
         rebuilding: false,
@@ -75,11 +75,13 @@ fn a_cluster_is_a_sentence_and_a_table() {
         segments: vec![row],
         tenants: Vec::new(),
     };
-    insta::assert_snapshot!("stat", stat_screen(&stat));
-    stat.segments.clear();
-    stat.rebuilding = true;
-    stat.leader.clear();
-    insta::assert_snapshot!("stat_without_segments", stat_screen(&stat));
+    let names = [(NodeId(0xdef), "alpha".to_owned())].into();
+    let mut look = Look { at: Now(0), stat, names };
+    insta::assert_snapshot!("stat", stat_screen(&look));
+    look.stat.segments.clear();
+    look.stat.rebuilding = true;
+    look.stat.leader.clear();
+    insta::assert_snapshot!("stat_without_segments", stat_screen(&look));
 }
 
 #[test]

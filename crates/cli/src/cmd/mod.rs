@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod doctor;
 mod drain;
 mod get;
+pub(crate) mod look;
 mod ls;
 mod put;
 mod quota;
@@ -30,7 +31,7 @@ pub(crate) fn ask(command: &Command, settings: &Settings, out: Output) -> Result
         Command::Get(args) => get::run(args, settings, out),
         Command::Rm(args) => rm::run(args, settings, out),
         Command::Ls(args) => ls::run(args, settings, out),
-        Command::Stat(_) => out.stat(&connect(settings)?.stat().map_err(failed)?),
+        Command::Stat(_) => out.stat(&look::Look::take(&connect(settings)?).map_err(failed)?),
         Command::Top(args) => top::run(args, settings, out),
         Command::Quota(args) => quota::run(args, settings, out),
         Command::Drain(args) => drain::run(args, settings, out),

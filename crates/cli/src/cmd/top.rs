@@ -11,6 +11,7 @@ pub(crate) use view::View;
 use super::signals::Signals;
 use super::{connect, failed};
 use crate::args::Top;
+use crate::cmd::look::Look;
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::render::{Output, to_terminal};
@@ -20,7 +21,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use view::Look;
 
 /// Longest wait for a look: the screen shall not stand still because a master does.
 const LOOK_MAX: Duration = Duration::from_secs(2);

@@ -4,8 +4,8 @@
 //! What must stay true: nothing is published but the bytes that the writer sealed. The owner sums what
 //! lies in the extent at the end, so a part that is missing, doubled or damaged is found there.
 
-use super::{PublishError, Unpublished, WriteError, WriteGuard};
-use crate::sums::{SliceSums, write_table};
+use super::{Unpublished, WriteError, WriteGuard};
+use crate::sums::SliceSums;
 use crate::word::before_first_byte;
 use mooncrate_core::{Now, PutToken, Seal};
 
@@ -26,28 +26,19 @@ impl WriteGuard {
         Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
     }
 
-    /// Makes a value readable whose parts were placed: they are what the writer sealed. Writes the slice
-    /// table.
+    /// Makes a value readable whose parts were placed: they are what the writer sealed. Sums them first,
+    /// as if they had come in order.
     pub fn publish_placed(
-        self,
+        mut self,
         now: Now,
         token: PutToken,
         seal: Seal,
     ) -> Result<(), Box<Unpublished>> {
-        if token != self.token {
-            return Err(Box::new(Unpublished { error: PublishError::BadToken, guard: self }));
-        }
-        let mut sums = SliceSums::new();
         // SAFETY: the value is `len` bytes of the extent, which is ours; they are initialised, because
         // mappings start as zeros, and nobody else stores here while the guard lives.
-        sums.update(unsafe { std::slice::from_raw_parts(self.start, self.len as usize) });
-        let found = sums.seal();
-        if found != seal {
-            let error = PublishError::Corrupt { found, wanted: seal };
-            return Err(Box::new(Unpublished { error, guard: self }));
-        }
-        // SAFETY: the extent is ours and was made for a value of this length.
-        unsafe { write_table(self.start, self.len, sums.sums()) };
-        self.flip(now, seal)
+        let value = unsafe { std::slice::from_raw_parts(self.start, self.len as usize) };
+        self.sums = SliceSums::new();
+        self.sums.update(value);
+        self.publish(now, token, seal)
     }
 }

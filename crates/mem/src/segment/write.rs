@@ -67,7 +67,7 @@ pub struct WriteGuard {
     /// The leader that planned the put.
     epoch: LeaderEpoch,
     /// What went through this guard, in order.
-    sums: SliceSums,
+    pub(super) sums: SliceSums,
     /// Set by publishing; then dropping changes nothing.
     published: bool,
 }
@@ -296,7 +296,7 @@ impl WriteGuard {
         Ok(())
     }
 
-    pub(super) fn flip(mut self, now: Now, seal: Seal) -> Result<(), Box<Unpublished>> {
+    fn flip(mut self, now: Now, seal: Seal) -> Result<(), Box<Unpublished>> {
         match self.make_ready(now, seal) {
             Ok(()) => Ok(()),
             Err(error) => Err(Box::new(Unpublished { error, guard: self })),

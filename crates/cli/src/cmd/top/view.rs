@@ -1,36 +1,17 @@
 //! What `top` shows: the last look at the cluster, and rates from the one before. Text only; who
 //! shows it where is not known here.
 
+use crate::cmd::look::Look;
 use crate::render::{bytes, counted, table};
-use mooncrate::{ClusterStat, Error, SegmentRow, Store};
+use mooncrate::{ClusterStat, SegmentRow};
 use mooncrate_core::catalog::Counters;
-use mooncrate_core::{NodeId, Now};
-use mooncrate_wire::clock::boottime;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 
 /// Cells of the bar of the whole cluster, and of one segment.
 const WIDE: usize = 30;
 const NARROW: usize = 12;
 /// Lines above and below the rows of segments.
 const AROUND: usize = 9;
-
-/// One look at a cluster.
-#[derive(Clone, Debug)]
-pub(crate) struct Look {
-    pub(super) at: Now,
-    pub(super) stat: ClusterStat,
-    pub(super) names: BTreeMap<NodeId, String>,
-}
-
-impl Look {
-    pub(super) fn take(store: &Store) -> Result<Self, Error> {
-        let stat = store.stat()?;
-        let nodes = store.nodes()?;
-        let names = nodes.into_iter().map(|entry| (entry.info.node, entry.info.name)).collect();
-        Ok(Self { at: boottime(), stat, names })
-    }
-}
 
 /// What happened per second between two looks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -178,12 +159,8 @@ fn rates(before: &Look, after: &Look) -> Option<Rates> {
 
 /// The table of segments: by node, cut to `rows`.
 fn segments(look: &Look, rows: usize) -> Vec<String> {
-    let name = |row: &SegmentRow| {
-        let known = look.names.get(&row.offer.node).cloned();
-        known.unwrap_or_else(|| row.offer.node.to_string())
-    };
     let mut sorted: Vec<(String, &SegmentRow)> =
-        look.stat.segments.iter().map(|row| (name(row), row)).collect();
+        look.stat.segments.iter().map(|row| (look.node(row), row)).collect();
     if sorted.is_empty() {
         return vec!["no segments are mounted".to_owned()];
     }

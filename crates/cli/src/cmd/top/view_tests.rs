@@ -2,7 +2,7 @@
 
 use super::*;
 use mooncrate_core::plan::{Medium, SegmentOffer};
-use mooncrate_core::{HostId, Incarnation, LeaderEpoch, SegmentId, ZoneId};
+use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, Now, SegmentId, ZoneId};
 use std::time::Duration;
 
 fn row(node: u64, segment: u64, used: u64) -> SegmentRow {
