@@ -213,7 +213,10 @@ fn kind(error: &Error) -> String {
     loop {
         let end = rest.find(|c: char| !c.is_alphanumeric()).unwrap_or(rest.len());
         names.push(&rest[..end]);
-        match rest[end..].strip_prefix('(') {
+        let inner = rest[end..].strip_prefix('(');
+        // What a restless object's last place said is more than the fact.
+        let inner = inner.or_else(|| Some(rest[end..].split_once("last: ")?.1));
+        match inner {
             Some(inner) if inner.starts_with(char::is_uppercase) => rest = inner,
             _ => break,
         }
@@ -227,13 +230,14 @@ mod tests {
     use super::*;
     use mooncrate_client::Error as ClientError;
     use mooncrate_core::error::PutError;
+    use mooncrate_transfer::TransferError;
 
     #[test]
     fn kinds_name_the_variants() {
         let held = Error::Client(ClientError::Put(PutError::Held { after_ms: 3 }));
         assert_eq!(kind(&held), "Put.Held");
-        let restless = Error::Client(ClientError::Restless { tries: 4 });
-        assert_eq!(kind(&restless), "Restless");
+        let restless = ClientError::Restless { tries: 4, last: TransferError::Fenced };
+        assert_eq!(kind(&Error::Client(restless)), "Restless.Fenced");
         let read = mooncrate_wire::DataError::Corrupt;
         let corrupt = Error::Client(ClientError::Transfer(read.into()));
         assert_eq!(kind(&corrupt), "Transfer.Data.Corrupt");
@@ -252,7 +256,8 @@ mod tests {
         assert!(tally.late()[0].starts_with("get took 601 ms, 0 ms of it"), "{:?}", tally.late());
         tally.answer::<()>(&Err(Error::Client(ClientError::Put(PutError::Busy { after_ms: 1 }))));
         assert_eq!(tally.json()["trouble_ago_ms"], Value::Null);
-        tally.answer::<()>(&Err(Error::Client(ClientError::Restless { tries: 4 })));
+        let restless = ClientError::Restless { tries: 4, last: TransferError::Fenced };
+        tally.answer::<()>(&Err(Error::Client(restless)));
         assert_ne!(tally.json()["trouble_ago_ms"], Value::Null);
         assert_eq!(
             (&tally.json()["refusals"], &tally.json()["operations"]),
