@@ -3,6 +3,7 @@
 use crate::kill_one::KillOne;
 use crate::verify::Verify;
 use crate::verify::clear::Clear;
+use crate::verify::leaders::Leaders;
 use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -55,6 +56,8 @@ pub(crate) enum Command {
     Verify(Verify),
     /// Remove every key of a running cluster and say what is left
     Clear(Clear),
+    /// Watch who leads among several masters, and tempt those who lead no longer
+    Leaders(Leaders),
     /// Three nodes, two replicas: kill -9 one owner under load and see what is lost
     KillOne(KillOne),
     /// Clients and nodes over TCP, beside bare sockets; small gets beside large transfers

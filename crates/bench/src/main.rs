@@ -69,6 +69,7 @@ fn main() -> ExitCode {
     let proof = match &arguments.command {
         Some(Command::Verify(wanted)) => Some(verify::run(wanted)),
         Some(Command::Clear(wanted)) => Some(verify::clear::run(wanted)),
+        Some(Command::Leaders(wanted)) => Some(verify::leaders::run(wanted)),
         Some(Command::KillOne(wanted)) => Some(kill_one::run(wanted)),
         _ => None,
     };
@@ -143,6 +144,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         | Command::FloorForBench { .. }
         | Command::Verify(_)
         | Command::Clear(_)
+        | Command::Leaders(_)
         | Command::KillOne(_)
         | Command::DrainNodeForBench { .. } => unreachable!("answered above"),
     };

@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::get::{Source, share};
+use crate::get::{Source, patience, share};
 use crate::put::Stored;
 use mooncrate_core::key;
 use mooncrate_core::plan::Located;
@@ -37,6 +37,7 @@ impl Client {
                 self.prefer(keys[index], located, 0, copy);
             }
         }
+        let patience = patience(deadline);
         keys.iter()
             .zip(values)
             .zip(done)
@@ -44,7 +45,7 @@ impl Client {
                 (Some(value), true) => Ok(Some(value)),
                 // Whatever went wrong, alone and with all its retries it is decided properly, but
                 // within the time of the whole.
-                _ => self.get_by(key, deadline),
+                _ => self.get_by(key, deadline, patience),
             })
             .collect()
     }

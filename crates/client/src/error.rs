@@ -48,11 +48,15 @@ pub enum Error {
         /// Bytes of the value.
         len: u64,
     },
-    /// The object moved or vanished again and again while it was being read.
-    #[error("the object changed its place {tries} times while it was read; try again")]
+    /// The master names places where the object cannot be read (any more), again and again: it moved
+    /// or vanished while it was being read, or its owner has just gone and the master does not know.
+    #[error("the object was not where the master said, {tries} times; try again: {last}")]
     Restless {
         /// How often it was looked for.
         tries: u32,
+        /// What the last place said.
+        #[source]
+        last: TransferError,
     },
 }
 

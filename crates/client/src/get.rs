@@ -16,8 +16,14 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often an object is looked for when it keeps moving.
-const TRIES_MAX: u32 = 4;
+/// How often an object is looked for at once when it keeps moving.
+const TRIES_AT_ONCE: u32 = 4;
+/// How long it is looked for after that, with pauses. An owner that came back with new memory is known
+/// to its master after some milliseconds, and so is a life that the owner itself has ended; until then
+/// the master names a place where nothing is, and what the caller wants to hear is the miss after it.
+const RESTLESS_TIME: Duration = Duration::from_millis(500);
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// Where a value came from: over which path, and from the copy at which place in the order.
 #[derive(Clone, Copy, Debug)]
@@ -29,11 +35,17 @@ pub(crate) struct Source {
 impl Client {
     /// The value of a key, or `None` if there is none.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        self.get_by(key, self.deadline())
+        let end = self.deadline();
+        self.get_by(key, end, patience(end))
     }
 
-    pub(crate) fn get_by(&self, key: &[u8], end: Deadline) -> Result<Option<Vec<u8>>, Error> {
-        self.find(key, end, |located| {
+    pub(crate) fn get_by(
+        &self,
+        key: &[u8],
+        end: Deadline,
+        patience: Deadline,
+    ) -> Result<Option<Vec<u8>>, Error> {
+        self.find_by(key, end, patience, |located| {
             let mut value = vec![0; located.len() as usize];
             self.read(key, located, &mut value, end)?;
             Ok(value)
@@ -110,6 +122,17 @@ impl Client {
         &self,
         key: &[u8],
         deadline: Deadline,
+        work: impl FnMut(&Arc<Located>) -> Result<T, TransferError>,
+    ) -> Result<Option<T>, Error> {
+        self.find_by(key, deadline, patience(deadline), work)
+    }
+
+    /// The same; an object that is not where the master says is looked for until `patience` ends.
+    pub(crate) fn find_by<T>(
+        &self,
+        key: &[u8],
+        deadline: Deadline,
+        patience: Deadline,
         mut work: impl FnMut(&Arc<Located>) -> Result<T, TransferError>,
     ) -> Result<Option<T>, Error> {
         key::check(key).map_err(GetError::from)?;
@@ -119,7 +142,8 @@ impl Client {
         if !asked {
             self.cache_hit(hash, key);
         }
-        for _ in 0..TRIES_MAX {
+        let mut unrest = Unrest { tries: 0, pause: PAUSE_MIN, end: patience };
+        loop {
             let known = match located.take() {
                 Some(cached) => Some(cached),
                 None => self.locate_hashed(hash, key, deadline)?,
@@ -141,10 +165,12 @@ impl Client {
                     }
                     self.counters.at(hash.0).stale.one();
                     asked = true;
+                    if !unrest.goes_on() {
+                        return Err(Error::Restless { tries: unrest.tries, last: error });
+                    }
                 }
             }
         }
-        Err(Error::Restless { tries: TRIES_MAX })
     }
 
     /// Reads a value, each stripe from the first copy of it that verifies; several stripes at a time.
@@ -278,6 +304,35 @@ impl Client {
             Err(GetError::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// Until when a call that starts now looks for objects that are not where the master says. A batch has
+/// it once, or one lost node would use up the time of all its keys.
+pub(crate) fn patience(deadline: Deadline) -> Deadline {
+    boottime().deadline_in(RESTLESS_TIME).min(deadline)
+}
+
+/// An object that is not where the master says.
+struct Unrest {
+    tries: u32,
+    pause: Duration,
+    end: Deadline,
+}
+
+impl Unrest {
+    /// Whether it is worth another look; waits until then.
+    fn goes_on(&mut self) -> bool {
+        self.tries += 1;
+        if self.tries < TRIES_AT_ONCE {
+            return true;
+        }
+        if self.end.left(boottime()) <= self.pause {
+            return false;
+        }
+        std::thread::sleep(self.pause);
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        true
     }
 }
 

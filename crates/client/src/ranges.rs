@@ -11,7 +11,7 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::get::Source;
+use crate::get::{Source, patience};
 use crate::stripes::{PARALLEL_BYTES_MIN, in_parallel};
 use mooncrate_core::plan::Located;
 use mooncrate_core::time::Deadline;
@@ -55,7 +55,8 @@ impl Client {
         key: &[u8],
         ranges: &mut [RangeInto<'_>],
     ) -> Result<Option<Ranges>, Error> {
-        self.get_ranges_by(key, ranges, self.deadline())
+        let deadline = self.deadline();
+        self.get_ranges_by(key, ranges, deadline, patience(deadline))
     }
 
     /// The same for many keys; one result each. Places that are unknown are asked for in one call.
@@ -66,8 +67,9 @@ impl Client {
         let deadline = self.deadline();
         let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
         self.locate_many(&keys, deadline);
+        let patience = patience(deadline);
         let one = |(key, ranges): &mut (&[u8], &mut [RangeInto<'_>])| {
-            self.get_ranges_by(key, ranges, deadline)
+            self.get_ranges_by(key, ranges, deadline, patience)
         };
         items.iter_mut().map(one).collect()
     }
@@ -77,8 +79,11 @@ impl Client {
         key: &[u8],
         ranges: &mut [RangeInto<'_>],
         deadline: Deadline,
+        patience: Deadline,
     ) -> Result<Option<Ranges>, Error> {
-        self.find(key, deadline, |located| self.read_ranges(key, located, ranges, deadline))
+        self.find_by(key, deadline, patience, |located| {
+            self.read_ranges(key, located, ranges, deadline)
+        })
     }
 
     /// Reads parts of the object that was located.

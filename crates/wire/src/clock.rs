@@ -3,8 +3,12 @@
 //! master speaks but may not link memory code; both read the same kernel clock, so readings of one
 //! host compare.
 
-use mooncrate_core::time::{Deadline, Now};
+use mooncrate_core::time::{Deadline, Now, nanos};
 use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// The longest that a caller waits beyond what it allows its peer.
+const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
 /// The clock now.
 pub fn boottime() -> Now {
@@ -33,12 +37,23 @@ pub fn budget_ms(deadline: Deadline, now: Now) -> u32 {
     u32::try_from(left).unwrap_or(NO_DEADLINE_MS)
 }
 
+/// When a peer must be done for a caller that waits until `deadline`: an eighth of the time earlier, or
+/// 250 ms. If both gave up at the same moment it would be a race who notices first, and a caller that
+/// wins it does not know whether its peer is slow or gone.
+pub fn answer_by(deadline: Deadline, now: Now) -> Deadline {
+    if deadline == Deadline::NEVER {
+        return deadline;
+    }
+    let way = (deadline.left(now) / 8).min(ON_ITS_WAY);
+    Deadline(deadline.0.saturating_sub(nanos(way)))
+}
+
 /// The deadline of a frame that arrived `now` with this budget.
 pub fn deadline_of(budget_ms: u32, now: Now) -> Deadline {
     if budget_ms == NO_DEADLINE_MS {
         return Deadline::NEVER;
     }
-    now.deadline_in(std::time::Duration::from_millis(u64::from(budget_ms)))
+    now.deadline_in(Duration::from_millis(u64::from(budget_ms)))
 }
 
 #[cfg(test)]
@@ -50,6 +65,18 @@ mod tests {
         let before = boottime();
         assert!(before.0 > 0);
         assert!(boottime() >= before);
+    }
+
+    #[test]
+    fn a_peer_is_done_before_its_caller_gives_up() {
+        let second = 1_000_000_000;
+        assert_eq!(answer_by(Deadline(second), Now(0)), Deadline(second / 8 * 7));
+        assert_eq!(
+            answer_by(Deadline(60 * second), Now(0)),
+            Deadline(59 * second + second / 4 * 3)
+        );
+        assert_eq!(answer_by(Deadline(5), Now(9)), Deadline(5));
+        assert_eq!(answer_by(Deadline::NEVER, Now(9)), Deadline::NEVER);
     }
 
     #[test]

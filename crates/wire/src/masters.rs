@@ -153,11 +153,11 @@ impl MasterPools {
             let error = match self.attempt(at, request, deadline) {
                 Ok(reply) => return Ok(reply),
                 Err(Missed::Unsent(error)) if may_move(&error) => {
-                    self.go_on(at, &Left::Failed);
+                    self.go_on(at, &Left::Failed, deadline);
                     error
                 }
                 Err(Missed::Unknown(CallError::NotLeader { message, leader })) => {
-                    self.go_on(at, &Left::NotLeader(leader.as_ref()));
+                    self.go_on(at, &Left::NotLeader(leader.as_ref()), deadline);
                     CallError::NotLeader { message, leader }
                 }
                 // It is alive and slow: it leads, or it would have said so.
@@ -165,7 +165,7 @@ impl MasterPools {
                     error
                 }
                 Err(Missed::Unknown(error)) if may_move(&error) => {
-                    self.go_on(at, &Left::Failed);
+                    self.go_on(at, &Left::Failed, deadline);
                     let refused = matches!(error, CallError::Refused { .. });
                     if !refused && !request.kind().repeatable() && !self.another_leads(at, deadline)
                     {
@@ -212,8 +212,9 @@ impl MasterPools {
         }
     }
 
-    /// Chooses whom to ask after `at`, and pauses where haste would help nobody.
-    fn go_on(&self, at: usize, why: &Left<'_>) {
+    /// Chooses whom to ask after `at`, and pauses where haste would help nobody, but not beyond the
+    /// deadline: the keys of a batch that is late would each add a pause.
+    fn go_on(&self, at: usize, why: &Left<'_>, deadline: Deadline) {
         let now = boottime();
         let hint = match why {
             Left::Failed => {
@@ -233,7 +234,7 @@ impl MasterPools {
         let next = (1..count).map(|step| (at + step) % count);
         let sound = next.clone().find(|to| !self.is_suspect(*to, now));
         if matches!(why, Left::NotLeader(_)) || sound.is_none() {
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(PAUSE.min(deadline.left(boottime())));
         }
         let to = sound.unwrap_or((at + 1) % count);
         // Another caller may have found the leader meanwhile; its word is newer.
@@ -255,7 +256,7 @@ impl MasterPools {
             }
             next = (next + 1) % self.members.len();
             if next == old {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(PAUSE.min(deadline.left(boottime())));
             }
         }
         false

@@ -6,7 +6,7 @@
 
 use crate::render;
 use anyhow::{Context, Result};
-use mooncrate::{Address, ClusterStat, ConnectOptions, Store};
+use mooncrate::{ClusterStat, ConnectOptions, Masters, Store};
 use mooncrate_wire::clock::boottime;
 use serde_json::json;
 use std::time::Duration;
@@ -18,9 +18,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// What to do.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Clear {
-    /// The master of the cluster
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7411")]
-    pub(crate) master: Address,
+    /// The masters of the cluster
+    #[arg(long, value_name = "HOST:PORT,…", default_value = "127.0.0.1:7411")]
+    pub(crate) master: Masters,
     /// How long the cluster may take to become empty
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub(crate) seconds: u64,
@@ -28,8 +28,7 @@ pub(crate) struct Clear {
 
 /// Empties the cluster; whether nothing is left.
 pub(crate) fn run(wanted: &Clear) -> Result<bool> {
-    let options =
-        ConnectOptions { master: wanted.master.clone().into(), ..ConnectOptions::default() };
+    let options = ConnectOptions { master: wanted.master.clone(), ..ConnectOptions::default() };
     let store = Store::connect(options).context("the cluster cannot be reached")?;
     let began = boottime();
     let end = began.deadline_in(Duration::from_secs(wanted.seconds));

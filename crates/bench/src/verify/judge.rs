@@ -318,7 +318,8 @@ mod tests {
     fn a_put_of_unknown_outcome_stays_legal() {
         let (owner, reader) = (judge(1), judge(2));
         let lost = owner.begin_put(0, 64);
-        let failed = Error::Client(mooncrate_client::Error::Restless { tries: 1 });
+        let why = mooncrate_transfer::TransferError::NoRoute;
+        let failed = Error::Client(mooncrate_client::Error::Restless { tries: 1, last: why });
         owner.end_put(&lost, &Err(failed));
         owner.remove(0, |_| Ok(false)).unwrap();
         reader.foreign(1, &owner.bounds, 0, |_| Ok(Some(lost.value.clone()))).unwrap();

@@ -3,7 +3,7 @@
 //! ```text
 //!   worker  one thread: puts, gets, views, removes, batches        bounds  what other processes may know
 //!   judge   tells the oracle of `check` before and after a call    tally   counts, deadlines, hangs
-//!   clear   removes everything and looks for what is left
+//!   clear   removes everything and looks for what is left          leaders  who leads, and who still would
 //! ```
 //!
 //! It prints a JSON line now and then and a last one with `"final": true`. It ends by itself, or on
@@ -15,6 +15,7 @@
 pub(crate) mod bounds;
 pub(crate) mod clear;
 pub(crate) mod judge;
+pub(crate) mod leaders;
 pub(crate) mod tally;
 pub(crate) mod worker;
 
@@ -22,7 +23,7 @@ use crate::render;
 use anyhow::{Context, Result};
 use bounds::{Bounds, Peers};
 use judge::{Author, Judge};
-use mooncrate::{Address, ClientConfig, ConnectOptions, Store};
+use mooncrate::{ClientConfig, ConnectOptions, Masters, Store};
 use mooncrate_core::time::Deadline;
 use mooncrate_wire::clock::boottime;
 use serde_json::{Value, json};
@@ -41,9 +42,9 @@ const STEP: Duration = Duration::from_millis(20);
 /// What to do.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Verify {
-    /// The master of the cluster
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7411")]
-    pub(crate) master: Address,
+    /// The masters of the cluster
+    #[arg(long, value_name = "HOST:PORT,…", default_value = "127.0.0.1:7411")]
+    pub(crate) master: Masters,
     /// How long
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) seconds: u64,
@@ -144,7 +145,7 @@ fn line(wanted: &Verify, shared: &Shared, last: bool) -> Value {
 fn connect(wanted: &Verify, end: &AtomicBool) -> Result<Store> {
     let defaults = ConnectOptions::default();
     let options = ConnectOptions {
-        master: wanted.master.clone().into(),
+        master: wanted.master.clone(),
         host: wanted.host_label.clone().unwrap_or(defaults.host),
         shared_memory: !wanted.no_shared_memory,
         client: ClientConfig {

@@ -1,10 +1,11 @@
 //! What a verified workload counts, and the clock that calls are timed by.
 //!
-//! A call must end by its deadline; one that ends more than [`LATE`] after it is a hang. Two things are
-//! nobody's fault and do not count: time in which the whole process stood still (SIGSTOP), so calls are
-//! timed by a clock that a thread of this process pushes on and that stops when the process does; and time
-//! in which the calling thread was ready to go on and the machine had no core for it, which the kernel
-//! counts per thread.
+//! A call must end by its deadline; one that ends more than [`LATE`] after it is a hang. Time in which the
+//! whole process stood still (SIGSTOP) does not count, so calls are timed by a clock that a thread of this
+//! process pushes on and that stops when the process does; how long it stood still is told. Time in which
+//! the calling thread was ready to go on and the machine had no core for it does count. The kernel counts
+//! that per thread, so beside the hangs it is told how many are left without it: those that are the
+//! fault of the program and not of a machine with too much to do.
 
 use mooncrate::Error;
 use mooncrate_wire::clock::boottime;
@@ -20,8 +21,9 @@ use std::time::Duration;
 pub(crate) const LATE: Duration = Duration::from_millis(500);
 /// Time between two pushes of the clock.
 const PUSH: Duration = Duration::from_millis(10);
-/// The most that one push adds: the process was stopped, or the machine had no time for it.
-const PUSH_MAX_MS: u64 = 250;
+/// A push that took longer than this and [`PUSH`] was a stop of the process: no machine that others can
+/// use as well lets a thread wait for so long, and no stop of a test is shorter.
+const STOPPED: Duration = Duration::from_secs(1);
 
 /// Refusals that the contract allows at any time, and that say when to ask again. They are counted,
 /// but they are no trouble that a cluster recovers from.
@@ -47,6 +49,10 @@ pub(crate) struct Tally {
     refusals: AtomicU64,
     errors: AtomicU64,
     hangs: AtomicU64,
+    /// Those of them that waiting for a core does not explain.
+    hangs_on_core: AtomicU64,
+    /// How long the process stood still.
+    still_ms: AtomicU64,
     slowest_ms: AtomicU64,
     /// The longest that a call waited for a core.
     coreless_ms: AtomicU64,
@@ -76,6 +82,8 @@ impl Tally {
             refusals: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             hangs: AtomicU64::new(0),
+            hangs_on_core: AtomicU64::new(0),
+            still_ms: AtomicU64::new(0),
             slowest_ms: AtomicU64::new(0),
             coreless_ms: AtomicU64::new(0),
             trouble_at: AtomicU64::new(0),
@@ -89,8 +97,10 @@ impl Tally {
     pub(crate) fn push(&self) {
         let before = boottime();
         std::thread::sleep(PUSH);
-        let gone = boottime().since(before).as_millis() as u64;
-        self.awake_ms.fetch_add(gone.min(PUSH_MAX_MS), Ordering::Relaxed);
+        let gone = boottime().since(before);
+        let gone_ms = gone.as_millis() as u64;
+        let clock = if gone > STOPPED + PUSH { &self.still_ms } else { &self.awake_ms };
+        clock.fetch_add(gone_ms, Ordering::Relaxed);
     }
 
     fn now_ms(&self) -> u64 {
@@ -108,8 +118,11 @@ impl Tally {
         let coreless_ms = coreless_ms().saturating_sub(call.coreless_ms);
         self.slowest_ms.fetch_max(took_ms, Ordering::Relaxed);
         self.coreless_ms.fetch_max(coreless_ms, Ordering::Relaxed);
-        if self.is_late(took_ms.saturating_sub(coreless_ms)) {
-            self.hang(format!("{what} took {took_ms} ms, {coreless_ms} ms of it without a core"));
+        if self.is_late(took_ms) {
+            self.hangs.fetch_add(1, Ordering::Relaxed);
+            let on_core = self.is_late(took_ms.saturating_sub(coreless_ms));
+            self.hangs_on_core.fetch_add(u64::from(on_core), Ordering::Relaxed);
+            self.tell(format!("{what} took {took_ms} ms, {coreless_ms} ms of it without a core"));
         }
     }
 
@@ -120,6 +133,11 @@ impl Tally {
     /// A call that is not known to have ended.
     pub(crate) fn hang(&self, what: String) {
         self.hangs.fetch_add(1, Ordering::Relaxed);
+        self.hangs_on_core.fetch_add(1, Ordering::Relaxed);
+        self.tell(what);
+    }
+
+    fn tell(&self, what: String) {
         self.slow.lock().expect("no counter panics").push(what);
     }
 
@@ -174,6 +192,8 @@ impl Tally {
             "refusals": read(&self.refusals),
             "errors": read(&self.errors),
             "hangs": read(&self.hangs),
+            "hangs_on_core": read(&self.hangs_on_core),
+            "still_ms": read(&self.still_ms),
             "slowest_ms": read(&self.slowest_ms),
             "coreless_ms": read(&self.coreless_ms),
             "trouble_ago_ms": ago(&self.trouble_at),
@@ -213,7 +233,10 @@ fn kind(error: &Error) -> String {
     loop {
         let end = rest.find(|c: char| !c.is_alphanumeric()).unwrap_or(rest.len());
         names.push(&rest[..end]);
-        match rest[end..].strip_prefix('(') {
+        let inner = rest[end..].strip_prefix('(');
+        // What a restless object's last place said is more than the fact.
+        let inner = inner.or_else(|| Some(rest[end..].split_once("last: ")?.1));
+        match inner {
             Some(inner) if inner.starts_with(char::is_uppercase) => rest = inner,
             _ => break,
         }
@@ -227,13 +250,14 @@ mod tests {
     use super::*;
     use mooncrate_client::Error as ClientError;
     use mooncrate_core::error::PutError;
+    use mooncrate_transfer::TransferError;
 
     #[test]
     fn kinds_name_the_variants() {
         let held = Error::Client(ClientError::Put(PutError::Held { after_ms: 3 }));
         assert_eq!(kind(&held), "Put.Held");
-        let restless = Error::Client(ClientError::Restless { tries: 4 });
-        assert_eq!(kind(&restless), "Restless");
+        let restless = ClientError::Restless { tries: 4, last: TransferError::Fenced };
+        assert_eq!(kind(&Error::Client(restless)), "Restless.Fenced");
         let read = mooncrate_wire::DataError::Corrupt;
         let corrupt = Error::Client(ClientError::Transfer(read.into()));
         assert_eq!(kind(&corrupt), "Transfer.Data.Corrupt");
@@ -252,7 +276,8 @@ mod tests {
         assert!(tally.late()[0].starts_with("get took 601 ms, 0 ms of it"), "{:?}", tally.late());
         tally.answer::<()>(&Err(Error::Client(ClientError::Put(PutError::Busy { after_ms: 1 }))));
         assert_eq!(tally.json()["trouble_ago_ms"], Value::Null);
-        tally.answer::<()>(&Err(Error::Client(ClientError::Restless { tries: 4 })));
+        let restless = ClientError::Restless { tries: 4, last: TransferError::Fenced };
+        tally.answer::<()>(&Err(Error::Client(restless)));
         assert_ne!(tally.json()["trouble_ago_ms"], Value::Null);
         assert_eq!(
             (&tally.json()["refusals"], &tally.json()["operations"]),

@@ -17,7 +17,7 @@ mod session;
 
 use crate::address::Address;
 use crate::auth::{Access, Credential, Gate, Meeting, Seat};
-use crate::clock::{boottime, budget_ms};
+use crate::clock::{answer_by, boottime, budget_ms};
 use crate::error::{CallError, DecodeError, Refusal, RefusalCode};
 use crate::frame::{Frame, MAGIC, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
@@ -300,13 +300,14 @@ impl Link {
         Ok(Closer { socket: self.channel.socket().try_clone()? })
     }
 
-    /// Asks a master and waits for its answer. Nothing else may be in flight.
+    /// Asks a master and waits for its answer. Nothing else may be in flight. The master is given a
+    /// little less time than we wait, so that its word comes, even if it is that time is over.
     pub fn call(&mut self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
         assert!(
             self.broken || self.in_flight.is_empty(),
             "call needs a link of its own; use send and recv"
         );
-        self.send(request, deadline)?;
+        self.send(request, answer_by(deadline, boottime()))?;
         Ok(self.recv_for(deadline, request.kind().awaited())?.1)
     }
 

@@ -1,8 +1,9 @@
 //! A client of a run: `mooncrate-bench verify` as a process, and what it last said.
 
 use crate::chaos::dice::now;
-use crate::chaos::fleet::{end, send};
+
 use crate::chaos::net::Host;
+use crate::chaos::server::{end, send};
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 use serde_json::Value;

@@ -2,11 +2,13 @@
 //! is left behind.
 
 use crate::chaos::dice::{Dice, now};
-use crate::chaos::fleet::{CLIENTS, Fleet, NODES, end};
+use crate::chaos::etcd::MEMBERS;
+use crate::chaos::fleet::{CLIENTS, Fleet, NODES};
 use crate::chaos::flood::flood;
 use crate::chaos::kinds::{Act, Kind, On};
 use crate::chaos::net::{Host, Net};
 use crate::chaos::proxy::{Mode, Proxy};
+use crate::chaos::server::{Server, end};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use std::net::SocketAddr;
@@ -24,7 +26,7 @@ const LEAVE_MAX: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned {
     pub(crate) kind: Kind,
-    /// Which node or client.
+    /// Which node or client. Which master is known only when the fault begins: see `aim`.
     pub(crate) target: usize,
     /// Which peer, where there is one.
     pub(crate) peer: usize,
@@ -46,9 +48,23 @@ impl Planned {
         }
     }
 
-    /// Whether both hit the same process.
+    /// Whether both hit the same process, or both one of those that decide who leads: of these at most
+    /// one is in trouble at a time, or nobody could lead and nothing would be tested.
     pub(crate) fn collides(&self, other: &Self) -> bool {
-        self.kind.on == other.kind.on && (self.kind.on == On::Master || self.target == other.target)
+        let (on, with) = (self.kind.on, other.kind.on);
+        (on.governs() && with.governs()) || (on == with && self.target == other.target)
+    }
+
+    /// Turns who leads, or does not, into the number of a master.
+    fn aim(&mut self, fleet: &Fleet) {
+        let count = fleet.masters.len();
+        // If nobody leads just now, one is as good as the other.
+        let leader = || fleet.leader().unwrap_or(self.target % count);
+        match self.kind.on {
+            On::Master => self.target = leader(),
+            On::Standby => self.target = (leader() + 1 + self.target % (count - 1)) % count,
+            On::Node | On::Client | On::Etcd | On::EtcdMember => {}
+        }
     }
 }
 
@@ -83,7 +99,8 @@ pub(crate) struct Active {
 pub(crate) type Effect = String;
 
 impl Active {
-    pub(crate) fn begin(planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Self> {
+    pub(crate) fn begin(mut planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Self> {
+        planned.aim(fleet);
         let undo = begin(planned, fleet, seed)
             .with_context(|| format!("{} could not begin", planned.kind.name))?;
         Ok(Self { planned, ends: now() + planned.lasts, undo })
@@ -97,8 +114,8 @@ impl Active {
             Undo::Start => start(kind.on, target, fleet)?,
             Undo::StartShifted => {
                 start(kind.on, target, fleet)?;
-                fleet.master.clock = 0;
-                fleet.nodes.iter_mut().for_each(|node| node.clock = 0);
+                let servers = fleet.masters.iter_mut().chain(&mut fleet.nodes);
+                servers.for_each(|server| server.clock = 0);
             }
             Undo::Continue => signal(kind.on, target, fleet, Signal::CONT),
             Undo::KillForerunner(child) => end(child),
@@ -137,9 +154,9 @@ fn begin(planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Undo> {
         }
         Act::Clock(seconds) => {
             kill(on, target, fleet);
-            let server =
-                if on == On::Master { &mut fleet.master } else { &mut fleet.nodes[target] };
-            server.clock = seconds;
+            for server in servers(on, target, fleet) {
+                server.clock = seconds;
+            }
             Undo::StartShifted
         }
         Act::Stop => {
@@ -147,12 +164,13 @@ fn begin(planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Undo> {
             Undo::Continue
         }
         Act::Leave => {
-            let server =
-                if on == On::Master { &mut fleet.master } else { &mut fleet.nodes[target] };
-            if !server.leave(LEAVE_MAX) {
-                let what = format!("{} did not end well on SIGTERM", server.host.name);
-                fleet.findings.push(what);
+            let mut bad = Vec::new();
+            for server in servers(on, target, fleet) {
+                if !server.leave(LEAVE_MAX) {
+                    bad.push(format!("{} did not end well on SIGTERM", server.host.name));
+                }
             }
+            fleet.findings.extend(bad);
             Undo::Start
         }
         Act::Remount => {
@@ -198,13 +216,22 @@ fn rules(planned: Planned, fleet: &Fleet) -> Vec<String> {
     let port = address(on, target, fleet).port();
     match act {
         Act::Cut { peer: with, from_peer, to_peer } => {
-            let other = match with {
-                On::Client => fleet.clients[peer].host.address,
-                _ => fleet.master.host.address,
+            let others: Vec<&Host> = match with {
+                On::Client => vec![&fleet.clients[peer].host],
+                On::Node => fleet.nodes.iter().map(|node| &node.host).collect(),
+                On::Master | On::Standby => fleet.masters.iter().map(|one| &one.host).collect(),
+                On::Etcd | On::EtcdMember => {
+                    let etcd = fleet.etcd.iter().flat_map(|etcd| &etcd.members);
+                    etcd.map(|member| &member.host).collect()
+                }
             };
-            let from = from_peer.then(|| format!("in ip saddr {other} drop"));
-            let to = to_peer.then(|| format!("out ip daddr {other} drop"));
-            from.into_iter().chain(to).collect()
+            let rules = others.into_iter().flat_map(|other| {
+                let address = other.address;
+                let from = from_peer.then(|| format!("in ip saddr {address} drop"));
+                let to = to_peer.then(|| format!("out ip daddr {address} drop"));
+                from.into_iter().chain(to)
+            });
+            rules.collect()
         }
         Act::HalfOpen => vec![format!("in tcp dport {port} ct state established drop")],
         Act::Loss => vec!["in numgen random mod 100 < 30 drop".to_owned()],
@@ -234,32 +261,49 @@ fn host(on: On, target: usize, fleet: &Fleet) -> &Host {
     match on {
         On::Node => &fleet.nodes[target].host,
         On::Client => &fleet.clients[target].host,
-        On::Master => &fleet.master.host,
+        On::Master | On::Standby => &fleet.masters[target].host,
+        On::Etcd | On::EtcdMember => unreachable!("no fault works in the network of etcd"),
     }
 }
 
 fn address(on: On, target: usize, fleet: &Fleet) -> SocketAddr {
-    let server = if on == On::Node { &fleet.nodes[target] } else { &fleet.master };
-    SocketAddr::from((server.host.address, server.port))
+    match on {
+        On::Node => fleet.nodes[target].address(),
+        // Its own port is of no interest.
+        On::Client => SocketAddr::from((fleet.clients[target].host.address, 0)),
+        _ => fleet.masters[target].address(),
+    }
+}
+
+/// The servers that a fault hits.
+fn servers(on: On, target: usize, fleet: &mut Fleet) -> Vec<&mut Server> {
+    match on {
+        On::Client => Vec::new(),
+        On::Node => vec![&mut fleet.nodes[target]],
+        On::Master | On::Standby => vec![&mut fleet.masters[target]],
+        On::Etcd => fleet.etcd.iter_mut().flat_map(|etcd| &mut etcd.members).collect(),
+        On::EtcdMember => fleet.etcd.iter_mut().map(|etcd| &mut etcd.members[target]).collect(),
+    }
 }
 
 fn kill(on: On, target: usize, fleet: &mut Fleet) {
-    match on {
-        On::Node => fleet.nodes[target].kill(),
-        On::Master => fleet.master.kill(),
-        On::Client => {
-            let client = &mut fleet.clients[target];
-            client.kill();
-            let last = client.seen().line;
-            fleet.departed.push(last);
-        }
+    if on == On::Client {
+        let client = &mut fleet.clients[target];
+        client.kill();
+        let last = client.seen().line;
+        fleet.departed.push(last);
+    }
+    for server in servers(on, target, fleet) {
+        server.kill();
     }
 }
 
 fn start(on: On, target: usize, fleet: &mut Fleet) -> Result<()> {
     match on {
         On::Node => fleet.start_node(target),
-        On::Master => fleet.start_master(),
+        On::Master | On::Standby => fleet.start_master(target),
+        On::Etcd => (0..MEMBERS).try_for_each(|member| fleet.start_etcd(member)),
+        On::EtcdMember => fleet.start_etcd(target),
         On::Client => {
             fleet.clients[target] = fleet.new_client(target)?;
             Ok(())
@@ -267,10 +311,11 @@ fn start(on: On, target: usize, fleet: &mut Fleet) -> Result<()> {
     }
 }
 
-fn signal(on: On, target: usize, fleet: &Fleet, signal: Signal) {
-    match on {
-        On::Node => fleet.nodes[target].signal(signal),
-        On::Master => fleet.master.signal(signal),
-        On::Client => fleet.clients[target].signal(signal),
+fn signal(on: On, target: usize, fleet: &mut Fleet, signal: Signal) {
+    if on == On::Client {
+        fleet.clients[target].signal(signal);
+    }
+    for server in servers(on, target, fleet) {
+        server.signal(signal);
     }
 }

@@ -1,25 +1,31 @@
-//! The processes of a run: one master, three nodes, four clients that judge every answer.
+//! The processes of a run: one master, or three on etcd; three nodes; four clients that judge every
+//! answer; with several masters a watcher that tempts those who lead no longer.
 //!
 //! What must stay true: a process that ends by itself is a finding, never something to pass over; every
 //! process ends with the run.
 
 use crate::chaos::client::Client;
 use crate::chaos::dice::now;
+use crate::chaos::etcd::{self, Etcd};
 use crate::chaos::net::{Host, Net};
 use crate::chaos::proxy::Proxy;
+use crate::chaos::server::{Server, free_port};
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// How many there are.
 pub(crate) const NODES: usize = 3;
 pub(crate) const CLIENTS: usize = 4;
-const START_MAX: Duration = Duration::from_secs(30);
-const STEP: Duration = Duration::from_millis(10);
+/// Longest wait for the first leader: etcd elects its own first.
+const LEADER_MAX: Duration = Duration::from_secs(30);
+/// How long a master may take to say whether it leads; a stopped one never does.
+const ASK_TIME: Duration = Duration::from_millis(500);
+const AUDIT_TIME: Duration = Duration::from_secs(20);
 const SEGMENT: &str = "128MiB";
 /// Shorter than clients are stopped for, so that some wake up after their put was given up.
 const PUT_TIMEOUT: &str = "3s";
@@ -31,25 +37,17 @@ pub(crate) struct Programs {
     pub(crate) bench: PathBuf,
 }
 
-/// A master or a node.
-#[derive(Debug)]
-pub(crate) struct Server {
-    pub(crate) host: Host,
-    pub(crate) child: Option<Child>,
-    /// Where it listens: for calls, or for data.
-    pub(crate) port: u16,
-    /// Seconds that its wall clock is off when it starts next.
-    pub(crate) clock: i32,
-    starts: u32,
-}
-
 /// All processes.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    pub(crate) master: Server,
+    pub(crate) masters: Vec<Server>,
+    /// With several masters.
+    pub(crate) etcd: Option<Etcd>,
     pub(crate) nodes: Vec<Server>,
     pub(crate) clients: Vec<Client>,
-    /// Between everybody and the master, where there are no namespaces to redirect in.
+    /// Asks masters that lead no longer, with several of them.
+    pub(crate) watcher: Option<Client>,
+    /// Between everybody and the only master, where there are no namespaces to redirect in.
     pub(crate) control: Option<Proxy>,
     /// What clients that were killed had counted.
     pub(crate) departed: Vec<serde_json::Value>,
@@ -59,127 +57,185 @@ pub(crate) struct Fleet {
     pub(crate) findings: Vec<String>,
     pub(crate) net: Net,
     programs: Programs,
-    folder: PathBuf,
-    admin_port: u16,
+    pub(crate) folder: PathBuf,
+    /// Of each master.
+    admin_ports: Vec<u16>,
     seed: u64,
     next_client: u16,
 }
 
-/// The hosts of a run.
-pub(crate) fn host_names() -> Vec<String> {
-    let nodes = (1..=NODES).map(|n| format!("n{n}"));
-    let clients = (1..=CLIENTS).map(|n| format!("c{n}"));
-    std::iter::once("m".to_owned()).chain(nodes).chain(clients).collect()
+/// The hosts of a run with so many masters.
+pub(crate) fn host_names(masters: usize) -> Vec<String> {
+    let mut names: Vec<String> = (1..=masters).map(|n| format!("m{n}")).collect();
+    names.extend((1..=NODES).map(|n| format!("n{n}")));
+    names.extend((1..=CLIENTS).map(|n| format!("c{n}")));
+    if masters > 1 {
+        names.extend(etcd::host_names());
+        names.push("w".to_owned());
+    }
+    names
 }
 
 impl Fleet {
     /// Starts everything and waits until the servers are ready.
-    pub(crate) fn start(net: Net, programs: Programs, folder: &Path, seed: u64) -> Result<Self> {
+    pub(crate) fn start(
+        net: Net,
+        programs: Programs,
+        folder: &Path,
+        seed: u64,
+        masters: usize,
+    ) -> Result<Self> {
         std::fs::create_dir_all(folder.join("shared")).context("the shared folder")?;
-        let private = net.is_private();
-        let port = |usual: u16| if private { Ok(usual) } else { free_port() };
-        let server = |name: &str, usual| -> Result<Server> {
-            Ok(Server {
-                host: net.host(name).clone(),
-                child: None,
-                port: port(usual)?,
-                clock: 0,
-                starts: 0,
-            })
-        };
-        let master = server("m", 7411)?;
-        let nodes = (1..=NODES).map(|n| server(&format!("n{n}"), 7413)).collect::<Result<_>>()?;
-        let control = if private {
+        let several = masters > 1;
+        let masters: Vec<Server> = (1..=masters)
+            .map(|n| Server::new(&net, &format!("m{n}"), 7411))
+            .collect::<Result<_>>()?;
+        let nodes = (1..=NODES).map(|n| Server::new(&net, &format!("n{n}"), 7413));
+        let nodes = nodes.collect::<Result<_>>()?;
+        let control = if net.is_private() || several {
             None
         } else {
-            let target = SocketAddr::from((Ipv4Addr::LOCALHOST, master.port));
-            Some(Proxy::start(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), target, seed)?)
+            let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+            Some(Proxy::start(any, masters[0].address(), seed)?)
         };
+        let admin_port = |_: &Server| if net.is_private() { Ok(7412) } else { free_port() };
         let mut fleet = Self {
-            master,
+            admin_ports: masters.iter().map(admin_port).collect::<Result<_>>()?,
+            masters,
+            etcd: if several { Some(Etcd::start(&net, folder)?) } else { None },
             nodes,
             clients: Vec::new(),
+            watcher: None,
             control,
             departed: Vec::new(),
             restarts: 0,
             findings: Vec::new(),
-            admin_port: port(7412)?,
             net,
             programs,
             folder: folder.to_owned(),
             seed,
             next_client: 1,
         };
-        fleet.start_master()?;
-        fleet.wait_ready("m")?;
+        for master in 0..fleet.masters.len() {
+            fleet.start_master(master)?;
+            fleet.masters[master].wait_ready(folder)?;
+        }
+        fleet.wait_for_leader()?;
         for node in 0..NODES {
             fleet.start_node(node)?;
-            fleet.wait_ready(&format!("n{}", node + 1))?;
+            fleet.nodes[node].wait_ready(folder)?;
         }
         for seat in 0..CLIENTS {
             let client = fleet.new_client(seat)?;
             fleet.clients.push(client);
         }
+        if several {
+            fleet.watcher = Some(fleet.new_watcher()?);
+        }
         Ok(fleet)
     }
 
-    /// Where everybody finds the master.
-    pub(crate) fn master_address(&self) -> SocketAddr {
-        match &self.control {
-            Some(proxy) => proxy.address,
-            None => SocketAddr::from((self.master.host.address, self.master.port)),
+    /// Where everybody finds the masters.
+    pub(crate) fn master_addresses(&self) -> String {
+        if let Some(proxy) = &self.control {
+            return proxy.address.to_string();
         }
+        let all: Vec<String> = self.masters.iter().map(|m| m.address().to_string()).collect();
+        all.join(",")
     }
 
-    /// Where the admin HTTP is, seen from the master's host.
-    pub(crate) fn admin_address(&self) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::LOCALHOST, self.admin_port))
+    /// Which master leads, as they say themselves.
+    pub(crate) fn leader(&self) -> Option<usize> {
+        if self.masters.len() == 1 {
+            return Some(0);
+        }
+        let leads = |master: &usize| {
+            let asked = self.ask_admin(*master, "/v1/usage", ASK_TIME);
+            asked.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+        };
+        (0..self.masters.len()).find(leads)
     }
 
-    pub(crate) fn start_master(&mut self) -> Result<()> {
-        let Self { net, programs, folder, admin_port, .. } = self;
-        let state = folder.join("master.state").display().to_string();
-        let listen = format!("{}:{}", self.master.host.address, self.master.port);
-        let admin = format!("127.0.0.1:{admin_port}");
-        let args = [
-            "master",
-            "--master",
-            &listen,
-            "--admin",
-            &admin,
-            "--state-file",
-            &state,
-            "--put-timeout",
-            PUT_TIMEOUT,
-        ];
-        self.master.spawn(net, programs, folder, &args)
+    fn wait_for_leader(&self) -> Result<()> {
+        let began = now();
+        while self.leader().is_none() {
+            if began.elapsed() > LEADER_MAX {
+                bail!("no master leads after {LEADER_MAX:?}");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Asks the admin HTTP of a master; the whole answer.
+    fn ask_admin(&self, master: usize, path: &str, most: Duration) -> Result<String> {
+        let server = &self.masters[master];
+        anyhow::ensure!(server.child.is_some(), "{} does not run", server.host.name);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.admin_ports[master]));
+        Net::inside(&server.host, || {
+            let mut stream = TcpStream::connect_timeout(&address, most)?;
+            stream.set_read_timeout(Some(most))?;
+            let host = "Host: localhost\r\nConnection: close";
+            write!(stream, "GET {path} HTTP/1.1\r\n{host}\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        })?
+    }
+
+    /// Asks the admin HTTP of the leader whether every byte is accounted for.
+    pub(crate) fn audit(&self) -> Result<serde_json::Value> {
+        let leader = self.leader().context("nobody leads")?;
+        let answer = self.ask_admin(leader, "/v1/audit", AUDIT_TIME)?;
+        let body = answer.split_once("\r\n\r\n").context("no body")?.1;
+        serde_json::from_str(body).with_context(|| format!("the answer was {answer:?}"))
+    }
+
+    /// A command of the program itself on a server's host.
+    fn serving(&self, host: &Host, args: &[&str]) -> Result<Command> {
+        let program = self.programs.mooncrate.to_str().context("an odd path")?;
+        let mut command = self.net.command(host, program);
+        command.args(args).args(["--json", "--log", "info"]);
+        if self.net.is_private() {
+            // The namespaces of a run are as closed as loopback is.
+            command.arg("--insecure-listen");
+        }
+        Ok(command)
+    }
+
+    pub(crate) fn start_master(&mut self, index: usize) -> Result<()> {
+        let server = &self.masters[index];
+        let (name, listen) = (server.host.name.clone(), server.address().to_string());
+        let admin = format!("127.0.0.1:{}", self.admin_ports[index]);
+        let state = self.folder.join("master.state").display().to_string();
+        // Who stands for election keeps its epoch in etcd; who is alone, in a file.
+        let urls = self.etcd.as_ref().map(Etcd::urls);
+        let kept = match &urls {
+            Some(urls) => ["--etcd", urls, "--name", &name].to_vec(),
+            None => ["--state-file", &state].to_vec(),
+        };
+        let args = ["master", "--master", &listen, "--admin", &admin, "--put-timeout", PUT_TIMEOUT];
+        let command = self.serving(&server.host, &[&args[..], &kept].concat())?;
+        self.masters[index].spawn(&self.folder, command)
     }
 
     pub(crate) fn start_node(&mut self, index: usize) -> Result<()> {
-        let master = self.master_address().to_string();
-        let Self { net, programs, folder, nodes, .. } = self;
-        let node = &mut nodes[index];
-        let data = format!("{}:{}", node.host.address, node.port);
+        let masters = self.master_addresses();
+        let node = &self.nodes[index];
+        let data = node.address().to_string();
         // Another socket at each start: two processes of one name may live at the same time.
-        let unix = folder.join(format!("{}-{}.sock", node.host.name, node.starts));
+        let unix = self.folder.join(format!("{}-{}.sock", node.host.name, node.starts));
         let unix = unix.display().to_string();
         let (name, label) = (node.host.name.clone(), format!("h{}", index + 1));
-        let args = [
-            "node",
-            "--master",
-            &master,
-            "--data",
-            &data,
-            "--unix",
-            &unix,
-            "--segment-size",
-            SEGMENT,
-            "--node-name",
-            &name,
-            "--host",
-            &label,
-        ];
-        node.spawn(net, programs, folder, &args)
+        let args = ["node", "--master", &masters, "--data", &data, "--unix", &unix];
+        let own = ["--segment-size", SEGMENT, "--node-name", &name, "--host", &label];
+        let command = self.serving(&node.host, &[&args[..], &own].concat())?;
+        self.nodes[index].spawn(&self.folder, command)
+    }
+
+    pub(crate) fn start_etcd(&mut self, member: usize) -> Result<()> {
+        let etcd = self.etcd.as_mut().context("there is no etcd in this run")?;
+        etcd.start_member(member, &self.net, &self.folder)
     }
 
     /// Another port for a node that starts while its forerunner still has the usual one.
@@ -190,44 +246,36 @@ impl Fleet {
         Ok(())
     }
 
+    /// The bench on a host.
+    fn bench(&self, host: &Host) -> Result<Command> {
+        Ok(self.net.command(host, self.programs.bench.to_str().context("an odd path")?))
+    }
+
     /// A client on this seat, with keys of its own. The first two share a machine with a node.
     pub(crate) fn new_client(&mut self, seat: usize) -> Result<Client> {
         let number = self.next_client;
         self.next_client += 1;
         let host = self.net.host(&format!("c{}", seat + 1)).clone();
-        let master = self.master_address().to_string();
-        let mut command =
-            self.net.command(&host, self.programs.bench.to_str().context("an odd path")?);
+        let mut command = self.bench(&host)?;
         let label = if seat < 2 { format!("h{}", seat + 1) } else { format!("c{}", seat + 1) };
         let shared = self.folder.join("shared").display().to_string();
         command
             .args(["verify", "--seconds", "1000000", "--report-ms", "200", "--call-ms", "2000"])
             .args(["--readers", "2", "--writers", "2", "--keys", "400", "--shared", &shared])
-            .args(["--master", &master, "--host-label", &label])
+            .args(["--master", &self.master_addresses(), "--host-label", &label])
             .args(["--client", &number.to_string(), "--seed", &self.seed.to_string()]);
         let log = self.folder.join(format!("client-{number}.log"));
         command.stdout(Stdio::piped()).stderr(File::create(log)?);
         Client::spawn(number, host, command)
     }
 
-    /// Waits for the line that a server prints when it is ready.
-    fn wait_ready(&mut self, name: &str) -> Result<()> {
-        let began = now();
-        loop {
-            let folder = self.folder.clone();
-            let servers = std::iter::once(&mut self.master).chain(&mut self.nodes);
-            let server = servers.into_iter().find(|server| server.host.name == name);
-            let server = server.context("no such server")?;
-            if server.was_ready(&folder) {
-                return Ok(());
-            }
-            let ended = server.child.as_mut().map(Child::try_wait).transpose()?.flatten();
-            if ended.is_some() || began.elapsed() > START_MAX {
-                let log = std::fs::read_to_string(server.file(&folder, "log")).unwrap_or_default();
-                bail!("{name} did not start: {log}");
-            }
-            std::thread::sleep(STEP);
-        }
+    fn new_watcher(&self) -> Result<Client> {
+        let host = self.net.host("w").clone();
+        let mut command = self.bench(&host)?;
+        command.args(["leaders", "--masters", &self.master_addresses()]);
+        let log = self.folder.join("watcher.log");
+        command.stdout(Stdio::piped()).stderr(File::create(log)?);
+        Client::spawn(0, host, command)
     }
 
     /// Starts nodes again that found no master when they started, as any supervisor of services does,
@@ -245,18 +293,10 @@ impl Fleet {
                 }
             }
         }
-        for server in std::iter::once(&mut self.master).chain(&mut self.nodes) {
-            let Some(child) = &mut server.child else { continue };
-            if let Ok(Some(status)) = child.try_wait() {
-                let log = server.file(&folder, "log");
-                let text = std::fs::read_to_string(&log).unwrap_or_default();
-                let last: Vec<&str> = text.lines().rev().take(5).collect();
-                let name = &server.host.name;
-                self.findings.push(format!("{name} ended by itself ({status}): {last:?}"));
-                server.child = None;
-            }
-        }
-        for client in &mut self.clients {
+        let etcd = self.etcd.iter_mut().flat_map(|etcd| &mut etcd.members);
+        let servers = self.masters.iter_mut().chain(&mut self.nodes).chain(etcd);
+        self.findings.extend(servers.filter_map(|server| server.last_words(&folder)));
+        for client in self.clients.iter_mut().chain(&mut self.watcher) {
             if let Some(status) = client.ended() {
                 let (number, seen) = (client.number, client.seen().line);
                 let what = format!("client {number} ended by itself ({status}): {seen}");
@@ -267,11 +307,9 @@ impl Fleet {
 
     /// Removes everything with the bench's own command; what it printed.
     pub(crate) fn drain(&self) -> Result<serde_json::Value> {
-        let host = self.net.host("c1");
-        let mut command =
-            self.net.command(host, self.programs.bench.to_str().context("an odd path")?);
-        let master = self.master_address().to_string();
-        let output = command.args(["clear", "--seconds", "60", "--master", &master]).output()?;
+        let mut command = self.bench(self.net.host("c1"))?;
+        let masters = self.master_addresses();
+        let output = command.args(["clear", "--seconds", "60", "--master", &masters]).output()?;
         let said = String::from_utf8_lossy(&output.stdout);
         serde_json::from_str(said.trim()).with_context(|| {
             format!("clear said {said:?} {}", String::from_utf8_lossy(&output.stderr))
@@ -279,103 +317,14 @@ impl Fleet {
     }
 }
 
-impl Server {
-    fn file(&self, folder: &Path, what: &str) -> PathBuf {
-        folder.join(format!("{}-{}.{what}", self.host.name, self.starts))
-    }
-
-    /// Whether the process that runs, or ran last, has said that it is ready.
-    fn was_ready(&self, folder: &Path) -> bool {
-        std::fs::read_to_string(self.file(folder, "out")).is_ok_and(|said| said.contains('\n'))
-    }
-
-    fn spawn(
-        &mut self,
-        net: &Net,
-        programs: &Programs,
-        folder: &Path,
-        args: &[&str],
-    ) -> Result<()> {
-        self.starts += 1;
-        let program = programs.mooncrate.to_str().context("an odd path")?;
-        let mut command = net.command(&self.host, program);
-        command.args(args).args(["--json", "--log", "info"]);
-        if let (Some(library), true) = (faketime(), self.clock != 0) {
-            command.env("LD_PRELOAD", library).env("FAKETIME", format!("{:+}", self.clock));
-            // Wall time only: nothing that runs on one kernel sees two boot clocks.
-            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        }
-        if net.is_private() {
-            // The namespaces of a run are as closed as loopback is.
-            command.arg("--insecure-listen");
-        }
-        command.stdout(File::create(self.file(folder, "out"))?);
-        command.stderr(File::create(self.file(folder, "log"))?);
-        self.child = Some(command.spawn().with_context(|| format!("starting {command:?}"))?);
-        Ok(())
-    }
-
-    /// Sends a signal.
-    pub(crate) fn signal(&self, signal: Signal) {
-        if let Some(child) = &self.child {
-            send(child, signal);
-        }
-    }
-
-    /// Kills it and waits.
-    pub(crate) fn kill(&mut self) {
-        if let Some(child) = self.child.take() {
-            end(child);
-        }
-    }
-
-    /// Asks it to end, and kills it if it takes too long; whether it ended well.
-    pub(crate) fn leave(&mut self, most: Duration) -> bool {
-        let Some(mut child) = self.child.take() else { return true };
-        send(&child, Signal::TERM);
-        let began = now();
-        while began.elapsed() < most {
-            if let Ok(Some(status)) = child.try_wait() {
-                return status.success();
-            }
-            std::thread::sleep(STEP);
-        }
-        end(child);
-        false
-    }
-}
-
-/// Sends a signal to a child, which is ours and not yet waited for.
-pub(crate) fn send(child: &Child, signal: Signal) {
-    // Fails if it has just ended, which is found out elsewhere.
-    let _ = kill_process(Pid::from_child(child), signal);
-}
-
-/// Kills a child and waits for it.
-pub(crate) fn end(mut child: Child) {
-    let _ = child.kill();
-    let _ = child.wait();
-}
-
 impl Drop for Fleet {
     fn drop(&mut self) {
-        for client in &mut self.clients {
+        for client in self.clients.iter_mut().chain(&mut self.watcher) {
             client.kill();
         }
-        for server in std::iter::once(&mut self.master).chain(&mut self.nodes) {
+        let etcd = self.etcd.iter_mut().flat_map(|etcd| &mut etcd.members);
+        for server in self.masters.iter_mut().chain(&mut self.nodes).chain(etcd) {
             server.kill();
         }
     }
-}
-
-/// The library that lets a process see another time, if it is installed.
-pub(crate) fn faketime() -> Option<PathBuf> {
-    let folders = std::fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path());
-    let files = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));
-    files.into_iter().find(|file| file.exists())
-}
-
-/// A port that was free a moment ago.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

@@ -8,7 +8,21 @@ use std::time::Duration;
 pub(crate) enum On {
     Node,
     Client,
+    /// The master; of several, the one that leads when the fault begins.
     Master,
+    /// One of those that do not.
+    Standby,
+    /// All members of etcd.
+    Etcd,
+    /// One of them.
+    EtcdMember,
+}
+
+impl On {
+    /// Whether it is of those that decide who leads.
+    pub(crate) fn governs(self) -> bool {
+        !matches!(self, Self::Node | Self::Client)
+    }
 }
 
 /// What is done.
@@ -54,12 +68,14 @@ pub(crate) struct Kind {
     pub(crate) private: bool,
     /// Needs libfaketime.
     pub(crate) clock: bool,
+    /// Needs several masters.
+    pub(crate) several: bool,
     /// Takes longer than the master waits for a silent node, so it comes seldom.
     pub(crate) long: bool,
 }
 
 const fn kind(name: &'static str, on: On, act: Act, ms: (u64, u64)) -> Kind {
-    Kind { name, on, act, ms, private: false, clock: false, long: false }
+    Kind { name, on, act, ms, private: false, clock: false, several: false, long: false }
 }
 
 const fn clock(name: &'static str, on: On, seconds: i32) -> Kind {
@@ -68,6 +84,10 @@ const fn clock(name: &'static str, on: On, seconds: i32) -> Kind {
 
 const fn private(name: &'static str, on: On, act: Act, ms: (u64, u64)) -> Kind {
     Kind { private: true, ..kind(name, on, act, ms) }
+}
+
+const fn several(kind: Kind) -> Kind {
+    Kind { several: true, ..kind }
 }
 
 const fn long(kind: Kind) -> Kind {
@@ -81,6 +101,8 @@ const fn cut(peer: On, from_peer: bool, to_peer: bool) -> Act {
 /// Long enough that a master gives a silent node up: 20 s and the guard.
 const LONG: (u64, u64) = (23_000, 25_000);
 const SHORT: (u64, u64) = (500, 2500);
+/// Longer than the lease of a leader in etcd (2 s), so that another one is elected.
+const DEPOSED: (u64, u64) = (3000, 6000);
 const DELAY: Mode = Mode::Delay(Duration::from_millis(60));
 
 /// All kinds.
@@ -129,6 +151,17 @@ pub(crate) const KINDS: &[Kind] = &[
     private("loss-master", On::Master, Act::Loss, SHORT),
     private("slow-node", On::Node, Act::Slow, SHORT),
     private("reset-node", On::Node, Act::Reset, SHORT),
+    several(kind("stop-leader", On::Master, Act::Stop, DEPOSED)),
+    several(kind("kill-standby", On::Standby, Act::Kill, (200, 1500))),
+    several(kind("stop-standby", On::Standby, Act::Stop, (500, 3000))),
+    several(kind("kill-etcd", On::Etcd, Act::Kill, (500, 4000))),
+    several(kind("stop-etcd", On::Etcd, Act::Stop, DEPOSED)),
+    several(kind("kill-etcd-member", On::EtcdMember, Act::Kill, (500, 3000))),
+    several(kind("stop-etcd-member", On::EtcdMember, Act::Stop, (500, 3000))),
+    several(private("cut-leader-etcd", On::Master, cut(On::Etcd, true, true), DEPOSED)),
+    several(private("cut-leader-to-etcd", On::Master, cut(On::Etcd, false, true), DEPOSED)),
+    several(private("cut-etcd-to-leader", On::Master, cut(On::Etcd, true, false), DEPOSED)),
+    several(private("cut-standby-etcd", On::Standby, cut(On::Etcd, true, true), DEPOSED)),
 ];
 
 /// What a machine and a run allow.
@@ -138,6 +171,8 @@ pub(crate) struct Means {
     pub(crate) private: bool,
     /// libfaketime.
     pub(crate) clock: bool,
+    /// Several masters.
+    pub(crate) several: bool,
     /// Time for faults that outlast a registration.
     pub(crate) long: bool,
 }
@@ -151,7 +186,14 @@ pub(crate) fn choose(wanted: &[String], means: Means) -> anyhow::Result<Vec<Kind
         }
     }
     let asked = |kind: &Kind| wanted.iter().any(|name| name == kind.name);
-    let able = |kind: &Kind| (means.private || !kind.private) && (means.clock || !kind.clock);
+    let able = |kind: &Kind| {
+        // Several masters on loopback have no proxy before them.
+        let proxied = means.private || !means.several || !matches!(kind.act, Act::Proxy(_));
+        (means.private || !kind.private)
+            && (means.clock || !kind.clock)
+            && (means.several || !kind.several)
+            && proxied
+    };
     let fitting = |kind: &Kind| wanted.is_empty() && (means.long || !kind.long);
     let chosen = KINDS.iter().filter(|kind| able(kind) && (asked(kind) || fitting(kind)));
     Ok(chosen.copied().collect())

@@ -12,6 +12,7 @@ usage: cargo xtask chaos [options]
   --seconds S       the same, for short runs
   --seed S          what the schedule follows from (default: drawn, and printed)
   --kinds a,b       only these kinds of faults
+  --masters 1|3     one master, or three on etcd (default: both, half of the time each)
   --no-namespaces   stay on loopback; only faults that need no privilege
   --operations N    fail with fewer verified operations (default 200,000 per minute)
   --faults N        fail with fewer faults (default 10 per minute)
@@ -22,6 +23,8 @@ usage: cargo xtask chaos [options]
 
 /// Faults that keep a node away longer than this wait are left out of shorter runs.
 const LONG_FROM: Duration = Duration::from_secs(150);
+/// Masters where there are several.
+const SEVERAL: usize = 3;
 
 /// A parsed command line.
 #[derive(Clone, Debug)]
@@ -30,6 +33,7 @@ pub(crate) struct Options {
     pub(crate) seed: u64,
     pub(crate) kinds: Vec<String>,
     pub(crate) namespaces: bool,
+    masters: Option<usize>,
     pub(crate) programs: Option<String>,
     pub(crate) report: Option<String>,
     pub(crate) keep: bool,
@@ -45,6 +49,7 @@ impl Options {
             seed: drawn(),
             kinds: Vec::new(),
             namespaces: true,
+            masters: None,
             programs: None,
             report: None,
             keep: false,
@@ -61,6 +66,11 @@ impl Options {
                 "--seconds" => options.time = Duration::from_secs_f64(number(value()?)?),
                 "--seed" => options.seed = number(value()?)?,
                 "--kinds" => options.kinds = value()?.split(',').map(str::to_owned).collect(),
+                "--masters" => {
+                    let count = number(value()?)?;
+                    anyhow::ensure!(count == 1 || count == SEVERAL, "--masters 1 or {SEVERAL}");
+                    options.masters = Some(count);
+                }
                 "--no-namespaces" => options.namespaces = false,
                 "--operations" => options.operations = Some(number(value()?)?),
                 "--faults" => options.faults = Some(number(value()?)?),
@@ -72,6 +82,21 @@ impl Options {
             }
         }
         Ok(Some(options))
+    }
+
+    /// The legs of the run: how many masters, and for how long.
+    pub(crate) fn legs(&self, etcd: bool) -> Result<Vec<(usize, Duration)>> {
+        match self.masters {
+            Some(SEVERAL) if !etcd => bail!("etcd is not installed (package etcd-server)"),
+            Some(masters) => Ok(vec![(masters, self.time)]),
+            None if etcd => Ok(vec![(1, self.time / 2), (SEVERAL, self.time / 2)]),
+            None => {
+                println!(
+                    "etcd is not installed (package etcd-server): no run with several masters"
+                );
+                Ok(vec![(1, self.time)])
+            }
+        }
     }
 
     /// Whether there is time for faults that outlast a registration.
@@ -96,6 +121,9 @@ impl Options {
         let mut words = vec![format!("./dev chaos --seconds {} --seed {seed}", time.as_secs())];
         if !kinds.is_empty() {
             words.push(format!("--kinds {}", kinds.join(",")));
+        }
+        if let Some(masters) = self.masters {
+            words.push(format!("--masters {masters}"));
         }
         if !self.namespaces {
             words.push("--no-namespaces".to_owned());
@@ -129,8 +157,21 @@ mod tests {
         let again: Vec<&str> = line.split(' ').skip(2).collect();
         assert_eq!(Options::parse(&again).unwrap().unwrap().command(), line);
         assert_eq!(options.marks(true).kinds, 2);
+        let three = Options::parse(&["--masters", "3", "--seed", "1"]).unwrap().unwrap();
+        assert_eq!(three.command(), "./dev chaos --seconds 600 --seed 1 --masters 3");
+        assert!(Options::parse(&["--masters", "2"]).is_err());
         assert!(Options::parse(&["--minute", "3"]).is_err());
         assert!(Options::parse(&["--seed"]).is_err());
         assert!(Options::parse(&["--help"]).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_run_has_one_master_and_then_three_where_etcd_is() {
+        let legs = |words: &[&str], etcd| Options::parse(words).unwrap().unwrap().legs(etcd);
+        let half = Duration::from_secs(30);
+        assert_eq!(legs(&["--seconds", "60"], true).unwrap(), [(1, half), (3, half)]);
+        assert_eq!(legs(&["--seconds", "60"], false).unwrap(), [(1, 2 * half)]);
+        assert_eq!(legs(&["--masters", "3", "--seconds", "30"], true).unwrap(), [(3, half)]);
+        assert!(legs(&["--masters", "3"], false).is_err());
     }
 }
