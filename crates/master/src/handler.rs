@@ -48,7 +48,7 @@ impl Handler for MasterHandler {
             Request::Drain(ask) if ask.wish != DrainWish::Look => {
                 drain(&self.0, ask, caller.deadline)
             }
-            Request::Announce(told) if told.last => last_page(&self.0, &told),
+            Request::Announce(told) => self.0.take_in(told),
             other => Answer::Now(api::answer(&self.scope(caller), other, caller.deadline)),
         };
         match grants::add(&self.0, caller.peer.tenant, answer) {
@@ -232,20 +232,6 @@ impl Scope {
             self.master.news.wait(seen, now, deadline);
         }
     }
-}
-
-/// Opening a segment takes long if it holds much: a thread of its own does it, and the worker goes on.
-fn last_page(master: &Arc<Master>, told: &Announce) -> Answer {
-    if let Err(error) = master.announce_page(told) {
-        return Answer::Now(Reply::Announce(Err(error)));
-    }
-    let (master, segment, incarnation) = (Arc::clone(master), told.segment, told.incarnation);
-    Answer::Later(Box::pin(async move {
-        let opening =
-            tokio::task::spawn_blocking(move || master.open_segment(segment, incarnation));
-        // Told again, it will be tried again.
-        Reply::Announce(opening.await.unwrap_or(Err(MountError::UnknownNode)))
-    }))
 }
 
 /// A drain is begun or ended at once. The answer comes when its node has heard of it, which then says

@@ -17,8 +17,8 @@ use std::time::Duration;
 /// Orders in one answer of the poll.
 const ORDERS_MAX: usize = 1024;
 
-/// Announced slots that are taken in under one lock: about a tenth of a millisecond.
-const ANNOUNCED_MAX: usize = 256;
+/// Announced slots that are taken in under one lock: some fifty microseconds.
+const ANNOUNCED_MAX: usize = 64;
 
 /// Where nodes can be reached.
 #[derive(Debug, Default)]
