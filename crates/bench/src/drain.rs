@@ -65,7 +65,8 @@ pub(crate) fn run(effort: &Effort, load: Load) -> Result<Vec<Table>> {
     // Below the high watermark, so that nothing is evicted.
     let room = (load.bytes + load.bytes / 4 + (64 << 20)).to_string();
     let (at, path) = (address.to_string(), folder.path().display().to_string());
-    let placement = effort.cores.together();
+    // Readers and nodes do not take each other's cores, as on the machines of a cluster.
+    let placement = effort.cores.apart();
     let node = |name| {
         let arguments = [
             "drain-node-for-bench",

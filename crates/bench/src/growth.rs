@@ -163,7 +163,7 @@ pub(crate) fn serve_master(objects: u64) -> Result<()> {
     master.set_local_node(paper.node(), api);
     let scope = master.scope(TenantId::DEFAULT);
     let (info, offers) = (paper.info(), paper.offers.clone());
-    let mount = Mount { info, seen: LeaderEpoch(0), offers, young: false };
+    let mount = Mount { info, seen: LeaderEpoch(0), offers, fence_ms: None, draining: Vec::new() };
     scope.mount(&mount, soon())??;
     for offer in &paper.offers {
         let (segment, incarnation) = (offer.segment, offer.incarnation);

@@ -129,7 +129,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::Copy => copy::run(&effort)?,
         Command::Scale => scale::run(&effort)?,
         &Command::Rebuild { objects, nodes, rounds } => {
-            rebuild::run(rebuild::Task::new(objects, nodes, rounds, arguments.smoke))?
+            rebuild::run(rebuild::Task { objects, nodes, rounds: rounds as usize })?
         }
         Command::Tls => tls::run(&effort)?,
         Command::Drain { bytes, value, readers } => {

@@ -29,8 +29,6 @@ use watch::Watched;
 
 /// Keys that are read and compared after a rebuild.
 const SAMPLE: u64 = 20_000;
-/// More than the default time of a registration.
-const AGE: Duration = Duration::from_secs(21);
 /// How long a rebuild may take before the bench gives up.
 const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -42,16 +40,6 @@ pub(crate) struct Task {
     pub(crate) nodes: u64,
     /// How often the master is killed.
     pub(crate) rounds: usize,
-    /// How old the nodes must be first: a younger one keeps the master waiting on purpose.
-    pub(crate) age: Duration,
-}
-
-impl Task {
-    pub(crate) fn new(objects: u64, nodes: u64, rounds: u64, smoke: bool) -> Self {
-        // A smoke test shows that everything works, and has no time to let nodes grow old.
-        let age = if smoke { Duration::ZERO } else { AGE };
-        Self { objects, nodes, rounds: rounds as usize, age }
-    }
 }
 
 /// What one round showed.
@@ -73,7 +61,6 @@ pub(crate) fn run(task: Task) -> Result<Vec<Table>> {
     note(&format!("rebuild: {} nodes fill {} objects", task.nodes, count(task.objects)));
     let nodes = start_nodes(&anywhere, task, &address, folder.path())?;
     note(&format!("rebuild: filled in {:.1} s", boottime().since(born).as_secs_f64()));
-    std::thread::sleep(task.age.saturating_sub(boottime().since(born)));
 
     let link = master_at(&address)?;
     ensure!(link.stat(soon())?.objects == task.objects, "not all objects were stored");
@@ -216,9 +203,6 @@ fn table(task: Task, rounds: &[Round]) -> Table {
             ),
             "After each rebuild every key was found, and a sample was read and compared. Locates \
              meanwhile: one thread asks for one announced key after the other."
-                .to_owned(),
-            "The nodes are older than a registration time, as in a cluster that is in use; a younger \
-             one would keep unknown keys waiting on purpose."
                 .to_owned(),
         ],
         columns: ["FIGURE", "MEDIAN (MIN..MAX)"].map(str::to_owned).to_vec(),

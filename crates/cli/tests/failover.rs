@@ -12,7 +12,7 @@ mod support;
 use etcd::{Etcd, free_port, installed, url};
 use mooncrate::{ClientConfig, ConnectOptions, Masters, Store, Stored};
 use mooncrate_core::plan::PutConfig;
-use mooncrate_core::{NodeId, PutToken};
+use mooncrate_core::{Incarnation, NodeId, PutToken};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     Heartbeat, Locate, PutEnd, PutEndItem, PutItem, PutStart, Remove, Reply, Request, SealList,
@@ -166,7 +166,10 @@ fn mutations() -> Vec<Request<'static>> {
         Request::PutEnd(PutEnd { items: Cow::Owned(vec![end]) }),
         Request::Remove(Remove { force: true, keys: Cow::Owned(vec![&b"f/0"[..]]) }),
         Request::Locate(Locate { lease_ms: 5000, keys: Cow::Owned(vec![&b"f/1"[..]]) }),
-        Request::Heartbeat(Heartbeat { node: NodeId::named("a") }),
+        Request::Heartbeat(Heartbeat {
+            node: NodeId::named("a"),
+            incarnation: Incarnation(u64::MAX),
+        }),
     ]
 }
 

@@ -306,6 +306,33 @@ fn an_object_expires_after_its_first_get_but_not_under_a_lease() {
     assert!(!rig.has(key(b"leased")));
 }
 
+/// What is gone before its time costs nothing until then.
+#[test]
+fn an_expiry_goes_with_its_object() {
+    let mut rig = Rig::new(1, MIB);
+    let once = with(|config| {
+        config.expire_ms = 3_600_000;
+        config.upsert = true;
+    });
+    for n in 0..20_u8 {
+        rig.put(key(&[n]), 10, &once).unwrap();
+        rig.catalog.locate(ms(2), key(&[n]), 0).unwrap();
+    }
+    assert_eq!(rig.catalog.expiring(), 20);
+    for n in 0..10_u8 {
+        rig.catalog.remove(ms(3), key(&[n]), false).unwrap();
+    }
+    rig.obey(ms(3));
+    assert_eq!(rig.catalog.expiring(), 10);
+    // A new value under an old key has not been read.
+    for n in 10..20_u8 {
+        rig.put(key(&[n]), 20, &once).unwrap();
+    }
+    rig.tick(ms(4));
+    assert_eq!(rig.catalog.expiring(), 0);
+    assert_eq!(rig.catalog.len(), 10);
+}
+
 /// Proves R12 and C4: the new value appears in one step, and the put is not done before the owners
 /// of the old one have said that nobody can begin to read it.
 #[test]

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use mooncrate_core::catalog::{Catalog, Config, Mounted, Removal, Start};
+use mooncrate_core::copy::{CopyDone, DrainMode};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{
     Action, Announced, AnnouncedLife, AnnouncedObject, Notice, Order, OrderResult, SegmentOffer,
@@ -293,24 +294,104 @@ fn a_node_that_announces_is_not_gone() {
     assert!(catalog.knows(NodeId(A)));
 }
 
+/// When the guard of half a registration time is over, in milliseconds.
+fn fenced_ms() -> u64 {
+    lease::guarded(config().registration / 2).as_millis() as u64
+}
+
+/// A node that mounts and says how long an earlier start of it may be readable; what it is answered.
+fn mount_fenced(catalog: &mut Catalog, now: Now, offer: &SegmentOffer, left: Fence) -> Duration {
+    catalog.mount(now, offer.node, std::slice::from_ref(offer)).unwrap();
+    let fence = catalog.fence(now, offer.node, left);
+    catalog.announce(now, offer.segment, offer.incarnation, &[], true).unwrap();
+    fence
+}
+
+/// What a node knows of its earlier starts.
+type Fence = Option<Duration>;
+
+fn put_start(catalog: &mut Catalog, at: Now) -> Result<WritePlan, PutError> {
+    catalog.put_start(at, KEY, 100, &PutConfig::default())
+}
+
 /// A node died and came back, empty, just before the takeover. Its announcement says nothing about
 /// the keys that readers still find in the memory of the dead process (R10).
 #[test]
-fn a_young_node_does_not_end_the_rebuild_before_its_predecessor_is_fenced() {
+fn a_node_new_to_all_does_not_end_the_rebuild_before_its_predecessor_is_fenced() {
     let mut catalog = takeover(&[A]);
-    mount(&mut catalog, ms(0), A);
-    assert!(!catalog.rebuilding(), "an old node ends it");
+    mount_fenced(&mut catalog, ms(0), &offer(A, 1), Some(Duration::ZERO));
+    assert!(!catalog.rebuilding(), "a node without a readable predecessor ends it");
 
     let mut catalog = takeover(&[A]);
-    catalog.mount(ms(0), NodeId(A), &[offer(A, 1)]).unwrap();
-    catalog.young(NodeId(A));
-    catalog.announce(ms(1), SegmentId(A), Incarnation(1), &[], true).unwrap();
-    let put = |catalog: &mut Catalog, at| catalog.put_start(at, KEY, 100, &PutConfig::default());
-    let fenced = lease::guarded(config().registration / 2).as_millis() as u64;
+    let fence = mount_fenced(&mut catalog, ms(0), &offer(A, 1), None);
+    let fenced = fenced_ms();
+    assert_eq!(fence, Duration::from_millis(fenced));
     pass(&mut catalog, 50, fenced - 50, &[A]);
-    assert!(matches!(put(&mut catalog, ms(fenced - 50)), Err(PutError::Rebuilding { .. })));
+    assert!(matches!(put_start(&mut catalog, ms(fenced - 50)), Err(PutError::Rebuilding { .. })));
     pass(&mut catalog, fenced, fenced + 50, &[A]);
-    put(&mut catalog, ms(fenced + 50)).unwrap();
+    put_start(&mut catalog, ms(fenced + 50)).unwrap();
+}
+
+/// Nodes of a young cluster never had a predecessor, and their first leader tells them so: the next
+/// one waits for their announcements and for nothing else.
+#[test]
+fn a_takeover_in_a_fresh_cluster_waits_for_no_fence() {
+    let mut first = Catalog::new(config(), LeaderEpoch(1), Start::Fresh, ms(0));
+    let told = mount_fenced(&mut first, ms(0), &offer(A, 1), None);
+    assert_eq!(told, Duration::ZERO);
+    let mut second = takeover(&[A]);
+    assert_eq!(mount_fenced(&mut second, ms(1), &offer(A, 1), Some(told)), Duration::ZERO);
+    put_start(&mut second, ms(2)).unwrap();
+}
+
+/// A node restarts, and the leader that saw both starts is lost. The node passes on for how long its
+/// first start can be read; the new leader waits for that long, and no longer.
+#[test]
+fn a_node_passes_on_when_its_predecessor_is_fenced() {
+    let mut first = fresh();
+    pass(&mut first, 0, 1_000, &[A]);
+    let left = mount_fenced(&mut first, ms(4_000), &offer(A, 2), None);
+    // Last heard at 1,000: half a registration time from then on, less the 3,000 that have passed.
+    assert_eq!(left, Duration::from_millis(fenced_ms() - 3_000));
+    // The takeover is at 0 of another clock, 2,000 later.
+    let left = left - Duration::from_millis(2_000);
+    let mut second = takeover(&[A]);
+    let fence = mount_fenced(&mut second, ms(0), &offer(A, 2), Some(left));
+    assert_eq!(fence, lease::guarded(left));
+    let over = fence.as_millis() as u64;
+    pass(&mut second, 50, over - 50, &[A]);
+    let refused = put_start(&mut second, ms(over - 50));
+    assert!(matches!(refused, Err(PutError::Rebuilding { .. })), "{refused:?}");
+    // It asks again: what it was told stays as it was, and is not counted anew.
+    assert!(second.fence(ms(over - 50), NodeId(A), Some(Duration::from_millis(50))) < fence);
+    pass(&mut second, over, over + 200, &[A]);
+    put_start(&mut second, ms(over + 200)).unwrap();
+}
+
+/// A node restarts and leaves for good. Its first start can still be read, so a leader that comes now
+/// must know of it although nobody is mounted.
+#[test]
+fn a_mount_that_can_still_be_read_is_passed_on_after_its_node_has_left() {
+    let mut catalog = fresh();
+    pass(&mut catalog, 0, 1_000, &[A]);
+    mount_fenced(&mut catalog, ms(1_000), &offer(A, 2), None);
+    catalog.unmount(ms(1_100), NodeId(A), &[SegmentId(A)]);
+    catalog.tick(ms(1_200));
+    assert_eq!(catalog.nodes().count(), 0);
+    assert_eq!(catalog.holders(), [NodeId(A)]);
+    catalog.tick(ms(1_000 + fenced_ms()));
+    assert_eq!(catalog.holders(), []);
+}
+
+/// Two processes of one name: the one that mounted last is the node, the other is not heard.
+#[test]
+fn an_earlier_start_is_not_current() {
+    let mut catalog = fresh();
+    assert!(catalog.is_current(NodeId(A), Incarnation(1)));
+    catalog.mount(ms(5), NodeId(A), &[offer(A, 2)]).unwrap();
+    assert!(!catalog.is_current(NodeId(A), Incarnation(1)));
+    assert!(catalog.is_current(NodeId(A), Incarnation(2)));
+    assert!(catalog.is_current(NodeId(B), Incarnation(1)), "nobody has mounted it: it is unknown");
 }
 
 /// A node with objects reached the new leader after that had stopped waiting for it. Its keys may
@@ -349,4 +430,44 @@ fn a_leader_passes_on_whom_it_still_waits_for() {
     second.heartbeat(over, NodeId(A)).unwrap();
     second.tick(over);
     assert_eq!(second.holders(), [NodeId(A)]);
+}
+
+/// A drain outlives its master: the node says at the next one what was being drained.
+#[test]
+fn a_drain_goes_on_at_the_next_leader() {
+    let mut first = fresh();
+    put(&mut first, ms(0), 1);
+    first.drain(NodeId(A), None, DrainMode::Move).unwrap();
+    let drains = first.drains(NodeId(A));
+    assert_eq!(drains, [(SegmentId(A), DrainMode::Move)]);
+
+    let mut second = takeover(&[A, B]);
+    mount(&mut second, ms(0), B);
+    for at in [1, 2] {
+        // Twice, as a node does whose announcement was cut short.
+        second.mount(ms(at), NodeId(A), &[offer(A, 1)]).unwrap();
+        second.resume_drains(NodeId(A), &drains);
+        second.resume_drains(NodeId(B), &drains);
+        second.announce(ms(at), SegmentId(A), Incarnation(1), &[], false).unwrap();
+    }
+    let stat = second.drain_stat(NodeId(A), None).unwrap();
+    assert!(stat.draining == 1 && !stat.drained(), "not begun is not over: {stat:?}");
+    second.announce(ms(3), SegmentId(A), Incarnation(1), &[held(5)], true).unwrap();
+    assert_eq!(second.drains(NodeId(A)), drains);
+    assert_eq!(second.drains(NodeId(B)), [], "whose segment it is not, drains nothing");
+    second.tick(ms(4));
+    let copies = second.take_copies();
+    assert_eq!(copies.len(), 1);
+    let (node, order) = &copies[0];
+    assert_eq!((*node, order.target.segment), (NodeId(B), SegmentId(B)));
+    second.copied(ms(5), &CopyDone::of(&order.target, true));
+    let order = only_order(&mut second);
+    answer(&mut second, ms(6), &order, OrderResult::Freed { next: Generation(4) });
+    assert!(second.drain_stat(NodeId(A), None).unwrap().drained());
+
+    // What this leader knows to be over stays over, whatever an old message says.
+    second.undrain(NodeId(A), None).unwrap();
+    second.resume_drains(NodeId(A), &drains);
+    assert_eq!(second.drains(NodeId(A)), []);
+    second.audit().unwrap();
 }

@@ -35,7 +35,13 @@ fn master(keys: &[&[u8]]) -> Arc<Master> {
         host: HostId(1),
         zone: ZoneId(2),
     };
-    let mount = Mount { info, seen: LeaderEpoch(0), offers: vec![offer.clone()], young: false };
+    let mount = Mount {
+        info,
+        seen: LeaderEpoch(0),
+        offers: vec![offer.clone()],
+        fence_ms: None,
+        draining: Vec::new(),
+    };
     let scope = master.scope(TenantId::DEFAULT);
     scope.mount(&mount, NEVER).unwrap().unwrap();
     master.open_segment(offer.segment, offer.incarnation).unwrap();

@@ -12,13 +12,17 @@ use mooncrate_core::{LeaderEpoch, ObjectId, TenantId};
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, Heartbeat, List, Listing, Mount, Mounted,
-    NodeEntry, OrderBatch, Orders, Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevokeItem,
-    PutStart, Remove, RemoveMatching, Removed, SetQuota, Touch, Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, DrainWish, Heartbeat, List, Listing, Mount,
+    Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEnd, PutEndItem, PutItem, PutReplan,
+    PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, SetQuota, Touch, Unmount,
 };
 use mooncrate_wire::{Answer, CallError, Caller, Handler, Kind, MasterApi, Reply, Request};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// How long the answer to a drain waits for the next heartbeat of its node; a silent one is not waited
+/// for.
+const HEARD_TIME: Duration = Duration::from_secs(1);
 
 /// A master as the server of control links calls it.
 #[derive(Debug)]
@@ -41,7 +45,10 @@ impl Handler for MasterHandler {
             }
             Request::Copy(ask) => self.scope(caller).start_copy(&ask, caller.deadline),
             Request::Orders(orders) => poll(&self.0, &orders),
-            Request::Announce(told) if told.last => last_page(&self.0, &told),
+            Request::Drain(ask) if ask.wish != DrainWish::Look => {
+                drain(&self.0, ask, caller.deadline)
+            }
+            Request::Announce(told) => self.0.take_in(told),
             other => Answer::Now(api::answer(&self.scope(caller), other, caller.deadline)),
         };
         match grants::add(&self.0, caller.peer.tenant, answer) {
@@ -227,17 +234,21 @@ impl Scope {
     }
 }
 
-/// Opening a segment takes long if it holds much: a thread of its own does it, and the worker goes on.
-fn last_page(master: &Arc<Master>, told: &Announce) -> Answer {
-    if let Err(error) = master.announce_page(told) {
-        return Answer::Now(Reply::Announce(Err(error)));
-    }
-    let (master, segment, incarnation) = (Arc::clone(master), told.segment, told.incarnation);
+/// A drain is begun or ended at once. The answer comes when its node has heard of it, which then says
+/// so to the next master: a drain that was answered for is not forgotten.
+fn drain(master: &Arc<Master>, ask: Drain, deadline: Deadline) -> Answer {
+    let began = boottime();
+    let Some(stat) = master.drain_node(&ask) else { return Answer::Now(Reply::Drain(None)) };
+    let master = Arc::clone(master);
     Answer::Later(Box::pin(async move {
-        let opening =
-            tokio::task::spawn_blocking(move || master.open_segment(segment, incarnation));
-        // Told again, it will be tried again.
-        Reply::Announce(opening.await.unwrap_or(Err(MountError::UnknownNode)))
+        let deadline = before(deadline).min(began.deadline_in(HEARD_TIME));
+        loop {
+            let (seen, now) = (master.news.version(), boottime());
+            if master.has_heard(ask.node, began) || deadline.passed(now) {
+                return Reply::Drain(Some(stat));
+            }
+            master.news.wait_async(seen, now, deadline).await;
+        }
     }))
 }
 
@@ -443,7 +454,7 @@ impl MasterApi for Scope {
         heartbeat: &Heartbeat,
         _deadline: Deadline,
     ) -> Result<Result<Pulse, MountError>, CallError> {
-        Ok(self.master.hear(heartbeat.node))
+        Ok(self.master.hear(heartbeat))
     }
 
     fn orders(

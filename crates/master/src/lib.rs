@@ -18,6 +18,7 @@ mod copies;
 pub mod election;
 mod grants;
 mod handler;
+mod intake;
 mod keeper;
 mod members;
 mod metrics;

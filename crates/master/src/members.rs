@@ -5,9 +5,11 @@ use crate::service::Master;
 use mooncrate_core::copy::CopyDone;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::Notice;
-use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, SegmentId};
+use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, SegmentId};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{Announce, Mount, Mounted, NodeEntry, NodeInfo, OrderBatch, Pulse};
+use mooncrate_wire::message::{
+    Announce, Heartbeat, Mount, Mounted, NodeEntry, NodeInfo, OrderBatch, Pulse,
+};
 use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,8 +17,8 @@ use std::time::Duration;
 /// Orders in one answer of the poll.
 const ORDERS_MAX: usize = 1024;
 
-/// Announced slots that are taken in under one lock: about a tenth of a millisecond.
-const ANNOUNCED_MAX: usize = 256;
+/// Announced slots that are taken in under one lock: some fifty microseconds.
+const ANNOUNCED_MAX: usize = 64;
 
 /// Where nodes can be reached.
 #[derive(Debug, Default)]
@@ -31,15 +33,16 @@ impl Master {
         let node = mount.info.node;
         mind.catalog.follow(now, mount.seen);
         mind.catalog.mount(now, node, &mount.offers)?;
-        if mount.young {
-            mind.catalog.young(node);
-        }
+        let left = mount.fence_ms.map(|ms| Duration::from_millis(ms.into()));
+        let fence = mind.catalog.fence(now, node, left);
+        mind.catalog.resume_drains(node, &mount.draining);
         mind.drop_mail(node);
         mind.directory.nodes.insert(node, mount.info.clone());
         let epoch = mind.catalog.epoch();
         drop(mind);
         tracing::info!(node = %mount.info.name, segments = mount.offers.len(), "node mounted");
-        Ok(Mounted { epoch, registration_ms: self.registration_ms() })
+        let fence_ms = u32::try_from(fence.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
+        Ok(Mounted { epoch, registration_ms: self.registration_ms(), fence_ms })
     }
 
     /// Serving goes on without it: the next leader would only wait for a node that has left.
@@ -98,10 +101,22 @@ impl Master {
         self.news.publish();
     }
 
-    pub(crate) fn hear(&self, node: NodeId) -> Result<Pulse, MountError> {
+    /// Whether a node was heard since then.
+    pub(crate) fn has_heard(&self, node: NodeId, since: Now) -> bool {
+        self.mind().catalog.last_heard(node).is_some_and(|heard| heard > since)
+    }
+
+    pub(crate) fn hear(&self, beat: &Heartbeat) -> Result<Pulse, MountError> {
         let mut mind = self.mind();
-        mind.catalog.heartbeat(boottime(), node)?;
-        Ok(Pulse { epoch: mind.catalog.epoch(), registration_ms: self.registration_ms() })
+        if !mind.catalog.is_current(beat.node, beat.incarnation) {
+            return Err(MountError::StaleIncarnation);
+        }
+        mind.catalog.heartbeat(boottime(), beat.node)?;
+        Ok(Pulse {
+            epoch: mind.catalog.epoch(),
+            registration_ms: self.registration_ms(),
+            draining: mind.catalog.drains(beat.node),
+        })
     }
 
     /// Orders that wait for a node now. The notices it brings are taken first.

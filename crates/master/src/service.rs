@@ -4,6 +4,7 @@
 use crate::config::MasterConfig;
 use crate::copies::Parcels;
 use crate::election::EtcdKeeper;
+use crate::intake::Intake;
 use crate::keeper::Keeper;
 use crate::members::Directory;
 use crate::metrics::Requests;
@@ -49,6 +50,8 @@ pub struct Master {
     /// Who it is among several masters, for people.
     title: String,
     pub(crate) news: News,
+    /// Announcements on their way in.
+    pub(crate) intake: Intake,
     /// How long requests took; handlers add to it.
     pub(crate) requests: Requests,
     /// A node in this process takes its orders by a call.
@@ -127,6 +130,7 @@ impl Master {
             term: None,
             title: String::new(),
             news: News::default(),
+            intake: Intake::default(),
             requests: Requests::default(),
             local: OnceLock::new(),
         }

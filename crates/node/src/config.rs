@@ -5,6 +5,7 @@ use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_mem::{Segment, SegmentSpec};
 use mooncrate_wire::{Address, Gate, PoolConfig};
 use std::io;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,13 +67,20 @@ impl Default for NodeConfig {
             incarnation: Incarnation(1),
             heartbeat: Duration::from_millis(500),
             tick: Duration::from_millis(5),
-            copy_threads: 2,
+            copy_threads: copy_threads(),
             links: PoolConfig::default(),
             gate: Gate::default(),
             tenant: None,
             share_users: Vec::new(),
         }
     }
+}
+
+/// A quarter of the cores may fetch copies, two threads at least and eight at most: new pages are cleared
+/// before they are filled, so one thread alone is slower than memory.
+fn copy_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    (cores / 4).clamp(2, 8)
 }
 
 impl NodeConfig {

@@ -20,6 +20,10 @@ use std::time::Duration;
 const QUEUE_MAX: usize = 256;
 /// Results that wait for a master that does not answer; it gives such copies up by itself.
 const UNTOLD_MAX: usize = 1024;
+/// Results that are told in one call while more copies wait, and their bytes. A call costs as much as the
+/// copy of a small value; the master keeps many more copies under way, so nobody waits for these.
+const TOLD_TOGETHER: usize = 16;
+const TOLD_BYTES: u64 = 1 << 20;
 /// How long a thread waits before it looks whether the node stops.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -34,7 +38,14 @@ pub(crate) struct Copier {
     engine: Engine,
     queue: Mutex<VecDeque<Task>>,
     wake: Condvar,
-    untold: Mutex<Vec<CopyDone>>,
+    untold: Mutex<Untold>,
+}
+
+/// What became of copies, and how many bytes were copied.
+#[derive(Default)]
+struct Untold {
+    done: Vec<CopyDone>,
+    bytes: u64,
 }
 
 impl Copier {
@@ -52,7 +63,7 @@ impl Copier {
             if queue.len() < QUEUE_MAX {
                 queue.push_back(Task::Copy(Box::new(order)));
             } else {
-                self.remember(CopyDone::of(&order.target, false));
+                self.remember(CopyDone::of(&order.target, false), 0);
             }
         }
         drop(queue);
@@ -67,22 +78,33 @@ impl Copier {
         queue.pop_front()
     }
 
-    fn remember(&self, done: CopyDone) {
+    fn remember(&self, done: CopyDone, bytes: u64) {
         let mut untold = self.untold.lock();
-        if untold.len() < UNTOLD_MAX {
-            untold.push(done);
+        if untold.done.len() < UNTOLD_MAX {
+            untold.done.push(done);
+            untold.bytes += bytes;
         }
+    }
+
+    /// Whether results should be told now: there are many, or nothing else is to be done.
+    fn should_tell(&self) -> bool {
+        // Looked at one after the other: a thread that holds both locks could wait for another one.
+        let many = {
+            let untold = self.untold.lock();
+            untold.done.len() >= TOLD_TOGETHER || untold.bytes >= TOLD_BYTES
+        };
+        many || self.queue.lock().is_empty()
     }
 
     /// Results to tell.
     pub(crate) fn take_untold(&self) -> Vec<CopyDone> {
-        std::mem::take(&mut *self.untold.lock())
+        std::mem::take(&mut *self.untold.lock()).done
     }
 
     /// They were not heard.
     pub(crate) fn put_back(&self, done: Vec<CopyDone>) {
         for one in done {
-            self.remember(one);
+            self.remember(one, 0);
         }
     }
 }
@@ -97,12 +119,15 @@ impl Node {
                     if let Err(error) = &fetched {
                         tracing::debug!(%error, target = ?order.target, "copy failed");
                     }
-                    self.copier().remember(CopyDone::of(&order.target, fetched.is_ok()));
+                    let done = CopyDone::of(&order.target, fetched.is_ok());
+                    self.copier().remember(done, order.len);
                 }
                 Some(Task::Command(command)) => self.obey(command),
                 None => {}
             }
-            self.tell_copies();
+            if self.copier().should_tell() {
+                self.tell_copies();
+            }
         }
     }
 

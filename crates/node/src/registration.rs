@@ -1,9 +1,10 @@
 //! Being known: mount, announce, heartbeat; and knowing when one is no longer known.
 
 use crate::duty::{Node, NodeError};
+use mooncrate_core::copy::DrainMode;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::{Medium, SegmentOffer};
-use mooncrate_core::{Incarnation, LeaderEpoch, Now, Slot};
+use mooncrate_core::{Incarnation, LeaderEpoch, Now, SegmentId, Slot, lease};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Segment, SegmentSpec};
 use mooncrate_wire::message::{Announce, Heartbeat, Mount};
@@ -18,8 +19,8 @@ const RETRY: Duration = Duration::from_millis(100);
 /// doubled until it is decades.
 const LATER_FIRST: u64 = 60_000_000;
 const LATER_LAST: u64 = LATER_FIRST << 24;
-/// Slots in one page of an announcement.
-const PAGE_SLOTS: usize = 1024;
+/// Slots in one page of an announcement: a worker of the master decodes one at a time.
+const PAGE_SLOTS: usize = 512;
 
 /// What the node knows of its standing with the master.
 #[derive(Debug)]
@@ -29,16 +30,19 @@ pub(crate) struct Standing {
     /// How long the master keeps a silent node.
     pub(crate) registration: Duration,
     pub(crate) incarnation: Incarnation,
-    /// When this incarnation began.
-    pub(crate) born: Now,
+    /// Until when an earlier start of this node may be readable in shared memory, by a master's word;
+    /// `None`: no master has given it for this incarnation.
+    pub(crate) fence: Option<Now>,
+    /// What is being drained, by a master's word.
+    pub(crate) draining: Vec<(SegmentId, DrainMode)>,
     /// Whether the master has heard everything about this incarnation.
     pub(crate) mounted: bool,
 }
 
 impl Standing {
-    /// Whether an earlier incarnation may still be readable in shared memory.
-    pub(crate) fn is_young(&self, now: Now) -> bool {
-        now.since(self.born) <= self.registration
+    /// How long an earlier start of this node may be readable, if that is known.
+    pub(crate) fn fence_ms(&self, now: Now) -> Option<u32> {
+        self.fence.map(|fence| lease::left_ms(now, fence))
     }
 }
 
@@ -63,13 +67,19 @@ impl Node {
     pub(crate) fn mount(&self) -> Result<(), NodeError> {
         let sent = boottime();
         let segments = self.segments().all();
+        let (fence_ms, draining) = {
+            let standing = self.standing().lock();
+            (standing.fence_ms(sent), standing.draining.clone())
+        };
         let mount = Mount {
             info: self.info().clone(),
             seen: segments.iter().map(|s| s.epoch()).max().unwrap_or_default(),
             offers: segments.iter().map(|segment| self.offer(segment.spec())).collect(),
-            young: self.standing().lock().is_young(sent),
+            fence_ms,
+            draining,
         };
         let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
+        self.standing().lock().fence = Some(fence_of(boottime(), mounted.fence_ms));
         let mut sent = sent;
         for segment in &segments {
             // Before the announcement: no plan of an older leader can come in behind it.
@@ -128,9 +138,14 @@ impl Node {
             return self.mount_again();
         }
         let sent = boottime();
-        let beat = Heartbeat { node: self.id() };
+        let incarnation = self.standing().lock().incarnation;
+        let beat = Heartbeat { node: self.id(), incarnation };
         match self.master().heartbeat(&beat, sent.deadline_in(CALL_TIME)) {
-            Ok(Ok(pulse)) => self.acknowledged(sent, pulse.registration_ms, pulse.epoch),
+            Ok(Ok(pulse)) => {
+                if self.acknowledged(sent, pulse.registration_ms, pulse.epoch) {
+                    self.standing().lock().draining = pulse.draining;
+                }
+            }
             Ok(Err(MountError::UnknownNode)) => self.mount_again(),
             Ok(Err(error)) => tracing::error!(%error, "the master refuses this node"),
             Err(error) => {
@@ -187,31 +202,42 @@ impl Node {
                 for segment in fresh {
                     self.segments().insert(segment);
                 }
-                standing.born = boottime();
-                standing.acknowledged = standing.born;
+                // Whoever had the name meanwhile may be readable: the next master knows.
+                standing.fence = None;
+                standing.acknowledged = boottime();
                 standing.mounted = false;
             }
             Err(error) => tracing::error!(%error, "no memory for a new segment"),
         }
     }
 
-    pub(crate) fn acknowledged(&self, sent: Now, registration_ms: u32, epoch: LeaderEpoch) {
+    /// A master has heard what was sent then; whether it is one that counts.
+    pub(crate) fn acknowledged(&self, sent: Now, registration_ms: u32, epoch: LeaderEpoch) -> bool {
         let registration = Duration::from_millis(u64::from(registration_ms));
         for segment in self.segments().all() {
             if segment.witness(epoch).is_err() {
                 // A leader that was replaced: its word gives no leave to serve.
-                return;
+                return false;
             }
         }
         let mut standing = self.standing().lock();
         standing.acknowledged = standing.acknowledged.max(sent);
         standing.registration = registration;
         if self.stopping() {
-            return;
+            return false;
         }
         // Looked up under the lock: what was unmounted or replaced meanwhile must stay closed.
         for segment in self.segments().all() {
             segment.set_serve_until(standing.acknowledged.plus(registration / 2));
         }
+        true
     }
+}
+
+/// When a fence that a master counts with its own clock is surely over.
+fn fence_of(now: Now, left_ms: u32) -> Now {
+    if left_ms == 0 {
+        return now;
+    }
+    now.plus(lease::guarded(Duration::from_millis(left_ms.into())))
 }

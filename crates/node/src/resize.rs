@@ -27,12 +27,12 @@ impl Node {
             let count = SEGMENTS_PER_NODE_MAX as u32;
             return Err(MountError::TooManySegments { count }.into());
         }
-        let (spec, young) = {
+        let (spec, fence_ms) = {
             let mut standing = self.standing().lock();
             // A mount that was given up never comes back under its number (M8).
             standing.incarnation = Incarnation(standing.incarnation.0 + 1);
             let spec = self.config().spec_of(index, bytes, standing.incarnation);
-            (spec, standing.is_young(boottime()))
+            (spec, standing.fence_ms(boottime()))
         };
         let io = |source| NodeError::Io { doing: "reserving memory for the segment", source };
         let segment = self.config().create(spec).map_err(io)?;
@@ -41,7 +41,9 @@ impl Node {
             info: self.info().clone(),
             seen: self.segments().all().iter().map(|s| s.epoch()).max().unwrap_or_default(),
             offers: vec![self.offer(segment.spec())],
-            young,
+            fence_ms,
+            // It is new: what was drained under its name is gone.
+            draining: Vec::new(),
         };
         let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
         segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
@@ -60,7 +62,8 @@ impl Node {
         let id = SegmentId::of(self.id(), index);
         let segment = {
             // Under the lock: no heartbeat on its way may give leave to serve it again.
-            let _standing = self.standing().lock();
+            let mut standing = self.standing().lock();
+            standing.draining.retain(|(drained, _)| *drained != id);
             let Some(segment) = self.segments().remove(id) else { return Ok(()) };
             segment.set_serve_until(Now(0));
             segment

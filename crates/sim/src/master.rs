@@ -136,7 +136,7 @@ impl Master {
         catalog.tick(now);
         if catalog.epoch() == ctx.election.epoch && !catalog.rebuilding() {
             // Nodes that were counted out hold nothing any more.
-            ctx.election.nodes = catalog.nodes().collect();
+            ctx.election.nodes = catalog.holders().into_iter().collect();
         }
         self.retry_waiting(ctx);
         self.flush(ctx);
@@ -172,8 +172,8 @@ impl Master {
             ToMaster::Call(call) => self.call(ctx, call),
             // What a node may rely on is granted while the term lasts.
             _ if !self.leading(ctx) => {}
-            ToMaster::Mount { node, round, sent, young, offers } => {
-                self.mount(ctx, node, (round, sent), young, &offers);
+            ToMaster::Mount { node, round, sent, fence, offers } => {
+                self.mount(ctx, node, (round, sent), fence, &offers);
             }
             ToMaster::Announce { node, round, page, segment, incarnation, slots, last } => {
                 let now = ctx.lease_clock(ctx.master_host());
@@ -216,20 +216,19 @@ impl Master {
         ctx: &mut Ctx,
         node: u8,
         (round, sent): (u32, Now),
-        young: bool,
+        left: Option<Duration>,
         offers: &[SegmentOffer],
     ) {
         let now = ctx.lease_clock(ctx.master_host());
         let catalog = self.catalog.as_mut().expect("the caller looked");
         let result = catalog.mount(now, crate::node::id(node), offers);
-        if young {
-            catalog.young(crate::node::id(node));
-        }
+        let mut fence = Duration::ZERO;
         if result.is_ok() {
+            fence = catalog.fence(now, crate::node::id(node), left);
             ctx.election.nodes.insert(crate::node::id(node));
         }
         ctx.say(|| format!("master {} mounts n{node}: {result:?}", self.ix));
-        let reply = ToNode::Mounted { round, sent, epoch: catalog.epoch(), result };
+        let reply = ToNode::Mounted { round, sent, epoch: catalog.epoch(), fence, result };
         ctx.to_node(Actor::Master(self.ix), node, reply);
     }
 

@@ -10,6 +10,7 @@ use mooncrate_core::{
     Incarnation, LeaderEpoch, Located, Locator, Now, ObjectId, PutToken, Seal, SegmentId, WritePlan,
 };
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Who sends and who receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,8 +127,8 @@ pub enum ToMaster {
         round: u32,
         /// On the node's clock.
         sent: Now,
-        /// An earlier mount of the node may still be readable.
-        young: bool,
+        /// How long an earlier mount of the node may still be readable, by a leader's word.
+        fence: Option<Duration>,
         /// The segments.
         offers: Vec<SegmentOffer>,
     },
@@ -180,6 +181,8 @@ pub enum ToNode {
         sent: Now,
         /// Who answers.
         epoch: LeaderEpoch,
+        /// How long an earlier mount of the node may still be readable.
+        fence: Duration,
         /// What to do next.
         result: Result<Vec<Mounted>, MountError>,
     },

@@ -31,7 +31,7 @@ const ITEM_BYTES: usize = 64;
 
 /// Pages of an announcement that are on their way at once: while the master takes one in, the next
 /// lies in its socket.
-const PAGES_AHEAD: usize = 4;
+const PAGES_AHEAD: usize = 8;
 
 /// A master over links.
 #[derive(Debug)]

@@ -14,9 +14,6 @@ use std::time::Duration;
 /// Values in the cluster.
 pub(crate) const KEYS: u32 = 200;
 const NODES: [&str; 3] = ["a", "b", "c"];
-/// After this long a node is no longer young: an earlier mount of its name could be readable till then,
-/// and a new leader would wait for that to end. The registration time, and a little more.
-const GROWN_UP: Duration = Duration::from_secs(21);
 /// Longest wait for a part to start or to settle.
 const PATIENCE: Duration = Duration::from_mins(1);
 
@@ -77,7 +74,6 @@ impl Cluster {
             cluster.nodes.push(node);
         }
         cluster.asks = Some(cluster.connect(true)?);
-        std::thread::sleep(GROWN_UP);
         Ok(cluster)
     }
 

@@ -7,7 +7,7 @@
 use super::Catalog;
 use super::copy::{NoCopy, Purpose};
 use super::objects::{EntryId, Part, PartState, SegmentIndex, Stage};
-use super::segments::NOBODY;
+use super::segments::{Book, NOBODY};
 use crate::copy::{DrainMode, DrainStat};
 use crate::ids::{NodeId, SegmentId, Slot};
 use crate::plan::Action;
@@ -45,9 +45,25 @@ enum Step {
     Wait,
 }
 
+impl Drain {
+    /// A drain that begins.
+    pub(super) fn new(book: &Book, mode: DrainMode) -> Self {
+        Self {
+            mode,
+            next: 0,
+            start_bytes: book.used_bytes() + book.ending_bytes,
+            start_replicas: book.live,
+            moved: 0,
+            dropped: 0,
+            stuck: 0,
+            stuck_before: 0,
+        }
+    }
+}
+
 impl Catalog {
-    /// Begins to empty the segments of a node, or one of them; how far that is. Asking again changes
-    /// the mode only. `None`: there is no such node or segment.
+    /// Begins to empty the segments of a node, or one of them; how far that is. One whose owner is
+    /// still announcing begins when all is told. Asking again changes the mode only. `None`: there is no such node or segment.
     pub fn drain(
         &mut self,
         node: NodeId,
@@ -56,23 +72,15 @@ impl Catalog {
     ) -> Option<DrainStat> {
         for index in self.of_node(node, segment)? {
             let book = self.segments.book_mut(index);
-            if !book.is_open() {
+            if book.is_announcing() {
+                book.wish = Some(mode);
                 continue;
             }
             if let Some(drain) = &mut book.drain {
                 drain.mode = mode;
                 continue;
             }
-            book.drain = Some(Drain {
-                mode,
-                next: 0,
-                start_bytes: book.used_bytes() + book.ending_bytes,
-                start_replicas: book.live,
-                moved: 0,
-                dropped: 0,
-                stuck: 0,
-                stuck_before: 0,
-            });
+            book.drain = Some(Drain::new(book, mode));
             self.segments.set_open(index, false);
         }
         self.drain_stat(node, segment)
@@ -81,7 +89,9 @@ impl Catalog {
     /// Ends a drain: the segments get objects again. What went stays where it is.
     pub fn undrain(&mut self, node: NodeId, segment: Option<SegmentId>) -> Option<DrainStat> {
         for index in self.of_node(node, segment)? {
-            let was = self.segments.book_mut(index).drain.take();
+            let book = self.segments.book_mut(index);
+            book.wish = None;
+            let was = book.drain.take();
             let silent = self.nodes.get(&node).is_none_or(|member| member.silent);
             if was.is_some() && !silent && self.segments.book(index).is_open() {
                 self.segments.set_open(index, true);
@@ -95,6 +105,11 @@ impl Catalog {
         let mut stat = DrainStat::default();
         for index in self.of_node(node, segment)? {
             let book = self.segments.book(index);
+            if book.wish.is_some() {
+                // Not begun, so not over, however little was told so far.
+                stat.draining += 1;
+                stat.left_replicas += book.live.max(1);
+            }
             let Some(drain) = &book.drain else { continue };
             stat.draining += 1;
             stat.start_bytes += drain.start_bytes;
@@ -106,6 +121,30 @@ impl Catalog {
             stat.stuck += drain.stuck_before.max(drain.stuck);
         }
         Some(stat)
+    }
+
+    /// Segments of a node that empty themselves, or will. The node keeps this and says it when it mounts
+    /// at the next master.
+    pub fn drains(&self, node: NodeId) -> Vec<(SegmentId, DrainMode)> {
+        let indexes = self.of_node(node, None).unwrap_or_default();
+        let books = indexes.into_iter().map(|index| self.segments.book(index));
+        let modes = books.filter_map(|book| {
+            let mode = book.drain.as_ref().map(|drain| drain.mode).or(book.wish)?;
+            Some((book.offer.segment, mode))
+        });
+        modes.collect()
+    }
+
+    /// A node that has just mounted says what the last master drained. What this master has heard all
+    /// of is drained, or not, by its own word.
+    pub fn resume_drains(&mut self, node: NodeId, drains: &[(SegmentId, DrainMode)]) {
+        for (segment, mode) in drains {
+            let Some(index) = self.segments.find(*segment) else { continue };
+            let book = self.segments.book_mut(index);
+            if book.is_announcing() && book.offer.node == node {
+                book.wish = Some(*mode);
+            }
+        }
     }
 
     fn of_node(&self, node: NodeId, only: Option<SegmentId>) -> Option<Vec<SegmentIndex>> {

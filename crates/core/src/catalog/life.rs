@@ -5,11 +5,11 @@
 use super::Catalog;
 use super::objects::{Entry, EntryId, PartState, SegmentIndex, Stage};
 use super::segments::NOBODY;
-use crate::ids::{GroupId, ObjectId, TenantId};
+use crate::ids::{GroupId, TenantId};
 use crate::limits::GROUP_MEMBERS_MAX;
 use crate::plan::Keep;
 use crate::time::Now;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Objects that one tick expires, or takes apart.
@@ -44,10 +44,10 @@ pub(super) struct Groups {
 /// Objects that end at a time.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    /// Removed then, because they were read once.
-    expiring: BTreeMap<(Now, EntryId), ObjectId>,
+    /// Removed then, because they were read once. What goes earlier goes from here, too.
+    expiring: BTreeSet<(Now, EntryId)>,
     /// Striped objects without all their stripes: taken apart then, unless the rest has come.
-    incomplete: BTreeMap<EntryId, (Now, ObjectId)>,
+    incomplete: BTreeMap<EntryId, Now>,
 }
 
 impl Tenants {
@@ -109,6 +109,10 @@ impl Catalog {
         self.leave_group(id);
         let entry = self.objects.remove(id);
         self.removing.remove(&entry.object);
+        self.ends.incomplete.remove(&id);
+        if let Some(at) = entry.extra.as_ref().and_then(|extra| extra.expire_at) {
+            self.ends.expiring.remove(&(at, id));
+        }
         if self.upserts.get(&entry.hash) == Some(&id) {
             self.upserts.remove(&entry.hash);
         }
@@ -140,17 +144,16 @@ impl Catalog {
     /// A lookup found an object with wishes of its own.
     pub(super) fn was_read(&mut self, now: Now, id: EntryId) {
         let entry = self.objects.entry_mut(id);
-        let object = entry.object;
         let Some(extra) = &mut entry.extra else { return };
         if let Keep::Soft { ttl_ms } = extra.keep
             && extra.soft_until > now
         {
             extra.soft_until = now.plus(Duration::from_millis(ttl_ms.into()));
         }
-        if extra.expire_ms > 0 && !extra.expiring {
-            extra.expiring = true;
+        if extra.expire_ms > 0 && extra.expire_at.is_none() {
             let at = now.plus(Duration::from_millis(extra.expire_ms.into()));
-            self.ends.expiring.insert((at, id), object);
+            extra.expire_at = Some(at);
+            self.ends.expiring.insert((at, id));
         }
     }
 
@@ -180,19 +183,22 @@ impl Catalog {
     /// Removes what was read long enough ago. A lease is not cut short (M6); pins are the owners'.
     pub(super) fn expire(&mut self, now: Now) {
         for _ in 0..SLICE_MAX {
-            let Some((&(at, id), &object)) = self.ends.expiring.first_key_value() else { return };
+            let Some(&(at, id)) = self.ends.expiring.first() else { return };
             if at > now {
                 return;
             }
             self.ends.expiring.remove(&(at, id));
-            let Some(entry) = self.objects.get(id) else { continue };
-            if entry.object != object || entry.stage != Stage::Ready {
+            let waits = self.is_announcing(id) || self.rebuild.is_some();
+            let entry = self.objects.entry_mut(id);
+            let extra = entry.extra.get_or_insert_default();
+            extra.expire_at = None;
+            if entry.stage != Stage::Ready {
                 continue;
             }
-            let later = now.plus(Duration::from_millis(10));
-            if entry.lease_end > now || self.is_announcing(id) || self.rebuild.is_some() {
-                let again = entry.lease_end.max(later);
-                self.ends.expiring.insert((again, id), object);
+            if entry.lease_end > now || waits {
+                let again = entry.lease_end.max(now.plus(Duration::from_millis(10)));
+                extra.expire_at = Some(again);
+                self.ends.expiring.insert((again, id));
                 continue;
             }
             self.counters.expired += 1;
@@ -202,8 +208,7 @@ impl Catalog {
 
     /// A striped object lacks a stripe: it is taken apart at `at`, unless the rest has come by then.
     pub(super) fn lacks_stripes(&mut self, id: EntryId, at: Now) {
-        let object = self.objects.entry(id).object;
-        self.ends.incomplete.insert(id, (at, object));
+        self.ends.incomplete.insert(id, at);
     }
 
     /// Takes striped objects apart that nobody can ever read.
@@ -211,21 +216,12 @@ impl Catalog {
         if self.rebuild.is_some() || self.ends.incomplete.is_empty() {
             return;
         }
-        let due: Vec<(EntryId, ObjectId)> = self
-            .ends
-            .incomplete
-            .iter()
-            .filter(|(_, (at, _))| *at <= now)
-            .take(SLICE_MAX)
-            .map(|(id, (_, object))| (*id, *object))
-            .collect();
-        for (id, object) in due {
-            let gone = self.objects.get(id).is_none_or(|entry| {
-                entry.object != object
-                    || entry.stage != Stage::Ready
-                    || entry.complete(|part| part.state != PartState::Copying)
-            });
-            if gone {
+        let due = self.ends.incomplete.iter().filter(|(_, at)| **at <= now);
+        let due: Vec<EntryId> = due.take(SLICE_MAX).map(|(id, _)| *id).collect();
+        for id in due {
+            let entry = self.objects.entry(id);
+            let ends = entry.stage != Stage::Ready;
+            if ends || entry.complete(|part| part.state != PartState::Copying) {
                 self.ends.incomplete.remove(&id);
             } else if !self.is_announcing(id) {
                 self.ends.incomplete.remove(&id);
@@ -311,6 +307,11 @@ impl Catalog {
                 }
             }
         }
+    }
+
+    /// Objects whose expiry is running, for tests.
+    pub fn expiring(&self) -> usize {
+        self.ends.expiring.len()
     }
 
     /// Members of a group, for tests.

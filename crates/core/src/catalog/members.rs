@@ -1,6 +1,7 @@
 //! Members: nodes mount segments, announce what they hold, send heartbeats and leave.
 
 use super::Catalog;
+use super::drain::Drain;
 use super::objects::{Entry, EntryId, Part, PartState, Parts, SegmentIndex, Stage};
 use super::segments::{Book, NOBODY, Phase, SlotBook};
 use crate::alloc::offset::{LiveRuns, OffsetAllocator};
@@ -14,6 +15,7 @@ use crate::limits::{EXTENT_ALIGN, SEGMENTS_PER_NODE_MAX};
 use crate::plan::{Action, Announced, AnnouncedObject, Keep, SegmentOffer, Striping};
 use crate::seal::{self, Seal};
 use crate::time::Now;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A node that has mounted segments.
@@ -59,13 +61,18 @@ pub struct Opening {
     allocator: OffsetAllocator,
 }
 
+/// When a span that another clock has measured is surely over; a span of nothing is over at once.
+fn after(now: Now, span: Duration) -> Now {
+    if span.is_zero() { now } else { now.plus(lease::guarded(span)) }
+}
+
 /// Nodes that a new leader still waits for.
 #[derive(Clone, Debug)]
 pub(super) struct Rebuild {
     expected: Vec<NodeId>,
-    /// Nodes that started so recently that an earlier mount of them may still be readable.
-    young: Vec<NodeId>,
-    /// Young nodes that have announced.
+    /// Until when an earlier mount of a node may be readable, where that is not over.
+    fences: BTreeMap<NodeId, Now>,
+    /// Nodes that have announced before that time.
     told: Vec<NodeId>,
     /// From then on no mount that ended before the takeover can be read.
     fenced_at: Now,
@@ -74,13 +81,13 @@ pub(super) struct Rebuild {
 
 impl Rebuild {
     pub(super) fn new(expected: Vec<NodeId>, fenced_at: Now, until: Now) -> Option<Self> {
-        let (young, told) = (Vec::new(), Vec::new());
-        (!expected.is_empty()).then_some(Self { expected, young, told, fenced_at, until })
+        let (fences, told) = (BTreeMap::new(), Vec::new());
+        (!expected.is_empty()).then_some(Self { expected, fences, told, fenced_at, until })
     }
 
     /// A node has announced everything; whether all have.
     fn announced(&mut self, node: NodeId) -> bool {
-        if self.young.contains(&node) {
+        if self.fences.contains_key(&node) {
             self.told.push(node);
         } else {
             self.expected.retain(|expected| *expected != node);
@@ -95,12 +102,29 @@ impl Rebuild {
 
     /// Whether the wait is over: everybody has announced, or must have given up.
     pub(super) fn over(&mut self, now: Now) -> bool {
-        if now >= self.fenced_at {
-            let told = std::mem::take(&mut self.told);
-            self.young.clear();
-            self.expected.retain(|expected| !told.contains(expected));
-        }
+        self.fences.retain(|_, fenced_at| *fenced_at > now);
+        let Self { expected, fences, told, .. } = self;
+        told.retain(|node| {
+            let waits = fences.contains_key(node);
+            if !waits {
+                expected.retain(|expected| expected != node);
+            }
+            waits
+        });
         self.expected.is_empty() || now >= self.until
+    }
+
+    /// Until when an earlier mount of `node`, which the last leader knew, may be readable; `left`: for
+    /// how long by the word of the node itself.
+    fn fence(&mut self, now: Now, node: NodeId, left: Option<Duration>) -> Now {
+        let unknown = if self.expected.contains(&node) { self.fenced_at } else { now };
+        let until = left.map_or(unknown, |left| after(now, left)).min(self.fenced_at);
+        if until > now {
+            self.fences.insert(node, until);
+        } else {
+            self.fences.remove(&node);
+        }
+        until
     }
 }
 
@@ -167,8 +191,9 @@ impl Catalog {
                     _ => Mounted::Known,
                 };
             }
-            // Readers of shared memory may hold the old mapping until its owner's word lapses (R10).
-            let fenced_at = last_heard.plus(lease::guarded(self.config.registration));
+            // Readers of shared memory may hold the old mapping until its owner's leave to serve lapses:
+            // half a registration time after it was last heard (R10).
+            let fenced_at = last_heard.plus(lease::guarded(self.config.registration / 2));
             self.leave(index, fenced_at);
         }
         self.announcements += 1;
@@ -176,15 +201,28 @@ impl Catalog {
         Mounted::Announce
     }
 
-    /// The node that mounts now started less than a registration time ago. An earlier mount of it may
-    /// still be readable in shared memory, under keys that nobody will announce: so its announcement
-    /// alone does not prove that an unknown key is absent.
-    pub fn young(&mut self, node: NodeId) {
-        if let Some(rebuild) = &mut self.rebuild
-            && !rebuild.young.contains(&node)
-        {
-            rebuild.young.push(node);
-        }
+    /// How long an earlier mount of a node that mounts now may still be readable in shared memory, under
+    /// keys that nobody will announce: until then its announcement alone does not prove that an unknown
+    /// key is absent. `left` is what the node says of that, by the word of an earlier leader; `None`: no
+    /// leader has told it yet. The answer is for the node to pass on to the next leader.
+    ///
+    /// A leader that waits for nobody knows all mounts there were: one that it has not seen leave is over.
+    pub fn fence(&mut self, now: Now, node: NodeId, left: Option<Duration>) -> Duration {
+        let told = match &mut self.rebuild {
+            Some(rebuild) => rebuild.fence(now, node, left),
+            None => left.map_or(now, |left| after(now, left)),
+        };
+        let own = self.segments.iter().filter(|(_, book)| book.offer.node == node);
+        let leaving = own.filter_map(|(_, book)| book.fenced_at());
+        leaving.fold(told, Now::max).since(now)
+    }
+
+    /// Whether a process that has mounted `incarnation` at the latest is the one that owns the segments
+    /// of `node`. One whose name another process has taken over must not be told that it may serve.
+    pub fn is_current(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        let Some(member) = self.nodes.get(&node) else { return true };
+        let mut mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));
+        mounts.all(|index| self.segments.book(index).offer.incarnation <= incarnation)
     }
 
     /// Whether this node may bring objects along: the last leader knew it, and unknown keys still
@@ -321,7 +359,7 @@ impl Catalog {
 
     fn announced_object(&mut self, now: Now, part: Part, extent: Extent, told: &AnnouncedObject) {
         let lease_end = if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until };
-        let known = self.objects.find(told.label.name());
+        let mut known = self.objects.find(told.label.name());
         if let Some(id) = known
             && self.is_older(id, told)
             && !self.is_announcing(id)
@@ -330,8 +368,9 @@ impl Catalog {
             self.counters.announced_dropped += 1;
             self.objects.hide(id);
             self.retire(now, id);
+            known = None;
         }
-        let id = match self.objects.find(told.label.name()) {
+        let id = match known {
             None => self.insert_announced(now, told, lease_end),
             Some(id) if self.same_object(id, told) => {
                 let entry = self.objects.entry_mut(id);
@@ -451,8 +490,11 @@ impl Catalog {
         }
         book.allocator = allocator;
         book.phase = Phase::Open;
-        let node = book.offer.node;
-        self.segments.set_open(index, true);
+        let (node, wish) = (book.offer.node, book.wish.take());
+        match wish {
+            Some(mode) => book.drain = Some(Drain::new(book, mode)),
+            None => self.segments.set_open(index, true),
+        }
         self.node_announced(node);
         self.look_for_missing_copies();
         Ok(())
@@ -480,9 +522,9 @@ impl Catalog {
             self.detach(now, index, Slot(slot));
         }
         let book = self.segments.book_mut(index);
-        let offer = book.offer.clone();
+        let (offer, wish) = (book.offer.clone(), book.wish);
         self.announcements += 1;
-        *book = Book::new(offer, self.config.policy, self.announcements);
+        *book = Book { wish, ..Book::new(offer, self.config.policy, self.announcements) };
     }
 
     /// Whether this very mount of a segment is known. A farewell of an earlier one is out of date.
@@ -561,11 +603,16 @@ impl Catalog {
         self.nodes.keys().copied()
     }
 
-    /// Nodes that may hold objects, in order: those that are mounted, and those that a rebuild still
-    /// waits for. A leader that comes before they have announced must wait for them, too (M9).
+    /// Nodes that may hold objects, in order: those that are mounted, those that a rebuild still waits
+    /// for, and those of which a mount that is over can still be read. A leader that comes before they
+    /// have announced must wait for them, too (M9).
     pub fn holders(&self) -> Vec<NodeId> {
-        let awaited = self.rebuild.iter().flat_map(|rebuild| &rebuild.expected);
-        let mut holders: Vec<NodeId> = self.nodes.keys().chain(awaited).copied().collect();
+        let awaited = self.rebuild.iter().flat_map(|rebuild| &rebuild.expected).copied();
+        let readable = |book: &Book| book.fenced_at().is_some_and(|at| at > self.last_tick);
+        let leaving = self.segments.iter().filter(|(_, book)| readable(book));
+        let leaving = leaving.map(|(_, book)| book.offer.node);
+        let mut holders: Vec<NodeId> =
+            self.nodes.keys().copied().chain(awaited).chain(leaving).collect();
         holders.sort_unstable();
         holders.dedup();
         holders

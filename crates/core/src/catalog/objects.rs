@@ -99,8 +99,8 @@ pub(super) struct Extra {
     pub next: EntryId,
     pub previous: EntryId,
     pub expire_ms: u32,
-    /// The first get has set the expiry.
-    pub expiring: bool,
+    /// When it expires, by its first get; the catalog's list of ends has the same.
+    pub expire_at: Option<Now>,
     /// Copies that a replan gave up and whose owners have not confirmed it: until they have, the key
     /// cannot be free, or an old copy could come back after a remove (G6).
     pub orphans: u16,
@@ -134,7 +134,7 @@ impl Default for Extra {
             next: EntryId::MAX,
             previous: EntryId::MAX,
             expire_ms: 0,
-            expiring: false,
+            expire_at: None,
             orphans: 0,
             replaces: None,
             copies: 1,

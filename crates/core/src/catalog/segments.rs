@@ -6,6 +6,7 @@ use super::objects::{EntryId, SegmentIndex};
 use crate::alloc::offset::{LiveRuns, OffsetAllocator};
 use crate::alloc::{Allocation, Allocator};
 use crate::chunked::Chunked;
+use crate::copy::DrainMode;
 use crate::evict::{EvictPolicy, PolicyKind};
 use crate::ids::{Generation, Incarnation, SegmentId, Slot};
 use crate::place::SegmentLoad;
@@ -88,6 +89,8 @@ pub(super) struct Book {
     pub live: u64,
     /// What lives here is moved elsewhere, and nothing new comes.
     pub drain: Option<Drain>,
+    /// A drain that begins when the owner has announced everything.
+    pub wish: Option<DrainMode>,
 }
 
 impl Book {
@@ -112,6 +115,7 @@ impl Book {
             pinned_at: Now(0),
             live: 0,
             drain: None,
+            wish: None,
         }
     }
 

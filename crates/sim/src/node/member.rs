@@ -8,7 +8,8 @@ use crate::swarm::REGISTRATION;
 use mooncrate_core::catalog::Mounted;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::SegmentOffer;
-use mooncrate_core::{HostId, LeaderEpoch, Medium, Now, Slot, ZoneId};
+use mooncrate_core::{HostId, LeaderEpoch, Medium, Now, Slot, ZoneId, lease};
+use std::time::Duration;
 
 /// Slots told in one message.
 const PAGE_SLOTS: usize = 12;
@@ -27,6 +28,8 @@ pub(super) struct Standing {
     /// It has never been open to writers: nothing can be lost, nothing can be wrong.
     pub(super) empty: bool,
     born: Now,
+    /// Until when an earlier mount may be readable, by a leader's word.
+    fence: Option<Now>,
     /// When the mount was sent that is being answered.
     mount_sent: Now,
     round: u32,
@@ -56,6 +59,7 @@ impl Standing {
             acknowledged: now,
             empty: true,
             born: now,
+            fence: None,
             mount_sent: now,
             round: 0,
             phase: Phase::Mounting,
@@ -112,7 +116,7 @@ impl Node {
             node: self.ix,
             round: self.standing.round,
             sent: now,
-            young: now.since(self.standing.born) <= REGISTRATION,
+            fence: self.standing.fence.map(|fence| fence.since(now)),
             offers: offers.collect(),
         };
         ctx.to_master(Actor::Node(self.ix), self.standing.leader, message);
@@ -132,9 +136,9 @@ impl Node {
     pub(super) fn mounted(
         &mut self,
         ctx: &mut Ctx,
-        round: u32,
-        sent: Now,
+        (round, sent): (u32, Now),
         epoch: LeaderEpoch,
+        fence: Duration,
         result: Result<Vec<Mounted>, MountError>,
     ) {
         if round != self.standing.round || self.standing.phase != Phase::Mounting {
@@ -143,6 +147,9 @@ impl Node {
         if !self.witness(ctx, epoch) {
             return;
         }
+        let now = ctx.mono(self.host);
+        let over = if fence.is_zero() { now } else { now.plus(lease::guarded(fence)) };
+        self.standing.fence = Some(over);
         match result {
             Ok(answers) => {
                 let segments: Vec<usize> = (0..answers.len())

@@ -9,7 +9,7 @@
 //! * A leader's epoch is witnessed before the first page is announced to it.
 //! * No heartbeat is sent between a mount and the last page: its answer would give leave to serve
 //!   what the leader has not heard of.
-//! * A mount says whether the process is younger than the registration time.
+//! * A mount says how long an earlier start of the node may be readable, by the word of the last leader.
 
 mod data;
 mod member;
@@ -250,8 +250,8 @@ impl Node {
     pub fn handle(&mut self, ctx: &mut Ctx, message: ToNode) {
         self.check_lapse(ctx);
         match message {
-            ToNode::Mounted { round, sent, epoch, result } => {
-                self.mounted(ctx, round, sent, epoch, result);
+            ToNode::Mounted { round, sent, epoch, fence, result } => {
+                self.mounted(ctx, (round, sent), epoch, fence, result);
             }
             ToNode::Announced { round, page, epoch, result } => {
                 self.announced(ctx, round, page, epoch, result);

@@ -2,7 +2,7 @@
 //! of them, copies that outlive their first owner, segments that come and go.
 
 use crate::fleet::{
-    Fleet, REGISTRATION, SLACK, connect, judge, patiently, segment, stamped, until,
+    CALL_TIME, Fleet, REGISTRATION, SLACK, connect, judge, patiently, segment, stamped, until,
 };
 use mooncrate::{DrainMode, PutConfig, Store};
 use mooncrate_core::NodeId;
@@ -79,6 +79,39 @@ fn a_drain_fails_no_reader_and_then_the_node_may_go() {
     for n in 0..count {
         assert!(is_there(&store, n), "{n}");
     }
+    fleet.audit();
+}
+
+/// A drain is not forgotten with its master: its node knows of it.
+#[test]
+fn a_drain_goes_on_after_a_restart_of_the_master() {
+    let mut fleet = Fleet::start(&["a"]);
+    let store = connect(&fleet.address, true);
+    let a = NodeId::named("a");
+    fill(&store, "a", 20);
+    // There is nowhere to go yet, so nothing of it is done when the master is lost.
+    let begun = store.drain(a, None, DrainMode::Move).unwrap().unwrap();
+    assert_eq!(begun.left_replicas, 20);
+    fleet.restart_master(true);
+    fleet.start_node("b");
+    // Their ranges are free only when leases of the last master are over, which takes longer.
+    until("everything has moved", CALL_TIME * 10, || {
+        let stat = store.drain_stat(a, None);
+        matches!(stat, Ok(Some(stat)) if stat.moved == 20 && stat.left_replicas == 0)
+    });
+    assert_eq!((on_node(&store, "a"), on_node(&store, "b")), (0, 20));
+    for n in 0..20 {
+        assert!(is_there(&store, n), "{n}");
+    }
+    // Its end is not forgotten either.
+    store.undrain(a, None).unwrap().unwrap();
+    fleet.restart_master(true);
+    until(
+        "both nodes are back",
+        CALL_TIME * 10,
+        || matches!(store.stat(), Ok(stat) if stat.nodes == 2 && !stat.rebuilding),
+    );
+    assert_eq!(store.drain_stat(a, None).unwrap().unwrap().draining, 0);
     fleet.audit();
 }
 

@@ -3,6 +3,7 @@
 use super::message;
 use crate::codec::{Field, Reader};
 use crate::error::DecodeError;
+use mooncrate_core::copy::DrainMode;
 use mooncrate_core::ids::{NodeId, SegmentId};
 use std::borrow::Cow;
 
@@ -36,6 +37,26 @@ impl<'a> Field<'a> for DrainWish {
                 return Err(DecodeError::BadValue { what, value: u64::from(value) });
             }
         })
+    }
+}
+
+impl<'a> Field<'a> for DrainMode {
+    const BYTES_MIN: usize = 1;
+    fn put(&self, out: &mut Vec<u8>) {
+        let wish = match self {
+            Self::Move => DrainWish::Move,
+            Self::Drop => DrainWish::Drop,
+        };
+        wish.put(out);
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        match DrainWish::take(from)? {
+            DrainWish::Move => Ok(Self::Move),
+            DrainWish::Drop => Ok(Self::Drop),
+            other => {
+                Err(DecodeError::BadValue { what: "the mode of a drain", value: other as u64 })
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Node to master: offer segments, tell what is in them, stay alive, obey.
 
 use super::{NodeCommand, message};
-use mooncrate_core::copy::{CopyDone, CopyOrder};
+use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode};
 use mooncrate_core::ids::{HostId, Incarnation, LeaderEpoch, NodeId, SegmentId, ZoneId};
 use mooncrate_core::plan::{Announced, Notice, Order, SegmentOffer};
 
@@ -32,8 +32,11 @@ message! {
         pub seen: LeaderEpoch,
         /// What it offers.
         pub offers: Vec<SegmentOffer>,
-        /// It started less than a registration time ago: an earlier start of it may still be readable.
-        pub young: bool,
+        /// How long an earlier start of it may still be readable, by the word of the last master that it
+        /// mounted at; `None`: this process has not mounted anywhere yet.
+        pub fence_ms: Option<u32>,
+        /// What the last master was draining.
+        pub draining: Vec<(SegmentId, DrainMode)>,
     }
 }
 
@@ -44,6 +47,8 @@ message! {
         pub epoch: LeaderEpoch,
         /// How long one heartbeat keeps the node registered.
         pub registration_ms: u32,
+        /// How long an earlier start of the node may still be readable; to be told to the next master.
+        pub fence_ms: u32,
     }
 }
 
@@ -76,6 +81,8 @@ message! {
     pub struct Heartbeat {
         /// Who.
         pub node: NodeId,
+        /// Its latest mount: a process whose name another one has taken over is not heard.
+        pub incarnation: Incarnation,
     }
 }
 
@@ -86,6 +93,8 @@ message! {
         pub epoch: LeaderEpoch,
         /// How long it keeps the node registered.
         pub registration_ms: u32,
+        /// Which of its segments empty themselves; to be told to the next master.
+        pub draining: Vec<(SegmentId, DrainMode)>,
     }
 }
 

@@ -2,6 +2,7 @@
 //! pipelining.
 
 use crate::toy::*;
+use mooncrate_core::copy::DrainMode;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::*;
 use mooncrate_core::key::KeyError;
@@ -51,14 +52,21 @@ fn every_call(master: &impl MasterApi) {
     assert_eq!((page.entries.len(), page.next), (3, Some(5)));
     assert_eq!(master.stat(t).unwrap().segments.len(), 5000);
     assert_eq!(master.nodes(t).unwrap()[0].info, info());
-    let mut mount = Mount { info: info(), seen: EPOCH, offers: vec![offer()], young: true };
+    let mut mount = Mount {
+        info: info(),
+        seen: EPOCH,
+        offers: vec![offer()],
+        fence_ms: Some(7),
+        draining: vec![(SegmentId(1), DrainMode::Move)],
+    };
     assert_eq!(master.mount(&mount, t).unwrap().unwrap().registration_ms, 20_000);
     mount.offers.clear();
     let bad = MountError::BadOffer { bytes: 0, slots: 0 };
     assert_eq!(master.mount(&mount, t).unwrap(), Err(bad));
     let unmount = Unmount { node: NodeId(1), segments: vec![(SegmentId(1), Incarnation(1))] };
     assert_eq!(master.unmount(&unmount, t).unwrap(), Err(MountError::UnknownNode));
-    let pulse = master.heartbeat(&Heartbeat { node: NodeId(1) }, t).unwrap();
+    let beat = Heartbeat { node: NodeId(1), incarnation: Incarnation(1) };
+    let pulse = master.heartbeat(&beat, t).unwrap();
     assert_eq!(pulse.unwrap().epoch, EPOCH);
     let poll = Orders { node: NodeId(1), notices: Vec::new(), copied: Vec::new(), wait_ms: 20 };
     assert_eq!(master.orders(&poll, t).unwrap().unwrap().orders.len(), 1);

@@ -2,7 +2,7 @@
 //! empty, and every variant of every error turns up.
 
 use mooncrate_core::catalog::Counters;
-use mooncrate_core::copy::{CopyDone, CopyOrder, DrainStat};
+use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode, DrainStat};
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::*;
@@ -270,6 +270,13 @@ impl Samples {
         self.list(|s| (SegmentId(s.u64()), Incarnation(s.u64())))
     }
 
+    fn drains(&mut self) -> Vec<(SegmentId, DrainMode)> {
+        self.list(|s| {
+            let mode = if s.yes() { DrainMode::Move } else { DrainMode::Drop };
+            (SegmentId(s.u64()), mode)
+        })
+    }
+
     fn announced(&mut self) -> Announced {
         Announced {
             slot: Slot(self.u32()),
@@ -369,7 +376,8 @@ impl Samples {
                 info: self.info(),
                 seen: LeaderEpoch(self.u64()),
                 offers: self.list(Self::offer),
-                young: self.yes(),
+                fence_ms: self.optional(Self::u32),
+                draining: self.drains(),
             }),
             Kind::Announce => Request::Announce(Announce {
                 segment: SegmentId(self.u64()),
@@ -380,7 +388,10 @@ impl Samples {
             Kind::Unmount => {
                 Request::Unmount(Unmount { node: NodeId(self.u64()), segments: self.mounts() })
             }
-            Kind::Heartbeat => Request::Heartbeat(Heartbeat { node: NodeId(self.u64()) }),
+            Kind::Heartbeat => Request::Heartbeat(Heartbeat {
+                node: NodeId(self.u64()),
+                incarnation: Incarnation(self.u64()),
+            }),
             Kind::Orders => Request::Orders(Orders {
                 node: NodeId(self.u64()),
                 notices: self.list(Self::notice),
@@ -440,13 +451,13 @@ impl Samples {
             Kind::Touch => Reply::Touch(()),
             Kind::Command => Reply::Command(self.yes()),
             Kind::Mount => {
-                let good = |_: &mut Self| Mounted { epoch, registration_ms };
+                let good = |s: &mut Self| Mounted { epoch, registration_ms, fence_ms: s.u32() };
                 Reply::Mount(self.result(good, Self::mount_error))
             }
             Kind::Announce => Reply::Announce(self.result(|_| (), Self::mount_error)),
             Kind::Unmount => Reply::Unmount(self.result(|_| (), Self::mount_error)),
             Kind::Heartbeat => {
-                let good = |_: &mut Self| Pulse { epoch, registration_ms };
+                let good = |s: &mut Self| Pulse { epoch, registration_ms, draining: s.drains() };
                 Reply::Heartbeat(self.result(good, Self::mount_error))
             }
             Kind::Orders => {

@@ -2,7 +2,7 @@
 
 use crate::toy::{Server, hello, within};
 use mooncrate_check::certs::{Authority, Issued};
-use mooncrate_core::ids::{HostId, LeaderEpoch, NodeId, TenantId};
+use mooncrate_core::ids::{HostId, Incarnation, LeaderEpoch, NodeId, TenantId};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::auth::{ClusterSecret, Token};
 use mooncrate_wire::frame::{RequestId, Stamp, VERSION_HELLO, encode_frame};
@@ -84,7 +84,7 @@ fn security_a_client_may_not_act_as_a_node() {
     let server = guarded();
     let mut client = link(&server.address, holding(secret().derive(Role::Client, "").unwrap()));
     let client = client.as_mut().unwrap();
-    let beat = Request::Heartbeat(Heartbeat { node: NodeId(1) });
+    let beat = Request::Heartbeat(Heartbeat { node: NodeId(1), incarnation: Incarnation(1) });
     denied(client.call(&beat, within(5000)), &["a client may not send heartbeat"]);
     ping(client);
     let mut node =

@@ -143,7 +143,7 @@ fn a_panic_ends_one_connection() {
 #[test]
 fn damaged_and_meaningless_frames_end_the_link_in_words() {
     let server = Server::start();
-    let good = framed(stamp(VERSION_MIN, Kind::Heartbeat), &1_u64.to_le_bytes());
+    let good = framed(stamp(VERSION_MIN, Kind::Heartbeat), &[1; 16]);
     let mut flipped = good.clone();
     flipped[34] ^= 1;
     let cases = [

@@ -261,7 +261,7 @@ impl MasterApi for Toy {
         if mount.offers.is_empty() {
             return Ok(Err(MountError::BadOffer { bytes: 0, slots: 0 }));
         }
-        Ok(Ok(Mounted { epoch: EPOCH, registration_ms: 20_000 }))
+        Ok(Ok(Mounted { epoch: EPOCH, registration_ms: 20_000, fence_ms: 0 }))
     }
 
     fn announce(
@@ -286,7 +286,7 @@ impl MasterApi for Toy {
         _: Deadline,
     ) -> Result<Result<Pulse, MountError>, CallError> {
         Ok(match heartbeat.node {
-            NodeId(1) => Ok(Pulse { epoch: EPOCH, registration_ms: 20_000 }),
+            NodeId(1) => Ok(Pulse { epoch: EPOCH, registration_ms: 20_000, draining: Vec::new() }),
             _ => Err(MountError::UnknownNode),
         })
     }
