@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import uuid
 
 import grpc
 import pytest
@@ -37,7 +38,7 @@ generate()
 class Server:
     """`mooncrate serve` on free ports, in a folder of its own."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, more=()):
         self.folder = folder
         self.binary = os.environ["MOONCRATE_BINARY"]
         self.environment = {
@@ -48,6 +49,7 @@ class Server:
         arguments = [self.binary, "serve", "--json", "--segment-size", "64MiB"]
         for door in ("--master", "--admin", "--data", "--grpc"):
             arguments += [door, any_port]
+        arguments += more
         self.log = open(folder / "serve.log", "wb")
         self.process = subprocess.Popen(
             arguments, cwd=folder, env=self.environment, stdout=subprocess.PIPE, stderr=self.log
@@ -66,6 +68,16 @@ class Server:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def token(self, role, tenant):
+        """A token, made from the secret in the server's folder."""
+        command = [self.binary, "token", "derive", "--role", role, "--tenant", tenant]
+        command += ["--token-file", "cluster.token"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, timeout=PATIENCE,
+            check=True, text=True,
+        )
+        return done.stdout.strip()
 
     def stop(self):
         self.process.terminate()
@@ -89,3 +101,8 @@ def channel(server):
     with grpc.insecure_channel(server.started["grpc"]) as channel:
         grpc.channel_ready_future(channel).result(PATIENCE)
         yield channel
+
+
+@pytest.fixture
+def key():
+    return f"python/{uuid.uuid4()}"

@@ -1,6 +1,7 @@
 """The gRPC door as a client in another language sees it: every call, every state, the errors, and real
 bytes that go to and come from a node over documented frames."""
 
+import json
 import time
 import uuid
 
@@ -25,13 +26,18 @@ STALE, CORRUPT = 0x50, 0x54
 class Master:
     """The stub, with a deadline on every call and a note of what was answered."""
 
-    def __init__(self, channel):
+    def __init__(self, channel, token=None, tls=None):
         self.stub = master_pb2_grpc.MasterServiceStub(channel)
         self.answered = set()
+        # What nodes are shown.
+        self.access = {"token": token, "tls": tls}
+        self.metadata = [("authorization", f"Bearer {token}")] if token else []
 
     def __getattr__(self, name):
         def call(request):
-            answer = getattr(self.stub, name)(request, timeout=PATIENCE)
+            answer = getattr(self.stub, name)(
+                request, timeout=PATIENCE, metadata=self.metadata
+            )
             self.answered.add(name)
             assert answer.HasField("status_code")
             assert answer.HasField("detail") == (answer.status_code != pb.OK), answer
@@ -65,35 +71,30 @@ class Master:
     def store(self, key, value):
         plan = self.put_start(key, len(value))
         assert plan.status_code == pb.OK, plan
-        send(plan, value)
+        send(plan, value, **self.access)
         ended = self.put_end(key, seals=[seal(value)])
         assert ended.status_code == pb.OK, ended
         return plan
 
 
-def send(plan, value):
+def send(plan, value, **access):
     """Writes and publishes a value of one stripe at every replica of its plan."""
     for replica in plan.replica_list:
         (handle,) = replica.handles
-        with Node(handle.data_address) as node:
+        with Node(handle.data_address, **access) as node:
             node.write(plan, handle, value)
             node.signal(plan, handle, seal(value))
 
 
-def fetch(found):
+def fetch(found, **access):
     (handle,) = found.replica_list[0].handles
-    with Node(handle.data_address) as node:
+    with Node(handle.data_address, **access) as node:
         return node.read(handle)
 
 
 @pytest.fixture(scope="session")
 def master(channel):
     return Master(channel)
-
-
-@pytest.fixture
-def key():
-    return f"python/{uuid.uuid4()}"
 
 
 def eventually(what, so):
@@ -295,10 +296,10 @@ def test_a_client_of_the_seed_understands_every_answer(channel, master, key):
 def test_segments_are_mounted_and_unmounted_by_name(server, master, key):
     name, size = server.started["node_name"], server.started["segment_bytes"]
     for answer, code, says in [
-        (master.mount(f"{name}/0", size), pb.OK, ""),
-        (master.mount(name, size), pb.OK, ""),
-        (master.mount(f"{name}/0", size + 4096), pb.BAD_SEGMENT, f"{size} bytes"),
-        (master.mount(f"{name}/1", size), pb.UNKNOWN_SEGMENT, "segment 1"),
+        (master.mount(f"{name}/0", size), pb.EXISTS, "already"),
+        (master.mount(name, size), pb.EXISTS, "already"),
+        (master.mount(f"{name}/0", size + 4096), pb.BAD_SEGMENT, "overlap"),
+        (master.mount(f"{name}/1", size + 1), pb.INVALID_ARGUMENT, "pages"),
         (master.mount("nobody/0", size), pb.UNKNOWN_NODE, "nobody"),
         (master.mount(f"{name}/zero", size), pb.INVALID_ARGUMENT, "<node>/<index>"),
         (master.mount(f"{name}/0", size, buffer=0x7F00_0000_0000), pb.INVALID_ARGUMENT, "buffer"),
@@ -308,21 +309,23 @@ def test_segments_are_mounted_and_unmounted_by_name(server, master, key):
     ]:
         assert answer.status_code == code, answer
         assert says in answer.detail.message, answer.detail.message
+
+    def capacity():
+        return json.loads(server.cli("stat", "--json"))["capacity_bytes"]
+
+    assert capacity() == size
+    assert master.mount(f"{name}/1", size).status_code == pb.OK
+    assert capacity() == 2 * size, "the node has really more memory"
+    assert master.mount(f"{name}/1", size).detail.advice == pb.TREAT_AS_DONE
     master.store(key, b"there")
-    assert master.unmount(f"{name}/0").status_code == pb.OK
+    for index in (0, 1):
+        assert master.unmount(f"{name}/{index}").status_code == pb.OK
+    assert capacity() == 0
     assert master.find(key).status_code == pb.NOT_FOUND
-    # The node runs on and offers its memory again, empty.
+    # The node runs on without memory, and gets some again.
     eventually("mounted again", lambda: master.mount(name, size).status_code == pb.OK)
     assert master.find(key).status_code == pb.NOT_FOUND
-
-    def stored():
-        plan = master.put_start(key, 5)
-        if plan.status_code != pb.OK:
-            return False
-        send(plan, b"again")
-        return master.put_end(key, seals=[seal(b"again")]).status_code == pb.OK
-
-    eventually("a put succeeds again", stored)
+    master.store(key, b"again")
     assert fetch(master.find(key)) == b"again"
 
 

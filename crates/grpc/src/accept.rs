@@ -1,24 +1,47 @@
-//! Connections, counted. When as many are open as may be, the next ones wait in the system's
-//! backlog.
+//! Connections, counted, and encrypted where the cluster is. When as many are open as may be, the
+//! next ones wait in the system's backlog.
 
+use mooncrate_wire::Credential;
+use mooncrate_wire::tls::TlsServer;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tonic::transport::server::Connected;
 
 /// Pause after a failed accept: the system lacks descriptors or memory, and asking at once again
 /// would only burn a core.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long a caller may take to agree on a key.
+const HANDSHAKE: Duration = Duration::from_secs(3);
+/// What HTTP/2 is called in that handshake.
+const PROTOCOL: &[u8] = b"h2";
+
+/// What carries a connection: a socket, or TLS over one.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// What is known of a connection, for every call on it.
+#[derive(Clone, Debug)]
+pub(crate) struct Came {
+    /// From where.
+    pub(crate) peer: SocketAddr,
+    /// What the caller's certificate says of it.
+    pub(crate) names: Arc<[Credential]>,
+    /// Held while a wrong credential waits for its refusal: one guess at a time.
+    pub(crate) guess: Arc<Mutex<()>>,
+}
 
 /// A connection and its place among those that may be open.
-#[derive(Debug)]
 pub(crate) struct Counted {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
+    came: Came,
     _place: OwnedSemaphorePermit,
 }
 
@@ -26,32 +49,60 @@ pub(crate) struct Counted {
 pub(crate) async fn accept(
     listener: TcpListener,
     most: usize,
+    tls: Option<TlsServer>,
     give: mpsc::Sender<io::Result<Counted>>,
 ) {
     let places = Arc::new(Semaphore::new(most));
+    let tls = tls.map(|tls| tls.speaking(PROTOCOL));
+    // Each holds a place, so there are as many as there are places.
+    let mut handshakes = JoinSet::new();
     loop {
+        while handshakes.try_join_next().is_some() {}
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                // Answers are small; waiting to fill a packet would cost more than sending one.
-                let _ = stream.set_nodelay(true);
-                if give.send(Ok(Counted { stream, _place: place })).await.is_err() {
-                    return;
+        let (stream, peer) = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a gRPC connection was not accepted");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
                 }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a gRPC connection was not accepted");
-                tokio::time::sleep(PAUSE).await;
-            }
+            },
+            () = give.closed() => return,
+        };
+        // Answers are small; waiting to fill a packet would cost more than sending one.
+        let _ = stream.set_nodelay(true);
+        let (tls, give) = (tls.clone(), give.clone());
+        handshakes.spawn(async move {
+            let Some((stream, names)) = encrypted(stream, tls).await else { return };
+            let came = Came { peer, names: names.into(), guess: Arc::default() };
+            let _ = give.send(Ok(Counted { stream, came, _place: place })).await;
+        });
+    }
+}
+
+/// The stream that calls travel on; `None`: the caller does not speak TLS, or not ours. TLS itself
+/// tells it why.
+async fn encrypted(
+    stream: TcpStream,
+    tls: Option<TlsServer>,
+) -> Option<(Box<dyn Stream>, Vec<Credential>)> {
+    let Some(tls) = tls else { return Some((Box::new(stream), Vec::new())) };
+    match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
+        Ok(Ok((stream, names))) => Some((Box::new(stream), names)),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a gRPC connection was not encrypted");
+            None
         }
+        Err(_) => None,
     }
 }
 
 impl Connected for Counted {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Came;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        self.stream.connect_info()
+        self.came.clone()
     }
 }
 

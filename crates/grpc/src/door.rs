@@ -1,13 +1,15 @@
 //! The six calls. Each is carried into the master on a thread that may block, under the caller's
 //! deadline; how many run at a time is bounded, and what comes beyond is told so at once.
 
+use crate::accept::Came;
 use crate::convert::{self, Shown};
 use crate::deadline;
+use crate::guard::Caller;
 use crate::pb;
 use crate::pb::master_service_server::MasterService;
 use crate::places::{Owners, Places};
 use crate::puts::OpenPuts;
-use crate::segments::SegmentAdmin;
+use crate::segments::Named;
 use crate::serve::GrpcConfig;
 use crate::status::{Answer, Judged, unanswered};
 use mooncrate_core::error::{GetError, PutError};
@@ -18,52 +20,32 @@ use mooncrate_core::time::Deadline;
 use mooncrate_core::{Key, PutToken, Seal, TenantId};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{PutEndItem, PutItem, PutRevokeItem, SealList};
-use mooncrate_wire::{CallError, MasterApi, Role};
+use mooncrate_wire::{CallError, Gate, Kind, MasterApi};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::Semaphore;
-use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
-/// Longest wait for a master that is asked whether it leads.
-const PING_MAX: Duration = Duration::from_secs(1);
-
-/// Who calls: decided by a credential, never by a field of a request.
+/// The master as one tenant sees it.
 #[derive(Clone)]
-pub struct Caller {
-    /// The master as this caller sees it.
+pub struct View {
+    /// Its calls.
     pub api: Arc<dyn MasterApi>,
-    /// Whose objects it sees.
-    pub tenant: TenantId,
-    /// What it may do: clients put, get and remove; nodes and admins mount and unmount too.
-    pub role: Role,
+    /// Whether it leads still. Asked when a call is done: what a master did after its term is not
+    /// answered (G7).
+    pub leads: Arc<dyn Fn() -> bool + Send + Sync>,
 }
-
-/// Finds out who calls, from the metadata of a call (a bearer token, for example).
-pub type Authenticate = dyn Fn(&MetadataMap) -> Result<Caller, Status> + Send + Sync;
 
 /// What a door stands on.
 #[derive(Clone)]
 pub struct Parts {
-    /// Who calls.
-    pub authenticate: Arc<Authenticate>,
-    /// What mounts and unmounts.
-    pub segments: Arc<dyn SegmentAdmin>,
+    /// What callers must show, and how their connections are encrypted.
+    pub gate: Gate,
+    /// The master as a tenant sees it; otherwise why there is none here.
+    pub view: Arc<dyn Fn(TenantId) -> Result<View, Status> + Send + Sync>,
     /// Whether the master leads, asked every second: that is the health of this door.
     pub leads: Arc<dyn Fn() -> bool + Send + Sync>,
-}
-
-impl Parts {
-    /// A door that asks nobody for credentials: for loopback, where whoever can connect could also
-    /// speak frames to the same master.
-    pub fn open(api: Arc<dyn MasterApi>, segments: Arc<dyn SegmentAdmin>) -> Self {
-        let master = Arc::clone(&api);
-        let leads = move || master.ping(boottime().deadline_in(PING_MAX)).is_ok();
-        let everybody = move |_: &MetadataMap| {
-            Ok(Caller { api: Arc::clone(&api), tenant: TenantId::DEFAULT, role: Role::Admin })
-        };
-        Self { authenticate: Arc::new(everybody), segments, leads: Arc::new(leads) }
-    }
+    /// Writes a line of the audit log: who, and what.
+    pub audit: fn(&str, &str),
 }
 
 /// Why a call has no answer in the caller's favour.
@@ -107,7 +89,8 @@ struct Desk {
 /// One call on its way.
 struct Visit {
     desk: Arc<Desk>,
-    caller: Caller,
+    tenant: TenantId,
+    view: View,
     deadline: Deadline,
 }
 
@@ -118,9 +101,11 @@ impl Door {
         Self { desk, calls: Arc::new(Semaphore::new(config.calls)), config }
     }
 
-    /// Carries a call into the master. A caller that gives up leaves its thread to its deadline.
+    /// Carries a call into the master, if its caller may send what it stands for. A caller that
+    /// gives up leaves its thread to its deadline.
     async fn carry<R, T>(
         &self,
+        kind: Kind,
         request: Request<R>,
         work: fn(&Visit, &R) -> Result<T, Fault>,
     ) -> Result<Response<T>, Status>
@@ -128,19 +113,25 @@ impl Door {
         R: Send + 'static,
         T: Answer,
     {
+        let budget = deadline::of(request.metadata(), boottime(), self.config.call_max);
+        let caller = self.admit(kind, &request).await?;
         let Ok(permit) = Arc::clone(&self.calls).try_acquire_owned() else {
             let most = self.config.calls;
             return Err(Status::resource_exhausted(format!(
                 "{most} calls are under way at this door, which is the limit; try again"
             )));
         };
-        let budget = deadline::of(request.metadata(), boottime(), self.config.call_max);
-        let caller = (self.desk.parts.authenticate)(request.metadata())?;
         let desk = Arc::clone(&self.desk);
         let carried = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            let visit = Visit { desk, caller, deadline: budget.deadline };
-            work(&visit, request.get_ref())
+            let (tenant, deadline) = (caller.tenant, budget.deadline);
+            let view = (desk.parts.view)(tenant).map_err(Fault::Denied)?;
+            let visit = Visit { desk, tenant, view, deadline };
+            let done = work(&visit, request.get_ref());
+            if (visit.view.leads)() {
+                return done;
+            }
+            Err(Fault::Denied(Status::unavailable("this master does not lead any more")))
         });
         let Ok(carried) = tokio::time::timeout(budget.wait, carried).await else {
             return Err(Status::deadline_exceeded("the master did not answer in time"));
@@ -156,11 +147,25 @@ impl Door {
             }
         }
     }
+
+    /// Who sends this; what an admin changes is written down first.
+    async fn admit<R>(&self, kind: Kind, request: &Request<R>) -> Result<Caller, Status> {
+        let parts = &self.desk.parts;
+        let came = request.extensions().get::<Came>();
+        let came = came.ok_or_else(|| Status::internal("a call without a connection"))?;
+        let caller = Caller::admit(&parts.gate, came, request.metadata(), kind).await?;
+        if caller.is_audited(kind) {
+            let role = caller.role.map_or_else(|| "anybody".to_owned(), |role| role.to_string());
+            let who = format!("{role} over gRPC from {}, tenant {}", came.peer, caller.tenant);
+            (parts.audit)(&who, kind.name());
+        }
+        Ok(caller)
+    }
 }
 
 impl Visit {
     fn api(&self) -> &dyn MasterApi {
-        &*self.caller.api
+        &*self.view.api
     }
 
     fn owners(&self, replicas: &[Locator]) -> Result<Owners, Fault> {
@@ -209,7 +214,7 @@ impl Visit {
             }),
             Err(GetError::NotFound) => {
                 let mut answer = pb::GetReplicaListResponse::refused(&GetError::NotFound.into());
-                if let Some(plan) = self.desk.puts.find(self.caller.tenant, key, boottime()) {
+                if let Some(plan) = self.desk.puts.find(self.tenant, key, boottime()) {
                     answer.replica_list = self.show_plan(&plan, ReplicaState::Writing, &[])?;
                 }
                 Ok(answer)
@@ -229,7 +234,7 @@ impl Visit {
         let began = boottime();
         let item = PutItem { key: bytes, len };
         let plan = only(self.api().put_start(&config, &[item], self.deadline))??;
-        self.desk.puts.began(self.caller.tenant, bytes, plan.clone(), began);
+        self.desk.puts.began(self.tenant, bytes, plan.clone(), began);
         let owners = &self.owners(&plan.replicas)?;
         let labels = self.labels(&config, &key, &plan);
         let (state, striping) = (ReplicaState::Reserved, plan.striping);
@@ -247,13 +252,13 @@ impl Visit {
 
     fn labels(&self, config: &PutConfig, key: &Key, plan: &WritePlan) -> Vec<Vec<u8>> {
         let stripes = u8::try_from(plan.striping.stripes()).unwrap_or(u8::MAX);
-        let label = |n| config.label(self.caller.tenant, key.clone(), plan.striping, n).encode();
+        let label = |n| config.label(self.tenant, key.clone(), plan.striping, n).encode();
         (0..stripes).map(label).collect()
     }
 
     fn put_end(&self, ask: &pb::PutEndRequest) -> Result<pb::PutEndResponse, Fault> {
         let key = convert::key(&ask.key, ask.key_bytes.as_deref())?;
-        let tenant = self.caller.tenant;
+        let tenant = self.tenant;
         let open = self.desk.puts.find(tenant, key, boottime());
         let open = open.filter(|plan| ask.put_token.is_none_or(|token| plan.token.0 == token));
         let token = match (ask.put_token, &open) {
@@ -302,17 +307,7 @@ impl Visit {
         Ok(pb::RemoveResponse { replica_list, ..pb::RemoveResponse::default() })
     }
 
-    fn may_mount(&self) -> Result<(), Fault> {
-        match self.caller.role {
-            Role::Node | Role::Admin => Ok(()),
-            Role::Client | Role::Master => Err(Fault::Denied(Status::permission_denied(
-                "segments are mounted and unmounted by nodes and admins, not by clients",
-            ))),
-        }
-    }
-
     fn mount(&self, ask: &pb::MountSegmentRequest) -> Result<pb::MountSegmentResponse, Fault> {
-        self.may_mount()?;
         if ask.buffer != 0 {
             return Err(Judged::argument(
                 "buffer must be 0: memory belongs to nodes, and a caller's address is never used",
@@ -320,7 +315,7 @@ impl Visit {
             .into());
         }
         let (node, index) = convert::segment_name(&ask.segment_name)?;
-        heard(self.desk.parts.segments.mount(self.api(), node, index, ask.size, self.deadline))??;
+        heard(Named { node, index }.mount(self.api(), ask.size, self.deadline))??;
         Ok(pb::MountSegmentResponse::default())
     }
 
@@ -328,9 +323,8 @@ impl Visit {
         &self,
         ask: &pb::UnmountSegmentRequest,
     ) -> Result<pb::UnmountSegmentResponse, Fault> {
-        self.may_mount()?;
         let (node, index) = convert::segment_name(&ask.segment_name)?;
-        heard(self.desk.parts.segments.unmount(self.api(), node, index, self.deadline))??;
+        heard(Named { node, index }.unmount(self.api(), self.deadline))??;
         Ok(pb::UnmountSegmentResponse::default())
     }
 }
@@ -355,41 +349,41 @@ impl MasterService for Door {
         &self,
         request: Request<pb::GetReplicaListRequest>,
     ) -> Result<Response<pb::GetReplicaListResponse>, Status> {
-        self.carry(request, Visit::get_replica_list).await
+        self.carry(Kind::Locate, request, Visit::get_replica_list).await
     }
 
     async fn put_start(
         &self,
         request: Request<pb::PutStartRequest>,
     ) -> Result<Response<pb::PutStartResponse>, Status> {
-        self.carry(request, Visit::put_start).await
+        self.carry(Kind::PutStart, request, Visit::put_start).await
     }
 
     async fn put_end(
         &self,
         request: Request<pb::PutEndRequest>,
     ) -> Result<Response<pb::PutEndResponse>, Status> {
-        self.carry(request, Visit::put_end).await
+        self.carry(Kind::PutEnd, request, Visit::put_end).await
     }
 
     async fn remove(
         &self,
         request: Request<pb::RemoveRequest>,
     ) -> Result<Response<pb::RemoveResponse>, Status> {
-        self.carry(request, Visit::remove).await
+        self.carry(Kind::Remove, request, Visit::remove).await
     }
 
     async fn mount_segment(
         &self,
         request: Request<pb::MountSegmentRequest>,
     ) -> Result<Response<pb::MountSegmentResponse>, Status> {
-        self.carry(request, Visit::mount).await
+        self.carry(Kind::Command, request, Visit::mount).await
     }
 
     async fn unmount_segment(
         &self,
         request: Request<pb::UnmountSegmentRequest>,
     ) -> Result<Response<pb::UnmountSegmentResponse>, Status> {
-        self.carry(request, Visit::unmount).await
+        self.carry(Kind::Command, request, Visit::unmount).await
     }
 }

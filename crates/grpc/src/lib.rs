@@ -8,8 +8,8 @@
 //!
 //! From the bottom up: [`status`](mod@status) turns every error into one number, one sentence and
 //! one advice; `convert` checks what comes in and shows plans and locators; `puts` remembers the
-//! puts that began here, because the seed ends them by their key alone; `door` is the six calls;
-//! `serve` the sockets and threads.
+//! puts that began here, because the seed ends them by their key alone; `guard` finds out who calls;
+//! `door` is the six calls; `serve` and `accept` are the sockets and threads.
 //!
 //! What must stay true: no address travels; a put is not published without a seal that readers can
 //! compare; every call has a deadline, and the number of calls, connections, remembered puts and
@@ -23,6 +23,7 @@ mod accept;
 mod convert;
 mod deadline;
 mod door;
+mod guard;
 mod places;
 mod puts;
 mod segments;
@@ -44,8 +45,7 @@ pub mod pb {
 /// The proto file, compiled, as reflection shows it.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/master.bin"));
 
-pub use door::{Authenticate, Caller, Parts};
-pub use segments::{Mounted, Mounting, SegmentAdmin, SegmentError};
+pub use door::{Parts, View};
+pub use segments::SegmentError;
 pub use serve::{GrpcConfig, GrpcServing, serve_grpc};
 pub use tonic::Status;
-pub use tonic::metadata::MetadataMap;

@@ -126,7 +126,8 @@ pub fn serve_grpc(socket: Bound, parts: Parts, config: GrpcConfig) -> io::Result
 async fn run(listener: TcpListener, parts: Parts, config: GrpcConfig, down: watch::Receiver<bool>) {
     let (reporter, health) = tonic_health::server::health_reporter();
     let (give, take) = mpsc::channel(ACCEPTED);
-    let connections = accept(listener, config.connections, give);
+    let tls = parts.gate.tls().cloned();
+    let connections = accept(listener, config.connections, tls, give);
     let probe = watch_health(reporter.clone(), Arc::clone(&parts.leads), down.clone());
     let beside = async move {
         tokio::join!(connections, probe);

@@ -1,48 +1,32 @@
 //! The master's leave to move bytes, in every locator that leaves it.
 //!
 //! What must stay true: in a cluster with a secret no locator goes out without a grant, and the grant
-//! is for the tenant that asked.
+//! is for the tenant that asked. So grants are added where plans and locators leave [`Master`], below
+//! every door: frames, gRPC and calls in the same process.
 
 use crate::service::Master;
 use mooncrate_core::TenantId;
-use mooncrate_core::plan::{Locator, Right};
-use mooncrate_wire::auth::GrantKey;
+use mooncrate_core::plan::{Located, Locator, Right, WritePlan};
 use mooncrate_wire::clock::wall_seconds;
-use mooncrate_wire::{Answer, Reply};
-use std::sync::Arc;
 
-/// Puts grants into an answer, now or when it is there.
-pub(crate) fn add(master: &Arc<Master>, tenant: TenantId, answer: Answer) -> Answer {
-    let Some(key) = &master.config.grants else { return answer };
-    match answer {
-        Answer::Now(reply) => Answer::Now(granted(key, tenant, reply)),
-        Answer::Later(waiting) => {
-            let key = key.clone();
-            Answer::Later(Box::pin(async move { granted(&key, tenant, waiting.await) }))
-        }
+impl Master {
+    /// A plan as its tenant gets it.
+    pub(crate) fn grant_plan(&self, tenant: TenantId, mut plan: WritePlan) -> WritePlan {
+        self.grant(tenant, Right::Write, &mut plan.replicas);
+        plan
     }
-}
 
-fn granted(key: &GrantKey, tenant: TenantId, mut reply: Reply) -> Reply {
-    let now_s = wall_seconds();
-    let mint = |right: Right, locators: &mut [Locator]| {
+    /// Places as the tenant that asked for them gets them.
+    pub(crate) fn grant_located(&self, tenant: TenantId, mut located: Located) -> Located {
+        self.grant(tenant, Right::Read, &mut located.replicas);
+        located
+    }
+
+    fn grant(&self, tenant: TenantId, right: Right, locators: &mut [Locator]) {
+        let Some(key) = &self.config.grants else { return };
+        let now_s = wall_seconds();
         for locator in locators {
             locator.grant = Some(key.mint(locator, tenant, right, now_s));
         }
-    };
-    match &mut reply {
-        Reply::PutStart(plans) => {
-            for plan in plans.iter_mut().flatten() {
-                mint(Right::Write, &mut plan.replicas);
-            }
-        }
-        Reply::PutReplan(Ok(plan)) => mint(Right::Write, &mut plan.replicas),
-        Reply::Locate(found) => {
-            for located in found.iter_mut().flatten() {
-                mint(Right::Read, &mut located.replicas);
-            }
-        }
-        _ => {}
     }
-    reply
 }

@@ -2,8 +2,8 @@
 //! wait for news, once as threads that do. Every call is made for one tenant: over a socket for the one
 //! of the caller's credential, in the same process for the one of the [`Scope`].
 
+use crate::audit;
 use crate::service::Master;
-use crate::{audit, grants};
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, PutConfig, WritePlan};
@@ -51,7 +51,7 @@ impl Handler for MasterHandler {
             Request::Announce(told) => self.0.take_in(told),
             other => Answer::Now(api::answer(&self.scope(caller), other, caller.deadline)),
         };
-        match grants::add(&self.0, caller.peer.tenant, answer) {
+        match answer {
             Answer::Now(reply) => {
                 self.0.requests.note(kind, caller.arrived);
                 Answer::Now(reply)
@@ -110,7 +110,7 @@ impl Scope {
     fn start_put(self, put: &PutStart<'_>, deadline: Deadline) -> Answer {
         let mut results = vec![None; put.items.len()];
         if self.master.try_put_start(self.tenant, &put.config, &put.items, &mut results) {
-            return Answer::Now(Reply::PutStart(Master::out_of_time(results)));
+            return Answer::Now(Reply::PutStart(self.master.planned(self.tenant, results)));
         }
         let config = put.config.clone().into_owned();
         let items: Vec<(Box<[u8]>, u64)> =
@@ -125,7 +125,7 @@ impl Scope {
                 let now = boottime();
                 let decided = master.try_put_start(tenant, &config, &items, &mut results);
                 if decided || deadline.passed(now) {
-                    return Reply::PutStart(Master::out_of_time(results));
+                    return Reply::PutStart(master.planned(tenant, results));
                 }
                 master.news.wait_async(seen, now, deadline).await;
             }
@@ -307,7 +307,7 @@ impl MasterApi for Scope {
             let now = boottime();
             let decided = master.try_put_start(self.tenant, config, items, &mut results);
             if decided || deadline.passed(now) {
-                return Ok(Master::out_of_time(results));
+                return Ok(master.planned(self.tenant, results));
             }
             master.news.wait(seen, now, deadline);
         }

@@ -291,7 +291,7 @@ impl Master {
             (planned, self.sort_orders(&mut mind))
         };
         self.carry_out(&orders);
-        planned
+        planned.map(|plan| self.grant_plan(tenant, plan))
     }
 
     pub(crate) fn put_revoke_items(
@@ -323,10 +323,16 @@ impl Master {
     ) -> Vec<Result<Located, GetError>> {
         let now = boottime();
         let mut mind = self.mind();
-        match keys {
+        let found = match keys {
             [key] => vec![mind.catalog.locate(now, Name::new(tenant, key), lease_ms)],
             keys => mind.catalog.locate_many(now, tenant, keys, lease_ms),
+        };
+        drop(mind);
+        if self.config.grants.is_none() {
+            return found;
         }
+        let granted = |one: Result<Located, GetError>| Ok(self.grant_located(tenant, one?));
+        found.into_iter().map(granted).collect()
     }
 
     pub(crate) fn exist_keys(
@@ -474,12 +480,17 @@ impl Master {
         }
     }
 
-    /// What a put answers when time is over before room was there.
-    pub(crate) fn out_of_time(
+    /// What a put answers. Items that are not decided had no room before time was over.
+    pub(crate) fn planned(
+        &self,
+        tenant: TenantId,
         results: Vec<Option<Result<WritePlan, PutError>>>,
     ) -> Vec<Result<WritePlan, PutError>> {
         let busy = PutError::Busy { after_ms: OUT_OF_TIME_MS };
-        results.into_iter().map(|result| result.unwrap_or(Err(busy))).collect()
+        let planned = |result: Option<Result<WritePlan, PutError>>| {
+            Ok(self.grant_plan(tenant, result.unwrap_or(Err(busy))?))
+        };
+        results.into_iter().map(planned).collect()
     }
 
     /// How long a put may wait for room.

@@ -46,12 +46,13 @@ pub enum Error {
         /// Where it would listen.
         address: String,
     },
-    /// A door without credentials in a cluster that asks for them.
+    /// A gRPC door that other machines reach, without credentials or in the clear.
     #[error(
-        "gRPC at {address} would ask nobody for credentials, and this cluster does; leave it off \
-         with --grpc off"
+        "gRPC at {address} can be reached from other machines, where its callers must send a token \
+         and nobody else may read it; give --tls-cert and --tls-key, with --token-file or --tls-ca, \
+         or choose --grpc 127.0.0.1:PORT, or --grpc off"
     )]
-    GrpcIsOpen {
+    GrpcInTheClear {
         /// Where it would listen.
         address: String,
     },
@@ -69,7 +70,7 @@ impl Error {
             | Self::DerivedToken
             | Self::Tls(_)
             | Self::OpenBind { .. }
-            | Self::GrpcIsOpen { .. } => Advice::GiveUp,
+            | Self::GrpcInTheClear { .. } => Advice::GiveUp,
         }
     }
 

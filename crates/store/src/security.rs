@@ -36,6 +36,16 @@ impl Security {
         let reached = address.is_loopback().map_err(Error::io(format!("looking up {address}")))?;
         if reached { Ok(()) } else { Err(Error::OpenBind { address: address.to_string() }) }
     }
+
+    /// Beyond loopback the gRPC door asks for credentials and is encrypted: a bearer token is sent as
+    /// it is.
+    pub fn check_grpc(&self, address: &Address) -> Result<(), Error> {
+        if self.gate.is_guarded() && self.gate.tls().is_some() {
+            return Ok(());
+        }
+        let local = address.is_loopback().map_err(Error::io(format!("looking up {address}")))?;
+        if local { Ok(()) } else { Err(Error::GrpcInTheClear { address: address.to_string() }) }
+    }
 }
 
 impl Credentials {

@@ -6,9 +6,7 @@ use crate::security::Security;
 use mooncrate_core::catalog;
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::{LeaderEpoch, TenantId};
-use mooncrate_grpc::{
-    Caller, GrpcConfig, GrpcServing, MetadataMap, Mounted, Parts, Status, serve_grpc,
-};
+use mooncrate_grpc::{GrpcConfig, GrpcServing, Parts, Status, View, serve_grpc};
 use mooncrate_master::{
     Election, ElectionConfig, Master, MasterConfig, Seat, Serving, serve, serve_seat,
 };
@@ -319,7 +317,7 @@ fn start_master(options: MasterOptions) -> Result<(Arc<Master>, Serving, Address
 struct GrpcOptions {
     listen: Option<Address>,
     put_timeout: Duration,
-    guarded: bool,
+    security: Security,
 }
 
 impl GrpcOptions {
@@ -327,30 +325,30 @@ impl GrpcOptions {
         Self {
             listen: options.grpc.clone(),
             put_timeout: options.catalog.put_timeout,
-            guarded: options.security.gate.is_guarded(),
+            security: options.security.clone(),
         }
     }
 
-    /// Opens it where it is wanted, for everybody who can connect, as the default tenant. It asks for
-    /// no credentials yet, so it stays shut where the cluster does.
+    /// Opens it where it is wanted, for whoever the cluster lets in.
     fn open(self, seat: &Arc<Seat>) -> Result<Option<GrpcServing>, Error> {
         let Some(address) = self.listen else { return Ok(None) };
-        if self.guarded {
-            return Err(Error::GrpcIsOpen { address: address.to_string() });
-        }
+        self.security.check_grpc(&address)?;
         let config = GrpcConfig { put_timeout: self.put_timeout, ..GrpcConfig::default() };
         let (asked, leader) = (Arc::clone(seat), Arc::clone(seat));
-        let everybody = move |_: &MetadataMap| {
-            let tenant = TenantId::DEFAULT;
+        let view = move |tenant| {
             let scope = asked.scope(tenant).map_err(|no| Status::unavailable(no.message))?;
-            Ok(Caller { api: scope, tenant, role: Role::Admin })
+            let master = Arc::clone(scope.master());
+            Ok(View { api: scope, leads: Arc::new(move || master.leads()) })
         };
         let parts = Parts {
-            authenticate: Arc::new(everybody),
-            segments: Arc::new(Mounted),
+            gate: self.security.gate,
+            view: Arc::new(view),
             leads: Arc::new(move || leader.master().is_some()),
+            audit: mooncrate_master::audit::line,
         };
-        let serving = serve_grpc(listen(&address, &Security::default())?, parts, config);
+        let bound =
+            Bound::listen(&address).map_err(Error::io(format!("listening at {address}")))?;
+        let serving = serve_grpc(bound, parts, config);
         Ok(Some(serving.map_err(Error::io("starting the gRPC door"))?))
     }
 }

@@ -13,8 +13,13 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{AlertDescription, CertificateError, RootCertStore};
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// An encrypted connection of a server.
+pub use tokio_rustls::server::TlsStream;
 
 /// Where keys and certificates are, in PEM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,6 +130,25 @@ impl TlsServer {
 
     pub(crate) fn session(&self) -> Result<rustls::Connection, rustls::Error> {
         Ok(rustls::ServerConnection::new(Arc::clone(&self.config))?.into())
+    }
+
+    /// The same for a door whose protocol is agreed upon in the handshake (ALPN), as HTTP/2 is.
+    #[must_use]
+    pub fn speaking(&self, protocol: &[u8]) -> Self {
+        let mut config = rustls::ServerConfig::clone(&self.config);
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Self { config: Arc::new(config), mutual: self.mutual }
+    }
+
+    /// Encrypts a connection, and tells what the certificate of its caller says of it. The caller
+    /// bounds the wait.
+    pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> io::Result<(TlsStream<S>, Vec<Credential>)> {
+        let stream = self.acceptor().accept(stream).await?;
+        let names = credentials(stream.get_ref().1.peer_certificates());
+        Ok((stream, names))
     }
 
     pub(crate) fn acceptor(&self) -> tokio_rustls::TlsAcceptor {

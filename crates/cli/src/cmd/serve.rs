@@ -10,7 +10,7 @@ use crate::config::{Grpc, Settings};
 use crate::failure::Failure;
 use crate::listen::{self, Door};
 use crate::render::{Output, Started};
-use mooncrate::{Credentials, ElectionConfig, MasterOptions, NodeOptions, Running, Security};
+use mooncrate::{ElectionConfig, MasterOptions, NodeOptions, Running, Security};
 use mooncrate_admin::{Registry, Router};
 use mooncrate_core::catalog;
 use mooncrate_master::MasterMetrics;
@@ -75,7 +75,8 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
     }
     check_election(role, settings)?;
     if let Some(grpc) = &grpc {
-        door("gRPC", grpc, "--grpc");
+        security.check_grpc(grpc).map_err(|error| Failure::usage(error.to_string()))?;
+        listen::check_free(Door { what: "gRPC", address: grpc, flag: "--grpc" })?;
     }
     if role != Role::Master {
         if let Some(data) = &settings.data {
@@ -109,12 +110,10 @@ fn own_address(settings: &Settings) -> Result<&Address, Failure> {
 
 /// Where this process answers gRPC.
 fn grpc_address(role: Role, settings: &Settings) -> Option<Address> {
-    // It asks for no credentials yet, so by itself it opens only where nobody else does.
-    let open = settings.credentials == Credentials::default();
     let usual = settings.master.to_string() == USUAL_MASTER;
     match &settings.grpc {
         Grpc::At(address) if role != Role::Node => Some(address.clone()),
-        Grpc::Auto if role == Role::Both && open && usual => Some(Address::Tcp(USUAL_GRPC.into())),
+        Grpc::Auto if role == Role::Both && usual => Some(Address::Tcp(USUAL_GRPC.into())),
         _ => None,
     }
 }

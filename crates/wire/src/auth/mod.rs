@@ -15,6 +15,7 @@
 //! macs are compared in constant time; no secret appears in a message, an error or a log.
 
 mod admin;
+mod bearer;
 mod gate;
 mod grant;
 mod handshake;
@@ -24,9 +25,10 @@ mod token;
 use std::time::Duration;
 
 /// How long a refused credential waits for its refusal: whoever guesses shall not guess fast.
-pub(crate) const DENIED_PAUSE: Duration = Duration::from_millis(100);
+pub const DENIED_PAUSE: Duration = Duration::from_millis(100);
 
 pub use admin::{AdminDenied, admin_allowed};
+pub use bearer::BearerDenied;
 pub use gate::{Access, Credential, Gate, Seat};
 pub use grant::{GRANT_SECONDS, GrantError, GrantKey};
 pub(crate) use handshake::Meeting;
