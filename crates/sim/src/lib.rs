@@ -27,6 +27,7 @@ pub mod ctx;
 pub mod faults;
 pub mod finale;
 pub mod judge;
+pub mod ledger;
 pub mod marks;
 pub mod master;
 pub mod message;

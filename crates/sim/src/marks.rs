@@ -64,6 +64,12 @@ marks! {
     CachedRead = "cached_read",
     /// The second copy served after the first did not.
     ReplicaFallback = "replica_fallback",
+    /// A value came from another copy after the first one could not be read.
+    OtherCopyServed = "other_copy_served",
+    /// A put got fewer copies than it asked for, and was content.
+    FewerCopies = "fewer_copies",
+    /// A put was refused because there are too few nodes for its copies.
+    TooFewNodes = "too_few_nodes",
     /// A flipped bit was noticed.
     ChecksumReject = "checksum_reject",
     /// A leader that had been replaced still planned a put.

@@ -11,10 +11,11 @@ use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, ToClient, ToMaster,
 use crate::swarm::{TERM, between};
 use crate::{MS, Nanos};
 use mooncrate_core::catalog::{Catalog, Counters, Removal, Start};
-use mooncrate_core::error::{PutError, RemoveError};
+use mooncrate_core::error::{GetError, PutError, RemoveError};
+use mooncrate_core::plan::OrderResult;
 use mooncrate_core::plan::SegmentOffer;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, ObjectId, PutConfig, SegmentId};
+use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, ObjectId, SegmentId};
 use std::time::Duration;
 
 /// The election service lets a term end a little later than its holder believes.
@@ -179,6 +180,7 @@ impl Master {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
                 let result = catalog.announce(now, segment, incarnation, &slots, last);
+                ctx.told((segment, incarnation), &slots);
                 let reply = ToNode::Announced { round, page, epoch: catalog.epoch(), result };
                 ctx.to_node(Actor::Master(self.ix), node, reply);
             }
@@ -204,6 +206,9 @@ impl Master {
                 let catalog = self.catalog.as_mut().expect("checked above");
                 for notice in &list {
                     catalog.notice(now, notice);
+                    if let OrderResult::Freed { .. } = notice.result {
+                        ctx.ledger.freed(notice);
+                    }
                 }
                 self.retry_waiting(ctx);
             }
@@ -244,7 +249,7 @@ impl Master {
         let now = ctx.lease_clock(ctx.master_host());
         let deadline = ctx.now + Nanos::from(call.budget_ms) * MS;
         let catalog = self.catalog.as_mut().expect("the caller looked");
-        let key = &ctx.keys[usize::from(call.key)].bytes;
+        let key = ctx.keys[usize::from(call.key)].name();
         let answer = match call.ask {
             Ask::PutStart { .. } => {
                 self.waiting.push(Waiting { call, deadline, removing: None, waited: false });
@@ -255,7 +260,11 @@ impl Master {
                 Answer::Ended(catalog.put_end(now, key, token, &[seal]).map(|_| ()))
             }
             Ask::Revoke { token } => Answer::Ended(catalog.put_revoke(now, key, token)),
-            Ask::Locate { lease_ms } => Answer::Located(catalog.locate(now, key, lease_ms)),
+            Ask::Locate { lease_ms } => match catalog.locate(now, key, lease_ms) {
+                // Who leads no more knows what it knew, and not what it does not.
+                Err(GetError::NotFound) if !leading => Answer::NotLeader,
+                located => Answer::Located(located),
+            },
             Ask::Exist => Answer::Exists(catalog.exist(now, key)),
             Ask::Remove { force } => match catalog.remove(now, key, force) {
                 Ok(Removal::Waiting(object)) => {
@@ -322,14 +331,16 @@ impl Master {
         call: &Call,
         (late, waited): (bool, bool),
     ) -> Option<Answer> {
-        let Ask::PutStart { len, replicas } = call.ask else {
+        let Ask::PutStart { len, wishes } = call.ask else {
             unreachable!("only puts and removes wait")
         };
         let zombie = !self.leading(ctx);
         let catalog = self.catalog.as_mut()?;
-        let config = PutConfig { replicas, ..PutConfig::default() };
-        let key = &ctx.keys[usize::from(call.key)].bytes;
-        let result = catalog.put_start(now, key, len, &config);
+        let key = ctx.keys[usize::from(call.key)].name();
+        let result = catalog.put_start(now, key, len, &wishes.config());
+        for locator in result.iter().flat_map(|plan| &plan.replicas) {
+            ctx.ledger.planned(call.key, locator);
+        }
         match result {
             Err(PutError::Reclaiming { .. }) if !late => return None,
             Err(PutError::Busy { .. }) => ctx.mark(Mark::Busy),
@@ -342,18 +353,31 @@ impl Master {
 
     /// Sends the catalog's orders to their owners.
     fn flush(&mut self, ctx: &mut Ctx) {
+        self.let_go(ctx);
         let Some(catalog) = &mut self.catalog else { return };
         if !catalog.has_orders() {
             return;
         }
         let epoch = catalog.epoch();
+        let now = ctx.lease_clock(ctx.master_host());
         let mut orders = catalog.take_orders();
+        for (_, order) in &orders {
+            ctx.evicting(now, catalog, order);
+        }
         // One message per owner; within it the order stays.
         orders.sort_by_key(|(node, _)| *node);
         for same in orders.chunk_by(|a, b| a.0 == b.0) {
             let list = same.iter().map(|(_, order)| *order).collect();
             let node = crate::node::index(same[0].0);
             ctx.to_node_once(Actor::Master(self.ix), node, ToNode::Orders { epoch, list });
+        }
+    }
+
+    /// Nodes may be gone, and with them what only they had.
+    fn let_go(&self, ctx: &mut Ctx) {
+        let Some(catalog) = &self.catalog else { return };
+        if catalog.epoch() == ctx.election.epoch && !catalog.rebuilding() {
+            ctx.let_go(ctx.lease_clock(ctx.master_host()), catalog);
         }
     }
 

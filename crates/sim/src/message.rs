@@ -7,7 +7,8 @@ use mooncrate_core::catalog::Mounted;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Announced, Notice, Order, SegmentOffer};
 use mooncrate_core::{
-    Incarnation, LeaderEpoch, Located, Locator, Now, ObjectId, PutToken, Seal, SegmentId, WritePlan,
+    Incarnation, LeaderEpoch, Located, Locator, Now, ObjectId, PutConfig, PutToken, Seal,
+    SegmentId, WritePlan,
 };
 use std::sync::Arc;
 
@@ -45,6 +46,23 @@ pub struct CallId {
     pub boot: u32,
 }
 
+/// What a put wishes for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wishes {
+    /// Copies.
+    pub replicas: u8,
+    /// Fewer are fine where there are too few nodes.
+    pub best_effort: bool,
+}
+
+impl Wishes {
+    /// In the master's words.
+    pub fn config(self) -> PutConfig {
+        let Self { replicas, best_effort } = self;
+        PutConfig { replicas, best_effort, ..PutConfig::default() }
+    }
+}
+
 /// What a client asks the master.
 #[derive(Clone, Copy, Debug)]
 pub enum Ask {
@@ -52,8 +70,8 @@ pub enum Ask {
     PutStart {
         /// Bytes.
         len: u64,
-        /// Copies.
-        replicas: u8,
+        /// How it is to be kept.
+        wishes: Wishes,
     },
     /// The value is in place everywhere.
     PutEnd {
@@ -301,6 +319,8 @@ pub struct Begin {
     pub len: u64,
     /// Which key.
     pub key: u16,
+    /// How it is to be kept.
+    pub wishes: Wishes,
     /// The put, in the oracle's words.
     pub put: PutId,
     /// Of the value; used when it comes whole.

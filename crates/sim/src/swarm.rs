@@ -40,6 +40,8 @@ pub struct Swarm {
     pub slots: u32,
     /// Keys in use.
     pub keys: u16,
+    /// Who has keys: each of them has keys of the same bytes.
+    pub tenants: u8,
     /// Longest pause between two operations of a lane.
     pub think: Nanos,
     /// Largest value.
@@ -101,6 +103,7 @@ impl Swarm {
             segment_bytes: *pick(rng, &[32 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10]),
             slots,
             keys: *pick(rng, &[8, 24, 64, 96, 160]),
+            tenants: 1,
             think: *pick(rng, &[200 * US, 2 * MS, 5 * MS, 20 * MS]),
             value_max: *pick(rng, &[600, 2048, 2048, 6000]),
             quality: draw_quality(rng),

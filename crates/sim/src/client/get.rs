@@ -178,7 +178,8 @@ impl Client {
                 self.get_locate(ctx, op);
                 return Flow::Goes;
             }
-            return get_ended(ctx, op, Got::Miss);
+            // Somebody has it, and nobody could be read: that is no miss.
+            return get_ended(ctx, op, Got::Failed);
         };
         let locator = located.replicas[at];
         let len = located.len();
@@ -504,6 +505,11 @@ pub(super) fn get_ended(ctx: &mut Ctx, op: &mut Op, got: Got) -> Flow {
         && store.dead()
     {
         ctx.mark(Mark::DeadNodeRead);
+    }
+    if let Got::Value { .. } = got
+        && get.tried.count_ones() > 1
+    {
+        ctx.mark(Mark::OtherCopyServed);
     }
     let id = get.id;
     ctx.observe(key, What::GetEnded { get: id, got });
