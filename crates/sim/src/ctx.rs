@@ -323,6 +323,17 @@ impl Ctx {
         false
     }
 
+    /// A message between two nodes; `link.last` is when the one before arrives. False: it is lost, and
+    /// so is everything behind it.
+    pub fn call_peer(&mut self, link: &mut Link, from: u8, to: u8, message: ToNode) -> bool {
+        if let Some(at) = self.data_delay(link, Actor::Node(from), Actor::Node(to)) {
+            self.at(at, Event::Node(to, message));
+            return true;
+        }
+        link.broken = true;
+        false
+    }
+
     fn data_delay(&mut self, link: &mut Link, from: Actor, to: Actor) -> Option<Nanos> {
         let delay = if link.same_host {
             self.net.local()

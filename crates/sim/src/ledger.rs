@@ -39,6 +39,11 @@ impl Ledger {
         }
     }
 
+    /// Nothing that is here may be missed from now on: it was moved.
+    pub fn forget(&mut self, segment: SegmentId, incarnation: Incarnation) {
+        self.mounts.remove(&(segment, incarnation));
+    }
+
     fn keys_of(&self, order: &Order) -> Vec<u16> {
         let Order { slot, generation, .. } = *order;
         let lives = self.mounts.get(&(order.segment, order.incarnation)).into_iter().flatten();

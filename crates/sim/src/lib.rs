@@ -33,6 +33,7 @@ pub mod master;
 pub mod message;
 pub mod network;
 pub mod node;
+pub mod operator;
 pub mod report;
 pub mod runner;
 pub mod swarm;

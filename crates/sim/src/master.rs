@@ -10,6 +10,7 @@ use crate::marks::Mark;
 use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, ToClient, ToMaster, ToNode};
 use crate::swarm::{TERM, between};
 use crate::{MS, Nanos};
+use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::catalog::{Catalog, Counters, Removal, Start};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::plan::OrderResult;
@@ -82,7 +83,8 @@ impl Master {
     /// Takes office under a new epoch.
     pub fn lead(&mut self, ctx: &mut Ctx) {
         let fresh = ctx.election.epoch == LeaderEpoch(0);
-        let epoch = LeaderEpoch(ctx.election.epoch.0 + 1);
+        let raised = u64::from(!canary::on(Canary::StandbyKeepsEpoch) || fresh);
+        let epoch = LeaderEpoch(ctx.election.epoch.0 + raised);
         let expected: Vec<NodeId> = ctx.election.nodes.iter().copied().collect();
         ctx.say(|| format!("master {} leads under epoch {epoch}, expects {expected:?}", self.ix));
         let start = if fresh { Start::Fresh } else { Start::Takeover { expected } };
@@ -201,6 +203,14 @@ impl Master {
                 catalog.unmount(now, crate::node::id(node), &segments);
                 ctx.say(|| format!("master {} lets n{node} go", self.ix));
             }
+            ToMaster::Copied { list } => {
+                let now = ctx.lease_clock(ctx.master_host());
+                let catalog = self.catalog.as_mut().expect("checked above");
+                for done in &list {
+                    catalog.copied(now, done);
+                }
+                catalog.go_on(now);
+            }
             ToMaster::Notices { list } => {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
@@ -265,6 +275,10 @@ impl Master {
                 Err(GetError::NotFound) if !leading => Answer::NotLeader,
                 located => Answer::Located(located),
             },
+            Ask::Touch => {
+                catalog.touch(now, key.tenant, &[key.key]);
+                return;
+            }
             Ask::Exist => Answer::Exists(catalog.exist(now, key)),
             Ask::Remove { force } => match catalog.remove(now, key, force) {
                 Ok(Removal::Waiting(object)) => {
@@ -360,6 +374,13 @@ impl Master {
         }
         let epoch = catalog.epoch();
         let now = ctx.lease_clock(ctx.master_host());
+        for (node, order) in catalog.take_copies() {
+            if let Some(key) = ctx.key_number(&order.label) {
+                ctx.ledger.planned(key, &order.target);
+            }
+            let copies = ToNode::Copies { list: vec![order] };
+            ctx.to_node(Actor::Master(self.ix), crate::node::index(node), copies);
+        }
         let mut orders = catalog.take_orders();
         for (_, order) in &orders {
             ctx.evicting(now, catalog, order);
@@ -389,6 +410,9 @@ impl Master {
         marks.hit_times(Mark::StalePutEnd, now.stale_tokens - before.stale_tokens);
         marks.hit_times(Mark::WatchdogExpired, now.puts_expired - before.puts_expired);
         marks.hit_times(Mark::NodeGone, now.nodes_lost - before.nodes_lost);
+        marks.hit_times(Mark::CopySettled, now.copied - before.copied);
+        marks.hit_times(Mark::CopyGivenUp, now.copies_failed - before.copies_failed);
+        marks.hit_times(Mark::HotCopies, u64::from(catalog.hot_objects() > 0));
         marks.hit_times(Mark::EvictSkipped, now.evict_skipped - before.evict_skipped);
         self.counted = now;
     }

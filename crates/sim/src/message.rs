@@ -4,6 +4,7 @@ use crate::faults::Fault;
 use crate::node::Store;
 use mooncrate_check::PutId;
 use mooncrate_core::catalog::Mounted;
+use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Announced, Notice, Order, SegmentOffer};
 use mooncrate_core::{
@@ -44,6 +45,17 @@ pub struct CallId {
     pub part: u8,
     /// The life of the client process: all its connections end with it.
     pub boot: u32,
+}
+
+/// A copy that one life of a node process fetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobId {
+    /// Which node fetches.
+    pub node: u8,
+    /// Which life of it.
+    pub boot: u32,
+    /// Counts its copies.
+    pub number: u32,
 }
 
 /// What a put wishes for.
@@ -90,6 +102,8 @@ pub enum Ask {
         /// And do not free it for so long.
         lease_ms: u32,
     },
+    /// It was read from the cache, many times perhaps. Nobody answers.
+    Touch,
     /// Is it there?
     Exist,
     /// Away with it.
@@ -180,6 +194,11 @@ pub enum ToMaster {
         /// What it had mounted.
         segments: Vec<(SegmentId, Incarnation)>,
     },
+    /// What became of copies.
+    Copied {
+        /// They.
+        list: Vec<CopyDone>,
+    },
     /// What became of orders and slots.
     Notices {
         /// They.
@@ -227,6 +246,40 @@ pub enum ToNode {
         epoch: LeaderEpoch,
         /// In this order.
         list: Vec<Order>,
+    },
+    /// Copies to fetch from other owners.
+    Copies {
+        /// They.
+        list: Vec<CopyOrder>,
+    },
+    /// Another node wants bytes, or the memory they are in.
+    Fetch {
+        /// For which copy.
+        job: JobId,
+        /// Which.
+        locator: Locator,
+        /// Bytes of the value.
+        len: u64,
+        /// It runs on this host and reads by itself.
+        mapped: bool,
+    },
+    /// Bytes of a copy.
+    Fetched {
+        /// For which copy.
+        job: JobId,
+        /// Where they belong.
+        offset: u64,
+        /// They.
+        bytes: Vec<u8>,
+        /// No more follow.
+        last: bool,
+    },
+    /// The memory to copy from; `None`: nothing can be read there.
+    Lent {
+        /// For which copy.
+        job: JobId,
+        /// The mapping.
+        store: Option<Arc<Store>>,
     },
     /// A client opens a slot for writing.
     Begin(Box<Begin>),
@@ -417,6 +470,8 @@ pub enum Event {
     NodeBeat(u8, u32),
     /// A node sends the next frame of a read.
     NodeFrame(u8, u32, CallId),
+    /// A node takes the next step of a copy, if it is still at this turn of it.
+    NodeCopy(JobId, u32),
     /// A client looks at its deadlines.
     ClientTick(u8, u32),
     /// A lane starts its next operation.
@@ -435,6 +490,8 @@ pub enum Event {
     Resume(Actor),
     /// A process starts again.
     Restart(Actor),
+    /// The operator looks after the drain.
+    Operator,
     /// Everything is looked at.
     Audit,
     /// The finale takes its next step.

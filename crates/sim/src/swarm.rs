@@ -164,8 +164,12 @@ fn draw_config(rng: &mut Rng, seed: u64) -> Config {
                 PlacementKind::ByZone,
             ],
         ),
-        // The simulated nodes do not fetch copies from each other.
-        copies_max: 0,
+        copies_max: *pick(rng, &[0, 2, 8, 256, 256]),
+        copies_per_node_max: *pick(rng, &[1, 4, 32]),
+        copy_bytes_per_node_max: *pick(rng, &[4 << 10, 256 << 10]),
+        hot_samples: *pick(rng, &[2, 6, 64]),
+        hot_replicas_max: between(rng, 0, 2) as u8,
+        hot_objects_max: *pick(rng, &[1, 16]),
         seed,
         ..Config::default()
     }

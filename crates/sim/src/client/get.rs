@@ -101,6 +101,9 @@ impl Client {
         }));
         if use_cache {
             ctx.mark(Mark::CachedRead);
+            if self.rng.chance(300) {
+                self.tell(ctx, op.key, Ask::Touch);
+            }
             op.get().located = cached;
             return self.get_choose(ctx, op);
         }
