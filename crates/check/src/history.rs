@@ -52,6 +52,14 @@ pub enum What {
         /// Which.
         put: PutId,
     },
+    /// The put that has just begun replaces a value that is there (an upsert). Until it answers OK
+    /// both values may be seen, in any order.
+    PutReplaces {
+        /// Which.
+        put: PutId,
+    },
+    /// The rig lets the value of this key go: its only copy was evicted, or died with its node.
+    MayVanish,
     /// A remove is about to be called.
     RemoveBegan {
         /// Which.
@@ -152,6 +160,8 @@ impl fmt::Display for Event {
             What::PutEnded { put } => write!(f, r#""put_ended","put":"{put}""#),
             What::PutRefused { put } => write!(f, r#""put_refused","put":"{put}""#),
             What::PutUnknown { put } => write!(f, r#""put_unknown","put":"{put}""#),
+            What::PutReplaces { put } => write!(f, r#""put_replaces","put":"{put}""#),
+            What::MayVanish => f.write_str(r#""may_vanish""#),
             What::RemoveBegan { remove: OpId(op) } => {
                 write!(f, r#""remove_began","op":"{op}""#)
             }
@@ -204,6 +214,8 @@ mod tests {
             (What::PutEnded { put: PUT }, json!({"what": "put_ended"})),
             (What::PutRefused { put: PUT }, json!({"what": "put_refused"})),
             (What::PutUnknown { put: PUT }, json!({"what": "put_unknown"})),
+            (What::PutReplaces { put: PUT }, json!({"what": "put_replaces"})),
+            (What::MayVanish, json!({"what": "may_vanish"})),
             (What::RemoveBegan { remove: op }, json!({"what": "remove_began", "op": last})),
             (What::RemoveEnded { remove: op }, json!({"what": "remove_ended", "op": last})),
             (What::RemoveUnknown { remove: op }, json!({"what": "remove_unknown", "op": last})),

@@ -17,7 +17,10 @@
 //! What must stay true: no false alarm. Where the order of two calls is unknown (they overlap) the
 //! judge lets both orders pass. Not decidable here, so not judged: whether a second put should
 //! have been refused (its forerunner may have vanished a moment ago), and whether a miss was
-//! honest. In a rig where nothing may vanish, `no_loss` judges both.
+//! honest. In a rig where nothing may vanish, or that says what may, `no_loss` judges both.
+//!
+//! An upsert lets two values be seen for a while: the one it replaces until it has answered OK, its own
+//! from when its owners published it. So an upsert that was seen proves nothing before its answer.
 //!
 //! Memory per key: the operations that are open, the puts that a get may still legally return, and
 //! a few graves to name old puts by. A put that is over is dropped when the gets that began before
@@ -37,11 +40,15 @@ const GRAVES_MAX: usize = 2;
 /// What the rig promises, beyond what the store does.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OracleConfig {
-    /// Nothing is evicted and nothing dies: a finished put is found until somebody removes it.
+    /// Nothing is evicted and nothing dies, unless [`What::MayVanish`] says so: a finished put is found
+    /// until somebody removes it.
     pub no_loss: bool,
     /// After this long an unanswered put has taken effect or never will (the store's put timeout
     /// and more). `None`: it may count for ever, and is kept for ever.
     pub unknown_settles_after: Option<Duration>,
+    /// After this long an unanswered remove strikes no more. `None`: it may for ever, so that `no_loss`
+    /// expects nothing of this key again.
+    pub remove_settles_after: Option<Duration>,
 }
 
 /// The clause of the contract that an answer broke.
@@ -166,6 +173,8 @@ impl Oracle {
             What::GetEnded { got: Got::Miss, .. } => &mut counts.misses,
             What::GetEnded { got: Got::Failed, .. } => &mut counts.gets_failed,
             What::PutBegan { .. }
+            | What::PutReplaces { .. }
+            | What::MayVanish
             | What::RemoveBegan { .. }
             | What::RemoveUnknown { .. }
             | What::GetBegan { .. } => return,
@@ -182,8 +191,8 @@ struct Life {
     open: Vec<Open>,
     /// Puts that no get may return any more, newest last.
     graves: Vec<Put>,
-    /// A remove of unknown outcome may strike at any time.
-    remove_unknown: bool,
+    /// A remove of unknown outcome may strike at any time; the end of the last one.
+    remove_unknown: Option<Now>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -204,6 +213,8 @@ struct Put {
     answered_ok: bool,
     /// A get has returned it.
     seen: bool,
+    /// An upsert: before it has answered OK, the value that it replaces may still be seen.
+    replaces: bool,
     /// From here on it has taken effect or never will.
     settled: Option<Tick>,
     /// A remove may have struck it, so that `no_loss` expects nothing of it.
@@ -244,9 +255,21 @@ impl Life {
         if let Some(after) = config.unknown_settles_after {
             self.settle_unknown(tick, event.at, after);
         }
+        if let Some(after) = config.remove_settles_after {
+            self.remove_unknown.take_if(|ended| event.at.since(*ended) >= after);
+        }
         let verdict = match event.what {
             What::PutBegan { put, len } => {
                 self.put_began(tick, event, put, len);
+                Ok(())
+            }
+            What::PutReplaces { put } => {
+                self.vanish();
+                self.put_mut(put, event).replaces = true;
+                Ok(())
+            }
+            What::MayVanish => {
+                self.vanish();
                 Ok(())
             }
             What::PutEnded { put } => self.put_ended(config, tick, event, put),
@@ -254,11 +277,11 @@ impl Life {
             What::PutUnknown { put } => {
                 let put = self.put_mut(put, event);
                 put.events.1 = Some(event);
-                put.settled = put.seen.then_some(tick);
+                put.settled = (put.seen && !put.replaces).then_some(tick);
                 Ok(())
             }
             What::RemoveBegan { remove } => {
-                self.puts.iter_mut().for_each(|put| put.perhaps_removed = true);
+                self.vanish();
                 self.begin(remove, false, tick, event);
                 Ok(())
             }
@@ -270,7 +293,7 @@ impl Life {
             }
             What::RemoveUnknown { remove } => {
                 self.end(remove, false, event);
-                self.remove_unknown = true;
+                self.remove_unknown = Some(event.at);
                 Ok(())
             }
             What::GetBegan { get } => {
@@ -286,6 +309,11 @@ impl Life {
         verdict
     }
 
+    /// What is there now need not be found any more.
+    fn vanish(&mut self) {
+        self.puts.iter_mut().for_each(|put| put.perhaps_removed = true);
+    }
+
     fn put_began(&mut self, tick: Tick, event: Event, put: PutId, len: u64) {
         let known = self.puts.iter().chain(&self.graves).any(|known| known.id == put);
         assert!(!known, "the rig began put {put} twice: {event}");
@@ -297,8 +325,9 @@ impl Life {
             events: (event, None),
             answered_ok: false,
             seen: false,
+            replaces: false,
             settled: None,
-            perhaps_removed: removes || self.remove_unknown,
+            perhaps_removed: removes || self.remove_unknown.is_some(),
             over: None,
         });
     }
@@ -405,6 +434,10 @@ impl Life {
             return violation(Rule::C1, ended, why, put.events().chain(get_events));
         }
         put.seen = true;
+        if put.replaces && !put.answered_ok {
+            // Readers that kept a locator may still see what it replaces.
+            return Ok(());
+        }
         // While the put is open its client may try again, so it settles only with its answer.
         if put.events.1.is_some() && put.settled.is_none() {
             put.settled = Some(tick);
@@ -464,7 +497,7 @@ impl Life {
         self.puts.is_empty()
             && self.open.is_empty()
             && self.graves.is_empty()
-            && !self.remove_unknown
+            && self.remove_unknown.is_none()
     }
 }
 

@@ -291,6 +291,53 @@ fn unknown_puts_settle_when_their_time_is_over() {
     assert_eq!(story.broken(got(3, PutId::new(1, 1, 49))).0, Rule::C4);
 }
 
+/// An upsert: both values may be seen until it has answered, only its own from then on.
+#[test]
+fn the_old_value_is_over_when_its_upsert_has_answered() {
+    let mut story = story();
+    story.all(&put(A));
+    story.all(&[put_began(B), What::PutReplaces { put: B }]);
+    story.all(&[get_began(1), got(1, B), get_began(2), got(2, A), get_began(3), got(3, B)]);
+    story.all(&[get_began(4), What::PutEnded { put: B }, got(4, A)]);
+    story.all(&[get_began(5)]);
+    assert_eq!(story.broken(got(5, A)), (Rule::C2, 6));
+}
+
+/// An upsert that nobody answered for may or may not have taken effect.
+#[test]
+fn an_unknown_upsert_proves_nothing() {
+    let mut story = lossless();
+    story.all(&put(A));
+    story.all(&[put_began(B), What::PutReplaces { put: B }, get_began(1), got(1, B)]);
+    story.all(&[What::PutUnknown { put: B }, get_began(2), got(2, A), get_began(3), got(3, B)]);
+    story.all(&[get_began(4), missed(4), get_began(5), got(5, A)]);
+}
+
+/// What the rig lets go need not be found; what came after it must be.
+#[test]
+fn a_miss_is_legal_only_after_a_loss() {
+    let mut story = lossless();
+    story.all(&put(A));
+    story.all(&[What::MayVanish, get_began(1), missed(1)]);
+    story.all(&put(B));
+    story.all(&[get_began(2)]);
+    assert_eq!(story.broken(missed(2)), (Rule::C4, 4));
+}
+
+#[test]
+fn unknown_removes_settle_when_their_time_is_over() {
+    let remove_settles_after = Some(Duration::from_nanos(100));
+    let config = OracleConfig { no_loss: true, remove_settles_after, ..OracleConfig::default() };
+    let mut story = Story::new(config);
+    story.all(&[remove_began(1), What::RemoveUnknown { remove: OpId(1) }]);
+    story.all(&put(A));
+    story.all(&[get_began(1), missed(1)]);
+    story.at.0 += 100;
+    story.all(&put(B));
+    story.all(&[get_began(2)]);
+    assert_eq!(story.broken(missed(2)).0, Rule::C4);
+}
+
 #[test]
 #[should_panic(expected = "ended what it had not begun")]
 fn an_end_without_a_begin_is_the_rigs_fault() {

@@ -45,7 +45,7 @@ impl Client {
                 (Some(value), true) => Ok(Some(value)),
                 // Whatever went wrong, alone and with all its retries it is decided properly, but
                 // within the time of the whole.
-                _ => self.get_by(key, deadline, patience),
+                _ => self.get_by(key, deadline, Some(patience)),
             })
             .collect()
     }

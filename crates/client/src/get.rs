@@ -35,15 +35,14 @@ pub(crate) struct Source {
 impl Client {
     /// The value of a key, or `None` if there is none.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        let end = self.deadline();
-        self.get_by(key, end, patience(end))
+        self.get_by(key, self.deadline(), None)
     }
 
     pub(crate) fn get_by(
         &self,
         key: &[u8],
         end: Deadline,
-        patience: Deadline,
+        patience: Option<Deadline>,
     ) -> Result<Option<Vec<u8>>, Error> {
         self.find_by(key, end, patience, |located| {
             let mut value = vec![0; located.len() as usize];
@@ -124,15 +123,16 @@ impl Client {
         deadline: Deadline,
         work: impl FnMut(&Arc<Located>) -> Result<T, TransferError>,
     ) -> Result<Option<T>, Error> {
-        self.find_by(key, deadline, patience(deadline), work)
+        self.find_by(key, deadline, None, work)
     }
 
-    /// The same; an object that is not where the master says is looked for until `patience` ends.
+    /// The same; an object that is not where the master says is looked for until `patience` ends, which
+    /// a batch has once, or one lost node would use up the time of all its keys.
     pub(crate) fn find_by<T>(
         &self,
         key: &[u8],
         deadline: Deadline,
-        patience: Deadline,
+        patience: Option<Deadline>,
         mut work: impl FnMut(&Arc<Located>) -> Result<T, TransferError>,
     ) -> Result<Option<T>, Error> {
         key::check(key).map_err(GetError::from)?;
@@ -165,7 +165,7 @@ impl Client {
                     }
                     self.counters.at(hash.0).stale.one();
                     asked = true;
-                    if !unrest.goes_on() {
+                    if !unrest.goes_on(deadline) {
                         return Err(Error::Restless { tries: unrest.tries, last: error });
                     }
                 }
@@ -307,8 +307,7 @@ impl Client {
     }
 }
 
-/// Until when a call that starts now looks for objects that are not where the master says. A batch has
-/// it once, or one lost node would use up the time of all its keys.
+/// Until when one who begins now looks for an object that is not where the master says.
 pub(crate) fn patience(deadline: Deadline) -> Deadline {
     boottime().deadline_in(RESTLESS_TIME).min(deadline)
 }
@@ -317,17 +316,19 @@ pub(crate) fn patience(deadline: Deadline) -> Deadline {
 struct Unrest {
     tries: u32,
     pause: Duration,
-    end: Deadline,
+    /// Set at the first need: a get that finds its value does not ask the clock.
+    end: Option<Deadline>,
 }
 
 impl Unrest {
     /// Whether it is worth another look; waits until then.
-    fn goes_on(&mut self) -> bool {
+    fn goes_on(&mut self, deadline: Deadline) -> bool {
         self.tries += 1;
         if self.tries < TRIES_AT_ONCE {
             return true;
         }
-        if self.end.left(boottime()) <= self.pause {
+        let end = *self.end.get_or_insert_with(|| patience(deadline));
+        if end.left(boottime()) <= self.pause {
             return false;
         }
         std::thread::sleep(self.pause);

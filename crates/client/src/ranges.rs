@@ -55,8 +55,7 @@ impl Client {
         key: &[u8],
         ranges: &mut [RangeInto<'_>],
     ) -> Result<Option<Ranges>, Error> {
-        let deadline = self.deadline();
-        self.get_ranges_by(key, ranges, deadline, patience(deadline))
+        self.get_ranges_by(key, ranges, self.deadline(), None)
     }
 
     /// The same for many keys; one result each. Places that are unknown are asked for in one call.
@@ -69,7 +68,7 @@ impl Client {
         self.locate_many(&keys, deadline);
         let patience = patience(deadline);
         let one = |(key, ranges): &mut (&[u8], &mut [RangeInto<'_>])| {
-            self.get_ranges_by(key, ranges, deadline, patience)
+            self.get_ranges_by(key, ranges, deadline, Some(patience))
         };
         items.iter_mut().map(one).collect()
     }
@@ -79,7 +78,7 @@ impl Client {
         key: &[u8],
         ranges: &mut [RangeInto<'_>],
         deadline: Deadline,
-        patience: Deadline,
+        patience: Option<Deadline>,
     ) -> Result<Option<Ranges>, Error> {
         self.find_by(key, deadline, patience, |located| {
             self.read_ranges(key, located, ranges, deadline)

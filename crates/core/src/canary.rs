@@ -3,7 +3,8 @@
 //! the broken branch. One build for all canaries: rebuilding the workspace once per bug would cost
 //! more than the checks themselves.
 
-/// The bugs of the reliability reference that concern the store, by their number there.
+/// The bugs of the reliability reference that concern the store, by their number there; from 19 on
+/// ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Canary {
@@ -33,11 +34,19 @@ pub enum Canary {
     OldEpochAccepted = 17,
     /// 18: a reader does not ask whether the owner may still serve.
     NoServeUntil = 18,
+    /// 19: a copy is told as done before it is published.
+    CopyToldEarly = 19,
+    /// 20: a drain lets a replica go before its copy is there.
+    DrainFreesEarly = 20,
+    /// 21: an upsert answers while the old value can still be read.
+    UpsertKeepsOld = 21,
+    /// 22: a standby leads on under the epoch it finds.
+    StandbyKeepsEpoch = 22,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 17] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
@@ -51,6 +60,10 @@ impl Canary {
         Self::EarlyRemoveReply,
         Self::OldEpochAccepted,
         Self::NoServeUntil,
+        Self::CopyToldEarly,
+        Self::DrainFreesEarly,
+        Self::UpsertKeepsOld,
+        Self::StandbyKeepsEpoch,
     ];
 
     /// Its number in the reference.

@@ -76,12 +76,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_canaries_are_caught_here() {
+    fn fourteen_canaries_are_caught_here() {
         let here: Vec<u32> = Canary::ALL
             .into_iter()
             .filter(|canary| caught(*canary) == Caught::Here)
             .map(Canary::number)
             .collect();
-        assert_eq!(here, [1, 2, 3, 4, 7, 11, 13, 16, 17, 18]);
+        assert_eq!(here, [1, 2, 3, 4, 7, 11, 13, 16, 17, 18, 19, 20, 21, 22]);
     }
 }

@@ -4,6 +4,7 @@
 use crate::Nanos;
 use crate::clock::Clock;
 use crate::judge::Failure;
+use crate::ledger::Ledger;
 use crate::marks::{Mark, Marks};
 use crate::message::{Actor, CallId, Event, ToClient, ToMaster, ToNode};
 use crate::network::{Network, Route};
@@ -11,7 +12,7 @@ use crate::swarm::Swarm;
 use crate::trace::Trace;
 use mooncrate_check::{OpId, Oracle, OracleConfig};
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{KeyHash, LeaderEpoch, NodeId, Now, ObjectId, SegmentId, key};
+use mooncrate_core::{KeyHash, LeaderEpoch, Name, NodeId, Now, ObjectId, SegmentId, TenantId};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashSet};
 use std::time::Duration;
@@ -19,16 +20,34 @@ use std::time::Duration;
 /// After this long a put without an answer has taken effect or never will: put timeout, registration
 /// and several takeovers.
 const UNKNOWN_SETTLES: Duration = Duration::from_secs(20);
+/// After this long no message of a remove without an answer is on its way any more: pauses and delays.
+const REMOVE_SETTLES: Duration = Duration::from_secs(3);
 /// Buffers that are kept for the next read.
 const POOL_MAX: usize = 64;
 
 /// A key of the run.
 #[derive(Clone, Debug)]
 pub struct KeyInfo {
+    /// Whose it is.
+    pub tenant: TenantId,
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Their hash.
+    /// Hash of both.
     pub hash: KeyHash,
+}
+
+impl KeyInfo {
+    /// The key of this number. Tenants have keys of the same bytes.
+    fn numbered(number: u16, tenants: u16) -> Self {
+        let bytes = format!("key-{}", number / tenants).into_bytes();
+        let tenant = TenantId(u32::from(number % tenants));
+        Self { tenant, hash: Name::new(tenant, &bytes).hash(), bytes }
+    }
+
+    /// Whose and which.
+    pub fn name(&self) -> Name<'_> {
+        Name::new(self.tenant, &self.bytes)
+    }
 }
 
 /// What the election service keeps, and all that a master keeps when it dies.
@@ -86,6 +105,8 @@ pub struct Ctx {
     pub calm: bool,
     /// Puts that were told to have finished. Looked up, never walked.
     pub finished: HashSet<ObjectId>,
+    /// Which keys may vanish with which mount.
+    pub ledger: Ledger,
     /// Which node owns which segment.
     pub owners: Vec<(SegmentId, u8)>,
     /// A buffer for bytes on their way.
@@ -103,13 +124,12 @@ impl Ctx {
     pub fn new(swarm: Swarm, trace: Trace) -> Self {
         let seed = swarm.seed;
         let mut clocks = Rng::stream(seed, "clocks");
-        let config = OracleConfig { no_loss: false, unknown_settles_after: Some(UNKNOWN_SETTLES) };
-        let keys = (0..swarm.keys)
-            .map(|n| {
-                let bytes = format!("key-{n}").into_bytes();
-                KeyInfo { hash: key::hash(&bytes), bytes }
-            })
-            .collect();
+        let config = OracleConfig {
+            no_loss: true,
+            unknown_settles_after: Some(UNKNOWN_SETTLES),
+            remove_settles_after: Some(REMOVE_SETTLES),
+        };
+        let keys = (0..swarm.keys).map(|n| KeyInfo::numbered(n, swarm.tenants.into())).collect();
         Self {
             now: 0,
             clocks: (0..=swarm.hosts).map(|_| Clock::draw(&mut clocks)).collect(),
@@ -124,6 +144,7 @@ impl Ctx {
             failure: None,
             calm: false,
             finished: HashSet::new(),
+            ledger: Ledger::default(),
             owners: Vec::new(),
             scratch: Vec::new(),
             pool: Vec::new(),
@@ -299,6 +320,17 @@ impl Ctx {
             return true;
         }
         self.break_call(link, node, call);
+        false
+    }
+
+    /// A message between two nodes; `link.last` is when the one before arrives. False: it is lost, and
+    /// so is everything behind it.
+    pub fn call_peer(&mut self, link: &mut Link, from: u8, to: u8, message: ToNode) -> bool {
+        if let Some(at) = self.data_delay(link, Actor::Node(from), Actor::Node(to)) {
+            self.at(at, Event::Node(to, message));
+            return true;
+        }
+        link.broken = true;
         false
     }
 

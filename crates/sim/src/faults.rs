@@ -34,11 +34,15 @@ pub enum Fault {
     WallStep,
     /// A bit flips in a node's memory.
     BitFlip,
+    /// The operator empties a node.
+    Drain,
+    /// The operator asks for a copy of a key.
+    Copy,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::NodeCrash,
         Self::NodeLeave,
         Self::NodePause,
@@ -50,6 +54,8 @@ impl Fault {
         Self::Partition,
         Self::WallStep,
         Self::BitFlip,
+        Self::Drain,
+        Self::Copy,
     ];
 
     /// Its name in reports.
@@ -66,6 +72,8 @@ impl Fault {
             Self::Partition => "partition",
             Self::WallStep => "wall clock set",
             Self::BitFlip => "bit flipped",
+            Self::Drain => "node drained",
+            Self::Copy => "copy asked for",
         }
     }
 
@@ -81,6 +89,8 @@ impl Fault {
             Self::Partition => (450, 60 * MS, 1_500 * MS),
             Self::WallStep => (400, 20 * MS, 500 * MS),
             Self::BitFlip => (300, 5 * MS, 200 * MS),
+            Self::Drain => (500, 100 * MS, 2_000 * MS),
+            Self::Copy => (400, 20 * MS, 400 * MS),
         }
     }
 }
@@ -133,6 +143,8 @@ impl World {
                 self.ctx.say(|| format!("the wall clock of host {host} is set by an hour"));
             }
             Fault::BitFlip => self.flip_bit(),
+            Fault::Drain => self.begin_drain(),
+            Fault::Copy => self.ask_for_copy(),
         }
         self.plan_fault(fault);
     }
@@ -234,7 +246,7 @@ impl World {
 }
 
 /// Milliseconds in `low..=high`, small ones more often.
-fn span(rng: &mut Rng, low: u64, high: u64) -> Nanos {
+pub fn span(rng: &mut Rng, low: u64, high: u64) -> Nanos {
     let most = between(rng, low, high);
     between(rng, low, most) * MS
 }

@@ -1,7 +1,9 @@
 //! The finale: the faults stop, and everything must come right within a bounded time.
 //!
 //! ```text
-//! heal ─► all calls end ─► each key: remove, put, get (a hit), remove ─► nothing is left anywhere
+//! heal ─► all calls end ─► the leader knows what the owners hold
+//!      ─► each key: get (a hit, if it is known), remove, put, get (a hit), remove
+//!      ─► nothing is left anywhere
 //! ```
 
 use crate::client::{Kind, Outcome};
@@ -16,6 +18,8 @@ const LOOK: Nanos = MS;
 const PAUSE: Nanos = 20 * MS;
 /// All calls must have ended by then, zombies and slow readers included.
 const QUIET_BY: Nanos = 8_000 * MS;
+/// The leader must know what the owners hold by then: nodes that were counted out come back empty.
+const AGREE_BY: Nanos = 4_000 * MS;
 /// One key must work within this long: the takeover grace, and some.
 const KEY_BY: Nanos = 14_000 * MS;
 /// Nothing may be left after this long.
@@ -28,11 +32,15 @@ pub struct Finale {
     /// When the stage must be over.
     by: Nanos,
     key: u16,
+    /// What leader and owners do not agree about.
+    why: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Quiet,
+    /// The leader must come to know what the owners hold.
+    Agree,
     /// An operation of the script runs.
     Runs(Act),
     /// The next one is due.
@@ -44,6 +52,7 @@ enum Stage {
 /// What is done with each key, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
+    Find,
     Clear,
     Put,
     Get,
@@ -80,7 +89,7 @@ impl World {
         for at in 0..self.clients.len() as u8 {
             self.ctx.at(now, Event::Restart(Actor::Client(at)));
         }
-        self.finale = Some(Finale { stage: Stage::Quiet, by: now + QUIET_BY, key: 0 });
+        self.finale = Some(Finale { stage: Stage::Quiet, by: now + QUIET_BY, key: 0, why: None });
         self.ctx.at(now, Event::Finale);
     }
 
@@ -90,11 +99,20 @@ impl World {
         let pause = self.advance(&mut finale);
         if finale.by <= self.ctx.now && finale.stage != Stage::Done {
             let text = format!("{:?} of key {} did not end in time", finale.stage, finale.key);
-            let why = self.why_not();
+            let why = finale.why.clone().unwrap_or_else(|| self.why_not());
             self.ctx.fail("liveness", Some(finale.key), format!("{text}: {why}"));
         }
         self.finale = Some(finale);
         self.ctx.after(pause, Event::Finale);
+    }
+
+    /// Whether the leader says that it has this key.
+    fn known(&self, key: u16) -> bool {
+        let leader = usize::from(self.ctx.election.leader.unwrap_or(0));
+        let (now, name) =
+            (self.ctx.mono(self.ctx.master_host()), self.ctx.keys[usize::from(key)].name());
+        let catalog = self.masters[leader].catalog.as_ref();
+        catalog.is_some_and(|catalog| catalog.exist(now, name) == Ok(true))
     }
 
     fn why_not(&self) -> String {
@@ -111,16 +129,31 @@ impl World {
         match finale.stage {
             Stage::Quiet => {
                 if self.clients.iter().all(crate::client::Client::idle) {
-                    finale.stage = Stage::Next(Act::Clear);
-                    finale.by = now + KEY_BY;
+                    finale.stage = Stage::Agree;
+                    finale.by = now + AGREE_BY;
                 }
                 LOOK
+            }
+            Stage::Agree => {
+                let leader = self.ctx.election.leader.unwrap_or(0);
+                let agreed = judge::agree(&self.ctx, &self.masters, &self.nodes, leader);
+                if agreed.is_ok() {
+                    finale.stage = Stage::Next(Act::Find);
+                    finale.by = now + KEY_BY;
+                }
+                finale.why = agreed.err();
+                LOOK
+            }
+            // What is known must be found; unless nobody promised its bits.
+            Stage::Next(Act::Find) if self.ctx.swarm.load.flips || !self.known(finale.key) => {
+                finale.stage = Stage::Next(Act::Clear);
+                0
             }
             Stage::Next(act) => {
                 let kind = match act {
                     Act::Clear | Act::Remove => Kind::Remove { force: true },
                     Act::Put => Kind::Put,
-                    Act::Get => Kind::Get,
+                    Act::Get | Act::Find => Kind::Get,
                 };
                 let client = &mut self.clients[actor];
                 client.last_outcome = None;
@@ -148,6 +181,7 @@ impl World {
     /// What follows on an operation of the script.
     fn acted(&mut self, finale: &mut Finale, act: Act, outcome: Outcome) -> Nanos {
         let (next, pause) = match (act, outcome) {
+            (Act::Find, Outcome::Done) => (Act::Clear, 0),
             (Act::Clear, Outcome::Done) => (Act::Put, 0),
             (Act::Put, Outcome::Done) => (Act::Get, 0),
             (Act::Get, Outcome::Done) => (Act::Remove, 0),
@@ -160,7 +194,7 @@ impl World {
                     finale.key = 0;
                     return 0;
                 }
-                (Act::Clear, 0)
+                (Act::Find, 0)
             }
             // The value may have been evicted at once, its bits may have flipped, or a put without an
             // answer may have taken effect: from the start.

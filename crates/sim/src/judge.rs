@@ -7,7 +7,7 @@ use crate::node::Node;
 use mooncrate_check::{Event, What, audit};
 use mooncrate_core::catalog::Catalog;
 use mooncrate_core::plan::Announced;
-use mooncrate_core::{Extent, Key, Now, ObjectId, Slot};
+use mooncrate_core::{Extent, Key, Now, ObjectId, Slot, TenantId};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -63,7 +63,7 @@ pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
     if catalog.is_some_and(|catalog| catalog.counters().announced_dropped > 0) {
         wrong = Some(("M9", "two nodes announced different values of one key".to_owned()));
     }
-    let index = catalog.map(indexed).unwrap_or_default();
+    let index = catalog.map(|catalog| indexed(ctx, catalog)).unwrap_or_default();
     for node in nodes.iter().filter(|node| node.up) {
         for store in &node.stores {
             let (slots, _) = store.segment.announce(Slot(0), PAGE);
@@ -84,19 +84,67 @@ pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
     }
 }
 
-fn indexed(catalog: &Catalog) -> BTreeMap<Key, ObjectId> {
-    let page = catalog.list(mooncrate_core::TenantId::DEFAULT, |_| true, 0, u32::MAX);
-    page.entries.into_iter().map(|entry| (entry.key, entry.object)).collect()
+/// What the leader gives out, by tenant and key: the object and its readable copies.
+type Index = BTreeMap<(TenantId, Key), (ObjectId, u8)>;
+
+fn indexed(ctx: &Ctx, catalog: &Catalog) -> Index {
+    let tenants = (0..ctx.swarm.tenants).map(|tenant| TenantId(tenant.into()));
+    let listed = tenants.flat_map(|tenant| {
+        let page = catalog.list(tenant, |_| true, 0, u32::MAX);
+        page.entries.into_iter().map(move |entry| (tenant, entry))
+    });
+    listed.map(|(tenant, one)| ((tenant, one.key), (one.object, one.replicas))).collect()
+}
+
+/// Whether the leader gives out what the owners hold, and nothing else (M10, M11). Says what differs.
+/// Holds at some moment soon after the faults have stopped, not at every moment.
+pub fn agree(ctx: &Ctx, masters: &[Master], nodes: &[Node], leader: u8) -> Result<(), String> {
+    let Some(catalog) = &masters[usize::from(leader)].catalog else {
+        return Err("nobody leads".into());
+    };
+    if catalog.rebuilding() {
+        return Err("the index is being rebuilt".into());
+    }
+    let mut held: BTreeMap<(TenantId, Key, ObjectId), usize> = BTreeMap::new();
+    for node in nodes {
+        for store in &node.stores {
+            let spec = store.segment.spec();
+            if !catalog.takes_part(spec.segment, spec.incarnation) {
+                return Err(format!("segment {} does not take part", spec.segment));
+            }
+            let (slots, _) = store.segment.announce(Slot(0), PAGE);
+            for told in slots.iter().filter_map(|slot| slot.life.as_ref()?.object.as_ref()) {
+                let whole = (told.label.tenant, told.label.key.clone(), told.object);
+                *held.entry(whole).or_default() += 1;
+            }
+        }
+    }
+    let index = indexed(ctx, catalog);
+    for ((tenant, key), (object, replicas)) in &index {
+        let found = held.remove(&(*tenant, key.clone(), *object)).unwrap_or(0);
+        if found != usize::from(*replicas) {
+            return Err(format!("{key} of {tenant}: {replicas} copies known, {found} held"));
+        }
+    }
+    match held.first_key_value() {
+        Some(((tenant, key, object), _)) => {
+            Err(format!("{key} of {tenant}: {object} is held, and unknown to the leader"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// A finished object that can be read, although the leader gives out another one under its key. (A copy
 /// whose put was never finished may be published for a moment before its abort arrives: no locator of
 /// it exists.)
-fn second_value(ctx: &Ctx, index: &BTreeMap<Key, ObjectId>, slots: &[Announced]) -> Option<String> {
+fn second_value(ctx: &Ctx, index: &Index, slots: &[Announced]) -> Option<String> {
     slots.iter().find_map(|slot| {
         let told = slot.life.as_ref()?.object.as_ref()?;
         let (key, other) = (&told.label.key, told.object);
-        let given_out = index.get(key).filter(|given_out| **given_out != other)?;
+        let (given_out, _) = index.get(&(told.label.tenant, key.clone()))?;
+        if *given_out == other {
+            return None;
+        }
         let text = || format!("{key} is {given_out} for the leader, but {other} can still be read");
         ctx.finished.contains(&other).then(text)
     })

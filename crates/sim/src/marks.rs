@@ -64,6 +64,42 @@ marks! {
     CachedRead = "cached_read",
     /// The second copy served after the first did not.
     ReplicaFallback = "replica_fallback",
+    /// A value came from another copy after the first one could not be read.
+    OtherCopyServed = "other_copy_served",
+    /// A put got fewer copies than it asked for, and was content.
+    FewerCopies = "fewer_copies",
+    /// A put was refused because there are too few nodes for its copies.
+    TooFewNodes = "too_few_nodes",
+    /// A node published a copy that it had fetched.
+    CopyPublished = "copy_published",
+    /// It was fetched out of the memory of another process.
+    CopyFromMemory = "copy_from_memory",
+    /// The next source was asked, because the first one did not serve.
+    CopyOtherSource = "copy_other_source",
+    /// A copy was given up while it was being fetched.
+    CopyAborted = "copy_aborted",
+    /// A node refused to copy for a leader that had been replaced.
+    OldCopyRefused = "old_copy_refused",
+    /// The leader counted a copy as there.
+    CopySettled = "copy_settled",
+    /// The leader gave a copy up.
+    CopyGivenUp = "copy_given_up",
+    /// An object had copies because many read it.
+    HotCopies = "hot_copies",
+    /// A copy that somebody asked for was begun.
+    CopyAsked = "copy_asked",
+    /// A copy that somebody asked for was there.
+    CopyThere = "copy_there",
+    /// A drain had moved something.
+    DrainMoved = "drain_moved",
+    /// A drain could not go on for a while.
+    DrainStuck = "drain_stuck",
+    /// A node left when it was empty.
+    DrainedLeft = "drained_left",
+    /// A drain was begun again under a new leader.
+    DrainBegunAgain = "drain_begun_again",
+    /// A drain was ended before the node was empty.
+    Undrained = "undrained",
     /// A flipped bit was noticed.
     ChecksumReject = "checksum_reject",
     /// A leader that had been replaced still planned a put.

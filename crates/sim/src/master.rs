@@ -10,11 +10,13 @@ use crate::marks::Mark;
 use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, ToClient, ToMaster, ToNode};
 use crate::swarm::{TERM, between};
 use crate::{MS, Nanos};
+use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::catalog::{Catalog, Counters, Removal, Start};
-use mooncrate_core::error::{PutError, RemoveError};
+use mooncrate_core::error::{GetError, PutError, RemoveError};
+use mooncrate_core::plan::OrderResult;
 use mooncrate_core::plan::SegmentOffer;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, ObjectId, PutConfig, SegmentId};
+use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, ObjectId, SegmentId};
 use std::time::Duration;
 
 /// The election service lets a term end a little later than its holder believes.
@@ -81,7 +83,8 @@ impl Master {
     /// Takes office under a new epoch.
     pub fn lead(&mut self, ctx: &mut Ctx) {
         let fresh = ctx.election.epoch == LeaderEpoch(0);
-        let epoch = LeaderEpoch(ctx.election.epoch.0 + 1);
+        let raised = u64::from(!canary::on(Canary::StandbyKeepsEpoch) || fresh);
+        let epoch = LeaderEpoch(ctx.election.epoch.0 + raised);
         let expected: Vec<NodeId> = ctx.election.nodes.iter().copied().collect();
         ctx.say(|| format!("master {} leads under epoch {epoch}, expects {expected:?}", self.ix));
         let start = if fresh { Start::Fresh } else { Start::Takeover { expected } };
@@ -179,6 +182,7 @@ impl Master {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
                 let result = catalog.announce(now, segment, incarnation, &slots, last);
+                ctx.told((segment, incarnation), &slots);
                 let reply = ToNode::Announced { round, page, epoch: catalog.epoch(), result };
                 ctx.to_node(Actor::Master(self.ix), node, reply);
             }
@@ -199,11 +203,22 @@ impl Master {
                 catalog.unmount(now, crate::node::id(node), &segments);
                 ctx.say(|| format!("master {} lets n{node} go", self.ix));
             }
+            ToMaster::Copied { list } => {
+                let now = ctx.lease_clock(ctx.master_host());
+                let catalog = self.catalog.as_mut().expect("checked above");
+                for done in &list {
+                    catalog.copied(now, done);
+                }
+                catalog.go_on(now);
+            }
             ToMaster::Notices { list } => {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
                 for notice in &list {
                     catalog.notice(now, notice);
+                    if let OrderResult::Freed { .. } = notice.result {
+                        ctx.ledger.freed(notice);
+                    }
                 }
                 self.retry_waiting(ctx);
             }
@@ -243,7 +258,7 @@ impl Master {
         let now = ctx.lease_clock(ctx.master_host());
         let deadline = ctx.now + Nanos::from(call.budget_ms) * MS;
         let catalog = self.catalog.as_mut().expect("the caller looked");
-        let key = &ctx.keys[usize::from(call.key)].bytes;
+        let key = ctx.keys[usize::from(call.key)].name();
         let answer = match call.ask {
             Ask::PutStart { .. } => {
                 self.waiting.push(Waiting { call, deadline, removing: None, waited: false });
@@ -254,7 +269,15 @@ impl Master {
                 Answer::Ended(catalog.put_end(now, key, token, &[seal]).map(|_| ()))
             }
             Ask::Revoke { token } => Answer::Ended(catalog.put_revoke(now, key, token)),
-            Ask::Locate { lease_ms } => Answer::Located(catalog.locate(now, key, lease_ms)),
+            Ask::Locate { lease_ms } => match catalog.locate(now, key, lease_ms) {
+                // Who leads no more knows what it knew, and not what it does not.
+                Err(GetError::NotFound) if !leading => Answer::NotLeader,
+                located => Answer::Located(located),
+            },
+            Ask::Touch => {
+                catalog.touch(now, key.tenant, &[key.key]);
+                return;
+            }
             Ask::Exist => Answer::Exists(catalog.exist(now, key)),
             Ask::Remove { force } => match catalog.remove(now, key, force) {
                 Ok(Removal::Waiting(object)) => {
@@ -321,14 +344,16 @@ impl Master {
         call: &Call,
         (late, waited): (bool, bool),
     ) -> Option<Answer> {
-        let Ask::PutStart { len, replicas } = call.ask else {
+        let Ask::PutStart { len, wishes } = call.ask else {
             unreachable!("only puts and removes wait")
         };
         let zombie = !self.leading(ctx);
         let catalog = self.catalog.as_mut()?;
-        let config = PutConfig { replicas, ..PutConfig::default() };
-        let key = &ctx.keys[usize::from(call.key)].bytes;
-        let result = catalog.put_start(now, key, len, &config);
+        let key = ctx.keys[usize::from(call.key)].name();
+        let result = catalog.put_start(now, key, len, &wishes.config());
+        for locator in result.iter().flat_map(|plan| &plan.replicas) {
+            ctx.ledger.planned(call.key, locator);
+        }
         match result {
             Err(PutError::Reclaiming { .. }) if !late => return None,
             Err(PutError::Busy { .. }) => ctx.mark(Mark::Busy),
@@ -341,18 +366,38 @@ impl Master {
 
     /// Sends the catalog's orders to their owners.
     fn flush(&mut self, ctx: &mut Ctx) {
+        self.let_go(ctx);
         let Some(catalog) = &mut self.catalog else { return };
         if !catalog.has_orders() {
             return;
         }
         let epoch = catalog.epoch();
+        let now = ctx.lease_clock(ctx.master_host());
+        for (node, order) in catalog.take_copies() {
+            if let Some(key) = ctx.key_number(&order.label) {
+                ctx.ledger.planned(key, &order.target);
+            }
+            let copies = ToNode::Copies { list: vec![order] };
+            ctx.to_node(Actor::Master(self.ix), crate::node::index(node), copies);
+        }
         let mut orders = catalog.take_orders();
+        for (_, order) in &orders {
+            ctx.evicting(now, catalog, order);
+        }
         // One message per owner; within it the order stays.
         orders.sort_by_key(|(node, _)| *node);
         for same in orders.chunk_by(|a, b| a.0 == b.0) {
             let list = same.iter().map(|(_, order)| *order).collect();
             let node = crate::node::index(same[0].0);
             ctx.to_node_once(Actor::Master(self.ix), node, ToNode::Orders { epoch, list });
+        }
+    }
+
+    /// Nodes may be gone, and with them what only they had.
+    fn let_go(&self, ctx: &mut Ctx) {
+        let Some(catalog) = &self.catalog else { return };
+        if catalog.epoch() == ctx.election.epoch && !catalog.rebuilding() {
+            ctx.let_go(ctx.lease_clock(ctx.master_host()), catalog);
         }
     }
 
@@ -364,6 +409,9 @@ impl Master {
         marks.hit_times(Mark::StalePutEnd, now.stale_tokens - before.stale_tokens);
         marks.hit_times(Mark::WatchdogExpired, now.puts_expired - before.puts_expired);
         marks.hit_times(Mark::NodeGone, now.nodes_lost - before.nodes_lost);
+        marks.hit_times(Mark::CopySettled, now.copied - before.copied);
+        marks.hit_times(Mark::CopyGivenUp, now.copies_failed - before.copies_failed);
+        marks.hit_times(Mark::HotCopies, u64::from(catalog.hot_objects() > 0));
         marks.hit_times(Mark::EvictSkipped, now.evict_skipped - before.evict_skipped);
         self.counted = now;
     }

@@ -4,10 +4,12 @@ use crate::faults::Fault;
 use crate::node::Store;
 use mooncrate_check::PutId;
 use mooncrate_core::catalog::Mounted;
+use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Announced, Notice, Order, SegmentOffer};
 use mooncrate_core::{
-    Incarnation, LeaderEpoch, Located, Locator, Now, ObjectId, PutToken, Seal, SegmentId, WritePlan,
+    Incarnation, LeaderEpoch, Located, Locator, Now, ObjectId, PutConfig, PutToken, Seal,
+    SegmentId, WritePlan,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +48,34 @@ pub struct CallId {
     pub boot: u32,
 }
 
+/// A copy that one life of a node process fetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobId {
+    /// Which node fetches.
+    pub node: u8,
+    /// Which life of it.
+    pub boot: u32,
+    /// Counts its copies.
+    pub number: u32,
+}
+
+/// What a put wishes for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wishes {
+    /// Copies.
+    pub replicas: u8,
+    /// Fewer are fine where there are too few nodes.
+    pub best_effort: bool,
+}
+
+impl Wishes {
+    /// In the master's words.
+    pub fn config(self) -> PutConfig {
+        let Self { replicas, best_effort } = self;
+        PutConfig { replicas, best_effort, ..PutConfig::default() }
+    }
+}
+
 /// What a client asks the master.
 #[derive(Clone, Copy, Debug)]
 pub enum Ask {
@@ -53,8 +83,8 @@ pub enum Ask {
     PutStart {
         /// Bytes.
         len: u64,
-        /// Copies.
-        replicas: u8,
+        /// How it is to be kept.
+        wishes: Wishes,
     },
     /// The value is in place everywhere.
     PutEnd {
@@ -73,6 +103,8 @@ pub enum Ask {
         /// And do not free it for so long.
         lease_ms: u32,
     },
+    /// It was read from the cache, many times perhaps. Nobody answers.
+    Touch,
     /// Is it there?
     Exist,
     /// Away with it.
@@ -163,6 +195,11 @@ pub enum ToMaster {
         /// What it had mounted.
         segments: Vec<(SegmentId, Incarnation)>,
     },
+    /// What became of copies.
+    Copied {
+        /// They.
+        list: Vec<CopyDone>,
+    },
     /// What became of orders and slots.
     Notices {
         /// They.
@@ -212,6 +249,40 @@ pub enum ToNode {
         epoch: LeaderEpoch,
         /// In this order.
         list: Vec<Order>,
+    },
+    /// Copies to fetch from other owners.
+    Copies {
+        /// They.
+        list: Vec<CopyOrder>,
+    },
+    /// Another node wants bytes, or the memory they are in.
+    Fetch {
+        /// For which copy.
+        job: JobId,
+        /// Which.
+        locator: Locator,
+        /// Bytes of the value.
+        len: u64,
+        /// It runs on this host and reads by itself.
+        mapped: bool,
+    },
+    /// Bytes of a copy.
+    Fetched {
+        /// For which copy.
+        job: JobId,
+        /// Where they belong.
+        offset: u64,
+        /// They.
+        bytes: Vec<u8>,
+        /// No more follow.
+        last: bool,
+    },
+    /// The memory to copy from; `None`: nothing can be read there.
+    Lent {
+        /// For which copy.
+        job: JobId,
+        /// The mapping.
+        store: Option<Arc<Store>>,
     },
     /// A client opens a slot for writing.
     Begin(Box<Begin>),
@@ -304,6 +375,8 @@ pub struct Begin {
     pub len: u64,
     /// Which key.
     pub key: u16,
+    /// How it is to be kept.
+    pub wishes: Wishes,
     /// The put, in the oracle's words.
     pub put: PutId,
     /// Of the value; used when it comes whole.
@@ -400,6 +473,8 @@ pub enum Event {
     NodeBeat(u8, u32),
     /// A node sends the next frame of a read.
     NodeFrame(u8, u32, CallId),
+    /// A node takes the next step of a copy, if it is still at this turn of it.
+    NodeCopy(JobId, u32),
     /// A client looks at its deadlines.
     ClientTick(u8, u32),
     /// A lane starts its next operation.
@@ -418,6 +493,8 @@ pub enum Event {
     Resume(Actor),
     /// A process starts again.
     Restart(Actor),
+    /// The operator looks after the drain.
+    Operator,
     /// Everything is looked at.
     Audit,
     /// The finale takes its next step.

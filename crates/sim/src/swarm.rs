@@ -40,6 +40,8 @@ pub struct Swarm {
     pub slots: u32,
     /// Keys in use.
     pub keys: u16,
+    /// Who has keys: each of them has keys of the same bytes.
+    pub tenants: u8,
     /// Longest pause between two operations of a lane.
     pub think: Nanos,
     /// Largest value.
@@ -101,6 +103,7 @@ impl Swarm {
             segment_bytes: *pick(rng, &[32 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10]),
             slots,
             keys: *pick(rng, &[8, 24, 64, 96, 160]),
+            tenants: 1,
             think: *pick(rng, &[200 * US, 2 * MS, 5 * MS, 20 * MS]),
             value_max: *pick(rng, &[600, 2048, 2048, 6000]),
             quality: draw_quality(rng),
@@ -161,8 +164,12 @@ fn draw_config(rng: &mut Rng, seed: u64) -> Config {
                 PlacementKind::ByZone,
             ],
         ),
-        // The simulated nodes do not fetch copies from each other.
-        copies_max: 0,
+        copies_max: *pick(rng, &[0, 2, 8, 256, 256]),
+        copies_per_node_max: *pick(rng, &[1, 4, 32]),
+        copy_bytes_per_node_max: *pick(rng, &[4 << 10, 256 << 10]),
+        hot_samples: *pick(rng, &[2, 6, 64]),
+        hot_replicas_max: between(rng, 0, 2) as u8,
+        hot_objects_max: *pick(rng, &[1, 16]),
         seed,
         ..Config::default()
     }

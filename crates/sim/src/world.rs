@@ -8,6 +8,7 @@ use crate::marks::Marks;
 use crate::master::Master;
 use crate::message::{Actor, Event};
 use crate::node::Node;
+use crate::operator::Draining;
 use crate::swarm::Swarm;
 use crate::trace::Trace;
 use crate::{MS, Nanos};
@@ -36,6 +37,8 @@ pub struct World {
     pub rng: Rng,
     /// The phase without faults, once it has begun.
     pub finale: Option<Finale>,
+    /// A node that the operator empties.
+    pub drain: Option<Draining>,
     /// What waits for actors that stand still, in order.
     waiting: Vec<(Actor, VecDeque<Event>)>,
 }
@@ -82,9 +85,11 @@ impl World {
         let clients = (0..swarm.clients).map(|ix| Client::new(&ctx, ix)).collect();
         let rng = Rng::stream(seed, "faults");
         let waiting = Vec::new();
-        let mut world = Self { ctx, masters, nodes, clients, rng, finale: None, waiting };
+        let mut world =
+            Self { ctx, masters, nodes, clients, rng, finale: None, drain: None, waiting };
         world.ctx.at(0, Event::Election);
         world.ctx.at(AUDIT, Event::Audit);
+        world.ctx.at(MS, Event::Operator);
         for master in 0..MASTERS {
             world.ctx.at(MS, Event::MasterTick(master, 0));
         }
@@ -202,6 +207,9 @@ impl World {
             Event::NodeFrame(to, boot, call) => {
                 self.node_alive(to, boot, |node, ctx| node.frame(ctx, call));
             }
+            Event::NodeCopy(job, turn) => {
+                self.node_alive(job.node, job.boot, |node, ctx| node.copy_step(ctx, job, turn));
+            }
             Event::ClientTick(to, boot) => {
                 self.client_alive(to, boot, Client::tick);
             }
@@ -221,6 +229,7 @@ impl World {
             Event::Stall(..) => {}
             Event::Resume(actor) => self.resume(actor),
             Event::Restart(actor) => self.restart(actor),
+            Event::Operator => self.operate(),
             Event::Audit => {
                 ctx.after(AUDIT, Event::Audit);
                 judge::audit_all(ctx, &self.masters, &self.nodes);
@@ -300,6 +309,7 @@ fn target(event: &Event) -> Option<Actor> {
         | Event::NodeTick(to, _)
         | Event::NodeBeat(to, _)
         | Event::NodeFrame(to, ..) => Actor::Node(*to),
+        Event::NodeCopy(job, _) => Actor::Node(job.node),
         Event::Client(to, _)
         | Event::ClientTick(to, _)
         | Event::Lane(to, ..)
@@ -320,6 +330,7 @@ fn fingerprint(event: &Event) -> (u64, u64) {
                 ToMaster::Announce { page, .. } => u64::from(*page),
                 ToMaster::Beat { sent, .. } => sent.0,
                 ToMaster::Notices { list } => list.len() as u64,
+                ToMaster::Copied { list } => list.len() as u64,
                 ToMaster::Unmount { node, .. } => u64::from(*node),
             };
             (1, u64::from(*to) << 56 ^ detail)
@@ -331,7 +342,8 @@ fn fingerprint(event: &Event) -> (u64, u64) {
                 ToNode::Read { locator, .. } | ToNode::Pin { locator, .. } => {
                     u64::from(locator.generation.0) << 32 | u64::from(locator.slot.0)
                 }
-                ToNode::Chunk { offset, .. } => *offset,
+                ToNode::Fetch { locator, .. } => u64::from(locator.slot.0),
+                ToNode::Chunk { offset, .. } | ToNode::Fetched { offset, .. } => *offset,
                 _ => 0,
             };
             (2, u64::from(*to) << 56 ^ detail)
@@ -361,6 +373,8 @@ fn fingerprint(event: &Event) -> (u64, u64) {
         },
         Event::Audit => (17, 0),
         Event::Finale => (18, 0),
+        Event::NodeCopy(job, turn) => (23, u64::from(job.number) << 8 | u64::from(*turn)),
+        Event::Operator => (24, 0),
         Event::Stall(master, _) => (19, u64::from(*master)),
         Event::Resume(actor) => match actor {
             Actor::Master(at) => (20, u64::from(*at)),

@@ -82,8 +82,10 @@ pub(crate) struct Stamped {
 
 impl Judge {
     pub(crate) fn new(author: Author, bounds: Bounds) -> Self {
-        let config =
-            OracleConfig { no_loss: false, unknown_settles_after: Some(UNKNOWN_SETTLES_AFTER) };
+        let config = OracleConfig {
+            unknown_settles_after: Some(UNKNOWN_SETTLES_AFTER),
+            ..Default::default()
+        };
         Self {
             author,
             puts: (0..bounds.keys()).map(|_| Mutex::default()).collect(),

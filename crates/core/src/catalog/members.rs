@@ -533,6 +533,12 @@ impl Catalog {
         found.is_some_and(|index| self.segments.book(index).offer.incarnation == incarnation)
     }
 
+    /// Whether this very mount takes part: everything that it holds was told.
+    pub fn takes_part(&self, segment: SegmentId, incarnation: Incarnation) -> bool {
+        let found = self.segments.find(segment).map(|index| self.segments.book(index));
+        found.is_some_and(|book| book.offer.incarnation == incarnation && book.is_open())
+    }
+
     /// A node gives its segments up. It has stopped serving them before it asks.
     pub fn unmount(&mut self, now: Now, node: NodeId, segments: &[SegmentId]) {
         for segment in segments {

@@ -251,6 +251,7 @@ impl Catalog {
     fn ended(&self, id: EntryId) -> Ended {
         let replaces = self.objects.entry(id).extra.as_ref().and_then(|extra| extra.replaces);
         match replaces {
+            Some(_) if canary::on(Canary::UpsertKeepsOld) => Ended::Done,
             Some(old) if !self.removed(old) => Ended::Replacing(old),
             _ => Ended::Done,
         }

@@ -101,6 +101,9 @@ impl Client {
         }));
         if use_cache {
             ctx.mark(Mark::CachedRead);
+            if self.rng.chance(300) {
+                self.tell(ctx, op.key, Ask::Touch);
+            }
             op.get().located = cached;
             return self.get_choose(ctx, op);
         }
@@ -178,7 +181,8 @@ impl Client {
                 self.get_locate(ctx, op);
                 return Flow::Goes;
             }
-            return get_ended(ctx, op, Got::Miss);
+            // Somebody has it, and nobody could be read: that is no miss.
+            return get_ended(ctx, op, Got::Failed);
         };
         let locator = located.replicas[at];
         let len = located.len();
@@ -504,6 +508,11 @@ pub(super) fn get_ended(ctx: &mut Ctx, op: &mut Op, got: Got) -> Flow {
         && store.dead()
     {
         ctx.mark(Mark::DeadNodeRead);
+    }
+    if let Got::Value { .. } = got
+        && get.tried.count_ones() > 1
+    {
+        ctx.mark(Mark::OtherCopyServed);
     }
     let id = get.id;
     ctx.observe(key, What::GetEnded { get: id, got });

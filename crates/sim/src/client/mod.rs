@@ -247,7 +247,13 @@ impl Client {
         }
         let budget_ms = (op.deadline.saturating_sub(ctx.now) / MS).saturating_sub(2) as u32;
         let call = Call { op: op.me, attempt: op.attempt, key: op.key, budget_ms, ask };
-        ctx.to_master(Actor::Client(self.ix), self.leader, ToMaster::Call(call));
+        let (from, call) = (Actor::Client(self.ix), ToMaster::Call(call));
+        if let Ask::Remove { .. } = ask {
+            // It has no token: a second one would strike what was put after the first.
+            ctx.to_master_once(from, self.leader, call);
+        } else {
+            ctx.to_master(from, self.leader, call);
+        }
     }
 
     /// Tells the master something without waiting for an answer.

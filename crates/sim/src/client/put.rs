@@ -4,7 +4,7 @@ use super::op::{Body, Flow, Op, Outcome};
 use super::{Client, OldPut};
 use crate::ctx::{Ctx, Link};
 use crate::marks::Mark;
-use crate::message::{Ask, Begin, CallId, DataError, Event, Path, ToNode};
+use crate::message::{Ask, Begin, CallId, DataError, Event, Path, ToNode, Wishes};
 use crate::node::Store;
 use crate::swarm::between;
 use crate::{MS, Nanos, US};
@@ -21,6 +21,7 @@ pub(super) struct PutOp {
     pub(super) id: PutId,
     /// Some owner was told to publish: from here on the value may be seen.
     pub(super) signalled: bool,
+    wishes: Wishes,
     len: u64,
     seal: Seal,
     plan: Option<WritePlan>,
@@ -75,20 +76,22 @@ impl Client {
         let id = PutId::new(run, u16::from(self.ix) | (self.boot as u16) << 8, self.puts);
         let len = ctx.swarm.value_len(&mut self.rng);
         let replicas = match self.rng.below(100) {
-            0..60 => 1,
-            60..95 => 2,
+            0..50 => 1,
+            50..85 => 2,
             _ => 3,
         };
+        let wishes = Wishes { replicas, best_effort: self.rng.chance(500) };
         ctx.observe(op.key, What::PutBegan { put: id, len });
         op.body = Body::Put(Box::new(PutOp {
             id,
             signalled: false,
+            wishes,
             len,
             seal: Seal::default(),
             plan: None,
             copies: Vec::new(),
         }));
-        self.ask(ctx, op, Ask::PutStart { len, replicas });
+        self.ask(ctx, op, Ask::PutStart { len, wishes });
         Flow::Goes
     }
 
@@ -101,8 +104,10 @@ impl Client {
         let plan = match result {
             Ok(plan) => plan,
             Err(error) => {
-                if let PutError::Rebuilding { .. } = error {
-                    ctx.mark(Mark::Rebuilding);
+                match error {
+                    PutError::Rebuilding { .. } => ctx.mark(Mark::Rebuilding),
+                    PutError::TooFewNodes { .. } => ctx.mark(Mark::TooFewNodes),
+                    _ => {}
                 }
                 ctx.say(|| format!("k{} put refused: {error}", op.key));
                 let put = op.put().id;
@@ -113,6 +118,9 @@ impl Client {
         let (me, key) = (op.me, op.key);
         ctx.say(|| format!("k{key} plan {:?} {:?}", plan.object, plan.replicas));
         let put = op.put();
+        if plan.replicas.len() < usize::from(put.wishes.replicas) {
+            ctx.mark(Mark::FewerCopies);
+        }
         put.seal = value_seal(ctx, put, key);
         for (part, locator) in plan.replicas.iter().enumerate() {
             put.copies.push(self.copying(ctx, me, part as u8, *locator, put.len));
@@ -171,6 +179,7 @@ impl Client {
             epoch: plan.epoch,
             len: put.len,
             key,
+            wishes: put.wishes,
             put: put.id,
             seal: put.seal,
         };

@@ -6,7 +6,8 @@ use crate::marks::Mark;
 use crate::message::{Begin, CallId, DataError, Event, Path, ToClient, ToNode};
 use crate::{MS, US};
 use mooncrate_check::{PutId, payload};
-use mooncrate_core::{Label, Locator, Name, PutToken, Seal};
+use mooncrate_core::plan::Striping;
+use mooncrate_core::{Key, Locator, PutToken, Seal};
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, PublishError, SegmentError, WriteGuard};
 
 /// A put under way on a connection.
@@ -138,7 +139,9 @@ impl Node {
         };
         let store = self.store(segment, incarnation).ok_or(stale)?;
         let key = &ctx.keys[usize::from(begin.key)];
-        let label = Label::plain(Name::from(&key.bytes)).expect("a valid key").encode();
+        let whole = Striping::whole(begin.len);
+        let named = Key::new(&key.bytes).expect("a valid key");
+        let label = begin.wishes.config().label(key.tenant, named, whole, 0).encode();
         let wanted = BeginWrite {
             locator: begin.locator,
             token: begin.token,

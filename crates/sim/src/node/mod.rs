@@ -11,9 +11,11 @@
 //!   what the leader has not heard of.
 //! * A mount says how long an earlier start of the node may be readable, by the word of the last leader.
 
+mod copy;
 mod data;
 mod member;
 
+pub use copy::CopyJob;
 pub use data::{PinSession, ReadSession, WriteSession};
 
 use crate::ctx::Ctx;
@@ -22,6 +24,7 @@ use crate::message::{Actor, Event, ToMaster, ToNode};
 use crate::swarm::{REGISTRATION, between};
 use crate::{MS, Nanos};
 use member::Standing;
+use mooncrate_core::copy::CopyDone;
 use mooncrate_core::plan::Notice;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, SegmentId};
@@ -101,6 +104,11 @@ pub struct Node {
     writes: Vec<WriteSession>,
     reads: Vec<ReadSession>,
     pins: Vec<PinSession>,
+    copies: Vec<CopyJob>,
+    /// Copies that are over and were not told yet.
+    untold: Vec<CopyDone>,
+    /// Counts the copies.
+    jobs: u32,
     /// Lives of clients that are known to be over.
     gone: Vec<u32>,
     rng: Rng,
@@ -113,6 +121,7 @@ struct Remains {
     _writes: Vec<WriteSession>,
     _reads: Vec<ReadSession>,
     _pins: Vec<PinSession>,
+    _copies: Vec<CopyJob>,
 }
 
 /// The id of the node with this number.
@@ -141,6 +150,9 @@ impl Node {
             writes: Vec::new(),
             reads: Vec::new(),
             pins: Vec::new(),
+            copies: Vec::new(),
+            untold: Vec::new(),
+            jobs: 0,
             gone: vec![0; ctx.swarm.clients.into()],
             rng: Rng::stream(ctx.swarm.seed, &format!("node-{ix}")),
         };
@@ -186,6 +198,7 @@ impl Node {
         self.writes.clear();
         self.reads.clear();
         self.pins.clear();
+        self.copies.clear();
         let mut segments = Vec::new();
         for store in &self.stores {
             store.segment.set_serve_until(Now(0));
@@ -205,7 +218,9 @@ impl Node {
             _writes: std::mem::take(&mut self.writes),
             _reads: std::mem::take(&mut self.reads),
             _pins: std::mem::take(&mut self.pins),
+            _copies: std::mem::take(&mut self.copies),
         });
+        self.untold.clear();
     }
 
     /// The process starts again.
@@ -244,6 +259,7 @@ impl Node {
             store.segment.tick(now, &mut news);
         }
         self.send_notices(ctx, news);
+        self.tell_copies(ctx);
     }
 
     /// Takes in a message.
@@ -258,6 +274,14 @@ impl Node {
             }
             ToNode::BeatAck { sent, epoch, result } => self.beat_ack(ctx, sent, epoch, result),
             ToNode::Orders { epoch, list } => self.orders(ctx, epoch, &list),
+            ToNode::Copies { list } => self.take_copies(ctx, list),
+            ToNode::Fetch { job, locator, len, mapped } => {
+                self.serve_copy(ctx, job, &locator, len, mapped);
+            }
+            ToNode::Fetched { job, offset, bytes, last } => {
+                self.fetched(ctx, job, offset, &bytes, last);
+            }
+            ToNode::Lent { job, store } => self.lent(ctx, job, store),
             data => self.handle_data(ctx, data),
         }
     }

@@ -27,8 +27,10 @@ pub(crate) struct Judge {
 
 impl Default for Judge {
     fn default() -> Self {
-        let config =
-            OracleConfig { no_loss: false, unknown_settles_after: Some(UNKNOWN_SETTLES_AFTER) };
+        let config = OracleConfig {
+            unknown_settles_after: Some(UNKNOWN_SETTLES_AFTER),
+            ..Default::default()
+        };
         Self {
             shards: (0..SHARDS).map(|_| Mutex::new(Oracle::new(config))).collect(),
             violations: Mutex::default(),

@@ -1,0 +1,100 @@
+//! The ledger: which lives the leaders planned, and so which keys may vanish with a mount.
+//!
+//! A finished value may be missed only if somebody let it go: its last copy was evicted, or a mount
+//! with a copy of it is gone and the leader has no other. Everything else that is missed was lost by
+//! mistake. What must stay true: what is told to the oracle here is what the store is allowed to lose,
+//! no more; a mount is asked about once.
+
+use crate::ctx::Ctx;
+use mooncrate_check::What;
+use mooncrate_core::catalog::Catalog;
+use mooncrate_core::label::Label;
+use mooncrate_core::plan::{Action, Announced, Notice, Order};
+use mooncrate_core::{Generation, Incarnation, Locator, Now, SegmentId, Slot};
+use std::collections::{BTreeMap, BTreeSet};
+
+type Mount = (SegmentId, Incarnation);
+
+/// Lives that were planned or told, by the mount they are in. A leader that was replaced may plan a life
+/// that its successor gives to another key.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    mounts: BTreeMap<Mount, BTreeSet<(Slot, Generation, u16)>>,
+}
+
+impl Ledger {
+    /// A copy of this key may come to be here.
+    pub fn planned(&mut self, key: u16, at: &Locator) {
+        self.lives((at.segment, at.incarnation)).insert((at.slot, at.generation, key));
+    }
+
+    fn lives(&mut self, mount: Mount) -> &mut BTreeSet<(Slot, Generation, u16)> {
+        self.mounts.entry(mount).or_default()
+    }
+
+    /// A life is over.
+    pub fn freed(&mut self, notice: &Notice) {
+        if let Some(lives) = self.mounts.get_mut(&(notice.segment, notice.incarnation)) {
+            lives.retain(|life| (life.0, life.1) != (notice.slot, notice.generation));
+        }
+    }
+
+    /// Nothing that is here may be missed from now on: it was moved.
+    pub fn forget(&mut self, segment: SegmentId, incarnation: Incarnation) {
+        self.mounts.remove(&(segment, incarnation));
+    }
+
+    fn keys_of(&self, order: &Order) -> Vec<u16> {
+        let Order { slot, generation, .. } = *order;
+        let lives = self.mounts.get(&(order.segment, order.incarnation)).into_iter().flatten();
+        let same = lives.filter(|life| (life.0, life.1) == (slot, generation));
+        same.map(|life| life.2).collect()
+    }
+}
+
+impl Ctx {
+    /// The number of a key, by its label.
+    pub fn key_number(&self, label: &Label) -> Option<u16> {
+        let found = self.keys.iter().position(|key| key.name() == label.name());
+        found.map(|at| at as u16)
+    }
+
+    /// An owner tells what it holds.
+    pub fn told(&mut self, mount: Mount, slots: &[Announced]) {
+        for slot in slots {
+            let object = slot.life.as_ref().and_then(|life| life.object.as_ref());
+            if let Some(key) = object.and_then(|object| self.key_number(&object.label)) {
+                self.ledger.lives(mount).insert((slot.slot, slot.generation, key));
+            }
+        }
+    }
+
+    /// Evictions leave the leader: what has no other copy may vanish.
+    pub fn evicting(&mut self, now: Now, catalog: &Catalog, order: &Order) {
+        if order.action != Action::Evict {
+            return;
+        }
+        for key in self.ledger.keys_of(order) {
+            self.may_vanish(now, catalog, key);
+        }
+    }
+
+    /// Mounts that do not take part: what the leader cannot find without them may vanish.
+    pub fn let_go(&mut self, now: Now, catalog: &Catalog) {
+        let gone = |mount: &&Mount| !catalog.takes_part(mount.0, mount.1);
+        let gone: Vec<Mount> = self.ledger.mounts.keys().filter(gone).copied().collect();
+        for mount in gone {
+            let lives = self.ledger.mounts.remove(&mount).unwrap_or_default();
+            for (_, _, key) in lives {
+                self.may_vanish(now, catalog, key);
+            }
+        }
+    }
+
+    fn may_vanish(&mut self, now: Now, catalog: &Catalog, key: u16) {
+        let found = catalog.exist(now, self.keys[usize::from(key)].name());
+        if found != Ok(true) {
+            self.observe(key, What::MayVanish);
+        }
+    }
+}
