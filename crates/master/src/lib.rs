@@ -13,12 +13,14 @@
 
 pub mod admin;
 pub mod audit;
+mod changes;
 mod config;
 mod copies;
 pub mod election;
 mod grants;
 mod handler;
 mod keeper;
+mod kept;
 mod members;
 mod metrics;
 mod news;
