@@ -2,6 +2,7 @@
 bytes that go to a node which checks the grant in every locator."""
 
 import os
+import shutil
 import ssl
 import subprocess
 
@@ -155,6 +156,7 @@ def certificates(folder):
         )
 
 
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificates")
 def test_the_door_of_a_cluster_with_tls_is_encrypted(tmp_path, key):
     certificates(tmp_path)
     read = lambda name: (tmp_path / name).read_bytes()

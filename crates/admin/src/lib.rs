@@ -25,7 +25,6 @@ use axum::Json;
 pub use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use mooncrate_core::KeyHash;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -66,10 +65,9 @@ pub fn health(reasons: &[String], more: Value) -> Response {
     (code, Json(body)).into_response()
 }
 
-/// One line for a change that somebody made, or tried to make: who, what, and what became of it. The
-/// target `audit` lets an operator send these lines elsewhere. Keys are hashed: a log is read by
-/// more people than the store.
-pub fn changed(who: SocketAddr, what: &str, key: KeyHash, outcome: &str) {
-    let key = format_args!("{:016x}", key.0);
-    tracing::info!(target: "audit", %who, what, %key, outcome, "changed by an operator");
+/// One line for a change that somebody made, or tried to make: who, what, to what, and what became of
+/// it. The target `audit` lets an operator send these lines elsewhere. `subject` is free text without
+/// keys (their hash will do): a log is read by more people than the store.
+pub fn changed(who: SocketAddr, what: &str, subject: &str, outcome: &str) {
+    tracing::info!(target: "audit", %who, what, subject, outcome, "changed by an operator");
 }

@@ -9,6 +9,7 @@
 //!   GET    /v1/keys?prefix=&limit=&cursor=       a page of keys
 //!   DELETE /v1/keys/{key}[?force=true]           remove one; the key is percent-encoded
 //!   GET    /v1/audit                             does the index add up? Linear, under the lock
+//!   …      /v1/nodes/{name}/drain, /v1/quotas    see `changes`
 //! ```
 //!
 //! What must stay true: a page is bounded; keys are shown escaped and in hexadecimal, never as raw
@@ -16,12 +17,14 @@
 //! leaves one line in the log. Every key is told to whoever asks, so this stands behind
 //! [`mooncrate_admin::window`], which refuses everybody but this machine.
 
+use crate::changes;
 use crate::handler::Scope;
 use crate::metrics::medium_name;
 use crate::query::{Page, force, key_of};
 use crate::service::Master;
 use axum::extract::{ConnectInfo, RawQuery, State};
 use axum::http::{StatusCode, Uri};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get};
 use axum::{Json, Router};
@@ -33,7 +36,7 @@ use mooncrate_core::key;
 use mooncrate_core::time::Deadline;
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{ClusterStat, List, Listed, Listing, NodeEntry, Pattern, SegmentRow};
-use mooncrate_wire::{CallError, MasterApi};
+use mooncrate_wire::{CallError, Gate, MasterApi};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -46,8 +49,8 @@ const CALL: Duration = Duration::from_secs(2);
 const KEYS: &str = "/v1/keys/";
 
 /// All routes, to be put behind a window. `registry` holds what `/metrics` shows: the master's
-/// numbers, and those of a node in the same process.
-pub fn routes(master: Arc<Master>, registry: Arc<Registry>) -> Router {
+/// numbers, and those of a node in the same process. `gate` says who may change anything.
+pub fn routes(master: Arc<Master>, registry: Arc<Registry>, gate: Gate) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/v1/usage", get(usage))
@@ -56,9 +59,11 @@ pub fn routes(master: Arc<Master>, registry: Arc<Registry>) -> Router {
         .route("/v1/keys", get(keys))
         .route("/v1/keys/{*key}", delete(remove))
         .route("/v1/audit", get(audit))
+        .merge(changes::routes())
         .with_state(master)
         .route("/metrics", get(move || async move { mooncrate_admin::metrics(&registry) }))
         .fallback(nothing_here)
+        .layer(from_fn_with_state(gate, changes::guard))
 }
 
 /// The cluster as JSON; the command line prints the same.
@@ -163,7 +168,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Calls the master where blocking is allowed.
-async fn ask<T: Send + 'static>(
+pub(crate) async fn ask<T: Send + 'static>(
     master: Arc<Master>,
     call: impl FnOnce(&Scope, Deadline) -> Result<T, CallError> + Send + 'static,
 ) -> Result<T, Refused> {
@@ -226,7 +231,7 @@ async fn remove(
     let name = uri.path().strip_prefix(KEYS).unwrap_or_default();
     let key = key_of(name).map_err(bad_request)?;
     let force = force(query.as_deref().unwrap_or_default()).map_err(bad_request)?;
-    let (hash, shown) = (key::hash(&key), key::show(&key).to_string());
+    let (subject, shown) = (format!("key {:016x}", key::hash(&key).0), key::show(&key).to_string());
     let removed = ask(master, move |master, deadline| {
         let mut results = master.remove(force, &[&key], deadline)?;
         Ok(results.pop().expect("one result per item"))
@@ -238,7 +243,7 @@ async fn remove(
         Ok(Err(error)) => error.to_string(),
         Err(Refused(_, why)) => why.clone(),
     };
-    changed(who, what, hash, &outcome);
+    changed(who, what, &subject, &outcome);
     let (status, state) = match removed? {
         Ok(()) => (StatusCode::OK, "removed"),
         Err(RemoveError::Deferred { .. }) => (StatusCode::ACCEPTED, "being removed"),
@@ -259,11 +264,11 @@ async fn audit(State(master): State<Arc<Master>>) -> Answer {
 
 async fn nothing_here() -> Refused {
     let message = "nothing is here; try /healthz, /metrics, /v1/usage, /v1/segments, /v1/nodes, \
-                   /v1/keys or /v1/audit";
+                   /v1/nodes/NAME/drain, /v1/quotas, /v1/keys or /v1/audit";
     Refused(StatusCode::NOT_FOUND, message.to_owned())
 }
 
-fn bad_request(why: String) -> Refused {
+pub(crate) fn bad_request(why: String) -> Refused {
     Refused(StatusCode::BAD_REQUEST, why)
 }
 
@@ -278,4 +283,4 @@ const fn status_of(error: RemoveError) -> StatusCode {
 
 #[cfg(test)]
 #[path = "admin_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 const NEVER: Deadline = Deadline::NEVER;
 
 /// A master that knows one segment and the given keys.
-fn master(keys: &[&[u8]]) -> Arc<Master> {
+pub(crate) fn master(keys: &[&[u8]]) -> Arc<Master> {
     let master = Master::new(MasterConfig::default(), LeaderEpoch(3)).unwrap();
     let node = NodeId(u64::MAX);
     let offer = SegmentOffer {
@@ -59,17 +59,17 @@ fn master(keys: &[&[u8]]) -> Arc<Master> {
 
 /// What is logged on this thread.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
-    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+    pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
         let lines = self.clone();
         let make = move || lines.clone();
         let log = tracing_subscriber::fmt().with_ansi(false).with_writer(make).finish();
         tracing::subscriber::set_default(log)
     }
 
-    fn take(&self) -> Vec<String> {
+    pub(crate) fn take(&self) -> Vec<String> {
         String::from_utf8(self.0.lock().clone()).unwrap().lines().map(str::to_owned).collect()
     }
 }
@@ -87,6 +87,11 @@ impl std::io::Write for Lines {
 
 /// Sends requests one after the other; status and body of each.
 fn exchange(master: Arc<Master>, requests: &[&str]) -> Vec<(u16, Value)> {
+    exchange_at(Gate::default(), master, requests)
+}
+
+/// The same, where `gate` asks for tokens.
+pub(crate) fn exchange_at(gate: Gate, master: Arc<Master>, requests: &[&str]) -> Vec<(u16, Value)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -94,7 +99,7 @@ fn exchange(master: Arc<Master>, requests: &[&str]) -> Vec<(u16, Value)> {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let mut registry = Registry::default();
         registry.register_collector(Box::new(MasterMetrics(Arc::clone(&master))));
-        let routes = mooncrate_admin::window(routes(master, Arc::new(registry)));
+        let routes = mooncrate_admin::window(routes(master, Arc::new(registry), gate));
         let stop_asked = async move { drop(stopped.await) };
         let serving = mooncrate_admin::serve(listener, routes, stop_asked);
         let asking = async move {
@@ -127,7 +132,7 @@ fn get_all(master: Arc<Master>, paths: &[&str]) -> Vec<(u16, Value)> {
     exchange(master, &requests.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-fn request(verb: &str, path: &str, more: &str) -> String {
+pub(crate) fn request(verb: &str, path: &str, more: &str) -> String {
     format!("{verb} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{more}Connection: close\r\n\r\n")
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct MasterConfig {
     /// How its mind works.
     pub catalog: catalog::Config,
-    /// Where epoch and known nodes are kept; `None`: a restart forgets them.
+    /// Where epoch, known nodes and quotas are kept; `None`: a restart forgets them.
     pub state_file: Option<PathBuf>,
     /// Time between two ticks of the catalog.
     pub tick: Duration,

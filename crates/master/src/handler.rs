@@ -16,7 +16,9 @@ use mooncrate_wire::message::{
     Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEnd, PutEndItem, PutItem, PutReplan,
     PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, SetQuota, Touch, Unmount,
 };
-use mooncrate_wire::{Answer, CallError, Caller, Handler, Kind, MasterApi, Reply, Request};
+use mooncrate_wire::{
+    Answer, CallError, Caller, Handler, Kind, MasterApi, Refusal, RefusalCode, Reply, Request,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +51,16 @@ impl Handler for MasterHandler {
                 drain(&self.0, ask, caller.deadline)
             }
             Request::Announce(told) => self.0.take_in(told),
+            // What is kept on a disk or in etcd is waited for elsewhere: this thread answers others.
+            Request::Mount(mount) if self.0.keeps() => {
+                blocking(self.scope(caller), Request::Mount(mount), caller.deadline)
+            }
+            Request::Unmount(unmount) if self.0.keeps() => {
+                blocking(self.scope(caller), Request::Unmount(unmount), caller.deadline)
+            }
+            Request::SetQuota(ask) if self.0.keeps() => {
+                blocking(self.scope(caller), Request::SetQuota(ask), caller.deadline)
+            }
             other => Answer::Now(api::answer(&self.scope(caller), other, caller.deadline)),
         };
         match answer {
@@ -65,6 +77,17 @@ impl Handler for MasterHandler {
             }
         }
     }
+}
+
+/// Answers in a thread that may block.
+fn blocking(scope: Scope, request: Request<'static>, deadline: Deadline) -> Answer {
+    Answer::Later(Box::pin(async move {
+        let asked = tokio::task::spawn_blocking(move || api::answer(&scope, request, deadline));
+        asked.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "a request that is kept failed");
+            Reply::Refuse(Refusal::new(RefusalCode::Internal, "the master failed to answer"))
+        })
+    }))
 }
 
 /// Notes a request that waited when it ends, whether by its reply or because its caller gave up.
@@ -370,8 +393,7 @@ impl MasterApi for Scope {
     }
 
     fn set_quota(&self, ask: &SetQuota, _deadline: Deadline) -> Result<(), CallError> {
-        self.master.set_tenant_quota(ask.tenant, ask.quota);
-        Ok(())
+        self.master.set_tenant_quota(ask.tenant, ask.quota)
     }
 
     fn drain(&self, ask: &Drain, _deadline: Deadline) -> Result<Option<DrainStat>, CallError> {

@@ -1,8 +1,9 @@
-//! Where a master keeps what the next leader must know: its epoch, and the nodes that may hold
-//! objects. Nowhere, in a file, or in etcd beside the election.
+//! Where a master keeps what the next leader must know ([`Kept`]): nowhere, in a file, or in etcd
+//! beside the election.
 
 use crate::election::EtcdKeeper;
-use crate::state_file::{Kept, StateFile};
+use crate::kept::Kept;
+use crate::state_file::StateFile;
 use mooncrate_core::LeaderEpoch;
 use std::io;
 

@@ -13,6 +13,7 @@
 
 pub mod admin;
 pub mod audit;
+mod changes;
 mod config;
 mod copies;
 pub mod election;
@@ -20,6 +21,7 @@ mod grants;
 mod handler;
 mod intake;
 mod keeper;
+mod kept;
 mod members;
 mod metrics;
 mod news;

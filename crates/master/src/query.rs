@@ -47,6 +47,47 @@ impl Page {
     }
 }
 
+/// Which segment of a node is to be drained, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DrainAsk {
+    /// Its index; `None`: all.
+    pub(crate) segment: Option<u16>,
+    /// Drop what it holds, in place of moving it.
+    pub(crate) drop: bool,
+}
+
+impl DrainAsk {
+    /// Reads a query.
+    pub(crate) fn parse(query: &str) -> Result<Self, String> {
+        let mut asked = Self::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=').unwrap_or((pair, "")) {
+                ("segment", index) => {
+                    let index = index.parse().map_err(|_| "segment: a number below 65536")?;
+                    asked.segment = Some(index);
+                }
+                ("mode", "move") => asked.drop = false,
+                ("mode", "drop") => asked.drop = true,
+                _ => {
+                    let pair = key::show(pair.as_bytes());
+                    return Err(format!(
+                        "{pair} is unknown; segment=N, mode=move and mode=drop are possible"
+                    ));
+                }
+            }
+        }
+        Ok(asked)
+    }
+}
+
+/// The bytes of a quota.
+pub(crate) fn quota_bytes(query: &str) -> Result<u64, String> {
+    let bytes = query.strip_prefix("bytes=").and_then(|text| text.parse().ok());
+    bytes
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| "bytes=N is needed, a number above 0; DELETE takes a quota away".to_owned())
+}
+
 /// Whether leased objects are to be removed too, as the query says.
 pub(crate) fn force(query: &str) -> Result<bool, String> {
     match query {
@@ -118,5 +159,19 @@ mod tests {
         assert!(key_of(&"x".repeat(9000)).is_err(), "too long");
         assert_eq!((force(""), force("force=true")), (Ok(false), Ok(true)));
         assert!(force("force=perhaps").is_err());
+    }
+
+    #[test]
+    fn drains_and_quotas_are_read_or_refused() {
+        let both = DrainAsk { segment: Some(3), drop: true };
+        assert_eq!(DrainAsk::parse("segment=3&mode=drop"), Ok(both));
+        assert_eq!(DrainAsk::parse(""), Ok(DrainAsk::default()));
+        for bad in ["segment=x", "segment=65536", "segment", "mode=burn", "node=a"] {
+            assert!(DrainAsk::parse(bad).is_err(), "{bad}");
+        }
+        assert_eq!(quota_bytes("bytes=5"), Ok(5));
+        for bad in ["", "bytes=", "bytes=0", "bytes=-1", "bytes=1GiB", "quota=1"] {
+            assert!(quota_bytes(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -7,9 +7,8 @@
 
 use crate::handler::{MasterHandler, Scope};
 use crate::service::Master;
-use mooncrate_core::time::Deadline;
 use mooncrate_core::{LeaderEpoch, TenantId};
-use mooncrate_wire::{Answer, Caller, Handler, Refusal, RefusalCode, Reply, Request, api};
+use mooncrate_wire::{Answer, Caller, Handler, Refusal, Reply, Request};
 use parking_lot::RwLock;
 use std::sync::Arc;
 
@@ -88,18 +87,7 @@ impl Handler for SeatHandler {
         let Some(master) = self.0.master() else {
             return Answer::Now(Reply::Refuse(self.0.refusal()));
         };
-        let answer = match request {
-            // What is kept on a disk or in etcd is waited for elsewhere: this thread answers others.
-            Request::Mount(mount) if master.keeps() => {
-                let mount = Request::Mount(mount);
-                blocking(master.scope(caller.peer.tenant), mount, caller.deadline)
-            }
-            Request::Unmount(unmount) if master.keeps() => {
-                let unmount = Request::Unmount(unmount);
-                blocking(master.scope(caller.peer.tenant), unmount, caller.deadline)
-            }
-            request => MasterHandler(Arc::clone(&master)).handle(request, caller),
-        };
+        let answer = MasterHandler(Arc::clone(&master)).handle(request, caller);
         if !master.is_elected() {
             return answer;
         }
@@ -110,15 +98,4 @@ impl Handler for SeatHandler {
             Answer::Later(reply) => Answer::Later(Box::pin(async move { judge(reply.await) })),
         }
     }
-}
-
-/// Answers in a thread that may block.
-fn blocking(scope: Arc<Scope>, request: Request<'static>, deadline: Deadline) -> Answer {
-    Answer::Later(Box::pin(async move {
-        let asked = tokio::task::spawn_blocking(move || api::answer(&*scope, request, deadline));
-        asked.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "a request of a node failed");
-            Reply::Refuse(Refusal::new(RefusalCode::Internal, "the master failed to answer"))
-        })
-    }))
 }

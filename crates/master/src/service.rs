@@ -6,11 +6,12 @@ use crate::copies::Parcels;
 use crate::election::EtcdKeeper;
 use crate::intake::Intake;
 use crate::keeper::Keeper;
+use crate::kept::Kept;
 use crate::members::Directory;
 use crate::metrics::Requests;
 use crate::news::News;
 use crate::pattern::Matcher;
-use crate::state_file::{Kept, StateFile};
+use crate::state_file::StateFile;
 use crate::term::Term;
 use mooncrate_core::catalog::{AuditError, Catalog, Ended, Removal, Start, replacing};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
@@ -88,35 +89,35 @@ impl Master {
             }
             None => (Keeper::Nowhere, None),
         };
-        let (epoch, start) = match kept {
-            Some(kept) => {
-                let epoch = LeaderEpoch(kept.epoch.0 + 1);
-                (epoch, Start::Takeover { expected: kept.nodes })
-            }
-            None => (epoch, Start::Fresh),
-        };
-        let master = Arc::new(Self::made(config, epoch, start, keeper));
+        let epoch = kept.as_ref().map_or(epoch, |kept| LeaderEpoch(kept.epoch.0 + 1));
+        let master = Arc::new(Self::made(config, epoch, kept, keeper));
         master.keep()?;
         Ok(master)
     }
 
-    /// A master that was elected, with an index of its own. `nodes`: those that the last leader knew;
+    /// A master that was elected, with an index of its own. `kept`: what the last leader wrote down;
     /// `None`: there was none, so whatever nodes bring along is welcome.
     pub(crate) fn elected(
         config: MasterConfig,
         epoch: LeaderEpoch,
-        nodes: Option<Vec<NodeId>>,
+        kept: Option<Kept>,
         term: Arc<Term>,
         keeper: EtcdKeeper,
         title: String,
     ) -> Arc<Self> {
-        let start = nodes.map_or(Start::Fresh, |expected| Start::Takeover { expected });
-        let master = Self::made(config, epoch, start, Keeper::Etcd(keeper));
+        let master = Self::made(config, epoch, kept, Keeper::Etcd(keeper));
         Arc::new(Self { term: Some(term), title, ..master })
     }
 
-    fn made(config: MasterConfig, epoch: LeaderEpoch, start: Start, keeper: Keeper) -> Self {
-        let catalog = Catalog::new(config.catalog.clone(), epoch, start, boottime());
+    fn made(config: MasterConfig, epoch: LeaderEpoch, kept: Option<Kept>, keeper: Keeper) -> Self {
+        let (start, quotas) = match kept {
+            Some(kept) => (Start::Takeover { expected: kept.nodes }, kept.quotas),
+            None => (Start::Fresh, Vec::new()),
+        };
+        let mut catalog = Catalog::new(config.catalog.clone(), epoch, start, boottime());
+        for (tenant, bytes) in quotas {
+            catalog.set_quota(tenant, Some(bytes));
+        }
         let mind = Mind {
             catalog,
             directory: Directory::default(),
@@ -183,7 +184,9 @@ impl Master {
         }
         let kept = {
             let mind = self.mind();
-            Kept { epoch: mind.catalog.epoch(), nodes: mind.catalog.holders() }
+            let quotas = mind.catalog.tenants().filter_map(|(id, of)| Some((id, of.quota?)));
+            let quotas = quotas.collect();
+            Kept { epoch: mind.catalog.epoch(), nodes: mind.catalog.holders(), quotas }
         };
         keeper.keep(kept)
     }
@@ -192,7 +195,7 @@ impl Master {
     pub(crate) fn keep_mount(&self) -> Result<(), CallError> {
         let Err(error) = self.keep() else { return Ok(()) };
         if self.keeper.lock().must() {
-            return Err(cannot_keep(&error));
+            return Err(cannot_keep("the mount", &error));
         }
         tracing::error!(%error, "the state file cannot be written");
         Ok(())
@@ -204,7 +207,7 @@ impl Master {
             return Ok(());
         }
         let above = LeaderEpoch(seen.0.saturating_add(1));
-        self.keeper.lock().raise(above).map_err(|error| cannot_keep(&error))
+        self.keeper.lock().raise(above).map_err(|error| cannot_keep("the epoch", &error))
     }
 
     pub(crate) fn mind(&self) -> MutexGuard<'_, Mind> {
@@ -434,8 +437,15 @@ impl Master {
         self.mind().catalog.touch(boottime(), tenant, keys);
     }
 
-    pub(crate) fn set_tenant_quota(&self, tenant: TenantId, quota: Option<u64>) {
+    /// Sets a quota, and keeps it where the next leader finds it. It holds here at once; whoever set
+    /// it hears if it could not be kept.
+    pub(crate) fn set_tenant_quota(
+        &self,
+        tenant: TenantId,
+        quota: Option<u64>,
+    ) -> Result<(), CallError> {
         self.mind().catalog.set_quota(tenant, quota);
+        self.keep().map_err(|error| cannot_keep("the quota", &error))
     }
 
     pub(crate) fn cluster_stat(&self) -> ClusterStat {
@@ -557,9 +567,9 @@ impl Master {
     }
 }
 
-/// What a node hears when etcd did not take what must be written.
-fn cannot_keep(error: &io::Error) -> CallError {
-    let words = format!("the mount could not be written down: {error}; try again");
+/// What a caller hears when what must outlive this master could not be written.
+fn cannot_keep(what: &str, error: &io::Error) -> CallError {
+    let words = format!("{what} could not be written down: {error}; try again");
     Refusal::new(RefusalCode::Internal, words).into()
 }
 

@@ -25,7 +25,7 @@ use std::time::Duration;
 pub struct MasterOptions {
     /// Where it listens.
     pub listen: Address,
-    /// Where it keeps its epoch and the nodes it knows; `None`: a restart forgets them.
+    /// Where it keeps its epoch, the nodes it knows and the quotas; `None`: a restart forgets them.
     pub state_file: Option<PathBuf>,
     /// How it stands for election among several masters; `None`: it is the only one. What the state
     /// file would keep is in etcd then. An empty address to advertise: the one where it listens.

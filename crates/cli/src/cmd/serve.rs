@@ -15,7 +15,7 @@ use mooncrate_admin::{Registry, Router};
 use mooncrate_core::catalog;
 use mooncrate_master::MasterMetrics;
 use mooncrate_node::NodeMetrics;
-use mooncrate_wire::Address;
+use mooncrate_wire::{Address, Gate};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -158,6 +158,7 @@ async fn serve(
         }
         None => None,
     };
+    let gate = security.0.gate.clone();
     let options = (master_options(role, settings, security.0)?, node_options(settings, security.1));
     let starting = spawn_blocking(move || match role {
         Role::Both => mooncrate::run_both(options.0, options.1),
@@ -172,7 +173,7 @@ async fn serve(
     out.started(&started(role, settings, &running, admin_at))?;
 
     let (stop_admin, admin_stops) = oneshot::channel::<()>();
-    let routes = routes(&running);
+    let routes = routes(&running, gate);
     let admin = async {
         let stop = async move { drop(admin_stops.await) };
         let (Some(listener), Some(routes)) = (admin, routes) else {
@@ -214,7 +215,7 @@ async fn serve(
 }
 
 /// What the admin HTTP shows: a master's routes if there is one here, and everybody's numbers.
-fn routes(running: &Running) -> Option<Router> {
+fn routes(running: &Running, gate: Gate) -> Option<Router> {
     let node = running.node().cloned();
     let mut registry = Registry::default();
     if let Some(node) = &node {
@@ -227,7 +228,7 @@ fn routes(running: &Running) -> Option<Router> {
             if let Some(node) = &node {
                 registry.register_collector(Box::new(NodeMetrics(Arc::clone(node))));
             }
-            mooncrate_master::admin::routes(master, Arc::new(registry))
+            mooncrate_master::admin::routes(master, Arc::new(registry), gate.clone())
         }),
         (None, Some(node)) => mooncrate_node::admin::routes(node, Arc::new(registry)),
         (None, None) => return None,

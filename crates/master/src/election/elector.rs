@@ -187,8 +187,8 @@ impl Elector {
         let term = Arc::new(Term::new(lease.until));
         let keeper = EtcdKeeper::new(Arc::clone(&self.etcd), runtime.clone(), lease.id, won);
         let title = format!("{} at {}", self.config.name, self.config.advertise);
-        let (config, nodes) = (self.master.clone(), won.nodes.clone());
-        let master = Master::elected(config, won.epoch, nodes, Arc::clone(&term), keeper, title);
+        let (config, kept) = (self.master.clone(), won.kept.clone());
+        let master = Master::elected(config, won.epoch, kept, Arc::clone(&term), keeper, title);
         self.term = Some(term);
         self.seat.take(master);
         tracing::info!(epoch = won.epoch.0, name = self.config.name, "this master leads");

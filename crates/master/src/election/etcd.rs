@@ -1,16 +1,15 @@
-//! What we ask of etcd, in our own words: leases, the leader key, the epoch, the list of nodes.
+//! What we ask of etcd, in our own words: leases, the leader key, the epoch, what a leader keeps.
 //!
 //! One endpoint is used at a time. When it does not answer in time, or answers with an error, the
 //! next one is used from then on: a member of etcd that is stopped or cut off costs one attempt.
 
 use super::ElectionConfig;
-use crate::state_file::Kept;
+use crate::kept::Kept;
 use etcd_client::{
     Client, Compare, CompareOp, ConnectOptions, Error, GetResponse, KeyValue, PutOptions, Txn,
     TxnOp, TxnOpResponse, WatchStream,
 };
-use mooncrate_core::{LeaderEpoch, NodeId};
-use std::fmt::Write as _;
+use mooncrate_core::LeaderEpoch;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,8 +55,8 @@ pub(super) struct Leader {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Won {
     pub(super) epoch: LeaderEpoch,
-    /// Nodes that the last leader knew; `None`: there was none.
-    pub(super) nodes: Option<Vec<NodeId>>,
+    /// What the last leader kept; `None`: there was none.
+    pub(super) kept: Option<Kept>,
 }
 
 /// Our keys in etcd, behind one endpoint of several.
@@ -66,7 +65,7 @@ pub(super) struct Etcd {
     endpoints: Vec<String>,
     leader: String,
     epoch: String,
-    nodes: String,
+    state: String,
     masters: String,
     attempt: Duration,
     link: Mutex<Link>,
@@ -92,7 +91,7 @@ impl Etcd {
             endpoints: config.endpoints.clone(),
             leader: key("leader"),
             epoch: key("epoch"),
-            nodes: key("nodes"),
+            state: key("state"),
             masters: key(&format!("masters/{}", config.name)),
             // Two attempts fit between a keep-alive that is due and the end of the term.
             attempt: (config.ttl * 3 / 10).clamp(ATTEMPT_MIN, ATTEMPT_MAX),
@@ -222,20 +221,20 @@ impl Etcd {
         let campaign = Txn::new()
             .when([vacant, same])
             .and_then([
-                get(&self.nodes),
+                get(&self.state),
                 TxnOp::put(&*self.leader, title, Some(bound(me.lease))),
                 TxnOp::put(&*self.epoch, next.0.to_string(), None),
             ])
-            .or_else([get(&self.nodes), get(&self.leader), get(&self.epoch)]);
+            .or_else([get(&self.state), get(&self.leader), get(&self.epoch)]);
         let answer = self.ask("standing for election", async |c| c.txn(campaign).await).await?;
         let answers = answer.op_responses();
-        let nodes = found_in(&answers, 0).map(|kv| self.read_nodes(&kv)).transpose()?;
+        let kept = found_in(&answers, 0).map(|kv| self.read_state(&kv)).transpose()?;
         if answer.succeeded() {
-            return Ok(Some(Won { epoch: next, nodes }));
+            return Ok(Some(Won { epoch: next, kept }));
         }
         let ours = found_in(&answers, 1).is_some_and(|kv| kv.lease() == me.lease);
         match found_in(&answers, 2) {
-            Some(epoch) if ours => Ok(Some(Won { epoch: self.read_epoch(&epoch)?, nodes })),
+            Some(epoch) if ours => Ok(Some(Won { epoch: self.read_epoch(&epoch)?, kept })),
             _ => Ok(None),
         }
     }
@@ -244,10 +243,8 @@ impl Etcd {
         text(kv).parse().map(LeaderEpoch).map_err(|_| damaged(&self.epoch))
     }
 
-    fn read_nodes(&self, kv: &KeyValue) -> Result<Vec<NodeId>, EtcdError> {
-        let node = |line: &str| u64::from_str_radix(line, 16).map(NodeId);
-        let nodes: Result<_, _> = text(kv).lines().map(node).collect();
-        nodes.map_err(|_| damaged(&self.nodes))
+    fn read_state(&self, kv: &KeyValue) -> Result<Kept, EtcdError> {
+        Kept::parse(&text(kv)).ok_or_else(|| damaged(&self.state))
     }
 
     /// Tells when the leader key changes.
@@ -283,26 +280,22 @@ pub(crate) struct EtcdKeeper {
     runtime: Handle,
     lease: i64,
     epoch: LeaderEpoch,
-    /// What the list says now; `None`: not written in this term.
-    nodes: Option<Vec<NodeId>>,
+    /// What is written there now; `None`: nothing yet.
+    kept: Option<Kept>,
 }
 
 impl EtcdKeeper {
     pub(super) fn new(etcd: Arc<Etcd>, runtime: Handle, lease: i64, won: &Won) -> Self {
-        Self { etcd, runtime, lease, epoch: won.epoch, nodes: won.nodes.clone() }
+        Self { etcd, runtime, lease, epoch: won.epoch, kept: won.kept.clone() }
     }
 
-    /// Makes the list of nodes say this. Blocks: not for a thread that runs tasks.
+    /// Makes etcd say this. Blocks: not for a thread that runs tasks.
     pub(crate) fn keep(&mut self, kept: Kept) -> io::Result<()> {
-        if self.nodes.as_ref() == Some(&kept.nodes) {
+        if self.kept.as_ref() == Some(&kept) {
             return Ok(());
         }
-        let list = kept.nodes.iter().fold(String::new(), |mut list, node| {
-            writeln!(list, "{:x}", node.0).expect("a String takes it");
-            list
-        });
-        self.write(&self.etcd.nodes, &list)?;
-        self.nodes = Some(kept.nodes);
+        self.write(&self.etcd.state, &kept.render())?;
+        self.kept = Some(kept);
         Ok(())
     }
 

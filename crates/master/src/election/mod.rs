@@ -3,7 +3,7 @@
 //! ```text
 //!   <prefix>/leader          name and address of the leader, bound to its lease
 //!   <prefix>/epoch           the epoch of the last leader; only grows
-//!   <prefix>/nodes           nodes that may hold objects, written by the leader
+//!   <prefix>/state           what the leader keeps for the next one: nodes and quotas
 //!   <prefix>/masters/<name>  who runs under this name, bound to its lease
 //! ```
 //!
