@@ -96,7 +96,7 @@ impl Swarm {
         let faults = draw_faults(rng);
         let flips = faults[Fault::BitFlip as usize].is_some();
         let slots = *pick(rng, &[16, 24, 48, 96, 256]);
-        let (tenants, share) = (*pick(rng, &[1, 1, 2, 3]), *pick(rng, &[0, 100, 200, 400]));
+        let (tenants, share) = (*pick(rng, &[1, 1, 2, 3]), *pick(rng, &[0, 50, 150, 300]));
         let own_ops = 20_000 + rng.below(30_000);
         let mut swarm = Self {
             seed,
