@@ -2,8 +2,8 @@
 //! copies that are planned anew. Owners obey at once, unless a test holds their answers back.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
-use mooncrate_core::catalog::{Catalog, Config, Ended, Start};
-use mooncrate_core::error::{GetError, PutError, RemoveError};
+use mooncrate_core::catalog::{Catalog, Config, Ended, Removal, Start};
+use mooncrate_core::error::{CopyError, GetError, PutError, RemoveError};
 use mooncrate_core::ids::{GroupId, TenantId};
 use mooncrate_core::label::Label;
 use mooncrate_core::plan::{
@@ -365,6 +365,50 @@ fn an_upsert_is_a_new_object_that_takes_the_key_over() {
     rig.catalog.remove(ms(4), key(b"k"), false).unwrap();
     rig.obey(ms(4));
     assert_eq!(rig.catalog.locate(ms(4), key(b"k"), 0), Err(GetError::NotFound));
+}
+
+/// The simulator's find: a second upsert waited for the value before it only, so that it was confirmed,
+/// and even removed, while the first value of all could still be read.
+#[test]
+fn an_upsert_answers_for_all_that_was_replaced_before_it() {
+    let mut rig = Rig::new(1, MIB);
+    let upsert = with(|config| config.upsert = true);
+    rig.put(key(b"k"), 10, &upsert).unwrap();
+    let second = rig.start(key(b"k"), 20, &upsert).unwrap();
+    rig.catalog.put_end(ms(2), key(b"k"), second.token, &[Seal(9)]).unwrap();
+    let first_goes = rig.catalog.take_orders().pop().unwrap().1;
+    let third = rig.start(key(b"k"), 30, &upsert).unwrap();
+    let ended = rig.catalog.put_end(ms(2), key(b"k"), third.token, &[Seal(9)]);
+    assert_eq!(ended, Ok(Ended::Replacing(second.object)));
+    rig.obey(ms(2));
+    assert!(!rig.catalog.removed(second.object), "the first one can still be read");
+    let Ok(Removal::Waiting(object)) = rig.catalog.remove(ms(3), key(b"k"), false) else {
+        panic!("a remove waits for its owners");
+    };
+    rig.obey(ms(3));
+    assert!(!rig.catalog.removed(object), "the first one can still be read");
+    let again = rig.catalog.put_start(ms(3), key(b"k"), 40, &upsert);
+    assert!(matches!(again, Err(PutError::InProgress { .. })));
+    rig.held.push(first_goes);
+    rig.obey(ms(4));
+    assert!(rig.catalog.removed(object) && rig.catalog.removed(second.object));
+    rig.put(key(b"k"), 50, &upsert).unwrap();
+    assert_eq!(rig.catalog.len(), 1);
+}
+
+/// The simulator's find: a repair gave a tenant back the copy that it had lost, and with it more than
+/// its quota, if it had used the room.
+#[test]
+fn a_copy_keeps_to_the_quota() {
+    let mut rig = Rig::new(2, MIB);
+    let name = Name::new(ACME, b"k");
+    rig.catalog.set_quota(ACME, Some(1000));
+    let plan = rig.put(name, 900, &PutConfig::default()).unwrap();
+    let from = plan.replicas[0].segment;
+    let to = SegmentId(3 - from.0);
+    let copied = rig.catalog.copy(ms(2), name, None, to);
+    assert!(matches!(copied, Err(CopyError::NoRoom { .. })), "{copied:?}");
+    assert_eq!(rig.catalog.copy(ms(2), name, Some(from), to), Ok(false), "a move is no more");
 }
 
 fn striped() -> Config {

@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use mooncrate_core::catalog::{Catalog, Config, Mounted, Removal, Start};
+use mooncrate_core::catalog::{Catalog, Config, Ended, Mounted, Removal, Start};
 use mooncrate_core::copy::{CopyDone, DrainMode};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{
@@ -470,4 +470,26 @@ fn a_drain_goes_on_at_the_next_leader() {
     second.resume_drains(NodeId(A), &drains);
     assert_eq!(second.drains(NodeId(A)), []);
     second.audit().unwrap();
+}
+
+/// The simulator's find: a leader died while it ended an upsert, and its successor confirmed the new
+/// value at once, while readers that remembered the old one still found it.
+#[test]
+fn an_upsert_of_the_last_leader_is_confirmed_when_the_old_value_is_gone() {
+    let plan = put(&mut fresh(), ms(0), 1);
+    let mut catalog = takeover(&[A, B]);
+    for node in [A, B] {
+        catalog.mount(ms(1), NodeId(node), &[offer(node, 1)]).unwrap();
+    }
+    let ended = |catalog: &mut Catalog| catalog.put_end(ms(2), KEY, plan.token, &[Seal(7)]);
+    let new = held(plan.object.sequence);
+    catalog.announce(ms(1), SegmentId(A), Incarnation(1), &[new], true).unwrap();
+    assert!(matches!(ended(&mut catalog), Err(PutError::Rebuilding { .. })));
+    let old = held(plan.object.sequence - 1);
+    catalog.announce(ms(1), SegmentId(B), Incarnation(1), &[old], true).unwrap();
+    assert!(matches!(ended(&mut catalog), Err(PutError::Replacing { .. })));
+    let order = only_order(&mut catalog);
+    assert_eq!(order.segment, SegmentId(B));
+    answer(&mut catalog, ms(3), &order, OrderResult::Waiting);
+    assert_eq!(ended(&mut catalog), Ok(Ended::Done));
 }

@@ -60,7 +60,12 @@ pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
     if let Some(Err(error)) = catalog.map(Catalog::audit) {
         wrong = Some(("G8", format!("the leader: {error}")));
     }
-    if catalog.is_some_and(|catalog| catalog.counters().announced_dropped > 0) {
+    if let Some((tenant, used)) = masters.iter().find(leads).and_then(Master::over_quota) {
+        wrong = Some(("G16", format!("{tenant} uses {used} bytes, more than its quota")));
+    }
+    // An upsert that was cut short leaves two values, and the newer one wins.
+    let one_value = ctx.swarm.load.upsert == 0;
+    if one_value && catalog.is_some_and(|leader| leader.counters().announced_dropped > 0) {
         wrong = Some(("M9", "two nodes announced different values of one key".to_owned()));
     }
     let index = catalog.map(|catalog| indexed(ctx, catalog)).unwrap_or_default();
@@ -105,7 +110,7 @@ pub fn agree(ctx: &Ctx, masters: &[Master], nodes: &[Node], leader: u8) -> Resul
     if catalog.rebuilding() {
         return Err("the index is being rebuilt".into());
     }
-    let mut held: BTreeMap<(TenantId, Key, ObjectId), usize> = BTreeMap::new();
+    let mut held: BTreeMap<(TenantId, Key, ObjectId), (usize, usize)> = BTreeMap::new();
     for node in nodes {
         for store in &node.stores {
             let spec = store.segment.spec();
@@ -115,13 +120,15 @@ pub fn agree(ctx: &Ctx, masters: &[Master], nodes: &[Node], leader: u8) -> Resul
             let (slots, _) = store.segment.announce(Slot(0), PAGE);
             for told in slots.iter().filter_map(|slot| slot.life.as_ref()?.object.as_ref()) {
                 let whole = (told.label.tenant, told.label.key.clone(), told.object);
-                *held.entry(whole).or_default() += 1;
+                let stripes = told.label.stripe.map_or(1, |of| of.striping.stripes());
+                held.entry(whole).or_insert((0, stripes)).0 += 1;
             }
         }
     }
     let index = indexed(ctx, catalog);
     for ((tenant, key), (object, replicas)) in &index {
-        let found = held.remove(&(*tenant, key.clone(), *object)).unwrap_or(0);
+        let (parts, stripes) = held.remove(&(*tenant, key.clone(), *object)).unwrap_or((0, 1));
+        let found = parts / stripes;
         if found != usize::from(*replicas) {
             return Err(format!("{key} of {tenant}: {replicas} copies known, {found} held"));
         }
@@ -142,7 +149,8 @@ fn second_value(ctx: &Ctx, index: &Index, slots: &[Announced]) -> Option<String>
         let told = slot.life.as_ref()?.object.as_ref()?;
         let (key, other) = (&told.label.key, told.object);
         let (given_out, _) = index.get(&(told.label.tenant, key.clone()))?;
-        if *given_out == other {
+        // While an upsert has no answer both may be read.
+        if *given_out == other || !ctx.finished.contains(given_out) {
             return None;
         }
         let text = || format!("{key} is {given_out} for the leader, but {other} can still be read");
@@ -160,6 +168,9 @@ pub fn drained(masters: &[Master], nodes: &[Node], leader: u8) -> Result<(), Str
     if !catalog.is_empty() || catalog.open_puts() > 0 {
         let (objects, open) = (catalog.len(), catalog.open_puts());
         return Err(format!("{objects} objects are indexed, {open} puts are open"));
+    }
+    if let Some((tenant, left)) = catalog.tenants().find(|(_, tenant)| tenant.used > 0) {
+        return Err(format!("{tenant} is charged {} bytes", left.used));
     }
     let segments = catalog.segments();
     let expected: usize = nodes.iter().map(|node| node.stores.len()).sum();

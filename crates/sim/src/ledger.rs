@@ -85,15 +85,22 @@ impl Ctx {
         let gone: Vec<Mount> = self.ledger.mounts.keys().filter(gone).copied().collect();
         for mount in gone {
             let lives = self.ledger.mounts.remove(&mount).unwrap_or_default();
+            // Who still tells has told a part: that may be given out, and vanish later.
+            if catalog.mounts(mount.0, mount.1) {
+                self.ledger.mounts.insert(mount, lives.clone());
+            }
             for (_, _, key) in lives {
                 self.may_vanish(now, catalog, key);
             }
         }
     }
 
+    fn known(&self, now: Now, catalog: &Catalog, key: u16) -> bool {
+        catalog.exist(now, self.keys[usize::from(key)].name()) == Ok(true)
+    }
+
     fn may_vanish(&mut self, now: Now, catalog: &Catalog, key: u16) {
-        let found = catalog.exist(now, self.keys[usize::from(key)].name());
-        if found != Ok(true) {
+        if !self.known(now, catalog, key) {
             self.observe(key, What::MayVanish);
         }
     }

@@ -100,6 +100,26 @@ marks! {
     DrainBegunAgain = "drain_begun_again",
     /// A drain was ended before the node was empty.
     Undrained = "undrained",
+    /// An upsert replaced a value.
+    Replaced = "replaced",
+    /// An upsert waited for the owners of what it replaced.
+    Replacing = "replacing",
+    /// A value was removed, because its time after its first get was over.
+    Expired = "expired",
+    /// A put was refused because its tenant has enough.
+    QuotaRefused = "quota_refused",
+    /// A copy of an open put was planned anew.
+    Replanned = "replanned",
+    /// A put ended well although an owner had failed it.
+    ReplanEnded = "replan_ended",
+    /// A striped value was read whole.
+    StripedRead = "striped_read",
+    /// A node mounted what it had mounted already.
+    MountedTwice = "mounted_twice",
+    /// A locator of an earlier mount was refused.
+    OldMountRefused = "old_mount_refused",
+    /// An order for an earlier mount was passed over.
+    OldMountOrdered = "old_mount_ordered",
     /// A flipped bit was noticed.
     ChecksumReject = "checksum_reject",
     /// A leader that had been replaced still planned a put.

@@ -11,12 +11,14 @@ use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, ToClient, ToMaster,
 use crate::swarm::{TERM, between};
 use crate::{MS, Nanos};
 use mooncrate_core::canary::{self, Canary};
-use mooncrate_core::catalog::{Catalog, Counters, Removal, Start};
+use mooncrate_core::catalog::{Catalog, Counters, Ended, Mounted, Removal, Start, replacing};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::plan::OrderResult;
 use mooncrate_core::plan::SegmentOffer;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, ObjectId, SegmentId};
+use mooncrate_core::{
+    Incarnation, LeaderEpoch, NodeId, Now, ObjectId, PutConfig, SegmentId, TenantId,
+};
 use std::time::Duration;
 
 /// The election service lets a term end a little later than its holder believes.
@@ -42,6 +44,8 @@ pub struct Master {
     /// When a replaced leader will notice.
     zombie_until: Nanos,
     waiting: Vec<Waiting>,
+    /// The most that each tenant had while nodes announced: nobody refuses what is there.
+    brought: Vec<u64>,
     counted: Counters,
     rng: Rng,
 }
@@ -51,8 +55,9 @@ pub struct Master {
 struct Waiting {
     call: Call,
     deadline: Nanos,
-    /// A remove that was begun; otherwise a put that waits for room.
-    removing: Option<ObjectId>,
+    /// What its owners must confirm to be gone: for a remove, or an upsert that replaced it. `None`: a
+    /// put that waits for room.
+    object: Option<ObjectId>,
     /// It was looked at before.
     waited: bool,
 }
@@ -70,6 +75,7 @@ impl Master {
             term_until: Now(0),
             zombie_until: 0,
             waiting: Vec::new(),
+            brought: Vec::new(),
             counted: Counters::default(),
             rng: Rng::stream(seed, &format!("master-{ix}")),
         }
@@ -89,7 +95,12 @@ impl Master {
         ctx.say(|| format!("master {} leads under epoch {epoch}, expects {expected:?}", self.ix));
         let start = if fresh { Start::Fresh } else { Start::Takeover { expected } };
         let now = ctx.lease_clock(ctx.master_host());
-        self.catalog = Some(Catalog::new(ctx.swarm.catalog.clone(), epoch, start, now));
+        let mut catalog = Catalog::new(ctx.swarm.catalog.clone(), epoch, start, now);
+        for tenant in 1..ctx.swarm.tenants {
+            catalog.set_quota(TenantId(tenant.into()), ctx.swarm.quota);
+        }
+        self.catalog = Some(catalog);
+        self.brought = vec![0; ctx.swarm.tenants.into()];
         self.counted = Counters::default();
         self.waiting.clear();
         self.zombie_until = 0;
@@ -183,6 +194,10 @@ impl Master {
                 let catalog = self.catalog.as_mut().expect("checked above");
                 let result = catalog.announce(now, segment, incarnation, &slots, last);
                 ctx.told((segment, incarnation), &slots);
+                for (tenant, known) in catalog.tenants() {
+                    let brought = &mut self.brought[tenant.0 as usize];
+                    *brought = known.used.max(*brought);
+                }
                 let reply = ToNode::Announced { round, page, epoch: catalog.epoch(), result };
                 ctx.to_node(Actor::Master(self.ix), node, reply);
             }
@@ -238,6 +253,9 @@ impl Master {
         let catalog = self.catalog.as_mut().expect("the caller looked");
         let result = catalog.mount(now, crate::node::id(node), offers);
         let mut fence = Duration::ZERO;
+        if result.as_ref().is_ok_and(|answers| answers.contains(&Mounted::Known)) {
+            ctx.mark(Mark::MountedTwice);
+        }
         if result.is_ok() {
             fence = catalog.fence(now, crate::node::id(node), left);
             ctx.election.nodes.insert(crate::node::id(node));
@@ -261,12 +279,26 @@ impl Master {
         let key = ctx.keys[usize::from(call.key)].name();
         let answer = match call.ask {
             Ask::PutStart { .. } => {
-                self.waiting.push(Waiting { call, deadline, removing: None, waited: false });
+                self.waiting.push(Waiting { call, deadline, object: None, waited: false });
                 self.retry_waiting(ctx);
                 return;
             }
-            Ask::PutEnd { token, seal } => {
-                Answer::Ended(catalog.put_end(now, key, token, &[seal]).map(|_| ()))
+            Ask::PutEnd { token, seals } => match catalog.put_end(now, key, token, seals.all()) {
+                Ok(Ended::Replacing(old)) => {
+                    ctx.mark(Mark::Replacing);
+                    self.waiting.push(Waiting { call, deadline, object: Some(old), waited: false });
+                    self.retry_waiting(ctx);
+                    return;
+                }
+                ended => Answer::Ended(ended.map(|_| ())),
+            },
+            Ask::Replan { token, failed, wishes } => {
+                let config = PutConfig { avoid: vec![failed], ..wishes.config() };
+                let plan = catalog.put_replan(now, key, token, &[failed], &config);
+                for locator in plan.iter().flat_map(|plan| &plan.replicas) {
+                    ctx.ledger.planned(call.key, locator);
+                }
+                Answer::Plan(plan)
             }
             Ask::Revoke { token } => Answer::Ended(catalog.put_revoke(now, key, token)),
             Ask::Locate { lease_ms } => match catalog.locate(now, key, lease_ms) {
@@ -281,8 +313,8 @@ impl Master {
             Ask::Exist => Answer::Exists(catalog.exist(now, key)),
             Ask::Remove { force } => match catalog.remove(now, key, force) {
                 Ok(Removal::Waiting(object)) => {
-                    let removing = Some(object);
-                    self.waiting.push(Waiting { call, deadline, removing, waited: false });
+                    let object = Some(object);
+                    self.waiting.push(Waiting { call, deadline, object, waited: false });
                     self.retry_waiting(ctx);
                     return;
                 }
@@ -310,10 +342,10 @@ impl Master {
             let one = &mut self.waiting[at];
             let late = one.deadline <= ctx.now;
             let waited = std::mem::replace(&mut one.waited, true);
-            let (call, removing) = (one.call, one.removing);
-            let answer = match removing {
+            let (call, object) = (one.call, one.object);
+            let answer = match object {
                 Some(_) if !leading => Some(Answer::NotLeader),
-                Some(object) => self.look_at_remove(object, late),
+                Some(object) => self.look_at_removal(object, call.ask, late),
                 None => self.look_at_put(ctx, now, &call, (late, waited)),
             };
             match answer {
@@ -326,15 +358,17 @@ impl Master {
         }
     }
 
-    fn look_at_remove(&mut self, object: ObjectId, late: bool) -> Option<Answer> {
-        let catalog = self.catalog.as_ref()?;
-        if catalog.removed(object) {
-            Some(Answer::Removed(Ok(())))
-        } else if late {
-            Some(Answer::Removed(Err(RemoveError::Deferred { after_ms: 5 })))
-        } else {
-            None
+    fn look_at_removal(&mut self, object: ObjectId, ask: Ask, late: bool) -> Option<Answer> {
+        let done = self.catalog.as_ref()?.removed(object);
+        if !done && !late {
+            return None;
         }
+        Some(match ask {
+            Ask::PutEnd { .. } if done => Answer::Ended(Ok(())),
+            Ask::PutEnd { .. } => Answer::Ended(Err(replacing())),
+            _ if done => Answer::Removed(Ok(())),
+            _ => Answer::Removed(Err(RemoveError::Deferred { after_ms: 5 })),
+        })
     }
 
     fn look_at_put(
@@ -357,6 +391,7 @@ impl Master {
         match result {
             Err(PutError::Reclaiming { .. }) if !late => return None,
             Err(PutError::Busy { .. }) => ctx.mark(Mark::Busy),
+            Err(PutError::Quota { .. }) => ctx.mark(Mark::QuotaRefused),
             Ok(_) if zombie => ctx.mark(Mark::ZombiePlan),
             Ok(_) if waited => ctx.mark(Mark::PutReclaimed),
             _ => {}
@@ -401,6 +436,16 @@ impl Master {
         }
     }
 
+    /// A tenant that has more than it may have, and how much (G16). Moves count twice while they last.
+    pub fn over_quota(&self) -> Option<(TenantId, u64)> {
+        let catalog = self.catalog.as_ref().filter(|leader| leader.copies_under_way() == 0)?;
+        let mut over = catalog.tenants().filter_map(|(tenant, known)| {
+            let most = known.quota?.max(self.brought[tenant.0 as usize]);
+            (known.used > most).then_some((tenant, known.used))
+        });
+        over.next()
+    }
+
     /// Turns what the catalog counted into marks.
     fn count(&mut self, ctx: &mut Ctx) {
         let Some(catalog) = &self.catalog else { return };
@@ -412,6 +457,9 @@ impl Master {
         marks.hit_times(Mark::CopySettled, now.copied - before.copied);
         marks.hit_times(Mark::CopyGivenUp, now.copies_failed - before.copies_failed);
         marks.hit_times(Mark::HotCopies, u64::from(catalog.hot_objects() > 0));
+        marks.hit_times(Mark::Replaced, now.replaced - before.replaced);
+        marks.hit_times(Mark::Expired, now.expired - before.expired);
+        marks.hit_times(Mark::Replanned, now.replanned - before.replanned);
         marks.hit_times(Mark::EvictSkipped, now.evict_skipped - before.evict_skipped);
         self.counted = now;
     }

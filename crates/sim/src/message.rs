@@ -6,7 +6,7 @@ use mooncrate_check::PutId;
 use mooncrate_core::catalog::Mounted;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
-use mooncrate_core::plan::{Announced, Notice, Order, SegmentOffer};
+use mooncrate_core::plan::{Announced, Notice, Order, SegmentOffer, Striping};
 use mooncrate_core::{
     Incarnation, LeaderEpoch, Located, Locator, Now, ObjectId, PutConfig, PutToken, Seal,
     SegmentId, WritePlan,
@@ -66,13 +66,40 @@ pub struct Wishes {
     pub replicas: u8,
     /// Fewer are fine where there are too few nodes.
     pub best_effort: bool,
+    /// Replaces what is there.
+    pub upsert: bool,
+    /// Removed so long after its first get; 0: not.
+    pub expire_ms: u32,
+}
+
+/// Stripes of a value at most, here.
+pub const STRIPES: usize = 4;
+
+/// One seal per stripe.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seals {
+    list: [Seal; STRIPES],
+    count: u8,
+}
+
+impl Seals {
+    /// One more.
+    pub fn push(&mut self, seal: Seal) {
+        self.list[usize::from(self.count)] = seal;
+        self.count += 1;
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[Seal] {
+        &self.list[..self.count.into()]
+    }
 }
 
 impl Wishes {
     /// In the master's words.
     pub fn config(self) -> PutConfig {
-        let Self { replicas, best_effort } = self;
-        PutConfig { replicas, best_effort, ..PutConfig::default() }
+        let Self { replicas, best_effort, upsert, expire_ms } = self;
+        PutConfig { replicas, best_effort, upsert, expire_ms, ..PutConfig::default() }
     }
 }
 
@@ -91,7 +118,16 @@ pub enum Ask {
         /// The right to say so.
         token: PutToken,
         /// Of the value.
-        seal: Seal,
+        seals: Seals,
+    },
+    /// An owner failed its writer: elsewhere.
+    Replan {
+        /// The right to say so.
+        token: PutToken,
+        /// Where it failed.
+        failed: SegmentId,
+        /// How it is to be kept.
+        wishes: Wishes,
     },
     /// The put is given up.
     Revoke {
@@ -132,7 +168,7 @@ pub struct Call {
 /// What the master answers.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// To `PutStart`.
+    /// To `PutStart` and `Replan`.
     Plan(Result<WritePlan, PutError>),
     /// To `PutEnd` and `Revoke`.
     Ended(Result<(), PutError>),
@@ -371,15 +407,15 @@ pub struct Begin {
     pub object: ObjectId,
     /// The leader that planned it.
     pub epoch: LeaderEpoch,
-    /// Bytes of the value.
-    pub len: u64,
+    /// The value, and how it is cut.
+    pub striping: Striping,
     /// Which key.
     pub key: u16,
     /// How it is to be kept.
     pub wishes: Wishes,
     /// The put, in the oracle's words.
     pub put: PutId,
-    /// Of the value; used when it comes whole.
+    /// Of the stripe; used when it comes whole.
     pub seal: Seal,
 }
 

@@ -63,7 +63,7 @@ impl World {
         self.ctx.after(LOOK, Event::Operator);
         let Some(drain) = self.drain else { return };
         let over = self.ctx.calm || drain.until <= self.ctx.now;
-        let id = node::id(drain.node);
+        let (id, segments) = (node::id(drain.node), u32::from(self.ctx.swarm.segments));
         let Some(catalog) = self.leading() else { return };
         let epoch = catalog.epoch();
         if over {
@@ -72,7 +72,8 @@ impl World {
             self.ctx.mark(Mark::Undrained);
             return;
         }
-        let known = catalog.drain_stat(id, None).filter(|stat| stat.draining > 0);
+        // A segment that was still announcing has not heard of the drain.
+        let known = catalog.drain_stat(id, None).filter(|stat| stat.draining == segments);
         let Some(stat) = known.filter(|_| drain.epoch == epoch) else {
             if catalog.drain(id, None, drain.mode).is_some() {
                 self.drained_anew(epoch);

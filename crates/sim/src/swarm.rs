@@ -42,6 +42,8 @@ pub struct Swarm {
     pub keys: u16,
     /// Who has keys: each of them has keys of the same bytes.
     pub tenants: u8,
+    /// Bytes that each tenant but the first may use.
+    pub quota: Option<u64>,
     /// Longest pause between two operations of a lane.
     pub think: Nanos,
     /// Largest value.
@@ -61,6 +63,10 @@ pub struct Swarm {
 pub struct Load {
     /// Operations that put.
     pub put: u32,
+    /// Puts that replace what is there.
+    pub upsert: u32,
+    /// Puts of values that expire.
+    pub expire: u32,
     /// That remove.
     pub remove: u32,
     /// That only ask.
@@ -90,8 +96,9 @@ impl Swarm {
         let faults = draw_faults(rng);
         let flips = faults[Fault::BitFlip as usize].is_some();
         let slots = *pick(rng, &[16, 24, 48, 96, 256]);
+        let (tenants, share) = (*pick(rng, &[1, 1, 2, 3]), *pick(rng, &[0, 50, 150, 300]));
         let own_ops = 20_000 + rng.below(30_000);
-        Self {
+        let mut swarm = Self {
             seed,
             // A shorter run is the beginning of the longer one.
             ops: ops.unwrap_or(own_ops),
@@ -103,14 +110,18 @@ impl Swarm {
             segment_bytes: *pick(rng, &[32 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10]),
             slots,
             keys: *pick(rng, &[8, 24, 64, 96, 160]),
-            tenants: 1,
+            tenants,
+            quota: None,
             think: *pick(rng, &[200 * US, 2 * MS, 5 * MS, 20 * MS]),
             value_max: *pick(rng, &[600, 2048, 2048, 6000]),
             quality: draw_quality(rng),
             catalog: draw_config(rng, seed),
             faults,
             load: draw_load(rng, flips),
-        }
+        };
+        let pool = u64::from(swarm.nodes) * u64::from(swarm.segments) * swarm.segment_bytes;
+        swarm.quota = (share > 0).then_some(pool * share / 1000);
+        swarm
     }
 
     /// Bytes of a new value: mostly small, now and then empty or large.
@@ -164,6 +175,7 @@ fn draw_config(rng: &mut Rng, seed: u64) -> Config {
                 PlacementKind::ByZone,
             ],
         ),
+        stripe_bytes: *pick(rng, &[4 << 10, 8 << 10, 64 << 20]),
         copies_max: *pick(rng, &[0, 2, 8, 256, 256]),
         copies_per_node_max: *pick(rng, &[1, 4, 32]),
         copy_bytes_per_node_max: *pick(rng, &[4 << 10, 256 << 10]),
@@ -178,6 +190,8 @@ fn draw_config(rng: &mut Rng, seed: u64) -> Config {
 fn draw_load(rng: &mut Rng, flips: bool) -> Load {
     Load {
         put: between(rng, 20, 250) as u32,
+        upsert: *pick(rng, &[0, 0, 150, 500]),
+        expire: *pick(rng, &[0, 0, 0, 80]),
         remove: between(rng, 10, 200) as u32,
         exist: between(rng, 0, 50) as u32,
         late: between(rng, 0, 40) as u32,

@@ -133,6 +133,9 @@ impl Catalog {
         if sources.is_empty() || full || entry.stage != Stage::Ready || self.is_announcing(id) {
             return Err(NoCopy::Impossible);
         }
+        if purpose.leaving.is_none() && self.over_quota(id, stripe) {
+            return Err(NoCopy::NoRoom);
+        }
         let part = match purpose.to {
             Some(to) => self.reserve_at(now, id, stripe, &others, to)?,
             None => self.reserve_copy(now, id, stripe, &others, purpose)?,
@@ -156,6 +159,15 @@ impl Catalog {
         self.copies.outbox.push((node, order));
         self.evict_above_high(now, part.segment);
         Ok(())
+    }
+
+    /// Whether one more copy of a stripe is more than the tenant may have. A replica that moves counts
+    /// twice only until it has moved.
+    fn over_quota(&self, id: EntryId, stripe: u8) -> bool {
+        let entry = self.objects.entry(id);
+        let tenant = self.tenant(entry.tenant);
+        let total = tenant.used.saturating_add(entry.extent_bytes(stripe));
+        tenant.quota.is_some_and(|quota| total > quota)
     }
 
     /// Readable copies of a stripe, those on silent nodes last.

@@ -102,12 +102,10 @@ impl Catalog {
         let entry = self.objects.entry(id);
         let stripes = entry.stripes() as u8;
         let most = entry.copies() + usize::from(self.config.hot_replicas_max);
-        let tenant = self.tenant(entry.tenant);
         for stripe in 0..stripes {
             let entry = self.objects.entry(id);
             let parts = entry.parts.as_slice().iter().filter(|part| part.stripe == stripe);
-            let total = self.tenant(entry.tenant).used.saturating_add(entry.extent_bytes(stripe));
-            if parts.count() >= most || tenant.quota.is_some_and(|quota| total > quota) {
+            if parts.count() >= most {
                 continue;
             }
             let purpose = Purpose { spare_room: true, ..Purpose::default() };

@@ -3,7 +3,7 @@
 //! Everything that time brings about works in bounded slices, from `tick` (G13).
 
 use super::Catalog;
-use super::objects::{Entry, EntryId, PartState, SegmentIndex, Stage};
+use super::objects::{EntryId, PartState, SegmentIndex, Stage};
 use super::segments::NOBODY;
 use crate::ids::{GroupId, TenantId};
 use crate::limits::GROUP_MEMBERS_MAX;
@@ -104,8 +104,14 @@ impl Catalog {
         }
     }
 
-    /// Forgets an entry that has no part and that nobody waits for.
-    pub(super) fn forget(&mut self, id: EntryId) -> Entry {
+    /// Forgets an entry that has no part and that nobody waits for; who took its key over has waited.
+    pub(super) fn forget(&mut self, id: EntryId) {
+        let next = self.forget_one(id);
+        self.acknowledge(next);
+    }
+
+    /// The same, without a word to the entry that took its key over, which is returned.
+    pub(super) fn forget_one(&mut self, id: EntryId) -> Option<EntryId> {
         self.leave_group(id);
         let entry = self.objects.remove(id);
         self.removing.remove(&entry.object);
@@ -116,7 +122,14 @@ impl Catalog {
         if self.upserts.get(&entry.hash) == Some(&id) {
             self.upserts.remove(&entry.hash);
         }
-        entry
+        entry.replaced_by()
+    }
+
+    /// `new` takes the key over from `old`: the key is not free, and nothing is confirmed that says so,
+    /// before the owners of `old` have answered; however many values were replaced one after the other.
+    pub(super) fn hold_key(&mut self, old: EntryId, new: EntryId) {
+        self.objects.entry_mut(old).extra_mut().replaced_by = new;
+        self.objects.entry_mut(new).extra_mut().orphans += 1;
     }
 
     /// A finished object can be evicted from now on, alone or with its group.

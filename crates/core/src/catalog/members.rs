@@ -360,6 +360,7 @@ impl Catalog {
     fn announced_object(&mut self, now: Now, part: Part, extent: Extent, told: &AnnouncedObject) {
         let lease_end = if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until };
         let mut known = self.objects.find(told.label.name());
+        let mut replaced = None;
         if let Some(id) = known
             && self.is_older(id, told)
             && !self.is_announcing(id)
@@ -367,21 +368,32 @@ impl Catalog {
             // An upsert was cut short: the newer value stays, whoever told of the older one first.
             self.counters.announced_dropped += 1;
             self.objects.hide(id);
-            self.retire(now, id);
-            known = None;
+            replaced = known.take();
         }
         let id = match known {
-            None => self.insert_announced(now, told, lease_end),
+            None => {
+                let new = self.insert_announced(now, told, lease_end);
+                if let Some(old) = replaced {
+                    self.hold_key(old, new);
+                    self.retire(now, old);
+                }
+                new
+            }
             Some(id) if self.same_object(id, told) => {
                 let entry = self.objects.entry_mut(id);
                 entry.lease_end = entry.lease_end.max(lease_end);
                 id
             }
-            Some(_) => {
-                // M9: one value per key; what is known stays.
+            Some(id) => {
+                // M9: one value per key; what is known stays, and its key waits for the end of the other.
                 self.counters.announced_dropped += 1;
                 let free_after_ms = lease::left_ms(now, lease_end);
-                self.order(now, &part, extent, Action::Retire { free_after_ms }, None);
+                let entry = self.objects.entry_mut(id);
+                match &mut entry.stage {
+                    Stage::Removing(left) => *left += 1,
+                    _ => entry.extra_mut().orphans += 1,
+                }
+                self.order(now, &part, extent, Action::Retire { free_after_ms }, Some(id));
                 return;
             }
         };

@@ -101,11 +101,13 @@ pub(super) struct Extra {
     pub expire_ms: u32,
     /// When it expires, by its first get; the catalog's list of ends has the same.
     pub expire_at: Option<Now>,
-    /// Copies that a replan gave up and whose owners have not confirmed it: until they have, the key
-    /// cannot be free, or an old copy could come back after a remove (G6).
+    /// Copies that a replan gave up and values that an upsert replaced, whose owners have not confirmed
+    /// it: until they have, the key cannot be free, or an old copy could come back after a remove (G6).
     pub orphans: u16,
     /// The object that an upsert replaced, until its owners have confirmed that it is gone.
     pub replaces: Option<ObjectId>,
+    /// The entry that took the key over from this one, and whose key is not free before this one is gone.
+    pub replaced_by: EntryId,
     /// Copies that its put asked for.
     pub copies: u8,
 }
@@ -119,6 +121,7 @@ impl Extra {
             && self.expire_ms == 0
             && self.orphans == 0
             && self.replaces.is_none()
+            && self.replaced_by == EntryId::MAX
             && self.copies <= 1
     }
 }
@@ -137,6 +140,7 @@ impl Default for Extra {
             expire_at: None,
             orphans: 0,
             replaces: None,
+            replaced_by: EntryId::MAX,
             copies: 1,
         }
     }
@@ -260,6 +264,12 @@ impl Entry {
 
     pub(super) fn orphans(&self) -> u16 {
         self.extra.as_ref().map_or(0, |extra| extra.orphans)
+    }
+
+    /// The entry that took its key over and waits for its end.
+    pub(super) fn replaced_by(&self) -> Option<EntryId> {
+        let id = self.extra.as_ref().map_or(EntryId::MAX, |extra| extra.replaced_by);
+        (id != EntryId::MAX).then_some(id)
     }
 
     /// Copies that its put asked for.

@@ -228,16 +228,18 @@ impl Catalog {
     /// One owner less stands between a remove and its answer, or the copy of an object that a replan
     /// gave up is gone for good.
     pub(super) fn acknowledge(&mut self, waiting: Option<EntryId>) {
-        let Some(id) = waiting else { return };
-        let entry = self.objects.entry_mut(id);
-        let Stage::Removing(left) = &mut entry.stage else {
-            entry.extra_mut().orphans -= 1;
-            entry.trim_extra();
-            return;
-        };
-        *left -= 1;
-        if *left == 0 {
-            self.forget(id);
+        let mut waiting = waiting;
+        while let Some(id) = waiting.take() {
+            let entry = self.objects.entry_mut(id);
+            let Stage::Removing(left) = &mut entry.stage else {
+                entry.extra_mut().orphans -= 1;
+                entry.trim_extra();
+                return;
+            };
+            *left -= 1;
+            if *left == 0 {
+                waiting = self.forget_one(id);
+            }
         }
     }
 

@@ -203,6 +203,7 @@ impl Catalog {
         let id = self.open_put(name.into(), token)?;
         let entry = self.objects.entry(id);
         if entry.stage == Stage::Ready {
+            self.check_told(now, id)?;
             return Ok(self.ended(id));
         }
         let stripes = entry.stripes();
@@ -232,6 +233,18 @@ impl Catalog {
         Ok(self.ended(id))
     }
 
+    /// A value of an earlier leader may have replaced another one: that one must be told, and gone.
+    fn check_told(&self, now: Now, id: EntryId) -> Result<(), PutError> {
+        let entry = self.objects.entry(id);
+        if entry.object.epoch == self.epoch {
+            return Ok(());
+        }
+        if let Some(rebuild) = &self.rebuild {
+            return Err(PutError::Rebuilding { after_ms: rebuild.hint_ms(now) });
+        }
+        if entry.orphans() > 0 { Err(replacing()) } else { Ok(()) }
+    }
+
     /// An upsert takes its key over; what was there is retired (R12).
     fn replace(&mut self, now: Now, id: EntryId) {
         let entry = self.objects.entry(id);
@@ -239,6 +252,7 @@ impl Catalog {
         if let Some(old) = self.objects.find(entry.name()) {
             let replaced = self.objects.entry(old).object;
             self.objects.hide(old);
+            self.hold_key(old, id);
             if self.objects.entry(old).stage == Stage::Ready {
                 self.counters.replaced += 1;
                 self.retire(now, old);
@@ -368,7 +382,7 @@ impl Catalog {
             return Striping::whole(len);
         }
         let stripes = len.div_ceil(unit).min(STRIPES_MAX as u64);
-        let stripe_bytes = len.div_ceil(stripes).next_multiple_of(SLICE_BYTES);
+        let stripe_bytes = len.div_ceil(stripes).next_multiple_of(unit.min(SLICE_BYTES));
         Striping::checked(len, stripe_bytes).unwrap_or(Striping::whole(len))
     }
 

@@ -98,7 +98,13 @@ impl Cluster {
     pub(crate) fn add_ghost(&self, name: &str) {
         let info =
             NodeInfo { node: NodeId::named(name), name: name.into(), ..self.node.info().clone() };
-        let mount = Mount { info, seen: LeaderEpoch(0), offers: Vec::new(), fence_ms: None, draining: Vec::new() };
+        let mount = Mount {
+            info,
+            seen: LeaderEpoch(0),
+            offers: Vec::new(),
+            fence_ms: None,
+            draining: Vec::new(),
+        };
         let scope = self.master.scope(TenantId::DEFAULT);
         scope.mount(&mount, boottime().deadline_in(LONG)).unwrap().unwrap();
     }

@@ -51,6 +51,11 @@ pub(super) struct GetOp {
     asked: u8,
     /// End of the lease, on the client's clock.
     lease_end: Now,
+    /// The stripe that is read; those before it are in the buffer.
+    stripe: u8,
+    /// Where it starts in the value, and its bytes.
+    base: u64,
+    len: u64,
     /// Replicas that were tried, as bits.
     tried: u32,
     locator: Option<Locator>,
@@ -87,6 +92,9 @@ impl Client {
             located: None,
             asked: 0,
             lease_end: Now(0),
+            stripe: 0,
+            base: 0,
+            len: 0,
             tried: 0,
             locator: None,
             call: CallId { op: op.me, part: 0, boot: self.boot },
@@ -139,7 +147,7 @@ impl Client {
                 self.cache[usize::from(key)] = Some(located.clone());
                 let get = op.get();
                 get.asked += 1;
-                get.tried = 0;
+                (get.tried, get.stripe) = (0, 0);
                 get.lease_end = lease::holder_end(sent, located.lease_ms);
                 get.located = Some(located);
                 self.get_choose(ctx, op)
@@ -168,7 +176,8 @@ impl Client {
         let near = |locator: &Locator| {
             owners.iter().any(|(id, node)| *id == locator.segment && node % hosts == host)
         };
-        let left = |at: &usize| get.tried & 1 << at == 0;
+        let left =
+            |at: &usize| get.tried & 1 << at == 0 && located.replicas[*at].stripe == get.stripe;
         let all = 0..located.replicas.len();
         let choice = all
             .clone()
@@ -185,9 +194,14 @@ impl Client {
             return get_ended(ctx, op, Got::Failed);
         };
         let locator = located.replicas[at];
-        let len = located.len();
+        let (whole, striping) = (located.len(), located.striping);
+        let same = |other: &&usize| located.replicas[**other].stripe == get.stripe;
+        let others = all.clone().collect::<Vec<_>>();
+        let again = others.iter().filter(same).any(|other| get.tried & 1 << other != 0);
         let here = near(&locator);
-        if get.tried > 0 {
+        (get.base, get.len) = (striping.start(get.stripe), striping.stripe_len(get.stripe));
+        let len = get.len;
+        if again {
             ctx.mark(Mark::ReplicaFallback);
         }
         get.tried |= 1 << at;
@@ -198,9 +212,11 @@ impl Client {
         get.link = Link::new(here);
         get.pinned = false;
         get.copied = 0;
-        let old = std::mem::take(&mut get.buffer);
-        ctx.recycle(old);
-        get.buffer = ctx.buffer(len as usize);
+        if get.stripe == 0 {
+            let old = std::mem::take(&mut get.buffer);
+            ctx.recycle(old);
+            get.buffer = ctx.buffer(whole as usize);
+        }
         let one_sided =
             here && (get.mode == Mode::LeaseOnly || self.rng.chance(ctx.swarm.load.one_sided));
         if one_sided {
@@ -297,7 +313,7 @@ impl Client {
         let slow = self.rng.chance(ctx.swarm.load.slow);
         let steps = if self.rng.chance(500) { 1 } else { between(&mut self.rng, 2, 6) };
         let get = op.get();
-        let len = get.buffer.len() as u64;
+        let len = get.len;
         get.waits = Waits::Copy;
         get.chunk = len.div_ceil(steps).next_multiple_of(64).max(64);
         let lease_ms = get.located.as_ref().expect("a replica was chosen").lease_ms;
@@ -336,14 +352,15 @@ impl Client {
             return Flow::Goes;
         }
         let locator = get.locator.expect("a replica was chosen");
-        let len = get.buffer.len() as u64;
+        let len = get.len;
         let take = get.chunk.min(len - get.copied);
         let store = get.store.clone().expect("it is mapped");
         let memory = store.segment.one_sided();
         if take > 0 {
             let start = get.copied;
             let part = locator.extent.part(start, take);
-            let target = &mut get.buffer[start as usize..(start + take) as usize];
+            let from = (get.base + start) as usize;
+            let target = &mut get.buffer[from..from + take as usize];
             if part.is_none_or(|part: Extent| memory.copy(part, target).is_err()) {
                 return self.get_stale(ctx, op);
             }
@@ -372,7 +389,7 @@ impl Client {
         };
         let serve_until = memory.serve_until();
         let now = ctx.mono(self.host);
-        let sealed = seal_of(&get.buffer) == get.located.as_ref().expect("located").seal;
+        let sealed = get.sealed();
         let honest = Reading { before: get.before, after, serve_until, now, sealed };
         let ready = Word::new(locator.generation, ReplicaState::Ready, 0);
         let reading = match get.mode {
@@ -399,7 +416,7 @@ impl Client {
                     let text = format!("{locator:?} was freed under a lease: {honest:?}");
                     ctx.fail("G5", Some(key), text);
                 }
-                get_accept(ctx, op)
+                self.get_stripe_read(ctx, op)
             }
             Err(error) => {
                 note_refusal(ctx, error, locator.generation, &honest);
@@ -424,16 +441,31 @@ impl Client {
             return Flow::Goes;
         }
         // What is too long is cut: the seal or the stamps will tell.
-        let start = (offset as usize).min(get.buffer.len());
-        let end = (start + bytes.len()).min(get.buffer.len());
+        let most = (get.base + get.len) as usize;
+        let start = ((get.base + offset) as usize).min(most);
+        let end = (start + bytes.len()).min(most);
         get.buffer[start..end].copy_from_slice(&bytes[..end - start]);
         ctx.recycle(bytes);
         if !last {
             return Flow::Goes;
         }
-        let seal = get.located.as_ref().expect("a replica was chosen").seal;
-        if get.mode == Mode::Full && seal_of(&get.buffer) != seal {
+        if get.mode == Mode::Full && !get.sealed() {
             return self.get_corrupt(ctx, op);
+        }
+        self.get_stripe_read(ctx, op)
+    }
+
+    /// A stripe is in the buffer: the next one, or all is read.
+    fn get_stripe_read(&mut self, ctx: &mut Ctx, op: &mut Op) -> Flow {
+        let get = op.get();
+        let stripes = get.located.as_ref().expect("a replica was chosen").striping.stripes();
+        if usize::from(get.stripe) + 1 < stripes {
+            get.stripe += 1;
+            op.wait_until = op.deadline;
+            return self.get_choose(ctx, op);
+        }
+        if stripes > 1 {
+            ctx.mark(Mark::StripedRead);
         }
         get_accept(ctx, op)
     }
@@ -482,6 +514,21 @@ impl Client {
     }
 }
 
+impl GetOp {
+    /// Whether the stripe in the buffer is what its writer sealed.
+    fn sealed(&self) -> bool {
+        let bytes = &self.buffer[self.base as usize..(self.base + self.len) as usize];
+        let located = self.located.as_ref().expect("a replica was chosen");
+        located.seal_of(self.stripe) == Some(seal_of(bytes))
+    }
+
+    /// Whether more copies were tried than there are stripes.
+    fn fell_back(&self) -> bool {
+        let stripes = self.located.as_ref().map_or(1, |located| located.striping.stripes());
+        self.tried.count_ones() as usize > stripes
+    }
+}
+
 fn note_refusal(ctx: &mut Ctx, error: ReadError, generation: Generation, reading: &Reading) {
     match error {
         ReadError::Stale => {
@@ -510,7 +557,7 @@ pub(super) fn get_ended(ctx: &mut Ctx, op: &mut Op, got: Got) -> Flow {
         ctx.mark(Mark::DeadNodeRead);
     }
     if let Got::Value { .. } = got
-        && get.tried.count_ones() > 1
+        && get.fell_back()
     {
         ctx.mark(Mark::OtherCopyServed);
     }

@@ -7,23 +7,24 @@
 mod get;
 mod op;
 mod put;
+mod write;
 
 pub use op::{Kind, Outcome};
 
 use crate::ctx::Ctx;
 use crate::marks::Mark;
-use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, ToClient, ToMaster, ToNode};
+use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, Seals, ToClient, ToMaster, ToNode};
 use crate::node::Store;
 use crate::swarm::between;
 use crate::{MS, Nanos, US};
 use mooncrate_check::{Got, What};
 use mooncrate_core::error::RemoveError;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{Located, PutToken, Seal};
+use mooncrate_core::{Located, PutToken};
 use op::{Body, Flow, Op};
-use put::Zombie;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use write::Zombie;
 
 /// How often a client looks at its deadlines.
 const TICK: Nanos = 4 * MS;
@@ -37,7 +38,7 @@ const OLD_MAX: usize = 16;
 struct OldPut {
     key: u16,
     token: PutToken,
-    seal: Seal,
+    seals: Seals,
     /// Every copy was published, so that ending it is honest.
     complete: bool,
     /// The master said OK.
@@ -241,15 +242,16 @@ impl Client {
         op.asking = Some(ask);
         op.sent = ctx.mono(self.host);
         op.wait_until = ctx.now + between(&mut self.rng, 8, 40) * MS;
-        if let Ask::Remove { .. } = ask {
-            // The owners must answer first.
+        let once = matches!(ask, Ask::Remove { .. } | Ask::Replan { .. });
+        if once {
+            // The owners must answer first; or a second plan would not know of the first.
             op.wait_until = op.deadline;
         }
         let budget_ms = (op.deadline.saturating_sub(ctx.now) / MS).saturating_sub(2) as u32;
         let call = Call { op: op.me, attempt: op.attempt, key: op.key, budget_ms, ask };
         let (from, call) = (Actor::Client(self.ix), ToMaster::Call(call));
-        if let Ask::Remove { .. } = ask {
-            // It has no token: a second one would strike what was put after the first.
+        if once {
+            // A second remove would strike what was put after the first.
             ctx.to_master_once(from, self.leader, call);
         } else {
             ctx.to_master(from, self.leader, call);
@@ -273,7 +275,7 @@ impl Client {
             if old.ended {
                 ctx.mark(Mark::DuplicateEnd);
             }
-            self.tell(ctx, old.key, Ask::PutEnd { token: old.token, seal: old.seal });
+            self.tell(ctx, old.key, Ask::PutEnd { token: old.token, seals: old.seals });
         } else {
             self.tell(ctx, old.key, Ask::Revoke { token: old.token });
         }

@@ -1,19 +1,23 @@
-//! put: ask for a plan, move the bytes to every copy, let their owners publish, then say so.
+//! put: ask for a plan, move the bytes to every copy, let their owners publish, then say so. An owner
+//! that fails is replaced by another one, a few times.
 
 use super::op::{Body, Flow, Op, Outcome};
+use super::write::{Copying, Progress, value_seals};
 use super::{Client, OldPut};
 use crate::ctx::{Ctx, Link};
 use crate::marks::Mark;
-use crate::message::{Ask, Begin, CallId, DataError, Event, Path, ToNode, Wishes};
+use crate::message::{Ask, Begin, CallId, DataError, Event, Path, Seals, ToNode, Wishes};
 use crate::node::Store;
 use crate::swarm::between;
 use crate::{MS, Nanos, US};
-use mooncrate_check::{PutId, What, payload};
+use mooncrate_check::{PutId, What};
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::error::PutError;
-use mooncrate_core::{Locator, Seal, WritePlan};
-use mooncrate_mem::sums::seal_of;
+use mooncrate_core::{LeaderEpoch, Locator, WritePlan};
 use std::sync::Arc;
+
+/// Owners that may fail one after the other before a put fails.
+const REPLANS_MAX: u8 = 2;
 
 /// A put under way.
 #[derive(Debug)]
@@ -22,51 +26,13 @@ pub(super) struct PutOp {
     /// Some owner was told to publish: from here on the value may be seen.
     pub(super) signalled: bool,
     wishes: Wishes,
-    len: u64,
-    seal: Seal,
+    seals: Seals,
     plan: Option<WritePlan>,
     copies: Vec<Copying>,
-}
-
-/// The way of the bytes to one replica.
-#[derive(Debug)]
-struct Copying {
-    path: Path,
-    node: u8,
-    call: CallId,
-    link: Link,
-    locator: Locator,
-    /// Bytes sent or stored so far.
-    next: u64,
-    /// Bytes per step.
-    chunk: u64,
-    slow: bool,
-    store: Option<Arc<Store>>,
-    progress: Progress,
-}
-
-/// How far the owner of a replica is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    /// It takes bytes, or will.
-    Open,
-    /// It was told to publish.
-    Told,
-    /// It said no, for good.
-    Refused,
-    /// The copy can be read.
-    Published,
-}
-
-/// A direct put that was given up while its copy loop was running: the loop goes on, and only its end
-/// tells the owner that nobody will store any more (R7).
-#[derive(Debug)]
-pub(super) struct Zombie {
-    id: u32,
-    put: PutId,
-    key: u16,
-    len: u64,
-    copy: Copying,
+    /// Counts the ways that were opened.
+    parts: u8,
+    /// Owners that failed.
+    replans: u8,
 }
 
 impl Client {
@@ -75,24 +41,34 @@ impl Client {
         let run = ctx.swarm.seed as u16;
         let id = PutId::new(run, u16::from(self.ix) | (self.boot as u16) << 8, self.puts);
         let len = ctx.swarm.value_len(&mut self.rng);
-        let replicas = match self.rng.below(100) {
-            0..50 => 1,
-            50..85 => 2,
-            _ => 3,
-        };
-        let wishes = Wishes { replicas, best_effort: self.rng.chance(500) };
+        let wishes = self.wishes(ctx);
         ctx.observe(op.key, What::PutBegan { put: id, len });
         op.body = Body::Put(Box::new(PutOp {
             id,
             signalled: false,
             wishes,
-            len,
-            seal: Seal::default(),
+            seals: Seals::default(),
             plan: None,
             copies: Vec::new(),
+            parts: 0,
+            replans: 0,
         }));
         self.ask(ctx, op, Ask::PutStart { len, wishes });
         Flow::Goes
+    }
+
+    fn wishes(&mut self, ctx: &Ctx) -> Wishes {
+        let replicas = match self.rng.below(100) {
+            0..50 => 1,
+            50..85 => 2,
+            _ => 3,
+        };
+        let best_effort = self.rng.chance(500);
+        let (upsert, expires) =
+            (self.rng.chance(ctx.swarm.load.upsert), self.rng.chance(ctx.swarm.load.expire));
+        let expire_ms =
+            if expires && !ctx.calm { between(&mut self.rng, 1, 400) as u32 } else { 0 };
+        Wishes { replicas, best_effort, upsert: upsert && !ctx.calm, expire_ms }
     }
 
     pub(super) fn put_planned(
@@ -101,6 +77,8 @@ impl Client {
         op: &mut Op,
         result: Result<WritePlan, PutError>,
     ) -> Flow {
+        let key = op.key;
+        let again = op.put().plan.is_some();
         let plan = match result {
             Ok(plan) => plan,
             Err(error) => {
@@ -109,37 +87,52 @@ impl Client {
                     PutError::TooFewNodes { .. } => ctx.mark(Mark::TooFewNodes),
                     _ => {}
                 }
-                ctx.say(|| format!("k{} put refused: {error}", op.key));
+                ctx.say(|| format!("k{key} put refused: {error}"));
+                if again {
+                    return self.put_failed(ctx, op);
+                }
                 let put = op.put().id;
-                ctx.observe(op.key, What::PutRefused { put });
+                ctx.observe(key, What::PutRefused { put });
                 return Flow::Ends(Outcome::Failed);
             }
         };
-        let (me, key) = (op.me, op.key);
-        ctx.say(|| format!("k{key} plan {:?} {:?}", plan.object, plan.replicas));
-        let put = op.put();
-        if plan.replicas.len() < usize::from(put.wishes.replicas) {
-            ctx.mark(Mark::FewerCopies);
+        ctx.say(|| format!("k{key} plan {:?} {:?}, again: {again}", plan.object, plan.replicas));
+        let (replicas, epoch) = (plan.replicas.clone(), plan.epoch);
+        if !again {
+            self.put_first_plan(ctx, op, plan);
         }
-        put.seal = value_seal(ctx, put, key);
-        for (part, locator) in plan.replicas.iter().enumerate() {
-            put.copies.push(self.copying(ctx, me, part as u8, *locator, put.len));
+        for locator in replicas {
+            self.put_open(ctx, op, locator, epoch);
         }
-        put.plan = Some(plan);
-        for part in 0..put.copies.len() {
-            self.put_open(ctx, op, part);
-        }
+        self.put_end_if_whole(ctx, op);
         Flow::Goes
     }
 
-    fn copying(
-        &mut self,
-        ctx: &Ctx,
-        op: crate::message::OpRef,
-        part: u8,
-        locator: Locator,
-        len: u64,
-    ) -> Copying {
+    fn put_first_plan(&mut self, ctx: &mut Ctx, op: &mut Op, plan: WritePlan) {
+        let key = op.key;
+        let put = op.put();
+        let stripes = plan.striping.stripes();
+        if plan.replicas.len() < usize::from(put.wishes.replicas) * stripes {
+            ctx.mark(Mark::FewerCopies);
+        }
+        if put.wishes.upsert {
+            ctx.observe(key, What::PutReplaces { put: put.id });
+        }
+        if put.wishes.expire_ms > 0 {
+            ctx.observe(key, What::MayVanish);
+        }
+        put.seals = value_seals(ctx, put.id, key, plan.striping);
+        put.plan = Some(plan);
+    }
+
+    /// The way to one replica.
+    fn copying(&mut self, ctx: &Ctx, op: &mut Op, locator: Locator, epoch: LeaderEpoch) -> Copying {
+        let me = op.me;
+        let put = op.put();
+        put.parts += 1;
+        let part = put.parts;
+        let striping = put.plan.as_ref().expect("it was set before the first copy").striping;
+        let len = striping.stripe_len(locator.stripe);
         let node = ctx.owner(locator.segment);
         let same_host = node % ctx.swarm.hosts == self.host;
         let path = if same_host && self.rng.chance(ctx.swarm.load.direct) {
@@ -153,9 +146,12 @@ impl Client {
         Copying {
             path,
             node,
-            call: CallId { op, part, boot: self.boot },
+            call: CallId { op: me, part, boot: self.boot },
             link: Link::new(same_host),
             locator,
+            epoch,
+            base: striping.start(locator.stripe),
+            len,
             next: 0,
             chunk: len.div_ceil(steps).next_multiple_of(64).max(64),
             slow: self.rng.chance(ctx.swarm.load.slow),
@@ -165,23 +161,23 @@ impl Client {
     }
 
     /// Opens one replica for writing.
-    fn put_open(&mut self, ctx: &mut Ctx, op: &mut Op, part: usize) {
+    fn put_open(&mut self, ctx: &mut Ctx, op: &mut Op, locator: Locator, epoch: LeaderEpoch) {
+        let mut copy = self.copying(ctx, op, locator, epoch);
         let (me, key) = (op.me, op.key);
         let put = op.put();
         let plan = put.plan.as_ref().expect("it was set before the first copy");
-        let copy = &mut put.copies[part];
         let begin = Begin {
             call: copy.call,
             path: copy.path,
             locator: copy.locator,
             token: plan.token,
             object: plan.object,
-            epoch: plan.epoch,
-            len: put.len,
+            epoch: copy.epoch,
+            striping: plan.striping,
             key,
             wishes: put.wishes,
             put: put.id,
-            seal: put.seal,
+            seal: put.seals.all()[usize::from(locator.stripe)],
         };
         match copy.path {
             Path::Whole => {
@@ -190,15 +186,16 @@ impl Client {
                 copy.progress = Progress::Told;
             }
             Path::Stream => {
-                ctx.after(self.gap(copy.slow), Event::Step(me, part as u8));
+                ctx.after(self.gap(copy.slow), Event::Step(me, copy.call.part));
             }
             // Waits for `Begun`.
             Path::Direct => {}
         }
         ctx.call_node(&mut copy.link, copy.node, copy.call, ToNode::Begin(Box::new(begin)));
+        op.put().copies.push(copy);
     }
 
-    fn gap(&mut self, slow: bool) -> Nanos {
+    pub(super) fn gap(&mut self, slow: bool) -> Nanos {
         match self.rng.below(100) {
             _ if !slow => US + self.rng.below(60 * US),
             0..70 => self.rng.below(20 * MS),
@@ -226,7 +223,7 @@ impl Client {
         }
         // Nothing was opened, so nothing needs to be closed.
         copy.progress = Progress::Refused;
-        self.put_failed(ctx, op)
+        self.put_lost(ctx, op, call)
     }
 
     /// Sends or stores the next bytes of one replica; after the last ones, the signal.
@@ -234,8 +231,10 @@ impl Client {
         let (me, key) = (op.me, op.key);
         let put = op.put();
         let Some(plan) = &put.plan else { return Flow::Goes };
-        let (token, seal, len, id) = (plan.token, put.seal, put.len, put.id);
-        let copy = &mut put.copies[usize::from(part)];
+        let (token, id) = (plan.token, put.id);
+        let copy = put.copies.iter_mut().find(|copy| copy.call.part == part);
+        let Some(copy) = copy else { return Flow::Goes };
+        let (len, seal) = (copy.len, put.seals.all()[usize::from(copy.locator.stripe)]);
         if copy.closed() || copy.link.broken {
             return Flow::Goes;
         }
@@ -247,7 +246,7 @@ impl Client {
             let signal = ToNode::Signal { call: copy.call, token, seal };
             ctx.call_node(&mut copy.link, copy.node, copy.call, signal);
         } else {
-            copy.advance(ctx, id, key, len);
+            copy.advance(ctx, id, key);
         }
         if copy.next < len || copy.progress == Progress::Open {
             let slow = copy.slow;
@@ -269,22 +268,51 @@ impl Client {
         };
         copy.progress = if result.is_ok() { Progress::Published } else { Progress::Refused };
         if result.is_err() {
-            return self.put_failed(ctx, op);
+            return self.put_lost(ctx, op, call);
         }
-        if put.copies.iter().all(Copying::published) {
+        self.put_end_if_whole(ctx, op);
+        Flow::Goes
+    }
+
+    /// Every copy is published: says so, unless an answer is awaited that may name more of them.
+    fn put_end_if_whole(&mut self, ctx: &mut Ctx, op: &mut Op) {
+        let asking = op.asking.is_some();
+        let put = op.put();
+        if !asking && !put.copies.is_empty() && put.copies.iter().all(Copying::published) {
             let plan = put.plan.as_ref().expect("it was written by its plan");
-            let ask = Ask::PutEnd { token: plan.token, seal: put.seal };
+            let ask = Ask::PutEnd { token: plan.token, seals: put.seals };
             self.ask(ctx, op, ask);
         }
-        Flow::Goes
     }
 
     pub(super) fn put_broken(&mut self, ctx: &mut Ctx, op: &mut Op, call: CallId) -> Flow {
         let put = op.put();
         match put.copies.iter().find(|copy| copy.call == call) {
-            Some(copy) if !copy.closed() => self.put_failed(ctx, op),
+            Some(copy) if !copy.closed() => self.put_lost(ctx, op, call),
             _ => Flow::Goes,
         }
+    }
+
+    /// An owner failed: another one, or the put fails with it.
+    fn put_lost(&mut self, ctx: &mut Ctx, op: &mut Op, call: CallId) -> Flow {
+        let (key, asking) = (op.key, op.asking.is_some());
+        let put = op.put();
+        let lost = put.copies.iter().find(|copy| copy.call == call);
+        let failed = lost.expect("the caller found it").locator.segment;
+        if asking || put.replans >= REPLANS_MAX || self.rng.chance(250) {
+            return self.put_failed(ctx, op);
+        }
+        put.replans += 1;
+        let (id, wishes) = (put.id, put.wishes);
+        let token = put.plan.as_ref().expect("it was written by its plan").token;
+        // Everything in that segment is planned anew.
+        let gone: Vec<Copying> =
+            put.copies.extract_if(.., |copy| copy.locator.segment == failed).collect();
+        for copy in gone {
+            self.give_up(ctx, id, key, copy);
+        }
+        self.ask(ctx, op, Ask::Replan { token, failed, wishes });
+        Flow::Goes
     }
 
     /// The master has answered `put_end`.
@@ -301,7 +329,10 @@ impl Client {
         }
         let put = op.put();
         let plan = put.plan.as_ref().expect("it was written by its plan");
-        let old = OldPut { key, token: plan.token, seal: put.seal, complete: true, ended: true };
+        let old = OldPut { key, token: plan.token, seals: put.seals, complete: true, ended: true };
+        if put.replans > 0 {
+            ctx.mark(Mark::ReplanEnded);
+        }
         ctx.finished.insert(plan.object);
         ctx.observe(key, What::PutEnded { put: put.id });
         self.remember(old);
@@ -312,19 +343,16 @@ impl Client {
     pub(super) fn put_failed(&mut self, ctx: &mut Ctx, op: &mut Op) -> Flow {
         let key = op.key;
         let put = op.put();
-        let (id, len, seal, signalled) = (put.id, put.len, put.seal, put.signalled);
-        let complete = !put.copies.is_empty() && put.copies.iter().all(Copying::published);
+        let (id, seals, signalled) = (put.id, put.seals, put.signalled);
+        // Not while a plan may be on its way: a copy that it names is not written.
+        let complete =
+            put.replans == 0 && !put.copies.is_empty() && put.copies.iter().all(Copying::published);
         let token = put.plan.as_ref().map(|plan| plan.token);
-        for mut copy in std::mem::take(&mut put.copies) {
-            let storing = copy.path == Path::Direct && copy.store.is_some();
-            if storing && copy.progress == Progress::Open && copy.next < len {
-                self.haunt(ctx, Zombie { id: 0, put: id, key, len, copy });
-            } else if !copy.closed() {
-                ctx.hang_up(&mut copy.link, copy.node, copy.call);
-            }
+        for copy in std::mem::take(&mut put.copies) {
+            self.give_up(ctx, id, key, copy);
         }
         if let Some(token) = token {
-            self.remember(OldPut { key, token, seal, complete, ended: false });
+            self.remember(OldPut { key, token, seals, complete, ended: false });
             if self.rng.chance(700) {
                 self.tell(ctx, key, Ask::Revoke { token });
             }
@@ -334,73 +362,4 @@ impl Client {
         ctx.observe(key, what);
         Flow::Ends(Outcome::Failed)
     }
-
-    /// The copy loop of a put that was given up goes on.
-    fn haunt(&mut self, ctx: &mut Ctx, mut zombie: Zombie) {
-        self.next_op += 1;
-        zombie.id = self.next_op;
-        let gap = self.gap(zombie.copy.slow);
-        ctx.after(gap, Event::Zombie(self.ix, self.boot, zombie.id));
-        self.zombies.push(zombie);
-    }
-
-    /// The next step of such a loop; after the last one the owner is told.
-    pub fn zombie(&mut self, ctx: &mut Ctx, id: u32) {
-        let Some(at) = self.zombies.iter().position(|zombie| zombie.id == id) else { return };
-        let zombie = &mut self.zombies[at];
-        let store = zombie.copy.store.as_ref().expect("only direct puts become zombies");
-        let word = store.segment.one_sided().word(zombie.copy.locator.slot);
-        if word.is_ok_and(|word| word.generation() != zombie.copy.locator.generation) {
-            ctx.mark(Mark::ZombieWriterQuarantined);
-        }
-        zombie.copy.advance(ctx, zombie.put, zombie.key, zombie.len);
-        if zombie.copy.next < zombie.len {
-            let slow = zombie.copy.slow;
-            let gap = self.gap(slow);
-            ctx.after(gap, Event::Zombie(self.ix, self.boot, id));
-        } else {
-            let mut copy = self.zombies.swap_remove(at).copy;
-            ctx.hang_up(&mut copy.link, copy.node, copy.call);
-        }
-    }
-}
-
-impl Copying {
-    fn published(&self) -> bool {
-        self.progress == Progress::Published
-    }
-
-    /// The owner has answered for the last time.
-    fn closed(&self) -> bool {
-        matches!(self.progress, Progress::Published | Progress::Refused)
-    }
-
-    /// The next bytes, as a frame or straight into the mapping.
-    fn advance(&mut self, ctx: &mut Ctx, put: PutId, key: u16, len: u64) {
-        let take = self.chunk.min(len - self.next);
-        if take == 0 {
-            return;
-        }
-        if let Some(store) = &self.store {
-            let mut bytes = std::mem::take(&mut ctx.scratch);
-            bytes.resize(take as usize, 0);
-            payload::fill_range(&mut bytes, self.next, put, ctx.keys[usize::from(key)].hash);
-            store.poke(self.locator.extent.offset() + self.next, &bytes);
-            ctx.scratch = bytes;
-        } else {
-            let chunk = ToNode::Chunk { call: self.call, offset: self.next, len: take as u32 };
-            ctx.call_node(&mut self.link, self.node, self.call, chunk);
-        }
-        self.next += take;
-    }
-}
-
-/// What the writer seals, before the first byte leaves.
-fn value_seal(ctx: &mut Ctx, put: &PutOp, key: u16) -> Seal {
-    let mut bytes = std::mem::take(&mut ctx.scratch);
-    bytes.resize(put.len as usize, 0);
-    payload::fill(&mut bytes, put.id, ctx.keys[usize::from(key)].hash);
-    let seal = seal_of(&bytes);
-    ctx.scratch = bytes;
-    seal
 }

@@ -6,7 +6,6 @@ use crate::marks::Mark;
 use crate::message::{Begin, CallId, DataError, Event, Path, ToClient, ToNode};
 use crate::{MS, US};
 use mooncrate_check::{PutId, payload};
-use mooncrate_core::plan::Striping;
 use mooncrate_core::{Key, Locator, PutToken, Seal};
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, PublishError, SegmentError, WriteGuard};
 
@@ -19,6 +18,8 @@ pub struct WriteSession {
     path: Path,
     put: PutId,
     key: u16,
+    /// Where the stripe starts in the value.
+    base: u64,
 }
 
 /// A value on its way to a client.
@@ -123,8 +124,9 @@ impl Node {
             let reply = ToClient::Begun { call, result: Ok(store) };
             ctx.call_client(&mut link, self.ix, call, reply);
         }
-        let Begin { path, put, key, len, token, seal, .. } = *begin;
-        self.writes.push(WriteSession { call, link, guard, path, put, key });
+        let Begin { path, put, key, token, seal, .. } = *begin;
+        let (base, len) = (begin.striping.start(begin.locator.stripe), guard.value_len());
+        self.writes.push(WriteSession { call, link, guard, path, put, key, base });
         if path == Path::Whole {
             self.chunk(ctx, call, 0, len as u32);
             self.signal(ctx, call, token, seal);
@@ -139,15 +141,16 @@ impl Node {
         };
         let store = self.store(segment, incarnation).ok_or(stale)?;
         let key = &ctx.keys[usize::from(begin.key)];
-        let whole = Striping::whole(begin.len);
+        let stripe = begin.locator.stripe;
         let named = Key::new(&key.bytes).expect("a valid key");
-        let label = begin.wishes.config().label(key.tenant, named, whole, 0).encode();
+        let wishes = begin.wishes.config();
+        let label = wishes.label(key.tenant, named, begin.striping, stripe).encode();
         let wanted = BeginWrite {
             locator: begin.locator,
             token: begin.token,
             object: begin.object,
             epoch: begin.epoch,
-            len: begin.len,
+            len: begin.striping.stripe_len(stripe),
             label: &label,
             hash: LabelHash { hash: key.hash.0, fingerprint: 0 },
         };
@@ -160,7 +163,7 @@ impl Node {
         let mut bytes = std::mem::take(&mut ctx.scratch);
         bytes.resize(len as usize, 0);
         let key = ctx.keys[usize::from(session.key)].hash;
-        payload::fill_range(&mut bytes, offset, session.put, key);
+        payload::fill_range(&mut bytes, session.base + offset, session.put, key);
         // A refused chunk shows at the signal.
         let _ = session.guard.write(offset, &bytes);
         ctx.scratch = bytes;
@@ -190,7 +193,10 @@ impl Node {
         if self.over(call) {
             return Err(DataError::Refused);
         }
-        let store = self.store(locator.segment, locator.incarnation).ok_or(DataError::Stale)?;
+        let Some(store) = self.store(locator.segment, locator.incarnation) else {
+            ctx.mark(Mark::OldMountRefused);
+            return Err(DataError::Stale);
+        };
         let result = store.segment.pin(ctx.mono(self.host), locator);
         match result {
             Err(SegmentError::Fenced) => ctx.mark(Mark::FencedRead),

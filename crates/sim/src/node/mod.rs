@@ -292,7 +292,10 @@ impl Node {
         let now = ctx.lease_clock(self.host);
         let mut notices = Vec::with_capacity(list.len());
         for order in list {
-            let Some(store) = self.store(order.segment, order.incarnation) else { continue };
+            let Some(store) = self.store(order.segment, order.incarnation) else {
+                ctx.mark(Mark::OldMountOrdered);
+                continue;
+            };
             let result = store.segment.execute(now, epoch, order);
             ctx.say(|| format!("n{} obeys {epoch} {order:?}: {result:?}", self.ix));
             match result {
