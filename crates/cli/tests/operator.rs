@@ -123,7 +123,7 @@ fn a_quota_is_set_kept_and_obeyed() {
     as_acme(&["put", "small"], &[1; 10_000]).good();
     as_admin(&["quota", "acme", "64KiB"]).good();
     assert_eq!(quota(), json!(65536));
-    let full = as_acme(&["put", "large"], &[2; 200_000]);
+    let full = as_acme(&["put", "large"], &vec![2; 200_000]);
     assert_eq!(full.code, Some(1));
     assert!(full.err.contains("quota"), "{}", full.err);
     let refused = as_acme(&["quota", "acme", "1GiB"], b"");
@@ -137,7 +137,7 @@ fn a_quota_is_set_kept_and_obeyed() {
     // It waits for its nodes first.
     let large = || {
         for _ in 0..300 {
-            let put = as_acme(&["put", "large"], &[2; 200_000]);
+            let put = as_acme(&["put", "large"], &vec![2; 200_000]);
             if !put.err.contains("being rebuilt") {
                 return put;
             }
@@ -175,19 +175,19 @@ fn security_another_user_gets_no_memory() {
         // Only the kernel's word stands between others and the memory now.
         open(&socket);
         let master = server.address("master");
-        ask(folder, master, &["put", "k"], &[7; 50_000]).good();
+        ask(folder, master, &["put", "k"], &vec![7; 50_000]).good();
         // Reads in shared memory are not seen by the node, others are.
         let streamed = || {
             let admin = server.address("admin").strip_prefix("http://").unwrap();
             let page = fetch(admin, "GET", "/metrics").1;
             Scrape::read(&page).value("mooncrate_node_read_seconds_count")
         };
-        assert_eq!(ask(folder, master, &["get", "k"], b"").out, [7; 50_000]);
+        assert_eq!(ask(folder, master, &["get", "k"], b"").out, vec![7; 50_000]);
         assert_eq!(streamed(), 0.0, "our own user maps the memory");
         let mut other = mooncrate(folder);
         other.uid(OTHER_USER).gid(OTHER_USER).env("MOONCRATE_MASTER", master).args(["get", "k"]);
         let got = answer(&finish(&mut other, b""));
-        assert_eq!(got.out, [7; 50_000], "{}", got.err);
+        assert_eq!(got.out, vec![7; 50_000], "{}", got.err);
         assert_eq!(streamed() == 0.0, mapped, "{more:?}");
     }
 }
