@@ -12,7 +12,7 @@ mod support;
 use etcd::{Etcd, free_port, installed, url};
 use mooncrate::{ClientConfig, ConnectOptions, Masters, Store, Stored};
 use mooncrate_core::plan::PutConfig;
-use mooncrate_core::{Incarnation, NodeId, PutToken};
+use mooncrate_core::{Incarnation, NodeId, PutToken, TenantId};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     Heartbeat, Locate, PutEnd, PutEndItem, PutItem, PutStart, Remove, Reply, Request, SealList,
@@ -27,6 +27,9 @@ use support::{Server, ask, finish, mooncrate};
 use tempfile::TempDir;
 
 const KEYS: u32 = 60;
+/// Somebody with a quota.
+const TENANT: TenantId = TenantId(77);
+const QUOTA: u64 = 123_456;
 /// Longest wait for anything, on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -214,13 +217,23 @@ fn three_masters_on_etcd_survive_their_leader() {
         let _stop = Stop(&reader.stop);
         let asked = cluster.connect(true);
         names_are_unique(&cluster, &asked);
+        patiently("a quota is set", || asked.set_quota(TENANT, Some(QUOTA)));
         kill_the_leader(&mut cluster, &asked);
+        quota_is_known(&asked);
         stop_the_leader(&cluster, &asked);
+        quota_is_known(&asked);
         stop_etcd(&cluster, &asked);
     });
     let (good, failed) = (reader.good.into_inner(), reader.failed.into_inner());
     eprintln!("reads with remembered locators: {good} good, {failed} failed, 0 wrong");
     assert!(good > 0);
+}
+
+/// What one leader was told, the next one knows.
+fn quota_is_known(store: &Store) {
+    let tenants = patiently("the leader answers", || store.stat()).tenants;
+    let quota = tenants.iter().find(|row| row.tenant == TENANT).and_then(|row| row.quota);
+    assert_eq!(quota, Some(QUOTA));
 }
 
 fn names_are_unique(cluster: &Cluster, store: &Store) {

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod cluster;
+mod copies;
 mod data;
 mod limits;
 mod serving;

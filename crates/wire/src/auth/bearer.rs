@@ -47,18 +47,18 @@ impl Gate {
         fit: impl Fn(Credential) -> bool,
     ) -> Result<Credential, BearerDenied> {
         let Some(header) = authorization else {
-            let named = names.iter().find(|name| fit(**name)).or(names.first());
+            let shown = names.iter().find(|name| fit(**name)).or(names.first());
             let missing = if self.secret().is_some() {
                 BearerDenied::Missing
             } else {
                 BearerDenied::NoTokens
             };
-            let named = *named.ok_or(missing)?;
+            let shown = *shown.ok_or(missing)?;
             // Grants keep tenants apart, and they are made from the secret.
-            if named.tenant != TenantId::DEFAULT && self.secret().is_none() {
+            if shown.tenant != TenantId::DEFAULT && self.secret().is_none() {
                 return Err(BearerDenied::NoTokens);
             }
-            return Ok(named);
+            return Ok(shown);
         };
         let secret = self.secret().ok_or(BearerDenied::NoTokens)?;
         let text = header.split_once(' ').filter(|(word, _)| word.eq_ignore_ascii_case("bearer"));
