@@ -204,6 +204,7 @@ struct Open {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not states")]
 struct Put {
     id: PutId,
     len: u64,

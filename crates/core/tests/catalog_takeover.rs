@@ -493,3 +493,16 @@ fn an_upsert_of_the_last_leader_is_confirmed_when_the_old_value_is_gone() {
     answer(&mut catalog, ms(3), &order, OrderResult::Waiting);
     assert_eq!(ended(&mut catalog), Ok(Ended::Done));
 }
+
+/// A master that stood still for longer than the registration has heard nobody, which is its own fault;
+/// one that runs and hears nobody counts its nodes out.
+#[test]
+fn a_master_that_stood_still_forgets_nobody() {
+    let mut catalog = fresh();
+    let plan = put(&mut catalog, ms(0), 1);
+    catalog.tick(ms(60_000));
+    assert!(catalog.knows(NodeId(A)));
+    assert_eq!(catalog.locate(ms(60_000), KEY, 0).unwrap().object, plan.object);
+    pass(&mut catalog, 60_000, 82_000, &[]);
+    assert!(!catalog.knows(NodeId(A)));
+}

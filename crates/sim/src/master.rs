@@ -148,6 +148,10 @@ impl Master {
         let now = ctx.lease_clock(ctx.master_host());
         let Some(catalog) = &mut self.catalog else { return };
         catalog.tick(now);
+        if ctx.calm {
+            // The finale clears one key after the other: what is left must not be in its way.
+            (1..ctx.swarm.tenants).for_each(|t| catalog.set_quota(TenantId(t.into()), None));
+        }
         if catalog.epoch() == ctx.election.epoch && !catalog.rebuilding() {
             // Nodes that were counted out hold nothing any more.
             ctx.election.nodes = catalog.holders().into_iter().collect();

@@ -99,30 +99,13 @@ impl Client {
         ctx.say(|| format!("k{key} plan {:?} {:?}, again: {again}", plan.object, plan.replicas));
         let (replicas, epoch) = (plan.replicas.clone(), plan.epoch);
         if !again {
-            self.put_first_plan(ctx, op, plan);
+            first_plan(ctx, op, plan);
         }
         for locator in replicas {
             self.put_open(ctx, op, locator, epoch);
         }
         self.put_end_if_whole(ctx, op);
         Flow::Goes
-    }
-
-    fn put_first_plan(&mut self, ctx: &mut Ctx, op: &mut Op, plan: WritePlan) {
-        let key = op.key;
-        let put = op.put();
-        let stripes = plan.striping.stripes();
-        if plan.replicas.len() < usize::from(put.wishes.replicas) * stripes {
-            ctx.mark(Mark::FewerCopies);
-        }
-        if put.wishes.upsert {
-            ctx.observe(key, What::PutReplaces { put: put.id });
-        }
-        if put.wishes.expire_ms > 0 {
-            ctx.observe(key, What::MayVanish);
-        }
-        put.seals = value_seals(ctx, put.id, key, plan.striping);
-        put.plan = Some(plan);
     }
 
     /// The way to one replica.
@@ -362,4 +345,22 @@ impl Client {
         ctx.observe(key, what);
         Flow::Ends(Outcome::Failed)
     }
+}
+
+/// The first plan of a put: what it means for the oracle, and what the writer seals.
+fn first_plan(ctx: &mut Ctx, op: &mut Op, plan: WritePlan) {
+    let key = op.key;
+    let put = op.put();
+    let stripes = plan.striping.stripes();
+    if plan.replicas.len() < usize::from(put.wishes.replicas) * stripes {
+        ctx.mark(Mark::FewerCopies);
+    }
+    if put.wishes.upsert {
+        ctx.observe(key, What::PutReplaces { put: put.id });
+    }
+    if put.wishes.expire_ms > 0 {
+        ctx.observe(key, What::MayVanish);
+    }
+    put.seals = value_seals(ctx, put.id, key, plan.striping);
+    put.plan = Some(plan);
 }
