@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::get::{Source, patience, share};
 use crate::put::Stored;
 use mooncrate_core::key;
-use mooncrate_core::plan::Located;
+use mooncrate_core::plan::{Located, PutConfig};
 use mooncrate_core::time::Deadline;
 use mooncrate_transfer::{Path, Read};
 use std::sync::Arc;
@@ -19,24 +19,33 @@ impl Client {
         self.put_many(&parts, &self.put_config)
     }
 
+    /// Stores values that lie in pieces, all with the same wishes.
+    pub fn put_parts_batch(
+        &self,
+        items: &[(&[u8], &[&[u8]])],
+        config: &PutConfig,
+    ) -> Vec<Result<Stored, Error>> {
+        self.put_many(items, config)
+    }
+
     /// The values of many keys. All unknown places are asked for in one call, and reads from one
     /// node travel together.
     pub fn get_batch(&self, keys: &[&[u8]]) -> Vec<Result<Option<Vec<u8>>, Error>> {
+        self.get_batch_with(keys, |len| vec![0; len])
+    }
+
+    /// The same in memory that `make` gives once a length is known: as long as it is asked to be, or
+    /// that read fails.
+    pub fn get_batch_with<B: AsMut<[u8]>>(
+        &self,
+        keys: &[&[u8]],
+        mut make: impl FnMut(usize) -> B,
+    ) -> Vec<Result<Option<B>, Error>> {
         let deadline = self.deadline();
         let located = self.locate_many(keys, deadline);
-        let mut values: Vec<Option<Vec<u8>>> =
-            located.iter().map(|l| Some(vec![0; l.as_ref()?.len() as usize])).collect();
-        let mut done = vec![false; keys.len()];
-        let copies = located.iter().flatten().map(|l| l.replicas.len()).max().unwrap_or(0);
-        for copy in 0..copies {
-            // One more share than there are copies: for those whose places are stale.
-            let deadline = share(deadline, copies + 1 - copy);
-            let worked = self.read_many(&located, copy, &mut values, &mut done, deadline);
-            for index in worked {
-                let located = located[index].as_ref().expect("it was read from there");
-                self.prefer(keys[index], located, 0, copy);
-            }
-        }
+        let mut values: Vec<Option<B>> =
+            located.iter().map(|l| Some(make(l.as_ref()?.len() as usize))).collect();
+        let done = self.read_copies(keys, &located, &mut values, deadline);
         let patience = patience(deadline);
         keys.iter()
             .zip(values)
@@ -45,9 +54,64 @@ impl Client {
                 (Some(value), true) => Ok(Some(value)),
                 // Whatever went wrong, alone and with all its retries it is decided properly, but
                 // within the time of the whole.
-                _ => self.get_by(key, deadline, Some(patience)),
+                _ => self.get_by(key, deadline, Some(patience), &mut make),
             })
             .collect()
+    }
+
+    /// Copies the values of many keys into the fronts of their targets; their lengths.
+    pub fn get_into_batch(
+        &self,
+        items: &mut [(&[u8], &mut [u8])],
+    ) -> Vec<Result<Option<usize>, Error>> {
+        let deadline = self.deadline();
+        let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
+        let mut located = self.locate_many(&keys, deadline);
+        for (place, (_, target)) in located.iter_mut().zip(items.iter()) {
+            // What does not fit is decided alone: the length may come from an old locator.
+            place.take_if(|found| found.len() > target.len() as u64);
+        }
+        let lens: Vec<usize> =
+            located.iter().map(|l| l.as_ref().map_or(0, |l| l.len() as usize)).collect();
+        let mut fronts: Vec<Option<&mut [u8]>> = items
+            .iter_mut()
+            .zip(&located)
+            .zip(&lens)
+            .map(|(((_, target), found), len)| found.as_ref().map(|_| &mut target[..*len]))
+            .collect();
+        let done = self.read_copies(&keys, &located, &mut fronts, deadline);
+        let patience = patience(deadline);
+        let each = items.iter_mut().zip(lens).zip(done);
+        each.map(|(((key, target), len), done)| {
+            if done {
+                return Ok(Some(len));
+            }
+            self.get_into_by(key, target, deadline, Some(patience))
+        })
+        .collect()
+    }
+
+    /// Reads what was located, from its first copies, then from the second ones, and so on; which of
+    /// them worked.
+    fn read_copies<B: AsMut<[u8]>>(
+        &self,
+        keys: &[&[u8]],
+        located: &[Option<Arc<Located>>],
+        values: &mut [Option<B>],
+        deadline: Deadline,
+    ) -> Vec<bool> {
+        let mut done = vec![false; keys.len()];
+        let copies = located.iter().flatten().map(|l| l.replicas.len()).max().unwrap_or(0);
+        for copy in 0..copies {
+            // One more share than there are copies: for those whose places are stale.
+            let deadline = share(deadline, copies + 1 - copy);
+            let worked = self.read_many(located, copy, values, &mut done, deadline);
+            for index in worked {
+                let located = located[index].as_ref().expect("it was read from there");
+                self.prefer(keys[index], located, 0, copy);
+            }
+        }
+        done
     }
 
     /// Places of keys, from the cache or from the master; `None` where that did not work.
@@ -80,11 +144,11 @@ impl Client {
     }
 
     /// Reads the `copy`-th copy of each that is not done, and notes and says which of them worked.
-    fn read_many(
+    fn read_many<B: AsMut<[u8]>>(
         &self,
         located: &[Option<Arc<Located>>],
         copy: usize,
-        values: &mut [Option<Vec<u8>>],
+        values: &mut [Option<B>],
         done: &mut [bool],
         deadline: Deadline,
     ) -> Vec<usize> {
@@ -105,7 +169,7 @@ impl Client {
             let deadline = share(deadline, groups.len() - at);
             let first = place(group[0]).expect("filtered by it");
             let Ok(transport) = self.engine.transport(first, deadline) else { continue };
-            let mut taken: Vec<(usize, Vec<u8>)> = group
+            let mut taken: Vec<(usize, B)> = group
                 .iter()
                 .map(|index| (*index, values[*index].take().expect("made for every place")))
                 .collect();
@@ -113,7 +177,7 @@ impl Client {
                 .iter_mut()
                 .map(|(index, value)| {
                     let whole = located[*index].as_ref().expect("filtered by it");
-                    Read::new(whole.replicas[copy], whole.len(), whole.seal, value)
+                    Read::new(whole.replicas[copy], whole.len(), whole.seal, value.as_mut())
                 })
                 .collect();
             transport.read(&mut reads, deadline);

@@ -35,26 +35,47 @@ pub(crate) struct Source {
 impl Client {
     /// The value of a key, or `None` if there is none.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        self.get_by(key, self.deadline(), None)
+        self.get_with(key, |len| vec![0; len])
     }
 
-    pub(crate) fn get_by(
+    /// The same in memory that `make` gives once the length is known: as long as it is asked to be, or
+    /// the read fails. It may be asked again, where a value has moved meanwhile.
+    pub fn get_with<B: AsMut<[u8]>>(
+        &self,
+        key: &[u8],
+        make: impl FnMut(usize) -> B,
+    ) -> Result<Option<B>, Error> {
+        self.get_by(key, self.deadline(), None, make)
+    }
+
+    pub(crate) fn get_by<B: AsMut<[u8]>>(
         &self,
         key: &[u8],
         end: Deadline,
         patience: Option<Deadline>,
-    ) -> Result<Option<Vec<u8>>, Error> {
+        mut make: impl FnMut(usize) -> B,
+    ) -> Result<Option<B>, Error> {
         self.find_by(key, end, patience, |located| {
-            let mut value = vec![0; located.len() as usize];
-            self.read(key, located, &mut value, end)?;
+            let mut value = make(located.len() as usize);
+            self.read(key, located, value.as_mut(), end)?;
             Ok(value)
         })
     }
 
     /// Copies the value into the front of `target`; its length, or `None` if there is no value.
     pub fn get_into(&self, key: &[u8], target: &mut [u8]) -> Result<Option<usize>, Error> {
-        let (have, end) = (target.len() as u64, self.deadline());
-        let found = self.find(key, end, |located| {
+        self.get_into_by(key, target, self.deadline(), None)
+    }
+
+    pub(crate) fn get_into_by(
+        &self,
+        key: &[u8],
+        target: &mut [u8],
+        end: Deadline,
+        patience: Option<Deadline>,
+    ) -> Result<Option<usize>, Error> {
+        let have = target.len() as u64;
+        let found = self.find_by(key, end, patience, |located| {
             let need = located.len();
             if need > have {
                 // Not the last word if the length comes from a locator that we remembered.

@@ -193,9 +193,29 @@ impl Store {
         stored.into_iter().map(|one| one.map_err(Error::from)).collect()
     }
 
+    /// Stores values that lie in pieces in one go, all with the same wishes; one result each.
+    pub fn put_parts_batch(
+        &self,
+        items: &[(&[u8], &[&[u8]])],
+        config: &PutConfig,
+    ) -> Vec<Result<Stored, Error>> {
+        let stored = self.inner.client.put_parts_batch(items, config);
+        stored.into_iter().map(|one| one.map_err(Error::from)).collect()
+    }
+
     /// The value of a key, verified; `None` if there is none.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         Ok(self.inner.client.get(key)?)
+    }
+
+    /// The same in memory that `make` gives once the length is known: as long as it is asked to be, or
+    /// the read fails. It may be asked again, where a value has moved meanwhile.
+    pub fn get_with<B: AsMut<[u8]>>(
+        &self,
+        key: &[u8],
+        make: impl FnMut(usize) -> B,
+    ) -> Result<Option<B>, Error> {
+        Ok(self.inner.client.get_with(key, make)?)
     }
 
     /// Copies a value into the front of `target`; its length, or `None` if there is none.
@@ -206,6 +226,25 @@ impl Store {
     /// The values of many keys; one result each.
     pub fn get_batch(&self, keys: &[&[u8]]) -> Vec<Result<Option<Vec<u8>>, Error>> {
         let found = self.inner.client.get_batch(keys);
+        found.into_iter().map(|one| one.map_err(Error::from)).collect()
+    }
+
+    /// The same in memory that `make` gives, as for [`Store::get_with`].
+    pub fn get_batch_with<B: AsMut<[u8]>>(
+        &self,
+        keys: &[&[u8]],
+        make: impl FnMut(usize) -> B,
+    ) -> Vec<Result<Option<B>, Error>> {
+        let found = self.inner.client.get_batch_with(keys, make);
+        found.into_iter().map(|one| one.map_err(Error::from)).collect()
+    }
+
+    /// Copies many values into the fronts of their targets; their lengths, one result each.
+    pub fn get_into_batch(
+        &self,
+        items: &mut [(&[u8], &mut [u8])],
+    ) -> Vec<Result<Option<usize>, Error>> {
+        let found = self.inner.client.get_into_batch(items);
         found.into_iter().map(|one| one.map_err(Error::from)).collect()
     }
 
