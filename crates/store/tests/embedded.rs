@@ -181,6 +181,47 @@ fn batches_keep_their_order_and_their_errors_apart() {
 }
 
 #[test]
+fn values_in_pieces_go_into_memory_of_the_caller() {
+    let store = small();
+    let long = vec![7_u8; 100_000];
+    let items: [(&[u8], &[&[u8]]); 4] =
+        [(b"a", &[b"one", b"", b"two"]), (b"", &[b"bad key"]), (b"b", &[]), (b"c", &[&long])];
+    let stored = store.put_parts_batch(&items, &store.put_config());
+    let good: Vec<bool> = stored.iter().map(Result::is_ok).collect();
+    assert_eq!(good, [true, false, true, true]);
+
+    let (mut a, mut none, mut b, mut short, mut c) =
+        ([9_u8; 8], [9_u8; 2], [9_u8; 0], vec![9_u8; 99_999], vec![9_u8; 100_000]);
+    let mut targets: [(&[u8], &mut [u8]); 6] = [
+        (b"a", &mut a),
+        (b"missing", &mut none),
+        (b"b", &mut b),
+        (b"c", &mut short),
+        (b"", &mut []),
+        (b"c", &mut c),
+    ];
+    let read = store.get_into_batch(&mut targets);
+    let lens: Vec<Option<Option<usize>>> =
+        read.iter().map(|one| one.as_ref().ok().copied()).collect();
+    assert_eq!(lens, [Some(Some(6)), Some(None), Some(Some(0)), None, None, Some(Some(100_000))]);
+    assert_eq!((&a, &none, &c), (b"onetwo\x09\x09", &[9, 9], &long));
+    let refusal = read[3].as_ref().unwrap_err().to_string();
+    assert_eq!(refusal, "the value has 100000 bytes, the buffer 99999");
+
+    let mut asked = Vec::new();
+    let found = store.get_with(b"c", |len| {
+        asked.push(len);
+        vec![0; len].into_boxed_slice()
+    });
+    assert_eq!((found.unwrap().as_deref(), asked), (Some(&long[..]), vec![100_000]));
+    // Memory of another length is refused, and nobody writes past its end.
+    assert!(store.get_with(b"c", |len| vec![0; len - 1]).is_err());
+    let found = store.get_batch_with(&[b"a", b"missing", b"c"], |len| vec![0; len.min(10)]);
+    assert_eq!(found[0].as_ref().unwrap().as_deref(), Some(&b"onetwo"[..]));
+    assert!(found[1].as_ref().unwrap().is_none() && found[2].is_err());
+}
+
+#[test]
 fn a_listing_shows_every_key_once() {
     let store = small();
     for n in 0..2500_u32 {

@@ -1,0 +1,28 @@
+"""A store of KV cache for LLM inference: a get returns exactly the bytes that were put, or a miss.
+
+    import mooncrate
+
+    with mooncrate.Store() as store:
+        store.put("prompt/42", b"kv pages")
+        assert store.get("prompt/42") == b"kv pages"
+        with store.view("prompt/42") as view:   # no copy, read-only, pinned
+            assert bytes(view) == b"kv pages"
+"""
+
+from mooncrate._native import Store, View, __version__
+from mooncrate.aio import AsyncStore
+from mooncrate.errors import Busy, Closed, Denied, Error, Invalid, TooLarge, Unavailable
+
+__all__ = [
+    "AsyncStore",
+    "Busy",
+    "Closed",
+    "Denied",
+    "Error",
+    "Invalid",
+    "Store",
+    "TooLarge",
+    "Unavailable",
+    "View",
+    "__version__",
+]

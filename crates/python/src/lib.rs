@@ -1,0 +1,46 @@
+//! run: the native half of the Python package `mooncrate`.
+//!
+//! ```text
+//!   mooncrate/__init__.py  Store, View, the exceptions        what people import
+//!   mooncrate/aio.py       AsyncStore: the same calls on a bounded number of threads
+//!   mooncrate._native      this crate: arguments in, bytes moved without the GIL, results out
+//! ```
+//!
+//! What must stay true: nothing here waits or moves bytes while it holds the GIL, and no thread of
+//! the store ever takes it, so the two can never wait for each other. What a forked child inherits
+//! is never used and never dropped ([`fork`]).
+//!
+//! Deliberately absent: decisions. Retries, placement and verification are in the crates below.
+
+mod batch;
+mod buffer;
+mod error;
+mod fork;
+mod list;
+mod methods;
+mod options;
+mod raw;
+mod stats;
+mod store;
+mod view;
+
+use pyo3::prelude::*;
+
+/// What Python imports as `mooncrate._native`.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::list::Listing;
+    #[pymodule_export]
+    use crate::store::Store;
+    #[pymodule_export]
+    use crate::view::View;
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::fork::watch()?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

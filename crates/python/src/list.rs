@@ -1,0 +1,67 @@
+//! `Listing`: the keys of a store, a page at a time.
+
+use crate::store::Store;
+use mooncrate::Listed;
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::collections::VecDeque;
+
+/// Keys that are asked for at once.
+const PAGE: u32 = 1000;
+
+/// An iterator over keys that start with a prefix, in no particular order.
+#[pyclass(module = "mooncrate", frozen)]
+pub(crate) struct Listing {
+    store: Py<Store>,
+    prefix: Vec<u8>,
+    place: Mutex<Place>,
+}
+
+#[derive(Default)]
+struct Place {
+    found: VecDeque<Listed>,
+    /// Where the next page starts; `None`: there is none.
+    next: Option<u64>,
+}
+
+impl Listing {
+    pub(crate) fn new(store: Py<Store>, prefix: Vec<u8>) -> Self {
+        let place = Place { found: VecDeque::new(), next: Some(0) };
+        Self { store, prefix, place: Mutex::new(place) }
+    }
+}
+
+#[pymethods]
+impl Listing {
+    const fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        loop {
+            let cursor = {
+                let mut place = self.place.lock();
+                if let Some(listed) = place.found.pop_front() {
+                    return Ok(Some(PyBytes::new(py, listed.key.as_bytes())));
+                }
+                place.next.take()
+            };
+            let Some(cursor) = cursor else { return Ok(None) };
+            let ask = |store: &mooncrate::Store| store.list(&self.prefix, cursor, PAGE);
+            let page = self.store.get().call(py, ask);
+            let mut place = self.place.lock();
+            match page {
+                Ok(page) => {
+                    place.found.extend(page.entries);
+                    place.next = page.next;
+                }
+                Err(error) => {
+                    // Whoever asks again goes on where this failed.
+                    place.next = Some(cursor);
+                    return Err(error);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+"""Stores in this process, and a real `mooncrate serve`.
+
+The binary is $MOONCRATE_BINARY; `./dev test python` builds it and the package and sets everything up.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import mooncrate
+
+# Generous: the machine may be busy with other things. No test passes or fails by a time.
+PATIENCE = 60
+
+
+class Server:
+    """`mooncrate serve` on free ports, in a folder of its own."""
+
+    def __init__(self, folder, more=()):
+        self.folder = folder
+        self.binary = os.environ["MOONCRATE_BINARY"]
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("MOONCRATE_")
+        }
+        self.environment["XDG_RUNTIME_DIR"] = str(folder)
+        arguments = [self.binary, "serve", "--json", "--segment-size", "64MiB"]
+        for door in ("--master", "--admin", "--data"):
+            arguments += [door, "127.0.0.1:0"]
+        arguments += ["--grpc", "off", *more]
+        self.log = open(folder / "serve.log", "wb")
+        self.process = subprocess.Popen(
+            arguments, cwd=folder, env=self.environment, stdout=subprocess.PIPE, stderr=self.log
+        )
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        line = self.process.stdout.readline() if ready else b""
+        assert line, f"serve did not start: {(folder / 'serve.log').read_text()}"
+        self.master = json.loads(line)["master"]
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            assert self.process.wait(PATIENCE) == 0
+        finally:
+            self.process.kill()
+            self.process.stdout.close()
+            self.log.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("serve"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def store():
+    with mooncrate.Store(segment_size="64MiB") as store:
+        yield store
+
+
+@pytest.fixture(params=["embedded", "shared memory", "tcp"])
+def any_store(request):
+    """A store that holds its values itself, or reads them over one of the two other paths."""
+    if request.param == "embedded":
+        opened = mooncrate.Store(segment_size="64MiB")
+    else:
+        master = request.getfixturevalue("server").master
+        opened = mooncrate.Store(master=master, shared_memory=request.param == "shared memory")
+    with opened as store:
+        yield store
+
+
+def python(code, *arguments):
+    """Runs a program in another Python; what it printed. It must end well and say nothing else."""
+    command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code), *arguments]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout

@@ -1,0 +1,49 @@
+"""The stubs say what the module has, and the package keeps to its own types."""
+
+import pathlib
+import subprocess
+import sys
+
+import mooncrate
+from conftest import PATIENCE
+
+PACKAGE = pathlib.Path(mooncrate.__file__).parent
+
+
+def run(*command, folder):
+    # Both keep their caches in the folder they run in.
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False,
+        timeout=5 * PATIENCE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_stubs_fit_the_module(tmp_path):
+    # Before Python 3.12 classes have buffers without a method of that name.
+    (tmp_path / "allowed").write_text(r"mooncrate\._native\.View\.__buffer__")
+    allowed = ["--allowlist", "allowed", "--ignore-unused-allowlist"]
+    run("mypy.stubtest", *allowed, "mooncrate._native", folder=tmp_path)
+
+
+def test_the_package_is_typed(tmp_path):
+    run("mypy", "--strict", str(PACKAGE), folder=tmp_path)
+
+
+def test_the_stubs_tell_users_what_they_get(tmp_path):
+    (tmp_path / "use.py").write_text(
+        "from typing import assert_type\n"
+        "import mooncrate\n"
+        "store = mooncrate.Store(segment_size='1GiB')\n"
+        "assert_type(store.get('key'), bytes | None)\n"
+        "assert_type(store.get_batch(['key']), list[bytes | None | mooncrate.Error])\n"
+        "for key in store.list():\n"
+        "    assert_type(key, bytes)\n"
+        "view = store.view('key')\n"
+        "assert view is not None\n"
+        "memoryview(view)\n"
+        "store.put('key', view)\n"
+        "store.put('key', 'text')  # type: ignore[arg-type]\n"
+        "store.get(7)  # type: ignore[arg-type]\n"
+    )
+    run("mypy", "--strict", "use.py", folder=tmp_path)
