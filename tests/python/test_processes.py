@@ -127,8 +127,8 @@ def test_ctrl_c_ends_a_long_row_of_calls():
         import mooncrate
         store = mooncrate.Store()
         store.put("key", bytes(1000))
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             while True:
                 store.get("key")
         except KeyboardInterrupt:
@@ -144,8 +144,8 @@ def test_ctrl_c_is_seen_when_a_waiting_call_ends():
     code = """
         import socket, mooncrate
         silent = socket.create_server(("127.0.0.1", 0))
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             mooncrate.Store(master="127.0.0.1:%d" % silent.getsockname()[1], timeout=1)
         except mooncrate.Unavailable:
             print("too early")
