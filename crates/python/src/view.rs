@@ -134,7 +134,7 @@ impl View {
     /// # Safety
     /// Python calls it, with a buffer structure to fill.
     unsafe fn __getbuffer__(
-        slf: Bound<'_, Self>,
+        slf: &Bound<'_, Self>,
         buffer: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
@@ -148,7 +148,7 @@ impl View {
         let this = slf.get();
         let mut held = this.held(py)?.lock();
         let bytes = held.bytes().ok_or_else(|| released(py))?;
-        let (first, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len() as isize);
+        let (first, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len().cast_signed());
         // SAFETY: `buffer` is Python's; the bytes stay where they are while `exports` is above 0, and
         // the structure keeps a reference to this object. It is marked read-only.
         let code = unsafe { ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), first, len, 1, flags) };
