@@ -472,7 +472,7 @@ fn a_drain_goes_on_at_the_next_leader() {
     second.audit().unwrap();
 }
 
-/// The simulator's find: a leader died while it ended an upsert, and its successor confirmed the new
+/// A leader died while it ended an upsert, and its successor confirmed the new
 /// value at once, while readers that remembered the old one still found it.
 #[test]
 fn an_upsert_of_the_last_leader_is_confirmed_when_the_old_value_is_gone() {
