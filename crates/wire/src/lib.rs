@@ -50,7 +50,7 @@ pub use auth::{Access, Credential, Gate};
 pub use error::{CallError, DataError, DecodeError, FrameError, Refusal, RefusalCode};
 pub use frame::{FrameHeader, RequestId};
 pub use kind::{Kind, LinkKind};
-pub use link::{Link, LinkConfig};
+pub use link::{HangUp, Link, LinkConfig};
 pub use master_link::MasterLink;
 pub use masters::{MasterPools, Masters};
 pub use message::{DataReply, DataRequest, Hello, HelloAck, Reply, Request, Role};

@@ -29,6 +29,8 @@ use mooncrate_core::time::Deadline;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use data::Asked;
@@ -46,6 +48,26 @@ pub struct LinkConfig {
     pub in_flight_max: usize,
     /// What is shown to the called side.
     pub access: Access,
+    /// Ends every wait on the links that were made with it.
+    pub hang_up: HangUp,
+}
+
+/// A word to all links that were made with it: nobody waits for them any more. Whoever does comes back
+/// within a second, as if the peer had closed the link.
+#[derive(Clone, Debug, Default)]
+pub struct HangUp(Arc<AtomicBool>);
+
+impl HangUp {
+    /// Says it.
+    pub fn now(&self) {
+        // Relaxed, as in `said`: a flag that orders nothing.
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was said.
+    pub fn said(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Default for LinkConfig {
@@ -56,6 +78,7 @@ impl Default for LinkConfig {
             source: None,
             in_flight_max: 256,
             access: Access::default(),
+            hang_up: HangUp::default(),
         }
     }
 }
