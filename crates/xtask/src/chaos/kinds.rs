@@ -58,6 +58,7 @@ pub(crate) enum Act {
 
 /// One kind of fault.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a need of its own, in any mix")]
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
     pub(crate) on: On,
@@ -166,6 +167,7 @@ pub(crate) const KINDS: &[Kind] = &[
 
 /// What a machine and a run allow.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a need of its own, in any mix")]
 pub(crate) struct Means {
     /// Network namespaces.
     pub(crate) private: bool,
