@@ -42,6 +42,7 @@ pub mod masters;
 pub mod message;
 pub mod pool;
 pub mod server;
+mod tcp;
 pub mod tls;
 
 pub use address::Address;

@@ -11,7 +11,7 @@ use crate::address::Address;
 use crate::auth::Credential;
 use crate::clock::boottime;
 use crate::error::CallError;
-use crate::fds;
+use crate::{fds, tcp};
 use mooncrate_core::time::Deadline;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
@@ -438,12 +438,7 @@ fn dial(target: &SockAddr, config: &LinkConfig, left: Duration) -> io::Result<So
 }
 
 fn tune(socket: &Socket, config: &LinkConfig) -> io::Result<()> {
-    if socket.domain()? != Domain::UNIX {
-        socket.set_tcp_nodelay(true)?;
-        // A peer that vanished without a word: bytes unacknowledged for this long end the link.
-        socket.set_tcp_user_timeout(Some(config.user_timeout))?;
-    }
-    Ok(())
+    if socket.domain()? == Domain::UNIX { Ok(()) } else { tcp::tune(socket, config.user_timeout) }
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use crate::frame::{Frame, MAGIC, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
 use crate::message::{Challenge, Hello, HelloAck, Proof, Reply, Request, ServerProof, agree};
+use crate::tcp::SILENCE;
 use crate::tls;
 use channel::Channel;
 use mooncrate_core::time::Deadline;
@@ -40,7 +41,8 @@ pub use data::Asked;
 pub struct LinkConfig {
     /// Longest wait for a connection, within the deadline of the call that needs it.
     pub connect_time: Duration,
-    /// TCP: how long sent bytes may stay unacknowledged before the peer counts as gone.
+    /// TCP: how long sent bytes, or the question whether it is there, may stay unacknowledged before
+    /// the peer counts as gone.
     pub user_timeout: Duration,
     /// TCP: local address to connect from, for machines with several networks, and for tests.
     pub source: Option<IpAddr>,
@@ -74,7 +76,7 @@ impl Default for LinkConfig {
     fn default() -> Self {
         Self {
             connect_time: Duration::from_secs(1),
-            user_timeout: Duration::from_secs(2),
+            user_timeout: SILENCE,
             source: None,
             in_flight_max: 256,
             access: Access::default(),
