@@ -239,18 +239,8 @@ impl Output {
         // Bytes per microsecond are megabytes per second.
         let rate = u128::from(gone) / took.as_micros().max(1);
         if self.json {
-            return print_json(&json!({
-                "node": node,
-                "draining": stat.draining,
-                "drained": stat.drained(),
-                "start_bytes": stat.start_bytes,
-                "left_bytes": stat.left_bytes,
-                "left_replicas": stat.left_replicas,
-                "moved": stat.moved,
-                "dropped": stat.dropped,
-                "stuck": stat.stuck,
-                "seconds": took.as_secs_f64(),
-            }));
+            let took = json!({ "seconds": took.as_secs_f64() });
+            return print_json(&with(mooncrate_master::admin::drain_json(node, stat), took));
         }
         if stat.draining == 0 {
             return print(&format!("{node} takes values"));

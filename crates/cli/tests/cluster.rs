@@ -1,6 +1,7 @@
 //! Whole clusters of real processes: what is put comes back, in every shape, over every path.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
 
+#[expect(dead_code, reason = "each test binary uses a part of it")]
 mod support;
 
 use rustix::process::Signal;

@@ -15,22 +15,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::Duration;
-use support::{Answer, Server, answer, ask, fetch, finish, mooncrate};
+use support::{Server, answer, ask, fetch, finish, keep, mooncrate, run};
 
 const ANY: &str = "127.0.0.1:0";
 /// Nobody, on every Linux.
 const OTHER_USER: u32 = 65534;
-
-fn keep(folder: &Path, name: &str, text: &str) -> String {
-    let path = folder.join(name);
-    std::fs::write(&path, text).unwrap();
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-    path.to_str().unwrap().to_owned()
-}
-
-fn run(folder: &Path, args: &[&str]) -> Answer {
-    answer(&finish(mooncrate(folder).args(args), b""))
-}
 
 fn node(folder: &Path, master: &str, name: &str) -> Server {
     let here = folder.join(name);

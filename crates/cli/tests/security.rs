@@ -7,20 +7,9 @@ mod support;
 use mooncrate_check::certs::{Authority, Issued};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use support::{Answer, Server, answer, ask, finish, mooncrate};
+use support::{Answer, Server, ask, keep, run};
 
 const ANY: &str = "127.0.0.1:0";
-
-fn keep(folder: &Path, name: &str, text: &str) -> String {
-    let path = folder.join(name);
-    std::fs::write(&path, text).unwrap();
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-    path.to_str().unwrap().to_owned()
-}
-
-fn run(folder: &Path, args: &[&str]) -> Answer {
-    answer(&finish(mooncrate(folder).args(args), b""))
-}
 
 fn new_token(folder: &Path, name: &str) -> String {
     keep(folder, name, &run(folder, &["token", "new"]).good())

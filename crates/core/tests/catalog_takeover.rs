@@ -353,8 +353,8 @@ fn a_node_passes_on_when_its_predecessor_is_fenced() {
     let left = mount_fenced(&mut first, ms(4_000), &offer(A, 2), None);
     // Last heard at 1,000: half a registration time from then on, less the 3,000 that have passed.
     assert_eq!(left, Duration::from_millis(fenced_ms() - 3_000));
-    // The takeover is at 0 of another clock, 2,000 later.
-    let left = left - Duration::from_millis(2_000);
+    // The takeover is at 0 of another clock, 2 s later.
+    let left = left.saturating_sub(Duration::from_secs(2));
     let mut second = takeover(&[A]);
     let fence = mount_fenced(&mut second, ms(0), &offer(A, 2), Some(left));
     assert_eq!(fence, lease::guarded(left));
@@ -472,7 +472,7 @@ fn a_drain_goes_on_at_the_next_leader() {
     second.audit().unwrap();
 }
 
-/// The simulator's find: a leader died while it ended an upsert, and its successor confirmed the new
+/// A leader died while it ended an upsert, and its successor confirmed the new
 /// value at once, while readers that remembered the old one still found it.
 #[test]
 fn an_upsert_of_the_last_leader_is_confirmed_when_the_old_value_is_gone() {

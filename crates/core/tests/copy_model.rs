@@ -396,6 +396,31 @@ fn lost_copies_are_made_anew() {
     assert!(rig.catalog.counters().copied > 0);
 }
 
+/// An order that was lost on its way is given again, for the same life and the rest of its time, until
+/// its owner has answered.
+#[test]
+fn a_lost_copy_is_ordered_again() {
+    let mut rig = Rig::new(11);
+    rig.put(0, 1000, 1, false);
+    let holder = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas[0].segment;
+    let to = (0..NODES).map(segment).find(|to| *to != holder).unwrap();
+    assert!(!rig.catalog.copy(rig.now, &key(0), None, to).unwrap());
+    let lost = rig.catalog.take_copies();
+    rig.pass(500);
+    assert!(rig.catalog.take_copies().is_empty(), "it may still be on its way");
+    rig.pass(500);
+    let again = rig.catalog.take_copies();
+    let ([(_, lost)], [(_, again)]) = (&lost[..], &again[..]) else { panic!("{again:?}") };
+    assert_eq!((again.target, again.token), (lost.target, lost.token));
+    assert_eq!(again.time_ms, lost.time_ms - 1000);
+    rig.copies.push(again.clone());
+    rig.run_copies(Fate::Done, 0);
+    assert!(rig.catalog.copy(rig.now, &key(0), None, to).unwrap(), "it is there");
+    rig.pass(3000);
+    assert!(rig.catalog.take_copies().is_empty());
+    rig.check().unwrap();
+}
+
 /// What is read often gains copies, and loses them when nobody reads it any more.
 #[test]
 fn hot_objects_gain_copies_and_lose_them() {

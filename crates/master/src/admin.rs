@@ -18,6 +18,7 @@
 //! [`mooncrate_admin::window`], which refuses everybody but this machine.
 
 use crate::changes;
+pub use crate::changes::drain_json;
 use crate::handler::Scope;
 use crate::metrics::medium_name;
 use crate::query::{Page, force, key_of};

@@ -107,7 +107,8 @@ async fn drain(
     Ok(Json(drain_json(&name, &stat?)))
 }
 
-fn drain_json(node: &str, stat: &DrainStat) -> Value {
+/// How far a drain is, for programs.
+pub fn drain_json(node: &str, stat: &DrainStat) -> Value {
     json!({
         "node": node,
         "draining": stat.draining,

@@ -48,7 +48,7 @@ impl Handler for MasterHandler {
             Request::Copy(ask) => self.scope(caller).start_copy(&ask, caller.deadline),
             Request::Orders(orders) => poll(&self.0, &orders),
             Request::Drain(ask) if ask.wish != DrainWish::Look => {
-                drain(&self.0, ask, caller.deadline)
+                drain(&self.0, &ask, caller.deadline)
             }
             Request::Announce(told) => self.0.take_in(told),
             // What is kept on a disk or in etcd is waited for elsewhere: this thread answers others.
@@ -259,15 +259,15 @@ impl Scope {
 
 /// A drain is begun or ended at once. The answer comes when its node has heard of it, which then says
 /// so to the next master: a drain that was answered for is not forgotten.
-fn drain(master: &Arc<Master>, ask: Drain, deadline: Deadline) -> Answer {
+fn drain(master: &Arc<Master>, ask: &Drain, deadline: Deadline) -> Answer {
     let began = boottime();
-    let Some(stat) = master.drain_node(&ask) else { return Answer::Now(Reply::Drain(None)) };
-    let master = Arc::clone(master);
+    let Some(stat) = master.drain_node(ask) else { return Answer::Now(Reply::Drain(None)) };
+    let (master, node) = (Arc::clone(master), ask.node);
     Answer::Later(Box::pin(async move {
         let deadline = before(deadline).min(began.deadline_in(HEARD_TIME));
         loop {
             let (seen, now) = (master.news.version(), boottime());
-            if master.has_heard(ask.node, began) || deadline.passed(now) {
+            if master.has_heard(node, began) || deadline.passed(now) {
                 return Reply::Drain(Some(stat));
             }
             master.news.wait_async(seen, now, deadline).await;

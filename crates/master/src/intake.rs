@@ -74,13 +74,13 @@ impl Master {
         let master = Arc::clone(self);
         Answer::Later(Box::pin(async move {
             // Given up: told again, it will be tried again.
-            let lost = Err(MountError::UnknownNode);
-            let taken = waiting.await.unwrap_or(lost);
+            let given_up = Err(MountError::UnknownNode);
+            let taken = waiting.await.unwrap_or(given_up);
             if taken.is_err() || !last {
                 return Reply::Announce(taken);
             }
             let opening = spawn_blocking(move || master.open_segment(segment, incarnation));
-            Reply::Announce(opening.await.unwrap_or(lost))
+            Reply::Announce(opening.await.unwrap_or(given_up))
         }))
     }
 

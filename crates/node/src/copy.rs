@@ -3,17 +3,21 @@
 //! A few threads and a short queue. What does not fit into the queue is refused at once: the master
 //! asks again later, or somebody else. A copy is read and verified as every reader does, straight
 //! into the slot it is for, and published as every writer does; until then nobody can see it. A copy
-//! that fails leaves nothing behind: its guard gives the slot back.
+//! that fails leaves nothing behind: its guard gives the slot back. Orders that were given before are
+//! passed over until the master has heard what became of them: it repeats them, as it cannot know
+//! whether they arrived.
 
 use crate::duty::Node;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::time::Deadline;
+use mooncrate_core::{Generation, Incarnation, SegmentId, Slot};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{BeginWrite, LabelHash, WriteGuard};
 use mooncrate_transfer::{Engine, Read, TransferError};
+use mooncrate_wire::HangUp;
 use mooncrate_wire::message::NodeCommand;
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Copies and commands that wait for a thread.
@@ -24,6 +28,8 @@ const UNTOLD_MAX: usize = 1024;
 /// copy of a small value; the master keeps many more copies under way, so nobody waits for these.
 const TOLD_TOGETHER: usize = 16;
 const TOLD_BYTES: u64 = 1 << 20;
+/// How long the owner of a source is looked for before the next one has its turn.
+const ROUTE_TIME: Duration = Duration::from_secs(2);
 /// How long a thread waits before it looks whether the node stops.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -33,10 +39,21 @@ enum Task {
     Command(NodeCommand),
 }
 
+/// The life that an order is for.
+type Life = (SegmentId, Incarnation, Slot, Generation);
+
+fn life(target: &CopyDone) -> Life {
+    (target.segment, target.incarnation, target.slot, target.generation)
+}
+
 /// Copies that wait, and results that were not told yet.
 pub(crate) struct Copier {
     engine: Engine,
+    /// Ends what the engine waits for.
+    hang_up: HangUp,
     queue: Mutex<VecDeque<Task>>,
+    /// Orders that the master has not heard of yet.
+    taken: Mutex<BTreeSet<Life>>,
     wake: Condvar,
     untold: Mutex<Untold>,
 }
@@ -49,9 +66,16 @@ struct Untold {
 }
 
 impl Copier {
-    pub(crate) fn new(engine: Engine) -> Self {
-        let (queue, untold) = (Mutex::default(), Mutex::default());
-        Self { engine, queue, wake: Condvar::new(), untold }
+    /// `hang_up` is that of the engine's links.
+    pub(crate) fn new(engine: Engine, hang_up: HangUp) -> Self {
+        let (queue, taken, untold) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { engine, hang_up, queue, taken, wake: Condvar::new(), untold }
+    }
+
+    /// Ends the fetches that are under way: the node stops.
+    pub(crate) fn stop(&self) {
+        self.hang_up.now();
+        self.wake.notify_all();
     }
 
     /// Takes work, or refuses it.
@@ -60,10 +84,14 @@ impl Copier {
         // Commands are few and not repeated: they always find room.
         queue.extend(commands.into_iter().map(Task::Command));
         for order in copies {
+            let refused = CopyDone::of(&order.target, false);
+            if !self.taken.lock().insert(life(&refused)) {
+                continue;
+            }
             if queue.len() < QUEUE_MAX {
                 queue.push_back(Task::Copy(Box::new(order)));
             } else {
-                self.remember(CopyDone::of(&order.target, false), 0);
+                self.remember(refused, 0);
             }
         }
         drop(queue);
@@ -83,6 +111,8 @@ impl Copier {
         if untold.done.len() < UNTOLD_MAX {
             untold.done.push(done);
             untold.bytes += bytes;
+        } else {
+            self.taken.lock().remove(&life(&done));
         }
     }
 
@@ -99,6 +129,14 @@ impl Copier {
     /// Results to tell.
     pub(crate) fn take_untold(&self) -> Vec<CopyDone> {
         std::mem::take(&mut *self.untold.lock()).done
+    }
+
+    /// They were heard.
+    pub(crate) fn told(&self, done: &[CopyDone]) {
+        let mut taken = self.taken.lock();
+        for one in done {
+            taken.remove(&life(one));
+        }
     }
 
     /// They were not heard.
@@ -178,7 +216,9 @@ impl Node {
             if guard.aborted() || self.stopping() {
                 break;
             }
-            let transport = match self.copier().engine.transport(source, deadline) {
+            // A master that stands still is not asked for the way for as long as a copy may take.
+            let soon = boottime().deadline_in(ROUTE_TIME).min(deadline);
+            let transport = match self.copier().engine.transport(source, soon) {
                 Ok(transport) => transport,
                 Err(error) => {
                     last = error;
@@ -197,5 +237,78 @@ impl Node {
             self.copier().engine.forget(source.segment);
         }
         Err(last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncrate_core::label::Label;
+    use mooncrate_core::plan::Locator;
+    use mooncrate_core::{Extent, LeaderEpoch, Name, ObjectId, PutToken, Seal, TenantId};
+    use mooncrate_transfer::{Directory, EngineConfig, Route, Segments};
+    use mooncrate_wire::CallError;
+    use std::sync::Arc;
+
+    /// Knows nobody: nothing is fetched here.
+    #[derive(Debug)]
+    struct Nowhere;
+
+    impl Directory for Nowhere {
+        fn route(
+            &self,
+            _segment: SegmentId,
+            _incarnation: Incarnation,
+            _deadline: Deadline,
+        ) -> Result<Option<Route>, CallError> {
+            Ok(None)
+        }
+    }
+
+    fn order(slot: u32) -> CopyOrder {
+        let target = Locator {
+            segment: SegmentId(1),
+            incarnation: Incarnation(1),
+            slot: Slot(slot),
+            generation: Generation(1),
+            extent: Extent::new(0, 4096).unwrap(),
+            stripe: 0,
+            grant: None,
+        };
+        CopyOrder {
+            target,
+            sources: Vec::new(),
+            token: PutToken(1),
+            object: ObjectId { epoch: LeaderEpoch(1), sequence: 1 },
+            epoch: LeaderEpoch(1),
+            len: 10,
+            seal: Seal(0),
+            label: Label::plain(Name::new(TenantId::DEFAULT, b"k")).unwrap(),
+            time_ms: 1000,
+        }
+    }
+
+    /// The master repeats what it has no answer to; a copy is made once, and refused once.
+    #[test]
+    fn repeated_orders_are_passed_over_until_their_answer_was_heard() {
+        let engine =
+            Engine::new(EngineConfig::default(), Arc::<Segments>::default(), Arc::new(Nowhere));
+        let copier = Copier::new(engine, HangUp::default());
+        let waiting = |copier: &Copier| copier.queue.lock().len();
+        copier.add(vec![order(1), order(2), order(1)], Vec::new());
+        copier.add(vec![order(2)], Vec::new());
+        assert_eq!(waiting(&copier), 2);
+        assert!(copier.next().is_some());
+        copier.add(vec![order(1)], Vec::new());
+        assert_eq!(waiting(&copier), 1, "under way");
+        let done = CopyDone::of(&order(1).target, true);
+        copier.remember(done, 10);
+        let told = copier.take_untold();
+        copier.add(vec![order(1)], Vec::new());
+        copier.put_back(told.clone());
+        assert_eq!((waiting(&copier), copier.take_untold()), (1, told.clone()), "not heard yet");
+        copier.told(&told);
+        copier.add(vec![order(1)], Vec::new());
+        assert_eq!(waiting(&copier), 2, "what comes after that is another order");
     }
 }

@@ -14,7 +14,7 @@ use mooncrate_transfer::{
 };
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
-use mooncrate_wire::{Address, CallError, MasterApi, Role};
+use mooncrate_wire::{Address, CallError, HangUp, MasterApi, Role};
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::io;
@@ -117,14 +117,18 @@ impl Node {
                 Address::Unix(path) => path.display().to_string(),
             })
         };
+        // Of its own: what the copies wait for ends with the node, and nothing else does.
+        let hang_up = HangUp::default();
+        let mut links = config.links.clone();
+        links.link.hang_up = hang_up.clone();
         let engine = EngineConfig {
             host: config.host_id(),
             role: Role::Node,
-            links: config.links.clone(),
+            links,
             ..EngineConfig::default()
         };
         let directory = Arc::new(Nodes::new(Arc::clone(&master)));
-        let copier = Copier::new(Engine::new(engine, Arc::clone(&segments), directory));
+        let copier = Copier::new(Engine::new(engine, Arc::clone(&segments), directory), hang_up);
         Ok(Arc::new(Self {
             info: NodeInfo {
                 node: config.node(),
@@ -214,6 +218,7 @@ impl Node {
             return;
         }
         self.alarm();
+        self.copier.stop();
         let Running { threads, server } = std::mem::take(&mut *self.running.lock());
         if let Some(server) = server {
             server.stop(STOP_GRACE);

@@ -85,7 +85,10 @@ impl Node {
             return;
         }
         match self.poll(Vec::new(), copied.clone(), Duration::ZERO) {
-            Some(notices) => self.deliver(notices),
+            Some(notices) => {
+                self.copier().told(&copied);
+                self.deliver(notices);
+            }
             None => self.copier().put_back(copied),
         }
     }

@@ -42,6 +42,7 @@ pub mod masters;
 pub mod message;
 pub mod pool;
 pub mod server;
+mod tcp;
 pub mod tls;
 
 pub use address::Address;
@@ -50,7 +51,7 @@ pub use auth::{Access, Credential, Gate};
 pub use error::{CallError, DataError, DecodeError, FrameError, Refusal, RefusalCode};
 pub use frame::{FrameHeader, RequestId};
 pub use kind::{Kind, LinkKind};
-pub use link::{Link, LinkConfig};
+pub use link::{HangUp, Link, LinkConfig};
 pub use master_link::MasterLink;
 pub use masters::{MasterPools, Masters};
 pub use message::{DataReply, DataRequest, Hello, HelloAck, Reply, Request, Role};

@@ -146,7 +146,7 @@ impl LinkPool {
         let mut pause = PAUSE_MIN;
         loop {
             match Link::connect(&self.address, &self.hello, &self.config.link, deadline) {
-                Err(error) if may_come_back(&error) => {
+                Err(error) if may_come_back(&error) && !self.config.link.hang_up.said() => {
                     if budget.left(boottime()) <= pause {
                         return Err(error);
                     }

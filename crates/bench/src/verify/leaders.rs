@@ -38,6 +38,8 @@ const PING_TIME: Duration = Duration::from_secs(1);
 const TEMPT_TIME: Duration = Duration::from_secs(15);
 /// How long everybody else is tempted after an election.
 const TEMPTED: Duration = Duration::from_secs(8);
+/// Violations kept in words; all are counted.
+const TOLD_MAX: usize = 20;
 /// Nobody has this key.
 const KEY: &[u8] = b"nobody's";
 
@@ -187,7 +189,10 @@ impl Sight {
                     reply.kind(),
                     highest.0
                 );
-                self.told.lock().expect("no watcher panics").push(what);
+                let mut told = self.told.lock().expect("no watcher panics");
+                if told.len() < TOLD_MAX {
+                    told.push(what);
+                }
             }
             None => drop(self.unclear.fetch_add(1, Ordering::Relaxed)),
         }

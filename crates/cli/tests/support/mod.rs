@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
@@ -15,6 +16,19 @@ const COMMAND_MAX: Duration = Duration::from_mins(1);
 /// Longest wait for a server to start, on a machine that is busy with other things.
 const START_MAX: Duration = Duration::from_mins(1);
 const STEP: Duration = Duration::from_millis(10);
+
+/// A file that only its owner may read, as secrets must be; its path.
+pub(crate) fn keep(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// Runs the command to its end.
+pub(crate) fn run(folder: &Path, args: &[&str]) -> Answer {
+    answer(&finish(mooncrate(folder).args(args), b""))
+}
 
 /// The command, in a folder of its own and without settings of whoever runs the tests.
 pub(crate) fn mooncrate(folder: &Path) -> Command {

@@ -21,6 +21,7 @@ use crate::plan::{Action, Keep, Locator, PutConfig};
 use crate::seal::Seal;
 use crate::time::Now;
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 /// Copies given up in one tick because their time is over.
 const EXPIRED_MAX: usize = 256;
@@ -33,6 +34,8 @@ pub(super) struct Copies {
     running: BTreeMap<(SegmentIndex, Slot), Running>,
     /// When each is given up, in the order of their starts.
     ends: VecDeque<(Now, SegmentIndex, Slot, Generation)>,
+    /// When each is ordered again, in the order of the last time.
+    repeats: VecDeque<(Now, SegmentIndex, Slot, Generation)>,
     /// Number and bytes by the node that fetches.
     by_node: BTreeMap<NodeId, (u32, u64)>,
     outbox: Vec<(NodeId, CopyOrder)>,
@@ -45,6 +48,8 @@ pub(super) struct Running {
     generation: Generation,
     node: NodeId,
     bytes: u64,
+    /// When it is given up.
+    until: Now,
     /// The replica that goes when the copy is there.
     leaving: Option<Part>,
 }
@@ -94,12 +99,13 @@ impl Copies {
         Some(ended)
     }
 
-    fn begin(&mut self, at: &Part, deadline: Now, copy: Running) {
+    fn begin(&mut self, at: &Part, repeat_at: Now, copy: Running) {
         let (count, bytes) = self.by_node.entry(copy.node).or_default();
         *count += 1;
         *bytes += copy.bytes;
         self.running.insert((at.segment, at.slot), copy);
-        self.ends.push_back((deadline, at.segment, at.slot, at.generation));
+        self.ends.push_back((copy.until, at.segment, at.slot, at.generation));
+        self.repeats.push_back((repeat_at, at.segment, at.slot, at.generation));
     }
 }
 
@@ -146,16 +152,16 @@ impl Catalog {
         let bytes = self.objects.entry(id).extent_bytes(stripe);
         self.objects.entry_mut(id).parts.add(part);
         self.charge(id, bytes);
-        let time = self.config.put_timeout;
         let copy = Running {
             entry: id,
             generation: part.generation,
             node,
             bytes,
+            until: now.plus(self.config.put_timeout),
             leaving: purpose.leaving,
         };
-        self.copies.begin(&part, now.plus(time), copy);
-        let order = self.copy_order(id, &part, sources);
+        self.copies.begin(&part, now.plus(self.config.order_retry), copy);
+        let order = self.copy_order(id, &part, sources, self.config.put_timeout);
         self.copies.outbox.push((node, order));
         self.evict_above_high(now, part.segment);
         Ok(())
@@ -270,7 +276,13 @@ impl Catalog {
         busy.map(|(node, _)| *node).collect()
     }
 
-    fn copy_order(&self, id: EntryId, part: &Part, sources: Vec<Locator>) -> CopyOrder {
+    fn copy_order(
+        &self,
+        id: EntryId,
+        part: &Part,
+        sources: Vec<Locator>,
+        time: Duration,
+    ) -> CopyOrder {
         let entry = self.objects.entry(id);
         let target = entry.locator(part, self.segments.book(part.segment));
         let striping = entry.striping();
@@ -297,7 +309,7 @@ impl Catalog {
             len: striping.stripe_len(part.stripe),
             seal,
             label,
-            time_ms: u32::try_from(self.config.put_timeout.as_millis()).unwrap_or(u32::MAX),
+            time_ms: u32::try_from(time.as_millis()).unwrap_or(u32::MAX),
         }
     }
 
@@ -401,8 +413,34 @@ impl Catalog {
         }
     }
 
-    /// Gives copies up whose time is over.
+    /// Gives copies up whose time is over, and orders again what may have been lost on its way: an owner
+    /// that is at it knows, and without this a lost word would cost the whole time of a copy.
     pub(super) fn watch_copies(&mut self, now: Now) {
+        self.give_copies_up(now);
+        for _ in 0..EXPIRED_MAX {
+            let Some(&(at, segment, slot, generation)) = self.copies.repeats.front() else {
+                return;
+            };
+            if at > now {
+                return;
+            }
+            self.copies.repeats.pop_front();
+            let running = self.copies.running.get(&(segment, slot)).copied();
+            let current = running.filter(|copy| copy.generation == generation);
+            let Some(copy) = current.filter(|_| self.segments.book(segment).is_open()) else {
+                continue;
+            };
+            let again = now.plus(self.config.order_retry);
+            self.copies.repeats.push_back((again, segment, slot, generation));
+            let entry = self.objects.entry(copy.entry);
+            let part = entry.part(segment, slot);
+            let sources = self.sources(entry, part.stripe);
+            let order = self.copy_order(copy.entry, &part, sources, copy.until.since(now));
+            self.copies.outbox.push((copy.node, order));
+        }
+    }
+
+    fn give_copies_up(&mut self, now: Now) {
         for _ in 0..EXPIRED_MAX {
             let Some(&(at, segment, slot, generation)) = self.copies.ends.front() else { return };
             let running = self.copies.running.get(&(segment, slot));

@@ -15,6 +15,7 @@
 //!  life.rs     quotas, pins, groups, expiry, stripes that are missing
 //!  copy.rs     copies from owner to owner           drain.rs    segments that empty themselves
 //!  repair.rs   copies that are missing                 hot.rs      copies for what many read
+//!  rebuild.rs  whom a new leader waits for, and fences
 //! ```
 //!
 //! Cost: every call is O(1) in the number of objects; sweeps run in bounded slices from `tick`.
@@ -30,6 +31,7 @@ mod members;
 mod objects;
 mod orders;
 mod put;
+mod rebuild;
 mod remove;
 mod repair;
 mod reserve;
@@ -202,7 +204,7 @@ pub struct Catalog {
     /// Objects of earlier leaders count as leased until then (R9).
     grace_until: Now,
     /// While `Some`, an unknown key may still be announced.
-    rebuild: Option<members::Rebuild>,
+    rebuild: Option<rebuild::Rebuild>,
     /// The last leader's nodes are known by name, so that nobody else can bring objects.
     strict: bool,
     last_tick: Now,
@@ -220,7 +222,7 @@ impl Catalog {
             Start::Takeover { expected } => {
                 let fenced_at = now.plus(lease::guarded(config.registration / 2));
                 let until = now.plus(lease::guarded(config.registration));
-                let rebuild = members::Rebuild::new(expected, fenced_at, until);
+                let rebuild = rebuild::Rebuild::new(expected, fenced_at, until);
                 (now.plus(lease::takeover_grace()), rebuild)
             }
         };

@@ -195,9 +195,8 @@ impl Client {
         };
         let locator = located.replicas[at];
         let (whole, striping) = (located.len(), located.striping);
-        let same = |other: &&usize| located.replicas[**other].stripe == get.stripe;
-        let others = all.clone().collect::<Vec<_>>();
-        let again = others.iter().filter(same).any(|other| get.tried & 1 << other != 0);
+        let mut others = all.filter(|other| located.replicas[*other].stripe == get.stripe);
+        let again = others.any(|other| get.tried & 1 << other != 0);
         let here = near(&locator);
         (get.base, get.len) = (striping.start(get.stripe), striping.stripe_len(get.stripe));
         let len = get.len;

@@ -5,7 +5,11 @@ use crate::judge::Judge;
 use mooncrate::{
     Advice, Error, Path, PutConfig, Running, Store, Stored, run_both, run_master, run_node,
 };
+use mooncrate_core::TenantId;
+use mooncrate_core::plan::{Action, Locator, Order};
 use mooncrate_core::rng::Rng;
+use mooncrate_core::time::Deadline;
+use mooncrate_wire::MasterApi;
 use mooncrate_wire::clock::boottime;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -268,5 +272,27 @@ fn clients_count_what_they_did_by_path() {
         assert_eq!((counts.puts, counts.bytes_written), (1, 50_000));
         assert_eq!(counts.bytes_read, 150_000);
         assert_eq!((counts.fallbacks, counts.stale, counts.corrupt), (0, 0, 0));
+    }
+}
+
+/// A life that its owner has ended is named by the master for some milliseconds more. Who reads meanwhile
+/// hears of the miss, not of a riddle.
+#[test]
+fn a_life_that_its_owner_ended_is_a_miss() {
+    let (running, _folder) = both();
+    let address = running.master_address().unwrap();
+    let (store, master) = (connect(&address, false), running.master().unwrap());
+    for n in 0..5 {
+        store.put(b"k", &stamped(b"k", n, 5000)).unwrap();
+        let scope = master.scope(TenantId::DEFAULT);
+        let found = scope.locate(0, &[b"k"], Deadline::NEVER).unwrap().pop().unwrap().unwrap();
+        let Locator { segment, incarnation, slot, generation, .. } = found.replicas[0];
+        let action = Action::Retire { free_after_ms: 60 };
+        let order = Order { segment, incarnation, slot, generation, action };
+        let owned = running.node().unwrap().segments().get(segment).unwrap();
+        let epoch = scope.ping(Deadline::NEVER).unwrap();
+        owned.execute(boottime(), epoch, &order).unwrap();
+        assert!(scope.locate(0, &[b"k"], Deadline::NEVER).unwrap()[0].is_ok(), "not known yet");
+        assert_eq!(store.get(b"k").unwrap(), None);
     }
 }

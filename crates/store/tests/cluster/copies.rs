@@ -2,11 +2,15 @@
 //! of them, copies that outlive their first owner, segments that come and go.
 
 use crate::fleet::{
-    CALL_TIME, Fleet, REGISTRATION, SLACK, connect, judge, patiently, segment, stamped, until,
+    CALL_TIME, Fleet, Process, REGISTRATION, SLACK, catalog, connect, judge, master, node,
+    patiently, segment, stamped, until,
 };
-use mooncrate::{DrainMode, PutConfig, Store};
+use mooncrate::{
+    CatalogConfig, DrainMode, MasterOptions, NodeOptions, PutConfig, Store, run_master, run_node,
+};
 use mooncrate_core::NodeId;
 use mooncrate_wire::clock::boottime;
+use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -113,6 +117,32 @@ fn a_drain_goes_on_after_a_restart_of_the_master() {
     );
     assert_eq!(store.drain_stat(a, None).unwrap().unwrap().draining, 0);
     fleet.audit();
+}
+
+/// A fetch may take as long as a put may stay open; a node that is told to stop does not wait for it,
+/// though the owner it fetches from stands still and never answers.
+#[test]
+fn a_stopping_node_does_not_wait_for_a_fetch() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = CatalogConfig { put_timeout: Duration::from_mins(5), ..catalog() };
+    let running = run_master(MasterOptions { catalog: long, ..master() }).unwrap();
+    let address = running.master_address().unwrap();
+    let mut source = Process::start(&format!("node a {address} {}", folder.path().display()));
+    assert_eq!(source.word(), "ready");
+    // On another machine, as it says: so it fetches over a socket.
+    let elsewhere = NodeOptions { host: "elsewhere".into(), ..node("b", &address, folder.path()) };
+    let target = run_node(elsewhere).unwrap();
+    let store = connect(&address, false);
+    fill(&store, "a", 1);
+    source.signal(Signal::STOP);
+    // Not there when its time is over, but under way.
+    assert!(store.copy(name(0).as_bytes(), segment("b")).is_err());
+    let began = boottime();
+    target.stop();
+    let took = boottime().since(began);
+    source.signal(Signal::CONT);
+    assert!(took < Duration::from_mins(1), "{took:?}");
+    running.stop();
 }
 
 #[test]

@@ -5,7 +5,9 @@ use mooncrate::{
     Address, ConnectOptions, Credentials, Error, MasterOptions, NodeOptions, Security, Store,
     run_master, run_node,
 };
+use mooncrate_check::certs::Authority;
 use mooncrate_wire::message::Role;
+use mooncrate_wire::tls::TlsFiles;
 use std::os::unix::fs::PermissionsExt;
 
 #[test]
@@ -33,6 +35,41 @@ fn security_an_open_bind_needs_credentials_or_the_operators_word() {
             .unwrap()
             .stop();
     }
+}
+
+/// A bearer token is sent as it is: nobody on the way may read it.
+#[test]
+fn security_grpc_beyond_loopback_needs_credentials_and_tls() {
+    let open = || Some(Address::Tcp("0.0.0.0:0".into()));
+    let start = |security: Security, grpc| {
+        run_master(MasterOptions { listen: any_port(), security, grpc, ..MasterOptions::default() })
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let keep = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        Some(path)
+    };
+    let issued = Authority::default().issue(&["master.mooncrate"]);
+    let (cert, key) = (keep("cert.pem", &issued.cert), keep("key.pem", &issued.key));
+    let tls = TlsFiles { cert, key, ca: None };
+    let encrypted = Credentials { token_file: None, tls: tls.clone() }.security().unwrap();
+    let insisted = Security { insecure_listen: true, ..Security::default() };
+    // Open; with a token in the clear; encrypted for everybody.
+    for security in [Security::default(), insisted, security(), encrypted] {
+        let error = start(security.clone(), open()).unwrap_err();
+        assert!(matches!(error, Error::GrpcInTheClear { .. }), "{error}");
+        for way in ["0.0.0.0:0", "--tls-cert", "--token-file", "--tls-ca", "--grpc off"] {
+            assert!(error.to_string().contains(way), "{error}");
+        }
+        let running = start(security, Some(any_port())).unwrap();
+        assert!(running.grpc_address().is_some(), "on loopback it opens");
+        running.stop();
+    }
+    let token_file = keep("cluster.token", &secret().to_hex());
+    let both = Credentials { token_file, tls }.security().unwrap();
+    start(both, open()).unwrap().stop();
 }
 
 #[test]

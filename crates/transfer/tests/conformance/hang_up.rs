@@ -10,7 +10,9 @@ use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Path, Stream, Transport};
 use mooncrate_wire::message::{self, DataReply, DataRequest};
 use mooncrate_wire::{Address, DataError, PoolConfig};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
+};
 use std::borrow::Cow;
 use std::io::{BufRead, BufReader, IoSlice, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -155,6 +157,48 @@ fn a_killed_writer_gives_its_range_back() {
     }
     let stats = rig.segment.stats();
     assert_eq!((stats.writing, stats.failed, stats.ready), (0, 0, 4));
+}
+
+/// Fault row 11: a writer whose machine is gone, or whose last word was lost, says nothing. It is asked.
+#[test]
+fn a_writer_that_vanishes_without_a_word_gives_its_range_back() {
+    let rig = Rig::new(Path::Local);
+    let value = rig.value(5000);
+    let mut client = Client::start("writer", &rig.tcp, &value);
+    assert_eq!(client.word(), "written");
+    rig.until("the owner knows of the put", HANG_UP, |s| s.stats().writing == 1);
+    if let Err(why) = mute(&client) {
+        eprintln!("SKIPPED: a socket cannot be made to vanish here: {why}");
+        return;
+    }
+    client.signal(Signal::KILL);
+    rig.freed_within(&value.locator, Duration::from_secs(30));
+}
+
+/// From now on the client's TCP connection ends without a packet (`TCP_REPAIR`, for root).
+fn mute(client: &Client) -> Result<(), String> {
+    let words = |error: &dyn std::fmt::Display| error.to_string();
+    let pid = Pid::from_raw(client.child.id().cast_signed()).unwrap();
+    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| words(&error))?;
+    let folder = format!("/proc/{}/fd", client.child.id());
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let is_socket = |to: &std::path::Path| to.to_string_lossy().starts_with("socket:");
+        if !std::fs::read_link(&path).is_ok_and(|to| is_socket(&to)) {
+            continue;
+        }
+        let number = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        let socket = pidfd_getfd(&process, number, PidfdGetfdFlags::empty());
+        let socket = socket.map_err(|error| words(&error))?;
+        let python = "import socket; socket.socket(fileno=0).setsockopt(socket.IPPROTO_TCP, 19, 1)";
+        let mut command = Command::new("python3");
+        let done = command.args(["-c", python]).stdin(Stdio::from(socket)).output();
+        let done = done.map_err(|error| words(&error))?;
+        if !done.status.success() {
+            return Err(String::from_utf8_lossy(&done.stderr).into_owned());
+        }
+    }
+    Ok(())
 }
 
 /// Fault row 2: a dead client's pins are taken back within a second, and eviction goes on.

@@ -5,13 +5,13 @@
 //! any value that is not longer than what is left, and not absurdly shorter, stays as it is. A call
 //! on a warm link is exactly one send and one read.
 
-use super::LinkConfig;
 use super::session::Session;
+use super::{HangUp, LinkConfig};
 use crate::address::Address;
 use crate::auth::Credential;
 use crate::clock::boottime;
 use crate::error::CallError;
-use crate::fds;
+use crate::{fds, tcp};
 use mooncrate_core::time::Deadline;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
@@ -38,6 +38,7 @@ pub(super) struct Channel {
     write_step: Duration,
     /// Encrypts, on TCP where it was asked for.
     tls: Option<Box<Session>>,
+    hang_up: HangUp,
 }
 
 impl Channel {
@@ -55,7 +56,7 @@ impl Channel {
                 return Err(CallError::Deadline { awaited: "a connection" });
             }
             match dial(&target, config, left) {
-                Ok(socket) => return Ok(Self::new(socket, peer)),
+                Ok(socket) => return Ok(Self::new(socket, peer, config.hang_up.clone())),
                 Err(error) => last = Some(error),
             }
         }
@@ -77,13 +78,13 @@ impl Channel {
         };
         let ready = socket.set_nonblocking(false).and_then(|()| tune(&socket, config));
         ready.map_err(|source| CallError::Io { doing: "accepting", peer: peer.clone(), source })?;
-        Ok(Self::new(socket, peer))
+        Ok(Self::new(socket, peer, config.hang_up.clone()))
     }
 
-    fn new(socket: Socket, peer: String) -> Self {
+    fn new(socket: Socket, peer: String, hang_up: HangUp) -> Self {
         let unix = socket.domain().is_ok_and(|domain| domain == Domain::UNIX);
         let (read_step, write_step) = (Duration::ZERO, Duration::ZERO);
-        Self { socket, peer, unix, read_step, write_step, tls: None }
+        Self { socket, peer, unix, read_step, write_step, tls: None, hang_up }
     }
 
     pub(super) fn peer(&self) -> &str {
@@ -362,6 +363,10 @@ impl Channel {
         if left.is_zero() {
             return Err(CallError::Deadline { awaited });
         }
+        // Looked at between two waits, none of which is longer than a step.
+        if self.hang_up.said() {
+            return Err(self.closed(awaited));
+        }
         let now = match way {
             Way::Read => &mut self.read_step,
             Way::Write => &mut self.write_step,
@@ -433,12 +438,7 @@ fn dial(target: &SockAddr, config: &LinkConfig, left: Duration) -> io::Result<So
 }
 
 fn tune(socket: &Socket, config: &LinkConfig) -> io::Result<()> {
-    if socket.domain()? != Domain::UNIX {
-        socket.set_tcp_nodelay(true)?;
-        // A peer that vanished without a word: bytes unacknowledged for this long end the link.
-        socket.set_tcp_user_timeout(Some(config.user_timeout))?;
-    }
-    Ok(())
+    if socket.domain()? == Domain::UNIX { Ok(()) } else { tcp::tune(socket, config.user_timeout) }
 }
 
 #[cfg(test)]
@@ -460,7 +460,7 @@ mod tests {
     fn a_send_in_pieces_repeats_and_skips_nothing() {
         use std::io::Read;
         let (here, mut there) = std::os::unix::net::UnixStream::pair().unwrap();
-        let mut channel = Channel::new(Socket::from(here), "test".to_owned());
+        let mut channel = Channel::new(Socket::from(here), "test".to_owned(), HangUp::default());
         let within = |ms| boottime().deadline_in(Duration::from_millis(ms));
         // Leaves a timeout of 64 ms, which the long deadline below has no reason to change.
         channel.arm(Way::Write, within(65), "test").unwrap();

@@ -23,12 +23,15 @@ use crate::frame::{Frame, MAGIC, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
 use crate::message::{Challenge, Hello, HelloAck, Proof, Reply, Request, ServerProof, agree};
+use crate::tcp::SILENCE;
 use crate::tls;
 use channel::Channel;
 use mooncrate_core::time::Deadline;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use data::Asked;
@@ -38,7 +41,8 @@ pub use data::Asked;
 pub struct LinkConfig {
     /// Longest wait for a connection, within the deadline of the call that needs it.
     pub connect_time: Duration,
-    /// TCP: how long sent bytes may stay unacknowledged before the peer counts as gone.
+    /// TCP: how long sent bytes, or the question whether it is there, may stay unacknowledged before
+    /// the peer counts as gone.
     pub user_timeout: Duration,
     /// TCP: local address to connect from, for machines with several networks, and for tests.
     pub source: Option<IpAddr>,
@@ -46,16 +50,37 @@ pub struct LinkConfig {
     pub in_flight_max: usize,
     /// What is shown to the called side.
     pub access: Access,
+    /// Ends every wait on the links that were made with it.
+    pub hang_up: HangUp,
+}
+
+/// A word to all links that were made with it: nobody waits for them any more. Whoever does comes back
+/// within a second, as if the peer had closed the link.
+#[derive(Clone, Debug, Default)]
+pub struct HangUp(Arc<AtomicBool>);
+
+impl HangUp {
+    /// Says it.
+    pub fn now(&self) {
+        // Relaxed, as in `said`: a flag that orders nothing.
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was said.
+    pub fn said(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Default for LinkConfig {
     fn default() -> Self {
         Self {
             connect_time: Duration::from_secs(1),
-            user_timeout: Duration::from_secs(2),
+            user_timeout: SILENCE,
             source: None,
             in_flight_max: 256,
             access: Access::default(),
+            hang_up: HangUp::default(),
         }
     }
 }

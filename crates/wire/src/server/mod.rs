@@ -14,9 +14,11 @@ use crate::auth::{Credential, Gate};
 use crate::error::{Refusal, RefusalCode};
 use crate::frame::MAGIC;
 use crate::message::{Reply, Request, Role};
+use crate::tcp;
 use crate::tls::{self, TlsServer};
 use mooncrate_core::ids::{HostId, LeaderEpoch, TenantId};
 use mooncrate_core::time::{Deadline, Now};
+use socket2::SockRef;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -183,7 +185,7 @@ impl Listener {
         match self {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                stream.set_nodelay(true)?;
+                tcp::tune(&SockRef::from(&stream), tcp::SILENCE)?;
                 Ok(Stream::Tcp(stream))
             }
             Self::Unix(listener) => Ok(Stream::Unix(listener.accept().await?.0)),

@@ -372,32 +372,9 @@ impl Samples {
                 quota: self.optional(Self::u64),
             }),
             Kind::Drain | Kind::Copy | Kind::Touch | Kind::Command => self.copy_request(kind),
-            Kind::Mount => Request::Mount(Mount {
-                info: self.info(),
-                seen: LeaderEpoch(self.u64()),
-                offers: self.list(Self::offer),
-                fence_ms: self.optional(Self::u32),
-                draining: self.drains(),
-            }),
-            Kind::Announce => Request::Announce(Announce {
-                segment: SegmentId(self.u64()),
-                incarnation: Incarnation(self.u64()),
-                page: self.list(Self::announced),
-                last: self.yes(),
-            }),
-            Kind::Unmount => {
-                Request::Unmount(Unmount { node: NodeId(self.u64()), segments: self.mounts() })
+            Kind::Mount | Kind::Announce | Kind::Unmount | Kind::Heartbeat | Kind::Orders => {
+                self.node_request(kind)
             }
-            Kind::Heartbeat => Request::Heartbeat(Heartbeat {
-                node: NodeId(self.u64()),
-                incarnation: Incarnation(self.u64()),
-            }),
-            Kind::Orders => Request::Orders(Orders {
-                node: NodeId(self.u64()),
-                notices: self.list(Self::notice),
-                copied: self.list(|s| CopyDone::of(&s.locator(), s.yes())),
-                wait_ms: self.u32(),
-            }),
             _ => return None,
         })
     }
@@ -472,6 +449,38 @@ impl Samples {
             Kind::Refuse => Reply::Refuse(self.refusal()),
             _ => return None,
         })
+    }
+
+    fn node_request(&mut self, kind: Kind) -> Request<'static> {
+        match kind {
+            Kind::Mount => Request::Mount(Mount {
+                info: self.info(),
+                seen: LeaderEpoch(self.u64()),
+                offers: self.list(Self::offer),
+                fence_ms: self.optional(Self::u32),
+                draining: self.drains(),
+            }),
+            Kind::Announce => Request::Announce(Announce {
+                segment: SegmentId(self.u64()),
+                incarnation: Incarnation(self.u64()),
+                page: self.list(Self::announced),
+                last: self.yes(),
+            }),
+            Kind::Unmount => {
+                Request::Unmount(Unmount { node: NodeId(self.u64()), segments: self.mounts() })
+            }
+            Kind::Heartbeat => Request::Heartbeat(Heartbeat {
+                node: NodeId(self.u64()),
+                incarnation: Incarnation(self.u64()),
+            }),
+            Kind::Orders => Request::Orders(Orders {
+                node: NodeId(self.u64()),
+                notices: self.list(Self::notice),
+                copied: self.list(|s| CopyDone::of(&s.locator(), s.yes())),
+                wait_ms: self.u32(),
+            }),
+            kind => unreachable!("{kind} is not asked by a node"),
+        }
     }
 
     /// What administrators and readers ask about copies.

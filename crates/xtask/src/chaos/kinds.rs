@@ -56,6 +56,28 @@ pub(crate) enum Act {
     Reset,
 }
 
+/// What a machine and a run allow, and a kind of fault needs.
+#[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "four facts that have nothing to do with each other"
+)]
+pub(crate) struct Means {
+    /// Network namespaces.
+    pub(crate) private: bool,
+    /// libfaketime.
+    pub(crate) clock: bool,
+    /// Several masters.
+    pub(crate) several: bool,
+    /// Time for faults that outlast a registration, so they come seldom.
+    pub(crate) long: bool,
+}
+
+impl Means {
+    pub(crate) const NONE: Self =
+        Self { private: false, clock: false, several: false, long: false };
+}
+
 /// One kind of fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
@@ -64,34 +86,28 @@ pub(crate) struct Kind {
     pub(crate) act: Act,
     /// Shortest and longest time, in milliseconds.
     pub(crate) ms: (u64, u64),
-    /// Needs network namespaces.
-    pub(crate) private: bool,
-    /// Needs libfaketime.
-    pub(crate) clock: bool,
-    /// Needs several masters.
-    pub(crate) several: bool,
-    /// Takes longer than the master waits for a silent node, so it comes seldom.
-    pub(crate) long: bool,
+    pub(crate) needs: Means,
 }
 
 const fn kind(name: &'static str, on: On, act: Act, ms: (u64, u64)) -> Kind {
-    Kind { name, on, act, ms, private: false, clock: false, several: false, long: false }
+    Kind { name, on, act, ms, needs: Means::NONE }
 }
 
 const fn clock(name: &'static str, on: On, seconds: i32) -> Kind {
-    Kind { clock: true, ..kind(name, on, Act::Clock(seconds), (200, 1500)) }
+    let needs = Means { clock: true, ..Means::NONE };
+    Kind { needs, ..kind(name, on, Act::Clock(seconds), (200, 1500)) }
 }
 
 const fn private(name: &'static str, on: On, act: Act, ms: (u64, u64)) -> Kind {
-    Kind { private: true, ..kind(name, on, act, ms) }
+    Kind { needs: Means { private: true, ..Means::NONE }, ..kind(name, on, act, ms) }
 }
 
 const fn several(kind: Kind) -> Kind {
-    Kind { several: true, ..kind }
+    Kind { needs: Means { several: true, ..kind.needs }, ..kind }
 }
 
 const fn long(kind: Kind) -> Kind {
-    Kind { long: true, ..kind }
+    Kind { needs: Means { long: true, ..kind.needs }, ..kind }
 }
 
 const fn cut(peer: On, from_peer: bool, to_peer: bool) -> Act {
@@ -164,19 +180,6 @@ pub(crate) const KINDS: &[Kind] = &[
     several(private("cut-standby-etcd", On::Standby, cut(On::Etcd, true, true), DEPOSED)),
 ];
 
-/// What a machine and a run allow.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Means {
-    /// Network namespaces.
-    pub(crate) private: bool,
-    /// libfaketime.
-    pub(crate) clock: bool,
-    /// Several masters.
-    pub(crate) several: bool,
-    /// Time for faults that outlast a registration.
-    pub(crate) long: bool,
-}
-
 /// The kinds that are possible and wanted; an unknown name is an error.
 pub(crate) fn choose(wanted: &[String], means: Means) -> anyhow::Result<Vec<Kind>> {
     for name in wanted {
@@ -189,12 +192,12 @@ pub(crate) fn choose(wanted: &[String], means: Means) -> anyhow::Result<Vec<Kind
     let able = |kind: &Kind| {
         // Several masters on loopback have no proxy before them.
         let proxied = means.private || !means.several || !matches!(kind.act, Act::Proxy(_));
-        (means.private || !kind.private)
-            && (means.clock || !kind.clock)
-            && (means.several || !kind.several)
+        (means.private || !kind.needs.private)
+            && (means.clock || !kind.needs.clock)
+            && (means.several || !kind.needs.several)
             && proxied
     };
-    let fitting = |kind: &Kind| wanted.is_empty() && (means.long || !kind.long);
+    let fitting = |kind: &Kind| wanted.is_empty() && (means.long || !kind.needs.long);
     let chosen = KINDS.iter().filter(|kind| able(kind) && (asked(kind) || fitting(kind)));
     Ok(chosen.copied().collect())
 }

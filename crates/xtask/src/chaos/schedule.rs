@@ -22,14 +22,15 @@ impl Schedule {
 
     pub(crate) fn next(&mut self) -> Vec<Planned> {
         if self.deck.is_empty() {
-            let only_long = self.kinds.iter().all(|kind| kind.long);
+            let only_long = self.kinds.iter().all(|kind| kind.needs.long);
             let turn = self.passes % 4 == 1 || only_long;
-            self.deck = self.kinds.iter().filter(|kind| turn || !kind.long).copied().collect();
+            self.deck =
+                self.kinds.iter().filter(|kind| turn || !kind.needs.long).copied().collect();
             self.dice.shuffle(&mut self.deck);
             if self.passes == 0 {
                 // Dealt from the end: what only several masters can suffer comes first, so that a short
                 // run with several has it at all.
-                self.deck.sort_by_key(|kind| kind.several);
+                self.deck.sort_by_key(|kind| kind.needs.several);
             }
             self.passes += 1;
         }
@@ -61,7 +62,6 @@ mod tests {
     use crate::chaos::kinds::{self, Means};
 
     const ALL: Means = Means { private: true, clock: true, several: true, long: true };
-    const NONE: Means = Means { private: false, clock: false, several: false, long: false };
 
     fn names(seed: u64, rounds: usize) -> Vec<String> {
         let kinds = kinds::choose(&[], ALL).unwrap();
@@ -95,23 +95,26 @@ mod tests {
     #[test]
     fn kinds_can_be_chosen_and_some_need_no_namespaces() {
         assert!(kinds::choose(&["kill-nod".into()], ALL).is_err());
-        let one = kinds::choose(&["stop-node-long".into()], NONE).unwrap();
+        let one = kinds::choose(&["stop-node-long".into()], Means::NONE).unwrap();
         assert_eq!(one.len(), 1, "what is asked for by name is taken, however long");
-        assert!(kinds::choose(&[], NONE).unwrap().len() >= 8);
+        assert!(kinds::choose(&[], Means::NONE).unwrap().len() >= 8);
     }
 
     #[test]
     fn what_needs_several_masters_comes_first_where_there_are_some_and_not_at_all_elsewhere() {
         let kinds = kinds::choose(&[], ALL).unwrap();
-        let special = kinds.iter().filter(|kind| kind.several).count();
+        let special = kinds.iter().filter(|kind| kind.needs.several).count();
         let mut schedule = Schedule::new(&kinds, 8);
         let mut dealt = Vec::new();
         while dealt.len() < special {
             dealt.extend(schedule.next().into_iter().map(|planned| planned.kind));
         }
-        assert!(special >= 10 && dealt[..special].iter().all(|kind| kind.several), "{dealt:?}");
+        assert!(
+            special >= 10 && dealt[..special].iter().all(|kind| kind.needs.several),
+            "{dealt:?}"
+        );
         let alone = Means { several: false, ..ALL };
-        assert!(!kinds::choose(&[], alone).unwrap().iter().any(|kind| kind.several));
+        assert!(!kinds::choose(&[], alone).unwrap().iter().any(|kind| kind.needs.several));
     }
 
     /// Of those that decide who leads, one at a time is in trouble.

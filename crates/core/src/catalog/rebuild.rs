@@ -1,0 +1,123 @@
+//! The wait of a new leader: for nodes that the last one knew, and for what can still be read of their
+//! earlier starts. Until it is over, an unknown key is not known to be absent (M9, C2).
+//!
+//! The fence: a node gives leave to read its memory for half a registration time after a heartbeat that a
+//! leader heard. A start that has ended stays readable for that long in mappings that nobody can take
+//! back, and nobody announces what it holds. What must stay true: no leader takes a key for absent
+//! before the fence of every start that could hold it. Leaders tell nodes, and nodes the next leader.
+
+use super::Catalog;
+use super::segments::Book;
+use crate::ids::NodeId;
+use crate::lease;
+use crate::time::Now;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// When a span that another clock has measured is surely over; a span of nothing is over at once.
+fn after(now: Now, span: Duration) -> Now {
+    if span.is_zero() { now } else { now.plus(lease::guarded(span)) }
+}
+
+/// Nodes that a new leader still waits for.
+#[derive(Clone, Debug)]
+pub(super) struct Rebuild {
+    expected: Vec<NodeId>,
+    /// Until when an earlier mount of a node may be readable, where that is not over.
+    fences: BTreeMap<NodeId, Now>,
+    /// Nodes that have announced before that time.
+    told: Vec<NodeId>,
+    /// From then on no mount that ended before the takeover can be read.
+    fenced_at: Now,
+    until: Now,
+}
+
+impl Rebuild {
+    pub(super) fn new(expected: Vec<NodeId>, fenced_at: Now, until: Now) -> Option<Self> {
+        let (fences, told) = (BTreeMap::new(), Vec::new());
+        (!expected.is_empty()).then_some(Self { expected, fences, told, fenced_at, until })
+    }
+
+    /// A node has announced everything; whether all have.
+    pub(super) fn announced(&mut self, node: NodeId) -> bool {
+        if self.fences.contains_key(&node) {
+            self.told.push(node);
+        } else {
+            self.expected.retain(|expected| *expected != node);
+        }
+        self.expected.is_empty()
+    }
+
+    /// When to ask again.
+    pub(super) fn hint_ms(&self, now: Now) -> u32 {
+        lease::left_ms(now, self.until).clamp(1, 200)
+    }
+
+    /// Whether the wait is over: everybody has announced, or must have given up.
+    pub(super) fn over(&mut self, now: Now) -> bool {
+        self.fences.retain(|_, fenced_at| *fenced_at > now);
+        let Self { expected, fences, told, .. } = self;
+        told.retain(|node| {
+            let waits = fences.contains_key(node);
+            if !waits {
+                expected.retain(|expected| expected != node);
+            }
+            waits
+        });
+        self.expected.is_empty() || now >= self.until
+    }
+
+    /// Until when an earlier mount of `node`, which the last leader knew, may be readable; `left`: for
+    /// how long by the word of the node itself.
+    fn fence(&mut self, now: Now, node: NodeId, left: Option<Duration>) -> Now {
+        let unknown = if self.expected.contains(&node) { self.fenced_at } else { now };
+        let until = left.map_or(unknown, |left| after(now, left)).min(self.fenced_at);
+        if until > now {
+            self.fences.insert(node, until);
+        } else {
+            self.fences.remove(&node);
+        }
+        until
+    }
+}
+
+impl Catalog {
+    /// How long an earlier mount of a node that mounts now may still be readable in shared memory, under
+    /// keys that nobody will announce: until then its announcement alone does not prove that an unknown
+    /// key is absent. `left` is what the node says of that, by the word of an earlier leader; `None`: no
+    /// leader has told it yet. The answer is for the node to pass on to the next leader.
+    ///
+    /// A leader that waits for nobody knows all mounts there were: one that it has not seen leave is over.
+    pub fn fence(&mut self, now: Now, node: NodeId, left: Option<Duration>) -> Duration {
+        let told = match &mut self.rebuild {
+            Some(rebuild) => rebuild.fence(now, node, left),
+            None => left.map_or(now, |left| after(now, left)),
+        };
+        let own = self.segments.iter().filter(|(_, book)| book.offer.node == node);
+        let leaving = own.filter_map(|(_, book)| book.fenced_at());
+        leaving.fold(told, Now::max).since(now)
+    }
+
+    /// Whether this node may bring objects along: the last leader knew it, and unknown keys still
+    /// count as perhaps there. Later its keys may have other values already, while readers that kept
+    /// a locator still find the old ones (C2): then it must come back empty.
+    pub(super) fn awaited(&self, node: NodeId) -> bool {
+        let Some(rebuild) = &self.rebuild else { return !self.strict };
+        !self.strict || rebuild.expected.contains(&node)
+    }
+
+    /// Nodes that may hold objects, in order: those that are mounted, those that a rebuild still waits
+    /// for, and those of which a mount that is over can still be read. A leader that comes before they
+    /// have announced must wait for them, too (M9).
+    pub fn holders(&self) -> Vec<NodeId> {
+        let awaited = self.rebuild.iter().flat_map(|rebuild| &rebuild.expected).copied();
+        let readable = |book: &Book| book.fenced_at().is_some_and(|at| at > self.last_tick);
+        let leaving = self.segments.iter().filter(|(_, book)| readable(book));
+        let leaving = leaving.map(|(_, book)| book.offer.node);
+        let mut holders: Vec<NodeId> =
+            self.nodes.keys().copied().chain(awaited).chain(leaving).collect();
+        holders.sort_unstable();
+        holders.dedup();
+        holders
+    }
+}
