@@ -18,6 +18,7 @@ def every_call(store):
         "get_into": lambda: store.get_into("k", target),
         "get_range": lambda: store.get_range("k", 0, 1),
         "view": lambda: store.view("k"),
+        "put_parts": lambda: store.put_parts("k", [b"v", b"w"]),
         "size": lambda: store.size("k"),
         "exists": lambda: store.exists("k"),
         "in": lambda: "k" in store,

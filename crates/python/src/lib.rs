@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   mooncrate/__init__.py  Store, View, the exceptions        what people import
-//!   mooncrate/aio.py       AsyncStore: the same calls on a bounded number of threads
+//!   mooncrate/aio.py       AsyncStore: the same calls for a loop, on a bounded number of threads
 //!   mooncrate/_cli.py      the command `mooncrate`, in this very process
 //!   mooncrate._native      this crate: arguments in, bytes moved without the GIL, results out
 //! ```
@@ -15,12 +15,16 @@
 
 mod batch;
 mod buffer;
+mod call;
+mod calls;
 mod command;
 mod error;
 mod fork;
 mod list;
 mod methods;
 mod options;
+mod queue;
+mod queue_methods;
 mod raw;
 mod stats;
 mod store;
@@ -35,6 +39,8 @@ mod _native {
     use crate::command::_cli;
     #[pymodule_export]
     use crate::list::Listing;
+    #[pymodule_export]
+    use crate::queue::Calls;
     #[pymodule_export]
     use crate::store::Store;
     #[pymodule_export]

@@ -1,4 +1,5 @@
 import builtins
+from asyncio import AbstractEventLoop, Future
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
@@ -9,7 +10,7 @@ from typing_extensions import Buffer, disjoint_base
 from mooncrate.errors import Error
 from mooncrate.stats import Stats
 
-__all__ = ["Listing", "Store", "View", "__version__", "_cli"]
+__all__ = ["Calls", "Listing", "Store", "View", "__version__", "_cli"]
 
 __version__: str
 
@@ -66,6 +67,20 @@ class Store:
         soft_pin: seconds in which it is evicted only when nothing else is left. hard_pin: it is never
         evicted. group: what it is evicted together with. expire: seconds after its first get when it goes.
         """
+
+    def put_parts(
+        self,
+        key: str | bytes,
+        parts: Sequence[Buffer],
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+        upsert: bool = False,
+    ) -> bool:
+        """`put` of a value that lies in parts, one after the other."""
 
     def get(self, key: str | bytes) -> bytes | None:
         """The value, verified; None if there is none."""
@@ -198,3 +213,57 @@ class Listing(Iterator[bytes]):
 
     def __iter__(self) -> Self: ...
     def __next__(self) -> bytes: ...
+
+@final
+class Calls:
+    """Internal: the calls that one loop makes of one store, each with a future for its result."""
+
+    def __new__(cls, store: Store, on: AbstractEventLoop, threads: int, /) -> Self: ...
+    @property
+    def loop(self) -> AbstractEventLoop: ...
+    def _send(self) -> None: ...
+    def _answer(self) -> None: ...
+    def fileno(self) -> int: ...
+    def over(self) -> Future[None]: ...
+    def stop(self) -> None: ...
+    def put_parts(
+        self,
+        key: str | bytes,
+        parts: Sequence[Buffer],
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+        upsert: bool = False,
+    ) -> Future[bool]: ...
+    def put_batch(
+        self,
+        items: Mapping[str | bytes, Buffer] | Iterable[tuple[str | bytes, Buffer]],
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+        upsert: bool = False,
+    ) -> Future[list[bool | Error]]: ...
+    def get(self, key: str | bytes) -> Future[bytes | None]: ...
+    def get_into(self, key: str | bytes, target: Buffer) -> Future[int | None]: ...
+    def get_range(self, key: str | bytes, start: int, length: int) -> Future[bytes | None]: ...
+    def view(self, key: str | bytes) -> Future[View | None]: ...
+    def size(self, key: str | bytes) -> Future[int | None]: ...
+    def exists(self, key: str | bytes) -> Future[bool]: ...
+    def remove(self, key: str | bytes, *, force: bool = False) -> Future[bool]: ...
+    def remove_prefix(self, prefix: str | bytes, *, force: bool = False) -> Future[int]: ...
+    def remove_regex(self, regex: str, *, force: bool = False) -> Future[int]: ...
+    def page(
+        self, prefix: str | bytes | None, cursor: int
+    ) -> Future[tuple[list[bytes], int | None]]: ...
+    def stats(self) -> Future[Stats]: ...
+    def get_batch(self, keys: Iterable[str | bytes]) -> Future[list[bytes | None | Error]]: ...
+    def exists_batch(self, keys: Iterable[str | bytes]) -> Future[list[bool | Error]]: ...
+    def remove_batch(
+        self, keys: Iterable[str | bytes], *, force: bool = False
+    ) -> Future[list[bool | Error]]: ...

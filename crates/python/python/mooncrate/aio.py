@@ -1,17 +1,19 @@
-"""The store for asyncio: the same calls, on a bounded number of threads, so that the loop never waits."""
+"""The store for asyncio: the same calls, on a bounded number of threads, so that the loop never waits.
+
+What must stay true: the loop's thread does nothing but make futures and resolve them, some at a time; the
+threads that carry calls out are native and leave the GIL to the loop (`mooncrate._native.Calls`).
+"""
 
 import asyncio
 import builtins
-import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from mooncrate._native import Store, View
+from mooncrate._native import Calls, View
 from mooncrate.errors import Closed, Error
+from mooncrate.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -21,9 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncStore"]
 
 Result = TypeVar("Result")
-
-# Keys of a listing that one trip to a thread brings.
-PAGE = 1000
+THREADS_MAX = 1024
 
 
 class AsyncStore:
@@ -33,34 +33,47 @@ class AsyncStore:
             await store.put("key", b"value")
 
     Takes what `Store` takes, and `threads`: how many calls may be under way at once; others wait their
-    turn, and so does nobody else. A call that is cancelled still ends by its timeout on its thread: leave
-    its buffers alone until then.
+    turn, and so does nobody else. A call that is cancelled may still be carried out, and ends by its
+    timeout: leave its buffers alone until then. It belongs to the loop that it is used in first, and to
+    another one when that is closed.
     """
 
     def __init__(self, *, threads: int = 8, **options: Any) -> None:
-        if threads < 1:
-            raise ValueError(f"threads={threads}: at least one is needed")
+        if not 1 <= threads <= THREADS_MAX:
+            raise ValueError(f"threads={threads}: 1 to {THREADS_MAX} are possible")
+        self._threads = threads
         self._options = options
         self._store: Store | None = None
+        self._calls: Calls | None = None
         self._closed = False
-        self._process = os.getpid()
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="mooncrate")
 
     async def open(self) -> Self:
         """Opens the store; `async with` does it by itself."""
         if self._closed:
             raise Closed("the store is closed")
         if self._store is None:
-            self._store = await self._on_thread(partial(Store, **self._options))
+            opened = await on_thread(partial(Store, **self._options))
+            # Somebody else may have opened or closed it meanwhile.
+            if self._store is None and not self._closed:
+                self._store = opened
+            else:
+                await on_thread(opened.close)
+        self._ready()
         return self
 
     async def close(self) -> None:
-        """Closes the store after the calls that wait for a thread. More than once is fine."""
+        """Closes the store after the calls that are under way. More than once is fine."""
         self._closed = True
         store, self._store = self._store, None
+        calls, self._calls = self._calls, None
+        loop = asyncio.get_running_loop()
+        if calls is not None:
+            if calls.loop is loop:
+                await calls.over()
+                loop.remove_reader(calls.fileno())
+            await on_thread(calls.stop)
         if store is not None:
-            await self._on_thread(store.close)
-        self._threads.shutdown(wait=False)
+            await on_thread(store.close)
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -75,54 +88,61 @@ class AsyncStore:
 
     async def put(self, key: str | bytes, value: "Buffer", **wishes: Any) -> bool:
         """`Store.put`."""
-        return await self._call(Store.put, key, value, **wishes)
+        return await self._ready().put_parts(key, [value], **wishes)
+
+    async def put_parts(
+        self, key: str | bytes, parts: "builtins.list[Buffer]", **wishes: Any
+    ) -> bool:
+        """`Store.put_parts`."""
+        return await self._ready().put_parts(key, parts, **wishes)
 
     async def get(self, key: str | bytes) -> bytes | None:
         """`Store.get`."""
-        return await self._call(Store.get, key)
+        return await self._ready().get(key)
 
     async def get_into(self, key: str | bytes, target: "Buffer") -> int | None:
         """`Store.get_into`."""
-        return await self._call(Store.get_into, key, target)
+        return await self._ready().get_into(key, target)
 
     async def get_range(self, key: str | bytes, start: int, length: int) -> bytes | None:
         """`Store.get_range`."""
-        return await self._call(Store.get_range, key, start, length)
+        return await self._ready().get_range(key, start, length)
 
     async def view(self, key: str | bytes) -> View | None:
         """`Store.view`."""
-        return await self._call(Store.view, key)
+        return await self._ready().view(key)
 
     async def size(self, key: str | bytes) -> int | None:
         """`Store.size`."""
-        return await self._call(Store.size, key)
+        return await self._ready().size(key)
 
     async def exists(self, key: str | bytes) -> bool:
         """`Store.exists`."""
-        return await self._call(Store.exists, key)
+        return await self._ready().exists(key)
 
     async def remove(self, key: str | bytes, *, force: bool = False) -> bool:
         """`Store.remove`."""
-        return await self._call(Store.remove, key, force=force)
+        return await self._ready().remove(key, force=force)
 
     async def remove_prefix(self, prefix: str | bytes, *, force: bool = False) -> int:
         """`Store.remove_prefix`."""
-        return await self._call(Store.remove_prefix, prefix, force=force)
+        return await self._ready().remove_prefix(prefix, force=force)
 
     async def remove_regex(self, regex: str, *, force: bool = False) -> int:
         """`Store.remove_regex`."""
-        return await self._call(Store.remove_regex, regex, force=force)
+        return await self._ready().remove_regex(regex, force=force)
 
     async def list(self, prefix: str | bytes | None = None) -> AsyncIterator[bytes]:
         """`Store.list`, with `async for`."""
-        keys = await self._call(Store.list, prefix)
-        while page := await self._on_thread(lambda: [*islice(keys, PAGE)]):
-            for key in page:
+        cursor: int | None = 0
+        while cursor is not None:
+            keys, cursor = await self._ready().page(prefix, cursor)
+            for key in keys:
                 yield key
 
     async def stats(self) -> "Stats":
         """`Store.stats`."""
-        return await self._call(Store.stats)
+        return await self._ready().stats()
 
     async def put_batch(
         self,
@@ -130,39 +150,45 @@ class AsyncStore:
         **wishes: Any,
     ) -> "builtins.list[bool | Error]":
         """`Store.put_batch`."""
-        return await self._call(Store.put_batch, items, **wishes)
+        return await self._ready().put_batch(items, **wishes)
 
     async def get_batch(self, keys: Iterable[str | bytes]) -> "builtins.list[bytes | None | Error]":
         """`Store.get_batch`."""
-        return await self._call(Store.get_batch, keys)
+        return await self._ready().get_batch(keys)
 
     async def exists_batch(self, keys: Iterable[str | bytes]) -> "builtins.list[bool | Error]":
         """`Store.exists_batch`."""
-        return await self._call(Store.exists_batch, keys)
+        return await self._ready().exists_batch(keys)
 
     async def remove_batch(
         self, keys: Iterable[str | bytes], *, force: bool = False
     ) -> "builtins.list[bool | Error]":
         """`Store.remove_batch`."""
-        return await self._call(Store.remove_batch, keys, force=force)
+        return await self._ready().remove_batch(keys, force=force)
 
-    async def _call(
-        self,
-        method: Callable[..., Result],
-        *arguments: Any,
-        **more: Any,
-    ) -> Result:
-        store = self._store
-        if store is None:
+    def _ready(self) -> Calls:
+        calls = self._calls
+        if calls is not None and calls.loop is asyncio.get_running_loop():
+            return calls
+        return self._bind()
+
+    def _bind(self) -> Calls:
+        """Starts threads for the running loop, and listens to them."""
+        if self._store is None:
             words = "the store is closed" if self._closed else "open the store first, with `async with`"
             raise Closed(words)
-        return await self._on_thread(partial(method, store, *arguments, **more))
+        if self._store.closed:
+            raise Closed("this store was opened before a fork; open one in this process")
+        loop = asyncio.get_running_loop()
+        old = self._calls
+        if old is not None and not old.loop.is_closed():
+            raise RuntimeError("this AsyncStore is used by another loop; open one in each loop")
+        calls = Calls(self._store, loop, self._threads)
+        loop.add_reader(calls.fileno(), calls._answer)
+        self._calls = calls
+        return calls
 
-    async def _on_thread(self, work: Callable[[], Result]) -> Result:
-        if os.getpid() != self._process:
-            raise Closed("this store belongs to the parent process; open one in this process")
-        try:
-            future = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except RuntimeError:
-            raise Closed("the store is closed") from None
-        return await future
+
+async def on_thread(work: Callable[[], Result]) -> Result:
+    """For the few things that take their time and are not calls."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)
