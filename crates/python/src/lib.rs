@@ -18,6 +18,7 @@ mod buffer;
 mod call;
 mod calls;
 mod command;
+mod dlpack;
 mod error;
 mod fork;
 mod list;

@@ -198,6 +198,18 @@ class View:
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: object | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """The bytes as a read-only tensor of another library, pinned until it is gone; with `copy=True` a
+        copy that may be written. BufferError for consumers that cannot be told that it is read-only."""
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
