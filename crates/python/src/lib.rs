@@ -7,9 +7,9 @@
 //!   mooncrate._native      this crate: arguments in, bytes moved without the GIL, results out
 //! ```
 //!
-//! What must stay true: nothing here waits or moves bytes while it holds the GIL, and no thread of
-//! the store ever takes it, so the two can never wait for each other. What a forked child inherits
-//! is never used and never dropped ([`fork`]).
+//! What must stay true: nothing here waits or moves bytes while it holds the GIL, and nobody who holds
+//! something that it waits for wants the GIL, so the two can never wait for each other. What a forked
+//! child inherits is never used and never dropped ([`fork`]).
 //!
 //! Deliberately absent: decisions. Retries, placement and verification are in the crates below.
 
@@ -21,12 +21,18 @@ mod command;
 mod dlpack;
 mod error;
 mod fork;
+mod kind;
 mod list;
 mod methods;
 mod options;
 mod queue;
 mod queue_methods;
 mod raw;
+mod raw_lend;
+mod raw_memory;
+mod raw_session;
+mod raw_store;
+mod raw_wishes;
 mod stats;
 mod store;
 mod view;
@@ -42,6 +48,14 @@ mod _native {
     use crate::list::Listing;
     #[pymodule_export]
     use crate::queue::Calls;
+    #[pymodule_export]
+    use crate::raw_lend::Lender;
+    #[pymodule_export]
+    use crate::raw_memory::{Block, BufferHandle, Window};
+    #[pymodule_export]
+    use crate::raw_session::{GetSession, PutSession};
+    #[pymodule_export]
+    use crate::raw_store::Raw;
     #[pymodule_export]
     use crate::store::Store;
     #[pymodule_export]

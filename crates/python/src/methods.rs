@@ -5,8 +5,9 @@ use crate::batch::{Items, Keys};
 use crate::buffer::{Key, Source, Target};
 use crate::calls;
 use crate::list::Listing;
-use crate::options::{Opening, Size, Wishes};
+use crate::options::{Opening, Size, Wishes, span};
 use crate::raw::{self, Numbers};
+use crate::raw_session::{GetSession, PutSession};
 use crate::store::Store;
 use mooncrate::TlsFiles;
 use pyo3::prelude::*;
@@ -21,7 +22,7 @@ impl Store {
     #[new]
     #[pyo3(signature = (*, master=None, segment_size=None, replicas=1, tenant="",
         token_file=None, tls_cert=None, tls_key=None, tls_ca=None, timeout=5.0, shared_memory=true,
-        host=None, zone="", listen=None))]
+        host=None, zone="", listen=None, _holds=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
@@ -38,6 +39,7 @@ impl Store {
         host: Option<String>,
         zone: &str,
         listen: Option<String>,
+        _holds: bool,
     ) -> PyResult<Self> {
         let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
         let opening = Opening {
@@ -52,6 +54,7 @@ impl Store {
             host,
             zone: zone.to_owned(),
             listen,
+            holds: _holds,
         };
         Self::open(py, opening)
     }
@@ -147,6 +150,35 @@ impl Store {
     #[pyo3(signature = (regex, *, force=false))]
     fn remove_regex(&self, py: Python<'_>, regex: String, force: bool) -> Answer {
         self.run(py, calls::remove_regex(regex, force))
+    }
+
+    /// Reserves room for a value that is written in parts and appears at the end.
+    #[pyo3(signature = (key, size, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
+        expire=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn put_session(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        size: u64,
+        replicas: Option<u8>,
+        soft_pin: Option<f64>,
+        hard_pin: bool,
+        group: Option<String>,
+        expire: Option<f64>,
+    ) -> PyResult<PutSession> {
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert: false };
+        let config = wishes.onto(py, self.live(py)?.store().put_config())?;
+        let opened = self.call(py, |store| store.put_session(key.bytes(), size, &config))?;
+        Ok(PutSession::new(opened))
+    }
+
+    /// Looks a value up once and leases it for some seconds, to read parts of it; None if there is none.
+    #[pyo3(signature = (key, *, lease=10.0))]
+    fn get_session(&self, py: Python<'_>, key: Key, lease: f64) -> PyResult<Option<GetSession>> {
+        let lease = span(py, "lease", lease)?;
+        let opened = self.call(py, |store| store.get_session(key.bytes(), lease))?;
+        Ok(opened.map(GetSession::new))
     }
 
     /// The keys with this prefix, in no particular order.

@@ -6,23 +6,25 @@ threads that carry calls out are native and leave the GIL to the loop (`mooncrat
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
+from mooncrate import arrays
 from mooncrate._native import Calls, View
-from mooncrate.errors import Closed, Error
-from mooncrate.store import Store
+from mooncrate.aio_sessions import AsyncGetSession, AsyncPutSession, on_thread
+from mooncrate.errors import Closed, Error, TooLarge
+from mooncrate.store import TRIES, Store, moving
 
 if TYPE_CHECKING:
+    import numpy
     from typing_extensions import Buffer
 
     from mooncrate.stats import Stats
 
 __all__ = ["AsyncStore"]
 
-Result = TypeVar("Result")
 THREADS_MAX = 1024
 
 
@@ -166,6 +168,56 @@ class AsyncStore:
         """`Store.remove_batch`."""
         return await self._ready().remove_batch(keys, force=force)
 
+    async def put_tensor(
+        self, key: str | bytes, tensor: Any, **wishes: Any
+    ) -> bool:
+        """`Store.put_tensor`."""
+        return await self._ready().put_parts(key, arrays.parts(tensor), **wishes)
+
+    async def get_tensor(self, key: str | bytes) -> Any | None:
+        """`Store.get_tensor`."""
+        return await self._read(key, arrays.TorchRoom)
+
+    async def get_array(self, key: str | bytes) -> "numpy.ndarray[Any, Any] | None":
+        """`Store.get_array`."""
+        found: numpy.ndarray[Any, Any] | None = await self._read(key, arrays.NumpyRoom)
+        return found
+
+    async def view_array(self, key: str | bytes) -> "numpy.ndarray[Any, Any] | None":
+        """`Store.view_array`."""
+        view = await self.view(key)
+        return None if view is None else arrays.array_over(key, view)
+
+    async def put_session(self, key: str | bytes, size: int, **wishes: Any) -> AsyncPutSession:
+        """`Store.put_session`: `async with await store.put_session(key, size) as session`."""
+        store = self._opened()
+        return AsyncPutSession(await on_thread(partial(store.put_session, key, size, **wishes)))
+
+    async def get_session(self, key: str | bytes, *, lease: float = 10.0) -> AsyncGetSession | None:
+        """`Store.get_session`."""
+        store = self._opened()
+        session = await on_thread(partial(store.get_session, key, lease=lease))
+        return None if session is None else AsyncGetSession(session)
+
+    async def _read(self, key: str | bytes, room: type[arrays.TorchRoom | arrays.NumpyRoom]) -> Any:
+        for _ in range(TRIES):
+            size = await self.size(key)
+            if size is None:
+                return None
+            memory = room(size)
+            try:
+                length = await self.get_into(key, memory.target())
+            except TooLarge:
+                continue
+            return None if length is None else memory.tensor(key, length)
+        raise moving(key)
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            words = "the store is closed" if self._closed else "open the store first, with `async with`"
+            raise Closed(words)
+        return self._store
+
     def _ready(self) -> Calls:
         calls = self._calls
         if calls is not None and calls.loop is asyncio.get_running_loop():
@@ -174,21 +226,14 @@ class AsyncStore:
 
     def _bind(self) -> Calls:
         """Starts threads for the running loop, and listens to them."""
-        if self._store is None:
-            words = "the store is closed" if self._closed else "open the store first, with `async with`"
-            raise Closed(words)
-        if self._store.closed:
+        store = self._opened()
+        if store.closed:
             raise Closed("this store was opened before a fork; open one in this process")
         loop = asyncio.get_running_loop()
         old = self._calls
         if old is not None and not old.loop.is_closed():
             raise RuntimeError("this AsyncStore is used by another loop; open one in each loop")
-        calls = Calls(self._store, loop, self._threads)
+        calls = Calls(store, loop, self._threads)
         loop.add_reader(calls.fileno(), calls._answer)
         self._calls = calls
         return calls
-
-
-async def on_thread(work: Callable[[], Result]) -> Result:
-    """For the few things that take their time and are not calls."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)
