@@ -43,8 +43,13 @@ const USUAL_MASTER: &str = "127.0.0.1:7411";
 /// Where gRPC clients look.
 const USUAL_GRPC: &str = "127.0.0.1:50051";
 
-/// Serves until a signal comes.
-pub(crate) fn run(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
+/// Serves until a signal comes. `program` is how people call us.
+pub(crate) fn run(
+    role: Role,
+    settings: &Settings,
+    program: &str,
+    out: Output,
+) -> Result<(), Failure> {
     // One each: servers of one process count their callers by themselves.
     let security = (security(settings)?, security(settings)?);
     check(role, settings, &security.0)?;
@@ -52,7 +57,7 @@ pub(crate) fn run(role: Role, settings: &Settings, out: Output) -> Result<(), Fa
         .enable_all()
         .build()
         .map_err(|error| Failure::failed(format!("cannot start a runtime: {error}")))?;
-    let served = runtime.block_on(serve(role, settings, security, out));
+    let served = runtime.block_on(serve(role, settings, security, program, out));
     // A call that does not come back must not keep the process.
     runtime.shutdown_background();
     served
@@ -147,6 +152,7 @@ async fn serve(
     role: Role,
     settings: &Settings,
     security: (Security, Security),
+    program: &str,
     out: Output,
 ) -> Result<(), Failure> {
     let mut signals = Signals::catch()
@@ -170,7 +176,7 @@ async fn serve(
         () = signals.next() => return Ok(()),
     };
     let admin_at = admin.as_ref().and_then(|listener| listener.local_addr().ok());
-    out.started(&started(role, settings, &running, admin_at))?;
+    out.started(&started(role, settings, &running, admin_at, program))?;
 
     let (stop_admin, admin_stops) = oneshot::channel::<()>();
     let routes = routes(&running, gate);
@@ -256,6 +262,7 @@ fn master_options(
         state_file: settings.state_file.clone(),
         catalog: catalog::Config {
             put_timeout: settings.put_timeout,
+            lease_ttl: settings.lease_ttl,
             policy: settings.evict_policy,
             placement: settings.placement,
             ..catalog::Config::default()
@@ -299,6 +306,7 @@ fn started(
     settings: &Settings,
     running: &Running,
     admin: Option<std::net::SocketAddr>,
+    program: &str,
 ) -> Started {
     let node = role != Role::Master;
     let master = running.master_address().map(|address| address.to_string());
@@ -316,6 +324,6 @@ fn started(
         segment_bytes: node.then_some(settings.segment_bytes),
         master,
         find_master,
-        program: std::env::args().next().unwrap_or_else(|| "mooncrate".into()),
+        program: program.to_owned(),
     }
 }

@@ -1,17 +1,35 @@
 import builtins
-from collections.abc import Iterable, Iterator, Mapping
+from asyncio import AbstractEventLoop, Future
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Self, final
+from typing import Any, Self, final
 
 from typing_extensions import Buffer, disjoint_base
 
 from mooncrate.errors import Error
 from mooncrate.stats import Stats
 
-__all__ = ["Listing", "Store", "View", "__version__"]
+__all__ = [
+    "Block",
+    "BufferHandle",
+    "BufferLeaseView",
+    "Calls",
+    "GetSession",
+    "Lender",
+    "Listing",
+    "PutSession",
+    "Raw",
+    "Store",
+    "View",
+    "__version__",
+    "_cli",
+]
 
 __version__: str
+
+# Internal: the command, without care for Python's signal handlers; `mooncrate._cli` has it.
+def _cli(arguments: Sequence[str], /) -> int: ...
 
 @disjoint_base
 class Store:
@@ -45,6 +63,7 @@ class Store:
         host: str | None = None,
         zone: str = "",
         listen: str | None = None,
+        _holds: bool = False,
     ) -> Self: ...
     def put(
         self,
@@ -63,6 +82,20 @@ class Store:
         soft_pin: seconds in which it is evicted only when nothing else is left. hard_pin: it is never
         evicted. group: what it is evicted together with. expire: seconds after its first get when it goes.
         """
+
+    def put_parts(
+        self,
+        key: str | bytes,
+        parts: Sequence[Buffer],
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+        upsert: bool = False,
+    ) -> bool:
+        """`put` of a value that lies in parts, one after the other."""
 
     def get(self, key: str | bytes) -> bytes | None:
         """The value, verified; None if there is none."""
@@ -91,6 +124,24 @@ class Store:
 
     def remove_regex(self, regex: str, *, force: bool = False) -> int:
         """Removes the values of all keys in which the expression finds a match; how many."""
+
+    def put_session(
+        self,
+        key: str | bytes,
+        size: int,
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+    ) -> PutSession:
+        """Reserves room for a value that is written in parts and appears at the end, within 30 s. A key
+        that has a value, or a put under way, is an error."""
+
+    def get_session(self, key: str | bytes, *, lease: float = 10.0) -> GetSession | None:
+        """Looks a value up once and leases it for some seconds, 10 at most, to read parts of it; None if
+        there is none."""
 
     def list(self, prefix: str | bytes | None = None) -> Listing:
         """The keys with this prefix, in no particular order."""
@@ -180,6 +231,18 @@ class View:
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: object | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """The bytes as a read-only tensor of another library, pinned until it is gone; with `copy=True` a
+        copy that may be written. BufferError for consumers that cannot be told that it is read-only."""
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -195,3 +258,214 @@ class Listing(Iterator[bytes]):
 
     def __iter__(self) -> Self: ...
     def __next__(self) -> bytes: ...
+
+@final
+class Calls:
+    """Internal: the calls that one loop makes of one store, each with a future for its result."""
+
+    def __new__(cls, store: Store, on: AbstractEventLoop, threads: int, /) -> Self: ...
+    @property
+    def loop(self) -> AbstractEventLoop: ...
+    def _send(self) -> None: ...
+    def _answer(self) -> None: ...
+    def fileno(self) -> int: ...
+    def over(self) -> Future[None]: ...
+    def stop(self) -> None: ...
+    def put_parts(
+        self,
+        key: str | bytes,
+        parts: Sequence[Buffer],
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+        upsert: bool = False,
+    ) -> Future[bool]: ...
+    def put_batch(
+        self,
+        items: Mapping[str | bytes, Buffer] | Iterable[tuple[str | bytes, Buffer]],
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+        upsert: bool = False,
+    ) -> Future[list[bool | Error]]: ...
+    def get(self, key: str | bytes) -> Future[bytes | None]: ...
+    def get_into(self, key: str | bytes, target: Buffer) -> Future[int | None]: ...
+    def get_range(self, key: str | bytes, start: int, length: int) -> Future[bytes | None]: ...
+    def view(self, key: str | bytes) -> Future[View | None]: ...
+    def size(self, key: str | bytes) -> Future[int | None]: ...
+    def exists(self, key: str | bytes) -> Future[bool]: ...
+    def remove(self, key: str | bytes, *, force: bool = False) -> Future[bool]: ...
+    def remove_prefix(self, prefix: str | bytes, *, force: bool = False) -> Future[int]: ...
+    def remove_regex(self, regex: str, *, force: bool = False) -> Future[int]: ...
+    def page(
+        self, prefix: str | bytes | None, cursor: int
+    ) -> Future[tuple[list[bytes], int | None]]: ...
+    def stats(self) -> Future[Stats]: ...
+    def get_batch(self, keys: Iterable[str | bytes]) -> Future[list[bytes | None | Error]]: ...
+    def exists_batch(self, keys: Iterable[str | bytes]) -> Future[list[bool | Error]]: ...
+    def remove_batch(
+        self, keys: Iterable[str | bytes], *, force: bool = False
+    ) -> Future[list[bool | Error]]: ...
+
+# The raw door: internal, for packages with a calling convention of their own; may change with any
+# version. Addresses are of memory that stays, and that nobody else touches, until the call returns.
+_Keys = Iterable[str | bytes]
+_Numbers = builtins.list[builtins.list[int]]
+
+@final
+class Raw:
+    """The raw door of a store."""
+
+    def __new__(cls, store: Store) -> Self: ...
+    @property
+    def store(self) -> Store: ...
+    def put(
+        self,
+        keys: _Keys,
+        values: builtins.list[builtins.list[Buffer]],
+        wishes: Mapping[str, Any],
+    ) -> builtins.list[bool | Error]: ...
+    def put_at(
+        self, keys: _Keys, addresses: _Numbers, sizes: _Numbers, wishes: Mapping[str, Any]
+    ) -> builtins.list[bool | Error]: ...
+    def get(self, keys: _Keys) -> builtins.list[BufferHandle | None | Error]: ...
+    def get_at(
+        self, keys: _Keys, addresses: _Numbers, sizes: _Numbers, *, exact: bool = False
+    ) -> builtins.list[int | None | Error]: ...
+    def get_ranges_at(
+        self, keys: _Keys, starts: _Numbers, addresses: _Numbers, sizes: _Numbers
+    ) -> builtins.list[builtins.list[int | Error] | None | Error]: ...
+    def look(self, keys: _Keys, *, hold: bool) -> builtins.list[int | bool | None | Error]: ...
+    def other_group(self, keys: _Keys, groups: builtins.list[str]) -> builtins.list[bool]: ...
+    def places(
+        self, keys: _Keys, *, hold: bool
+    ) -> builtins.list[builtins.list[tuple[int, int, int, int]] | None | Error]: ...
+    def nodes(self) -> builtins.list[tuple[str, str, builtins.list[int]]]: ...
+    def copy(self, key: str | bytes, to: int, *, from_: int | None = None) -> None: ...
+    def drop_copy(self, key: str | bytes, segment: int) -> None: ...
+    def put_session(
+        self, key: str | bytes, size: int, wishes: Mapping[str, Any]
+    ) -> PutSession: ...
+    def get_session(self, key: str | bytes) -> GetSession | None: ...
+
+@final
+class PutSession:
+    """A value that is being written. `with` ends it, or after an exception gives it up."""
+
+    def write(self, start: int, part: Buffer) -> None:
+        """Writes a part to its place in the value. Parts come in any order, from any thread, each byte
+        once."""
+
+    def write_at(
+        self,
+        starts: builtins.list[int],
+        addresses: builtins.list[int],
+        sizes: builtins.list[int],
+    ) -> int: ...
+    def end(self) -> None:
+        """Makes the value visible, after the writes that are on their way. A gap is an error that leaves
+        the session open."""
+
+    def revoke(self) -> bool:
+        """Gives up: nothing of the value is left. Whether it was open."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        _error: BaseException | None = None,
+        _trace: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+@final
+class GetSession:
+    """A value that is held by a lease while parts of it are read."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def lease_left(self) -> float:
+        """Seconds that are left of the lease; reading in its second half renews it."""
+
+    def read_into(self, start: int, target: Buffer) -> int:
+        """Copies the part of the value that starts at `start` into all of a writable buffer, verified."""
+
+    def close(self) -> None:
+        """Lets go of the value. More than once is fine."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+    def read_at(
+        self,
+        starts: builtins.list[int],
+        addresses: builtins.list[int],
+        sizes: builtins.list[int],
+    ) -> int: ...
+
+@final
+class Lender:
+    """A node in this process that serves lent memory."""
+
+    def __new__(
+        cls,
+        *,
+        master: str,
+        name: str,
+        listen: str,
+        segment_size: int,
+        host: str | None = None,
+        token_file: str | PathLike[str] | None = None,
+        tls_cert: str | PathLike[str] | None = None,
+        tls_key: str | PathLike[str] | None = None,
+        tls_ca: str | PathLike[str] | None = None,
+        insecure_listen: bool = False,
+    ) -> Self: ...
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    def mount(self, index: int, bytes: int) -> int: ...
+    def unmount(self, index: int) -> None: ...
+    def close(self) -> None: ...
+
+@final
+class BufferHandle:
+    """A copy of a value that belongs to the caller alone."""
+
+    def ptr(self) -> int: ...
+    def size(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Block:
+    """Zeroed memory at an address that is a multiple of the alignment."""
+
+    def __new__(cls, size: int, alignment: int = 4096, *, shared: bool = False) -> Self: ...
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+@disjoint_base
+class BufferLeaseView:
+    """The first bytes of a block, as a writable buffer that knows who looks at it."""
+
+    def __new__(cls, block: Block, size: int) -> Self: ...
+    @property
+    def exports(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
