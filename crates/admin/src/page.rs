@@ -91,10 +91,15 @@ fn show(
 
 /// Everything that is registered, as Prometheus reads it.
 pub fn metrics(registry: &Registry) -> Response {
+    ([(header::CONTENT_TYPE, FORMAT)], metrics_text(registry)).into_response()
+}
+
+/// The same as text.
+pub fn metrics_text(registry: &Registry) -> String {
     let mut text = String::new();
     let written = prometheus_client::encoding::text::encode(&mut text, registry);
     written.expect("a String takes everything, and our families are well formed");
-    ([(header::CONTENT_TYPE, FORMAT)], text).into_response()
+    text
 }
 
 #[cfg(test)]
