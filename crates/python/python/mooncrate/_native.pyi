@@ -21,7 +21,7 @@ class Store:
     segment_size: bytes that this store may hold, or lends to the cluster; 268435456 or "256MiB". A store
         in this process has 256 MiB unless told otherwise, one of a cluster lends nothing.
     replicas: copies of each value, on distinct nodes, unless a put says otherwise.
-    tenant: whose keys these are, of a store in this process; in a cluster the credentials decide.
+    tenant: whose keys these are. Where a cluster asks for credentials, it must be their tenant.
     token_file, tls_cert, tls_key, tls_ca: credentials of this client.
     timeout: seconds within which every call ends.
     shared_memory: whether values on this machine are read from the memory of their owner.

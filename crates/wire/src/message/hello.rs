@@ -6,7 +6,7 @@ use crate::codec::{Field, Reader};
 use crate::error::{DecodeError, Refusal, RefusalCode};
 use crate::frame::{VERSION_MAX, VERSION_MIN};
 use crate::kind::LinkKind;
-use mooncrate_core::ids::{HostId, LeaderEpoch};
+use mooncrate_core::ids::{HostId, LeaderEpoch, TenantId};
 use std::fmt;
 
 /// Bytes of the longest name in a hello.
@@ -94,6 +94,16 @@ message! {
         pub nonce: [u8; 32],
         /// That it holds the token of both.
         pub mac: [u8; 32],
+    }
+}
+
+message! {
+    /// Whose keys the caller asks for. Sent after the hello on a control link, by callers of another
+    /// tenant than the default one; the reply has no body. Where tenants are proved it must be the
+    /// proved one.
+    pub struct Claim {
+        /// The tenant.
+        pub tenant: TenantId,
     }
 }
 
