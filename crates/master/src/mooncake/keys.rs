@@ -136,7 +136,7 @@ pub(super) async fn query_many(
         return Ok((StatusCode::BAD_REQUEST, body).into_response());
     }
     if keys.len() > BATCH_ITEMS_MAX {
-        return Err(Wrong::input(format!("{} keys at a time are the limit", BATCH_ITEMS_MAX)));
+        return Err(Wrong::input(format!("{BATCH_ITEMS_MAX} keys at a time are the limit")));
     }
     let data = ask(master, move |scope, _| {
         let master = scope.master();

@@ -79,7 +79,7 @@ async fn keep(
     body: Bytes,
 ) -> Result<&'static str, Words> {
     let key = key_of(query.as_deref())?;
-    shelf.lock().keep(key, body)
+    shelf.lock().keep(key, &body)
 }
 
 async fn drop_it(
@@ -93,12 +93,12 @@ async fn drop_it(
     Ok("metadata deleted")
 }
 
-fn cost(key: &str, value: &Bytes) -> usize {
+fn cost(key: &str, value: &[u8]) -> usize {
     key.len() + value.len() + ENTRY_BYTES
 }
 
 impl Shelf {
-    fn keep(&mut self, key: String, value: Bytes) -> Result<&'static str, Words> {
+    fn keep(&mut self, key: String, value: &[u8]) -> Result<&'static str, Words> {
         let old = self.entries.get(&key);
         if let Some(old) = old.filter(|_| key.contains(OWNED)) {
             return if *old == value {
@@ -108,13 +108,13 @@ impl Shelf {
             };
         }
         let freed = old.map_or(0, |old| cost(&key, old));
-        let bytes = self.bytes - freed + cost(&key, &value);
+        let bytes = self.bytes - freed + cost(&key, value);
         if bytes > TOTAL_BYTES_MAX {
             return Err((StatusCode::INSUFFICIENT_STORAGE, "the metadata server is full"));
         }
         self.bytes = bytes;
         // A copy of its own: the body may lie in a buffer that is larger than it is.
-        self.entries.insert(key, Bytes::copy_from_slice(&value));
+        self.entries.insert(key, Bytes::copy_from_slice(value));
         Ok("metadata updated")
     }
 }
@@ -126,10 +126,10 @@ mod unit {
     #[test]
     fn what_is_kept_is_counted_and_bounded() {
         let mut shelf = Shelf::default();
-        let large = Bytes::from(vec![7; VALUE_BYTES_MAX]);
+        let large = vec![7; VALUE_BYTES_MAX];
         let mut kept = 0;
         let full = loop {
-            match shelf.keep(format!("k{kept}"), large.clone()) {
+            match shelf.keep(format!("k{kept}"), &large) {
                 Ok(_) => kept += 1,
                 Err((status, _)) => break status,
             }
@@ -137,8 +137,8 @@ mod unit {
         assert_eq!(full, StatusCode::INSUFFICIENT_STORAGE);
         assert_eq!(kept, TOTAL_BYTES_MAX / VALUE_BYTES_MAX - 1, "what stands beside counts");
         // Replacing by less makes room.
-        assert_eq!(shelf.keep("k0".into(), Bytes::new()), Ok("metadata updated"));
-        assert_eq!(shelf.keep("new".into(), large), Ok("metadata updated"));
+        assert_eq!(shelf.keep("k0".into(), b""), Ok("metadata updated"));
+        assert_eq!(shelf.keep("new".into(), &large), Ok("metadata updated"));
         let sum: usize = shelf.entries.iter().map(|(key, value)| cost(key, value)).sum();
         assert_eq!(shelf.bytes, sum);
     }
@@ -147,9 +147,9 @@ mod unit {
     fn an_owned_key_is_not_replaced_by_other_bytes() {
         let mut shelf = Shelf::default();
         let key = || "mooncake/rpc_meta/a".to_owned();
-        assert_eq!(shelf.keep(key(), Bytes::from_static(b"1")), Ok("metadata updated"));
-        assert_eq!(shelf.keep(key(), Bytes::from_static(b"1")), Ok("metadata unchanged"));
-        let refused = shelf.keep(key(), Bytes::from_static(b"2")).unwrap_err();
+        assert_eq!(shelf.keep(key(), b"1"), Ok("metadata updated"));
+        assert_eq!(shelf.keep(key(), b"1"), Ok("metadata unchanged"));
+        let refused = shelf.keep(key(), b"2").unwrap_err();
         assert_eq!(refused.0, StatusCode::BAD_REQUEST);
         assert_eq!(shelf.entries[&key()], Bytes::from_static(b"1"));
     }

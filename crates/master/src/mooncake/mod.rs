@@ -24,6 +24,7 @@ pub mod metadata;
 mod numbers;
 mod quotas;
 mod segments;
+mod shown;
 mod standing;
 #[cfg(test)]
 mod tests;

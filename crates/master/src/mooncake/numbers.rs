@@ -7,16 +7,11 @@
 use super::standing::{disks, memory};
 use crate::metrics::Requests;
 use crate::service::Master;
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use mooncrate_admin::Registry;
 use mooncrate_wire::Kind;
 use mooncrate_wire::message::ClusterStat;
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
-
-/// The format that these dashboards read.
-const FORMAT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
 /// Which of our requests is which of theirs. One of ours may carry many keys, so their batches are
 /// among them.
@@ -35,9 +30,8 @@ const REQUESTS: [(&str, Kind); 10] = [
 
 /// The page.
 pub(crate) fn metrics(master: &Master, registry: &Registry) -> Response {
-    let mut text = theirs(&master.cluster_stat(), &master.requests);
-    text.push_str(&older(&mooncrate_admin::metrics_text(registry)));
-    ([(header::CONTENT_TYPE, FORMAT)], text).into_response()
+    let page = theirs(&master.cluster_stat(), &master.requests);
+    mooncrate_admin::metrics_older(page, registry)
 }
 
 fn theirs(stat: &ClusterStat, requests: &Requests) -> String {
@@ -75,36 +69,4 @@ fn theirs(stat: &ClusterStat, requests: &Requests) -> String {
         one(&name, "counter", "Requests that were answered.", requests.count(kind));
     }
     page
-}
-
-/// Our own page in the older format: there the name of a counter's family ends as its samples do.
-fn older(text: &str) -> String {
-    let counters: BTreeSet<&str> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
-        .collect();
-    let mut page = String::with_capacity(text.len());
-    for line in text.lines().filter(|line| *line != "# EOF" && !line.starts_with("# UNIT ")) {
-        let family = ["# HELP ", "# TYPE "].iter().find_map(|head| {
-            let (name, rest) = line.strip_prefix(head)?.split_once(' ')?;
-            counters.contains(name).then(|| format!("{head}{name}_total {rest}"))
-        });
-        page.push_str(family.as_deref().unwrap_or(line));
-        page.push('\n');
-    }
-    page
-}
-
-#[cfg(test)]
-mod unit {
-    use super::*;
-
-    #[test]
-    fn counters_are_named_as_their_samples() {
-        let newer = "# HELP a_things Things.\n# TYPE a_things counter\na_things_total 7\n\
-                     # HELP a_level Now.\n# TYPE a_level gauge\na_level 3\n# EOF\n";
-        let expected = "# HELP a_things_total Things.\n# TYPE a_things_total counter\n\
-                        a_things_total 7\n# HELP a_level Now.\n# TYPE a_level gauge\na_level 3\n";
-        assert_eq!(older(newer), expected);
-    }
 }

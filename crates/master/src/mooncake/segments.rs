@@ -2,6 +2,7 @@
 //! several, they count together; the detail shows each.
 
 use super::keys::endpoint;
+use super::shown::{gib, percent};
 use super::{Answer, SEGMENT_NOT_FOUND, Wrong, text_parameter};
 use crate::admin::ask;
 use crate::service::Master;
@@ -78,7 +79,7 @@ async fn find(master: Arc<Master>, name: &str) -> Result<Option<Segment>, Wrong>
 /// One name per line; nothing at all while no node has mounted anything, which callers poll for.
 pub(super) async fn names(State(master): State<Arc<Master>>) -> Result<String, Wrong> {
     let segments = all(master).await?;
-    Ok(segments.iter().map(|segment| format!("{}\n", segment.name)).collect())
+    Ok(segments.iter().flat_map(|segment| [segment.name.as_str(), "\n"]).collect())
 }
 
 pub(super) async fn detail(State(master): State<Arc<Master>>) -> Answer {
@@ -107,22 +108,6 @@ fn detail_json(segment: &Segment, row: &SegmentRow) -> Value {
         "allocator_capacity_bytes": size,
         "allocator_usage_percent": percent(used, size),
     })
-}
-
-fn percent(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
-}
-
-/// Six significant digits at most, and no zeros behind them.
-fn gib(bytes: u64) -> String {
-    let value = bytes as f64 / (1_u64 << 30) as f64;
-    let first_digit = if value == 0.0 { 0.0 } else { value.log10().floor() };
-    let text = format!("{value:.*}", (5.0 - first_digit).max(0.0) as usize);
-    let short = match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.'),
-        false => &text,
-    };
-    format!("{short} GiB")
 }
 
 pub(super) async fn query(
@@ -160,21 +145,6 @@ pub(super) async fn status(State(master): State<Arc<Master>>, RawQuery(query): R
 #[cfg(test)]
 mod unit {
     use super::*;
-
-    #[test]
-    fn sizes_have_six_digits_at_most() {
-        for (bytes, shown) in [
-            (64 << 20, "0.0625 GiB"),
-            (0, "0 GiB"),
-            (4 << 30, "4 GiB"),
-            (3_200_000_000, "2.98023 GiB"),
-            (10 << 30, "10 GiB"),
-            (1 << 20, "0.000976562 GiB"),
-            (1_234_567 << 30, "1234567 GiB"),
-        ] {
-            assert_eq!(gib(bytes), shown);
-        }
-    }
 
     #[test]
     fn a_drain_shows_in_the_status() {

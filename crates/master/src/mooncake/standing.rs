@@ -1,5 +1,6 @@
 //! Who leads, how it stands, and the cluster in one line.
 
+use super::shown::{human, percent};
 use super::{Answer, NOT_ACTIVE, WRONG_MODE, Wrong};
 use crate::admin::ask;
 use crate::seat::Seat;
@@ -21,9 +22,10 @@ fn ha_state(rebuilding: bool) -> &'static str {
 
 /// Who leads among several masters: where, and under which epoch. A master alone has no such view.
 fn view(master: &Master, stat: &ClusterStat) -> (Value, Value) {
-    match master.is_elected() {
-        true => (json!(address(&stat.leader)), json!(stat.epoch.0)),
-        false => (Value::Null, Value::Null),
+    if master.is_elected() {
+        (json!(address(&stat.leader)), json!(stat.epoch.0))
+    } else {
+        (Value::Null, Value::Null)
     }
 }
 
@@ -86,7 +88,7 @@ pub(super) async fn summary(State(master): State<Arc<Master>>) -> Result<String,
 /// The cluster in one line.
 fn summary_line(stat: &ClusterStat, elected: bool) -> String {
     let (used, capacity) = memory(stat);
-    let percent = if capacity == 0 { 0.0 } else { 100.0 * used as f64 / capacity as f64 };
+    let percent = percent(used, capacity);
     let counters = &stat.counters;
     let leader = if elected { address(&stat.leader) } else { "none" };
     format!(
@@ -126,16 +128,6 @@ fn sums(stat: &ClusterStat, of: impl Fn(Medium) -> bool) -> (u64, u64) {
     })
 }
 
-/// A number of bytes for people, as that API writes them: powers of 1024 under the names of those of
-/// 1000.
-fn human(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
-    let step = (bytes.max(1).ilog2() / 10).min(4);
-    let value = bytes as f64 / (1_u64 << (10 * step)) as f64;
-    let unit = UNITS[step as usize];
-    if step == 0 { format!("{bytes} {unit}") } else { format!("{value:.2} {unit}") }
-}
-
 /// What a master that stands for election answers while it does not lead. `None`: the path is one of
 /// ours.
 pub fn standby(seat: &Seat, path: &str) -> Option<Response> {
@@ -169,17 +161,7 @@ mod unit {
     use super::*;
 
     #[test]
-    fn bytes_are_shown_for_people() {
-        for (bytes, shown) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.00 KB"),
-            (64 << 20, "64.00 MB"),
-            (3 << 29, "1.50 GB"),
-            (1 << 52, "4096.00 TB"),
-        ] {
-            assert_eq!(human(bytes), shown);
-        }
+    fn a_title_ends_with_an_address() {
         assert_eq!(address("a at 127.0.0.1:1"), "127.0.0.1:1");
     }
 
