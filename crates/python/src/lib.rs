@@ -3,6 +3,7 @@
 //! ```text
 //!   mooncrate/__init__.py  Store, View, the exceptions        what people import
 //!   mooncrate/aio.py       AsyncStore: the same calls on a bounded number of threads
+//!   mooncrate/_cli.py      the command `mooncrate`, in this very process
 //!   mooncrate._native      this crate: arguments in, bytes moved without the GIL, results out
 //! ```
 //!
@@ -14,6 +15,7 @@
 
 mod batch;
 mod buffer;
+mod command;
 mod error;
 mod fork;
 mod list;
@@ -29,6 +31,8 @@ use pyo3::prelude::*;
 /// What Python imports as `mooncrate._native`.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::command::_cli;
     #[pymodule_export]
     use crate::list::Listing;
     #[pymodule_export]

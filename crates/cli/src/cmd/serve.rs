@@ -39,8 +39,13 @@ const USUAL_MASTER: &str = "127.0.0.1:7411";
 /// Where gRPC clients look.
 const USUAL_GRPC: &str = "127.0.0.1:50051";
 
-/// Serves until a signal comes.
-pub(crate) fn run(role: Role, settings: &Settings, out: Output) -> Result<(), Failure> {
+/// Serves until a signal comes. `program` is how people call us.
+pub(crate) fn run(
+    role: Role,
+    settings: &Settings,
+    program: &str,
+    out: Output,
+) -> Result<(), Failure> {
     // One each: servers of one process count their callers by themselves.
     let security = (security(settings)?, security(settings)?);
     check(role, settings, &security.0)?;
@@ -48,7 +53,7 @@ pub(crate) fn run(role: Role, settings: &Settings, out: Output) -> Result<(), Fa
         .enable_all()
         .build()
         .map_err(|error| Failure::failed(format!("cannot start a runtime: {error}")))?;
-    let served = runtime.block_on(serve(role, settings, security, out));
+    let served = runtime.block_on(serve(role, settings, security, program, out));
     // A call that does not come back must not keep the process.
     runtime.shutdown_background();
     served
@@ -150,6 +155,7 @@ async fn serve(
     role: Role,
     settings: &Settings,
     security: (Security, Security),
+    program: &str,
     out: Output,
 ) -> Result<(), Failure> {
     let mut signals = Signals::catch()
@@ -166,7 +172,7 @@ async fn serve(
         started = starting => started.map_err(|error| died(&error))?.map_err(failed)?,
         () = signals.next() => return Ok(()),
     };
-    out.started(&started(role, settings, &running, &windows))?;
+    out.started(&started(role, settings, &running, &windows, program))?;
 
     let (stop, stops) = watch::channel(());
     let routes = windows::routes(&running, gate, &settings.mooncake);
@@ -262,7 +268,13 @@ fn node_options(settings: &Settings, security: Security) -> NodeOptions {
     }
 }
 
-fn started(role: Role, settings: &Settings, running: &Running, windows: &Windows) -> Started {
+fn started(
+    role: Role,
+    settings: &Settings,
+    running: &Running,
+    windows: &Windows,
+    program: &str,
+) -> Started {
     let node = role != Role::Master;
     let master = running.master_address().map(|address| address.to_string());
     let find_master = match master.as_deref() {
@@ -281,6 +293,6 @@ fn started(role: Role, settings: &Settings, running: &Running, windows: &Windows
         segment_bytes: node.then_some(settings.segment_bytes),
         master,
         find_master,
-        program: std::env::args().next().unwrap_or_else(|| "mooncrate".into()),
+        program: program.to_owned(),
     }
 }

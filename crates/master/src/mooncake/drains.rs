@@ -61,12 +61,13 @@ pub(super) async fn create(
     let begun = ask(master, move |scope, _| {
         let master = scope.master();
         let known = segments(master);
-        let node = |name: String| -> Result<(String, NodeId), NoJob> {
+        let nodes = |name: String| {
             let found = known.iter().find(|segment| segment.name == name);
-            found.map(|segment| (name.clone(), segment.node)).ok_or(NoJob::Gone(name))
+            let members = &found.ok_or_else(|| NoJob::Gone(name.clone()))?.nodes;
+            Ok(members.iter().map(|member| (name.clone(), member.node)).collect())
         };
-        let nodes: Result<Vec<_>, _> = names.into_iter().map(node).collect();
-        let number = nodes.and_then(|nodes| master.jobs.begin(master, nodes));
+        let nodes: Result<Vec<Vec<(String, NodeId)>>, _> = names.into_iter().map(nodes).collect();
+        let number = nodes.and_then(|nodes| master.jobs.begin(master, nodes.concat()));
         Ok(number.map(|number| format!("{}-{number}", master.leader_epoch().0)))
     });
     let begun = begun.await?;

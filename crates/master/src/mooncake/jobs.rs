@@ -57,9 +57,11 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// The nodes by name.
+    /// The names that are drained, each once; nodes of one name stand together.
     pub(super) fn segments(&self) -> Vec<&str> {
-        self.parts.iter().map(|part| part.name.as_str()).collect()
+        let mut names: Vec<&str> = self.parts.iter().map(|part| part.name.as_str()).collect();
+        names.dedup();
+        names
     }
 
     /// All nodes together.

@@ -10,8 +10,7 @@
 //!   metadata.rs  /metadata, on a port of its own
 //! ```
 //!
-//! A segment of that API is a node of ours, under the node's name: what the node has mounted counts
-//! together. `docs/mooncake-http.md` says what differs.
+//! A segment of that API is a node of ours, under the node's name, or several that share one. `docs/mooncake-http.md` says what differs.
 //!
 //! What must stay true: a look grants no lease, moves nothing in the order of eviction and counts no
 //! hit; whatever changes something stands behind the guard of the admin HTTP and leaves its line in the

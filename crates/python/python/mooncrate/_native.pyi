@@ -1,5 +1,5 @@
 import builtins
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Self, final
@@ -9,9 +9,12 @@ from typing_extensions import Buffer, disjoint_base
 from mooncrate.errors import Error
 from mooncrate.stats import Stats
 
-__all__ = ["Listing", "Store", "View", "__version__"]
+__all__ = ["Listing", "Store", "View", "__version__", "_cli"]
 
 __version__: str
+
+# Internal: the command, without care for Python's signal handlers; `mooncrate._cli` has it.
+def _cli(arguments: Sequence[str], /) -> int: ...
 
 @disjoint_base
 class Store:
