@@ -217,6 +217,10 @@ pub(crate) struct MasterFlags {
     /// After how long an unfinished put gives its key back [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub(crate) put_timeout: Option<String>,
+    /// How long clients that look values up keep them from being removed, where they ask for that
+    /// [default: 10s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) lease_ttl: Option<String>,
     /// Which values go first when room is short: fifo, lru or sieve [default: sieve]
     #[arg(long, value_name = "POLICY")]
     pub(crate) evict_policy: Option<String>,
@@ -573,6 +577,7 @@ impl Flags {
         self.text("--state-file", "state_file", flags.state_file.as_ref());
         self.text("--workers", "workers", flags.workers.as_ref());
         self.text("--put-timeout", "put_timeout", flags.put_timeout.as_ref());
+        self.text("--lease-ttl", "lease_ttl", flags.lease_ttl.as_ref());
         self.text("--evict-policy", "evict_policy", flags.evict_policy.as_ref());
         self.text("--evict-above", "evict_above", flags.evict_above.as_ref());
         self.text("--evict-to", "evict_to", flags.evict_to.as_ref());

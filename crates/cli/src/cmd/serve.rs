@@ -228,6 +228,7 @@ fn master_options(
         state_file: settings.state_file.clone(),
         catalog: catalog::Config {
             put_timeout: settings.put_timeout,
+            lease_ttl: settings.lease_ttl,
             policy: settings.evict_policy,
             high_permille: settings.evict_above,
             low_permille: settings.evict_to,

@@ -96,6 +96,8 @@ pub(crate) struct Settings {
     pub(crate) workers: usize,
     /// When an open put gives its key back.
     pub(crate) put_timeout: Duration,
+    /// How long lookups that ask for it keep values from being removed.
+    pub(crate) lease_ttl: Duration,
     /// Which objects go first.
     pub(crate) evict_policy: PolicyKind,
     /// How full a segment may be before objects go, in thousandths …
@@ -172,6 +174,7 @@ impl Settings {
             election_ttl: time("election_ttl"),
             workers: count(layers.value("workers")).expect(CHECKED) as usize,
             put_timeout: time("put_timeout"),
+            lease_ttl: time("lease_ttl"),
             evict_policy: layers.value("evict_policy").parse().expect(CHECKED),
             evict_above: permille(layers.value("evict_above")).expect(CHECKED),
             evict_to: permille(layers.value("evict_to")).expect(CHECKED),

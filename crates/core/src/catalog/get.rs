@@ -70,7 +70,7 @@ impl Catalog {
         .collect()
     }
 
-    fn locate_found(
+    pub(super) fn locate_found(
         &mut self,
         now: Now,
         found: Option<EntryId>,
@@ -80,9 +80,7 @@ impl Catalog {
         let Some((id, mut located)) = found else { return Err(self.absent(now)) };
         let lease_ms = lease::granted_ms(lease_ms);
         located.lease_ms = lease_ms;
-        for part in self.objects.entry(id).parts.as_slice() {
-            self.segments.book_mut(part.segment).touch(part.slot);
-        }
+        self.touch_parts(id);
         if lease_ms > 0 {
             let entry = self.objects.entry_mut(id);
             entry.lease_end = entry.lease_end.max(lease::grantor_end(now, lease_ms));
@@ -135,6 +133,13 @@ impl Catalog {
         })
     }
 
+    /// Moves an object back in the eviction order.
+    pub(super) fn touch_parts(&mut self, id: EntryId) {
+        for part in self.objects.entry(id).parts.as_slice() {
+            self.segments.book_mut(part.segment).touch(part.slot);
+        }
+    }
+
     /// Whether a key has a readable copy. Grants nothing and touches nothing.
     pub fn exist<'a>(&self, now: Now, name: impl Into<Name<'a>>) -> Result<bool, GetError> {
         let name = name.into();
@@ -158,7 +163,7 @@ impl Catalog {
         .collect()
     }
 
-    fn exist_found(&self, now: Now, found: Option<EntryId>) -> Result<bool, GetError> {
+    pub(super) fn exist_found(&self, now: Now, found: Option<EntryId>) -> Result<bool, GetError> {
         let found = found.is_some_and(|id| {
             let entry = self.objects.entry(id);
             entry.stage == Stage::Ready && self.readable(entry)
