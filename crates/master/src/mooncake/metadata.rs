@@ -12,8 +12,8 @@
 //! a value is.
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, RawQuery, State};
+use axum::body::{Bytes, HttpBody, to_bytes};
+use axum::extract::{RawQuery, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -49,7 +49,6 @@ pub fn routes() -> Router {
         .route("/health", get(|| async { "OK" }))
         .method_not_allowed_fallback(super::nothing_here)
         .fallback(super::nothing_here)
-        .layer(DefaultBodyLimit::max(VALUE_BYTES_MAX))
         .with_state(Shared::default())
 }
 
@@ -76,9 +75,15 @@ async fn look(State(shelf): State<Shared>, RawQuery(query): RawQuery) -> Result<
 async fn keep(
     State(shelf): State<Shared>,
     RawQuery(query): RawQuery,
-    body: Bytes,
+    request: Request,
 ) -> Result<&'static str, Words> {
     let key = key_of(query.as_deref())?;
+    let too_large = (StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large");
+    // What is announced as too large is not waited for.
+    if request.body().size_hint().lower() > VALUE_BYTES_MAX as u64 {
+        return Err(too_large);
+    }
+    let body = to_bytes(request.into_body(), VALUE_BYTES_MAX).await.map_err(|_| too_large)?;
     shelf.lock().keep(key, &body)
 }
 
