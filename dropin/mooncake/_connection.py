@@ -16,6 +16,7 @@ import mooncrate
 from mooncrate._native import GetSession, Lender, PutSession, Raw
 
 from ._codes import log
+from ._http import Server
 from ._memory import Registry
 from ._settings import Settings
 
@@ -74,6 +75,8 @@ class Connection:
         self.written: OrderedDict[bytes, None] = OrderedDict()
         self.segments: dict[str, int] = {}
         self.lender: Lender | None = None
+        # The HTTP of this store, where it was asked for.
+        self.window: Server | None = None
         self._names: dict[str, list[int]] = {}
         self._names_until = 0.0
         timeout = _milliseconds("MC_RPC_TIMEOUT_MS", CALL_SECONDS)
