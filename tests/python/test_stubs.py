@@ -21,7 +21,7 @@ def run(*command, folder):
 
 def test_the_stubs_fit_the_module(tmp_path):
     # Before Python 3.12 classes have buffers without a method of that name.
-    (tmp_path / "allowed").write_text(r"mooncrate\._native\.View\.__buffer__")
+    (tmp_path / "allowed").write_text(r"mooncrate\._native\.\w+\.__buffer__")
     allowed = ["--allowlist", "allowed", "--ignore-unused-allowlist"]
     run("mypy.stubtest", *allowed, "mooncrate._native", folder=tmp_path)
 

@@ -211,6 +211,10 @@ pub(crate) struct MasterFlags {
     /// After how long an unfinished put gives its key back [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub(crate) put_timeout: Option<String>,
+    /// How long clients that look values up keep them from being removed, where they ask for that
+    /// [default: 10s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) lease_ttl: Option<String>,
     /// Which values go first when room is short: fifo, lru or sieve [default: sieve]
     #[arg(long, value_name = "POLICY")]
     pub(crate) evict_policy: Option<String>,
@@ -531,6 +535,7 @@ impl Flags {
         self.text("--state-file", "state_file", flags.state_file.as_ref());
         self.text("--workers", "workers", flags.workers.as_ref());
         self.text("--put-timeout", "put_timeout", flags.put_timeout.as_ref());
+        self.text("--lease-ttl", "lease_ttl", flags.lease_ttl.as_ref());
         self.text("--evict-policy", "evict_policy", flags.evict_policy.as_ref());
         self.text("--placement", "placement", flags.placement.as_ref());
     }

@@ -124,7 +124,7 @@ impl Client {
             .iter()
             .map(|key| {
                 let hash = key::hash(key);
-                let found = self.cache.get(hash, key)?;
+                let found = self.remembered(hash, key)?;
                 self.cache_hit(hash, key);
                 Some(found)
             })
@@ -134,7 +134,7 @@ impl Client {
             return located;
         }
         let ask: Vec<&[u8]> = unknown.iter().map(|index| keys[*index]).collect();
-        let Ok(found) = self.master.locate(0, &ask, deadline) else { return located };
+        let Ok(found) = self.ask_places(&ask, deadline) else { return located };
         for (index, found) in unknown.into_iter().zip(found) {
             if let Ok(found) = found {
                 located[index] = Some(self.remember(key::hash(keys[index]), keys[index], found));

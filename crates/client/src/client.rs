@@ -74,7 +74,7 @@ impl Client {
 
     /// Whether each key has a finished object. Protects nothing from eviction.
     pub fn exists_batch(&self, keys: &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error> {
-        let found = self.master.exist(keys, self.deadline())?;
+        let found = self.ask_existence(keys, self.deadline())?;
         Ok(found.into_iter().map(|one| one.map_err(Error::from)).collect())
     }
 

@@ -18,6 +18,9 @@ pub struct ClientConfig {
     pub best_effort: bool,
     /// Whose objects it names, where nobody asks for credentials; elsewhere its credential decides.
     pub tenant: TenantId,
+    /// Whether every read and lookup holds what it finds, so that removes without force are refused for the
+    /// master's `lease_ttl`. Then the master is asked each time, and remembered places are not used.
+    pub holds: bool,
     /// Parts of one large value that travel at the same time.
     pub parallel_max: usize,
 }
@@ -31,6 +34,7 @@ impl Default for ClientConfig {
             replicas: 1,
             best_effort: false,
             tenant: TenantId::DEFAULT,
+            holds: false,
             parallel_max: 8,
         }
     }

@@ -158,7 +158,7 @@ impl Client {
     ) -> Result<Option<T>, Error> {
         key::check(key).map_err(GetError::from)?;
         let hash = key::hash(key);
-        let mut located = self.cache.get(hash, key);
+        let mut located = self.remembered(hash, key);
         let mut asked = located.is_none();
         if !asked {
             self.cache_hit(hash, key);
@@ -319,7 +319,7 @@ impl Client {
         key: &[u8],
         deadline: Deadline,
     ) -> Result<Option<Arc<Located>>, Error> {
-        let mut found = self.master.locate(0, &[key], deadline)?;
+        let mut found = self.ask_places(&[key], deadline)?;
         match found.pop().expect("one result per item") {
             Ok(located) => Ok(Some(self.remember(hash, key, located))),
             Err(GetError::NotFound) => Ok(None),

@@ -59,6 +59,7 @@ impl Client {
         let lease_ms = wish.min(LEASE_MS_MAX);
         let began = boottime();
         let Some(held) = self.hold(key, lease_ms, self.deadline())? else { return Ok(None) };
+        let lease_ms = held.located.lease_ms;
         let renew_until = began.plus(SESSION_TIME_MAX);
         Ok(Some(GetSession { key: key.into(), lease_ms, renew_until, held: Mutex::new(held) }))
     }
@@ -103,7 +104,11 @@ impl Client {
 
     fn hold(&self, key: &[u8], lease_ms: u32, deadline: Deadline) -> Result<Option<Held>, Error> {
         let before_sending = boottime();
-        let mut found = self.master.locate(lease_ms, &[key], deadline)?;
+        // A client that holds what it reads has the time that its master gives it.
+        let mut found = match self.config.holds {
+            true => self.ask_places(&[key], deadline)?,
+            false => self.master.locate(lease_ms, &[key], deadline)?,
+        };
         match found.pop().expect("one result per item") {
             Ok(located) => {
                 let until = lease::holder_end(before_sending, located.lease_ms);

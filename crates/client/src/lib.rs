@@ -21,6 +21,7 @@ mod counts;
 mod error;
 mod get;
 mod get_session;
+mod look;
 mod put;
 mod put_session;
 mod ranges;

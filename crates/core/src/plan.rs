@@ -198,6 +198,24 @@ impl Located {
     }
 }
 
+/// What is known of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Looked {
+    /// It has no value.
+    Missing,
+    /// Its value is being written: nobody can read it yet.
+    Writing,
+    /// It has a value.
+    Here {
+        /// Bytes of it.
+        len: u64,
+        /// What it is evicted with; 0: nothing.
+        group: GroupId,
+    },
+    /// It has a value, and it is there. Held for `lease_ms`, if that was asked for.
+    At(Located),
+}
+
 /// Wishes of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutConfig {

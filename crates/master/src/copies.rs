@@ -6,7 +6,7 @@ use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode, DrainStat};
 use mooncrate_core::error::CopyError;
 use mooncrate_core::{Name, NodeId, TenantId};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{Command, CopyKey, Drain, DrainWish, NodeCommand};
+use mooncrate_wire::message::{Command, CopyKey, Drain, DrainWish, DropCopy, NodeCommand};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Hint when the deadline of a copy came before the copy did.
@@ -117,6 +117,18 @@ impl Master {
             Ok(false) => None,
             Err(error) => Some(Err(error)),
         }
+    }
+
+    /// Ends one copy of an object.
+    pub(crate) fn drop_copy(&self, tenant: TenantId, ask: &DropCopy<'_>) -> Result<(), CopyError> {
+        let name = Name::new(tenant, ask.key);
+        let (dropped, orders) = {
+            let mut mind = self.mind();
+            let dropped = mind.catalog.drop_copy(boottime(), name, ask.segment);
+            (dropped, self.sort_orders(&mut mind))
+        };
+        self.carry_out(&orders);
+        dropped
     }
 
     /// What a copy answers when time is over.

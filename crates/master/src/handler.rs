@@ -6,15 +6,15 @@ use crate::audit;
 use crate::service::Master;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
-use mooncrate_core::plan::{Located, PutConfig, WritePlan};
+use mooncrate_core::plan::{Located, Looked, PutConfig, WritePlan};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{LeaderEpoch, ObjectId, TenantId};
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, DrainWish, Heartbeat, List, Listing, Mount,
-    Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEnd, PutEndItem, PutItem, PutReplan,
-    PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, SetQuota, Touch, Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, DrainWish, DropCopy, Heartbeat, List, Listing,
+    Look, Mount, Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEnd, PutEndItem, PutItem,
+    PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, SetQuota, Touch, Unmount,
 };
 use mooncrate_wire::{
     Answer, CallError, Caller, Handler, Kind, MasterApi, Refusal, RefusalCode, Reply, Request,
@@ -370,6 +370,10 @@ impl MasterApi for Scope {
         Ok(self.master.exist_keys(self.tenant, keys))
     }
 
+    fn look(&self, ask: &Look<'_>, _deadline: Deadline) -> Batch<Looked, GetError> {
+        Ok(self.master.look_keys(self.tenant, ask))
+    }
+
     fn remove(&self, force: bool, keys: &[&[u8]], deadline: Deadline) -> Batch<(), RemoveError> {
         let mut waiting = Vec::new();
         let mut results = self.master.start_remove(self.tenant, force, keys, &mut waiting);
@@ -416,6 +420,14 @@ impl MasterApi for Scope {
             }
             self.master.news.wait(seen, now, deadline);
         }
+    }
+
+    fn drop_copy(
+        &self,
+        ask: &DropCopy<'_>,
+        _deadline: Deadline,
+    ) -> Result<Result<(), CopyError>, CallError> {
+        Ok(self.master.drop_copy(self.tenant, ask))
     }
 
     fn touch(&self, ask: &Touch<'_>, _deadline: Deadline) -> Result<(), CallError> {

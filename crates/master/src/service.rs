@@ -13,14 +13,14 @@ use crate::news::News;
 use crate::pattern::Matcher;
 use crate::state_file::StateFile;
 use crate::term::Term;
-use mooncrate_core::catalog::{AuditError, Catalog, Ended, Removal, Start, replacing};
+use mooncrate_core::catalog::{AuditError, Catalog, Ended, LookFor, Removal, Start, replacing};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
-use mooncrate_core::plan::{Located, Order, PutConfig, WritePlan};
+use mooncrate_core::plan::{Located, Looked, Order, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{LeaderEpoch, Name, NodeId, Now, ObjectId, TenantId};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
-    ClusterStat, List, Listed, Listing, PutEndItem, PutItem, PutReplan, PutRevokeItem,
+    ClusterStat, List, Listed, Listing, Look, PutEndItem, PutItem, PutReplan, PutRevokeItem,
     RemoveMatching, Removed, SegmentRow, TenantRow,
 };
 use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
@@ -349,6 +349,20 @@ impl Master {
             [key] => vec![mind.catalog.exist(now, Name::new(tenant, key))],
             keys => mind.catalog.exist_many(now, tenant, keys),
         }
+    }
+
+    pub(crate) fn look_keys(
+        &self,
+        tenant: TenantId,
+        ask: &Look<'_>,
+    ) -> Vec<Result<Looked, GetError>> {
+        let wish = LookFor { hold: ask.hold, places: ask.places };
+        let looked = self.mind().catalog.look(boottime(), tenant, &ask.keys, wish);
+        let granted = |one| match one {
+            Looked::At(located) => Looked::At(self.grant_located(tenant, located)),
+            other => other,
+        };
+        looked.into_iter().map(|one| one.map(granted)).collect()
     }
 
     /// Starts removes; what waits for owners is left open in `waiting`.

@@ -100,7 +100,10 @@ const fn by_advice(advice: Advice) -> Class {
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` hands over")]
 pub(crate) fn exception(py: Python<'_>, error: Error) -> PyErr {
     let class = Class::of(&error);
-    make(py, class, &error.to_string(), error.advice())
+    let made = make(py, class, &error.to_string(), error.advice());
+    // A class that takes no attributes has no kind: nothing else depends on it.
+    let _ = made.value(py).setattr("kind", crate::kind::kind(&error));
+    made
 }
 
 /// The same as an object, for lists of results.

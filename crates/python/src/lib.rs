@@ -16,10 +16,16 @@ mod batch;
 mod buffer;
 mod error;
 mod fork;
+mod kind;
 mod list;
 mod methods;
 mod options;
 mod raw;
+mod raw_lend;
+mod raw_memory;
+mod raw_session;
+mod raw_store;
+mod raw_wishes;
 mod stats;
 mod store;
 mod view;
@@ -31,6 +37,14 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::list::Listing;
+    #[pymodule_export]
+    use crate::raw_lend::Lender;
+    #[pymodule_export]
+    use crate::raw_memory::{Block, BufferHandle, Window};
+    #[pymodule_export]
+    use crate::raw_session::{GetSession, PutSession};
+    #[pymodule_export]
+    use crate::raw_store::Raw;
     #[pymodule_export]
     use crate::store::Store;
     #[pymodule_export]

@@ -21,7 +21,7 @@ impl Store {
     #[new]
     #[pyo3(signature = (*, master=None, segment_size=None, replicas=1, tenant="",
         token_file=None, tls_cert=None, tls_key=None, tls_ca=None, timeout=5.0, shared_memory=true,
-        host=None, zone="", listen=None))]
+        host=None, zone="", listen=None, _holds=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
@@ -38,6 +38,7 @@ impl Store {
         host: Option<String>,
         zone: &str,
         listen: Option<String>,
+        _holds: bool,
     ) -> PyResult<Self> {
         let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
         let opening = Opening {
@@ -52,6 +53,7 @@ impl Store {
             host,
             zone: zone.to_owned(),
             listen,
+            holds: _holds,
         };
         Self::open(py, opening)
     }

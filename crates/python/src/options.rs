@@ -47,6 +47,8 @@ pub(crate) struct Opening {
     pub(crate) host: Option<String>,
     pub(crate) zone: String,
     pub(crate) listen: Option<String>,
+    /// Whether reads and lookups keep values from being removed for a while.
+    pub(crate) holds: bool,
 }
 
 impl Opening {
@@ -57,6 +59,7 @@ impl Opening {
             call_time: span(py, "timeout", self.timeout)?,
             replicas: self.replicas,
             tenant,
+            holds: self.holds,
             ..ClientConfig::default()
         };
         let bytes = self.segment_size.as_ref().map(|size| size.bytes(py)).transpose()?;

@@ -9,7 +9,7 @@ use crate::batch::{Keys, put_all, result};
 use crate::error::invalid;
 use crate::options::Wishes;
 use crate::store::Store;
-use mooncrate::{Error, RangeInto, Ranges};
+use mooncrate::{Error, PutConfig, RangeInto, Ranges};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -19,13 +19,13 @@ pub(crate) type Numbers = Vec<Vec<usize>>;
 
 /// A piece of memory that the caller vouches for.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+pub(crate) struct Piece {
     address: usize,
     size: usize,
 }
 
 impl Piece {
-    fn bytes<'a>(self) -> &'a [u8] {
+    pub(crate) fn bytes<'a>(self) -> &'a [u8] {
         if self.size == 0 {
             return &[];
         }
@@ -36,7 +36,7 @@ impl Piece {
         unsafe { std::slice::from_raw_parts(first, self.size) }
     }
 
-    fn bytes_mut<'a>(self) -> &'a mut [u8] {
+    pub(crate) fn bytes_mut<'a>(self) -> &'a mut [u8] {
         if self.size == 0 {
             return &mut [];
         }
@@ -71,16 +71,18 @@ fn of_one(addresses: &[usize], sizes: &[usize]) -> Asked {
     if addresses.len() != sizes.len() {
         return Err("a key has as many sizes as addresses");
     }
-    let pieces = addresses.iter().zip(sizes).map(|(&address, &size)| {
-        let end = isize::try_from(size).ok().and_then(|_| address.checked_add(size));
-        match end {
-            _ if size == 0 => Ok(Piece { address, size }),
-            _ if address == 0 => Err("a piece has the address 0"),
-            None => Err("a piece reaches past the end of memory"),
-            Some(_) => Ok(Piece { address, size }),
-        }
-    });
-    pieces.collect()
+    addresses.iter().zip(sizes).map(|(&address, &size)| piece(address, size)).collect()
+}
+
+/// A piece, or why it cannot be one.
+pub(crate) fn piece(address: usize, size: usize) -> Result<Piece, &'static str> {
+    let end = isize::try_from(size).ok().and_then(|_| address.checked_add(size));
+    match end {
+        _ if size == 0 => Ok(Piece { address, size }),
+        _ if address == 0 => Err("a piece has the address 0"),
+        None => Err("a piece reaches past the end of memory"),
+        Some(_) => Ok(Piece { address, size }),
+    }
 }
 
 /// A list of results: those of the keys that made sense, at their places, and an error for the others.
@@ -108,6 +110,18 @@ pub(crate) fn put<'py>(
     wishes: &Wishes,
 ) -> PyResult<Bound<'py, PyList>> {
     let config = wishes.onto(py, store.live(py)?.store().put_config())?;
+    put_with(store, py, keys, addresses, sizes, &config)
+}
+
+/// The same with wishes that were judged.
+pub(crate) fn put_with<'py>(
+    store: &Store,
+    py: Python<'py>,
+    keys: &Keys,
+    addresses: &Numbers,
+    sizes: &Numbers,
+    config: &PutConfig,
+) -> PyResult<Bound<'py, PyList>> {
     let asked = pieces(py, keys, addresses, sizes)?;
     let good = keys.0.iter().zip(&asked).filter_map(|(key, one)| Some((key, one.as_ref().ok()?)));
     let (keys, values): (Vec<&[u8]>, Vec<Vec<&[u8]>>) = good
@@ -115,7 +129,7 @@ pub(crate) fn put<'py>(
         .unzip();
     let items: Vec<(&[u8], &[&[u8]])> =
         keys.into_iter().zip(values.iter().map(|value| &value[..])).collect();
-    let stored = store.detached(py, |live| put_all(live.store(), &items, &config))?;
+    let stored = store.detached(py, |live| put_all(live.store(), &items, config))?;
     merged(py, &asked, stored, |one| result(py, one))
 }
 

@@ -34,7 +34,7 @@ pub use mooncrate_client::{ClientConfig, Counts, RangeInto, SessionError, Stored
 pub use mooncrate_core::catalog::Config as CatalogConfig;
 pub use mooncrate_core::copy::{DrainMode, DrainStat};
 pub use mooncrate_core::error::Advice;
-pub use mooncrate_core::plan::PutConfig;
+pub use mooncrate_core::plan::{Looked, PutConfig};
 pub use mooncrate_master::{ElectionConfig, Master, Seat};
 pub use mooncrate_transfer::{Lanes, Path};
 pub use mooncrate_wire::auth::{ClusterSecret, Token};

@@ -7,7 +7,7 @@ use mooncrate_client::{Client, ClientConfig, Counts, Stored, View};
 use mooncrate_core::catalog;
 use mooncrate_core::copy::{DrainMode, DrainStat};
 use mooncrate_core::ids::{HostId, name_hash};
-use mooncrate_core::plan::PutConfig;
+use mooncrate_core::plan::{Looked, PutConfig};
 use mooncrate_core::{LeaderEpoch, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig};
@@ -276,6 +276,19 @@ impl Store {
         Ok(found.into_iter().map(|one| one.map_err(Error::from)).collect())
     }
 
+    /// What is known of each key: nothing, that its value is being written, or how long it is; with
+    /// `places` also where it is, which counts as a read. With `hold`, removes without force are refused
+    /// for the master's `lease_ttl`; eviction does not wait for that.
+    pub fn look(
+        &self,
+        keys: &[&[u8]],
+        hold: bool,
+        places: bool,
+    ) -> Result<Vec<Result<Looked, Error>>, Error> {
+        let looked = self.inner.client.look(keys, hold, places)?;
+        Ok(looked.into_iter().map(|one| one.map_err(Error::from)).collect())
+    }
+
     /// Removes a value; whether there was one. When it returns, nobody can begin to read it; views
     /// that exist keep their bytes. `force` also ends what is leased, once the leases are over.
     pub fn remove(&self, key: &[u8], force: bool) -> Result<bool, Error> {
@@ -384,6 +397,11 @@ impl Store {
     /// Moves the copy of a value in the segment `from` to the segment `to`; returns when it is there.
     pub fn move_replica(&self, key: &[u8], from: SegmentId, to: SegmentId) -> Result<(), Error> {
         Ok(self.inner.client.copy(key, Some(from), to)?)
+    }
+
+    /// Ends the copy of a value in one segment; the value goes with its last copy.
+    pub fn drop_copy(&self, key: &[u8], segment: SegmentId) -> Result<(), Error> {
+        Ok(self.inner.client.drop_copy(key, segment)?)
     }
 
     /// Orders a node to mount a segment of `bytes` as its `index`-th, or to give that one up with what

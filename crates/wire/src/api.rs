@@ -7,14 +7,14 @@
 use crate::clock::boottime;
 use crate::error::{CallError, Refusal};
 use crate::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, Heartbeat, List, Listing, Mount, Mounted,
-    NodeCommand, NodeEntry, OrderBatch, Orders, Pong, Pulse, PutEndItem, PutItem, PutReplan,
-    PutRevokeItem, RemoveMatching, Removed, Reply, Request, SetQuota, Touch, Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Heartbeat, List, Listing, Look,
+    Mount, Mounted, NodeCommand, NodeEntry, OrderBatch, Orders, Pong, Pulse, PutEndItem, PutItem,
+    PutReplan, PutRevokeItem, RemoveMatching, Removed, Reply, Request, SetQuota, Touch, Unmount,
 };
 use mooncrate_core::copy::{CopyOrder, DrainStat};
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
-use mooncrate_core::plan::{Located, Notice, Order, PutConfig, WritePlan};
+use mooncrate_core::plan::{Located, Looked, Notice, Order, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use std::time::Duration;
 
@@ -55,6 +55,9 @@ pub trait MasterApi: Send + Sync {
     /// Tells which keys have a finished object; leases nothing (M12).
     fn exist(&self, keys: &[&[u8]], deadline: Deadline) -> Batch<bool, GetError>;
 
+    /// Tells what is known of keys, and holds what is found if that is asked for.
+    fn look(&self, ask: &Look<'_>, deadline: Deadline) -> Batch<Looked, GetError>;
+
     /// Removes objects. `force` retires leased ones too; their bytes still wait for the leases.
     fn remove(&self, force: bool, keys: &[&[u8]], deadline: Deadline) -> Batch<(), RemoveError>;
 
@@ -75,6 +78,13 @@ pub trait MasterApi: Send + Sync {
     fn copy(
         &self,
         ask: &CopyKey<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<(), CopyError>, CallError>;
+
+    /// Ends one copy of an object.
+    fn drop_copy(
+        &self,
+        ask: &DropCopy<'_>,
         deadline: Deadline,
     ) -> Result<Result<(), CopyError>, CallError>;
 
@@ -168,6 +178,7 @@ pub fn answer(master: &(impl MasterApi + ?Sized), request: Request<'_>, until: D
         Request::PutRevoke(put) => master.put_revoke(&put.items, until).map(Reply::PutRevoke),
         Request::Locate(ask) => master.locate(ask.lease_ms, &ask.keys, until).map(Reply::Locate),
         Request::Exist(ask) => master.exist(&ask.keys, until).map(Reply::Exist),
+        Request::Look(ask) => master.look(&ask, until).map(Reply::Look),
         Request::Remove(ask) => master.remove(ask.force, &ask.keys, until).map(Reply::Remove),
         Request::List(ask) => master.list(&ask, until).map(Reply::List),
         Request::Stat(_) => master.stat(until).map(Reply::Stat),
@@ -178,6 +189,7 @@ pub fn answer(master: &(impl MasterApi + ?Sized), request: Request<'_>, until: D
         Request::SetQuota(ask) => master.set_quota(&ask, until).map(Reply::SetQuota),
         Request::Drain(ask) => master.drain(&ask, until).map(Reply::Drain),
         Request::Copy(ask) => master.copy(&ask, until).map(Reply::Copy),
+        Request::DropCopy(ask) => master.drop_copy(&ask, until).map(Reply::DropCopy),
         Request::Touch(ask) => master.touch(&ask, until).map(Reply::Touch),
         Request::Command(ask) => master.command(&ask, until).map(Reply::Command),
         Request::Nodes(_) => master.nodes(until).map(Reply::Nodes),

@@ -96,6 +96,8 @@ kinds! {
     PutReplan = 0x1a, "put_replan";
     /// Remove the objects whose keys match, a bounded step.
     RemoveMatching = 0x1b, "remove_matching";
+    /// What is known of these keys?
+    Look = 0x1c, "look";
     /// Sets what a tenant may use.
     SetQuota = 0x30, "set_quota";
     /// Empties the segments of a node, or tells how far that is.
@@ -106,6 +108,8 @@ kinds! {
     Touch = 0x33, "touch";
     /// A command for a node.
     Command = 0x34, "command";
+    /// Ends one copy of an object.
+    DropCopy = 0x35, "drop_copy";
     /// A node offers segments.
     Mount = 0x20, "mount";
     /// A node tells what is in a segment.

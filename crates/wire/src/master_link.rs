@@ -8,10 +8,10 @@ use crate::error::{CallError, DecodeError};
 use crate::frame::BODY_BYTES_MAX;
 use crate::masters::MasterPools;
 use crate::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, Exist, Heartbeat, List, Listing, Locate, Mount,
-    Mounted, NodeEntry, Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd, PutEndItem, PutItem,
-    PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, Reply, Request,
-    SetQuota, Stat, Touch, Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Exist, Heartbeat, List, Listing,
+    Locate, Look, Mount, Mounted, NodeEntry, Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd,
+    PutEndItem, PutItem, PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove, RemoveMatching,
+    Removed, Reply, Request, SetQuota, Stat, Touch, Unmount,
 };
 use crate::pool::LinkPool;
 use mooncrate_core::copy::DrainStat;
@@ -19,7 +19,7 @@ use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveErr
 use mooncrate_core::ids::LeaderEpoch;
 use mooncrate_core::key::{self, KeyError};
 use mooncrate_core::limits::{BATCH_ITEMS_MAX, KEY_BYTES_MAX, LABEL_BYTES_MAX};
-use mooncrate_core::plan::{Announced, Located, PutConfig, WritePlan};
+use mooncrate_core::plan::{Announced, Located, Looked, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use std::borrow::Cow;
 use std::time::Duration;
@@ -124,6 +124,16 @@ impl MasterApi for MasterLink {
         )
     }
 
+    fn look(&self, ask: &Look<'_>, deadline: Deadline) -> Batch<Looked, GetError> {
+        let Look { hold, places, .. } = *ask;
+        batched(
+            &ask.keys,
+            |key| key,
+            GetError::Key,
+            |part| ask!(self, Look, Look { hold, places, keys: Cow::Borrowed(part) }, deadline),
+        )
+    }
+
     fn remove(&self, force: bool, keys: &[&[u8]], deadline: Deadline) -> Batch<(), RemoveError> {
         batched(
             keys,
@@ -163,6 +173,14 @@ impl MasterApi for MasterLink {
         deadline: Deadline,
     ) -> Result<Result<(), CopyError>, CallError> {
         ask!(self, Copy, ask.clone(), deadline)
+    }
+
+    fn drop_copy(
+        &self,
+        ask: &DropCopy<'_>,
+        deadline: Deadline,
+    ) -> Result<Result<(), CopyError>, CallError> {
+        ask!(self, DropCopy, ask.clone(), deadline)
     }
 
     fn touch(&self, ask: &Touch<'_>, deadline: Deadline) -> Result<(), CallError> {

@@ -256,6 +256,7 @@ fn master_options(
         state_file: settings.state_file.clone(),
         catalog: catalog::Config {
             put_timeout: settings.put_timeout,
+            lease_ttl: settings.lease_ttl,
             policy: settings.evict_policy,
             placement: settings.placement,
             ..catalog::Config::default()

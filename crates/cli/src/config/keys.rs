@@ -104,6 +104,7 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("election_ttl", "2s", Kind::Span),
     spec("workers", "2", Kind::Count),
     spec("put_timeout", "30s", Kind::Span),
+    spec("lease_ttl", "10s", Kind::Span),
     spec("evict_policy", "sieve", Kind::Policy),
     spec("placement", "random", Kind::Placement),
     spec("shared_memory", "true", Kind::Switch),

@@ -79,6 +79,8 @@ pub(crate) struct Settings {
     pub(crate) workers: usize,
     /// When an open put gives its key back.
     pub(crate) put_timeout: Duration,
+    /// How long lookups that ask for it keep values from being removed.
+    pub(crate) lease_ttl: Duration,
     /// Which objects go first.
     pub(crate) evict_policy: PolicyKind,
     /// Where objects go.
@@ -144,6 +146,7 @@ impl Settings {
             election_ttl: time("election_ttl"),
             workers: count(layers.value("workers")).expect(CHECKED) as usize,
             put_timeout: time("put_timeout"),
+            lease_ttl: time("lease_ttl"),
             evict_policy: layers.value("evict_policy").parse().expect(CHECKED),
             placement: layers.value("placement").parse().expect(CHECKED),
             shared_memory: truth("shared_memory"),

@@ -70,7 +70,7 @@ impl Catalog {
         .collect()
     }
 
-    fn locate_found(
+    pub(super) fn locate_found(
         &mut self,
         now: Now,
         found: Option<EntryId>,
@@ -109,9 +109,7 @@ impl Catalog {
             lease_ms,
             replicas,
         };
-        for part in entry.parts.as_slice() {
-            self.segments.book_mut(part.segment).touch(part.slot);
-        }
+        self.touch_parts(id);
         if lease_ms > 0 {
             let entry = self.objects.entry_mut(id);
             entry.lease_end = entry.lease_end.max(lease::grantor_end(now, lease_ms));
@@ -121,6 +119,13 @@ impl Catalog {
         }
         self.counters.hits += 1;
         Ok(located)
+    }
+
+    /// Moves an object back in the eviction order.
+    pub(super) fn touch_parts(&mut self, id: EntryId) {
+        for part in self.objects.entry(id).parts.as_slice() {
+            self.segments.book_mut(part.segment).touch(part.slot);
+        }
     }
 
     /// Whether a key has a readable copy. Grants nothing and touches nothing.
@@ -146,7 +151,7 @@ impl Catalog {
         .collect()
     }
 
-    fn exist_found(&self, now: Now, found: Option<EntryId>) -> Result<bool, GetError> {
+    pub(super) fn exist_found(&self, now: Now, found: Option<EntryId>) -> Result<bool, GetError> {
         let found = found.is_some_and(|id| {
             let entry = self.objects.entry(id);
             entry.stage == Stage::Ready && self.readable(entry)

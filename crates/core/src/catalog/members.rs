@@ -339,6 +339,7 @@ impl Catalog {
             len: told.len,
             seal: told.seal,
             lease_end,
+            held_until: Now(0),
             parts: Parts::new(Vec::new()),
             tenant: label.tenant,
             stage: Stage::Ready,

@@ -9,6 +9,7 @@
 //!  put.rs      put_start put_replan put_end put_revoke evict.rs    victims, watermarks
 //!  reserve.rs  ranges for replicas, all or none
 //!  get.rs      locate  exist  list                     orders.rs   notices of owners, re-issued orders
+//!  look.rs     look: found, not yet, not at all; holds
 //!  remove.rs   remove                                  members.rs  mount announce unmount heartbeat
 //!  objects.rs  slab and sharded index                  tick.rs     watchdog, silent nodes, sweeps
 //!  segments.rs the book of each segment                audit.rs    every byte accounted for
@@ -27,6 +28,7 @@ mod evict;
 mod get;
 mod hot;
 mod life;
+mod look;
 mod members;
 mod objects;
 mod orders;
@@ -41,6 +43,7 @@ mod tick;
 pub use audit::AuditError;
 pub use get::{ListPage, Listed};
 pub use life::Tenant;
+pub use look::LookFor;
 pub use members::{AllTold, Mounted, Opening};
 pub use put::{Ended, replacing};
 pub use remove::{Removal, RemovedPage};
@@ -72,6 +75,8 @@ pub struct Config {
     pub registration: Duration,
     /// A node not heard for this long gets no new objects.
     pub silent_after: Duration,
+    /// How long a lookup that asked for it holds what it found: a remove without force is refused.
+    pub lease_ttl: Duration,
     /// Orders that an owner has not settled are sent again after this long.
     pub order_retry: Duration,
     /// Which objects go first.
@@ -106,6 +111,7 @@ impl Default for Config {
             put_timeout: Duration::from_secs(30),
             registration: Duration::from_secs(20),
             silent_after: Duration::from_secs(2),
+            lease_ttl: Duration::from_secs(10),
             order_retry: Duration::from_secs(1),
             policy: PolicyKind::Sieve,
             placement: PlacementKind::Random,

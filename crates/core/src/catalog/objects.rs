@@ -76,6 +76,8 @@ pub(super) struct Entry {
     pub seal: Seal,
     /// No owner may free its bytes before then.
     pub lease_end: Now,
+    /// A remove without force is refused before then; nothing else waits for it.
+    pub held_until: Now,
     pub parts: Parts,
     pub tenant: TenantId,
     pub stage: Stage,

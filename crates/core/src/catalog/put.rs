@@ -98,6 +98,7 @@ impl Catalog {
             len,
             seal: Seal::default(),
             lease_end: Now(0),
+            held_until: Now(0),
             parts: Parts::new(reserved.iter().map(|r| r.part).collect()),
             tenant: name.tenant,
             stage: Stage::Writing,

@@ -1,10 +1,10 @@
 //! remove: hide in the index, let every owner retire its copy, then say so (M5).
 
 use super::Catalog;
-use super::objects::{EntryId, Part, Parts, Stage};
+use super::objects::{EntryId, Part, PartState, Parts, Stage};
 use crate::canary::{self, Canary};
-use crate::error::RemoveError;
-use crate::ids::{ObjectId, TenantId};
+use crate::error::{CopyError, RemoveError};
+use crate::ids::{ObjectId, SegmentId, TenantId};
 use crate::key::{self, Name};
 use crate::lease;
 use crate::plan::Action;
@@ -37,8 +37,8 @@ pub struct RemovedPage {
 }
 
 impl Catalog {
-    /// Starts to remove a key. A lease that was asked for refuses it, unless `force`: then the
-    /// holder keeps its bytes until the lease ends, and nobody new can read them. No flag frees
+    /// Starts to remove a key. A lease or a hold that was asked for refuses it, unless `force`: then the
+    /// holder of a lease keeps its bytes until the lease ends, and nobody new can read them. No flag frees
     /// bytes under a reader.
     pub fn remove<'a>(
         &mut self,
@@ -96,10 +96,10 @@ impl Catalog {
             Stage::Removing(_) => return Err(RemoveError::Deferred { after_ms: DEFERRED_MS }),
             Stage::Ready => {}
         }
-        // Leases of earlier leaders are unknown, not asked for: they delay the range, not the call.
-        let known_lease = entry.lease_end > now && entry.lease_end != self.grace_until;
-        if known_lease && !force {
-            return Err(RemoveError::Leased { left_ms: lease::left_ms(now, entry.lease_end) });
+        if let Some(left_ms) = self.kept_ms(now, id)
+            && !force
+        {
+            return Err(RemoveError::Leased { left_ms });
         }
         if self.is_announcing(id) {
             return Err(RemoveError::Rebuilding { after_ms: DEFERRED_MS });
@@ -111,6 +111,46 @@ impl Catalog {
             return Ok(Removal::Done);
         }
         Ok(Removal::Waiting(object))
+    }
+
+    /// Ends the copy of a finished object in one segment; the object goes with its last copy. A lease or
+    /// a hold refuses it, as it refuses a remove.
+    pub fn drop_copy<'a>(
+        &mut self,
+        now: Now,
+        name: impl Into<Name<'a>>,
+        segment: SegmentId,
+    ) -> Result<(), CopyError> {
+        let name = name.into();
+        key::check(name.key)?;
+        let id = self.objects.find(name).ok_or(CopyError::NotFound)?;
+        if self.objects.entry(id).stage != Stage::Ready {
+            return Err(CopyError::NotFound);
+        }
+        if let Some(after_ms) = self.kept_ms(now, id) {
+            return Err(CopyError::Busy { after_ms });
+        }
+        if self.rebuild.is_some() || self.is_announcing(id) {
+            return Err(CopyError::Busy { after_ms: DEFERRED_MS });
+        }
+        let index = self.segments.find(segment).ok_or(CopyError::NoSource)?;
+        let parts = self.objects.entry(id).parts.as_slice().iter();
+        let there: Vec<Part> = parts.filter(|part| part.segment == index).copied().collect();
+        if there.is_empty() {
+            return Err(CopyError::NoSource);
+        }
+        if there.iter().any(|part| part.state != PartState::Here) {
+            return Err(CopyError::Busy { after_ms: DEFERRED_MS });
+        }
+        // It is not missing from now on: nobody shall repair it.
+        let copies = self.objects.entry(id).copies();
+        if copies > 1 {
+            self.objects.entry_mut(id).extra_mut().copies = (copies - 1) as u8;
+        }
+        for part in &there {
+            self.retire_part(now, id, part);
+        }
+        Ok(())
     }
 
     /// Whether a segment with a part of it is still telling what it holds: it takes no orders yet.

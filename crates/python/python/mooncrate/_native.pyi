@@ -2,14 +2,26 @@ import builtins
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from types import TracebackType
-from typing import Self, final
+from typing import Any, Self, final
 
 from typing_extensions import Buffer, disjoint_base
 
 from mooncrate.errors import Error
 from mooncrate.stats import Stats
 
-__all__ = ["Listing", "Store", "View", "__version__"]
+__all__ = [
+    "Block",
+    "BufferHandle",
+    "BufferLeaseView",
+    "GetSession",
+    "Lender",
+    "Listing",
+    "PutSession",
+    "Raw",
+    "Store",
+    "View",
+    "__version__",
+]
 
 __version__: str
 
@@ -45,6 +57,7 @@ class Store:
         host: str | None = None,
         zone: str = "",
         listen: str | None = None,
+        _holds: bool = False,
     ) -> Self: ...
     def put(
         self,
@@ -195,3 +208,125 @@ class Listing(Iterator[bytes]):
 
     def __iter__(self) -> Self: ...
     def __next__(self) -> bytes: ...
+
+# The raw door: internal, for packages with a calling convention of their own; may change with any
+# version. Addresses are of memory that stays, and that nobody else touches, until the call returns.
+_Keys = Iterable[str | bytes]
+_Numbers = builtins.list[builtins.list[int]]
+
+@final
+class Raw:
+    """The raw door of a store."""
+
+    def __new__(cls, store: Store) -> Self: ...
+    @property
+    def store(self) -> Store: ...
+    def put(
+        self,
+        keys: _Keys,
+        values: builtins.list[builtins.list[Buffer]],
+        wishes: Mapping[str, Any],
+    ) -> builtins.list[bool | Error]: ...
+    def put_at(
+        self, keys: _Keys, addresses: _Numbers, sizes: _Numbers, wishes: Mapping[str, Any]
+    ) -> builtins.list[bool | Error]: ...
+    def get(self, keys: _Keys) -> builtins.list[BufferHandle | None | Error]: ...
+    def get_at(
+        self, keys: _Keys, addresses: _Numbers, sizes: _Numbers, *, exact: bool = False
+    ) -> builtins.list[int | None | Error]: ...
+    def get_ranges_at(
+        self, keys: _Keys, starts: _Numbers, addresses: _Numbers, sizes: _Numbers
+    ) -> builtins.list[builtins.list[int | Error] | None | Error]: ...
+    def look(self, keys: _Keys, *, hold: bool) -> builtins.list[int | bool | None | Error]: ...
+    def other_group(self, keys: _Keys, groups: builtins.list[str]) -> builtins.list[bool]: ...
+    def places(
+        self, keys: _Keys, *, hold: bool
+    ) -> builtins.list[builtins.list[tuple[int, int, int, int]] | None | Error]: ...
+    def nodes(self) -> builtins.list[tuple[str, str, builtins.list[int]]]: ...
+    def copy(self, key: str | bytes, to: int, *, from_: int | None = None) -> None: ...
+    def drop_copy(self, key: str | bytes, segment: int) -> None: ...
+    def put_session(
+        self, key: str | bytes, size: int, wishes: Mapping[str, Any]
+    ) -> PutSession: ...
+    def get_session(self, key: str | bytes) -> GetSession | None: ...
+
+@final
+class PutSession:
+    """A value that is being written. Dropping it gives everything back."""
+
+    def write_at(
+        self,
+        starts: builtins.list[int],
+        addresses: builtins.list[int],
+        sizes: builtins.list[int],
+    ) -> int: ...
+    def end(self) -> None: ...
+    def revoke(self) -> bool: ...
+
+@final
+class GetSession:
+    """A value that is held while it is read."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def read_at(
+        self,
+        starts: builtins.list[int],
+        addresses: builtins.list[int],
+        sizes: builtins.list[int],
+    ) -> int: ...
+
+@final
+class Lender:
+    """A node in this process that serves lent memory."""
+
+    def __new__(
+        cls,
+        *,
+        master: str,
+        name: str,
+        listen: str,
+        segment_size: int,
+        host: str | None = None,
+        token_file: str | PathLike[str] | None = None,
+        tls_cert: str | PathLike[str] | None = None,
+        tls_key: str | PathLike[str] | None = None,
+        tls_ca: str | PathLike[str] | None = None,
+        insecure_listen: bool = False,
+    ) -> Self: ...
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    def mount(self, index: int, bytes: int) -> int: ...
+    def unmount(self, index: int) -> None: ...
+    def close(self) -> None: ...
+
+@final
+class BufferHandle:
+    """A copy of a value that belongs to the caller alone."""
+
+    def ptr(self) -> int: ...
+    def size(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Block:
+    """Zeroed memory at an address that is a multiple of the alignment."""
+
+    def __new__(cls, size: int, alignment: int = 4096, *, shared: bool = False) -> Self: ...
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+@disjoint_base
+class BufferLeaseView:
+    """The first bytes of a block, as a writable buffer that knows who looks at it."""
+
+    def __new__(cls, block: Block, size: int) -> Self: ...
+    @property
+    def exports(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...

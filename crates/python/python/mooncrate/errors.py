@@ -15,6 +15,10 @@ class Error(Exception):
     retry_after: float | None
     """Seconds to wait before a retry; a hint."""
 
+    kind: str = ""
+    """What went wrong, in one or two words for programs (`"leased"`, `"no room"`, `"unreachable"`); empty
+    where the class says it all."""
+
     def __init__(
         self, *words: object, advice: Advice = "give up", retry_after: float | None = None
     ) -> None:

@@ -15,10 +15,12 @@ pub const fn may(role: Role, kind: Kind) -> bool {
         | Kind::PutRevoke
         | Kind::Locate
         | Kind::Exist
+        | Kind::Look
         | Kind::Remove
         | Kind::RemoveMatching
         | Kind::PutReplan
         | Kind::Copy
+        | Kind::DropCopy
         | Kind::Touch
         | Kind::List => matches!(role, Client | Admin),
         Kind::SetQuota | Kind::Command => matches!(role, Admin),
@@ -54,6 +56,7 @@ pub const fn mutates(kind: Kind) -> bool {
             | Kind::SetQuota
             | Kind::Drain
             | Kind::Copy
+            | Kind::DropCopy
             | Kind::Command
             | Kind::Mount
             | Kind::Unmount
@@ -73,7 +76,7 @@ mod tests {
                 .collect();
             let expected: &[Role] = match kind as u8 {
                 0x10 | 0x18 | 0x19 => &[Role::Client, Role::Node, Role::Master, Role::Admin],
-                0x11..0x18 | 0x1a | 0x1b | 0x32 | 0x33 => &[Role::Client, Role::Admin],
+                0x11..0x18 | 0x1a..0x1d | 0x32 | 0x33 | 0x35 => &[Role::Client, Role::Admin],
                 0x30 | 0x34 => &[Role::Admin],
                 0x31 => &[Role::Node, Role::Admin],
                 0x20..0x25 => &[Role::Node],

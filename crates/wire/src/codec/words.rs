@@ -13,8 +13,8 @@ use mooncrate_core::key::Key;
 use mooncrate_core::label::Label;
 use mooncrate_core::limits::{REPLICAS_MAX, STRIPES_MAX};
 use mooncrate_core::plan::{
-    Action, Announced, AnnouncedLife, AnnouncedObject, Grant, Keep, Located, Locator, Medium,
-    Notice, Order, OrderResult, PutConfig, Right, SegmentOffer, Striping, WritePlan,
+    Action, Announced, AnnouncedLife, AnnouncedObject, Grant, Keep, Located, Locator, Looked,
+    Medium, Notice, Order, OrderResult, PutConfig, Right, SegmentOffer, Striping, WritePlan,
 };
 use mooncrate_core::seal::Seal;
 use std::borrow::Cow;
@@ -198,6 +198,37 @@ impl<'a> Field<'a> for Located {
             more_seals: take_list(from, STRIPES_MAX - 1)?,
             lease_ms: u32::take(from)?,
             replicas: take_list(from, PARTS_MAX)?,
+        })
+    }
+}
+
+/// u8 0: missing; 1: being written; 2: here, u64 bytes, u64 group; 3: at a place, located.
+impl<'a> Field<'a> for Looked {
+    const BYTES_MIN: usize = 1;
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Missing => out.push(0),
+            Self::Writing => out.push(1),
+            Self::Here { len, group } => {
+                out.push(2);
+                len.put(out);
+                group.put(out);
+            }
+            Self::At(located) => {
+                out.push(3);
+                located.put(out);
+            }
+        }
+    }
+    fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        Ok(match u8::take(from)? {
+            0 => Self::Missing,
+            1 => Self::Writing,
+            2 => Self::Here { len: u64::take(from)?, group: GroupId::take(from)? },
+            3 => Self::At(Located::take(from)?),
+            value => {
+                return Err(DecodeError::BadValue { what: "what is known", value: value.into() });
+            }
         })
     }
 }

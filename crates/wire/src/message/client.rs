@@ -154,6 +154,18 @@ message! {
 }
 
 message! {
+    /// What is known of these keys: not there, not yet there, there, and where.
+    pub struct Look<'a> {
+        /// Refuse removes without force of what is found, for the master's `lease_ttl`.
+        pub hold: bool,
+        /// Tell where they are; this counts as a read.
+        pub places: bool,
+        /// The keys.
+        pub keys: Cow<'a, [&'a [u8]]>,
+    }
+}
+
+message! {
     /// Remove objects.
     pub struct Remove<'a> {
         /// Retire leased objects too. Their bytes still wait for the leases (R13).

@@ -85,6 +85,16 @@ message! {
 }
 
 message! {
+    /// The copy of an object in one segment shall go.
+    pub struct DropCopy<'a> {
+        /// Bytes of the key.
+        pub key: &'a [u8],
+        /// Where the copy is.
+        pub segment: SegmentId,
+    }
+}
+
+message! {
     /// Keys that a client reads without asking where they are: a sample. Nothing depends on it.
     pub struct Touch<'a> {
         /// The keys.

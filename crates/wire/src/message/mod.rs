@@ -11,11 +11,11 @@ mod hello;
 mod node;
 
 pub use client::{
-    ClusterStat, Exist, List, Listed, Listing, Locate, NodeEntry, Nodes, Pattern, Ping, Pong,
+    ClusterStat, Exist, List, Listed, Listing, Locate, Look, NodeEntry, Nodes, Pattern, Ping, Pong,
     PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove,
     RemoveMatching, Removed, SealList, SegmentRow, SetQuota, Stat, TenantRow,
 };
-pub use copy::{Command, CopyKey, Drain, DrainWish, NodeCommand, Touch};
+pub use copy::{Command, CopyKey, Drain, DrainWish, DropCopy, NodeCommand, Touch};
 pub use data::{
     Abandon, Attach, Attached, Begin, BeginWrite, Open, Pin, PinId, Read, ReadReply, Signal, Unpin,
     Write, WritePart,
@@ -28,7 +28,7 @@ use crate::error::{DataError, DecodeError, Refusal};
 use crate::kind::Kind;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
-use mooncrate_core::plan::{Located, WritePlan};
+use mooncrate_core::plan::{Located, Looked, WritePlan};
 
 /// A struct whose fields travel in the order in which they stand.
 macro_rules! message {
@@ -111,6 +111,8 @@ family! {
         Locate(Locate<'a>),
         /// Are these keys there? Grants no lease (M12).
         Exist(Exist<'a>),
+        /// What is known of these keys?
+        Look(Look<'a>),
         /// Remove objects.
         Remove(Remove<'a>),
         /// A page of keys.
@@ -129,6 +131,8 @@ family! {
         Drain(Drain),
         /// Copy or move an object.
         Copy(CopyKey<'a>),
+        /// End one copy of an object.
+        DropCopy(DropCopy<'a>),
         /// Keys that are read without asking.
         Touch(Touch<'a>),
         /// A command for a node.
@@ -162,6 +166,8 @@ family! {
         Locate(Vec<Result<Located, GetError>>),
         /// There, or not.
         Exist(Vec<Result<bool, GetError>>),
+        /// What is known.
+        Look(Vec<Result<Looked, GetError>>),
         /// Removed, or not.
         Remove(Vec<Result<(), RemoveError>>),
         /// A page.
@@ -180,6 +186,8 @@ family! {
         Drain(Option<DrainStat>),
         /// The copy is there, or not.
         Copy(Result<(), CopyError>),
+        /// The copy is gone, or not.
+        DropCopy(Result<(), CopyError>),
         /// Heard.
         Touch(()),
         /// On its way; false: there is no such node.

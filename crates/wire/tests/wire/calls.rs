@@ -3,10 +3,10 @@
 
 use crate::toy::*;
 use mooncrate_core::copy::DrainMode;
-use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::*;
 use mooncrate_core::key::KeyError;
-use mooncrate_core::plan::{Announced, AnnouncedLife, AnnouncedObject, PutConfig};
+use mooncrate_core::plan::{Announced, AnnouncedLife, AnnouncedObject, Looked, PutConfig};
 use mooncrate_core::seal::Seal;
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::*;
@@ -44,6 +44,13 @@ fn every_call(master: &impl MasterApi) {
     assert_eq!((there.len(), there.lease_ms), (4, 5));
     assert_eq!(found[1], Err(GetError::NotFound));
     assert_eq!(master.exist(&[b"yes", b"x"], t).unwrap(), [Ok(true), Ok(false)]);
+    let keys: [&[u8]; 2] = [b"four", b""];
+    let look = Look { hold: true, places: false, keys: Cow::Borrowed(&keys) };
+    let looked =
+        [Ok(Looked::Here { len: 4, group: GroupId(3) }), Err(GetError::Key(KeyError::Empty))];
+    assert_eq!(master.look(&look, t).unwrap(), looked);
+    let gone = DropCopy { key: b"k", segment: SegmentId(2) };
+    assert_eq!(master.drop_copy(&gone, t).unwrap(), Err(CopyError::NoSource));
     let leased = Err(RemoveError::Leased { left_ms: 9 });
     assert_eq!(master.remove(false, &[b"k"], t).unwrap(), [leased]);
     assert_eq!(master.remove(true, &[b"k"], t).unwrap(), [Ok(())]);

@@ -348,6 +348,9 @@ impl Samples {
             }),
             Kind::Locate => Request::Locate(Locate { lease_ms: self.u32(), keys: self.keys() }),
             Kind::Exist => Request::Exist(Exist { keys: self.keys() }),
+            Kind::Look => {
+                Request::Look(Look { hold: self.yes(), places: self.yes(), keys: self.keys() })
+            }
             Kind::Remove => Request::Remove(Remove { force: self.yes(), keys: self.keys() }),
             Kind::List => Request::List(List {
                 pattern: self.pattern(),
@@ -371,7 +374,9 @@ impl Samples {
                 tenant: TenantId(self.u32()),
                 quota: self.optional(Self::u64),
             }),
-            Kind::Drain | Kind::Copy | Kind::Touch | Kind::Command => self.copy_request(kind),
+            Kind::Drain | Kind::Copy | Kind::DropCopy | Kind::Touch | Kind::Command => {
+                self.copy_request(kind)
+            }
             Kind::Mount | Kind::Announce | Kind::Unmount | Kind::Heartbeat | Kind::Orders => {
                 self.node_request(kind)
             }
@@ -389,6 +394,7 @@ impl Samples {
             Kind::PutRevoke => Reply::PutRevoke(self.list(|s| s.result(|_| (), Self::put_error))),
             Kind::Locate => Reply::Locate(self.list(|s| s.result(Self::located, Self::get_error))),
             Kind::Exist => Reply::Exist(self.list(|s| s.result(Self::yes, Self::get_error))),
+            Kind::Look => Reply::Look(self.list(|s| s.result(Self::looked, Self::get_error))),
             Kind::Remove => Reply::Remove(self.list(|s| s.result(|_| (), Self::remove_error))),
             Kind::List => Reply::List(Listing {
                 entries: self.list(|s| Listed {
@@ -425,6 +431,7 @@ impl Samples {
                 stuck: s.u64(),
             })),
             Kind::Copy => Reply::Copy(self.result(|_| (), Self::copy_error)),
+            Kind::DropCopy => Reply::DropCopy(self.result(|_| (), Self::copy_error)),
             Kind::Touch => Reply::Touch(()),
             Kind::Command => Reply::Command(self.yes()),
             Kind::Mount => {
@@ -497,6 +504,9 @@ impl Samples {
                 from: self.optional(|s| SegmentId(s.u64())),
                 to: SegmentId(self.u64()),
             }),
+            Kind::DropCopy => {
+                Request::DropCopy(DropCopy { key: self.key(), segment: SegmentId(self.u64()) })
+            }
             Kind::Touch => Request::Touch(Touch { keys: self.keys() }),
             _ => Request::Command(Command { node: NodeId(self.u64()), command: self.command() }),
         }
@@ -544,6 +554,15 @@ impl Samples {
             epoch: LeaderEpoch(self.u64()),
             striping: self.striping(),
             replicas: self.list(Self::locator),
+        }
+    }
+
+    fn looked(&mut self) -> Looked {
+        match self.0.below(4) {
+            0 => Looked::Missing,
+            1 => Looked::Writing,
+            2 => Looked::Here { len: self.u64(), group: GroupId(self.u64()) },
+            _ => Looked::At(self.located()),
         }
     }
 

@@ -207,6 +207,26 @@ impl MasterApi for Toy {
         Ok(keys.iter().map(|key| Ok(key.starts_with(b"yes"))).collect())
     }
 
+    fn look(&self, ask: &Look<'_>, _: Deadline) -> Batch<Looked, GetError> {
+        self.saw(ask.keys.len());
+        let look = |key: &&[u8]| {
+            Ok(match (ask.hold, ask.places) {
+                (false, false) => Looked::Missing,
+                (false, true) => Looked::Writing,
+                _ => Looked::Here { len: key.len() as u64, group: GroupId(3) },
+            })
+        };
+        Ok(ask.keys.iter().map(look).collect())
+    }
+
+    fn drop_copy(
+        &self,
+        ask: &DropCopy<'_>,
+        _: Deadline,
+    ) -> Result<Result<(), CopyError>, CallError> {
+        Ok(if ask.segment == SegmentId(1) { Ok(()) } else { Err(CopyError::NoSource) })
+    }
+
     fn remove(&self, force: bool, keys: &[&[u8]], _: Deadline) -> Batch<(), RemoveError> {
         let remove = |_: &&[u8]| {
             if force { Ok(()) } else { Err(RemoveError::Leased { left_ms: 9 }) }

@@ -1,0 +1,75 @@
+//! Lookups that tell more than "there" or "not there", and that hold what they find.
+
+use crate::client::Client;
+use crate::error::Error;
+use mooncrate_core::SegmentId;
+use mooncrate_core::error::GetError;
+use mooncrate_core::key::KeyHash;
+use mooncrate_core::plan::{Located, Looked};
+use mooncrate_core::time::Deadline;
+use mooncrate_wire::CallError;
+use mooncrate_wire::api::Batch;
+use mooncrate_wire::message::{DropCopy, Look};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+impl Client {
+    /// What is known of each key: nothing, that it is being written, its length, and with `places` where
+    /// it is. With `hold` removes without force are refused for the master's `lease_ttl`.
+    pub fn look(
+        &self,
+        keys: &[&[u8]],
+        hold: bool,
+        places: bool,
+    ) -> Result<Vec<Result<Looked, Error>>, Error> {
+        let ask = Look { hold, places, keys: Cow::Borrowed(keys) };
+        let looked = self.master.look(&ask, self.deadline())?;
+        Ok(looked.into_iter().map(|one| one.map_err(Error::from)).collect())
+    }
+
+    /// Ends the copy of an object in one segment; the object goes with its last copy.
+    pub fn drop_copy(&self, key: &[u8], segment: SegmentId) -> Result<(), Error> {
+        Ok(self.master.drop_copy(&DropCopy { key, segment }, self.deadline())??)
+    }
+
+    /// Places of keys by the word of the master; held, where this client holds what it reads.
+    pub(crate) fn ask_places(
+        &self,
+        keys: &[&[u8]],
+        deadline: Deadline,
+    ) -> Batch<Located, GetError> {
+        if !self.config.holds {
+            return self.master.locate(0, keys, deadline);
+        }
+        let ask = Look { hold: true, places: true, keys: Cow::Borrowed(keys) };
+        let looked = self.master.look(&ask, deadline)?;
+        Ok(looked.into_iter().map(|one| one.and_then(located)).collect())
+    }
+
+    /// Whether keys are there by the word of the master; held, where this client does that.
+    pub(crate) fn ask_existence(
+        &self,
+        keys: &[&[u8]],
+        deadline: Deadline,
+    ) -> Result<Vec<Result<bool, GetError>>, CallError> {
+        if !self.config.holds {
+            return self.master.exist(keys, deadline);
+        }
+        let ask = Look { hold: true, places: false, keys: Cow::Borrowed(keys) };
+        let looked = self.master.look(&ask, deadline)?;
+        let there = |looked| matches!(looked, Looked::Here { .. } | Looked::At(_));
+        Ok(looked.into_iter().map(|one| one.map(there)).collect())
+    }
+
+    /// The remembered place of a key, where this client may use it.
+    pub(crate) fn remembered(&self, hash: KeyHash, key: &[u8]) -> Option<Arc<Located>> {
+        if self.config.holds { None } else { self.cache.get(hash, key) }
+    }
+}
+
+fn located(looked: Looked) -> Result<Located, GetError> {
+    match looked {
+        Looked::At(located) => Ok(located),
+        Looked::Missing | Looked::Writing | Looked::Here { .. } => Err(GetError::NotFound),
+    }
+}

@@ -1,0 +1,243 @@
+//! `Raw`: the raw door of a store, for packages that bring a calling convention of their own.
+//!
+//! It is internal and may change with any version. Pieces of memory are named by address; see
+//! [`crate::raw`] for what the caller promises about them. Results are lists with one entry per key, and an
+//! error is an object in the list.
+#![expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
+
+use crate::batch::{Keys, put_all, result, results};
+use crate::buffer::{Key, Source, slices};
+use crate::error::exception;
+use crate::raw::{self, Numbers};
+use crate::raw_memory::BufferHandle;
+use crate::raw_session::{GetSession, PutSession};
+use crate::raw_wishes::RawWishes;
+use crate::store::Store;
+use mooncrate::{Error, Looked};
+use mooncrate_core::SegmentId;
+use mooncrate_core::ids::GroupId;
+use mooncrate_core::limits::{BATCH_ITEMS_MAX, LEASE_MS_MAX};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use std::time::Duration;
+
+/// A place of one stripe of a value: segment, offset in it, bytes of the stripe, number of the stripe.
+type Place = (u64, u64, u64, u8);
+
+/// A node: its name, where it serves, its segments.
+type NodeRow = (String, String, Vec<u64>);
+
+/// The raw door of a store.
+#[pyclass(module = "mooncrate._native", frozen)]
+pub(crate) struct Raw {
+    store: Py<Store>,
+}
+
+#[pymethods]
+impl Raw {
+    #[new]
+    fn new(store: Py<Store>) -> Self {
+        Self { store }
+    }
+
+    /// The store behind the door.
+    #[getter]
+    fn store(&self, py: Python<'_>) -> Py<Store> {
+        self.store.clone_ref(py)
+    }
+
+    /// Stores values that lie in buffers, each value in some of them.
+    fn put<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys,
+        values: Vec<Vec<Source>>,
+        wishes: RawWishes,
+    ) -> PyResult<Bound<'py, PyList>> {
+        if keys.0.len() != values.len() {
+            return Err(crate::error::invalid(py, "as many values as keys are needed"));
+        }
+        let config = wishes.onto(self.store.get().live(py)?.store().put_config());
+        let parts: Vec<Vec<&[u8]>> =
+            values.iter().map(|value| value.iter().map(Source::bytes).collect()).collect();
+        let items: Vec<(&[u8], &[&[u8]])> =
+            slices(&keys.0).into_iter().zip(parts.iter().map(|value| &value[..])).collect();
+        let stored =
+            self.store.get().detached(py, |live| put_all(live.store(), &items, &config))?;
+        results(py, stored)
+    }
+
+    /// Stores values that lie in pieces at addresses.
+    fn put_at<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys,
+        addresses: Numbers,
+        sizes: Numbers,
+        wishes: RawWishes,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let config = wishes.onto(self.store.get().live(py)?.store().put_config());
+        raw::put_with(self.store.get(), py, &keys, &addresses, &sizes, &config)
+    }
+
+    /// Values as memory of the caller's own.
+    fn get<'py>(&self, py: Python<'py>, keys: Keys) -> PyResult<Bound<'py, PyList>> {
+        let slices = slices(&keys.0);
+        let found = self.store.get().detached(py, |live| -> Vec<_> {
+            let chunks = slices.chunks(BATCH_ITEMS_MAX);
+            let get = |some| live.store().get_batch_with(some, BufferHandle::zeroed);
+            chunks.flat_map(get).collect()
+        })?;
+        results(py, found)
+    }
+
+    /// Copies values into pieces at addresses; their lengths.
+    #[pyo3(signature = (keys, addresses, sizes, *, exact=false))]
+    fn get_at<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys,
+        addresses: Numbers,
+        sizes: Numbers,
+        exact: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        raw::get(self.store.get(), py, &keys, &addresses, &sizes, exact)
+    }
+
+    /// Copies ranges of values to addresses.
+    fn get_ranges_at<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys,
+        starts: Numbers,
+        addresses: Numbers,
+        sizes: Numbers,
+    ) -> PyResult<Bound<'py, PyList>> {
+        raw::get_ranges(self.store.get(), py, &keys, &starts, &addresses, &sizes)
+    }
+
+    /// What is known of each key: None, False while it is being written, or its length.
+    #[pyo3(signature = (keys, *, hold))]
+    fn look<'py>(&self, py: Python<'py>, keys: Keys, hold: bool) -> PyResult<Bound<'py, PyList>> {
+        let looked = self.looked(py, &keys, hold, false)?;
+        let object = |looked: Looked| match looked {
+            Looked::Missing => Ok(py.None()),
+            Looked::Writing => false.into_py_any(py),
+            Looked::Here { len, .. } => len.into_py_any(py),
+            Looked::At(located) => located.len().into_py_any(py),
+        };
+        list(py, looked, object)
+    }
+
+    /// Whether each key has a value of another group than this one; an empty name: of any group.
+    fn other_group<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys,
+        groups: Vec<String>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let looked = self.looked(py, &keys, false, false)?.into_iter().zip(groups);
+        let differ = looked.map(|(looked, group)| match looked {
+            Ok(Looked::Here { group: has, .. }) if group.is_empty() => has != GroupId(0),
+            Ok(Looked::Here { group: has, .. }) => has != GroupId::named(group.as_bytes()),
+            _ => false,
+        });
+        PyList::new(py, differ)
+    }
+
+    /// Where each value is: a list of places, None if there is none.
+    #[pyo3(signature = (keys, *, hold))]
+    fn places<'py>(&self, py: Python<'py>, keys: Keys, hold: bool) -> PyResult<Bound<'py, PyList>> {
+        let looked = self.looked(py, &keys, hold, true)?;
+        let object = |looked: Looked| match looked {
+            Looked::At(located) => {
+                let place = |at: &mooncrate_core::plan::Locator| -> Place {
+                    let bytes = located.striping.stripe_len(at.stripe);
+                    (at.segment.0, at.extent.offset(), bytes, at.stripe)
+                };
+                located.replicas.iter().map(place).collect::<Vec<_>>().into_py_any(py)
+            }
+            _ => Ok(py.None()),
+        };
+        list(py, looked, object)
+    }
+
+    /// The nodes of the cluster.
+    fn nodes(&self, py: Python<'_>) -> PyResult<Vec<NodeRow>> {
+        let entries = self.store.get().call(py, mooncrate::Store::nodes)?;
+        let row = |entry: mooncrate::NodeEntry| {
+            let segments = entry.segments.iter().map(|(segment, _)| segment.0).collect();
+            (entry.info.name, entry.info.tcp, segments)
+        };
+        Ok(entries.into_iter().map(row).collect())
+    }
+
+    /// Gives a value a copy in the segment `to`, instead of the one in `from` if that is given.
+    #[pyo3(signature = (key, to, *, from_=None))]
+    fn copy(&self, py: Python<'_>, key: Key, to: u64, from_: Option<u64>) -> PyResult<()> {
+        let (key, to) = (key.bytes(), SegmentId(to));
+        self.store.get().call(py, |store| match from_ {
+            None => store.copy(key, to),
+            Some(from) => store.move_replica(key, SegmentId(from), to),
+        })
+    }
+
+    /// Ends the copy of a value in one segment.
+    fn drop_copy(&self, py: Python<'_>, key: Key, segment: u64) -> PyResult<()> {
+        self.store.get().call(py, |store| store.drop_copy(key.bytes(), SegmentId(segment)))
+    }
+
+    /// Reserves room for a value that is written in parts.
+    fn put_session(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        size: u64,
+        wishes: RawWishes,
+    ) -> PyResult<PutSession> {
+        let config = wishes.onto(self.store.get().live(py)?.store().put_config());
+        let opened =
+            self.store.get().call(py, |store| store.put_session(key.bytes(), size, &config));
+        Ok(PutSession::new(opened?))
+    }
+
+    /// Looks a value up once, to read parts of it; None if there is none.
+    fn get_session(&self, py: Python<'_>, key: Key) -> PyResult<Option<GetSession>> {
+        let lease = Duration::from_millis(LEASE_MS_MAX.into());
+        let opened = self.store.get().call(py, |store| store.get_session(key.bytes(), lease))?;
+        Ok(opened.map(GetSession::new))
+    }
+}
+
+impl Raw {
+    fn looked(
+        &self,
+        py: Python<'_>,
+        keys: &Keys,
+        hold: bool,
+        places: bool,
+    ) -> PyResult<Vec<Result<Looked, Error>>> {
+        let slices = slices(&keys.0);
+        let looked = self.store.get().detached(py, |live| {
+            let chunks = slices.chunks(BATCH_ITEMS_MAX);
+            let looked = chunks.map(|some| live.store().look(some, hold, places));
+            looked.collect::<Result<Vec<_>, _>>()
+        })?;
+        let looked = looked.map_err(|error| exception(py, error))?;
+        Ok(looked.into_iter().flatten().collect())
+    }
+}
+
+/// A list of objects, and of errors as objects.
+fn list<'py, T>(
+    py: Python<'py>,
+    all: Vec<Result<T, Error>>,
+    object: impl Fn(T) -> PyResult<Py<PyAny>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let all = all.into_iter().map(|one| match one {
+        Ok(value) => object(value),
+        Err(error) => result::<bool>(py, Err(error)),
+    });
+    PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
+}

@@ -1,0 +1,17 @@
+"""Mooncrate under the names of Mooncake: programs that import `mooncake.store` need no change.
+
+Importing refuses to go on where another distribution owns this package, too.
+"""
+
+from pkgutil import extend_path
+
+from ._guard import refuse_to_shadow
+
+refuse_to_shadow()
+
+# Other distributions may add modules of their own beside ours.
+__path__ = extend_path(__path__, __name__)
+
+from .buffer_pool import BufferPool, RegisteredBufferPool  # noqa: E402  (after the guard)
+
+__all__ = ["BufferPool", "RegisteredBufferPool"]

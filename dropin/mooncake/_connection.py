@@ -1,0 +1,220 @@
+"""A store that is set up: the client, the lent memory, and what belongs to both.
+
+One object per `setup`, thrown away by `close`. It is made whole or not at all: whatever fails leaves
+nothing behind. Calls that are under way when it is closed end with an error, never with a crash.
+"""
+
+import os
+import random
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import mooncrate
+from mooncrate._native import GetSession, Lender, PutSession, Raw
+
+from ._codes import log
+from ._memory import Registry
+from ._settings import Settings
+
+# How long a call may take, unless MC_RPC_TIMEOUT_MS says less.
+CALL_SECONDS = 10.0
+# Names of segments are looked up again after this long.
+NAMES_SECONDS = 1.0
+# Keys of own puts that are remembered, for `batch_replica_clear`.
+WRITTEN_MAX = 1 << 18
+
+
+class NotReached(Exception):
+    """The store could not be set up; the text says why."""
+
+
+def _milliseconds(name: str, default: float) -> float:
+    """Seconds from a variable in milliseconds, if that is less."""
+    text = os.environ.get(name, "")
+    try:
+        given = float(text) / 1000
+    except ValueError:
+        return default
+    return min(default, given) if given > 0 else default
+
+
+def _ports() -> Iterable[int]:
+    """Ports to try, in no particular order."""
+    low = int(os.environ.get("MC_STORE_CLIENT_MIN_PORT", "12300"))
+    high = int(os.environ.get("MC_STORE_CLIENT_MAX_PORT", "14300"))
+    tries = int(os.environ.get("MC_STORE_CLIENT_SETUP_RETRIES", "20"))
+    ports = range(low, max(low, high) + 1)
+    return random.sample(ports, min(max(tries, 1), len(ports)))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return all(str(info[4][0]).startswith("127.") or info[4][0] == "::1" for info in found)
+
+
+class Connection:
+    """What a store has between `setup` and `close`."""
+
+    def __init__(self, settings: Settings, *, dummy: bool = False, segment: str = "") -> None:
+        self.settings = settings
+        self.dummy = dummy
+        # The segment that a dummy store writes to first.
+        self.home = segment
+        self.buffer_bytes = settings.local_buffer_size
+        self.registry = Registry()
+        self.puts: dict[bytes, PutSession] = {}
+        self.gets: dict[bytes, GetSession] = {}
+        self.lock = threading.Lock()
+        self.written: OrderedDict[bytes, None] = OrderedDict()
+        self.segments: dict[str, int] = {}
+        self.lender: Lender | None = None
+        self._names: dict[str, list[int]] = {}
+        self._names_until = 0.0
+        timeout = _milliseconds("MC_RPC_TIMEOUT_MS", CALL_SECONDS)
+        connect = _milliseconds("MC_RPC_CONNECT_TIMEOUT_MS", min(timeout, 5.0))
+        self._probe(connect)
+        more = {}
+        if settings.tenant_id not in ("", "default"):
+            more["tenant"] = settings.tenant_id
+        token = os.environ.get("MOONCRATE_TOKEN_FILE")
+        self.credentials = {"token_file": token} if token else {}
+        self.store = mooncrate.Store(
+            master=settings.master_server_addr, timeout=timeout, _holds=True, **more,
+            **self.credentials,
+        )
+        self.raw = Raw(self.store)
+        try:
+            self.hostname = "" if dummy else self._take_name()
+        except BaseException:
+            self.close()
+            raise
+
+    def _probe(self, seconds: float) -> None:
+        """Whether a master is there at all: one that is not should be known within seconds."""
+        reasons = []
+        for address in self.settings.master_server_addr.split(","):
+            host, _, port = address.strip().rpartition(":")
+            if not host or not port.isdigit():
+                # What else an address may be, the store knows.
+                return
+            try:
+                with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
+                    return
+            except OSError as error:
+                reasons.append(f"{address.strip()}: {error}")
+        raise NotReached(f"no master answers ({'; '.join(reasons)}); start it with mooncake_master")
+
+    # ---- the name, and the memory lent under it ------------------------------------------------
+
+    def _take_name(self) -> str:
+        host, _, port = self.settings.local_hostname.rpartition(":")
+        if host and port.isdigit():
+            name = self.settings.local_hostname
+            if self.settings.global_segment_size and not self._lend(name, host, int(port)):
+                self._lend(name, host, 0)
+            return name
+        host = self.settings.local_hostname
+        for number in _ports():
+            name = f"{host}:{number}"
+            if not self.settings.global_segment_size or self._lend(name, host, number):
+                return name
+        raise NotReached("no free port was found; see MC_STORE_CLIENT_MIN_PORT and _MAX_PORT")
+
+    def _lend(self, name: str, host: str, port: int) -> bool:
+        """Lends the memory of this store; False: the port is taken."""
+        insecure = os.environ.get("MOONCRATE_INSECURE_LISTEN", "").lower() in ("1", "true")
+        listen = host.strip("[]")
+        if not self.credentials and not insecure and not _is_loopback(listen):
+            log.warning(
+                "%s can be reached by others, and this cluster asks nobody for credentials: the memory "
+                "is served on 127.0.0.1 only. Set MOONCRATE_TOKEN_FILE, or MOONCRATE_INSECURE_LISTEN=1",
+                host,
+            )
+            listen = "127.0.0.1"
+        try:
+            lender = Lender(
+                master=self.settings.master_server_addr,
+                name=self._free_name(name, port),
+                listen=f"[{listen}]:{port}" if ":" in listen else f"{listen}:{port}",
+                segment_size=self.settings.global_segment_size,
+                insecure_listen=insecure,
+                **self.credentials,
+            )
+        except mooncrate.Error as error:
+            if error.kind == "io" and port:
+                return False
+            raise
+        self.lender = lender
+        return True
+
+    def _free_name(self, name: str, port: int) -> str:
+        """The name of the node: another one than that of a store that lives under this name.
+
+        A name may own several segments. A node of the same name and address as ours is one that died,
+        because we are about to listen there.
+        """
+        taken = {node: endpoint for node, endpoint, _ in self.raw.nodes()}
+        if name not in taken or taken[name].rpartition(":")[2] == str(port):
+            return name
+        count = 2
+        while f"{name}#{count}" in taken:
+            count += 1
+        return f"{name}#{count}"
+
+    # ---- segments by name ----------------------------------------------------------------------
+
+    def nodes(self) -> dict[str, tuple[str, list[int]]]:
+        """Endpoint and segments of each name; a name may own several nodes."""
+        found: dict[str, tuple[str, list[int]]] = {}
+        for node, endpoint, segments in self.raw.nodes():
+            name = node.partition("#")[0]
+            known = found.setdefault(name, (endpoint, []))
+            known[1].extend(segments)
+        return found
+
+    def segment_ids(self, names: Sequence[str]) -> list[int]:
+        """The segments of these names; unknown ones are left out."""
+        now = time.monotonic()
+        if now >= self._names_until or any(name not in self._names for name in names):
+            self._names = {name: segments for name, (_, segments) in self.nodes().items()}
+            self._names_until = now + NAMES_SECONDS
+        return [segment for name in names for segment in self._names.get(name, ())]
+
+    # ---- keys that this store wrote ------------------------------------------------------------
+
+    def wrote(self, keys: Iterable[str | bytes]) -> None:
+        with self.lock:
+            for key in keys:
+                self.written[raw_key(key)] = None
+            while len(self.written) > WRITTEN_MAX:
+                self.written.popitem(last=False)
+
+    def close(self) -> None:
+        """Ends everything; never waits for a master that is gone for longer than a second or two."""
+        with self.lock:
+            sessions = [*self.puts.values()]
+            self.puts.clear()
+            self.gets.clear()
+        for session in sessions:
+            try:
+                session.revoke()
+            except mooncrate.Error as error:
+                log.debug("a put session was lost at close: %s", error)
+        if self.lender is not None:
+            self.lender.close()
+        self.store.close()
+
+
+def raw_key(key: str | bytes) -> bytes:
+    """A key as the bytes that it is."""
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, bytes):
+        return key
+    raise TypeError(f"a key is str or bytes, not {type(key).__name__}")

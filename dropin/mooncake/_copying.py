@@ -1,0 +1,266 @@
+"""Reads and writes that copy: values come as buffers and go as bytes or handles.
+
+The local buffer of a store is where other implementations stage such copies. Here nothing is staged, so
+its size only matters when it is 0: then copying calls are refused, as callers expect.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mooncrate
+from mooncrate._native import BufferHandle
+
+from ._base import Key, StoreBase, key_list
+from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, REPLICA_IS_NOT_READY, code_of, log, say
+from ._replicate import ReplicateConfig, checked
+
+_DEFAULT = ReplicateConfig()
+
+
+def as_buffer(value: Any) -> Any:
+    """A value whose bytes lie in C order: itself, or a copy of what does not lie so."""
+    if isinstance(value, (bytes, bytearray)):
+        return value
+    if isinstance(value, str):
+        raise TypeError("a value is an object with the buffer protocol, not str; encode the text")
+    view = memoryview(value)
+    return value if view.c_contiguous else view.tobytes()
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of a buffer."""
+    return len(value) if isinstance(value, (bytes, bytearray)) else memoryview(value).nbytes
+
+
+def as_part(value: Any) -> Any:
+    """A part of a value: one dimension, single bytes."""
+    if isinstance(value, (bytes, bytearray)):
+        return value
+    if isinstance(value, str):
+        raise TypeError("a part is an object with the buffer protocol, not str; encode the text")
+    view = memoryview(value)
+    if view.ndim != 1 or view.itemsize != 1:
+        raise RuntimeError(
+            f"a part has one dimension and items of 1 byte, not {view.ndim} and {view.itemsize}"
+        )
+    return value if view.c_contiguous else view.tobytes()
+
+
+class CopyingCalls(StoreBase):
+    """put, get and their kin."""
+
+    # ---- writes --------------------------------------------------------------------------------
+
+    def put(self, key: Key, value: Any, config: ReplicateConfig = _DEFAULT) -> int:
+        """Stores a value; a key that has one keeps it."""
+        return self._put_one(key, value, config, upsert=False)
+
+    def upsert(self, key: Key, value: Any, config: ReplicateConfig = _DEFAULT) -> int:
+        """Stores a value, instead of the one that is there."""
+        return self._put_one(key, value, config, upsert=True)
+
+    def put_parts(self, key: Key, *parts: Any, config: ReplicateConfig = _DEFAULT) -> int:
+        """Stores parts, one after the other, as one value."""
+        return self._put_parts(key, parts, config, upsert=False)
+
+    def upsert_parts(self, key: Key, *parts: Any, config: ReplicateConfig = _DEFAULT) -> int:
+        """The same, instead of the value that is there."""
+        return self._put_parts(key, parts, config, upsert=True)
+
+    def put_batch(
+        self, keys: Sequence[Key], values: Sequence[Any], config: ReplicateConfig = _DEFAULT
+    ) -> int:
+        """Stores values; 0, or the first error."""
+        return self._put_batch(keys, values, config, upsert=False)
+
+    def upsert_batch(
+        self, keys: Sequence[Key], values: Sequence[Any], config: ReplicateConfig = _DEFAULT
+    ) -> int:
+        """The same, instead of the values that are there."""
+        return self._put_batch(keys, values, config, upsert=True)
+
+    def _put_one(self, key: Key, value: Any, config: ReplicateConfig, *, upsert: bool) -> int:
+        (key,) = key_list([key])
+        checked(config)
+        value = as_buffer(value)
+        if nbytes(value) == 0:
+            return INVALID_PARAMS
+        return self._put_values([key], [[value]], config, upsert=upsert)[0]
+
+    def _put_parts(
+        self, key: Key, parts: Sequence[Any], config: ReplicateConfig, *, upsert: bool
+    ) -> int:
+        (key,) = key_list([key])
+        checked(config)
+        parts = [as_part(part) for part in parts]
+        if sum(nbytes(part) for part in parts) == 0:
+            return OK if self._connected() is not None else INVALID_PARAMS
+        return self._put_values([key], [parts], config, upsert=upsert)[0]
+
+    def _put_batch(
+        self, keys: Sequence[Key], values: Sequence[Any], config: ReplicateConfig, *, upsert: bool
+    ) -> int:
+        keys = key_list(keys)
+        checked(config)
+        values = [as_buffer(value) for value in values]
+        if self._connected() is None or len(keys) != len(values):
+            return INVALID_PARAMS
+        if any(nbytes(value) == 0 for value in values):
+            return INVALID_PARAMS
+        codes = self._put_values(keys, [[value] for value in values], config, upsert=upsert)
+        return next((code for code in codes if code != OK), OK)
+
+    def _put_values(
+        self,
+        keys: Sequence[Key],
+        values: Sequence[Sequence[Any]],
+        config: ReplicateConfig,
+        *,
+        upsert: bool,
+    ) -> list[int]:
+        live = self._connected()
+        if live is None:
+            return [INVALID_PARAMS] * len(keys)
+        if live.buffer_bytes == 0 and keys:
+            log.error("local_buffer_size is 0: use put_from and its kin, or give the store a buffer")
+            return [INVALID_PARAMS] * len(keys)
+
+        def put(places: list[int], wish: dict[str, Any]) -> list[Any]:
+            some = [keys[place] for place in places]
+            return live.raw.put(some, [list(values[place]) for place in places], wish)
+
+        return self._put_all(live, keys, config, put, upsert=upsert)
+
+    # ---- reads ---------------------------------------------------------------------------------
+
+    def get(self, key: Key) -> bytes:
+        """The value; `b""` if there is none, or it cannot be read."""
+        (key,) = key_list([key])
+        live = self._connected()
+        if live is None or live.buffer_bytes == 0:
+            return b""
+        try:
+            return live.store.get(key) or b""
+        except mooncrate.Error as error:
+            say(f"get of {key!r}", error)
+            return b""
+
+    def get_batch(self, keys: Sequence[Key]) -> list[bytes]:
+        """The values; `b""` for each that there is not."""
+        keys = key_list(keys)
+        live = self._connected()
+        if live is None or live.buffer_bytes == 0:
+            return [b""] * len(keys)
+        return [found or b"" for found in self._read(keys, live.store.get_batch)]
+
+    def get_buffer(self, key: Key) -> BufferHandle | None:
+        """The value as writable memory of the caller's own."""
+        return self.batch_get_buffer([key])[0]
+
+    def batch_get_buffer(self, keys: Sequence[Key]) -> list[BufferHandle | None]:
+        """The same for many keys."""
+        keys = key_list(keys)
+        live = self._connected()
+        if live is None or live.buffer_bytes == 0:
+            return [None] * len(keys)
+        return self._read(keys, live.raw.get)
+
+    @staticmethod
+    def _read(keys: Sequence[Key], read: Any) -> list[Any]:
+        try:
+            found = read(keys)
+        except mooncrate.Error as error:
+            say("get", error)
+            return [None] * len(keys)
+        for place, one in enumerate(found):
+            if isinstance(one, mooncrate.Error):
+                say(f"get of {keys[place]!r}", one)
+                found[place] = None
+        return found
+
+    # ---- lookups -------------------------------------------------------------------------------
+
+    def is_exist(self, key: Key) -> int:
+        """1 if the key has a value, 0 if not, or a negative code."""
+        return self.batch_is_exist([key])[0]
+
+    def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
+        """The same for many keys."""
+        keys = key_list(keys)
+        live = self._connected()
+        if live is None:
+            return [INVALID_PARAMS] * len(keys)
+        try:
+            looked = live.raw.look(keys, hold=True)
+        except mooncrate.Error as error:
+            return [say("is_exist", error)] * len(keys)
+        return [self._existence(one) for one in looked]
+
+    @staticmethod
+    def _existence(looked: Any) -> int:
+        if isinstance(looked, mooncrate.Error):
+            return 0 if looked.kind == "bad key" else code_of(looked)
+        return 0 if looked is None or looked is False else 1
+
+    def get_size(self, key: Key) -> int:
+        """Bytes of the value, or a negative code."""
+        (key,) = key_list([key])
+        live = self._connected()
+        if live is None:
+            return INVALID_PARAMS
+        try:
+            (looked,) = live.raw.look([key], hold=True)
+        except mooncrate.Error as error:
+            return say("get_size", error)
+        if isinstance(looked, mooncrate.Error):
+            return OBJECT_NOT_FOUND if looked.kind == "bad key" else code_of(looked)
+        if looked is None:
+            return OBJECT_NOT_FOUND
+        return REPLICA_IS_NOT_READY if looked is False else looked
+
+    # ---- removes -------------------------------------------------------------------------------
+
+    def remove(self, key: Key, force: bool = False) -> int:
+        """Removes a value; a lease refuses that, unless `force`."""
+        return self.batch_remove([key], force)[0]
+
+    def batch_remove(self, keys: Sequence[Key], force: bool = False) -> list[int]:
+        """The same for many keys."""
+        keys = key_list(keys)
+        live = self._connected()
+        if live is None:
+            return [INVALID_PARAMS] * len(keys)
+        try:
+            removed = live.store.remove_batch(keys, force=bool(force))
+        except mooncrate.Error as error:
+            return [say("remove", error)] * len(keys)
+        return [self._removal(one) for one in removed]
+
+    @staticmethod
+    def _removal(removed: Any) -> int:
+        if isinstance(removed, mooncrate.Error):
+            # Hidden from everybody; only its memory is not free yet.
+            return OK if removed.kind == "deferred" else code_of(removed)
+        return OK if removed else OBJECT_NOT_FOUND
+
+    def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
+        """Removes the values of keys in which the expression finds a match; how many."""
+        if not isinstance(regex_pattern, str):
+            raise TypeError(f"regex_pattern is a text, not {regex_pattern!r}")
+        live = self._connected()
+        if live is None:
+            return INVALID_PARAMS
+        try:
+            return live.store.remove_regex(regex_pattern, force=bool(force))
+        except mooncrate.Error as error:
+            return say("remove_by_regex", error)
+
+    def remove_all(self, force: bool = False) -> int:
+        """Removes all values; how many. Leased ones stay, unless `force`."""
+        live = self._connected()
+        if live is None:
+            return INVALID_PARAMS
+        try:
+            return live.store.remove_prefix(b"", force=bool(force))
+        except mooncrate.Error as error:
+            return say("remove_all", error)

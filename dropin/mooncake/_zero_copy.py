@@ -1,0 +1,243 @@
+"""Zero-copy calls: values move between the store and memory that the caller names by address."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mooncrate
+
+from ._base import Key, StoreBase, key_list, lengths_differ
+from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, code_of, log, say
+from ._connection import Connection
+from ._memory import is_memory, length, pointer
+from ._replicate import ReplicateConfig, checked
+
+_DEFAULT = ReplicateConfig()
+Numbers = Sequence[Sequence[int]]
+
+
+class ZeroCopyCalls(StoreBase):
+    """put_from, get_into and their kin."""
+
+    def register_buffer(self, buffer_ptr: int, size: int) -> int:
+        """Registers a range of memory. Only range reads ask for it; nothing is pinned."""
+        address, size = pointer(buffer_ptr), length(size)
+        live = self._connected()
+        if live is None:
+            return INVALID_PARAMS
+        if live.dummy:
+            return self._register_region(live, address, size)
+        return OK if live.registry.add(address, size) else INVALID_PARAMS
+
+    def unregister_buffer(self, buffer_ptr: int) -> int:
+        """Forgets a range that begins there."""
+        address = pointer(buffer_ptr)
+        live = self._connected()
+        if live is None:
+            return INVALID_PARAMS
+        return OK if live.registry.remove(address) else INVALID_PARAMS
+
+    def _register_region(self, live: Connection, address: int, size: int) -> int:
+        raise NotImplementedError
+
+    def _usable(self, live: Connection, address: int, size: int) -> bool:
+        """Whether zero-copy calls may use this memory."""
+        return is_memory(address, size)
+
+    # ---- writes --------------------------------------------------------------------------------
+
+    def put_from(
+        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig = _DEFAULT
+    ) -> int:
+        """Stores the bytes at an address; a key that has a value keeps it."""
+        return self._put_from(key, buffer_ptr, size, config, upsert=False)
+
+    def upsert_from(
+        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig = _DEFAULT
+    ) -> int:
+        """The same, instead of the value that is there."""
+        return self._put_from(key, buffer_ptr, size, config, upsert=True)
+
+    def batch_put_from(
+        self,
+        keys: Sequence[Key],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig = _DEFAULT,
+    ) -> list[int]:
+        """Stores the bytes at addresses, one range per key."""
+        return self._batch_put_from(keys, buffer_ptrs, sizes, config, upsert=False)
+
+    def batch_upsert_from(
+        self,
+        keys: Sequence[Key],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig = _DEFAULT,
+    ) -> list[int]:
+        """The same, instead of the values that are there."""
+        return self._batch_put_from(keys, buffer_ptrs, sizes, config, upsert=True)
+
+    def batch_put_from_multi_buffers(
+        self,
+        keys: Sequence[Key],
+        all_buffer_ptrs: Numbers,
+        all_sizes: Numbers,
+        config: ReplicateConfig = _DEFAULT,
+    ) -> list[int]:
+        """Stores values that lie in fragments; those of one key become one value, in order."""
+        keys, checked_config = key_list(keys), checked(config)
+        if lengths_differ(keys, all_buffer_ptrs, all_sizes):
+            return [INVALID_PARAMS] * len(keys)
+        return self._put_pieces(keys, all_buffer_ptrs, all_sizes, checked_config, same_node=True)
+
+    def put_from_with_metadata(
+        self,
+        key: Key,
+        buffer_ptr: int,
+        metadata_buffer_ptr: int,
+        size: int,
+        metadata_size: int,
+        config: ReplicateConfig = _DEFAULT,
+    ) -> int:
+        """Stores metadata and data, in this order, as one value."""
+        (key,) = key_list([key])
+        checked(config)
+        addresses = [pointer(metadata_buffer_ptr), pointer(buffer_ptr)]
+        sizes = [length(metadata_size), length(size)]
+        if sizes[1] == 0:
+            return OK if self._connected() is not None else INVALID_PARAMS
+        return self._put_pieces([key], [addresses], [sizes], config)[0]
+
+    def _put_from(
+        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig, *, upsert: bool
+    ) -> int:
+        (key,) = key_list([key])
+        checked(config)
+        address, size = pointer(buffer_ptr), length(size)
+        if size == 0:
+            return OK if self._connected() is not None else INVALID_PARAMS
+        return self._put_pieces([key], [[address]], [[size]], config, upsert=upsert)[0]
+
+    def _batch_put_from(
+        self,
+        keys: Sequence[Key],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig,
+        *,
+        upsert: bool,
+    ) -> list[int]:
+        keys = key_list(keys)
+        checked(config)
+        if lengths_differ(keys, buffer_ptrs, sizes):
+            return [INVALID_PARAMS] * len(keys)
+        addresses = [[address] for address in buffer_ptrs]
+        return self._put_pieces(keys, addresses, [[size] for size in sizes], config, upsert=upsert)
+
+    def _put_pieces(
+        self,
+        keys: Sequence[Key],
+        addresses: Numbers,
+        sizes: Numbers,
+        config: ReplicateConfig,
+        *,
+        upsert: bool = False,
+        same_node: bool = False,
+    ) -> list[int]:
+        live = self._connected()
+        if live is None:
+            return [INVALID_PARAMS] * len(keys)
+        pieces = [self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)]
+
+        def put(places: list[int], wish: dict[str, Any]) -> list[Any]:
+            good = [place for place in places if pieces[place] is not None]
+            stored = live.raw.put_at(
+                [keys[place] for place in good],
+                [pieces[place][0] for place in good],
+                [pieces[place][1] for place in good],
+                wish,
+            )
+            results = dict(zip(good, stored, strict=True))
+            return [results.get(place, _BAD) for place in places]
+
+        codes = self._put_all(live, keys, config, put, upsert=upsert, same_node=same_node)
+        return codes
+
+    def _pieces(
+        self, live: Connection, addresses: Sequence[int], sizes: Sequence[int]
+    ) -> tuple[list[int], list[int]] | None:
+        """Fragments that could be memory, or None."""
+        if len(addresses) != len(sizes):
+            return None
+        found = [pointer(address) for address in addresses], [length(size) for size in sizes]
+        if sum(found[1]) == 0:
+            return None
+        for address, size in zip(*found, strict=True):
+            if size < 0 or size > 0 and not self._usable(live, address, size):
+                return None
+        return found
+
+    # ---- reads ---------------------------------------------------------------------------------
+
+    def get_into(self, key: Key, buffer_ptr: int, size: int) -> int:
+        """Copies a value to an address; its bytes, or a negative code."""
+        return self.batch_get_into([key], [buffer_ptr], [size])[0]
+
+    def batch_get_into(
+        self, keys: Sequence[Key], buffer_ptrs: Sequence[int], sizes: Sequence[int]
+    ) -> list[int]:
+        """The same for many keys."""
+        keys = key_list(keys)
+        if lengths_differ(keys, buffer_ptrs, sizes):
+            return [INVALID_PARAMS] * len(keys)
+        return self._get_pieces(keys, [[a] for a in buffer_ptrs], [[s] for s in sizes], exact=False)
+
+    def batch_get_into_multi_buffers(
+        self,
+        keys: Sequence[Key],
+        all_buffer_ptrs: Numbers,
+        all_sizes: Numbers,
+        prefer_alloc_in_same_node: bool = False,
+    ) -> list[int]:
+        """Scatters values over fragments, which together are as long as the value."""
+        keys = key_list(keys)
+        if lengths_differ(keys, all_buffer_ptrs, all_sizes):
+            return [INVALID_PARAMS] * len(keys)
+        return self._get_pieces(keys, all_buffer_ptrs, all_sizes, exact=True)
+
+    def _get_pieces(
+        self, keys: Sequence[Key], addresses: Numbers, sizes: Numbers, *, exact: bool
+    ) -> list[int]:
+        live = self._connected()
+        if live is None:
+            return [INVALID_PARAMS] * len(keys)
+        pieces = [self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)]
+        codes = [INVALID_PARAMS] * len(keys)
+        good = [place for place, one in enumerate(pieces) if one is not None]
+        if not good:
+            return codes
+        try:
+            got = live.raw.get_at(
+                [keys[place] for place in good],
+                [pieces[place][0] for place in good],
+                [pieces[place][1] for place in good],
+                exact=exact,
+            )
+        except mooncrate.Error as error:
+            return [say("get", error)] * len(keys)
+        for place, one in zip(good, got, strict=True):
+            codes[place] = self._got(keys[place], one)
+        return codes
+
+    @staticmethod
+    def _got(key: Key, got: Any) -> int:
+        if got is None:
+            return OBJECT_NOT_FOUND
+        if isinstance(got, mooncrate.Error):
+            code = code_of(got)
+            log.warning("get of %r: %s (%d)", key, got, code)
+            return code
+        return got
+
+
+_BAD = mooncrate.Invalid("the fragments cannot be memory, or hold nothing")

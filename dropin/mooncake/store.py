@@ -1,0 +1,48 @@
+"""The store: one class with the calls of all tiers, and the types that go with it.
+
+The calls live in small modules by what they are about; this one puts them together.
+"""
+
+from mooncrate._native import BufferHandle
+
+from ._copying import CopyingCalls
+from ._enums import (
+    Descriptor,
+    DiskDescriptor,
+    MemoryDescriptor,
+    ObjectDataType,
+    QueryTaskResponse,
+    ReplicaDescriptor,
+    ReplicaStatus,
+    SoftPinAction,
+    TaskStatus,
+    TaskType,
+)
+from ._life import LifeCalls
+from ._replicate import ReplicateConfig
+from ._zero_copy import ZeroCopyCalls
+
+
+class MooncakeDistributedStore(LifeCalls, CopyingCalls, ZeroCopyCalls):
+    """A store of a cluster: codes instead of exceptions, addresses instead of buffers."""
+
+
+# Callers also know the members by their names alone; where two share one, the later wins.
+for _enum in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
+    globals().update(_enum.__members__)
+
+__all__ = [
+    "BufferHandle",
+    "Descriptor",
+    "DiskDescriptor",
+    "MemoryDescriptor",
+    "MooncakeDistributedStore",
+    "ObjectDataType",
+    "QueryTaskResponse",
+    "ReplicaDescriptor",
+    "ReplicaStatus",
+    "ReplicateConfig",
+    "SoftPinAction",
+    "TaskStatus",
+    "TaskType",
+]

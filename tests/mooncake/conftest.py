@@ -1,0 +1,158 @@
+"""A real `mooncrate master`, and stores of the drop-in.
+
+The binary is $MOONCRATE_BINARY; `./dev test python` builds it and the packages and sets everything up.
+Tests that show a check of the reference carry its number: `@pytest.mark.check(7)`.
+"""
+
+import ctypes
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+# Generous: the machine may be busy with other things. No test passes or fails by a time.
+PATIENCE = 60
+MIB = 1 << 20
+# What a lookup holds its object for; short, so that tests can wait for the end of it.
+LEASE_SECONDS = 0.5
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "check(number): shows this check of the reference's list")
+
+
+class Master:
+    """`mooncrate master` on a port of its own, which it keeps when it is started again."""
+
+    def __init__(self, folder, more=()):
+        self.folder = folder
+        self.more = more
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("MOONCRATE_")
+        }
+        self.environment["XDG_RUNTIME_DIR"] = str(folder)
+        self.address = "127.0.0.1:0"
+        self.process = None
+        self.start()
+
+    def start(self):
+        arguments = [os.environ["MOONCRATE_BINARY"], "master", "--json", "--master", self.address]
+        arguments += ["--admin", "127.0.0.1:0", "--lease-ttl", f"{int(LEASE_SECONDS * 1000)}ms"]
+        self.log = open(self.folder / "master.log", "ab")
+        self.process = subprocess.Popen(
+            [*arguments, *self.more],
+            cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=self.log,
+        )
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        line = self.process.stdout.readline() if ready else b""
+        assert line, f"the master did not start: {(self.folder / 'master.log').read_text()}"
+        said = json.loads(line)
+        self.address, self.admin = said["master"], said.get("admin")
+
+    def kill(self):
+        self.process.kill()
+        self._ended()
+
+    def stop(self):
+        self.process.terminate()
+        self._ended()
+
+    def _ended(self):
+        try:
+            self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+            self.process.stdout.close()
+            self.log.close()
+
+
+@pytest.fixture(scope="session")
+def master(tmp_path_factory):
+    """One master for all tests that do not disturb it."""
+    master = Master(tmp_path_factory.mktemp("master"))
+    yield master
+    master.stop()
+
+
+@pytest.fixture
+def own_master(tmp_path):
+    """A master of the test's own."""
+    master = Master(tmp_path)
+    yield master
+    master.stop()
+
+
+@pytest.fixture
+def make_store(request):
+    """Makes stores, and closes them: `make_store(segment=…, buffer=…, master=…)`."""
+    made = []
+
+    def make(segment=64 * MIB, buffer=16 * MIB, *, host="localhost", master=None, kind=None, **more):
+        from mooncake.store import MooncakeDistributedStore
+
+        master = master or request.getfixturevalue("master")
+        store = (kind or MooncakeDistributedStore)()
+        arguments = (host, "P2PHANDSHAKE", segment, buffer, "tcp", "ibp6s0", master.address)
+        assert store.setup(*arguments, **more) == 0
+        made.append(store)
+        return store
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def store(make_store):
+    """A store with 64 MiB of its own, alone in the cluster, and empty."""
+    store = make_store()
+    store.remove_all(force=True)
+    return store
+
+
+class Memory:
+    """Bytes at an address."""
+
+    def __init__(self, size, fill=b""):
+        self.size = size
+        self.array = (ctypes.c_char * max(size, 1))()
+        self.ptr = ctypes.addressof(self.array)
+        if fill:
+            self.array[: len(fill)] = fill
+
+    def __bytes__(self):
+        return self.array.raw[: self.size]
+
+
+def memory(content):
+    """Memory with this content, or of this size."""
+    if isinstance(content, int):
+        return Memory(content)
+    return Memory(len(content), bytes(content))
+
+
+def after_lease():
+    """Waits until what was looked up is held no more."""
+    time.sleep(LEASE_SECONDS + 0.1)
+
+
+def free_port():
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def python(code, *arguments, ok=True):
+    """Runs a program in another Python; what it printed. It must end well, unless told otherwise."""
+    command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False, text=True)
+    if ok:
+        assert done.returncode == 0, done.stderr
+    return done.stdout
