@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ._codes import OBJECT_NOT_FOUND
+
 DEFAULT_CHUNK_BYTES = 512 << 20
 VERSION = 1
-OBJECT_NOT_FOUND = -704
 
 
 @dataclass(frozen=True)

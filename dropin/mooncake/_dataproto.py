@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mooncake._bundle import BundleTransferPolicy, RemoteBundleRef
-from mooncake._members import is_array, is_object_array, is_tensor, pack, unpack
-from mooncake._structured import Selection, Structured
+from ._bundle import BundleTransferPolicy, RemoteBundleRef
+from ._members import is_array, is_object_array, is_tensor, pack, unpack
+from ._structured import Selection, Structured
 
 BATCH, NON_TENSOR, META = "batch", "non_tensor_batch", "meta_info"
 SECTIONS = (BATCH, NON_TENSOR, META)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from mooncake._torch import dense, dtype_name, empty, head_at, memory, over_address
 from mooncrate.tensors import BY_NAME, SIZE, Head
+
+from ._torch import dense, dtype_name, empty, head_at, memory, over_address
 
 ARRAY, TENSOR, BYTES, VALUE, ROWS = "ndarray", "tensor", "bytes", "value", "rows"
 # Types of msgpack's own extension, for what it has no type for.

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooncake._torch import Key, suffixed
 from mooncrate.tensors import (
     BY_CODE,
     DP,
@@ -26,6 +25,8 @@ from mooncrate.tensors import (
     padded,
     unpadded,
 )
+
+from ._torch import Key, suffixed
 
 
 @dataclass(slots=True)

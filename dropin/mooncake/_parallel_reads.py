@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._parallel import (
+from mooncrate.tensors import SIZE, TP, Axis, Head
+
+from ._codes import INVALID_PARAMS
+from ._parallel import (
     Layout,
     Manifest,
     Writer,
@@ -20,9 +23,8 @@ from mooncake._parallel import (
     pieces,
     writer_manifest_key,
 )
-from mooncake._tensor_store import INVALID_PARAMS, addressed, listed
-from mooncake._torch import Key, empty, head_of, over, over_address, shard
-from mooncrate.tensors import SIZE, TP, Axis, Head
+from ._tensor_store import Storing, addressed, listed
+from ._torch import Key, empty, head_of, over, over_address, shard
 
 MODES = ("as_stored", "shard", "full")
 
@@ -44,12 +46,12 @@ class Target:
         return over_address(self.address, head)
 
 
-class ParallelReads:
+class ParallelReads(Storing):
     """Reads tensors of a parallel layout, as they lie, cut anew, or whole."""
 
     def get_tensor_with_parallelism(self, key: Key, target: Any = None) -> Any | None:
         """The tensor that a `ReadTarget` asks for; None if it is not there."""
-        return self._read(key, target, Target())
+        return self._read_target(key, target, Target())
 
     def batch_get_tensor_with_parallelism(
         self, keys: Sequence[Key], targets: Sequence[Any] | None = None
@@ -57,15 +59,17 @@ class ParallelReads:
         """`get_tensor_with_parallelism` for many."""
         if (wanted := listed(targets, len(keys))) is None:
             return [None] * len(keys)
-        return [self._read(key, one, Target()) for key, one in zip(keys, wanted, strict=True)]
+        return [
+            self._read_target(key, one, Target()) for key, one in zip(keys, wanted, strict=True)
+        ]
 
     def get_tensor_with_parallelism_into(
         self, key: Key, buffer_ptr: int, size: int, target: Any = None
     ) -> Any | None:
         """The tensor over registered memory, where its head and data are read to; else None."""
-        if buffer_ptr <= 0 or size < SIZE or not self._is_registered(buffer_ptr, size):
+        if size < SIZE or not self._is_registered(buffer_ptr, size):
             return None
-        return self._read(key, target, Target(buffer_ptr, size))
+        return self._read_target(key, target, Target(buffer_ptr, size))
 
     def batch_get_tensor_with_parallelism_into(
         self,
@@ -83,7 +87,7 @@ class ParallelReads:
             for key, at, size, one in zip(keys, buffer_ptrs, sizes, wanted, strict=True)
         ]
 
-    def _read(self, key: Key, target: Any, into: Target) -> Any | None:
+    def _read_target(self, key: Key, target: Any, into: Target) -> Any | None:
         mode = getattr(target, "mode", "as_stored")
         if mode not in MODES:
             raise RuntimeError(
@@ -106,7 +110,7 @@ class ParallelReads:
 
     def _read_shard(self, key: Key, layout: Layout, into: Target, *, as_stored: bool) -> Any | None:
         tp = layout.tp
-        manifest = None if tp is None else self._manifest(parallelism_manifest_key(key))
+        manifest = None if tp is None else self._read_manifest(parallelism_manifest_key(key))
         if manifest is None or (manifest.count, manifest.split_dim) == (tp.count, tp.split_dim):
             handle = self.get_buffer(layout.key(key))
             head = None if handle is None else head_of(handle)
@@ -115,31 +119,31 @@ class ParallelReads:
         if as_stored or tp is None:
             return None
         if manifest is not None:
-            return self._assemble(key, layout, manifest, into, layout)
-        if (written := self._manifest(writer_manifest_key(key))) is not None:
-            return self._assemble(key, Writer(written.axis(0)), written, into, layout)
+            return self._read_assembled(key, layout, manifest, into, layout)
+        if (written := self._read_manifest(writer_manifest_key(key))) is not None:
+            return self._read_assembled(key, Writer(written.axis(0)), written, into, layout)
         return None
 
     def _read_full(self, key: Key, layout: Layout | None, into: Target) -> Any | None:
         if layout is None:
-            manifest = self._manifest(writer_manifest_key(key))
+            manifest = self._read_manifest(writer_manifest_key(key))
             if manifest is None:
                 return self._read_stored(key, into)
-            return self._assemble(key, Writer(manifest.axis(0)), manifest, into)
+            return self._read_assembled(key, Writer(manifest.axis(0)), manifest, into)
         if layout.tp is None:
             return self._read_shard(key, layout, into, as_stored=True)
-        manifest = self._manifest(parallelism_manifest_key(key))
+        manifest = self._read_manifest(parallelism_manifest_key(key))
         if manifest is None:
             # Shards of `put_tensor_with_tp` have no manifest; the caller knows how they were cut.
-            head = self._head(
+            head = self._read_head(
                 layout.with_tp(Axis(TP, 0, layout.tp.count, layout.tp.split_dim)).key(key)
             )
             if head is None:
                 return None
             manifest = Manifest(head.dtype, head.whole, layout.tp.split_dim, layout.tp.count)
-        return self._assemble(key, layout, manifest, into)
+        return self._read_assembled(key, layout, manifest, into)
 
-    def _assemble(
+    def _read_assembled(
         self,
         key: Key,
         source: Layout | Writer,
@@ -182,10 +186,10 @@ class ParallelReads:
             room.copy_(tensor)
         return room
 
-    def _manifest(self, key: Key) -> Manifest | None:
+    def _read_manifest(self, key: Key) -> Manifest | None:
         return manifest_of(self.get(key))
 
-    def _head(self, key: Key) -> Head | None:
+    def _read_head(self, key: Key) -> Head | None:
         handle = self.get_buffer(key)
         return None if handle is None else head_of(handle)
 

@@ -7,7 +7,10 @@ What must stay true: a shard is stored before the manifest that speaks of it.
 from collections.abc import Sequence
 from typing import Any
 
-from mooncake._parallel import (
+from mooncrate.tensors import TP, Axis
+
+from ._codes import INVALID_PARAMS
+from ._parallel import (
     Layout,
     Manifest,
     Writer,
@@ -16,17 +19,15 @@ from mooncake._parallel import (
     writer_manifest_key,
     writer_of,
 )
-from mooncake._tensor_store import (
-    INVALID_PARAMS,
-    NOT_GIVEN,
+from ._replicate import ReplicateConfig
+from ._tensor_store import (
+    DEFAULT,
     Storing,
-    Wish,
     all_tensors,
+    configs_of,
     listed,
-    wishes_of,
 )
-from mooncake._torch import Key, Stored, dense, head_at, over_address, shard, stored
-from mooncrate.tensors import TP, Axis
+from ._torch import Key, Stored, dense, head_at, over_address, shard, stored
 
 
 class ParallelWrites(Storing):
@@ -37,7 +38,7 @@ class ParallelWrites(Storing):
         key: Key,
         tensor: Any,
         parallelism: Any = None,
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         writer_partition: Any = None,
     ) -> int:
         """Stores a shard of a layout, or the part of a writer, or without either the tensor."""
@@ -50,7 +51,7 @@ class ParallelWrites(Storing):
         key: Key,
         tensor: Any,
         parallelism: Any = None,
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         writer_partition: Any = None,
     ) -> int:
         """`put_tensor_with_parallelism` in place of what is there."""
@@ -64,7 +65,7 @@ class ParallelWrites(Storing):
         buffer_ptr: int,
         size: int,
         parallelism: Any = None,
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         writer_partition: Any = None,
     ) -> int:
         """`put_tensor_with_parallelism` of a tensor whose head and data lie at an address."""
@@ -78,7 +79,7 @@ class ParallelWrites(Storing):
         buffer_ptr: int,
         size: int,
         parallelism: Any = None,
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         writer_partition: Any = None,
     ) -> int:
         """`upsert_tensor_with_parallelism` of a tensor whose head and data lie at an address."""
@@ -91,7 +92,7 @@ class ParallelWrites(Storing):
         keys: Sequence[Key],
         tensors_list: Sequence[Any],
         parallelisms: Sequence[Any] | None = None,
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         writer_partitions: Sequence[Any] | None = None,
     ) -> list[int]:
         """`put_tensor_with_parallelism` for many."""
@@ -103,7 +104,7 @@ class ParallelWrites(Storing):
         keys: Sequence[Key],
         tensors_list: Sequence[Any],
         parallelisms: Sequence[Any] | None = None,
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         writer_partitions: Sequence[Any] | None = None,
     ) -> list[int]:
         """`upsert_tensor_with_parallelism` for many."""
@@ -116,7 +117,7 @@ class ParallelWrites(Storing):
         buffer_ptrs: Sequence[int],
         sizes: Sequence[int],
         parallelisms: Sequence[Any] | None = None,
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         writer_partitions: Sequence[Any] | None = None,
     ) -> list[int]:
         """`put_tensor_with_parallelism_from` for many; one that is no tensor fails all."""
@@ -131,7 +132,7 @@ class ParallelWrites(Storing):
         buffer_ptrs: Sequence[int],
         sizes: Sequence[int],
         parallelisms: Sequence[Any] | None = None,
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         writer_partitions: Sequence[Any] | None = None,
     ) -> list[int]:
         """`upsert_tensor_with_parallelism_from` for many; one that is no tensor fails all."""
@@ -145,19 +146,19 @@ class ParallelWrites(Storing):
         keys: Sequence[Key],
         tensors_list: Sequence[Any],
         parallelisms: Sequence[Any] | None,
-        config: Any,
+        config: ReplicateConfig,
         writer_partitions: Sequence[Any] | None,
         *,
         upsert: bool,
     ) -> list[int]:
         layouts, writers = listed(parallelisms, len(keys)), listed(writer_partitions, len(keys))
-        wishes = wishes_of(config, len(keys))
-        if None in (layouts, writers, wishes) or len(tensors_list) != len(keys):
+        configs = configs_of(config, len(keys))
+        if None in (layouts, writers, configs) or len(tensors_list) != len(keys):
             return [INVALID_PARAMS] * len(keys)
         return [
-            self._store_layout(key, tensor, layout, writer, wish, upsert=upsert)
-            for key, tensor, layout, writer, wish in zip(
-                keys, tensors_list, layouts, writers, wishes, strict=True
+            self._store_layout(key, tensor, layout, writer, own, upsert=upsert)
+            for key, tensor, layout, writer, own in zip(
+                keys, tensors_list, layouts, writers, configs, strict=True
             )
         ]
 
@@ -167,25 +168,24 @@ class ParallelWrites(Storing):
         tensor: Any,
         parallelism: Any,
         partition: Any,
-        wish: Wish,
+        config: ReplicateConfig,
         *,
         upsert: bool,
     ) -> int:
         if parallelism is None and partition is None:
-            return self._store_form(key, stored(tensor), wish, upsert=upsert)
-        if parallelism is not None and partition is not None:
+            return self._store_forms([key], [stored(tensor)], config, upsert=upsert)[0]
+        if not key or (parallelism is not None and partition is not None):
             return INVALID_PARAMS
         layout = writer_of(partition) if parallelism is None else layout_of(parallelism)
         if layout is None or (form := form_of(tensor, layout)) is None:
             return INVALID_PARAMS
-        code = self._store_form(layout.key(key), form, wish, upsert=upsert)
+        code = self._store_forms([layout.key(key)], [form], config, upsert=upsert)[0]
         axis = form.head.axis(TP)
         if code != 0 or axis is None:
             return code
         manifest = Manifest(form.head.dtype, form.head.whole, axis.split_dim, axis.count)
         where = writer_manifest_key if isinstance(layout, Writer) else parallelism_manifest_key
-        call = self.upsert_parts if upsert else self.put_parts
-        return call(where(key), manifest.to_bytes(), **wish)
+        return self._store_parts(where(key), [manifest.to_bytes()], config, upsert=upsert)
 
 
 def form_of(tensor: Any, layout: Layout | Writer) -> Stored | None:

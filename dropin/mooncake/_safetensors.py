@@ -8,17 +8,17 @@ being written has another name until it is whole.
 
 import contextlib
 import json
-import logging
 import os
 import struct
 from math import prod
 from typing import IO, Any
 
-from mooncake._torch import Key, Stored, empty, memory, stored
 from mooncrate.tensors import BY_NAME, Head
 
-LOG = logging.getLogger("mooncake")
-INVALID_PARAMS, FILE_NOT_FOUND = -600, -1100
+from ._codes import INVALID_PARAMS, log
+from ._torch import Key, Stored, empty, memory, stored
+
+FILE_NOT_FOUND = -1100
 LENGTH = struct.Struct("<Q")
 HEAD_MAX = 100_000_000
 ALIGN = 8
@@ -54,7 +54,7 @@ class FileCalls:
         try:
             save(os.fsdecode(key if file_name is None else file_name), text(key), stored(tensor))
         except OSError as error:
-            LOG.warning("the tensor of %r was not written: %s", key, error)
+            log.warning("the tensor of %r was not written: %s", key, error)
             return INVALID_PARAMS
         return 0
 
@@ -69,7 +69,7 @@ class FileCalls:
         try:
             tensor = load(os.fsdecode(path), text(target))
         except (OSError, ValueError) as error:
-            LOG.warning("no tensor was read from %r: %s", path, error)
+            log.warning("no tensor was read from %r: %s", path, error)
             return None
         return tensor if self.put_tensor(target, tensor) == 0 else None
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mooncake._bundle import Bundles, BundleTransferPolicy, Range, RemoteBundleRef, address_of
-from mooncake._members import (
+from mooncrate.tensors import SIZE
+
+from ._bundle import Bundles, BundleTransferPolicy, Range, RemoteBundleRef, address_of
+from ._members import (
     ARRAY,
     BYTES,
     ROWS,
@@ -27,7 +29,6 @@ from mooncake._members import (
     tensor_over,
     unpack,
 )
-from mooncrate.tensors import SIZE
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ tensor, or is damaged, is None, and never a tensor of other bytes.
 from collections.abc import Sequence
 from typing import Any
 
-from mooncake._parallel_reads import ParallelReads
-from mooncake._parallel_writes import ParallelWrites
-from mooncake._safetensors import FileCalls
-from mooncake._tensor_store import (
-    INVALID_PARAMS,
-    NOT_GIVEN,
+from ._codes import INVALID_PARAMS
+from ._parallel_reads import ParallelReads
+from ._parallel_writes import ParallelWrites
+from ._replicate import ReplicateConfig
+from ._safetensors import FileCalls
+from ._tensor_store import (
+    DEFAULT,
     Storing,
     addressed,
     all_tensors,
@@ -22,8 +23,8 @@ from mooncake._tensor_store import (
     tensor_at,
     tensor_of,
 )
-from mooncake._torch import Key, dtype_name, head_of, over, stored
-from mooncake._tp import TpCalls
+from ._torch import Key, dtype_name, head_of, over, stored
+from ._tp import TpCalls
 
 
 class PlainCalls(Storing):
@@ -31,11 +32,11 @@ class PlainCalls(Storing):
 
     def put_tensor(self, key: Key, tensor: Any) -> int:
         """Stores a tensor; 0, also where the key has a value already, which stays."""
-        return self._store_form(key, stored(tensor), {})
+        return self._store_forms([key], [stored(tensor)])[0]
 
     def upsert_tensor(self, key: Key, tensor: Any) -> int:
         """Stores a tensor in place of what the key has."""
-        return self._store_form(key, stored(tensor), {}, upsert=True)
+        return self._store_forms([key], [stored(tensor)], upsert=True)[0]
 
     def get_tensor(self, key: Key) -> Any | None:
         """The tensor, with memory of its own; None if there is none."""
@@ -53,16 +54,16 @@ class PlainCalls(Storing):
         """`get_tensor` for many."""
         return [tensor_of(handle) for handle in self.batch_get_buffer(keys)]
 
-    def pub_tensor(self, key: Key, tensor: Any, config: Any = NOT_GIVEN) -> int:
+    def pub_tensor(self, key: Key, tensor: Any, config: ReplicateConfig = DEFAULT) -> int:
         """`put_tensor` with a config."""
         return self.batch_pub_tensor([key], [tensor], config)[0]
 
-    def upsert_pub_tensor(self, key: Key, tensor: Any, config: Any = NOT_GIVEN) -> int:
+    def upsert_pub_tensor(self, key: Key, tensor: Any, config: ReplicateConfig = DEFAULT) -> int:
         """`upsert_tensor` with a config."""
         return self.batch_upsert_pub_tensor([key], [tensor], config)[0]
 
     def batch_pub_tensor(
-        self, keys: Sequence[Key], tensors_list: Sequence[Any], config: Any = NOT_GIVEN
+        self, keys: Sequence[Key], tensors_list: Sequence[Any], config: ReplicateConfig = DEFAULT
     ) -> list[int]:
         """`pub_tensor` for many."""
         if not places_every_replica(config):
@@ -70,7 +71,7 @@ class PlainCalls(Storing):
         return self._store_tensors(keys, tensors_list, config)
 
     def batch_upsert_pub_tensor(
-        self, keys: Sequence[Key], tensors_list: Sequence[Any], config: Any = NOT_GIVEN
+        self, keys: Sequence[Key], tensors_list: Sequence[Any], config: ReplicateConfig = DEFAULT
     ) -> list[int]:
         """`upsert_pub_tensor` for many."""
         if not places_every_replica(config):
@@ -81,7 +82,7 @@ class PlainCalls(Storing):
         self,
         keys: Sequence[Key],
         tensors_list: Sequence[Any],
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         *,
         upsert: bool = False,
     ) -> list[int]:
@@ -156,7 +157,7 @@ class TensorCalls(PlainCalls, BufferCalls, TpCalls, ParallelWrites, ParallelRead
 def copied(handle: Any, target: Any) -> int:
     """Copies a tensor into one of the same dtype and shape; the bytes of its data, or a code."""
     head = head_of(handle)
-    if head is None or not target.is_contiguous():
+    if head is None or not hasattr(target, "copy_") or not target.is_contiguous():
         return INVALID_PARAMS
     if (dtype_name(target), tuple(target.shape)) != (head.dtype.name, head.shape):
         return INVALID_PARAMS

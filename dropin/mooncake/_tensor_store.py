@@ -1,71 +1,80 @@
 """How tensors reach the store, for all calls that know tensors.
 
-Each is stored by one public call of the store, which takes head and data where they lie. What must
-stay true: every key gets its own wishes, however many objects one call makes of it.
+Head and data are handed over where they lie. What must stay true: every key gets its own wishes,
+however many objects one call makes of it.
 """
 
-import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mooncake._torch import Key, Stored, head_at, head_of, over, over_address
+from ._base import StoreBase, key_list
+from ._codes import INVALID_PARAMS, OK
+from ._memory import is_memory
+from ._replicate import ReplicateConfig, checked
+from ._torch import Key, Stored, head_at, head_of, over, over_address
 
-INVALID_PARAMS = -600
-# What a config is where the caller leaves it out: None is no config, and a TypeError.
-NOT_GIVEN: Any = object()
-
-Wish = dict[str, Any]
+DEFAULT = ReplicateConfig()
 
 
-class Storing:
-    """Stores tensors by the public calls of the store."""
+class Storing(StoreBase):
+    """Stores what tensors become, and knows what the store knows of memory."""
 
     def _store_forms(
         self,
         keys: Sequence[Key],
         forms: Iterable[Stored | None],
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         *,
         upsert: bool = False,
     ) -> list[int]:
-        """Stores one form for each key; its code for each."""
-        if (wishes := wishes_of(config, len(keys))) is None:
-            return [INVALID_PARAMS] * len(keys)
-        # One after the other: a tensor that had to be copied is free again before the next one is.
-        return [
-            self._store_form(key, form, wish, upsert=upsert)
-            for key, form, wish in zip(keys, forms, wishes, strict=True)
-        ]
+        """Stores one form for each key, all in one call; a code for each."""
+        keys, found = key_list(keys), [*forms]
+        configs = configs_of(config, len(keys))
+        codes = [INVALID_PARAMS] * len(keys)
+        if configs is None or len(found) != len(keys):
+            return codes
+        good = [place for place, form in enumerate(found) if form is not None]
+        groups = config.group_ids
+        wish = config if groups is None else grouped(config, [groups[place] for place in good])
+        parts = [found[place].parts() for place in good]
+        stored = self._put_values([keys[place] for place in good], parts, wish, upsert=upsert)
+        for place, code in zip(good, stored, strict=True):
+            codes[place] = code
+        return codes
 
-    def _store_form(
-        self, key: Key, form: Stored | None, wish: Wish, *, upsert: bool = False
+    def _store_parts(
+        self, key: Key, parts: Sequence[Any], config: ReplicateConfig, *, upsert: bool = False
     ) -> int:
-        if form is None:
-            return INVALID_PARAMS
-        call = self.upsert_parts if upsert else self.put_parts
-        return call(key, *form.parts(), **wish)
+        return self._put_values([key], [parts], config, upsert=upsert)[0]
+
+    def _is_registered(self, address: int, size: int) -> bool:
+        live = self._connected()
+        return live is not None and live.registry.left(address) >= size
+
+    def _is_dummy(self) -> bool:
+        live = self._connected()
+        return live is not None and live.dummy
 
 
-def wishes_of(config: Any, count: int) -> list[Wish] | None:
+def configs_of(config: Any, count: int) -> list[ReplicateConfig] | None:
     """The config for each key, with the group of that key; None if the groups do not fit."""
-    if config is NOT_GIVEN:
-        return [{}] * count
-    groups = getattr(config, "group_ids", None)
+    groups = checked(config).group_ids
     if groups is None:
-        return [{"config": config}] * count
-    if len(groups) != count:
-        return None
-    wishes = []
-    for group in groups:
-        own = copy.copy(config)
-        own.group_ids = [group]
-        wishes.append({"config": own})
-    return wishes
+        return [config] * count
+    return [grouped(config, [group]) for group in groups] if len(groups) == count else None
+
+
+def grouped(config: ReplicateConfig, groups: list[str]) -> ReplicateConfig:
+    """The same config for other keys, with groups of theirs."""
+    own = ReplicateConfig()
+    own._values.update(config._values)
+    own.group_ids = groups
+    return own
 
 
 def first_failure(codes: Iterable[int]) -> int:
     """The first code that is not 0, or 0. Asks for no code after it."""
-    return next((code for code in codes if code != 0), 0)
+    return next((code for code in codes if code != OK), OK)
 
 
 def tensor_of(handle: Any | None) -> Any | None:
@@ -91,13 +100,15 @@ def listed(values: Sequence[Any] | None, count: int) -> Sequence[Any] | None:
 
 def places_every_replica(config: Any) -> bool:
     """Whether a config that prefers segments prefers as many as it wants replicas."""
-    segments = getattr(config, "preferred_segments", None)
+    segments = checked(config).preferred_segments
     return not segments or len(segments) == config.replica_num
 
 
 def addressed(keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]) -> bool:
     """Whether each key has an address that could be one, and a size."""
-    return len(keys) == len(addresses) == len(sizes) and all(at > 0 for at in addresses)
+    return len(keys) == len(addresses) == len(sizes) and all(
+        is_memory(at, size) for at, size in zip(addresses, sizes, strict=True)
+    )
 
 
 def all_tensors(keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]) -> bool:

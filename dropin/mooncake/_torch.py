@@ -15,6 +15,8 @@ from typing import Any
 from mooncrate import tensors
 from mooncrate.tensors import BY_NAME, SIZE, Axis, Head
 
+from ._memory import is_memory
+
 Key = str | bytes
 
 
@@ -43,7 +45,11 @@ def torch_module() -> ModuleType:
 
 def suffixed(key: Key, suffix: str) -> Key:
     """A key beside this one."""
-    return key + suffix.encode() if isinstance(key, bytes) else f"{key}{suffix}"
+    if isinstance(key, str):
+        return key + suffix
+    if isinstance(key, bytes):
+        return key + suffix.encode()
+    raise TypeError(f"a key is str or bytes, not {type(key).__name__}")
 
 
 def memory(address: int, size: int) -> memoryview:
@@ -83,7 +89,7 @@ def stored(
 
 def head_at(address: int, size: int) -> Head | None:
     """The head of the tensor that lies at an address, if head and data have exactly this size."""
-    if address <= 0 or size < SIZE:
+    if size < SIZE or not is_memory(address, size):
         return None
     return head_of(memory(address, SIZE), size)
 

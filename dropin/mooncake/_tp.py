@@ -8,19 +8,21 @@ these.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mooncake._tensor_store import (
-    INVALID_PARAMS,
-    NOT_GIVEN,
+from mooncrate.tensors import TP, Axis, Head
+
+from ._codes import INVALID_PARAMS
+from ._replicate import ReplicateConfig
+from ._tensor_store import (
+    DEFAULT,
     Storing,
-    Wish,
     addressed,
     all_tensors,
+    configs_of,
     first_failure,
     places_every_replica,
     tensor_at,
-    wishes_of,
 )
-from mooncake._torch import (
+from ._torch import (
     Key,
     Stored,
     dense,
@@ -32,7 +34,6 @@ from mooncake._torch import (
     stored,
     suffixed,
 )
-from mooncrate.tensors import TP, Axis, Head
 
 
 class TpCalls(Storing):
@@ -42,13 +43,13 @@ class TpCalls(Storing):
         self, key: Key, tensor: Any, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> int:
         """Cuts a tensor and stores every shard; 0, or the first code that is not."""
-        return self._store_shards(key, tensor, tp_size, split_dim, {})
+        return self._store_shards(key, tensor, tp_size, split_dim, DEFAULT)
 
     def pub_tensor_with_tp(
         self,
         key: Key,
         tensor: Any,
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         tp_rank: int = 0,
         tp_size: int = 1,
         split_dim: int = 0,
@@ -68,25 +69,25 @@ class TpCalls(Storing):
     ) -> list[int]:
         """`put_tensor_with_tp` for many."""
         return self.batch_pub_tensor_with_tp(
-            base_keys, tensors_list, NOT_GIVEN, tp_rank, tp_size, split_dim
+            base_keys, tensors_list, DEFAULT, tp_rank, tp_size, split_dim
         )
 
     def batch_pub_tensor_with_tp(
         self,
         base_keys: Sequence[Key],
         tensors_list: Sequence[Any],
-        config: Any = NOT_GIVEN,
+        config: ReplicateConfig = DEFAULT,
         tp_rank: int = 0,
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> list[int]:
         """`pub_tensor_with_tp` for many."""
-        wishes = wishes_of(config, len(base_keys)) if places_every_replica(config) else None
-        if wishes is None or len(base_keys) != len(tensors_list):
+        configs = configs_of(config, len(base_keys)) if places_every_replica(config) else None
+        if configs is None or len(base_keys) != len(tensors_list):
             return [INVALID_PARAMS] * len(base_keys)
         return [
-            self._store_shards(key, tensor, tp_size, split_dim, wish)
-            for key, tensor, wish in zip(base_keys, tensors_list, wishes, strict=True)
+            self._store_shards(key, tensor, tp_size, split_dim, own)
+            for key, tensor, own in zip(base_keys, tensors_list, configs, strict=True)
         ]
 
     def get_tensor_with_tp(
@@ -123,7 +124,7 @@ class TpCalls(Storing):
         head = head_at(buffer_ptr, size)
         if head is None or head.is_shard:
             return INVALID_PARAMS
-        return self._store_shards(key, over_address(buffer_ptr, head), tp_size, split_dim, {})
+        return self._store_shards(key, over_address(buffer_ptr, head), tp_size, split_dim, DEFAULT)
 
     def batch_put_tensor_with_tp_from(
         self,
@@ -175,14 +176,18 @@ class TpCalls(Storing):
             for at, length in zip(buffer_ptrs, lengths, strict=True)
         ]
 
-    def _store_shards(self, key: Key, tensor: Any, count: int, split_dim: int, wish: Wish) -> int:
+    def _store_shards(
+        self, key: Key, tensor: Any, count: int, split_dim: int, config: ReplicateConfig
+    ) -> int:
         if count <= 1:
-            return self._store_form(key, stored(tensor), wish)
-        forms = shards(tensor, count, split_dim)
+            return self._store_forms([key], [stored(tensor)], config)[0]
+        forms = shards(tensor, count, split_dim) if key else None
         if forms is None:
             return INVALID_PARAMS
+        # One after the other: a shard that had to be copied is gone before the next one is cut.
         return first_failure(
-            self._store_form(shard_key(key, rank), form, wish) for rank, form in enumerate(forms)
+            self._store_forms([shard_key(key, rank)], [form], config)[0]
+            for rank, form in enumerate(forms)
         )
 
 

@@ -19,11 +19,16 @@ from ._enums import (
     TaskType,
 )
 from ._life import LifeCalls
+from ._parallel import ParallelAxis, ReadTarget, TensorParallelism
 from ._replicate import ReplicateConfig
+from ._tensor import TensorCalls
+from ._torch import deserialize_tensor as _deserialize_tensor
+from ._torch import serialize_tensor as _serialize_tensor
+from ._torch import tensor_metadata_size as _tensor_metadata_size
 from ._zero_copy import ZeroCopyCalls
 
 
-class MooncakeDistributedStore(LifeCalls, CopyingCalls, ZeroCopyCalls):
+class MooncakeDistributedStore(LifeCalls, CopyingCalls, ZeroCopyCalls, TensorCalls):
     """A store of a cluster: codes instead of exceptions, addresses instead of buffers."""
 
 
@@ -38,11 +43,17 @@ __all__ = [
     "MemoryDescriptor",
     "MooncakeDistributedStore",
     "ObjectDataType",
+    "ParallelAxis",
     "QueryTaskResponse",
+    "ReadTarget",
     "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
+    "_deserialize_tensor",
+    "_serialize_tensor",
+    "_tensor_metadata_size",
 ]

@@ -13,13 +13,13 @@ for what is theirs.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mooncake._bundle import (
+from ._bundle import (
     DEFAULT_CHUNK_BYTES,
     Bundles,
     BundleTransferPolicy,
     RemoteBundleRef,
 )
-from mooncake._dataproto import (
+from ._dataproto import (
     DataProtos,
     FieldSchema,
     MooncakeDataProtoRef,
@@ -29,8 +29,8 @@ from mooncake._dataproto import (
     parts_of,
     parts_of_dict,
 )
-from mooncake._members import RawDestination, TensorBuffer
-from mooncake._structured import (
+from ._members import RawDestination, TensorBuffer
+from ._structured import (
     Selection,
     Structured,
     StructuredMemberSlice,

@@ -8,7 +8,7 @@ import pytest
 numpy = pytest.importorskip("numpy", reason="numpy is not installed")
 pytest.importorskip("msgpack", reason="msgpack is not installed")
 
-from mooncake.store import ReplicateConfig
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from mooncake.structured_object_store import (
     BundleTransferPolicy,
     FieldSchema,
@@ -22,6 +22,10 @@ from mooncake.structured_object_store import (
     tensor_object_buffer,
 )
 
+# RANGES: goes with the call.
+pytestmark = pytest.mark.skipif(
+    not hasattr(MooncakeDistributedStore, "get_into_ranges"), reason="range reads are not there yet"
+)
 TOKENS = numpy.arange(24, dtype=numpy.int32).reshape(6, 4)
 
 
@@ -32,7 +36,9 @@ def transfer(store):
 
 
 def torch_or_skip():
-    return pytest.importorskip("torch", reason="torch is not installed; ./dev test --torch installs it")
+    return pytest.importorskip(
+        "torch", reason="torch is not installed; ./dev test --torch installs it"
+    )
 
 
 def payload():
