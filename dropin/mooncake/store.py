@@ -25,6 +25,7 @@ from ._enums import (
     TaskStatus,
     TaskType,
 )
+from ._parallel import ParallelAxis, ReadTarget, TensorParallelism
 from ._pool import (
     BufferLease,
     BufferLeaseView,
@@ -37,10 +38,14 @@ from ._ranges import SessionCalls
 from ._replicas import ReplicaCalls
 from ._replicate import ReplicateConfig
 from ._segments import SegmentCalls
+from ._tensor import TensorCalls
+from ._torch import deserialize_tensor as _deserialize_tensor
+from ._torch import serialize_tensor as _serialize_tensor
+from ._torch import tensor_metadata_size as _tensor_metadata_size
 
 
 class MooncakeDistributedStore(
-    DummyCalls, CopyingCalls, SessionCalls, ReplicaCalls, SegmentCalls
+    DummyCalls, CopyingCalls, SessionCalls, ReplicaCalls, SegmentCalls, TensorCalls
 ):
     """A store of a cluster: codes instead of exceptions, addresses instead of buffers."""
 
@@ -60,7 +65,9 @@ __all__ = [
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "ParallelAxis",
     "QueryTaskResponse",
+    "ReadTarget",
     "RegisteredBufferLease",
     "RegisteredBufferLeaseView",
     "RegisteredBufferPool",
@@ -70,6 +77,10 @@ __all__ = [
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
+    "_deserialize_tensor",
+    "_serialize_tensor",
+    "_tensor_metadata_size",
     "bind_to_numa_node",
     "get_alloc_func_addr",
     "get_free_func_addr",
