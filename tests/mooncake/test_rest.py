@@ -5,7 +5,17 @@ import json
 import urllib.parse
 
 import pytest
-from processes import Cluster, Program, ask, ask_json, ended, free_ports, listeners, start_retrying
+from processes import (
+    Cluster,
+    Program,
+    ask,
+    ask_json,
+    ended,
+    free_ports,
+    listeners,
+    start_retrying,
+    until,
+)
 
 MIB = 1 << 20
 
@@ -122,7 +132,7 @@ def test_memory_is_mounted_and_unmounted(cluster, rest):
     assert ask_json(rest, "/api/unmount", "POST", {}) == (400, {"error": "Missing segment_ids"})
     ids = body["segment_ids"]
     assert ask_json(rest, "/api/unmount", "POST", {"segment_ids": ids})[0] == 200
-    assert capacity() == before
+    until("it is gone", lambda: capacity() == before)
     assert ask_json(rest, "/api/unmount", "POST", {"segment_ids": ["1-2"]})[0] == 500
     assert ask_json(rest, "/api/unmount_local_disk", "POST", {})[0] == 200
 
