@@ -242,3 +242,15 @@ def test_it_says_what_it_is(server):
     assert repr(store) == "<mooncrate.Store, closed>" and store.closed
     with mooncrate.Store(master=server.master) as store:
         assert repr(store) == "<mooncrate.Store, connected>"
+
+
+def test_a_value_may_lie_in_parts(any_store):
+    parts = [b"head", bytearray(3), memoryview(b""), np.arange(3, dtype=np.uint8)]
+    assert any_store.put_parts("parts", parts, upsert=True) is True
+    assert any_store.put_parts("parts", [b"other"]) is False
+    assert any_store.get("parts") == b"head" + bytes(3) + b"\0\1\2"
+    assert any_store.put_parts("parts", [], upsert=True) and any_store.get("parts") == b""
+    for bad in (b"bytes are no list of parts", "text", [b"part", "text"], [1], None):
+        with pytest.raises(TypeError):
+            any_store.put_parts("parts/bad", bad)
+    assert not any_store.exists("parts/bad")

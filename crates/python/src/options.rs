@@ -213,7 +213,7 @@ impl Wishes {
 }
 
 /// A span of time in seconds.
-fn span(py: Python<'_>, name: &str, seconds: f64) -> PyResult<Duration> {
+pub(crate) fn span(py: Python<'_>, name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).ok().filter(|span| !span.is_zero()).ok_or_else(|| {
         invalid(py, &format!("{name}={seconds} is no span of time; give seconds, more than 0"))
     })

@@ -421,7 +421,7 @@ impl Master {
         }
         let mut orders = catalog.take_orders();
         for (_, order) in &orders {
-            ctx.evicting(now, catalog, order);
+            ctx.ending(now, catalog, order);
         }
         // One message per owner; within it the order stays.
         orders.sort_by_key(|(node, _)| *node);

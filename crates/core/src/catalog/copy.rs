@@ -99,6 +99,16 @@ impl Copies {
         Some(ended)
     }
 
+    /// A segment was swept out, and its index goes to the next that is mounted: nothing here may mean the
+    /// old one any more.
+    pub(super) fn forget(&mut self, gone: SegmentIndex) {
+        self.ends.retain(|(_, segment, ..)| *segment != gone);
+        self.repeats.retain(|(_, segment, ..)| *segment != gone);
+        for copy in self.running.values_mut() {
+            copy.leaving = copy.leaving.filter(|part| part.segment != gone);
+        }
+    }
+
     fn begin(&mut self, at: &Part, repeat_at: Now, copy: Running) {
         let (count, bytes) = self.by_node.entry(copy.node).or_default();
         *count += 1;
