@@ -202,6 +202,18 @@ def test_shards_of_an_earlier_cut_are_not_taken_for_present_ones(store):
 
 
 @pytest.mark.check(55)
+def test_shards_without_a_manifest_are_what_their_heads_say(store):
+    assert store.put_tensor_with_tp("key", WHOLE, tp_size=2, split_dim=1) == 0
+    assert store.is_exist("key__parallelism_manifest") == 0
+    assert torch.equal(store.get_tensor_with_parallelism("key", target("full", tp(0, 2, 1))), WHOLE)
+    read = store.get_tensor_with_parallelism("key", target("shard", tp(1, 2, 1)))
+    assert torch.equal(read, WHOLE[:, 2:])
+    for asked in (tp(1, 4, 1), tp(1, 2, 0)):
+        for mode in ("as_stored", "shard", "full"):
+            assert store.get_tensor_with_parallelism("key", target(mode, asked)) is None
+
+
+@pytest.mark.check(55)
 def test_a_whole_is_made_of_all_its_shards_or_not_at_all(store):
     assert store.put_tensor_with_parallelism("key", WHOLE[:, :2], layout(tp(0, 2, 1))) == 0
     full = target("full", tp(0, 2, 1))
