@@ -25,6 +25,8 @@ CALL_SECONDS = 10.0
 NAMES_SECONDS = 1.0
 # Keys of own puts that are remembered, for `batch_replica_clear`.
 WRITTEN_MAX = 1 << 18
+# Segments of one store.
+SEGMENTS_MAX = 64
 
 
 class NotReached(Exception):
@@ -166,6 +168,35 @@ class Connection:
         while f"{name}#{count}" in taken:
             count += 1
         return f"{name}#{count}"
+
+    def mount(self, size: int) -> str:
+        """Lends one more segment; its id as a text."""
+        with self.lock:
+            if self.lender is None:
+                host, _, port = self.hostname.rpartition(":")
+                self.settings.global_segment_size = size
+                if not self._lend(self.hostname, host or "localhost", int(port or 0)):
+                    self._lend(self.hostname, host or "localhost", 0)
+                found = [ids for node, _, ids in self.raw.nodes() if node == self.lender.name]
+                segment, index = found[0][0], 0
+            else:
+                taken = {0, *self.segments.values()}
+                index = next((n for n in range(SEGMENTS_MAX) if n not in taken), None)
+                if index is None:
+                    raise ValueError(f"a store has at most {SEGMENTS_MAX} segments")
+                segment = self.lender.mount(index, size)
+            name = f"{segment}-{index}"
+            self.segments[name] = index
+            return name
+
+    def unmount(self, name: str) -> bool:
+        """Takes a segment back; whether it is one that was mounted so."""
+        with self.lock:
+            index = self.segments.pop(name, None)
+            if index is None or self.lender is None:
+                return False
+            self.lender.unmount(index)
+            return True
 
     # ---- segments by name ----------------------------------------------------------------------
 

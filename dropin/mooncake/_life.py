@@ -16,6 +16,7 @@ import mooncrate
 from ._base import StoreBase
 from ._codes import INTERNAL_ERROR, INVALID_PARAMS, OK, RPC_FAIL, code_of, log
 from ._connection import Connection, NotReached
+from ._replicas import tasks
 from ._settings import Refused, Settings, from_dict, text, whole
 
 HEALTHY, NOT_SET_UP, MASTER_SILENT = 0, 1, 2
@@ -27,6 +28,7 @@ _stores: "weakref.WeakSet[LifeCalls]" = weakref.WeakSet()
 def _close_all() -> None:
     for store in list(_stores):
         store.close()
+    tasks.stop(5.0)
 
 
 class LifeCalls(StoreBase):
