@@ -9,6 +9,8 @@ import threading
 from operator import index
 
 ADDRESS_MAX = (1 << 63) - 1
+# The first page of a process is never mapped: small numbers are mistakes, such as a size or True.
+ADDRESS_MIN = 4096
 
 
 def pointer(value: object) -> int:
@@ -23,7 +25,7 @@ def length(value: object) -> int:
 
 def is_memory(address: int, size: int) -> bool:
     """Whether there could be memory of this size at this address."""
-    return 0 < address <= ADDRESS_MAX and 0 <= size <= ADDRESS_MAX - address
+    return ADDRESS_MIN <= address <= ADDRESS_MAX and 0 <= size <= ADDRESS_MAX - address
 
 
 class Registry:

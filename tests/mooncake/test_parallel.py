@@ -88,6 +88,7 @@ def test_a_tensor_that_cannot_be_split_is_refused(store, split_dim):
     assert store.pub_tensor_with_tp("key", WHOLE, ReplicateConfig(), 0, 2, split_dim) == INVALID
     assert store.batch_is_exist(["key", "key_tp_0", "key_tp_1"]) == [0, 0, 0]
     assert store.put_tensor_with_tp("key", torch.tensor(1.0), 0, 2, 0) == INVALID
+    assert store.put_tensor_with_tp("key", torch.empty(0, 2), 0, 1 << 30, 0) == INVALID
     assert store.put_tensor_with_tp("key", "text", 0, 2, 0) == INVALID
 
 

@@ -11,6 +11,8 @@ torch = pytest.importorskip(
 
 from mooncake import store as module
 from mooncake.store import ReplicateConfig
+from conftest import python
+
 from mooncrate.tensors import DTYPES
 
 NAMES = [dtype.name for dtype in DTYPES]
@@ -379,3 +381,16 @@ def test_addresses_and_keys_that_cannot_be_are_refused(store):
     with pytest.raises(TypeError):
         store.pub_tensor("a", tensor, None)
     assert same(tensor, store.get_tensor(b"key"))
+
+
+def test_importing_the_package_imports_no_torch():
+    said = python(
+        """
+        import sys
+        import mooncake.store
+        import mooncake.structured_object_store
+        assert mooncake.store.MooncakeDistributedStore().put_tensor("key", [1.0]) == -600
+        print(sorted({"torch", "numpy", "msgpack", "safetensors"} & {*sys.modules}))
+        """
+    )
+    assert said == "[]\n"
