@@ -16,11 +16,12 @@ import mooncrate
 from mooncrate._native import GetSession, Lender, PutSession, Raw
 
 from ._codes import log
+from ._http import Server
 from ._memory import Registry
 from ._settings import Settings
 
 # How long a call may take, unless MC_RPC_TIMEOUT_MS says less.
-CALL_SECONDS = 10.0
+CALL_SECONDS = 15.0
 # Names of segments are looked up again after this long.
 NAMES_SECONDS = 1.0
 # Keys of own puts that are remembered, for `batch_replica_clear`.
@@ -76,6 +77,8 @@ class Connection:
         self.written: OrderedDict[bytes, None] = OrderedDict()
         self.segments: dict[str, int] = {}
         self.lender: Lender | None = None
+        # The HTTP of this store, where it was asked for.
+        self.window: Server | None = None
         self._names: dict[str, list[int]] = {}
         self._names_until = 0.0
         timeout = _milliseconds("MC_RPC_TIMEOUT_MS", CALL_SECONDS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import mooncrate
 
+from . import _client_http
 from ._base import StoreBase
 from ._codes import INTERNAL_ERROR, INVALID_PARAMS, OK, RPC_FAIL, code_of, log
 from ._connection import Connection, NotReached
@@ -112,6 +113,8 @@ class LifeCalls(StoreBase):
             self._said = False
             self._owner = os.getpid()
             _stores.add(self)
+            if live.settings.enable_client_http_server:
+                live.window = _client_http.open_for(self, live.store, live.settings.client_http_port)
             return OK
 
     @staticmethod
@@ -140,6 +143,8 @@ class LifeCalls(StoreBase):
         if self._owner != os.getpid():
             # Of the parent process, whose threads are not here: it is left alone.
             return
+        if live.window is not None:
+            live.window.close()
         try:
             live.close()
         except mooncrate.Error as error:

@@ -21,14 +21,14 @@ PATIENCE = 60
 class Server:
     """`mooncrate serve` on free ports, in a folder of its own."""
 
-    def __init__(self, folder, more=()):
+    def __init__(self, folder, more=("--segment-size", "64MiB")):
         self.folder = folder
         self.binary = os.environ["MOONCRATE_BINARY"]
         self.environment = {
             name: value for name, value in os.environ.items() if not name.startswith("MOONCRATE_")
         }
         self.environment["XDG_RUNTIME_DIR"] = str(folder)
-        arguments = [self.binary, "serve", "--json", "--segment-size", "64MiB"]
+        arguments = [self.binary, "serve", "--json"]
         for door in ("--master", "--admin", "--data"):
             arguments += [door, "127.0.0.1:0"]
         arguments += ["--grpc", "off", *more]

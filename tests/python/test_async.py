@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import random
 import time
 
 import pytest
@@ -49,14 +50,16 @@ def test_before_it_is_open_and_after_it_is_closed():
         with pytest.raises(mooncrate.Closed, match="open the store first"):
             await store.get("key")
         async with store:
-            await store.put("key", b"value")
+            # More keys than one page of a listing has.
+            await store.put_batch({f"key/{number}": b"" for number in range(1500)})
             listing = store.list()
-            assert await anext(listing) == b"key"
+            assert (await anext(listing)).startswith(b"key/")
         await store.close()
         with pytest.raises(mooncrate.Closed, match="closed"):
             await store.get("key")
         with pytest.raises(mooncrate.Closed):
-            await anext(listing)
+            async for _ in listing:
+                pass
         with pytest.raises(mooncrate.Closed):
             await store.open()
         with pytest.raises(mooncrate.Unavailable):
@@ -128,3 +131,155 @@ def test_a_forked_child_does_not_hang():
         """
     )
     assert said == "7\n"
+
+
+def test_many_kinds_of_calls_at_once(server):
+    """Futures get the results of their own calls, whatever the order in which these end."""
+
+    async def work():
+        async with mooncrate.AsyncStore(master=server.master, threads=3) as store:
+            await store.put_batch(
+                {f"mix/{number}": bytes([number]) * number for number in range(200)}
+            )
+            targets = [bytearray(200) for _ in range(200)]
+            calls = []
+            for number in range(200):
+                calls += [
+                    store.get(f"mix/{number}"),
+                    store.get_into(f"mix/{number}", targets[number]),
+                ]
+                calls += [store.size(f"mix/{number}"), store.exists(f"mix/none/{number}")]
+                calls += [
+                    store.get_range(f"mix/{number}", number, 1),
+                    store.get_into("mix/9", bytearray(8)),
+                ]
+            found = await asyncio.gather(*calls, return_exceptions=True)
+            for number in range(200):
+                value, into, size, exists, beyond, small = found[6 * number : 6 * number + 6]
+                assert value == bytes([number]) * number == targets[number][:number]
+                assert (into, size, exists) == (number, number, False)
+                assert isinstance(beyond, mooncrate.Invalid) and isinstance(
+                    small, mooncrate.TooLarge
+                )
+
+    asyncio.run(work())
+
+
+def test_large_values_come_whole(server):
+    async def work(**options):
+        async with mooncrate.AsyncStore(**options) as store:
+            value = random.Random(7).randbytes(3_000_001)
+            assert await store.put("large/value", value, upsert=True)
+            assert await store.get("large/value") == value
+            assert (
+                await asyncio.gather(*(store.get("large/value") for _ in range(20))) == [value] * 20
+            )
+            # More than waits in memory of ours, with small values among them.
+            await store.put_batch(
+                {f"large/{number}": bytes([number]) * 9000 for number in range(100)}, upsert=True
+            )
+            found = await store.get_batch([f"large/{number}" for number in range(101)])
+            assert found == [bytes([number]) * 9000 for number in range(100)] + [None]
+
+    asyncio.run(work())
+    asyncio.run(work(master=server.master))
+    asyncio.run(work(master=server.master, shared_memory=False))
+
+
+def test_arguments_that_make_no_sense_are_refused_at_once():
+    async def work():
+        async with mooncrate.AsyncStore() as store:
+            for call in (
+                store.get(7),
+                store.put("key", "text"),
+                store.get_into("key", b"read-only"),
+            ):
+                with pytest.raises(TypeError):
+                    await call
+            with pytest.raises(mooncrate.Invalid):
+                await store.put("key", b"value", soft_pin=-1)
+            with pytest.raises(TypeError, match="colour"):
+                await store.put("key", b"value", colour="red")
+            assert await store.exists("key") is False
+
+    asyncio.run(work())
+
+
+def test_close_waits_for_calls_and_a_cancelled_call_keeps_its_buffer():
+    async def work():
+        store = await mooncrate.AsyncStore(threads=1).open()
+        await store.put("key", bytes(1 << 20))
+        target = bytearray(1 << 20)
+        tasks = [asyncio.create_task(store.get_into("key", target)) for _ in range(50)]
+        await asyncio.sleep(0)
+        tasks[-1].cancel()
+        await store.close()
+        assert [await task for task in tasks[:-1]] == [1 << 20] * 49
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[-1]
+        # Nobody holds the buffer any more: it may be resized.
+        target.extend(b"more")
+        with pytest.raises(mooncrate.Closed):
+            await store.get("key")
+
+    asyncio.run(work())
+
+
+def test_it_moves_on_to_another_loop_when_the_first_is_closed():
+    store = mooncrate.AsyncStore()
+
+    async def put():
+        await store.open()
+        await store.put("key", b"value")
+
+    async def use():
+        assert await store.get("key") == b"value"
+        with pytest.raises(RuntimeError, match="another loop"):
+            await asyncio.to_thread(asyncio.run, other())
+        await store.close()
+
+    async def other():
+        await store.get("key")
+
+    asyncio.run(put())
+    asyncio.run(use())
+
+
+def test_a_loop_may_end_with_calls_under_way():
+    said = python(
+        """
+        import asyncio, gc, socket, mooncrate
+        async def leave():
+            store = await mooncrate.AsyncStore(threads=2).open()
+            await store.put("key", bytes(1 << 20))
+            for _ in range(100):
+                asyncio.ensure_future(store.get("key"))
+            await asyncio.sleep(0)
+        asyncio.run(leave())
+        gc.collect()
+        print("well")
+        """
+    )
+    assert said == "well\n"
+
+
+def test_a_fork_in_the_middle_of_a_loop():
+    said = python(
+        """
+        import asyncio, os, warnings, mooncrate
+        warnings.simplefilter("ignore", DeprecationWarning)
+        async def work():
+            async with mooncrate.AsyncStore() as store:
+                await store.put("key", b"value")
+                child = os.fork()
+                if child == 0:
+                    try:
+                        await store.get("key")
+                    except (mooncrate.Closed, RuntimeError):
+                        os._exit(7)   # asyncio itself has no running loop in a child
+                    os._exit(1)
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), await store.get("key"))
+        asyncio.run(work())
+        """
+    )
+    assert said == "7 b'value'\n"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mooncrate
+from mooncrate.arrays import NumpyRoom
 
 
 def every_call(store):
@@ -18,6 +19,14 @@ def every_call(store):
         "get_into": lambda: store.get_into("k", target),
         "get_range": lambda: store.get_range("k", 0, 1),
         "view": lambda: store.view("k"),
+        "put_parts": lambda: store.put_parts("k", [b"v", b"w"]),
+        "put_tensor": lambda: store.put_tensor("k", np.zeros(1)),
+        "get_tensor": lambda: store.get_tensor("k"),
+        "get_array": lambda: store.get_array("k"),
+        "view_array": lambda: store.view_array("k"),
+        "_read": lambda: store._read("k", NumpyRoom),
+        "put_session": lambda: store.put_session("k", 1),
+        "get_session": lambda: store.get_session("k"),
         "size": lambda: store.size("k"),
         "exists": lambda: store.exists("k"),
         "in": lambda: "k" in store,

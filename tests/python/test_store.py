@@ -166,12 +166,17 @@ def test_paths_are_what_they_say(server, key):
         assert (counted["shared"], counted["stream"]) == (0, 1)
 
 
-def test_a_tenant_of_an_embedded_store_is_accepted_and_of_a_cluster_is_its_credentials(server):
+def test_tenants_do_not_see_each_other(server, key):
     with mooncrate.Store(tenant="acme") as store:
-        store.put("key", b"value")
-        assert store.get("key") == b"value"
-    with pytest.raises(mooncrate.Invalid, match="token_file"):
-        mooncrate.Store(master=server.master, tenant="acme")
+        store.put(key, b"value")
+        assert store.get(key) == b"value"
+    with (
+        mooncrate.Store(master=server.master) as everybody,
+        mooncrate.Store(master=server.master, tenant="acme") as acme,
+    ):
+        assert everybody.put(key, b"everybody's") and acme.put(key, b"acme's")
+        assert (everybody.get(key), acme.get(key)) == (b"everybody's", b"acme's")
+        assert acme.remove(key) and everybody.get(key) == b"everybody's"
 
 
 def test_a_store_of_a_cluster_lends_memory(server, key):
@@ -237,3 +242,15 @@ def test_it_says_what_it_is(server):
     assert repr(store) == "<mooncrate.Store, closed>" and store.closed
     with mooncrate.Store(master=server.master) as store:
         assert repr(store) == "<mooncrate.Store, connected>"
+
+
+def test_a_value_may_lie_in_parts(any_store):
+    parts = [b"head", bytearray(3), memoryview(b""), np.arange(3, dtype=np.uint8)]
+    assert any_store.put_parts("parts", parts, upsert=True) is True
+    assert any_store.put_parts("parts", [b"other"]) is False
+    assert any_store.get("parts") == b"head" + bytes(3) + b"\0\1\2"
+    assert any_store.put_parts("parts", [], upsert=True) and any_store.get("parts") == b""
+    for bad in (b"bytes are no list of parts", "text", [b"part", "text"], [1], None):
+        with pytest.raises(TypeError):
+            any_store.put_parts("parts/bad", bad)
+    assert not any_store.exists("parts/bad")

@@ -2,7 +2,6 @@
 
 use mooncrate_core::Advice;
 use std::fmt;
-use std::process::ExitCode;
 
 /// What the shell sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,12 +12,6 @@ pub(crate) enum Exit {
     Usage = 2,
     /// A key is not there.
     NoSuchKey = 3,
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
 }
 
 /// A failure as people read it.

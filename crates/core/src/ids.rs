@@ -61,7 +61,8 @@ id!(
 );
 id!(
     /// Whose keys, bytes and connections these are: hash of the tenant's name, 0 for the default
-    /// tenant, which has none. It comes from a proven credential, never from a field of a request.
+    /// tenant, which has none. It belongs to a link, never to a request: proven by a credential, or in
+    /// a cluster that asks for none, claimed.
     TenantId(u32)
 );
 id!(

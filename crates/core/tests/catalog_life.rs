@@ -506,6 +506,30 @@ fn without_another_node_a_replan_keeps_what_there_is_or_fails() {
     rig.obey(ms(1));
 }
 
+/// The first owner does not answer, the second leaves: the put has nothing left that could be charged.
+#[test]
+fn a_put_whose_last_copy_leaves_ends_when_the_one_before_is_gone() {
+    let mut rig =
+        Rig::with(2, MIB, Config { put_timeout: Duration::from_hours(1), ..Config::default() });
+    let name = Name::new(ACME, b"k");
+    let plan = rig.start(name, 100, &PutConfig::default()).unwrap();
+    let failed = plan.replicas[0].segment;
+    let config = with(|config| config.avoid = vec![failed]);
+    let fresh = rig.catalog.put_replan(ms(1), name, plan.token, &[failed], &config).unwrap();
+    rig.held = rig.catalog.take_orders().into_iter().map(|(_, order)| order).collect();
+    let second = fresh.replicas[0].segment;
+    rig.catalog.unmount(ms(2), NodeId(second.0), &[second]);
+    for second in 0..60 {
+        let _ = rig.catalog.heartbeat(ms(1000 * second), NodeId(failed.0));
+        rig.catalog.tick(ms(1000 * second));
+    }
+    rig.catalog.audit().unwrap();
+    let again = rig.catalog.put_start(ms(60_000), name, 100, &PutConfig::default());
+    assert!(again.is_err(), "a copy of the first put may still be published: {again:?}");
+    rig.obey(ms(60_000));
+    rig.catalog.put_start(ms(60_000), name, 100, &PutConfig::default()).unwrap();
+}
+
 #[test]
 fn more_copies_than_nodes_are_refused_or_fewer_as_configured() {
     let mut rig = Rig::new(2, MIB);

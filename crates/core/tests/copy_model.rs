@@ -6,6 +6,7 @@
 
 use mooncrate_core::catalog::{Catalog, Config, Start};
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode};
+use mooncrate_core::error::CopyError;
 use mooncrate_core::plan::{Action, Keep, Locator, Notice, Order, OrderResult, SegmentOffer};
 use mooncrate_core::state::{Event, ReplicaState};
 use mooncrate_core::word::Word;
@@ -107,15 +108,20 @@ fn place(l: &Locator) -> Place {
 
 impl Rig {
     fn new(seed: u64) -> Self {
+        let put_timeout = Duration::from_secs(5);
+        Self::with(Config { seed, put_timeout, ..Config::default() })
+    }
+
+    /// A cluster in which copies outlive the segments that they began in: places in the books are given
+    /// to others while somebody may still mean the old ones.
+    fn with_slow_copies(seed: u64) -> Self {
+        let (put_timeout, registration) = (Duration::from_mins(1), Duration::from_secs(2));
+        Self::with(Config { seed, put_timeout, registration, ..Config::default() })
+    }
+
+    fn with(config: Config) -> Self {
         let now = Now(1_000_000_000);
-        let config = Config {
-            seed,
-            put_timeout: Duration::from_secs(5),
-            copies_per_node_max: 3,
-            copies_max: 6,
-            hot_samples: 40,
-            ..Config::default()
-        };
+        let config = Config { copies_per_node_max: 3, copies_max: 6, hot_samples: 40, ..config };
         let mut rig = Self {
             catalog: Catalog::new(config, LeaderEpoch(1), Start::Fresh, now),
             now,
@@ -366,8 +372,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_is_lost_that_has_a_copy_elsewhere(seed: u64, ops in vec(any_op(), 1..120)) {
-        let mut rig = Rig::new(seed);
+    fn nothing_is_lost_that_has_a_copy_elsewhere(
+        seed: u64,
+        slow_copies: bool,
+        ops in vec(any_op(), 1..120),
+    ) {
+        let mut rig = if slow_copies { Rig::with_slow_copies(seed) } else { Rig::new(seed) };
         for op in &ops {
             rig.apply(op);
             rig.check()?;
@@ -418,6 +428,61 @@ fn a_lost_copy_is_ordered_again() {
     assert!(rig.catalog.copy(rig.now, &key(0), None, to).unwrap(), "it is there");
     rig.pass(3000);
     assert!(rig.catalog.take_copies().is_empty());
+    rig.check().unwrap();
+}
+
+/// A move outlives the segment that it began in, whose place in the books goes to another one: what lies
+/// at the old replica's slot there is not the old replica.
+#[test]
+fn a_move_ends_no_replica_but_its_own() {
+    let mut rig = Rig::with_slow_copies(5);
+    rig.put(0, 1000, 2, false);
+    let replicas = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas;
+    let held: Vec<SegmentId> = replicas.iter().map(|at| at.segment).collect();
+    let mut others = (0..NODES).filter(|node| !held.contains(&segment(*node)));
+    let (to, empty) = (others.next().unwrap(), others.next().unwrap());
+    let from = (0..NODES).find(|node| segment(*node) == held[0]).unwrap();
+    assert!(!rig.catalog.copy(rig.now, &key(0), Some(held[0]), segment(to)).unwrap());
+    let moving = rig.catalog.take_copies();
+    // The first book is swept out, and the next mount takes its place.
+    rig.kill(from);
+    rig.pass(3000);
+    rig.kill(empty);
+    // The owner of the move is slow.
+    let _ = rig.catalog.take_copies();
+    let _ = rig.catalog.copy(rig.now, &key(0), None, segment(empty));
+    rig.run_copies(Fate::Done, 0);
+    let has = |rig: &mut Rig, node| {
+        let found = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas;
+        found.iter().any(|at| at.segment == segment(node))
+    };
+    assert!(has(&mut rig, empty));
+    rig.copies.extend(moving.into_iter().map(|(_, order)| order));
+    rig.run_copies(Fate::Done, 0);
+    rig.run_owners(0);
+    rig.check().unwrap();
+    assert!(has(&mut rig, to) && has(&mut rig, empty));
+    rig.heal().unwrap();
+}
+
+/// A replica that is still being fetched has not come, so it cannot go: both would stay.
+#[test]
+fn a_copy_on_its_way_is_not_moved() {
+    let mut rig = Rig::new(9);
+    rig.put(0, 1000, 1, false);
+    let holder = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas[0].segment;
+    let mut others = (0..NODES).map(segment).filter(|to| *to != holder);
+    let (first, second) = (others.next().unwrap(), others.next().unwrap());
+    assert!(!rig.catalog.copy(rig.now, &key(0), None, first).unwrap());
+    let moved = rig.catalog.copy(rig.now, &key(0), Some(first), second);
+    assert!(matches!(moved, Err(CopyError::Busy { .. })), "{moved:?}");
+    rig.run_copies(Fate::Done, 0);
+    assert!(!rig.catalog.copy(rig.now, &key(0), Some(first), second).unwrap());
+    rig.run_copies(Fate::Done, 0);
+    rig.run_owners(0);
+    let found = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas;
+    let found: BTreeSet<SegmentId> = found.iter().map(|at| at.segment).collect();
+    assert_eq!(found, BTreeSet::from([holder, second]));
     rig.check().unwrap();
 }
 

@@ -1,10 +1,8 @@
 //! The calls for many keys: one result each, at its own index. An error is an object in the list, so that
 //! one bad key spoils no other; what concerns the whole call is raised.
 
-use crate::buffer::{FreshBytes, Key, Source, slices};
+use crate::buffer::{Key, Source};
 use crate::error::exception_object;
-use crate::options::Wishes;
-use crate::store::Store;
 use mooncrate::{Error, PutConfig, Stored};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use pyo3::IntoPyObjectExt;
@@ -28,7 +26,7 @@ impl<'py> FromPyObject<'_, 'py> for Keys {
 }
 
 /// The items of a put: a dict, or pairs of key and value.
-pub(crate) struct Items(Vec<(Key, Source)>);
+pub(crate) struct Items(pub(crate) Vec<(Key, Source)>);
 
 impl<'py> FromPyObject<'_, 'py> for Items {
     type Error = PyErr;
@@ -71,63 +69,4 @@ pub(crate) fn put_all(
 ) -> Vec<Result<bool, Error>> {
     let stored = items.chunks(BATCH_ITEMS_MAX).flat_map(|some| store.put_parts_batch(some, config));
     stored.map(|one| one.map(|stored| stored == Stored::New)).collect()
-}
-
-/// Stores items.
-pub(crate) fn put<'py>(
-    store: &Store,
-    py: Python<'py>,
-    items: &Items,
-    wishes: &Wishes,
-) -> PyResult<Bound<'py, PyList>> {
-    let config = wishes.onto(py, store.live(py)?.store().put_config())?;
-    let values: Vec<[&[u8]; 1]> = items.0.iter().map(|(_, value)| [value.bytes()]).collect();
-    let keys = items.0.iter().map(|(key, _)| key.bytes());
-    let parts: Vec<(&[u8], &[&[u8]])> = keys.zip(values.iter().map(|value| &value[..])).collect();
-    let stored = store.detached(py, |live| put_all(live.store(), &parts, &config))?;
-    results(py, stored)
-}
-
-/// The values of keys.
-pub(crate) fn get<'py>(
-    store: &Store,
-    py: Python<'py>,
-    keys: &Keys,
-) -> PyResult<Bound<'py, PyList>> {
-    let slices = slices(&keys.0);
-    let found = store.detached(py, |live| -> Vec<_> {
-        let chunks = slices.chunks(BATCH_ITEMS_MAX);
-        chunks.flat_map(|some| live.store().get_batch_with(some, FreshBytes::new)).collect()
-    })?;
-    let found = found.into_iter().map(|one| one.map(|one| one.map(FreshBytes::finish)));
-    results(py, found.collect())
-}
-
-/// Which keys have values.
-pub(crate) fn exists<'py>(
-    store: &Store,
-    py: Python<'py>,
-    keys: &Keys,
-) -> PyResult<Bound<'py, PyList>> {
-    let slices = slices(&keys.0);
-    let found = store.call(py, |store| {
-        let chunks = slices.chunks(BATCH_ITEMS_MAX).map(|some| store.exists_batch(some));
-        chunks.collect::<Result<Vec<_>, _>>()
-    })?;
-    results(py, found.into_iter().flatten().collect())
-}
-
-/// Removes keys.
-pub(crate) fn remove<'py>(
-    store: &Store,
-    py: Python<'py>,
-    keys: &Keys,
-    force: bool,
-) -> PyResult<Bound<'py, PyList>> {
-    let slices = slices(&keys.0);
-    let removed = store.call(py, |store| {
-        let chunks = slices.chunks(BATCH_ITEMS_MAX).map(|some| store.remove_batch(some, force));
-        chunks.collect::<Result<Vec<_>, _>>()
-    })?;
-    results(py, removed.into_iter().flatten().collect())
 }

@@ -5,7 +5,7 @@
 //! held, and that object cannot be resized meanwhile: an exported buffer forbids it.
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyMemoryView, PyString};
@@ -139,6 +139,55 @@ fn buffer(object: &Bound<'_, PyAny>, what: &str) -> PyResult<PyUntypedBuffer> {
     Ok(buffer)
 }
 
+/// Values up to this many bytes are read into memory of ours and copied into their object at the end: that
+/// costs less than taking the GIL in the middle of a read, where others wait for it.
+const SMALL: usize = 16 << 10;
+
+/// Room for a value that becomes a `bytes` object.
+#[derive(Debug)]
+pub(crate) enum Room {
+    /// Copied at the end.
+    Small(Vec<u8>),
+    /// Read into straight.
+    Object(FreshBytes),
+}
+
+impl Room {
+    pub(crate) fn new(len: usize) -> Self {
+        if len <= SMALL { Self::Small(vec![0; len]) } else { Self::object(len) }
+    }
+
+    /// Room in the object itself, whatever its length. Takes the GIL for a moment.
+    pub(crate) fn object(len: usize) -> Self {
+        Self::Object(FreshBytes::new(len))
+    }
+
+    /// Whether there was memory for it. If not, it has no bytes, and a read into it fails.
+    pub(crate) const fn is_made(&self) -> bool {
+        match self {
+            Self::Small(_) => true,
+            Self::Object(fresh) => fresh.object.is_some(),
+        }
+    }
+
+    /// The object, once the value was read.
+    pub(crate) fn finish(self, py: Python<'_>) -> PyResult<Py<PyBytes>> {
+        match self {
+            Self::Small(bytes) => Ok(PyBytes::new(py, &bytes).unbind()),
+            Self::Object(fresh) => fresh.object.ok_or_else(no_memory),
+        }
+    }
+}
+
+impl AsMut<[u8]> for Room {
+    fn as_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Small(bytes) => bytes,
+            Self::Object(fresh) => fresh.as_mut(),
+        }
+    }
+}
+
 /// A `bytes` object that nobody else knows yet, to be filled without the GIL.
 pub(crate) struct FreshBytes {
     /// `None`: there was no memory for it.
@@ -172,16 +221,6 @@ impl FreshBytes {
         unsafe { first.write_bytes(0, len) };
         Self { object: Some(object), first, len }
     }
-
-    /// Whether there was memory for it. If not, it has no bytes, and a read into it fails.
-    pub(crate) const fn is_made(&self) -> bool {
-        self.object.is_some()
-    }
-
-    /// The finished object.
-    pub(crate) fn finish(self) -> Py<PyBytes> {
-        self.object.expect("a value was read into it, and a read into nothing fails")
-    }
 }
 
 impl AsMut<[u8]> for FreshBytes {
@@ -200,6 +239,11 @@ impl fmt::Debug for FreshBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FreshBytes").field("len", &self.len).finish_non_exhaustive()
     }
+}
+
+/// What to say where a value does not fit into memory.
+pub(crate) fn no_memory() -> PyErr {
+    PyMemoryError::new_err("no memory for the value")
 }
 
 /// A pointer on its way out of a closure.

@@ -2,24 +2,31 @@
 //!
 //! ```text
 //!   mooncrate/__init__.py  Store, View, the exceptions        what people import
-//!   mooncrate/aio.py       AsyncStore: the same calls on a bounded number of threads
+//!   mooncrate/aio.py       AsyncStore: the same calls for a loop, on a bounded number of threads
+//!   mooncrate/_cli.py      the command `mooncrate`, in this very process
 //!   mooncrate._native      this crate: arguments in, bytes moved without the GIL, results out
 //! ```
 //!
-//! What must stay true: nothing here waits or moves bytes while it holds the GIL, and no thread of
-//! the store ever takes it, so the two can never wait for each other. What a forked child inherits
-//! is never used and never dropped ([`fork`]).
+//! What must stay true: nothing here waits or moves bytes while it holds the GIL, and nobody who holds
+//! something that it waits for wants the GIL, so the two can never wait for each other. What a forked
+//! child inherits is never used and never dropped ([`fork`]).
 //!
 //! Deliberately absent: decisions. Retries, placement and verification are in the crates below.
 
 mod batch;
 mod buffer;
+mod call;
+mod calls;
+mod command;
+mod dlpack;
 mod error;
 mod fork;
 mod kind;
 mod list;
 mod methods;
 mod options;
+mod queue;
+mod queue_methods;
 mod raw;
 mod raw_lend;
 mod raw_memory;
@@ -36,7 +43,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::command::_cli;
+    #[pymodule_export]
     use crate::list::Listing;
+    #[pymodule_export]
+    use crate::queue::Calls;
     #[pymodule_export]
     use crate::raw_lend::Lender;
     #[pymodule_export]

@@ -1,14 +1,12 @@
 //! `Listing`: the keys of a store, a page at a time.
 
+use crate::calls::PAGE;
 use crate::store::Store;
 use mooncrate::Listed;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::VecDeque;
-
-/// Keys that are asked for at once.
-const PAGE: u32 = 1000;
 
 /// An iterator over keys that start with a prefix, in no particular order.
 #[pyclass(module = "mooncrate", frozen)]

@@ -1,20 +1,21 @@
 //! The methods of `Store`, as Python sees them: arguments in, one call, results out.
 #![expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
 
-use crate::batch::{self, Items, Keys};
-use crate::buffer::{FreshBytes, Key, Source, Target};
-use crate::error::exception;
+use crate::batch::{Items, Keys};
+use crate::buffer::{Key, Source, Target};
+use crate::calls;
 use crate::list::Listing;
-use crate::options::{Opening, Size, Wishes};
+use crate::options::{Opening, Size, Wishes, span};
 use crate::raw::{self, Numbers};
-use crate::stats;
+use crate::raw_session::{GetSession, PutSession};
 use crate::store::Store;
-use crate::view::View;
-use mooncrate::{Stored, TlsFiles};
-use pyo3::exceptions::PyMemoryError;
+use mooncrate::TlsFiles;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::PyList;
 use std::path::PathBuf;
+
+/// What a call gives.
+type Answer = PyResult<Py<PyAny>>;
 
 #[pymethods]
 impl Store {
@@ -73,109 +74,111 @@ impl Store {
         group: Option<String>,
         expire: Option<f64>,
         upsert: bool,
-    ) -> PyResult<bool> {
+    ) -> Answer {
         let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
-        let config = wishes.onto(py, self.live(py)?.store().put_config())?;
-        let (key, value) = (key.bytes(), value.bytes());
-        let stored = self.call(py, |store| store.put_parts(key, &[value], &config))?;
-        Ok(stored == Stored::New)
+        self.run(py, calls::put(py, self, key, vec![value], &wishes)?)
+    }
+
+    /// The same for a value that lies in parts, one after the other.
+    #[pyo3(signature = (key, parts, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
+        expire=None, upsert=false))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn put_parts(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        parts: Vec<Source>,
+        replicas: Option<u8>,
+        soft_pin: Option<f64>,
+        hard_pin: bool,
+        group: Option<String>,
+        expire: Option<f64>,
+        upsert: bool,
+    ) -> Answer {
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
+        self.run(py, calls::put(py, self, key, parts, &wishes)?)
     }
 
     /// The value, verified; None if there is none.
-    fn get(&self, py: Python<'_>, key: Key) -> PyResult<Option<Py<PyBytes>>> {
-        let mut filled = true;
-        let found = self.call(py, |store| {
-            store.get_with(key.bytes(), |len| {
-                let fresh = FreshBytes::new(len);
-                filled = fresh.is_made();
-                fresh
-            })
-        });
-        if !filled {
-            return Err(PyMemoryError::new_err("no memory for the value"));
-        }
-        Ok(found?.map(FreshBytes::finish))
+    fn get(&self, py: Python<'_>, key: Key) -> Answer {
+        self.run(py, calls::get(key))
     }
 
     /// Copies the value to the front of a writable buffer; its length, or None if there is none.
-    fn get_into(&self, py: Python<'_>, key: Key, target: Target) -> PyResult<Option<usize>> {
-        let mut target = target;
-        let into = target.bytes();
-        self.call(py, |store| store.get_into(key.bytes(), into))
+    fn get_into(&self, py: Python<'_>, key: Key, target: Target) -> Answer {
+        self.run(py, calls::get_into(key, target))
     }
 
     /// A part of the value, verified; None if there is no value.
     #[pyo3(signature = (key, start, length))]
-    fn get_range(
-        &self,
-        py: Python<'_>,
-        key: Key,
-        start: u64,
-        length: usize,
-    ) -> PyResult<Option<Py<PyBytes>>> {
-        let read = self.call(py, |store| {
-            // Nothing is allocated for a range that the value does not have.
-            let Some(have) = store.size(key.bytes())? else { return Ok(None) };
-            let fits = start.checked_add(length as u64).is_some_and(|end| end <= have);
-            let mut fresh = FreshBytes::new(if fits { length } else { 0 });
-            if !fits {
-                let (bytes, len) = (length as u64, have);
-                return Err(mooncrate_client::Error::OutOfRange { start, bytes, len }.into());
-            }
-            if fresh.is_made() {
-                let found = store.get_range(key.bytes(), start, fresh.as_mut())?;
-                return Ok(found.map(|_| Some(fresh)));
-            }
-            Ok(Some(None))
-        })?;
-        match read {
-            None => Ok(None),
-            Some(Some(fresh)) => Ok(Some(fresh.finish())),
-            Some(None) => Err(PyMemoryError::new_err("no memory for the range")),
-        }
+    fn get_range(&self, py: Python<'_>, key: Key, start: u64, length: usize) -> Answer {
+        self.run(py, calls::get_range(key, start, length))
     }
 
     /// The value in place, pinned; a copy where its owner is on another machine.
-    fn view(&self, py: Python<'_>, key: Key) -> PyResult<Option<View>> {
-        let found = self.detached(py, |live| {
-            let found = live.store().view(key.bytes());
-            found.map(|view| view.map(|view| View::new(view, live.clone())))
-        })?;
-        found.map_err(|error| exception(py, error))
+    fn view(&self, py: Python<'_>, key: Key) -> Answer {
+        self.run(py, calls::view(key))
     }
 
     /// Bytes of the value; None if there is none.
-    fn size(&self, py: Python<'_>, key: Key) -> PyResult<Option<u64>> {
-        self.call(py, |store| store.size(key.bytes()))
+    fn size(&self, py: Python<'_>, key: Key) -> Answer {
+        self.run(py, calls::size(key))
     }
 
     /// Whether the key has a value. Asking protects nothing from eviction.
-    fn exists(&self, py: Python<'_>, key: Key) -> PyResult<bool> {
-        self.call(py, |store| store.exists(key.bytes()))
+    fn exists(&self, py: Python<'_>, key: Key) -> Answer {
+        self.run(py, calls::exists(key))
     }
 
     fn __contains__(&self, py: Python<'_>, key: Key) -> PyResult<bool> {
-        self.exists(py, key)
+        self.call(py, |store| store.exists(key.bytes()))
     }
 
     /// Removes the value; whether there was one. Views keep their bytes.
     #[pyo3(signature = (key, *, force=false))]
-    fn remove(&self, py: Python<'_>, key: Key, force: bool) -> PyResult<bool> {
-        self.call(py, |store| store.remove(key.bytes(), force))
+    fn remove(&self, py: Python<'_>, key: Key, force: bool) -> Answer {
+        self.run(py, calls::remove(key, force))
     }
 
     /// Removes the values of all keys with this prefix; how many. Leased ones stay unless `force`.
     #[pyo3(signature = (prefix, *, force=false))]
-    fn remove_prefix(&self, py: Python<'_>, prefix: Key, force: bool) -> PyResult<u64> {
-        let done = self.call(py, |store| store.remove_prefix(prefix.bytes(), force))?;
-        Ok(done.removed + done.deferred)
+    fn remove_prefix(&self, py: Python<'_>, prefix: Key, force: bool) -> Answer {
+        self.run(py, calls::remove_prefix(prefix, force))
     }
 
     /// Removes the values of all keys in which the expression finds a match; how many.
     #[pyo3(signature = (regex, *, force=false))]
-    fn remove_regex(&self, py: Python<'_>, regex: &str, force: bool) -> PyResult<u64> {
-        let done = self.call(py, |store| store.remove_regex(regex, force))?;
-        Ok(done.removed + done.deferred)
+    fn remove_regex(&self, py: Python<'_>, regex: String, force: bool) -> Answer {
+        self.run(py, calls::remove_regex(regex, force))
+    }
+
+    /// Reserves room for a value that is written in parts and appears at the end.
+    #[pyo3(signature = (key, size, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
+        expire=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn put_session(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        size: u64,
+        replicas: Option<u8>,
+        soft_pin: Option<f64>,
+        hard_pin: bool,
+        group: Option<String>,
+        expire: Option<f64>,
+    ) -> PyResult<PutSession> {
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert: false };
+        let config = wishes.onto(py, self.live(py)?.store().put_config())?;
+        let opened = self.call(py, |store| store.put_session(key.bytes(), size, &config))?;
+        Ok(PutSession::new(opened))
+    }
+
+    /// Looks a value up once and leases it for some seconds, to read parts of it; None if there is none.
+    #[pyo3(signature = (key, *, lease=10.0))]
+    fn get_session(&self, py: Python<'_>, key: Key, lease: f64) -> PyResult<Option<GetSession>> {
+        let lease = span(py, "lease", lease)?;
+        let opened = self.call(py, |store| store.get_session(key.bytes(), lease))?;
+        Ok(opened.map(GetSession::new))
     }
 
     /// The keys with this prefix, in no particular order.
@@ -187,9 +190,8 @@ impl Store {
     }
 
     /// The cluster, and this client, in numbers.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (stat, counts) = self.call(py, |store| Ok((store.stat()?, store.counts())))?;
-        stats::dict(py, &stat, &counts)
+    fn stats(&self, py: Python<'_>) -> Answer {
+        self.run(py, calls::stats())
     }
 
     /// Closes the store; its views live on. More than once is fine.
@@ -221,9 +223,9 @@ impl Store {
     #[pyo3(signature = (items, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
         expire=None, upsert=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
-    fn put_batch<'py>(
+    fn put_batch(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         items: Items,
         replicas: Option<u8>,
         soft_pin: Option<f64>,
@@ -231,30 +233,25 @@ impl Store {
         group: Option<String>,
         expire: Option<f64>,
         upsert: bool,
-    ) -> PyResult<Bound<'py, PyList>> {
+    ) -> Answer {
         let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
-        batch::put(self, py, &items, &wishes)
+        self.run(py, calls::put_batch(py, self, items, &wishes)?)
     }
 
     /// Many values at once: for each what `get` gives, or its error as an object.
-    fn get_batch<'py>(&self, py: Python<'py>, keys: Keys) -> PyResult<Bound<'py, PyList>> {
-        batch::get(self, py, &keys)
+    fn get_batch(&self, py: Python<'_>, keys: Keys) -> Answer {
+        self.run(py, calls::get_batch(keys))
     }
 
     /// For each key what `exists` gives, or its error as an object.
-    fn exists_batch<'py>(&self, py: Python<'py>, keys: Keys) -> PyResult<Bound<'py, PyList>> {
-        batch::exists(self, py, &keys)
+    fn exists_batch(&self, py: Python<'_>, keys: Keys) -> Answer {
+        self.run(py, calls::exists_batch(keys))
     }
 
     /// For each key what `remove` gives, or its error as an object.
     #[pyo3(signature = (keys, *, force=false))]
-    fn remove_batch<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys,
-        force: bool,
-    ) -> PyResult<Bound<'py, PyList>> {
-        batch::remove(self, py, &keys, force)
+    fn remove_batch(&self, py: Python<'_>, keys: Keys, force: bool) -> Answer {
+        self.run(py, calls::remove_batch(keys, force))
     }
 
     /// Internal: stores values that lie in pieces at addresses.

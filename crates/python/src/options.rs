@@ -105,11 +105,6 @@ impl Opening {
         let master: Masters = master
             .parse()
             .map_err(|words: String| invalid(py, &format!("master={master:?}: {words}")))?;
-        if !self.tenant.is_empty() {
-            let words = "in a cluster the credentials decide whose keys these are; give the token_file \
-                         of the tenant instead of tenant=";
-            return Err(invalid(py, words));
-        }
         let host = self.host.unwrap_or_else(this_host);
         let credentials = Credentials { token_file: self.token_file, tls: self.tls };
         let access = credentials.access().map_err(|e| exception(py, e))?;
@@ -218,7 +213,7 @@ impl Wishes {
 }
 
 /// A span of time in seconds.
-fn span(py: Python<'_>, name: &str, seconds: f64) -> PyResult<Duration> {
+pub(crate) fn span(py: Python<'_>, name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).ok().filter(|span| !span.is_zero()).ok_or_else(|| {
         invalid(py, &format!("{name}={seconds} is no span of time; give seconds, more than 0"))
     })

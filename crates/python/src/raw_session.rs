@@ -3,6 +3,7 @@
 //! What must stay true: a session is used without the GIL, by any number of threads, and what a forked
 //! child inherits of it is neither used nor dropped.
 
+use crate::buffer::{Source, Target};
 use crate::error::{Class, exception, forked, make};
 use crate::fork::{Own, drop_detached};
 use crate::raw::{Piece, piece};
@@ -25,6 +26,10 @@ impl<T: Send + Sync> Shared<T> {
             let words = "the session is over; start another one";
             make(py, Class::Closed, words, Advice::GiveUp)
         })
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.get().is_some_and(|held| held.lock().is_none())
     }
 
     fn take(&self) -> Option<Arc<T>> {
@@ -83,6 +88,37 @@ impl PutSession {
         written.map_err(|error| exception(py, error))
     }
 
+    /// Writes a part to its place in the value. Parts come in any order, from any thread, each byte once.
+    #[expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
+    fn write(&self, py: Python<'_>, start: u64, part: Source) -> PyResult<()> {
+        let session = self.0.get(py)?;
+        let part = part.bytes();
+        py.detach(|| session.write(start, part)).map_err(|error| exception(py, error))
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        slf.get().0.get(slf.py())?;
+        Ok(slf)
+    }
+
+    /// Ends the session, or after an exception gives it up; neither where that was done already.
+    #[pyo3(signature = (kind=None, _error=None, _trace=None, /))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyAny>>,
+        _error: Option<&Bound<'_, PyAny>>,
+        _trace: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        if self.0.is_over() {
+            return Ok(());
+        }
+        if kind.is_some() {
+            return self.revoke(py).map(drop);
+        }
+        self.end(py)
+    }
+
     /// Makes the value visible, after the writes that are on their way.
     fn end(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.0.get(py)?;
@@ -124,6 +160,36 @@ impl GetSession {
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.0.get(py)?.value_len())
+    }
+
+    /// Seconds that are left of the lease; reading in its second half renews it.
+    #[getter]
+    fn lease_left(&self, py: Python<'_>) -> PyResult<f64> {
+        Ok(self.0.get(py)?.lease_left().as_secs_f64())
+    }
+
+    /// Copies the part of the value that starts at `start` into all of a writable buffer, verified.
+    fn read_into(&self, py: Python<'_>, start: u64, target: Target) -> PyResult<usize> {
+        let session = self.0.get(py)?;
+        let mut target = target;
+        let into = target.bytes();
+        py.detach(|| session.read(start, into)).map_err(|error| exception(py, error))
+    }
+
+    /// Lets go of the value; its lease is renewed no more. More than once is fine.
+    fn close(&self, py: Python<'_>) {
+        let session = self.0.take();
+        py.detach(|| drop(session));
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        slf.get().0.get(slf.py())?;
+        Ok(slf)
+    }
+
+    #[pyo3(signature = (*_why))]
+    fn __exit__(&self, py: Python<'_>, _why: &Bound<'_, PyAny>) {
+        self.close(py);
     }
 
     /// Copies parts of the value to addresses; the bytes read.

@@ -1,7 +1,7 @@
 //! `View`: a value in place, as a read-only buffer.
 //!
 //! ```text
-//!   store.view(key) ──► View ──► memoryview, numpy.frombuffer, torch.frombuffer …   (exports)
+//!   store.view(key) ──► View ──► memoryview, numpy.frombuffer, numpy.from_dlpack, …   (exports)
 //!                        │ release(), or nobody holds it
 //!                        ▼
 //!                  the pin ends when the last export is gone
@@ -10,6 +10,7 @@
 //! What must stay true: the bytes that Python can reach stay pinned, so they never change under it, and
 //! the client that holds the pin lives as long as the pin: an owner takes back pins of clients that went.
 
+use crate::dlpack::{self, HOST, Kept, Wish};
 use crate::error::{forked, make};
 use crate::fork::{Own, drop_detached};
 use crate::store::Live;
@@ -19,21 +20,15 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::c_int;
+use std::sync::Arc;
 
 /// The bytes of a value, read-only, pinned until this is released and everything that shows them is gone.
 #[pyclass(module = "mooncrate", frozen, weakref)]
 pub(crate) struct View {
-    held: Own<Mutex<Held>>,
+    /// `None` after `release`: nothing new is given out. Each export has a share of the pin.
+    held: Own<Mutex<Option<Arc<Pin>>>>,
     /// Whether they are where their owner keeps them.
     in_place: bool,
-}
-
-struct Held {
-    pin: Option<Pin>,
-    /// Buffers that were given out and not yet given back.
-    exports: usize,
-    /// Nothing new is given out; the pin ends with the last export.
-    released: bool,
 }
 
 /// Dropped in this order: the pin goes while its client is there.
@@ -42,26 +37,17 @@ struct Pin {
     _live: Live,
 }
 
-impl Held {
-    /// The pin, if nobody needs it any more.
-    fn over(&mut self) -> Option<Pin> {
-        if self.released && self.exports == 0 { self.pin.take() } else { None }
-    }
-
-    fn bytes(&self) -> Option<&[u8]> {
-        self.pin.as_ref().filter(|_| !self.released).map(|pin| &*pin.bytes)
-    }
-}
-
 impl View {
     pub(crate) fn new(bytes: mooncrate::View, live: Live) -> Self {
         let in_place = bytes.is_in_place();
-        let held = Held { pin: Some(Pin { bytes, _live: live }), exports: 0, released: false };
-        Self { held: Own::new(Mutex::new(held)), in_place }
+        let pin = Arc::new(Pin { bytes, _live: live });
+        Self { held: Own::new(Mutex::new(Some(pin))), in_place }
     }
 
-    fn held(&self, py: Python<'_>) -> PyResult<&Mutex<Held>> {
-        self.held.get().ok_or_else(|| forked(py))
+    /// A share of the pin.
+    fn pin(&self, py: Python<'_>) -> PyResult<Arc<Pin>> {
+        let held = self.held.get().ok_or_else(|| forked(py))?;
+        held.lock().clone().ok_or_else(|| released(py))
     }
 }
 
@@ -72,8 +58,7 @@ fn released(py: Python<'_>) -> PyErr {
 
 impl Drop for View {
     fn drop(&mut self) {
-        // Every export holds a reference to this object, so there is none left.
-        if let Some(pin) = self.held.get().and_then(|held| held.lock().pin.take()) {
+        if let Some(pin) = self.held.get().and_then(|held| held.lock().take()) {
             drop_detached(pin);
         }
     }
@@ -83,10 +68,8 @@ impl Drop for View {
 impl View {
     /// Gives nothing out any more; the pin ends with the last array that shows the bytes.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
-        let mut held = self.held(py)?.lock();
-        held.released = true;
-        let pin = held.over();
-        drop(held);
+        let held = self.held.get().ok_or_else(|| forked(py))?;
+        let pin = held.lock().take();
         py.detach(|| drop(pin));
         Ok(())
     }
@@ -94,8 +77,7 @@ impl View {
     /// Bytes of the value.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
-        let held = self.held(py)?.lock();
-        held.bytes().map(<[u8]>::len).ok_or_else(|| released(py))
+        Ok(self.pin(py)?.bytes.len())
     }
 
     /// Whether the bytes are where their owner keeps them; otherwise they are a copy.
@@ -122,13 +104,43 @@ impl View {
         let Some(held) = self.held.get() else {
             return "<mooncrate.View of another process>".into();
         };
-        match held.lock().bytes() {
+        match &*held.lock() {
             None => "<mooncrate.View, released>".into(),
-            Some(bytes) => {
+            Some(pin) => {
                 let place = if self.in_place { "in place" } else { "a copy" };
-                format!("<mooncrate.View, {} bytes, {place}>", bytes.len())
+                format!("<mooncrate.View, {} bytes, {place}>", pin.bytes.len())
             }
         }
+    }
+
+    /// Where the bytes are, for consumers of DLPack: the host.
+    #[expect(clippy::unused_self, reason = "a method by protocol")]
+    const fn __dlpack_device__(&self) -> (i32, i32) {
+        HOST
+    }
+
+    /// The bytes as a read-only tensor of another library, pinned until it is gone; with `copy=True` a
+    /// copy that may be written.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let stream = stream.is_some();
+        let wish = Wish { version: max_version, device: dl_device, stream, copy };
+        wish.check()?;
+        let pin = self.pin(py)?;
+        if copy == Some(true) {
+            let mut own = py.detach(|| pin.bytes.to_vec());
+            let (first, len) = (own.as_mut_ptr(), own.len());
+            return dlpack::capsule(py, Kept { first, len, owner: own }, &wish);
+        }
+        let (first, len) = (pin.bytes.as_ptr().cast_mut(), pin.bytes.len());
+        dlpack::capsule(py, Kept { first, len, owner: pin }, &wish)
     }
 
     /// # Safety
@@ -145,31 +157,30 @@ impl View {
         if flags & ffi::PyBUF_WRITABLE == ffi::PyBUF_WRITABLE {
             return Err(PyBufferError::new_err("a view is read-only: stored values never change"));
         }
-        let this = slf.get();
-        let mut held = this.held(py)?.lock();
-        let bytes = held.bytes().ok_or_else(|| released(py))?;
-        let (first, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len().cast_signed());
-        // SAFETY: `buffer` is Python's; the bytes stay where they are while `exports` is above 0, and
+        let pin = slf.get().pin(py)?;
+        let (first, len) = (pin.bytes.as_ptr().cast_mut().cast(), pin.bytes.len().cast_signed());
+        // SAFETY: `buffer` is Python's; the bytes stay where they are while it has a share of the pin, and
         // the structure keeps a reference to this object. It is marked read-only.
         let code = unsafe { ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), first, len, 1, flags) };
         if code != 0 {
             return Err(PyErr::fetch(py));
         }
-        held.exports += 1;
+        // SAFETY: as above; the field is for whoever fills the structure.
+        unsafe { (*buffer).internal = Arc::into_raw(pin).cast_mut().cast() };
         Ok(())
     }
 
     /// # Safety
     /// Python calls it once for each buffer that `__getbuffer__` filled.
-    unsafe fn __releasebuffer__(&self, _buffer: *mut ffi::Py_buffer) {
-        let Some(held) = self.held.get() else { return };
-        let pin = {
-            let mut held = held.lock();
-            held.exports -= 1;
-            held.over()
-        };
-        if let Some(pin) = pin {
-            drop_detached(pin);
+    unsafe fn __releasebuffer__(&self, buffer: *mut ffi::Py_buffer) {
+        // In a forked child the share is the parent's.
+        if self.held.get().is_none() {
+            return;
         }
+        // SAFETY: `buffer` is the structure that `__getbuffer__` filled.
+        let share = unsafe { (*buffer).internal };
+        // SAFETY: `__getbuffer__` put a share of the pin there, and this takes it back, once.
+        let pin = unsafe { Arc::from_raw(share.cast::<Pin>().cast_const()) };
+        drop_detached(pin);
     }
 }

@@ -1,8 +1,9 @@
 //! The ledger: which lives the leaders planned, and so which keys may vanish with a mount.
 //!
 //! A finished value may be missed only if somebody let it go: its last copy was evicted, or a mount
-//! with a copy of it is gone and the leader has no other. Everything else that is missed was lost by
-//! mistake. What must stay true: what is told to the oracle here is what the store is allowed to lose,
+//! with a copy of it is gone and the leader has no other. A leader that was replaced and does not know it
+//! sees the nodes that follow another as gone, and takes what it cannot read any more from those that
+//! still follow it. Everything else that is missed was lost by mistake. What must stay true: what is told to the oracle here is what the store is allowed to lose,
 //! no more; a mount is asked about once.
 
 use crate::ctx::Ctx;
@@ -69,9 +70,16 @@ impl Ctx {
         }
     }
 
-    /// Evictions leave the leader: what has no other copy may vanish.
-    pub fn evicting(&mut self, now: Now, catalog: &Catalog, order: &Order) {
-        if order.action != Action::Evict {
+    /// Orders leave the leader: what is evicted and has no other copy may vanish, and so may what a
+    /// replaced leader ends.
+    pub fn ending(&mut self, now: Now, catalog: &Catalog, order: &Order) {
+        let replaced = catalog.epoch() != self.election.epoch;
+        let lets_go = match order.action {
+            Action::Evict => true,
+            Action::Retire { .. } => replaced,
+            Action::Abort => false,
+        };
+        if !lets_go {
             return;
         }
         for key in self.ledger.keys_of(order) {

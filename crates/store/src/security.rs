@@ -53,7 +53,7 @@ impl Credentials {
     pub fn access(&self) -> Result<Access, Error> {
         let token = self.token()?.map(Arc::new);
         let tls = if self.tls.is_empty() { None } else { Some(self.tls.client()?) };
-        Ok(Access { token, tls })
+        Ok(Access { token, tls, ..Access::default() })
     }
 
     /// What one server asks for and shows. A server needs the secret itself: with a derived token it
@@ -68,7 +68,7 @@ impl Credentials {
         let gate = Gate::new(secret, tls);
         // Without a CA a server cannot verify others, so it calls nobody over TLS.
         let tls = if self.tls.ca.is_some() { Some(self.tls.client()?) } else { None };
-        let access = Access { token: token.map(Arc::new), tls };
+        let access = Access { token: token.map(Arc::new), tls, ..Access::default() };
         Ok(Security { gate, access, insecure_listen: false })
     }
 

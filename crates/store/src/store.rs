@@ -144,7 +144,8 @@ impl Store {
     }
 
     /// A client of a cluster. Fails if its master does not answer.
-    pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
+    pub fn connect(mut options: ConnectOptions) -> Result<Self, Error> {
+        options.links.link.access.tenant = options.client.tenant;
         let role = if options.admin { Role::Admin } else { Role::Client };
         let hello = Hello::new(role, LinkKind::Control, "client");
         let pools = MasterPools::new(&options.master, &hello, &options.links);

@@ -5,7 +5,7 @@ use crate::frame::{FRAME_HEADER_BYTES, Stamp, decode_frame, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
 use crate::message::{
-    Challenge, DataReply, DataRequest, Hello, HelloAck, Proof, Reply, Request, agree,
+    Challenge, Claim, DataReply, DataRequest, Hello, HelloAck, Proof, Reply, Request, agree,
 };
 
 /// A stream of frames. What is accepted is encoded to the same bytes again, and an inbox that gets
@@ -101,6 +101,7 @@ pub fn hello(bytes: &[u8]) {
         assert_eq!(again, bytes, "two encodings of one proof");
     }
     assert_eq!(Challenge::decode(bytes).is_ok(), bytes.len() == 32);
+    assert_eq!(Claim::decode(bytes).is_ok(), bytes.len() == 4);
     if let Ok(ack) = HelloAck::decode(bytes) {
         let mut again = Vec::new();
         ack.encode(&mut again);

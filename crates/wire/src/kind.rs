@@ -72,6 +72,8 @@ kinds! {
     Challenge = 0x03, "challenge";
     /// Who holds which token, either way.
     Proof = 0x04, "proof";
+    /// Whose keys a caller asks for, at a server that asks for no proof.
+    Claim = 0x05, "claim";
     /// Is the master there?
     Ping = 0x10, "ping";
     /// Reserve room for values.
@@ -154,7 +156,7 @@ impl Kind {
 
     /// Whether it belongs to the hello, before a version is agreed.
     pub const fn greets(self) -> bool {
-        matches!(self, Self::Hello | Self::Refuse | Self::Challenge | Self::Proof)
+        matches!(self, Self::Hello | Self::Refuse | Self::Challenge | Self::Proof | Self::Claim)
     }
 
     /// Whether a frame of this kind starts its body with the length of an attachment.

@@ -29,7 +29,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("nano", &["core", "mem", "wire", "transfer", "paged"]),
     ("store", STORE),
     ("cli", DOORS),
-    ("python", DOORS),
+    ("python", PYTHON),
     ("check", &["core"]),
     ("sim", SIM),
     ("bench", BENCH),
@@ -44,6 +44,11 @@ const STORE: &[&str] = &[
 const DOORS: &[&str] = &[
     "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master", "node",
     "client", "nano", "store",
+];
+/// The package brings the command along.
+const PYTHON: &[&str] = &[
+    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master", "node",
+    "client", "nano", "store", "cli",
 ];
 const SIM: &[&str] = &[
     "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "master", "node", "client",

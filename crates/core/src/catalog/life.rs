@@ -92,6 +92,10 @@ impl Catalog {
 
     /// Takes bytes off again.
     pub(super) fn discharge(&mut self, id: EntryId, bytes: u64) {
+        // An entry that has lost its last part owes nothing, and its tenant may be forgotten already.
+        if bytes == 0 {
+            return;
+        }
         let entry = self.objects.entry(id);
         let hard = if entry.is_hard() { bytes } else { 0 };
         let id = entry.tenant;

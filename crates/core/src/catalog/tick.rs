@@ -115,6 +115,7 @@ impl Catalog {
         }
         if end == slots {
             self.segments.drop_book(index);
+            self.copies.forget(index);
         } else {
             self.segments.book_mut(index).phase = Phase::Leaving { fenced_at, next: end };
         }

@@ -125,7 +125,7 @@ impl Cluster {
     pub(crate) fn client_as(&self, role: Role, tenant: &str) -> Client {
         let token = secret().derive(role, tenant).unwrap();
         let bearer = Some(token.to_text());
-        let access = Access { token: Some(Arc::new(token)), tls: None };
+        let access = Access { token: Some(Arc::new(token)), ..Access::default() };
         Client { bearer, access, ..self.client() }
     }
 }

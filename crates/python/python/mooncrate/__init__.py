@@ -9,9 +9,10 @@
             assert bytes(view) == b"kv pages"
 """
 
-from mooncrate._native import Store, View, __version__
+from mooncrate._native import View, __version__
 from mooncrate.aio import AsyncStore
 from mooncrate.errors import Busy, Closed, Denied, Error, Invalid, TooLarge, Unavailable
+from mooncrate.store import Store
 
 __all__ = [
     "AsyncStore",

@@ -1,5 +1,6 @@
 import builtins
-from collections.abc import Iterable, Iterator, Mapping
+from asyncio import AbstractEventLoop, Future
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, final
@@ -13,6 +14,7 @@ __all__ = [
     "Block",
     "BufferHandle",
     "BufferLeaseView",
+    "Calls",
     "GetSession",
     "Lender",
     "Listing",
@@ -21,9 +23,13 @@ __all__ = [
     "Store",
     "View",
     "__version__",
+    "_cli",
 ]
 
 __version__: str
+
+# Internal: the command, without care for Python's signal handlers; `mooncrate._cli` has it.
+def _cli(arguments: Sequence[str], /) -> int: ...
 
 @disjoint_base
 class Store:
@@ -33,7 +39,7 @@ class Store:
     segment_size: bytes that this store may hold, or lends to the cluster; 268435456 or "256MiB". A store
         in this process has 256 MiB unless told otherwise, one of a cluster lends nothing.
     replicas: copies of each value, on distinct nodes, unless a put says otherwise.
-    tenant: whose keys these are, of a store in this process; in a cluster the credentials decide.
+    tenant: whose keys these are. Where a cluster asks for credentials, it must be their tenant.
     token_file, tls_cert, tls_key, tls_ca: credentials of this client.
     timeout: seconds within which every call ends.
     shared_memory: whether values on this machine are read from the memory of their owner.
@@ -77,6 +83,20 @@ class Store:
         evicted. group: what it is evicted together with. expire: seconds after its first get when it goes.
         """
 
+    def put_parts(
+        self,
+        key: str | bytes,
+        parts: Sequence[Buffer],
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+        upsert: bool = False,
+    ) -> bool:
+        """`put` of a value that lies in parts, one after the other."""
+
     def get(self, key: str | bytes) -> bytes | None:
         """The value, verified; None if there is none."""
 
@@ -104,6 +124,24 @@ class Store:
 
     def remove_regex(self, regex: str, *, force: bool = False) -> int:
         """Removes the values of all keys in which the expression finds a match; how many."""
+
+    def put_session(
+        self,
+        key: str | bytes,
+        size: int,
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+    ) -> PutSession:
+        """Reserves room for a value that is written in parts and appears at the end, within 30 s. A key
+        that has a value, or a put under way, is an error."""
+
+    def get_session(self, key: str | bytes, *, lease: float = 10.0) -> GetSession | None:
+        """Looks a value up once and leases it for some seconds, 10 at most, to read parts of it; None if
+        there is none."""
 
     def list(self, prefix: str | bytes | None = None) -> Listing:
         """The keys with this prefix, in no particular order."""
@@ -193,6 +231,18 @@ class View:
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: object | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """The bytes as a read-only tensor of another library, pinned until it is gone; with `copy=True` a
+        copy that may be written. BufferError for consumers that cannot be told that it is read-only."""
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -208,6 +258,60 @@ class Listing(Iterator[bytes]):
 
     def __iter__(self) -> Self: ...
     def __next__(self) -> bytes: ...
+
+@final
+class Calls:
+    """Internal: the calls that one loop makes of one store, each with a future for its result."""
+
+    def __new__(cls, store: Store, on: AbstractEventLoop, threads: int, /) -> Self: ...
+    @property
+    def loop(self) -> AbstractEventLoop: ...
+    def _send(self) -> None: ...
+    def _answer(self) -> None: ...
+    def fileno(self) -> int: ...
+    def over(self) -> Future[None]: ...
+    def stop(self) -> None: ...
+    def put_parts(
+        self,
+        key: str | bytes,
+        parts: Sequence[Buffer],
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+        upsert: bool = False,
+    ) -> Future[bool]: ...
+    def put_batch(
+        self,
+        items: Mapping[str | bytes, Buffer] | Iterable[tuple[str | bytes, Buffer]],
+        *,
+        replicas: int | None = None,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        group: str | None = None,
+        expire: float | None = None,
+        upsert: bool = False,
+    ) -> Future[list[bool | Error]]: ...
+    def get(self, key: str | bytes) -> Future[bytes | None]: ...
+    def get_into(self, key: str | bytes, target: Buffer) -> Future[int | None]: ...
+    def get_range(self, key: str | bytes, start: int, length: int) -> Future[bytes | None]: ...
+    def view(self, key: str | bytes) -> Future[View | None]: ...
+    def size(self, key: str | bytes) -> Future[int | None]: ...
+    def exists(self, key: str | bytes) -> Future[bool]: ...
+    def remove(self, key: str | bytes, *, force: bool = False) -> Future[bool]: ...
+    def remove_prefix(self, prefix: str | bytes, *, force: bool = False) -> Future[int]: ...
+    def remove_regex(self, regex: str, *, force: bool = False) -> Future[int]: ...
+    def page(
+        self, prefix: str | bytes | None, cursor: int
+    ) -> Future[tuple[list[bytes], int | None]]: ...
+    def stats(self) -> Future[Stats]: ...
+    def get_batch(self, keys: Iterable[str | bytes]) -> Future[list[bytes | None | Error]]: ...
+    def exists_batch(self, keys: Iterable[str | bytes]) -> Future[list[bool | Error]]: ...
+    def remove_batch(
+        self, keys: Iterable[str | bytes], *, force: bool = False
+    ) -> Future[list[bool | Error]]: ...
 
 # The raw door: internal, for packages with a calling convention of their own; may change with any
 # version. Addresses are of memory that stays, and that nobody else touches, until the call returns.
@@ -252,7 +356,11 @@ class Raw:
 
 @final
 class PutSession:
-    """A value that is being written. Dropping it gives everything back."""
+    """A value that is being written. `with` ends it, or after an exception gives it up."""
+
+    def write(self, start: int, part: Buffer) -> None:
+        """Writes a part to its place in the value. Parts come in any order, from any thread, each byte
+        once."""
 
     def write_at(
         self,
@@ -260,15 +368,46 @@ class PutSession:
         addresses: builtins.list[int],
         sizes: builtins.list[int],
     ) -> int: ...
-    def end(self) -> None: ...
-    def revoke(self) -> bool: ...
+    def end(self) -> None:
+        """Makes the value visible, after the writes that are on their way. A gap is an error that leaves
+        the session open."""
+
+    def revoke(self) -> bool:
+        """Gives up: nothing of the value is left. Whether it was open."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        _error: BaseException | None = None,
+        _trace: TracebackType | None = None,
+        /,
+    ) -> None: ...
 
 @final
 class GetSession:
-    """A value that is held while it is read."""
+    """A value that is held by a lease while parts of it are read."""
 
     @property
     def nbytes(self) -> int: ...
+    @property
+    def lease_left(self) -> float:
+        """Seconds that are left of the lease; reading in its second half renews it."""
+
+    def read_into(self, start: int, target: Buffer) -> int:
+        """Copies the part of the value that starts at `start` into all of a writable buffer, verified."""
+
+    def close(self) -> None:
+        """Lets go of the value. More than once is fine."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
     def read_at(
         self,
         starts: builtins.list[int],

@@ -1,29 +1,31 @@
-"""The store for asyncio: the same calls, on a bounded number of threads, so that the loop never waits."""
+"""The store for asyncio: the same calls, on a few threads, so that the loop never waits.
+
+What must stay true: the loop's thread does nothing but make futures and resolve them, some at a
+time; the threads that carry calls out are native and leave the GIL to the loop (`_native.Calls`).
+"""
 
 import asyncio
 import builtins
-import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
-from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-from mooncrate._native import Store, View
-from mooncrate.errors import Closed, Error
+from mooncrate import arrays
+from mooncrate._native import Calls, View
+from mooncrate.aio_sessions import AsyncGetSession, AsyncPutSession, on_thread
+from mooncrate.errors import Closed, Error, TooLarge
+from mooncrate.store import TRIES, Store, moving
 
 if TYPE_CHECKING:
+    import numpy
     from typing_extensions import Buffer
 
     from mooncrate.stats import Stats
 
 __all__ = ["AsyncStore"]
 
-Result = TypeVar("Result")
-
-# Keys of a listing that one trip to a thread brings.
-PAGE = 1000
+THREADS_MAX = 1024
 
 
 class AsyncStore:
@@ -32,35 +34,48 @@ class AsyncStore:
         async with mooncrate.AsyncStore(master="127.0.0.1:7411") as store:
             await store.put("key", b"value")
 
-    Takes what `Store` takes, and `threads`: how many calls may be under way at once; others wait their
-    turn, and so does nobody else. A call that is cancelled still ends by its timeout on its thread: leave
-    its buffers alone until then.
+    Takes what `Store` takes, and `threads`: how many calls may be under way at once; others wait
+    their turn. A call that is cancelled may still be carried out, and ends by its timeout: leave
+    its buffers alone until then. It belongs to the loop that it is used in first, and to another
+    one when that is closed.
     """
 
     def __init__(self, *, threads: int = 8, **options: Any) -> None:
-        if threads < 1:
-            raise ValueError(f"threads={threads}: at least one is needed")
+        if not 1 <= threads <= THREADS_MAX:
+            raise ValueError(f"threads={threads}: 1 to {THREADS_MAX} are possible")
+        self._threads = threads
         self._options = options
         self._store: Store | None = None
+        self._calls: Calls | None = None
         self._closed = False
-        self._process = os.getpid()
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="mooncrate")
 
     async def open(self) -> Self:
         """Opens the store; `async with` does it by itself."""
         if self._closed:
             raise Closed("the store is closed")
         if self._store is None:
-            self._store = await self._on_thread(partial(Store, **self._options))
+            opened = await on_thread(partial(Store, **self._options))
+            # Somebody else may have opened or closed it meanwhile.
+            if self._store is None and not self._closed:
+                self._store = opened
+            else:
+                await on_thread(opened.close)
+        self._ready()
         return self
 
     async def close(self) -> None:
-        """Closes the store after the calls that wait for a thread. More than once is fine."""
+        """Closes the store after the calls that are under way. More than once is fine."""
         self._closed = True
         store, self._store = self._store, None
+        calls, self._calls = self._calls, None
+        loop = asyncio.get_running_loop()
+        if calls is not None:
+            if calls.loop is loop:
+                await calls.over()
+                loop.remove_reader(calls.fileno())
+            await on_thread(calls.stop)
         if store is not None:
-            await self._on_thread(store.close)
-        self._threads.shutdown(wait=False)
+            await on_thread(store.close)
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -75,54 +90,61 @@ class AsyncStore:
 
     async def put(self, key: str | bytes, value: "Buffer", **wishes: Any) -> bool:
         """`Store.put`."""
-        return await self._call(Store.put, key, value, **wishes)
+        return await self._ready().put_parts(key, [value], **wishes)
+
+    async def put_parts(
+        self, key: str | bytes, parts: "builtins.list[Buffer]", **wishes: Any
+    ) -> bool:
+        """`Store.put_parts`."""
+        return await self._ready().put_parts(key, parts, **wishes)
 
     async def get(self, key: str | bytes) -> bytes | None:
         """`Store.get`."""
-        return await self._call(Store.get, key)
+        return await self._ready().get(key)
 
     async def get_into(self, key: str | bytes, target: "Buffer") -> int | None:
         """`Store.get_into`."""
-        return await self._call(Store.get_into, key, target)
+        return await self._ready().get_into(key, target)
 
     async def get_range(self, key: str | bytes, start: int, length: int) -> bytes | None:
         """`Store.get_range`."""
-        return await self._call(Store.get_range, key, start, length)
+        return await self._ready().get_range(key, start, length)
 
     async def view(self, key: str | bytes) -> View | None:
         """`Store.view`."""
-        return await self._call(Store.view, key)
+        return await self._ready().view(key)
 
     async def size(self, key: str | bytes) -> int | None:
         """`Store.size`."""
-        return await self._call(Store.size, key)
+        return await self._ready().size(key)
 
     async def exists(self, key: str | bytes) -> bool:
         """`Store.exists`."""
-        return await self._call(Store.exists, key)
+        return await self._ready().exists(key)
 
     async def remove(self, key: str | bytes, *, force: bool = False) -> bool:
         """`Store.remove`."""
-        return await self._call(Store.remove, key, force=force)
+        return await self._ready().remove(key, force=force)
 
     async def remove_prefix(self, prefix: str | bytes, *, force: bool = False) -> int:
         """`Store.remove_prefix`."""
-        return await self._call(Store.remove_prefix, prefix, force=force)
+        return await self._ready().remove_prefix(prefix, force=force)
 
     async def remove_regex(self, regex: str, *, force: bool = False) -> int:
         """`Store.remove_regex`."""
-        return await self._call(Store.remove_regex, regex, force=force)
+        return await self._ready().remove_regex(regex, force=force)
 
     async def list(self, prefix: str | bytes | None = None) -> AsyncIterator[bytes]:
         """`Store.list`, with `async for`."""
-        keys = await self._call(Store.list, prefix)
-        while page := await self._on_thread(lambda: [*islice(keys, PAGE)]):
-            for key in page:
+        cursor: int | None = 0
+        while cursor is not None:
+            keys, cursor = await self._ready().page(prefix, cursor)
+            for key in keys:
                 yield key
 
     async def stats(self) -> "Stats":
         """`Store.stats`."""
-        return await self._call(Store.stats)
+        return await self._ready().stats()
 
     async def put_batch(
         self,
@@ -130,39 +152,88 @@ class AsyncStore:
         **wishes: Any,
     ) -> "builtins.list[bool | Error]":
         """`Store.put_batch`."""
-        return await self._call(Store.put_batch, items, **wishes)
+        return await self._ready().put_batch(items, **wishes)
 
     async def get_batch(self, keys: Iterable[str | bytes]) -> "builtins.list[bytes | None | Error]":
         """`Store.get_batch`."""
-        return await self._call(Store.get_batch, keys)
+        return await self._ready().get_batch(keys)
 
     async def exists_batch(self, keys: Iterable[str | bytes]) -> "builtins.list[bool | Error]":
         """`Store.exists_batch`."""
-        return await self._call(Store.exists_batch, keys)
+        return await self._ready().exists_batch(keys)
 
     async def remove_batch(
         self, keys: Iterable[str | bytes], *, force: bool = False
     ) -> "builtins.list[bool | Error]":
         """`Store.remove_batch`."""
-        return await self._call(Store.remove_batch, keys, force=force)
+        return await self._ready().remove_batch(keys, force=force)
 
-    async def _call(
-        self,
-        method: Callable[..., Result],
-        *arguments: Any,
-        **more: Any,
-    ) -> Result:
-        store = self._store
-        if store is None:
-            words = "the store is closed" if self._closed else "open the store first, with `async with`"
+    async def put_tensor(self, key: str | bytes, tensor: Any, **wishes: Any) -> bool:
+        """`Store.put_tensor`."""
+        return await self._ready().put_parts(key, arrays.parts(tensor), **wishes)
+
+    async def get_tensor(self, key: str | bytes) -> Any | None:
+        """`Store.get_tensor`."""
+        return await self._read(key, arrays.TorchRoom)
+
+    async def get_array(self, key: str | bytes) -> "numpy.ndarray[Any, Any] | None":
+        """`Store.get_array`."""
+        found: numpy.ndarray[Any, Any] | None = await self._read(key, arrays.NumpyRoom)
+        return found
+
+    async def view_array(self, key: str | bytes) -> "numpy.ndarray[Any, Any] | None":
+        """`Store.view_array`."""
+        view = await self.view(key)
+        return None if view is None else arrays.array_over(key, view)
+
+    async def put_session(self, key: str | bytes, size: int, **wishes: Any) -> AsyncPutSession:
+        """`Store.put_session`: `async with await store.put_session(key, size) as session`."""
+        store = self._opened()
+        return AsyncPutSession(await on_thread(partial(store.put_session, key, size, **wishes)))
+
+    async def get_session(self, key: str | bytes, *, lease: float = 10.0) -> AsyncGetSession | None:
+        """`Store.get_session`."""
+        store = self._opened()
+        session = await on_thread(partial(store.get_session, key, lease=lease))
+        return None if session is None else AsyncGetSession(session)
+
+    async def _read(self, key: str | bytes, room: type[arrays.TorchRoom | arrays.NumpyRoom]) -> Any:
+        for _ in range(TRIES):
+            size = await self.size(key)
+            if size is None:
+                return None
+            memory = room(size)
+            try:
+                length = await self.get_into(key, memory.target())
+            except TooLarge:
+                continue
+            return None if length is None else memory.tensor(key, length)
+        raise moving(key)
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            words = (
+                "the store is closed" if self._closed else "open the store first, with `async with`"
+            )
             raise Closed(words)
-        return await self._on_thread(partial(method, store, *arguments, **more))
+        return self._store
 
-    async def _on_thread(self, work: Callable[[], Result]) -> Result:
-        if os.getpid() != self._process:
-            raise Closed("this store belongs to the parent process; open one in this process")
-        try:
-            future = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except RuntimeError:
-            raise Closed("the store is closed") from None
-        return await future
+    def _ready(self) -> Calls:
+        calls = self._calls
+        if calls is not None and calls.loop is asyncio.get_running_loop():
+            return calls
+        return self._bind()
+
+    def _bind(self) -> Calls:
+        """Starts threads for the running loop, and listens to them."""
+        store = self._opened()
+        if store.closed:
+            raise Closed("this store was opened before a fork; open one in this process")
+        loop = asyncio.get_running_loop()
+        old = self._calls
+        if old is not None and not old.loop.is_closed():
+            raise RuntimeError("this AsyncStore is used by another loop; open one in each loop")
+        calls = Calls(store, loop, self._threads)
+        loop.add_reader(calls.fileno(), calls._answer)
+        self._calls = calls
+        return calls

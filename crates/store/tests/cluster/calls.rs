@@ -1,9 +1,12 @@
 //! Every call, over every path.
 
-use crate::fleet::{connect, judge, master, node, patiently, segment, stamped, until};
+use crate::fleet::{
+    CALL_TIME, Fleet, connect, judge, master, node, patiently, segment, stamped, until,
+};
 use crate::judge::Judge;
 use mooncrate::{
-    Advice, Error, Path, PutConfig, Running, Store, Stored, run_both, run_master, run_node,
+    Advice, ClientConfig, ConnectOptions, Error, Path, PutConfig, Running, Store, Stored, run_both,
+    run_master, run_node,
 };
 use mooncrate_core::TenantId;
 use mooncrate_core::plan::{Action, Locator, Order};
@@ -295,4 +298,37 @@ fn a_life_that_its_owner_ended_is_a_miss() {
         assert!(scope.locate(0, &[b"k"], Deadline::NEVER).unwrap()[0].is_ok(), "not known yet");
         assert_eq!(store.get(b"k").unwrap(), None);
     }
+}
+
+/// Nobody proves anything here; whoever names a tenant has keys of its own, for a new master too.
+#[test]
+fn tenants_of_an_open_cluster_do_not_meet() {
+    let mut fleet = Fleet::start(&["a"]);
+    let of = |fleet: &Fleet, tenant: &str| {
+        let tenant = TenantId::named(tenant).unwrap();
+        let client = ClientConfig { call_time: CALL_TIME, tenant, ..ClientConfig::default() };
+        let master = fleet.address.clone().into();
+        Store::connect(ConnectOptions { master, client, ..ConnectOptions::default() }).unwrap()
+    };
+    let everybody = ["", "acme", "other"];
+    for tenant in everybody {
+        let store = of(&fleet, tenant);
+        assert_eq!(store.get(b"k").unwrap(), None);
+        assert_eq!(store.put(b"k", tenant.as_bytes()).unwrap(), Stored::New);
+    }
+    for with_state in [true, false] {
+        for tenant in everybody {
+            let got = patiently(|| of(&fleet, tenant).get(b"k"));
+            assert_eq!(got.as_deref(), Some(tenant.as_bytes()));
+        }
+        fleet.restart_master(with_state);
+        let store = of(&fleet, "");
+        until("the index is whole", Duration::from_secs(30), || {
+            store.stat().is_ok_and(|stat| !stat.rebuilding && stat.objects == 3)
+        });
+    }
+    assert!(of(&fleet, "acme").remove(b"k", true).unwrap());
+    assert_eq!(of(&fleet, "acme").get(b"k").unwrap(), None);
+    assert_eq!(of(&fleet, "other").get(b"k").unwrap().as_deref(), Some(&b"other"[..]));
+    fleet.audit();
 }

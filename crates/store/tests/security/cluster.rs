@@ -33,14 +33,14 @@ pub(crate) fn within(ms: u64) -> Deadline {
 
 pub(crate) fn access(role: Role, tenant: &str) -> Access {
     let token = secret().derive(role, tenant).unwrap();
-    Access { token: Some(Arc::new(token)), tls: None }
+    Access { token: Some(Arc::new(token)), ..Access::default() }
 }
 
 pub(crate) fn security() -> Security {
     let token = Some(Arc::new(Token::Cluster(secret())));
     Security {
         gate: Gate::new(Some(secret()), None),
-        access: Access { token, tls: None },
+        access: Access { token, ..Access::default() },
         insecure_listen: false,
     }
 }

@@ -22,6 +22,9 @@ pub struct Access {
     pub token: Option<Arc<Token>>,
     /// How TCP links are encrypted; `None`: not at all. Unix sockets never are.
     pub tls: Option<TlsClient>,
+    /// Whose keys it asks a master for. A server that asks for no proof believes it; any other wants
+    /// it to be the tenant of the proof.
+    pub tenant: TenantId,
 }
 
 /// What a server asks for. The default asks for nothing.

@@ -15,7 +15,7 @@
 use super::gate::{Access, Credential, Gate};
 use super::token::{SECRET_BYTES, random};
 use crate::error::{CallError, Refusal, RefusalCode};
-use crate::message::{Challenge, Hello, Proof, ServerProof};
+use crate::message::{Challenge, Claim, Hello, Proof, ServerProof};
 use mooncrate_core::ids::TenantId;
 
 /// Bytes of a nonce.
@@ -135,6 +135,18 @@ impl Access {
     }
 }
 
+impl Gate {
+    /// Judges whose keys a caller asks for, who has proved to be of `proved` where that is asked for.
+    pub(crate) fn claimed(&self, proved: TenantId, claim: &Claim) -> Result<TenantId, Refusal> {
+        if self.is_guarded() && claim.tenant != proved {
+            let words = "the credentials are of another tenant than the one that was asked for; use a \
+                         token or certificate of that tenant, or leave its name away";
+            return Err(Refusal::new(RefusalCode::Denied, words));
+        }
+        Ok(claim.tenant)
+    }
+}
+
 fn mac(
     key: &[u8; SECRET_BYTES],
     side: &str,
@@ -163,7 +175,7 @@ mod tests {
     }
 
     fn holds(token: Token) -> Access {
-        Access { token: Some(Arc::new(token)), tls: None }
+        Access { token: Some(Arc::new(token)), ..Access::default() }
     }
 
     fn challenge(gate: &Gate, hello: &Hello) -> Challenge {

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! [`Access`] is what a caller shows, [`Gate`] is what a server asks for. A server without a secret
-//! and without a CA is open: everybody is the default tenant and is what it says it is; only
+//! and without a CA is open: everybody is what it says it is, of the tenant that it claims; only
 //! loopback addresses are served like that.
 //!
-//! What must stay true: role and tenant of a peer come from what it proved, never from a field that
-//! nobody checked; a caller with a token never talks to a server that does not know the secret; all
-//! macs are compared in constant time; no secret appears in a message, an error or a log.
+//! What must stay true: where a proof is asked for, role and tenant of a peer come from what it
+//! proved, never from a field that nobody checked; a caller with a token never talks to a server
+//! that does not know the secret; all macs are compared in constant time; no secret appears in a
+//! message, an error or a log.
 
 mod admin;
 mod bearer;

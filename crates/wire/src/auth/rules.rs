@@ -8,7 +8,7 @@ pub const fn may(role: Role, kind: Kind) -> bool {
     use Role::{Admin, Client, Master, Node};
     match kind {
         // The handshake is over when this table is asked.
-        Kind::Hello | Kind::Refuse | Kind::Challenge | Kind::Proof => false,
+        Kind::Hello | Kind::Refuse | Kind::Challenge | Kind::Proof | Kind::Claim => false,
         Kind::Ping | Kind::Stat | Kind::Nodes => matches!(role, Client | Node | Master | Admin),
         Kind::PutStart
         | Kind::PutEnd

@@ -22,10 +22,13 @@ use crate::error::{CallError, DecodeError, Refusal, RefusalCode};
 use crate::frame::{Frame, MAGIC, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
-use crate::message::{Challenge, Hello, HelloAck, Proof, Reply, Request, ServerProof, agree};
+use crate::message::{
+    Challenge, Claim, Hello, HelloAck, Proof, Reply, Request, ServerProof, agree,
+};
 use crate::tcp::SILENCE;
 use crate::tls;
 use channel::Channel;
+use mooncrate_core::ids::TenantId;
 use mooncrate_core::time::Deadline;
 use std::io;
 use std::net::IpAddr;
@@ -130,7 +133,20 @@ impl Link {
             return Err(DecodeError::BadValue { what, value }.into());
         }
         (link.version, link.peer) = (ack.version, ack);
+        if hello.link == LinkKind::Control && config.access.tenant != TenantId::DEFAULT {
+            link.claim(config.access.tenant, deadline)?;
+        }
         Ok(link)
+    }
+
+    /// Says whose keys this link asks for.
+    fn claim(&mut self, tenant: TenantId, deadline: Deadline) -> Result<(), CallError> {
+        let id = self.next_id();
+        self.write(Kind::Claim, id, false, deadline, |out| Claim { tenant }.encode(out))?;
+        match self.read_greeting(deadline)? {
+            (Kind::Claim, _) => Ok(()),
+            (kind, _) => Err(DecodeError::Unexpected { kind }.into()),
+        }
     }
 
     /// The caller's half of the hello.

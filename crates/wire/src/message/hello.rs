@@ -6,7 +6,7 @@ use crate::codec::{Field, Reader};
 use crate::error::{DecodeError, Refusal, RefusalCode};
 use crate::frame::{VERSION_MAX, VERSION_MIN};
 use crate::kind::LinkKind;
-use mooncrate_core::ids::{HostId, LeaderEpoch};
+use mooncrate_core::ids::{HostId, LeaderEpoch, TenantId};
 use std::fmt;
 
 /// Bytes of the longest name in a hello.
@@ -98,6 +98,16 @@ message! {
 }
 
 message! {
+    /// Whose keys the caller asks for. Sent after the hello on a control link, by callers of another
+    /// tenant than the default one; the reply has no body. Where tenants are proved it must be the
+    /// proved one.
+    pub struct Claim {
+        /// The tenant.
+        pub tenant: TenantId,
+    }
+}
+
+message! {
     /// The server's proof.
     pub struct ServerProof {
         /// That it knows the secret.
@@ -177,9 +187,9 @@ mod tests {
         let refusal = agree(&hello, LinkKind::Control).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Version);
         assert!(refusal.message.contains("150 to 200"), "{refusal}");
-        assert!(refusal.message.contains("this peer 2 to 2"), "{refusal}");
-        // Version 1 had other layouts of locators, offers and plans: it is refused loudly.
-        for old in [0, 1] {
+        assert!(refusal.message.contains("this peer 3 to 3"), "{refusal}");
+        // Versions 1 and 2 had other layouts: they are refused loudly.
+        for old in [0, 1, 2] {
             (hello.version_min, hello.version_max) = (old, old);
             let refusal = agree(&hello, LinkKind::Control).unwrap_err();
             assert_eq!(refusal.code, RefusalCode::Version);

@@ -20,7 +20,9 @@ pub use data::{
     Abandon, Attach, Attached, Begin, BeginWrite, Open, Pin, PinId, Read, ReadReply, Signal, Unpin,
     Write, WritePart,
 };
-pub use hello::{Challenge, Hello, HelloAck, NAME_BYTES_MAX, Proof, Role, ServerProof, agree};
+pub use hello::{
+    Challenge, Claim, Hello, HelloAck, NAME_BYTES_MAX, Proof, Role, ServerProof, agree,
+};
 pub use node::{Announce, Heartbeat, Mount, Mounted, NodeInfo, OrderBatch, Orders, Pulse, Unmount};
 
 use crate::codec::{Field, Reader};

@@ -13,7 +13,7 @@ use crate::error::{DecodeError, FrameError, Refusal, RefusalCode};
 use crate::frame::{Frame, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
-use crate::message::{Challenge, Hello, HelloAck, Proof, Reply, Request, agree};
+use crate::message::{Challenge, Claim, Hello, HelloAck, Proof, Reply, Request, agree};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -328,6 +328,9 @@ where
     /// One request: answered, refused, or given to a task.
     fn handle(&mut self, frame: &Frame) -> Result<(), End> {
         let (request, kind) = (frame.header.request(), frame.header.kind());
+        if kind == Kind::Claim && !frame.header.is_reply() {
+            return self.claim(frame);
+        }
         if frame.header.is_reply() || kind.link() != Some(LinkKind::Control) {
             let error = DecodeError::Unexpected { kind };
             self.refuse(request, RefusalCode::WrongLink, format!("a control link: {error}"));
@@ -378,6 +381,26 @@ where
             }
         }
         Ok(())
+    }
+
+    /// The caller says whose keys it asks for; what it asked for before was its own tenant's.
+    fn claim(&mut self, frame: &Frame) -> Result<(), End> {
+        let request = frame.header.request();
+        let claim = Claim::decode(self.inbox.bytes(frame.body.clone()));
+        let judged = claim
+            .map_err(|error| Refusal::new(RefusalCode::Protocol, error.to_string()))
+            .and_then(|claim| self.config.gate.claimed(self.peer.tenant, &claim));
+        match judged {
+            Ok(tenant) => {
+                self.peer.tenant = tenant;
+                self.stage(Kind::Claim, request, |_| {});
+                Ok(())
+            }
+            Err(refusal) => {
+                self.refuse(request, refusal.code, refusal.message);
+                Err(End::Protocol)
+            }
+        }
     }
 
     /// A waiting request has its reply.

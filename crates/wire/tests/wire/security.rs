@@ -27,7 +27,7 @@ fn secret() -> ClusterSecret {
 }
 
 fn holding(token: Token) -> Access {
-    Access { token: Some(Arc::new(token)), tls: None }
+    Access { token: Some(Arc::new(token)), ..Access::default() }
 }
 
 fn guarded() -> Server {
@@ -77,6 +77,20 @@ fn security_a_client_with_a_token_does_not_talk_to_a_server_without_one() {
         &["did not ask for the token"],
     );
     link(&server.address, Access::default()).unwrap();
+}
+
+#[test]
+fn security_a_claim_counts_only_where_nothing_is_proved() {
+    let (a, b) = (TenantId::named("a").unwrap(), TenantId::named("b").unwrap());
+    let open = Server::start();
+    ping(&mut link(&open.address, Access { tenant: a, ..Access::default() }).unwrap());
+    let server = guarded();
+    let token = || holding(secret().derive(Role::Client, "a").unwrap());
+    ping(&mut link(&server.address, Access { tenant: a, ..token() }).unwrap());
+    denied(link(&server.address, Access { tenant: b, ..token() }), &["of another tenant"]);
+    // The secret itself is of the default tenant: it names another one by a token of that one.
+    let all = holding(Token::Cluster(secret()));
+    denied(link(&server.address, Access { tenant: b, ..all }), &["of another tenant"]);
 }
 
 #[test]
@@ -167,7 +181,7 @@ impl Files {
 
     fn access(&mut self, issued: Option<&Issued>, ca: &Authority) -> Access {
         let tls = self.tls(issued, Some(ca)).client().unwrap();
-        Access { token: None, tls: Some(tls) }
+        Access { tls: Some(tls), ..Access::default() }
     }
 }
 

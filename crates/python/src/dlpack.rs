@@ -1,0 +1,237 @@
+//! DLPack: the bytes of a view as a tensor of another library, without a copy.
+//!
+//! ```text
+//!   view.__dlpack__() ──► capsule ──consumed──► array of NumPy, torch, …
+//!                           │ holds the pin       │ the deleter gives it back, once, from any thread
+//! ```
+//!
+//! The structures are those of DLPack 1.0 and of its older form. What must stay true: the memory stays
+//! pinned until the deleter has run; read-only memory is handed out only where its consumer can be told
+//! that it is, which the older form cannot.
+
+use crate::fork::{Own, drop_detached};
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use std::ffi::{CStr, c_void};
+use std::mem::offset_of;
+
+/// Memory of the host, as DLPack numbers it.
+pub(crate) const HOST: (i32, i32) = (1, 0);
+const VERSION: [u32; 2] = [1, 0];
+const READ_ONLY: u64 = 1;
+const IS_COPIED: u64 = 2;
+/// Unsigned integers of eight bits, one to an element.
+const BYTES: DataType = DataType { code: 1, bits: 8, lanes: 1 };
+
+#[repr(C)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device_kind: i32,
+    device: i32,
+    dimensions: i32,
+    kind: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+const _: () = assert!(size_of::<Tensor>() == 48 && offset_of!(Tensor, shape) == 24);
+
+/// What the older form hands out.
+#[repr(C)]
+struct Managed {
+    tensor: Tensor,
+    context: *mut c_void,
+    deleter: unsafe extern "C" fn(*mut Managed),
+}
+const _: () = assert!(size_of::<Managed>() == 64 && offset_of!(Managed, context) == 48);
+
+#[repr(C)]
+struct ManagedVersioned {
+    version: [u32; 2],
+    context: *mut c_void,
+    deleter: unsafe extern "C" fn(*mut ManagedVersioned),
+    flags: u64,
+    tensor: Tensor,
+}
+const _: () = assert!(size_of::<ManagedVersioned>() == 80);
+const _: () = assert!(offset_of!(ManagedVersioned, tensor) == 32);
+
+/// What the two forms have in common.
+trait Head: Sized + 'static {
+    /// What a capsule is called until somebody has taken the tensor out of it.
+    const NAME: &'static CStr;
+    fn new(tensor: Tensor, copied: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self;
+    fn parts(&mut self) -> (&mut Tensor, &mut *mut c_void);
+    fn context(&self) -> *mut c_void;
+}
+
+impl Head for Managed {
+    const NAME: &'static CStr = c"dltensor";
+
+    fn new(tensor: Tensor, _copied: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
+        Self { tensor, context: std::ptr::null_mut(), deleter }
+    }
+
+    fn parts(&mut self) -> (&mut Tensor, &mut *mut c_void) {
+        (&mut self.tensor, &mut self.context)
+    }
+
+    fn context(&self) -> *mut c_void {
+        self.context
+    }
+}
+
+impl Head for ManagedVersioned {
+    const NAME: &'static CStr = c"dltensor_versioned";
+
+    fn new(tensor: Tensor, copied: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
+        let flags = if copied { IS_COPIED } else { READ_ONLY };
+        Self { version: VERSION, context: std::ptr::null_mut(), deleter, flags, tensor }
+    }
+
+    fn parts(&mut self) -> (&mut Tensor, &mut *mut c_void) {
+        (&mut self.tensor, &mut self.context)
+    }
+
+    fn context(&self) -> *mut c_void {
+        self.context
+    }
+}
+
+/// A head, and all that it points to.
+struct Export<H, O: Send + 'static> {
+    head: H,
+    /// How many bytes, and that they follow each other.
+    shape: [i64; 1],
+    strides: [i64; 1],
+    owner: Own<O>,
+}
+
+/// What a consumer asks for.
+pub(crate) struct Wish {
+    /// The latest version it understands; `None`: the older form only.
+    pub(crate) version: Option<(u32, u32)>,
+    pub(crate) device: Option<(i32, i32)>,
+    pub(crate) stream: bool,
+    pub(crate) copy: Option<bool>,
+}
+
+impl Wish {
+    /// Refuses what host memory that never changes cannot be.
+    pub(crate) fn check(&self) -> PyResult<()> {
+        if self.stream {
+            return Err(PyBufferError::new_err("a view is host memory: stream must be None"));
+        }
+        if self.device.is_some_and(|device| device != HOST) {
+            let words = "a view is host memory, device (1, 0); copy the array to the other device";
+            return Err(PyBufferError::new_err(words));
+        }
+        if self.copy != Some(true) && !self.is_versioned() {
+            let words = "a view is read-only, and this consumer cannot be told: it asked for DLPack \
+                         without max_version=(1, 0); ask for a copy with copy=True, or use the buffer \
+                         protocol, as in numpy.frombuffer(view, dtype)";
+            return Err(PyBufferError::new_err(words));
+        }
+        Ok(())
+    }
+
+    fn is_versioned(&self) -> bool {
+        self.version.is_some_and(|(major, _)| major >= 1)
+    }
+}
+
+/// Bytes, and whoever keeps them where they are.
+pub(crate) struct Kept<O> {
+    pub(crate) first: *mut u8,
+    pub(crate) len: usize,
+    pub(crate) owner: O,
+}
+
+/// A capsule that shows the bytes. They may be written only if they are a copy that nobody else has.
+pub(crate) fn capsule<'py, O: Send + 'static>(
+    py: Python<'py>,
+    kept: Kept<O>,
+    wish: &Wish,
+) -> PyResult<Bound<'py, PyAny>> {
+    let copied = wish.copy == Some(true);
+    if wish.is_versioned() {
+        wrapped::<ManagedVersioned, O>(py, kept, copied)
+    } else {
+        wrapped::<Managed, O>(py, kept, copied)
+    }
+}
+
+fn wrapped<H: Head, O: Send + 'static>(
+    py: Python<'_>,
+    kept: Kept<O>,
+    copied: bool,
+) -> PyResult<Bound<'_, PyAny>> {
+    let Kept { first, len, owner } = kept;
+    let tensor = Tensor {
+        data: first.cast(),
+        device_kind: HOST.0,
+        device: HOST.1,
+        dimensions: 1,
+        kind: BYTES,
+        // Set below, when the export has its place.
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
+    let head = H::new(tensor, copied, delete::<H, O>);
+    let (shape, strides, owner) = ([len as i64], [1], Own::new(owner));
+    let export = Box::into_raw(Box::new(Export { head, shape, strides, owner }));
+    // SAFETY: it was made above, and nobody else has it.
+    let made = unsafe { &mut *export };
+    let (tensor, context) = made.head.parts();
+    tensor.shape = made.shape.as_mut_ptr();
+    tensor.strides = made.strides.as_mut_ptr();
+    *context = export.cast();
+    let head: *mut H = &raw mut made.head;
+    // SAFETY: the head lives until its deleter is called; the name is static; the destructor fits both.
+    let raw = unsafe { ffi::PyCapsule_New(head.cast(), H::NAME.as_ptr(), Some(forsaken::<H, O>)) };
+    // SAFETY: a new reference, or null with an exception.
+    unsafe { Bound::from_owned_ptr_or_err(py, raw) }.inspect_err(|_| {
+        // SAFETY: there is no capsule, so nobody else will call it.
+        unsafe { delete::<H, O>(head) };
+    })
+}
+
+/// What a consumer calls when it needs the tensor no more.
+///
+/// # Safety
+/// Once, with a head that [`wrapped`] made.
+unsafe extern "C" fn delete<H: Head, O: Send + 'static>(head: *mut H) {
+    if head.is_null() {
+        return;
+    }
+    // SAFETY: the caller passes a head of ours that is alive.
+    let context = unsafe { (*head).context() };
+    // SAFETY: the context is the export that `wrapped` leaked, and this is the one time it is taken back.
+    let export = unsafe { Box::from_raw(context.cast::<Export<H, O>>()) };
+    drop_detached(export.owner);
+}
+
+/// What Python calls when a capsule goes.
+///
+/// # Safety
+/// With a capsule that [`wrapped`] made.
+unsafe extern "C" fn forsaken<H: Head, O: Send + 'static>(capsule: *mut ffi::PyObject) {
+    // SAFETY: `capsule` is alive; the question raises nothing.
+    if unsafe { ffi::PyCapsule_IsValid(capsule, H::NAME.as_ptr()) } == 0 {
+        // Whoever took the tensor out gave the capsule another name, and calls the deleter.
+        return;
+    }
+    // SAFETY: it is valid under this name, as asked above.
+    let head = unsafe { ffi::PyCapsule_GetPointer(capsule, H::NAME.as_ptr()) };
+    // SAFETY: nobody took the tensor, so the deleter was not called and will not be.
+    unsafe { delete::<H, O>(head.cast()) };
+}

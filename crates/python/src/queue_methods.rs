@@ -1,0 +1,150 @@
+//! The methods of `Calls`, as Python sees them: those of `Store`, each with a future for its result.
+#![expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
+
+use crate::batch::{Items, Keys};
+use crate::buffer::{Key, Source, Target};
+use crate::calls;
+use crate::options::Wishes;
+use crate::queue::Calls;
+use crate::store::Store;
+use pyo3::prelude::*;
+use std::os::fd::RawFd;
+
+/// What a call gives: a future of the loop.
+type Future<'py> = PyResult<Bound<'py, PyAny>>;
+
+#[pymethods]
+impl Calls {
+    #[new]
+    #[pyo3(signature = (store, on, threads, /))]
+    fn new(py: Python<'_>, store: Py<Store>, on: Py<PyAny>, threads: usize) -> PyResult<Self> {
+        Self::start(py, store, on, threads)
+    }
+
+    /// The loop whose calls these are.
+    #[getter]
+    fn r#loop(&self) -> &Py<PyAny> {
+        self.on()
+    }
+
+    /// Hands the calls of the last turn to the threads.
+    fn _send(&self, py: Python<'_>) -> PyResult<()> {
+        self.send(py)
+    }
+
+    /// Answers calls that are done.
+    fn _answer(&self, py: Python<'_>) -> PyResult<()> {
+        self.answer(py)
+    }
+
+    /// A descriptor that can be read when calls are done.
+    fn fileno(&self, py: Python<'_>) -> PyResult<RawFd> {
+        self.bell(py)
+    }
+
+    /// A future that is done when no call is under way.
+    fn over<'py>(&self, py: Python<'py>) -> Future<'py> {
+        self.when_over(py)
+    }
+
+    /// Ends the threads, after the calls that they are busy with.
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        self.join(py)
+    }
+
+    #[pyo3(signature = (key, parts, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
+        expire=None, upsert=false))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn put_parts<'py>(
+        slf: &Bound<'py, Self>,
+        key: Key,
+        parts: Vec<Source>,
+        replicas: Option<u8>,
+        soft_pin: Option<f64>,
+        hard_pin: bool,
+        group: Option<String>,
+        expire: Option<f64>,
+        upsert: bool,
+    ) -> Future<'py> {
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
+        Self::submit(slf, calls::put(slf.py(), slf.get().store(), key, parts, &wishes)?)
+    }
+
+    #[pyo3(signature = (items, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
+        expire=None, upsert=false))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn put_batch<'py>(
+        slf: &Bound<'py, Self>,
+        items: Items,
+        replicas: Option<u8>,
+        soft_pin: Option<f64>,
+        hard_pin: bool,
+        group: Option<String>,
+        expire: Option<f64>,
+        upsert: bool,
+    ) -> Future<'py> {
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
+        Self::submit(slf, calls::put_batch(slf.py(), slf.get().store(), items, &wishes)?)
+    }
+
+    fn get<'py>(slf: &Bound<'py, Self>, key: Key) -> Future<'py> {
+        Self::submit(slf, calls::get(key))
+    }
+
+    fn get_into<'py>(slf: &Bound<'py, Self>, key: Key, target: Target) -> Future<'py> {
+        Self::submit(slf, calls::get_into(key, target))
+    }
+
+    fn get_range<'py>(slf: &Bound<'py, Self>, key: Key, start: u64, length: usize) -> Future<'py> {
+        Self::submit(slf, calls::get_range(key, start, length))
+    }
+
+    fn view<'py>(slf: &Bound<'py, Self>, key: Key) -> Future<'py> {
+        Self::submit(slf, calls::view(key))
+    }
+
+    fn size<'py>(slf: &Bound<'py, Self>, key: Key) -> Future<'py> {
+        Self::submit(slf, calls::size(key))
+    }
+
+    fn exists<'py>(slf: &Bound<'py, Self>, key: Key) -> Future<'py> {
+        Self::submit(slf, calls::exists(key))
+    }
+
+    #[pyo3(signature = (key, *, force=false))]
+    fn remove<'py>(slf: &Bound<'py, Self>, key: Key, force: bool) -> Future<'py> {
+        Self::submit(slf, calls::remove(key, force))
+    }
+
+    #[pyo3(signature = (prefix, *, force=false))]
+    fn remove_prefix<'py>(slf: &Bound<'py, Self>, prefix: Key, force: bool) -> Future<'py> {
+        Self::submit(slf, calls::remove_prefix(prefix, force))
+    }
+
+    #[pyo3(signature = (regex, *, force=false))]
+    fn remove_regex<'py>(slf: &Bound<'py, Self>, regex: String, force: bool) -> Future<'py> {
+        Self::submit(slf, calls::remove_regex(regex, force))
+    }
+
+    /// One page of keys, and where the next one starts.
+    fn page<'py>(slf: &Bound<'py, Self>, prefix: Option<Key>, cursor: u64) -> Future<'py> {
+        Self::submit(slf, calls::page(prefix, cursor))
+    }
+
+    fn stats<'py>(slf: &Bound<'py, Self>) -> Future<'py> {
+        Self::submit(slf, calls::stats())
+    }
+
+    fn get_batch<'py>(slf: &Bound<'py, Self>, keys: Keys) -> Future<'py> {
+        Self::submit(slf, calls::get_batch(keys))
+    }
+
+    fn exists_batch<'py>(slf: &Bound<'py, Self>, keys: Keys) -> Future<'py> {
+        Self::submit(slf, calls::exists_batch(keys))
+    }
+
+    #[pyo3(signature = (keys, *, force=false))]
+    fn remove_batch<'py>(slf: &Bound<'py, Self>, keys: Keys, force: bool) -> Future<'py> {
+        Self::submit(slf, calls::remove_batch(keys, force))
+    }
+}

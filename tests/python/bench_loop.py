@@ -1,0 +1,89 @@
+"""How long an asyncio loop is away while many gets run, beside as many tasks that do nothing.
+
+    ./dev bench-python
+
+A ticker task comes round in every turn of the loop; the longest time between two of its turns is
+how long the loop was away. Making the tasks, and the first step of each, count: that is the floor.
+"""
+
+import asyncio
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+import mooncrate
+from conftest import Server
+
+ROUNDS = 11
+SIZE = 4096
+
+
+async def longest(work: Callable[[], Iterable[Awaitable[object]]]) -> tuple[float, float]:
+    """Seconds that the loop was away at most while the work ran, and seconds of all of it."""
+    away, over = 0.0, False
+
+    async def tick() -> None:
+        nonlocal away
+        before = time.perf_counter()
+        while not over:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            away, before = max(away, now - before), now
+
+    ticker = asyncio.create_task(tick())
+    await asyncio.sleep(0)
+    start = time.perf_counter()
+    await asyncio.gather(*work())
+    took = time.perf_counter() - start
+    over = True
+    await ticker
+    return away, took
+
+
+async def nothing() -> None:
+    await asyncio.sleep(0)
+
+
+async def rows(name: str, store: mooncrate.AsyncStore) -> None:
+    for count in (1_000, 10_000):
+        keys = [f"loop/{number}" for number in range(count)]
+        for first in range(0, count, 1000):
+            await store.put_batch(
+                [(key, key.encode().ljust(SIZE)) for key in keys[first : first + 1000]]
+            )
+        found = await asyncio.gather(*(store.get(key) for key in keys))
+        assert found == [key.encode().ljust(SIZE) for key in keys]
+        floor, gets = [], []
+        for _ in range(ROUNDS):
+            floor.append((await longest(lambda: (nothing() for _ in keys)))[0])
+            gets.append(await longest(lambda: (store.get(key) for key in keys)))
+        away = [away for away, _ in gets]
+        print(
+            f"{name:<16}{count:>7}{1e3 * statistics.median(floor):>9.2f} ms"
+            f"{1e3 * statistics.median(away):>9.2f} ms{1e3 * max(away):>9.2f} ms"
+            f"{1e3 * statistics.median([took for _, took in gets]):>10.1f} ms"
+        )
+
+
+async def measure(master: str) -> None:
+    columns = ("gets at once", "floor", "away", "worst", "all done")
+    print(f"{columns[0]:>23}{columns[1]:>12}{columns[2]:>12}{columns[3]:>12}{columns[4]:>13}")
+    for name, shared_memory in (("shared memory", True), ("tcp", False)):
+        async with mooncrate.AsyncStore(master=master, shared_memory=shared_memory) as store:
+            await rows(name, store)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(pathlib.Path(folder), ["--segment-size", "256MiB"])
+        try:
+            asyncio.run(measure(server.master))
+        finally:
+            server.stop()
+    print(f"median of {ROUNDS} rounds, and their worst; values of {SIZE} bytes")
+
+
+if __name__ == "__main__":
+    main()
