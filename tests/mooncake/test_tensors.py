@@ -9,10 +9,10 @@ torch = pytest.importorskip(
     "torch", reason="torch is not installed; ./dev test --torch installs it"
 )
 
+import mooncrate
+from conftest import python
 from mooncake import store as module
 from mooncake.store import ReplicateConfig
-from conftest import python
-
 from mooncrate.tensors import DTYPES
 
 NAMES = [dtype.name for dtype in DTYPES]
@@ -394,3 +394,19 @@ def test_importing_the_package_imports_no_torch():
         """
     )
     assert said == "[]\n"
+
+
+@pytest.mark.check(53)
+@pytest.mark.skipif(
+    not hasattr(mooncrate.Store, "put_tensor"), reason="this mooncrate stores no tensors"
+)
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 5), (2,) * 8], ids=str)
+def test_both_packages_store_the_same_bytes(store, master, shape):
+    with mooncrate.Store(master=master.address) as native:
+        for name in NAMES:
+            tensor = sample(name, *shape)
+            assert native.put_tensor(f"native/{name}", tensor)
+            assert store.put_tensor(f"dropin/{name}", tensor) == 0
+            assert store.get(f"native/{name}") == store.get(f"dropin/{name}")
+            assert same(tensor, store.get_tensor(f"native/{name}"))
+            assert same(tensor, native.get_tensor(f"dropin/{name}"))
