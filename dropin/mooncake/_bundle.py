@@ -170,13 +170,14 @@ class Bundles:
         # Memory that is registered already is refused, and needs nothing more.
         known = self.store.register_buffer(address, size) != 0
         try:
-            return self.store.get_into_ranges(
+            got: list[list[list[int]]] = self.store.get_into_ranges(
                 [address],
                 [[*wanted]],
                 [[[part.target for part in parts] for parts in wanted.values()]],
                 [[[part.source for part in parts] for parts in wanted.values()]],
                 [[[part.size for part in parts] for parts in wanted.values()]],
-            )[0]
+            )
+            return got[0]
         finally:
             if not known:
                 self.store.unregister_buffer(address)

@@ -203,6 +203,19 @@ def test_shards_of_an_earlier_cut_are_not_taken_for_present_ones(store):
 
 
 @pytest.mark.check(55)
+def test_tensors_without_elements(store):
+    for rank in (0, 1):
+        assert (
+            store.put_tensor_with_parallelism("key", torch.empty(2, 0), layout(tp(rank, 2, 0))) == 0
+        )
+    assert store.get_tensor_with_parallelism("key", target("full", tp(0, 2, 0))).shape == (4, 0)
+    assert store.get_tensor_with_parallelism("key", target("shard", tp(3, 4, 0))).shape == (1, 0)
+    # A length of zero is not cut.
+    assert store.get_tensor_with_parallelism("key", target("shard", tp(0, 1, 1))) is None
+    assert store.get_tensor_with_parallelism("key", target("shard", tp(0, 2, 1))) is None
+
+
+@pytest.mark.check(55)
 def test_shards_without_a_manifest_are_what_their_heads_say(store):
     assert store.put_tensor_with_tp("key", WHOLE, tp_size=2, split_dim=1) == 0
     assert store.is_exist("key__parallelism_manifest") == 0
