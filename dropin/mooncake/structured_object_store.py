@@ -271,7 +271,8 @@ class MooncakeBundleTransfer:
 
     def get_dict(self, ref: DataProtoRef, **how: Any) -> dict[str, Any]:
         """`get` of a flat dict."""
-        return self.get(ref, type="dict", **how)
+        found: dict[str, Any] = self.get(ref, type="dict", **how)
+        return found
 
     def dataproto_manifest_view(self, ref: DataProtoRef) -> dict[str, Any]:
         """What the fields of a batch are, and where."""
