@@ -119,8 +119,11 @@ def test_the_class_runs_in_this_process():
     assert ask(server.port, key("k"), "PUT", b"v") == (200, b"metadata updated")
     with pytest.raises(RuntimeError, match="already"):
         server.run()
+    # Held, so that it is `close` that gives the port back, and not the end of the object.
+    inner = server._server
     server.close()
     server.close()
+    assert inner.socket.fileno() == -1
     assert server.poll() == KVPoll.Failed
     # The port is free, and nothing is left of what was kept.
     again = KVBootstrapServer(server.port, "127.0.0.1")
