@@ -21,7 +21,7 @@ from ._memory import Registry
 from ._settings import Settings
 
 # How long a call may take, unless MC_RPC_TIMEOUT_MS says less.
-CALL_SECONDS = 10.0
+CALL_SECONDS = 15.0
 # Names of segments are looked up again after this long.
 NAMES_SECONDS = 1.0
 # Keys of own puts that are remembered, for `batch_replica_clear`.

@@ -1,9 +1,9 @@
-"""How long an asyncio loop is away while many gets run at once, beside as many tasks that do nothing.
+"""How long an asyncio loop is away while many gets run, beside as many tasks that do nothing.
 
     ./dev bench-python
 
-A ticker task comes round in every turn of the loop; the longest time between two of its turns is how long
-the loop was away. Making the tasks, and the first step of each of them, count: that is the floor.
+A ticker task comes round in every turn of the loop; the longest time between two of its turns is
+how long the loop was away. Making the tasks, and the first step of each, count: that is the floor.
 """
 
 import asyncio
@@ -50,7 +50,9 @@ async def rows(name: str, store: mooncrate.AsyncStore) -> None:
     for count in (1_000, 10_000):
         keys = [f"loop/{number}" for number in range(count)]
         for first in range(0, count, 1000):
-            await store.put_batch([(key, key.encode().ljust(SIZE)) for key in keys[first : first + 1000]])
+            await store.put_batch(
+                [(key, key.encode().ljust(SIZE)) for key in keys[first : first + 1000]]
+            )
         found = await asyncio.gather(*(store.get(key) for key in keys))
         assert found == [key.encode().ljust(SIZE) for key in keys]
         floor, gets = [], []

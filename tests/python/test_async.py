@@ -134,23 +134,33 @@ def test_a_forked_child_does_not_hang():
 
 
 def test_many_kinds_of_calls_at_once(server):
-    """Futures get the results of their own calls, errors among them, whatever the order of the ends."""
+    """Futures get the results of their own calls, whatever the order in which these end."""
 
     async def work():
         async with mooncrate.AsyncStore(master=server.master, threads=3) as store:
-            await store.put_batch({f"mix/{number}": bytes([number]) * number for number in range(200)})
+            await store.put_batch(
+                {f"mix/{number}": bytes([number]) * number for number in range(200)}
+            )
             targets = [bytearray(200) for _ in range(200)]
             calls = []
             for number in range(200):
-                calls += [store.get(f"mix/{number}"), store.get_into(f"mix/{number}", targets[number])]
+                calls += [
+                    store.get(f"mix/{number}"),
+                    store.get_into(f"mix/{number}", targets[number]),
+                ]
                 calls += [store.size(f"mix/{number}"), store.exists(f"mix/none/{number}")]
-                calls += [store.get_range(f"mix/{number}", number, 1), store.get_into("mix/9", bytearray(8))]
+                calls += [
+                    store.get_range(f"mix/{number}", number, 1),
+                    store.get_into("mix/9", bytearray(8)),
+                ]
             found = await asyncio.gather(*calls, return_exceptions=True)
             for number in range(200):
                 value, into, size, exists, beyond, small = found[6 * number : 6 * number + 6]
                 assert value == bytes([number]) * number == targets[number][:number]
                 assert (into, size, exists) == (number, number, False)
-                assert isinstance(beyond, mooncrate.Invalid) and isinstance(small, mooncrate.TooLarge)
+                assert isinstance(beyond, mooncrate.Invalid) and isinstance(
+                    small, mooncrate.TooLarge
+                )
 
     asyncio.run(work())
 
@@ -161,9 +171,13 @@ def test_large_values_come_whole(server):
             value = random.Random(7).randbytes(3_000_001)
             assert await store.put("large/value", value, upsert=True)
             assert await store.get("large/value") == value
-            assert await asyncio.gather(*(store.get("large/value") for _ in range(20))) == [value] * 20
+            assert (
+                await asyncio.gather(*(store.get("large/value") for _ in range(20))) == [value] * 20
+            )
             # More than waits in memory of ours, with small values among them.
-            await store.put_batch({f"large/{number}": bytes([number]) * 9000 for number in range(100)}, upsert=True)
+            await store.put_batch(
+                {f"large/{number}": bytes([number]) * 9000 for number in range(100)}, upsert=True
+            )
             found = await store.get_batch([f"large/{number}" for number in range(101)])
             assert found == [bytes([number]) * 9000 for number in range(100)] + [None]
 
@@ -175,7 +189,11 @@ def test_large_values_come_whole(server):
 def test_arguments_that_make_no_sense_are_refused_at_once():
     async def work():
         async with mooncrate.AsyncStore() as store:
-            for call in (store.get(7), store.put("key", "text"), store.get_into("key", b"read-only")):
+            for call in (
+                store.get(7),
+                store.put("key", "text"),
+                store.get_into("key", b"read-only"),
+            ):
                 with pytest.raises(TypeError):
                     await call
             with pytest.raises(mooncrate.Invalid):

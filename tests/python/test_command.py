@@ -21,7 +21,9 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = "import sys; sys.argv[0] = 'mooncrate'; from mooncrate._cli import main; main()"
 
 # Variables of ours are settings, and $MOONCRATE_BINARY is none.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MOONCRATE_")}
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if not name.startswith("MOONCRATE_")
+}
 
 
 def command(*arguments):
@@ -43,7 +45,8 @@ def test_the_script_is_the_function():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--version"], ["--help"], ["serve", "--help"], [], ["nonsense"], ["get", "--bad"]]
+    "arguments",
+    [["--version"], ["--help"], ["serve", "--help"], [], ["nonsense"], ["get", "--bad"]],
 )
 def test_it_says_what_the_native_program_says(arguments):
     native = said(os.environ["MOONCRATE_BINARY"], *arguments)

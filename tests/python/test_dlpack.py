@@ -34,7 +34,7 @@ def test_a_copy_may_be_written_and_leaves_the_value_alone(view):
 
 
 def test_the_pin_lives_as_long_as_what_shows_it(store):
-    """A value that was removed keeps its bytes for arrays that show it, and gives them back after them."""
+    """A value that was removed keeps its bytes for arrays that show it, and then gives them back."""
     store.put("key", VALUE)
     view = store.view("key")
     shown = np.from_dlpack(view)
@@ -46,7 +46,7 @@ def test_the_pin_lives_as_long_as_what_shows_it(store):
     assert bytes(shown) == VALUE
     del shown
     assert store.stats()["quarantined_bytes"] > 0, "the capsule has its own share"
-    del capsule   # nobody took its tensor out: it gives its share back itself
+    del capsule  # nobody took its tensor out: it gives its share back itself
     assert room_comes_back(store)
 
 
@@ -119,7 +119,9 @@ def test_a_forked_child_lets_go_of_arrays_without_harm():
 
 
 def test_torch_shows_the_bytes(view):
-    torch = pytest.importorskip("torch", reason="torch is not installed; ./dev test --torch installs it")
+    torch = pytest.importorskip(
+        "torch", reason="torch is not installed; ./dev test --torch installs it"
+    )
     copy = torch.from_dlpack(view.__dlpack__(copy=True))
     assert bytes(copy.numpy()) == VALUE
     try:

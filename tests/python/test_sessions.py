@@ -98,7 +98,9 @@ def test_the_twins_of_asyncio():
         async with mooncrate.AsyncStore() as store:
             async with await store.put_session("key", SIZE) as session:
                 parts = range(0, SIZE, 10_000)
-                await asyncio.gather(*(session.write(start, VALUE[start : start + 10_000]) for start in parts))
+                await asyncio.gather(
+                    *(session.write(start, VALUE[start : start + 10_000]) for start in parts)
+                )
             async with await store.get_session("key") as session:
                 target = bytearray(session.nbytes)
                 assert await session.read_into(0, target) == SIZE and target == VALUE

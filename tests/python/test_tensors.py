@@ -36,7 +36,11 @@ def test_over_every_path(any_store):
 
 def test_what_does_not_lie_in_c_order_is_stored_so(store):
     array = np.arange(24, dtype=np.int32).reshape(4, 6)
-    for name, form in {"turned": array.T, "cut": array[::2, 1::2], "other": array.astype(">i4")}.items():
+    for name, form in {
+        "turned": array.T,
+        "cut": array[::2, 1::2],
+        "other": array.astype(">i4"),
+    }.items():
         store.put_tensor(name, form)
         found = store.get_array(name)
         assert (found == form).all() and found.shape == form.shape and found.dtype == np.int32
@@ -52,7 +56,12 @@ def test_what_is_stored_in_c_order_is_not_copied():
 
 
 def test_what_is_no_tensor_is_refused_in_words(store):
-    for bad, words in (([1.0], "list"), (b"bytes", "bytes"), (np.array(["text"]), "str"), (np.zeros(2, "c16"), "complex")):
+    for bad, words in (
+        ([1.0], "list"),
+        (b"bytes", "bytes"),
+        (np.array(["text"]), "str"),
+        (np.zeros(2, "c16"), "complex"),
+    ):
         with pytest.raises(TypeError, match=words):
             store.put_tensor("bad", bad)
     with pytest.raises(ValueError, match="dimensions"):
@@ -98,7 +107,9 @@ def test_the_twins_of_asyncio():
 
 
 def test_tensors_of_torch(any_store):
-    torch = pytest.importorskip("torch", reason="torch is not installed; ./dev test --torch installs it")
+    torch = pytest.importorskip(
+        "torch", reason="torch is not installed; ./dev test --torch installs it"
+    )
     for name in BY_NAME:
         dtype = getattr(torch, name)
         tensor = torch.arange(24).reshape(2, 3, 4).to(dtype)
@@ -107,9 +118,13 @@ def test_tensors_of_torch(any_store):
         assert found.dtype == dtype and found.shape == tensor.shape
         assert found.view(torch.uint8).equal(tensor.view(torch.uint8))
         found.view(torch.uint8).zero_()
-        assert not any_store.get_tensor("torch/key").view(torch.uint8).equal(found.view(torch.uint8))
+        assert (
+            not any_store.get_tensor("torch/key").view(torch.uint8).equal(found.view(torch.uint8))
+        )
     for tensor in (torch.tensor(3.5), torch.zeros(0, 2), torch.arange(12).reshape(3, 4).T):
-        any_store.put_tensor("torch/key", tensor.requires_grad_(tensor.is_floating_point()), upsert=True)
+        any_store.put_tensor(
+            "torch/key", tensor.requires_grad_(tensor.is_floating_point()), upsert=True
+        )
         found = any_store.get_tensor("torch/key")
         assert found.shape == tensor.shape and found.equal(tensor)
     any_store.put_tensor("torch/key", np.arange(3), upsert=True)

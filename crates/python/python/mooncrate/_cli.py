@@ -1,7 +1,7 @@
 """The command `mooncrate` of the package: the same program as the native one, in this very process.
 
-What must stay true: the process id stays, and signals mean what they mean to the native program. Servers
-stop in order at SIGINT and SIGTERM, everything else ends by them.
+What must stay true: the process id stays, and signals mean what they mean to the native program.
+Servers stop in order at SIGINT and SIGTERM, everything else ends by them.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The store for asyncio: the same calls, on a bounded number of threads, so that the loop never waits.
+"""The store for asyncio: the same calls, on a few threads, so that the loop never waits.
 
-What must stay true: the loop's thread does nothing but make futures and resolve them, some at a time; the
-threads that carry calls out are native and leave the GIL to the loop (`mooncrate._native.Calls`).
+What must stay true: the loop's thread does nothing but make futures and resolve them, some at a
+time; the threads that carry calls out are native and leave the GIL to the loop (`_native.Calls`).
 """
 
 import asyncio
@@ -34,10 +34,10 @@ class AsyncStore:
         async with mooncrate.AsyncStore(master="127.0.0.1:7411") as store:
             await store.put("key", b"value")
 
-    Takes what `Store` takes, and `threads`: how many calls may be under way at once; others wait their
-    turn, and so does nobody else. A call that is cancelled may still be carried out, and ends by its
-    timeout: leave its buffers alone until then. It belongs to the loop that it is used in first, and to
-    another one when that is closed.
+    Takes what `Store` takes, and `threads`: how many calls may be under way at once; others wait
+    their turn. A call that is cancelled may still be carried out, and ends by its timeout: leave
+    its buffers alone until then. It belongs to the loop that it is used in first, and to another
+    one when that is closed.
     """
 
     def __init__(self, *, threads: int = 8, **options: Any) -> None:
@@ -168,9 +168,7 @@ class AsyncStore:
         """`Store.remove_batch`."""
         return await self._ready().remove_batch(keys, force=force)
 
-    async def put_tensor(
-        self, key: str | bytes, tensor: Any, **wishes: Any
-    ) -> bool:
+    async def put_tensor(self, key: str | bytes, tensor: Any, **wishes: Any) -> bool:
         """`Store.put_tensor`."""
         return await self._ready().put_parts(key, arrays.parts(tensor), **wishes)
 
@@ -214,7 +212,9 @@ class AsyncStore:
 
     def _opened(self) -> Store:
         if self._store is None:
-            words = "the store is closed" if self._closed else "open the store first, with `async with`"
+            words = (
+                "the store is closed" if self._closed else "open the store first, with `async with`"
+            )
             raise Closed(words)
         return self._store
 

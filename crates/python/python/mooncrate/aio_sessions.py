@@ -23,7 +23,7 @@ async def on_thread(work: Callable[[], Result]) -> Result:
 
 
 class AsyncPutSession:
-    """A `PutSession` whose calls are awaited. `async with` ends it, or after an exception gives it up."""
+    """A `PutSession` whose calls are awaited. `async with` ends it, or gives it up."""
 
     def __init__(self, session: PutSession) -> None:
         self._session = session

@@ -1,7 +1,7 @@
 """Tensors of torch and arrays of NumPy, between their own memory and the stored form of `tensors`.
 
-Neither library is imported before it is needed. What must stay true: what lies in C order on the host is
-stored from where it lies, and a value is read once, into the memory that the result keeps.
+Neither library is imported before it is needed. What must stay true: what lies in C order on the
+host is stored from where it lies, and a value is read once, into the memory that the result keeps.
 """
 
 import sys
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def parts(tensor: Any) -> list[Any]:
-    """Head and elements of a tensor, the elements without a copy if they lie in C order on the host."""
+    """Head and elements of a tensor, those without a copy if they lie in C order on the host."""
     # Who gives a tensor has imported its library.
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(tensor, torch.Tensor):
@@ -102,7 +102,9 @@ def array_over(key: str | bytes, value: Any) -> "numpy.ndarray[Any, Any]":
         dtype = numpy.dtype(found.dtype.name)
     except TypeError:
         name = found.dtype.name
-        raise Invalid(f"numpy has no {name}; read {key!r} with get_tensor, or install ml_dtypes") from None
+        raise Invalid(
+            f"numpy has no {name}; read {key!r} with get_tensor, or install ml_dtypes"
+        ) from None
     elements = numpy.frombuffer(value, numpy.uint8, offset=SIZE)
     array: numpy.ndarray[Any, Any] = elements.view(dtype).reshape(found.shape)
     return array

@@ -18,11 +18,9 @@ class Store(_native.Store):
     __slots__ = ()
     __doc__ = _native.Store.__doc__
 
-    def put_tensor(
-        self, key: str | bytes, tensor: Any, **wishes: Any
-    ) -> bool:
-        """Stores a tensor with its dtype and shape, as `put` does. What does not lie in C order on the
-        host is copied there first."""
+    def put_tensor(self, key: str | bytes, tensor: Any, **wishes: Any) -> bool:
+        """Stores a tensor with its dtype and shape, as `put` does. What does not lie in C order on
+        the host is copied there first."""
         return self.put_parts(key, arrays.parts(tensor), **wishes)
 
     def get_tensor(self, key: str | bytes) -> Any | None:
@@ -35,7 +33,7 @@ class Store(_native.Store):
         return found
 
     def view_array(self, key: str | bytes) -> "numpy.ndarray[Any, Any] | None":
-        """The tensor in place, as a read-only array of NumPy that holds the pin; None if there is none."""
+        """The tensor in place, as a read-only array that holds the pin; None if there is none."""
         view = self.view(key)
         return None if view is None else arrays.array_over(key, view)
 
