@@ -153,3 +153,16 @@ def test_a_full_server_says_so(monkeypatch):
     assert ask(server.port, key("a"), "PUT", b"")[0] == 200
     assert ask(server.port, key("b"), "PUT", b"x" * 500)[0] == 200
     server.close()
+
+
+def test_a_signal_at_any_moment_ends_the_script(tmp_path):
+    """A handler of Python's does not run while its thread waits for a lock, if the signal came a moment
+    before that: the script then never ended. So signals come as soon as the port is open, many times."""
+    for _ in range(12):
+
+        def make():
+            [port] = free_ports(1)
+            flags = ("--port", str(port))
+            return Program(tmp_path, "mooncake_http_metadata_server", *flags, ports=(port,))
+
+        start_retrying(make).stop()
