@@ -61,7 +61,13 @@ def role(cluster):
 
 @pytest.mark.check(58)
 def test_a_standby_says_who_leads_and_takes_over(tmp_path, etcd):
-    flags = ("--enable_ha=true", f"--etcd_endpoints=127.0.0.1:{etcd.client}", "--cluster_id=c")
+    where = "--rpc_address=127.0.0.1"
+    flags = (
+        "--enable_ha=true",
+        where,
+        f"--etcd_endpoints=127.0.0.1:{etcd.client}",
+        "--cluster_id=c",
+    )
     with Cluster(tmp_path, *flags) as first:
         until("the first one leads", lambda: role(first) == "leader")
         leads = until("it knows", lambda: ask_json(first.admin, "/leader")[1])

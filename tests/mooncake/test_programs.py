@@ -228,6 +228,7 @@ def test_a_masters_flags_reach_ours():
         (["--metrics_host=0.0.0.0"], "this machine only"),
         (["--enable_http_metadata_server", "--http_metadata_server_host=0.0.0.0"], "insecure"),
         (["--enable_ha"], "etcd_endpoints"),
+        (["--enable_ha", "--etcd_endpoints=a:1", "--insecure_listen"], "rpc_address"),
         (["--enable_ha", "--ha_backend_type=redis"], "etcd"),
     ],
 )
@@ -257,6 +258,8 @@ def test_a_client_becomes_a_node():
         "--mooncake-tenant": "default",
     }
     assert notes == []
+    command, notes = client_command("--insecure_listen")
+    assert command["--data"].startswith("127.0.0.1:") and "--host=ADDRESS" in notes[0]
     command, notes = client_command(
         "--global_segment_size", "1.5 GB", "--tenant_id=a", "--enable_http_server"
     )
