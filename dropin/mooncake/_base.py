@@ -15,7 +15,6 @@ from ._codes import (
     OBJECT_ALREADY_EXISTS,
     OBJECT_REPLICA_BUSY,
     OK,
-    REPLICA_IS_NOT_READY,
     code_of,
     log,
     say,
@@ -27,8 +26,9 @@ Key = str | bytes
 # A put by key and wishes; one result each.
 Putter = Callable[[list[int], dict[str, Any]], list[Any]]
 
-# How long an upsert waits for another writer of its key.
-UPSERT_SECONDS = 2.0
+# How long a write waits for a key that is being freed, and an upsert for another writer.
+WAIT_SECONDS = 2.0
+WAIT_STEP = 0.005
 
 
 class StoreBase:
@@ -77,7 +77,7 @@ class StoreBase:
                 by_group.setdefault(groups[place], []).append(place)
         for group, some in by_group.items():
             if some:
-                self._put_group(keys, some, {**wish, "group": group}, put, codes)
+                self._put_group(live, keys, some, {**wish, "group": group}, put, codes)
         live.wrote(key for key, code in zip(keys, codes, strict=True) if code == OK)
         return codes
 
@@ -99,16 +99,23 @@ class StoreBase:
 
     def _put_group(
         self,
+        live: Connection,
         keys: Sequence[Key],
         places: list[int],
         wish: dict[str, Any],
         put: Putter,
         codes: list[int],
     ) -> None:
-        end = time.monotonic() + UPSERT_SECONDS
+        end = time.monotonic() + WAIT_SECONDS
         while places:
             try:
                 results = put(places, wish)
+                busy = [
+                    place
+                    for place, result in zip(places, results, strict=True)
+                    if isinstance(result, mooncrate.Error) and result.kind == "in progress"
+                ]
+                looked = dict(zip(busy, self._look(live, keys, busy), strict=True))
             except mooncrate.Error as error:
                 code = say("put", error)
                 for place in places:
@@ -116,28 +123,31 @@ class StoreBase:
                 return
             waiting = []
             for place, result in zip(places, results, strict=True):
-                if isinstance(result, mooncrate.Error):
-                    codes[place] = self._put_code(keys[place], result, wish["upsert"])
-                    if codes[place] == OBJECT_REPLICA_BUSY and result.kind == "in progress":
+                if place in looked:
+                    # Another writer has the key, or has just given it up. A put leaves it to a writer
+                    # that is at it; otherwise the key is waited for.
+                    taken = looked[place] is not None and not wish["upsert"]
+                    codes[place] = OK if taken else OBJECT_REPLICA_BUSY
+                    if not taken:
                         waiting.append(place)
                 else:
-                    codes[place] = OK
-            if time.monotonic() >= end:
-                return
-            places = waiting
+                    codes[place] = self._put_code(keys[place], result)
+            places = waiting if time.monotonic() < end else []
             if places:
-                time.sleep(0.005)
+                time.sleep(WAIT_STEP)
 
     @staticmethod
-    def _put_code(key: Key, error: mooncrate.Error, upsert: bool) -> int:
-        code = code_of(error)
-        if code == OBJECT_ALREADY_EXISTS:
+    def _look(live: Connection, keys: Sequence[Key], places: list[int]) -> list[Any]:
+        return live.raw.look([keys[place] for place in places], hold=False) if places else []
+
+    @staticmethod
+    def _put_code(key: Key, result: Any) -> int:
+        if not isinstance(result, mooncrate.Error):
             return OK
-        if code == REPLICA_IS_NOT_READY:
-            # Another writer has the key. A put leaves it to that one; an upsert waits for its end.
-            return OBJECT_REPLICA_BUSY if upsert else OK
-        log.warning("put of %r: %s (%d)", key, error, code)
-        return code
+        code = code_of(result)
+        if code != OBJECT_ALREADY_EXISTS:
+            log.warning("put of %r: %s (%d)", key, result, code)
+        return OK if code == OBJECT_ALREADY_EXISTS else code
 
 
 def lengths_differ(keys: Sequence[Any], *lists: Sequence[Any]) -> bool:

@@ -16,15 +16,18 @@ import mooncrate
 from mooncrate._native import GetSession, Lender, PutSession, Raw
 
 from ._codes import log
+from ._http import Server
 from ._memory import Registry
 from ._settings import Settings
 
 # How long a call may take, unless MC_RPC_TIMEOUT_MS says less.
-CALL_SECONDS = 10.0
+CALL_SECONDS = 15.0
 # Names of segments are looked up again after this long.
 NAMES_SECONDS = 1.0
 # Keys of own puts that are remembered, for `batch_replica_clear`.
 WRITTEN_MAX = 1 << 18
+# Segments of one store.
+SEGMENTS_MAX = 64
 
 
 class NotReached(Exception):
@@ -74,6 +77,8 @@ class Connection:
         self.written: OrderedDict[bytes, None] = OrderedDict()
         self.segments: dict[str, int] = {}
         self.lender: Lender | None = None
+        # The HTTP of this store, where it was asked for.
+        self.window: Server | None = None
         self._names: dict[str, list[int]] = {}
         self._names_until = 0.0
         timeout = _milliseconds("MC_RPC_TIMEOUT_MS", CALL_SECONDS)
@@ -166,6 +171,35 @@ class Connection:
         while f"{name}#{count}" in taken:
             count += 1
         return f"{name}#{count}"
+
+    def mount(self, size: int) -> str:
+        """Lends one more segment; its id as a text."""
+        with self.lock:
+            if self.lender is None:
+                host, _, port = self.hostname.rpartition(":")
+                self.settings.global_segment_size = size
+                if not self._lend(self.hostname, host or "localhost", int(port or 0)):
+                    self._lend(self.hostname, host or "localhost", 0)
+                found = [ids for node, _, ids in self.raw.nodes() if node == self.lender.name]
+                segment, index = found[0][0], 0
+            else:
+                taken = {0, *self.segments.values()}
+                index = next((n for n in range(SEGMENTS_MAX) if n not in taken), None)
+                if index is None:
+                    raise ValueError(f"a store has at most {SEGMENTS_MAX} segments")
+                segment = self.lender.mount(index, size)
+            name = f"{segment}-{index}"
+            self.segments[name] = index
+            return name
+
+    def unmount(self, name: str) -> bool:
+        """Takes a segment back; whether it is one that was mounted so."""
+        with self.lock:
+            index = self.segments.pop(name, None)
+            if index is None or self.lender is None:
+                return False
+            self.lender.unmount(index)
+            return True
 
     # ---- segments by name ----------------------------------------------------------------------
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import mooncrate
 
+from . import _client_http
 from ._base import StoreBase
 from ._codes import INTERNAL_ERROR, INVALID_PARAMS, OK, RPC_FAIL, code_of, log
 from ._connection import Connection, NotReached
+from ._replicas import tasks
 from ._settings import Refused, Settings, from_dict, text, whole
 
 HEALTHY, NOT_SET_UP, MASTER_SILENT = 0, 1, 2
@@ -27,6 +29,7 @@ _stores: "weakref.WeakSet[LifeCalls]" = weakref.WeakSet()
 def _close_all() -> None:
     for store in list(_stores):
         store.close()
+    tasks.stop(5.0)
 
 
 class LifeCalls(StoreBase):
@@ -110,6 +113,8 @@ class LifeCalls(StoreBase):
             self._said = False
             self._owner = os.getpid()
             _stores.add(self)
+            if live.settings.enable_client_http_server:
+                live.window = _client_http.open_for(self, live.store, live.settings.client_http_port)
             return OK
 
     @staticmethod
@@ -138,6 +143,8 @@ class LifeCalls(StoreBase):
         if self._owner != os.getpid():
             # Of the parent process, whose threads are not here: it is left alone.
             return
+        if live.window is not None:
+            live.window.close()
         try:
             live.close()
         except mooncrate.Error as error:

@@ -1,8 +1,5 @@
-"""`BufferPool`: memory for zero-copy calls, lent and taken back."""
+"""`BufferPool`, where callers look for it."""
 
+from ._pool import BufferPool, RegisteredBufferPool
 
-class BufferPool:
-    """A pool of registered memory."""
-
-
-RegisteredBufferPool = BufferPool
+__all__ = ["BufferPool", "RegisteredBufferPool"]

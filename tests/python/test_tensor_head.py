@@ -24,7 +24,9 @@ def test_the_bytes_are_those_of_the_table():
 
 
 def test_the_codes_are_those_of_the_table():
-    names = "float32 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool float16 bfloat16"
+    names = (
+        "float32 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool float16 bfloat16"
+    )
     assert [dtype.name for dtype in DTYPES] == [*names.split(), "float8_e4m3fn", "float8_e5m2"]
     assert [dtype.code for dtype in DTYPES] == [*range(15)]
 

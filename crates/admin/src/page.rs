@@ -7,11 +7,15 @@ use mooncrate_core::tally::SpreadNow;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// The format that Prometheus reads here.
 const FORMAT: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+/// The one before it.
+const OLDER_FORMAT: HeaderValue =
+    HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 const NANOS: f64 = 1e9;
 
 /// One value of a family.
@@ -91,10 +95,38 @@ fn show(
 
 /// Everything that is registered, as Prometheus reads it.
 pub fn metrics(registry: &Registry) -> Response {
+    ([(header::CONTENT_TYPE, FORMAT)], metrics_text(registry)).into_response()
+}
+
+/// The same in the older text format, which some dashboards ask for, behind what a role has written in it
+/// by itself. There the name of a counter's family ends as its samples do.
+pub fn metrics_older(mut page: String, registry: &Registry) -> Response {
+    page.push_str(&older(&metrics_text(registry)));
+    ([(header::CONTENT_TYPE, OLDER_FORMAT)], page).into_response()
+}
+
+fn older(text: &str) -> String {
+    let mut page = String::with_capacity(text.len());
+    let counters: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        .collect();
+    for line in text.lines().filter(|line| *line != "# EOF" && !line.starts_with("# UNIT ")) {
+        let family = ["# HELP ", "# TYPE "].iter().find_map(|head| {
+            let (name, rest) = line.strip_prefix(head)?.split_once(' ')?;
+            counters.contains(name).then(|| format!("{head}{name}_total {rest}"))
+        });
+        page.push_str(family.as_deref().unwrap_or(line));
+        page.push('\n');
+    }
+    page
+}
+
+fn metrics_text(registry: &Registry) -> String {
     let mut text = String::new();
     let written = prometheus_client::encoding::text::encode(&mut text, registry);
     written.expect("a String takes everything, and our families are well formed");
-    ([(header::CONTENT_TYPE, FORMAT)], text).into_response()
+    text
 }
 
 #[cfg(test)]
@@ -144,5 +176,14 @@ mod tests {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
         assert!(!text.contains("a_nothing") && text.ends_with("# EOF\n"), "{text}");
+    }
+
+    #[test]
+    fn in_the_older_format_counters_are_named_as_their_samples() {
+        let newer = "# HELP a_things Things.\n# TYPE a_things counter\na_things_total 7\n\
+                     # HELP a_level Now.\n# TYPE a_level gauge\na_level 3\n# EOF\n";
+        let expected = "# HELP a_things_total Things.\n# TYPE a_things_total counter\n\
+                        a_things_total 7\n# HELP a_level Now.\n# TYPE a_level gauge\na_level 3\n";
+        assert_eq!(older(newer), expected);
     }
 }

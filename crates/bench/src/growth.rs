@@ -164,10 +164,10 @@ pub(crate) fn serve_master(objects: u64) -> Result<()> {
     let scope = master.scope(TenantId::DEFAULT);
     let (info, offers) = (paper.info(), paper.offers.clone());
     let mount = Mount { info, seen: LeaderEpoch(0), offers, fence_ms: None, draining: Vec::new() };
-    scope.mount(&mount, soon())??;
+    let epoch = scope.mount(&mount, soon())??.epoch;
     for offer in &paper.offers {
         let (segment, incarnation) = (offer.segment, offer.incarnation);
-        let empty = Announce { segment, incarnation, page: Vec::new(), last: true };
+        let empty = Announce { epoch, segment, incarnation, page: Vec::new(), last: true };
         scope.announce(empty, soon())??;
     }
     let mut number = 0;

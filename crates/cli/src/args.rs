@@ -145,6 +145,8 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) master: MasterFlags,
     #[command(flatten)]
+    pub(crate) mooncake: MooncakeMaster,
+    #[command(flatten)]
     pub(crate) node: NodeFlags,
     #[command(flatten)]
     pub(crate) server: ServerFlags,
@@ -157,6 +159,8 @@ pub(crate) struct MasterAlone {
     pub(crate) here: MasterHere,
     #[command(flatten)]
     pub(crate) master: MasterFlags,
+    #[command(flatten)]
+    pub(crate) mooncake: MooncakeMaster,
     #[command(flatten)]
     pub(crate) election: ElectionFlags,
     #[command(flatten)]
@@ -173,6 +177,8 @@ pub(crate) struct NodeAlone {
     pub(crate) node_admin: Option<String>,
     #[command(flatten)]
     pub(crate) node: NodeFlags,
+    #[command(flatten)]
+    pub(crate) mooncake: MooncakeNode,
     #[command(flatten)]
     pub(crate) server: ServerFlags,
 }
@@ -218,9 +224,45 @@ pub(crate) struct MasterFlags {
     /// Which values go first when room is short: fifo, lru or sieve [default: sieve]
     #[arg(long, value_name = "POLICY")]
     pub(crate) evict_policy: Option<String>,
+    /// Make room in a segment that is fuller than this [default: 95%]
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) evict_above: Option<String>,
+    /// … until it is no fuller than this [default: 90%]
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) evict_to: Option<String>,
     /// Where values go: random, least-loaded, local-first or by-zone [default: random]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) placement: Option<String>,
+}
+
+/// What a master offers to programs that were written for Mooncake.
+#[derive(Debug, Args)]
+#[expect(clippy::struct_field_names, reason = "each is named as its setting is")]
+pub(crate) struct MooncakeMaster {
+    /// Answer the requests of Mooncake's admin HTTP beside our own
+    #[arg(long)]
+    pub(crate) mooncake_http: bool,
+    /// … those for quotas of tenants, too
+    #[arg(long)]
+    pub(crate) mooncake_quotas: bool,
+    /// Where a metadata server for Mooncake's programs listens, or off [default: off]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) mooncake_metadata: Option<String>,
+}
+
+/// What a node offers to programs that were written for Mooncake.
+#[derive(Debug, Args)]
+#[expect(clippy::struct_field_names, reason = "each is named as its setting is")]
+pub(crate) struct MooncakeNode {
+    /// Answer the requests of Mooncake's client HTTP at --node-admin, too
+    #[arg(long)]
+    pub(crate) mooncake_http: bool,
+    /// Where Mooncake's dummy stores ask for this cluster, or off [default: off]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) mooncake_door: Option<String>,
+    /// The tenant that they are told [default: default]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) mooncake_tenant: Option<String>,
 }
 
 /// How a master stands for election among several.
@@ -537,7 +579,22 @@ impl Flags {
         self.text("--put-timeout", "put_timeout", flags.put_timeout.as_ref());
         self.text("--lease-ttl", "lease_ttl", flags.lease_ttl.as_ref());
         self.text("--evict-policy", "evict_policy", flags.evict_policy.as_ref());
+        self.text("--evict-above", "evict_above", flags.evict_above.as_ref());
+        self.text("--evict-to", "evict_to", flags.evict_to.as_ref());
         self.text("--placement", "placement", flags.placement.as_ref());
+    }
+
+    fn mooncake_master(&mut self, flags: &MooncakeMaster) {
+        self.switch("--mooncake-http", "mooncake_http", flags.mooncake_http, true);
+        self.switch("--mooncake-quotas", "mooncake_quotas", flags.mooncake_quotas, true);
+        let metadata = flags.mooncake_metadata.as_ref();
+        self.text("--mooncake-metadata", "mooncake_metadata", metadata);
+    }
+
+    fn mooncake_node(&mut self, flags: &MooncakeNode) {
+        self.switch("--mooncake-http", "mooncake_http", flags.mooncake_http, true);
+        self.text("--mooncake-door", "mooncake_door", flags.mooncake_door.as_ref());
+        self.text("--mooncake-tenant", "mooncake_tenant", flags.mooncake_tenant.as_ref());
     }
 
     fn election(&mut self, flags: &ElectionFlags) {
@@ -590,12 +647,14 @@ impl Arguments {
             Command::Serve(serve) => {
                 flags.text("--master", "master", serve.here.master.as_ref());
                 flags.master(&serve.master);
+                flags.mooncake_master(&serve.mooncake);
                 flags.node(&serve.node);
                 flags.server(&serve.server);
             }
             Command::Master(alone) => {
                 flags.text("--master", "master", alone.here.master.as_ref());
                 flags.master(&alone.master);
+                flags.mooncake_master(&alone.mooncake);
                 flags.election(&alone.election);
                 flags.server(&alone.server);
             }
@@ -603,6 +662,7 @@ impl Arguments {
                 flags.text("--master", "master", alone.there.master.as_ref());
                 flags.text("--node-admin", "node_admin", alone.node_admin.as_ref());
                 flags.node(&alone.node);
+                flags.mooncake_node(&alone.mooncake);
                 flags.server(&alone.server);
             }
             Command::Put(Put { client, .. })

@@ -44,6 +44,10 @@ pub(crate) struct Started {
     pub(crate) admin: Option<String>,
     /// The gRPC door.
     pub(crate) grpc: Option<String>,
+    /// The metadata server for Mooncake's programs.
+    pub(crate) metadata: Option<String>,
+    /// Where Mooncake's dummy stores ask.
+    pub(crate) door: Option<String>,
     /// The node's name.
     pub(crate) node_name: Option<String>,
     /// The node's memory.
@@ -139,6 +143,8 @@ impl Output {
                 "unix": started.unix,
                 "admin": started.admin,
                 "grpc": started.grpc,
+                "metadata": started.metadata,
+                "door": started.door,
                 "node_name": started.node_name,
                 "segment_bytes": started.segment_bytes,
             }));
@@ -373,6 +379,8 @@ fn started_screen(started: &Started) -> String {
     line("memory", started.unix.as_ref().map(|path| format!("unix:{}", path.display())));
     line("admin", started.admin.clone());
     line("grpc", started.grpc.clone());
+    line("metadata", started.metadata.clone());
+    line("door", started.door.clone());
     line("segment", started.segment_bytes.map(bytes));
     line("name", started.node_name.clone());
     if started.master.is_some() {

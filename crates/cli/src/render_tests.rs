@@ -14,6 +14,8 @@ fn started() -> Started {
         unix: Some("/run/user/7/mooncrate-7413.sock".into()),
         admin: Some("http://127.0.0.1:7412".into()),
         grpc: Some("127.0.0.1:50051".into()),
+        metadata: None,
+        door: None,
         node_name: Some("box-7413".into()),
         segment_bytes: Some(256 << 20),
         find_master: String::new(),

@@ -3,12 +3,19 @@
 use crate::client::Client;
 use crate::error::Error;
 use crate::get::{Source, patience, share};
-use crate::put::Stored;
+use crate::put::{Stored, spread};
+use mooncrate_core::error::GetError;
 use mooncrate_core::key;
 use mooncrate_core::plan::{Located, PutConfig};
 use mooncrate_core::time::Deadline;
 use mooncrate_transfer::{Path, Read};
 use std::sync::Arc;
+
+/// Where keys are, as far as that is known.
+type Places = Vec<Option<Arc<Located>>>;
+
+/// What became of a key that has no place: no value, or an error. `None`: look again.
+type Decided = Option<Result<(), Error>>;
 
 impl Client {
     /// Stores values.
@@ -42,7 +49,7 @@ impl Client {
         mut make: impl FnMut(usize) -> B,
     ) -> Vec<Result<Option<B>, Error>> {
         let deadline = self.deadline();
-        let located = self.locate_many(keys, deadline);
+        let (located, mut decided) = self.places(keys, deadline);
         let mut values: Vec<Option<B>> =
             located.iter().map(|l| Some(make(l.as_ref()?.len() as usize))).collect();
         let done = self.read_copies(keys, &located, &mut values, deadline);
@@ -50,8 +57,10 @@ impl Client {
         keys.iter()
             .zip(values)
             .zip(done)
-            .map(|((key, value), done)| match (value, done) {
-                (Some(value), true) => Ok(Some(value)),
+            .enumerate()
+            .map(|(at, ((key, value), done))| match (value, done, decided[at].take()) {
+                (Some(value), true, _) => Ok(Some(value)),
+                (_, _, Some(decided)) => decided.map(|()| None),
                 // Whatever went wrong, alone and with all its retries it is decided properly, but
                 // within the time of the whole.
                 _ => self.get_by(key, deadline, Some(patience), &mut make),
@@ -66,7 +75,7 @@ impl Client {
     ) -> Vec<Result<Option<usize>, Error>> {
         let deadline = self.deadline();
         let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
-        let mut located = self.locate_many(&keys, deadline);
+        let (mut located, mut decided) = self.places(&keys, deadline);
         for (place, (_, target)) in located.iter_mut().zip(items.iter()) {
             // What does not fit is decided alone: the length may come from an old locator.
             place.take_if(|found| found.len() > target.len() as u64);
@@ -81,10 +90,13 @@ impl Client {
             .collect();
         let done = self.read_copies(&keys, &located, &mut fronts, deadline);
         let patience = patience(deadline);
-        let each = items.iter_mut().zip(lens).zip(done);
-        each.map(|(((key, target), len), done)| {
+        let each = items.iter_mut().zip(lens).zip(done).enumerate();
+        each.map(|(at, (((key, target), len), done))| {
             if done {
                 return Ok(Some(len));
+            }
+            if let Some(decided) = decided[at].take() {
+                return decided.map(|()| None);
             }
             self.get_into_by(key, target, deadline, Some(patience))
         })
@@ -114,12 +126,10 @@ impl Client {
         done
     }
 
-    /// Places of keys, from the cache or from the master; `None` where that did not work.
-    pub(crate) fn locate_many(
-        &self,
-        keys: &[&[u8]],
-        deadline: Deadline,
-    ) -> Vec<Option<Arc<Located>>> {
+    /// Places of keys, from the cache or from the master. What has none may be decided all the same: there
+    /// is no value (`Ok`), or there is no master to ask.
+    pub(crate) fn places(&self, keys: &[&[u8]], deadline: Deadline) -> (Places, Vec<Decided>) {
+        let mut decided: Vec<Decided> = keys.iter().map(|_| None).collect();
         let mut located: Vec<Option<Arc<Located>>> = keys
             .iter()
             .map(|key| {
@@ -131,16 +141,34 @@ impl Client {
             .collect();
         let unknown: Vec<usize> = (0..keys.len()).filter(|i| located[*i].is_none()).collect();
         if unknown.is_empty() {
-            return located;
+            return (located, decided);
         }
         let ask: Vec<&[u8]> = unknown.iter().map(|index| keys[*index]).collect();
-        let Ok(found) = self.ask_places(&ask, deadline) else { return located };
+        let found = match self.ask_places(&ask, deadline) {
+            Ok(found) => found,
+            Err(error) => {
+                // Asking for each alone would wait for the same master as often as there are keys.
+                for (index, error) in unknown.into_iter().zip(spread(error, ask.len())) {
+                    decided[index] = Some(error);
+                }
+                return (located, decided);
+            }
+        };
         for (index, found) in unknown.into_iter().zip(found) {
-            if let Ok(found) = found {
-                located[index] = Some(self.remember(key::hash(keys[index]), keys[index], found));
+            match found {
+                Ok(found) => {
+                    let found = self.remember(key::hash(keys[index]), keys[index], found);
+                    located[index] = Some(found);
+                }
+                Err(GetError::NotFound) => {
+                    self.counters.at(key::hash(keys[index]).0).misses.one();
+                    decided[index] = Some(Ok(()));
+                }
+                // With its retries it is decided alone.
+                Err(_) => {}
             }
         }
-        located
+        (located, decided)
     }
 
     /// Reads the `copy`-th copy of each that is not done, and notes and says which of them worked.

@@ -258,7 +258,7 @@ impl Client {
 }
 
 /// One error for many items: the first gets it as it is, the others in words.
-fn spread<T>(error: mooncrate_wire::CallError, items: usize) -> Vec<Result<T, Error>> {
+pub(crate) fn spread<T>(error: mooncrate_wire::CallError, items: usize) -> Vec<Result<T, Error>> {
     let refusal = error.refusal();
     let mut all: Vec<Result<T, Error>> = vec![Err(Error::Master(error))];
     all.extend((1..items).map(|_| Err(Error::Master(refusal.clone().into()))));

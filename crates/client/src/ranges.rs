@@ -65,12 +65,22 @@ impl Client {
     ) -> Vec<Result<Option<Ranges>, Error>> {
         let deadline = self.deadline();
         let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
-        self.locate_many(&keys, deadline);
+        let (mut places, mut decided) = self.places(&keys, deadline);
         let patience = patience(deadline);
-        let one = |(key, ranges): &mut (&[u8], &mut [RangeInto<'_>])| {
+        let each = items.iter_mut().enumerate();
+        each.map(|(at, (key, ranges))| {
+            if let Some(decided) = decided[at].take() {
+                return decided.map(|()| None);
+            }
+            if let Some(located) = places[at].take()
+                && let Ok(read) = self.read_ranges(key, &located, ranges, deadline)
+            {
+                return Ok(Some(read));
+            }
+            // Alone, with all its retries.
             self.get_ranges_by(key, ranges, deadline, Some(patience))
-        };
-        items.iter_mut().map(one).collect()
+        })
+        .collect()
     }
 
     fn get_ranges_by(

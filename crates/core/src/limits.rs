@@ -3,8 +3,8 @@
 
 /// Bytes of the longest key.
 pub const KEY_BYTES_MAX: usize = 8192;
-/// Bytes of the largest value.
-pub const VALUE_BYTES_MAX: u64 = 1 << 30;
+/// Bytes of the largest value: its extent must fit 32 bits of a header.
+pub const VALUE_BYTES_MAX: u64 = 3 << 30;
 /// Items in one batch call; the client library splits larger ones.
 pub const BATCH_ITEMS_MAX: usize = 4096;
 /// Replicas of one object.

@@ -9,7 +9,7 @@
 //!
 //! The CRC itself is computed where bytes move (`mem::crc`); here is only what it means.
 
-use crate::limits::{EXTENT_ALIGN, SLICE_BYTES};
+use crate::limits::{EXTENT_ALIGN, SLICE_BYTES, VALUE_BYTES_MAX};
 use std::fmt;
 
 /// Checksum over the length and the slice checksums of a value.
@@ -61,6 +61,9 @@ pub const fn extent_bytes(len: u64) -> u64 {
     let end = if bytes > 0 { start + bytes } else { len };
     if end == 0 { EXTENT_ALIGN } else { end.next_multiple_of(EXTENT_ALIGN) }
 }
+
+/// A header names an extent with 32 bits.
+const _: () = assert!(extent_bytes(VALUE_BYTES_MAX) <= u32::MAX as u64);
 
 #[cfg(test)]
 mod tests {

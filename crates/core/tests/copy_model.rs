@@ -6,6 +6,7 @@
 
 use mooncrate_core::catalog::{Catalog, Config, Start};
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode};
+use mooncrate_core::error::CopyError;
 use mooncrate_core::plan::{Action, Keep, Locator, Notice, Order, OrderResult, SegmentOffer};
 use mooncrate_core::state::{Event, ReplicaState};
 use mooncrate_core::word::Word;
@@ -462,6 +463,27 @@ fn a_move_ends_no_replica_but_its_own() {
     rig.check().unwrap();
     assert!(has(&mut rig, to) && has(&mut rig, empty));
     rig.heal().unwrap();
+}
+
+/// A replica that is still being fetched has not come, so it cannot go: both would stay.
+#[test]
+fn a_copy_on_its_way_is_not_moved() {
+    let mut rig = Rig::new(9);
+    rig.put(0, 1000, 1, false);
+    let holder = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas[0].segment;
+    let mut others = (0..NODES).map(segment).filter(|to| *to != holder);
+    let (first, second) = (others.next().unwrap(), others.next().unwrap());
+    assert!(!rig.catalog.copy(rig.now, &key(0), None, first).unwrap());
+    let moved = rig.catalog.copy(rig.now, &key(0), Some(first), second);
+    assert!(matches!(moved, Err(CopyError::Busy { .. })), "{moved:?}");
+    rig.run_copies(Fate::Done, 0);
+    assert!(!rig.catalog.copy(rig.now, &key(0), Some(first), second).unwrap());
+    rig.run_copies(Fate::Done, 0);
+    rig.run_owners(0);
+    let found = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas;
+    let found: BTreeSet<SegmentId> = found.iter().map(|at| at.segment).collect();
+    assert_eq!(found, BTreeSet::from([holder, second]));
+    rig.check().unwrap();
 }
 
 /// What is read often gains copies, and loses them when nobody reads it any more.

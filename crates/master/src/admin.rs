@@ -21,6 +21,7 @@ use crate::changes;
 pub use crate::changes::drain_json;
 use crate::handler::Scope;
 use crate::metrics::medium_name;
+use crate::mooncake::{self, Mooncake};
 use crate::query::{Page, force, key_of};
 use crate::service::Master;
 use axum::extract::{ConnectInfo, RawQuery, State};
@@ -52,6 +53,31 @@ const KEYS: &str = "/v1/keys/";
 /// All routes, to be put behind a window. `registry` holds what `/metrics` shows: the master's
 /// numbers, and those of a node in the same process. `gate` says who may change anything.
 pub fn routes(master: Arc<Master>, registry: Arc<Registry>, gate: Gate) -> Router {
+    own_routes()
+        .with_state(master)
+        .route("/metrics", get(move || async move { mooncrate_admin::metrics(&registry) }))
+        .fallback(nothing_here)
+        .layer(from_fn_with_state(gate, changes::guard))
+}
+
+/// The same with the routes of Mooncake's admin HTTP beside them, whose words are then used for what is
+/// not there, and whose format for `/metrics`.
+pub fn routes_with_mooncake(
+    master: Arc<Master>,
+    registry: Arc<Registry>,
+    gate: Gate,
+    wanted: Mooncake,
+) -> Router {
+    let counting = Arc::clone(&master);
+    own_routes()
+        .merge(mooncake::routes(wanted))
+        .with_state(master)
+        .route("/metrics", get(move || async move { mooncake::metrics(&counting, &registry) }))
+        .fallback(mooncake::nothing_here)
+        .layer(from_fn_with_state(gate, changes::guard))
+}
+
+fn own_routes() -> Router<Arc<Master>> {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/v1/usage", get(usage))
@@ -61,10 +87,6 @@ pub fn routes(master: Arc<Master>, registry: Arc<Registry>, gate: Gate) -> Route
         .route("/v1/keys/{*key}", delete(remove))
         .route("/v1/audit", get(audit))
         .merge(changes::routes())
-        .with_state(master)
-        .route("/metrics", get(move || async move { mooncrate_admin::metrics(&registry) }))
-        .fallback(nothing_here)
-        .layer(from_fn_with_state(gate, changes::guard))
 }
 
 /// The cluster as JSON; the command line prints the same.
@@ -173,9 +195,18 @@ pub(crate) async fn ask<T: Send + 'static>(
     master: Arc<Master>,
     call: impl FnOnce(&Scope, Deadline) -> Result<T, CallError> + Send + 'static,
 ) -> Result<T, Refused> {
+    ask_within(master, CALL, call).await
+}
+
+/// The same for calls that may take longer.
+pub(crate) async fn ask_within<T: Send + 'static>(
+    master: Arc<Master>,
+    time: Duration,
+    call: impl FnOnce(&Scope, Deadline) -> Result<T, CallError> + Send + 'static,
+) -> Result<T, Refused> {
     // The admin looks after the tenant without a name; others are asked for by their own clients.
     let scope = master.scope(TenantId::DEFAULT);
-    let asked = tokio::task::spawn_blocking(move || call(&scope, boottime().deadline_in(CALL)));
+    let asked = tokio::task::spawn_blocking(move || call(&scope, boottime().deadline_in(time)));
     asked
         .await
         .map_err(|error| {

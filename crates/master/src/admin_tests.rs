@@ -92,14 +92,27 @@ fn exchange(master: Arc<Master>, requests: &[&str]) -> Vec<(u16, Value)> {
 
 /// The same, where `gate` asks for tokens.
 pub(crate) fn exchange_at(gate: Gate, master: Arc<Master>, requests: &[&str]) -> Vec<(u16, Value)> {
+    let routes = routes(Arc::clone(&master), registry(master), gate);
+    let json =
+        |(status, body): (u16, String)| (status, serde_json::from_str(&body).unwrap_or_default());
+    exchange_over(routes, requests).into_iter().map(json).collect()
+}
+
+/// What a master's `/metrics` shows.
+pub(crate) fn registry(master: Arc<Master>) -> Arc<Registry> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(MasterMetrics(master)));
+    Arc::new(registry)
+}
+
+/// Sends requests to these routes; status and body of each.
+pub(crate) fn exchange_over(routes: Router, requests: &[&str]) -> Vec<(u16, String)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(MasterMetrics(Arc::clone(&master))));
-        let routes = mooncrate_admin::window(routes(master, Arc::new(registry), gate));
+        let routes = mooncrate_admin::window(routes);
         let stop_asked = async move { drop(stopped.await) };
         let serving = mooncrate_admin::serve(listener, routes, stop_asked);
         let asking = async move {
@@ -111,7 +124,7 @@ pub(crate) fn exchange_at(gate: Gate, master: Arc<Master>, requests: &[&str]) ->
                 stream.read_to_string(&mut answer).await.unwrap();
                 let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
                 let body = answer.split_once("\r\n\r\n").unwrap().1;
-                answers.push((status, serde_json::from_str(body).unwrap_or_default()));
+                answers.push((status, body.to_owned()));
             }
             stop.send(()).unwrap();
             answers

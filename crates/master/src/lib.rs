@@ -24,6 +24,7 @@ mod keeper;
 mod kept;
 mod members;
 mod metrics;
+pub mod mooncake;
 mod news;
 mod pattern;
 mod query;

@@ -54,7 +54,8 @@ impl Master {
 
     /// One page of an announcement, in slices between which others have the lock (G13).
     pub(crate) fn announce_page(&self, told: &Announce) -> Result<(), MountError> {
-        let Announce { segment, incarnation, page, .. } = told;
+        let Announce { epoch, segment, incarnation, page, .. } = told;
+        self.mind().catalog.is_told(*epoch)?;
         // An empty page is a page: whoever tells is heard.
         let slices = page.chunks(ANNOUNCED_MAX).chain(page.is_empty().then_some(&[][..]));
         for slice in slices {

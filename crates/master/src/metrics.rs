@@ -39,6 +39,11 @@ impl Requests {
         }
     }
 
+    /// How many requests of a kind were handled.
+    pub(crate) fn count(&self, kind: Kind) -> u64 {
+        self.of(kind).map_or(0, |spread| spread.now().count)
+    }
+
     fn of(&self, kind: Kind) -> Option<&Spread> {
         self.0.get((kind as usize).checked_sub(FIRST_CODE)?)
     }

@@ -100,6 +100,14 @@ pub(crate) fn force(query: &str) -> Result<bool, String> {
     }
 }
 
+/// The first parameter of this name in a query, with its escapes undone.
+pub(crate) fn parameter(query: &str, name: &str) -> Result<Option<Vec<u8>>, String> {
+    let mut pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let Some((_, value)) = pairs.find(|(found, _)| *found == name) else { return Ok(None) };
+    let bytes = unescape(value, Place::Query);
+    bytes.map(Some).ok_or_else(|| format!("{name}: a % is followed by two hexadecimal digits"))
+}
+
 /// The key that a path names.
 pub(crate) fn key_of(path: &str) -> Result<Vec<u8>, String> {
     let bytes =

@@ -9,6 +9,7 @@ use crate::keeper::Keeper;
 use crate::kept::Kept;
 use crate::members::Directory;
 use crate::metrics::Requests;
+use crate::mooncake::jobs::Jobs;
 use crate::news::News;
 use crate::pattern::Matcher;
 use crate::state_file::StateFile;
@@ -55,6 +56,8 @@ pub struct Master {
     pub(crate) intake: Intake,
     /// How long requests took; handlers add to it.
     pub(crate) requests: Requests,
+    /// Drains that somebody follows by an id.
+    pub(crate) jobs: Jobs,
     /// A node in this process takes its orders by a call.
     local: OnceLock<(NodeId, LocalNode)>,
 }
@@ -133,6 +136,7 @@ impl Master {
             news: News::default(),
             intake: Intake::default(),
             requests: Requests::default(),
+            jobs: Jobs::default(),
             local: OnceLock::new(),
         }
     }
@@ -168,6 +172,7 @@ impl Master {
             self.sort_orders(&mut mind)
         };
         self.carry_out(&orders);
+        self.jobs.watch(self);
     }
 
     /// Walks the whole index and says what does not add up (G8). Linear, and under the lock: for

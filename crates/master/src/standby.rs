@@ -1,6 +1,7 @@
 //! The admin HTTP of a master that stands for election: while it leads, the usual window; while it
 //! does not, 503 and where the leader is.
 
+use crate::mooncake::standby;
 use crate::seat::Seat;
 use crate::service::Master;
 use axum::extract::Request;
@@ -19,6 +20,23 @@ pub fn router(
     Router::new().fallback(move |request: Request| {
         let (seat, window) = (Arc::clone(&seat), window.clone());
         async move { answer(&seat, window, request).await }
+    })
+}
+
+/// The same for a window with Mooncake's routes, whose words a standby then uses, too.
+pub fn router_with_mooncake(
+    seat: Arc<Seat>,
+    window: impl Fn(Arc<Master>) -> Router + Clone + Send + Sync + 'static,
+) -> Router {
+    Router::new().fallback(move |request: Request| {
+        let (seat, window) = (Arc::clone(&seat), window.clone());
+        async move {
+            let path = request.uri().path();
+            match seat.master().is_none().then(|| standby(&seat, path)).flatten() {
+                Some(response) => response,
+                None => answer(&seat, window, request).await,
+            }
+        }
     })
 }
 

@@ -19,10 +19,13 @@ use std::sync::Arc;
 
 /// All routes, to be put behind a window.
 pub fn routes(node: Arc<Node>, registry: Arc<Registry>) -> Router {
-    Router::new()
-        .route("/healthz", get(move || async move { healthz(&node) }))
+    own_routes(node)
         .route("/metrics", get(move || async move { mooncrate_admin::metrics(&registry) }))
         .fallback(nothing_here)
+}
+
+pub(crate) fn own_routes(node: Arc<Node>) -> Router {
+    Router::new().route("/healthz", get(move || async move { healthz(&node) }))
 }
 
 fn healthz(node: &Node) -> Response {

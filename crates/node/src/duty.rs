@@ -144,7 +144,7 @@ impl Node {
                 incarnation: config.incarnation,
                 fence: None,
                 draining: Vec::new(),
-                mounted: false,
+                mounted: None,
             }),
             tally: Tally::new(data),
             config,

@@ -21,6 +21,7 @@ mod config;
 mod copy;
 mod duty;
 mod metrics;
+pub mod mooncake;
 mod orders;
 mod registration;
 mod resize;

@@ -185,7 +185,7 @@ impl Health {
         let until = node.segments().all().iter().map(|segment| segment.serve_until()).min();
         let standing = node.standing().lock();
         Self {
-            mounted: standing.mounted,
+            mounted: standing.mounted.is_some(),
             heartbeat_age: now.since(standing.acknowledged).as_secs_f64(),
             serve_left: until.unwrap_or(Now(0)).since(now).as_secs_f64(),
         }

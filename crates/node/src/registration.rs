@@ -35,8 +35,9 @@ pub(crate) struct Standing {
     pub(crate) fence: Option<Now>,
     /// What is being drained, by a master's word.
     pub(crate) draining: Vec<(SegmentId, DrainMode)>,
-    /// Whether the master has heard everything about this incarnation.
-    pub(crate) mounted: bool,
+    /// The leader that has heard everything about this incarnation. Another one knows nothing, even if
+    /// it knows the node: a mount that was given up may have reached it late.
+    pub(crate) mounted: Option<LeaderEpoch>,
 }
 
 impl Standing {
@@ -84,9 +85,9 @@ impl Node {
         for segment in &segments {
             // Before the announcement: no plan of an older leader can come in behind it.
             segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
-            sent = self.announce(segment)?;
+            sent = self.announce(segment, mounted.epoch)?;
         }
-        self.standing().lock().mounted = true;
+        self.standing().lock().mounted = Some(mounted.epoch);
         self.acknowledged(sent, mounted.registration_ms, mounted.epoch);
         Ok(())
     }
@@ -105,15 +106,15 @@ impl Node {
         }
     }
 
-    /// Tells all that a segment holds; when the last page was sent. The master hears a node that tells,
-    /// as it hears a heartbeat.
-    pub(crate) fn announce(&self, segment: &Segment) -> Result<Now, NodeError> {
+    /// Tells the leader of `epoch` all that a segment holds; when the last page was sent. The master hears
+    /// a node that tells, as it hears a heartbeat.
+    pub(crate) fn announce(&self, segment: &Segment, epoch: LeaderEpoch) -> Result<Now, NodeError> {
         let SegmentSpec { segment: id, incarnation, .. } = *segment.spec();
         let (mut from, mut sent) = (Some(Slot(0)), boottime());
         let mut pages = std::iter::from_fn(|| {
             let (page, next) = segment.announce(from?, PAGE_SLOTS);
             (from, sent) = (next, boottime());
-            Some(Announce { segment: id, incarnation, page, last: next.is_none() })
+            Some(Announce { epoch, segment: id, incarnation, page, last: next.is_none() })
         });
         self.master().announce_all(&mut pages, CALL_TIME)??;
         Ok(sent)
@@ -133,14 +134,15 @@ impl Node {
 
     /// One heartbeat, and whatever its answer, or its absence, asks for.
     fn heartbeat(&self) {
-        if !self.standing().lock().mounted {
+        let Some(told) = self.standing().lock().mounted else {
             // Not alive for this master before all is told: an answer would give leave to serve.
             return self.mount_again();
-        }
+        };
         let sent = boottime();
         let incarnation = self.standing().lock().incarnation;
         let beat = Heartbeat { node: self.id(), incarnation };
         match self.master().heartbeat(&beat, sent.deadline_in(CALL_TIME)) {
+            Ok(Ok(pulse)) if pulse.epoch > told => self.mount_again(),
             Ok(Ok(pulse)) => {
                 if self.acknowledged(sent, pulse.registration_ms, pulse.epoch) {
                     self.standing().lock().draining = pulse.draining;
@@ -157,7 +159,7 @@ impl Node {
     }
 
     fn mount_again(&self) {
-        self.standing().lock().mounted = false;
+        self.standing().lock().mounted = None;
         self.give_up_if_gone();
         match self.mount() {
             Ok(()) => tracing::info!("mounted again"),
@@ -205,7 +207,7 @@ impl Node {
                 // Whoever had the name meanwhile may be readable: the next master knows.
                 standing.fence = None;
                 standing.acknowledged = boottime();
-                standing.mounted = false;
+                standing.mounted = None;
             }
             Err(error) => tracing::error!(%error, "no memory for a new segment"),
         }

@@ -48,11 +48,14 @@ impl Node {
         let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
         segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
         self.segments().insert(std::sync::Arc::clone(&segment));
-        if let Err(error) = self.announce(&segment) {
-            // The next heartbeat mounts all of them again.
-            self.standing().lock().mounted = false;
-            return Err(error);
+        let told = self.announce(&segment, mounted.epoch);
+        let mut standing = self.standing().lock();
+        if told.is_err() || standing.mounted != Some(mounted.epoch) {
+            // The next heartbeat mounts all of them again: this leader may know of this one alone.
+            standing.mounted = None;
+            return told.map(|_| id);
         }
+        drop(standing);
         self.acknowledged(sent, mounted.registration_ms, mounted.epoch);
         Ok(id)
     }

@@ -193,10 +193,12 @@ impl Master {
             ToMaster::Mount { node, round, sent, fence, offers } => {
                 self.mount(ctx, node, (round, sent), fence, &offers);
             }
-            ToMaster::Announce { node, round, page, segment, incarnation, slots, last } => {
+            ToMaster::Announce { node, epoch, round, page, segment, incarnation, slots, last } => {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
-                let result = catalog.announce(now, segment, incarnation, &slots, last);
+                let result = catalog
+                    .is_told(epoch)
+                    .and_then(|()| catalog.announce(now, segment, incarnation, &slots, last));
                 ctx.told((segment, incarnation), &slots);
                 for (tenant, known) in catalog.tenants() {
                     let brought = &mut self.brought[tenant.0 as usize];

@@ -202,6 +202,8 @@ pub enum ToMaster {
     },
     /// A node tells what it holds.
     Announce {
+        /// The leader that it is for.
+        epoch: LeaderEpoch,
         /// Which node.
         node: u8,
         /// Of which mount attempt.

@@ -334,13 +334,13 @@ fn fitting<T>(items: &[T], bytes: impl Fn(&T) -> usize) -> usize {
 
 /// A page in as many pages as it needs frames; one, unless its keys are long.
 fn framed(announce: Announce) -> impl Iterator<Item = Announce> {
-    let Announce { segment, incarnation, page, last } = announce;
+    let Announce { epoch, segment, incarnation, page, last } = announce;
     let mut rest = Some(page);
     std::iter::from_fn(move || {
         let mut page = rest.take()?;
         let after = page.split_off(fitting(&page, announced_bytes));
         rest = (!after.is_empty()).then_some(after);
-        Some(Announce { segment, incarnation, page, last: last && rest.is_none() })
+        Some(Announce { epoch, segment, incarnation, page, last: last && rest.is_none() })
     })
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod serve;
 mod signals;
 pub(crate) mod token;
 pub(crate) mod top;
+mod windows;
 
 use crate::args::{Command, KeyFlags};
 use crate::config::Settings;

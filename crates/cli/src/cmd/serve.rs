@@ -6,20 +6,16 @@
 
 use super::failed;
 use super::signals::Signals;
+use super::windows::{self, Windows};
 use crate::config::{Grpc, Settings};
 use crate::failure::Failure;
 use crate::listen::{self, Door};
 use crate::render::{Output, Started};
 use mooncrate::{ElectionConfig, MasterOptions, NodeOptions, Running, Security};
-use mooncrate_admin::{Registry, Router};
 use mooncrate_core::catalog;
-use mooncrate_master::MasterMetrics;
-use mooncrate_node::NodeMetrics;
-use mooncrate_wire::{Address, Gate};
-use std::sync::Arc;
+use mooncrate_wire::Address;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -36,8 +32,8 @@ pub(crate) enum Role {
 
 /// Longest wait for the requests under way when stopping.
 const STOP_MAX: Duration = Duration::from_secs(5);
-/// Longest wait for the admin HTTP.
-const ADMIN_STOP_MAX: Duration = Duration::from_secs(1);
+/// Longest wait for the admin HTTP and its like.
+const WINDOWS_STOP_MAX: Duration = Duration::from_secs(1);
 /// Where clients look for a master when nobody tells them.
 const USUAL_MASTER: &str = "127.0.0.1:7411";
 /// Where gRPC clients look.
@@ -79,6 +75,7 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
         door("the master", own_address(settings)?, "--master");
     }
     check_election(role, settings)?;
+    check_eviction(settings)?;
     if let Some(grpc) = &grpc {
         security.check_grpc(grpc).map_err(|error| Failure::usage(error.to_string()))?;
         listen::check_free(Door { what: "gRPC", address: grpc, flag: "--grpc" })?;
@@ -98,9 +95,7 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
     for door in &doors {
         listen::check_loopback(*door, security.gate.is_guarded(), settings.insecure_listen)?;
     }
-    if let Some(admin) = admin_door(role, settings) {
-        listen::check_admin(admin)?;
-    }
+    windows::check(role, settings)?;
     doors.iter().try_for_each(|door| listen::check_free(*door))
 }
 
@@ -123,6 +118,22 @@ fn grpc_address(role: Role, settings: &Settings) -> Option<Address> {
     }
 }
 
+/// Whether eviction can end.
+fn check_eviction(settings: &Settings) -> Result<(), Failure> {
+    let (above, to) = (settings.evict_above, settings.evict_to);
+    if to < above {
+        return Ok(());
+    }
+    let message = format!(
+        "--evict-to ({}.{}%) must be below --evict-above ({}.{}%), or eviction never ends",
+        to / 10,
+        to % 10,
+        above / 10,
+        above % 10,
+    );
+    Err(Failure::usage(message).hint("leave them away, or choose another one"))
+}
+
 /// Whether several masters can work like this.
 fn check_election(role: Role, settings: &Settings) -> Result<(), Failure> {
     if settings.etcd.is_empty() || role == Role::Node {
@@ -140,14 +151,6 @@ fn check_election(role: Role, settings: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-fn admin_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
-    let (address, flag) = match role {
-        Role::Both | Role::Master => (settings.admin.as_ref()?, "--admin"),
-        Role::Node => (settings.node_admin.as_ref()?, "--node-admin"),
-    };
-    Some(Door { what: "the admin HTTP", address, flag })
-}
-
 async fn serve(
     role: Role,
     settings: &Settings,
@@ -157,13 +160,7 @@ async fn serve(
 ) -> Result<(), Failure> {
     let mut signals = Signals::catch()
         .map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))?;
-    let admin = match admin_door(role, settings) {
-        Some(door) => {
-            let bound = TcpListener::bind(door.address.to_string()).await;
-            Some(bound.map_err(|error| listen::explain(door, &error))?)
-        }
-        None => None,
-    };
+    let windows = Windows::bind(role, settings).await?;
     let gate = security.0.gate.clone();
     let options = (master_options(role, settings, security.0)?, node_options(settings, security.1));
     let starting = spawn_blocking(move || match role {
@@ -175,39 +172,30 @@ async fn serve(
         started = starting => started.map_err(|error| died(&error))?.map_err(failed)?,
         () = signals.next() => return Ok(()),
     };
-    let admin_at = admin.as_ref().and_then(|listener| listener.local_addr().ok());
-    out.started(&started(role, settings, &running, admin_at, program))?;
+    out.started(&started(role, settings, &running, &windows, program))?;
 
-    let (stop_admin, admin_stops) = oneshot::channel::<()>();
-    let routes = routes(&running, gate);
-    let admin = async {
-        let stop = async move { drop(admin_stops.await) };
-        let (Some(listener), Some(routes)) = (admin, routes) else {
-            return stop.await;
-        };
-        if let Err(error) = mooncrate_admin::serve(listener, routes, stop).await {
-            tracing::error!(%error, "the admin HTTP ended");
-        }
-    };
-    tokio::pin!(admin);
-    let mut admin_ended = false;
+    let (stop, stops) = watch::channel(());
+    let routes = windows::routes(&running, gate, &settings.mooncake);
+    let serving = windows.serve(routes, settings, &stops);
+    tokio::pin!(serving);
+    let mut windows_ended = false;
     tokio::select! {
         () = signals.next() => {}
-        // It does not end on its own; if it did, the store is worth more than its window.
-        () = &mut admin => {
-            admin_ended = true;
+        // They do not end on their own; if they did, the store is worth more than its windows.
+        () = &mut serving => {
+            windows_ended = true;
             signals.next().await;
         }
     }
     tracing::info!("stopping");
-    drop(stop_admin);
-    let rest_of_admin = async move {
-        if !admin_ended {
-            admin.await;
+    drop(stop);
+    let rest_of_windows = async move {
+        if !windows_ended {
+            serving.await;
         }
     };
     let stopping = timeout(STOP_MAX, spawn_blocking(move || running.stop()));
-    let all = async { tokio::join!(stopping, timeout(ADMIN_STOP_MAX, rest_of_admin)) };
+    let all = async { tokio::join!(stopping, timeout(WINDOWS_STOP_MAX, rest_of_windows)) };
     tokio::select! {
         (stopped, _) = all => stopped.map_or_else(
             |_| {
@@ -218,28 +206,6 @@ async fn serve(
         ),
         () = signals.next() => Err(Failure::failed("stopped at once by a second signal")),
     }
-}
-
-/// What the admin HTTP shows: a master's routes if there is one here, and everybody's numbers.
-fn routes(running: &Running, gate: Gate) -> Option<Router> {
-    let node = running.node().cloned();
-    let mut registry = Registry::default();
-    if let Some(node) = &node {
-        registry.register_collector(Box::new(NodeMetrics(Arc::clone(node))));
-    }
-    let routes = match (running.seat(), node) {
-        (Some(seat), node) => mooncrate_master::standby::router(seat, move |master| {
-            let mut registry = Registry::default();
-            registry.register_collector(Box::new(MasterMetrics(Arc::clone(&master))));
-            if let Some(node) = &node {
-                registry.register_collector(Box::new(NodeMetrics(Arc::clone(node))));
-            }
-            mooncrate_master::admin::routes(master, Arc::new(registry), gate.clone())
-        }),
-        (None, Some(node)) => mooncrate_node::admin::routes(node, Arc::new(registry)),
-        (None, None) => return None,
-    };
-    Some(mooncrate_admin::window(routes))
 }
 
 fn died(error: &tokio::task::JoinError) -> Failure {
@@ -264,6 +230,8 @@ fn master_options(
             put_timeout: settings.put_timeout,
             lease_ttl: settings.lease_ttl,
             policy: settings.evict_policy,
+            high_permille: settings.evict_above,
+            low_permille: settings.evict_to,
             placement: settings.placement,
             ..catalog::Config::default()
         },
@@ -305,7 +273,7 @@ fn started(
     role: Role,
     settings: &Settings,
     running: &Running,
-    admin: Option<std::net::SocketAddr>,
+    windows: &Windows,
     program: &str,
 ) -> Started {
     let node = role != Role::Master;
@@ -318,8 +286,10 @@ fn started(
         joined: (role == Role::Node).then(|| settings.master.to_string()),
         data: running.data_address().map(|address| address.to_string()),
         unix: running.unix_path(),
-        admin: admin.map(|address| format!("http://{address}")),
+        admin: windows.admin_at().map(|address| format!("http://{address}")),
         grpc: running.grpc_address().map(|address| address.to_string()),
+        metadata: windows.metadata_at().map(|address| format!("http://{address}/metadata")),
+        door: windows.door_at().map(|address| address.to_string()),
         node_name: node.then(|| settings.node_name.clone()),
         segment_bytes: node.then_some(settings.segment_bytes),
         master,

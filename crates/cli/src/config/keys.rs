@@ -55,6 +55,8 @@ pub(crate) enum Kind {
     Filter,
     /// A tenant's name, or off.
     Tenant,
+    /// A part of the whole, as in 90%.
+    Percent,
     /// Numbers of users with commas between them, or off.
     Users,
 }
@@ -89,6 +91,11 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("tls_ca", OFF, Kind::File),
     spec("tenant", OFF, Kind::Tenant),
     spec("share_users", OFF, Kind::Users),
+    spec("mooncake_http", "false", Kind::Switch),
+    spec("mooncake_quotas", "false", Kind::Switch),
+    spec("mooncake_metadata", OFF, Kind::Listener),
+    spec("mooncake_door", OFF, Kind::Listener),
+    spec("mooncake_tenant", "default", Kind::Name),
     spec("segment_size", "256MiB", Kind::Size),
     spec("slots", AUTO, Kind::CountOrAuto),
     spec("huge_pages", "false", Kind::Switch),
@@ -106,6 +113,8 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("put_timeout", "30s", Kind::Span),
     spec("lease_ttl", "10s", Kind::Span),
     spec("evict_policy", "sieve", Kind::Policy),
+    spec("evict_above", "95%", Kind::Percent),
+    spec("evict_to", "90%", Kind::Percent),
     spec("placement", "random", Kind::Placement),
     spec("shared_memory", "true", Kind::Switch),
     spec("deadline", "30s", Kind::Span),
@@ -164,6 +173,7 @@ impl Spec {
             Kind::Placement => text.parse::<PlacementKind>().map(drop).map_err(|e| e.to_string()),
             Kind::Tenant => tenant(text).map(drop),
             Kind::Users => users(text).map(drop),
+            Kind::Percent => permille(text).map(drop),
             Kind::Filter => match text.parse::<tracing_subscriber::filter::Targets>() {
                 Ok(_) => Ok(()),
                 Err(_) => {
@@ -217,6 +227,18 @@ pub(crate) fn count(text: &str) -> Result<u32, String> {
         Ok(0) | Err(_) => Err(format!("`{text}` is not a whole number of at least 1")),
         Ok(count) => Ok(count),
     }
+}
+
+/// A part of the whole, in thousandths.
+pub(crate) fn permille(text: &str) -> Result<u32, String> {
+    let parsed = || {
+        let number = text.strip_suffix('%')?;
+        let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
+        let whole: u32 = whole.parse().ok().filter(|whole| *whole <= 100)?;
+        let tenths: u32 = tenths.parse().ok().filter(|_| tenths.len() == 1)?;
+        Some(whole * 10 + tenths).filter(|permille| *permille <= 1000)
+    };
+    parsed().ok_or_else(|| format!("`{text}` is no part of the whole; write it as 90% or 92.5%"))
 }
 
 /// A tenant.
@@ -282,6 +304,16 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_the_whole_have_one_decimal() {
+        for (text, permille) in [("0%", 0), ("90%", 900), ("92.5%", 925), ("100%", 1000)] {
+            assert_eq!(super::permille(text), Ok(permille));
+        }
+        for bad in ["", "%", "90", "90.55%", "100.1%", "-1%", "9.x%", "nan%"] {
+            assert!(super::permille(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn bad_values_say_what_a_good_one_looks_like() {
         for (name, text, says) in [
             ("master", "nohost", "host:port"),
@@ -304,6 +336,9 @@ mod tests {
             ("tenant", "Acme", "a-z"),
             ("tenant", "", "empty"),
             ("share_users", "me", "1000,1001"),
+            ("evict_above", "0.9", "92.5%"),
+            ("evict_to", "101%", "90%"),
+            ("mooncake_door", "here", "host:port"),
             ("log", "a=b=c", "filter"),
         ] {
             let error = find(name).unwrap().check(text).unwrap_err();

@@ -9,7 +9,7 @@ mod keys;
 mod settings;
 
 pub(crate) use keys::{count, size, span};
-pub(crate) use settings::{Grpc, Settings};
+pub(crate) use settings::{Grpc, Mooncake, Settings};
 
 use crate::failure::Failure;
 use keys::{KEYS, Spec};

@@ -2,7 +2,7 @@
 
 use super::Layers;
 use super::keys::{
-    AUTO, OFF, address, count, endpoints, masters, size, span, switch, tenant, users,
+    AUTO, OFF, address, count, endpoints, masters, permille, size, span, switch, tenant, users,
 };
 use mooncrate::{Credentials, TlsFiles};
 use mooncrate_core::TenantId;
@@ -24,6 +24,21 @@ pub(crate) enum Grpc {
     Off,
     /// Here.
     At(Address),
+}
+
+/// What is offered to programs that were written for Mooncake.
+#[derive(Clone, Debug)]
+pub(crate) struct Mooncake {
+    /// Whether the admin HTTP has its routes.
+    pub(crate) http: bool,
+    /// Whether those for quotas are among them.
+    pub(crate) quotas: bool,
+    /// Where its metadata server listens.
+    pub(crate) metadata: Option<Address>,
+    /// Where its dummy stores ask for a cluster.
+    pub(crate) door: Option<Address>,
+    /// The tenant that they are told.
+    pub(crate) tenant: String,
 }
 
 /// What the commands start from.
@@ -49,6 +64,8 @@ pub(crate) struct Settings {
     pub(crate) tenant: Option<TenantId>,
     /// Users who may map a node's memory.
     pub(crate) share_users: Vec<u32>,
+    /// What is offered to programs that were written for Mooncake.
+    pub(crate) mooncake: Mooncake,
     /// Bytes of a node's segment.
     pub(crate) segment_bytes: u64,
     /// Headers in its table.
@@ -83,6 +100,10 @@ pub(crate) struct Settings {
     pub(crate) lease_ttl: Duration,
     /// Which objects go first.
     pub(crate) evict_policy: PolicyKind,
+    /// How full a segment may be before objects go, in thousandths …
+    pub(crate) evict_above: u32,
+    /// … and how full it is when that ends.
+    pub(crate) evict_to: u32,
     /// Where objects go.
     pub(crate) placement: PlacementKind,
     /// Whether clients map the memory of nodes on the same machine.
@@ -130,6 +151,13 @@ impl Settings {
             tenant: or_off("tenant").map(|text| tenant(text).expect(CHECKED)),
             share_users: or_off("share_users")
                 .map_or_else(Vec::new, |text| users(text).expect(CHECKED)),
+            mooncake: Mooncake {
+                http: truth("mooncake_http"),
+                quotas: truth("mooncake_quotas"),
+                metadata: or_off("mooncake_metadata").map(|text| address(text).expect(CHECKED)),
+                door: or_off("mooncake_door").map(|text| address(text).expect(CHECKED)),
+                tenant: layers.value("mooncake_tenant").to_owned(),
+            },
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
@@ -148,6 +176,8 @@ impl Settings {
             put_timeout: time("put_timeout"),
             lease_ttl: time("lease_ttl"),
             evict_policy: layers.value("evict_policy").parse().expect(CHECKED),
+            evict_above: permille(layers.value("evict_above")).expect(CHECKED),
+            evict_to: permille(layers.value("evict_to")).expect(CHECKED),
             placement: layers.value("placement").parse().expect(CHECKED),
             shared_memory: truth("shared_memory"),
             deadline: time("deadline"),

@@ -381,7 +381,8 @@ impl Catalog {
             part.segment == leaving.segment
                 && part.slot == leaving.slot
                 && part.generation == leaving.generation
-                && part.state == PartState::Here
+                // One that is being evicted goes as well: readers could spare it, and both would stay.
+                && part.state != PartState::Copying
         });
         if !same || !self.segments.book(leaving.segment).is_open() {
             return;
@@ -549,6 +550,10 @@ impl Catalog {
             }
             Some(_) => return Ok(false),
             None if from.is_some() && leaving.is_none() => return Err(CopyError::NoSource),
+            // What is not there yet, or may go, cannot be moved: it would stay beside its copy.
+            None if leaving.is_some_and(|part| part.state != PartState::Here) => {
+                return Err(CopyError::Busy { after_ms: BUSY_MS });
+            }
             None => {}
         }
         let purpose = Purpose { to: Some(to.0), leaving, make_room: true, ..Purpose::default() };

@@ -76,39 +76,10 @@ impl Catalog {
         found: Option<EntryId>,
         lease_ms: u32,
     ) -> Result<Located, GetError> {
-        let Some(id) = found else { return Err(self.absent(now)) };
-        let entry = self.objects.entry(id);
-        if entry.stage != Stage::Ready {
-            return Err(self.absent(now));
-        }
-        let mut replicas: Vec<_> = entry
-            .parts
-            .as_slice()
-            .iter()
-            .filter(|part| self.part_readable(part))
-            .map(|part| entry.locator(part, self.segments.book(part.segment)))
-            .collect();
-        if replicas.is_empty() || entry.extra.is_some() && !self.readable(entry) {
-            return Err(self.absent(now));
-        }
-        if replicas.len() > 1 {
-            // Copies of one stripe stand together, those on silent nodes last among them.
-            replicas.sort_by_key(|locator| {
-                let index = self.segments.find(locator.segment);
-                let open = index.is_some_and(|index| self.segments.loads[index as usize].open);
-                (locator.stripe, !open)
-            });
-        }
+        let found = found.and_then(|id| Some((id, self.located(id)?)));
+        let Some((id, mut located)) = found else { return Err(self.absent(now)) };
         let lease_ms = lease::granted_ms(lease_ms);
-        let more_seals = entry.extra.as_ref().map_or(Vec::new(), |extra| extra.more_seals.to_vec());
-        let located = Located {
-            object: entry.object,
-            striping: entry.striping(),
-            seal: entry.seal,
-            more_seals,
-            lease_ms,
-            replicas,
-        };
+        located.lease_ms = lease_ms;
         self.touch_parts(id);
         if lease_ms > 0 {
             let entry = self.objects.entry_mut(id);
@@ -119,6 +90,47 @@ impl Catalog {
         }
         self.counters.hits += 1;
         Ok(located)
+    }
+
+    /// Where the readable copies of a key are, for somebody who only looks: grants nothing, touches
+    /// nothing, counts nothing.
+    pub fn peek<'a>(&self, name: impl Into<Name<'a>>) -> Option<Located> {
+        self.located(self.objects.find(name.into())?)
+    }
+
+    /// A finished object with a readable copy of all of it; no lease.
+    fn located(&self, id: EntryId) -> Option<Located> {
+        let entry = self.objects.entry(id);
+        if entry.stage != Stage::Ready {
+            return None;
+        }
+        let mut replicas: Vec<_> = entry
+            .parts
+            .as_slice()
+            .iter()
+            .filter(|part| self.part_readable(part))
+            .map(|part| entry.locator(part, self.segments.book(part.segment)))
+            .collect();
+        if replicas.is_empty() || entry.extra.is_some() && !self.readable(entry) {
+            return None;
+        }
+        if replicas.len() > 1 {
+            // Copies of one stripe stand together, those on silent nodes last among them.
+            replicas.sort_by_key(|locator| {
+                let index = self.segments.find(locator.segment);
+                let open = index.is_some_and(|index| self.segments.loads[index as usize].open);
+                (locator.stripe, !open)
+            });
+        }
+        let more_seals = entry.extra.as_ref().map_or(Vec::new(), |extra| extra.more_seals.to_vec());
+        Some(Located {
+            object: entry.object,
+            striping: entry.striping(),
+            seal: entry.seal,
+            more_seals,
+            lease_ms: 0,
+            replicas,
+        })
     }
 
     /// Moves an object back in the eviction order.

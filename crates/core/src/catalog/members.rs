@@ -8,7 +8,7 @@ use crate::alloc::offset::{LiveRuns, OffsetAllocator};
 use crate::canary::{self, Canary};
 use crate::error::MountError;
 use crate::extent::Extent;
-use crate::ids::{GroupId, Incarnation, NodeId, SegmentId, Slot};
+use crate::ids::{GroupId, Incarnation, LeaderEpoch, NodeId, SegmentId, Slot};
 use crate::label::StripeOf;
 use crate::lease;
 use crate::limits::{EXTENT_ALIGN, SEGMENTS_PER_NODE_MAX};
@@ -139,6 +139,13 @@ impl Catalog {
         let Some(member) = self.nodes.get(&node) else { return true };
         let mut mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));
         mounts.all(|index| self.segments.book(index).offer.incarnation <= incarnation)
+    }
+
+    /// Whether pages that were meant for the leader of `epoch` are for this one. A mount may arrive here
+    /// late, when its node has followed another leader since: what that one ordered behind the pages would
+    /// be in nobody's books.
+    pub fn is_told(&self, epoch: LeaderEpoch) -> Result<(), MountError> {
+        if epoch == self.epoch { Ok(()) } else { Err(MountError::UnknownNode) }
     }
 
     /// One page of what a segment holds, and after the `last` the segment is open: the three steps

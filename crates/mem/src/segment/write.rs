@@ -150,7 +150,7 @@ fn header(now: Now, wanted: &BeginWrite<'_>) -> Header {
         payload_base: extent.offset(),
         bytes_total: wanted.len,
         extent_bytes: extent.len(),
-        // One page per object in host memory; both fit, because values end at 1 GiB.
+        // One page per object in host memory; both fit, because values end at `VALUE_BYTES_MAX`.
         page_size: extent.len() as u32,
         n_pages: 1,
         last_page_bytes: wanted.len as u32,

@@ -1,7 +1,7 @@
 """How a tensor lies in the store: a head of 304 bytes, then its elements in C order.
 
-The form is Mooncake's, byte for byte, so that the packages `mooncrate` and `mooncake` read each other's
-tensors. Nothing here needs torch or numpy: dtypes are known by their names.
+The form is Mooncake's, byte for byte, so that the packages `mooncrate` and `mooncake` read each
+other's tensors. Nothing here needs torch or numpy: dtypes are known by their names.
 
 What must stay true: `parse` believes nothing. A head that it returns describes data of exactly the
 length that follows it, so no reader reaches beyond the value, whatever the bytes are.
@@ -38,7 +38,7 @@ assert FRONT.size + MAX_AXES * AXIS.size == SIZE
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A type of elements: its code in the head, torch's name for it, and numpy's where it has one."""
+    """A type of elements: its code in the head, torch's name, and numpy's where it has one."""
 
     code: int
     name: str
@@ -74,7 +74,7 @@ BY_NAME = {dtype.name: dtype for dtype in DTYPES}
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One way in which a tensor is spread over ranks; `extra` is the expert of EP, the stage of PP."""
+    """One way to spread a tensor over ranks; `extra` is the expert of EP, the stage of PP."""
 
     kind: int
     rank: int
@@ -171,7 +171,8 @@ def parse(value: "Buffer", size: int | None = None) -> Head:
     parsed = Head(BY_CODE[code], shape, whole, tuple(axes_of(view, count, shape)))
     if nbytes != parsed.nbytes or nbytes != size - SIZE:
         raise ValueError(
-            f"the head says {nbytes} bytes of data, its shape {parsed.nbytes}, the value has {size - SIZE}"
+            f"the head says {nbytes} bytes of data, its shape {parsed.nbytes}, "
+            f"the value has {size - SIZE}"
         )
     return parsed
 

@@ -23,6 +23,8 @@ pub(super) struct Standing {
     pub(super) leader: u8,
     /// The highest epoch it has heard.
     pub(super) epoch: LeaderEpoch,
+    /// The leader that answered the last mount: to this one it tells what it holds, or has told it.
+    told: LeaderEpoch,
     /// Sending time of the last acknowledged heartbeat.
     pub(super) acknowledged: Now,
     /// It has never been open to writers: nothing can be lost, nothing can be wrong.
@@ -56,6 +58,7 @@ impl Standing {
         Self {
             leader: 0,
             epoch: LeaderEpoch(0),
+            told: LeaderEpoch(0),
             acknowledged: now,
             empty: true,
             born: now,
@@ -148,6 +151,7 @@ impl Node {
             return;
         }
         let now = ctx.mono(self.host);
+        self.standing.told = epoch;
         let over = if fence.is_zero() { now } else { now.plus(lease::guarded(fence)) };
         self.standing.fence = Some(over);
         match result {
@@ -184,6 +188,7 @@ impl Node {
         (slots, *next) = segment.announce(*from, PAGE_SLOTS);
         let message = ToMaster::Announce {
             node: self.ix,
+            epoch: self.standing.told,
             round: self.standing.round,
             page: *page,
             segment: segment.spec().segment,
@@ -253,13 +258,14 @@ impl Node {
             return;
         }
         match result {
-            Ok(()) => self.acknowledge(sent),
-            Err(_) if self.standing.phase != Phase::Mounting => {
+            Ok(()) if epoch == self.standing.told => self.acknowledge(sent),
+            // A leader that does not know it, or knows it by a mount that reached it late.
+            _ if self.standing.phase != Phase::Mounting => {
                 ctx.say(|| format!("n{} is unknown to the leader", self.ix));
                 self.standing.phase = Phase::Mounting;
                 self.send_mount(ctx);
             }
-            Err(_) => {}
+            _ => {}
         }
     }
 

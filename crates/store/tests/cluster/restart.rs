@@ -1,7 +1,16 @@
 //! Masters and nodes that come back.
 
-use crate::fleet::{Fleet, REGISTRATION, connect, judge, patiently, stamped, until};
-use mooncrate::{Advice, PutConfig, Store, Stored};
+use crate::fleet::{Fleet, REGISTRATION, connect, judge, master, node, patiently, stamped, until};
+use mooncrate::{
+    Advice, MasterOptions, NodeOptions, PutConfig, Store, Stored, run_master, run_node,
+};
+use mooncrate_core::LeaderEpoch;
+use mooncrate_core::plan::{Medium, SegmentOffer};
+use mooncrate_wire::clock::boottime;
+use mooncrate_wire::message::Mount;
+use mooncrate_wire::{
+    Hello, LinkKind, MasterApi as _, MasterLink, MasterPools, Masters, PoolConfig, Role,
+};
 use rustix::process::Signal;
 
 const COUNT: u32 = 200;
@@ -138,4 +147,53 @@ fn a_node_that_comes_back_has_new_memory() {
         });
     }
     fleet.audit();
+}
+
+/// A mount that its node has given up reaches a later leader. That leader knows the node, and nothing of
+/// what it holds: its answer to a heartbeat is no leave to serve.
+#[test]
+fn a_leader_that_knows_a_node_by_a_late_mount_is_told_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = run_master(master()).unwrap();
+    let state = MasterOptions { state_file: Some(folder.path().join("state")), ..master() };
+    run_master(MasterOptions { listen: state.listen.clone(), ..state.clone() }).unwrap().stop();
+    let second = run_master(state).unwrap();
+    let addresses = [first.master_address().unwrap(), second.master_address().unwrap()];
+    let masters: Masters = format!("{},{}", addresses[0], addresses[1]).parse().unwrap();
+    let options = NodeOptions { master: masters, ..node("late", &addresses[0], folder.path()) };
+    let running = run_node(options).unwrap();
+    let old = connect(&addresses[0], false);
+    assert_eq!(old.put(b"k", b"old").unwrap(), Stored::New);
+
+    let node = running.node().unwrap();
+    let info = node.info().clone();
+    let segments = node.segments().all();
+    let offers = segments.iter().map(|segment| {
+        let spec = segment.spec();
+        SegmentOffer {
+            segment: spec.segment,
+            incarnation: spec.incarnation,
+            node: node.id(),
+            medium: Medium::Dram,
+            bytes: spec.bytes,
+            slots: spec.slots,
+            host: info.host,
+            zone: info.zone,
+            tenant: None,
+        }
+    });
+    let offers = offers.collect();
+    let late = Mount { info, seen: LeaderEpoch(0), offers, fence_ms: None, draining: Vec::new() };
+    let hello = Hello::new(Role::Node, LinkKind::Control, "late");
+    let pools = MasterPools::new(&addresses[1].clone().into(), &hello, &PoolConfig::default());
+    let answer = MasterLink::new(pools).mount(&late, boottime().deadline_in(REGISTRATION));
+    assert!(answer.unwrap().unwrap().epoch > LeaderEpoch(1));
+    first.stop();
+
+    // The second leader did not wait for this node, so what it held is gone; it takes part, empty.
+    let new = connect(&addresses[1], false);
+    assert_eq!(patiently(|| new.put(b"k", b"new")), Stored::New);
+    assert_eq!(new.get(b"k").unwrap().as_deref(), Some(&b"new"[..]));
+    assert!(!old.get(b"k").is_ok_and(|found| found.as_deref() == Some(b"old")));
+    second.master().unwrap().audit().unwrap();
 }

@@ -55,6 +55,9 @@ message! {
 message! {
     /// A page of what is in a segment, in the order of its slots (M11).
     pub struct Announce {
+        /// The leader that it is for: the one that answered the mount. Before its first page the node has
+        /// witnessed this epoch, so no plan of an older leader can come in behind a page.
+        pub epoch: LeaderEpoch,
         /// Which segment.
         pub segment: SegmentId,
         /// Which mount.

@@ -132,6 +132,7 @@ fn announcements_are_split_and_only_the_last_is_last() {
     let one = Announced { slot: Slot(1), generation: Generation(1), life: Some(life) };
     for last in [false, true] {
         let page = Announce {
+            epoch: LeaderEpoch(1),
             segment: SegmentId(1),
             incarnation: Incarnation(1),
             page: vec![one.clone(); 5000],
@@ -150,6 +151,7 @@ fn announcements_are_split_and_only_the_last_is_last() {
 fn a_whole_announcement_is_told_in_order() {
     let server = Server::start();
     let page = |number: usize, last| Announce {
+        epoch: LeaderEpoch(1),
         segment: SegmentId(1),
         incarnation: Incarnation(1),
         page: vec![Announced { slot: Slot(1), generation: Generation(1), life: None }; number],
@@ -174,8 +176,13 @@ fn a_whole_announcement_is_told_in_order() {
 #[test]
 fn an_empty_announcement_is_sent() {
     let server = Server::start();
-    let page =
-        Announce { segment: SegmentId(1), incarnation: Incarnation(1), page: vec![], last: true };
+    let page = Announce {
+        epoch: LeaderEpoch(1),
+        segment: SegmentId(1),
+        incarnation: Incarnation(1),
+        page: vec![],
+        last: true,
+    };
     server.master().announce(page, within(1000)).unwrap().unwrap();
     assert_eq!(*server.toy.announced.lock().unwrap(), [(0, true)]);
 }

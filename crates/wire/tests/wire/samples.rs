@@ -468,6 +468,7 @@ impl Samples {
                 draining: self.drains(),
             }),
             Kind::Announce => Request::Announce(Announce {
+                epoch: LeaderEpoch(self.u64()),
                 segment: SegmentId(self.u64()),
                 incarnation: Incarnation(self.u64()),
                 page: self.list(Self::announced),

@@ -1,0 +1,171 @@
+//! What a server shows beside the store: the admin HTTP, and what programs that were written for Mooncake
+//! look for. All of it listens on this machine only, except the metadata server, which may do otherwise
+//! when the operator insists: it tells nothing about values.
+
+use super::serve::Role;
+use crate::config::{Mooncake, Settings};
+use crate::failure::Failure;
+use crate::listen::{self, Door};
+use mooncrate::Running;
+use mooncrate_admin::{Registry, Router};
+use mooncrate_master::mooncake::metadata;
+use mooncrate_master::{Master, MasterMetrics, admin, mooncake, standby};
+use mooncrate_node::NodeMetrics;
+use mooncrate_node::mooncake::{introduction, serve_door};
+use mooncrate_wire::Gate;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// Sockets that listen, and nobody answers yet.
+#[derive(Debug)]
+pub(super) struct Windows {
+    admin: Option<TcpListener>,
+    metadata: Option<TcpListener>,
+    door: Option<TcpListener>,
+}
+
+fn admin_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
+    let (address, flag) = match role {
+        Role::Both | Role::Master => (settings.admin.as_ref()?, "--admin"),
+        Role::Node => (settings.node_admin.as_ref()?, "--node-admin"),
+    };
+    Some(Door { what: "the admin HTTP", address, flag })
+}
+
+fn metadata_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
+    let address = settings.mooncake.metadata.as_ref().filter(|_| role != Role::Node)?;
+    Some(Door { what: "the metadata server", address, flag: "--mooncake-metadata" })
+}
+
+fn dummy_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
+    let address = settings.mooncake.door.as_ref().filter(|_| role == Role::Node)?;
+    Some(Door { what: "the door for dummy stores", address, flag: "--mooncake-door" })
+}
+
+/// Whether they may listen where they shall.
+pub(super) fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
+    for door in [admin_door(role, settings), dummy_door(role, settings)].into_iter().flatten() {
+        listen::check_admin(door)?;
+    }
+    // It asks nobody for credentials, so those of the cluster do not open it.
+    metadata_door(role, settings)
+        .map_or(Ok(()), |door| listen::check_loopback(door, false, settings.insecure_listen))
+}
+
+impl Windows {
+    /// Takes their addresses.
+    pub(super) async fn bind(role: Role, settings: &Settings) -> Result<Self, Failure> {
+        Ok(Self {
+            admin: bind(admin_door(role, settings)).await?,
+            metadata: bind(metadata_door(role, settings)).await?,
+            door: bind(dummy_door(role, settings)).await?,
+        })
+    }
+
+    /// Where the admin HTTP is.
+    pub(super) fn admin_at(&self) -> Option<SocketAddr> {
+        self.admin.as_ref()?.local_addr().ok()
+    }
+
+    /// Where the metadata server is.
+    pub(super) fn metadata_at(&self) -> Option<SocketAddr> {
+        self.metadata.as_ref()?.local_addr().ok()
+    }
+
+    /// Where dummy stores ask.
+    pub(super) fn door_at(&self) -> Option<SocketAddr> {
+        self.door.as_ref()?.local_addr().ok()
+    }
+
+    /// Answers until the sender of `stops` is gone.
+    pub(super) async fn serve(
+        self,
+        routes: Option<Router>,
+        settings: &Settings,
+        stops: &watch::Receiver<()>,
+    ) {
+        let Mooncake { tenant, .. } = &settings.mooncake;
+        let metadata = match self.metadata_at() {
+            Some(at) if at.ip().is_loopback() => mooncrate_admin::window(metadata::routes()),
+            _ => metadata::routes(),
+        };
+        let told = introduction(&settings.master.to_string(), &settings.node_name, tenant);
+        let door = async {
+            match self.door {
+                Some(listener) => serve_door(listener, told, over(stops.clone())).await,
+                None => over(stops.clone()).await,
+            }
+        };
+        tokio::join!(
+            answer("the admin HTTP", self.admin, routes, stops.clone()),
+            answer("the metadata server", self.metadata, Some(metadata), stops.clone()),
+            door,
+        );
+    }
+}
+
+/// Waits for the end.
+async fn over(mut stops: watch::Receiver<()>) {
+    // Nothing is ever sent: an error says that the sender is gone.
+    while stops.changed().await.is_ok() {}
+}
+
+async fn bind(door: Option<Door<'_>>) -> Result<Option<TcpListener>, Failure> {
+    let Some(door) = door else { return Ok(None) };
+    let bound = TcpListener::bind(door.address.to_string()).await;
+    bound.map(Some).map_err(|error| listen::explain(door, &error))
+}
+
+async fn answer(
+    what: &str,
+    listener: Option<TcpListener>,
+    routes: Option<Router>,
+    stops: watch::Receiver<()>,
+) {
+    let (Some(listener), Some(routes)) = (listener, routes) else { return over(stops).await };
+    if let Err(error) = mooncrate_admin::serve(listener, routes, over(stops)).await {
+        tracing::error!(%error, "{what} ended");
+    }
+}
+
+/// What the admin HTTP shows: a master's routes if there is one here, and everybody's numbers.
+pub(super) fn routes(running: &Running, gate: Gate, wanted: &Mooncake) -> Option<Router> {
+    let node = running.node().cloned();
+    let with_mooncake = wanted.http;
+    let wanted = mooncake::Mooncake { quotas: wanted.quotas };
+    let routes = match (running.seat(), node) {
+        (Some(seat), node) => {
+            let window = move |master: Arc<Master>| {
+                let mut registry = Registry::default();
+                registry.register_collector(Box::new(MasterMetrics(Arc::clone(&master))));
+                if let Some(node) = &node {
+                    registry.register_collector(Box::new(NodeMetrics(Arc::clone(node))));
+                }
+                let registry = Arc::new(registry);
+                if with_mooncake {
+                    admin::routes_with_mooncake(master, registry, gate.clone(), wanted)
+                } else {
+                    admin::routes(master, registry, gate.clone())
+                }
+            };
+            if with_mooncake {
+                standby::router_with_mooncake(seat, window)
+            } else {
+                standby::router(seat, window)
+            }
+        }
+        (None, Some(node)) => {
+            let mut registry = Registry::default();
+            registry.register_collector(Box::new(NodeMetrics(Arc::clone(&node))));
+            if with_mooncake {
+                mooncrate_node::mooncake::routes(node, Arc::new(registry))
+            } else {
+                mooncrate_node::admin::routes(node, Arc::new(registry))
+            }
+        }
+        (None, None) => return None,
+    };
+    Some(mooncrate_admin::window(routes))
+}

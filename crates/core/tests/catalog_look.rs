@@ -1,0 +1,172 @@
+//! Looks at keys: what they tell, what a hold refuses, and what it does not. Owners obey at once.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
+
+use mooncrate_core::catalog::{Catalog, Config, LookFor, Start};
+use mooncrate_core::error::{CopyError, GetError, PutError, RemoveError};
+use mooncrate_core::ids::{GroupId, TenantId};
+use mooncrate_core::plan::{Looked, Notice, Order, OrderResult, SegmentOffer};
+use mooncrate_core::{
+    Generation, HostId, Incarnation, LeaderEpoch, Medium, Name, NodeId, Now, PutConfig, Seal,
+    SegmentId, ZoneId,
+};
+use std::time::Duration;
+
+const HOLD: LookFor = LookFor { hold: true, places: false };
+const READ: LookFor = LookFor { hold: true, places: true };
+const GLANCE: LookFor = LookFor { hold: false, places: false };
+
+fn ms(ms: u64) -> Now {
+    Now(1_000_000_000).plus(Duration::from_millis(ms))
+}
+
+struct Rig(Catalog);
+
+impl Rig {
+    fn new(nodes: u64, bytes: u64) -> Self {
+        let config = Config { lease_ttl: Duration::from_millis(500), ..Config::default() };
+        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::Fresh, ms(0));
+        for node in 1..=nodes {
+            let offer = SegmentOffer {
+                segment: SegmentId(node),
+                incarnation: Incarnation(1),
+                node: NodeId(node),
+                medium: Medium::Dram,
+                bytes,
+                slots: 1024,
+                host: HostId(node),
+                zone: ZoneId(0),
+                tenant: None,
+            };
+            catalog.mount(ms(0), NodeId(node), std::slice::from_ref(&offer)).unwrap();
+            catalog.announce(ms(0), offer.segment, offer.incarnation, &[], true).unwrap();
+        }
+        Self(catalog)
+    }
+
+    fn obey(&mut self, now: Now) {
+        loop {
+            let orders = self.0.take_orders();
+            if orders.is_empty() {
+                break;
+            }
+            for (_, order) in orders {
+                let Order { segment, incarnation, slot, generation, .. } = order;
+                let result = OrderResult::Freed { next: Generation(generation.0 + 1) };
+                let notice = Notice { segment, incarnation, slot, generation, result };
+                self.0.notice(now, &notice);
+            }
+        }
+        self.0.audit().unwrap();
+    }
+
+    fn put(&mut self, now: Now, key: &[u8], config: &PutConfig) -> Result<(), PutError> {
+        for _ in 0..64 {
+            match self.0.put_start(now, key, 1024, config) {
+                Err(PutError::Reclaiming { .. }) => self.obey(now),
+                Err(error) => return Err(error),
+                Ok(plan) => {
+                    self.0.put_end(now, key, plan.token, &[Seal(1)])?;
+                    self.obey(now);
+                    return Ok(());
+                }
+            }
+        }
+        panic!("room never came");
+    }
+
+    fn look(&mut self, now: Now, key: &[u8], ask: LookFor) -> Result<Looked, GetError> {
+        self.0.look(now, TenantId::DEFAULT, &[key], ask).pop().unwrap()
+    }
+}
+
+#[test]
+fn a_look_tells_missing_from_unfinished() {
+    let mut rig = Rig::new(1, 1 << 20);
+    assert_eq!(rig.look(ms(1), b"k", HOLD), Ok(Looked::Missing));
+    assert!(matches!(rig.look(ms(1), b"", HOLD), Err(GetError::Key(_))));
+    let plan = rig.0.put_start(ms(1), b"k", 10, &PutConfig::default()).unwrap();
+    for ask in [HOLD, READ, GLANCE] {
+        assert_eq!(rig.look(ms(1), b"k", ask), Ok(Looked::Writing));
+    }
+    rig.0.put_end(ms(1), b"k", plan.token, &[Seal(7)]).unwrap();
+    let here = Looked::Here { len: 10, group: GroupId(0) };
+    assert_eq!(rig.look(ms(1), b"k", GLANCE), Ok(here));
+    let Ok(Looked::At(located)) = rig.look(ms(1), b"k", READ) else { panic!("it is there") };
+    assert_eq!((located.len(), located.seal, located.lease_ms), (10, Seal(7), 500));
+    // What is given up is missing at once, though its owner has not answered.
+    let plan = rig.0.put_start(ms(1), b"other", 10, &PutConfig::default()).unwrap();
+    rig.0.put_revoke(ms(1), b"other", plan.token).unwrap();
+    assert_eq!(rig.look(ms(1), b"other", HOLD), Ok(Looked::Missing));
+}
+
+#[test]
+fn a_hold_refuses_removes_until_it_ends() {
+    for ask in [HOLD, READ] {
+        let mut rig = Rig::new(1, 1 << 20);
+        rig.put(ms(1), b"k", &PutConfig::default()).unwrap();
+        rig.look(ms(100), b"k", ask).unwrap();
+        assert_eq!(rig.0.remove(ms(400), b"k", false), Err(RemoveError::Leased { left_ms: 200 }));
+        let page = rig.0.remove_matching(ms(400), TenantId::DEFAULT, |_| true, 0, false).unwrap();
+        assert_eq!((page.waiting.len(), page.leased), (0, 1));
+        rig.look(ms(500), b"k", GLANCE).unwrap();
+        // To the millisecond: callers sleep for exactly that long.
+        rig.0.remove(ms(600), b"k", false).unwrap();
+        rig.obey(ms(600));
+        assert_eq!(rig.look(ms(600), b"k", HOLD), Ok(Looked::Missing));
+    }
+}
+
+#[test]
+fn force_takes_what_is_held_and_its_bytes_are_free_at_once() {
+    let mut rig = Rig::new(1, 1 << 20);
+    rig.put(ms(1), b"k", &PutConfig::default()).unwrap();
+    rig.look(ms(2), b"k", READ).unwrap();
+    rig.0.remove(ms(3), b"k", true).unwrap();
+    let (_, order) = rig.0.take_orders().pop().unwrap();
+    assert_eq!(order.action, mooncrate_core::plan::Action::Retire { free_after_ms: 0 });
+}
+
+/// The pool stays evictable although somebody looks at everything all the time.
+#[test]
+fn a_hold_delays_no_eviction() {
+    let mut rig = Rig::new(1, 16 << 10);
+    for n in 0..100_u8 {
+        rig.put(ms(1), &[n], &PutConfig::default()).unwrap();
+        for looked in 0..=n {
+            rig.look(ms(1), &[looked], HOLD).unwrap();
+        }
+    }
+    let there = (0..100_u8).filter(|n| rig.look(ms(1), &[*n], GLANCE) != Ok(Looked::Missing));
+    let there: Vec<u8> = there.collect();
+    assert!(there.len() <= 16 && there.contains(&99), "{there:?}");
+    assert!(matches!(rig.0.remove(ms(1), &[99], false), Err(RemoveError::Leased { .. })));
+}
+
+#[test]
+fn one_copy_goes_and_is_not_missed() {
+    let mut rig = Rig::new(2, 1 << 20);
+    let two = PutConfig { replicas: 2, ..PutConfig::default() };
+    rig.put(ms(1), b"k", &two).unwrap();
+    let name = Name::from(b"k");
+    assert_eq!(rig.0.drop_copy(ms(1), name, SegmentId(9)), Err(CopyError::NoSource));
+    assert_eq!(rig.0.drop_copy(ms(1), b"none", SegmentId(1)), Err(CopyError::NotFound));
+    rig.look(ms(1), b"k", HOLD).unwrap();
+    assert_eq!(rig.0.drop_copy(ms(2), name, SegmentId(1)), Err(CopyError::Busy { after_ms: 499 }));
+    rig.0.drop_copy(ms(600), name, SegmentId(1)).unwrap();
+    rig.obey(ms(600));
+    let Ok(Looked::At(located)) = rig.look(ms(600), b"k", READ) else { panic!("one is left") };
+    assert_eq!(located.replicas.len(), 1);
+    assert_eq!(located.replicas[0].segment, SegmentId(2));
+    for at in [700, 1_800, 2_900] {
+        for node in [1, 2] {
+            rig.0.heartbeat(ms(at), NodeId(node)).unwrap();
+        }
+        rig.0.tick(ms(at));
+        rig.obey(ms(at));
+    }
+    assert_eq!(rig.0.copies_under_way(), 0, "nobody repairs what was dropped on purpose");
+    rig.0.drop_copy(ms(3_000), name, SegmentId(2)).unwrap();
+    rig.obey(ms(3_000));
+    assert_eq!(rig.look(ms(3_000), b"k", GLANCE), Ok(Looked::Missing));
+    rig.put(ms(3_000), b"k", &two).unwrap();
+}

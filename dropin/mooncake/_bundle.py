@@ -1,0 +1,219 @@
+"""Bundles: named runs of bytes under keys of their own, and a manifest that lists them.
+
+The manifest is stored last and removed first: whoever finds it finds all the rest. What must stay
+true: a put that fails leaves nothing behind, and a read of a bundle is whole and exact, or an
+error.
+"""
+
+import ctypes
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ._codes import OBJECT_NOT_FOUND
+
+DEFAULT_CHUNK_BYTES = 512 << 20
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class BundleTransferPolicy:
+    """How the objects of a bundle are stored: in one batch, or by so many threads at once."""
+
+    max_inflight_put: int = 1
+    put_mode: Literal["auto", "batch", "parallel"] = "auto"
+    copy_mode: Literal["auto", "zero_copy", "copy"] = "auto"
+
+
+@dataclass
+class RemoteBundleRef:
+    """Where a bundle is; the manifest of one from elsewhere is read when it is needed."""
+
+    manifest_key: str
+    manifest: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes of a member, and where they go."""
+
+    source: int
+    target: int
+    size: int
+
+
+class Bundles:
+    """Stores, reads and removes bundles."""
+
+    def __init__(self, store: Any, prefix: str, chunk_bytes: int) -> None:
+        self.store = store
+        self.prefix = prefix.strip("/")
+        self.chunk_bytes = chunk_bytes
+
+    def put(
+        self,
+        payloads: Sequence[memoryview],
+        about: Mapping[str, Any],
+        partition: str,
+        chunk_bytes: int | None,
+        policy: BundleTransferPolicy | None,
+        config: Any,
+    ) -> RemoteBundleRef:
+        """Stores runs of bytes, and a manifest that says more about them."""
+        chunk = self.chunk_bytes if chunk_bytes is None else chunk_bytes
+        if chunk < 1:
+            raise ValueError(f"chunk_bytes={chunk}: at least one byte is needed")
+        base = f"{self.prefix}/{partition}/{uuid.uuid4().hex}"
+        sizes = [len(payload) for payload in payloads]
+        manifest = {"version": VERSION, "base": base, "chunk": chunk, "sizes": sizes, **about}
+        keys, values = [], []
+        for place, payload in enumerate(payloads):
+            for number, start in enumerate(range(0, len(payload), chunk)):
+                keys.append(chunk_key(base, place, number))
+                values.append(payload[start : start + chunk])
+        wish = {} if config is None else {"config": config}
+        ref = RemoteBundleRef(f"{base}/manifest", manifest)
+        words = json.dumps(manifest, separators=(",", ":")).encode()
+        try:
+            self._put_all(keys, values, policy or BundleTransferPolicy(), wish)
+            code = self.store.put(ref.manifest_key, words, **wish)
+            if code != 0:
+                raise RuntimeError(f"the manifest of a bundle was not stored: {code}")
+        except BaseException:
+            self.store.batch_remove([ref.manifest_key, *keys], force=True)
+            raise
+        return ref
+
+    def _put_all(
+        self,
+        keys: list[str],
+        values: list[memoryview],
+        policy: BundleTransferPolicy,
+        wish: Mapping[str, Any],
+    ) -> None:
+        if policy.put_mode != "parallel" or policy.max_inflight_put <= 1:
+            code = self.store.put_batch(keys, values, **wish) if keys else 0
+        else:
+            with ThreadPoolExecutor(policy.max_inflight_put) as threads:
+                codes = threads.map(
+                    lambda key, value: self.store.put(key, value, **wish), keys, values
+                )
+                code = next((code for code in codes if code != 0), 0)
+        if code != 0:
+            raise RuntimeError(f"a bundle of {sum(map(len, values))} bytes was not stored: {code}")
+
+    def manifest(self, ref: RemoteBundleRef) -> dict[str, Any]:
+        """The manifest of a bundle, read once."""
+        if ref.manifest is None:
+            words = self.store.get(ref.manifest_key)
+            if not words:
+                raise RuntimeError(f"the bundle {ref.manifest_key} is gone")
+            manifest = json.loads(words)
+            if manifest.get("version") != VERSION:
+                raise RuntimeError(
+                    f"{ref.manifest_key}: version {manifest.get('version')} is unknown"
+                )
+            ref.manifest = manifest
+        return ref.manifest
+
+    def read(self, ref: RemoteBundleRef, place: int) -> bytearray:
+        """All bytes of a member."""
+        size = self.manifest(ref)["sizes"][place]
+        room = bytearray(size)
+        if size:
+            self.read_into(ref, place, address_of(room), size)
+        return room
+
+    def read_into(self, ref: RemoteBundleRef, place: int, address: int, size: int) -> None:
+        """All bytes of a member, to memory of exactly that size."""
+        manifest = self.manifest(ref)
+        if manifest["sizes"][place] != size:
+            raise ValueError(f"the member has {manifest['sizes'][place]} bytes, the memory {size}")
+        chunk = manifest["chunk"]
+        starts = range(0, size, chunk)
+        keys = [chunk_key(manifest["base"], place, number) for number in range(len(starts))]
+        sizes = [min(chunk, size - start) for start in starts]
+        got = self.store.batch_get_into(keys, [address + start for start in starts], sizes)
+        if got != sizes:
+            raise RuntimeError(f"{ref.manifest_key}: {failed(keys, sizes, got)}")
+
+    def read_ranges(
+        self, ref: RemoteBundleRef, place: int, ranges: Sequence[Range], address: int, size: int
+    ) -> None:
+        """Parts of a member, to memory that the store knows, or comes to know for this call."""
+        manifest = self.manifest(ref)
+        wanted: dict[str, list[Range]] = {}
+        for key, part in cut(manifest, place, ranges):
+            wanted.setdefault(key, []).append(part)
+        if not wanted:
+            return
+        # A range that is registered already is refused, and needs nothing more.
+        known = self.store.register_buffer(address, size) != 0
+        try:
+            got = self.store.get_into_ranges(
+                [address],
+                [[*wanted]],
+                [[[part.target for part in parts] for parts in wanted.values()]],
+                [[[part.source for part in parts] for parts in wanted.values()]],
+                [[[part.size for part in parts] for parts in wanted.values()]],
+            )
+        finally:
+            if not known:
+                self.store.unregister_buffer(address)
+        sizes = [[part.size for part in parts] for parts in wanted.values()]
+        if got != [sizes]:
+            raise RuntimeError(f"{ref.manifest_key}: {failed([*wanted], sizes, (got or [[]])[0])}")
+
+    def remove(self, ref: RemoteBundleRef) -> None:
+        """Removes the manifest and all it lists; what is gone already is fine."""
+        manifest = self.manifest(ref)
+        chunk = manifest["chunk"]
+        keys = [
+            chunk_key(manifest["base"], place, number)
+            for place, size in enumerate(manifest["sizes"])
+            for number in range(-(-size // chunk))
+        ]
+        codes = self.store.batch_remove([ref.manifest_key, *keys], force=True)
+        if bad := [code for code in codes if code not in (0, OBJECT_NOT_FOUND)]:
+            raise RuntimeError(
+                f"{len(bad)} objects of {ref.manifest_key} were not removed: {bad[0]}"
+            )
+
+
+def chunk_key(base: str, place: int, number: int) -> str:
+    return f"{base}/{place}/{number}"
+
+
+def cut(
+    manifest: Mapping[str, Any], place: int, ranges: Sequence[Range]
+) -> Iterator[tuple[str, Range]]:
+    """Ranges of a member as ranges of its chunks."""
+    chunk, end = manifest["chunk"], manifest["sizes"][place]
+    for wanted in ranges:
+        if wanted.source < 0 or wanted.size < 0 or wanted.source + wanted.size > end:
+            raise ValueError(f"bytes {wanted.source} to {wanted.source + wanted.size} of {end}")
+        done = 0
+        while done < wanted.size:
+            number, start = divmod(wanted.source + done, chunk)
+            size = min(chunk - start, wanted.size - done)
+            yield (
+                chunk_key(manifest["base"], place, number),
+                Range(start, wanted.target + done, size),
+            )
+            done += size
+
+
+def failed(keys: Sequence[str], sizes: Sequence[Any], got: Sequence[Any]) -> str:
+    """Which object did not come, in words."""
+    for key, size, have in zip(keys, sizes, got, strict=False):
+        if have != size:
+            return f"{key} gave {have}, not {size}"
+    return f"{len(got)} results for {len(keys)} keys"
+
+
+def address_of(room: bytearray) -> int:
+    """Where a bytearray lies, as long as it is not resized."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(room))

@@ -1,0 +1,111 @@
+"""`mooncake_client`: a node of ours that lends memory, and a door for dummy stores on this machine."""
+
+import os
+import random
+import socket
+import sys
+from collections.abc import Sequence
+
+from ._flags import BadFlag, Flag, Parser, Values, boolean, port, whole
+from ._programs import OPEN_IT, OWN, credentials, guarded, insecure, is_loopback, join, run
+from ._settings import Refused, parse_size
+
+NO_DISK = "values are kept in memory; there is no disk tier yet"
+
+
+def size(text: str) -> int:
+    """A number of bytes, as in 16777216, 16MB or 4 GB."""
+    try:
+        return parse_size("it", text)
+    except Refused:
+        raise ValueError("a size is wanted, as in 16777216, 16MB or 4 GB") from None
+
+
+FLAGS = (
+    Flag("host", str, "0.0.0.0"),
+    Flag("port", port, 50052),
+    Flag("metadata_server", str, "http://127.0.0.1:8080/metadata"),
+    Flag("master_server_address", str, "127.0.0.1:50051"),
+    Flag("protocol", str, "tcp"),
+    Flag("device_names", str, ""),
+    Flag("global_segment_size", size, 4 << 30),
+    Flag("local_buffer_size", size, 0),
+    Flag("threads", whole(1, 1 << 16), 1),
+    Flag("tenant_id", str, "default"),
+    Flag("enable_offload", boolean, False, NO_DISK),
+    Flag("start_offload_rpc_server", boolean, True),
+    Flag("enable_http_server", boolean, False),
+    Flag("http_port", port, 9300),
+    *OWN,
+)
+
+
+def parser() -> Parser:
+    """The flags of the program."""
+    return Parser("mooncake_client", FLAGS)
+
+
+def _free_port(host: str) -> int:
+    """A free port among those that Mooncake's clients use."""
+    low = int(os.environ.get("MC_STORE_CLIENT_MIN_PORT", "12300"))
+    high = int(os.environ.get("MC_STORE_CLIENT_MAX_PORT", "14300"))
+    ports = range(low, max(low, high) + 1)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for number in random.sample(ports, min(20, len(ports))):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((host.strip("[]"), number))
+            except OSError:
+                continue
+            return number
+    raise BadFlag(
+        "no free port was found; see MC_STORE_CLIENT_MIN_PORT and MC_STORE_CLIENT_MAX_PORT"
+    )
+
+
+def _place(values: Values, notes: list[str]) -> tuple[str, str]:
+    """Where the node listens for values, and the name of its segment."""
+    text = values["host"]
+    host, _, number = text.rpartition(":")
+    if not (host and number.isdecimal() and (":" not in host or host.startswith("["))):
+        host, number = text, ""
+    closed = not guarded(values) and not insecure(values)
+    if host in ("", "0.0.0.0") and closed:
+        host = "127.0.0.1"
+        notes.append(
+            "values are served to this machine only; for others give --host=NAME and "
+            f"{OPEN_IT.removeprefix('give ')}"
+        )
+    elif closed and not is_loopback(host):
+        raise BadFlag(
+            f"--host={text}: other machines could connect there, and nobody is asked for credentials; "
+            f"{OPEN_IT}"
+        )
+    address = join(host, int(number) if number else _free_port(host))
+    return address, text if number else address
+
+
+def translate(values: Values) -> tuple[list[str], list[str]]:
+    """The command of ours, and what to say about it."""
+    notes: list[str] = []
+    protocol = values["protocol"].lower()
+    if protocol != "tcp":
+        raise BadFlag(
+            f"--protocol={values['protocol']}: values travel over tcp; RDMA is not there yet"
+        )
+    if values["global_segment_size"] == 0:
+        raise BadFlag("--global_segment_size=0: a client that lends nothing has nothing to do")
+    address, name = _place(values, notes)
+    command = ["node", "--master", values["master_server_address"], "--data", address]
+    command += ["--node-name", name, "--segment-size", f"{values['global_segment_size']}B"]
+    command += ["--mooncake-door", join("127.0.0.1", values["port"])]
+    command += ["--mooncake-tenant", values["tenant_id"] or "default"]
+    if values["enable_http_server"]:
+        command += ["--node-admin", join("127.0.0.1", values["http_port"]), "--mooncake-http"]
+    return command + credentials(values), notes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script."""
+    sentence = "Lends memory to a cluster, and lets dummy stores of this machine in."
+    return run(parser(), sentence, translate, sys.argv[1:] if arguments is None else arguments)

@@ -1,0 +1,211 @@
+"""A small HTTP server of the standard library, with bounds: connections, time, bodies.
+
+What must stay true: a caller that is slow or silent ends by itself; nobody on another machine is served
+unless the operator says so; a page of another web site gets nothing from a server on this machine.
+"""
+
+import ipaddress
+import json
+import logging
+import os
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+log = logging.getLogger("mooncake")
+
+# Connections at a time; more wait to be accepted.
+CONNECTIONS_MAX = 64
+# Seconds that a connection may be silent.
+SILENCE = 10.0
+# Seconds between two looks at whether the server is to end.
+STEP = 0.05
+
+
+class NotOpen(Exception):
+    """An address that other machines reach, and nobody's word that they may."""
+
+
+def host_to_bind(host: str, insecure: bool | None = None) -> str:
+    """Where a server that asks for no credentials may listen, for this wish.
+
+    Everywhere means this machine, unless the operator accepts the risk; one other address is refused.
+    """
+    if insecure is None:
+        insecure = os.environ.get("MOONCRATE_INSECURE_LISTEN") == "true"
+    if insecure or is_local(host):
+        return host
+    fix = "accept the risk with MOONCRATE_INSECURE_LISTEN=true"
+    if host in ("", "0.0.0.0", "::"):
+        log.warning(
+            "listening on 127.0.0.1, not on %r: nobody is asked for credentials there; %s",
+            host,
+            fix,
+        )
+        return "127.0.0.1"
+    raise NotOpen(
+        f"other machines could connect to {host}, and nobody is asked for credentials there; listen on "
+        f"127.0.0.1, or {fix}"
+    )
+
+
+def is_local(host: str) -> bool:
+    """Whether a name or a number is this machine's own."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Server(ThreadingHTTPServer):
+    """Listens at once; serves between `start` and `close`."""
+
+    daemon_threads = True
+    # Threads of callers end with their sockets; nobody waits for them.
+    block_on_close = False
+
+    def __init__(self, host: str, port: int, handler: type["Handler"]) -> None:
+        self.slots = threading.Semaphore(CONNECTIONS_MAX)
+        self.ending = threading.Event()
+        self.thread: threading.Thread | None = None
+        self.only_here = is_local(host)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host.strip("[]"), port), handler)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's, which asks the network for our name.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.port
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        while not self.slots.acquire(timeout=STEP):
+            if self.ending.is_set():
+                self.shutdown_request(request)
+                return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self.slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a caller was lost: %r", sys.exception())
+
+    def start(self, name: str) -> threading.Thread:
+        """Answers from now on, in a thread of its own."""
+        self.thread = threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": STEP}, name=name, daemon=True
+        )
+        self.thread.start()
+        return self.thread
+
+    def close(self) -> None:
+        """Takes no more callers, and gives the port back; repeatable."""
+        self.ending.set()
+        if self.thread is not None and self.thread.is_alive():
+            self.shutdown()
+            self.thread.join()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Reads one request; `route` of a subclass answers it."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "mooncrate"
+    sys_version = ""
+    timeout = SILENCE
+    body_max = 1 << 20
+    server: Server
+    _unread = 0
+
+    def route(self, path: str, query: dict[str, str]) -> None:
+        """Answers the request by one `reply`."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        # Every verb comes to `route`, which knows what it does not know.
+        if name.startswith("do_"):
+            return self._answer
+        raise AttributeError(name)
+
+    def _answer(self) -> None:
+        self._unread = self._length()
+        if not self._from_here():
+            self.reply(403, "this is served to its own machine, under a local name")
+            return
+        parts = urlsplit(self.path)
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        self.route(unquote(parts.path), query)
+
+    def _length(self) -> int:
+        text = self.headers.get("Content-Length", "0")
+        chunked = "Transfer-Encoding" in self.headers
+        return int(text) if text.isdecimal() and not chunked else -1
+
+    def _from_here(self) -> bool:
+        """Whether a request to a server of this machine is meant for it: a web page may point its own
+        name at 127.0.0.1, or send a request there."""
+        if not self.server.only_here:
+            return True
+        host = self.headers.get("Host", "localhost")
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        origin = self.headers.get("Origin", "http://localhost")
+        site = self.headers.get("Sec-Fetch-Site", "")
+        return is_local(name) and is_local(urlsplit(origin).hostname or "") and site != "cross-site"
+
+    def body(self) -> bytes | None:
+        """The body; None: there is none that can be read, and the caller was told."""
+        if self._unread < 0:
+            self.reply(411, "Length Required")
+            return None
+        if self._unread > self.body_max:
+            self.reply(413, "Payload Too Large")
+            return None
+        read = self.rfile.read(self._unread)
+        if len(read) < self._unread:
+            self.close_connection = True
+            return None
+        self._unread = 0
+        return read
+
+    def reply(
+        self, status: int, body: str | bytes, kind: str = "text/plain; charset=utf-8"
+    ) -> None:
+        """Answers."""
+        raw = body.encode() if isinstance(body, str) else body
+        # What was not read would be taken for the next request.
+        if self._unread:
+            self.close_connection = True
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(raw)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(raw)
+
+    def reply_json(self, status: int, body: Any) -> None:
+        """Answers in JSON."""
+        self.reply(status, json.dumps(body), "application/json")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug("%s: " + format, self.address_string(), *args)

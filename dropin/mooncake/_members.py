@@ -1,0 +1,229 @@
+"""Members of structured objects: how arrays, tensors, bytes and plain values become bytes, and
+return.
+
+numpy, torch and msgpack are imported when a value needs them. Nothing is pickled: what has no form
+here is a TypeError that names the member, because a reader must be able to trust what others
+wrote.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from mooncrate.tensors import BY_NAME, SIZE, Head
+
+from ._torch import dense, dtype_name, empty, head_at, memory, over_address
+
+ARRAY, TENSOR, BYTES, VALUE, ROWS = "ndarray", "tensor", "bytes", "value", "rows"
+# Types of msgpack's own extension, for what it has no type for.
+EXT_ARRAY, EXT_TENSOR, EXT_TUPLE, EXT_SCALAR = 1, 2, 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBuffer:
+    """A tensor in memory of the caller, head and data; `owner` keeps that memory."""
+
+    ptr: int
+    size: int
+    owner: Any = None
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RawDestination:
+    """Memory of the caller for the plain data of a member; `owner` keeps it."""
+
+    ptr: int
+    size: int
+    owner: Any = None
+    pre_registered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A member as it is stored: what it is, and its bytes where they lie."""
+
+    spec: dict[str, Any]
+    payload: memoryview
+    owner: Any = None
+
+
+def encode(name: str, value: Any) -> Encoded:
+    """A member of any kind; TypeError where it has no form."""
+    if isinstance(value, TensorBuffer):
+        return encode_buffer(name, value)
+    if (tensor := dense(value)) is not None:
+        spec = {"kind": TENSOR, "dtype": dtype_name(tensor), "shape": [*tensor.shape]}
+        size = tensor.numel() * tensor.element_size()
+        return Encoded(spec, memory(tensor.data_ptr(), size) if size else memoryview(b""), tensor)
+    if is_array(value):
+        array = sys.modules["numpy"].ascontiguousarray(value)
+        # A scalar array would come back with one dimension.
+        spec = {"kind": ARRAY, "dtype": value.dtype.str, "shape": [*value.shape]}
+        return Encoded(spec, memoryview(array.reshape(-1).view("u1")), array)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return Encoded({"kind": BYTES}, memoryview(value).cast("B"))
+    return Encoded({"kind": VALUE}, memoryview(pack(name, value)))
+
+
+def encode_buffer(name: str, value: TensorBuffer) -> Encoded:
+    head = head_at(value.ptr, value.size)
+    if head is None:
+        raise ValueError(f"{name}: no tensor of {value.size} bytes, head and data, lies there")
+    spec = {"kind": TENSOR, "dtype": head.dtype.name, "shape": [*head.shape]}
+    payload = memory(value.ptr + SIZE, head.nbytes) if head.nbytes else memoryview(b"")
+    return Encoded(spec, payload, value.owner)
+
+
+def encode_rows(name: str, rows: Sequence[Any]) -> tuple[Encoded, Encoded]:
+    """Values that can be read row by row: the ends of all rows, and their bytes."""
+    import array
+
+    ends, packed, total = array.array("q"), [], 0
+    for row in rows:
+        packed.append(pack(name, row))
+        total += len(packed[-1])
+        ends.append(total)
+    if sys.byteorder == "big":
+        ends.byteswap()
+    listed = "list" if isinstance(rows, (list, tuple)) else ARRAY
+    spec = {"kind": ROWS, "rows": len(packed), "container": listed}
+    return Encoded(spec, memoryview(ends).cast("B")), Encoded(spec, memoryview(b"".join(packed)))
+
+
+def decode(spec: Mapping[str, Any], payload: bytearray) -> Any:
+    """A member from its bytes, over which it then lies."""
+    if spec["kind"] == BYTES:
+        return bytes(payload)
+    if spec["kind"] == VALUE:
+        return unpack(payload)
+    if spec["kind"] == ARRAY:
+        numpy = numpy_module()
+        return numpy.frombuffer(payload, spec["dtype"]).reshape(spec["shape"])
+    head = head_of_spec(spec)
+    if head.nbytes == 0:
+        return empty(head)
+    import torch
+
+    return torch.frombuffer(payload, dtype=getattr(torch, head.dtype.name)).reshape(head.shape)
+
+
+def decode_rows(container: str, values: list[Any]) -> Any:
+    """Rows in what they were given in: a list, or an array of objects."""
+    if container != ARRAY:
+        return values
+    rows = numpy_module().empty(len(values), dtype=object)
+    for place, value in enumerate(values):
+        rows[place] = value
+    return rows
+
+
+def head_of_spec(spec: Mapping[str, Any]) -> Head:
+    shape = tuple(spec["shape"])
+    return Head(BY_NAME[spec["dtype"]], shape, shape)
+
+
+def item_size(spec: Mapping[str, Any]) -> int:
+    """Bytes of one element."""
+    if spec["kind"] == TENSOR:
+        return BY_NAME[spec["dtype"]].size
+    return numpy_module().dtype(spec["dtype"]).itemsize
+
+
+def row_size(spec: Mapping[str, Any]) -> int:
+    """Bytes of one step along the first dimension."""
+    return prod(spec["shape"][1:]) * item_size(spec)
+
+
+def is_array(value: Any) -> bool:
+    """Whether this is an array of numbers or truth values."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+
+
+def is_object_array(value: Any) -> bool:
+    """Whether this is an array that is no array of numbers: of objects, texts, bytes."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and not is_array(value)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether this is a tensor, or one in memory of the caller."""
+    torch = sys.modules.get("torch")
+    return isinstance(value, TensorBuffer) or (
+        torch is not None and isinstance(value, torch.Tensor)
+    )
+
+
+def tensor_over(destination: TensorBuffer, head: Head) -> Any:
+    """The tensor in memory of the caller, after its data was read there."""
+    memory(destination.ptr, SIZE)[:] = head.to_bytes()
+    return over_address(destination.ptr, head)
+
+
+def numpy_module() -> Any:
+    try:
+        import numpy
+    except ImportError as error:
+        raise ImportError("this object holds arrays: pip install numpy") from error
+    return numpy
+
+
+def msgpack_module() -> Any:
+    try:
+        import msgpack
+    except ImportError as error:
+        raise ImportError("structured objects need msgpack: pip install msgpack") from error
+    return msgpack
+
+
+def pack(name: str, value: Any) -> bytes:
+    """A plain value, with arrays, tensors and tuples anywhere in it."""
+    msgpack = msgpack_module()
+
+    def other(inner: Any) -> Any:
+        if isinstance(inner, tuple):
+            return msgpack.ExtType(EXT_TUPLE, pack(name, [*inner]))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(inner, numpy.generic):
+            parts = [inner.dtype.str, inner.tobytes()]
+            return msgpack.ExtType(EXT_SCALAR, pack(name, parts))
+        if is_object_array(inner):
+            return msgpack.ExtType(
+                EXT_ARRAY, pack(name, [None, [*inner.shape], [*inner.reshape(-1)]])
+            )
+        if is_array(inner) or is_tensor(inner):
+            form = encode(name, inner)
+            if form.spec["kind"] in (ARRAY, TENSOR):
+                code = EXT_ARRAY if form.spec["kind"] == ARRAY else EXT_TENSOR
+                parts = [form.spec["dtype"], form.spec["shape"], bytes(form.payload)]
+                return msgpack.ExtType(code, pack(name, parts))
+        raise TypeError(f"{name}: a {type(inner).__name__} cannot be stored in a structured object")
+
+    try:
+        return msgpack.packb(value, default=other, strict_types=True)
+    except (ValueError, OverflowError) as error:
+        raise TypeError(f"{name}: cannot be stored in a structured object: {error}") from error
+
+
+def unpack(packed: Any) -> Any:
+    """A plain value from its bytes."""
+    msgpack = msgpack_module()
+
+    def extension(code: int, data: bytes) -> Any:
+        inner = unpack(data)
+        if code == EXT_TUPLE:
+            return tuple(inner)
+        if code == EXT_SCALAR:
+            return numpy_module().frombuffer(inner[1], inner[0])[0]
+        if code == EXT_ARRAY and inner[0] is None:
+            return decode_rows(ARRAY, inner[2]).reshape(inner[1])
+        if code not in (EXT_ARRAY, EXT_TENSOR):
+            raise ValueError(f"extension {code} is unknown")
+        kind = ARRAY if code == EXT_ARRAY else TENSOR
+        spec = {"kind": kind, "dtype": inner[0], "shape": inner[1]}
+        return decode(spec, bytearray(inner[2]))
+
+    return msgpack.unpackb(packed, ext_hook=extension, strict_map_key=False)

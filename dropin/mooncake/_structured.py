@@ -1,0 +1,270 @@
+"""Structured objects: named members in one bundle, read whole, in part, or into memory of the
+caller.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mooncrate.tensors import SIZE
+
+from ._bundle import Bundles, BundleTransferPolicy, Range, RemoteBundleRef, address_of
+from ._members import (
+    ARRAY,
+    BYTES,
+    ROWS,
+    TENSOR,
+    VALUE,
+    Encoded,
+    RawDestination,
+    TensorBuffer,
+    decode,
+    decode_rows,
+    encode,
+    encode_rows,
+    head_of_spec,
+    is_tensor,
+    pack,
+    row_size,
+    tensor_over,
+    unpack,
+)
+
+
+@dataclass(frozen=True)
+class StructuredMemberSlice:
+    """A part of a member along one dimension."""
+
+    axis: int = 0
+    start: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class StructuredObjectPayload:
+    """What is stored: members by name, and what to know of all of them."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    buffers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class StructuredObjectResult:
+    """What was read."""
+
+    objects: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+Selection = slice | StructuredMemberSlice | Sequence[int]
+
+
+@dataclass(frozen=True)
+class StructuredObjectReadSpec:
+    """What to read of an object: all of it, until it is narrowed."""
+
+    ref: RemoteBundleRef
+    members: tuple[str, ...] | None = None
+    slices: Mapping[str, Selection] = field(default_factory=dict)
+
+    def select_members(self, names: Iterable[str]) -> "StructuredObjectReadSpec":
+        """The same, of these members only."""
+        return replace(self, members=tuple(names))
+
+    def slice_member(
+        self, name: str, axis: int = 0, start: int | None = None, end: int | None = None
+    ) -> "StructuredObjectReadSpec":
+        """The same, of this member only a part along one dimension."""
+        part = StructuredMemberSlice(axis, start, end)
+        return replace(self, slices={**self.slices, name: part})
+
+
+class Structured:
+    """Stores and reads structured objects as bundles."""
+
+    def __init__(self, bundles: Bundles) -> None:
+        self.bundles = bundles
+
+    def put(
+        self,
+        metadata: Mapping[str, Any],
+        members: Mapping[str, Any],
+        rows: Mapping[str, Sequence[Any]],
+        partition: str,
+        chunk_bytes: int | None,
+        policy: BundleTransferPolicy | None,
+        config: Any,
+    ) -> RemoteBundleRef:
+        """Stores members, and members whose rows can be read one by one."""
+        if policy is not None and policy.copy_mode == "zero_copy":
+            for name, value in members.items():
+                if is_tensor(value) and not isinstance(value, TensorBuffer):
+                    raise ValueError(
+                        f"{name}: zero_copy takes tensors as tensor_object_buffer only"
+                    )
+        stored: list[Encoded] = [Encoded({}, memoryview(pack("metadata", dict(metadata))))]
+        specs: dict[str, dict[str, Any]] = {}
+        for name, value in members.items():
+            form = encode(name, value)
+            specs[name] = {**form.spec, "place": len(stored)}
+            stored.append(form)
+        for name, value in rows.items():
+            forms = encode_rows(name, value)
+            specs[name] = {**forms[0].spec, "place": len(stored)}
+            stored.extend(forms)
+        payloads = [form.payload for form in stored]
+        about = {"members": specs}
+        return self.bundles.put(payloads, about, partition, chunk_bytes, policy, config)
+
+    def specs(self, ref: RemoteBundleRef) -> dict[str, dict[str, Any]]:
+        """What the members of an object are."""
+        return self.bundles.manifest(ref)["members"]
+
+    def metadata(self, ref: RemoteBundleRef) -> dict[str, Any]:
+        """What to know of an object as a whole."""
+        return unpack(self.bundles.read(ref, 0))
+
+    def read(self, ref: RemoteBundleRef, name: str, part: Selection | None, into: Any) -> Any:
+        """A member, or a part of it, in memory of its own or in what the caller brings."""
+        specs = self.specs(ref)
+        if name not in specs:
+            raise KeyError(f"{name}: the object has {', '.join(specs) or 'no members'}")
+        spec = specs[name]
+        if spec["kind"] == ROWS:
+            return self._read_rows(ref, spec, part)
+        if spec["kind"] in (BYTES, VALUE):
+            if part is not None or into is not None:
+                raise ValueError(
+                    f"{name}: only arrays and tensors are read in part, or into memory"
+                )
+            return decode(spec, self.bundles.read(ref, spec["place"]))
+        return self._read_array(ref, name, spec, part, into)
+
+    def _read_array(
+        self, ref: RemoteBundleRef, name: str, spec: Mapping[str, Any], part: Any, into: Any
+    ) -> Any:
+        if isinstance(part, StructuredMemberSlice) and part.axis != 0:
+            return self._read_across(ref, name, spec, part, into)
+        shape, runs = list(spec["shape"]), None
+        if part is not None:
+            if not shape:
+                raise ValueError(f"{name}: it has no rows to choose from")
+            runs = runs_of(part, shape[0])
+            shape[0] = sum(count for _, count in runs)
+        wanted = {**spec, "shape": shape}
+        size = row_size({**wanted, "shape": [1, *shape]})
+        own = bytearray(size) if into is None else None
+        address = room_for(name, wanted, size, into) if own is None else 0
+        if size:
+            address = address if own is None else address_of(own)
+            if runs is None:
+                self.bundles.read_into(ref, spec["place"], address, size)
+            else:
+                step = row_size(spec)
+                ranges = ranges_of(runs, step)
+                self.bundles.read_ranges(ref, spec["place"], ranges, address, size)
+        if own is not None:
+            return decode(wanted, own)
+        return tensor_over(into, head_of_spec(wanted)) if isinstance(into, TensorBuffer) else into
+
+    def _read_across(
+        self,
+        ref: RemoteBundleRef,
+        name: str,
+        spec: Mapping[str, Any],
+        part: StructuredMemberSlice,
+        into: Any,
+    ) -> Any:
+        """A part along a later dimension lies in many places: it is cut from the whole."""
+        whole = self._read_array(ref, name, spec, None, None)
+        if not 0 <= part.axis < len(spec["shape"]):
+            raise ValueError(f"{name}: dimension {part.axis} of {len(spec['shape'])}")
+        some = whole[(slice(None),) * part.axis + (slice(part.start, part.end),)]
+        if into is None:
+            return some
+        if not hasattr(into, "shape") or tuple(into.shape) != tuple(some.shape):
+            raise ValueError(f"{name}: the destination must have the shape {tuple(some.shape)}")
+        into[...] = some
+        return into
+
+    def _read_rows(
+        self, ref: RemoteBundleRef, spec: Mapping[str, Any], part: Selection | None
+    ) -> Any:
+        place, count = spec["place"], spec["rows"]
+        ends = [*memoryview(self.bundles.read(ref, place)).cast("q")]
+        runs = [(0, count)] if part is None else runs_of(part, count)
+        starts = [0, *ends]
+        chosen = [row for first, length in runs for row in range(first, first + length)]
+        sizes = [starts[row + 1] - starts[row] for row in chosen]
+        room, total = bytearray(sum(sizes)), 0
+        ranges = []
+        for first, length in runs:
+            size = starts[first + length] - starts[first]
+            ranges.append(Range(starts[first], total, size))
+            total += size
+        if total and part is None:
+            self.bundles.read_into(ref, place + 1, address_of(room), total)
+        elif total:
+            self.bundles.read_ranges(ref, place + 1, ranges, address_of(room), total)
+        values, at = [], 0
+        view = memoryview(room)
+        for size in sizes:
+            values.append(unpack(view[at : at + size]))
+            at += size
+        return decode_rows(spec["container"], values)
+
+
+def runs_of(part: Selection, length: int) -> list[tuple[int, int]]:
+    """What is chosen of a length, as first places and counts of neighbours."""
+    if isinstance(part, StructuredMemberSlice):
+        if part.axis != 0:
+            raise ValueError("rows are chosen along dimension 0")
+        part = slice(part.start, part.end)
+    if isinstance(part, slice):
+        first, last, step = part.indices(length)
+        if step == 1:
+            return [(first, last - first)] if last > first else []
+        part = range(first, last, step)
+    runs: list[tuple[int, int]] = []
+    for row in map(int, part):
+        if not -length <= row < length:
+            raise IndexError(f"row {row} of {length}")
+        row %= length
+        if runs and sum(runs[-1]) == row:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((row, 1))
+    return runs
+
+
+def ranges_of(runs: Sequence[tuple[int, int]], step: int) -> list[Range]:
+    ranges, target = [], 0
+    for first, count in runs:
+        ranges.append(Range(first * step, target, count * step))
+        target += count * step
+    return ranges
+
+
+def room_for(name: str, spec: Mapping[str, Any], size: int, into: Any) -> int:
+    """Where the data goes in what the caller brings; ValueError if it does not fit."""
+    if isinstance(into, TensorBuffer):
+        if spec["kind"] != TENSOR or into.size < SIZE + size:
+            raise ValueError(f"{name}: a tensor of {SIZE + size} bytes, head and data, must fit")
+        return into.ptr + SIZE
+    if isinstance(into, RawDestination):
+        if into.size != size:
+            raise ValueError(f"{name}: {size} bytes do not fit {into.size}")
+        return into.ptr
+    if spec["kind"] == ARRAY:
+        fits = getattr(getattr(into, "dtype", None), "str", None) == spec["dtype"]
+        if not fits or [*into.shape] != spec["shape"] or not into.flags.c_contiguous:
+            raise ValueError(f"{name}: needs an array {spec['dtype']} {spec['shape']} in C order")
+        if not into.flags.writeable:
+            raise ValueError(f"{name}: the destination is read-only")
+        return into.ctypes.data
+    fits = str(getattr(into, "dtype", "")).removeprefix("torch.") == spec["dtype"]
+    if not fits or [*into.shape] != spec["shape"] or not into.is_contiguous():
+        raise ValueError(f"{name}: needs a tensor {spec['dtype']} {spec['shape']} in C order")
+    if into.device.type != "cpu":
+        raise ValueError(f"{name}: the destination must be on the CPU")
+    return into.data_ptr()

@@ -1,0 +1,389 @@
+"""A store behind REST, for programs that speak HTTP only: `mc_store_rest_server`.
+
+    PUT    /api/put            {"key": ..., "value": ...}
+    GET    /api/get/KEY        the bytes, or 404          GET /api/exist/KEY    {"exists": true}
+    DELETE /api/remove/KEY     DELETE /api/remove_all
+    POST   /api/mount          {"size": n}: more memory   POST /api/unmount     {"segment_ids": [...]}
+    POST   /api/mount_shm      {"name": ..., "size": n}   POST /api/unmount_shm {"segment_ids": [...]}
+    POST   /api/reconfigure    {"mode": "decode", "path": ..., "size": n}, or {"mode": "prefill"}
+    POST   /api/unmount_local_disk
+
+What must stay true: bodies are bounded; it listens on this machine only, unless the operator says otherwise,
+because nobody is asked for credentials.
+"""
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._http import Handler, NotOpen, Server, host_to_bind
+from .mooncake_config import MooncakeConfig
+from .store import MooncakeDistributedStore
+
+log = logging.getLogger("mooncake.rest")
+
+BODY_BYTES_MAX = 100 << 20
+# Seconds between two tries to reach a master.
+RETRY = 1.0
+
+# Status and body of an answer; bytes are sent as they are.
+Answer = tuple[int, Any]
+
+
+class Bad(Exception):
+    """A request that makes no sense; the text is for the caller."""
+
+
+def _error(status: int, text: str) -> Answer:
+    return status, {"error": text}
+
+
+def _done(**more: Any) -> Answer:
+    return 200, {"status": "success", **more}
+
+
+def _ids(body: dict[str, Any]) -> list[str]:
+    """The segments that a body names."""
+    found = body.get("segment_ids") or []
+    found = [found] if isinstance(found, str) else found
+    if not found or not all(isinstance(one, str) for one in found):
+        raise Bad("Missing segment_ids")
+    return list(found)
+
+
+def _grace(body: dict[str, Any]) -> int:
+    seconds = body.get("grace_period_seconds", 0)
+    if isinstance(seconds, bool) or not isinstance(seconds, int) or seconds < 0:
+        raise Bad("grace_period_seconds is a number of seconds")
+    return seconds
+
+
+def _size(body: dict[str, Any], words: str) -> int:
+    size = body.get("size")
+    if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
+        raise Bad(words)
+    return size
+
+
+class MooncakeStoreService:
+    """A store and what was mounted through it."""
+
+    def __init__(
+        self, config_path: str | None = None, cli_config: dict[str, str] | None = None
+    ) -> None:
+        load = MooncakeConfig.from_file if config_path else MooncakeConfig.load_from_env
+        self.config = load(config_path) if config_path else load()
+        for name, value in (cli_config or {}).items():
+            if not hasattr(self.config, name):
+                log.warning("there is no setting %r; it is ignored", name)
+                continue
+            old = getattr(self.config, name)
+            setattr(self.config, name, _like(name, old, value))
+        self.store: MooncakeDistributedStore | None = None
+        self.current_mode = "prefill"
+        self.mounted_segment_ids: list[str] = []
+        # One change of what is mounted at a time.
+        self._changing = threading.Lock()
+
+    def start_store_service(self, max_wait_time: float, over: threading.Event) -> bool:
+        """Sets the store up; tries again until it works, time is over, or the end was asked for."""
+        end = time.monotonic() + max_wait_time
+        while not over.is_set():
+            store = MooncakeDistributedStore()
+            code = store.setup(self._settings())
+            if code == 0:
+                self.store = store
+                log.info("the store is %s", store.get_hostname())
+                return True
+            left = end - time.monotonic()
+            if left <= 0:
+                log.error("the store could not be set up in %g s (%d)", max_wait_time, code)
+                return False
+            log.warning("the store could not be set up (%d); %.0f s are left", code, left)
+            over.wait(min(RETRY, left))
+        return False
+
+    def _settings(self) -> dict[str, object]:
+        config = self.config
+        return {
+            "local_hostname": config.local_hostname,
+            "metadata_server": config.metadata_server,
+            "global_segment_size": config.global_segment_size,
+            "local_buffer_size": config.local_buffer_size,
+            "protocol": config.protocol,
+            "rdma_devices": config.device_name,
+            "master_server_addr": config.master_server_address,
+            "enable_ssd_offload": config.enable_ssd_offload,
+            "ssd_offload_path": config.ssd_offload_path,
+            "tenant_id": config.tenant_id,
+            "enable_client_http_server": config.enable_client_http_server,
+            "client_http_port": config.client_http_port,
+        }
+
+    def stop(self) -> None:
+        """Closes the store; repeatable."""
+        store, self.store = self.store, None
+        if store is not None:
+            store.close()
+
+    def _live(self) -> MooncakeDistributedStore:
+        if self.store is None:
+            raise RuntimeError("the store is not set up")
+        return self.store
+
+    # ---- values ----------------------------------------------------------------------------------
+
+    def put(self, body: dict[str, Any]) -> Answer:
+        key, value = body.get("key"), body.get("value")
+        if not isinstance(key, str) or not key or not isinstance(value, str):
+            raise Bad("Missing key or value")
+        code = self._live().put(key, value.encode())
+        return _done() if code == 0 else _error(500, "PUT operation failed")
+
+    def get(self, key: str) -> Answer:
+        store = self._live()
+        value = store.get(key)
+        if value:
+            return 200, value
+        # An empty answer is a miss or a failure, and only the master can tell which.
+        if store.is_exist(key) == 0:
+            return _error(404, "Key not found")
+        return _error(500, "GET operation failed")
+
+    def exist(self, key: str) -> Answer:
+        found = self._live().is_exist(key)
+        return _error(500, "Exist check failed") if found < 0 else (200, {"exists": found > 0})
+
+    def remove(self, key: str) -> Answer:
+        code = self._live().remove(key)
+        return _done() if code == 0 else _error(500, "Remove operation failed")
+
+    def remove_all(self) -> Answer:
+        count = self._live().remove_all()
+        if count < 0:
+            return _error(500, "RemoveAll operation failed")
+        return 200, {"status": f"success removed {count} keys"}
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def mount(self, body: dict[str, Any]) -> Answer:
+        size = _size(body, "Invalid size, must be a positive integer")
+        done = self._live().allocate_and_mount_segment(size, *self._how(body))
+        if done["ret"] != 0:
+            return _error(500, f"Allocate and mount failed, ret={done['ret']}")
+        ids = list(done["segment_ids"])
+        return _done(segment_ids=ids, allocated_size=done["allocated_size"])
+
+    def unmount(self, body: dict[str, Any]) -> Answer:
+        code = self._live().unmount_and_free_segment(_ids(body), _grace(body))
+        return _done() if code == 0 else _error(500, f"Unmount and free failed, ret={code}")
+
+    def mount_shm(self, body: dict[str, Any]) -> Answer:
+        words = "Missing or invalid name or size"
+        name = body.get("name")
+        plain = name.removeprefix("/") if isinstance(name, str) else ""
+        # A name of shared memory is no path: nothing outside its folder is meant.
+        if not plain or "/" in plain or plain in (".", ".."):
+            raise Bad(words)
+        done = self._map(f"/dev/shm/{plain}", _size(body, words), body)
+        if done["ret"] != 0:
+            return _error(500, f"Mount failed, ret={done['ret']}")
+        return _done(segment_ids=list(done["segment_ids"]))
+
+    def unmount_shm(self, body: dict[str, Any]) -> Answer:
+        ids, grace = _ids(body), _grace(body)
+        with self._changing:
+            failed = [one for one in ids if self._live().unmount_segment([one], grace) != 0]
+            gone = set(ids) - set(failed)
+            self.mounted_segment_ids = [one for one in self.mounted_segment_ids if one not in gone]
+            if not self.mounted_segment_ids:
+                self.current_mode = "prefill"
+        if failed:
+            text = "Unmount failed for one or more segments"
+            return 500, {"error": text, "failed_segment_ids": failed}
+        return _done()
+
+    def unmount_local_disk(self, body: dict[str, Any]) -> Answer:
+        code = self._live().unmount_local_disk_segment(_grace(body))
+        return _done() if code == 0 else _error(500, f"Unmount failed, ret={code}")
+
+    def reconfigure(self, body: dict[str, Any]) -> Answer:
+        mode = str(body.get("mode", "")).lower()
+        with self._changing:
+            if mode == "decode":
+                return self._to_decode(body)
+            if mode == "prefill":
+                return self._to_prefill()
+        raise Bad("Invalid mode. Use 'decode' or 'prefill'")
+
+    def _to_decode(self, body: dict[str, Any]) -> Answer:
+        """Mounts the new memory first: what was there serves on if that fails."""
+        words = "Missing path or size for decode mode"
+        path = body.get("path")
+        if not isinstance(path, str) or not path:
+            raise Bad(words)
+        done = self._map(path, _size(body, words), body)
+        if done["ret"] != 0:
+            kept = "keeping previous decode segments" if self.mounted_segment_ids else ""
+            if not kept:
+                self.current_mode = "prefill"
+            text = f"Mount failed, ret={done['ret']}; {kept or 'rolled back to prefill'}"
+            return 500, {"error": text, "mode": self.current_mode}
+        old = self.mounted_segment_ids
+        # What cannot be unmounted now stays known, so that a later call can try again.
+        left = [one for one in old if self._live().unmount_segment([one]) != 0]
+        self.mounted_segment_ids = [*done["segment_ids"], *left]
+        self.current_mode = "decode"
+        return _done(mode=self.current_mode, segment_ids=self.mounted_segment_ids)
+
+    def _to_prefill(self) -> Answer:
+        if self.mounted_segment_ids:
+            code = self._live().unmount_segment(self.mounted_segment_ids)
+            if code != 0:
+                return _error(500, f"Unmount failed, ret={code}")
+            self.mounted_segment_ids = []
+        self.current_mode = "prefill"
+        return _done(mode=self.current_mode)
+
+    def _map(self, path: str, size: int, body: dict[str, Any]) -> dict[str, Any]:
+        return self._live().mount_segment(path, size, body.get("offset", 0), *self._how(body))
+
+    def _how(self, body: dict[str, Any]) -> tuple[str, str]:
+        return str(body.get("protocol", self.config.protocol)), str(body.get("location", ""))
+
+
+def _like(name: str, old: Any, text: str) -> Any:
+    """A text as the kind of value that a setting has."""
+    if isinstance(old, bool):
+        return text.lower() in ("true", "1", "yes", "on", "enable")
+    if isinstance(old, int):
+        try:
+            return int(text)
+        except ValueError:
+            if "size" in name:
+                return text
+            raise
+    return text
+
+
+class _Handler(Handler):
+    body_max = BODY_BYTES_MAX
+    service: MooncakeStoreService
+
+    def route(self, path: str, query: dict[str, str]) -> None:
+        try:
+            answer = self._answer_to(path)
+        except Bad as bad:
+            answer = _error(400, str(bad))
+        except Exception as error:
+            log.exception("%s %s", self.command, path)
+            answer = _error(500, str(error))
+        if answer is None:
+            return
+        status, body = answer
+        if isinstance(body, bytes):
+            self.reply(status, body, "application/octet-stream")
+        else:
+            self.reply_json(status, body)
+
+    def _answer_to(self, path: str) -> Answer | None:
+        service = self.service
+        name = path.removeprefix("/api/")
+        with_body: dict[tuple[str, str], Callable[[dict[str, Any]], Answer]] = {
+            ("PUT", "put"): service.put,
+            ("POST", "mount"): service.mount,
+            ("POST", "unmount"): service.unmount,
+            ("POST", "mount_shm"): service.mount_shm,
+            ("POST", "unmount_shm"): service.unmount_shm,
+            ("POST", "unmount_local_disk"): service.unmount_local_disk,
+            ("POST", "reconfigure"): service.reconfigure,
+        }
+        handler = with_body.get((self.command, name))
+        if handler is not None and path.startswith("/api/"):
+            body = self._json()
+            return None if body is None else handler(body)
+        if (self.command, path) == ("DELETE", "/api/remove_all"):
+            return service.remove_all()
+        verb, _, key = name.partition("/")
+        with_key = {
+            ("GET", "get"): service.get,
+            ("GET", "exist"): service.exist,
+            ("DELETE", "remove"): service.remove,
+        }
+        one = with_key.get((self.command, verb))
+        if one is None or not key or not path.startswith("/api/"):
+            return _error(404, "Not Found")
+        return one(key)
+
+    def _json(self) -> dict[str, Any] | None:
+        raw = self.body()
+        if raw is None:
+            return None
+        try:
+            found = json.loads(raw or b"{}")
+        except ValueError:
+            raise Bad("the body is no JSON") from None
+        if not isinstance(found, dict):
+            raise Bad("the body is no JSON object")
+        return found
+
+
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="mc_store_rest_server", description="A store behind REST."
+    )
+    parser.add_argument("--config", help="a JSON file; without it the environment is asked")
+    parser.add_argument(
+        "-D", "--define", action="append", default=[], metavar="NAME=VALUE", help="set one setting"
+    )
+    parser.add_argument("--port", type=int, default=8080, help="where it listens (8080)")
+    parser.add_argument("--host", default="0.0.0.0", help="at which address (0.0.0.0)")
+    parser.add_argument(
+        "--max-wait-time", type=float, default=60.0, help="seconds to wait for the master (60)"
+    )
+    found = parser.parse_args(given)
+    for pair in found.define:
+        if "=" not in pair:
+            parser.error(f"-D {pair}: NAME=VALUE is wanted")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script."""
+    given = _arguments(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    try:
+        defined = dict(pair.split("=", 1) for pair in given.define)
+        service = MooncakeStoreService(given.config, defined)
+    except (OSError, ValueError) as error:
+        log.error("the settings cannot be used: %s", error)
+        return 1
+    try:
+        handler: Any = type("_Bound", (_Handler,), {"service": service})
+        server = Server(host_to_bind(given.host), given.port, handler)
+    except (OSError, OverflowError, NotOpen) as error:
+        log.error("the REST server cannot listen on %s:%d: %s", given.host, given.port, error)
+        return 1
+    try:
+        if not service.start_store_service(given.max_wait_time, over):
+            return 0 if over.is_set() else 1
+        server.start("mooncake-rest")
+        log.info("the REST server listens on %s:%d", *server.server_address[:2])
+        over.wait()
+        return 0
+    finally:
+        server.close()
+        service.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Dummy stores: thin clients of a process that lends the memory."""
+
+import json
+import socketserver
+import threading
+
+import pytest
+from conftest import MIB, free_port, memory, python
+from mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator
+
+
+@pytest.fixture
+def client(master, make_store):
+    """What a `mooncake_client` is to a dummy store: lent memory, and a door that says where it is."""
+    lender = make_store()
+    lender.remove_all(force=True)
+
+    class Door(socketserver.StreamRequestHandler):
+        def handle(self):
+            assert json.loads(self.rfile.readline(1000)) == {"mooncrate_client": 1}
+            said = {
+                "mooncrate_client": 1, "master": master.address,
+                "segment": lender.get_hostname(), "tenant": "default",
+            }
+            self.wfile.write(json.dumps(said).encode() + b"\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Door) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}", lender
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def dummy(client):
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(64 * MIB, 16 * MIB, client[0]) == 0
+    yield store
+    store.close()
+
+
+@pytest.mark.check(51)
+def test_a_dummy_store_stores(dummy, client):
+    assert dummy.get_hostname() == "" and dummy.health_check() == 0
+    assert dummy.put("dummy/a", b"value") == 0 and dummy.get("dummy/a") == b"value"
+    assert client[1].get("dummy/a") == b"value"
+    assert len(dummy.get_replica_desc("dummy/a")) == 1
+    assert dummy.batch_put_session_start(["dummy/s"], [4]) == [0]
+    assert dummy.batch_put_session_revoke(["dummy/s"]) == [0]
+
+
+@pytest.mark.check(51)
+def test_a_dummy_store_wants_shared_memory(dummy):
+    allocator = MooncakeHostMemAllocator()
+    region, heap = allocator.alloc(MIB), memory(4096)
+    assert dummy.register_buffer(region, MIB) == 0 and dummy.register_buffer(region, MIB) == 0
+    assert dummy.register_buffer(region, MIB // 2) == -1
+    assert dummy.register_buffer(region + 4096, MIB - 4096) == -1
+    assert dummy.register_buffer(heap.ptr, heap.size) == -1
+    assert dummy.put_from("dummy/region", region, 1000) == 0
+    assert dummy.get_into("dummy/region", region + 5000, 1000) == 1000
+    assert dummy.put_from("dummy/heap", heap.ptr, 1000) == -600
+    assert dummy.get_into("dummy/region", heap.ptr, 1000) == -600
+    assert dummy.batch_put_from(["dummy/x"], [heap.ptr], [10]) == [-600]
+    assert dummy.batch_get_into_multi_buffers(["dummy/region"], [[heap.ptr]], [[1000]]) == [-600]
+    assert dummy.put_from("dummy/edge", region + MIB - 10, 20) == -600
+    pool = dummy.alloc_from_mem_pool(8192)
+    assert pool > 0 and dummy.register_buffer(pool, 8192) == 0
+    assert dummy.put_from("dummy/pool", pool, 8192) == 0
+    assert allocator.free(region) == 0
+
+
+@pytest.mark.check(51)
+def test_no_server_no_dummy(store):
+    lonely = MooncakeDistributedStore()
+    assert lonely.setup_dummy(MIB, MIB, f"127.0.0.1:{free_port()}") == -1
+    assert lonely.setup_dummy(MIB, MIB, "nonsense") == -1
+    assert lonely.health_check() == 1
+    assert store.alloc_from_mem_pool(4096) == 0
+
+
+@pytest.mark.check(51)
+def test_two_dummy_processes_share_data(client):
+    program = """
+        import sys
+        from mooncake.store import MooncakeDistributedStore
+
+        store = MooncakeDistributedStore()
+        assert store.setup_dummy(1 << 20, 1 << 20, sys.argv[1]) == 0
+        if sys.argv[2] == "write":
+            assert store.put("dummy/shared", b"from the first process") == 0
+        else:
+            print(store.get("dummy/shared").decode())
+        """
+    assert python(program, client[0], "write") == ""
+    assert python(program, client[0], "read").strip() == "from the first process"

@@ -1,0 +1,108 @@
+"""Values that are written and read part by part."""
+
+import threading
+
+import pytest
+from conftest import LEASE_SECONDS, PATIENCE, after_lease, memory
+from mooncake.store import ReplicateConfig
+
+
+@pytest.mark.check(32)
+def test_a_value_that_is_written_in_parts(store):
+    source = memory(bytes(range(100)))
+    write = store.batch_put_from_multi_buffer_ranges
+    assert store.batch_put_session_start(["ps"], [100]) == [0]
+    assert store.batch_put_session_start(["ps"], [100]) == [-600]
+    assert store.is_exist("ps") == 0 and store.get("ps") == b""
+    assert store.get_size("ps") == -703 and store.remove("ps") == -703
+    assert store.get_replica_desc("ps") == []
+    # Somebody else's put of the key leaves it to the one who began.
+    assert store.put("ps", b"other") == 0
+    assert write(["ps"], [[source.ptr + 60]], [[40]], [[60]]) == [40]
+    assert write(["ps"], [[source.ptr]], [[1]], [[100]]) == [-600]
+    assert write(["ps"], [[source.ptr, source.ptr + 30]], [[30, 30]], [[0, 30]]) == [60]
+    assert store.batch_put_session_end(["ps"]) == [0]
+    assert store.get("ps") == bytes(source)
+    assert store.batch_put_session_end(["ps"]) == [-600]
+    assert store.batch_put_session_start(["ps"], [5]) == [-705]
+
+
+@pytest.mark.check(32)
+def test_a_value_that_is_given_up(store):
+    source = memory(b"x" * 10)
+    assert store.batch_put_session_start(["rv/a", "rv/b"], [10, 10]) == [0, 0]
+    assert store.batch_put_from_multi_buffer_ranges(["rv/a"], [[source.ptr]], [[10]], [[0]]) == [10]
+    assert store.batch_put_session_revoke(["rv/a", "rv/b", "rv/c"]) == [0, 0, -600]
+    assert store.batch_is_exist(["rv/a", "rv/b"]) == [0, 0]
+    assert store.get_size("rv/a") == -704
+    assert store.put("rv/a", b"fresh") == 0 and store.get("rv/a") == b"fresh"
+
+
+@pytest.mark.check(32)
+def test_what_a_put_session_refuses(store):
+    source = memory(b"x" * 10)
+    write = store.batch_put_from_multi_buffer_ranges
+    assert store.batch_put_session_start(["no/a", "no/b"], [10]) == [-600, -600]
+    assert store.batch_put_session_start(["no/a", "no/b"], [0, -1]) == [-600, -600]
+    assert write(["no/none"], [[source.ptr]], [[1]], [[0]]) == [-600]
+    assert store.batch_put_session_start(["no/a"], [10]) == [0]
+    assert write(["no/a"], [[source.ptr]], [[1, 2]], [[0]]) == [-600]
+    assert write(["no/a"], [[0]], [[1]], [[0]]) == [-600]
+    # A gap leaves the session open.
+    assert write(["no/a"], [[source.ptr]], [[5]], [[0]]) == [5]
+    assert store.batch_put_session_end(["no/a"]) == [-600]
+    assert write(["no/a"], [[source.ptr]], [[5]], [[5]]) == [5]
+    assert store.batch_put_session_end(["no/a"]) == [0]
+    groups = ReplicateConfig()
+    groups.group_ids = ["one"]
+    assert store.batch_put_session_start(["no/c", "no/d"], [1, 1], groups) == [-600, -600]
+
+
+def test_layers_come_from_many_threads(store):
+    layers, size = 16, 4096
+    source = memory(bytes(range(256)) * (layers * size // 256))
+    assert store.batch_put_session_start(["layers"], [layers * size]) == [0]
+    codes = []
+
+    def write(layer):
+        at = layer * size
+        ask = (["layers"], [[source.ptr + at]], [[size]], [[at]])
+        codes.extend(store.batch_put_from_multi_buffer_ranges(*ask))
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(layers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert codes == [size] * layers
+    assert store.batch_put_session_end(["layers"]) == [0]
+    assert store.get("layers") == bytes(source)
+
+
+@pytest.mark.check(33)
+def test_a_value_that_is_read_in_parts(store):
+    value = bytes(range(200))
+    assert store.put("gs", value) == 0
+    target = memory(200)
+    read = store.batch_get_into_multi_buffer_ranges
+    assert read(["gs"], [[target.ptr]], [[10]], [[0]]) == [-600]
+    assert store.batch_get_session_start(["gs", "gs/missing"]) == [0, -704]
+    assert read(["gs"], [[target.ptr, target.ptr + 50]], [[50, 30]], [[100, 0]]) == [80]
+    assert bytes(target)[:80] == value[100:150] + value[:30]
+    assert read(["gs"], [[target.ptr]], [[10]], [[195]]) == [-600]
+    assert read(["gs"], [[target.ptr]], [[10, 10]], [[0]]) == [-600]
+    assert read(["gs", "gs/missing"], [[target.ptr]] * 2, [[10]] * 2, [[0]] * 2) == [10, -600]
+    assert store.batch_get_session_end(["gs"]) == 0
+    assert read(["gs"], [[target.ptr]], [[10]], [[0]]) == [-600]
+
+
+@pytest.mark.check(33)
+def test_a_session_ends_with_its_lease(store):
+    assert store.put("gl", b"0123456789") == 0
+    target = memory(10)
+    read = store.batch_get_into_multi_buffer_ranges
+    assert store.batch_get_session_start(["gl"]) == [0]
+    after_lease()
+    assert read(["gl"], [[target.ptr]], [[10]], [[0]]) == [-707]
+    assert read(["gl"], [[target.ptr]], [[10]], [[0]]) == [-600]
+    assert LEASE_SECONDS < 1
