@@ -121,7 +121,8 @@ impl Rig {
 
     fn with(config: &Config) -> Self {
         let now = Now(1_000_000_000);
-        let config = Config { copies_per_node_max: 3, copies_max: 6, hot_samples: 40, ..config.clone() };
+        let config =
+            Config { copies_per_node_max: 3, copies_max: 6, hot_samples: 40, ..config.clone() };
         let mut rig = Self {
             catalog: Catalog::new(config, LeaderEpoch(1), Start::Fresh, now),
             now,

@@ -22,6 +22,7 @@ impl Store {
         token_file=None, tls_cert=None, tls_key=None, tls_ca=None, timeout=5.0, shared_memory=true,
         host=None, zone="", listen=None, _holds=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    #[expect(clippy::used_underscore_binding, reason = "it marks an internal keyword argument")]
     fn new(
         py: Python<'_>,
         master: Option<String>,
