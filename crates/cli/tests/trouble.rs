@@ -64,6 +64,18 @@ fn wrong_settings_are_refused_with_2_and_name_what_was_meant() {
             plain(&["serve", "--admin", "[::]:0", "--insecure-listen"], &[], None),
             &["loopback only"],
         ),
+        (
+            plain(&["node", "--mooncake-door", "0.0.0.0:0"], &[], None),
+            &["loopback only", "--mooncake-door off"],
+        ),
+        (
+            plain(&["master", "--mooncake-metadata", "0.0.0.0:0"], &[], None),
+            &["loopback only", "--mooncake-metadata off", "--insecure-listen"],
+        ),
+        (
+            plain(&["master", "--evict-above", "80%", "--evict-to", "80%"], &[], None),
+            &["--evict-to (80.0%)", "below"],
+        ),
         (plain(&["node", "--data", "off", "--unix", "off"], &[], None), &["cannot be reached"]),
         (plain(&["get", "k", "--json"], &[], None), &["-o FILE"]),
         (plain(&["get", "--key-hex", "xyz"], &[], None), &["--key-hex"]),

@@ -78,7 +78,7 @@ impl Raw {
         wishes: RawWishes,
     ) -> PyResult<Bound<'py, PyList>> {
         let config = wishes.onto(self.store.get().live(py)?.store().put_config());
-        raw::put_with(self.store.get(), py, &keys, &addresses, &sizes, &config)
+        raw::put(self.store.get(), py, &keys, &addresses, &sizes, &config)
     }
 
     /// Values as memory of the caller's own.
