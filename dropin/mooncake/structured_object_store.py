@@ -83,6 +83,8 @@ class MooncakeBundleTransfer:
 
     Errors are exceptions: RuntimeError where the store fails or an object is gone, KeyError and
     ValueError where what is asked for does not fit, TypeError where a value has no form.
+
+    buffer_pool: taken as Mooncake takes it, and not needed: what is read owns its memory.
     """
 
     def __init__(

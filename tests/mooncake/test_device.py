@@ -1,9 +1,5 @@
 """Tensors of dummy stores, on the host and on a device. Devices are tested where there is one."""
 
-import json
-import socket
-import threading
-
 import pytest
 
 torch = pytest.importorskip(
@@ -11,6 +7,7 @@ torch = pytest.importorskip(
 )
 
 from mooncake.store import MooncakeDistributedStore
+from processes import Cluster
 
 INVALID, MISSING = -600, -704
 DEVICES = [
@@ -24,23 +21,26 @@ DEVICES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A `mooncake_master` and a `mooncake_client`, as they are installed."""
+    with Cluster(tmp_path_factory.mktemp("device")) as cluster:
+        cluster.lend()
+        yield cluster
+
+
 @pytest.fixture
-def dummy(store, master):
-    """A dummy store; what tells it where the master is does no more than that."""
-    said = {"mooncrate_client": 1, "master": master.address, "segment": store.get_hostname()}
-    with socket.create_server(("127.0.0.1", 0)) as door:
+def store(cluster, make_store):
+    """An ordinary store beside the dummy one."""
+    store = make_store(0, master=cluster)
+    store.remove_all(force=True)
+    return store
 
-        def answer():
-            link, _ = door.accept()
-            with link, link.makefile("rb") as asked:
-                asked.readline()
-                link.sendall(json.dumps({**said, "tenant": "default"}).encode() + b"\n")
 
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        opened = MooncakeDistributedStore()
-        assert opened.setup_dummy(64 << 20, 16 << 20, f"127.0.0.1:{door.getsockname()[1]}") == 0
-        thread.join(60)
+@pytest.fixture
+def dummy(cluster, store):
+    opened = MooncakeDistributedStore()
+    assert opened.setup_dummy(64 << 20, 16 << 20, f"127.0.0.1:{cluster.clients[0].port}") == 0
     yield opened
     opened.close()
 

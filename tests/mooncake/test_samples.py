@@ -13,7 +13,7 @@ PATIENCE = 120
 PROGRAMS = sorted(str(path.relative_to(SAMPLES)) for path in SAMPLES.rglob("*.py"))
 ROLES = {
     "prefill_decode.py": ["--segment-size", "32MiB"],
-    "mooncake/stress_cluster_benchmark.py": ["--global-segment-size", "32"],
+    "mooncake/stress_cluster_benchmark.py": ["--global-segment-size", "32", "--num-workers", "3"],
 }
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import inspect
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,6 +11,7 @@ torch = pytest.importorskip(
     "torch", reason="torch is not installed; ./dev test --torch installs it"
 )
 
+from conftest import PATIENCE
 from mooncake.store import (
     MooncakeDistributedStore,
     ParallelAxis,
@@ -81,8 +83,8 @@ class Values:
         return numbers(self.chance), numbers(self.chance), self.chance.choice([None, 0, 1, 5])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_any_arguments(store, seed):
+def hunt(store, seed):
+    """Calls with arguments that follow from a seed; how many had an answer."""
     chance = random.Random(seed)
     made = 0
     for _ in range(ROUNDS):
@@ -98,4 +100,17 @@ def test_any_arguments(store, seed):
         kinds = (int, torch.Tensor, type(None))
         entries = answer if isinstance(answer, list) else [answer]
         assert all(isinstance(entry, kinds) for entry in entries), (name, arguments, answer)
-    assert made > 0
+    return made
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_any_arguments(store, seed):
+    assert hunt(store, seed) > 0
+
+
+def test_any_arguments_from_many_threads_while_the_store_closes(store):
+    with ThreadPoolExecutor(8) as threads:
+        hunts = [threads.submit(hunt, store, seed) for seed in range(100, 116)]
+        assert sum(one.result(PATIENCE) for one in hunts[:8]) > 0
+        assert store.close() == 0
+        assert sum(one.result(PATIENCE) for one in hunts) > 0
