@@ -119,10 +119,10 @@ fn nobody_at_home_is_said_with_the_next_step() {
 fn values_that_are_too_large_are_refused_before_anything_is_sent() {
     let cluster = Cluster::start(&["--segment-size", "16MiB"]);
     let huge = std::fs::File::create(cluster.folder.path().join("huge")).unwrap();
-    huge.set_len((1 << 30) + 1).unwrap();
+    huge.set_len((3 << 30) + 1).unwrap();
     let answer = cluster.ask(&["put", "k", "huge"], b"");
     assert_eq!(answer.code, Some(1));
-    assert!(answer.err.contains("1.0 GiB") && answer.err.contains("in parts"), "{}", answer.err);
+    assert!(answer.err.contains("3.0 GiB") && answer.err.contains("in parts"), "{}", answer.err);
     let answer = cluster.ask(&["put", "k"], &vec![0; 20 << 20]);
     assert_eq!(answer.code, Some(1));
     assert!(answer.err.contains("the largest segment has"), "{}", answer.err);
