@@ -3,7 +3,7 @@
 use crate::calls::PAGE;
 use crate::store::Store;
 use mooncrate::Listed;
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::VecDeque;

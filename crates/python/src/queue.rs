@@ -17,7 +17,7 @@ use crate::call::Call;
 use crate::error::{closed, forked};
 use crate::fork::Own;
 use crate::store::{Live, Store};
-use parking_lot::{Condvar, Mutex};
+use mooncrate_lock::{Condvar, Mutex};
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;

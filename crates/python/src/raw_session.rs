@@ -8,7 +8,7 @@ use crate::error::{Class, exception, forked, make};
 use crate::fork::{Own, drop_detached};
 use crate::raw::{Piece, piece};
 use mooncrate::{Advice, Error, RangeInto};
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use pyo3::prelude::*;
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@ use crate::error::{closed, exception, forked};
 use crate::fork::{Own, drop_detached};
 use crate::options::Opening;
 use mooncrate::{Error, Running};
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use pyo3::prelude::*;
 use std::sync::Arc;
 

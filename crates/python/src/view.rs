@@ -15,7 +15,7 @@ use crate::error::{forked, make};
 use crate::fork::{Own, drop_detached};
 use crate::store::Live;
 use mooncrate::Advice;
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
