@@ -22,7 +22,9 @@ impl<T: Send + Sync> Shared<T> {
 
     fn get(&self, py: Python<'_>) -> PyResult<Arc<T>> {
         let held = self.0.get().ok_or_else(|| forked(py))?;
-        held.lock().clone().ok_or_else(|| {
+        // Apart from each other, as in `Store::live`.
+        let value = held.lock().clone();
+        value.ok_or_else(|| {
             let words = "the session is over; start another one";
             make(py, Class::Closed, words, Advice::GiveUp)
         })
