@@ -20,6 +20,7 @@ from mooncrate import _native
 # Seconds in which every call ends.
 TIMEOUT = 2.0
 KEYS = [f"hunt/{number}" for number in range(200)]
+ALL_KEYS = {*KEYS, *(key.encode() for key in KEYS)}
 TENSORS = [f"hunt/tensor/{number}" for number in range(20)]
 SESSIONS = [f"hunt/session/{number}" for number in range(20)]
 
@@ -74,7 +75,7 @@ BAD: list[Callable[[], Any]] = [
     lambda: "k\0ey",
     lambda: "x" * 9000,
     lambda: b"\xff" * 8193,
-    lambda: Text("hunt/1"),
+    lambda: Text("text/1"),
     lambda: True,
     lambda: object(),
     lambda: Refuses(),
@@ -159,18 +160,20 @@ def made(*kinds: Kind, spoilt: float = 0.25, **more: Kind) -> Maker:
     return make
 
 
+def is_sized(key: Any, size: Any) -> bool:
+    return isinstance(key, str | bytes) and type(size) is int and size >= 0
+
+
 def putting(store: Any, key: Any, size: Any, *more: Any, **wishes: Any) -> Any:
-    value = (
-        value_of(key, size)
-        if isinstance(key, str | bytes) and type(size) is int and size >= 0
-        else size
-    )
-    return store.put(key, value, *more, **wishes)
+    if is_sized(key, size):
+        return store.put(key, value_of(key, size), *more, **wishes)
+    # Some of what is spoilt is a value all the same, but not one that tells its key.
+    return store.put("spoilt" if isinstance(key, str | bytes) else key, size, *more, **wishes)
 
 
 def putting_parts(store: Any, key: Any, size: Any, *more: Any, **wishes: Any) -> Any:
-    if not isinstance(key, str | bytes) or type(size) is not int or size < 0:
-        return store.put_parts(key, size, *more, **wishes)
+    if not is_sized(key, size):
+        return store.put_parts("spoilt" if isinstance(key, str | bytes) else key, size, *more, **wishes)
     value = value_of(key, size)
     return store.put_parts(key, [value[:7], b"", memoryview(value)[7:]], *more, **wishes)
 
@@ -366,8 +369,8 @@ def begin(world: World) -> list[Any]:
 def is_wrong(name: str, arguments: tuple[Any, ...], found: Any) -> str | None:
     """A value must begin with its key, over and over, or be a part of that."""
     key = arguments[0] if arguments else None
-    if name in ("get", "get again") and isinstance(found, bytes) and isinstance(key, str | bytes):
-        if found and found != value_of(key, len(found))[: len(found)]:
+    if name in ("get", "get again") and isinstance(key, str | bytes) and key in ALL_KEYS:
+        if found is not None and found != value_of(key, len(found))[: len(found)]:
             return f"the value of {key!r} begins with {found[:40]!r}"
     if name == "loop" and any(not one.startswith(b"hunt/") for one in found if one):
         return "a value of another key"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mooncrate
+from conftest import python
 from mooncrate._native import Raw
 from mooncrate.arrays import NumpyRoom
 
@@ -45,6 +46,38 @@ def every_call(store):
         "Raw.get_at": lambda: Raw(store).get_at([], [], []),
         "Raw.get_ranges_at": lambda: Raw(store).get_ranges_at([], [], [], []),
     }
+
+
+def test_many_threads_hear_at_once_that_it_is_closed():
+    """An exception was made under the lock of the store: Python could pass the GIL on meanwhile, to a
+    thread that then waited for the lock with the GIL in its hand."""
+    said = python(
+        """
+        import sys, threading, mooncrate
+        sys.setswitchinterval(1e-6)
+        store = mooncrate.Store()
+        store.put("key", b"value")
+        view, listing = store.view("key"), store.list()
+        session = store.put_session("other", 3)
+        session.revoke()
+        view.release()
+        store.close()
+        calls = [lambda: store.get("key"), lambda: len(view), session.end, lambda: next(listing, None)]
+        def ask():
+            for number in range(2000):
+                try:
+                    calls[number % len(calls)]()
+                except mooncrate.Closed:
+                    pass
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print("well")
+        """
+    )
+    assert said == "well\n"
 
 
 def test_every_call_after_close_says_closed():

@@ -79,6 +79,44 @@ def test_a_forked_child_gets_an_exception_and_can_open_its_own(server, where):
     assert said == "parent well\n"
 
 
+def test_children_of_a_busy_process_can_open_stores():
+    """Locks whose waiters stand in a table of the process gave children a table of threads that do not
+    exist: of a thousand children four aborted or hung."""
+    said = python(
+        """
+        import faulthandler, os, threading, warnings, mooncrate
+        warnings.simplefilter("ignore", DeprecationWarning)
+        def busy():
+            while True:
+                with mooncrate.Store(segment_size="1MiB") as store:
+                    for number in range(50):
+                        store.put(f"key/{number}", bytes(1000))
+        def use(store, name):
+            for number in range(20):
+                store.put(f"{name}/{number}", bytes(1000))
+                assert store.get(f"{name}/{number}") == bytes(1000)
+        for _ in range(8):
+            threading.Thread(target=busy, daemon=True).start()
+        ends = []
+        for _ in range(60):
+            child = os.fork()
+            if child == 0:
+                faulthandler.dump_traceback_later(30, exit=True)
+                with mooncrate.Store(segment_size="1MiB") as store:
+                    threads = [threading.Thread(target=use, args=(store, name)) for name in "abc"]
+                    for thread in threads:
+                        thread.start()
+                    for thread in threads:
+                        thread.join()
+                os._exit(7)
+            ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print({*ends}, flush=True)
+        os._exit(0)
+        """
+    )
+    assert said == "{7}\n"
+
+
 def test_multiprocessing_by_fork_does_not_hang():
     said = python(
         """

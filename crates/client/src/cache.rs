@@ -4,7 +4,7 @@
 use hashbrown::HashTable;
 use mooncrate_core::key::KeyHash;
 use mooncrate_core::plan::Located;
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use std::sync::Arc;
 
 const SHARDS: usize = 64;

@@ -9,10 +9,10 @@ use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::lease;
 use mooncrate_core::plan::{Located, Locator};
 use mooncrate_core::time::{Deadline, Now};
+use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Path, Read, TransferError, Transport, View};
 use mooncrate_wire::DataError;
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 

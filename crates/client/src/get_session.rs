@@ -14,8 +14,8 @@ use mooncrate_core::lease;
 use mooncrate_core::limits::LEASE_MS_MAX;
 use mooncrate_core::plan::Located;
 use mooncrate_core::time::{Deadline, Now};
+use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -20,10 +20,10 @@ use mooncrate_core::error::PutError;
 use mooncrate_core::key::Key;
 use mooncrate_core::plan::{Locator, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
+use mooncrate_lock::{Mutex, RwLock};
 use mooncrate_transfer::{OpenPut, TransferError};
 use mooncrate_wire::DataError;
 use mooncrate_wire::message::{BeginWrite, PutItem};
-use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A value that is being written. Dropping it gives everything back.

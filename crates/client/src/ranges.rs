@@ -15,9 +15,9 @@ use crate::get::{Source, patience};
 use crate::stripes::{PARALLEL_BYTES_MIN, in_parallel};
 use mooncrate_core::plan::Located;
 use mooncrate_core::time::Deadline;
+use mooncrate_lock::Mutex;
 use mooncrate_transfer::{Read, TransferError};
 use mooncrate_wire::DataError;
-use parking_lot::Mutex;
 
 /// A part of a value that is wanted: the bytes from `start` on, as many as `into` has.
 #[derive(Debug)]

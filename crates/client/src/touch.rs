@@ -5,9 +5,9 @@
 use crate::client::Client;
 use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::time::Now;
+use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::message::Touch;
-use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::time::Duration;
 

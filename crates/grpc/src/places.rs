@@ -4,9 +4,9 @@
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Incarnation, SegmentId};
+use mooncrate_lock::Mutex;
 use mooncrate_wire::message::NodeInfo;
 use mooncrate_wire::{CallError, MasterApi};
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 

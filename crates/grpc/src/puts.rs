@@ -6,7 +6,7 @@ use crate::status::Judged;
 use mooncrate_core::error::Advice;
 use mooncrate_core::plan::WritePlan;
 use mooncrate_core::{Now, PutToken, TenantId};
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use std::collections::HashMap;
 use std::time::Duration;
 

@@ -293,7 +293,7 @@ fn a_node_that_does_not_obey_costs_a_caller_its_deadline() {
 #[test]
 fn calls_end_by_their_deadline_and_are_bounded() {
     let (go_on, wait) = mpsc::channel::<()>();
-    let (wait, slow) = (parking_lot::Mutex::new(wait), AtomicBool::new(true));
+    let (wait, slow) = (mooncrate_lock::Mutex::new(wait), AtomicBool::new(true));
     let cluster = Cluster::start_with(Gate::default(), move |parts| {
         let view = Arc::clone(&parts.view);
         let view = move |tenant| {

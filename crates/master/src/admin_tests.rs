@@ -5,8 +5,8 @@ use super::*;
 use crate::{MasterConfig, MasterMetrics};
 use mooncrate_core::plan::{Medium, PutConfig, SegmentOffer};
 use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, Seal, SegmentId, ZoneId};
+use mooncrate_lock::Mutex;
 use mooncrate_wire::message::{Mount, NodeInfo, PutEndItem, PutItem, SealList};
-use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 

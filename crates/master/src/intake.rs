@@ -7,9 +7,9 @@
 
 use crate::service::Master;
 use mooncrate_core::error::MountError;
+use mooncrate_lock::Mutex;
 use mooncrate_wire::message::Announce;
 use mooncrate_wire::{Answer, Reply};
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::oneshot;

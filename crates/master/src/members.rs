@@ -6,11 +6,11 @@ use mooncrate_core::copy::CopyDone;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::Notice;
 use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, SegmentId};
+use mooncrate_lock::MutexGuard;
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     Announce, Heartbeat, Mount, Mounted, NodeEntry, NodeInfo, OrderBatch, Pulse,
 };
-use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

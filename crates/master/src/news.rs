@@ -3,7 +3,7 @@
 
 use mooncrate_core::Now;
 use mooncrate_core::time::Deadline;
-use parking_lot::{Condvar, Mutex};
+use mooncrate_lock::{Condvar, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 

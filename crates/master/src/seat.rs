@@ -8,8 +8,8 @@
 use crate::handler::{MasterHandler, Scope};
 use crate::service::Master;
 use mooncrate_core::{LeaderEpoch, TenantId};
+use mooncrate_lock::RwLock;
 use mooncrate_wire::{Answer, Caller, Handler, Refusal, Reply, Request};
-use parking_lot::RwLock;
 use std::sync::Arc;
 
 /// The place of a leader.

@@ -19,13 +19,13 @@ use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Looked, Order, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{LeaderEpoch, Name, NodeId, Now, ObjectId, TenantId};
+use mooncrate_lock::{Mutex, MutexGuard};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     ClusterStat, List, Listed, Listing, Look, PutEndItem, PutItem, PutReplan, PutRevokeItem,
     RemoveMatching, Removed, SegmentRow, TenantRow,
 };
 use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};

@@ -11,12 +11,12 @@ use crate::duty::Node;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Generation, Incarnation, SegmentId, Slot};
+use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{BeginWrite, LabelHash, WriteGuard};
 use mooncrate_transfer::{Engine, Read, TransferError};
 use mooncrate_wire::HangUp;
 use mooncrate_wire::message::NodeCommand;
-use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 

@@ -7,6 +7,7 @@ use crate::metrics::Tally;
 use crate::registration::Standing;
 use mooncrate_core::error::MountError;
 use mooncrate_core::{NodeId, Now, SegmentId};
+use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::SegmentError;
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{
@@ -15,7 +16,6 @@ use mooncrate_transfer::{
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
 use mooncrate_wire::{Address, CallError, HangUp, MasterApi, Role};
-use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::io;
 use std::sync::Arc;

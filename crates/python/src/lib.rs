@@ -8,8 +8,9 @@
 //! ```
 //!
 //! What must stay true: nothing here waits or moves bytes while it holds the GIL, and nobody who holds
-//! something that it waits for wants the GIL, so the two can never wait for each other. What a forked
-//! child inherits is never used and never dropped ([`fork`]).
+//! something that it waits for wants the GIL, so the two can never wait for each other: no lock of ours
+//! is held while Python may run, and making an exception is enough for that. What a forked child
+//! inherits is never used and never dropped ([`fork`]).
 //!
 //! Deliberately absent: decisions. Retries, placement and verification are in the crates below.
 

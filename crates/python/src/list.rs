@@ -3,7 +3,7 @@
 use crate::calls::PAGE;
 use crate::store::Store;
 use mooncrate::Listed;
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::VecDeque;
@@ -38,13 +38,16 @@ impl Listing {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         loop {
-            let cursor = {
+            let (listed, cursor) = {
                 let mut place = self.place.lock();
-                if let Some(listed) = place.found.pop_front() {
-                    return Ok(Some(PyBytes::new(py, listed.key.as_bytes())));
+                match place.found.pop_front() {
+                    Some(listed) => (Some(listed), None),
+                    None => (None, place.next.take()),
                 }
-                place.next.take()
             };
+            if let Some(listed) = listed {
+                return Ok(Some(PyBytes::new(py, listed.key.as_bytes())));
+            }
             let Some(cursor) = cursor else { return Ok(None) };
             let ask = |store: &mooncrate::Store| store.list(&self.prefix, cursor, PAGE);
             let page = self.store.get().call(py, ask);

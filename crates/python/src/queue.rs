@@ -17,7 +17,7 @@ use crate::call::Call;
 use crate::error::{closed, forked};
 use crate::fork::Own;
 use crate::store::{Live, Store};
-use parking_lot::{Condvar, Mutex};
+use mooncrate_lock::{Condvar, Mutex};
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -238,9 +238,9 @@ impl Calls {
 
     fn shared(&self, py: Python<'_>) -> PyResult<Arc<Shared>> {
         let held = self.held.get().ok_or_else(|| forked(py))?;
-        let threads = held.lock();
-        let threads = threads.as_ref().ok_or_else(|| closed(py))?;
-        Ok(Arc::clone(&threads.shared))
+        // Apart from each other, as in `Store::live`.
+        let shared = held.lock().as_ref().map(|threads| Arc::clone(&threads.shared));
+        shared.ok_or_else(|| closed(py))
     }
 
     /// Hands the calls of the last turn to the threads.

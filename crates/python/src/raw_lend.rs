@@ -3,8 +3,8 @@
 use crate::error::{exception, invalid};
 use crate::fork::{Own, drop_detached};
 use mooncrate::{Credentials, Error, NodeOptions, Running, TlsFiles, run_node, this_host};
+use mooncrate_lock::Mutex;
 use mooncrate_wire::{Address, Masters};
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -9,7 +9,7 @@ use crate::error::{Class, exception, forked, make};
 use crate::fork::{Own, drop_detached};
 use crate::raw::{Piece, piece};
 use mooncrate::{Advice, Error, RangeInto};
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -23,7 +23,9 @@ impl<T: Send + Sync> Shared<T> {
 
     fn get(&self, py: Python<'_>) -> PyResult<Arc<T>> {
         let held = self.0.get().ok_or_else(|| forked(py))?;
-        held.lock().clone().ok_or_else(|| {
+        // Apart from each other, as in `Store::live`.
+        let value = held.lock().clone();
+        value.ok_or_else(|| {
             let words = "the session is over; start another one";
             make(py, Class::Closed, words, Advice::GiveUp)
         })

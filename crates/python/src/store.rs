@@ -4,7 +4,7 @@ use crate::error::{closed, exception, forked};
 use crate::fork::{Own, drop_detached};
 use crate::options::Opening;
 use mooncrate::{Error, Running};
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -41,7 +41,10 @@ impl Store {
 
     pub(crate) fn live(&self, py: Python<'_>) -> PyResult<Live> {
         let held = self.held.get().ok_or_else(|| forked(py))?;
-        held.lock().clone().ok_or_else(|| closed(py))
+        // In a statement of its own: making the exception runs Python, which may pass the GIL on to
+        // somebody who waits for this lock.
+        let live = held.lock().clone();
+        live.ok_or_else(|| closed(py))
     }
 
     /// Does something with the store, without the GIL. Whatever was closed meanwhile also ends there.

@@ -15,7 +15,7 @@ use crate::error::{forked, make};
 use crate::fork::{Own, drop_detached};
 use crate::store::Live;
 use mooncrate::Advice;
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -47,7 +47,9 @@ impl View {
     /// A share of the pin.
     fn pin(&self, py: Python<'_>) -> PyResult<Arc<Pin>> {
         let held = self.held.get().ok_or_else(|| forked(py))?;
-        held.lock().clone().ok_or_else(|| released(py))
+        // Apart from each other, as in `Store::live`.
+        let pin = held.lock().clone();
+        pin.ok_or_else(|| released(py))
     }
 }
 

@@ -4,9 +4,9 @@
 use crate::{Directory, Route};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Incarnation, SegmentId};
+use mooncrate_lock::RwLock;
 use mooncrate_wire::message::NodeEntry;
 use mooncrate_wire::{Address, CallError, MasterApi};
-use parking_lot::RwLock;
 use std::fmt;
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 
 use mooncrate_core::plan::Locator;
 use mooncrate_core::{Incarnation, SegmentId};
+use mooncrate_lock::RwLock;
 use mooncrate_mem::Segment;
 use mooncrate_wire::DataError;
-use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

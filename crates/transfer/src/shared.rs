@@ -10,6 +10,7 @@ use mooncrate_core::plan::Locator;
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Incarnation, PutToken, Seal, SegmentId};
+use mooncrate_lock::{Mutex, RwLock};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{Access, Identity, Mapping};
@@ -18,7 +19,6 @@ use mooncrate_wire::pool::PooledLink;
 use mooncrate_wire::{
     Address, CallError, DataError, DecodeError, Hello, Link, LinkConfig, LinkKind, Role,
 };
-use parking_lot::{Mutex, RwLock};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;

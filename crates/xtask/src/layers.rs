@@ -15,18 +15,19 @@ use std::process::Command;
 /// layout page; `check` is in no shipped crate's row, so it stays a dev-dependency there.
 const TABLE: &[(&str, &[&str])] = &[
     ("core", &[]),
-    ("mem", &["core"]),
+    ("lock", &[]),
+    ("mem", &["core", "lock"]),
     ("wire", &["core"]),
-    ("transfer", &["core", "mem", "wire"]),
-    ("ssd", &["core", "mem"]),
-    ("paged", &["core", "mem"]),
-    ("ep", &["core", "mem", "wire"]),
+    ("transfer", &["core", "lock", "mem", "wire"]),
+    ("ssd", &["core", "lock", "mem"]),
+    ("paged", &["core", "lock", "mem"]),
+    ("ep", &["core", "lock", "mem", "wire"]),
     ("admin", &["core"]),
-    ("grpc", &["core", "wire"]),
-    ("master", &["core", "wire", "admin"]),
-    ("node", &["core", "mem", "wire", "transfer", "ssd", "admin"]),
-    ("client", &["core", "mem", "wire", "transfer", "paged"]),
-    ("nano", &["core", "mem", "wire", "transfer", "paged"]),
+    ("grpc", &["core", "lock", "wire"]),
+    ("master", &["core", "lock", "wire", "admin"]),
+    ("node", &["core", "lock", "mem", "wire", "transfer", "ssd", "admin"]),
+    ("client", &["core", "lock", "mem", "wire", "transfer", "paged"]),
+    ("nano", &["core", "lock", "mem", "wire", "transfer", "paged"]),
     ("store", STORE),
     ("cli", DOORS),
     ("python", PYTHON),
@@ -38,25 +39,26 @@ const TABLE: &[(&str, &[&str])] = &[
 
 /// What the facade composes.
 const STORE: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "admin", "grpc", "master", "node", "client",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "paged", "admin", "grpc", "master", "node",
+    "client",
 ];
 /// What the doors reach.
 const DOORS: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master", "node",
-    "client", "nano", "store",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master",
+    "node", "client", "nano", "store",
 ];
 /// The package brings the command along.
 const PYTHON: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master", "node",
-    "client", "nano", "store", "cli",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master",
+    "node", "client", "nano", "store", "cli",
 ];
 const SIM: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "master", "node", "client",
-    "nano", "check",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "master", "node",
+    "client", "nano", "check",
 ];
 const BENCH: &[&str] = &[
-    "core", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master", "node",
-    "client", "nano", "store", "check", "sim",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master",
+    "node", "client", "nano", "store", "check", "sim",
 ];
 
 /// Packages from elsewhere that a crate may not name, with the reason.
@@ -135,6 +137,12 @@ fn banned(name: &str, edges: &Edges) -> Vec<String> {
     for (_, packages, why) in BANNED.iter().filter(|(banned, ..)| *banned == name) {
         let named = packages.iter().filter(|package| edges.foreign.contains(**package));
         findings.extend(named.map(|package| format!("crates/{name}: {name} -> {package}: {why}")));
+    }
+    if edges.foreign.contains("parking_lot") {
+        findings.push(format!(
+            "crates/{name}: {name} -> parking_lot: its table of waiting threads does not survive a fork; \
+             use mooncrate-lock"
+        ));
     }
     if edges.foreign.contains("anyhow") && !MAY_SHRUG.contains(&name) {
         findings.push(format!(

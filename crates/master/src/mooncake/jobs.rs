@@ -9,9 +9,9 @@
 use crate::service::Master;
 use mooncrate_core::NodeId;
 use mooncrate_core::copy::DrainStat;
+use mooncrate_lock::Mutex;
 use mooncrate_wire::clock::wall_seconds;
 use mooncrate_wire::message::{Drain, DrainWish};
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
 /// Jobs that are remembered; beyond, the oldest that has ended is forgotten.

@@ -17,7 +17,7 @@ use axum::extract::{RawQuery, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use parking_lot::Mutex;
+use mooncrate_lock::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

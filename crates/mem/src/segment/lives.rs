@@ -2,7 +2,7 @@
 //! are made when the first of them is used, so an empty segment costs a pointer per room.
 
 use mooncrate_core::{Now, Slot};
-use parking_lot::{Mutex, MutexGuard};
+use mooncrate_lock::{Mutex, MutexGuard};
 use std::sync::OnceLock;
 
 const ROOM_SLOTS: usize = 1024;

@@ -46,8 +46,8 @@ use mooncrate_core::word::{Word, WordError};
 use mooncrate_core::{
     Extent, Generation, Incarnation, LeaderEpoch, Locator, Now, ReplicaState, SegmentId, Slot,
 };
+use mooncrate_lock::Mutex;
 use orders::Queue;
-use parking_lot::Mutex;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -1,0 +1,20 @@
+//! guard: locks without poison that a forked child can use.
+//!
+//! The locks of `std` with two differences: a panic of a holder spoils nothing for others, and a holder may
+//! hand a mutex over to who waits ([`MutexGuard::unlock_fair`]).
+//!
+//! What must stay true: a lock is its own memory and nothing else. Python programs fork with threads
+//! running, and the child opens a store of its own. Locks that keep their waiters in a table of the process
+//! (as `parking_lot` does) leave the child with a table of threads that do not exist, whose memory new
+//! threads then reuse.
+//!
+//! Deliberately absent: what `std` has and nobody here needs, and any table.
+#![forbid(unsafe_code)]
+
+mod condvar;
+mod mutex;
+mod rwlock;
+
+pub use condvar::{Condvar, Waited};
+pub use mutex::{Mutex, MutexGuard};
+pub use rwlock::RwLock;
