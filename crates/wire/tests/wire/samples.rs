@@ -1,6 +1,8 @@
 //! Random messages of every kind, from a seed. Numbers favour the edges, lists are short but may be
 //! empty, and every variant of every error turns up.
 
+mod copies;
+
 use mooncrate_core::catalog::Counters;
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode, DrainStat};
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
@@ -420,20 +422,9 @@ impl Samples {
                 Reply::RemoveMatching(self.result(good, Self::remove_error))
             }
             Kind::SetQuota => Reply::SetQuota(()),
-            Kind::Drain => Reply::Drain(self.optional(|s| DrainStat {
-                draining: s.u32(),
-                start_bytes: s.u64(),
-                start_replicas: s.u64(),
-                left_bytes: s.u64(),
-                left_replicas: s.u64(),
-                moved: s.u64(),
-                dropped: s.u64(),
-                stuck: s.u64(),
-            })),
-            Kind::Copy => Reply::Copy(self.result(|_| (), Self::copy_error)),
-            Kind::DropCopy => Reply::DropCopy(self.result(|_| (), Self::copy_error)),
-            Kind::Touch => Reply::Touch(()),
-            Kind::Command => Reply::Command(self.yes()),
+            Kind::Drain | Kind::Copy | Kind::DropCopy | Kind::Touch | Kind::Command => {
+                self.copy_reply(kind)
+            }
             Kind::Mount => {
                 let good = |s: &mut Self| Mounted { epoch, registration_ms, fence_ms: s.u32() };
                 Reply::Mount(self.result(good, Self::mount_error))
@@ -488,63 +479,6 @@ impl Samples {
                 wait_ms: self.u32(),
             }),
             kind => unreachable!("{kind} is not asked by a node"),
-        }
-    }
-
-    /// What administrators and readers ask about copies.
-    fn copy_request(&mut self, kind: Kind) -> Request<'static> {
-        match kind {
-            Kind::Drain => Request::Drain(Drain {
-                node: NodeId(self.u64()),
-                segment: self.optional(|s| SegmentId(s.u64())),
-                wish: [DrainWish::Look, DrainWish::Move, DrainWish::Drop, DrainWish::Undo]
-                    [self.0.below(4) as usize],
-            }),
-            Kind::Copy => Request::Copy(CopyKey {
-                key: self.key(),
-                from: self.optional(|s| SegmentId(s.u64())),
-                to: SegmentId(self.u64()),
-            }),
-            Kind::DropCopy => {
-                Request::DropCopy(DropCopy { key: self.key(), segment: SegmentId(self.u64()) })
-            }
-            Kind::Touch => Request::Touch(Touch { keys: self.keys() }),
-            _ => Request::Command(Command { node: NodeId(self.u64()), command: self.command() }),
-        }
-    }
-
-    fn command(&mut self) -> NodeCommand {
-        let index = self.u64() as u16;
-        if self.yes() {
-            NodeCommand::Mount { index, bytes: self.u64() }
-        } else {
-            NodeCommand::Unmount { index }
-        }
-    }
-
-    fn copy_order(&mut self) -> CopyOrder {
-        CopyOrder {
-            target: self.locator(),
-            sources: self.list(Self::locator),
-            token: PutToken(self.u64()),
-            object: self.object(),
-            epoch: LeaderEpoch(self.u64()),
-            len: self.u64(),
-            seal: Seal(self.u64()),
-            label: self.label(),
-            time_ms: self.u32(),
-        }
-    }
-
-    fn copy_error(&mut self) -> CopyError {
-        let after_ms = self.u32();
-        match self.0.below(6) {
-            0 => CopyError::Key(self.key_error()),
-            1 => CopyError::NotFound,
-            2 => CopyError::NoSource,
-            3 => CopyError::NoTarget,
-            4 => CopyError::NoRoom { after_ms },
-            _ => CopyError::Busy { after_ms },
         }
     }
 
