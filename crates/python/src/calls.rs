@@ -208,7 +208,7 @@ pub(crate) fn get_batch(keys: Keys) -> impl Call {
 
 /// Looks for many keys.
 pub(crate) fn exists_batch(keys: Keys) -> impl Call {
-    in_chunks(keys, |store, some| store.exists_batch(some))
+    in_chunks(keys, mooncrate::Store::exists_batch)
 }
 
 /// Removes many values.

@@ -1,11 +1,11 @@
-//! DLPack: the bytes of a view as a tensor of another library, without a copy.
+//! `DLPack`: the bytes of a view as a tensor of another library, without a copy.
 //!
 //! ```text
 //!   view.__dlpack__() ──► capsule ──consumed──► array of NumPy, torch, …
 //!                           │ holds the pin       │ the deleter gives it back, once, from any thread
 //! ```
 //!
-//! The structures are those of DLPack 1.0 and of its older form. What must stay true: the memory stays
+//! The structures are those of `DLPack` 1.0 and of its older form. What must stay true: the memory stays
 //! pinned until the deleter has run; read-only memory is handed out only where its consumer can be told
 //! that it is, which the older form cannot.
 
@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use std::ffi::{CStr, c_void};
 use std::mem::offset_of;
 
-/// Memory of the host, as DLPack numbers it.
+/// Memory of the host, as `DLPack` numbers it.
 pub(crate) const HOST: (i32, i32) = (1, 0);
 const VERSION: [u32; 2] = [1, 0];
 const READ_ONLY: u64 = 1;
@@ -187,7 +187,7 @@ fn wrapped<H: Head, O: Send + 'static>(
         byte_offset: 0,
     };
     let head = H::new(tensor, copied, delete::<H, O>);
-    let (shape, strides, owner) = ([len as i64], [1], Own::new(owner));
+    let (shape, strides, owner) = ([len.cast_signed() as i64], [1], Own::new(owner));
     let export = Box::into_raw(Box::new(Export { head, shape, strides, owner }));
     // SAFETY: it was made above, and nobody else has it.
     let made = unsafe { &mut *export };

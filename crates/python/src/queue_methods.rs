@@ -1,5 +1,4 @@
 //! The methods of `Calls`, as Python sees them: those of `Store`, each with a future for its result.
-#![expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
 
 use crate::batch::{Items, Keys};
 use crate::buffer::{Key, Source, Target};

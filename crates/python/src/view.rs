@@ -115,7 +115,7 @@ impl View {
         }
     }
 
-    /// Where the bytes are, for consumers of DLPack: the host.
+    /// Where the bytes are, for consumers of `DLPack`: the host.
     #[expect(clippy::unused_self, reason = "a method by protocol")]
     const fn __dlpack_device__(&self) -> (i32, i32) {
         HOST
@@ -127,7 +127,7 @@ impl View {
     fn __dlpack__<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<Bound<'py, PyAny>>,
+        stream: Option<&Bound<'py, PyAny>>,
         max_version: Option<(u32, u32)>,
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
