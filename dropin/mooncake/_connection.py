@@ -22,6 +22,9 @@ from ._settings import Settings
 
 # How long a call may take, unless MC_RPC_TIMEOUT_MS says less.
 CALL_SECONDS = 15.0
+# Calls that move so much have more time.
+LARGE_BYTES = 256 << 20
+LARGE_SECONDS = 120.0
 # Names of segments are looked up again after this long.
 NAMES_SECONDS = 1.0
 # Keys of own puts that are remembered, for `batch_replica_clear`.
@@ -84,21 +87,33 @@ class Connection:
         timeout = _milliseconds("MC_RPC_TIMEOUT_MS", CALL_SECONDS)
         connect = _milliseconds("MC_RPC_CONNECT_TIMEOUT_MS", min(timeout, 5.0))
         self._probe(connect)
-        more = {}
-        if settings.tenant_id not in ("", "default"):
-            more["tenant"] = settings.tenant_id
         token = os.environ.get("MOONCRATE_TOKEN_FILE")
         self.credentials = {"token_file": token} if token else {}
-        self.store = mooncrate.Store(
-            master=settings.master_server_addr, timeout=timeout, _holds=True, **more,
-            **self.credentials,
-        )
+        self.store = self._client(timeout)
         self.raw = Raw(self.store)
+        self._patient: Raw | None = None
         try:
             self.hostname = "" if dummy else self._take_name()
         except BaseException:
             self.close()
             raise
+
+    def _client(self, timeout: float) -> mooncrate.Store:
+        tenant = self.settings.tenant_id
+        more = {"tenant": tenant} if tenant not in ("", "default") else {}
+        master = self.settings.master_server_addr
+        return mooncrate.Store(
+            master=master, timeout=timeout, _holds=True, **more, **self.credentials
+        )
+
+    def door(self, count: int) -> Raw:
+        """The raw door for a call that moves so many bytes: much of them may take longer."""
+        if count < LARGE_BYTES:
+            return self.raw
+        with self.lock:
+            if self._patient is None:
+                self._patient = Raw(self._client(LARGE_SECONDS))
+            return self._patient
 
     def _probe(self, seconds: float) -> None:
         """Whether a master is there at all: one that is not should be known within seconds."""
@@ -243,6 +258,8 @@ class Connection:
         if self.lender is not None:
             self.lender.close()
         self.store.close()
+        if self._patient is not None:
+            self._patient.store.close()
 
 
 def raw_key(key: str | bytes) -> bytes:

@@ -126,8 +126,9 @@ class CopyingCalls(StoreBase):
             return [INVALID_PARAMS] * len(keys)
 
         def put(places: list[int], wish: dict[str, Any]) -> list[Any]:
-            some = [keys[place] for place in places]
-            return live.raw.put(some, [list(values[place]) for place in places], wish)
+            some = [list(values[place]) for place in places]
+            count = sum(nbytes(part) for parts in some for part in parts)
+            return live.door(count).put([keys[place] for place in places], some, wish)
 
         return self._put_all(live, keys, config, put, upsert=upsert)
 

@@ -55,7 +55,7 @@ class Tasks:
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         # The threads stayed in the parent, and so did what they work on.
         self._queue, self._threads = SimpleQueue(), []
         self._known.clear()

@@ -151,11 +151,9 @@ class ZeroCopyCalls(StoreBase):
 
         def put(places: list[int], wish: dict[str, Any]) -> list[Any]:
             good = [place for place in places if pieces[place] is not None]
-            stored = live.raw.put_at(
-                [keys[place] for place in good],
-                [pieces[place][0] for place in good],
-                [pieces[place][1] for place in good],
-                wish,
+            sizes = [pieces[place][1] for place in good]
+            stored = live.door(sum(map(sum, sizes))).put_at(
+                [keys[place] for place in good], [pieces[place][0] for place in good], sizes, wish
             )
             results = dict(zip(good, stored, strict=True))
             return [results.get(place, _BAD) for place in places]
@@ -217,10 +215,11 @@ class ZeroCopyCalls(StoreBase):
         if not good:
             return codes
         try:
-            got = live.raw.get_at(
+            room = [pieces[place][1] for place in good]
+            got = live.door(sum(map(sum, room))).get_at(
                 [keys[place] for place in good],
                 [pieces[place][0] for place in good],
-                [pieces[place][1] for place in good],
+                room,
                 exact=exact,
             )
         except mooncrate.Error as error:
