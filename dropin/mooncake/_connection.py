@@ -10,6 +10,7 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import mooncrate
 from mooncrate._native import GetSession, Lender, PutSession, Raw
@@ -88,7 +89,7 @@ class Connection:
         connect = _milliseconds("MC_RPC_CONNECT_TIMEOUT_MS", min(timeout, 5.0))
         self._probe(connect)
         token = os.environ.get("MOONCRATE_TOKEN_FILE")
-        self.credentials = {"token_file": token} if token else {}
+        self.credentials: dict[str, Any] = {"token_file": token} if token else {}
         self.store = self._client(timeout)
         self.raw = Raw(self.store)
         self._patient: Raw | None = None
@@ -100,7 +101,7 @@ class Connection:
 
     def _client(self, timeout: float) -> mooncrate.Store:
         tenant = self.settings.tenant_id
-        more = {"tenant": tenant} if tenant not in ("", "default") else {}
+        more: dict[str, Any] = {"tenant": tenant} if tenant not in ("", "default") else {}
         master = self.settings.master_server_addr
         return mooncrate.Store(
             master=master, timeout=timeout, _holds=True, **more, **self.credentials
@@ -195,12 +196,13 @@ class Connection:
                 self.settings.global_segment_size = size
                 if not self._lend(self.hostname, host or "localhost", int(port or 0)):
                     self._lend(self.hostname, host or "localhost", 0)
-                found = [ids for node, _, ids in self.raw.nodes() if node == self.lender.name]
+                name = "" if self.lender is None else self.lender.name
+                found = [ids for node, _, ids in self.raw.nodes() if node == name]
                 segment, index = found[0][0], 0
             else:
                 taken = {0, *self.segments.values()}
-                index = next((n for n in range(SEGMENTS_MAX) if n not in taken), None)
-                if index is None:
+                index = next((n for n in range(SEGMENTS_MAX) if n not in taken), SEGMENTS_MAX)
+                if index == SEGMENTS_MAX:
                     raise ValueError(f"a store has at most {SEGMENTS_MAX} segments")
                 segment = self.lender.mount(index, size)
             name = f"{segment}-{index}"

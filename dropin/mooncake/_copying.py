@@ -169,7 +169,7 @@ class CopyingCalls(StoreBase):
     @staticmethod
     def _read(keys: Sequence[Key], read: Any) -> list[Any]:
         try:
-            found = read(keys)
+            found: list[Any] = read(keys)
         except mooncrate.Error as error:
             say("get", error)
             return [None] * len(keys)

@@ -236,7 +236,8 @@ class ReplicaCalls(StoreBase):
 
     def query_task(self, task_id: TaskId) -> tuple[QueryTaskResponse | None, int]:
         """A task of this process, as it is now."""
-        task = tasks.find(tuple(task_id)) if self._connected() is not None else None
+        first, second = task_id
+        task = tasks.find((first, second)) if self._connected() is not None else None
         return (None, TASK_NOT_FOUND) if task is None else (task, OK)
 
 

@@ -147,7 +147,9 @@ class ZeroCopyCalls(StoreBase):
         live = self._connected()
         if live is None:
             return [INVALID_PARAMS] * len(keys)
-        pieces = [self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)]
+        pieces: list[Any] = [
+            self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)
+        ]
 
         def put(places: list[int], wish: dict[str, Any]) -> list[Any]:
             good = [place for place in places if pieces[place] is not None]
@@ -209,7 +211,9 @@ class ZeroCopyCalls(StoreBase):
         live = self._connected()
         if live is None:
             return [INVALID_PARAMS] * len(keys)
-        pieces = [self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)]
+        pieces: list[Any] = [
+            self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)
+        ]
         codes = [INVALID_PARAMS] * len(keys)
         good = [place for place, one in enumerate(pieces) if one is not None]
         if not good:
@@ -236,7 +240,7 @@ class ZeroCopyCalls(StoreBase):
             code = code_of(got)
             log.warning("get of %r: %s (%d)", key, got, code)
             return code
-        return got
+        return int(got)
 
 
 _BAD = mooncrate.Invalid("the fragments cannot be memory, or hold nothing")
