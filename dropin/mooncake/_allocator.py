@@ -109,7 +109,6 @@ _FREE = ctypes.CFUNCTYPE(
 )
 
 
-@_ALLOC
 def _alloc(size: int, _device: int, _stream: int) -> int | None:
     try:
         return regions.alloc(size)
@@ -117,16 +116,20 @@ def _alloc(size: int, _device: int, _stream: int) -> int | None:
         return None
 
 
-@_FREE
 def _free(address: int, _size: int, _device: int, _stream: int) -> None:
     regions.free(address or 0)
 
 
+# Kept for as long as the module: C may call them at any time.
+_ALLOC_FUNCTION = _ALLOC(_alloc)
+_FREE_FUNCTION = _FREE(_free)
+
+
 def get_alloc_func_addr() -> int:
     """The address of a C function `void *(ssize_t, int, stream)`, as torch's allocators want it."""
-    return ctypes.cast(_alloc, ctypes.c_void_p).value or 0
+    return ctypes.cast(_ALLOC_FUNCTION, ctypes.c_void_p).value or 0
 
 
 def get_free_func_addr() -> int:
     """The address of the C function that gives such memory back."""
-    return ctypes.cast(_free, ctypes.c_void_p).value or 0
+    return ctypes.cast(_FREE_FUNCTION, ctypes.c_void_p).value or 0

@@ -113,7 +113,7 @@ class StoreBase:
                 busy = [
                     place
                     for place, result in zip(places, results, strict=True)
-                    if isinstance(result, mooncrate.Error) and result.kind == "in progress"
+                    if isinstance(result, mooncrate.Error) and _is_busy(result)
                 ]
                 looked = dict(zip(busy, self._look(live, keys, busy), strict=True))
             except mooncrate.Error as error:
@@ -124,8 +124,8 @@ class StoreBase:
             waiting = []
             for place, result in zip(places, results, strict=True):
                 if place in looked:
-                    # Another writer has the key, or has just given it up. A put leaves it to a writer
-                    # that is at it; otherwise the key is waited for.
+                    # Another writer has the key, or has just given it up, or its owner has just left. A
+                    # put leaves it to a writer that is at it; otherwise the key is waited for.
                     taken = looked[place] is not None and not wish["upsert"]
                     codes[place] = OK if taken else OBJECT_REPLICA_BUSY
                     if not taken:
@@ -148,6 +148,12 @@ class StoreBase:
         if code != OBJECT_ALREADY_EXISTS:
             log.warning("put of %r: %s (%d)", key, result, code)
         return OK if code == OBJECT_ALREADY_EXISTS else code
+
+
+def _is_busy(error: mooncrate.Error) -> bool:
+    """Whether a key will be free in a moment."""
+    soon = (error.retry_after or 0.0) <= WAIT_SECONDS
+    return error.kind == "in progress" or (error.kind == "held" and soon)
 
 
 def lengths_differ(keys: Sequence[Any], *lists: Sequence[Any]) -> bool:

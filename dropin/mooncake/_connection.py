@@ -10,6 +10,7 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import mooncrate
 from mooncrate._native import GetSession, Lender, PutSession, Raw
@@ -22,6 +23,9 @@ from ._settings import Settings
 
 # How long a call may take, unless MC_RPC_TIMEOUT_MS says less.
 CALL_SECONDS = 15.0
+# Calls that move so much have more time.
+LARGE_BYTES = 256 << 20
+LARGE_SECONDS = 120.0
 # Names of segments are looked up again after this long.
 NAMES_SECONDS = 1.0
 # Keys of own puts that are remembered, for `batch_replica_clear`.
@@ -84,21 +88,33 @@ class Connection:
         timeout = _milliseconds("MC_RPC_TIMEOUT_MS", CALL_SECONDS)
         connect = _milliseconds("MC_RPC_CONNECT_TIMEOUT_MS", min(timeout, 5.0))
         self._probe(connect)
-        more = {}
-        if settings.tenant_id not in ("", "default"):
-            more["tenant"] = settings.tenant_id
         token = os.environ.get("MOONCRATE_TOKEN_FILE")
-        self.credentials = {"token_file": token} if token else {}
-        self.store = mooncrate.Store(
-            master=settings.master_server_addr, timeout=timeout, _holds=True, **more,
-            **self.credentials,
-        )
+        self.credentials: dict[str, Any] = {"token_file": token} if token else {}
+        self.store = self._client(timeout)
         self.raw = Raw(self.store)
+        self._patient: Raw | None = None
         try:
             self.hostname = "" if dummy else self._take_name()
         except BaseException:
             self.close()
             raise
+
+    def _client(self, timeout: float) -> mooncrate.Store:
+        tenant = self.settings.tenant_id
+        more: dict[str, Any] = {"tenant": tenant} if tenant not in ("", "default") else {}
+        master = self.settings.master_server_addr
+        return mooncrate.Store(
+            master=master, timeout=timeout, _holds=True, **more, **self.credentials
+        )
+
+    def door(self, count: int) -> Raw:
+        """The raw door for a call that moves so many bytes: much of them may take longer."""
+        if count < LARGE_BYTES:
+            return self.raw
+        with self.lock:
+            if self._patient is None:
+                self._patient = Raw(self._client(LARGE_SECONDS))
+            return self._patient
 
     def _probe(self, seconds: float) -> None:
         """Whether a master is there at all: one that is not should be known within seconds."""
@@ -180,12 +196,13 @@ class Connection:
                 self.settings.global_segment_size = size
                 if not self._lend(self.hostname, host or "localhost", int(port or 0)):
                     self._lend(self.hostname, host or "localhost", 0)
-                found = [ids for node, _, ids in self.raw.nodes() if node == self.lender.name]
+                name = "" if self.lender is None else self.lender.name
+                found = [ids for node, _, ids in self.raw.nodes() if node == name]
                 segment, index = found[0][0], 0
             else:
                 taken = {0, *self.segments.values()}
-                index = next((n for n in range(SEGMENTS_MAX) if n not in taken), None)
-                if index is None:
+                index = next((n for n in range(SEGMENTS_MAX) if n not in taken), SEGMENTS_MAX)
+                if index == SEGMENTS_MAX:
                     raise ValueError(f"a store has at most {SEGMENTS_MAX} segments")
                 segment = self.lender.mount(index, size)
             name = f"{segment}-{index}"
@@ -243,6 +260,8 @@ class Connection:
         if self.lender is not None:
             self.lender.close()
         self.store.close()
+        if self._patient is not None:
+            self._patient.store.close()
 
 
 def raw_key(key: str | bytes) -> bytes:

@@ -126,8 +126,9 @@ class CopyingCalls(StoreBase):
             return [INVALID_PARAMS] * len(keys)
 
         def put(places: list[int], wish: dict[str, Any]) -> list[Any]:
-            some = [keys[place] for place in places]
-            return live.raw.put(some, [list(values[place]) for place in places], wish)
+            some = [list(values[place]) for place in places]
+            count = sum(nbytes(part) for parts in some for part in parts)
+            return live.door(count).put([keys[place] for place in places], some, wish)
 
         return self._put_all(live, keys, config, put, upsert=upsert)
 
@@ -168,7 +169,7 @@ class CopyingCalls(StoreBase):
     @staticmethod
     def _read(keys: Sequence[Key], read: Any) -> list[Any]:
         try:
-            found = read(keys)
+            found: list[Any] = read(keys)
         except mooncrate.Error as error:
             say("get", error)
             return [None] * len(keys)

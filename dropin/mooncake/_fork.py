@@ -13,7 +13,7 @@ from typing import Protocol
 class Inherited(Protocol):
     """Something that is made anew in a child."""
 
-    def after_fork(self) -> None: ...
+    def _after_fork(self) -> None: ...
 
 
 _all: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
@@ -26,7 +26,7 @@ def watch(thing: Inherited) -> None:
 
 def _in_child() -> None:
     for thing in list(_all):
-        thing.after_fork()
+        thing._after_fork()
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -39,7 +39,7 @@ class Lock:
         self._lock = threading.Lock()
         watch(self)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:

@@ -40,7 +40,7 @@ class LifeCalls(StoreBase):
         self._setup_lock = threading.Lock()
         watch(self)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         # What was set up is the parent's, whose threads are not here: it is left alone.
         self._setup_lock = threading.Lock()
         self._live = None

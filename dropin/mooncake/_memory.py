@@ -6,6 +6,7 @@ in the first page, negative, or past the end of memory.
 
 import bisect
 from operator import index
+from typing import Any
 
 from ._fork import Lock
 
@@ -14,14 +15,14 @@ ADDRESS_MIN = 4096
 ADDRESS_MAX = (1 << 57) - 1
 
 
-def pointer(value: object) -> int:
+def pointer(value: Any) -> int:
     """An address as an int; a wrong type is the caller's mistake."""
-    return index(value)  # type: ignore[call-overload]
+    return index(value)
 
 
-def length(value: object) -> int:
+def length(value: Any) -> int:
     """A number of bytes as an int."""
-    return index(value)  # type: ignore[call-overload]
+    return index(value)
 
 
 def is_memory(address: int, size: int) -> bool:

@@ -115,7 +115,7 @@ class BufferPool:
         if prewarm_size and prewarm_count:
             self.prewarm(prewarm_size, prewarm_count)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         # Its memory is the child's own copy, but its store is not.
         self._changed = threading.Condition(threading.RLock())
         self._closed = True

@@ -53,7 +53,7 @@ class PreviewStore(MooncakeDistributedStore):
             log.error("initAll: %s", error)
             return INVALID_PARAMS
         if live.lender is None and size:
-            return self._mount(live, size)["ret"]
+            return int(self._mount(live, size)["ret"])
         return OK
 
     def get(self, key: Key) -> bytes:

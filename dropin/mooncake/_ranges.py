@@ -42,7 +42,7 @@ class RangeCalls(ZeroCopyCalls):
         results: list[list[list[int]]] = []
         for place in range(len(all_dst_offsets)):
             offsets = all_dst_offsets[place]
-            lists = (all_keys, all_src_offsets, all_sizes)
+            lists: tuple[Sequence[Any], ...] = (all_keys, all_src_offsets, all_sizes)
             if place >= len(buffer_ptrs) or any(place >= len(one) for one in lists):
                 results.append([[INVALID_PARAMS] * max(1, len(one)) for one in offsets])
                 continue
@@ -101,6 +101,7 @@ class RangeCalls(ZeroCopyCalls):
         asked: list[tuple[int, list[int]]],
         results: list[list[int]],
     ) -> None:
+        found: list[Any]
         try:
             found = live.raw.get_ranges_at(
                 [keys[place] for place, _ in asked],
@@ -321,7 +322,7 @@ class SessionCalls(RangeCalls):
     @staticmethod
     def _in_session(key: bytes, call: Any, ranges: Any) -> int:
         try:
-            return call(*ranges)
+            return int(call(*ranges))
         except mooncrate.Error as error:
             code = code_of(error)
             log.warning("session of %r: %s (%d)", key, error, code)

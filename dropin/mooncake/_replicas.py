@@ -55,7 +55,7 @@ class Tasks:
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         # The threads stayed in the parent, and so did what they work on.
         self._queue, self._threads = SimpleQueue(), []
         self._known.clear()
@@ -236,7 +236,8 @@ class ReplicaCalls(StoreBase):
 
     def query_task(self, task_id: TaskId) -> tuple[QueryTaskResponse | None, int]:
         """A task of this process, as it is now."""
-        task = tasks.find(tuple(task_id)) if self._connected() is not None else None
+        first, second = task_id
+        task = tasks.find((first, second)) if self._connected() is not None else None
         return (None, TASK_NOT_FOUND) if task is None else (task, OK)
 
 

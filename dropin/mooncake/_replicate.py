@@ -6,7 +6,7 @@ keeps a reference to one.
 
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._codes import DFS_SERVICE_UNAVAILABLE, INVALID_PARAMS
 from ._enums import ObjectDataType, SoftPinAction
@@ -17,17 +17,17 @@ SOFT_PIN_MS_MAX = 24 * 60 * 60 * 1000
 REPLICAS_MAX = 8
 
 
-def _count(name: str, value: object) -> int:
-    number = index(value)  # type: ignore[call-overload]
+def _count(name: str, value: Any) -> int:
+    number = index(value)
     if isinstance(value, bool) or number < 0:
         raise TypeError(f"{name} is a number of copies, at least 0, not {value!r}")
     return number
 
 
-def _time_ms(name: str, value: object) -> int | None:
+def _time_ms(name: str, value: Any) -> int | None:
     if value is None:
         return None
-    number = index(value)  # type: ignore[call-overload]
+    number = index(value)
     if isinstance(value, bool) or not 0 <= number < 2**64:
         raise TypeError(f"{name} is None or milliseconds below 2**64, not {value!r}")
     return number
@@ -99,10 +99,26 @@ class _Field:
 class ReplicateConfig:
     """What a put wishes: copies, pins, places, a group."""
 
-    __slots__ = ("_values",)
+    if TYPE_CHECKING:
+        replica_num: int
+        nof_replica_num: int
+        dfs_replica_num: int
+        soft_pin_action: SoftPinAction
+        soft_pin_ttl_ms: int | None
+        with_soft_pin: bool
+        with_hard_pin: bool
+        preferred_segments: list[str]
+        preferred_segment: str
+        preferred_nof_segments: list[str]
+        prefer_alloc_in_same_node: bool
+        data_type: ObjectDataType
+        group_ids: list[str] | None
+    else:
+        # Nothing else can be set: a wish with a typing error would be ignored.
+        __slots__ = ("_values",)
 
     def __init__(self) -> None:
-        self._values = {
+        self._values: dict[str, Any] = {
             name: list(default) if isinstance(default, list) else default
             for name, (default, _) in _FIELDS.items()
         }
@@ -150,7 +166,7 @@ def refusal(config: ReplicateConfig, keys: int, *, same_node: bool = False) -> i
 def pins_softly(config: ReplicateConfig) -> bool:
     """Whether a put with it pins its object softly."""
     values = config._values
-    return values["soft_pin_action"] is SoftPinAction.ENABLE or values["with_soft_pin"]
+    return values["soft_pin_action"] is SoftPinAction.ENABLE or bool(values["with_soft_pin"])
 
 
 def wishes(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from operator import index
+from typing import Any
 
 from ._codes import log
 
@@ -181,9 +182,9 @@ def _or(given: Mapping[str, object], name: str) -> object:
     return DEFAULT_BYTES if value is None else value
 
 
-def whole(name: str, value: object) -> int:
+def whole(name: str, value: Any) -> int:
     """A number of bytes in the form with single arguments, where a wrong type is an exception."""
-    number = index(value)  # type: ignore[call-overload]
+    number = index(value)
     if not 0 <= number < 1 << 64:
         raise TypeError(f"{name} is a number of bytes below 2**64, at least 0, not {value!r}")
     return number

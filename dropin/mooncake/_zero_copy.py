@@ -147,15 +147,15 @@ class ZeroCopyCalls(StoreBase):
         live = self._connected()
         if live is None:
             return [INVALID_PARAMS] * len(keys)
-        pieces = [self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)]
+        pieces: list[Any] = [
+            self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)
+        ]
 
         def put(places: list[int], wish: dict[str, Any]) -> list[Any]:
             good = [place for place in places if pieces[place] is not None]
-            stored = live.raw.put_at(
-                [keys[place] for place in good],
-                [pieces[place][0] for place in good],
-                [pieces[place][1] for place in good],
-                wish,
+            sizes = [pieces[place][1] for place in good]
+            stored = live.door(sum(map(sum, sizes))).put_at(
+                [keys[place] for place in good], [pieces[place][0] for place in good], sizes, wish
             )
             results = dict(zip(good, stored, strict=True))
             return [results.get(place, _BAD) for place in places]
@@ -211,16 +211,19 @@ class ZeroCopyCalls(StoreBase):
         live = self._connected()
         if live is None:
             return [INVALID_PARAMS] * len(keys)
-        pieces = [self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)]
+        pieces: list[Any] = [
+            self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)
+        ]
         codes = [INVALID_PARAMS] * len(keys)
         good = [place for place, one in enumerate(pieces) if one is not None]
         if not good:
             return codes
         try:
-            got = live.raw.get_at(
+            room = [pieces[place][1] for place in good]
+            got = live.door(sum(map(sum, room))).get_at(
                 [keys[place] for place in good],
                 [pieces[place][0] for place in good],
-                [pieces[place][1] for place in good],
+                room,
                 exact=exact,
             )
         except mooncrate.Error as error:
@@ -237,7 +240,7 @@ class ZeroCopyCalls(StoreBase):
             code = code_of(got)
             log.warning("get of %r: %s (%d)", key, got, code)
             return code
-        return got
+        return int(got)
 
 
 _BAD = mooncrate.Invalid("the fragments cannot be memory, or hold nothing")

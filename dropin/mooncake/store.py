@@ -3,7 +3,7 @@
 The calls live in small modules by what they are about; this one puts them together.
 """
 
-from mooncrate._native import BufferHandle
+from mooncrate._native import BufferHandle, BufferLeaseView
 
 from ._allocator import (
     MooncakeHostMemAllocator,
@@ -27,7 +27,6 @@ from ._enums import (
 from ._parallel import ParallelAxis, ReadTarget, TensorParallelism
 from ._pool import (
     BufferLease,
-    BufferLeaseView,
     BufferPool,
     RegisteredBufferLease,
     RegisteredBufferLeaseView,

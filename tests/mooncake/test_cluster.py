@@ -165,3 +165,20 @@ def test_reads_after_the_lease(store):
     assert store.put("later", b"value") == 0 and store.get("later") == b"value"
     after_lease()
     assert store.get("later") == b"value"
+
+
+def test_keys_of_an_owner_that_left_can_be_put_at_once(make_store, own_master):
+    # The master takes the objects of a node that left out of its index bit by bit; until it has come to a
+    # key, a put of it is refused for some milliseconds, which no caller should see.
+    keys = [f"left/{n}" for n in range(1000)]
+    first, second = make_store(master=own_master), make_store(master=own_master)
+    for turn in range(3):
+        name = (first, second)[turn % 2].get_hostname()
+        wish = ReplicateConfig()
+        wish.preferred_segment = name
+        assert first.put_batch(keys, [b"x" * 100] * 1000, wish) == 0
+        other = make_store(master=own_master)
+        first.close()
+        first = other
+        assert second.put_batch(keys, [b"y" * 100] * 1000) == 0
+        assert second.remove_all(force=True) > 0
