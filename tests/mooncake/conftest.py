@@ -49,6 +49,8 @@ class Master:
         self.start()
 
     def start(self):
+        if os.environ.get("MOONCAKE_MASTER"):
+            return self._start_theirs(os.environ["MOONCAKE_MASTER"])
         arguments = [os.environ["MOONCRATE_BINARY"], "master", "--json", "--master", self.address]
         arguments += ["--admin", "127.0.0.1:0", "--lease-ttl", f"{int(LEASE_SECONDS * 1000)}ms"]
         self.log = open(self.folder / "master.log", "ab")
@@ -61,6 +63,23 @@ class Master:
         assert line, f"the master did not start: {(self.folder / 'master.log').read_text()}"
         said = json.loads(line)
         self.address, self.admin = said["master"], said.get("admin")
+
+    def _start_theirs(self, program):
+        """The master of the package that the drop-in stands in for: what its tests describe is its doing."""
+        if self.process is None:
+            self.address = f"127.0.0.1:{free_port()}"
+        port, metrics = self.address.split(":")[1], free_port()
+        self.admin = f"http://127.0.0.1:{metrics}"
+        self.log = open(self.folder / "master.log", "ab")
+        lease = f"--default_kv_lease_ttl={int(LEASE_SECONDS * 1000)}"
+        command = [program, f"--port={port}", f"--metrics_port={metrics}", lease]
+        self.process = subprocess.Popen(
+            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=self.log
+        )
+        end = time.monotonic() + PATIENCE
+        while socket.socket().connect_ex(("127.0.0.1", int(port))) != 0:
+            assert time.monotonic() < end, "their master did not start"
+            time.sleep(0.1)
 
     def kill(self):
         self.process.kill()
