@@ -6,11 +6,11 @@ process, because callers allocate before and after they set a store up.
 
 import ctypes
 import os
-import threading
 
 from mooncrate._native import Block
 
 from ._codes import INTERNAL_ERROR, OK, log
+from ._fork import Lock
 from ._memory import pointer
 
 
@@ -18,7 +18,7 @@ class Regions:
     """All regions of this process, by address."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._blocks: dict[int, Block] = {}
 
     def alloc(self, size: int) -> int:

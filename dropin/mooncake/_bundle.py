@@ -53,6 +53,11 @@ class Bundles:
         self.prefix = prefix.strip("/")
         self.chunk_bytes = chunk_bytes
 
+    @property
+    def by_handles(self) -> bool:
+        """Whether values come in memory of the store's own, and are copied once more."""
+        return bool(getattr(self.store, "_is_dummy", bool)())
+
     def put(
         self,
         payloads: Sequence[memoryview],
@@ -136,36 +141,72 @@ class Bundles:
         starts = range(0, size, chunk)
         keys = [chunk_key(manifest["base"], place, number) for number in range(len(starts))]
         sizes = [min(chunk, size - start) for start in starts]
-        got = self.store.batch_get_into(keys, [address + start for start in starts], sizes)
+        if self.by_handles:
+            got = self._copy_whole(keys, starts, sizes, address)
+        else:
+            got = self.store.batch_get_into(keys, [address + start for start in starts], sizes)
         if got != sizes:
             raise RuntimeError(f"{ref.manifest_key}: {failed(keys, sizes, got)}")
 
     def read_ranges(
         self, ref: RemoteBundleRef, place: int, ranges: Sequence[Range], address: int, size: int
     ) -> None:
-        """Parts of a member, to memory that the store knows, or comes to know for this call."""
+        """Parts of a member, to memory of this size."""
         manifest = self.manifest(ref)
         wanted: dict[str, list[Range]] = {}
         for key, part in cut(manifest, place, ranges):
             wanted.setdefault(key, []).append(part)
         if not wanted:
             return
-        # A range that is registered already is refused, and needs nothing more.
+        read = self._copy_ranges if self.by_handles else self._read_ranges
+        got = read(wanted, address, size)
+        sizes = [[part.size for part in parts] for parts in wanted.values()]
+        if got != sizes:
+            raise RuntimeError(f"{ref.manifest_key}: {failed([*wanted], sizes, got)}")
+
+    def _read_ranges(
+        self, wanted: Mapping[str, Sequence[Range]], address: int, size: int
+    ) -> list[list[int]]:
+        # Memory that is registered already is refused, and needs nothing more.
         known = self.store.register_buffer(address, size) != 0
         try:
-            got = self.store.get_into_ranges(
+            got: list[list[list[int]]] = self.store.get_into_ranges(
                 [address],
                 [[*wanted]],
                 [[[part.target for part in parts] for parts in wanted.values()]],
                 [[[part.source for part in parts] for parts in wanted.values()]],
                 [[[part.size for part in parts] for parts in wanted.values()]],
             )
+            return got[0]
         finally:
             if not known:
                 self.store.unregister_buffer(address)
-        sizes = [[part.size for part in parts] for parts in wanted.values()]
-        if got != [sizes]:
-            raise RuntimeError(f"{ref.manifest_key}: {failed([*wanted], sizes, (got or [[]])[0])}")
+
+    # ---- for dummy stores, which take no memory of the caller's
+
+    def _copy_whole(
+        self, keys: Sequence[str], starts: Sequence[int], sizes: Sequence[int], address: int
+    ) -> list[int]:
+        wholes = {
+            key: [Range(0, start, size)]
+            for key, start, size in zip(keys, starts, sizes, strict=True)
+        }
+        return [got[0] for got in self._copy_ranges(wholes, address, sum(sizes))]
+
+    def _copy_ranges(
+        self, wanted: Mapping[str, Sequence[Range]], address: int, size: int
+    ) -> list[list[int]]:
+        results = []
+        handles = self.store.batch_get_buffer([*wanted])
+        for handle, parts in zip(handles, wanted.values(), strict=True):
+            length = OBJECT_NOT_FOUND if handle is None else handle.size()
+            for part in parts if handle is not None else ():
+                if part.source + part.size <= length and part.target + part.size <= size:
+                    ctypes.memmove(address + part.target, handle.ptr() + part.source, part.size)
+            results.append(
+                [part.size if part.source + part.size <= length else length for part in parts]
+            )
+        return results
 
     def remove(self, ref: RemoteBundleRef) -> None:
         """Removes the manifest and all it lists; what is gone already is fine."""

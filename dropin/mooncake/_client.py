@@ -47,9 +47,16 @@ def parser() -> Parser:
 
 def _free_port(host: str) -> int:
     """A free port among those that Mooncake's clients use."""
-    low = int(os.environ.get("MC_STORE_CLIENT_MIN_PORT", "12300"))
-    high = int(os.environ.get("MC_STORE_CLIENT_MAX_PORT", "14300"))
-    ports = range(low, max(low, high) + 1)
+    try:
+        low = int(os.environ.get("MC_STORE_CLIENT_MIN_PORT", "12300"))
+        high = int(os.environ.get("MC_STORE_CLIENT_MAX_PORT", "14300"))
+        ports = range(low, max(low, high) + 1)
+        if low < 1 or ports[-1] > 65535:
+            raise ValueError
+    except ValueError:
+        raise BadFlag(
+            "MC_STORE_CLIENT_MIN_PORT and MC_STORE_CLIENT_MAX_PORT are numbers from 1 to 65535"
+        ) from None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for number in random.sample(ports, min(20, len(ports))):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -70,11 +77,12 @@ def _place(values: Values, notes: list[str]) -> tuple[str, str]:
     if not (host and number.isdecimal() and (":" not in host or host.startswith("["))):
         host, number = text, ""
     closed = not guarded(values) and not insecure(values)
-    if host in ("", "0.0.0.0") and closed:
+    if host in ("", "0.0.0.0"):
+        # The cluster is told where this client is, and "everywhere" is no place.
         host = "127.0.0.1"
+        more = f" and {OPEN_IT.removeprefix('give ')}" if closed else ""
         notes.append(
-            "values are served to this machine only; for others give --host=NAME and "
-            f"{OPEN_IT.removeprefix('give ')}"
+            f"values are served to this machine only; for others give --host=ADDRESS{more}"
         )
     elif closed and not is_loopback(host):
         raise BadFlag(

@@ -7,7 +7,6 @@ nothing behind. Calls that are under way when it is closed end with an error, ne
 import os
 import random
 import socket
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from mooncrate._native import GetSession, Lender, PutSession, Raw
 
 from ._codes import log
 from ._http import Server
+from ._fork import Lock
 from ._memory import Registry
 from ._settings import Settings
 
@@ -73,7 +73,7 @@ class Connection:
         self.registry = Registry()
         self.puts: dict[bytes, PutSession] = {}
         self.gets: dict[bytes, GetSession] = {}
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.written: OrderedDict[bytes, None] = OrderedDict()
         self.segments: dict[str, int] = {}
         self.lender: Lender | None = None

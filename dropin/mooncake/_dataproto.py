@@ -195,9 +195,8 @@ def parts_of(data: Any) -> Parts:
         if not any(hasattr(data, section) for section in SECTIONS):
             raise TypeError(f"{type(data).__name__} has none of {', '.join(SECTIONS)}")
         sections = [getattr(data, section, None) for section in SECTIONS]
-    return Parts(
-        *(dict((section or {}).items()) if section is not None else {} for section in sections)
-    )
+    batch, non_tensor, meta = ({} if one is None else dict(one.items()) for one in sections)
+    return Parts(batch, non_tensor, meta)
 
 
 def parts_of_dict(data: Mapping[str, Any], schemas: Mapping[str, FieldSchema] | None) -> Parts:
@@ -206,8 +205,9 @@ def parts_of_dict(data: Mapping[str, Any], schemas: Mapping[str, FieldSchema] | 
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     sequences = []
     for name, value in data.items():
-        if told.get(name) is not None:
-            sections[told[name]][name] = value
+        section = told.get(name)
+        if section is not None:
+            sections[section][name] = value
         elif (
             is_tensor(value) or is_array(value) or isinstance(value, (bytes, bytearray, memoryview))
         ):

@@ -8,6 +8,7 @@ import ipaddress
 import json
 import logging
 import os
+import signal
 import socket
 import socketserver
 import sys
@@ -25,6 +26,31 @@ CONNECTIONS_MAX = 64
 SILENCE = 10.0
 # Seconds between two looks at whether the server is to end.
 STEP = 0.05
+
+
+class Ending:
+    """The end that SIGINT or SIGTERM asks for. Made and waited for in the main thread, before others begin.
+
+    The signals are blocked and waited for, not handled: a handler of Python's does not run while its thread
+    waits for a lock, if the signal came a moment before.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.SIGNALS)
+        self.asked = False
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for it, at most so long; whether it was asked for."""
+        if self.asked:
+            return True
+        if seconds is None:
+            signal.sigwait(self.SIGNALS)
+            self.asked = True
+        else:
+            self.asked = signal.sigtimedwait(self.SIGNALS, max(seconds, 0.0)) is not None
+        return self.asked
 
 
 class NotOpen(Exception):

@@ -17,6 +17,7 @@ from . import _client_http
 from ._base import StoreBase
 from ._codes import INTERNAL_ERROR, INVALID_PARAMS, OK, RPC_FAIL, code_of, log
 from ._connection import Connection, NotReached
+from ._fork import watch
 from ._replicas import tasks
 from ._settings import Refused, Settings, from_dict, text, whole
 
@@ -37,7 +38,13 @@ class LifeCalls(StoreBase):
 
     def __init__(self) -> None:
         self._setup_lock = threading.Lock()
-        self._owner = os.getpid()
+        watch(self)
+
+    def after_fork(self) -> None:
+        # What was set up is the parent's, whose threads are not here: it is left alone.
+        self._setup_lock = threading.Lock()
+        self._live = None
+        self._said = False
 
     def setup(self, *args: Any, **more: Any) -> int:
         """Sets the store up: with the arguments of `_setup_by_arguments`, or with one dict."""
@@ -111,7 +118,6 @@ class LifeCalls(StoreBase):
                 return INVALID_PARAMS if chosen or code == INVALID_PARAMS else INTERNAL_ERROR
             self._live = live
             self._said = False
-            self._owner = os.getpid()
             _stores.add(self)
             if live.settings.enable_client_http_server:
                 live.window = _client_http.open_for(self, live.store, live.settings.client_http_port)
@@ -139,9 +145,6 @@ class LifeCalls(StoreBase):
         live, self._live = self._live, None
         _stores.discard(self)
         if live is None:
-            return
-        if self._owner != os.getpid():
-            # Of the parent process, whose threads are not here: it is left alone.
             return
         if live.window is not None:
             live.window.close()

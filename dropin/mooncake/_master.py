@@ -192,6 +192,11 @@ def _election(values: Values) -> list[str]:
     endpoints = [one.strip() for one in found if one.strip()]
     if not endpoints:
         raise BadFlag("--enable_ha needs --etcd_endpoints, as in 10.0.0.1:2379;10.0.0.2:2379")
+    if values["rpc_address"] in ("", "0.0.0.0", "::"):
+        raise BadFlag(
+            "--enable_ha needs --rpc_address=ADDRESS: the other masters and all clients are told where "
+            "the leader is, and 0.0.0.0 is no place"
+        )
     urls = [one if "://" in one else f"http://{one}" for one in endpoints]
     return ["--etcd", ",".join(urls), "--etcd-prefix", values["cluster_id"]]
 

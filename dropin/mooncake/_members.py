@@ -128,13 +128,13 @@ def head_of_spec(spec: Mapping[str, Any]) -> Head:
 def item_size(spec: Mapping[str, Any]) -> int:
     """Bytes of one element."""
     if spec["kind"] == TENSOR:
-        return BY_NAME[spec["dtype"]].size
-    return numpy_module().dtype(spec["dtype"]).itemsize
+        return BY_NAME[str(spec["dtype"])].size
+    return int(numpy_module().dtype(spec["dtype"]).itemsize)
 
 
 def row_size(spec: Mapping[str, Any]) -> int:
     """Bytes of one step along the first dimension."""
-    return prod(spec["shape"][1:]) * item_size(spec)
+    return int(prod(spec["shape"][1:])) * item_size(spec)
 
 
 def is_array(value: Any) -> bool:
@@ -203,7 +203,7 @@ def pack(name: str, value: Any) -> bytes:
         raise TypeError(f"{name}: a {type(inner).__name__} cannot be stored in a structured object")
 
     try:
-        return msgpack.packb(value, default=other, strict_types=True)
+        return bytes(msgpack.packb(value, default=other, strict_types=True))
     except (ValueError, OverflowError) as error:
         raise TypeError(f"{name}: cannot be stored in a structured object: {error}") from error
 

@@ -1,14 +1,17 @@
 """Memory that callers name by address: which of it is registered, and what cannot be an address.
 
 Addresses are plain ints and cannot be proved good. What can be known to be bad is refused here: null,
-negative, or past the end of memory.
+in the first page, negative, or past the end of memory.
 """
 
 import bisect
-import threading
 from operator import index
 
-ADDRESS_MAX = (1 << 63) - 1
+from ._fork import Lock
+
+# No process has memory in its first page, nor above what 57 bits name.
+ADDRESS_MIN = 4096
+ADDRESS_MAX = (1 << 57) - 1
 
 
 def pointer(value: object) -> int:
@@ -23,14 +26,14 @@ def length(value: object) -> int:
 
 def is_memory(address: int, size: int) -> bool:
     """Whether there could be memory of this size at this address."""
-    return 0 < address <= ADDRESS_MAX and 0 <= size <= ADDRESS_MAX - address
+    return ADDRESS_MIN <= address <= ADDRESS_MAX and 0 <= size <= ADDRESS_MAX - address
 
 
 class Registry:
     """Ranges of memory that do not overlap."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
 

@@ -91,33 +91,39 @@ def layout_of(parallelism: Any) -> Layout | None:
     axes = getattr(parallelism, "axes", None)
     if not isinstance(axes, (list, tuple)) or not 1 <= len(axes) <= MAX_AXES:
         return None
-    read = [axis_of(axis) for axis in axes]
-    if None in read or len({axis.kind for axis in read}) != len(read):
+    read = [sound for axis in axes if (sound := axis_of(axis)) is not None]
+    if len({axis.kind for axis in read}) != len(axes):
         return None
     return Layout(tuple(sorted(read, key=lambda axis: axis.kind)))
 
 
 def axis_of(given: Any) -> Axis | None:
     name = getattr(given, "kind", None)
-    kind = KINDS.index(name.lower()) if isinstance(name, str) and name.lower() in KINDS else None
-    rank, size, split_dim = (getattr(given, what, None) for what in ("rank", "size", "split_dim"))
+    if not isinstance(name, str) or name.lower() not in KINDS:
+        return None
+    kind = KINDS.index(name.lower())
+    ranks, dim = ranks_of(given), getattr(given, "split_dim", None)
     extra = {EP: getattr(given, "expert_id", None), PP: getattr(given, "stage_id", None)}.get(
         kind, 0
     )
-    if kind is None or not is_rank(rank, size) or not is_number(extra):
+    if ranks is None or extra is None or not is_number(extra):
         return None
-    if (split_dim is None) == (kind == TP) or not is_number(split_dim or 0):
+    if (dim is None) == (kind == TP) or not is_number(dim or 0):
         return None
-    return Axis(kind, rank, size, UNUSED if split_dim is None else split_dim, extra)
+    return Axis(kind, *ranks, UNUSED if dim is None else dim, extra)
+
+
+def ranks_of(given: Any) -> tuple[int, int] | None:
+    """Rank and size of what a caller gives, if they fit each other."""
+    rank, size = getattr(given, "rank", None), getattr(given, "size", None)
+    if rank is None or size is None or not is_number(rank) or not is_number(size):
+        return None
+    return (rank, size) if rank < size else None
 
 
 def is_number(value: Any) -> bool:
     """Whether this is a number that a head can hold, and not below zero."""
     return isinstance(value, int) and 0 <= value < 2**31
-
-
-def is_rank(rank: Any, size: Any) -> bool:
-    return is_number(rank) and is_number(size) and rank < size
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +144,10 @@ class Writer:
 
 def writer_of(partition: Any) -> Writer | None:
     """The part that a caller means by any object with a rank, a size and a split dimension."""
-    rank, size, dim = (getattr(partition, what, None) for what in ("rank", "size", "split_dim"))
-    if not is_rank(rank, size) or not is_number(dim):
+    ranks, dim = ranks_of(partition), getattr(partition, "split_dim", None)
+    if ranks is None or dim is None or not is_number(dim):
         return None
-    return Writer(Axis(TP, rank, size, dim))
+    return Writer(Axis(TP, *ranks, dim))
 
 
 def parallelism_manifest_key(key: Key) -> Key:

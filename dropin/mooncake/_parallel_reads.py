@@ -23,7 +23,8 @@ from ._parallel import (
     pieces,
     writer_manifest_key,
 )
-from ._tensor_store import Storing, addressed, listed
+from ._tensor_plain import BufferCalls, PlainCalls
+from ._tensor_store import addressed, listed
 from ._torch import Key, empty, head_of, over, over_address, shard
 
 MODES = ("as_stored", "shard", "full")
@@ -46,7 +47,7 @@ class Target:
         return over_address(self.address, head)
 
 
-class ParallelReads(Storing):
+class ParallelReads(PlainCalls, BufferCalls):
     """Reads tensors of a parallel layout, as they lie, cut anew, or whole."""
 
     def get_tensor_with_parallelism(self, key: Key, target: Any = None) -> Any | None:
@@ -109,9 +110,10 @@ class ParallelReads(Storing):
         return self.get_tensor_into(key, into.address, into.size)
 
     def _read_shard(self, key: Key, layout: Layout, into: Target, *, as_stored: bool) -> Any | None:
-        tp = layout.tp
-        manifest = None if tp is None else self._read_manifest(parallelism_manifest_key(key))
-        if manifest is None or (manifest.count, manifest.split_dim) == (tp.count, tp.split_dim):
+        tp, manifest = layout.tp, None
+        if tp is not None:
+            manifest = self._read_manifest(parallelism_manifest_key(key))
+        if tp is None or manifest is None or manifest.axis(tp.rank) == tp:
             handle = self.get_buffer(layout.key(key))
             head = None if handle is None else head_of(handle)
             if head is not None and head.axes == layout.axes:
@@ -167,15 +169,16 @@ class ParallelReads(Storing):
             found = None if handle is None else head_of(handle)
             if found is None or not is_part(found, manifest, part.rank):
                 return None
-            shards.append(over(handle, found))
+            piece = over(handle, found)
+            if piece is not None and cut is not None and cut.split_dim != dim:
+                piece = shard(piece, cut.split_dim, cut.rank, cut.count)
+            if piece is None:
+                return None
+            shards.append(piece.narrow(dim, part.source, part.length))
         if (room := into.tensor(head)) is None:
             return None
         for part, piece in zip(parts, shards, strict=True):
-            if cut is not None and cut.split_dim != dim:
-                piece = shard(piece, cut.split_dim, cut.rank, cut.count)
-            room.narrow(dim, part.target, part.length).copy_(
-                piece.narrow(dim, part.source, part.length)
-            )
+            room.narrow(dim, part.target, part.length).copy_(piece)
         return room
 
     def _read_handle(self, handle: Any, head: Head, into: Target) -> Any | None:
@@ -196,11 +199,12 @@ class ParallelReads(Storing):
 
 def head_wanted(manifest: Manifest, wanted: Layout | None) -> Head | None:
     """The head of the tensor that shards of this manifest shall make; None if they cannot."""
-    shape = list(manifest.whole)
-    if wanted is None:
+    if wanted is None or (cut := wanted.tp) is None:
         return Head(manifest.dtype, manifest.whole, manifest.whole)
-    cut = wanted.tp
-    if cut.split_dim >= len(shape) or shape[cut.split_dim] % cut.count != 0:
+    shape = list(manifest.whole)
+    if cut.split_dim >= len(shape) or shape[cut.split_dim] == 0:
+        return None
+    if shape[cut.split_dim] % cut.count != 0:
         return None
     shape[cut.split_dim] //= cut.count
     return Head(manifest.dtype, tuple(shape), manifest.whole, wanted.axes)

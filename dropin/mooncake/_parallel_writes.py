@@ -23,11 +23,12 @@ from ._replicate import ReplicateConfig
 from ._tensor_store import (
     DEFAULT,
     Storing,
-    all_tensors,
+    addressed,
     configs_of,
     listed,
+    tensor_at,
 )
-from ._torch import Key, Stored, dense, head_at, over_address, shard, stored
+from ._torch import Key, Stored, dense, shard, stored
 
 
 class ParallelWrites(Storing):
@@ -153,7 +154,7 @@ class ParallelWrites(Storing):
     ) -> list[int]:
         layouts, writers = listed(parallelisms, len(keys)), listed(writer_partitions, len(keys))
         configs = configs_of(config, len(keys))
-        if None in (layouts, writers, configs) or len(tensors_list) != len(keys):
+        if layouts is None or writers is None or configs is None or len(tensors_list) != len(keys):
             return [INVALID_PARAMS] * len(keys)
         return [
             self._store_layout(key, tensor, layout, writer, own, upsert=upsert)
@@ -215,6 +216,7 @@ def tensors_at(
     keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]
 ) -> list[Any] | None:
     """The tensors that lie at these addresses; None unless all of them are some."""
-    if not all_tensors(keys, addresses, sizes):
+    if not addressed(keys, addresses, sizes):
         return None
-    return [over_address(at, head_at(at, size)) for at, size in zip(addresses, sizes, strict=True)]
+    found = [tensor_at(at, size) for at, size in zip(addresses, sizes, strict=True)]
+    return None if any(tensor is None for tensor in found) else found

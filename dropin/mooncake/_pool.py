@@ -14,6 +14,7 @@ from mooncrate._native import Block, BufferLeaseView
 
 from ._base import StoreBase
 from ._connection import Connection
+from ._fork import watch
 
 
 def _seconds(name: str, value: float | None) -> float | None:
@@ -106,12 +107,18 @@ class BufferPool:
         self._timeout = _seconds("default_timeout", default_timeout)
         # Of a lock that the finalizer of a window may take while we hold it in the same thread.
         self._changed = threading.Condition(threading.RLock())
+        watch(self)
         self._free: dict[int, list[Block]] = {}
         self._leased = 0
         self._kept = 0
         self._closed = False
         if prewarm_size and prewarm_count:
             self.prewarm(prewarm_size, prewarm_count)
+
+    def after_fork(self) -> None:
+        # Its memory is the child's own copy, but its store is not.
+        self._changed = threading.Condition(threading.RLock())
+        self._closed = True
 
     def acquire(
         self, size: int, block: bool | None = None, timeout: float | None = None

@@ -40,7 +40,8 @@ class RangeCalls(ZeroCopyCalls):
         """Copies ranges of values into registered buffers: results by buffer, key and range."""
         live = self._connected()
         results: list[list[list[int]]] = []
-        for place, offsets in enumerate(all_dst_offsets):
+        for place in range(len(all_dst_offsets)):
+            offsets = all_dst_offsets[place]
             lists = (all_keys, all_src_offsets, all_sizes)
             if place >= len(buffer_ptrs) or any(place >= len(one) for one in lists):
                 results.append([[INVALID_PARAMS] * max(1, len(one)) for one in offsets])

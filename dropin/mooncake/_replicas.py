@@ -35,6 +35,7 @@ from ._enums import (
     TaskStatus,
     TaskType,
 )
+from ._fork import Lock, watch
 
 TASKS_MAX = 10_000
 TASK_THREADS = 4
@@ -47,11 +48,18 @@ class Tasks:
     """The tasks of this process, finished ones included, up to a bound."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
+        watch(self)
         self._known: OrderedDict[TaskId, QueryTaskResponse] = OrderedDict()
         self._busy: set[bytes] = set()
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+
+    def after_fork(self) -> None:
+        # The threads stayed in the parent, and so did what they work on.
+        self._queue, self._threads = SimpleQueue(), []
+        self._known.clear()
+        self._busy.clear()
 
     def begin(self, kind: TaskType, key: Key, client: str, work: Any) -> TaskId:
         """Starts a task; its id."""

@@ -16,6 +16,7 @@ from typing import IO, Any
 from mooncrate.tensors import BY_NAME, Head
 
 from ._codes import INVALID_PARAMS, log
+from ._tensor_plain import PlainCalls
 from ._torch import Key, Stored, empty, memory, stored
 
 FILE_NOT_FOUND = -1100
@@ -43,16 +44,16 @@ NAMES = {
 CODES = {name: code for code, name in NAMES.items()}
 
 
-class FileCalls:
+class FileCalls(PlainCalls):
     """Tensors to files, and from files."""
 
     def save_tensor_to_safetensor(self, key: Key, file_name: Any = None) -> int:
         """Writes the tensor of a key to a file, named as the key unless told otherwise."""
-        tensor = self.get_tensor(key)
-        if tensor is None:
+        form = stored(self.get_tensor(key))
+        if form is None:
             return FILE_NOT_FOUND
         try:
-            save(os.fsdecode(key if file_name is None else file_name), text(key), stored(tensor))
+            save(os.fsdecode(key if file_name is None else file_name), text(key), form)
         except OSError as error:
             log.warning("the tensor of %r was not written: %s", key, error)
             return INVALID_PARAMS

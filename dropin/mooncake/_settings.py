@@ -184,8 +184,8 @@ def _or(given: Mapping[str, object], name: str) -> object:
 def whole(name: str, value: object) -> int:
     """A number of bytes in the form with single arguments, where a wrong type is an exception."""
     number = index(value)  # type: ignore[call-overload]
-    if number < 0:
-        raise TypeError(f"{name} is a number of bytes, at least 0, not {value!r}")
+    if not 0 <= number < 1 << 64:
+        raise TypeError(f"{name} is a number of bytes below 2**64, at least 0, not {value!r}")
     return number
 
 

@@ -118,11 +118,13 @@ class Structured:
 
     def specs(self, ref: RemoteBundleRef) -> dict[str, dict[str, Any]]:
         """What the members of an object are."""
-        return self.bundles.manifest(ref)["members"]
+        members: dict[str, dict[str, Any]] = self.bundles.manifest(ref)["members"]
+        return members
 
     def metadata(self, ref: RemoteBundleRef) -> dict[str, Any]:
         """What to know of an object as a whole."""
-        return unpack(self.bundles.read(ref, 0))
+        found: dict[str, Any] = unpack(self.bundles.read(ref, 0))
+        return found
 
     def read(self, ref: RemoteBundleRef, name: str, part: Selection | None, into: Any) -> Any:
         """A member, or a part of it, in memory of its own or in what the caller brings."""
@@ -261,10 +263,10 @@ def room_for(name: str, spec: Mapping[str, Any], size: int, into: Any) -> int:
             raise ValueError(f"{name}: needs an array {spec['dtype']} {spec['shape']} in C order")
         if not into.flags.writeable:
             raise ValueError(f"{name}: the destination is read-only")
-        return into.ctypes.data
+        return int(into.ctypes.data)
     fits = str(getattr(into, "dtype", "")).removeprefix("torch.") == spec["dtype"]
     if not fits or [*into.shape] != spec["shape"] or not into.is_contiguous():
         raise ValueError(f"{name}: needs a tensor {spec['dtype']} {spec['shape']} in C order")
     if into.device.type != "cpu":
         raise ValueError(f"{name}: the destination must be on the CPU")
-    return into.data_ptr()
+    return int(into.data_ptr())

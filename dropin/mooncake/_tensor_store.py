@@ -7,16 +7,18 @@ however many objects one call makes of it.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ._base import StoreBase, key_list
+from ._base import key_list
 from ._codes import INVALID_PARAMS, OK
+from ._copying import CopyingCalls
 from ._memory import is_memory
 from ._replicate import ReplicateConfig, checked
 from ._torch import Key, Stored, head_at, head_of, over, over_address
+from ._zero_copy import ZeroCopyCalls
 
 DEFAULT = ReplicateConfig()
 
 
-class Storing(StoreBase):
+class Storing(CopyingCalls, ZeroCopyCalls):
     """Stores what tensors become, and knows what the store knows of memory."""
 
     def _store_forms(
@@ -33,11 +35,12 @@ class Storing(StoreBase):
         codes = [INVALID_PARAMS] * len(keys)
         if configs is None or len(found) != len(keys):
             return codes
-        good = [place for place, form in enumerate(found) if form is not None]
+        parts = {place: form.parts() for place, form in enumerate(found) if form is not None}
+        good = [*parts]
         groups = config.group_ids
         wish = config if groups is None else grouped(config, [groups[place] for place in good])
-        parts = [found[place].parts() for place in good]
-        stored = self._put_values([keys[place] for place in good], parts, wish, upsert=upsert)
+        some = [keys[place] for place in good]
+        stored = self._put_values(some, [*parts.values()], wish, upsert=upsert)
         for place, code in zip(good, stored, strict=True):
             codes[place] = code
         return codes

@@ -126,7 +126,8 @@ def over_address(address: int, head: Head) -> Any | None:
 
 def shard(tensor: Any, dim: int, rank: int, count: int) -> Any | None:
     """One of `count` equal parts along a dimension; None if it cannot be cut so."""
-    if not 0 <= dim < tensor.dim() or tensor.shape[dim] % count != 0:
+    # Of a length of zero there would be any number of parts.
+    if not 0 <= dim < tensor.dim() or tensor.shape[dim] == 0 or tensor.shape[dim] % count != 0:
         return None
     length = tensor.shape[dim] // count
     return tensor.narrow(dim, rank * length, length)

@@ -12,9 +12,9 @@ from mooncrate.tensors import TP, Axis, Head
 
 from ._codes import INVALID_PARAMS
 from ._replicate import ReplicateConfig
+from ._tensor_plain import BufferCalls, PlainCalls
 from ._tensor_store import (
     DEFAULT,
-    Storing,
     addressed,
     all_tensors,
     configs_of,
@@ -36,7 +36,7 @@ from ._torch import (
 )
 
 
-class TpCalls(Storing):
+class TpCalls(PlainCalls, BufferCalls):
     """Tensors in shards `<key>_tp_<rank>`; a size of one or less means the plain form."""
 
     def put_tensor_with_tp(
@@ -103,11 +103,7 @@ class TpCalls(Storing):
         if tp_size <= 1:
             return self.batch_get_tensor(base_keys)
         handles = self.batch_get_buffer([shard_key(key, tp_rank) for key in base_keys])
-        heads = [None if handle is None else head_of(handle) for handle in handles]
-        return [
-            over(handle, head) if is_shard_of(head, tp_rank, tp_size) else None
-            for handle, head in zip(handles, heads, strict=True)
-        ]
+        return [shard_of(handle, tp_rank, tp_size) for handle in handles]
 
     def put_tensor_with_tp_from(
         self,
@@ -205,6 +201,12 @@ def shards(tensor: Any, count: int, split_dim: int) -> Iterator[Stored | None] |
 
 def shard_key(key: Key, rank: int) -> Key:
     return suffixed(key, f"_tp_{rank}")
+
+
+def shard_of(handle: Any | None, rank: int, count: int) -> Any | None:
+    """The shard in a buffer that it then keeps; None if it is none of this rank."""
+    head = None if handle is None else head_of(handle)
+    return over(handle, head) if head is not None and is_shard_of(head, rank, count) else None
 
 
 def is_shard_of(head: Head | None, rank: int, count: int) -> bool:

@@ -12,14 +12,13 @@ What must stay true: what it holds is bounded, and gone with the process.
 
 import argparse
 import logging
-import signal
 import sys
 import threading
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from ._http import Handler, NotOpen, Server, host_to_bind
+from ._http import Ending, Handler, NotOpen, Server, host_to_bind
 
 log = logging.getLogger("mooncake.metadata")
 
@@ -159,16 +158,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log-level", default="INFO", choices=levels, help="what is logged (INFO)")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=given.log_level, format="%(asctime)s %(levelname)s %(message)s")
-    over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())
+    end = Ending()
     server = KVBootstrapServer(given.port, given.host)
     try:
         server.run()
     except (OSError, OverflowError, NotOpen) as error:
         log.error("the metadata server cannot listen on %s:%d: %s", given.host, given.port, error)
         return 1
-    over.wait()
+    end.wait()
     server.close()
     return 0
 

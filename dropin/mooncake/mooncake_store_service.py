@@ -15,14 +15,13 @@ because nobody is asked for credentials.
 import argparse
 import json
 import logging
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ._http import Handler, NotOpen, Server, host_to_bind
+from ._http import Ending, Handler, NotOpen, Server, host_to_bind
 from .mooncake_config import MooncakeConfig
 from .store import MooncakeDistributedStore
 
@@ -77,8 +76,10 @@ class MooncakeStoreService:
     def __init__(
         self, config_path: str | None = None, cli_config: dict[str, str] | None = None
     ) -> None:
-        load = MooncakeConfig.from_file if config_path else MooncakeConfig.load_from_env
-        self.config = load(config_path) if config_path else load()
+        if config_path:
+            self.config = MooncakeConfig.from_file(config_path)
+        else:
+            self.config = MooncakeConfig.load_from_env()
         for name, value in (cli_config or {}).items():
             if not hasattr(self.config, name):
                 log.warning("there is no setting %r; it is ignored", name)
@@ -91,10 +92,15 @@ class MooncakeStoreService:
         # One change of what is mounted at a time.
         self._changing = threading.Lock()
 
-    def start_store_service(self, max_wait_time: float, over: threading.Event) -> bool:
-        """Sets the store up; tries again until it works, time is over, or the end was asked for."""
+    def start_store_service(
+        self, max_wait_time: float = 60.0, ended: Callable[[float], bool] | None = None
+    ) -> bool:
+        """Sets the store up; tries again until it works or time is over.
+
+        `ended` waits for at most so many seconds, and says whether the end was asked for.
+        """
         end = time.monotonic() + max_wait_time
-        while not over.is_set():
+        while True:
             store = MooncakeDistributedStore()
             code = store.setup(self._settings())
             if code == 0:
@@ -106,8 +112,11 @@ class MooncakeStoreService:
                 log.error("the store could not be set up in %g s (%d)", max_wait_time, code)
                 return False
             log.warning("the store could not be set up (%d); %.0f s are left", code, left)
-            over.wait(min(RETRY, left))
-        return False
+            pause = min(RETRY, left)
+            if ended is None:
+                time.sleep(pause)
+            elif ended(pause):
+                return False
 
     def _settings(self) -> dict[str, object]:
         config = self.config
@@ -358,9 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The console script."""
     given = _arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())
+    end = Ending()
     try:
         defined = dict(pair.split("=", 1) for pair in given.define)
         service = MooncakeStoreService(given.config, defined)
@@ -374,11 +381,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("the REST server cannot listen on %s:%d: %s", given.host, given.port, error)
         return 1
     try:
-        if not service.start_store_service(given.max_wait_time, over):
-            return 0 if over.is_set() else 1
+        if not service.start_store_service(given.max_wait_time, end.wait):
+            return 0 if end.asked else 1
         server.start("mooncake-rest")
         log.info("the REST server listens on %s:%d", *server.server_address[:2])
-        over.wait()
+        end.wait()
         return 0
     finally:
         server.close()

@@ -11,7 +11,6 @@ from ._allocator import (
     get_alloc_func_addr,
     get_free_func_addr,
 )
-from ._copying import CopyingCalls
 from ._dummy import DummyCalls
 from ._enums import (
     Descriptor,
@@ -44,9 +43,7 @@ from ._torch import serialize_tensor as _serialize_tensor
 from ._torch import tensor_metadata_size as _tensor_metadata_size
 
 
-class MooncakeDistributedStore(
-    DummyCalls, CopyingCalls, SessionCalls, ReplicaCalls, SegmentCalls, TensorCalls
-):
+class MooncakeDistributedStore(DummyCalls, SessionCalls, ReplicaCalls, SegmentCalls, TensorCalls):
     """A store of a cluster: codes instead of exceptions, addresses instead of buffers."""
 
 

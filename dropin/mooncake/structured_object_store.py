@@ -83,6 +83,8 @@ class MooncakeBundleTransfer:
 
     Errors are exceptions: RuntimeError where the store fails or an object is gone, KeyError and
     ValueError where what is asked for does not fit, TypeError where a value has no form.
+
+    buffer_pool: taken as Mooncake takes it, and not needed: what is read owns its memory.
     """
 
     def __init__(
@@ -271,7 +273,8 @@ class MooncakeBundleTransfer:
 
     def get_dict(self, ref: DataProtoRef, **how: Any) -> dict[str, Any]:
         """`get` of a flat dict."""
-        return self.get(ref, type="dict", **how)
+        found: dict[str, Any] = self.get(ref, type="dict", **how)
+        return found
 
     def dataproto_manifest_view(self, ref: DataProtoRef) -> dict[str, Any]:
         """What the fields of a batch are, and where."""

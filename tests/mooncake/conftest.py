@@ -15,6 +15,7 @@ import textwrap
 import time
 
 import pytest
+from checks import Checks
 
 # Generous: the machine may be busy with other things. No test passes or fails by a time.
 PATIENCE = 60
@@ -23,8 +24,14 @@ MIB = 1 << 20
 LEASE_SECONDS = 0.5
 
 
+def pytest_addoption(parser):
+    parser.addoption("--checks", action="store_true", help="end with the list of checks")
+
+
 def pytest_configure(config):
-    config.addinivalue_line("markers", "check(number): shows this check of the reference's list")
+    config.addinivalue_line("markers", "check(number): shows this check of the list in checks.py")
+    if config.getoption("--checks"):
+        config.pluginmanager.register(Checks(), "checks")
 
 
 class Master:

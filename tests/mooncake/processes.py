@@ -222,7 +222,13 @@ class Cluster:
 
         client = start_retrying(make)
         self.clients.append(client)
+        # Its ports are open before the master knows it.
+        until("it is mounted", lambda: client.segment in self.segments())
         return client
+
+    def segments(self):
+        """What is mounted now."""
+        return ask(self.admin, "/get_all_segments")[1].decode().splitlines()
 
     def stop(self):
         for client in self.clients:

@@ -1,10 +1,14 @@
 """The sequences of calls that engines make, in the shapes in which they make them."""
 
+import os
+import signal
+import threading
+import time
 import warnings
 
 import pytest
-from conftest import MIB, memory, python
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from conftest import MIB, PATIENCE, memory, python
+from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig
 
 
 @pytest.mark.check(61)
@@ -115,8 +119,6 @@ def test_like_sglang_with_an_exit_without_close(master):
 
 
 def test_a_child_of_a_fork_is_told(make_store):
-    import os
-
     store = make_store()
     assert store.put("fork", b"value") == 0
     child = os.fork()
@@ -128,3 +130,40 @@ def test_a_child_of_a_fork_is_told(make_store):
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert store.get("fork") == b"value" and store.is_exist("fork/child") == 0
+
+
+def test_a_child_waits_for_no_lock_of_its_parent(make_store):
+    # The crash hunt found it: a thread of the parent was inside a call when another one forked, and the
+    # child waited for ever for a lock that nobody would open.
+    store = make_store()
+    pool = BufferPool(store)
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with store._live.lock, store._setup_lock, store._live.registry._lock, pool._changed:
+            held.set()
+            over.wait(PATIENCE)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(PATIENCE)
+    child = os.fork()
+    if child == 0:
+        good = store.unmount_segment(["1-2"]) == -1 and store.register_buffer(8192, 10) == -600
+        good = good and store.close() == 0
+        try:
+            pool.acquire(10)
+        except RuntimeError:
+            os._exit(0 if good else 1)
+        os._exit(2)
+    end = time.monotonic() + PATIENCE
+    done, status = os.waitpid(child, os.WNOHANG)
+    while not done and time.monotonic() < end:
+        time.sleep(0.01)
+        done, status = os.waitpid(child, os.WNOHANG)
+    over.set()
+    thread.join(PATIENCE)
+    if not done:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert done and os.waitstatus_to_exitcode(status) == 0

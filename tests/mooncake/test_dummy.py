@@ -1,35 +1,25 @@
 """Dummy stores: thin clients of a process that lends the memory."""
 
-import json
-import socketserver
-import threading
-
 import pytest
 from conftest import MIB, free_port, memory, python
+from processes import Cluster
 from mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A `mooncake_master` and a `mooncake_client`, as they are installed."""
+    with Cluster(tmp_path_factory.mktemp("dummy"), "--default_kv_lease_ttl=500") as cluster:
+        cluster.lend()
+        yield cluster
+
+
 @pytest.fixture
-def client(master, make_store):
-    """What a `mooncake_client` is to a dummy store: lent memory, and a door that says where it is."""
-    lender = make_store()
-    lender.remove_all(force=True)
-
-    class Door(socketserver.StreamRequestHandler):
-        def handle(self):
-            assert json.loads(self.rfile.readline(1000)) == {"mooncrate_client": 1}
-            said = {
-                "mooncrate_client": 1, "master": master.address,
-                "segment": lender.get_hostname(), "tenant": "default",
-            }
-            self.wfile.write(json.dumps(said).encode() + b"\n")
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Door) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}", lender
-        server.shutdown()
-        thread.join()
+def client(cluster, make_store):
+    """The address of the `mooncake_client`, and an ordinary store beside it."""
+    other = make_store(0, master=cluster)
+    other.remove_all(force=True)
+    return f"127.0.0.1:{cluster.clients[0].port}", other
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def test_metrics_of_theirs_and_ours(cluster, store):
     assert status == 200 and line.startswith(
         b"role=leader, state=serving, service_ready=true, master={"
     )
-    assert b"Keys: " in line and b"Clients: 1" in line and b"ha={" in line
+    assert b" (soft-pinned: 0) | Clients: " in line and b"Clients: 1" in line and b"ha={" in line
 
 
 def test_quotas_of_tenants(cluster):

@@ -88,6 +88,7 @@ def test_a_tensor_that_cannot_be_split_is_refused(store, split_dim):
     assert store.pub_tensor_with_tp("key", WHOLE, ReplicateConfig(), 0, 2, split_dim) == INVALID
     assert store.batch_is_exist(["key", "key_tp_0", "key_tp_1"]) == [0, 0, 0]
     assert store.put_tensor_with_tp("key", torch.tensor(1.0), 0, 2, 0) == INVALID
+    assert store.put_tensor_with_tp("key", torch.empty(0, 2), 0, 1 << 30, 0) == INVALID
     assert store.put_tensor_with_tp("key", "text", 0, 2, 0) == INVALID
 
 
@@ -199,6 +200,31 @@ def test_shards_of_an_earlier_cut_are_not_taken_for_present_ones(store):
         read = store.get_tensor_with_parallelism("key", target("shard", tp(rank, 4, 1)))
         assert torch.equal(read, new[:, :2])
     assert torch.equal(store.get_tensor_with_parallelism("key", target("full", tp(0, 2, 1))), new)
+
+
+@pytest.mark.check(55)
+def test_tensors_without_elements(store):
+    for rank in (0, 1):
+        assert (
+            store.put_tensor_with_parallelism("key", torch.empty(2, 0), layout(tp(rank, 2, 0))) == 0
+        )
+    assert store.get_tensor_with_parallelism("key", target("full", tp(0, 2, 0))).shape == (4, 0)
+    assert store.get_tensor_with_parallelism("key", target("shard", tp(3, 4, 0))).shape == (1, 0)
+    # A length of zero is not cut.
+    assert store.get_tensor_with_parallelism("key", target("shard", tp(0, 1, 1))) is None
+    assert store.get_tensor_with_parallelism("key", target("shard", tp(0, 2, 1))) is None
+
+
+@pytest.mark.check(55)
+def test_shards_without_a_manifest_are_what_their_heads_say(store):
+    assert store.put_tensor_with_tp("key", WHOLE, tp_size=2, split_dim=1) == 0
+    assert store.is_exist("key__parallelism_manifest") == 0
+    assert torch.equal(store.get_tensor_with_parallelism("key", target("full", tp(0, 2, 1))), WHOLE)
+    read = store.get_tensor_with_parallelism("key", target("shard", tp(1, 2, 1)))
+    assert torch.equal(read, WHOLE[:, 2:])
+    for asked in (tp(1, 4, 1), tp(1, 2, 0)):
+        for mode in ("as_stored", "shard", "full"):
+            assert store.get_tensor_with_parallelism("key", target(mode, asked)) is None
 
 
 @pytest.mark.check(55)

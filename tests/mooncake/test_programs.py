@@ -9,9 +9,12 @@ import socket
 import sys
 import tomllib
 
+import mooncrate
 import pytest
+from conftest import python
 from mooncake import _client, _master
 from mooncake._flags import BadFlag
+from mooncake.store import MooncakeDistributedStore
 from processes import (
     SCRIPTS,
     Cluster,
@@ -225,6 +228,7 @@ def test_a_masters_flags_reach_ours():
         (["--metrics_host=0.0.0.0"], "this machine only"),
         (["--enable_http_metadata_server", "--http_metadata_server_host=0.0.0.0"], "insecure"),
         (["--enable_ha"], "etcd_endpoints"),
+        (["--enable_ha", "--etcd_endpoints=a:1", "--insecure_listen"], "rpc_address"),
         (["--enable_ha", "--ha_backend_type=redis"], "etcd"),
     ],
 )
@@ -254,6 +258,8 @@ def test_a_client_becomes_a_node():
         "--mooncake-tenant": "default",
     }
     assert notes == []
+    command, notes = client_command("--insecure_listen")
+    assert command["--data"].startswith("127.0.0.1:") and "--host=ADDRESS" in notes[0]
     command, notes = client_command(
         "--global_segment_size", "1.5 GB", "--tenant_id=a", "--enable_http_server"
     )
@@ -384,3 +390,56 @@ def test_the_metadata_server_is_the_process_that_was_started(tmp_path):
     server = start_retrying(make)
     assert listeners(server.ports[0]) == {server.process.pid}
     server.stop()
+
+
+@pytest.mark.check(51)
+def test_dummy_stores_come_and_go_and_share_what_a_client_lends(tmp_path):
+    write = """
+        import sys
+        from mooncake.store import MooncakeDistributedStore
+        store = MooncakeDistributedStore()
+        assert store.setup_dummy(1 << 26, 1 << 24, sys.argv[1]) == 0
+        assert store.put("shared", b"from another process" * 1000) == 0
+        store.close()
+    """
+    read = """
+        import sys
+        from mooncake.store import MooncakeDistributedStore
+        store = MooncakeDistributedStore()
+        assert store.setup_dummy(1 << 26, 1 << 24, sys.argv[1]) == 0
+        assert store.health_check() == 0 and store.get_hostname() == ""
+        assert store.get("shared") == b"from another process" * 1000
+        [copy] = store.get_replica_desc("shared")
+        print(copy.get_memory_descriptor().buffer_descriptor.transport_endpoint)
+    """
+    with Cluster(tmp_path) as cluster:
+        client = cluster.lend()
+        door = f"127.0.0.1:{client.port}"
+        python(write, door)
+        # The one that wrote is gone; the memory is the client's.
+        for _ in range(2):
+            assert python(read, door).strip() == client.segment
+        assert client.process.poll() is None
+        client.stop()
+        store = MooncakeDistributedStore()
+        assert store.setup_dummy(1 << 26, 1 << 24, door) == -1
+
+
+def test_watermarks_bound_what_is_in_use(tmp_path):
+    flags = (
+        "--eviction_high_watermark_ratio=0.5",
+        "--eviction_ratio=0.1",
+        "--default_kv_lease_ttl=1",
+    )
+    with Cluster(tmp_path, *flags) as cluster:
+        cluster.lend(size="64MB")
+        with mooncrate.Store(master=cluster.address) as store:
+            for number in range(60):
+                store.put(f"k{number}", b"x" * (1 << 20))
+
+            def used():
+                return ask_json(cluster.admin, "/get_segments_detail")[1]["segments"][0]
+
+            until("room was made", lambda: used()["allocator_usage_percent"] <= 50)
+            assert used()["allocator_usage_percent"] > 20
+            assert b"master_evicted_key_count 0\n" not in ask(cluster.admin, "/metrics")[1]

@@ -107,6 +107,14 @@ def test_a_damaged_file_gives_none(store, tmp_path, entries):
     assert store.is_exist("key") == 0
 
 
+@pytest.mark.check(57)
+def test_data_of_another_size_than_the_shape_gives_none(store, tmp_path):
+    file = file_of(tmp_path / "bad", {"a": entry(last=8)}, bytes(8))
+    assert store.load_tensor_from_safetensor("key", file) is None
+    file = file_of(tmp_path / "good", {"a": entry(shape=(2,), last=8)}, bytes(8))
+    assert store.load_tensor_from_safetensor("key", file).shape == (2,)
+
+
 @pytest.mark.parametrize("size", range(0, 80, 7))
 def test_a_file_that_ends_early_gives_none(store, tmp_path, size):
     whole = file_of(tmp_path / "file", {"a": entry()}, bytes(4)).read_bytes()

@@ -13,7 +13,7 @@ PATIENCE = 120
 PROGRAMS = sorted(str(path.relative_to(SAMPLES)) for path in SAMPLES.rglob("*.py"))
 ROLES = {
     "prefill_decode.py": ["--segment-size", "32MiB"],
-    "mooncake/stress_cluster_benchmark.py": ["--global-segment-size", "32"],
+    "mooncake/stress_cluster_benchmark.py": ["--global-segment-size", "32", "--num-workers", "3"],
 }
 
 
@@ -89,3 +89,22 @@ def test_a_role_is_needed(program):
     code, _, complained = run(program)
     assert code == 2
     assert "ROLE=prefill" in complained
+
+
+def test_the_program_of_the_page_on_tensors(master):
+    pytest.importorskip("torch", reason="torch is not installed; ./dev test --torch installs it")
+    page = (SAMPLES.parents[1] / "docs" / "tensors.md").read_text()
+    program = page.split("```python\n")[1].split("```")[0]
+    assert "127.0.0.1:50051" in program
+    names = {}
+    exec(program.replace("127.0.0.1:50051", master.address), names)
+    try:
+        store, target = names["store"], names["ReadTarget"]
+        assert store.get_tensor_with_parallelism("k", target("full", names["four"])).shape == (4, 8)
+        assert store.get_tensor_with_parallelism("k", target("shard", names["four"])).shape == (
+            4,
+            2,
+        )
+    finally:
+        names["store"].remove_all(force=True)
+        names["store"].close()

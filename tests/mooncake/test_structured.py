@@ -1,4 +1,4 @@
-"""Structured objects over the store: members, parts of members, batches, and what becomes of failures."""
+"""Structured objects over the store: members, parts of them, batches, and failures."""
 
 import ctypes
 import json
@@ -8,7 +8,7 @@ import pytest
 numpy = pytest.importorskip("numpy", reason="numpy is not installed")
 pytest.importorskip("msgpack", reason="msgpack is not installed")
 
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from mooncake.store import ReplicateConfig
 from mooncake.structured_object_store import (
     BundleTransferPolicy,
     FieldSchema,
@@ -22,10 +22,6 @@ from mooncake.structured_object_store import (
     tensor_object_buffer,
 )
 
-# RANGES: goes with the call.
-pytestmark = pytest.mark.skipif(
-    not hasattr(MooncakeDistributedStore, "get_into_ranges"), reason="range reads are not there yet"
-)
 TOKENS = numpy.arange(24, dtype=numpy.int32).reshape(6, 4)
 
 

@@ -9,6 +9,8 @@ torch = pytest.importorskip(
     "torch", reason="torch is not installed; ./dev test --torch installs it"
 )
 
+import mooncrate
+from conftest import python
 from mooncake import store as module
 from mooncake.store import ReplicateConfig
 from mooncrate.tensors import DTYPES
@@ -76,7 +78,7 @@ def test_every_dtype_comes_back(store, name):
         torch.arange(6).expand(4, 6),
         torch.arange(24.0, requires_grad=True).reshape(4, 6),
         torch.nn.Parameter(torch.ones(2, 2)),
-        torch.view_as_complex(torch.arange(6.0).reshape(3, 2)).conj().imag,
+        torch._neg_view(torch.arange(6.0)),
     ],
     ids="scalar empty empty3 eight transposed stepped expanded grad parameter negated".split(),
 )
@@ -337,17 +339,20 @@ def test_readers_see_one_tensor_or_the_other_while_it_is_replaced(store):
         assert 0 in writer.result(60)
 
 
-def test_no_name_of_the_class_is_defined_twice():
-    """A mixin once hid a private method of another: the class is made of many, by names alone."""
+def test_no_part_of_the_class_hides_a_name_of_another():
+    """A private method of one part once hid that of another; parts know each other by names."""
     owners = {}
     for part in module.MooncakeDistributedStore.__mro__[:-1]:
         for name in vars(part):
             if not name.startswith("__"):
-                owners.setdefault(name, []).append(part.__name__)
-    allowed = {"_live", "_said"}
-    assert {name: parts for name, parts in owners.items() if len(parts) > 1} == {
-        name: owners[name] for name in allowed if len(owners.get(name, [])) > 1
-    }
+                owners.setdefault(name, []).append(part)
+    hidden = [
+        f"{first.__name__}.{name} hides that of {later.__name__}"
+        for name, (first, *others) in owners.items()
+        for later in others
+        if not issubclass(first, later)
+    ]
+    assert hidden == []
 
 
 def test_addresses_and_keys_that_cannot_be_are_refused(store):
@@ -376,3 +381,32 @@ def test_addresses_and_keys_that_cannot_be_are_refused(store):
     with pytest.raises(TypeError):
         store.pub_tensor("a", tensor, None)
     assert same(tensor, store.get_tensor(b"key"))
+
+
+def test_importing_the_package_imports_no_torch():
+    said = python(
+        """
+        import sys
+        import mooncake.store
+        import mooncake.structured_object_store
+        assert mooncake.store.MooncakeDistributedStore().put_tensor("key", [1.0]) == -600
+        print(sorted({"torch", "numpy", "msgpack", "safetensors"} & {*sys.modules}))
+        """
+    )
+    assert said == "[]\n"
+
+
+@pytest.mark.check(53)
+@pytest.mark.skipif(
+    not hasattr(mooncrate.Store, "put_tensor"), reason="this mooncrate stores no tensors"
+)
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 5), (2,) * 8], ids=str)
+def test_both_packages_store_the_same_bytes(store, master, shape):
+    with mooncrate.Store(master=master.address) as native:
+        for name in NAMES:
+            tensor = sample(name, *shape)
+            assert native.put_tensor(f"native/{name}", tensor)
+            assert store.put_tensor(f"dropin/{name}", tensor) == 0
+            assert store.get(f"native/{name}") == store.get(f"dropin/{name}")
+            assert same(tensor, store.get_tensor(f"native/{name}"))
+            assert same(tensor, native.get_tensor(f"dropin/{name}"))

@@ -8,6 +8,7 @@ import pytest
 
 import mooncrate
 from conftest import python
+from mooncrate._native import Raw
 from mooncrate.arrays import NumpyRoom
 
 
@@ -41,9 +42,9 @@ def every_call(store):
         "exists_batch": lambda: store.exists_batch(["k"]),
         "remove_batch": lambda: store.remove_batch(["k"]),
         "with": lambda: store.__enter__(),
-        "_put_at": lambda: store._put_at([], [], []),
-        "_get_at": lambda: store._get_at([], [], []),
-        "_get_ranges_at": lambda: store._get_ranges_at([], [], [], []),
+        "Raw.put_at": lambda: Raw(store).put_at([], [], [], {"replicas": 1}),
+        "Raw.get_at": lambda: Raw(store).get_at([], [], []),
+        "Raw.get_ranges_at": lambda: Raw(store).get_ranges_at([], [], [], []),
     }
 
 

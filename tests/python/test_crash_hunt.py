@@ -25,8 +25,9 @@ def hunted(*arguments):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_random_calls_crash_and_hang_nothing():
-    code, said = hunted("--calls", "3000", "--seed", "4")
+@pytest.mark.parametrize("target", ["crash_calls:TARGET", "crash_mooncake:TARGET"])
+def test_random_calls_crash_and_hang_nothing(target):
+    code, said = hunted("--calls", "3000", "--seed", "4", "--target", target)
     assert code == 0 and "0 crashes, 0 hangs, 0 wrong" in said, said
 
 

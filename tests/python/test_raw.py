@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 
 import mooncrate
+from mooncrate._native import Raw
+
+
+UPSERT = {"replicas": 1, "upsert": True}
 
 
 def places(*arrays):
@@ -19,8 +23,8 @@ def pieces():
 
 def test_pieces_become_one_value_and_are_cut_again(any_store, pieces):
     addresses, sizes = places(*pieces)
-    keys = ["raw/a", "raw/b"]
-    assert any_store._put_at(keys, [addresses, addresses[:1]], [sizes, sizes[:1]], upsert=True) == [
+    keys, raw = ["raw/a", "raw/b"], Raw(any_store)
+    assert raw.put_at(keys, [addresses, addresses[:1]], [sizes, sizes[:1]], UPSERT) == [
         True, True,
     ]
     whole = b"".join(piece.tobytes() for piece in pieces)
@@ -28,8 +32,8 @@ def test_pieces_become_one_value_and_are_cut_again(any_store, pieces):
     targets = [np.zeros_like(piece) for piece in pieces]
     into, sizes = places(*targets)
     asked = (["raw/a", "raw/missing"], [into, into[:1]], [sizes, sizes[:1]])
-    assert any_store._get_at(*asked) == [len(whole), None]
-    assert any_store._get_at(*asked, exact=True) == [len(whole), None]
+    assert raw.get_at(*asked) == [len(whole), None]
+    assert raw.get_at(*asked, exact=True) == [len(whole), None]
     assert all((target == piece).all() for target, piece in zip(targets, pieces, strict=True))
 
 
@@ -39,7 +43,7 @@ def test_one_piece_each_is_read_in_place(any_store):
     targets = np.full((21, 64), 255, np.uint8)
     addresses = [[row.ctypes.data] for row in targets]
     sizes = [[64]] * 20 + [[64]]
-    read = any_store._get_at([*values, "raw/one/missing"], addresses, sizes)
+    read = Raw(any_store).get_at([*values, "raw/one/missing"], addresses, sizes)
     assert read == [*range(1, 21), None]
     for number, row in enumerate(targets[:20]):
         assert row.tobytes() == bytes([number]) * (number + 1) + b"\xff" * (63 - number)
@@ -51,7 +55,7 @@ def test_pieces_that_do_not_fit(any_store):
     first = target.ctypes.data
 
     def get(addresses, sizes, **more):
-        (result,) = any_store._get_at(["raw/fit"], [addresses], [sizes], **more)
+        (result,) = Raw(any_store).get_at(["raw/fit"], [addresses], [sizes], **more)
         return result
 
     for sizes in ([99], [50, 49]):
@@ -68,7 +72,7 @@ def test_ranges_go_to_addresses(any_store):
     any_store.put("raw/ranges", value, upsert=True)
     target = np.zeros(30, np.uint8)
     first = target.ctypes.data
-    found = any_store._get_ranges_at(
+    found = Raw(any_store).get_ranges_at(
         ["raw/ranges", "raw/missing"],
         [[5, 995, 500], [0]],
         [[first, first + 10, first + 20], [first]],
@@ -81,7 +85,8 @@ def test_ranges_go_to_addresses(any_store):
 
 def test_what_can_be_checked_is_checked(store):
     store.put("k", b"value")
-    for call in (store._put_at, store._get_at):
+    raw = Raw(store)
+    for call in (lambda *some: raw.put_at(*some, UPSERT), raw.get_at):
         with pytest.raises(mooncrate.Invalid, match="2 keys"):
             call(["k", "l"], [[1]], [[1]])
         for addresses, sizes, words in [
@@ -96,6 +101,6 @@ def test_what_can_be_checked_is_checked(store):
         with pytest.raises(TypeError):
             call(["k"], [["8"]], [[1]])
     with pytest.raises(mooncrate.Invalid, match="starts"):
-        store._get_ranges_at(["k"], [], [[8]], [[1]])
-    (result,) = store._get_ranges_at(["k"], [[1, 2]], [[8]], [[1]])
+        raw.get_ranges_at(["k"], [], [[8]], [[1]])
+    (result,) = raw.get_ranges_at(["k"], [[1, 2]], [[8]], [[1]])
     assert isinstance(result, mooncrate.Invalid)

@@ -54,7 +54,7 @@ pub fn main_from(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(said) => {
             // Nobody is left to tell when stdout or stderr is closed.
             let _ = said.print();
-            said.exit_code() as u8
+            u8::try_from(said.exit_code()).unwrap_or(u8::MAX)
         }
     };
     // A program in Rust does it when `main` ends; in a host of another language nobody would.

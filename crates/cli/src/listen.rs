@@ -40,14 +40,17 @@ pub(crate) fn check_loopback(door: Door<'_>, guarded: bool, insecure: bool) -> R
 
 /// The admin HTTP has no way out: it tells every key to whoever asks.
 pub(crate) fn check_admin(door: Door<'_>) -> Result<(), Failure> {
+    check_here(door, "it tells every key to whoever asks")
+}
+
+/// The same for whatever is for this machine only, and why.
+pub(crate) fn check_here(door: Door<'_>, why: &str) -> Result<(), Failure> {
     if is_loopback(door)? {
         return Ok(());
     }
     let Door { what, address, flag } = door;
-    let message = format!(
-        "{what} would listen on {address}; it listens on loopback only, always, because it \
-         tells every key to whoever asks"
-    );
+    let message =
+        format!("{what} would listen on {address}; it listens on loopback only, because {why}");
     Err(Failure::usage(message).hint(format!("choose {flag} 127.0.0.1:PORT, or {flag} off")))
 }
 

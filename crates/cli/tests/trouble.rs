@@ -64,6 +64,18 @@ fn wrong_settings_are_refused_with_2_and_name_what_was_meant() {
             plain(&["serve", "--admin", "[::]:0", "--insecure-listen"], &[], None),
             &["loopback only"],
         ),
+        (
+            plain(&["node", "--mooncake-door", "0.0.0.0:0"], &[], None),
+            &["loopback only", "--mooncake-door off"],
+        ),
+        (
+            plain(&["master", "--mooncake-metadata", "0.0.0.0:0"], &[], None),
+            &["loopback only", "--mooncake-metadata off", "--insecure-listen"],
+        ),
+        (
+            plain(&["master", "--evict-above", "80%", "--evict-to", "80%"], &[], None),
+            &["--evict-to (80.0%)", "below"],
+        ),
         (plain(&["node", "--data", "off", "--unix", "off"], &[], None), &["cannot be reached"]),
         (plain(&["get", "k", "--json"], &[], None), &["-o FILE"]),
         (plain(&["get", "--key-hex", "xyz"], &[], None), &["--key-hex"]),
@@ -107,10 +119,10 @@ fn nobody_at_home_is_said_with_the_next_step() {
 fn values_that_are_too_large_are_refused_before_anything_is_sent() {
     let cluster = Cluster::start(&["--segment-size", "16MiB"]);
     let huge = std::fs::File::create(cluster.folder.path().join("huge")).unwrap();
-    huge.set_len((1 << 30) + 1).unwrap();
+    huge.set_len((3 << 30) + 1).unwrap();
     let answer = cluster.ask(&["put", "k", "huge"], b"");
     assert_eq!(answer.code, Some(1));
-    assert!(answer.err.contains("1.0 GiB") && answer.err.contains("in parts"), "{}", answer.err);
+    assert!(answer.err.contains("3.0 GiB") && answer.err.contains("in parts"), "{}", answer.err);
     let answer = cluster.ask(&["put", "k"], &vec![0; 20 << 20]);
     assert_eq!(answer.code, Some(1));
     assert!(answer.err.contains("the largest segment has"), "{}", answer.err);

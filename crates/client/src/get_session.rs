@@ -105,9 +105,10 @@ impl Client {
     fn hold(&self, key: &[u8], lease_ms: u32, deadline: Deadline) -> Result<Option<Held>, Error> {
         let before_sending = boottime();
         // A client that holds what it reads has the time that its master gives it.
-        let mut found = match self.config.holds {
-            true => self.ask_places(&[key], deadline)?,
-            false => self.master.locate(lease_ms, &[key], deadline)?,
+        let mut found = if self.config.holds {
+            self.ask_places(&[key], deadline)?
+        } else {
+            self.master.locate(lease_ms, &[key], deadline)?
         };
         match found.pop().expect("one result per item") {
             Ok(located) => {

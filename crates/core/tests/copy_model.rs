@@ -109,19 +109,20 @@ fn place(l: &Locator) -> Place {
 impl Rig {
     fn new(seed: u64) -> Self {
         let put_timeout = Duration::from_secs(5);
-        Self::with(Config { seed, put_timeout, ..Config::default() })
+        Self::with(&Config { seed, put_timeout, ..Config::default() })
     }
 
     /// A cluster in which copies outlive the segments that they began in: places in the books are given
     /// to others while somebody may still mean the old ones.
     fn with_slow_copies(seed: u64) -> Self {
         let (put_timeout, registration) = (Duration::from_mins(1), Duration::from_secs(2));
-        Self::with(Config { seed, put_timeout, registration, ..Config::default() })
+        Self::with(&Config { seed, put_timeout, registration, ..Config::default() })
     }
 
-    fn with(config: Config) -> Self {
+    fn with(config: &Config) -> Self {
         let now = Now(1_000_000_000);
-        let config = Config { copies_per_node_max: 3, copies_max: 6, hot_samples: 40, ..config };
+        let config =
+            Config { copies_per_node_max: 3, copies_max: 6, hot_samples: 40, ..config.clone() };
         let mut rig = Self {
             catalog: Catalog::new(config, LeaderEpoch(1), Start::Fresh, now),
             now,

@@ -6,12 +6,10 @@ use crate::buffer::{Key, Source, Target};
 use crate::calls;
 use crate::list::Listing;
 use crate::options::{Opening, Size, Wishes, span};
-use crate::raw::{self, Numbers};
 use crate::raw_session::{GetSession, PutSession};
 use crate::store::Store;
 use mooncrate::TlsFiles;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 use std::path::PathBuf;
 
 /// What a call gives.
@@ -24,6 +22,7 @@ impl Store {
         token_file=None, tls_cert=None, tls_key=None, tls_ca=None, timeout=5.0, shared_memory=true,
         host=None, zone="", listen=None, _holds=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    #[expect(clippy::used_underscore_binding, reason = "it marks an internal keyword argument")]
     fn new(
         py: Python<'_>,
         master: Option<String>,
@@ -252,51 +251,5 @@ impl Store {
     #[pyo3(signature = (keys, *, force=false))]
     fn remove_batch(&self, py: Python<'_>, keys: Keys, force: bool) -> Answer {
         self.run(py, calls::remove_batch(keys, force))
-    }
-
-    /// Internal: stores values that lie in pieces at addresses.
-    #[pyo3(signature = (keys, addresses, sizes, *, replicas=None, soft_pin=None, hard_pin=false,
-        group=None, expire=None, upsert=false))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
-    fn _put_at<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys,
-        addresses: Numbers,
-        sizes: Numbers,
-        replicas: Option<u8>,
-        soft_pin: Option<f64>,
-        hard_pin: bool,
-        group: Option<String>,
-        expire: Option<f64>,
-        upsert: bool,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
-        raw::put(self, py, &keys, &addresses, &sizes, &wishes)
-    }
-
-    /// Internal: copies values into pieces at addresses; their lengths.
-    #[pyo3(signature = (keys, addresses, sizes, *, exact=false))]
-    fn _get_at<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys,
-        addresses: Numbers,
-        sizes: Numbers,
-        exact: bool,
-    ) -> PyResult<Bound<'py, PyList>> {
-        raw::get(self, py, &keys, &addresses, &sizes, exact)
-    }
-
-    /// Internal: copies ranges of values to addresses.
-    fn _get_ranges_at<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys,
-        starts: Numbers,
-        addresses: Numbers,
-        sizes: Numbers,
-    ) -> PyResult<Bound<'py, PyList>> {
-        raw::get_ranges(self, py, &keys, &starts, &addresses, &sizes)
     }
 }

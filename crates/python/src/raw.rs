@@ -1,13 +1,12 @@
 //! The raw door, for packages that bring a calling convention of their own: values in pieces at addresses.
 //!
-//! It is internal: its methods begin with an underscore and may change with any version. What must stay
+//! It is internal and may change with any version ([`crate::raw_store`]). What must stay
 //! true: the caller promises that every piece is memory of this process that stays, and that nobody else
 //! writes to it (or, for a get, uses it at all) until the call returns. What can be checked is checked: no
 //! null address, no piece that is longer than memory can be, as many sizes as addresses.
 
 use crate::batch::{Keys, put_all, result};
 use crate::error::invalid;
-use crate::options::Wishes;
 use crate::store::Store;
 use mooncrate::{Error, PutConfig, RangeInto, Ranges};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
@@ -102,19 +101,6 @@ fn merged<'py, T, O>(
 
 /// Stores values that lie in pieces.
 pub(crate) fn put<'py>(
-    store: &Store,
-    py: Python<'py>,
-    keys: &Keys,
-    addresses: &Numbers,
-    sizes: &Numbers,
-    wishes: &Wishes,
-) -> PyResult<Bound<'py, PyList>> {
-    let config = wishes.onto(py, store.live(py)?.store().put_config())?;
-    put_with(store, py, keys, addresses, sizes, &config)
-}
-
-/// The same with wishes that were judged.
-pub(crate) fn put_with<'py>(
     store: &Store,
     py: Python<'py>,
     keys: &Keys,

@@ -2,6 +2,7 @@
 //!
 //! What must stay true: a session is used without the GIL, by any number of threads, and what a forked
 //! child inherits of it is neither used nor dropped.
+#![expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
 
 use crate::buffer::{Source, Target};
 use crate::error::{Class, exception, forked, make};

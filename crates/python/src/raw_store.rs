@@ -78,7 +78,7 @@ impl Raw {
         wishes: RawWishes,
     ) -> PyResult<Bound<'py, PyList>> {
         let config = wishes.onto(self.store.get().live(py)?.store().put_config());
-        raw::put_with(self.store.get(), py, &keys, &addresses, &sizes, &config)
+        raw::put(self.store.get(), py, &keys, &addresses, &sizes, &config)
     }
 
     /// Values as memory of the caller's own.
@@ -230,11 +230,11 @@ impl Raw {
 }
 
 /// A list of objects, and of errors as objects.
-fn list<'py, T>(
-    py: Python<'py>,
+fn list<T>(
+    py: Python<'_>,
     all: Vec<Result<T, Error>>,
     object: impl Fn(T) -> PyResult<Py<PyAny>>,
-) -> PyResult<Bound<'py, PyList>> {
+) -> PyResult<Bound<'_, PyList>> {
     let all = all.into_iter().map(|one| match one {
         Ok(value) => object(value),
         Err(error) => result::<bool>(py, Err(error)),

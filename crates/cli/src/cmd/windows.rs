@@ -46,12 +46,20 @@ fn dummy_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
 
 /// Whether they may listen where they shall.
 pub(super) fn check(role: Role, settings: &Settings) -> Result<(), Failure> {
-    for door in [admin_door(role, settings), dummy_door(role, settings)].into_iter().flatten() {
+    if let Some(door) = admin_door(role, settings) {
         listen::check_admin(door)?;
     }
-    // It asks nobody for credentials, so those of the cluster do not open it.
-    metadata_door(role, settings)
-        .map_or(Ok(()), |door| listen::check_loopback(door, false, settings.insecure_listen))
+    if let Some(door) = dummy_door(role, settings) {
+        listen::check_here(door, "dummy stores share this machine's memory")?;
+    }
+    match metadata_door(role, settings) {
+        // Credentials of the cluster do not open it.
+        Some(door) if !settings.insecure_listen => {
+            let why = "it asks nobody for credentials; --insecure-listen accepts the risk";
+            listen::check_here(door, why)
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Windows {

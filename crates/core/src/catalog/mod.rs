@@ -310,6 +310,11 @@ impl Catalog {
         self.open.len()
     }
 
+    /// Replicas that are pinned softly now.
+    pub fn soft_pinned(&self) -> usize {
+        self.segments.iter().map(|(_, book)| book.soft.len()).sum()
+    }
+
     /// Memory of index and books, keys excluded.
     pub fn heap_bytes(&self) -> usize {
         self.objects.heap_bytes() + self.segments.heap_bytes()

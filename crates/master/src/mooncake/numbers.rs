@@ -30,11 +30,12 @@ const REQUESTS: [(&str, Kind); 10] = [
 
 /// The page.
 pub(crate) fn metrics(master: &Master, registry: &Registry) -> Response {
-    let page = theirs(&master.cluster_stat(), &master.requests);
+    let soft = master.mind().catalog.soft_pinned() as u64;
+    let page = theirs(&master.cluster_stat(), soft, &master.requests);
     mooncrate_admin::metrics_older(page, registry)
 }
 
-fn theirs(stat: &ClusterStat, requests: &Requests) -> String {
+fn theirs(stat: &ClusterStat, soft: u64, requests: &Requests) -> String {
     let mut page = String::new();
     let mut one = |name: &str, kind: &str, help: &str, value: u64| {
         writeln!(page, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}")
@@ -45,6 +46,7 @@ fn theirs(stat: &ClusterStat, requests: &Requests) -> String {
     let keys = stat.objects.saturating_sub(stat.open_puts);
     for (name, help, value) in [
         ("master_key_count", "Finished objects.", keys),
+        ("master_soft_pin_key_count", "Replicas that are pinned softly.", soft),
         ("master_active_clients", "Nodes that are registered.", stat.nodes.into()),
         ("master_allocated_bytes", "Bytes of memory in use.", used),
         ("master_total_capacity_bytes", "Bytes of memory.", capacity),

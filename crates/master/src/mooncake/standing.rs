@@ -82,18 +82,19 @@ pub(super) async fn kv_events() -> Json<Value> {
 
 pub(super) async fn summary(State(master): State<Arc<Master>>) -> Result<String, Wrong> {
     let stat = ask(Arc::clone(&master), MasterApi::stat).await?;
-    Ok(summary_line(&stat, master.is_elected()))
+    let soft = master.mind().catalog.soft_pinned();
+    Ok(summary_line(&stat, soft, master.is_elected()))
 }
 
 /// The cluster in one line.
-fn summary_line(stat: &ClusterStat, elected: bool) -> String {
+fn summary_line(stat: &ClusterStat, soft: usize, elected: bool) -> String {
     let (used, capacity) = memory(stat);
     let percent = percent(used, capacity);
     let counters = &stat.counters;
     let leader = if elected { address(&stat.leader) } else { "none" };
     format!(
         "role=leader, state={}, service_ready={}, master={{Mem Storage: {} / {} ({percent:.1}%) | \
-         Keys: {} | Clients: {} | Puts: {} | Lookups: {} found, {} missed | Evicted: {} replicas, {} \
+         Keys: {} (soft-pinned: {soft}) | Clients: {} | Puts: {} | Lookups: {} found, {} missed | Evicted: {} replicas, {} \
          | No room: {}}}, ha={{leader={leader}, view={}}}\n",
         ha_state(stat.rebuilding),
         !stat.rebuilding,

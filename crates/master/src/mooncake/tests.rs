@@ -5,9 +5,11 @@ use crate::admin::routes_with_mooncake;
 use crate::admin::tests::{Lines, exchange_over, master, registry, request};
 use crate::{Master, MasterConfig};
 use mooncrate_core::error::RemoveError;
+use mooncrate_core::plan::{Keep, PutConfig};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{LeaderEpoch, TenantId};
+use mooncrate_core::{LeaderEpoch, Seal, TenantId};
 use mooncrate_wire::auth::ClusterSecret;
+use mooncrate_wire::message::{PutEndItem, PutItem, SealList};
 use mooncrate_wire::{Gate, MasterApi, Role};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -61,7 +63,7 @@ fn a_master_alone_serves_and_says_so() {
     let summary = &texts[3].1;
     for part in [
         "role=leader, state=serving, service_ready=true, master={Mem Storage: 0 B / 1.00 MB",
-        "Keys: 0 | Clients: 1",
+        "Keys: 0 (soft-pinned: 0) | Clients: 1",
         "ha={",
     ] {
         assert!(summary.contains(part), "{part} in {summary}");
@@ -294,20 +296,32 @@ fn quotas_are_set_shown_and_cleared_where_they_are_wanted() {
 
 #[test]
 fn metrics_have_their_names_and_ours() {
-    let (status, text) = get_all(&master(&[b"k"]), &["/metrics"]).remove(0);
+    let master = master(&[b"k"]);
+    // A put that nobody ends yet is no key.
+    let config = PutConfig { keep: Keep::Soft { ttl_ms: 60_000 }, ..PutConfig::default() };
+    let scope = master.scope(TenantId::DEFAULT);
+    let item = PutItem { key: b"soft", len: 100 };
+    let token =
+        scope.put_start(&config, &[item], Deadline::NEVER).unwrap()[0].as_ref().unwrap().token;
+    assert!(get_all(&master, &["/metrics"])[0].1.contains("\nmaster_key_count 1\n"));
+    let seals = SealList::encode(&[Seal::default()]);
+    let end = PutEndItem { key: b"soft", token, seals: SealList::of(&seals) };
+    assert_eq!(scope.put_end(&[end], Deadline::NEVER).unwrap(), [Ok(())]);
+    let (status, text) = get_all(&master, &["/metrics"]).remove(0);
     assert_eq!(status, 200);
     for line in [
         "# TYPE master_key_count gauge",
-        "master_key_count 1",
+        "master_key_count 2",
+        "master_soft_pin_key_count 1",
         "master_active_clients 1",
         "master_total_capacity_bytes 1048576",
         "# TYPE master_put_start_requests_total counter",
         "# TYPE mooncrate_master_puts_total counter",
-        "mooncrate_master_puts_total 1",
+        "mooncrate_master_puts_total 2",
     ] {
         assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
     }
-    assert!(!text.contains("# EOF") && !text.contains("master_soft_pin"), "{text}");
+    assert!(!text.contains("# EOF") && !text.contains("master_promotion"), "{text}");
 }
 
 /// Whoever is on the machine may look; changes need an admin token, and leave a line if refused.

@@ -185,36 +185,6 @@ class Store:
         self, keys: Iterable[str | bytes], *, force: bool = False
     ) -> builtins.list[bool | Error]:
         """For each key what `remove` gives, or its error as an object."""
-    # The raw door: internal, may change with any version. Addresses are of memory that stays, and that
-    # nobody else touches, until the call returns.
-    def _put_at(
-        self,
-        keys: Iterable[str | bytes],
-        addresses: builtins.list[builtins.list[int]],
-        sizes: builtins.list[builtins.list[int]],
-        *,
-        replicas: int | None = None,
-        soft_pin: float | None = None,
-        hard_pin: bool = False,
-        group: str | None = None,
-        expire: float | None = None,
-        upsert: bool = False,
-    ) -> builtins.list[bool | Error]: ...
-    def _get_at(
-        self,
-        keys: Iterable[str | bytes],
-        addresses: builtins.list[builtins.list[int]],
-        sizes: builtins.list[builtins.list[int]],
-        *,
-        exact: bool = False,
-    ) -> builtins.list[int | None | Error]: ...
-    def _get_ranges_at(
-        self,
-        keys: Iterable[str | bytes],
-        starts: builtins.list[builtins.list[int]],
-        addresses: builtins.list[builtins.list[int]],
-        sizes: builtins.list[builtins.list[int]],
-    ) -> builtins.list[builtins.list[int | Error] | None | Error]: ...
 
 @final
 class View:

@@ -194,14 +194,16 @@ def flaw(head: Head) -> str | None:
     """Why no such tensor can be stored; None if it can."""
     if len(head.shape) > MAX_DIMS or len(head.shape) != len(head.whole):
         return f"{len(head.shape)} dimensions of {len(head.whole)}; 0 to {MAX_DIMS} are possible"
-    if any(length < 0 for length in (*head.shape, *head.whole)):
-        return f"a length below zero in {head.shape} of {head.whole}"
+    if any(not 0 <= length < 2**63 for length in (*head.shape, *head.whole)):
+        return f"a length that cannot be in {head.shape} of {head.whole}"
     if len(head.axes) > MAX_AXES or len({axis.kind for axis in head.axes}) != len(head.axes):
         return f"{len(head.axes)} axes; at most {MAX_AXES} are possible, each kind once"
     expected = list(head.shape)
     for axis in head.axes:
-        if axis.kind not in range(len(KINDS)) or not 0 <= axis.rank < axis.count:
+        if axis.kind not in range(len(KINDS)) or not 0 <= axis.rank < axis.count < 2**31:
             return f"rank {axis.rank} of {axis.count} on an axis of kind {axis.kind}"
+        if not -(2**31) <= axis.extra < 2**31:
+            return f"expert or stage {axis.extra}"
         if axis.split_dim != UNUSED:
             if not 0 <= axis.split_dim < len(head.shape):
                 return f"split dimension {axis.split_dim} of {len(head.shape)} dimensions"

@@ -5,6 +5,7 @@ use mooncrate_core::ids::*;
 use mooncrate_core::seal::Seal;
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::clock::boottime;
+use mooncrate_wire::frame::{VERSION_MAX, VERSION_MIN};
 use mooncrate_wire::message::*;
 use mooncrate_wire::{
     Address, CallError, DataError, Gate, Kind, Link, LinkConfig, LinkKind, RefusalCode,
@@ -14,8 +15,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
 const DATA: Hello = Hello {
-    version_min: 2,
-    version_max: 2,
+    version_min: VERSION_MIN,
+    version_max: VERSION_MAX,
     role: Role::Client,
     link: LinkKind::Data,
     name: String::new(),
@@ -222,7 +223,7 @@ fn descriptors_come_with_the_reply() {
 /// A frame of a control link, forged: the link itself would not send it.
 #[test]
 fn a_control_frame_on_a_data_link_ends_it() {
-    use mooncrate_wire::frame::{RequestId, Stamp, VERSION_HELLO, VERSION_MIN, encode_frame};
+    use mooncrate_wire::frame::{RequestId, Stamp, VERSION_HELLO, encode_frame};
     let bound = Bound::listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
     let address = bound.address().unwrap().to_string();
     std::thread::scope(|scope| {

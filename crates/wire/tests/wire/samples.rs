@@ -1,18 +1,20 @@
 //! Random messages of every kind, from a seed. Numbers favour the edges, lists are short but may be
 //! empty, and every variant of every error turns up.
 
+mod errors;
+
 use mooncrate_core::catalog::Counters;
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode, DrainStat};
-use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
+use mooncrate_core::error::CopyError;
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::*;
-use mooncrate_core::key::{Key, KeyError};
+use mooncrate_core::key::Key;
 use mooncrate_core::label::{Label, StripeOf};
 use mooncrate_core::plan::*;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::seal::Seal;
 use mooncrate_wire::message::*;
-use mooncrate_wire::{DataError, Kind, LinkKind, Refusal, RefusalCode};
+use mooncrate_wire::{Kind, LinkKind};
 use std::borrow::Cow;
 
 pub(crate) struct Samples(Rng);
@@ -105,83 +107,6 @@ impl Samples {
 
     fn object(&mut self) -> ObjectId {
         ObjectId { epoch: LeaderEpoch(self.u64()), sequence: self.u64() }
-    }
-
-    fn key_error(&mut self) -> KeyError {
-        if self.yes() { KeyError::Empty } else { KeyError::TooLong { bytes: self.u64() as usize } }
-    }
-
-    pub(crate) fn put_error(&mut self) -> PutError {
-        let after_ms = self.u32();
-        match self.0.below(17) {
-            0 => PutError::Key(self.key_error()),
-            1 => PutError::Exists,
-            2 => PutError::InProgress { after_ms },
-            3 => PutError::TooLarge { len: self.u64() },
-            4 => PutError::LargerThanAnySegment { wanted: self.u64(), largest: self.u64() },
-            5 => PutError::BadReplicas { wanted: self.u32() },
-            6 => PutError::TooFewNodes { wanted: self.u32(), nodes: self.u32() },
-            7 => PutError::NoSegments,
-            8 => PutError::Busy { after_ms },
-            9 => PutError::Reclaiming { after_ms },
-            10 => PutError::Rebuilding { after_ms },
-            11 => PutError::Held { after_ms },
-            12 => PutError::Replacing { after_ms },
-            13 => PutError::BadSeals { stripes: self.u32(), seals: self.u32() },
-            14 => PutError::Quota { quota: self.u64(), total: self.u64() },
-            15 => PutError::HardFull { limit: self.u64(), total: self.u64() },
-            _ => PutError::NoSuchPut,
-        }
-    }
-
-    fn get_error(&mut self) -> GetError {
-        match self.0.below(3) {
-            0 => GetError::Key(self.key_error()),
-            1 => GetError::NotFound,
-            _ => GetError::Rebuilding { after_ms: self.u32() },
-        }
-    }
-
-    fn remove_error(&mut self) -> RemoveError {
-        match self.0.below(6) {
-            0 => RemoveError::Key(self.key_error()),
-            1 => RemoveError::NotFound,
-            2 => RemoveError::Leased { left_ms: self.u32() },
-            3 => RemoveError::Deferred { after_ms: self.u32() },
-            4 => RemoveError::InProgress,
-            _ => RemoveError::Rebuilding { after_ms: self.u32() },
-        }
-    }
-
-    fn mount_error(&mut self) -> MountError {
-        match self.0.below(6) {
-            0 => MountError::StaleIncarnation,
-            1 => MountError::ForeignSegment,
-            2 => MountError::BadOffer { bytes: self.u64(), slots: self.u32() },
-            3 => MountError::TooManySegments { count: self.u32() },
-            4 => MountError::UnknownNode,
-            _ => MountError::BadAnnouncement { slot: self.u32() },
-        }
-    }
-
-    fn data_error(&mut self) -> DataError {
-        match self.0.below(8) {
-            0 => DataError::Stale,
-            1 => DataError::Busy { after_ms: self.u32() },
-            2 => DataError::OldEpoch,
-            3 => DataError::BadToken,
-            4 => DataError::Corrupt,
-            5 => DataError::OutOfBounds,
-            6 => DataError::UnknownSegment,
-            _ => DataError::Unsupported,
-        }
-    }
-
-    fn refusal(&mut self) -> Refusal {
-        let code = RefusalCode::ALL[self.0.below(RefusalCode::ALL.len() as u64) as usize];
-        let message = self.text();
-        let leader = if code == RefusalCode::NotLeader { self.text() } else { String::new() };
-        Refusal { code, message, leader }
     }
 
     fn offer(&mut self) -> SegmentOffer {
@@ -420,16 +345,7 @@ impl Samples {
                 Reply::RemoveMatching(self.result(good, Self::remove_error))
             }
             Kind::SetQuota => Reply::SetQuota(()),
-            Kind::Drain => Reply::Drain(self.optional(|s| DrainStat {
-                draining: s.u32(),
-                start_bytes: s.u64(),
-                start_replicas: s.u64(),
-                left_bytes: s.u64(),
-                left_replicas: s.u64(),
-                moved: s.u64(),
-                dropped: s.u64(),
-                stuck: s.u64(),
-            })),
+            Kind::Drain => Reply::Drain(self.optional(Self::drain_stat)),
             Kind::Copy => Reply::Copy(self.result(|_| (), Self::copy_error)),
             Kind::DropCopy => Reply::DropCopy(self.result(|_| (), Self::copy_error)),
             Kind::Touch => Reply::Touch(()),
@@ -456,6 +372,19 @@ impl Samples {
             Kind::Refuse => Reply::Refuse(self.refusal()),
             _ => return None,
         })
+    }
+
+    fn drain_stat(&mut self) -> DrainStat {
+        DrainStat {
+            draining: self.u32(),
+            start_bytes: self.u64(),
+            start_replicas: self.u64(),
+            left_bytes: self.u64(),
+            left_replicas: self.u64(),
+            moved: self.u64(),
+            dropped: self.u64(),
+            stuck: self.u64(),
+        }
     }
 
     fn node_request(&mut self, kind: Kind) -> Request<'static> {
