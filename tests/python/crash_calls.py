@@ -4,6 +4,7 @@ Values say whose they are: each begins with the key that it was put under, so a 
 """
 
 import asyncio
+import importlib.util
 import pathlib
 import pickle
 import random
@@ -307,6 +308,9 @@ STORE = {
         ),
     ),
 }
+if importlib.util.find_spec("torch") is None:
+    # It would be searched for in every call, and a fork meanwhile leaves the lock of the import shut.
+    del STORE["get_tensor"]
 VIEW = {
     "bytes": (lambda view: bytes(view), made(spoilt=0)),
     "numpy": (lambda view: np.frombuffer(view, np.uint8), made(spoilt=0)),

@@ -217,7 +217,7 @@ def hunt(arguments: argparse.Namespace) -> bool:
                         f"round {number} ended with {code}; repeat it with:\n  {' '.join(command)}"
                     )
                     print(
-                        err[-6000:], *(counted["wrong"][:20] if out else []), sep="\n", flush=True
+                        err[:6000], *(counted["wrong"][:20] if out else []), sep="\n", flush=True
                     )
         finally:
             stop()

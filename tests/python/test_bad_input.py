@@ -48,6 +48,25 @@ def every_call(store):
     }
 
 
+def test_arrays_of_objects_are_no_memory_for_bytes(store):
+    """Their elements are pointers: a value that was read into one made Python crash later."""
+    store.put("key", bytes(64))
+    record = np.zeros(2, dtype=[("O", np.int32), ("it", object)])
+    for array in (np.zeros(8, dtype=object), np.array([["a", None]], dtype=object), record):
+        for call in (
+            lambda array=array: store.get_into("key", array),
+            lambda array=array: store.put("objects", array),
+            lambda array=array: store.put_parts("objects", [b"", array]),
+            lambda array=array: store.put_batch({"objects": array}),
+        ):
+            with pytest.raises(TypeError, match="objects"):
+                call()
+        assert array.tolist() == array.copy().tolist()
+    assert not store.exists("objects")
+    # A field that is only called so is fine.
+    assert store.put("named", np.zeros(2, dtype=[("O", np.int32)])) is True
+
+
 def test_many_threads_hear_at_once_that_it_is_closed():
     """An exception was made under the lock of the store: Python could pass the GIL on meanwhile, to a
     thread that then waited for the lock with the GIL in its hand."""

@@ -129,6 +129,13 @@ fn buffer(object: &Bound<'_, PyAny>, what: &str) -> PyResult<PyUntypedBuffer> {
         }
         other => other?,
     };
+    if holds_objects(buffer.format().to_bytes()) {
+        let words = format!(
+            "{what} is numbers or bytes; an array of objects holds their addresses, which mean nothing \
+             to others"
+        );
+        return Err(PyTypeError::new_err(words));
+    }
     if !buffer.is_c_contiguous() {
         let words = format!(
             "{what} must lie in one run of memory, in C order; \
@@ -137,6 +144,16 @@ fn buffer(object: &Bound<'_, PyAny>, what: &str) -> PyResult<PyUntypedBuffer> {
         return Err(PyValueError::new_err(words));
     }
     Ok(buffer)
+}
+
+/// Whether a buffer of this format holds references to objects. Writing to them would be writing pointers.
+fn holds_objects(format: &[u8]) -> bool {
+    let mut in_name = false;
+    format.iter().any(|letter| {
+        // The names of fields stand between colons.
+        in_name ^= *letter == b':';
+        *letter == b'O' && !in_name
+    })
 }
 
 /// Values up to this many bytes are read into memory of ours and copied into their object at the end: that

@@ -96,6 +96,12 @@ const fn by_advice(advice: Advice) -> Class {
     }
 }
 
+/// Finds the classes, when the module is loaded: a fork while that is under way would leave a child that
+/// waits for its end.
+pub(crate) fn load(py: Python<'_>) -> PyResult<()> {
+    Class::Error.object(py).map(drop)
+}
+
 /// An error of the store as an exception.
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` hands over")]
 pub(crate) fn exception(py: Python<'_>, error: Error) -> PyErr {

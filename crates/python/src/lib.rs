@@ -67,6 +67,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::fork::watch()?;
+        crate::error::load(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -19,8 +19,8 @@ use crate::fork::Own;
 use crate::store::{Live, Store};
 use mooncrate_lock::{Condvar, Mutex};
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
-use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -178,11 +178,52 @@ struct Turn {
     waiters: Vec<Py<PyAny>>,
 }
 
+/// What is asked of a loop and of its futures, again and again. Not in statics: a fork while one of them
+/// is being made would leave the child with one that is never done.
+struct Names {
+    /// Methods of the loop.
+    create_future: Py<PyAny>,
+    call_soon: Py<PyAny>,
+    /// Names of methods of its futures.
+    done: Py<PyString>,
+    set_result: Py<PyString>,
+    set_exception: Py<PyString>,
+}
+
+impl Names {
+    fn of(on: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let name = |text| PyString::intern(on.py(), text).unbind();
+        Ok(Self {
+            create_future: on.getattr("create_future")?.unbind(),
+            call_soon: on.getattr("call_soon")?.unbind(),
+            done: name("done"),
+            set_result: name("set_result"),
+            set_exception: name("set_exception"),
+        })
+    }
+
+    /// Resolves a future with what its call gave, unless nobody wants to know any more.
+    fn tell(&self, future: &Bound<'_, PyAny>, gave: PyResult<Py<PyAny>>) -> PyResult<()> {
+        let py = future.py();
+        if future.call_method0(self.done.bind(py))?.is_truthy()? {
+            return Ok(());
+        }
+        match gave {
+            Ok(value) => future.call_method1(self.set_result.bind(py), (value,))?,
+            Err(error) => {
+                future.call_method1(self.set_exception.bind(py), (error.into_value(py),))?
+            }
+        };
+        Ok(())
+    }
+}
+
 /// Internal: the calls that one loop makes of one store.
 #[pyclass(module = "mooncrate", frozen)]
 pub(crate) struct Calls {
     store: Py<Store>,
     on: Py<PyAny>,
+    names: Names,
     turn: Mutex<Turn>,
     /// `None` after `stop`.
     held: Own<Mutex<Option<Threads>>>,
@@ -200,7 +241,8 @@ impl Calls {
             PyOSError::new_err(format!("cannot start threads for the calls of a loop: {error}"))
         })?;
         let held = Own::new(Mutex::new(Some(started)));
-        Ok(Self { store, on, turn: Mutex::default(), held })
+        let names = Names::of(on.bind(py))?;
+        Ok(Self { store, on, names, turn: Mutex::default(), held })
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -218,8 +260,7 @@ impl Calls {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         let live = Some(this.store().live(py)?);
-        let on = this.on.bind(py);
-        let future = on.call_method0(intern!(py, "create_future"))?;
+        let future = this.names.create_future.bind(py).call0()?;
         let first = {
             let mut turn = this.turn.lock();
             let job = Job {
@@ -231,7 +272,7 @@ impl Calls {
             turn.fresh.len() == 1
         };
         if first {
-            on.call_method1(intern!(py, "call_soon"), (slf.getattr(intern!(py, "_send"))?,))?;
+            this.names.call_soon.bind(py).call1((slf.getattr("_send")?,))?;
         }
         Ok(future)
     }
@@ -257,7 +298,7 @@ impl Calls {
         let answered = some.len();
         let mut first_error = None;
         for Job { call, future } in some {
-            if let Err(error) = tell(py, call, future.bind(py)) {
+            if let Err(error) = self.names.tell(future.bind(py), call.finish(py)) {
                 first_error.get_or_insert(error);
             }
         }
@@ -267,21 +308,21 @@ impl Calls {
             if turn.under_way == 0 { std::mem::take(&mut turn.waiters) } else { Vec::new() }
         };
         for waiter in waiters {
-            tell_over(waiter.bind(py))?;
+            self.names.tell(waiter.bind(py), Ok(py.None()))?;
         }
         first_error.map_or(Ok(()), Err)
     }
 
     /// A future that is done when no call is under way.
     pub(crate) fn when_over<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let future = self.on.bind(py).call_method0(intern!(py, "create_future"))?;
+        let future = self.names.create_future.bind(py).call0()?;
         let mut turn = self.turn.lock();
         if turn.under_way > 0 {
             turn.waiters.push(future.clone().unbind());
             return Ok(future);
         }
         drop(turn);
-        tell_over(&future)?;
+        self.names.tell(&future, Ok(py.None()))?;
         Ok(future)
     }
 
@@ -305,27 +346,6 @@ fn end(py: Python<'_>, threads: Option<Threads>) {
     let shared = Arc::clone(&threads.shared);
     py.detach(|| drop(threads));
     drop(shared);
-}
-
-/// Resolves a future with what its call gave, unless nobody wants to know any more.
-fn tell(py: Python<'_>, call: Box<dyn Queued>, future: &Bound<'_, PyAny>) -> PyResult<()> {
-    let finished = call.finish(py);
-    if future.call_method0(intern!(py, "done"))?.is_truthy()? {
-        return Ok(());
-    }
-    match finished {
-        Ok(value) => future.call_method1(intern!(py, "set_result"), (value,))?,
-        Err(error) => future.call_method1(intern!(py, "set_exception"), (error.into_value(py),))?,
-    };
-    Ok(())
-}
-
-fn tell_over(future: &Bound<'_, PyAny>) -> PyResult<()> {
-    let py = future.py();
-    if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
-        future.call_method1(intern!(py, "set_result"), (py.None(),))?;
-    }
-    Ok(())
 }
 
 impl Drop for Calls {

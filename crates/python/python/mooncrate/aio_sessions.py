@@ -4,6 +4,7 @@ A part is megabytes rather than bytes, so a thread per part under way costs litt
 """
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401  Early: a fork while it is imported stops the child.
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
