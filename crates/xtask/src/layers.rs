@@ -273,7 +273,7 @@ mod tests {
             found,
             [
                 "crates/master: master -> wire -> mem is forbidden; of our crates master may \
-                 reach: core, wire, admin",
+                 reach: core, lock, wire, admin",
                 "crates/wire: wire -> mem is forbidden; of our crates wire may reach: core",
             ]
         );
