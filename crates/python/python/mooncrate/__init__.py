@@ -9,10 +9,15 @@
             assert bytes(view) == b"kv pages"
 """
 
+from pkgutil import extend_path
+
 from mooncrate._native import View, __version__
 from mooncrate.aio import AsyncStore
 from mooncrate.errors import Busy, Closed, Denied, Error, Invalid, TooLarge, Unavailable
 from mooncrate.store import Store
+
+# The format of our gRPC is the package `mooncrate.v1`: what is generated from it lies beside this package.
+__path__ = extend_path(__path__, __name__)
 
 __all__ = [
     "AsyncStore",
