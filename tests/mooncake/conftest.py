@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from checks import Checks
 
 # Generous: the machine may be busy with other things. No test passes or fails by a time.
 PATIENCE = 60
+# A shell lets its jobs in the background ignore Ctrl-C, and their children inherit that; not these.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 MIB = 1 << 20
 # What a lookup holds its object for; short, so that tests can wait for the end of it.
 LEASE_SECONDS = 0.5

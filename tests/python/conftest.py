@@ -6,6 +6,7 @@ The binary is $MOONCRATE_BINARY; `./dev test python` builds it and the package a
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,9 @@ import mooncrate
 
 # Generous: the machine may be busy with other things. No test passes or fails by a time.
 PATIENCE = 60
+
+# A shell lets its jobs in the background ignore Ctrl-C, and their children inherit that; not these.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Server:

@@ -199,6 +199,9 @@ def interrupted(code):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         first = process.stdout.readline()
         os.kill(process.pid, signal.SIGINT)
-        rest, _ = process.communicate(timeout=PATIENCE)
+        try:
+            rest, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
         assert process.returncode == 0
     return first + rest
