@@ -4,7 +4,9 @@
 
 A ticker task comes round in every turn of the loop; the longest time between two of its turns is
 how long the loop was away. Making the tasks, and the first step of each, count: that is the floor.
-Python's garbage collector stops everything now and then, the floor too; so all is measured again without it.
+Python's garbage collector stops everything now and then, the floor too, for as long as it takes to
+walk over all objects of the program. So all is measured three times: as it is; with `gc.freeze()`
+after the start, as servers do it; and without the collector.
 """
 
 import asyncio
@@ -63,7 +65,8 @@ async def rows(name: str, store: mooncrate.AsyncStore) -> None:
             gets.append(await longest(lambda: (store.get(key) for key in keys)))
         away = [away for away, _ in gets]
         print(
-            f"{name:<16}{count:>7}{1e3 * statistics.median(floor):>9.2f} ms{1e3 * max(floor):>9.2f} ms"
+            f"{name:<16}{count:>7}"
+            f"{1e3 * statistics.median(floor):>9.2f} ms{1e3 * max(floor):>9.2f} ms"
             f"{1e3 * statistics.median(away):>9.2f} ms{1e3 * max(away):>9.2f} ms"
             f"{1e3 * statistics.median([took for _, took in gets]):>10.1f} ms"
         )
@@ -81,6 +84,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         server = Server(pathlib.Path(folder), ["--segment-size", "256MiB"])
         try:
+            asyncio.run(measure(server.master))
+            gc.collect()
+            gc.freeze()
+            print("after gc.freeze():")
             asyncio.run(measure(server.master))
             gc.disable()
             print("without Python's garbage collector:")
