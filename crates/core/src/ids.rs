@@ -1,6 +1,7 @@
 //! Identifiers and epochs. Never a bare `u64`: a slot is not a segment, a generation is not an
 //! incarnation.
 
+use crate::plan::Medium;
 use std::fmt;
 
 macro_rules! id {
@@ -121,10 +122,31 @@ impl GroupId {
 }
 
 impl SegmentId {
-    /// The id of a node's `index`-th segment.
+    /// The id of a node's `index`-th segment of host memory.
     pub fn of(node: NodeId, index: u16) -> Self {
+        Self::on(Medium::Dram, node, index)
+    }
+
+    /// The id of a node's `index`-th segment on a medium. The medium stands in the two highest bits, so
+    /// that whoever holds a locator knows how it is read, without asking anybody.
+    pub fn on(medium: Medium, node: NodeId, index: u16) -> Self {
         // Odd multiplier: distinct indexes of one node give distinct ids.
-        Self(node.0 ^ (u64::from(index) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        let id = node.0 ^ (u64::from(index) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let bits = match medium {
+            Medium::Dram => 0,
+            Medium::Ssd => 1,
+            Medium::Vram => 2,
+        };
+        Self(id << 2 >> 2 | bits << 62)
+    }
+
+    /// What it lies on.
+    pub const fn medium(self) -> Medium {
+        match self.0 >> 62 {
+            1 => Medium::Ssd,
+            2 => Medium::Vram,
+            _ => Medium::Dram,
+        }
     }
 }
 
@@ -156,6 +178,16 @@ impl fmt::Display for ObjectId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_segment_tells_its_medium() {
+        let node = NodeId::named("a");
+        for medium in Medium::ALL {
+            assert_eq!(SegmentId::on(medium, node, 3).medium(), medium);
+        }
+        assert_eq!(SegmentId::of(node, 3), SegmentId::on(Medium::Dram, node, 3));
+        assert_ne!(SegmentId::on(Medium::Ssd, node, 3), SegmentId::on(Medium::Ssd, node, 4));
+    }
 
     #[test]
     fn tenants_have_plain_names() {
