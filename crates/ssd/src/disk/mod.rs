@@ -5,6 +5,8 @@
 //! What must stay true: an operation that answers `Ok` moved all of its bytes; a short result is an error
 //! or was resumed, never accepted (S10). Paths are relative to the disk's directory and stay beneath it.
 
+pub mod resume;
+
 use std::fmt;
 use std::io;
 use std::path::Path;
