@@ -6,6 +6,7 @@
 //! or was resumed, never accepted (S10). Paths are relative to the disk's directory and stay beneath it.
 
 pub mod resume;
+pub mod sim;
 
 use std::fmt;
 use std::io;
