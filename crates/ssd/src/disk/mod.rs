@@ -8,6 +8,8 @@
 mod file;
 mod home;
 mod posix;
+pub mod resume;
+pub mod sim;
 mod span;
 #[cfg(test)]
 mod suite;
