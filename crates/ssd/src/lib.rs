@@ -24,7 +24,9 @@
 pub mod backend;
 pub mod disk;
 
-pub use backend::{Backend, KeepError, Load, LoadError, NewRecord, Record, RecordId, Ticket, Usage};
+pub use backend::{
+    Backend, KeepError, Load, LoadError, NewRecord, Record, RecordId, Ticket, Usage,
+};
 pub use disk::{Disk, File, Open, ReadAt, WriteAt};
 
 /// Offsets, lengths and addresses of direct I/O are multiples of this.
