@@ -353,3 +353,7 @@ fn copy(error: &io::Error) -> io::Error {
         None => io::Error::new(error.kind(), error.to_string()),
     }
 }
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;
