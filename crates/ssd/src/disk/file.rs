@@ -6,7 +6,7 @@
 
 use super::home::{Home, about};
 use super::span::{ReadSpans, Rest, Span, WriteSpans};
-use super::{File, Open, ReadAt, WriteAt};
+use super::{File, Open, WriteAt};
 use crate::ALIGN;
 use mooncrate_lock::Mutex;
 use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags};
@@ -131,11 +131,15 @@ impl File for PosixFile {
 }
 
 /// The spans of a read.
-pub(super) fn read_spans<'a>(read: &'a mut ReadAt<'_>) -> io::Result<ReadSpans<'a>> {
-    let file = PosixFile::of(read.file)?;
-    let (fd, direct, offset) = (file.fd.as_fd(), file.direct, read.offset);
-    check_end(offset, read.into.len())?;
-    Ok(ReadSpans { fd, direct, offset, into: &mut *read.into })
+pub(super) fn read_spans<'a>(
+    file: &'a Arc<dyn File>,
+    offset: u64,
+    into: &'a mut [u8],
+) -> io::Result<ReadSpans<'a>> {
+    let file = PosixFile::of(file)?;
+    let (fd, direct) = (file.fd.as_fd(), file.direct);
+    check_end(offset, into.len())?;
+    Ok(ReadSpans { fd, direct, offset, into })
 }
 
 /// The spans of a write.
