@@ -25,7 +25,8 @@ pub mod backend;
 pub mod disk;
 
 pub use backend::{
-    Backend, KeepError, Load, LoadError, NewRecord, Record, RecordId, Ticket, Usage,
+    Backend, KeepError, Load, LoadError, NewRecord, Progress, Record, RecordId, Recovery, Ticket,
+    Usage,
 };
 pub use disk::{Disk, File, Open, ReadAt, WriteAt};
 
