@@ -5,6 +5,17 @@
 //! What must stay true: an operation that answers `Ok` moved all of its bytes; a short result is an error
 //! or was resumed, never accepted (S10). Paths are relative to the disk's directory and stay beneath it.
 
+mod file;
+mod home;
+mod posix;
+pub mod resume;
+pub mod sim;
+mod span;
+#[cfg(test)]
+mod suite;
+
+pub use posix::Posix;
+
 use std::fmt;
 use std::io;
 use std::path::Path;
