@@ -26,7 +26,8 @@ pub mod disk;
 mod room;
 
 pub use backend::{
-    Backend, KeepError, Load, LoadError, NewRecord, Record, RecordId, Ticket, Usage,
+    Backend, KeepError, Load, LoadError, NewRecord, Progress, Record, RecordId, Recovery, Ticket,
+    Usage,
 };
 pub use disk::{Disk, File, Open, ReadAt, WriteAt};
 pub use room::{Lent, Room, Rooms};

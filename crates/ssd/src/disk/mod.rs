@@ -8,7 +8,9 @@
 mod file;
 mod home;
 mod posix;
+pub mod resume;
 mod ring;
+pub mod sim;
 mod span;
 #[cfg(test)]
 mod suite;
