@@ -101,6 +101,9 @@ pub struct Load<'a> {
     /// Where they go: at least `want` bytes. Room (aligned, and long enough to be filled up to a multiple
     /// of [`crate::ALIGN`]) lets the disk write into it directly; what lies behind `want` is rubbish then.
     pub into: &'a mut [u8],
+    /// Where the sums of all slices of the value go (`core::seal`), if they are wanted: with them a reader
+    /// elsewhere verifies a part by the seal of the whole (R11). Cleared first.
+    pub sums: Option<&'a mut Vec<u64>>,
     /// What became of it.
     pub result: Result<(), LoadError>,
 }
@@ -118,6 +121,9 @@ pub struct Usage {
     pub limit: u64,
     /// Bytes that the files take: `used`, but for a file that was made in its full length.
     pub on_disk: u64,
+    /// Bytes written to the disk since it was opened: values, headers, padding, books. Beside the bytes
+    /// of values that were kept it tells the write amplification.
+    pub written: u64,
 }
 
 /// What recovery found.
