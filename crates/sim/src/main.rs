@@ -162,8 +162,7 @@ fn run_disk(args: &Args) -> ExitCode {
     quiet_panics();
     let job = job(args);
     println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
-    let sum =
-        disk::runner::run(&job, &disk::Real, |sum| println!("{}", sum.progress(job.ops)));
+    let sum = disk::runner::run(&job, &disk::Real, |sum| println!("{}", sum.progress(job.ops)));
     print!("{}", sum.table());
     if let Some((seed, _)) = &sum.failed {
         let watch = Watch { words: true, ..Watch::default() };

@@ -3,9 +3,11 @@
 use super::rig::Opens;
 use super::swarm::Swarm;
 use mooncrate_ssd::disk::Disk;
-use mooncrate_ssd::record::Kind;
-use mooncrate_ssd::{Backend, Config, Evict, Record, Recovery, open};
+use mooncrate_ssd::{Backend, Config, Evict, Kind, Record, Recovery, open};
 use std::sync::Arc;
+
+/// Those that a seed chooses from.
+const BACKENDS: &[Kind] = &[Kind::Bucket];
 
 /// The real ones.
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +15,7 @@ pub struct Real;
 
 impl Opens for Real {
     fn backends(&self) -> usize {
-        Kind::ALL.len()
+        BACKENDS.len()
     }
 
     fn open(
@@ -30,7 +32,7 @@ impl Opens for Real {
             evict: if swarm.lru { Evict::Lru } else { Evict::Fifo },
             verify_values: swarm.verify_values,
             token: Some(swarm.seed),
-            ..Config::new(Kind::ALL[swarm.backend], swarm.limit)
+            ..Config::new(BACKENDS[swarm.backend], swarm.limit)
         };
         open(disk, &config, found, &mut |_| {}).map_err(|error| error.to_string())
     }
