@@ -54,11 +54,13 @@ pub enum Canary {
     LoadWithoutVerify = 23,
     /// 24: a sync that failed is tried again, and believed.
     FailedSyncRetried = 24,
+    /// 25: keys of a disk that is away are given up while the next leader would still believe it.
+    DiskBelievedTooLong = 25,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
@@ -82,6 +84,7 @@ impl Canary {
         Self::StandbyKeepsEpoch,
         Self::LoadWithoutVerify,
         Self::FailedSyncRetried,
+        Self::DiskBelievedTooLong,
     ];
 
     /// Its number in the reference.
