@@ -1,6 +1,6 @@
 //! What one actor does: draws an operation, tells the oracle, does it, and lets the oracle judge.
 
-use super::oracle::{Facts, Loaded, Oracle, Told};
+use super::oracle::{Began, Facts, Loaded, Oracle, Told};
 use super::rig::{Life, Shared, errors};
 use crate::judge::Failure;
 use crate::swarm::pick;
@@ -204,20 +204,22 @@ impl<'a> Actor<'a> {
             let want = if part { self.rng.below(facts.len - start + 1) } else { facts.len };
             let (memory, at) = self.memory(want as usize);
             let began = self.oracle(|oracle| oracle.begins(*id));
-            asked.push((*id, facts, start, want, memory, at, began));
+            let sums = self.rng.chance(300).then(Vec::new);
+            asked.push(Asked { id: *id, facts, start, want, memory, at, began, sums });
         }
         self.note(3, asked.len() as u64, || format!("loads {}", list(wanted.iter().copied())));
         let errors = self.errors();
         let mut loads: Vec<Load<'_>> = asked
             .iter_mut()
-            .map(|(id, facts, start, want, memory, at, _)| Load {
-                id: *id,
-                label: &facts.label,
-                len: facts.len,
-                seal: facts.seal,
-                start: *start,
-                want: *want,
-                into: &mut memory[*at..],
+            .map(|asked| Load {
+                id: asked.id,
+                label: &asked.facts.label,
+                len: asked.facts.len,
+                seal: asked.facts.seal,
+                start: asked.start,
+                want: asked.want,
+                into: &mut asked.memory[asked.at..],
+                sums: asked.sums.as_mut(),
                 result: Err(LoadError::Missing),
             })
             .collect();
@@ -225,21 +227,22 @@ impl<'a> Actor<'a> {
         let results: Vec<Result<(), LoadError>> =
             loads.into_iter().map(|load| load.result).collect();
         let injected = self.life.disk.is_off() || self.errors() > errors;
-        for ((id, facts, start, want, memory, at, began), result) in asked.iter().zip(results) {
-            self.note(4, u64::from(result.is_ok()), || format!("load of {} {result:?}", name(*id)));
+        for (asked, result) in asked.iter().zip(results) {
+            let id = asked.id;
+            self.note(4, u64::from(result.is_ok()), || format!("load of {} {result:?}", name(id)));
             let what = match result {
                 Ok(()) => {
-                    compare(*id, facts, *start, &memory[*at..][..*want as usize])?;
-                    let part = u64::from(*want < facts.len);
+                    asked.compare()?;
+                    let part = u64::from(asked.want < asked.facts.len);
                     self.oracle(|oracle| oracle.counts.parts += part);
                     Loaded::Right
                 }
                 Err(LoadError::Missing) => Loaded::Missing,
                 Err(LoadError::Corrupt) => Loaded::Corrupt,
                 Err(LoadError::Disk(_)) => Loaded::Failed { injected },
-                Err(error) => return failed("C1", format!("{} inside of it: {error}", name(*id))),
+                Err(error) => return failed("C1", format!("{} inside of it: {error}", name(id))),
             };
-            self.oracle(|oracle| oracle.loaded(*id, *began, what))?;
+            self.oracle(|oracle| oracle.loaded(id, asked.began, what))?;
         }
         Ok(())
     }
@@ -351,20 +354,39 @@ fn value_of(facts: &Facts) -> Vec<u8> {
     value
 }
 
-/// Every byte that a load gave.
-fn compare(id: RecordId, facts: &Facts, start: u64, got: &[u8]) -> Verdict {
-    let mut expected = vec![0; got.len()];
-    facts.fill(&mut expected, start);
-    if got == expected {
-        return Ok(());
+/// A load that is under way.
+struct Asked {
+    id: RecordId,
+    facts: Facts,
+    start: u64,
+    want: u64,
+    memory: Vec<u8>,
+    /// Where it goes in there.
+    at: usize,
+    began: Began,
+    sums: Option<Vec<u64>>,
+}
+
+impl Asked {
+    /// Compares every byte that it gave.
+    fn compare(&self) -> Verdict {
+        let Self { id, facts, start, .. } = self;
+        let got = &self.memory[self.at..][..self.want as usize];
+        let mut expected = vec![0; got.len()];
+        facts.fill(&mut expected, *start);
+        if got != expected {
+            let at = got.iter().zip(&expected).position(|(a, b)| a != b).unwrap_or(0);
+            let blame = (*start == 0).then(|| payload::examine_as(got, facts.put, facts.key));
+            let (len, name) = (got.len(), name(*id));
+            return failed("C1", format!("WRONG BYTES in {name} at {at} of {len}: {blame:?}"));
+        }
+        match &self.sums {
+            Some(sums) if Seal::over(facts.len, sums.iter().copied()) != facts.seal => {
+                failed("R11", format!("{}: its sums are not those of its seal", name(*id)))
+            }
+            _ => Ok(()),
+        }
     }
-    let at = got.iter().zip(&expected).position(|(a, b)| a != b).unwrap_or(0);
-    let blame = if start == 0 {
-        payload::examine_as(got, facts.put, facts.key).map_err(|bad| bad.to_string()).err()
-    } else {
-        None
-    };
-    failed("C1", format!("WRONG BYTES in {} from byte {at} of {}: {blame:?}", name(id), got.len()))
 }
 
 fn failed(rule: &str, text: String) -> Verdict {
