@@ -1,6 +1,7 @@
 //! What can be typed.
 
 use crate::kill_one::KillOne;
+use crate::tier::Tier;
 use crate::verify::Verify;
 use crate::verify::clear::Clear;
 use crate::verify::leaders::Leaders;
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Leaders(Leaders),
     /// Three nodes, two replicas: kill -9 one owner under load and see what is lost
     KillOne(KillOne),
+    /// A server with little memory and a disk: fill it, evict from it, slow it down
+    Tier(Tier),
     /// Clients and nodes over TCP, beside bare sockets; small gets beside large transfers
     Scale,
     /// Kill a master with many objects and see how fast it knows them again

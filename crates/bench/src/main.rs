@@ -17,6 +17,7 @@
 //!   cores   ── who runs where         neighbours ── who else ran meanwhile
 //!   verify  ── no figures: a workload that judges every answer, for others to torment; kill_one
 //!              torments it once, by itself
+//!   tier    ── a server with a disk: filled, evicted from, slowed down; every answer judged
 //! ```
 //!
 //! Local words: a **subject** is what is judged and a **floor** the best plain program that moves the
@@ -51,6 +52,8 @@ mod rebuild;
 mod render;
 mod report;
 mod scale;
+mod servers;
+mod tier;
 mod tls;
 mod verify;
 mod workload;
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Some(Command::Clear(wanted)) => Some(verify::clear::run(wanted)),
         Some(Command::Leaders(wanted)) => Some(verify::leaders::run(wanted)),
         Some(Command::KillOne(wanted)) => Some(kill_one::run(wanted)),
+        Some(Command::Tier(wanted)) => Some(tier::run(wanted)),
         _ => None,
     };
     let ran = match proof {
@@ -146,6 +150,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         | Command::Clear(_)
         | Command::Leaders(_)
         | Command::KillOne(_)
+        | Command::Tier(_)
         | Command::DrainNodeForBench { .. } => unreachable!("answered above"),
     };
     let others = Moment::now().zip(before).map(|(after, before)| after.others_since(before));

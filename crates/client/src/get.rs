@@ -7,7 +7,7 @@ use crate::stripes::in_parallel;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::lease;
-use mooncrate_core::plan::{Located, Locator};
+use mooncrate_core::plan::{Located, Locator, Medium};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
@@ -292,7 +292,8 @@ impl Client {
         if located.replicas.len() > located.striping.stripes() {
             located.replicas.sort_by_cached_key(|at| {
                 let turn = (at.segment.0 ^ self.turn).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                (at.stripe, self.engine.distance(at), turn)
+                // A copy in memory, however far, is nearer than one on a disk.
+                (at.stripe, at.segment.medium() == Medium::Ssd, self.engine.distance(at), turn)
             });
         }
         let located = Arc::new(located);

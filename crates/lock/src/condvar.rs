@@ -1,6 +1,6 @@
 //! `Condvar`: waiting for a change of what a mutex guards.
 
-use crate::MutexGuard;
+use crate::{MutexGuard, turns};
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -27,17 +27,33 @@ impl Condvar {
 
     /// Gives the lock up, waits to be woken, and has it again. Also wakes for no reason: look again.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        if self.turn(guard, None).is_some() {
+            return;
+        }
         let held = guard.held.take().expect("a guard holds its lock");
         guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The same, for so long at most.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> Waited {
+        if let Some(over) = self.turn(guard, Some(time)) {
+            return Waited(over);
+        }
         let held = guard.held.take().expect("a guard holds its lock");
         let woken = self.0.wait_timeout(held, time);
         let (held, ended) = woken.unwrap_or_else(PoisonError::into_inner);
         guard.held = Some(held);
         Waited(ended.timed_out())
+    }
+
+    /// For threads that take turns: lets others run and wakes for no reason; `None`: this one takes none.
+    #[expect(clippy::unused_self, reason = "the hook wakes everybody, whatever they wait for")]
+    fn turn<T>(&self, guard: &mut MutexGuard<'_, T>, time: Option<Duration>) -> Option<bool> {
+        let hook = turns::hook()?;
+        drop(guard.held.take());
+        let over = hook(turns::Why::Waits(time));
+        guard.held = guard.lock.lock().held.take();
+        Some(over)
     }
 
     /// Wakes one thread that waits.

@@ -8,12 +8,15 @@
 //! (as `parking_lot` does) leave the child with a table of threads that do not exist, whose memory new
 //! threads then reuse.
 //!
+//! Threads of a simulation take turns at these locks ([`turns`]).
+//!
 //! Deliberately absent: what `std` has and nobody here needs, and any table.
 #![forbid(unsafe_code)]
 
 mod condvar;
 mod mutex;
 mod rwlock;
+pub mod turns;
 
 pub use condvar::{Condvar, Waited};
 pub use mutex::{Mutex, MutexGuard};

@@ -1,5 +1,6 @@
 //! `Mutex`: one holder at a time.
 
+use crate::turns;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,6 +36,9 @@ impl<T: ?Sized> Mutex<T> {
     /// Waits for it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         if let Some(guard) = self.try_lock() {
+            return guard;
+        }
+        if let Some(guard) = turns::try_until(|| self.try_lock()) {
             return guard;
         }
         // Relaxed, here and below: the counts only tell a fair holder when to stop looking; the inner lock
@@ -74,7 +78,7 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for Mutex<T> {
 /// A mutex that is held.
 #[must_use = "a lock that is not kept is free at once"]
 pub struct MutexGuard<'a, T: ?Sized> {
-    lock: &'a Mutex<T>,
+    pub(crate) lock: &'a Mutex<T>,
     /// `None` only inside of `Condvar`, while it waits.
     pub(crate) held: Option<std::sync::MutexGuard<'a, T>>,
 }

@@ -1,6 +1,7 @@
 //! `RwLock`: many readers, or one writer.
 
-use std::sync::{PoisonError, RwLockReadGuard, RwLockWriteGuard};
+use crate::turns;
+use std::sync::{PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 
 /// Something that many threads read, or one changes.
 #[derive(Debug, Default)]
@@ -21,17 +22,37 @@ impl<T> RwLock<T> {
 impl<T: ?Sized> RwLock<T> {
     /// Waits until nobody writes. A thread that reads already must not read again: a writer may be between.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        if let Some(guard) = free(self.0.try_read()) {
+            return guard;
+        }
+        if let Some(guard) = turns::try_until(|| free(self.0.try_read())) {
+            return guard;
+        }
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until nobody else has it.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        if let Some(guard) = free(self.0.try_write()) {
+            return guard;
+        }
+        if let Some(guard) = turns::try_until(|| free(self.0.try_write())) {
+            return guard;
+        }
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The value, of a lock that nobody else can reach.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn free<G>(tried: TryLockResult<G>) -> Option<G> {
+    match tried {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 

@@ -83,7 +83,7 @@ pub use {
     read::{OneSided, ReadError, Reading},
     region::{Access, Backing, Pages, Region},
     segment::{
-        BeginWrite, LabelHash, PinGuard, PublishError, Segment, SegmentError, SegmentSpec,
+        Adopt, BeginWrite, LabelHash, PinGuard, PublishError, Segment, SegmentError, SegmentSpec,
         SegmentStats, Unpublished, WriteError, WriteGuard,
     },
     sums::SliceSums,

@@ -62,7 +62,7 @@ impl Mapping {
 
     /// The steps of an unpinned read.
     pub fn one_sided(&self) -> OneSided<'_> {
-        OneSided::new(&self.table, &self.payload)
+        OneSided::new(&self.table, Some(&self.payload))
     }
 
     /// Reads a whole value of `target.len()` bytes (R3). After an error the target holds rubbish.

@@ -107,11 +107,12 @@ pub(crate) fn check_extent(
 #[derive(Clone, Copy, Debug)]
 pub struct OneSided<'a> {
     table: &'a Table,
-    payload: &'a Region,
+    /// `None`: the bytes are not in memory.
+    payload: Option<&'a Region>,
 }
 
 impl<'a> OneSided<'a> {
-    pub(crate) fn new(table: &'a Table, payload: &'a Region) -> Self {
+    pub(crate) fn new(table: &'a Table, payload: Option<&'a Region>) -> Self {
         Self { table, payload }
     }
 
@@ -126,7 +127,7 @@ impl<'a> OneSided<'a> {
         if part.len() != target.len() as u64 {
             return Err(ReadError::OutOfBounds);
         }
-        let source = self.payload.check(part)?.as_ptr();
+        let source = self.payload()?.check(part)?.as_ptr();
         // SAFETY: `check` proved the source; the target is a slice of the same length, and private.
         // The copy is opaque, so the owner may write to the source meanwhile.
         let _ = unsafe { Crc::new().copy(target.as_mut_ptr(), source, target.len()) };
@@ -151,7 +152,7 @@ impl<'a> OneSided<'a> {
         target: &mut [u8],
         clock: impl FnOnce() -> Now,
     ) -> Result<(), ReadError> {
-        let source = check_extent(self.payload, locator.extent, target.len() as u64)?;
+        let source = check_extent(self.payload()?, locator.extent, target.len() as u64)?;
         // SAFETY: the extent lies inside of the payload and holds a value of this length; the
         // target is private. The copy is opaque, so the owner may write meanwhile.
         self.read(locator, clock, || unsafe { sums::read_value(target, source) } == seal)
@@ -167,7 +168,7 @@ impl<'a> OneSided<'a> {
         clock: impl FnOnce() -> Now,
     ) -> Result<(), ReadError> {
         let (len, seal) = sealed;
-        let source = check_extent(self.payload, locator.extent, len)?;
+        let source = check_extent(self.payload()?, locator.extent, len)?;
         check_part(len, start, target)?;
         self.read(locator, clock, || {
             // SAFETY: as in `read_into`, and the part lies inside of the value.
@@ -192,6 +193,10 @@ impl<'a> OneSided<'a> {
         let serve_until = self.table.serve_until();
         let reading = Reading { before, after, serve_until, now: clock(), sealed };
         judge(locator.generation, &reading)
+    }
+
+    fn payload(&self) -> Result<&'a Region, ReadError> {
+        self.payload.ok_or(ReadError::OutOfBounds)
     }
 
     fn atomic(&self, slot: Slot) -> Result<&'a AtomicWord, ReadError> {

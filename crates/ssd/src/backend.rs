@@ -101,21 +101,29 @@ pub struct Load<'a> {
     /// Where they go: at least `want` bytes. Room (aligned, and long enough to be filled up to a multiple
     /// of [`crate::ALIGN`]) lets the disk write into it directly; what lies behind `want` is rubbish then.
     pub into: &'a mut [u8],
+    /// Where the sums of all slices of the value go (`core::seal`), if they are wanted: with them a reader
+    /// elsewhere verifies a part by the seal of the whole (R11). Cleared first.
+    pub sums: Option<&'a mut Vec<u64>>,
     /// What became of it.
     pub result: Result<(), LoadError>,
 }
 
-/// How full a backend is. At rest `used` is what its files take on the disk (S7).
+/// How full a backend is. At rest `on_disk` is what its files take on the disk (S7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Records that can be loaded.
     pub records: u64,
     /// Bytes of their values.
     pub value_bytes: u64,
-    /// Bytes of files, those included whose records are gone.
+    /// Bytes that cannot be had without an eviction, those included whose records are gone.
     pub used: u64,
     /// Bytes that files may take.
     pub limit: u64,
+    /// Bytes that the files take: `used`, but for a file that was made in its full length.
+    pub on_disk: u64,
+    /// Bytes written to the disk since it was opened: values, headers, padding, books. Beside the bytes
+    /// of values that were kept it tells the write amplification.
+    pub written: u64,
 }
 
 /// What recovery found.
@@ -131,6 +139,17 @@ pub struct Recovery {
     pub orphans: u64,
     /// Records that had been removed before.
     pub removed: u64,
+}
+
+/// How far recovery is: bytes of files that were looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// So many.
+    pub done: u64,
+    /// Of so many.
+    pub total: u64,
+    /// Records that were found in them.
+    pub records: u64,
 }
 
 /// Records on disks. All calls block; all may be made from many threads.
@@ -152,6 +171,11 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// Reads records from the cursor on and compares them with their seals, about `bytes` of them. Gives
     /// the records that are bad (no longer served), and the cursor to go on with; 0 starts over.
     fn scrub(&self, cursor: u64, bytes: u64) -> (Vec<RecordId>, u64);
+
+    /// Writes what makes the next start fast. Nothing is lost without it; for the end of a process.
+    fn settle(&self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// How full it is.
     fn usage(&self) -> Usage;

@@ -23,9 +23,14 @@
 
 pub mod backend;
 pub mod disk;
+mod room;
 
-pub use backend::{Backend, KeepError, Load, LoadError, NewRecord, Record, RecordId, Ticket, Usage};
+pub use backend::{
+    Backend, KeepError, Load, LoadError, NewRecord, Progress, Record, RecordId, Recovery, Ticket,
+    Usage,
+};
 pub use disk::{Disk, File, Open, ReadAt, WriteAt};
+pub use room::{Lent, Room, Rooms};
 
 /// Offsets, lengths and addresses of direct I/O are multiples of this.
 pub const ALIGN: usize = 4096;

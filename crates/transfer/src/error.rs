@@ -84,6 +84,7 @@ impl From<WriteError> for TransferError {
     fn from(error: WriteError) -> Self {
         match error {
             WriteError::Aborted => DataError::BadToken.into(),
+            WriteError::Elsewhere => DataError::Unsupported.into(),
             WriteError::OutOfOrder { .. } | WriteError::TooLong { .. } => {
                 DataError::OutOfBounds.into()
             }
@@ -128,6 +129,7 @@ pub(crate) fn refusal(error: &SegmentError) -> DataError {
 pub(crate) fn unpublished(error: &PublishError) -> DataError {
     match error {
         PublishError::BadToken | PublishError::Aborted => DataError::BadToken,
+        PublishError::Elsewhere => DataError::Unsupported,
         PublishError::Incomplete { .. } | PublishError::Corrupt { .. } => DataError::Corrupt,
     }
 }

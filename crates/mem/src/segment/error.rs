@@ -133,6 +133,9 @@ pub enum WriteError {
     /// The put was aborted by the master.
     #[error("the put was aborted")]
     Aborted,
+    /// The bytes of this segment are on a disk.
+    #[error("the bytes of this segment are not in memory")]
+    Elsewhere,
 }
 
 /// Why a value was not published.
@@ -160,13 +163,16 @@ pub enum PublishError {
     /// The put was aborted by the master.
     #[error("the put was aborted")]
     Aborted,
+    /// The bytes of this segment are on a disk, or those of another one are not.
+    #[error("a value is published where its bytes are, in memory or on a disk")]
+    Elsewhere,
 }
 
 impl PublishError {
     /// What the writer does next.
     pub const fn advice(&self) -> Advice {
         match self {
-            Self::BadToken | Self::Aborted => Advice::GiveUp,
+            Self::BadToken | Self::Aborted | Self::Elsewhere => Advice::GiveUp,
             Self::Incomplete { .. } | Self::Corrupt { .. } => Advice::Retry { after_ms: 0 },
         }
     }

@@ -19,6 +19,7 @@
 
 mod announce;
 mod error;
+mod kept;
 mod lives;
 mod orders;
 mod pin;
@@ -29,6 +30,7 @@ mod write;
 mod tests;
 
 pub use error::{PublishError, SegmentError, WriteError};
+pub use kept::Adopt;
 pub use pin::PinGuard;
 pub use write::{BeginWrite, LabelHash, Unpublished, WriteGuard};
 
@@ -70,6 +72,15 @@ pub struct SegmentSpec {
 }
 
 impl SegmentSpec {
+    fn check(&self) -> io::Result<()> {
+        if self.slots > 0 && self.bytes > 0 && self.bytes.is_multiple_of(EXTENT_ALIGN) {
+            return Ok(());
+        }
+        let Self { bytes, slots, .. } = self;
+        let text = format!("a segment of {bytes} bytes and {slots} slots makes no sense");
+        Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+    }
+
     /// What stands in the preamble.
     pub fn identity(&self) -> Identity {
         Identity {
@@ -103,7 +114,8 @@ pub struct SegmentStats {
 pub struct Segment {
     spec: SegmentSpec,
     table: Table,
-    payload: Region,
+    /// `None`: the bytes lie elsewhere, on a disk.
+    payload: Option<Region>,
     /// What headers cannot hold: labels, tokens, waiting times. One lock per slot.
     lives: Lives,
     front: Mutex<Front>,
@@ -139,15 +151,7 @@ impl Segment {
     }
 
     fn make(spec: SegmentSpec, wipes: bool) -> io::Result<Arc<Self>> {
-        if spec.slots == 0 || spec.bytes == 0 || !spec.bytes.is_multiple_of(EXTENT_ALIGN) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "a segment of {} bytes and {} slots makes no sense",
-                    spec.bytes, spec.slots
-                ),
-            ));
-        }
+        spec.check()?;
         let identity = spec.identity();
         let bytes = usize::try_from(spec.bytes).map_err(io::Error::other)?;
         let pages = if spec.huge { Pages::Huge } else { Pages::Transparent };
@@ -162,9 +166,14 @@ impl Segment {
             let headers = Region::anonymous(identity.table_bytes(), Pages::Small)?;
             (headers, Region::anonymous(bytes, pages)?)
         };
-        Ok(Arc::new(Self {
+        let table = Table::create(headers, &identity);
+        Ok(Arc::new(Self::with(spec, table, Some(payload), wipes)))
+    }
+
+    fn with(spec: SegmentSpec, table: Table, payload: Option<Region>, wipes: bool) -> Self {
+        Self {
             spec,
-            table: Table::create(headers, &identity),
+            table,
             payload,
             lives: Lives::new(spec.slots),
             front: Mutex::default(),
@@ -172,7 +181,7 @@ impl Segment {
             queue: Mutex::default(),
             news: Mutex::default(),
             wipes,
-        }))
+        }
     }
 
     /// What it was made as.
@@ -182,12 +191,12 @@ impl Segment {
 
     /// Which pages the payload got.
     pub fn backing(&self) -> Backing {
-        self.payload.backing()
+        self.payload.as_ref().map_or(Backing::Small, Region::backing)
     }
 
     /// Header table and payload, to be passed to processes of this machine; `None` if not shared.
     pub fn fds(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
-        Some((self.table.region().fd()?, self.payload.fd()?))
+        Some((self.table.region().fd()?, self.payload.as_ref()?.fd()?))
     }
 
     /// Notes that a leader of this epoch exists; a lower one than known is refused (G7).
@@ -217,7 +226,7 @@ impl Segment {
 
     /// The steps of an unpinned read, as a client that mapped the segment would do them.
     pub fn one_sided(&self) -> OneSided<'_> {
-        OneSided::new(&self.table, &self.payload)
+        OneSided::new(&self.table, self.payload.as_ref())
     }
 
     /// What it holds.
@@ -294,7 +303,7 @@ impl Segment {
 
     fn check_locator(&self, locator: &Locator) -> Result<*mut u8, SegmentError> {
         self.check_mount(locator.segment, locator.incarnation, locator.slot)?;
-        Ok(self.payload.check(locator.extent)?.as_ptr())
+        self.first_byte(locator.extent)
     }
 
     fn notice(
@@ -311,10 +320,8 @@ impl Segment {
     /// the zeros for a value (R1), and under the slot's lock, so neither a notice nor an announcement
     /// can say that the range is free before it is clean.
     fn wipe(&self, extent: Extent) {
-        if !self.wipes {
-            return;
-        }
-        let start = self.payload.check(extent).expect("`begin` checked the extent of this life");
+        let Some(payload) = self.payload.as_ref().filter(|_| self.wipes) else { return };
+        let start = payload.check(extent).expect("`begin` checked the extent of this life");
         before_first_byte();
         // SAFETY: `check` proved that the extent lies in the payload, which lives as long as `self`.
         // Its life is over and its next one not planned yet, so no guard writes here; unpinned readers

@@ -16,7 +16,8 @@ use std::sync::Arc;
 pub struct PinGuard {
     segment: Arc<Segment>,
     locator: Locator,
-    /// First byte of the extent, inside of the payload that `segment` keeps mapped.
+    /// First byte of the extent, inside of the payload that `segment` keeps mapped; never used where
+    /// the segment has none.
     start: *const u8,
     len: u64,
 }
@@ -87,8 +88,12 @@ impl PinGuard {
         ObjectId { epoch: LeaderEpoch(header.object_epoch), sequence: header.object_sequence }
     }
 
-    /// The value. Not verified: whoever hands it on verifies, or lets the receiver do it.
+    /// The value; nothing, if it lies on a disk. Not verified: whoever hands it on verifies, or lets the
+    /// receiver do it.
     pub fn bytes(&self) -> &[u8] {
+        if self.segment.is_kept() {
+            return &[];
+        }
         // SAFETY: inside of the payload; published bytes are never written again, and the pin keeps
         // the range from being reused for as long as the slice can live.
         unsafe { std::slice::from_raw_parts(self.start, self.len as usize) }
@@ -97,6 +102,9 @@ impl PinGuard {
     /// The sums of the slices as they lie behind the value; empty for a value of one slice.
     pub fn table_bytes(&self) -> &[u8] {
         let (start, bytes) = table(self.len);
+        if self.segment.is_kept() {
+            return &[];
+        }
         // SAFETY: as in `bytes`; the extent of a value holds its table.
         unsafe {
             std::slice::from_raw_parts(self.start.wrapping_add(start as usize), bytes as usize)
@@ -108,6 +116,9 @@ impl PinGuard {
     pub fn sealed_bytes(&self) -> &[u8] {
         let (start, bytes) = table(self.len);
         let end = if bytes > 0 { start + bytes } else { self.len };
+        if self.segment.is_kept() {
+            return &[];
+        }
         // SAFETY: as in `bytes`; the extent of a value holds its table, and publishing wrote both and
         // cleared what lies between.
         unsafe { std::slice::from_raw_parts(self.start, end as usize) }
@@ -115,7 +126,7 @@ impl PinGuard {
 
     /// Copies the value and verifies it on the way. After an error the target holds rubbish.
     pub fn read_into(&self, seal: Seal, target: &mut [u8]) -> Result<(), ReadError> {
-        if target.len() as u64 != self.len {
+        if target.len() as u64 != self.len || self.segment.is_kept() {
             return Err(ReadError::OutOfBounds);
         }
         // SAFETY: the value is `len` bytes from `start`, pinned.
@@ -132,6 +143,9 @@ impl PinGuard {
         target: &mut [u8],
     ) -> Result<(), ReadError> {
         check_part(self.len, start, target)?;
+        if self.segment.is_kept() {
+            return Err(ReadError::OutOfBounds);
+        }
         // SAFETY: the value and its table lie in the extent, pinned, and the part in the value.
         let good = unsafe { sums::read_part(target, self.start, self.len, start, seal) };
         if good { Ok(()) } else { Err(ReadError::Corrupt) }
@@ -139,6 +153,9 @@ impl PinGuard {
 
     /// Whether the bytes still add up to the seal they were published under: for scrubbing.
     pub fn verify(&self) -> Result<(), ReadError> {
+        if self.segment.is_kept() {
+            return Err(ReadError::OutOfBounds);
+        }
         let good = sums::seal_of(self.bytes()) == self.seal();
         if good { Ok(()) } else { Err(ReadError::Corrupt) }
     }

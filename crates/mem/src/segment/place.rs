@@ -16,6 +16,9 @@ impl WriteGuard {
         if end > self.len {
             return Err(WriteError::TooLong { end, len: self.len });
         }
+        if self.segment().is_kept() {
+            return Err(WriteError::Elsewhere);
+        }
         if self.aborted() {
             return Err(WriteError::Aborted);
         }
@@ -26,6 +29,18 @@ impl WriteGuard {
         Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
     }
 
+    /// The place of the value and all the room behind it, for a disk that reads whole blocks. What is
+    /// published are the first bytes of it, as many as the value has.
+    pub fn room(&mut self) -> Result<&mut [u8], WriteError> {
+        if self.segment().is_kept() {
+            return Err(WriteError::Elsewhere);
+        }
+        before_first_byte();
+        // SAFETY: the room lies inside of the payload, and `begin_in` was promised that nobody else uses
+        // it; otherwise as in `place`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start, self.room as usize) })
+    }
+
     /// Makes a value readable whose parts were placed: they are what the writer sealed. Sums them first,
     /// as if they had come in order.
     pub fn publish_placed(
@@ -34,6 +49,9 @@ impl WriteGuard {
         token: PutToken,
         seal: Seal,
     ) -> Result<(), Box<Unpublished>> {
+        if self.segment().is_kept() {
+            return self.publish(now, token, seal);
+        }
         // SAFETY: the value is `len` bytes of the extent, which is ours; they are initialised, because
         // mappings start as zeros, and nobody else stores here while the guard lives.
         let value = unsafe { std::slice::from_raw_parts(self.start, self.len as usize) };

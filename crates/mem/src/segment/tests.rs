@@ -577,7 +577,7 @@ fn a_life_that_ends_during_the_copy_is_stale() {
 
 /// The bytes of a range, whoever they belong to.
 fn raw(segment: &Segment, extent: Extent) -> Vec<u8> {
-    let start = segment.payload.check(extent).unwrap().as_ptr();
+    let start = segment.payload.as_ref().unwrap().check(extent).unwrap().as_ptr();
     // SAFETY: inside of the payload, and nobody writes in these tests.
     unsafe { std::slice::from_raw_parts(start, extent.len() as usize) }.to_vec()
 }

@@ -13,7 +13,7 @@ use mooncrate_core::plan::OrderResult;
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::state::Event;
 use mooncrate_core::{
-    Generation, Label, LeaderEpoch, Locator, Now, ObjectId, PutToken, ReplicaState, Seal,
+    Extent, Generation, Label, LeaderEpoch, Locator, Now, ObjectId, PutToken, ReplicaState, Seal,
 };
 use std::sync::Arc;
 
@@ -60,8 +60,11 @@ impl LabelHash {
 pub struct WriteGuard {
     segment: Arc<Segment>,
     locator: Locator,
-    /// First byte of the extent, inside of the payload that `segment` keeps mapped.
+    /// First byte of the extent, inside of the payload that `segment` keeps mapped; never used where
+    /// the segment has none.
     pub(super) start: *mut u8,
+    /// Bytes from there on that are ours: the extent, and more where [`Segment::begin_in`] was given more.
+    pub(super) room: u64,
     pub(super) len: u64,
     pub(super) token: PutToken,
     /// The leader that planned the put.
@@ -94,11 +97,25 @@ impl Segment {
         now: Now,
         wanted: &BeginWrite<'_>,
     ) -> Result<WriteGuard, SegmentError> {
+        self.begin_in(now, wanted, wanted.locator.extent)
+    }
+
+    /// As [`Segment::begin`], for an owner that has more room for the value than its extent: a disk reads
+    /// whole blocks into it. Nobody else may use the room while the guard lives.
+    pub fn begin_in(
+        self: &Arc<Self>,
+        now: Now,
+        wanted: &BeginWrite<'_>,
+        room: Extent,
+    ) -> Result<WriteGuard, SegmentError> {
         let Locator { slot, generation, extent, .. } = wanted.locator;
+        self.first_byte(room)?;
         let start = self.check_locator(&wanted.locator)?;
         if wanted.len > VALUE_BYTES_MAX
             || extent_bytes(wanted.len) != extent.len()
             || !extent.offset().is_multiple_of(EXTENT_ALIGN)
+            || room.offset() != extent.offset()
+            || room.len() < extent.len()
         {
             let (offset, extent_bytes) = (extent.offset(), extent.len());
             return Err(SegmentError::BadExtent { offset, extent_bytes, len: wanted.len });
@@ -130,6 +147,7 @@ impl Segment {
             segment: Arc::clone(self),
             locator: wanted.locator,
             start,
+            room: room.len(),
             len: wanted.len,
             token: wanted.token,
             epoch: wanted.epoch,
@@ -213,6 +231,9 @@ impl WriteGuard {
         if bytes.len() as u64 > room {
             return Err(WriteError::TooLong { end: offset + bytes.len() as u64, len: self.len });
         }
+        if self.segment.is_kept() {
+            return Err(WriteError::Elsewhere);
+        }
         if self.aborted() {
             return Err(WriteError::Aborted);
         }
@@ -229,6 +250,9 @@ impl WriteGuard {
     pub fn buffer(&mut self, max: usize) -> &mut [u8] {
         let seen = self.seen();
         let len = max.min((self.len - seen) as usize);
+        if self.segment.is_kept() {
+            return &mut [];
+        }
         before_first_byte();
         // SAFETY: a part of the extent, which is ours until the guard ends; `&mut self` keeps it the
         // only slice. Readers of an earlier life copy opaquely and discard what they got.
@@ -240,6 +264,9 @@ impl WriteGuard {
         let seen = self.seen();
         if len as u64 > self.len - seen {
             return Err(WriteError::TooLong { end: seen + len as u64, len: self.len });
+        }
+        if self.segment.is_kept() {
+            return Err(WriteError::Elsewhere);
         }
         let start = self.start.wrapping_add(seen as usize);
         // SAFETY: as in `buffer`; the bytes are initialised, because mappings start as zeros.
@@ -267,10 +294,12 @@ impl WriteGuard {
         token: PutToken,
         seal: Seal,
     ) -> Result<(), Box<Unpublished>> {
-        if token != self.token {
-            return Err(Box::new(Unpublished { error: PublishError::BadToken, guard: self }));
-        }
-        self.flip(now, seal)
+        let error = match token == self.token {
+            true if !self.segment.is_kept() => return self.flip(now, seal),
+            true => PublishError::Elsewhere,
+            false => PublishError::BadToken,
+        };
+        Err(Box::new(Unpublished { error, guard: self }))
     }
 
     /// Canary 4: makes the value readable while bytes are missing. The guard goes on taking them.
@@ -282,6 +311,9 @@ impl WriteGuard {
     fn check_complete(&self, token: PutToken, wanted: Seal) -> Result<(), PublishError> {
         if token != self.token {
             return Err(PublishError::BadToken);
+        }
+        if self.segment.is_kept() {
+            return Err(PublishError::Elsewhere);
         }
         if canary::on(Canary::EarlyPublish) {
             return Ok(());
@@ -296,7 +328,7 @@ impl WriteGuard {
         Ok(())
     }
 
-    fn flip(mut self, now: Now, seal: Seal) -> Result<(), Box<Unpublished>> {
+    pub(super) fn flip(mut self, now: Now, seal: Seal) -> Result<(), Box<Unpublished>> {
         match self.make_ready(now, seal) {
             Ok(()) => Ok(()),
             Err(error) => Err(Box::new(Unpublished { error, guard: self })),

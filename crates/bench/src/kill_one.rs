@@ -9,9 +9,8 @@
 //! What must stay true: no answer is wrong; every two-copy key and every single copy elsewhere is read;
 //! only single copies of the dead node are not.
 
-mod servers;
-
 use crate::render;
+use crate::servers::{Cluster, program_beside, wait_until};
 use crate::verify::bounds::{Bounds, Peers};
 use crate::verify::judge::{Author, Judge};
 use crate::verify::tally::Tally;
@@ -23,7 +22,6 @@ use mooncrate_wire::clock::boottime;
 use mooncrate_wire::{
     Hello, LinkKind, LinkPool, MasterApi, MasterLink, PoolConfig, Role as LinkRole,
 };
-use servers::{Cluster, program_beside, wait_until};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

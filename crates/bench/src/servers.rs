@@ -1,4 +1,4 @@
-//! A cluster of real processes, started with the commands that a person types.
+//! Real processes, started with the commands that a person types.
 
 use anyhow::{Context, Result, ensure};
 use mooncrate::Address;
@@ -21,7 +21,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    fn start(program: &Path, folder: &Path, args: &[&str]) -> Result<Self> {
+    /// Starts a server in a folder, and waits until it is ready.
+    pub(crate) fn start(program: &Path, folder: &Path, args: &[&str]) -> Result<Self> {
         let mut command = Command::new(program);
         command.args(args).args(["--json", "--log", "error"]).current_dir(folder);
         command.env("XDG_RUNTIME_DIR", folder).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -34,6 +35,17 @@ impl Server {
         let server = Self { child, started };
         ensure!(server.started.is_object(), "{args:?} did not start: {line:?}");
         Ok(server)
+    }
+
+    /// Where its master listens.
+    pub(crate) fn master(&self) -> Result<Address> {
+        let address = self.started["master"].as_str().context("a server without an address")?;
+        address.parse().map_err(anyhow::Error::msg)
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// kill -9, and its end awaited.
@@ -80,8 +92,7 @@ impl Cluster {
         let any = "127.0.0.1:0";
         let master = ["master", "--master", any, "--admin", any, "--state-file", "master.state"];
         let master = Server::start(program, folder.path(), &master)?;
-        let address = master.started["master"].as_str().context("a master without an address")?;
-        let address = address.to_owned();
+        let address = master.master()?.to_string();
         let mut nodes = Vec::new();
         for name in names {
             let args = [
@@ -97,8 +108,7 @@ impl Cluster {
             ];
             nodes.push((*name, Server::start(program, folder.path(), &args)?));
         }
-        let address: Address = address.parse().map_err(anyhow::Error::msg)?;
-        Ok(Self { master: address, nodes, _master: master, _folder: folder })
+        Ok(Self { master: master.master()?, nodes, _master: master, _folder: folder })
     }
 }
 

@@ -1,0 +1,181 @@
+//! An open file of a real disk, and how operations on it become spans.
+//!
+//! What must stay true: a file whose sync failed is bad for good (S12). The kernel reports such a failure
+//! once and may have dropped what it could not write; a second sync would succeed and lie. The mark is kept
+//! by inode: other handles of the file are bad too, and opening it again does not wash it off.
+
+use super::home::{Home, about};
+use super::span::{ReadSpans, Rest, Span, WriteSpans};
+use super::{File, Open, WriteAt};
+use crate::ALIGN;
+use mooncrate_lock::Mutex;
+use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+use std::any::Any;
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Files whose sync failed, by device and inode.
+pub(super) type BadFiles = Mutex<HashSet<(u64, u64)>>;
+
+/// An open file.
+#[derive(Debug)]
+pub(super) struct PosixFile {
+    /// Direct, where the disk is.
+    fd: OwnedFd,
+    /// The same file through the page cache, for writes of parts of blocks.
+    plain: Option<OwnedFd>,
+    direct: bool,
+    id: (u64, u64),
+    bad_files: Arc<BadFiles>,
+    /// The directory stays locked while a file of it is open.
+    _home: Arc<Home>,
+}
+
+impl PosixFile {
+    /// Opens a file beneath a directory.
+    pub(super) fn open(
+        home: &Arc<Home>,
+        bad_files: &Arc<BadFiles>,
+        path: &Path,
+        how: Open,
+    ) -> io::Result<Self> {
+        let access = match how {
+            Open::Read => OFlags::RDONLY,
+            Open::Write | Open::Create => OFlags::RDWR,
+        } | OFlags::NOFOLLOW
+            | OFlags::CLOEXEC;
+        let new = if how == Open::Create { OFlags::CREATE | OFlags::EXCL } else { OFlags::empty() };
+        let direct = if home.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let (parent, name) = home.parent(path)?;
+        let fd = fs::openat(&parent, name, access | new | direct, Mode::RUSR | Mode::WUSR)
+            .map_err(about(path))?;
+        let stat = fs::fstat(&fd)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            let text = format!("{} is not a file", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let plain = (home.direct && how != Open::Read)
+            .then(|| fs::openat(&parent, name, access, Mode::empty()).map_err(about(path)))
+            .transpose()?;
+        let id = (stat.st_dev, stat.st_ino);
+        if how == Open::Create {
+            // A new file, which got the number of one that is gone.
+            bad_files.lock().remove(&id);
+        }
+        let (direct, bad_files, home) = (home.direct, Arc::clone(bad_files), Arc::clone(home));
+        Ok(Self { fd, plain, direct, id, bad_files, _home: home })
+    }
+
+    /// The file behind a handle, if a real disk opened it.
+    pub(super) fn of(file: &Arc<dyn File>) -> io::Result<&Self> {
+        file.as_any().downcast_ref().ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, "the file was opened by another disk")
+        })
+    }
+
+    /// Refuses changes of a bad file.
+    pub(super) fn check(&self) -> io::Result<()> {
+        if self.bad_files.lock().contains(&self.id) {
+            return Err(io::Error::other("an earlier sync of this file failed; it is lost"));
+        }
+        Ok(())
+    }
+
+    /// Takes the outcome of a sync down.
+    pub(super) fn synced(&self, outcome: io::Result<()>) -> io::Result<()> {
+        if outcome.is_err() {
+            self.bad_files.lock().insert(self.id);
+        }
+        outcome
+    }
+}
+
+impl File for PosixFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(u64::try_from(fs::fstat(&self.fd)?.st_size).unwrap_or(0))
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.check()?;
+        let old = self.len()?;
+        if len <= old {
+            return Ok(retry_on_intr(|| fs::ftruncate(&self.fd, len))?);
+        }
+        let grow = || fs::fallocate(&self.fd, FallocateFlags::empty(), old, len - old);
+        match retry_on_intr(grow) {
+            Ok(()) => Ok(()),
+            // The file system cannot promise room; writes may meet a full disk later.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                Ok(retry_on_intr(|| fs::ftruncate(&self.fd, len))?)
+            }
+            Err(error) => {
+                // Part of the room may have been allocated before the disk was full.
+                retry_on_intr(|| fs::ftruncate(&self.fd, old))?;
+                Err(error.into())
+            }
+        }
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.check()?;
+        self.synced(retry_on_intr(|| fs::fdatasync(&self.fd)).map_err(io::Error::from))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The spans of a read.
+pub(super) fn read_spans<'a>(
+    file: &'a Arc<dyn File>,
+    offset: u64,
+    into: &'a mut [u8],
+) -> io::Result<ReadSpans<'a>> {
+    let file = PosixFile::of(file)?;
+    let (fd, direct) = (file.fd.as_fd(), file.direct);
+    check_end(offset, into.len())?;
+    Ok(ReadSpans { fd, direct, offset, into })
+}
+
+/// The spans of a write.
+pub(super) fn write_spans<'a>(write: &WriteAt<'a>) -> io::Result<WriteSpans<'a>> {
+    let file = PosixFile::of(write.file)?;
+    file.check()?;
+    let (offset, pieces) = (write.offset, write.pieces);
+    let left = pieces.iter().map(|piece| piece.len()).sum();
+    check_end(offset, left)?;
+    let (fd, direct) = match &file.plain {
+        Some(plain) if !offset.is_multiple_of(ALIGN as u64) || !left.is_multiple_of(ALIGN) => {
+            (plain, false)
+        }
+        _ => (&file.fd, file.direct),
+    };
+    Ok(WriteSpans { fd: fd.as_fd(), direct, offset, pieces, used: 0, left })
+}
+
+/// No file is longer than a signed offset can say.
+fn check_end(offset: u64, len: usize) -> io::Result<()> {
+    match offset.checked_add(len as u64) {
+        Some(end) if i64::try_from(end.saturating_add(ALIGN as u64)).is_ok() => Ok(()),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "beyond the largest file")),
+    }
+}
+
+/// Moves a span by plain system calls.
+pub(super) fn carry_out(mut span: Span<'_>) -> io::Result<()> {
+    loop {
+        let (fd, offset) = (span.fd, span.offset);
+        let moved = match span.rest() {
+            Rest::In(into) => retry_on_intr(|| rustix::io::pread(fd, &mut *into, offset))?,
+            Rest::Out(from) => retry_on_intr(|| rustix::io::pwrite(fd, from, offset))?,
+        };
+        if span.moved(moved)? {
+            return Ok(());
+        }
+    }
+}

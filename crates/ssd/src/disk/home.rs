@@ -1,0 +1,210 @@
+//! The directory of a disk: opened once, owned by us, locked against other processes.
+//!
+//! Names are walked component by component without following links, so that nothing outside of the
+//! directory is ever opened, whatever somebody put there. One file in it belongs to the disk itself: `lock`
+//! says who uses the directory, and its one block was written by direct I/O where that works, which is how
+//! it is found out.
+
+use crate::ALIGN;
+use crate::room::Room;
+use rustix::fs::{self, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Component, Path, PathBuf};
+
+/// The disk's own file.
+pub(super) const LOCK: &str = "lock";
+
+/// How directories are opened on the way to a file.
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// An open, locked directory.
+#[derive(Debug)]
+pub(super) struct Home {
+    /// As the operator wrote it, for messages.
+    path: PathBuf,
+    root: OwnedFd,
+    /// Holds the lock until it is closed.
+    _lock: OwnedFd,
+    /// Whether the file system takes direct I/O.
+    pub direct: bool,
+}
+
+impl Home {
+    /// Opens a directory, makes it if it is not there, and locks it.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|e| at(path, &e))?;
+        // The operator may name the directory through links; below it there are none.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = fs::open(path, flags, Mode::empty()).map_err(|e| at(path, &e.into()))?;
+        check_owner(path, &root)?;
+        let lock = lock(path, &root)?;
+        let direct = sign(&root, &lock).map_err(|e| at(path, &e))?;
+        Ok(Self { path: path.to_owned(), root, _lock: lock, direct })
+    }
+
+    /// The directory, as the operator wrote it.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory itself.
+    pub(super) fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    /// Opens a directory beneath this one; the empty path is this one.
+    pub(super) fn dir(&self, path: &Path) -> io::Result<OwnedFd> {
+        let mut here = rustix::io::fcntl_dupfd_cloexec(&self.root, 0)?;
+        for component in path.components() {
+            let Component::Normal(name) = component else { return Err(outside(path)) };
+            here = fs::openat(&here, name, DIRECTORY, Mode::empty()).map_err(about(path))?;
+        }
+        Ok(here)
+    }
+
+    /// The directory of a name, open, and the name in it.
+    pub(super) fn parent<'p>(&self, path: &'p Path) -> io::Result<(Parent<'_>, &'p OsStr)> {
+        let mut components = path.components();
+        let Some(Component::Normal(name)) = components.next_back() else {
+            return Err(outside(path));
+        };
+        let parent = components.as_path();
+        if !parent.as_os_str().is_empty() {
+            return Ok((Parent::Below(self.dir(parent)?), name));
+        }
+        if name == LOCK {
+            let text = format!("{LOCK} is the disk's own file");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok((Parent::Top(self.root()), name))
+    }
+}
+
+/// The open directory that a name is in.
+#[derive(Debug)]
+pub(super) enum Parent<'a> {
+    Top(BorrowedFd<'a>),
+    Below(OwnedFd),
+}
+
+impl AsFd for Parent<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Top(fd) => *fd,
+            Self::Below(fd) => fd.as_fd(),
+        }
+    }
+}
+
+/// Says which name an error is about.
+pub(super) fn about(path: &Path) -> impl Fn(Errno) -> io::Error {
+    move |error| at(path, &link(error))
+}
+
+/// Says where an error happened. Errors of the system keep their kind.
+fn at(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+fn outside(path: &Path) -> io::Error {
+    let text = format!("{} is not a name beneath the disk's directory", path.display());
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+/// What the kernel says about links does not tell what is wrong.
+fn link(error: Errno) -> io::Error {
+    match error {
+        Errno::LOOP => io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it is a symbolic link; links are not followed in the directory of a disk",
+        ),
+        other => other.into(),
+    }
+}
+
+/// A directory of somebody else, or one that others may write, could be changed under us.
+fn check_owner(path: &Path, root: &OwnedFd) -> io::Result<()> {
+    let stat = fs::fstat(root)?;
+    let us = rustix::process::geteuid().as_raw();
+    let mode = stat.st_mode & 0o7777;
+    let text = if stat.st_uid != us {
+        format!(
+            "{path} belongs to uid {}, and this process runs as uid {us}; give it to this user \
+             (chown {us} {path}) or name a directory of its own",
+            stat.st_uid,
+            path = path.display()
+        )
+    } else if mode & 0o022 != 0 {
+        format!(
+            "others may write to {path} (its mode is {mode:o}); close it (chmod 700 {path}) or name a \
+             directory of its own",
+            path = path.display()
+        )
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
+/// Takes the lock. It is held by the open file, so it goes with the process, however that ends.
+fn lock(path: &Path, root: &OwnedFd) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let name = path.join(LOCK);
+    let lock = fs::openat(root, LOCK, flags, mode).map_err(about(&name))?;
+    match fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(Errno::WOULDBLOCK) => {
+            let holder = holder(&lock).unwrap_or_else(|| "another process".to_owned());
+            let text = format!(
+                "{} is in use by {holder}; stop it, or name another directory",
+                path.display()
+            );
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
+        }
+        Err(error) => Err(about(&name)(error)),
+    }
+}
+
+/// Who holds the lock. It may not have signed yet.
+fn holder(lock: &OwnedFd) -> Option<String> {
+    let mut text = [0; 32];
+    let len = rustix::io::pread(lock, &mut text, 0).ok()?;
+    let line = str::from_utf8(&text[..len]).ok()?.lines().next()?;
+    let pid: u32 = line.trim().parse().ok()?;
+    Some(format!("process {pid}"))
+}
+
+/// Writes our process id into the lock, and finds out whether direct I/O works here: some file systems
+/// refuse to open such a file, others the first write, others still read less than was written.
+fn sign(root: &OwnedFd, lock: &OwnedFd) -> io::Result<bool> {
+    let mut block = Room::new(ALIGN);
+    let line = format!("{:<31}\n", std::process::id());
+    block.push(line.as_bytes());
+    let rest = vec![b'\n'; block.left()];
+    block.push(&rest);
+    if try_direct(root, &block).is_some() {
+        return Ok(true);
+    }
+    // Plain, for those who ask who holds it.
+    match rustix::io::pwrite(lock, &block, 0)? {
+        ALIGN => Ok(false),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
+}
+
+fn try_direct(root: &OwnedFd, block: &Room) -> Option<()> {
+    let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let direct = fs::openat(root, LOCK, flags, Mode::empty()).ok()?;
+    let wrote = rustix::io::pwrite(&direct, block, 0).ok()?;
+    let mut back = Room::new(ALIGN);
+    back.set_len(ALIGN);
+    let read = rustix::io::pread(&direct, &mut back[..], 0).ok()?;
+    (wrote == ALIGN && read == ALIGN && back[..] == block[..]).then_some(())
+}
