@@ -6,6 +6,7 @@ use super::keys::{
 };
 use mooncrate::{Credentials, TlsFiles};
 use mooncrate_core::TenantId;
+use mooncrate_core::catalog::Offload;
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_wire::{Address, Masters};
@@ -106,6 +107,12 @@ pub(crate) struct Settings {
     pub(crate) evict_to: u32,
     /// Where objects go.
     pub(crate) placement: PlacementKind,
+    /// When objects are copied to disks …
+    pub(crate) offload: Offload,
+    /// … and how full a segment may be before that begins ahead of evictions, in thousandths.
+    pub(crate) offload_above: u32,
+    /// Whether what is read from disks repeatedly comes back into memory.
+    pub(crate) promote: bool,
     /// Whether clients map the memory of nodes on the same machine.
     pub(crate) shared_memory: bool,
     /// How long a client waits for one call.
@@ -179,6 +186,9 @@ impl Settings {
             evict_above: permille(layers.value("evict_above")).expect(CHECKED),
             evict_to: permille(layers.value("evict_to")).expect(CHECKED),
             placement: layers.value("placement").parse().expect(CHECKED),
+            offload: layers.value("offload").parse().expect(CHECKED),
+            offload_above: permille(layers.value("offload_above")).expect(CHECKED),
+            promote: truth("promote"),
             shared_memory: truth("shared_memory"),
             deadline: time("deadline"),
             log: or_auto("log").map(str::to_owned),
