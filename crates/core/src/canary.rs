@@ -42,11 +42,13 @@ pub enum Canary {
     UpsertKeepsOld = 21,
     /// 22: a standby leads on under the epoch it finds.
     StandbyKeepsEpoch = 22,
+    /// 25: keys of a disk that is away are given up while the next leader would still believe it.
+    DiskBelievedTooLong = 25,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
@@ -64,6 +66,7 @@ impl Canary {
         Self::DrainFreesEarly,
         Self::UpsertKeepsOld,
         Self::StandbyKeepsEpoch,
+        Self::DiskBelievedTooLong,
     ];
 
     /// Its number in the reference.

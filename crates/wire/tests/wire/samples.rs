@@ -558,6 +558,18 @@ impl Samples {
             copied: self.u64(),
             copied_bytes: self.u64(),
             copies_failed: self.u64(),
+            hits_disk: self.u64(),
+            offloaded: self.u64(),
+            offloaded_bytes: self.u64(),
+            offloads_refused: self.u64(),
+            evicted_unsaved: self.u64(),
+            promoted: self.u64(),
+            promoted_bytes: self.u64(),
+            disk_evicted: self.u64(),
+            disk_lost: self.u64(),
+            disks_returned: self.u64(),
+            disk_dropped: self.u64(),
+            ledger_struck: self.u64(),
         }
     }
 

@@ -61,9 +61,29 @@ impl SimDisk {
         Self { state: Arc::new(Mutex::new(next)) }
     }
 
+    /// The process is killed. Its files are closed, and everything that it wrote is still there, synced or
+    /// not; this disk is off from now on.
+    #[must_use]
+    pub fn kill(&self) -> Self {
+        let next = self.state.lock().kill();
+        Self { state: Arc::new(Mutex::new(next)) }
+    }
+
+    /// An empty disk in place of this one, with its counts.
+    #[must_use]
+    pub fn replaced(&self, seed: u64, capacity: u64) -> Self {
+        let next = self.state.lock().replaced(seed, capacity);
+        Self { state: Arc::new(Mutex::new(next)) }
+    }
+
     /// The power will fail in the operation after the next `operations`: it and all later ones fail.
     pub fn cut_after(&self, operations: u64) {
         self.state.lock().cut_in = Some(operations);
+    }
+
+    /// The power will not fail after all.
+    pub fn no_cut(&self) {
+        self.state.lock().cut_in = None;
     }
 
     /// Whether the power is off.

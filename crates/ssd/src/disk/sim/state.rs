@@ -107,8 +107,34 @@ impl State {
         }
         next.names = names;
         next.next_file = self.next_file;
+        self.hand_over(next)
+    }
+
+    pub(super) fn kill(&mut self) -> Self {
+        self.off = true;
+        let mut next = Self::new(self.rng.next(), self.capacity, self.rates);
+        next.names = std::mem::take(&mut self.names);
+        next.next_file = self.next_file;
+        for (file, mut inode) in std::mem::take(&mut self.files) {
+            inode.open = 0;
+            if inode.takes_room() {
+                next.used += inode.blocks();
+            }
+            next.files.insert(file, inode);
+        }
+        self.hand_over(next)
+    }
+
+    pub(super) fn replaced(&mut self, seed: u64, capacity: u64) -> Self {
+        self.off = true;
+        let mut next = Self::new(seed, capacity, self.rates);
+        next.next_file = self.next_file;
+        self.hand_over(next)
+    }
+
+    fn hand_over(&mut self, mut next: Self) -> Self {
         (next.counts, next.operations, next.nanos) = (self.counts, self.operations, self.nanos);
-        (next.harm, next.written) = (std::mem::take(&mut self.harm), Vec::new());
+        next.harm = std::mem::take(&mut self.harm);
         next
     }
 
@@ -297,7 +323,7 @@ impl State {
         self.end(&power)?;
         if self.roll(self.rates.sync_error) {
             self.hit(Fault::DirSyncError);
-            self.names.sync_badly(dir, &mut self.rng);
+            // What is pending stays so: file systems keep names in a journal, not in pages that they forget.
             return Err(io::Error::from_raw_os_error(EIO));
         }
         self.names.sync(dir);
