@@ -36,6 +36,10 @@ pub(crate) enum Kind {
     File,
     /// Bytes, as in 256MiB.
     Size,
+    /// Bytes, or off.
+    SizeOrOff,
+    /// Directories on disks with their sizes, or off.
+    Disks,
     /// Time, as in 5s.
     Span,
     /// Time, or off.
@@ -102,6 +106,10 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("segment_size", "256MiB", Kind::Size),
     spec("slots", AUTO, Kind::CountOrAuto),
     spec("huge_pages", "false", Kind::Switch),
+    spec("ssd", OFF, Kind::Disks),
+    spec("staging_size", "256MiB", Kind::Size),
+    spec("ssd_writes_per_day", OFF, Kind::SizeOrOff),
+    spec("scrub_rate", "8MiB", Kind::SizeOrOff),
     spec("node_name", AUTO, Kind::Name),
     spec("host", AUTO, Kind::Name),
     spec("zone", AUTO, Kind::Name),
@@ -154,6 +162,8 @@ impl Spec {
             | Kind::Tenant
             | Kind::Users
             | Kind::SpanOrOff
+            | Kind::SizeOrOff
+            | Kind::Disks
                 if text == OFF =>
             {
                 Ok(())
@@ -171,7 +181,8 @@ impl Spec {
                 Err("it is empty".to_owned())
             }
             Kind::Socket | Kind::File | Kind::Name => Ok(()),
-            Kind::Size => size(text).map(drop),
+            Kind::Size | Kind::SizeOrOff => size(text).map(drop),
+            Kind::Disks => mooncrate::parse_ssds(text).map(drop),
             Kind::Span | Kind::SpanOrOff => span(text).map(drop),
             Kind::Count | Kind::CountOrAuto => count(text).map(drop),
             Kind::Switch => switch(text).map(drop),
@@ -345,6 +356,8 @@ mod tests {
             ("tenant", "", "empty"),
             ("share_users", "me", "1000,1001"),
             ("evict_above", "0.9", "92.5%"),
+            ("ssd", "/mnt/cache", "100GiB"),
+            ("scrub_rate", "slowly", "256MiB"),
             ("evict_to", "101%", "90%"),
             ("mooncake_door", "here", "host:port"),
             ("log", "a=b=c", "filter"),

@@ -4,7 +4,7 @@ use super::Layers;
 use super::keys::{
     AUTO, OFF, address, count, endpoints, masters, permille, size, span, switch, tenant, users,
 };
-use mooncrate::{Credentials, TlsFiles};
+use mooncrate::{Credentials, TierConfig, TlsFiles, parse_ssds};
 use mooncrate_core::TenantId;
 use mooncrate_core::catalog::Offload;
 use mooncrate_core::evict::PolicyKind;
@@ -73,6 +73,8 @@ pub(crate) struct Settings {
     pub(crate) slots: Option<u32>,
     /// Whether it is made of huge pages.
     pub(crate) huge_pages: bool,
+    /// Its disks.
+    pub(crate) tier: TierConfig,
     /// The node's name.
     pub(crate) node_name: String,
     /// The machine.
@@ -168,6 +170,15 @@ impl Settings {
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
+            tier: TierConfig {
+                disks: or_off("ssd").map_or_else(Vec::new, |text| parse_ssds(text).expect(CHECKED)),
+                staging_bytes: size(layers.value("staging_size")).expect(CHECKED),
+                write_bytes_per_day: or_off("ssd_writes_per_day")
+                    .map(|text| size(text).expect(CHECKED)),
+                scrub_bytes_per_second: or_off("scrub_rate")
+                    .map_or(0, |text| size(text).expect(CHECKED)),
+                ..TierConfig::default()
+            },
             node_name: or_auto("node_name")
                 .map_or_else(|| format!("{}-{label}", hostname()), str::to_owned),
             host,
