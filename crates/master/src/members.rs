@@ -180,3 +180,30 @@ impl Master {
         u32::try_from(self.config.catalog.registration.as_millis()).unwrap_or(u32::MAX)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::tests::master;
+
+    /// Pages for another leader are refused, whoever sent them: its orders are in nobody's books.
+    #[test]
+    fn an_announcement_names_its_leader() {
+        let master = master(&[]);
+        let leads = master.leader_epoch();
+        let told = |epoch| {
+            let page = Announce {
+                epoch,
+                segment: SegmentId::of(NodeId(u64::MAX), 0),
+                incarnation: Incarnation(7),
+                page: Vec::new(),
+                last: false,
+            };
+            master.announce_page(&page)
+        };
+        for other in [LeaderEpoch(0), LeaderEpoch(leads.0 - 1), LeaderEpoch(leads.0 + 1)] {
+            assert_eq!(told(other), Err(MountError::UnknownNode), "{other:?}");
+        }
+        assert_ne!(told(leads), Err(MountError::UnknownNode));
+    }
+}
