@@ -253,6 +253,26 @@ fn whatever_the_policy_nothing_is_lost_while_the_disk_has_room() {
     }
 }
 
+/// A victim whose copy is still on its way waits for that copy: it is not dropped for want of another disk.
+#[test]
+fn a_victim_waits_for_the_copy_that_was_begun_ahead() {
+    for offload in [Offload::Watermark, Offload::Eager] {
+        let mut rig = Rig::new(offload, 1);
+        for n in 0..48 {
+            // The disk has the orders and carries them out only when a put waits for room.
+            rig.put(ms(1), &key(n));
+            rig.catalog.tick(ms(1));
+            rig.obey(ms(1));
+        }
+        rig.settle(ms(1));
+        let counters = rig.catalog.counters();
+        assert_eq!((counters.evicted_unsaved, counters.copies_failed), (0, 0), "{offload}");
+        for n in 0..48 {
+            assert_ne!(rig.located(ms(2), &key(n)), [], "{offload}: {n}");
+        }
+    }
+}
+
 #[test]
 fn without_offload_what_is_evicted_is_gone() {
     let mut rig = Rig::new(Offload::Off, 1);
