@@ -4,10 +4,11 @@ use super::Layers;
 use super::keys::{
     AUTO, OFF, address, count, endpoints, masters, permille, size, span, switch, tenant, users,
 };
-use mooncrate::{Credentials, TierConfig, TlsFiles, parse_ssds};
+use mooncrate::{Credentials, SsdConfig, TierConfig, TlsFiles, parse_ssds};
 use mooncrate_core::TenantId;
 use mooncrate_core::catalog::Offload;
 use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::ids::name_hash;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_wire::{Address, Masters};
 use std::path::{Path, PathBuf};
@@ -132,6 +133,8 @@ impl Settings {
         let time = |name| span(layers.value(name)).expect(CHECKED);
         let data = or_off("data").map(|text| address(text).expect(CHECKED));
         let label = label(data.as_ref());
+        let disks: Vec<SsdConfig> =
+            or_off("ssd").map_or_else(Vec::new, |text| parse_ssds(text).expect(CHECKED));
         let host = or_auto("host").map_or_else(mooncrate::this_host, str::to_owned);
         let unix = or_off("unix").map(|text| match text {
             AUTO => socket_path(&label, runtime_dir),
@@ -171,7 +174,7 @@ impl Settings {
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
             tier: TierConfig {
-                disks: or_off("ssd").map_or_else(Vec::new, |text| parse_ssds(text).expect(CHECKED)),
+                disks: disks.clone(),
                 staging_bytes: size(layers.value("staging_size")).expect(CHECKED),
                 write_bytes_per_day: or_off("ssd_writes_per_day")
                     .map(|text| size(text).expect(CHECKED)),
@@ -179,8 +182,13 @@ impl Settings {
                     .map_or(0, |text| size(text).expect(CHECKED)),
                 ..TierConfig::default()
             },
-            node_name: or_auto("node_name")
-                .map_or_else(|| format!("{}-{label}", hostname()), str::to_owned),
+            node_name: or_auto("node_name").map_or_else(
+                || {
+                    let kept = disks.first().map(|disk| disk_label(&disk.path));
+                    format!("{}-{}", hostname(), kept.unwrap_or(label))
+                },
+                str::to_owned,
+            ),
             host,
             zone: or_auto("zone").unwrap_or_default().to_owned(),
             drain_on_stop: or_off("drain_on_stop").map(|text| span(text).expect(CHECKED)),
@@ -225,6 +233,13 @@ fn label(data: Option<&Address>) -> String {
         Some(port) if port != "0" => port.to_owned(),
         _ => format!("p{}", std::process::id()),
     }
+}
+
+/// What tells a node with a disk from others of its machine: that disk. It finds its records again after a
+/// restart only under the same name, whatever its port.
+fn disk_label(path: &Path) -> String {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    format!("ssd-{:08x}", name_hash(&path.to_string_lossy()) as u32)
 }
 
 /// Where a node's socket is: in the user's own folder, or else under a name that holds the user.
@@ -285,6 +300,12 @@ mod tests {
         assert_eq!(settings(&[("grpc", "127.0.0.1:9")]).grpc, at);
         let s = settings(&[("node_name", "n"), ("deadline", "2min"), ("huge_pages", "true")]);
         assert_eq!(s.node_name, "n");
+        // A disk names its node: the same one after every restart, whatever port it gets.
+        let disk = [("ssd", "/var/disk=1GiB"), ("data", "127.0.0.1:0")];
+        let (first, again) = (settings(&disk).node_name, settings(&disk[..1]).node_name);
+        assert!(first.contains("-ssd-"), "{first}");
+        assert_eq!(first, again);
+        assert_ne!(first, settings(&[("ssd", "/var/other=1GiB")]).node_name);
         assert_eq!((s.deadline, s.huge_pages), (Duration::from_mins(2), true));
     }
 }
