@@ -606,6 +606,31 @@ fn a_quick_restart_of_a_disk_keeps_everything() {
     assert_eq!(rig.catalog.remove(ms(40_000), &key(0), false), Err(RemoveError::NotFound));
 }
 
+/// A process that takes a node's name over and has no disk: the disk went with the one before, though its
+/// node is heard as ever.
+#[test]
+fn a_node_that_comes_back_without_its_disk_leaves_it_behind() {
+    let mut rig = Rig::new(Offload::Eager, 2);
+    let near = PutConfig { preferred: vec![memory(1)], ..PutConfig::default() };
+    for n in 0..4 {
+        rig.start(ms(1), &key(n), &near).unwrap();
+    }
+    rig.settle(ms(1));
+    assert_eq!(rig.recovered(disk(1)).len(), 4);
+    rig.mount(ms(100), 1, Medium::Dram, 2, &[]).unwrap();
+    for at in (200..30_000).step_by(100) {
+        rig.catalog.heartbeat(ms(at), NodeId(1)).unwrap();
+        rig.catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+        rig.catalog.tick(ms(at));
+        rig.obey(ms(at));
+        rig.keep();
+    }
+    for n in 0..4 {
+        assert_eq!(rig.located(ms(30_000), &key(n)), []);
+        rig.put(ms(30_000), &key(n));
+    }
+}
+
 fn takeover(rig: &Rig, nodes: &[u64], disks: &[SegmentId]) -> Rig {
     let expected = nodes.iter().map(|node| NodeId(*node)).collect();
     let start = Start::Takeover { expected, disks: disks.to_vec() };
