@@ -18,6 +18,11 @@ impl Opens for Real {
         BACKENDS.len()
     }
 
+    /// A bucket without metadata is read from head to head; a head that is damaged ends that.
+    fn shadows(&self, swarm: &Swarm) -> bool {
+        BACKENDS[swarm.backend] == Kind::Bucket
+    }
+
     fn open(
         &self,
         swarm: &Swarm,
