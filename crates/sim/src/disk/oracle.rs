@@ -244,7 +244,7 @@ pub struct Oracle {
     /// Harm hit something that belongs to no record.
     adrift: bool,
     /// Files are read from head to head after a crash: harm may hide what lies behind it.
-    pub shadows: bool,
+    shadows: bool,
     /// What was judged.
     pub counts: Counts,
 }
@@ -271,6 +271,11 @@ fn harmed(harms: &[(u64, Harm)], since: u64, spans: &[Span]) -> bool {
 }
 
 impl Oracle {
+    /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file.
+    pub fn new(shadows: bool) -> Self {
+        Self { shadows, ..Self::default() }
+    }
+
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock

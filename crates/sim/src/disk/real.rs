@@ -7,7 +7,7 @@ use mooncrate_ssd::{Backend, Config, Evict, Kind, Record, Recovery, open};
 use std::sync::Arc;
 
 /// Those that a seed chooses from.
-const BACKENDS: &[Kind] = &[Kind::Bucket];
+const BACKENDS: &[Kind] = &Kind::ALL;
 
 /// The real ones.
 #[derive(Clone, Copy, Debug)]

@@ -179,7 +179,7 @@ pub fn run(swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
     let rng = Rng::stream(swarm.seed, "disk rig");
     let disk = Arc::new(SimDisk::new(swarm.seed, swarm.capacity, Rates::default()));
     let inner = Inner {
-        oracle: Oracle { shadows: opens.shadows(&swarm), ..Oracle::default() },
+        oracle: Oracle::new(opens.shadows(&swarm)),
         trace: Trace::new(watch.words, watch.aloud),
         recent: Vec::new(),
         sequence: 0,
