@@ -28,6 +28,11 @@ pub trait Opens: Sync {
     /// How many backends there are to choose from.
     fn backends(&self) -> usize;
 
+    /// Whether harm may hide what lies behind it in its file, until the next opening and for good.
+    fn shadows(&self, _swarm: &Swarm) -> bool {
+        false
+    }
+
     /// Opens; `found` is told each record.
     fn open(
         &self,
@@ -92,6 +97,7 @@ impl Inner {
             .map(str::to_owned)
             .collect();
         let mut lines = self.trace.last_lines(&words, LINES_MAX);
+        lines.extend(self.oracle.last_harms().iter().map(|harm| format!("harm: {harm:?}")));
         lines.push("… and at last, everything:".to_owned());
         lines.extend(self.trace.last_lines(&[], LINES_MAX / 3));
         lines
@@ -173,7 +179,7 @@ pub fn run(swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
     let rng = Rng::stream(swarm.seed, "disk rig");
     let disk = Arc::new(SimDisk::new(swarm.seed, swarm.capacity, Rates::default()));
     let inner = Inner {
-        oracle: Oracle::default(),
+        oracle: Oracle::new(opens.shadows(&swarm)),
         trace: Trace::new(watch.words, watch.aloud),
         recent: Vec::new(),
         sequence: 0,
@@ -248,6 +254,14 @@ impl Rig<'_> {
         let opened = self.opens.open(swarm, disk, &mut |record| found.push(record));
         let calm = before == errors(&self.disk.counts());
         self.shared.with(|inner| inner.oracle.absorb(&self.disk));
+        // Backends may do without what the last steps of opening are for.
+        let opened = opened.and_then(|opened| {
+            if self.disk.is_off() {
+                Err("it went on without the disk".to_owned())
+            } else {
+                Ok(opened)
+            }
+        });
         match opened {
             Ok((backend, recovery)) => {
                 self.disk.no_cut();
