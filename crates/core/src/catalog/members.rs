@@ -325,6 +325,12 @@ impl Catalog {
             self.turn_away(now, &part, extent, told);
             return;
         }
+        let kept = known.filter(|id| !doubted && self.is_placeholder(*id));
+        if let Some(id) = kept {
+            // The key waits for the end of another record, and has a value meanwhile.
+            self.objects.hide(id);
+            known = None;
+        }
         if let Some(id) = known
             && !doubted
             && self.is_older(id, told)
@@ -342,6 +348,9 @@ impl Catalog {
                     self.hold_key(old, new);
                     self.retire(now, old);
                 }
+                if let Some(kept) = kept {
+                    self.hold_key(kept, new);
+                }
                 new
             }
             Some(id) if self.same_object(id, told) => {
@@ -351,7 +360,9 @@ impl Catalog {
             }
             Some(id) => {
                 // M9: one value per key; what is known stays, and its key waits for the end of the other.
-                self.counters.announced_dropped += 1;
+                let disk = self.segments.is_disk(part.segment);
+                self.counters.disk_dropped += u64::from(disk);
+                self.counters.announced_dropped += u64::from(!disk);
                 let free_after_ms = lease::left_ms(now, lease_end);
                 let entry = self.objects.entry_mut(id);
                 match &mut entry.stage {
@@ -359,7 +370,6 @@ impl Catalog {
                     _ => entry.extra_mut().orphans += 1,
                 }
                 self.order(now, &part, extent, Action::Retire { free_after_ms }, Some(id));
-                self.counters.disk_dropped += u64::from(self.segments.is_disk(part.segment));
                 self.unwanted(&part);
                 return;
             }
