@@ -84,7 +84,13 @@ pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
             }
         }
         if let Some(disk) = node.disk.as_ref().filter(|disk| disk.serves(ctx.mono(node.host))) {
-            let (slots, _) = disk.announce(Slot(0), PAGE);
+            let (mut slots, _) = disk.announce(Slot(0), PAGE);
+            slots.retain(|slot| {
+                let away = |leader: &Catalog| {
+                    leader.turned_away(disk.segment, disk.incarnation, slot.slot)
+                };
+                !catalog.is_some_and(away)
+            });
             if let Some(text) = second_value(ctx, &index, &slots) {
                 wrong = Some(("C2", format!("disk of node {}: {text}", node.ix)));
             }

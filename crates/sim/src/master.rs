@@ -93,8 +93,11 @@ impl Master {
         let epoch = LeaderEpoch(ctx.election.epoch.0 + raised);
         let expected: Vec<NodeId> = ctx.election.nodes.iter().copied().collect();
         ctx.say(|| format!("master {} leads under epoch {epoch}, expects {expected:?}", self.ix));
-        let start =
-            if fresh { Start::Fresh } else { Start::Takeover { expected, disks: ctx.election.disks.clone() } };
+        let start = if fresh {
+            Start::Fresh
+        } else {
+            Start::Takeover { expected, disks: ctx.election.disks.clone() }
+        };
         let now = ctx.lease_clock(ctx.master_host());
         let mut catalog = Catalog::new(ctx.swarm.catalog.clone(), epoch, start, now);
         for tenant in 1..ctx.swarm.tenants {
@@ -413,7 +416,13 @@ impl Master {
             ctx.ledger.planned(call.key, locator);
         }
         match result {
-            Err(PutError::Reclaiming { .. }) if !late => return None,
+            Err(PutError::Reclaiming { .. }) if !late => {
+                let moving = ctx.swarm.disks.is_some() && catalog.copies_under_way() > 0;
+                if moving && !catalog.has_orders() {
+                    ctx.mark(Mark::PutWaitedForDisk);
+                }
+                return None;
+            }
             Err(PutError::Busy { .. }) => ctx.mark(Mark::Busy),
             Err(PutError::Quota { .. }) => ctx.mark(Mark::QuotaRefused),
             Ok(_) if zombie => ctx.mark(Mark::ZombiePlan),

@@ -22,7 +22,7 @@ use super::objects::{EntryId, Part, SegmentIndex, Stage};
 use super::segments::Phase;
 use crate::canary::{self, Canary};
 use crate::extent::Extent;
-use crate::ids::{LeaderEpoch, ObjectId, SegmentId};
+use crate::ids::{Incarnation, LeaderEpoch, ObjectId, SegmentId, Slot};
 use crate::plan::{Action, AnnouncedObject};
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -177,6 +177,9 @@ impl Catalog {
 
     /// A key has ended, or has another value: what disks that are away hold of it is not true any more.
     pub(super) fn strike(&mut self, hash: u64) {
+        if canary::on(Canary::LedgerNotStruck) {
+            return;
+        }
         if self.ledger.objects.remove(&hash).is_some() {
             self.counters.ledger_struck += 1;
         }
@@ -255,6 +258,13 @@ impl Catalog {
             book.unwanted += 1;
             self.ledger.doubted.insert(book.offer.segment);
         }
+    }
+
+    /// Whether a record that a disk announced was told to go, and is not gone: nobody was told where it is.
+    pub fn turned_away(&self, disk: SegmentId, incarnation: Incarnation, slot: Slot) -> bool {
+        let book = self.segments.find(disk).map(|index| self.segments.book(index));
+        let book = book.filter(|book| book.offer.incarnation == incarnation);
+        book.and_then(|book| book.ending.get(&slot)).is_some_and(|ending| ending.unwanted)
     }
 
     /// Whether an entry only keeps its key until records are gone that were turned away.

@@ -12,9 +12,7 @@ use crate::{MS, Nanos, US};
 use mooncrate_check::{Got, OpId, What};
 use mooncrate_core::error::GetError;
 use mooncrate_core::word::Word;
-use mooncrate_core::{
-    Extent, Generation, Located, Locator, Medium, Now, ReplicaState, lease,
-};
+use mooncrate_core::{Extent, Generation, Located, Locator, Medium, Now, ReplicaState, lease};
 use mooncrate_mem::read::{self, Reading};
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{OneSided, ReadError};

@@ -15,10 +15,10 @@ use crate::marks::Mark;
 use crate::message::{Actor, Event, JobId, ToMaster, ToNode};
 use crate::swarm::between;
 use crate::{MS, Nanos, US};
-use mooncrate_core::{Locator, Medium};
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::word::Word;
+use mooncrate_core::{Locator, Medium};
 use mooncrate_mem::read::{self, Reading};
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{BeginWrite, LabelHash, SegmentError, WriteGuard};
@@ -121,9 +121,8 @@ impl Node {
     /// `Some`: the copy goes to a disk; to this one, if that mount is not over.
     fn disk_of(&self, at: usize) -> Option<Option<&Disk>> {
         let target = &self.copies[at].order.target;
-        let same = |disk: &&Disk| {
-            disk.segment == target.segment && disk.incarnation == target.incarnation
-        };
+        let same =
+            |disk: &&Disk| disk.segment == target.segment && disk.incarnation == target.incarnation;
         let to_disk = target.segment.medium() == Medium::Ssd;
         to_disk.then(|| self.disk.as_ref().filter(same))
     }

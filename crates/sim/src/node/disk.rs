@@ -322,8 +322,8 @@ impl Disk {
     /// What the master is told unasked, again and again.
     pub fn unasked(&self) -> Vec<Notice> {
         let evicting = self.lives.iter().filter(|(_, life)| life.state == State::Evicting);
-        let evicting = evicting
-            .map(|(slot, life)| self.notice(*slot, life.generation, OrderResult::Waiting));
+        let evicting =
+            evicting.map(|(slot, life)| self.notice(*slot, life.generation, OrderResult::Waiting));
         let ended = self.ended.iter().map(|(slot, generation)| {
             let next = self.generation(*slot);
             self.notice(*slot, *generation, OrderResult::Freed { next })
