@@ -10,8 +10,8 @@ use mooncrate_core::plan::{
     Announced, AnnouncedLife, AnnouncedObject, Notice, Order, OrderResult, SegmentOffer,
 };
 use mooncrate_core::{
-    Extent, Generation, HostId, Incarnation, LeaderEpoch, Locator, Medium, NodeId, Now,
-    ObjectId, PutConfig, Seal, SegmentId, Slot, TenantId, ZoneId,
+    Extent, Generation, HostId, Incarnation, LeaderEpoch, Locator, Medium, NodeId, Now, ObjectId,
+    PutConfig, Seal, SegmentId, Slot, TenantId, ZoneId,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -301,10 +301,7 @@ fn copies_on_disks_follow_a_put_that_wishes_them() {
 /// While a disk is busy, puts wait; when it refuses, they go on and victims are dropped.
 #[test]
 fn a_slow_disk_holds_puts_back_and_one_that_refuses_does_not() {
-    let mut rig = Rig::with(
-        Config { offloads_per_disk_max: 2, ..config(Offload::Evict) },
-        1,
-    );
+    let mut rig = Rig::with(Config { offloads_per_disk_max: 2, ..config(Offload::Evict) }, 1);
     for n in 0..16 {
         rig.start(ms(1), &key(n), &PutConfig::default()).unwrap();
     }
@@ -341,10 +338,7 @@ fn a_slow_disk_holds_puts_back_and_one_that_refuses_does_not() {
 /// A disk that has its budget and moves nothing does not stop the cluster.
 #[test]
 fn a_disk_that_hangs_is_given_up() {
-    let mut rig = Rig::with(
-        Config { offloads_per_disk_max: 2, ..config(Offload::Evict) },
-        1,
-    );
+    let mut rig = Rig::with(Config { offloads_per_disk_max: 2, ..config(Offload::Evict) }, 1);
     for n in 0..16 {
         rig.start(ms(1), &key(n), &PutConfig::default()).unwrap();
     }

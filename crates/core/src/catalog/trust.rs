@@ -149,7 +149,8 @@ impl Catalog {
     /// from then on their keys can be struck.
     pub(super) fn may_end_rebuild(&mut self) -> bool {
         let Self { ledger, segments, .. } = self;
-        let open = |disk: &SegmentId| segments.find(*disk).is_some_and(|i| segments.book(i).is_open());
+        let open =
+            |disk: &SegmentId| segments.find(*disk).is_some_and(|i| segments.book(i).is_open());
         let missing = ledger.late.keys().filter(|disk| !open(disk)).copied();
         ledger.doubted.extend(missing);
         ledger.listed.is_disjoint(&ledger.doubted) || canary::on(Canary::DiskBelievedTooLong)
