@@ -284,6 +284,8 @@ impl Node {
         for thread in threads {
             let _ended = thread.join();
         }
+        // Whoever still holds the segments must not hold the directories.
+        self.segments.set_stager(None);
         for disk in self.disks() {
             if let Err(error) = disk.backend.settle() {
                 tracing::warn!(%error, path = %disk.config.path.display(), "the next start is slower");
@@ -396,7 +398,7 @@ fn open_disks(
     for segment in kept {
         segments.insert(segment);
     }
-    let tier = Arc::new(Tier::new(disks, staging, Arc::clone(segments)));
-    segments.set_stager(Arc::clone(&tier) as Arc<dyn Stager>);
+    let tier = Arc::new(Tier::new(disks, staging, Arc::downgrade(segments)));
+    segments.set_stager(Some(Arc::clone(&tier) as Arc<dyn Stager>));
     Ok(Some(tier))
 }
