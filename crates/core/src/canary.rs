@@ -56,11 +56,15 @@ pub enum Canary {
     FailedSyncRetried = 24,
     /// 25: keys of a disk that is away are given up while the next leader would still believe it.
     DiskBelievedTooLong = 25,
+    /// 26: a put or a remove does not strike what disks that are away hold.
+    LedgerNotStruck = 26,
+    /// 27: a remove is answered when the owner of a disk has hidden the record, before it is gone.
+    HiddenCountsAsGone = 27,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
@@ -85,6 +89,8 @@ impl Canary {
         Self::LoadWithoutVerify,
         Self::FailedSyncRetried,
         Self::DiskBelievedTooLong,
+        Self::LedgerNotStruck,
+        Self::HiddenCountsAsGone,
     ];
 
     /// Its number in the reference.

@@ -87,7 +87,15 @@ mod tests {
         for cut in 0..text.len() {
             assert_eq!(Kept::parse(&text[..cut]), None, "cut at {cut}");
         }
-        for bad in ["disk\n", "disk x\n", "quota 1\n", "quota x 1\n", "quota 1 -1\n", "shoe 1\n", "end\nnode 1\n"] {
+        for bad in [
+            "disk\n",
+            "disk x\n",
+            "quota 1\n",
+            "quota x 1\n",
+            "quota 1 -1\n",
+            "shoe 1\n",
+            "end\nnode 1\n",
+        ] {
             let odd = text.replace("end\n", &format!("{bad}end\n"));
             assert_eq!(Kept::parse(&odd), None, "{bad}");
         }
