@@ -166,7 +166,8 @@ struct Entry {
     /// Told as corrupt: not served again in this life.
     bad: bool,
     harmed: bool,
-    /// Harm lies before it in its file: the next opening may not get as far.
+    /// The next opening may not find it, because harm lies before it in its file, or because a kill left
+    /// it in the memory of the kernel only.
     shadowed: bool,
     /// When something last happened to it.
     changed: u64,
@@ -562,8 +563,9 @@ impl Oracle {
 
     // ---- lives ------------------------------------------------------------------------------
 
-    /// The directory was opened again, and these records were found. `calm`: no fault since then.
-    pub fn reopened(&mut self, found: &[Record], calm: bool) -> Verdict {
+    /// The directory was opened again, and these records were found. `calm`: no fault meanwhile. `volatile`:
+    /// the kernel may show what is not on the disk yet.
+    pub fn reopened(&mut self, found: &[Record], calm: bool, volatile: bool) -> Verdict {
         let now = self.tick();
         let mut seen = BTreeSet::new();
         for record in found {
@@ -590,6 +592,8 @@ impl Oracle {
             self.counts.half_found += u64::from(entry.kept == Kept::Under);
             // After a failed sync the kernel may show what is not on the disk, and nobody can tell (S12).
             entry.harmed |= entry.kept == Kept::Failed;
+            // It was never told as kept, so the next power cut may take it; it may not leave a wrong one.
+            entry.shadowed |= volatile && entry.kept == Kept::Under;
             entry.kept = Kept::Yes;
             (entry.removed, entry.evicted) = (false, false);
         }

@@ -23,6 +23,11 @@ impl Opens for Real {
         BACKENDS[swarm.backend] == Kind::Bucket
     }
 
+    /// The one file of the offset backend is made in its full length.
+    fn takes_all(&self, swarm: &Swarm) -> bool {
+        BACKENDS[swarm.backend] == Kind::Offset
+    }
+
     fn open(
         &self,
         swarm: &Swarm,
