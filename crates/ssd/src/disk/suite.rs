@@ -140,6 +140,17 @@ fn lengths(disk: &dyn Disk) {
     assert_eq!(file.len().unwrap(), 24_576);
     assert_eq!(read(&file, disk, 12_288, 8_192).unwrap(), vec![0; 8_192]);
     write(&file, disk, 0, &[]).unwrap();
+    // More pieces than one system call takes.
+    let letters = noise(4, 3000);
+    let pieces: Vec<&[u8]> = letters.chunks(1).collect();
+    write(&file, disk, 100, &pieces).unwrap();
+    assert_eq!(read(&file, disk, 100, 3000).unwrap(), letters);
+    let blocks = noise(6, 200 * ALIGN);
+    let mut room = Room::new(blocks.len());
+    room.push(&blocks);
+    let pieces: Vec<&[u8]> = room.chunks(ALIGN).collect();
+    write(&file, disk, 0, &pieces).unwrap();
+    assert!(read(&file, disk, 0, blocks.len()).unwrap() == blocks);
     assert_eq!(read(&file, disk, 3, 0).unwrap(), []);
     assert!(disk.free_bytes().unwrap() > 0);
     file.sync_data().unwrap();
