@@ -93,7 +93,8 @@ impl Master {
         let epoch = LeaderEpoch(ctx.election.epoch.0 + raised);
         let expected: Vec<NodeId> = ctx.election.nodes.iter().copied().collect();
         ctx.say(|| format!("master {} leads under epoch {epoch}, expects {expected:?}", self.ix));
-        let start = if fresh { Start::Fresh } else { Start::Takeover { expected } };
+        let start =
+            if fresh { Start::Fresh } else { Start::Takeover { expected, disks: Vec::new() } };
         let now = ctx.lease_clock(ctx.master_host());
         let mut catalog = Catalog::new(ctx.swarm.catalog.clone(), epoch, start, now);
         for tenant in 1..ctx.swarm.tenants {

@@ -40,6 +40,49 @@ pub struct NewRecord<'a> {
     pub value: &'a [u8],
 }
 
+/// Why a directory was not opened. Nothing in it was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A later version wrote it.
+    #[error(
+        "the directory has format {version}, this program reads {ours}; use the newer program, or give \
+         it an empty directory"
+    )]
+    Newer {
+        /// What was found.
+        version: u64,
+        /// What is known here.
+        ours: u64,
+    },
+    /// It belongs to another backend.
+    #[error(
+        "the directory belongs to the {is} backend, not to {asked}; use that, or an empty directory"
+    )]
+    Kind {
+        /// Whose it is.
+        is: &'static str,
+        /// Who asked.
+        asked: &'static str,
+    },
+    /// What says what it is cannot be read; its records cannot be told from rubbish.
+    #[error(
+        "the files `format` and `format.copy` are missing or damaged; delete the directory's files"
+    )]
+    Damaged,
+    /// The limit is below what the backend needs for itself.
+    #[error("a limit of {limit} bytes is too small; give the backend at least {least}")]
+    TooSmall {
+        /// What was given.
+        limit: u64,
+        /// What is needed.
+        least: u64,
+    },
+    /// The disk.
+    #[error("the disk failed: {0}")]
+    Disk(#[from] io::Error),
+}
+
 /// Why a record was not kept. Nothing of it will be found, now or after a restart.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

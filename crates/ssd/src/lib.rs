@@ -22,14 +22,25 @@
 //! of its own, clocks.
 
 pub mod backend;
+pub mod bucket;
+pub mod config;
+#[cfg(test)]
+mod conformance;
 pub mod disk;
+mod identity;
+mod laying;
+pub mod points;
+mod reading;
+pub mod record;
 mod room;
 
 pub use backend::{
-    Backend, KeepError, Load, LoadError, NewRecord, Progress, Record, RecordId, Recovery, Ticket,
-    Usage,
+    Backend, KeepError, Load, LoadError, NewRecord, OpenError, Progress, Record, RecordId,
+    Recovery, Ticket, Usage,
 };
+pub use config::{Config, Evict, open};
 pub use disk::{Disk, File, Open, ReadAt, WriteAt};
+pub use record::Kind;
 pub use room::{Lent, Room, Rooms};
 
 /// Offsets, lengths and addresses of direct I/O are multiples of this.

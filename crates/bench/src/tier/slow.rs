@@ -108,7 +108,7 @@ fn phase(
     next: &AtomicU64,
 ) -> Result<Phase> {
     let (stop, puts, refused) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-    let mut gets = Histogram::new(3)?;
+    let mut gets = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
     let mut wrong = 0;
     std::thread::scope(|scope| {
         for _ in 0..writers {

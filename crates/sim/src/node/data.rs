@@ -183,7 +183,8 @@ impl Node {
             PublishError::Aborted => DataError::Aborted,
             PublishError::BadToken
             | PublishError::Incomplete { .. }
-            | PublishError::Corrupt { .. } => DataError::Refused,
+            | PublishError::Corrupt { .. }
+            | PublishError::Elsewhere => DataError::Refused,
         });
         ctx.say(|| format!("k{key} n{} publishes {locator:?}: {result:?}", self.ix));
         ctx.call_client(&mut link, self.ix, call, ToClient::Written { call, result });

@@ -84,9 +84,6 @@ impl Disk for Posix {
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        if path.as_os_str().is_empty() {
-            return Ok(());
-        }
         let (parent, name) = self.home.parent(path)?;
         match fs::mkdirat(&parent, name, Mode::RWXU) {
             // Made earlier, if it is a directory and no link to one.

@@ -1,0 +1,242 @@
+//! Making room: buckets are hidden, and deleted when the master has forgotten them and the last reader has
+//! left (S1, S6).
+//!
+//! What must stay true: a file is deleted under no reader; the cached handle goes first. A bucket that could
+//! not be deleted is renamed, so that the next start knows it as an orphan.
+
+use super::state::{Shelf, Slot, State};
+use super::{Shared, data_path, dead_path, meta_path};
+use crate::backend::{RecordId, Ticket};
+use crate::config::Evict;
+use crate::points::point;
+use mooncrate_mem::clock::boottime;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How often a ticket looks whether the last reader has left.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Buckets that are hidden.
+pub(super) struct Hidden {
+    all: Arc<Shared>,
+    shelves: Vec<Shelf>,
+    /// What the ticket hid, with its bucket.
+    slots: Vec<(u64, Slot)>,
+    records: Vec<RecordId>,
+    bytes: u64,
+}
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { shelves, records, bytes, .. } = self;
+        write!(f, "Hidden({} buckets, {} records, {bytes} bytes)", shelves.len(), records.len())
+    }
+}
+
+impl Shared {
+    pub(super) fn unlink_some(self: &Arc<Self>, bytes: u64) -> Option<Box<dyn Ticket>> {
+        self.reclaim();
+        let mut state = self.state.lock();
+        let mut hidden = Hidden {
+            all: Arc::clone(self),
+            shelves: Vec::new(),
+            slots: Vec::new(),
+            records: Vec::new(),
+            bytes: 0,
+        };
+        while hidden.shelves.is_empty() || hidden.bytes < bytes {
+            let Some(id) = candidate(&state, self.config.evict) else { break };
+            hidden.take(&mut state, id);
+        }
+        drop(state);
+        self.changed.notify_all();
+        point("evict.unlinked");
+        (!hidden.shelves.is_empty()).then(|| Box::new(hidden) as Box<dyn Ticket>)
+    }
+}
+
+/// The bucket that goes next: closed ones first, then open ones that nobody writes to.
+fn candidate(state: &State, evict: Evict) -> Option<u64> {
+    let free = |open| {
+        let shelves = state.shelves.iter();
+        shelves.filter(move |(_, shelf)| !shelf.busy && shelf.open == open)
+    };
+    let read = |shelf: &Shelf| shelf.bucket.last_read.load(Ordering::Relaxed);
+    let first = |open| match evict {
+        Evict::Fifo => free(open).next(),
+        Evict::Lru => free(open).min_by_key(|(_, shelf)| read(shelf)),
+    };
+    first(false).or_else(|| first(true)).map(|(id, _)| *id)
+}
+
+impl Hidden {
+    fn take(&mut self, state: &mut State, id: u64) {
+        let shelf = state.shelves.remove(&id).expect("the candidate is there");
+        state.drop_writer(id);
+        for slot in &shelf.slots {
+            if state.is_served(id, slot) {
+                state.hide(slot.id, false);
+                self.slots.push((id, *slot));
+                self.records.push(slot.id);
+            }
+        }
+        self.bytes += shelf.bytes();
+        self.shelves.push(shelf);
+    }
+
+    /// Waits until nobody reads any of them, or the time is over.
+    fn drain(&self, wait: Duration) {
+        let deadline = boottime().deadline_in(wait);
+        let mut state = self.all.state.lock();
+        while self.shelves.iter().any(|shelf| shelf.bucket.is_read()) {
+            let left = deadline.left(boottime());
+            if left.is_zero() {
+                return;
+            }
+            self.all.changed.wait_for(&mut state, left.min(LOOK));
+        }
+    }
+}
+
+impl Ticket for Hidden {
+    fn records(&self) -> &[RecordId] {
+        &self.records
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn finish(mut self: Box<Self>, wait: Duration) -> io::Result<()> {
+        self.drain(wait);
+        point("evict.drained");
+        self.slots.clear();
+        let shelves = std::mem::take(&mut self.shelves);
+        self.all.delete(shelves)
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        if self.shelves.is_empty() {
+            return;
+        }
+        let mut state = self.all.state.lock();
+        for mut shelf in self.shelves.drain(..) {
+            // It is not written to again: its writer is gone.
+            shelf.open = false;
+            shelf.live = 0;
+            state.emptied.push(shelf.bucket.id);
+            state.shelves.insert(shelf.bucket.id, shelf);
+        }
+        for (bucket, slot) in self.slots.drain(..) {
+            let key = (slot.id, bucket, slot.offset);
+            // Being removed, or a newer copy is served: it stays hidden.
+            if state.hidden.get(&key) != Some(&false) || state.index.contains_key(&slot.id) {
+                continue;
+            }
+            state.hidden.remove(&key);
+            let shelf = state.shelves.get_mut(&bucket).expect("it was just put back");
+            shelf.live += 1;
+            let bucket = Arc::clone(&shelf.bucket);
+            state.link(&bucket, slot);
+        }
+    }
+}
+
+impl Shared {
+    /// Deletes the files of buckets that nobody can find any more.
+    fn delete(&self, shelves: Vec<Shelf>) -> io::Result<()> {
+        let mut result = Ok(());
+        let (mut gone, mut left) = (Vec::new(), Vec::new());
+        for mut shelf in shelves {
+            match self.delete_files(&mut shelf) {
+                Ok(true) => gone.push(shelf),
+                Ok(false) => left.push(shelf),
+                Err(error) => {
+                    left.push(shelf);
+                    result = Err(error);
+                }
+            }
+        }
+        if let Err(error) = self.disk.sync_dir(Path::new("")) {
+            // Deleted, but perhaps not for good: what was removed must stay in the log.
+            result = Err(error);
+            let mut state = self.state.lock();
+            for shelf in &mut gone {
+                state.books.data -= std::mem::take(&mut shelf.data);
+            }
+            left.append(&mut gone);
+        }
+        point("evict.dir_synced");
+        let ids: Vec<u64> = gone.iter().map(|shelf| shelf.bucket.id).collect();
+        let mut state = self.state.lock();
+        for shelf in &gone {
+            state.books.data -= shelf.data;
+            state.forget(shelf);
+        }
+        state.leaving.append(&mut left);
+        drop(state);
+        self.removed.forget(&ids);
+        result
+    }
+
+    /// Whether the files are gone; `false` if somebody reads them. Then they are marked as an orphan.
+    fn delete_files(&self, shelf: &mut Shelf) -> io::Result<bool> {
+        let id = shelf.bucket.id;
+        let missing_is_fine = |result: io::Result<()>| match result {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        };
+        self.handles.forget(id);
+        // Asked once: a reader may leave at any time, and nobody can come.
+        let is_read = shelf.bucket.is_read();
+        if is_read {
+            missing_is_fine(self.disk.rename(&data_path(id), &dead_path(id)))?;
+            point("evict.orphan_marked");
+        } else {
+            missing_is_fine(self.disk.remove(&data_path(id)))?;
+            missing_is_fine(self.disk.remove(&dead_path(id)))?;
+            point("evict.data_deleted");
+        }
+        if shelf.meta > 0 {
+            missing_is_fine(self.disk.remove(&meta_path(id)))?;
+        }
+        self.state.lock().books.meta -= std::mem::take(&mut shelf.meta);
+        point("evict.meta_deleted");
+        Ok(!is_read)
+    }
+
+    /// Deletes buckets of which every record was removed, and orphans whose readers have left.
+    pub(super) fn reclaim(&self) {
+        let mut state = self.state.lock();
+        let mut going = Vec::new();
+        let mut at = 0;
+        while at < state.leaving.len() {
+            if state.leaving[at].bucket.is_read() {
+                at += 1;
+            } else {
+                going.push(state.leaving.swap_remove(at));
+            }
+        }
+        let empty = std::mem::take(&mut state.emptied);
+        for id in empty {
+            let dead = |shelf: &Shelf| shelf.live == 0 && !shelf.busy && !shelf.open;
+            if state.shelves.get(&id).is_some_and(dead) {
+                let shelf = state.shelves.remove(&id).expect("it was just looked at");
+                state.drop_writer(id);
+                going.push(shelf);
+            }
+        }
+        drop(state);
+        if going.is_empty() {
+            return;
+        }
+        if let Err(error) = self.delete(going) {
+            tracing::warn!(%error, "buckets without records could not be deleted; tried again later");
+        }
+    }
+}

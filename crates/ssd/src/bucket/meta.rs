@@ -1,0 +1,110 @@
+//! The metadata of a closed bucket: the heads of all its records in one file, so that a start reads them
+//! without touching the data. Drawn in `docs/formats/ssd.md`.
+//!
+//! What must stay true: the file is complete or not there. It is authoritative: what stands in the data and
+//! not in here was not kept.
+
+use super::state::Slot;
+use crate::ALIGN;
+use crate::record::{self, Head, Kind, Site, VERSION};
+use crate::room::Room;
+use mooncrate_mem::crc::crc;
+use std::mem::offset_of;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+const MAGIC: [u8; 8] = *b"mooncmet";
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Opening {
+    magic: [u8; 8],
+    version: U16,
+    reserved: U16,
+    count: U32,
+    token: U64,
+    serial: U64,
+    data_bytes: U64,
+    head_bytes: U64,
+    /// Of all above.
+    crc: U64,
+}
+
+const OPENING_BYTES: usize = size_of::<Opening>();
+const _: () = assert!(OPENING_BYTES == 56 && offset_of!(Opening, crc) == 48);
+
+/// Bytes of the file for so many bytes of heads.
+pub(super) const fn file_bytes(heads: usize) -> u64 {
+    (OPENING_BYTES + heads).next_multiple_of(ALIGN) as u64
+}
+
+/// The file of a bucket with these heads.
+pub(super) fn encode(token: u64, serial: u64, data_bytes: u64, count: u32, heads: &[u8]) -> Room {
+    let mut opening = Opening {
+        magic: MAGIC,
+        version: VERSION.into(),
+        reserved: 0.into(),
+        count: count.into(),
+        token: token.into(),
+        serial: serial.into(),
+        data_bytes: data_bytes.into(),
+        head_bytes: (heads.len() as u64).into(),
+        crc: 0.into(),
+    };
+    opening.crc = crc(&opening.as_bytes()[..offset_of!(Opening, crc)]).into();
+    let mut room = Room::new(file_bytes(heads.len()) as usize);
+    room.push(opening.as_bytes());
+    room.push(heads);
+    room.pad();
+    room
+}
+
+/// What a file says about its bucket.
+#[derive(Debug)]
+pub(crate) struct Meta<'a> {
+    /// Where the last record ends.
+    pub(super) data_bytes: u64,
+    /// All heads, with their places.
+    pub(super) heads: Vec<(u64, Head<'a>)>,
+}
+
+impl<'a> Meta<'a> {
+    /// Reads a file; `None` unless all of it is good.
+    pub(crate) fn decode(bytes: &'a [u8], token: u64, serial: u64) -> Option<Self> {
+        let (opening, rest) = Opening::ref_from_prefix(bytes).ok()?;
+        let sum = crc(&bytes[..offset_of!(Opening, crc)]);
+        let good = opening.magic == MAGIC
+            && opening.version.get() == VERSION
+            && opening.token.get() == token
+            && opening.serial.get() == serial
+            && opening.crc.get() == sum;
+        if !good {
+            return None;
+        }
+        let mut rest = rest.get(..usize::try_from(opening.head_bytes.get()).ok()?)?;
+        let data_bytes = opening.data_bytes.get();
+        // Each head takes at least its fixed part, which bounds the count before memory is taken.
+        let count = opening.count.get() as usize;
+        if count > rest.len() / record::FIXED_BYTES {
+            return None;
+        }
+        let mut heads = Vec::with_capacity(count);
+        let mut end = 0;
+        for _ in 0..count {
+            let offset = record::offset_in(rest)?;
+            let head = Head::decode(rest, Site { kind: Kind::Bucket, token, serial, offset })?;
+            if offset < end {
+                return None;
+            }
+            end = offset.checked_add(head.shape().bytes())?;
+            rest = &rest[head.shape().head()..];
+            heads.push((offset, head));
+        }
+        (rest.is_empty() && end <= data_bytes).then_some(Self { data_bytes, heads })
+    }
+}
+
+/// The slot of a head at a place.
+pub(super) fn slot(offset: u64, head: &Head<'_>) -> Slot {
+    Slot { id: head.id, offset, shape: head.shape() }
+}

@@ -1,0 +1,363 @@
+//! Finding records again after a restart (S3).
+//!
+//! A closed bucket tells its records by its metadata, many buckets per read. A bucket without good metadata
+//! is scanned, head by head, and its values are read as well: a crash may have torn what was not synced. A
+//! scan ends at the first thing that is no head. It does not look for further ones behind it: bytes that
+//! somebody put are there, too.
+
+use super::handles::Handles;
+use super::removed::{self, Removed};
+use super::state::{Bucket, Shelf, Slot, State};
+use super::write::Writer;
+use super::{Buckets, Shared, data_path, meta, meta_path};
+use crate::backend::{OpenError, Progress, Record, Recovery};
+use crate::config::Config;
+use crate::disk::{Disk, File, Open, ReadAt};
+use crate::identity::{self, Identity};
+use crate::laying;
+use crate::reading::Reader;
+use crate::record::{Head, Kind, Site};
+use crate::room::Room;
+use mooncrate_lock::{Condvar, Mutex};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// Files of metadata that are read at a time, and bytes of them.
+const BATCH_FILES: usize = 32;
+const BATCH_BYTES: u64 = 16 << 20;
+/// The smallest limit that leaves room for anything.
+const LIMIT_BYTES_MIN: u64 = 256 << 10;
+
+/// What lies in the directory.
+#[derive(Default)]
+struct Listing {
+    data: BTreeMap<u64, u64>,
+    meta: BTreeMap<u64, u64>,
+    logs: Vec<(String, u64)>,
+    orphans: Vec<String>,
+}
+
+impl Listing {
+    fn read(disk: &dyn Disk) -> io::Result<Self> {
+        let mut this = Self::default();
+        for entry in disk.list(Path::new(""))? {
+            let (name, len) = (entry.name, entry.len);
+            if entry.is_dir || identity::is_identity(&name) {
+                continue;
+            }
+            if removed::serial_of(&name).is_some() {
+                this.logs.push((name, len));
+                continue;
+            }
+            match numbered(&name) {
+                Some((id, "bucket")) => drop(this.data.insert(id, len)),
+                Some((id, "meta")) => drop(this.meta.insert(id, len)),
+                Some((_, "tmp" | "dead")) => this.orphans.push(name),
+                _ if name == "removed.tmp" => this.orphans.push(name),
+                // Not ours.
+                _ => {}
+            }
+        }
+        let lonely: Vec<u64> =
+            this.meta.keys().copied().filter(|id| !this.data.contains_key(id)).collect();
+        for id in lonely {
+            this.meta.remove(&id);
+            this.orphans.push(meta_path(id).to_string_lossy().into_owned());
+        }
+        Ok(this)
+    }
+}
+
+/// The number and the ending of a file of ours.
+fn numbered(name: &str) -> Option<(u64, &str)> {
+    let (number, ending) = name.split_once('.')?;
+    (number.len() == 16).then_some(())?;
+    Some((u64::from_str_radix(number, 16).ok()?, ending))
+}
+
+impl Buckets {
+    /// Opens a directory and tells each record that verified.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        config: &Config,
+        found: &mut dyn FnMut(Record),
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(Self, Recovery), OpenError> {
+        if config.limit_bytes < LIMIT_BYTES_MIN {
+            let limit = config.limit_bytes;
+            return Err(OpenError::TooSmall { limit, least: LIMIT_BYTES_MIN });
+        }
+        let is_ours = |name: &str| {
+            numbered(name).is_some_and(|(_, ending)| ending == "bucket" || ending == "meta")
+        };
+        let identity = Identity::open(&disk, Kind::Bucket, config.token, 1024, is_ours)?;
+        let identity = Arc::new(identity);
+        let listing = Listing::read(disk.as_ref())?;
+        let mut recovery = Recovery::default();
+        for name in &listing.orphans {
+            disk.remove(Path::new(name))?;
+            recovery.orphans += 1;
+        }
+        let mut places = Vec::new();
+        for (name, len) in &listing.logs {
+            let bad = removed::read(disk.as_ref(), name, *len, identity.token, &mut places)?;
+            recovery.dropped += bad;
+        }
+        places.retain(|place| listing.data.contains_key(&place.bucket));
+        let scan = Scan {
+            disk: disk.as_ref(),
+            token: identity.token,
+            config,
+            reader: Reader::default(),
+            removed: places.iter().map(|place| (place.bucket, place.offset)).collect(),
+            state: State::default(),
+            recovery,
+            found,
+            progress,
+            done: Progress { total: listing.data.values().sum(), ..Progress::default() },
+        };
+        let Scan { state, recovery, reader, .. } = scan.run(&listing)?;
+        places.retain(|place| state.shelves.contains_key(&place.bucket));
+        let removed = Removed::open(&disk, &identity, &places, listing.logs);
+        let shared = Shared {
+            disk,
+            config: config.clone(),
+            identity,
+            reader,
+            handles: Handles::new(config.handles_max),
+            removed,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            loads: AtomicU64::new(0),
+        };
+        shared.seal_recovered();
+        shared.reclaim();
+        Ok((Self(Arc::new(shared)), recovery))
+    }
+}
+
+impl Shared {
+    /// Closes what was open at the end, so that the next start need not scan it.
+    fn seal_recovered(&self) {
+        let unsealed = self.state.lock().unsealed.len();
+        for _ in 0..unsealed {
+            if self.state.lock().books.promised(0) <= self.config.limit_bytes {
+                self.seal_leftovers();
+            }
+        }
+    }
+}
+
+/// A recovery under way.
+struct Scan<'a> {
+    disk: &'a dyn Disk,
+    token: u64,
+    config: &'a Config,
+    reader: Reader,
+    removed: BTreeSet<(u64, u64)>,
+    state: State,
+    recovery: Recovery,
+    found: &'a mut dyn FnMut(Record),
+    progress: &'a mut dyn FnMut(Progress),
+    done: Progress,
+}
+
+impl Scan<'_> {
+    fn run(mut self, listing: &Listing) -> Result<Self, OpenError> {
+        let buckets: Vec<(u64, u64, u64)> = (listing.data.iter())
+            .map(|(&id, &len)| (id, len, listing.meta.get(&id).copied().unwrap_or(0)))
+            .collect();
+        let mut rest = &buckets[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |(_, _, meta): &&(u64, u64, u64)| {
+                bytes += meta;
+                bytes <= BATCH_BYTES
+            };
+            let count = rest.iter().take(BATCH_FILES).take_while(fits).count().max(1);
+            let (now, later) = rest.split_at(count);
+            self.batch(now)?;
+            rest = later;
+        }
+        (self.progress)(self.done);
+        Ok(self)
+    }
+
+    /// Reads the metadata of some buckets at once, then takes the buckets one after the other.
+    fn batch(&mut self, buckets: &[(u64, u64, u64)]) -> Result<(), OpenError> {
+        let metas = self.read_metas(buckets);
+        for (&(id, len, meta_len), bytes) in buckets.iter().zip(metas) {
+            let meta = bytes.as_ref().and_then(|room| meta::Meta::decode(room, self.token, id));
+            match meta {
+                Some(meta) if meta.data_bytes <= len => self.told(id, len, meta_len, meta)?,
+                _ => {
+                    if meta_len > 0 {
+                        tracing::warn!(bucket = id, "bad metadata; the bucket is scanned");
+                        self.recovery.dropped += 1;
+                        self.disk.remove(&meta_path(id))?;
+                    }
+                    self.scanned(id, len)?;
+                }
+            }
+            self.done.done += len;
+            self.done.records = self.recovery.records;
+            (self.progress)(self.done);
+        }
+        Ok(())
+    }
+
+    fn read_metas(&self, buckets: &[(u64, u64, u64)]) -> Vec<Option<Room>> {
+        let mut rooms: Vec<Option<(Arc<dyn File>, Room)>> = (buckets.iter())
+            .map(|&(id, _, len)| {
+                // A larger one than its bucket cannot be good, and must not be believed.
+                let len = usize::try_from(len).ok().filter(|&len| 0 < len && len < 1 << 30)?;
+                let file = self.disk.open(&meta_path(id), Open::Read).ok()?;
+                let mut room = Room::new(len);
+                room.set_len(len);
+                Some((file, room))
+            })
+            .collect();
+        let reads = rooms.iter_mut().flatten().map(|(file, room)| {
+            let (offset, into, result) = (0, &mut room[..], Ok(()));
+            ReadAt { file, offset, into, result }
+        });
+        let mut reads: Vec<ReadAt<'_>> = reads.collect();
+        self.disk.read(&mut reads);
+        let mut ended =
+            reads.into_iter().map(|read| read.result.is_ok()).collect::<Vec<_>>().into_iter();
+        rooms
+            .into_iter()
+            .map(|slot| slot.and_then(|(_, room)| ended.next()?.then_some(room)))
+            .collect()
+    }
+
+    /// A bucket whose metadata are good.
+    fn told(&mut self, id: u64, len: u64, meta_len: u64, meta: meta::Meta<'_>) -> io::Result<()> {
+        let mut shelf = new_shelf(id, len, meta_len);
+        let file = match self.config.verify_values {
+            true => Some(self.disk.open(&data_path(id), Open::Read)?),
+            false => None,
+        };
+        for (offset, head) in &meta.heads {
+            // What cannot be read now is not told now.
+            let good = file.as_ref().is_none_or(|file| {
+                let checked = self.reader.check_value(self.disk, file, *offset, head);
+                checked.unwrap_or(false)
+            });
+            self.register(&mut shelf, *offset, head, good);
+        }
+        self.add(shelf, None)
+    }
+
+    /// A bucket that has none: from head to head.
+    fn scanned(&mut self, id: u64, len: u64) -> io::Result<()> {
+        let mut shelf = new_shelf(id, len, 0);
+        let mut heads = Vec::new();
+        let end = match self.scan(&mut shelf, &mut heads) {
+            Ok(end) => laying::rounded(end),
+            Err(error) => {
+                // What was found is served; the rest may be readable at another start.
+                tracing::warn!(bucket = id, %error, "a bucket could not be read to its end");
+                self.recovery.dropped += 1;
+                return self.add(shelf, None);
+            }
+        };
+        if end < len {
+            self.recovery.dropped += 1;
+        }
+        if shelf.slots.is_empty() {
+            self.disk.remove(&data_path(id))?;
+            self.recovery.orphans += 1;
+            return Ok(());
+        }
+        if end < len {
+            self.disk.open(&data_path(id), Open::Write)?.set_len(end)?;
+            shelf.data = end;
+        }
+        let meta_reserved = meta::file_bytes(heads.len());
+        let records = shelf.slots.len() as u32;
+        self.add(shelf, Some(Writer { id, file: None, end, records, heads, meta_reserved }))
+    }
+
+    /// Where the last record of a bucket ends; collects the heads of those that are good.
+    fn scan(&mut self, shelf: &mut Shelf, heads: &mut Vec<u8>) -> io::Result<u64> {
+        let (id, len) = (shelf.bucket.id, shelf.data);
+        let file = self.disk.open(&data_path(id), Open::Read)?;
+        let (mut end, mut offset) = (0, 0);
+        while offset < len {
+            let site = Site { kind: Kind::Bucket, token: self.token, serial: id, offset };
+            let read = self.reader.head(self.disk, &file, len, site)?;
+            let bytes = read.as_ref().map_or(&[][..], |(near, at)| &near[*at..]);
+            let head = Head::decode(bytes, site);
+            let Some(head) = head.filter(|head| offset + head.shape().bytes() <= len) else {
+                // The next write began at a whole block.
+                let next = laying::rounded(offset);
+                if next == offset {
+                    break;
+                }
+                offset = next;
+                continue;
+            };
+            let good = self.reader.check_value(self.disk, &file, offset, &head)?;
+            if good {
+                heads.extend_from_slice(&bytes[..head.shape().head()]);
+            }
+            self.register(shelf, offset, &head, good);
+            end = offset + head.shape().bytes();
+            offset = end;
+        }
+        Ok(end)
+    }
+
+    /// A record of a bucket, unless it is bad or was removed.
+    fn register(&mut self, shelf: &mut Shelf, offset: u64, head: &Head<'_>, good: bool) {
+        if !good {
+            self.recovery.dropped += 1;
+            return;
+        }
+        let slot = meta::slot(offset, head);
+        shelf.slots.push(slot);
+        if self.removed.contains(&(shelf.bucket.id, offset)) {
+            self.recovery.removed += 1;
+            return;
+        }
+        self.serve(shelf, slot, head);
+    }
+
+    fn serve(&mut self, shelf: &mut Shelf, slot: Slot, head: &Head<'_>) {
+        if self.state.index.contains_key(&slot.id) {
+            // Evicted, offloaded again, and the first copy came back with a crash. One is enough.
+            self.state.hidden.insert((slot.id, shelf.bucket.id, slot.offset), false);
+            return;
+        }
+        shelf.live += 1;
+        self.state.link(&shelf.bucket, slot);
+        self.recovery.records += 1;
+        self.recovery.value_bytes += head.len;
+        (self.found)(head.record());
+    }
+
+    fn add(&mut self, shelf: Shelf, writer: Option<Writer>) -> io::Result<()> {
+        let state = &mut self.state;
+        state.books.data += shelf.data;
+        state.books.meta += shelf.meta;
+        state.books.slots += shelf.slots.len() as u64;
+        if let Some(writer) = writer {
+            state.books.reserved += writer.meta_reserved;
+            state.unsealed.push(writer);
+        }
+        if shelf.live == 0 {
+            state.emptied.push(shelf.bucket.id);
+        }
+        state.shelves.insert(shelf.bucket.id, shelf);
+        Ok(())
+    }
+}
+
+fn new_shelf(id: u64, data: u64, meta: u64) -> Shelf {
+    let (bucket, slots) = (Bucket::new(id), Vec::new());
+    Shelf { bucket, slots, live: 0, data, meta, busy: false, open: false }
+}

@@ -1,0 +1,386 @@
+//! Keeping records: data, sync, index (S2).
+//!
+//! A few buckets are open at a time. A call takes one of them out, appends all it has in one write, syncs it
+//! once, and puts it back, so nothing waits for a bucket to fill, no lock is held over I/O, and a sync
+//! serves a whole batch. Who finds all of them taken waits for one.
+//!
+//! What must stay true: a bucket is written by one call at a time, behind its durable end only. A bucket whose
+//! write or sync failed is closed; its metadata, which say what is in it, leave out what was not kept (S12).
+
+use super::state::{Bucket, Shelf, Slot};
+use super::{Shared, data_path, meta, meta_path, temp_path};
+use crate::backend::{KeepError, NewRecord};
+use crate::disk::{File, Open};
+use crate::laying::{self, Laid, Sealed};
+use crate::points::point;
+use crate::record::{Kind, Site};
+use std::collections::VecDeque;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Closed buckets without metadata that are borne; with more of them nothing new is kept.
+const UNSEALED_MAX: usize = 8;
+
+/// An open bucket, in the hands of one call or idle.
+#[derive(Debug)]
+pub(super) struct Writer {
+    pub(super) id: u64,
+    /// `None` until something is written.
+    pub(super) file: Option<Arc<dyn File>>,
+    /// Where its durable records end.
+    pub(super) end: u64,
+    pub(super) records: u32,
+    /// The heads of its records: its metadata to be.
+    pub(super) heads: Vec<u8>,
+    pub(super) meta_reserved: u64,
+}
+
+/// Why a write was not kept.
+enum Failed {
+    /// Nothing of it is left in the file, durably.
+    Undone(io::Error),
+    /// The file is not to be trusted from its durable end on.
+    Bad(io::Error),
+}
+
+impl Shared {
+    pub(super) fn keep_all(&self, records: &[NewRecord<'_>]) -> Vec<Result<(), KeepError>> {
+        let mut results: Vec<Result<(), KeepError>> = records.iter().map(|_| Ok(())).collect();
+        let mut waiting = VecDeque::with_capacity(records.len());
+        for (number, record) in records.iter().enumerate() {
+            match Sealed::check(record, number) {
+                Ok(sealed) => waiting.push_back(sealed),
+                Err(error) => results[number] = Err(error),
+            }
+        }
+        let mut state = self.state.lock();
+        waiting.retain(|sealed| {
+            let id = sealed.record.id;
+            let new = !state.index.contains_key(&id) && state.pending.insert(id);
+            if !new {
+                results[sealed.number] = Err(KeepError::Exists);
+            }
+            new
+        });
+        drop(state);
+        self.seal_leftovers();
+        while !waiting.is_empty() {
+            let mut writer = match self.take_writer() {
+                Ok(writer) => writer,
+                Err(error) => {
+                    self.give_up(&Vec::from(waiting), &error, &mut results);
+                    break;
+                }
+            };
+            let batch = self.admit(&mut writer, &mut waiting, &mut results);
+            if batch.is_empty() {
+                // Full for the next one; or nothing was left to write.
+                self.put_back(writer, !waiting.is_empty());
+            } else {
+                self.append(writer, batch, &mut results);
+            }
+        }
+        results
+    }
+
+    /// An open bucket for this call alone.
+    fn take_writer(&self) -> io::Result<Writer> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(writer) = state.idle.pop() {
+                if let Some(shelf) = state.shelves.get_mut(&writer.id) {
+                    shelf.busy = true;
+                }
+                return Ok(writer);
+            }
+            if state.unsealed.len() > UNSEALED_MAX {
+                return Err(io::Error::other("the metadata of too many buckets cannot be written"));
+            }
+            if state.writers < self.config.open_buckets_max.max(1) {
+                state.writers += 1;
+                drop(state);
+                let id = self.identity.take(1).inspect_err(|_| self.lose_writer())?;
+                let (heads, meta_reserved) = (Vec::new(), 0);
+                return Ok(Writer { id, file: None, end: 0, records: 0, heads, meta_reserved });
+            }
+            self.changed.wait_for(&mut state, Duration::from_secs(1));
+        }
+    }
+
+    fn lose_writer(&self) {
+        self.state.lock().writers -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Takes what fits into the bucket and under the limit, and reserves the bytes for it.
+    fn admit<'a>(
+        &self,
+        writer: &mut Writer,
+        waiting: &mut VecDeque<Sealed<'a>>,
+        results: &mut [Result<(), KeepError>],
+    ) -> Vec<Sealed<'a>> {
+        let mut state = self.state.lock();
+        let mut batch = Vec::new();
+        let (mut end, mut heads) = (writer.end, writer.heads.len());
+        while let Some(sealed) = waiting.front() {
+            let shape = sealed.shape();
+            let (_, next) = laying::next(end, shape);
+            let records = writer.records as usize + batch.len();
+            let full = records >= self.config.bucket_records_max.max(1) as usize
+                || laying::rounded(next) > self.config.bucket_bytes_max;
+            if full && records > 0 {
+                break;
+            }
+            let sealed = waiting.pop_front().expect("it was just looked at");
+            let meta = meta::file_bytes(heads + shape.head());
+            let need = laying::rounded(next) - writer.end + meta - writer.meta_reserved;
+            let promised = state.books.promised(batch.len() as u64 + 1);
+            if promised + need > self.config.limit_bytes {
+                let (used, limit) = (promised, self.config.limit_bytes);
+                results[sealed.number] = Err(KeepError::Full { need: shape.bytes(), used, limit });
+                state.pending.remove(&sealed.record.id);
+                continue;
+            }
+            end = next;
+            heads += shape.head();
+            batch.push(sealed);
+        }
+        if !batch.is_empty() {
+            let meta = meta::file_bytes(heads);
+            let data = laying::rounded(end) - writer.end;
+            state.books.reserved += data + meta - writer.meta_reserved;
+            state.books.slots += batch.len() as u64;
+            writer.meta_reserved = meta;
+        }
+        batch
+    }
+
+    fn append(
+        &self,
+        mut writer: Writer,
+        batch: Vec<Sealed<'_>>,
+        results: &mut [Result<(), KeepError>],
+    ) {
+        let (kind, token) = (Kind::Bucket, self.identity.token);
+        let site = Site { kind, token, serial: writer.id, offset: writer.end };
+        let laid = laying::lay(&batch, site);
+        match self.write(&mut writer, &laid) {
+            Ok(()) => {
+                self.commit(&mut writer, &batch, &laid);
+                point("bucket.indexed");
+                let full = writer.records >= self.config.bucket_records_max
+                    || writer.end >= self.config.bucket_bytes_max;
+                self.put_back(writer, full);
+            }
+            Err(failed) => {
+                let (Failed::Undone(error) | Failed::Bad(error)) = &failed;
+                let before =
+                    if writer.records == 0 { 0 } else { meta::file_bytes(writer.heads.len()) };
+                let mut state = self.state.lock();
+                state.books.reserved -= laid.end - writer.end + writer.meta_reserved - before;
+                state.books.slots -= batch.len() as u64;
+                drop(state);
+                writer.meta_reserved = before;
+                self.give_up(&batch, error, results);
+                match failed {
+                    Failed::Undone(_) => self.put_back(writer, false),
+                    Failed::Bad(_) => self.abandon(writer),
+                }
+            }
+        }
+    }
+
+    /// Data, sync, and the name of a new file.
+    fn write(&self, writer: &mut Writer, laid: &Laid<'_>) -> Result<(), Failed> {
+        let path = data_path(writer.id);
+        let file = match &writer.file {
+            Some(file) => Arc::clone(file),
+            None => self.disk.open(&path, Open::Create).map_err(Failed::Bad)?,
+        };
+        writer.file = Some(Arc::clone(&file));
+        point("bucket.created");
+        point("bucket.before_write");
+        let result = self.identity.write(&file, writer.end, &laid.pieces());
+        point("bucket.data_written");
+        if let Err(error) = result {
+            // A disk that is full is not broken: cut what came too much and go on later.
+            let full = error.kind() == io::ErrorKind::StorageFull;
+            let cut = full && file.set_len(writer.end).and_then(|()| file.sync_data()).is_ok();
+            return Err(if cut { Failed::Undone(error) } else { Failed::Bad(error) });
+        }
+        file.sync_data().map_err(Failed::Bad)?;
+        point("bucket.data_synced");
+        if writer.records == 0 {
+            self.disk.sync_dir(Path::new("")).map_err(Failed::Bad)?;
+            point("bucket.dir_synced");
+        }
+        Ok(())
+    }
+
+    /// The records can be loaded from now on.
+    fn commit(&self, writer: &mut Writer, batch: &[Sealed<'_>], laid: &Laid<'_>) {
+        let mut state = self.state.lock();
+        let shelf = state.shelves.entry(writer.id).or_insert_with(|| Shelf {
+            bucket: Bucket::new(writer.id),
+            slots: Vec::new(),
+            live: 0,
+            data: 0,
+            meta: 0,
+            busy: true,
+            open: true,
+        });
+        let slots = batch.iter().zip(&laid.offsets).map(|(sealed, &offset)| {
+            let (id, shape) = (sealed.record.id, sealed.shape());
+            Slot { id, offset, shape }
+        });
+        let slots: Vec<Slot> = slots.collect();
+        shelf.slots.extend_from_slice(&slots);
+        shelf.live += slots.len();
+        shelf.data = laid.end;
+        let bucket = Arc::clone(&shelf.bucket);
+        let grown = laid.end - writer.end;
+        state.books.data += grown;
+        state.books.reserved -= grown;
+        for slot in slots {
+            state.pending.remove(&slot.id);
+            state.link(&bucket, slot);
+        }
+        drop(state);
+        writer.end = laid.end;
+        writer.records += batch.len() as u32;
+        writer.heads.extend_from_slice(&laid.heads);
+    }
+
+    fn give_up(
+        &self,
+        batch: &[Sealed<'_>],
+        error: &io::Error,
+        results: &mut [Result<(), KeepError>],
+    ) {
+        let free = self.disk.free_bytes().unwrap_or(0);
+        let mut state = self.state.lock();
+        let used = state.books.promised(0);
+        for sealed in batch {
+            state.pending.remove(&sealed.record.id);
+            results[sealed.number] = Err(if error.kind() == io::ErrorKind::StorageFull {
+                KeepError::Full { need: sealed.shape().bytes(), used, limit: used + free }
+            } else {
+                KeepError::Disk(again(error))
+            });
+        }
+    }
+
+    /// The bucket can be written by others, or is closed.
+    pub(super) fn put_back(&self, writer: Writer, close: bool) {
+        if writer.records == 0 {
+            return self.abandon(writer);
+        }
+        if close {
+            return self.close(writer);
+        }
+        let mut state = self.state.lock();
+        if let Some(shelf) = state.shelves.get_mut(&writer.id) {
+            shelf.busy = false;
+        }
+        state.idle.push(writer);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The bucket is not written to again.
+    fn close(&self, writer: Writer) {
+        self.state.lock().writers -= 1;
+        self.changed.notify_all();
+        self.seal(writer);
+    }
+
+    /// Writes the metadata of a bucket that is closed. What cannot be written now is tried again later.
+    pub(super) fn seal(&self, writer: Writer) {
+        let Writer { id, end, records, meta_reserved, .. } = writer;
+        point("meta.before_write");
+        let room = meta::encode(self.identity.token, id, end, records, &writer.heads);
+        let points = ["meta.written", "meta.synced", "meta.renamed", "meta.dir_synced"];
+        let (temp, name) = (temp_path(id), meta_path(id));
+        let sealed = self.identity.replace(&temp, &name, &room, &points);
+        if sealed.is_err() {
+            // It may stand there and not be durable; then it must be written again, and counted once.
+            let _ = self.disk.remove(&name);
+        }
+        let mut state = self.state.lock();
+        let shelf = state.shelves.get_mut(&id).expect("a busy bucket does not go");
+        shelf.busy = false;
+        shelf.open = false;
+        let empty = shelf.live == 0;
+        match sealed {
+            Ok(()) => {
+                shelf.meta = room.len() as u64;
+                state.books.meta += room.len() as u64;
+                state.books.reserved -= meta_reserved;
+            }
+            Err(error) => {
+                tracing::warn!(bucket = id, %error, "the metadata of a bucket were not written");
+                state.unsealed.push(writer);
+            }
+        }
+        if empty {
+            state.emptied.push(id);
+        }
+        drop(state);
+        self.changed.notify_all();
+        self.reclaim();
+    }
+
+    /// Tries once more to write what could not be written.
+    pub(super) fn seal_leftovers(&self) {
+        let mut state = self.state.lock();
+        let Some(writer) = state.unsealed.pop() else { return };
+        if let Some(shelf) = state.shelves.get_mut(&writer.id) {
+            shelf.busy = true;
+        }
+        drop(state);
+        self.seal(writer);
+    }
+
+    /// A bucket that failed: closed with what it has, or deleted if that is nothing.
+    fn abandon(&self, writer: Writer) {
+        if let Some(file) = writer.file.as_ref().filter(|_| writer.records > 0) {
+            // Best effort: what lies behind the end counts as long as it is there.
+            let _ = file.set_len(writer.end);
+            let len = file.len().unwrap_or(writer.end).max(writer.end);
+            let mut state = self.state.lock();
+            let shelf = state.shelves.get_mut(&writer.id).expect("a busy bucket does not go");
+            shelf.data = len;
+            state.books.data += len - writer.end;
+            drop(state);
+            return self.close(writer);
+        }
+        let mut state = self.state.lock();
+        state.writers -= 1;
+        state.books.reserved -= writer.meta_reserved;
+        drop(state);
+        self.changed.notify_all();
+        let Some(file) = writer.file else { return };
+        let len = file.len().unwrap_or(0);
+        drop(file);
+        let path = data_path(writer.id);
+        let deleted = self.disk.remove(&path).and_then(|()| self.disk.sync_dir(Path::new("")));
+        if let Err(error) = deleted {
+            tracing::warn!(bucket = writer.id, %error, "an empty bucket could not be deleted");
+            let mut state = self.state.lock();
+            state.books.data += len;
+            let (bucket, slots) = (Bucket::new(writer.id), Vec::new());
+            let (live, data, meta, busy, open) = (0, len, 0, false, false);
+            state.leaving.push(Shelf { bucket, slots, live, data, meta, busy, open });
+        }
+    }
+}
+
+/// The same error for somebody else.
+pub(crate) fn again(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
+    }
+}

@@ -1,0 +1,187 @@
+//! Two steps: hidden, then deleted; and back again if nobody was told (S1, S6).
+
+use super::everywhere;
+use super::rig::{Rig, Thing, load_part};
+use crate::{Evict, KeepError, Kind, LoadError};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+const WAIT: Duration = Duration::from_secs(10);
+
+fn filled(rig: &Rig, count: u32) -> Vec<Thing> {
+    let things: Vec<Thing> = (0..count).map(|number| Thing::new(number, 50_000)).collect();
+    things.chunks(4).for_each(|chunk| rig.keep_all(chunk));
+    things
+}
+
+#[test]
+fn a_dropped_ticket_puts_everything_back() {
+    everywhere(|rig| {
+        let things = filled(rig, 30);
+        let before = rig.backend().usage();
+        let ticket = rig.backend().unlink(300_000).unwrap();
+        assert!(ticket.bytes() >= 300_000);
+        let hidden: BTreeSet<_> = ticket.records().iter().copied().collect();
+        assert!(!hidden.is_empty());
+        for thing in &things {
+            let missing = matches!(rig.load(thing), Err(LoadError::Missing));
+            assert_eq!(missing, hidden.contains(&thing.id), "{:?}", thing.id);
+        }
+        drop(ticket);
+        rig.has_all(&things);
+        assert_eq!(rig.backend().usage(), before);
+        rig.balanced();
+        rig.reopen();
+        rig.found_exactly(&things);
+    });
+}
+
+#[test]
+fn a_finished_ticket_gives_the_bytes_back_oldest_first() {
+    everywhere(|rig| {
+        let things = filled(rig, 30);
+        let before = rig.backend().usage();
+        let ticket = rig.backend().unlink(300_000).unwrap();
+        let (bytes, hidden) = (ticket.bytes(), ticket.records().len());
+        assert_eq!(ticket.records(), things[..hidden].iter().map(|t| t.id).collect::<Vec<_>>());
+        ticket.finish(WAIT).unwrap();
+        assert_eq!(before.used - rig.backend().usage().used, bytes);
+        let (gone, left) = things.split_at(hidden);
+        rig.has_none(gone);
+        rig.has_all(left);
+        rig.balanced();
+        rig.reopen();
+        rig.found_exactly(left);
+        // What was evicted may be kept again.
+        rig.keep_all(gone);
+        rig.has_all(&things);
+        rig.reopen();
+        rig.found_exactly(&things);
+    });
+}
+
+#[test]
+fn everything_can_be_evicted_and_nothing_is_left() {
+    everywhere(|rig| {
+        assert!(rig.backend().unlink(1).is_none(), "nothing can go");
+        filled(rig, 30);
+        while let Some(ticket) = rig.backend().unlink(1 << 20) {
+            ticket.finish(WAIT).unwrap();
+        }
+        let usage = rig.balanced();
+        assert_eq!((usage.records, usage.value_bytes), (0, 0));
+        rig.reopen();
+        rig.found_exactly(&[]);
+        filled(rig, 5);
+    });
+}
+
+#[test]
+fn the_same_record_kept_while_its_old_copy_waits_to_go() {
+    everywhere(|rig| {
+        for finish in [true, false] {
+            let thing = Thing::new(u32::from(finish), 50_000);
+            rig.keep_all(std::slice::from_ref(&thing));
+            let ticket = rig.backend().unlink(1).unwrap();
+            rig.has_none(std::slice::from_ref(&thing));
+            rig.keep_all(std::slice::from_ref(&thing));
+            if finish {
+                ticket.finish(WAIT).unwrap();
+            } else {
+                drop(ticket);
+            }
+            rig.has_all(std::slice::from_ref(&thing));
+            rig.reopen();
+            rig.found_exactly(std::slice::from_ref(&thing));
+            rig.has_all(std::slice::from_ref(&thing));
+            rig.backend().remove(&[thing.id]).unwrap();
+            rig.reopen();
+            rig.found_exactly(&[]);
+        }
+        rig.balanced();
+    });
+}
+
+#[test]
+fn what_is_removed_while_it_is_hidden_stays_removed() {
+    everywhere(|rig| {
+        let things = filled(rig, 10);
+        let ticket = rig.backend().unlink(1).unwrap();
+        let gone = ticket.records()[0];
+        rig.backend().remove(&[gone]).unwrap();
+        drop(ticket);
+        let (removed, left): (Vec<_>, Vec<_>) = things.into_iter().partition(|t| t.id == gone);
+        rig.has_none(&removed);
+        rig.has_all(&left);
+        rig.reopen();
+        rig.found_exactly(&left);
+    });
+}
+
+#[test]
+fn eviction_under_readers_gives_right_bytes_or_none() {
+    everywhere(|rig| {
+        rig.set(|config| config.limit_bytes = 8 << 20);
+        let backend = rig.backend();
+        let (stop, loaded) = (AtomicBool::new(false), AtomicU64::new(0));
+        let newest = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for reader in 0..3 {
+                let (stop, loaded, newest) = (&stop, &loaded, &newest);
+                scope.spawn(move || {
+                    let mut number = reader;
+                    while !stop.load(Ordering::Relaxed) {
+                        let newest = newest.load(Ordering::Relaxed).max(1);
+                        number = (number * 7 + 3) % newest;
+                        let thing = Thing::new(number as u32, 50_000);
+                        match load_part(backend, &thing, number % 9, 45_000) {
+                            Ok(()) => drop(loaded.fetch_add(1, Ordering::Relaxed)),
+                            Err(LoadError::Missing) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                });
+            }
+            let mut evicted = 0;
+            for number in 0..400 {
+                let thing = Thing::new(number, 50_000);
+                loop {
+                    match backend.keep(&[thing.record()]).remove(0) {
+                        Ok(()) => break,
+                        Err(KeepError::Full { need, .. }) => {
+                            let ticket = backend.unlink(need).expect("something can go");
+                            evicted += ticket.records().len();
+                            ticket.finish(WAIT).unwrap();
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                newest.store(u64::from(number) + 1, Ordering::Relaxed);
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(evicted > 100, "{evicted}");
+        });
+        assert!(loaded.into_inner() > 0);
+        rig.balanced();
+    });
+}
+
+#[test]
+fn buckets_that_nobody_read_go_first() {
+    everywhere(|rig| {
+        if rig.config.kind != Kind::Bucket {
+            return;
+        }
+        rig.set(|config| config.evict = Evict::Lru);
+        let things = filled(rig, 32);
+        rig.has_all(&things[..8]);
+        let ticket = rig.backend().unlink(1).unwrap();
+        assert!(!ticket.records().contains(&things[0].id), "the first bucket was read");
+        assert!(ticket.records().contains(&things[8].id), "the oldest of the others");
+        drop(ticket);
+        rig.has_all(&things[8..]);
+        assert!(rig.backend().unlink(1).unwrap().records().contains(&things[0].id));
+    });
+}

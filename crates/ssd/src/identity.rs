@@ -1,0 +1,298 @@
+//! What a directory is: its version, which backend it belongs to, its token, and which numbers were given
+//! out. Two copies of one small text, each replaced as a whole; one good copy is enough.
+//!
+//! ```text
+//!   mooncrate-ssd 1          the version; a later one is refused, and nothing is touched
+//!   backend bucket
+//!   token 0123456789abcdef   drawn once; stands in every head
+//!   ids 1024                 numbers below may be in use, or were
+//!   crc 0123456789abcdef     of the lines above
+//! ```
+//!
+//! What must stay true: a number is durable as used before it is used, so no number names two things, also
+//! after restarts and whatever was deleted in between (S6).
+
+use crate::disk::{Disk, File, Open, WriteAt};
+use crate::points::point;
+use crate::record::{Kind, VERSION};
+use crate::room::Room;
+use crate::{ALIGN, OpenError, ReadAt};
+use mooncrate_lock::Mutex;
+use mooncrate_mem::crc::crc;
+use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const NAMES: [&str; 2] = ["format", "format.copy"];
+const TEMP: &str = "format.tmp";
+const FIRST: &str = "mooncrate-ssd ";
+
+/// Bytes that both copies take, and a third one for a moment.
+pub(crate) const BYTES: u64 = 2 * ALIGN as u64;
+pub(crate) const BYTES_MAX: u64 = 3 * ALIGN as u64;
+
+/// The text, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Text {
+    pub(crate) kind: Kind,
+    pub(crate) token: u64,
+    pub(crate) ids: u64,
+}
+
+/// Why a text is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bad {
+    /// Written by a later version.
+    Newer(u64),
+    /// Something else, or a part of one.
+    Damaged,
+}
+
+impl Text {
+    fn encode(&self) -> String {
+        let Self { kind, token, ids } = self;
+        let mut text =
+            format!("{FIRST}{VERSION}\nbackend {}\ntoken {token:016x}\nids {ids}\n", kind.name());
+        let sum = crc(text.as_bytes());
+        let _ = writeln!(text, "crc {sum:016x}");
+        text
+    }
+
+    /// Reads a text, padded with zeros. The first line and the sum stay what they are in every version.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Bad> {
+        let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+        let text = std::str::from_utf8(&bytes[..end]).map_err(|_| Bad::Damaged)?;
+        Self::parse(text).ok_or(Bad::Damaged)?
+    }
+
+    fn parse(text: &str) -> Option<Result<Self, Bad>> {
+        let (body, sum) = text.strip_suffix('\n')?.rsplit_once("crc ")?;
+        if u64::from_str_radix(sum, 16) != Ok(crc(body.as_bytes())) {
+            return None;
+        }
+        let (first, rest) = body.split_once('\n')?;
+        let version: u64 = first.strip_prefix(FIRST)?.parse().ok()?;
+        if version > u64::from(VERSION) {
+            return Some(Err(Bad::Newer(version)));
+        }
+        let mut lines = rest.lines();
+        let kind = lines.next()?.strip_prefix("backend ")?;
+        let kind = Kind::ALL.into_iter().find(|known| known.name() == kind)?;
+        let token = u64::from_str_radix(lines.next()?.strip_prefix("token ")?, 16).ok()?;
+        let ids = lines.next()?.strip_prefix("ids ")?.parse().ok()?;
+        lines.next().is_none().then_some(Ok(Self { kind, token, ids }))
+    }
+}
+
+/// The identity of an open directory.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    disk: Arc<dyn Disk>,
+    kind: Kind,
+    pub(crate) token: u64,
+    ids: Mutex<Ids>,
+    /// Numbers that are made durable at a time.
+    step: u64,
+    written: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Ids {
+    next: u64,
+    durable: u64,
+}
+
+impl Identity {
+    /// Reads the identity of a directory, or gives it one. `is_ours` tells files that only a directory with
+    /// an identity has.
+    pub(crate) fn open(
+        disk: &Arc<dyn Disk>,
+        kind: Kind,
+        token: Option<u64>,
+        step: u64,
+        is_ours: impl Fn(&str) -> bool,
+    ) -> Result<Self, OpenError> {
+        let entries = disk.list(Path::new(""))?;
+        let mut best: Option<Text> = None;
+        let mut damaged = false;
+        for name in NAMES {
+            let Some(entry) = entries.iter().find(|entry| entry.name == name) else { continue };
+            match read_text(disk.as_ref(), name, entry.len) {
+                Ok(text) if best.is_none_or(|best| best.ids < text.ids) => best = Some(text),
+                Ok(_) => {}
+                Err(Bad::Newer(version)) => {
+                    return Err(OpenError::Newer { version, ours: VERSION.into() });
+                }
+                Err(Bad::Damaged) => damaged = true,
+            }
+        }
+        let text = match best {
+            Some(text) if text.kind != kind => {
+                return Err(OpenError::Kind { is: text.kind.name(), asked: kind.name() });
+            }
+            Some(text) => text,
+            None if damaged || entries.iter().any(|entry| is_ours(&entry.name)) => {
+                return Err(OpenError::Damaged);
+            }
+            None => Text { kind, token: token.map_or_else(draw, Ok)?, ids: 1 },
+        };
+        if damaged {
+            tracing::warn!("a copy of the file `format` is damaged; the other one is good");
+        }
+        let ids = Mutex::new(Ids { next: text.ids, durable: text.ids });
+        let this = Self {
+            disk: Arc::clone(disk),
+            kind,
+            token: text.token,
+            ids,
+            step,
+            written: AtomicU64::new(0),
+        };
+        this.reserve(&mut this.ids.lock())?;
+        Ok(this)
+    }
+
+    /// `count` numbers in a row that were never used; the first of them.
+    pub(crate) fn take(&self, count: u64) -> io::Result<u64> {
+        let mut ids = self.ids.lock();
+        while ids.next + count > ids.durable {
+            // Under the lock, because nobody else could go on either; once in `step` numbers.
+            self.reserve(&mut ids)?;
+        }
+        let first = ids.next;
+        ids.next += count;
+        Ok(first)
+    }
+
+    fn reserve(&self, ids: &mut Ids) -> io::Result<()> {
+        let durable = ids.durable + self.step;
+        let text = Text { kind: self.kind, token: self.token, ids: durable };
+        for name in NAMES {
+            point("format.before_write");
+            let mut room = Room::new(ALIGN);
+            room.push(text.encode().as_bytes());
+            room.pad();
+            self.replace(Path::new(TEMP), Path::new(name), &room, &FORMAT_POINTS)?;
+        }
+        ids.durable = durable;
+        Ok(())
+    }
+
+    /// Writes, and counts what is written.
+    pub(crate) fn write(
+        &self,
+        file: &Arc<dyn File>,
+        offset: u64,
+        pieces: &[&[u8]],
+    ) -> io::Result<()> {
+        let mut writes = [WriteAt { file, offset, pieces, result: Ok(()) }];
+        self.write_many(&mut writes);
+        let [WriteAt { result, .. }] = writes;
+        result
+    }
+
+    /// The same, for many at once.
+    pub(crate) fn write_many(&self, writes: &mut [WriteAt<'_>]) {
+        self.disk.write(writes);
+        let bytes = writes.iter().flat_map(|write| write.pieces).map(|piece| piece.len() as u64);
+        self.written.fetch_add(bytes.sum(), Ordering::Relaxed);
+    }
+
+    /// Bytes that were written since the directory was opened.
+    pub(crate) fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Puts a file in place as a whole: written beside, synced, renamed, the directory synced. What stands
+    /// beside is deleted when that fails. Both lie in the directory of the disk itself.
+    pub(crate) fn replace(
+        &self,
+        temp: &Path,
+        name: &Path,
+        bytes: &[u8],
+        points: &[&'static str; 4],
+    ) -> io::Result<()> {
+        let disk = self.disk.as_ref();
+        if let Err(error) = disk.remove(temp)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
+        }
+        let done = (|| {
+            let file = disk.open(temp, Open::Create)?;
+            self.write(&file, 0, &[bytes])?;
+            point(points[0]);
+            file.sync_data()?;
+            point(points[1]);
+            disk.rename(temp, name)
+        })();
+        if let Err(error) = done {
+            // If that fails too, the next start finds and removes it.
+            let _ = disk.remove(temp);
+            return Err(error);
+        }
+        point(points[2]);
+        disk.sync_dir(Path::new(""))?;
+        point(points[3]);
+        Ok(())
+    }
+}
+
+/// A token that nobody can guess.
+fn draw() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn read_text(disk: &dyn Disk, name: &str, len: u64) -> Result<Text, Bad> {
+    if len != ALIGN as u64 {
+        return Err(Bad::Damaged);
+    }
+    let file = disk.open(Path::new(name), Open::Read).map_err(|_| Bad::Damaged)?;
+    let mut room = Room::new(ALIGN);
+    room.set_len(ALIGN);
+    let read = ReadAt { file: &file, offset: 0, into: &mut room, result: Ok(()) };
+    let mut reads = [read];
+    disk.read(&mut reads);
+    let [ReadAt { result, .. }] = reads;
+    result.map_err(|_| Bad::Damaged)?;
+    Text::decode(&room)
+}
+
+const FORMAT_POINTS: [&str; 4] =
+    ["format.written", "format.synced", "format.renamed", "format.dir_synced"];
+
+/// Whether a file belongs to the identity.
+pub(crate) fn is_identity(name: &str) -> bool {
+    NAMES.contains(&name) || name == TEMP
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_comes_back_and_a_damaged_one_does_not() {
+        let text = Text { kind: Kind::Offset, token: 0xabc, ids: 77 };
+        let mut bytes = text.encode().into_bytes();
+        assert_eq!(Text::decode(&bytes), Ok(text));
+        bytes.resize(ALIGN, 0);
+        assert_eq!(Text::decode(&bytes), Ok(text));
+        for at in 0..text.encode().len() {
+            let mut bad = bytes.clone();
+            bad[at] ^= 1;
+            assert_eq!(Text::decode(&bad), Err(Bad::Damaged), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_later_version_is_told_from_damage() {
+        let mut text = "mooncrate-ssd 2\nanything else\n".to_owned();
+        let sum = crc(text.as_bytes());
+        let _ = writeln!(text, "crc {sum:016x}");
+        assert_eq!(Text::decode(text.as_bytes()), Err(Bad::Newer(2)));
+    }
+}
