@@ -7,6 +7,8 @@ line per number. A number without a test, or with a failed one, fails the run; o
 skipped is named as skipped.
 """
 
+import importlib.util
+
 TEXTS = {
     1: "setup over tcp ignores a device that is not there; the name has a port of 12300 to 14300",
     2: "a name with a port is kept; six arguments and unknown keywords are a TypeError",
@@ -72,6 +74,10 @@ TEXTS = {
 }
 
 
+# Shown by modules that are passed over as a whole where torch is missing.
+NEED_TORCH = frozenset((53, 54, 55, 56))
+
+
 class Checks:
     """Counts, by number, how the tests ended."""
 
@@ -92,6 +98,8 @@ class Checks:
 
     def state(self, number):
         ended = self.ended[number]
+        if not ended and number in NEED_TORCH and importlib.util.find_spec("torch") is None:
+            return "skipped"
         if not ended:
             return "NO TEST"
         if "failed" in ended:
@@ -116,3 +124,5 @@ class Checks:
             named = [number for number, state in states.items() if state == word]
             if named:
                 write(f"{word}: {', '.join(map(str, named))}")
+            if word == "skipped" and not NEED_TORCH.isdisjoint(named):
+                write("torch is not installed: `./dev test --torch` does that, then run this again")

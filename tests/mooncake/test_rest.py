@@ -152,7 +152,11 @@ def test_settings_come_from_the_command_line_too(cluster):
         cluster, "-D", f"local_hostname={name}", "-Dglobal_segment_size=33554432"
     ) as program:
         assert listeners(program.port) == {program.process.pid}
-        assert name in ask(cluster.admin, "/get_all_segments")[1].decode().splitlines()
+        # It takes its port first, and sets its store up then: a taken port is found out at once.
+        until(
+            "its segment",
+            lambda: name in ask(cluster.admin, "/get_all_segments")[1].decode().splitlines(),
+        )
     assert name not in ask(cluster.admin, "/get_all_segments")[1].decode().splitlines()
 
 

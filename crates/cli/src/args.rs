@@ -233,6 +233,16 @@ pub(crate) struct MasterFlags {
     /// Where values go: random, least-loaded, local-first or by-zone [default: random]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) placement: Option<String>,
+    /// When values are copied to disks: eager (after each put), watermark (ahead of evictions), evict
+    /// (when they are evicted) or off [default: watermark]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) offload: Option<String>,
+    /// With watermark: in segments that are fuller than this [default: 70%]
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) offload_above: Option<String>,
+    /// Leave what is read from disks repeatedly on disks
+    #[arg(long)]
+    pub(crate) no_promote: bool,
 }
 
 /// What a master offers to programs that were written for Mooncake.
@@ -307,6 +317,22 @@ pub(crate) struct NodeFlags {
     /// Make the memory of huge pages
     #[arg(long)]
     pub(crate) huge_pages: bool,
+    /// A directory on a disk, and how much of it to use, for what memory cannot hold and what outlives a
+    /// restart; may be given several times [default: off]
+    ///
+    /// Options follow with commas: backend=bucket|per_key|offset, io=auto|posix|uring, evict=fifo|lru,
+    /// bucket_size=SIZE, bucket_keys=COUNT, verify=true|false.
+    #[arg(long, value_name = "PATH=SIZE")]
+    pub(crate) ssd: Vec<String>,
+    /// Memory that values on disks are loaded into for readers elsewhere [default: 256MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) staging_size: Option<String>,
+    /// Bytes that each disk may be written per day, or off [default: off]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) ssd_writes_per_day: Option<String>,
+    /// Bytes per second that each disk is read for damage, or off [default: 8MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) scrub_rate: Option<String>,
     /// A name of its own; the same after a restart [default: auto]
     #[arg(long, value_name = "NAME")]
     pub(crate) node_name: Option<String>,
@@ -582,6 +608,9 @@ impl Flags {
         self.text("--evict-above", "evict_above", flags.evict_above.as_ref());
         self.text("--evict-to", "evict_to", flags.evict_to.as_ref());
         self.text("--placement", "placement", flags.placement.as_ref());
+        self.text("--offload", "offload", flags.offload.as_ref());
+        self.text("--offload-above", "offload_above", flags.offload_above.as_ref());
+        self.switch("--no-promote", "promote", flags.no_promote, false);
     }
 
     fn mooncake_master(&mut self, flags: &MooncakeMaster) {
@@ -611,6 +640,12 @@ impl Flags {
         self.text("--segment-size", "segment_size", flags.segment_size.as_ref());
         self.text("--slots", "slots", flags.slots.as_ref());
         self.switch("--huge-pages", "huge_pages", flags.huge_pages, true);
+        let disks = (!flags.ssd.is_empty()).then(|| flags.ssd.join(";"));
+        self.text("--ssd", "ssd", disks.as_ref());
+        self.text("--staging-size", "staging_size", flags.staging_size.as_ref());
+        let writes = flags.ssd_writes_per_day.as_ref();
+        self.text("--ssd-writes-per-day", "ssd_writes_per_day", writes);
+        self.text("--scrub-rate", "scrub_rate", flags.scrub_rate.as_ref());
         self.text("--node-name", "node_name", flags.node_name.as_ref());
         self.text("--host", "host", flags.host.as_ref());
         self.text("--zone", "zone", flags.zone.as_ref());

@@ -6,7 +6,7 @@ use crate::get::{Source, patience, share};
 use crate::put::{Stored, spread};
 use mooncrate_core::error::GetError;
 use mooncrate_core::key;
-use mooncrate_core::plan::{Located, PutConfig};
+use mooncrate_core::plan::{Located, Medium, PutConfig};
 use mooncrate_core::time::Deadline;
 use mooncrate_transfer::{Path, Read};
 use std::sync::Arc;
@@ -215,7 +215,8 @@ impl Client {
                 values[index] = Some(value);
                 if worked {
                     let located = located[index].as_ref().expect("filtered by it");
-                    self.count(located, Source { path: transport.path(), copy });
+                    let disk = first.segment.medium() == Medium::Ssd;
+                    self.count(located, Source { path: transport.path(), copy, disk });
                 }
                 all_worked.extend(worked.then_some(index));
             }

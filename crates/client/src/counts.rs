@@ -4,6 +4,7 @@
 //! lie in stripes, each on cache lines of its own; an object always adds to the same one, and a
 //! reader sums them up.
 
+use crate::get::Source;
 use mooncrate_core::tally::Count;
 use mooncrate_transfer::Path;
 
@@ -27,20 +28,24 @@ pub(crate) struct Stripe {
     pub(crate) local: Count,
     pub(crate) shared: Count,
     pub(crate) stream: Count,
+    pub(crate) disk: Count,
     pub(crate) bytes_read: Count,
     pub(crate) puts: Count,
     pub(crate) bytes_written: Count,
 }
 
 impl Stripe {
-    /// A value was read: this many bytes over this path, from the copy that was tried as this one.
-    pub(crate) fn hit(&self, path: Path, copy: usize, bytes: u64) {
-        match path {
+    /// A value was read: this many bytes from there.
+    pub(crate) fn hit(&self, from: Source, bytes: u64) {
+        if from.disk {
+            self.disk.one();
+        }
+        match from.path {
             Path::Local => self.local.one(),
             Path::Shared => self.shared.one(),
             Path::Stream => self.stream.one(),
         }
-        if copy > 0 {
+        if from.copy > 0 {
             self.fallbacks.one();
         }
         self.bytes_read.add(bytes);
@@ -67,6 +72,8 @@ pub struct Counts {
     pub shared: u64,
     /// Values read over a socket.
     pub stream: u64,
+    /// Of all values read, those that their owner had to load from a disk; the others were in memory.
+    pub disk: u64,
     /// Bytes of all values read.
     pub bytes_read: u64,
     /// Values stored.
@@ -79,6 +86,12 @@ impl Counts {
     /// Gets that found their value.
     pub const fn hits(&self) -> u64 {
         self.local + self.shared + self.stream
+    }
+
+    /// Gets that found their value in memory: with those from disks and the misses they are all gets that
+    /// were answered.
+    pub const fn memory(&self) -> u64 {
+        self.hits() - self.disk
     }
 }
 
@@ -100,6 +113,7 @@ impl Counters {
             local: sum(|s| &s.local),
             shared: sum(|s| &s.shared),
             stream: sum(|s| &s.stream),
+            disk: sum(|s| &s.disk),
             bytes_read: sum(|s| &s.bytes_read),
             puts: sum(|s| &s.puts),
             bytes_written: sum(|s| &s.bytes_written),

@@ -7,7 +7,7 @@ use crate::stripes::in_parallel;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::lease;
-use mooncrate_core::plan::{Located, Locator};
+use mooncrate_core::plan::{Located, Locator, Medium};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
@@ -30,6 +30,17 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 pub(crate) struct Source {
     pub(crate) path: Path,
     pub(crate) copy: usize,
+    /// Its owner had to load it.
+    pub(crate) disk: bool,
+}
+
+impl Source {
+    /// Where a value came from whose stripes came from there.
+    pub(crate) fn of_stripes(stripes: Vec<Self>) -> Self {
+        let disk = stripes.iter().any(|from| from.disk);
+        let last = stripes.into_iter().max_by_key(|from| from.copy);
+        Self { disk, ..last.expect("a value has a stripe") }
+    }
 }
 
 impl Client {
@@ -215,7 +226,7 @@ impl Client {
                 self.read_stripe(key, located, stripe, into, deadline)
             });
             let read = read.into_iter().collect::<Result<Vec<Source>, _>>()?;
-            read.into_iter().max_by_key(|from| from.copy).expect("a value has a stripe")
+            Source::of_stripes(read)
         };
         self.count(located, from);
         Ok(())
@@ -243,7 +254,7 @@ impl Client {
 
     /// Counts a value that was read.
     pub(crate) fn count(&self, located: &Located, from: Source) {
-        self.counters.at(located.object.sequence).hit(from.path, from.copy, located.len());
+        self.counters.at(located.object.sequence).hit(from, located.len());
     }
 
     /// Tries the copies of a stripe in their order, until one works; that one is the first to be
@@ -263,7 +274,8 @@ impl Client {
         for (copy, locator) in copies.enumerate() {
             let deadline = share(deadline, count - copy);
             let tried = self.engine.transport(locator, deadline).and_then(|transport| {
-                let from = Source { path: transport.path(), copy };
+                let disk = locator.segment.medium() == Medium::Ssd;
+                let from = Source { path: transport.path(), copy, disk };
                 Ok((attempt(&*transport, locator, deadline)?, from))
             });
             match tried {
@@ -292,7 +304,8 @@ impl Client {
         if located.replicas.len() > located.striping.stripes() {
             located.replicas.sort_by_cached_key(|at| {
                 let turn = (at.segment.0 ^ self.turn).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                (at.stripe, self.engine.distance(at), turn)
+                // A copy in memory, however far, is nearer than one on a disk.
+                (at.stripe, at.segment.medium() == Medium::Ssd, self.engine.distance(at), turn)
             });
         }
         let located = Arc::new(located);

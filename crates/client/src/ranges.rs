@@ -125,7 +125,7 @@ impl Client {
         let bytes: usize = results.iter().flatten().sum();
         let from = self.read_stripes(key, located, stripes, bytes, deadline)?;
         let counters = self.counters.at(located.object.sequence);
-        counters.hit(from.path, from.copy, bytes as u64);
+        counters.hit(from, bytes as u64);
         Ok(results)
     }
 
@@ -149,7 +149,7 @@ impl Client {
             self.read_parts(key, located, *stripe, &mut parts.lock(), deadline)
         });
         let read = read.into_iter().collect::<Result<Vec<Source>, _>>()?;
-        Ok(read.into_iter().max_by_key(|from| from.copy).expect("some stripe was read"))
+        Ok(Source::of_stripes(read))
     }
 
     /// Reads parts of one stripe, all from one copy.

@@ -28,8 +28,21 @@ pub trait EvictPolicy: Send + fmt::Debug {
     /// The slot may no longer be evicted; false if it was absent.
     fn remove(&mut self, slot: Slot) -> bool;
 
+    /// The next candidate. It stays in place: the caller `remove`s it when it goes, and asks again
+    /// later if it has to wait for something.
+    fn next(&mut self) -> Option<Slot>;
+
     /// Takes the next candidate out. The caller evicts it, or `insert`s it again if it is in use.
-    fn victim(&mut self) -> Option<Slot>;
+    fn victim(&mut self) -> Option<Slot> {
+        let slot = self.next()?;
+        self.remove(slot);
+        Some(slot)
+    }
+
+    /// One step of a walk ahead of the evictions, in their order and over and over: a candidate, and
+    /// whether it would be spared now because it was read. `None`: the walk is at its end, and the next
+    /// step starts over. Whatever comes and goes, the walk never misses its place.
+    fn ahead(&mut self) -> Option<(Slot, bool)>;
 
     /// Number of candidates.
     fn len(&self) -> usize;
@@ -73,7 +86,8 @@ impl PolicyKind {
             Self::Fifo => Box::new(Fifo(Queue::new())),
             Self::Lru => Box::new(Lru(Queue::new())),
             Self::Sieve => {
-                Box::new(Sieve { queue: Queue::new(), read: Chunked::new(), hand: NONE })
+                let (queue, read) = (Queue::new(), Chunked::new());
+                Box::new(Sieve { queue, read, hand: NONE, from_oldest: false })
             }
         }
     }
@@ -120,11 +134,15 @@ struct Queue {
     oldest: u32,
     youngest: u32,
     len: usize,
+    /// Whether the walk ahead has begun, and whom it meets next; none: it is at the young end.
+    walking: bool,
+    ahead: u32,
 }
 
 impl Queue {
     const fn new() -> Self {
-        Self { links: Chunked::new(), oldest: NONE, youngest: NONE, len: 0 }
+        let links = Chunked::new();
+        Self { links, oldest: NONE, youngest: NONE, len: 0, walking: false, ahead: NONE }
     }
 
     fn contains(&self, slot: u32) -> bool {
@@ -160,13 +178,27 @@ impl Queue {
             Some(younger) => younger.older = link.older,
             None => self.youngest = link.older,
         }
+        if self.ahead == slot {
+            self.ahead = link.younger;
+        }
         self.len -= 1;
         Some(link)
     }
 
-    fn pop(&mut self) -> Option<Slot> {
-        let oldest = self.oldest;
-        self.take(oldest).map(|_| Slot(oldest))
+    fn oldest(&self) -> Option<Slot> {
+        (self.oldest != NONE).then_some(Slot(self.oldest))
+    }
+
+    /// One step of the walk ahead, which begins at `start` and ends at the young end.
+    fn ahead(&mut self, start: u32) -> Option<Slot> {
+        let walking = std::mem::replace(&mut self.walking, true);
+        let at = if walking { self.ahead } else { start };
+        let Some(link) = self.links.get(at) else {
+            self.walking = false;
+            return None;
+        };
+        self.ahead = link.younger;
+        Some(Slot(at))
     }
 }
 
@@ -194,8 +226,12 @@ impl EvictPolicy for Fifo {
         self.0.take(slot.0).is_some()
     }
 
-    fn victim(&mut self) -> Option<Slot> {
-        self.0.pop()
+    fn next(&mut self) -> Option<Slot> {
+        self.0.oldest()
+    }
+
+    fn ahead(&mut self) -> Option<(Slot, bool)> {
+        self.0.ahead(self.0.oldest).map(|slot| (slot, false))
     }
 
     fn len(&self) -> usize {
@@ -226,8 +262,12 @@ impl EvictPolicy for Lru {
         self.0.take(slot.0).is_some()
     }
 
-    fn victim(&mut self) -> Option<Slot> {
-        self.0.pop()
+    fn next(&mut self) -> Option<Slot> {
+        self.0.oldest()
+    }
+
+    fn ahead(&mut self) -> Option<(Slot, bool)> {
+        self.0.ahead(self.0.oldest).map(|slot| (slot, false))
     }
 
     fn len(&self) -> usize {
@@ -250,6 +290,9 @@ struct Sieve {
     read: Chunked<u64>,
     /// Where the hand stands; none: at the oldest.
     hand: u32,
+    /// Where the walk ahead starts over: by turns at the hand, and at the oldest, which the hand reaches
+    /// last.
+    from_oldest: bool,
 }
 
 const fn mark(slot: u32) -> (u32, u64) {
@@ -279,7 +322,7 @@ impl EvictPolicy for Sieve {
         true
     }
 
-    fn victim(&mut self) -> Option<Slot> {
+    fn next(&mut self) -> Option<Slot> {
         let mut at = self.hand;
         for _ in 0..WALK_MAX {
             if at == NONE {
@@ -295,9 +338,19 @@ impl EvictPolicy for Sieve {
         if at == NONE {
             at = self.queue.oldest;
         }
-        let link = self.queue.take(at)?;
-        self.hand = link.younger;
-        Some(Slot(at))
+        self.hand = at;
+        (at != NONE).then_some(Slot(at))
+    }
+
+    fn ahead(&mut self) -> Option<(Slot, bool)> {
+        let oldest = self.from_oldest || self.hand == NONE;
+        let start = if oldest { self.queue.oldest } else { self.hand };
+        let Some(slot) = self.queue.ahead(start) else {
+            self.from_oldest = !self.from_oldest;
+            return None;
+        };
+        let (word, bit) = mark(slot.0);
+        Some((slot, self.read.get(word).is_some_and(|read| read & bit != 0)))
     }
 
     fn len(&self) -> usize {

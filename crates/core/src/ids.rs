@@ -140,6 +140,12 @@ impl SegmentId {
         Self(id << 2 >> 2 | bits << 62)
     }
 
+    /// The id of the memory that a node loads from its disks into. No master knows it: what is there is
+    /// read by whoever asked for it.
+    pub fn staging(node: NodeId) -> Self {
+        Self::on(Medium::Dram, node, u16::MAX)
+    }
+
     /// What it lies on.
     pub const fn medium(self) -> Medium {
         match self.0 >> 62 {

@@ -263,16 +263,27 @@ impl Default for PutConfig {
 }
 
 impl PutConfig {
-    /// Copies in all: the larger of the two wishes.
+    /// Copies in all, those on disks included: the larger of the two wishes.
     pub fn copies(&self) -> u32 {
         let by_medium: u32 = self.media.iter().map(|count| u32::from(*count)).sum();
         by_medium.max(self.replicas.into())
     }
 
-    /// The medium of the `nth` copy; `None`: any.
+    /// Copies on disks. They are made when the put has ended, as far as disks take them.
+    pub fn disk_copies(&self) -> u32 {
+        self.media[Medium::Ssd as usize].into()
+    }
+
+    /// Copies that its writer writes; at least one, so that there is something to copy from.
+    pub fn memory_copies(&self) -> u32 {
+        let copies = self.copies();
+        if copies == 0 { 0 } else { copies.saturating_sub(self.disk_copies()).max(1) }
+    }
+
+    /// The medium of the `nth` copy that is written; `None`: memory of a host.
     pub fn medium(&self, nth: u32) -> Option<Medium> {
         let mut before = 0;
-        for medium in Medium::ALL {
+        for medium in [Medium::Vram, Medium::Dram] {
             before += u32::from(self.media[medium as usize]);
             if nth < before {
                 return Some(medium);
@@ -291,7 +302,7 @@ impl PutConfig {
             group: self.group,
             expire_ms: self.expire_ms,
             stripe: striped.then_some(crate::label::StripeOf { stripe, striping: of }),
-            copies: self.copies() as u8,
+            copies: self.memory_copies() as u8,
         }
     }
 }

@@ -240,15 +240,27 @@ fn a_soft_pin_ends_unless_it_is_read() {
         rig.tick(ms(at));
     }
     for n in 10..60_u8 {
-        while let Err(PutError::Reclaiming { .. }) =
-            rig.catalog.put_start(ms(180), key(&[n]), 1024, &PutConfig::default())
-        {
-            rig.obey(ms(180));
-        }
+        rig.put(key(&[n]), 1024, &PutConfig::default()).unwrap();
         rig.tick(ms(180));
     }
     assert!(rig.has(key(b"read")));
     assert!(!rig.has(key(b"not read")));
+}
+
+/// A segment above its high watermark passes soft pins over, and they stay candidates for puts.
+#[test]
+fn a_soft_pin_that_was_passed_over_can_still_go() {
+    let mut rig = Rig::new(1, 16 << 10);
+    let soft = with(|config| config.keep = Keep::Soft { ttl_ms: 100_000 });
+    rig.put(key(b"soft"), 1024, &soft).unwrap();
+    for n in 0..15_u8 {
+        // Open puts: nothing else can go.
+        rig.start(key(&[n]), 1024, &PutConfig::default()).unwrap();
+    }
+    rig.tick(ms(20));
+    assert!(rig.has(key(b"soft")));
+    rig.start(key(b"more"), 1024, &PutConfig::default()).unwrap();
+    assert!(!rig.has(key(b"soft")));
 }
 
 #[test]
@@ -577,7 +589,7 @@ fn keys_are_removed_by_pattern_in_bounded_steps() {
 /// stripes back.
 #[test]
 fn labels_bring_everything_back() {
-    let start = Start::Takeover { expected: vec![NodeId(1), NodeId(2)] };
+    let start = Start::Takeover { expected: vec![NodeId(1), NodeId(2)], disks: Vec::new() };
     let mut catalog = Catalog::new(striped(), LeaderEpoch(2), start, ms(0));
     let object = |sequence| mooncrate_core::ObjectId { epoch: LeaderEpoch(1), sequence };
     let group = GroupId::named(b"g");
@@ -619,7 +631,7 @@ fn labels_bring_everything_back() {
 
 #[test]
 fn half_of_a_striped_value_is_dropped_when_the_rest_does_not_come() {
-    let start = Start::Takeover { expected: vec![NodeId(1)] };
+    let start = Start::Takeover { expected: vec![NodeId(1)], disks: Vec::new() };
     let mut catalog = Catalog::new(striped(), LeaderEpoch(2), start, ms(0));
     let cut = Striping { len: 2 * MIB, stripe_bytes: MIB };
     let name = mooncrate_core::Key::new(b"big").unwrap();

@@ -57,7 +57,7 @@ fn fresh() -> Catalog {
 
 fn takeover(nodes: &[u64]) -> Catalog {
     let expected = nodes.iter().map(|node| NodeId(*node)).collect();
-    Catalog::new(config(), LeaderEpoch(2), Start::Takeover { expected }, ms(0))
+    Catalog::new(config(), LeaderEpoch(2), Start::Takeover { expected, disks: Vec::new() }, ms(0))
 }
 
 fn put(catalog: &mut Catalog, now: Now, replicas: u8) -> WritePlan {

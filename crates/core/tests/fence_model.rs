@@ -154,7 +154,8 @@ impl World {
         let epoch = LeaderEpoch(self.catalog.epoch().0 + 1);
         self.leader_rate = 995 + self.rng.below(11);
         let now = self.leader_clock();
-        self.catalog = Catalog::new(config(), epoch, Start::Takeover { expected }, now);
+        self.catalog =
+            Catalog::new(config(), epoch, Start::Takeover { expected, disks: Vec::new() }, now);
     }
 
     fn leave(&mut self, node: usize) {

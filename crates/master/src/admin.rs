@@ -128,6 +128,18 @@ fn counters_json(counters: &Counters) -> Value {
         "copied": counters.copied,
         "copied_bytes": counters.copied_bytes,
         "copies_failed": counters.copies_failed,
+        "hits_disk": counters.hits_disk,
+        "offloaded": counters.offloaded,
+        "offloaded_bytes": counters.offloaded_bytes,
+        "offloads_refused": counters.offloads_refused,
+        "evicted_unsaved": counters.evicted_unsaved,
+        "promoted": counters.promoted,
+        "promoted_bytes": counters.promoted_bytes,
+        "disk_evicted": counters.disk_evicted,
+        "disk_lost": counters.disk_lost,
+        "disks_returned": counters.disks_returned,
+        "disk_dropped": counters.disk_dropped,
+        "ledger_struck": counters.ledger_struck,
     })
 }
 

@@ -114,7 +114,10 @@ impl Master {
 
     fn made(config: MasterConfig, epoch: LeaderEpoch, kept: Option<Kept>, keeper: Keeper) -> Self {
         let (start, quotas) = match kept {
-            Some(kept) => (Start::Takeover { expected: kept.nodes }, kept.quotas),
+            Some(kept) => {
+                let Kept { nodes: expected, disks, quotas, .. } = kept;
+                (Start::Takeover { expected, disks }, quotas)
+            }
             None => (Start::Fresh, Vec::new()),
         };
         let mut catalog = Catalog::new(config.catalog.clone(), epoch, start, boottime());
@@ -188,12 +191,18 @@ impl Master {
             return Ok(());
         }
         let kept = {
-            let mind = self.mind();
+            let mut mind = self.mind();
             let quotas = mind.catalog.tenants().filter_map(|(id, of)| Some((id, of.quota?)));
             let quotas = quotas.collect();
-            Kept { epoch: mind.catalog.epoch(), nodes: mind.catalog.holders(), quotas }
+            let disks = mind.catalog.disks();
+            mind.catalog.disks_listing(&disks);
+            Kept { epoch: mind.catalog.epoch(), nodes: mind.catalog.holders(), disks, quotas }
         };
-        keeper.keep(kept)
+        let disks = kept.disks.clone();
+        keeper.keep(kept)?;
+        // From here on the next leader reads this list and no other: what is not on it may be struck.
+        self.mind().catalog.disks_listed(&disks);
+        Ok(())
     }
 
     /// After a mount: keeps it, or says that it could not be kept where it must be.

@@ -61,7 +61,8 @@ mod tests {
         let (mut file, none) = StateFile::open(&path).unwrap();
         assert_eq!(none, None);
         let quotas = vec![(TenantId(5), 6)];
-        let kept = Kept { epoch: LeaderEpoch(7), nodes: vec![NodeId(1)], quotas };
+        let kept =
+            Kept { epoch: LeaderEpoch(7), nodes: vec![NodeId(1)], disks: Vec::new(), quotas };
         file.keep(kept.clone()).unwrap();
         assert_eq!(StateFile::open(&path).unwrap().1, Some(kept.clone()));
         fs::write(&path, &kept.render()[..20]).unwrap();

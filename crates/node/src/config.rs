@@ -1,5 +1,6 @@
 //! How a node is set up. Plain data; live parts enter by constructor.
 
+use crate::disk::TierConfig;
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_mem::{Segment, SegmentSpec};
@@ -12,6 +13,9 @@ use std::time::Duration;
 /// Bytes per slot that the default number of slots assumes; smaller objects run out of slots
 /// before they run out of bytes.
 const BYTES_PER_SLOT: u64 = 4096;
+
+/// Less could not hold what one reader stages at once.
+const STAGING_BYTES_MIN: u64 = 32 << 20;
 
 /// Settings of a node.
 #[derive(Clone, Debug)]
@@ -36,6 +40,8 @@ pub struct NodeConfig {
     pub unix: Option<Address>,
     /// Which start of the node this is: later starts have larger numbers.
     pub incarnation: Incarnation,
+    /// Its disks.
+    pub tier: TierConfig,
     /// Time between heartbeats.
     pub heartbeat: Duration,
     /// Time between looks at what waits to be freed.
@@ -65,6 +71,7 @@ impl Default for NodeConfig {
             tcp: None,
             unix: None,
             incarnation: Incarnation(1),
+            tier: TierConfig::default(),
             heartbeat: Duration::from_millis(500),
             tick: Duration::from_millis(5),
             copy_threads: copy_threads(),
@@ -106,6 +113,13 @@ impl NodeConfig {
         } else {
             Segment::create(spec)
         }
+    }
+
+    /// The memory that its disks load into.
+    pub(crate) fn staging_spec(&self, incarnation: Incarnation) -> SegmentSpec {
+        let bytes = (self.tier.staging_bytes / 4096 * 4096).max(STAGING_BYTES_MIN);
+        let staging = self.spec_of(0, bytes, incarnation);
+        SegmentSpec { segment: SegmentId::staging(self.node()), huge: false, ..staging }
     }
 
     /// What its first segment is to be in this incarnation.

@@ -9,6 +9,7 @@
 
 use crate::duty::Node;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
+use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Generation, Incarnation, SegmentId, Slot};
 use mooncrate_lock::{Condvar, Mutex};
@@ -98,6 +99,16 @@ impl Copier {
         self.wake.notify_all();
     }
 
+    /// Notes an order that others carry out; false: it was given before.
+    pub(crate) fn begin(&self, order: &CopyOrder) -> bool {
+        self.taken.lock().insert(life(&CopyDone::of(&order.target, false)))
+    }
+
+    /// There is something to tell.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
     fn next(&self) -> Option<Task> {
         let mut queue = self.queue.lock();
         if queue.is_empty() {
@@ -106,7 +117,7 @@ impl Copier {
         queue.pop_front()
     }
 
-    fn remember(&self, done: CopyDone, bytes: u64) {
+    pub(crate) fn remember(&self, done: CopyDone, bytes: u64) {
         let mut untold = self.untold.lock();
         if untold.done.len() < UNTOLD_MAX {
             untold.done.push(done);
@@ -216,27 +227,54 @@ impl Node {
             if guard.aborted() || self.stopping() {
                 break;
             }
-            // A master that stands still is not asked for the way for as long as a copy may take.
-            let soon = boottime().deadline_in(ROUTE_TIME).min(deadline);
-            let transport = match self.copier().engine.transport(source, soon) {
-                Ok(transport) => transport,
-                Err(error) => {
-                    last = error;
-                    continue;
-                }
-            };
             // Nothing counts as written before `filled`, so the next source starts anew.
             let into = guard.buffer(order.len as usize);
-            let mut reads = [Read::new(*source, order.len, order.seal, into)];
-            transport.read(&mut reads, deadline);
-            let [read] = reads;
-            match read.result {
+            match self.fetch_from(source, order, into, deadline) {
                 Ok(()) => return Ok(()),
                 Err(error) => last = error,
             }
-            self.copier().engine.forget(source.segment);
         }
         Err(last)
+    }
+
+    /// Fetches the value of an order into memory of ours, from the first owner that has it.
+    pub(crate) fn fetch_into(
+        &self,
+        order: &CopyOrder,
+        into: &mut [u8],
+        deadline: Deadline,
+        aborted: impl Fn() -> bool,
+    ) -> Result<(), TransferError> {
+        let mut last = TransferError::NoRoute;
+        for source in &order.sources {
+            if aborted() || self.stopping() {
+                break;
+            }
+            match self.fetch_from(source, order, into, deadline) {
+                Ok(()) => return Ok(()),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn fetch_from(
+        &self,
+        source: &Locator,
+        order: &CopyOrder,
+        into: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), TransferError> {
+        // A master that stands still is not asked for the way for as long as a copy may take.
+        let soon = boottime().deadline_in(ROUTE_TIME).min(deadline);
+        let transport = self.copier().engine.transport(source, soon)?;
+        let mut reads = [Read::new(*source, order.len, order.seal, into)];
+        transport.read(&mut reads, deadline);
+        let [read] = reads;
+        if read.result.is_err() {
+            self.copier().engine.forget(source.segment);
+        }
+        read.result
     }
 }
 
@@ -244,7 +282,6 @@ impl Node {
 mod tests {
     use super::*;
     use mooncrate_core::label::Label;
-    use mooncrate_core::plan::Locator;
     use mooncrate_core::{Extent, LeaderEpoch, Name, ObjectId, PutToken, Seal, TenantId};
     use mooncrate_transfer::{Directory, EngineConfig, Route, Segments};
     use mooncrate_wire::CallError;

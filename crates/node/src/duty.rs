@@ -3,6 +3,7 @@
 
 use crate::config::NodeConfig;
 use crate::copy::Copier;
+use crate::disk::{self, Disk, Io, Tier};
 use crate::metrics::Tally;
 use crate::registration::Standing;
 use mooncrate_core::error::MountError;
@@ -11,7 +12,7 @@ use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::SegmentError;
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{
-    DataServer, DataServerConfig, DataTally, Engine, EngineConfig, Nodes, Segments,
+    DataServer, DataServerConfig, DataTally, Engine, EngineConfig, Nodes, Segments, Stager, Staging,
 };
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
@@ -25,6 +26,8 @@ use std::time::Duration;
 
 /// How long requests may go on when the node stops.
 const STOP_GRACE: Duration = Duration::from_secs(3);
+/// Threads that write to each disk: one prepares while another waits for the device.
+const KEEP_THREADS: usize = 2;
 /// How long the farewell to the master may take.
 const UNMOUNT_TIME: Duration = Duration::from_secs(1);
 
@@ -37,6 +40,14 @@ pub enum NodeError {
         /// What was being done.
         doing: &'static str,
         /// What the system said.
+        source: io::Error,
+    },
+    /// A disk could not be opened.
+    #[error("the disk at {path}: {source}")]
+    Disk {
+        /// Where.
+        path: String,
+        /// Why.
         source: io::Error,
     },
     /// The master was not reached.
@@ -58,11 +69,15 @@ pub struct Node {
     master: Arc<dyn MasterApi>,
     standing: Mutex<Standing>,
     copier: Copier,
+    tier: Option<Arc<Tier>>,
     tally: Tally,
     stopping: AtomicBool,
     /// Set when the heart should beat at once: the master was lost, or does not know us.
     alarm: Mutex<bool>,
     alarmed: Condvar,
+    /// Threads that wait for a moment, and for the end of the node.
+    naps: Mutex<()>,
+    napping: Condvar,
     running: Mutex<Running>,
 }
 
@@ -99,6 +114,7 @@ impl Node {
             .map_err(io("reserving memory for the segment"))?;
         let segments = Arc::new(Segments::default());
         segments.insert(segment);
+        let tier = open_disks(&config, &segments)?;
         let server_config = DataServerConfig {
             name: config.name.clone(),
             host: config.host_id(),
@@ -151,9 +167,12 @@ impl Node {
             segments,
             master,
             copier,
+            tier,
             stopping: AtomicBool::new(false),
             alarm: Mutex::new(false),
             alarmed: Condvar::new(),
+            naps: Mutex::new(()),
+            napping: Condvar::new(),
             running: Mutex::new(Running { threads: Vec::new(), server: Some(server) }),
         }))
     }
@@ -170,6 +189,25 @@ impl Node {
         }
         for _ in 0..self.config.copy_threads {
             self.start("node-copy", Self::fetch_copies)?;
+        }
+        for disk in self.disks() {
+            self.start_disk(disk)?;
+        }
+        Ok(())
+    }
+
+    fn start_disk(self: &Arc<Self>, disk: &Arc<Disk>) -> Result<(), NodeError> {
+        let of = || Arc::clone(disk);
+        for _ in 0..KEEP_THREADS {
+            let disk = of();
+            self.start("disk-keep", move |node| node.keep_values(&disk))?;
+        }
+        let (ends, evicts, scrubs) = (of(), of(), of());
+        self.start("disk-ends", move |node| node.end_lives(&ends))?;
+        self.start("disk-evict", move |node| node.evict_records(&evicts))?;
+        let rate = self.config.tier.scrub_bytes_per_second;
+        if rate > 0 {
+            self.start("disk-scrub", move |node| node.scrub_records(&scrubs, rate))?;
         }
         Ok(())
     }
@@ -219,6 +257,10 @@ impl Node {
         }
         self.alarm();
         self.copier.stop();
+        self.napping.notify_all();
+        for disk in self.disks() {
+            disk.wake();
+        }
         let Running { threads, server } = std::mem::take(&mut *self.running.lock());
         if let Some(server) = server {
             server.stop(STOP_GRACE);
@@ -227,7 +269,7 @@ impl Node {
         {
             // Under the lock, so that no heartbeat on its way gives leave to serve again.
             let _standing = self.standing.lock();
-            for segment in &segments {
+            for segment in segments.iter().chain(&self.segments.private()) {
                 segment.set_serve_until(Now(0));
             }
         }
@@ -241,6 +283,21 @@ impl Node {
         }
         for thread in threads {
             let _ended = thread.join();
+        }
+        // Whoever still holds the segments must not hold the directories.
+        self.segments.set_stager(None);
+        for disk in self.disks() {
+            if let Err(error) = disk.backend.settle() {
+                tracing::warn!(%error, path = %disk.config.path.display(), "the next start is slower");
+            }
+        }
+    }
+
+    /// Waits for a moment, or until the node stops.
+    pub(crate) fn nap(&self, time: Duration) {
+        let mut naps = self.naps.lock();
+        if !self.stopping() {
+            self.napping.wait_for(&mut naps, time);
         }
     }
 
@@ -272,6 +329,16 @@ impl Node {
         &self.copier
     }
 
+    /// Its disks and their staging memory, if it has some.
+    pub(crate) fn tier(&self) -> Option<&Arc<Tier>> {
+        self.tier.as_ref()
+    }
+
+    /// Its disks.
+    pub(crate) fn disks(&self) -> &[Arc<Disk>] {
+        self.tier.as_ref().map_or(&[], |tier| &tier.disks)
+    }
+
     pub(crate) fn master(&self) -> &dyn MasterApi {
         &*self.master
     }
@@ -288,4 +355,50 @@ impl Node {
     pub(crate) fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
+}
+
+/// Opens the disks, several at a time, and adds their segments.
+fn open_disks(
+    config: &NodeConfig,
+    segments: &Arc<Segments>,
+) -> Result<Option<Arc<Tier>>, NodeError> {
+    if config.tier.disks.is_empty() {
+        return Ok(None);
+    }
+    let opened = std::thread::scope(|scope| {
+        let opening: Vec<_> = (0..)
+            .zip(&config.tier.disks)
+            .map(|(index, ssd)| {
+                let open =
+                    move || disk::open(config.node(), index, config.incarnation, ssd, &config.tier);
+                Builder::new().name("disk-open".into()).spawn_scoped(scope, open)
+            })
+            .collect();
+        let done = opening.into_iter().map(|opening| {
+            let thread =
+                opening.map_err(|source| NodeError::Io { doing: "starting a thread", source })?;
+            thread.join().unwrap_or_else(|_| {
+                let source = io::Error::other("the thread that opened it died");
+                Err(NodeError::Io { doing: "opening a disk", source })
+            })
+        });
+        done.collect::<Result<Vec<_>, NodeError>>()
+    })?;
+    let memory = config
+        .create(config.staging_spec(config.incarnation))
+        .map_err(|source| NodeError::Io { doing: "reserving staging memory", source })?;
+    segments.insert_private(Arc::clone(&memory));
+    let staging = Staging::new(memory, config.tier.staging_lease);
+    let (disks, kept): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+    for disk in disks.iter().filter(|disk| disk.config.io == Io::Uring) {
+        if let Some((start, len)) = staging.segment().payload_at() {
+            disk.device.register(Arc::clone(staging.segment()) as _, start, len);
+        }
+    }
+    for segment in kept {
+        segments.insert(segment);
+    }
+    let tier = Arc::new(Tier::new(disks, staging, Arc::downgrade(segments)));
+    segments.set_stager(Some(Arc::clone(&tier) as Arc<dyn Stager>));
+    Ok(Some(tier))
 }

@@ -19,6 +19,7 @@
 pub mod admin;
 mod config;
 mod copy;
+mod disk;
 mod duty;
 mod metrics;
 pub mod mooncake;
@@ -27,5 +28,7 @@ mod registration;
 mod resize;
 
 pub use config::NodeConfig;
+pub use disk::{Io, Listener, OnProgress, SsdConfig, TierConfig};
 pub use duty::{Node, NodeError};
 pub use metrics::NodeMetrics;
+pub use mooncrate_ssd::{Evict, Kind as BackendKind, Progress};

@@ -3,7 +3,7 @@
 use crate::duty::Node;
 use mooncrate_core::LeaderEpoch;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
-use mooncrate_core::plan::{Notice, Order};
+use mooncrate_core::plan::{Medium, Notice, Order};
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::NodeApi;
 use mooncrate_wire::message::{NodeCommand, Orders};
@@ -21,6 +21,11 @@ impl NodeApi for Node {
         let now = boottime();
         let mut notices = Vec::with_capacity(orders.len());
         for order in orders {
+            // What ends on a disk is told when the disk has it: by threads of its own.
+            if let Some(disk) = self.tier().and_then(|tier| tier.disk(order.segment)) {
+                disk.end(epoch, *order);
+                continue;
+            }
             let Some(segment) = self.segments().get(order.segment) else { continue };
             match segment.execute(now, epoch, order) {
                 Ok(notice) => {
@@ -38,16 +43,45 @@ impl NodeApi for Node {
     }
 
     fn take(&self, copies: Vec<CopyOrder>, commands: Vec<NodeCommand>) {
-        self.copier().add(copies, commands);
+        let (disk, memory) = copies
+            .into_iter()
+            .partition(|order: &CopyOrder| order.target.segment.medium() == Medium::Ssd);
+        self.copier().add(memory, commands);
+        self.offload(disk);
     }
 }
 
 impl Node {
+    /// Hands copies to the disks they are for; what they do not take is refused.
+    fn offload(&self, orders: Vec<CopyOrder>) {
+        let mut refused = false;
+        for order in orders {
+            if !self.copier().begin(&order) {
+                continue;
+            }
+            let disk = self.tier().and_then(|tier| tier.disk(order.target.segment));
+            let left = match disk {
+                Some(disk) => disk.offer(order).err(),
+                None => Some(order),
+            };
+            if let Some(order) = left {
+                refused = true;
+                self.copier().remember(CopyDone::of(&order.target, false), 0);
+            }
+        }
+        if refused {
+            self.copier().wake();
+        }
+    }
+
     /// Frees what may be freed by now and tells the master.
     pub(crate) fn tick(&self) {
         let mut notices = Vec::new();
         for segment in self.segments().all() {
             segment.tick(boottime(), &mut notices);
+        }
+        if let Some(tier) = self.tier() {
+            tier.staging.sweep(boottime());
         }
         if !notices.is_empty() {
             self.deliver(notices);
@@ -56,12 +90,23 @@ impl Node {
 
     /// Brings notices to the master and carries out what it orders in turn. What cannot be delivered
     /// is lost without harm: the master repeats its orders, and the answers repeat.
-    fn deliver(&self, mut notices: Vec<Notice>) {
+    pub(crate) fn deliver(&self, mut notices: Vec<Notice>) {
         while !notices.is_empty() && !self.stopping() {
             match self.poll(std::mem::take(&mut notices), Vec::new(), Duration::ZERO) {
                 Some(next) => notices = next,
                 None => return,
             }
+        }
+    }
+
+    /// Tells a master of notices; whether it has heard them.
+    pub(crate) fn tell(&self, notices: &[Notice]) -> bool {
+        match self.poll(notices.to_vec(), Vec::new(), Duration::ZERO) {
+            Some(next) => {
+                self.deliver(next);
+                true
+            }
+            None => false,
         }
     }
 

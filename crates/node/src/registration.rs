@@ -3,7 +3,7 @@
 use crate::duty::{Node, NodeError};
 use mooncrate_core::copy::DrainMode;
 use mooncrate_core::error::MountError;
-use mooncrate_core::plan::{Medium, SegmentOffer};
+use mooncrate_core::plan::SegmentOffer;
 use mooncrate_core::{Incarnation, LeaderEpoch, Now, SegmentId, Slot, lease};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Segment, SegmentSpec};
@@ -97,7 +97,7 @@ impl Node {
             segment: spec.segment,
             incarnation: spec.incarnation,
             node: self.id(),
-            medium: Medium::Dram,
+            medium: spec.segment.medium(),
             bytes: spec.bytes,
             slots: spec.slots,
             host: self.info().host,
@@ -193,14 +193,26 @@ impl Node {
         let mut standing = self.standing().lock();
         standing.incarnation = Incarnation(standing.incarnation.0.saturating_add(later));
         let incarnation = standing.incarnation;
-        let anew =
-            |old: &Arc<Segment>| self.config().create(SegmentSpec { incarnation, ..*old.spec() });
+        let anew = |old: &Arc<Segment>| {
+            let spec = old.spec();
+            if let Some(disk) = self.tier().and_then(|tier| tier.disk(spec.segment)) {
+                // Its records outlive the mount: the master keeps them or tells them to go (S4).
+                return disk.remount(old, incarnation);
+            }
+            let made = self.config().create(SegmentSpec { incarnation, ..*spec });
+            made.map_err(|source| NodeError::Io { doing: "reserving memory", source })
+        };
         let old = self.segments().all();
+        for old in &old {
+            // Before it is looked at: what is published there from now on is lost.
+            old.set_serve_until(Now(0));
+        }
+        if let Some(tier) = self.tier() {
+            tier.staging.segment().set_serve_until(Now(0));
+            tier.staging.clear(boottime());
+        }
         match old.iter().map(anew).collect::<Result<Vec<_>, _>>() {
             Ok(fresh) => {
-                for old in old {
-                    old.set_serve_until(Now(0));
-                }
                 for segment in fresh {
                     self.segments().insert(segment);
                 }
@@ -229,7 +241,8 @@ impl Node {
             return false;
         }
         // Looked up under the lock: what was unmounted or replaced meanwhile must stay closed.
-        for segment in self.segments().all() {
+        let all = self.segments().all().into_iter().chain(self.segments().private());
+        for segment in all {
             segment.set_serve_until(standing.acknowledged.plus(registration / 2));
         }
         true

@@ -5,7 +5,7 @@ use crate::batch::{Items, Keys};
 use crate::buffer::{Key, Source, Target};
 use crate::calls;
 use crate::list::Listing;
-use crate::options::{Opening, Size, Wishes, span};
+use crate::options::{Disks, Opening, Size, Wishes, span};
 use crate::raw_session::{GetSession, PutSession};
 use crate::store::Store;
 use mooncrate::TlsFiles;
@@ -18,7 +18,7 @@ type Answer = PyResult<Py<PyAny>>;
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (*, master=None, segment_size=None, replicas=1, tenant="",
+    #[pyo3(signature = (*, master=None, segment_size=None, ssd=None, replicas=1, tenant="",
         token_file=None, tls_cert=None, tls_key=None, tls_ca=None, timeout=5.0, shared_memory=true,
         host=None, zone="", listen=None, _holds=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
@@ -27,6 +27,7 @@ impl Store {
         py: Python<'_>,
         master: Option<String>,
         segment_size: Option<Size>,
+        ssd: Option<Disks>,
         replicas: u8,
         tenant: &str,
         token_file: Option<PathBuf>,
@@ -44,6 +45,7 @@ impl Store {
         let opening = Opening {
             master,
             segment_size,
+            ssd,
             replicas,
             tenant: tenant.to_owned(),
             token_file,

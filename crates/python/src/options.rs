@@ -4,7 +4,8 @@ use crate::error::{Class, exception, invalid, make};
 use bytesize::ByteSize;
 use mooncrate::{
     Advice, ClientConfig, ConnectOptions, Credentials, EmbeddedOptions, Error, Masters,
-    NodeOptions, PutConfig, Running, Security, Store, TlsFiles, run_node, this_host,
+    NodeOptions, PutConfig, Running, Security, SsdConfig, Store, TlsFiles, parse_ssds, run_node,
+    this_host,
 };
 use mooncrate_core::TenantId;
 use mooncrate_core::ids::GroupId;
@@ -33,11 +34,31 @@ impl Size {
     }
 }
 
+/// One disk as `PATH=SIZE`, or several.
+#[derive(Debug, FromPyObject)]
+pub(crate) enum Disks {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Disks {
+    pub(crate) fn configs(&self, py: Python<'_>) -> PyResult<Vec<SsdConfig>> {
+        let text = match self {
+            Self::One(one) => one.clone(),
+            Self::Many(many) if many.is_empty() => return Ok(Vec::new()),
+            Self::Many(many) => many.join(";"),
+        };
+        parse_ssds(&text).map_err(|words| invalid(py, &format!("ssd: {words}")))
+    }
+}
+
 /// The arguments of `Store(...)`.
 #[derive(Debug)]
 pub(crate) struct Opening {
     pub(crate) master: Option<String>,
     pub(crate) segment_size: Option<Size>,
+    /// Disks, as `PATH=SIZE` with options.
+    pub(crate) ssd: Option<Disks>,
     pub(crate) replicas: u8,
     pub(crate) tenant: String,
     pub(crate) token_file: Option<PathBuf>,
@@ -85,7 +106,8 @@ impl Opening {
             let words = format!("{name} is for a store of a cluster; name it with master=");
             return Err(invalid(py, &words));
         }
-        let mut options = EmbeddedOptions { client, ..EmbeddedOptions::default() };
+        let ssd = self.disks(py)?;
+        let mut options = EmbeddedOptions { client, ssd, ..EmbeddedOptions::default() };
         match bytes {
             Some(0) => return Err(invalid(py, "a store in this process needs a segment_size")),
             Some(bytes) => options.segment_bytes = bytes,
@@ -95,6 +117,10 @@ impl Opening {
         Ok((store, None))
     }
 
+    fn disks(&self, py: Python<'_>) -> PyResult<Vec<SsdConfig>> {
+        self.ssd.as_ref().map_or_else(|| Ok(Vec::new()), |ssd| ssd.configs(py))
+    }
+
     fn connected(
         self,
         py: Python<'_>,
@@ -102,6 +128,7 @@ impl Opening {
         bytes: Option<u64>,
         client: ClientConfig,
     ) -> PyResult<(Store, Option<Running>)> {
+        let disks = self.disks(py)?;
         let master: Masters = master
             .parse()
             .map_err(|words: String| invalid(py, &format!("master={master:?}: {words}")))?;
@@ -121,6 +148,10 @@ impl Opening {
         let store =
             py.detach(|| Store::connect(options)).map_err(|e| unreached(py, &master, &e))?;
         let Some(segment_bytes) = bytes.filter(|bytes| *bytes > 0) else {
+            if !disks.is_empty() {
+                let words = "a store that lends a disk lends memory, too: give it a segment_size";
+                return Err(invalid(py, words));
+            }
             return Ok((store, None));
         };
         let listen = self.listen.as_deref().unwrap_or("127.0.0.1:0");
@@ -128,7 +159,13 @@ impl Opening {
             .parse()
             .map_err(|words: String| invalid(py, &format!("listen={listen:?}: {words}")))?;
         let security = credentials.security().map_err(|e| exception(py, e))?;
-        let node = lent(master, listen, segment_bytes, host, self.zone, security);
+        let mut node = lent(master, listen, segment_bytes, host, self.zone, security);
+        if let Some(first) = disks.first() {
+            // What is on a disk is known under the node's name: the same after a restart.
+            let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+            node.name = format!("python-{}-{}", machine.trim(), first.path.display());
+        }
+        node.tier.disks = disks;
         let node = py.detach(|| run_node(node)).map_err(|e| exception(py, e))?;
         Ok((store, Some(node)))
     }

@@ -2,7 +2,10 @@
 
 use crate::error::{exception, invalid};
 use crate::fork::{Own, drop_detached};
-use mooncrate::{Credentials, Error, NodeOptions, Running, TlsFiles, run_node, this_host};
+use crate::options::Disks;
+use mooncrate::{
+    Credentials, Error, NodeOptions, Running, TierConfig, TlsFiles, run_node, this_host,
+};
 use mooncrate_lock::Mutex;
 use mooncrate_wire::{Address, Masters};
 use pyo3::prelude::*;
@@ -33,7 +36,7 @@ fn socket() -> PathBuf {
 #[pymethods]
 impl Lender {
     #[new]
-    #[pyo3(signature = (*, master, name, listen, segment_size, host=None, token_file=None,
+    #[pyo3(signature = (*, master, name, listen, segment_size, ssd=None, host=None, token_file=None,
         tls_cert=None, tls_key=None, tls_ca=None, insecure_listen=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -42,6 +45,7 @@ impl Lender {
         name: String,
         listen: &str,
         segment_size: u64,
+        ssd: Option<Disks>,
         host: Option<String>,
         token_file: Option<PathBuf>,
         tls_cert: Option<PathBuf>,
@@ -56,6 +60,7 @@ impl Lender {
         let credentials = Credentials { token_file, tls };
         let mut security = credentials.security().map_err(|error| exception(py, error))?;
         security.insecure_listen = insecure_listen;
+        let disks = ssd.map_or_else(|| Ok(Vec::new()), |ssd| ssd.configs(py))?;
         let options = NodeOptions {
             name: name.clone(),
             master,
@@ -64,6 +69,7 @@ impl Lender {
             segment_bytes: segment_size,
             host: host.unwrap_or_else(this_host),
             security,
+            tier: TierConfig { disks, ..TierConfig::default() },
             ..NodeOptions::default()
         };
         let running = py.detach(|| run_node(options)).map_err(|error| exception(py, error))?;

@@ -58,6 +58,7 @@ pub(crate) fn dict<'py>(
         local,
         shared,
         stream,
+        disk,
         bytes_read,
         puts,
         bytes_written,

@@ -24,6 +24,7 @@ pub mod canaries;
 pub mod client;
 pub mod clock;
 pub mod ctx;
+pub mod disk;
 pub mod faults;
 pub mod finale;
 pub mod judge;

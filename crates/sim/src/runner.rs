@@ -147,7 +147,7 @@ fn tell(sum: &mut (Sum, Now), started: Now, progress: &impl Fn(&Sum)) {
 }
 
 /// The seeds of a run: the given one, then others that no other run begins with.
-fn seed_at(first: u64, at: u64) -> u64 {
+pub(crate) fn seed_at(first: u64, at: u64) -> u64 {
     if at == 0 { first } else { Rng::new(first ^ at.rotate_right(20)).next() }
 }
 

@@ -10,7 +10,7 @@ use mooncrate_grpc::{GrpcConfig, GrpcServing, Parts, Status, View, serve_grpc};
 use mooncrate_master::{
     Election, ElectionConfig, Master, MasterConfig, Seat, Serving, serve, serve_seat,
 };
-use mooncrate_node::{Node, NodeConfig};
+use mooncrate_node::{Node, NodeConfig, TierConfig};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{
     Address, Hello, LinkConfig, LinkKind, MasterApi, MasterLink, MasterPools, Masters, NodeApi,
@@ -83,6 +83,8 @@ pub struct NodeOptions {
     pub tenant: Option<TenantId>,
     /// Users, besides our own and root, whose processes may map its memory.
     pub share_users: Vec<u32>,
+    /// Its disks.
+    pub tier: TierConfig,
 }
 
 impl Default for NodeOptions {
@@ -101,6 +103,7 @@ impl Default for NodeOptions {
             security: Security::default(),
             tenant: None,
             share_users: Vec::new(),
+            tier: TierConfig::default(),
         }
     }
 }
@@ -229,7 +232,8 @@ pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
 }
 
 /// Runs a master and a node in one process: the small cluster that most people start with.
-pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
+pub fn run_both(mut master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
+    master.state_file = master.state_file.or_else(|| state_file_of(&node.tier));
     let grpc = GrpcOptions::of(&master);
     let (master, serving, address) = start_master(master)?;
     let mut running = Running {
@@ -248,6 +252,12 @@ pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Err
     let seat = running.seat().expect("it was made with one");
     running.grpc = grpc.open(&seat)?;
     Ok(running)
+}
+
+/// Where the master beside a node with disks keeps its state, if nobody says where: only a master that
+/// knows its nodes again believes what their disks hold.
+pub(crate) fn state_file_of(tier: &TierConfig) -> Option<PathBuf> {
+    tier.disks.first().map(|disk| disk.path.join("master.state"))
 }
 
 /// Makes a node known to a master in the same process.
@@ -373,6 +383,7 @@ fn start_node(options: NodeOptions, master: Arc<dyn MasterApi>) -> Result<Arc<No
         gate: options.security.gate,
         tenant: options.tenant,
         share_users: options.share_users,
+        tier: options.tier,
         links: PoolConfig { link, ..PoolConfig::default() },
         ..NodeConfig::default()
     };

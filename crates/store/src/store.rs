@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::host::{this_host, this_start};
-use crate::server::join;
+use crate::server::{join, state_file_of};
 use mooncrate_client::{Client, ClientConfig, Counts, Stored, View};
 use mooncrate_core::catalog;
 use mooncrate_core::copy::{DrainMode, DrainStat};
@@ -10,7 +10,7 @@ use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::plan::{Looked, PutConfig};
 use mooncrate_core::{LeaderEpoch, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
-use mooncrate_node::{Node, NodeConfig};
+use mooncrate_node::{Node, NodeConfig, SsdConfig, TierConfig};
 use mooncrate_transfer::{EngineConfig, Lanes, Path, Segments};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
@@ -30,6 +30,8 @@ pub struct EmbeddedOptions {
     pub segment_bytes: u64,
     /// Objects it may hold; `None`: one per 4 KiB.
     pub slots: Option<u32>,
+    /// Directories on disks that hold what memory cannot, and what outlives the process.
+    pub ssd: Vec<SsdConfig>,
     /// How it places and evicts.
     pub catalog: catalog::Config,
     /// How calls behave.
@@ -41,6 +43,7 @@ impl Default for EmbeddedOptions {
         Self {
             segment_bytes: 256 << 20,
             slots: None,
+            ssd: Vec::new(),
             catalog: catalog::Config::default(),
             client: ClientConfig::default(),
         }
@@ -116,9 +119,15 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// A store in this process: no server, no socket, gone when the last clone is dropped.
+    /// A store in this process: no server, no socket, gone when the last clone is dropped, but for what is
+    /// on its disks: a later store over the same directories finds it again.
     pub fn embedded(options: EmbeddedOptions) -> Result<Self, Error> {
-        let config = MasterConfig { catalog: options.catalog, ..MasterConfig::default() };
+        let tier = TierConfig { disks: options.ssd, ..TierConfig::default() };
+        let config = MasterConfig {
+            catalog: options.catalog,
+            state_file: state_file_of(&tier),
+            ..MasterConfig::default()
+        };
         let master =
             Master::new(config, LeaderEpoch(1)).map_err(Error::io("starting the master"))?;
         let host = this_host();
@@ -129,6 +138,7 @@ impl Store {
             slots: options.slots,
             shared: false,
             incarnation: this_start(),
+            tier,
             ..NodeConfig::default()
         };
         let scope = master.scope(options.client.tenant);

@@ -7,9 +7,9 @@ use crate::local::Local;
 use crate::segments::Segments;
 use crate::shared::Shared;
 use crate::stream::Stream;
-use mooncrate_core::plan::Locator;
+use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{HostId, Incarnation, SegmentId};
+use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId};
 use mooncrate_lock::RwLock;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::{Address, CallError, DataError, PoolConfig, Role};
@@ -34,6 +34,8 @@ pub enum Path {
 /// Where the owner of a segment is.
 #[derive(Clone, Debug)]
 pub struct Route {
+    /// Which node.
+    pub node: NodeId,
     /// Its machine.
     pub host: HostId,
     /// Its data socket.
@@ -186,7 +188,12 @@ impl Engine {
         let same_host = self.config.shared_memory && route.host == self.config.host;
         if same_host && let Some(unix) = &route.unix {
             let shared = self.shared_peer(unix);
-            match shared.attach(locator.segment, deadline) {
+            // What is on its disks is read in its staging memory.
+            let memory = match locator.segment.medium() {
+                Medium::Ssd => SegmentId::staging(route.node),
+                _ => locator.segment,
+            };
+            match shared.attach(memory, deadline) {
                 Ok(()) => return Ok(shared),
                 // A container may see the socket's host but not its file: use the network.
                 Err(TransferError::Call(_) | TransferError::Map(_)) if route.tcp.is_some() => {}

@@ -7,6 +7,9 @@
 //!                                   large ones over several links at once ([`Lanes`])
 //! ```
 //!
+//! What lies on a disk is read in two steps: its owner loads it into memory ([`Stager`]), then it is read
+//! by the same paths. In the owner's process it is loaded straight into place.
+//!
 //! Three operations: **read** an extent, **write** one, and **signal** that it is complete. A write
 //! hands back a [`Written`]; only its `signal` makes the bytes visible, and dropping it gives the
 //! range up. Every path verifies: the reader compares what it copied with the seal it was given, the
@@ -25,6 +28,9 @@ mod part;
 mod segments;
 mod server;
 mod shared;
+mod staged;
+mod stager;
+mod staging;
 mod stream;
 
 pub use engine::{Directory, Engine, EngineConfig, Path, Route};
@@ -35,6 +41,8 @@ pub use nodes::Nodes;
 pub use segments::Segments;
 pub use server::{DataServer, DataServerConfig, DataTally, Refusals};
 pub use shared::Shared;
+pub use stager::Stager;
+pub use staging::Staging;
 pub use stream::Stream;
 
 use mooncrate_core::plan::Locator;

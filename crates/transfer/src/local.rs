@@ -2,13 +2,14 @@
 
 use crate::error::TransferError;
 use crate::segments::Segments;
+use crate::staged::on_disk;
 use crate::{OpenPut, Path, Read, Transport, View, ViewBytes, Write, Written};
-use mooncrate_core::plan::Locator;
+use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{PutToken, Seal};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
-use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, WriteGuard};
+use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, Segment, WriteGuard};
 use mooncrate_wire::{DataError, message};
 use std::sync::Arc;
 
@@ -45,9 +46,21 @@ impl Transport for Local {
         Path::Local
     }
 
-    fn read(&self, reads: &mut [Read<'_>], _deadline: Deadline) {
+    fn read(&self, reads: &mut [Read<'_>], deadline: Deadline) {
+        let mut from_disk = Vec::new();
         for read in reads {
-            read.result = self.read_one(read);
+            if on_disk(read) {
+                read.result = read.check();
+                if read.result.is_ok() {
+                    read.result = Err(DataError::UnknownSegment.into());
+                    from_disk.push(read);
+                }
+            } else {
+                read.result = self.read_one(read);
+            }
+        }
+        if let (false, Some(stager)) = (from_disk.is_empty(), self.segments.stager()) {
+            stager.load(&mut from_disk, deadline);
         }
     }
 
@@ -56,7 +69,7 @@ impl Transport for Local {
         write: &Write<'a>,
         _deadline: Deadline,
     ) -> Result<Box<dyn Written + 'a>, TransferError> {
-        let segment = self.segments.find(&write.locator)?;
+        let segment = in_memory(self.segments.find(&write.locator)?)?;
         let mut guard = segment.begin(boottime(), &begin(write))?;
         for piece in write.value {
             guard.write(guard.seen(), piece)?;
@@ -69,7 +82,7 @@ impl Transport for Local {
         put: &message::BeginWrite<'_>,
         _deadline: Deadline,
     ) -> Result<Box<dyn OpenPut>, TransferError> {
-        let segment = self.segments.find(&put.locator)?;
+        let segment = in_memory(self.segments.find(&put.locator)?)?;
         let begin = BeginWrite {
             locator: put.locator,
             token: put.token,
@@ -89,12 +102,20 @@ impl Transport for Local {
         seal: Seal,
         _deadline: Deadline,
     ) -> Result<Option<View>, TransferError> {
+        if locator.segment.medium() == Medium::Ssd {
+            return Ok(None);
+        }
         let pin = self.pin(locator)?;
         if pin.value_len() != len || seal_of(pin.bytes()) != seal {
             return Err(DataError::Corrupt.into());
         }
         Ok(Some(View { bytes: ViewBytes::Local(pin) }))
     }
+}
+
+/// A segment that writers may store into: what is on a disk comes there by its owner alone.
+pub(crate) fn in_memory(segment: Arc<Segment>) -> Result<Arc<Segment>, DataError> {
+    if segment.is_kept() { Err(DataError::Unsupported) } else { Ok(segment) }
 }
 
 /// What the owner's memory needs to know of a write.

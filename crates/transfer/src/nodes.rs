@@ -50,6 +50,7 @@ fn find(nodes: &[NodeEntry], segment: SegmentId, incarnation: Incarnation) -> Op
     let entry = nodes.iter().find(|entry| entry.segments.contains(&(segment, incarnation)))?;
     let info = &entry.info;
     Some(Route {
+        node: info.node,
         host: info.host,
         tcp: (!info.tcp.is_empty()).then(|| Address::Tcp(info.tcp.clone())),
         unix: (!info.unix.is_empty()).then(|| Address::Unix(info.unix.clone().into())),

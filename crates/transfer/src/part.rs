@@ -53,8 +53,18 @@ impl Cover {
         Some(Self { len, first: covered.0, last: covered.1 })
     }
 
+    /// The cover of a whole value.
+    pub(crate) fn whole(len: u64) -> Self {
+        Self { len, first: 0, last: len }
+    }
+
+    /// First byte of the first slice, and the end of the last one.
+    pub(crate) fn range(&self) -> (u64, u64) {
+        (self.first, self.last)
+    }
+
     /// Whether the sums of the slices that travel are all there are.
-    fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.first == 0 && self.last == self.len
     }
 

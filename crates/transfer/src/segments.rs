@@ -1,5 +1,6 @@
 //! The segments that live in this process, by id.
 
+use crate::Stager;
 use mooncrate_core::plan::Locator;
 use mooncrate_core::{Incarnation, SegmentId};
 use mooncrate_lock::RwLock;
@@ -12,12 +13,35 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub struct Segments {
     by_id: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
+    /// Memory that no master knows: what is staged from disks.
+    private: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
+    stager: RwLock<Option<Arc<dyn Stager>>>,
 }
 
 impl Segments {
     /// Adds a segment, or replaces an earlier mount of it.
     pub fn insert(&self, segment: Arc<Segment>) {
         self.by_id.write().insert(segment.spec().segment, segment);
+    }
+
+    /// Adds memory that readers find and no master knows, or replaces it.
+    pub fn insert_private(&self, segment: Arc<Segment>) {
+        self.private.write().insert(segment.spec().segment, segment);
+    }
+
+    /// Memory that no master knows.
+    pub fn private(&self) -> Vec<Arc<Segment>> {
+        self.private.read().values().cloned().collect()
+    }
+
+    /// Says who loads from the disks of this process; `None`: nobody any more.
+    pub fn set_stager(&self, stager: Option<Arc<dyn Stager>>) {
+        *self.stager.write() = stager;
+    }
+
+    /// Who loads from the disks of this process, if it has some.
+    pub fn stager(&self) -> Option<Arc<dyn Stager>> {
+        self.stager.read().clone()
     }
 
     /// Takes a segment out: nobody finds it any more.
@@ -27,7 +51,8 @@ impl Segments {
 
     /// The segment, whatever its mount.
     pub fn get(&self, id: SegmentId) -> Option<Arc<Segment>> {
-        self.by_id.read().get(&id).cloned()
+        let found = self.by_id.read().get(&id).cloned();
+        found.or_else(|| self.private.read().get(&id).cloned())
     }
 
     /// Whether this very mount is here.
@@ -45,7 +70,7 @@ impl Segments {
         }
     }
 
-    /// All of them.
+    /// All that a master knows.
     pub fn all(&self) -> Vec<Arc<Segment>> {
         self.by_id.read().values().cloned().collect()
     }

@@ -3,6 +3,7 @@
 //! pinned is booked to it and ends with it (R4, R7).
 
 mod connection;
+mod staging;
 mod tally;
 
 pub use tally::{DataTally, Refusals};
@@ -47,6 +48,8 @@ pub struct DataServerConfig {
     pub pinned_percent_max: u64,
     /// Share of a segment, in percent, that the unfinished puts of one connection may take.
     pub open_percent_max: u64,
+    /// Bytes that one connection may have staged from disks; one value always finds leave.
+    pub staged_bytes_max: u64,
     /// What callers must show.
     pub gate: Gate,
     /// The one tenant whose values are here; `None`: everybody's. Where callers have credentials,
@@ -66,6 +69,7 @@ impl Default for DataServerConfig {
             idle_time: Duration::from_mins(1),
             pinned_percent_max: 25,
             open_percent_max: 10,
+            staged_bytes_max: 64 << 20,
             gate: Gate::default(),
             dedicated: None,
             share_users: Vec::new(),

@@ -4,9 +4,10 @@
 
 use crate::engine::EngineConfig;
 use crate::error::TransferError;
+use crate::staged::{self, on_disk};
 use crate::stream::{Stream, answer, begin_write};
 use crate::{OpenPut, Path, Read, Transport, View, ViewBytes, Write, Written};
-use mooncrate_core::plan::Locator;
+use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Incarnation, PutToken, Seal, SegmentId};
@@ -107,6 +108,14 @@ impl Shared {
         Ok(())
     }
 
+    /// As [`Shared::read_one`] in the owner's staging memory, which is new when the owner is.
+    fn read_staged(&self, read: &mut Read<'_>, deadline: Deadline) -> Result<(), TransferError> {
+        if self.mapping(&read.locator).is_err() {
+            self.attach(read.locator.segment, deadline)?;
+        }
+        self.read_one(read)
+    }
+
     fn pin_link(&self, deadline: Deadline) -> Result<Arc<PinLink>, CallError> {
         let mut pins = self.pins.lock();
         // Looking costs a system call, the pin a round trip: a peer that hung up is found out here.
@@ -126,8 +135,16 @@ impl Transport for Shared {
         Path::Shared
     }
 
-    fn read(&self, reads: &mut [Read<'_>], _deadline: Deadline) {
-        for read in reads {
+    fn read(&self, reads: &mut [Read<'_>], deadline: Deadline) {
+        if reads.iter().any(on_disk) {
+            staged::read(&self.stream, reads, deadline, &mut |_, staged, deadline| {
+                for read in staged {
+                    read.result = self.read_staged(read, deadline);
+                }
+                Ok(())
+            });
+        }
+        for read in reads.iter_mut().filter(|read| !on_disk(read)) {
             read.result = self.read_one(read);
         }
     }
@@ -172,6 +189,9 @@ impl Transport for Shared {
         seal: Seal,
         deadline: Deadline,
     ) -> Result<Option<View>, TransferError> {
+        if locator.segment.medium() == Medium::Ssd {
+            return Ok(None);
+        }
         let mapping = self.mapping(locator)?;
         if extent_bytes(len) != locator.extent.len() {
             return Err(DataError::OutOfBounds.into());

@@ -4,6 +4,7 @@
 use crate::error::TransferError;
 use crate::lanes::Lanes;
 use crate::part::Cover;
+use crate::staged::{self, on_disk};
 use crate::{OpenPut, Path, Read, Transport, View, Write, Written};
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
@@ -91,32 +92,47 @@ impl Stream {
     ) -> Result<(), (CallError, bool)> {
         let mut link = self.link(deadline).map_err(|error| (error, false))?;
         let fresh = !link.is_reused();
-        // The next to send, those on the way, and whether one came back.
-        let (mut sent, mut ahead, mut came) = (0, 0, false);
-        for next in 0..reads.len() {
-            if !open(&reads[next]) {
-                continue;
-            }
-            while sent < reads.len() && ahead < READS_AHEAD {
-                if open(&reads[sent]) {
-                    let gone = ask(&mut link, &reads[sent], deadline);
-                    gone.map_err(|error| (error, !fresh && !came))?;
-                    ahead += 1;
-                }
-                sent += 1;
-            }
-            let read = &mut reads[next];
-            read.result =
-                receive(&mut link, read, deadline).map_err(|error| (error, !fresh && !came))?;
-            (ahead, came) = (ahead - 1, true);
-        }
-        Ok(())
+        let mut came = false;
+        read_over(&mut link, reads, deadline, &mut came).map_err(|error| (error, !fresh && !came))
     }
+
+    /// Closes the links that nobody uses.
+    pub(crate) fn forget_idle(&self) {
+        self.pool.forget_idle();
+    }
+}
+
+/// Does the open reads over one link; `came` says whether one came back.
+pub(crate) fn read_over(
+    link: &mut PooledLink<'_>,
+    reads: &mut [Read<'_>],
+    deadline: Deadline,
+    came: &mut bool,
+) -> Result<(), CallError> {
+    // The next to send, and those on the way.
+    let (mut sent, mut ahead) = (0, 0);
+    for next in 0..reads.len() {
+        if !open(&reads[next]) {
+            continue;
+        }
+        while sent < reads.len() && ahead < READS_AHEAD {
+            if open(&reads[sent]) {
+                ask(link, &reads[sent], deadline)?;
+                ahead += 1;
+            }
+            sent += 1;
+        }
+        let read = &mut reads[next];
+        read.result = receive(link, read, deadline)?;
+        ahead -= 1;
+        *came = true;
+    }
+    Ok(())
 }
 
 /// Whether a read is still to be done over the one link.
 fn open(read: &Read<'_>) -> bool {
-    matches!(read.result, Err(TransferError::NotTried))
+    matches!(read.result, Err(TransferError::NotTried)) && !on_disk(read)
 }
 
 /// Sends what a read needs.
@@ -195,6 +211,11 @@ impl Transport for Stream {
                 read.result = done;
             }
         }
+        if reads.iter().any(on_disk) {
+            staged::read(self, reads, deadline, &mut |link, reads, deadline| {
+                read_over(link, reads, deadline, &mut false)
+            });
+        }
         if !reads.iter().any(open) {
             return;
         }
@@ -205,7 +226,7 @@ impl Transport for Stream {
             outcome = self.read_all(reads, deadline);
         }
         if let Err((error, _)) = outcome {
-            let first = reads.iter_mut().find(|r| matches!(r.result, Err(TransferError::NotTried)));
+            let first = reads.iter_mut().find(|read| open(read));
             if let Some(read) = first {
                 read.result = Err(error.into());
             }

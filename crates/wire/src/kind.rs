@@ -142,6 +142,10 @@ kinds! {
     Open = 0x48, "open";
     /// A part of an open put, attached.
     WritePart = 0x49, "write_part";
+    /// Load values from a disk into the owner's memory.
+    Stage = 0x4a, "stage";
+    /// What was staged was read.
+    Release = 0x4b, "release";
 }
 
 impl Kind {
@@ -166,7 +170,7 @@ impl Kind {
 
     /// Whether asking twice has the same outcome as asking once, so that a request whose answer was
     /// lost with the link may go out again by itself (G10). A repeated `put_start` would find its
-    /// own first attempt in the way; a repeated pin would pin twice; a repeated poll for orders
+    /// own first attempt in the way; a repeated pin would pin twice, and a repeated stage load twice; a repeated poll for orders
     /// could lose the orders that the first one took.
     pub const fn repeatable(self) -> bool {
         !matches!(
@@ -179,6 +183,7 @@ impl Kind {
                 | Self::Open
                 | Self::WritePart
                 | Self::Pin
+                | Self::Stage
                 | Self::Unpin
         )
     }

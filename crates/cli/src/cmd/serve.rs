@@ -10,10 +10,19 @@ use super::windows::{self, Windows};
 use crate::config::{Grpc, Settings};
 use crate::failure::Failure;
 use crate::listen::{self, Door};
+use crate::progress;
 use crate::render::{Output, Started};
-use mooncrate::{ElectionConfig, MasterOptions, NodeOptions, Running, Security};
+use indicatif::ProgressBar;
+use mooncrate::{
+    ElectionConfig, Listener, MasterOptions, NodeOptions, Progress, Running, Security, SsdConfig,
+    TierConfig,
+};
 use mooncrate_core::catalog;
+use mooncrate_lock::Mutex;
 use mooncrate_wire::Address;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -233,6 +242,9 @@ fn master_options(
             high_permille: settings.evict_above,
             low_permille: settings.evict_to,
             placement: settings.placement,
+            offload: settings.offload,
+            offload_permille: settings.offload_above,
+            promote: settings.promote,
             ..catalog::Config::default()
         },
         workers: settings.workers,
@@ -266,6 +278,24 @@ fn node_options(settings: &Settings, security: Security) -> NodeOptions {
         tenant: settings.tenant,
         share_users: settings.share_users.clone(),
         drain_on_stop: settings.drain_on_stop,
+        tier: TierConfig {
+            on_progress: Some(Listener(Arc::new(recovering()))),
+            ..settings.tier.clone()
+        },
+    }
+}
+
+/// Shows how far the recovery of disks is, where a person looks at it: one bar for each.
+fn recovering() -> impl Fn(&SsdConfig, Progress) + Send + Sync {
+    let bars = Mutex::new(BTreeMap::<PathBuf, ProgressBar>::new());
+    move |disk, so_far| {
+        let mut bars = bars.lock();
+        let new = || progress::bar("recovering", so_far.total);
+        let bar = bars.entry(disk.path.clone()).or_insert_with(new);
+        bar.set_position(so_far.done);
+        if so_far.done >= so_far.total {
+            bar.finish_and_clear();
+        }
     }
 }
 

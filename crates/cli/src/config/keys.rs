@@ -6,6 +6,7 @@
 
 use bytesize::ByteSize;
 use mooncrate_core::TenantId;
+use mooncrate_core::catalog::Offload;
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_wire::{Address, Masters};
@@ -35,6 +36,10 @@ pub(crate) enum Kind {
     File,
     /// Bytes, as in 256MiB.
     Size,
+    /// Bytes, or off.
+    SizeOrOff,
+    /// Directories on disks with their sizes, or off.
+    Disks,
     /// Time, as in 5s.
     Span,
     /// Time, or off.
@@ -51,6 +56,8 @@ pub(crate) enum Kind {
     Policy,
     /// A placement strategy.
     Placement,
+    /// When values are copied to disks.
+    Offload,
     /// A filter of the log.
     Filter,
     /// A tenant's name, or off.
@@ -99,6 +106,10 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("segment_size", "256MiB", Kind::Size),
     spec("slots", AUTO, Kind::CountOrAuto),
     spec("huge_pages", "false", Kind::Switch),
+    spec("ssd", OFF, Kind::Disks),
+    spec("staging_size", "256MiB", Kind::Size),
+    spec("ssd_writes_per_day", OFF, Kind::SizeOrOff),
+    spec("scrub_rate", "8MiB", Kind::SizeOrOff),
     spec("node_name", AUTO, Kind::Name),
     spec("host", AUTO, Kind::Name),
     spec("zone", AUTO, Kind::Name),
@@ -116,6 +127,9 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("evict_above", "95%", Kind::Percent),
     spec("evict_to", "90%", Kind::Percent),
     spec("placement", "random", Kind::Placement),
+    spec("offload", "watermark", Kind::Offload),
+    spec("offload_above", "70%", Kind::Percent),
+    spec("promote", "true", Kind::Switch),
     spec("shared_memory", "true", Kind::Switch),
     spec("deadline", "30s", Kind::Span),
     spec("log", AUTO, Kind::Filter),
@@ -148,6 +162,8 @@ impl Spec {
             | Kind::Tenant
             | Kind::Users
             | Kind::SpanOrOff
+            | Kind::SizeOrOff
+            | Kind::Disks
                 if text == OFF =>
             {
                 Ok(())
@@ -165,12 +181,14 @@ impl Spec {
                 Err("it is empty".to_owned())
             }
             Kind::Socket | Kind::File | Kind::Name => Ok(()),
-            Kind::Size => size(text).map(drop),
+            Kind::Size | Kind::SizeOrOff => size(text).map(drop),
+            Kind::Disks => mooncrate::parse_ssds(text).map(drop),
             Kind::Span | Kind::SpanOrOff => span(text).map(drop),
             Kind::Count | Kind::CountOrAuto => count(text).map(drop),
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),
             Kind::Placement => text.parse::<PlacementKind>().map(drop).map_err(|e| e.to_string()),
+            Kind::Offload => text.parse::<Offload>().map(drop).map_err(|e| e.to_string()),
             Kind::Tenant => tenant(text).map(drop),
             Kind::Users => users(text).map(drop),
             Kind::Percent => permille(text).map(drop),
@@ -332,11 +350,14 @@ mod tests {
             ("huge_pages", "yes", "true nor false"),
             ("evict_policy", "rarely", "fifo"),
             ("placement", "near", "least-loaded"),
+            ("offload", "never", "watermark"),
             ("node_name", "", "empty"),
             ("tenant", "Acme", "a-z"),
             ("tenant", "", "empty"),
             ("share_users", "me", "1000,1001"),
             ("evict_above", "0.9", "92.5%"),
+            ("ssd", "/mnt/cache", "100GiB"),
+            ("scrub_rate", "slowly", "256MiB"),
             ("evict_to", "101%", "90%"),
             ("mooncake_door", "here", "host:port"),
             ("log", "a=b=c", "filter"),

@@ -4,6 +4,7 @@
 //! layer refuses names that do not exist: a misspelled setting is an error, never a default in
 //! disguise. Each value remembers where it came from.
 
+mod aliases;
 mod file;
 mod keys;
 mod settings;
@@ -71,11 +72,17 @@ impl Layers {
     ) -> Result<Self, Failure> {
         let defaults = KEYS.iter().map(|k| (k.name, (k.default.to_owned(), Origin::Default)));
         let mut layers = Self(defaults.collect());
+        let environment: Vec<(OsString, OsString)> = environment.into_iter().collect();
+        let foreign = foreign(&environment);
         let (named, variables) = variables(environment)?;
         if let Some(path) = file.or(named) {
             layers.take_file(&path, true)?;
         } else {
             layers.take_file(Path::new(CONFIG_FILE), false)?;
+        }
+        for (key, value, name) in aliases::settings(&foreign) {
+            let spec = keys::find(key).expect("aliases name settings; a test reads them");
+            layers.take(spec, value, Origin::Variable(name.to_owned()))?;
         }
         for (spec, name, value) in variables {
             layers.take(spec, value, Origin::Variable(name))?;
@@ -129,6 +136,15 @@ impl Layers {
             (spec.name, value.as_str(), origin)
         })
     }
+}
+
+/// Variables of others that say something about our settings.
+fn foreign(environment: &[(OsString, OsString)]) -> BTreeMap<String, String> {
+    let text = |(name, value): &(OsString, OsString)| {
+        let name = name.to_str().filter(|name| name.starts_with("MOONCAKE_"))?;
+        Some((name.to_owned(), value.to_str()?.to_owned()))
+    };
+    environment.iter().filter_map(text).collect()
 }
 
 type Variables = Vec<(&'static Spec, String, String)>;
@@ -221,7 +237,8 @@ mod tests {
             shown.contains("$MOONCRATE_SLOT ") && shown.contains("$MOONCRATE_SLOTS?"),
             "{shown}"
         );
-        let error = Layers::read(None, env(&[("MOONCRATE_FROBNICATE", "1")]), vec![]).unwrap_err();
+        let error =
+            Layers::read(None, env(&[("MOONCRATE_FROBNICATOR_XYZZY", "1")]), vec![]).unwrap_err();
         assert!(error.to_string().contains("--print-config"), "{error}");
     }
 

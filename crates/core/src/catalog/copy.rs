@@ -5,6 +5,8 @@
 //! owner says that it is published, it can be neither read nor evicted. A copy that fails, or takes
 //! too long, is given up like a copy of a put that is planned anew: the key is not free before its
 //! owner has answered for it (G6).
+//!
+//! A copy to a disk has a budget of its own, so that a slow disk holds up nothing but itself: `offload.rs`.
 
 use super::Catalog;
 use super::evict::Reclaim;
@@ -17,7 +19,7 @@ use crate::key::{self, Key, Name};
 use crate::label::{Label, StripeOf};
 use crate::lease;
 use crate::limits::REPLICAS_MAX;
-use crate::plan::{Action, Keep, Locator, PutConfig};
+use crate::plan::{Action, Keep, Locator, Medium, PutConfig};
 use crate::seal::Seal;
 use crate::time::Now;
 use std::collections::{BTreeMap, VecDeque};
@@ -36,7 +38,9 @@ pub(super) struct Copies {
     ends: VecDeque<(Now, SegmentIndex, Slot, Generation)>,
     /// When each is ordered again, in the order of the last time.
     repeats: VecDeque<(Now, SegmentIndex, Slot, Generation)>,
-    /// Number and bytes by the node that fetches.
+    /// How many of them go to memory.
+    to_memory: usize,
+    /// Number and bytes of those by the node that fetches.
     by_node: BTreeMap<NodeId, (u32, u64)>,
     outbox: Vec<(NodeId, CopyOrder)>,
 }
@@ -52,6 +56,12 @@ pub(super) struct Running {
     until: Now,
     /// The replica that goes when the copy is there.
     leaving: Option<Part>,
+    /// That one was chosen to be evicted, and waits for this.
+    victim: bool,
+    /// It goes to a disk.
+    disk: bool,
+    /// It brings into memory what was on disks only.
+    promotes: bool,
 }
 
 /// What a copy is for: where it may go, and what may make room for it.
@@ -65,6 +75,12 @@ pub(super) struct Purpose {
     pub spare_room: bool,
     /// Others may be evicted for it.
     pub make_room: bool,
+    /// To a disk, and not to memory; near the replica that leaves, or the first that there is.
+    pub to_disk: bool,
+    /// The replica that leaves was chosen to be evicted, and is no candidate meanwhile.
+    pub victim: bool,
+    /// It brings into memory what is on disks only.
+    pub promotes: bool,
 }
 
 /// Why no copy was started.
@@ -88,8 +104,12 @@ impl Copies {
     }
 
     /// A copy is over, well or not; what it was.
-    pub(super) fn end(&mut self, segment: SegmentIndex, slot: Slot) -> Option<Running> {
+    fn end(&mut self, segment: SegmentIndex, slot: Slot) -> Option<Running> {
         let ended = self.running.remove(&(segment, slot))?;
+        if ended.disk {
+            return Some(ended);
+        }
+        self.to_memory -= 1;
         let (count, bytes) = self.by_node.get_mut(&ended.node).expect("counted when it began");
         *count -= 1;
         *bytes -= ended.bytes;
@@ -110,9 +130,12 @@ impl Copies {
     }
 
     fn begin(&mut self, at: &Part, repeat_at: Now, copy: Running) {
-        let (count, bytes) = self.by_node.entry(copy.node).or_default();
-        *count += 1;
-        *bytes += copy.bytes;
+        if !copy.disk {
+            self.to_memory += 1;
+            let (count, bytes) = self.by_node.entry(copy.node).or_default();
+            *count += 1;
+            *bytes += copy.bytes;
+        }
         self.running.insert((at.segment, at.slot), copy);
         self.ends.push_back((copy.until, at.segment, at.slot, at.generation));
         self.repeats.push_back((repeat_at, at.segment, at.slot, at.generation));
@@ -133,7 +156,8 @@ impl Catalog {
         stripe: u8,
         purpose: Purpose,
     ) -> Result<(), NoCopy> {
-        if self.copies.running.len() >= self.config.copies_max {
+        let disk = purpose.to_disk || purpose.to.is_some_and(|to| to.medium() == Medium::Ssd);
+        if !disk && self.copies.to_memory >= self.config.copies_max {
             return Err(NoCopy::Later);
         }
         let entry = self.objects.entry(id);
@@ -149,19 +173,27 @@ impl Catalog {
         if sources.is_empty() || full || entry.stage != Stage::Ready || self.is_announcing(id) {
             return Err(NoCopy::Impossible);
         }
-        if purpose.leaving.is_none() && self.over_quota(id, stripe) {
+        let charged = purpose.leaving.is_some_and(|part| !self.segments.is_disk(part.segment));
+        if !disk && !charged && self.over_quota(id, stripe) {
             return Err(NoCopy::NoRoom);
         }
+        // A disk and the memory of one node may each have a copy.
+        let rivals = others.iter().filter(|part| self.segments.is_disk(part.segment) == disk);
+        let rivals: Vec<Part> = rivals.copied().collect();
         let part = match purpose.to {
-            Some(to) => self.reserve_at(now, id, stripe, &others, to)?,
-            None => self.reserve_copy(now, id, stripe, &others, purpose)?,
+            Some(to) => self.reserve_at(now, id, stripe, &rivals, (to, purpose.make_room))?,
+            None if disk => {
+                let near = purpose.leaving.or(others.first().copied());
+                self.reserve_on_disk(now, id, stripe, &rivals, near)?
+            }
+            None => self.reserve_copy(now, id, stripe, &rivals, purpose)?,
         };
         let book = self.segments.book_mut(part.segment);
         book.slots[part.slot.0].entry = id;
         let node = book.offer.node;
         let bytes = self.objects.entry(id).extent_bytes(stripe);
         self.objects.entry_mut(id).parts.add(part);
-        self.charge(id, bytes);
+        self.charge_part(id, &part);
         let copy = Running {
             entry: id,
             generation: part.generation,
@@ -169,12 +201,95 @@ impl Catalog {
             bytes,
             until: now.plus(self.config.put_timeout),
             leaving: purpose.leaving,
+            victim: purpose.victim,
+            disk,
+            promotes: purpose.promotes,
         };
         self.copies.begin(&part, now.plus(self.config.order_retry), copy);
+        self.book_copy(now, &part, &copy);
         let order = self.copy_order(id, &part, sources, self.config.put_timeout);
         self.copies.outbox.push((node, order));
-        self.evict_above_high(now, part.segment);
+        if !disk {
+            self.evict_above_high(now, part.segment);
+        }
         Ok(())
+    }
+
+    /// Books a copy that begins on the disk that takes it and on the segment that it makes room in.
+    fn book_copy(&mut self, now: Now, part: &Part, copy: &Running) {
+        if copy.disk {
+            let intake = &mut self.segments.book_mut(part.segment).intake;
+            if intake.coming == 0 {
+                intake.moved_at = now;
+            }
+            intake.coming += 1;
+            intake.coming_bytes += copy.bytes;
+        }
+        if let (Some(leaving), true) = (copy.leaving, copy.victim) {
+            self.book_victim(now, leaving.segment, copy.bytes);
+        }
+    }
+
+    fn book_victim(&mut self, now: Now, segment: SegmentIndex, bytes: u64) {
+        let book = self.segments.book_mut(segment);
+        if book.moving == 0 {
+            book.moving_at = now;
+        }
+        book.moving += 1;
+        book.moving_bytes += bytes;
+    }
+
+    /// A victim whose copy is on its way to a disk already: it goes when that is there. Whether there is
+    /// such a copy.
+    pub(super) fn leave_for_running(&mut self, now: Now, id: EntryId, victim: Part) -> bool {
+        let parts = self.objects.entry(id).parts.as_slice().iter();
+        let mut coming = parts.filter(|part| {
+            part.stripe == victim.stripe
+                && part.state == PartState::Copying
+                && self.segments.is_disk(part.segment)
+        });
+        let Some(at) = coming.next().map(Part::slot_of) else { return false };
+        let Some(copy) = self.copies.running.get_mut(&at) else { return false };
+        if copy.leaving.is_none() {
+            (copy.leaving, copy.victim) = (Some(victim), true);
+            let bytes = copy.bytes;
+            self.book_victim(now, victim.segment, bytes);
+        }
+        true
+    }
+
+    /// A copy is over, well or not; what it was. A victim that waited for it is a candidate again, until
+    /// somebody ends it.
+    pub(super) fn end_copy(
+        &mut self,
+        now: Now,
+        segment: SegmentIndex,
+        slot: Slot,
+    ) -> Option<Running> {
+        let copy = self.copies.end(segment, slot)?;
+        if copy.disk {
+            let intake = &mut self.segments.book_mut(segment).intake;
+            intake.coming -= 1;
+            intake.coming_bytes -= copy.bytes;
+        }
+        if let (Some(leaving), true) = (copy.leaving, copy.victim) {
+            let book = self.segments.book_mut(leaving.segment);
+            book.moving -= 1;
+            book.moving_at = now;
+            book.moving_bytes -= copy.bytes;
+            let entry = self.objects.entry(copy.entry);
+            let mut parts = entry.parts.as_slice().iter();
+            let here = parts.any(|part| {
+                part.slot_of() == leaving.slot_of()
+                    && part.generation == leaving.generation
+                    && part.state == PartState::Here
+            });
+            if here && entry.stage == Stage::Ready && book.is_open() {
+                book.spare(leaving.slot);
+                book.offer_victim(leaving.slot, entry.keep(now));
+            }
+        }
+        Some(copy)
     }
 
     /// Whether one more copy of a stripe is more than the tenant may have. A replica that moves counts
@@ -186,12 +301,14 @@ impl Catalog {
         tenant.quota.is_some_and(|quota| total > quota)
     }
 
-    /// Readable copies of a stripe, those on silent nodes last.
+    /// Readable copies of a stripe: memory before disks, those on silent nodes last.
     fn sources(&self, entry: &Entry, stripe: u8) -> Vec<Locator> {
         let parts = entry.parts.as_slice().iter();
         let mut readable: Vec<&Part> =
             parts.filter(|part| part.stripe == stripe && self.part_readable(part)).collect();
-        readable.sort_by_key(|part| self.is_silent(part.segment));
+        readable.sort_by_key(|part| {
+            (self.is_silent(part.segment), self.segments.is_disk(part.segment))
+        });
         readable
             .into_iter()
             .map(|part| entry.locator(part, self.segments.book(part.segment)))
@@ -216,7 +333,8 @@ impl Catalog {
         let (tenant, bytes) = (entry.tenant, entry.extent_bytes(stripe));
         let node = |part: &Part| self.segments.book(part.segment).offer.node;
         let mut avoid: Vec<NodeId> = others.iter().map(node).collect();
-        let like = purpose.leaving.or(others.first().copied());
+        let leaving = purpose.leaving.filter(|part| !self.segments.is_disk(part.segment));
+        let like = leaving.or(others.first().copied());
         let medium = like.map(|part| self.segments.book(part.segment).offer.medium);
         let held = avoid.len();
         avoid.extend(self.busy_nodes(bytes));
@@ -249,7 +367,7 @@ impl Catalog {
         id: EntryId,
         stripe: u8,
         others: &[Part],
-        to: SegmentId,
+        (to, make_room): (SegmentId, bool),
     ) -> Result<Part, NoCopy> {
         let entry = self.objects.entry(id);
         let bytes = entry.extent_bytes(stripe);
@@ -260,11 +378,16 @@ impl Catalog {
         if !load.open || held || foreign || load.capacity < bytes {
             return Err(NoCopy::NoRoom);
         }
-        if self.busy_nodes(bytes).contains(&load.node) {
+        if load.medium == Medium::Ssd {
+            self.takes(now, segment, entry.tenant, bytes)?;
+        } else if self.busy_nodes(bytes).contains(&load.node) {
             return Err(NoCopy::Later);
         }
         let book = self.segments.book_mut(segment);
         let Some((slot, generation, allocation)) = book.reserve(bytes, NOBODY) else {
+            if !make_room || load.medium == Medium::Ssd {
+                return Err(NoCopy::NoRoom);
+            }
             return Err(match self.reclaim(now, segment, bytes) {
                 Reclaim::Ordered => NoCopy::Later,
                 Reclaim::InUse => NoCopy::NoRoom,
@@ -346,18 +469,46 @@ impl Catalog {
         if running.is_none_or(|copy| copy.generation != done.generation) {
             return;
         }
-        let copy = self.copies.end(segment, done.slot).expect("looked up above");
+        let copy = self.end_copy(now, segment, done.slot).expect("looked up above");
         let part = self.objects.entry(copy.entry).part(segment, done.slot);
         if !done.ok {
+            self.copy_refused(now, segment, copy.entry, part.stripe);
             self.end_part(now, copy.entry, &part, Action::Abort);
             self.copy_failed(now);
             return;
         }
-        self.counters.copied += 1;
-        self.counters.copied_bytes += copy.bytes;
+        self.count_copy(now, segment, &copy);
         self.settle_part(now, copy.entry, &part);
         if let Some(leaving) = copy.leaving {
             self.leave_for_copy(now, copy.entry, &leaving);
+        }
+    }
+
+    /// A copy came to nothing. If there is something to copy, and it should go to a disk, the disk did not
+    /// take it.
+    pub(super) fn copy_refused(
+        &mut self,
+        now: Now,
+        segment: SegmentIndex,
+        id: EntryId,
+        stripe: u8,
+    ) {
+        let there = !self.sources(self.objects.entry(id), stripe).is_empty();
+        if there && self.segments.is_disk(segment) {
+            self.refused(now, segment);
+        }
+    }
+
+    fn count_copy(&mut self, now: Now, segment: SegmentIndex, copy: &Running) {
+        self.counters.copied += 1;
+        self.counters.copied_bytes += copy.bytes;
+        if copy.disk {
+            self.taken(now, segment);
+            self.counters.offloaded += 1;
+            self.counters.offloaded_bytes += copy.bytes;
+        } else if copy.promotes {
+            self.counters.promoted += 1;
+            self.counters.promoted_bytes += copy.bytes;
         }
     }
 
@@ -408,12 +559,17 @@ impl Catalog {
             return;
         }
         let extent = self.objects.entry(id).extent(part);
-        self.discharge(id, extent.len());
+        self.discharge_part(id, part);
         let entry = self.objects.entry_mut(id);
         entry.extra_mut().orphans += 1;
         let any = entry.parts.drop_part(part.segment, part.slot);
         let whole = entry.complete(|part| part.state != PartState::Copying);
         self.end_life(now, part, extent, action, Some(id));
+        self.part_ended(now, id, any, whole);
+    }
+
+    /// A replica was taken off its entry, whose owner has not answered yet.
+    pub(super) fn part_ended(&mut self, now: Now, id: EntryId, any: bool, whole: bool) {
         if !any {
             let entry = self.objects.entry_mut(id);
             entry.stage = Stage::Removing(entry.orphans());
@@ -461,7 +617,10 @@ impl Catalog {
             }
             self.copies.ends.pop_front();
             if current && self.segments.book(segment).is_open() {
-                let copy = self.copies.end(segment, slot).expect("looked up above");
+                let copy = self.end_copy(now, segment, slot).expect("looked up above");
+                if copy.disk {
+                    self.refused(now, segment);
+                }
                 let part = self.objects.entry(copy.entry).part(segment, slot);
                 self.end_part(now, copy.entry, &part, Action::Abort);
                 self.copy_failed(now);
@@ -469,7 +628,8 @@ impl Catalog {
         }
     }
 
-    /// Copies have ended: begins the next ones of drains and repairs, as far as that is possible.
+    /// Copies have ended: begins the next ones of drains, repairs and offloads, as far as that is
+    /// possible.
     pub fn go_on(&mut self, now: Now) {
         let draining =
             self.segments.iter().filter(|(_, book)| book.is_open() && book.drain.is_some());
@@ -478,6 +638,8 @@ impl Catalog {
             self.drain_step(now, index);
         }
         self.repair(now);
+        self.offload(now);
+        self.promote(now);
     }
 
     /// A copy came to nothing; whoever wanted it looks again.
@@ -520,8 +682,10 @@ impl Catalog {
     /// A copy that somebody asked for is one that the object should have.
     fn wish_for_all(&mut self, id: EntryId) {
         let entry = self.objects.entry_mut(id);
+        let segments = &self.segments;
         let first = entry.parts.as_slice().iter().filter(|part| part.stripe == 0);
-        let have = first.filter(|part| part.state == PartState::Here).count();
+        let memory = first.filter(|part| !segments.is_disk(part.segment));
+        let have = memory.filter(|part| part.state == PartState::Here).count();
         if have > entry.copies() {
             entry.extra_mut().copies = have.min(REPLICAS_MAX) as u8;
         }

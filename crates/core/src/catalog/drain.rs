@@ -3,6 +3,9 @@
 //! A cursor walks its slots, a slice per tick, round after round until nothing is left. A replica is
 //! let go only when its stripe has enough copies on segments that stay, or its mode says that it may
 //! be lost; hard pins never are. Readers of a replica that went ask the master again.
+//!
+//! Memory moves to memory, and to disks where memory has no room. A disk moves to disks, and to memory
+//! only where nobody misses the room.
 
 use super::Catalog;
 use super::copy::{NoCopy, Purpose};
@@ -219,7 +222,15 @@ impl Catalog {
         let stays = |other: &&Part| {
             other.state == PartState::Here && self.segments.loads[usize::from(other.segment)].open
         };
-        let staying = others.iter().filter(stays).count();
+        let mut nodes: Vec<NodeId> = Vec::new();
+        for other in others.iter().filter(stays) {
+            // A node counts once: its memory and its disk go together.
+            let node = self.segments.book(other.segment).offer.node;
+            if !nodes.contains(&node) {
+                nodes.push(node);
+            }
+        }
+        let staying = nodes.len();
         let may_go = mode == DrainMode::Drop && !entry.is_hard();
         if staying >= entry.copies() || may_go && staying > 0 {
             self.retire_part(now, id, &part);
@@ -243,8 +254,16 @@ impl Catalog {
     }
 
     fn move_part(&mut self, now: Now, id: EntryId, part: Part, staying: usize) -> Step {
-        let purpose = Purpose { leaving: Some(part), make_room: true, ..Purpose::default() };
-        match self.copy_start(now, id, part.stripe, purpose) {
+        let disk = self.segments.is_disk(part.segment);
+        let like = Purpose { leaving: Some(part), ..Purpose::default() };
+        let to_memory = Purpose { make_room: !disk, spare_room: disk, ..like };
+        let to_disk = Purpose { to_disk: true, ..like };
+        let (first, then) = if disk { (to_disk, to_memory) } else { (to_memory, to_disk) };
+        let begun = match self.copy_start(now, id, part.stripe, first) {
+            Err(NoCopy::NoRoom) => self.copy_start(now, id, part.stripe, then),
+            begun => begun,
+        };
+        match begun {
             Ok(()) if canary::on(Canary::DrainFreesEarly) => {
                 self.retire_part(now, id, &part);
                 Step::Done

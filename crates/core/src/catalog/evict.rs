@@ -1,8 +1,13 @@
 //! evict: choose victims by bytes, order their eviction, and know when everything is in use.
+//!
+//! A victim that has another copy goes at once. One that has none is copied to a disk first, if one takes
+//! it, and goes when it is there: whoever needs the room waits meanwhile.
 
 use super::Catalog;
+use super::copy::{NoCopy, Purpose};
 use super::objects::{EntryId, Part, PartState, SegmentIndex};
 use super::segments::Book;
+use crate::ids::Slot;
 use crate::plan::Action;
 use crate::time::Now;
 use std::time::Duration;
@@ -17,6 +22,29 @@ const STREAK_MAX: u32 = 256;
 const STREAK_PAUSE: Duration = Duration::from_millis(10);
 /// Victims ordered beside one put while a segment is above its high watermark.
 const BESIDE_PUT_MAX: usize = 8;
+
+/// What room is made for, and so what may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// A put: everything that is not in use, soft pins last.
+    Put,
+    /// A segment above its high watermark: everything but soft pins.
+    Watermark,
+    /// A copy that is only welcome: nothing that would be lost by it.
+    Promotion,
+}
+
+/// What becomes of a victim.
+enum Fate {
+    /// It can go at once.
+    Goes,
+    /// It goes when its copy on a disk is there.
+    Moves,
+    /// The disks are busy: it stays where it is in the order.
+    Waits,
+    /// It would be lost, and must not be.
+    Stays,
+}
 
 /// What became of an attempt to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,10 +67,15 @@ impl Catalog {
         }
         // Evictions on their way out may be enough; if they were not, the caller comes again. What a
         // remove left to its last readers may take long, so it does not count alone (M13).
-        if book.evicting == 0 || book.ending_bytes < bytes {
-            self.evict_bytes(now, segment, bytes, LOOKS_MAX, true);
+        let moving = book.moving_out(now);
+        let none = book.evicting == 0 && moving == 0;
+        let mut waits = false;
+        if none || book.ending_bytes + moving < bytes {
+            waits = self.evict_bytes(now, segment, bytes, LOOKS_MAX, Cause::Put);
         }
-        if self.segments.book(segment).evicting > 0 { Reclaim::Ordered } else { Reclaim::InUse }
+        let book = self.segments.book(segment);
+        let coming = book.evicting > 0 || book.moving_out(now) > 0 || waits;
+        if coming { Reclaim::Ordered } else { Reclaim::InUse }
     }
 
     /// Keeps a segment between its watermarks: a few victims beside each put, the rest by `tick`.
@@ -53,40 +86,37 @@ impl Catalog {
     /// Orders evictions until the segment is at its low watermark, if it is above the high one.
     pub(super) fn evict_to_low(&mut self, now: Now, segment: SegmentIndex, looks: usize) {
         let book = self.segments.book(segment);
-        let capacity = u128::from(book.offer.bytes);
-        let share = |permille: u32| (capacity * u128::from(permille) / 1000) as u64;
         // Bytes that are on their way out are neither used nor free: they count as gone.
-        let used = book.used_bytes();
-        if used > share(self.config.high_permille) {
-            let bytes = used - share(self.config.low_permille);
-            self.evict_bytes(now, segment, bytes, looks, false);
+        let used = book.used_bytes().saturating_sub(book.moving_out(now));
+        if used > book.share(self.config.high_permille) && !book.is_disk() {
+            let bytes = used - book.share(self.config.low_permille);
+            self.evict_bytes(now, segment, bytes, looks, Cause::Watermark);
         }
     }
 
-    /// Orders evictions for at least `bytes`, looking at no more than `looks` candidates. Soft pins
-    /// go only for a put, and only when nothing else can.
-    fn evict_bytes(
+    /// Orders evictions for at least `bytes`, looking at no more than `looks` candidates; whether it
+    /// ended because the disks are busy. Soft pins go only for a put, and only when nothing else can.
+    pub(super) fn evict_bytes(
         &mut self,
         now: Now,
         segment: SegmentIndex,
         bytes: u64,
         looks: usize,
-        for_put: bool,
-    ) {
+        cause: Cause,
+    ) -> bool {
         let mut ordered = self.evict_extras(now, segment, bytes);
         for _ in 0..looks {
             if ordered >= bytes {
-                return;
+                return false;
             }
-            let book = self.segments.book_mut(segment);
-            let ordinary =
-                if for_put && book.ordinary_in_use() { None } else { book.policy.victim() };
-            let Some(slot) = ordinary.or_else(|| book.soft.victim().filter(|_| for_put)) else {
-                return;
+            let Some(slot) = self.segments.book_mut(segment).candidate(cause) else {
+                return false;
             };
+            let book = self.segments.book_mut(segment);
             let id = book.slots[slot.0].entry;
             let entry = self.objects.entry(id);
             if entry.lease_end > now {
+                book.spare(slot);
                 book.offer_victim(slot, entry.keep(now));
                 book.pinned_streak = book.pinned_streak.saturating_add(1);
                 book.pinned_at = now;
@@ -94,9 +124,53 @@ impl Catalog {
                 continue;
             }
             let part = entry.part(segment, slot);
-            ordered += entry.extent_bytes(part.stripe);
-            self.order_eviction(now, id, part);
+            let extent_bytes = entry.extent_bytes(part.stripe);
+            match self.fate(now, id, part, cause) {
+                Fate::Goes => {
+                    self.segments.book_mut(segment).spare(slot);
+                    self.order_eviction(now, id, part);
+                }
+                Fate::Moves => self.segments.book_mut(segment).spare(slot),
+                Fate::Waits => return true,
+                Fate::Stays => return false,
+            }
+            ordered += extent_bytes;
         }
+        false
+    }
+
+    /// What becomes of a victim. A copy of it to a disk is begun, where it needs one.
+    fn fate(&mut self, now: Now, id: EntryId, part: Part, cause: Cause) -> Fate {
+        if self.has_other(id, &part) {
+            return Fate::Goes;
+        }
+        if self.leave_for_running(now, id, part) {
+            return Fate::Moves;
+        }
+        let purpose =
+            Purpose { to_disk: true, leaving: Some(part), victim: true, ..Purpose::default() };
+        let begun = match self.offloads() {
+            true => self.copy_start(now, id, part.stripe, purpose),
+            false => Err(NoCopy::Impossible),
+        };
+        match begun {
+            Ok(()) => Fate::Moves,
+            Err(NoCopy::Later) => Fate::Waits,
+            Err(_) if cause == Cause::Promotion => Fate::Stays,
+            Err(_) => {
+                self.counters.evicted_unsaved += u64::from(self.offloads());
+                Fate::Goes
+            }
+        }
+    }
+
+    /// Whether another copy of the same bytes can be read.
+    fn has_other(&self, id: EntryId, part: &Part) -> bool {
+        let mut parts = self.objects.entry(id).parts.as_slice().iter();
+        parts.any(|other| {
+            let same = other.stripe == part.stripe && other.slot_of() != part.slot_of();
+            same && self.part_readable(other)
+        })
     }
 
     pub(super) fn order_eviction(&mut self, now: Now, id: EntryId, part: Part) {
@@ -109,6 +183,13 @@ impl Catalog {
 }
 
 impl Book {
+    /// Who goes next. It stays where it is.
+    fn candidate(&mut self, cause: Cause) -> Option<Slot> {
+        let for_put = cause == Cause::Put;
+        let ordinary = if for_put && self.ordinary_in_use() { None } else { self.policy.next() };
+        ordinary.or_else(|| if for_put { self.soft.next() } else { None })
+    }
+
     /// Whether all ordinary candidates were met in use, one after the other.
     fn ordinary_in_use(&self) -> bool {
         self.pinned_streak > 0 && self.pinned_streak >= STREAK_MAX.min(self.policy.len() as u32)

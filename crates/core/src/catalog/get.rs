@@ -7,7 +7,7 @@ use crate::error::GetError;
 use crate::ids::{ObjectId, TenantId};
 use crate::key::{self, Key, Name};
 use crate::lease;
-use crate::plan::Located;
+use crate::plan::{Located, Medium};
 use crate::time::Now;
 use std::ops::ControlFlow;
 
@@ -89,6 +89,10 @@ impl Catalog {
             self.was_read(now, id);
         }
         self.counters.hits += 1;
+        if self.only_on_disk(self.objects.entry(id)) {
+            self.counters.hits_disk += 1;
+            self.read_from_disk(now, id);
+        }
         Ok(located)
     }
 
@@ -115,11 +119,12 @@ impl Catalog {
             return None;
         }
         if replicas.len() > 1 {
-            // Copies of one stripe stand together, those on silent nodes last among them.
+            // Copies of one stripe stand together: first memory, those on silent nodes last.
             replicas.sort_by_key(|locator| {
                 let index = self.segments.find(locator.segment);
                 let open = index.is_some_and(|index| self.segments.loads[index as usize].open);
-                (locator.stripe, !open)
+                let disk = locator.segment.medium() == Medium::Ssd;
+                (locator.stripe, disk, !open)
             });
         }
         let more_seals = entry.extra.as_ref().map_or(Vec::new(), |extra| extra.more_seals.to_vec());

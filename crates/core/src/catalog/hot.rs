@@ -9,6 +9,7 @@ use super::Catalog;
 use super::copy::{NoCopy, Purpose};
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
 use crate::ids::{ObjectId, TenantId};
+use crate::plan::Medium;
 use crate::time::Now;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -45,6 +46,10 @@ impl Catalog {
             }
             if self.objects.entry(id).extra.is_some() {
                 self.was_read(now, id);
+            }
+            if self.only_on_disk(self.objects.entry(id)) {
+                self.read_from_disk(now, id);
+                continue;
             }
             let counts = &mut self.hot.counts;
             if counts.len() < COUNTED_MAX || counts.contains_key(&id) {
@@ -105,7 +110,9 @@ impl Catalog {
         for stripe in 0..stripes {
             let entry = self.objects.entry(id);
             let parts = entry.parts.as_slice().iter().filter(|part| part.stripe == stripe);
-            if parts.count() >= most {
+            let memory = parts.filter(|part| !self.segments.is_disk(part.segment)).count();
+            // What is on disks only is promoted, not heated.
+            if memory >= most || memory == 0 {
                 continue;
             }
             let purpose = Purpose { spare_room: true, ..Purpose::default() };
@@ -134,12 +141,13 @@ impl Catalog {
         }
     }
 
-    /// Readable copies of a stripe beyond those that its put asked for, newest last.
+    /// Readable copies of a stripe in memory beyond those that its put asked for, newest last.
     fn surplus(&self, id: EntryId, stripe: u8) -> Vec<Part> {
         let entry = self.objects.entry(id);
         let here = entry.parts.as_slice().iter().filter(|part| {
-            let open = self.segments.loads[usize::from(part.segment)].open;
-            part.stripe == stripe && part.state == PartState::Here && open
+            let load = &self.segments.loads[usize::from(part.segment)];
+            let memory = load.open && load.medium != Medium::Ssd;
+            part.stripe == stripe && part.state == PartState::Here && memory
         });
         here.skip(entry.copies()).copied().collect()
     }

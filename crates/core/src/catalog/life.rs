@@ -3,7 +3,7 @@
 //! Everything that time brings about works in bounded slices, from `tick` (G13).
 
 use super::Catalog;
-use super::objects::{EntryId, PartState, SegmentIndex, Stage};
+use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
 use super::segments::NOBODY;
 use crate::ids::{GroupId, TenantId};
 use crate::limits::GROUP_MEMBERS_MAX;
@@ -77,6 +77,28 @@ impl Catalog {
     pub(super) fn hard_limit(&self) -> u64 {
         let share = u128::from(self.segments.open_bytes) * u128::from(self.config.hard_permille);
         (share / 1000) as u64
+    }
+
+    /// Bytes of all its replicas in memory: what its tenant is charged. What lies on disks is not: it went
+    /// there by the master's choice, and a tenant that had filled its quota with it could put no more.
+    pub(super) fn charge_of(&self, entry: &Entry) -> u64 {
+        let parts = entry.parts.as_slice().iter();
+        let charged = parts.filter(|part| !self.segments.is_disk(part.segment));
+        charged.map(|part| entry.extent_bytes(part.stripe)).sum()
+    }
+
+    /// Books one more replica on its tenant.
+    pub(super) fn charge_part(&mut self, id: EntryId, part: &Part) {
+        if !self.segments.is_disk(part.segment) {
+            self.charge(id, self.objects.entry(id).extent_bytes(part.stripe));
+        }
+    }
+
+    /// Takes one off again.
+    pub(super) fn discharge_part(&mut self, id: EntryId, part: &Part) {
+        if !self.segments.is_disk(part.segment) {
+            self.discharge(id, self.objects.entry(id).extent_bytes(part.stripe));
+        }
     }
 
     /// Books bytes of an entry's parts on its tenant.
@@ -318,7 +340,8 @@ impl Catalog {
             }
             for part in entry.parts.as_slice().to_vec() {
                 let book = self.segments.book_mut(part.segment);
-                if book.is_open() && part.state == PartState::Here {
+                // What is on a disk takes no memory, and its owner evicts there.
+                if book.is_open() && part.state == PartState::Here && !book.is_disk() {
                     book.spare(part.slot);
                     self.order_eviction(now, id, part);
                 }

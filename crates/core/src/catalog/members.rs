@@ -3,8 +3,8 @@
 use super::Catalog;
 use super::drain::Drain;
 use super::objects::{Entry, EntryId, Part, PartState, Parts, SegmentIndex, Stage};
+use super::room::{Room, Told};
 use super::segments::{Book, NOBODY, Phase, SlotBook};
-use crate::alloc::offset::{LiveRuns, OffsetAllocator};
 use crate::canary::{self, Canary};
 use crate::error::MountError;
 use crate::extent::Extent;
@@ -40,14 +40,21 @@ pub enum Mounted {
 pub struct AllTold {
     segment: SegmentId,
     round: u64,
-    runs: LiveRuns,
+    told: Told,
 }
 
 impl AllTold {
     /// Puts it in order; the long part of an announcement, and no part of the catalog.
     pub fn build(self) -> Result<Opening, MountError> {
-        let Self { segment, round, runs } = self;
-        let allocator = runs.build().map_err(|slot| MountError::BadAnnouncement { slot })?;
+        let Self { segment, round, told } = self;
+        let allocator = match told {
+            Told::Ranges(runs) => {
+                let ranges = runs.build();
+                let ranges = ranges.map_err(|slot| MountError::BadAnnouncement { slot })?;
+                Some(Room::Ranges(ranges))
+            }
+            Told::Bytes => None,
+        };
         Ok(Opening { segment, round, allocator })
     }
 }
@@ -57,7 +64,8 @@ impl AllTold {
 pub struct Opening {
     segment: SegmentId,
     round: u64,
-    allocator: OffsetAllocator,
+    /// `None`: the book has counted all along.
+    allocator: Option<Room>,
 }
 
 impl Catalog {
@@ -87,12 +95,40 @@ impl Catalog {
             }
         }
         let last_heard = std::mem::replace(&mut member.last_heard, now);
+        self.leave_behind(node, last_heard, offers);
         Ok(offers.iter().map(|offer| self.mount_one(now, last_heard, offer)).collect())
+    }
+
+    /// A process that mounts a segment anew offers all that it has: what an earlier one had beside it is
+    /// gone with that one. (A segment that is added to a running node replaces none.)
+    fn leave_behind(&mut self, node: NodeId, last_heard: Now, offers: &[SegmentOffer]) {
+        let mounted = |catalog: &Self, id| {
+            catalog.segments.find(id).map(|index| catalog.segments.book(index).offer.incarnation)
+        };
+        let anew = |offer: &&SegmentOffer| {
+            mounted(self, offer.segment).is_some_and(|before| before < offer.incarnation)
+        };
+        let Some(now_at) = offers.iter().filter(anew).map(|offer| offer.incarnation).max() else {
+            return;
+        };
+        let offered = |id: &SegmentId| offers.iter().any(|offer| offer.segment == *id);
+        let Some(member) = self.nodes.get(&node) else { return };
+        let mut gone: Vec<SegmentId> =
+            member.segments.iter().copied().filter(|id| !offered(id)).collect();
+        gone.retain(|id| mounted(self, *id).is_none_or(|before| before < now_at));
+        let fenced_at = last_heard.plus(lease::guarded(self.config.registration / 2));
+        for index in gone.iter().filter_map(|id| self.segments.find(*id)).collect::<Vec<_>>() {
+            self.leave(index, fenced_at);
+        }
+        self.forget_segments(node, &gone);
     }
 
     fn check_offer(&self, node: NodeId, offer: &SegmentOffer) -> Result<(), MountError> {
         let aligned = offer.bytes.is_multiple_of(EXTENT_ALIGN);
-        if offer.bytes == 0 || offer.slots == 0 || !aligned || offer.node != node {
+        // The medium stands in the id, where whoever holds a locator looks for it.
+        let other_medium = offer.medium != offer.segment.medium();
+        let odd = !aligned || other_medium || offer.node != node;
+        if offer.bytes == 0 || offer.slots == 0 || odd {
             return Err(MountError::BadOffer { bytes: offer.bytes, slots: offer.slots });
         }
         if let Some(index) = self.segments.find(offer.segment) {
@@ -113,7 +149,9 @@ impl Catalog {
     fn mount_one(&mut self, now: Now, last_heard: Now, offer: &SegmentOffer) -> Mounted {
         if let Some(index) = self.segments.find(offer.segment) {
             let book = self.segments.book(index);
-            if book.offer.incarnation == offer.incarnation {
+            // A disk that starts over leaves and comes back: what it was told to let go is waited for.
+            let over = book.is_disk() && book.is_announcing();
+            if book.offer.incarnation == offer.incarnation && !over {
                 return match book.phase {
                     Phase::Announcing => {
                         // It starts over: what it told so far may be incomplete.
@@ -129,7 +167,9 @@ impl Catalog {
             self.leave(index, fenced_at);
         }
         self.announcements += 1;
-        self.segments.add(Book::new(offer.clone(), self.config.policy, self.announcements));
+        let trust = self.trust_of(offer.segment);
+        let book = Book::new(offer.clone(), self.config.policy, self.announcements, trust);
+        self.segments.add(book);
         Mounted::Announce
     }
 
@@ -181,7 +221,9 @@ impl Catalog {
         }
         let node = book.offer.node;
         let holds = |slot: &Announced| slot.life.as_ref().is_some_and(|l| l.object.is_some());
-        if !self.awaited(node) && page.iter().any(holds) {
+        // A disk is judged record by record.
+        let judged = book.is_disk();
+        if !judged && !self.awaited(node) && page.iter().any(holds) {
             let fenced_at = now.plus(lease::guarded(self.config.registration));
             self.leave(index, fenced_at);
             self.forget_segments(node, &[segment]);
@@ -209,8 +251,8 @@ impl Catalog {
             return Ok(None);
         }
         // Taken before, by a page that came twice: its owner mounts again and tells all anew.
-        let runs = book.told.take().ok_or(MountError::UnknownNode)?;
-        Ok(Some(AllTold { segment, round: book.round, runs }))
+        let told = book.told.take().ok_or(MountError::UnknownNode)?;
+        Ok(Some(AllTold { segment, round: book.round, told }))
     }
 
     fn announcing(
@@ -249,6 +291,7 @@ impl Catalog {
             return Ok(());
         };
         let Some(handle) = told.add(life.extent) else { return Err(bad) };
+        book.allocator.count(life.extent);
         let part = Part {
             offset: life.extent.offset(),
             slot: announced.slot,
@@ -267,6 +310,7 @@ impl Catalog {
             // Being written, retiring or in quarantine: blocked until its owner has freed it.
             None => {
                 self.order(now, &part, life.extent, Action::Abort, None);
+                self.unwanted(&part);
                 Ok(())
             }
         }
@@ -276,7 +320,19 @@ impl Catalog {
         let lease_end = if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until };
         let mut known = self.objects.find(told.label.name());
         let mut replaced = None;
+        let doubted = self.segments.is_disk(part.segment) && !self.believes(part.segment, told);
+        if doubted && known.is_none() {
+            self.turn_away(now, &part, extent, told);
+            return;
+        }
+        let kept = known.filter(|id| !doubted && self.is_placeholder(*id));
+        if let Some(id) = kept {
+            // The key waits for the end of another record, and has a value meanwhile.
+            self.objects.hide(id);
+            known = None;
+        }
         if let Some(id) = known
+            && !doubted
             && self.is_older(id, told)
             && !self.is_announcing(id)
         {
@@ -292,6 +348,9 @@ impl Catalog {
                     self.hold_key(old, new);
                     self.retire(now, old);
                 }
+                if let Some(kept) = kept {
+                    self.hold_key(kept, new);
+                }
                 new
             }
             Some(id) if self.same_object(id, told) => {
@@ -301,7 +360,9 @@ impl Catalog {
             }
             Some(id) => {
                 // M9: one value per key; what is known stays, and its key waits for the end of the other.
-                self.counters.announced_dropped += 1;
+                let disk = self.segments.is_disk(part.segment);
+                self.counters.disk_dropped += u64::from(disk);
+                self.counters.announced_dropped += u64::from(!disk);
                 let free_after_ms = lease::left_ms(now, lease_end);
                 let entry = self.objects.entry_mut(id);
                 match &mut entry.stage {
@@ -309,6 +370,7 @@ impl Catalog {
                     _ => entry.extra_mut().orphans += 1,
                 }
                 self.order(now, &part, extent, Action::Retire { free_after_ms }, Some(id));
+                self.unwanted(&part);
                 return;
             }
         };
@@ -324,7 +386,7 @@ impl Catalog {
         } else {
             entry.seal = told.seal;
         }
-        self.charge(id, extent.len());
+        self.charge_part(id, &part);
         let entry = self.objects.entry(id);
         let keep = entry.keep(now);
         let book = self.segments.book_mut(part.segment);
@@ -337,7 +399,12 @@ impl Catalog {
     }
 
     /// An entry without parts yet, made of what an owner keeps beside a header.
-    fn insert_announced(&mut self, now: Now, told: &AnnouncedObject, lease_end: Now) -> EntryId {
+    pub(super) fn insert_announced(
+        &mut self,
+        now: Now,
+        told: &AnnouncedObject,
+        lease_end: Now,
+    ) -> EntryId {
         let label = &told.label;
         let mut entry = Entry {
             key: label.key.as_bytes().into(),
@@ -416,13 +483,16 @@ impl Catalog {
         if book.round != round || !book.is_announcing() {
             return Err(MountError::UnknownNode);
         }
-        book.allocator = allocator;
+        if let Some(allocator) = allocator {
+            book.allocator = allocator;
+        }
         book.phase = Phase::Open;
         let (node, wish) = (book.offer.node, book.wish.take());
         match wish {
             Some(mode) => book.drain = Some(Drain::new(book, mode)),
             None => self.segments.set_open(index, true),
         }
+        self.returned(index);
         self.node_announced(node);
         self.look_for_missing_copies();
         Ok(())
@@ -435,7 +505,7 @@ impl Catalog {
             self.segments.find(*segment).is_some_and(|i| self.segments.book(i).is_open())
         });
         if all_open && rebuild.announced(node) {
-            self.rebuild = None;
+            self.end_rebuild();
         }
     }
 
@@ -452,7 +522,9 @@ impl Catalog {
         let book = self.segments.book_mut(index);
         let (offer, wish) = (book.offer.clone(), book.wish);
         self.announcements += 1;
-        *book = Book { wish, ..Book::new(offer, self.config.policy, self.announcements) };
+        let trust = self.trust_of(offer.segment);
+        let book = Book::new(offer, self.config.policy, self.announcements, trust);
+        *self.segments.book_mut(index) = Book { wish, ..book };
     }
 
     /// Whether this very mount of a segment is known. A farewell of an earlier one is out of date.
@@ -517,6 +589,8 @@ impl Catalog {
         if let Phase::Leaving { .. } = book.phase {
             return;
         }
+        self.remember(index, fenced_at);
+        let book = self.segments.book_mut(index);
         book.phase = Phase::Leaving { fenced_at, next: 0 };
         self.segments.retire_id(index);
         self.look_for_missing_copies();

@@ -17,6 +17,8 @@
 //!  copy.rs     copies from owner to owner           drain.rs    segments that empty themselves
 //!  repair.rs   copies that are missing                 hot.rs      copies for what many read
 //!  rebuild.rs  whom a new leader waits for, and fences
+//!  offload.rs  copies on disks                      promote.rs  back into memory
+//!  trust.rs    disks that come back                 room.rs     ranges of memory, bytes of disks
 //! ```
 //!
 //! Cost: every call is O(1) in the number of objects; sweeps run in bounded slices from `tick`.
@@ -31,27 +33,32 @@ mod life;
 mod look;
 mod members;
 mod objects;
+mod offload;
 mod orders;
+mod promote;
 mod put;
 mod rebuild;
 mod remove;
 mod repair;
 mod reserve;
+mod room;
 mod segments;
 mod tick;
+mod trust;
 
 pub use audit::AuditError;
 pub use get::{ListPage, Listed};
 pub use life::Tenant;
 pub use look::LookFor;
 pub use members::{AllTold, Mounted, Opening};
+pub use offload::{Offload, UnknownOffload};
 pub use put::{Ended, replacing};
 pub use remove::{Removal, RemovedPage};
 pub use segments::SegmentStat;
 
 use crate::copy::CopyOrder;
 use crate::evict::PolicyKind;
-use crate::ids::{LeaderEpoch, NodeId, ObjectId, PutToken};
+use crate::ids::{LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId};
 use crate::lease;
 use crate::place::{Placement, PlacementKind};
 use crate::plan::Order;
@@ -99,6 +106,16 @@ pub struct Config {
     pub hot_replicas_max: u8,
     /// Objects that may have such copies at a time.
     pub hot_objects_max: usize,
+    /// When copies on disks are made.
+    pub offload: Offload,
+    /// They are made ahead of evictions in segments fuller than this, in parts per thousand.
+    pub offload_permille: u32,
+    /// Copies that one disk takes at a time …
+    pub offloads_per_disk_max: u32,
+    /// … and their bytes; one copy may be larger.
+    pub offload_bytes_per_disk_max: u64,
+    /// Whether what is read from disks repeatedly comes back into memory.
+    pub promote: bool,
     /// Seeds placement and, with the object id, the put tokens.
     pub seed: u64,
 }
@@ -123,6 +140,11 @@ impl Default for Config {
             hot_samples: 64,
             hot_replicas_max: 2,
             hot_objects_max: 1024,
+            offload: Offload::Watermark,
+            offload_permille: 700,
+            offloads_per_disk_max: 128,
+            offload_bytes_per_disk_max: 64 << 20,
+            promote: true,
             seed: 0,
         }
     }
@@ -139,6 +161,8 @@ pub enum Start {
     Takeover {
         /// Nodes that the last leader knew.
         expected: Vec<NodeId>,
+        /// Disks that it believed: [`Catalog::disks`]. What others hold must go.
+        disks: Vec<SegmentId>,
     },
 }
 
@@ -181,6 +205,30 @@ pub struct Counters {
     pub copied_bytes: u64,
     /// Copies that were begun and came to nothing.
     pub copies_failed: u64,
+    /// Located keys of which some part is on disks only.
+    pub hits_disk: u64,
+    /// Replicas that were copied to disks.
+    pub offloaded: u64,
+    /// Their bytes.
+    pub offloaded_bytes: u64,
+    /// Copies that a disk refused, or did not finish in time.
+    pub offloads_refused: u64,
+    /// Evicted replicas that were the last ones and that no disk took.
+    pub evicted_unsaved: u64,
+    /// Replicas that were copied from disks into memory because they were read.
+    pub promoted: u64,
+    /// Their bytes.
+    pub promoted_bytes: u64,
+    /// Replicas that owners evicted from their disks.
+    pub disk_evicted: u64,
+    /// Replicas on disks that their owners found damaged.
+    pub disk_lost: u64,
+    /// Disks that came back with what they held.
+    pub disks_returned: u64,
+    /// Records of disks that came back and were told to let them go.
+    pub disk_dropped: u64,
+    /// Values of disks that were away and are not true any more.
+    pub ledger_struck: u64,
 }
 
 /// The master's mind.
@@ -204,6 +252,9 @@ pub struct Catalog {
     copies: copy::Copies,
     repairs: repair::Repairs,
     hot: hot::Hot,
+    offloads: offload::Offloads,
+    promotions: promote::Promotions,
+    ledger: trust::Ledger,
     placement: Box<dyn Placement>,
     /// Orders to hand out, in order.
     outbox: Vec<(NodeId, Order)>,
@@ -223,15 +274,19 @@ impl Catalog {
     /// A catalog that leads under `epoch` from `now` on.
     pub fn new(config: Config, epoch: LeaderEpoch, start: Start, now: Now) -> Self {
         let strict = matches!(start, Start::Takeover { .. });
+        let mut ledger = trust::Ledger::default();
         let (grace_until, rebuild) = match start {
             Start::Fresh => (now, None),
-            Start::Takeover { expected } => {
+            Start::Takeover { expected, disks } => {
                 let fenced_at = now.plus(lease::guarded(config.registration / 2));
                 let until = now.plus(lease::guarded(config.registration));
-                let rebuild = rebuild::Rebuild::new(expected, fenced_at, until);
+                let listed = !disks.is_empty();
+                ledger = trust::Ledger::new(now, disks);
+                let rebuild = rebuild::Rebuild::new(expected, listed, fenced_at, until);
                 (now.plus(lease::takeover_grace()), rebuild)
             }
         };
+        let offloads = offload::Offloads::new(config.seed);
         Self {
             placement: config.placement.build(config.seed),
             config,
@@ -249,6 +304,9 @@ impl Catalog {
             copies: copy::Copies::default(),
             repairs: repair::Repairs::default(),
             hot: hot::Hot::default(),
+            offloads,
+            promotions: promote::Promotions::default(),
+            ledger,
             outbox: Vec::new(),
             grace_until,
             rebuild,

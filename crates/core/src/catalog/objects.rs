@@ -110,8 +110,10 @@ pub(super) struct Extra {
     pub replaces: Option<ObjectId>,
     /// The entry that took the key over from this one, and whose key is not free before this one is gone.
     pub replaced_by: EntryId,
-    /// Copies that its put asked for.
+    /// Copies in memory that its put asked for.
     pub copies: u8,
+    /// Copies on disks that its put asked for. A new leader does not know of this wish any more.
+    pub on_disk: u8,
 }
 
 impl Extra {
@@ -125,6 +127,7 @@ impl Extra {
             && self.replaces.is_none()
             && self.replaced_by == EntryId::MAX
             && self.copies <= 1
+            && self.on_disk == 0
     }
 }
 
@@ -144,6 +147,7 @@ impl Default for Extra {
             replaces: None,
             replaced_by: EntryId::MAX,
             copies: 1,
+            on_disk: 0,
         }
     }
 }
@@ -225,11 +229,6 @@ impl Entry {
         Extent::new(part.offset, bytes).expect("the allocator handed it out")
     }
 
-    /// Bytes of all its replicas: what its tenant is charged.
-    pub(super) fn charge(&self) -> u64 {
-        self.parts.as_slice().iter().map(|part| self.extent_bytes(part.stripe)).sum()
-    }
-
     pub(super) fn part(&self, segment: SegmentIndex, slot: Slot) -> Part {
         let mut parts = self.parts.as_slice().iter();
         let found = parts.find(|part| part.segment == segment && part.slot == slot);
@@ -277,6 +276,11 @@ impl Entry {
     /// Copies that its put asked for.
     pub(super) fn copies(&self) -> usize {
         self.extra.as_ref().map_or(1, |extra| usize::from(extra.copies))
+    }
+
+    /// Copies on disks that its put asked for.
+    pub(super) fn on_disk(&self) -> usize {
+        self.extra.as_ref().map_or(0, |extra| usize::from(extra.on_disk))
     }
 
     /// Sets what the master does with one replica.

@@ -5,6 +5,7 @@ use super::Catalog;
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
 use super::segments::{Ending, NOBODY};
 use crate::alloc::Allocation;
+use crate::canary::{self, Canary};
 use crate::extent::Extent;
 use crate::ids::{Generation, Slot};
 use crate::plan::{Action, Notice, Order, OrderResult};
@@ -16,8 +17,11 @@ impl Catalog {
     pub fn notice(&mut self, now: Now, notice: &Notice) {
         let Some(segment) = self.segments.find(notice.segment) else { return };
         let book = self.segments.book_mut(segment);
-        // Before the last page the allocator does not know the ranges yet; the order will be repeated.
-        if book.offer.incarnation != notice.incarnation || !book.is_open() {
+        // Before the last page the allocator does not know the ranges yet; the order will be repeated. A
+        // disk has no ranges, and its owner may evict at any time.
+        let disk = book.is_disk();
+        let listens = book.is_open() || disk && book.is_announcing();
+        if book.offer.incarnation != notice.incarnation || !listens {
             return;
         }
         let ending = book.ending.get(&notice.slot).copied();
@@ -31,8 +35,15 @@ impl Catalog {
             (OrderResult::Pinned, Some(e)) if e.action == Action::Evict && !e.repeated => {
                 self.spared(now, segment, notice.slot, e);
             }
-            (OrderResult::Waiting, Some(ending)) if ending.action != Action::Evict => {
+            // Of a disk only the end settles: until the record is gone, a crash could bring it back (G6).
+            (OrderResult::Waiting, Some(ending))
+                if ending.action != Action::Evict
+                    && (!disk || canary::on(Canary::HiddenCountsAsGone)) =>
+            {
                 self.settled(segment, notice.slot, ending);
+            }
+            (OrderResult::Waiting, None) if disk => {
+                self.hidden_by_owner(now, segment, notice.slot, notice.generation);
             }
             _ => {}
         }
@@ -48,18 +59,43 @@ impl Catalog {
         action: Action,
         removing: Option<EntryId>,
     ) {
-        self.copies.end(part.segment, part.slot);
-        let book = self.segments.book_mut(part.segment);
-        book.spare(part.slot);
-        book.slots[part.slot.0].entry = NOBODY;
-        book.live -= 1;
-        if book.is_open() {
+        self.end_copy(now, part.segment, part.slot);
+        self.vacate(part);
+        if self.segments.book(part.segment).is_open() {
             self.order(now, part, extent, action, removing);
         }
     }
 
+    /// The slot of a replica that was taken off its entry is nobody's.
+    fn vacate(&mut self, part: &Part) {
+        let book = self.segments.book_mut(part.segment);
+        book.spare(part.slot);
+        book.slots[part.slot.0].entry = NOBODY;
+        book.live -= 1;
+    }
+
     /// Books an order as out and puts it into the outbox.
     pub(super) fn order(
+        &mut self,
+        now: Now,
+        part: &Part,
+        extent: Extent,
+        action: Action,
+        removing: Option<EntryId>,
+    ) {
+        // Who reads a disk reads through its owner, and nobody new does from now on: no lease needs time.
+        let action = match action {
+            Action::Retire { .. } if self.segments.is_disk(part.segment) => {
+                Action::Retire { free_after_ms: 0 }
+            }
+            action => action,
+        };
+        self.book_ending(now, part, extent, action, removing);
+        self.send(part.segment, part.slot, part.generation, action);
+    }
+
+    /// Books the end of a life, which its owner will confirm.
+    fn book_ending(
         &mut self,
         now: Now,
         part: &Part,
@@ -77,6 +113,7 @@ impl Catalog {
             repeated: false,
             retry_at,
             removing,
+            unwanted: false,
         };
         match book.ending.insert(part.slot, ending) {
             // A remove overtakes an eviction: the bytes are counted already.
@@ -88,7 +125,6 @@ impl Catalog {
             book.evicting += 1;
         }
         book.retry.push_back((retry_at, part.slot, part.generation));
-        self.send(part.segment, part.slot, part.generation, action);
     }
 
     fn send(&mut self, segment: SegmentIndex, slot: Slot, generation: Generation, action: Action) {
@@ -161,12 +197,50 @@ impl Catalog {
         } else if !ending.settled {
             self.acknowledge(ending.removing);
         }
+        if ending.unwanted {
+            self.let_go(segment);
+        }
         self.segments.book_mut(segment).release(slot, next, ending.allocation);
         self.segments.refresh(segment);
     }
 
-    /// The owner freed a slot that nobody ordered to end: the writer of an open put hung up, or a
-    /// copy could not be fetched.
+    /// The owner of a disk evicts: nobody new can read the replica. Its key is not free before the record
+    /// is gone, because until then a crash could bring it back (G6).
+    fn hidden_by_owner(
+        &mut self,
+        now: Now,
+        segment: SegmentIndex,
+        slot: Slot,
+        generation: Generation,
+    ) {
+        let book = self.segments.book(segment);
+        let Some(&known) = book.slots.get(slot.0) else { return };
+        if known.generation != generation || known.entry == NOBODY {
+            return;
+        }
+        let id = known.entry;
+        if self.end_copy(now, segment, slot).is_some() {
+            // It was kept and evicted before its owner could say so.
+            self.copy_failed(now);
+        }
+        let entry = self.objects.entry_mut(id);
+        let part = entry.part(segment, slot);
+        let extent = entry.extent(&part);
+        entry.extra_mut().orphans += 1;
+        let any = entry.parts.drop_part(segment, slot);
+        let whole = entry.complete(|part| part.state != PartState::Copying);
+        let (tenant, group) = (entry.tenant, entry.group());
+        self.vacate(&part);
+        self.book_ending(now, &part, extent, Action::Retire { free_after_ms: 0 }, Some(id));
+        self.part_ended(now, id, any, whole);
+        self.counters.disk_evicted += 1;
+        if !whole {
+            self.dissolve_group(tenant, group);
+        }
+    }
+
+    /// The owner freed a slot that nobody ordered to end: the writer of an open put hung up, a copy
+    /// could not be fetched, or a record on a disk has gone bad.
     fn freed_unasked(
         &mut self,
         now: Now,
@@ -185,8 +259,11 @@ impl Catalog {
         let part = entry.part(segment, slot);
         let allocation = Allocation { extent: entry.extent(&part), handle: part.handle };
         let writing = entry.stage == Stage::Writing;
-        if self.copies.end(segment, slot).is_some() {
+        if self.end_copy(now, segment, slot).is_some() {
+            self.copy_refused(now, segment, id, part.stripe);
             self.copy_failed(now);
+        } else if self.segments.is_disk(segment) {
+            self.counters.disk_lost += 1;
         }
         let book = self.segments.book_mut(segment);
         book.spare(slot);
@@ -252,9 +329,8 @@ impl Catalog {
         segment: SegmentIndex,
         slot: Slot,
     ) -> bool {
-        let entry = self.objects.entry(id);
-        let bytes = entry.extent_bytes(entry.part(segment, slot).stripe);
-        self.discharge(id, bytes);
+        let part = self.objects.entry(id).part(segment, slot);
+        self.discharge_part(id, &part);
         let entry = self.objects.entry_mut(id);
         let any = entry.parts.drop_part(segment, slot);
         let (ready, orphans) = (entry.stage == Stage::Ready, entry.orphans());

@@ -109,7 +109,7 @@ impl Catalog {
         if hidden {
             self.upserts.insert(name.hash().0, id);
         }
-        self.charge(id, self.objects.entry(id).charge());
+        self.charge(id, self.charge_of(self.objects.entry(id)));
         self.open.started(now.plus(self.config.put_timeout), id, object);
         Ok(self.plan(now, id, &reserved))
     }
@@ -154,11 +154,11 @@ impl Catalog {
             }
         }
         self.counters.replanned += lost.len() as u64;
-        let before = self.objects.entry(id).charge();
+        let before = self.charge_of(self.objects.entry(id));
         self.discharge(id, before);
         let parts = kept.into_iter().chain(fresh.iter().map(|r| r.part)).collect();
         self.objects.entry_mut(id).parts = Parts::new(parts);
-        self.charge(id, self.objects.entry(id).charge());
+        self.charge(id, self.charge_of(self.objects.entry(id)));
         for part in &lost {
             let extent = self.objects.entry(id).extent(part);
             if self.segments.book(part.segment).is_open() {
@@ -226,6 +226,8 @@ impl Catalog {
         }
         let hidden = entry.hidden;
         self.settle(now, id);
+        self.strike(self.objects.entry(id).hash);
+        self.offload_ended(id);
         self.counters.puts += 1;
         self.close_put();
         if hidden {
@@ -293,7 +295,7 @@ impl Catalog {
     /// can be published any more: otherwise the key could get another value, and a copy that was
     /// published meanwhile could come back as a second one when a new leader asks the nodes (C2).
     pub(super) fn abort_put(&mut self, now: Now, id: EntryId) {
-        let charge = self.objects.entry(id).charge();
+        let charge = self.charge_of(self.objects.entry(id));
         self.discharge(id, charge);
         let entry = self.objects.entry_mut(id);
         let parts = std::mem::replace(&mut entry.parts, Parts::new(Vec::new()));
@@ -402,7 +404,7 @@ impl Catalog {
             let largest = self.segments.largest;
             return Err(PutError::LargerThanAnySegment { wanted: bytes, largest });
         }
-        let (mut copies, nodes) = (config.copies(), self.segments.open_nodes);
+        let (mut copies, nodes) = (config.memory_copies(), self.segments.open_nodes);
         if copies > nodes {
             if !config.best_effort {
                 return Err(PutError::TooFewNodes { wanted: copies, nodes });
@@ -445,11 +447,13 @@ pub const fn replacing() -> PutError {
 
 /// What most objects have not.
 fn extra(striping: Striping, config: &PutConfig) -> Option<Box<Extra>> {
-    let copies = config.copies() as u8;
+    let copies = config.memory_copies() as u8;
+    let on_disk = config.disk_copies() as u8;
     let plain = config.keep == Keep::Normal
         && config.group == GroupId(0)
         && config.expire_ms == 0
-        && copies == 1;
+        && copies == 1
+        && on_disk == 0;
     let more = striping.stripes() - 1;
     if plain && more == 0 {
         return None;
@@ -461,6 +465,7 @@ fn extra(striping: Striping, config: &PutConfig) -> Option<Box<Extra>> {
         group: config.group,
         expire_ms: config.expire_ms,
         copies,
+        on_disk,
         ..Extra::default()
     }))
 }

@@ -33,9 +33,17 @@ pub(super) struct Rebuild {
 }
 
 impl Rebuild {
-    pub(super) fn new(expected: Vec<NodeId>, fenced_at: Now, until: Now) -> Option<Self> {
+    /// `listed`: whether disks are on the durable list. Then even a leader that waits for no node must
+    /// take those off it that do not come.
+    pub(super) fn new(
+        expected: Vec<NodeId>,
+        listed: bool,
+        fenced_at: Now,
+        until: Now,
+    ) -> Option<Self> {
         let (fences, told) = (BTreeMap::new(), Vec::new());
-        (!expected.is_empty()).then_some(Self { expected, fences, told, fenced_at, until })
+        let waits = !expected.is_empty() || listed;
+        waits.then_some(Self { expected, fences, told, fenced_at, until })
     }
 
     /// A node has announced everything; whether all have.
@@ -82,6 +90,14 @@ impl Rebuild {
 }
 
 impl Catalog {
+    /// Everybody has announced, or must have given up: the wait is over, unless the next leader could
+    /// still believe a disk that has not come.
+    pub(super) fn end_rebuild(&mut self) {
+        if self.may_end_rebuild() {
+            self.rebuild = None;
+        }
+    }
+
     /// How long an earlier mount of a node that mounts now may still be readable in shared memory, under
     /// keys that nobody will announce: until then its announcement alone does not prove that an unknown
     /// key is absent. `left` is what the node says of that, by the word of an earlier leader; `None`: no

@@ -52,7 +52,11 @@ impl Catalog {
         if let Some(rebuild) = &self.rebuild {
             return Err(RemoveError::Rebuilding { after_ms: rebuild.hint_ms(now) });
         }
-        let Some(id) = self.objects.find(name) else { return Err(RemoveError::NotFound) };
+        let Some(id) = self.objects.find(name) else {
+            // A disk that is away may have it.
+            self.strike(name.hash().0);
+            return Err(RemoveError::NotFound);
+        };
         self.remove_entry(now, id, force)
     }
 
@@ -69,6 +73,8 @@ impl Catalog {
         if let Some(rebuild) = &self.rebuild {
             return Err(RemoveError::Rebuilding { after_ms: rebuild.hint_ms(now) });
         }
+        // What disks that are away hold is known by hashes only.
+        self.strike_all();
         let mut found = Vec::new();
         let next = self.walk(cursor, |id, entry| {
             let ours = entry.tenant == tenant && entry.stage == Stage::Ready && !entry.hidden;
@@ -142,6 +148,7 @@ impl Catalog {
         if there.iter().any(|part| part.state != PartState::Here) {
             return Err(CopyError::Busy { after_ms: DEFERRED_MS });
         }
+        self.strike(name.hash().0);
         // It is not missing from now on: nobody shall repair it.
         let copies = self.objects.entry(id).copies();
         if copies > 1 {
@@ -162,15 +169,16 @@ impl Catalog {
     /// Hides a finished object and orders the end of all its copies. It is gone when every owner has
     /// said that nobody can begin to read its copy. No segment of it may be announcing.
     pub(super) fn retire(&mut self, now: Now, id: EntryId) {
+        let charge = self.charge_of(self.objects.entry(id));
         let entry = self.objects.entry_mut(id);
         let action = Action::Retire { free_after_ms: lease::left_ms(now, entry.lease_end) };
-        let charge = entry.charge();
         let parts: Vec<Part> = entry.parts.as_slice().to_vec();
         let left = parts.len() as u16 + entry.orphans();
         entry.stage = Stage::Removing(left);
-        let object = entry.object;
+        let (object, hash) = (entry.object, entry.hash);
         self.discharge(id, charge);
         self.removing.insert(object);
+        self.strike(hash);
         for part in &parts {
             let extent = self.objects.entry(id).extent(part);
             // A segment that is leaving answers for its copy when it is fenced: `sweep`.

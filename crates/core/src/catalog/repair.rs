@@ -55,22 +55,45 @@ impl Catalog {
         self.repairs.next = (last < end).then_some(last);
     }
 
+    /// Nodes that have a copy of a stripe, in memory or on a disk, and whether some memory has. A node
+    /// counts once: what is in its memory and on its disk goes with it. Not counted: what is evicted,
+    /// what leaves, and what is on a segment that empties itself.
+    fn staying(&self, id: EntryId, stripe: u8) -> (usize, bool) {
+        let mut nodes = Vec::new();
+        let mut memory = false;
+        for part in self.objects.entry(id).parts.as_slice() {
+            let book = self.segments.book(part.segment);
+            let stays = book.is_open() && book.drain.is_none();
+            if part.stripe != stripe || !stays || part.state == PartState::Evicting {
+                continue;
+            }
+            memory |= !book.is_disk();
+            if !nodes.contains(&book.offer.node) {
+                nodes.push(book.offer.node);
+            }
+        }
+        (nodes.len(), memory)
+    }
+
     /// Starts the copies that an object lacks.
     fn repair_one(&mut self, now: Now, id: EntryId) -> Result<(), NoCopy> {
         let Some(entry) = self.objects.get(id) else { return Ok(()) };
-        let wished = entry.copies().min(self.segments.open_nodes as usize);
-        if wished <= 1 || entry.stage != Stage::Ready || entry.hidden {
+        if entry.stage != Stage::Ready || entry.hidden {
             return Ok(());
         }
-        for stripe in 0..entry.stripes() as u8 {
-            // Not counted: what is evicted, what leaves, and what is on a segment that empties itself.
-            let counts = self.objects.entry(id).parts.as_slice().iter().filter(|part| {
-                let book = self.segments.book(part.segment);
-                let stays = book.is_open() && book.drain.is_none();
-                part.stripe == stripe && stays && part.state != PartState::Evicting
-            });
-            for _ in counts.count()..wished {
-                let purpose = Purpose { spare_room: true, ..Purpose::default() };
+        let wished = entry.copies().min(self.segments.open_nodes as usize);
+        if entry.on_disk() > 0 {
+            self.offload_ended(id);
+        }
+        if wished <= 1 {
+            return Ok(());
+        }
+        for stripe in 0..self.objects.entry(id).stripes() as u8 {
+            let (have, memory) = self.staying(id, stripe);
+            for _ in have..wished {
+                // What is on disks only stays there: it is not repaired into memory.
+                let to_disk = !memory;
+                let purpose = Purpose { spare_room: true, to_disk, ..Purpose::default() };
                 match self.copy_start(now, id, stripe, purpose) {
                     Ok(()) => {}
                     Err(NoCopy::Later) => return Err(NoCopy::Later),

@@ -133,7 +133,7 @@ impl Catalog {
                     let nodes = avoid_nodes.len() as u32;
                     return match nodes {
                         0 => PutError::NoSegments,
-                        nodes => PutError::TooFewNodes { wanted: config.copies(), nodes },
+                        nodes => PutError::TooFewNodes { wanted: config.memory_copies(), nodes },
                     };
                 }
                 break;

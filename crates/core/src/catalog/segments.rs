@@ -3,16 +3,19 @@
 
 use super::drain::Drain;
 use super::objects::{EntryId, SegmentIndex};
-use crate::alloc::offset::{LiveRuns, OffsetAllocator};
-use crate::alloc::{Allocation, Allocator};
+use super::offload::PATIENCE;
+use super::room::{Room, Told};
+use super::trust::Trust;
+use crate::alloc::Allocation;
 use crate::chunked::Chunked;
 use crate::copy::DrainMode;
 use crate::evict::{EvictPolicy, PolicyKind};
 use crate::ids::{Generation, Incarnation, SegmentId, Slot};
 use crate::place::SegmentLoad;
-use crate::plan::{Action, Keep, SegmentOffer};
+use crate::plan::{Action, Keep, Medium, SegmentOffer};
 use crate::time::Now;
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 /// No entry.
 pub(super) const NOBODY: EntryId = EntryId::MAX;
@@ -40,6 +43,33 @@ pub(super) struct Ending {
     pub retry_at: Now,
     /// The entry that waits for that word, if a remove does.
     pub removing: Option<EntryId>,
+    /// Told to go when it was announced: until all of those are gone, the next leader must not believe
+    /// this disk.
+    pub unwanted: bool,
+}
+
+/// How well a disk takes what is copied to it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Intake {
+    /// Copies on their way in …
+    pub coming: u32,
+    /// … and their bytes.
+    pub coming_bytes: u64,
+    /// When the last one was done, or the first of them begun.
+    pub moved_at: Now,
+    /// It has refused one, and is left alone until then.
+    pub closed_until: Now,
+    /// For how long, the last time.
+    pub pause: Duration,
+}
+
+/// A walk over the candidates of a segment, over and over.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ahead {
+    /// Copies begun since it last started over.
+    pub begun: u32,
+    /// There was nothing to do.
+    pub rests_until: Now,
 }
 
 /// How far a segment is on its way in or out.
@@ -66,8 +96,8 @@ pub(super) struct Book {
     /// Which announcement this book is filled by: one that starts over has another number.
     pub round: u64,
     /// Ranges that were announced so far; taken out when all are, to become the allocator.
-    pub told: Option<LiveRuns>,
-    pub allocator: OffsetAllocator,
+    pub told: Option<Told>,
+    pub allocator: Room,
     pub policy: Box<dyn EvictPolicy>,
     /// The order among soft pins: they go when nothing else can.
     pub soft: Box<dyn EvictPolicy>,
@@ -91,14 +121,28 @@ pub(super) struct Book {
     pub drain: Option<Drain>,
     /// A drain that begins when the owner has announced everything.
     pub wish: Option<DrainMode>,
+    /// Victims that are being copied to a disk before they go, and their bytes.
+    pub moving: u32,
+    pub moving_bytes: u64,
+    /// When the last of them was done with, or the first begun.
+    pub moving_at: Now,
+    /// The walk that makes copies on disks ahead of evictions.
+    pub ahead: Ahead,
+    /// Of a disk: how well it takes copies.
+    pub intake: Intake,
+    /// Of a disk: whether what it announces is kept.
+    pub trust: Trust,
+    /// Of a disk: records that it announced and was told to let go.
+    pub unwanted: u64,
 }
 
 impl Book {
     /// A book whose owner is about to announce.
-    pub(super) fn new(offer: SegmentOffer, policy: PolicyKind, round: u64) -> Self {
+    pub(super) fn new(offer: SegmentOffer, policy: PolicyKind, round: u64, trust: Trust) -> Self {
+        let disk = offer.medium == Medium::Ssd;
         Self {
-            allocator: OffsetAllocator::new(offer.bytes),
-            told: Some(LiveRuns::new(offer.bytes)),
+            allocator: Room::new(offer.bytes, disk),
+            told: Some(Told::new(offer.bytes, disk)),
             offer,
             phase: Phase::Announcing,
             round,
@@ -116,7 +160,19 @@ impl Book {
             live: 0,
             drain: None,
             wish: None,
+            moving: 0,
+            moving_bytes: 0,
+            moving_at: Now(0),
+            ahead: Ahead::default(),
+            intake: Intake::default(),
+            trust,
+            unwanted: 0,
         }
+    }
+
+    /// Whether it is on a disk: then its owner evicts, and its bytes are only counted.
+    pub(super) fn is_disk(&self) -> bool {
+        self.offer.medium == Medium::Ssd
     }
 
     /// Whether its owner takes orders, and ranges may come and go.
@@ -182,8 +238,11 @@ impl Book {
         }
     }
 
-    /// The slot may be evicted from now on, as its `keep` says.
+    /// The slot may be evicted from now on, as its `keep` says. On a disk its owner evicts.
     pub(super) fn offer_victim(&mut self, slot: Slot, keep: Keep) {
+        if self.is_disk() {
+            return;
+        }
         match keep {
             Keep::Normal => self.policy.insert(slot),
             Keep::Soft { .. } => self.soft.insert(slot),
@@ -207,7 +266,19 @@ impl Book {
     }
 
     pub(super) fn used_bytes(&self) -> u64 {
-        self.offer.bytes - self.allocator.free_bytes() - self.ending_bytes
+        // While its owner still tells, the allocator does not know all that ends.
+        self.allocator.used_bytes().saturating_sub(self.ending_bytes)
+    }
+
+    /// Bytes of victims that go when their copy is there. Not those of a disk that hangs: nobody waits for
+    /// them.
+    pub(super) fn moving_out(&self, now: Now) -> u64 {
+        if now.since(self.moving_at) > PATIENCE { 0 } else { self.moving_bytes }
+    }
+
+    /// So many parts per thousand of it.
+    pub(super) fn share(&self, permille: u32) -> u64 {
+        (u128::from(self.offer.bytes) * u128::from(permille) / 1000) as u64
     }
 }
 
@@ -240,7 +311,8 @@ pub(super) struct Segments {
     by_id: BTreeMap<SegmentId, SegmentIndex>,
     /// The last mount that left, by segment: an older one never comes back (M8).
     left: BTreeMap<SegmentId, Incarnation>,
-    /// Bytes of the largest open segment.
+    /// Bytes of the largest open segment. In this and the next three, disks do not count: puts never go
+    /// there.
     pub largest: u64,
     /// Nodes with an open segment.
     pub open_nodes: u32,
@@ -248,6 +320,8 @@ pub(super) struct Segments {
     pub open_count: u32,
     /// Bytes of all open segments.
     pub open_bytes: u64,
+    /// Disks that are open.
+    pub disks: Vec<SegmentIndex>,
 }
 
 impl Segments {
@@ -265,6 +339,11 @@ impl Segments {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (SegmentIndex, &Book)> {
         self.books.iter().enumerate().filter_map(|(i, b)| Some((i as SegmentIndex, b.as_ref()?)))
+    }
+
+    /// Whether a segment is on a disk.
+    pub(super) fn is_disk(&self, index: SegmentIndex) -> bool {
+        self.loads[usize::from(index)].medium == Medium::Ssd
     }
 
     pub(super) fn indexes(&self) -> Vec<SegmentIndex> {
@@ -336,7 +415,10 @@ impl Segments {
         }
         self.loads[index as usize].open = open;
         self.refresh(index);
-        let open = self.loads.iter().filter(|load| load.open);
+        let disks = (0..self.loads.len()).filter(|at| self.loads[*at].open);
+        let disks = disks.map(|at| at as SegmentIndex).filter(|index| self.is_disk(*index));
+        self.disks = disks.collect();
+        let open = self.loads.iter().filter(|load| load.open && load.medium != Medium::Ssd);
         self.largest = open.clone().map(|load| load.capacity).max().unwrap_or(0);
         self.open_count = open.clone().count() as u32;
         self.open_bytes = open.clone().map(|load| load.capacity).sum();

@@ -31,8 +31,11 @@ impl Catalog {
         self.watch_copies(now);
         self.repair(now);
         self.watch_heat(now);
+        self.offload(now);
+        self.promote(now);
+        self.forget_ledgers(now);
         if self.rebuild.as_mut().is_some_and(|rebuild| rebuild.over(now)) {
-            self.rebuild = None;
+            self.end_rebuild();
         }
         for index in self.segments.indexes() {
             match self.segments.book(index).phase {
@@ -43,7 +46,9 @@ impl Catalog {
                     self.drain_step(now, index);
                 }
                 Phase::Leaving { fenced_at, next } if fenced_at <= now => {
-                    self.sweep(now, index, fenced_at, next);
+                    if self.may_sweep(index) {
+                        self.sweep(now, index, fenced_at, next);
+                    }
                 }
                 _ => {}
             }
@@ -123,7 +128,7 @@ impl Catalog {
 
     /// Takes one slot's replica out of whatever names it, without asking the owner.
     pub(super) fn detach(&mut self, now: Now, index: SegmentIndex, slot: Slot) {
-        if self.copies.end(index, slot).is_some() {
+        if self.end_copy(now, index, slot).is_some() {
             self.copy_failed(now);
         }
         let book = self.segments.book_mut(index);
@@ -138,6 +143,7 @@ impl Catalog {
             return;
         }
         book.live -= 1;
+        self.note_away(index, id);
         if let Stage::Removing(_) = self.objects.entry(id).stage {
             self.acknowledge(Some(id));
         } else {

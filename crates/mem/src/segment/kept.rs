@@ -3,13 +3,12 @@
 //!
 //! ```text
 //! begin ─► WriteGuard ─ record is durable ─ publish_kept ─► Ready
-//! a record that was found after a restart ─────── adopt ──► Ready ─ retire_unasked ─► Retiring ─► tick
+//! a record that was found after a restart ─────── adopt ──► Ready ─ retire_unasked ─► Retiring ─ settle ─► tick
 //! ```
 //!
 //! What must stay true: nothing here is Ready that is not durable (S2); whoever asks such a segment for
 //! bytes gets an error or none, never a crash.
 
-use super::lives::Life;
 use super::write::{BeginWrite, LabelHash, Unpublished};
 use super::{PinGuard, PublishError, Segment, SegmentError, SegmentSpec, WriteGuard};
 use crate::region::{Pages, Region};
@@ -98,8 +97,8 @@ impl Segment {
         Ok(locator)
     }
 
-    /// The owner ends a life by itself: Ready → Retiring. The notice is `Waiting`; `Freed` follows from
-    /// [`Segment::tick`] when the last reader has left.
+    /// The owner ends a life by itself: Ready → Retiring. The notice is `Waiting`; the slot stays so until
+    /// [`Segment::settle`] says that its record is gone for good.
     pub fn retire_unasked(
         &self,
         now: Now,
@@ -114,13 +113,28 @@ impl Segment {
             return Err(SegmentError::Stale { wanted: generation, found: word });
         }
         self.step(Some(now), slot, generation, Event::Unlink)?;
-        if let Some(Life { free_after, queued, .. }) = life.as_mut() {
-            *free_after = now;
-            if !std::mem::replace(queued, true) {
-                self.queue.lock().push(Reverse((now, slot, generation)));
-            }
+        if let Some(life) = life.as_mut() {
+            life.free_after = Now(u64::MAX);
         }
         Ok(self.notice(slot, generation, OrderResult::Waiting))
+    }
+
+    /// The record of a life that [`Segment::retire_unasked`] ended is gone, and no crash brings it back:
+    /// `Freed` follows from [`Segment::tick`] when the last reader has left (G6).
+    pub fn settle(&self, now: Now, slot: Slot, generation: Generation) {
+        if slot.0 >= self.spec.slots {
+            return;
+        }
+        let mut life = self.lives.lock(slot);
+        let word = self.load(slot);
+        if word.generation() == generation
+            && word.state() == ReplicaState::Retiring
+            && let Some(life) = life.as_mut()
+        {
+            life.free_after = now;
+            life.queued = true;
+            self.queue.lock().push(Reverse((now, slot, generation)));
+        }
     }
 }
 
@@ -281,16 +295,19 @@ mod tests {
         assert!(segment.retire_unasked(T, Slot(3), Generation(0)).is_err(), "once is enough");
         assert!(segment.pin(T, &at.locator).is_err());
         let mut news = Vec::new();
-        segment.tick(T, &mut news);
-        assert!(news.is_empty(), "a reader is inside");
         // The master may order the same life to go: it is on its way already.
         let Locator { segment: id, incarnation, slot, generation, .. } = at.locator;
         let action = Action::Retire { free_after_ms: 0 };
         let order = Order { segment: id, incarnation, slot, generation, action };
         let told = segment.execute(T, EPOCH, &order).unwrap();
         assert_eq!(told.result, OrderResult::Waiting);
+        let later = T.plus(std::time::Duration::from_millis(5));
         drop(pin);
-        segment.tick(T.plus(std::time::Duration::from_millis(5)), &mut news);
+        segment.tick(later, &mut news);
+        assert!(news.is_empty(), "its record is still there");
+        segment.settle(later, Slot(3), Generation(0));
+        segment.settle(later, Slot(3), Generation(1));
+        segment.tick(later, &mut news);
         assert_eq!(news.len(), 1);
         assert_eq!(news[0].result, OrderResult::Freed { next: Generation(1) });
     }

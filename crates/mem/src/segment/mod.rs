@@ -199,6 +199,13 @@ impl Segment {
         Some((self.table.region().fd()?, self.payload.as_ref()?.fd()?))
     }
 
+    /// Where the payload lies in this process, and its bytes; for devices that prepare for memory.
+    pub fn payload_at(&self) -> Option<(usize, usize)> {
+        let payload = self.payload.as_ref()?;
+        let all = Extent::new(0, self.spec.bytes)?;
+        Some((payload.check(all).ok()?.as_ptr().addr(), self.spec.bytes as usize))
+    }
+
     /// Notes that a leader of this epoch exists; a lower one than known is refused (G7).
     pub fn witness(&self, epoch: LeaderEpoch) -> Result<(), SegmentError> {
         self.front.lock().witness(epoch)

@@ -38,6 +38,8 @@ class Store:
     master: `host:port` or `unix:/path` of the master; several, with commas, where they elect a leader.
     segment_size: bytes that this store may hold, or lends to the cluster; 268435456 or "256MiB". A store
         in this process has 256 MiB unless told otherwise, one of a cluster lends nothing.
+    ssd: a directory on a disk for what memory cannot hold and what outlives the process, as
+        "/mnt/cache=100GiB", or a list of them; a later store over the same directory finds it again.
     replicas: copies of each value, on distinct nodes, unless a put says otherwise.
     tenant: whose keys these are. Where a cluster asks for credentials, it must be their tenant.
     token_file, tls_cert, tls_key, tls_ca: credentials of this client.
@@ -52,6 +54,7 @@ class Store:
         *,
         master: str | None = None,
         segment_size: int | str | None = None,
+        ssd: str | Sequence[str] | None = None,
         replicas: int = 1,
         tenant: str = "",
         token_file: str | PathLike[str] | None = None,
@@ -396,6 +399,7 @@ class Lender:
         name: str,
         listen: str,
         segment_size: int,
+        ssd: str | Sequence[str] | None = None,
         host: str | None = None,
         token_file: str | PathLike[str] | None = None,
         tls_cert: str | PathLike[str] | None = None,

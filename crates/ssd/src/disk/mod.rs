@@ -5,17 +5,22 @@
 //! What must stay true: an operation that answers `Ok` moved all of its bytes; a short result is an error
 //! or was resumed, never accepted (S10). Paths are relative to the disk's directory and stay beneath it.
 
+mod bad;
 mod file;
 mod home;
 mod posix;
-pub mod resume;
+mod ring;
 pub mod sim;
 mod span;
 #[cfg(test)]
 mod suite;
+mod tamper;
+mod uring;
 
 pub use posix::Posix;
+pub use uring::Uring;
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -33,7 +38,7 @@ pub enum Open {
 }
 
 /// An open file.
-pub trait File: fmt::Debug + Send + Sync + std::any::Any {
+pub trait File: fmt::Debug + Send + Sync + Any {
     /// Bytes of it.
     fn len(&self) -> io::Result<u64>;
 
@@ -51,7 +56,7 @@ pub trait File: fmt::Debug + Send + Sync + std::any::Any {
     fn sync_data(&self) -> io::Result<()>;
 
     /// For the implementation that opened it.
-    fn as_any(&self) -> &dyn std::any::Any;
+    fn as_any(&self) -> &dyn Any;
 }
 
 /// One read. Direct where offset, length and address are multiples of [`crate::ALIGN`] and the disk can
@@ -92,6 +97,19 @@ pub struct Entry {
     pub is_dir: bool,
 }
 
+/// What became of the means of a disk; all grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Rings that were made.
+    pub rings: u64,
+    /// Times that the kernel refused one, and plain calls did the work.
+    pub refused: u64,
+    /// Rings that failed and were thrown away.
+    pub failed: u64,
+    /// Times that memory could not be registered with a ring.
+    pub unregistered: u64,
+}
+
 /// A directory on some disk.
 pub trait Disk: fmt::Debug + Send + Sync {
     /// `posix`, `uring` or `sim`.
@@ -123,4 +141,15 @@ pub trait Disk: fmt::Debug + Send + Sync {
 
     /// Writes; one result each. Durable after [`File::sync_data`].
     fn write(&self, writes: &mut [WriteAt<'_>]);
+
+    /// Names memory that is read into or written from often, so that a disk that can prepare for it does.
+    /// It starts at the address `start` and stays there as long as `owner` lives, which the disk holds.
+    fn register(&self, owner: Arc<dyn Any + Send + Sync>, start: usize, len: usize) {
+        drop((owner, start, len));
+    }
+
+    /// What became of its means.
+    fn counts(&self) -> Counts {
+        Counts::default()
+    }
 }

@@ -1,6 +1,8 @@
 //! One connection: requests in, replies out, and everything it has begun or pinned.
 
 use super::Inner;
+use super::staging::Booked;
+use crate::local::in_memory;
 use mooncrate_core::label;
 use mooncrate_core::plan::{Locator, Right};
 use mooncrate_core::time::Deadline;
@@ -9,7 +11,9 @@ use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, Segment, WriteError, WriteGuard};
 use mooncrate_wire::auth::GrantError;
 use mooncrate_wire::clock::wall_seconds;
-use mooncrate_wire::message::{self, Attached, DataReply, DataRequest, PinId, ReadReply, Role};
+use mooncrate_wire::message::{
+    self, Attached, DataReply, DataRequest, PinId, ReadReply, Role, StageItem, Staged,
+};
 use mooncrate_wire::{CallError, Credential, DataError, Link, RequestId};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -27,7 +31,7 @@ const REQUEST_TIME_MAX: Duration = Duration::from_mins(1);
 /// Hint when a connection holds too much.
 const BUSY_MS: u32 = 5;
 
-type Life = (SegmentId, Slot, Generation);
+pub(super) type Life = (SegmentId, Slot, Generation);
 
 /// A put that this connection has begun.
 struct OpenPut {
@@ -57,6 +61,8 @@ pub(super) struct Connection<'a> {
     pins: BTreeMap<u64, PinGuard>,
     pinned_bytes: BTreeMap<SegmentId, u64>,
     next_pin: u64,
+    /// What was staged for it.
+    booked: Booked,
 }
 
 /// A request without the buffer it arrived in.
@@ -71,6 +77,8 @@ enum Asked {
     Abandon(message::Abandon),
     Open(Put),
     WritePart(message::WritePart),
+    Stage(Vec<StageItem>),
+    Release(Vec<Locator>),
 }
 
 /// The start of a put.
@@ -98,6 +106,7 @@ impl<'a> Connection<'a> {
             pins: BTreeMap::new(),
             pinned_bytes: BTreeMap::new(),
             next_pin: 0,
+            booked: Booked::default(),
         }
     }
 
@@ -131,6 +140,11 @@ impl<'a> Connection<'a> {
             Asked::Begin(put) => DataReply::Begin(self.begin(put)),
             Asked::Open(put) => DataReply::Open(self.open(put)),
             Asked::WritePart(part) => DataReply::WritePart(self.write_part(&part, deadline)?),
+            Asked::Stage(items) => DataReply::Stage(self.stage(&items, deadline)),
+            Asked::Release(locators) => {
+                self.release(&locators);
+                DataReply::Release(())
+            }
             Asked::Signal(signal) => {
                 DataReply::Signal(self.signal(&signal.locator, signal.token, signal.seal))
             }
@@ -187,6 +201,7 @@ impl<'a> Connection<'a> {
         let granted = granted(self.server, self.peer, locator, Right::Read);
         let segment = granted
             .and_then(|()| self.server.segments.find(locator))
+            .and_then(in_memory)
             .map_err(|error| refused.wire(error))?;
         segment.pin(boottime(), locator).map_err(|error| refused.memory(&error))
     }
@@ -334,6 +349,7 @@ impl<'a> Connection<'a> {
         let tally = &self.server.tally;
         let segment = granted(self.server, self.peer, locator, Right::Read)
             .and_then(|()| self.server.segments.find(locator))
+            .and_then(in_memory)
             .map_err(|error| tally.refused.wire(error))?;
         let limit = segment.spec().identity().bytes / 100 * self.server.config.pinned_percent_max;
         let held = self.pinned_bytes.entry(locator.segment).or_default();
@@ -348,6 +364,24 @@ impl<'a> Connection<'a> {
         Ok(PinId(self.next_pin))
     }
 
+    fn stage(&mut self, items: &[StageItem], deadline: Deadline) -> Vec<Result<Staged, DataError>> {
+        let (server, peer) = (self.server, self.peer);
+        let leave = |item: &StageItem| granted(server, peer, &item.locator, Right::Read);
+        let mut staged = self.booked.stage(server, items, leave, deadline);
+        if let Some(key) = server.config.gate.grants() {
+            // What was staged for this peer is read by it alone, over any of its links.
+            for one in staged.iter_mut().flatten() {
+                let grant = key.mint(&one.locator, peer.tenant, Right::Read, wall_seconds());
+                one.locator.grant = Some(grant);
+            }
+        }
+        staged
+    }
+
+    fn release(&mut self, locators: &[Locator]) {
+        self.booked.release(self.server, locators);
+    }
+
     fn unpin(&mut self, id: PinId) {
         if let Some(pin) = self.pins.remove(&id.0) {
             let locator = pin.locator();
@@ -359,13 +393,14 @@ impl<'a> Connection<'a> {
 }
 
 impl Drop for Connection<'_> {
-    /// Its pins end with it.
+    /// Its pins end with it, and what was staged for it.
     fn drop(&mut self) {
         self.server.tally.pins.lower(self.pins.len() as u64);
+        self.booked.release_all(self.server);
     }
 }
 
-fn life(locator: &Locator) -> Life {
+pub(super) fn life(locator: &Locator) -> Life {
     (locator.segment, locator.slot, locator.generation)
 }
 
@@ -382,6 +417,8 @@ fn take(server: &Inner, peer: Credential, request: DataRequest<'_>) -> Asked {
         DataRequest::Abandon(abandon) => Asked::Abandon(abandon),
         DataRequest::Open(open) => Asked::Open(start(server, peer, &open.put)),
         DataRequest::WritePart(part) => Asked::WritePart(part),
+        DataRequest::Stage(stage) => Asked::Stage(stage.items.into_owned()),
+        DataRequest::Release(release) => Asked::Release(release.locators.into_owned()),
     }
 }
 
@@ -435,7 +472,8 @@ fn start(server: &Inner, peer: Credential, put: &message::BeginWrite<'_>) -> Put
         segment.begin(boottime(), &begin).map_err(|error| server.tally.refused.memory(&error))
     };
     let found = granted(server, peer, &put.locator, Right::Write)
-        .and_then(|()| server.segments.find(&put.locator));
+        .and_then(|()| server.segments.find(&put.locator))
+        .and_then(in_memory);
     let begun = found.map_err(|error| server.tally.refused.wire(error)).and_then(open);
     Put { locator: put.locator, len: put.len, begun }
 }

@@ -23,6 +23,10 @@ pub struct DataTally {
     pub published_bytes: Count,
     /// Pins that connections hold now.
     pub pins: Level,
+    /// Values staged from disks for connections.
+    pub staged: Count,
+    /// Bytes that are staged for connections now.
+    pub staged_bytes: Level,
     /// Why requests were refused.
     pub refused: Refusals,
 }

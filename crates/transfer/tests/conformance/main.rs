@@ -9,6 +9,7 @@
 //! reads without asking, `Local` has no peer that could be silent.
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
+mod disks;
 mod flips;
 mod hang_up;
 mod large;
@@ -70,6 +71,11 @@ conformance!(
     ranges::parts_of_what_is_gone_are_refused,
     ranges::a_batch_may_mix_parts_and_wholes,
     ranges::parts_never_come_from_another_life,
+    disks::values_on_disks_are_read_as_others,
+    disks::parts_of_values_on_disks,
+    disks::flips_on_disks_are_found,
+    disks::a_missing_value_on_a_disk_spoils_no_other,
+    disks::a_full_staging_memory_is_busy_for_a_while,
     race::readers_never_see_another_life,
     race::many_threads_store_and_read,
 );

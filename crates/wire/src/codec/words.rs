@@ -78,6 +78,18 @@ fields!(Counters {
     copied: u64,
     copied_bytes: u64,
     copies_failed: u64,
+    hits_disk: u64,
+    offloaded: u64,
+    offloaded_bytes: u64,
+    offloads_refused: u64,
+    evicted_unsaved: u64,
+    promoted: u64,
+    promoted_bytes: u64,
+    disk_evicted: u64,
+    disk_lost: u64,
+    disks_returned: u64,
+    disk_dropped: u64,
+    ledger_struck: u64,
 });
 fields!(Order {
     segment: SegmentId,

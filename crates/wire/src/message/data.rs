@@ -179,6 +179,48 @@ message! {
     }
 }
 
+/// A value on a disk, or some whole slices of it, that shall be loaded into the owner's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageItem {
+    /// Which.
+    pub locator: Locator,
+    /// First byte of the value that is wanted: the start of a slice.
+    pub start: u64,
+    /// How many: up to the end of a slice, or of the value.
+    pub len: u64,
+}
+fields!(StageItem { locator: Locator, start: u64, len: u64 });
+
+/// What was loaded, as a value of its own in the owner's memory: read like any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Staged {
+    /// Where it is.
+    pub locator: Locator,
+    /// Its bytes. Where not the whole value was asked for, the sums of all its slices follow the slices.
+    pub len: u64,
+    /// What they add up to.
+    pub seal: Seal,
+    /// How long it stays, if it is not released before.
+    pub lease_ms: u32,
+}
+fields!(Staged { locator: Locator, len: u64, seal: Seal, lease_ms: u32 });
+
+message! {
+    /// Load values from a disk, all at once. They are booked to the connection.
+    pub struct Stage<'a> {
+        /// Which.
+        pub items: Cow<'a, [StageItem]>,
+    }
+}
+
+message! {
+    /// They were read: the owner may take their memory back.
+    pub struct Release<'a> {
+        /// Where they were staged.
+        pub locators: Cow<'a, [Locator]>,
+    }
+}
+
 message! {
     /// The writer gave up and stores no more into the range: the owner may free it (R7).
     pub struct Abandon {

@@ -17,8 +17,8 @@ pub use client::{
 };
 pub use copy::{Command, CopyKey, Drain, DrainWish, DropCopy, NodeCommand, Touch};
 pub use data::{
-    Abandon, Attach, Attached, Begin, BeginWrite, Open, Pin, PinId, Read, ReadReply, Signal, Unpin,
-    Write, WritePart,
+    Abandon, Attach, Attached, Begin, BeginWrite, Open, Pin, PinId, Read, ReadReply, Release,
+    Signal, Stage, StageItem, Staged, Unpin, Write, WritePart,
 };
 pub use hello::{
     Challenge, Claim, Hello, HelloAck, NAME_BYTES_MAX, Proof, Role, ServerProof, agree,
@@ -232,6 +232,10 @@ family! {
         Open(Open<'a>),
         /// A part of it, attached.
         WritePart(WritePart),
+        /// Load values from a disk.
+        Stage(Stage<'a>),
+        /// They were read.
+        Release(Release<'a>),
     }
 }
 
@@ -258,6 +262,10 @@ family! {
         Open(Result<(), DataError>),
         /// The part is in place at the owner.
         WritePart(Result<(), DataError>),
+        /// Where each value was loaded to.
+        Stage(Vec<Result<Staged, DataError>>),
+        /// Gone; what is unknown is gone already.
+        Release(()),
         /// The request was not handled at all.
         Refuse(Refusal),
     }

@@ -558,6 +558,18 @@ impl Samples {
             copied: self.u64(),
             copied_bytes: self.u64(),
             copies_failed: self.u64(),
+            hits_disk: self.u64(),
+            offloaded: self.u64(),
+            offloaded_bytes: self.u64(),
+            offloads_refused: self.u64(),
+            evicted_unsaved: self.u64(),
+            promoted: self.u64(),
+            promoted_bytes: self.u64(),
+            disk_evicted: self.u64(),
+            disk_lost: self.u64(),
+            disks_returned: self.u64(),
+            disk_dropped: self.u64(),
+            ledger_struck: self.u64(),
         }
     }
 
@@ -588,6 +600,14 @@ impl Samples {
                 let (len, offset) = (self.u64(), self.u64());
                 DataRequest::WritePart(WritePart { len, locator, token, offset })
             }
+            Kind::Stage => {
+                let item =
+                    |s: &mut Self| StageItem { locator: s.locator(), start: s.u64(), len: s.u64() };
+                DataRequest::Stage(Stage { items: self.list(item).into() })
+            }
+            Kind::Release => {
+                DataRequest::Release(Release { locators: self.list(Self::locator).into() })
+            }
             _ => return None,
         })
     }
@@ -615,6 +635,16 @@ impl Samples {
             Kind::Abandon => DataReply::Abandon(self.result(|_| (), Self::data_error)),
             Kind::Open => DataReply::Open(self.result(|_| (), Self::data_error)),
             Kind::WritePart => DataReply::WritePart(self.result(|_| (), Self::data_error)),
+            Kind::Stage => {
+                let good = |s: &mut Self| Staged {
+                    locator: s.locator(),
+                    len: s.u64(),
+                    seal: Seal(s.u64()),
+                    lease_ms: s.u32(),
+                };
+                DataReply::Stage(self.list(|s| s.result(good, Self::data_error)))
+            }
+            Kind::Release => DataReply::Release(()),
             Kind::Refuse => DataReply::Refuse(self.refusal()),
             _ => return None,
         })

@@ -10,7 +10,7 @@ pub enum Fault {
     WriteError,
     /// A sync failed, and some of what it should have written is gone at the next crash (S12).
     SyncError,
-    /// A sync of a directory failed, and some of its changes are gone at the next crash.
+    /// A sync of a directory failed, and nothing is known about its changes.
     DirSyncError,
     /// There was no room.
     NoSpace,

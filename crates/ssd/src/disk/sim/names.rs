@@ -31,8 +31,6 @@ struct Pending {
     change: Change,
     /// Directories that are to be synced before it is on the disk.
     dirs: Vec<PathBuf>,
-    /// A sync failed: it will never be on the disk, whatever later syncs say.
-    doomed: bool,
 }
 
 /// The names of a disk.
@@ -118,17 +116,11 @@ impl Names {
     pub(super) fn sync(&mut self, dir: &Path) {
         for mut change in std::mem::take(&mut self.pending) {
             change.dirs.retain(|left| left != dir);
-            if !change.dirs.is_empty() {
-                self.pending.push(change);
-            } else if !change.doomed {
+            if change.dirs.is_empty() {
                 apply(&mut self.synced, change.change);
+            } else {
+                self.pending.push(change);
             }
-        }
-    }
-
-    pub(super) fn sync_badly(&mut self, dir: &Path, rng: &mut Rng) {
-        for change in &mut self.pending {
-            change.doomed |= change.dirs.iter().any(|left| left == dir) && rng.chance(500);
         }
     }
 
@@ -153,7 +145,7 @@ impl Names {
         };
         let mut lost = 0;
         for change in self.pending {
-            if !change.doomed && rng.chance(keep) {
+            if rng.chance(keep) {
                 apply(&mut self.synced, change.change);
             } else {
                 lost += 1;
@@ -173,12 +165,10 @@ impl Names {
     fn note(&mut self, change: Change, dirs: Vec<PathBuf>) {
         if self.pending.len() >= PENDING_MAX {
             for older in self.pending.drain(..PENDING_MAX / 2) {
-                if !older.doomed {
-                    apply(&mut self.synced, older.change);
-                }
+                apply(&mut self.synced, older.change);
             }
         }
-        self.pending.push(Pending { change, dirs, doomed: false });
+        self.pending.push(Pending { change, dirs });
     }
 }
 
@@ -252,18 +242,6 @@ mod tests {
         let crash = |names: &Names, seed| names.clone().crash(&mut Rng::new(seed)).0;
         let has = |path| (0..100).filter(|seed| crash(&names, *seed).file(path).is_ok()).count();
         assert!((1..100).contains(&has(kept)) && (1..100).contains(&has(gone)));
-    }
-
-    #[test]
-    fn a_failed_sync_dooms_changes() {
-        let mut names = Names::default();
-        for file in 0..20 {
-            names.add(Path::new(&format!("f{file}")), Node::File(file)).unwrap();
-        }
-        names.sync_badly(Path::new(""), &mut Rng::new(1));
-        names.sync(Path::new(""));
-        let left = found(&names)[0].len();
-        assert!((1..20).contains(&left), "{left}");
     }
 
     #[test]

@@ -1,0 +1,158 @@
+//! promote: what is on disks only and is read again comes back into memory.
+//!
+//! One read of a cold value is no reason to move it: it is remembered in a small table, and the second
+//! read within [`WINDOW`] admits it. A copy goes to the memory of the node whose disk has the value, or to
+//! any other, where it takes no room that puts would miss. Where memory is full, the coldest objects make
+//! room, but only those that are not lost by it: a promotion never drops anything.
+
+use super::Catalog;
+use super::copy::{NoCopy, Purpose};
+use super::evict::Cause;
+use super::objects::{Entry, EntryId, Part, SegmentIndex, Stage};
+use crate::ids::{NodeId, ObjectId, SegmentId};
+use crate::time::Now;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Reads from disks that are remembered.
+const SEEN: usize = 1 << 13;
+/// For how long.
+const WINDOW: Duration = Duration::from_secs(60);
+/// Objects that wait for their copy in memory.
+const WANTED_MAX: usize = 1024;
+/// Those that one call looks at.
+const LOOKS_MAX: usize = 64;
+/// Attempts for one object, and the pause between two.
+const TRIES_MAX: u8 = 4;
+const PAUSE: Duration = Duration::from_millis(20);
+/// Victims looked at to make room for one object.
+const VICTIMS_MAX: usize = 16;
+
+/// What was read from disks of late.
+#[derive(Debug, Default)]
+pub(super) struct Promotions {
+    /// By the hash of the key; made at the first use.
+    seen: Vec<(ObjectId, Now)>,
+    wanted: VecDeque<Wanted>,
+}
+
+/// An object that shall come into memory.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    id: EntryId,
+    object: ObjectId,
+    tries: u8,
+    at: Now,
+}
+
+impl Catalog {
+    /// An object was read of which some part is on disks only.
+    pub(super) fn read_from_disk(&mut self, now: Now, id: EntryId) {
+        if !self.config.promote {
+            return;
+        }
+        let entry = self.objects.entry(id);
+        let object = entry.object;
+        let Promotions { seen, wanted } = &mut self.promotions;
+        if seen.is_empty() {
+            *seen = vec![(ObjectId::default(), Now(0)); SEEN];
+        }
+        let place = &mut seen[entry.hash as usize % SEEN];
+        if place.0 != object || now.since(place.1) > WINDOW {
+            *place = (object, now);
+            return;
+        }
+        *place = (ObjectId::default(), Now(0));
+        if wanted.len() < WANTED_MAX {
+            wanted.push_back(Wanted { id, object, tries: 0, at: now });
+        }
+    }
+
+    /// Whether some part of an object is on disks only, as far as it can be read.
+    pub(super) fn only_on_disk(&self, entry: &Entry) -> bool {
+        let memory = |part: &Part| !self.segments.is_disk(part.segment) && self.part_readable(part);
+        !self.segments.disks.is_empty() && !entry.complete(memory)
+    }
+
+    /// Begins the copies of what was admitted.
+    pub(super) fn promote(&mut self, now: Now) {
+        for _ in 0..self.promotions.wanted.len().min(LOOKS_MAX) {
+            let Some(one) = self.promotions.wanted.pop_front() else { return };
+            let same = |entry: &Entry| entry.object == one.object && entry.stage == Stage::Ready;
+            if !self.objects.get(one.id).is_some_and(same) {
+                continue;
+            }
+            let waits = one.at > now;
+            let ended = !waits && self.promote_object(now, one.id, one.tries > 0).is_ok();
+            if waits {
+                self.promotions.wanted.push_back(one);
+            } else if !ended && one.tries < TRIES_MAX {
+                let again = Wanted { tries: one.tries + 1, at: now.plus(PAUSE), ..one };
+                self.promotions.wanted.push_back(again);
+            }
+        }
+    }
+
+    /// Begins the copies into memory that an object lacks. `again`: room was made for it.
+    fn promote_object(&mut self, now: Now, id: EntryId, again: bool) -> Result<(), NoCopy> {
+        for stripe in 0..self.objects.entry(id).stripes() as u8 {
+            let parts = self.objects.entry(id).parts.as_slice().iter();
+            let mut parts = parts.filter(|part| part.stripe == stripe);
+            let disk = parts.clone().find(|part| self.segments.is_disk(part.segment)).copied();
+            let here = parts.any(|part| !self.segments.is_disk(part.segment));
+            if let (Some(disk), false) = (disk, here) {
+                self.promote_stripe(now, id, &disk, again)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn promote_stripe(
+        &mut self,
+        now: Now,
+        id: EntryId,
+        disk: &Part,
+        again: bool,
+    ) -> Result<(), NoCopy> {
+        let bytes = self.objects.entry(id).extent_bytes(disk.stripe);
+        let node = self.segments.book(disk.segment).offer.node;
+        let full = if again { self.config.high_permille } else { self.config.low_permille };
+        let near = self.memory_of(node, id);
+        let purpose = Purpose { promotes: true, ..Purpose::default() };
+        for (segment, index) in &near {
+            let book = self.segments.book(*index);
+            if book.used_bytes().saturating_add(bytes) <= book.share(full) {
+                let purpose = Purpose { to: Some(*segment), ..purpose };
+                match self.copy_start(now, id, disk.stripe, purpose) {
+                    Err(NoCopy::NoRoom) => {}
+                    begun => return begun,
+                }
+            }
+        }
+        let far = Purpose { spare_room: true, ..purpose };
+        match self.copy_start(now, id, disk.stripe, far) {
+            Err(NoCopy::NoRoom) => {}
+            begun => return begun,
+        }
+        if let Some((_, index)) = near.first() {
+            self.evict_bytes(now, *index, bytes, VICTIMS_MAX, Cause::Promotion);
+        }
+        Err(NoCopy::NoRoom)
+    }
+
+    /// Segments of memory of a node that may take an object, the emptiest first.
+    fn memory_of(&self, node: NodeId, id: EntryId) -> Vec<(SegmentId, SegmentIndex)> {
+        let tenant = self.objects.entry(id).tenant;
+        let Some(member) = self.nodes.get(&node) else { return Vec::new() };
+        let found = member.segments.iter().filter_map(|id| Some((*id, self.segments.find(*id)?)));
+        let mut found: Vec<(SegmentId, SegmentIndex)> = found
+            .filter(|(_, index)| {
+                let load = &self.segments.loads[usize::from(*index)];
+                let ours = load.tenant.is_none_or(|only| only == tenant);
+                load.open && ours && load.medium == crate::plan::Medium::Dram
+            })
+            .collect();
+        found.sort_by_key(|(_, index)| self.segments.book(*index).used_bytes());
+        found
+    }
+}

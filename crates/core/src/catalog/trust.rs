@@ -1,0 +1,292 @@
+//! Disks that come back: what of that which they hold is still true.
+//!
+//! Memory forgets with its process; a disk does not. A node may be away for a day and come back with values
+//! that were removed or replaced meanwhile, perhaps at another leader. What must stay true: a value whose
+//! removal, or whose replacement, somebody was told of never comes back (G6).
+//!
+//! * While a disk is known, its records are parts of entries, and nothing is told before its owner has
+//!   said that they are gone.
+//! * When it is counted as gone, a ledger keeps what it held: hash of the key, and object. Whatever ends or
+//!   replaces a value strikes its hash. A disk that returns keeps what stands in the ledger, and what the
+//!   index has anyway; the rest is told to go, and its key waits for that.
+//! * A new leader has no ledger. It believes the disks on a durable list ([`Catalog::disks`]) but for keys
+//!   that it has struck itself. So a leader takes a disk off that list, durably, before it strikes
+//!   anything that the disk could hold: before the replicas of a disk that has left are swept out, and
+//!   before a rebuild ends without a disk that was on the list. Until then keys wait as they wait for the
+//!   fence of a mount that is over. A disk gets onto the list when it is open and has let go of everything
+//!   that it should not have.
+//! * A disk that neither a ledger nor the list knows starts over empty.
+
+use super::Catalog;
+use super::objects::{EntryId, Part, SegmentIndex, Stage};
+use super::segments::Phase;
+use crate::canary::{self, Canary};
+use crate::extent::Extent;
+use crate::ids::{Incarnation, LeaderEpoch, ObjectId, SegmentId, Slot};
+use crate::plan::{Action, AnnouncedObject};
+use crate::time::Now;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Values of disks that are away, and hashes that a new leader has struck. Beyond, disks are forgotten.
+const LEDGER_MAX: usize = 1 << 22;
+/// The object of an entry that only keeps its key. Nobody waits for it, and the object that was turned
+/// away may be in memory all the same.
+const NOTHING: ObjectId = ObjectId { epoch: LeaderEpoch(0), sequence: 0 };
+/// For how long a disk that is away is remembered.
+const REMEMBER: Duration = Duration::from_secs(24 * 3600);
+
+/// Which of the objects that a disk announces are kept, beside those that the index has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// None.
+    Nothing,
+    /// Those in the ledger.
+    Ledger,
+    /// Those whose key was not struck since this leader came.
+    NotStruck,
+}
+
+/// What is remembered of disks that are not here.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    /// What disks that are away held, by the hash of the key. One value per key: an older one was struck.
+    objects: BTreeMap<u64, ObjectId>,
+    /// Disks that left, and when they are forgotten.
+    away: BTreeMap<SegmentId, Now>,
+    /// Disks that the last leader believed and that have not mounted here yet; forgotten alike.
+    late: BTreeMap<SegmentId, Now>,
+    /// Keys that ended or got a value while disks are late.
+    struck: BTreeSet<u64>,
+    /// Disks that may be on the durable list.
+    listed: BTreeSet<SegmentId>,
+    /// Those that must not be.
+    doubted: BTreeSet<SegmentId>,
+}
+
+impl Ledger {
+    /// What a leader begins with: the durable list.
+    pub(super) fn new(now: Now, disks: Vec<SegmentId>) -> Self {
+        let late = disks.iter().map(|disk| (*disk, now.plus(REMEMBER))).collect();
+        Self { late, listed: disks.into_iter().collect(), ..Self::default() }
+    }
+
+    fn trim(&mut self) {
+        if self.away.is_empty() {
+            self.objects = BTreeMap::new();
+        }
+        if self.late.is_empty() {
+            self.struck = BTreeSet::new();
+        }
+    }
+}
+
+impl Catalog {
+    /// Disks that the next leader may believe. To be written down whenever it changes:
+    /// [`Catalog::disks_listing`], then the write, then [`Catalog::disks_listed`].
+    pub fn disks(&self) -> Vec<SegmentId> {
+        let ledger = &self.ledger;
+        let settled = self.segments.iter().filter(|(_, book)| book.is_disk() && book.is_open());
+        let settled = settled.filter(|(_, book)| book.unwanted == 0);
+        let settled = settled.map(|(_, book)| book.offer.segment);
+        let all: BTreeSet<SegmentId> = settled.chain(ledger.listed.iter().copied()).collect();
+        all.into_iter().filter(|disk| !ledger.doubted.contains(disk)).collect()
+    }
+
+    /// Whether the durable list says something else than [`Catalog::disks`].
+    pub fn disks_changed(&self) -> bool {
+        !self.ledger.listed.iter().copied().eq(self.disks())
+    }
+
+    /// This list is about to be written: from now on it may be read by the next leader.
+    pub fn disks_listing(&mut self, disks: &[SegmentId]) {
+        self.ledger.listed.extend(disks);
+    }
+
+    /// This list is written, and no other can be read any more.
+    pub fn disks_listed(&mut self, disks: &[SegmentId]) {
+        self.ledger.listed = disks.iter().copied().collect();
+    }
+
+    /// Disks that are away and remembered, and the values that they are remembered with.
+    pub fn away(&self) -> (usize, usize) {
+        (self.ledger.away.len() + self.ledger.late.len(), self.ledger.objects.len())
+    }
+
+    /// How far a disk that mounts is believed.
+    pub(super) fn trust_of(&self, disk: SegmentId) -> Trust {
+        if self.ledger.away.contains_key(&disk) {
+            Trust::Ledger
+        } else if self.ledger.late.contains_key(&disk) {
+            Trust::NotStruck
+        } else {
+            Trust::Nothing
+        }
+    }
+
+    /// A disk leaves. One that was still telling is remembered as it was before.
+    pub(super) fn remember(&mut self, index: SegmentIndex, from: Now) {
+        let book = self.segments.book(index);
+        if book.is_disk() && book.is_open() {
+            self.ledger.away.insert(book.offer.segment, from.plus(REMEMBER));
+        }
+    }
+
+    /// Whether a disk that left may be swept out: the next leader must not believe it any more, unless it
+    /// is back already and has told everything.
+    pub(super) fn may_sweep(&mut self, index: SegmentIndex) -> bool {
+        let book = self.segments.book(index);
+        let disk = book.offer.segment;
+        let back = |index| {
+            let book = self.segments.book(index);
+            book.is_open() && book.unwanted == 0
+        };
+        if !book.is_disk() || self.segments.find(disk).is_some_and(back) {
+            return true;
+        }
+        self.ledger.doubted.insert(disk);
+        !self.ledger.listed.contains(&disk) || canary::on(Canary::DiskBelievedTooLong)
+    }
+
+    /// Whether a rebuild may end: the next leader must not believe disks that have not come, because
+    /// from then on their keys can be struck.
+    pub(super) fn may_end_rebuild(&mut self) -> bool {
+        let Self { ledger, segments, .. } = self;
+        let open =
+            |disk: &SegmentId| segments.find(*disk).is_some_and(|i| segments.book(i).is_open());
+        let missing = ledger.late.keys().filter(|disk| !open(disk)).copied();
+        ledger.doubted.extend(missing);
+        ledger.listed.is_disjoint(&ledger.doubted) || canary::on(Canary::DiskBelievedTooLong)
+    }
+
+    /// A replica of a disk that left is swept out: the ledger keeps what it was.
+    pub(super) fn note_away(&mut self, index: SegmentIndex, id: EntryId) {
+        let book = self.segments.book(index);
+        let entry = self.objects.entry(id);
+        let swept = matches!(book.phase, Phase::Leaving { .. }) && book.is_disk();
+        let away = swept && self.ledger.away.contains_key(&book.offer.segment);
+        if !away || entry.stage != Stage::Ready || entry.hidden {
+            return;
+        }
+        if self.ledger.objects.len() >= LEDGER_MAX {
+            self.ledger.away.remove(&book.offer.segment);
+            return;
+        }
+        self.ledger.objects.insert(entry.hash, entry.object);
+    }
+
+    /// A key has ended, or has another value: what disks that are away hold of it is not true any more.
+    pub(super) fn strike(&mut self, hash: u64) {
+        if canary::on(Canary::LedgerNotStruck) {
+            return;
+        }
+        if self.ledger.objects.remove(&hash).is_some() {
+            self.counters.ledger_struck += 1;
+        }
+        if !self.ledger.late.is_empty() {
+            self.ledger.struck.insert(hash);
+            if self.ledger.struck.len() > LEDGER_MAX {
+                self.ledger.late.clear();
+            }
+        }
+        self.ledger.trim();
+    }
+
+    /// Keys have ended that nobody can name: no disk that is away is believed.
+    pub(super) fn strike_all(&mut self) {
+        self.counters.ledger_struck += self.ledger.objects.len() as u64;
+        self.ledger.away.clear();
+        self.ledger.late.clear();
+        self.ledger.trim();
+    }
+
+    /// Disks that were away for too long.
+    pub(super) fn forget_ledgers(&mut self, now: Now) {
+        let ledger = &mut self.ledger;
+        if ledger.away.is_empty() && ledger.late.is_empty() {
+            return;
+        }
+        ledger.away.retain(|_, at| *at > now);
+        ledger.late.retain(|_, at| *at > now);
+        ledger.trim();
+    }
+
+    /// A disk has told everything: it is not away any more.
+    pub(super) fn returned(&mut self, index: SegmentIndex) {
+        let book = self.segments.book(index);
+        if !book.is_disk() {
+            return;
+        }
+        let (disk, unwanted) = (book.offer.segment, book.unwanted);
+        let away = self.ledger.away.remove(&disk).is_some();
+        let late = self.ledger.late.remove(&disk).is_some();
+        self.counters.disks_returned += u64::from(away || late);
+        self.ledger.trim();
+        if unwanted == 0 {
+            self.ledger.doubted.remove(&disk);
+        }
+    }
+
+    /// A disk has let go of a record that it should not have.
+    pub(super) fn let_go(&mut self, index: SegmentIndex) {
+        let book = self.segments.book_mut(index);
+        book.unwanted -= 1;
+        if book.unwanted == 0 && book.is_open() {
+            self.ledger.doubted.remove(&book.offer.segment);
+        }
+    }
+
+    /// Whether what a disk tells is kept, if the index has not the same object anyway.
+    pub(super) fn believes(&self, index: SegmentIndex, told: &AnnouncedObject) -> bool {
+        let hash = told.label.name().hash().0;
+        match self.segments.book(index).trust {
+            Trust::Nothing => false,
+            Trust::Ledger => self.ledger.objects.get(&hash) == Some(&told.object),
+            Trust::NotStruck => !self.ledger.struck.contains(&hash),
+        }
+    }
+
+    /// The order to let a record go that was announced is out: its disk is not believed before it has. So
+    /// it is with one whose key was not told, because it was on its way out already.
+    pub(super) fn unwanted(&mut self, part: &Part) {
+        let book = self.segments.book_mut(part.segment);
+        if !book.is_disk() {
+            return;
+        }
+        if let Some(ending) = book.ending.get_mut(&part.slot) {
+            ending.unwanted = true;
+            book.unwanted += 1;
+            self.ledger.doubted.insert(book.offer.segment);
+        }
+    }
+
+    /// Whether a record that a disk announced was told to go, and is not gone: nobody was told where it is.
+    pub fn turned_away(&self, disk: SegmentId, incarnation: Incarnation, slot: Slot) -> bool {
+        let book = self.segments.find(disk).map(|index| self.segments.book(index));
+        let book = book.filter(|book| book.offer.incarnation == incarnation);
+        book.and_then(|book| book.ending.get(&slot)).is_some_and(|ending| ending.unwanted)
+    }
+
+    /// Whether an entry only keeps its key until records are gone that were turned away.
+    pub(super) fn is_placeholder(&self, id: EntryId) -> bool {
+        self.objects.entry(id).object == NOTHING
+    }
+
+    /// A disk tells of an object that is not kept, under a key that has no value. The key waits until the
+    /// record is gone: otherwise it could come back at the next leader, after a put and a remove.
+    pub(super) fn turn_away(
+        &mut self,
+        now: Now,
+        part: &Part,
+        extent: Extent,
+        told: &AnnouncedObject,
+    ) {
+        let id = self.insert_announced(now, told, Now(0));
+        let entry = self.objects.entry_mut(id);
+        entry.stage = Stage::Removing(1);
+        entry.object = NOTHING;
+        self.counters.disk_dropped += 1;
+        self.order(now, part, extent, Action::Retire { free_after_ms: 0 }, Some(id));
+        self.unwanted(part);
+    }
+}

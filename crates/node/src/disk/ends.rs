@@ -1,0 +1,145 @@
+//! Ends of lives on a disk: the master's orders, and records that went bad. First the record goes, for
+//! good; then the slot; then its end is told (G6).
+
+use super::{Disk, End, Held};
+use crate::duty::Node;
+use mooncrate_core::LeaderEpoch;
+use mooncrate_core::plan::{Action, Notice, Order};
+use mooncrate_mem::Segment;
+use mooncrate_mem::clock::boottime;
+use mooncrate_ssd::RecordId;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Ends that wait for one disk. Orders repeat, so one too many is lost without harm.
+pub(super) const ENDS_MAX: usize = 1 << 16;
+/// Ends that are carried out together: one removal for all of them.
+const TOGETHER_MAX: usize = 1024;
+/// How long the thread waits before it looks whether the node stops.
+const NAP: Duration = Duration::from_millis(100);
+/// Pause after a removal that the disk refused.
+const FAILED_PAUSE: Duration = Duration::from_millis(200);
+
+impl Disk {
+    fn next_ends(&self) -> Vec<End> {
+        let mut ends = self.ends.lock();
+        if ends.is_empty() && self.undurable.lock().is_empty() {
+            self.ended.wait_for(&mut ends, NAP);
+        }
+        let count = ends.len().min(TOGETHER_MAX);
+        ends.drain(..count).collect()
+    }
+
+    /// Removes these and what could not be removed before.
+    fn remove(&self, ids: &[RecordId]) -> io::Result<()> {
+        let late: Vec<RecordId> = self.undurable.lock().iter().map(|(id, _)| *id).collect();
+        let all: Vec<RecordId> = ids.iter().chain(&late).copied().collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        self.backend.remove(&all)?;
+        self.tally.removed.add(ids.len() as u64);
+        let mut undurable = self.undurable.lock();
+        let (gone, left) = undurable.drain(..).partition::<Vec<_>, _>(|(id, _)| late.contains(id));
+        *undurable = left;
+        drop(undurable);
+        let now = boottime();
+        for (_, held) in gone {
+            match held {
+                Held::Nothing => {}
+                // Its end says that the slot is free.
+                Held::Life(guard) => drop(guard),
+                Held::Retired(segment, place) => {
+                    segment.settle(now, place.slot, place.generation);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    /// A thread that ends lives on a disk, for as long as the node lives.
+    pub(crate) fn end_lives(&self, disk: &Disk) {
+        while !self.stopping() {
+            let ends = disk.next_ends();
+            if ends.is_empty() && disk.undurable.lock().is_empty() {
+                continue;
+            }
+            let Some(segment) = self.segments().get(disk.id) else {
+                self.nap(NAP);
+                continue;
+            };
+            match self.end_together(disk, &segment, &ends) {
+                Ok(notices) => self.deliver(notices),
+                Err(error) => {
+                    // Nothing was said, so the master repeats its orders; bad records come up again.
+                    disk.tally.errors.one();
+                    let path = disk.config.path.display();
+                    tracing::error!(%error, %path, "records were not removed");
+                    self.nap(FAILED_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn end_together(
+        &self,
+        disk: &Disk,
+        segment: &Arc<Segment>,
+        ends: &[End],
+    ) -> io::Result<Vec<Notice>> {
+        let mut going = Vec::new();
+        let mut bad = Vec::new();
+        {
+            let places = disk.places.lock();
+            for end in ends {
+                match end {
+                    End::Order(epoch, order) if obeys(segment, *epoch, order) => {
+                        going.extend(places.at(order.slot, order.generation));
+                    }
+                    End::Order(..) => {}
+                    End::Bad(id) => bad.push(*id),
+                }
+            }
+        }
+        let (mut notices, retired) = disk.retire(segment, &bad);
+        {
+            let mut undurable = disk.undurable.lock();
+            for (id, place) in retired {
+                undurable.push((id, Held::Retired(Arc::clone(segment), place)));
+            }
+        }
+        disk.remove(&going)?;
+        let now = boottime();
+        for end in ends {
+            let End::Order(epoch, order) = end else { continue };
+            // A record that is gone is not spared, whoever reads it: the slot waits for the last reader.
+            let action = match order.action {
+                Action::Evict => Action::Retire { free_after_ms: 0 },
+                action => action,
+            };
+            match segment.execute(now, *epoch, &Order { action, ..*order }) {
+                Ok(notice) => {
+                    self.tally().orders.one();
+                    notices.push(notice);
+                }
+                Err(error) => {
+                    self.tally().orders_refused.one();
+                    tracing::debug!(%error, ?order, "order refused");
+                }
+            }
+        }
+        let mut places = disk.places.lock();
+        for id in &going {
+            places.remove(id);
+        }
+        Ok(notices)
+    }
+}
+
+/// Whether an order will be carried out: only then may its record go.
+fn obeys(segment: &Segment, epoch: LeaderEpoch, order: &Order) -> bool {
+    segment.spec().incarnation == order.incarnation && segment.witness(epoch).is_ok()
+}

@@ -1,0 +1,322 @@
+//! Offloading: values that the master wants on a disk are read as every copy is, written in groups, and
+//! told as copied when they are durable (S2).
+//!
+//! A group goes out when it has 32 records, 8 MiB, or an order that is 20 ms old: nothing waits for a
+//! bucket to fill. What lies in this node's memory is written from there, pinned until that is done (S9).
+
+use super::places::Place;
+use super::{Disk, Held, record_of};
+use crate::duty::Node;
+use mooncrate_core::Now;
+use mooncrate_core::copy::{CopyDone, CopyOrder};
+use mooncrate_core::time::Deadline;
+use mooncrate_mem::clock::boottime;
+use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, WriteGuard};
+use mooncrate_ssd::{KeepError, NewRecord, RecordId, Room};
+use mooncrate_transfer::TransferError;
+use mooncrate_wire::DataError;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Orders that wait for one disk, and their bytes.
+const QUEUE_MAX: usize = 1024;
+const QUEUE_BYTES_MAX: u64 = 256 << 20;
+/// What is written together.
+const GROUP_MAX: usize = 32;
+const GROUP_BYTES: u64 = 8 << 20;
+const GROUP_AGE: Duration = Duration::from_millis(20);
+/// How long a thread waits before it looks whether the node stops.
+const NAP: Duration = Duration::from_millis(100);
+/// Pause after the disk had no room or failed: the next try would fare no better.
+const FAILED_PAUSE: Duration = Duration::from_millis(50);
+
+/// Orders that wait, oldest first.
+#[derive(Default)]
+pub(super) struct Queue {
+    orders: VecDeque<(Now, Box<CopyOrder>)>,
+    bytes: u64,
+}
+
+impl Queue {
+    pub(super) fn len(&self) -> usize {
+        self.orders.len()
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How long until a group is due; `None`: nothing waits.
+    fn due_in(&self, now: Now) -> Option<Duration> {
+        let (oldest, _) = self.orders.front()?;
+        let full = self.orders.len() >= GROUP_MAX || self.bytes >= GROUP_BYTES;
+        Some(if full { Duration::ZERO } else { GROUP_AGE.saturating_sub(now.since(*oldest)) })
+    }
+
+    fn take_group(&mut self) -> Vec<(Now, Box<CopyOrder>)> {
+        let (mut group, mut bytes) = (Vec::new(), 0);
+        while group.len() < GROUP_MAX && (group.is_empty() || bytes < GROUP_BYTES) {
+            let Some(next) = self.orders.pop_front() else { break };
+            bytes += next.1.len;
+            group.push(next);
+        }
+        self.bytes -= bytes;
+        group
+    }
+}
+
+/// Where the bytes of a record are until they are written.
+enum Source {
+    /// In our own memory, pinned.
+    Pinned(PinGuard),
+    /// Fetched.
+    Fetched(Room),
+}
+
+impl Source {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Pinned(pin) => pin.bytes(),
+            Self::Fetched(room) => room,
+        }
+    }
+}
+
+/// A value on its way to the disk.
+struct Going {
+    order: Box<CopyOrder>,
+    guard: WriteGuard,
+    label: Vec<u8>,
+    id: RecordId,
+    source: Source,
+}
+
+impl Disk {
+    /// Takes an order, or says that it is refused.
+    pub(crate) fn offer(&self, order: CopyOrder) -> Result<(), CopyOrder> {
+        let now = boottime();
+        if self.refuses() {
+            self.tally.refused_full.one();
+            return Err(order);
+        }
+        if !self.budget.lock().allows(now, self.backend.usage().written) {
+            self.tally.refused_budget.one();
+            return Err(order);
+        }
+        let mut queue = self.queue.lock();
+        let after = queue.bytes + order.len;
+        let full = queue.len() >= QUEUE_MAX || (after > QUEUE_BYTES_MAX && queue.len() > 0);
+        if full {
+            self.tally.refused_queue.one();
+            return Err(order);
+        }
+        queue.bytes = after;
+        queue.orders.push_back((now, Box::new(order)));
+        self.queued.notify_one();
+        Ok(())
+    }
+
+    /// The next group, or none within a nap.
+    fn next_group(&self) -> Vec<(Now, Box<CopyOrder>)> {
+        let mut queue = self.queue.lock();
+        match queue.due_in(boottime()) {
+            Some(Duration::ZERO) => queue.take_group(),
+            Some(wait) => {
+                self.queued.wait_for(&mut queue, wait);
+                match queue.due_in(boottime()) {
+                    Some(Duration::ZERO) => queue.take_group(),
+                    _ => Vec::new(),
+                }
+            }
+            None => {
+                self.queued.wait_for(&mut queue, NAP);
+                Vec::new()
+            }
+        }
+    }
+}
+
+impl Node {
+    /// A thread that keeps values on a disk, for as long as the node lives.
+    pub(crate) fn keep_values(&self, disk: &Disk) {
+        while !self.stopping() {
+            let group = disk.next_group();
+            if group.is_empty() {
+                continue;
+            }
+            let mut done = Vec::with_capacity(group.len());
+            let mut going = Vec::with_capacity(group.len());
+            for (came, order) in group {
+                let target = order.target;
+                match self.prepare(came, order) {
+                    Ok(one) => going.push(one),
+                    Err(error) => {
+                        disk.tally.refused_other.one();
+                        tracing::debug!(%error, ?target, "offload failed");
+                        done.push(CopyDone::of(&target, false));
+                    }
+                }
+            }
+            let failed = self.keep_group(disk, going, &mut done);
+            for one in done {
+                self.copier().remember(one, 0);
+            }
+            self.tell_copies();
+            if failed {
+                self.nap(FAILED_PAUSE);
+            }
+        }
+    }
+
+    /// Opens the slot and holds the bytes.
+    fn prepare(&self, came: Now, order: Box<CopyOrder>) -> Result<Going, TransferError> {
+        let now = boottime();
+        let end = came.deadline_in(Duration::from_millis(u64::from(order.time_ms)));
+        if end.passed(now) {
+            return Err(TransferError::NotTried);
+        }
+        let segment = self.segments().find(&order.target)?;
+        if !segment.is_kept() {
+            return Err(DataError::Unsupported.into());
+        }
+        let label = order.label.encode();
+        let begin = BeginWrite {
+            locator: order.target,
+            token: order.token,
+            object: order.object,
+            epoch: order.epoch,
+            len: order.len,
+            label: &label,
+            hash: LabelHash::of(&label),
+        };
+        let guard = segment.begin(now, &begin)?;
+        let source = self.hold(&guard, &order, end)?;
+        let id = record_of(order.object, &label);
+        Ok(Going { order, guard, label, id, source })
+    }
+
+    fn hold(
+        &self,
+        guard: &WriteGuard,
+        order: &CopyOrder,
+        end: Deadline,
+    ) -> Result<Source, TransferError> {
+        for source in &order.sources {
+            let pinned = self.segments().find(source).ok().filter(|segment| !segment.is_kept());
+            if let Some(Ok(pin)) = pinned.map(|segment| segment.pin(boottime(), source))
+                && pin.value_len() == order.len
+            {
+                return Ok(Source::Pinned(pin));
+            }
+        }
+        let mut room = Room::new(order.len as usize);
+        room.set_len(order.len as usize);
+        self.fetch_into(order, &mut room, end, || guard.aborted())?;
+        Ok(Source::Fetched(room))
+    }
+
+    /// Writes a group and publishes what is durable; whether the disk should be left alone for a moment.
+    fn keep_group(&self, disk: &Disk, going: Vec<Going>, done: &mut Vec<CopyDone>) -> bool {
+        if going.is_empty() {
+            return false;
+        }
+        let records: Vec<NewRecord<'_>> = going
+            .iter()
+            .map(|one| NewRecord {
+                id: one.id,
+                label: &one.label,
+                seal: one.order.seal,
+                value: one.source.bytes(),
+            })
+            .collect();
+        let began = boottime();
+        let results = disk.backend.keep(&records);
+        disk.tally.keeps.note(boottime().since(began));
+        drop(records);
+        let mut failed = false;
+        for (one, result) in going.into_iter().zip(results) {
+            let target = one.order.target;
+            let ok = match result {
+                Ok(()) => self.publish_record(disk, one),
+                Err(error) => {
+                    failed |= self.not_kept(disk, &one, &error);
+                    false
+                }
+            };
+            done.push(CopyDone::of(&target, ok));
+        }
+        disk.look_for_room();
+        failed
+    }
+
+    /// The record is durable: makes its slot readable. A put that was given up meanwhile leaves nothing.
+    fn publish_record(&self, disk: &Disk, one: Going) -> bool {
+        let Going { order, guard, id, source, .. } = one;
+        drop(source);
+        let place = Place { slot: order.target.slot, generation: order.target.generation };
+        let noted = disk.places.lock().insert(order.target.incarnation, id, place);
+        let refused = if noted {
+            match guard.publish_kept(boottime(), order.token, order.seal) {
+                Ok(()) => {
+                    disk.tally.kept.one();
+                    disk.tally.kept_bytes.add(order.len);
+                    return true;
+                }
+                Err(refused) => refused.guard,
+            }
+        } else {
+            guard
+        };
+        if noted {
+            disk.places.lock().remove(&id);
+        }
+        disk.tally.refused_other.one();
+        // Before the guard ends, which says that the slot is free.
+        disk.remove_for_good(id, Held::Life(refused));
+        false
+    }
+
+    fn not_kept(&self, disk: &Disk, one: &Going, error: &KeepError) -> bool {
+        match error {
+            KeepError::Full { .. } => {
+                disk.tally.refused_full.one();
+                disk.make_room();
+                true
+            }
+            KeepError::Exists => {
+                disk.tally.refused_other.one();
+                // Left over from a life that was given up; the next try finds it gone.
+                if !disk.places.lock().holds(&one.id) {
+                    disk.remove_for_good(one.id, Held::Nothing);
+                }
+                false
+            }
+            KeepError::Corrupt => {
+                disk.tally.refused_other.one();
+                tracing::error!(object = %one.order.object, "the bytes in memory are not those that were put");
+                false
+            }
+            error => {
+                disk.tally.refused_failed.one();
+                disk.tally.errors.one();
+                tracing::error!(%error, path = %disk.config.path.display(), "a record was not written");
+                true
+            }
+        }
+    }
+}
+
+impl Disk {
+    /// Removes a record whose life is not to be; what is held ends when that is durable.
+    fn remove_for_good(&self, id: RecordId, held: Held) {
+        match self.backend.remove(&[id]) {
+            Ok(()) => drop(held),
+            Err(error) => {
+                self.tally.errors.one();
+                tracing::error!(%error, path = %self.config.path.display(), "a record was not removed");
+                self.undurable.lock().push((id, held));
+                self.ended.notify_one();
+            }
+        }
+    }
+}

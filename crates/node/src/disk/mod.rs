@@ -1,0 +1,164 @@
+//! The disks of a node: each is a segment whose records a backend keeps.
+//!
+//! ```text
+//!   copy orders ─► keep ──► Backend ◄── load ◄── readers: staged for others, straight into place for us
+//!   orders ──────► ends ──►    ▲
+//!                              ├── evict   unlink, tell the master, delete
+//!                              └── scrub   read what nobody reads
+//! ```
+//!
+//! Threads of their own do all of it, so neither heartbeats nor orders for memory wait for a disk (G13).
+//! Queues are bounded; what does not fit is refused, and the master asks again later.
+//!
+//! What must stay true: a slot is Ready when its record is durable (S2); a life is told as freed when no
+//! crash can bring its record back (G6); an evicted record is deleted when the master has heard of it (S1).
+
+mod budget;
+mod config;
+mod ends;
+mod evict;
+mod keep;
+mod load;
+mod open;
+mod places;
+mod scrub;
+mod tally;
+
+pub use config::{Io, Listener, SsdConfig, Tier as TierConfig};
+pub(crate) use load::Tier;
+pub use open::OnProgress;
+pub(crate) use open::open;
+pub(crate) use tally::Tally;
+
+use budget::Budget;
+use keep::Queue;
+use mooncrate_core::plan::{Notice, Order};
+use mooncrate_core::{Label, LeaderEpoch, ObjectId, SegmentId};
+use mooncrate_lock::{Condvar, Mutex};
+use mooncrate_mem::{Segment, WriteGuard};
+use mooncrate_ssd::{Backend, RecordId, Recovery};
+use places::Places;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One disk of a node.
+pub(crate) struct Disk {
+    pub(crate) id: SegmentId,
+    pub(crate) config: SsdConfig,
+    pub(crate) backend: Arc<dyn Backend>,
+    /// What its files are read and written by.
+    pub(crate) device: Arc<dyn mooncrate_ssd::Disk>,
+    /// What the start found.
+    pub(crate) recovery: Recovery,
+    /// How long that took.
+    pub(crate) recovery_seconds: f64,
+    pub(crate) tally: Tally,
+    /// Which record is in which slot.
+    places: Mutex<Places>,
+    /// Values that wait to be kept.
+    queue: Mutex<Queue>,
+    queued: Condvar,
+    /// Orders that end lives, and records that went bad.
+    ends: Mutex<VecDeque<End>>,
+    ended: Condvar,
+    /// Removals that the disk refused so far. Nothing is said about lives before they are durable (G6).
+    undurable: Mutex<Vec<(RecordId, Held)>>,
+    /// Wakes the evictor.
+    crowded: Mutex<bool>,
+    crowd: Condvar,
+    /// An eviction waits for its master: nothing new is taken meanwhile (S1).
+    refusing: AtomicBool,
+    budget: Mutex<Budget>,
+}
+
+/// What waits for a removal to be durable.
+enum Held {
+    /// Nothing.
+    Nothing,
+    /// A life that was begun, and ends with its guard.
+    Life(WriteGuard),
+    /// A slot that was retired.
+    Retired(Arc<Segment>, places::Place),
+}
+
+/// Something that ends a life.
+enum End {
+    /// The master orders it.
+    Order(LeaderEpoch, Order),
+    /// The disk did not give back what was kept.
+    Bad(RecordId),
+}
+
+impl fmt::Debug for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Disk").field("id", &self.id).field("path", &self.config.path).finish()
+    }
+}
+
+impl Disk {
+    /// Whether nothing new is taken.
+    fn refuses(&self) -> bool {
+        // Acquire: pairs with the Release of the evictor.
+        self.refusing.load(Ordering::Acquire)
+    }
+
+    /// Values that wait to be kept, and their bytes.
+    pub(crate) fn waiting(&self) -> (usize, u64) {
+        let queue = self.queue.lock();
+        (queue.len(), queue.bytes())
+    }
+
+    /// Takes an order for a life on this disk. Orders repeat: one too many is dropped.
+    pub(crate) fn end(&self, epoch: LeaderEpoch, order: Order) {
+        self.push_end(End::Order(epoch, order));
+    }
+
+    fn push_end(&self, end: End) {
+        let mut ends = self.ends.lock();
+        if ends.len() < ends::ENDS_MAX {
+            ends.push_back(end);
+            self.ended.notify_one();
+        }
+    }
+
+    /// A record that cannot be read: it is not served again (G15).
+    fn went_bad(&self, id: RecordId) {
+        self.tally.corrupt.one();
+        self.push_end(End::Bad(id));
+    }
+
+    /// Wakes whoever waits, because the node stops.
+    pub(crate) fn wake(&self) {
+        self.queued.notify_all();
+        self.ended.notify_all();
+        self.crowd.notify_all();
+    }
+
+    /// Retires the slots of records that are hidden already; what the master is to be told of.
+    fn retire(
+        &self,
+        segment: &Segment,
+        ids: &[RecordId],
+    ) -> (Vec<Notice>, Vec<(RecordId, places::Place)>) {
+        let now = mooncrate_mem::clock::boottime();
+        let mut places = self.places.lock();
+        let mut notices = Vec::with_capacity(ids.len());
+        let mut retired = Vec::with_capacity(ids.len());
+        for id in ids {
+            let Some(place) = places.remove(id) else { continue };
+            if let Ok(notice) = segment.retire_unasked(now, place.slot, place.generation) {
+                notices.push(notice);
+                retired.push((*id, place));
+            }
+        }
+        (notices, retired)
+    }
+}
+
+/// The name of the record that a replica with this label is.
+fn record_of(object: ObjectId, label: &[u8]) -> RecordId {
+    let stripe = Label::decode(label).and_then(|label| label.stripe);
+    RecordId { object, stripe: stripe.map_or(0, |stripe| stripe.stripe) }
+}

@@ -1,0 +1,236 @@
+//! Opening a disk: lock, recover, and a segment whose Ready slots are the records that verified (S3). The
+//! same after the node was given up by its master: the records are still there, the mount is a new one.
+
+use super::budget::Budget;
+use super::keep::Queue;
+use super::places::{Place, Places};
+use super::{Disk, Io, SsdConfig, Tally, TierConfig, record_of};
+use crate::duty::NodeError;
+use mooncrate_core::limits::EXTENT_ALIGN;
+use mooncrate_core::plan::Medium;
+use mooncrate_core::seal::extent_bytes;
+use mooncrate_core::{Extent, Generation, Incarnation, LeaderEpoch, NodeId, SegmentId, Slot};
+use mooncrate_lock::{Condvar, Mutex};
+use mooncrate_mem::clock::boottime;
+use mooncrate_mem::{Adopt, Segment, SegmentSpec};
+use mooncrate_ssd::disk::{Posix, Uring};
+use mooncrate_ssd::{Config, Progress, Record};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Bytes per slot. Records take whole blocks of 4 KiB, their heads included.
+const BYTES_PER_SLOT: u64 = 8192;
+/// Slots of one disk at most: its headers are 8 GiB then, if all are used.
+const SLOTS_MAX: u64 = 1 << 26;
+/// How often the log tells how far recovery is.
+const LOG_STEP: Duration = Duration::from_secs(1);
+
+/// Who wants to know how far recovery is.
+pub type OnProgress = dyn Fn(&SsdConfig, Progress) + Send + Sync;
+
+/// Opens a disk and makes its segment.
+pub(crate) fn open(
+    node: NodeId,
+    index: u16,
+    mount: Incarnation,
+    config: &SsdConfig,
+    tier: &TierConfig,
+) -> Result<(Arc<Disk>, Arc<Segment>), NodeError> {
+    let id = SegmentId::on(Medium::Ssd, node, index);
+    let began = boottime();
+    let mut records = Vec::new();
+    let mut told = began;
+    let mut progress = |so_far: Progress| {
+        if let Some(listener) = &tier.on_progress {
+            (listener.0)(config, so_far);
+        }
+        if boottime().since(told) >= LOG_STEP {
+            told = boottime();
+            tell_progress(config, so_far, boottime().since(began));
+        }
+    };
+    let opened = device_of(config).and_then(|device| {
+        let mut settings = Config::new(config.backend, config.bytes);
+        settings.bucket_bytes_max = config.bucket_bytes_max();
+        settings.evict = config.evict;
+        settings.verify_values = config.verify_values;
+        if let Some(records) = config.bucket_records {
+            settings.bucket_records_max = records;
+        }
+        let found = &mut |record: Record| records.push(record);
+        let opened = mooncrate_ssd::open(Arc::clone(&device), &settings, found, &mut progress);
+        let (backend, recovery) = opened.map_err(io::Error::other)?;
+        Ok((device, backend, recovery))
+    });
+    let (device, backend, recovery) = opened
+        .map_err(|source| NodeError::Disk { path: config.path.display().to_string(), source })?;
+    let took = boottime().since(began);
+    tracing::info!(
+        path = %config.path.display(),
+        records = recovery.records,
+        dropped = recovery.dropped,
+        orphans = recovery.orphans,
+        seconds = took.as_secs_f64(),
+        "disk opened"
+    );
+    let segment = kept_segment(config, id, mount, records.len() as u64)?;
+    let (places, unplaced) = adopt(&segment, records.iter().map(Told::from));
+    drop(records);
+    let disk = Disk {
+        id,
+        config: config.clone(),
+        backend,
+        device,
+        recovery,
+        recovery_seconds: took.as_secs_f64(),
+        tally: Tally::default(),
+        places: Mutex::new(places),
+        queue: Mutex::new(Queue::default()),
+        queued: Condvar::new(),
+        ends: Mutex::new(VecDeque::new()),
+        ended: Condvar::new(),
+        undurable: Mutex::default(),
+        crowded: Mutex::new(false),
+        crowd: Condvar::new(),
+        refusing: AtomicBool::new(false),
+        budget: Mutex::new(Budget::new(tier.write_bytes_per_day, boottime())),
+    };
+    disk.drop_unplaced(unplaced);
+    Ok((Arc::new(disk), segment))
+}
+
+fn tell_progress(config: &SsdConfig, so_far: Progress, took: Duration) {
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    let rate = so_far.records as f64 / took.as_secs_f64();
+    tracing::info!(
+        path = %config.path.display(),
+        records = so_far.records,
+        percent = so_far.done * 100 / so_far.total.max(1),
+        records_per_second = rate,
+        "recovering"
+    );
+}
+
+fn device_of(config: &SsdConfig) -> io::Result<Arc<dyn mooncrate_ssd::Disk>> {
+    Ok(match config.io {
+        Io::Posix => Arc::new(Posix::open(&config.path)?),
+        // Rings that the kernel refuses are replaced by plain calls, one by one.
+        Io::Auto | Io::Uring => Arc::new(Uring::open(&config.path)?),
+    })
+}
+
+fn kept_segment(
+    config: &SsdConfig,
+    id: SegmentId,
+    mount: Incarnation,
+    records: u64,
+) -> Result<Arc<Segment>, NodeError> {
+    let slots = (config.bytes / BYTES_PER_SLOT).max(records + records / 4).clamp(1024, SLOTS_MAX);
+    let spec = SegmentSpec {
+        segment: id,
+        incarnation: mount,
+        bytes: config.bytes / EXTENT_ALIGN * EXTENT_ALIGN,
+        slots: u32::try_from(slots).unwrap_or(u32::MAX),
+        shared: false,
+        huge: false,
+    };
+    let made = Segment::create_kept(spec);
+    made.map_err(|source| NodeError::Io { doing: "making the headers of a disk", source })
+}
+
+/// What a slot says of a record.
+struct Told<'a> {
+    label: std::borrow::Cow<'a, [u8]>,
+    object: mooncrate_core::ObjectId,
+    len: u64,
+    seal: mooncrate_core::Seal,
+}
+
+impl<'a> From<&'a Record> for Told<'a> {
+    fn from(record: &'a Record) -> Self {
+        let Record { id, label, len, seal } = record;
+        Self { label: (&**label).into(), object: id.object, len: *len, seal: *seal }
+    }
+}
+
+/// Gives records slots, one after the other; those that find none are returned: nobody could read them.
+fn adopt<'a>(
+    segment: &Arc<Segment>,
+    records: impl Iterator<Item = Told<'a>>,
+) -> (Places, Vec<mooncrate_ssd::RecordId>) {
+    let spec = *segment.spec();
+    let now = boottime();
+    let mut places = Places::new(spec.incarnation);
+    let mut unplaced = Vec::new();
+    let (mut slot, mut offset, mut epoch) = (0, 0, LeaderEpoch(0));
+    for told in records {
+        let id = record_of(told.object, &told.label);
+        let bytes = extent_bytes(told.len);
+        let extent = Extent::new(offset, bytes).filter(|extent| extent.fits(spec.bytes));
+        let place = Place { slot: Slot(slot), generation: Generation(0) };
+        let adopted = extent.is_some_and(|extent| {
+            let record = Adopt {
+                slot: place.slot,
+                extent,
+                len: told.len,
+                label: &told.label,
+                object: told.object,
+                seal: told.seal,
+            };
+            slot < spec.slots && !places.holds(&id) && segment.adopt(now, &record).is_ok()
+        });
+        if adopted {
+            places.insert(spec.incarnation, id, place);
+            epoch = epoch.max(told.object.epoch);
+            (slot, offset) = (slot + 1, offset + bytes);
+        } else {
+            unplaced.push(id);
+        }
+    }
+    // A leader below those that stored this could give their names to other values.
+    let _first = segment.witness(epoch);
+    (places, unplaced)
+}
+
+impl Disk {
+    /// The segment of a new mount, with what the old one could serve.
+    pub(crate) fn remount(
+        &self,
+        old: &Segment,
+        mount: Incarnation,
+    ) -> Result<Arc<Segment>, NodeError> {
+        let mut told = Vec::new();
+        let mut from = Some(Slot(0));
+        while let Some(page) = from {
+            let (slots, next) = old.announce(page, 4096);
+            told.extend(slots.into_iter().filter_map(|slot| slot.life?.object));
+            from = next;
+        }
+        let segment = kept_segment(&self.config, self.id, mount, told.len() as u64)?;
+        let mut places = self.places.lock();
+        let records = told.iter().map(|object| Told {
+            label: object.label.encode().into(),
+            object: object.object,
+            len: object.len,
+            seal: object.seal,
+        });
+        let (fresh, unplaced) = adopt(&segment, records);
+        *places = fresh;
+        drop(places);
+        self.drop_unplaced(unplaced);
+        Ok(segment)
+    }
+
+    fn drop_unplaced(&self, ids: Vec<mooncrate_ssd::RecordId>) {
+        if ids.is_empty() {
+            return;
+        }
+        tracing::warn!(records = ids.len(), path = %self.config.path.display(), "records without a slot are removed");
+        if let Err(error) = self.backend.remove(&ids) {
+            tracing::error!(%error, "records without a slot were not removed");
+        }
+    }
+}

@@ -1,0 +1,648 @@
+//! The oracle: which records must be found, which may be, which must not, and whose bytes they are.
+//!
+//! Actors overlap, so an answer is judged by what held between its beginning and its end: it is wrong if no
+//! moment in between explains it. A record's loss is excused only by harm that was told about bytes which
+//! were written while it was kept; harm elsewhere (a log, a table) excuses losses at the next opening for all.
+//! Wrong bytes are never excused.
+
+use crate::judge::Failure;
+use mooncrate_check::PutId;
+use mooncrate_check::payload;
+use mooncrate_core::{KeyHash, Seal};
+use mooncrate_ssd::disk::sim::{Harm, SimDisk, Span};
+use mooncrate_ssd::{Record, RecordId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What was judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Records that were kept.
+    pub kept: u64,
+    /// Records that were not, whatever the reason.
+    pub refused: u64,
+    /// Values, or parts, whose bytes were compared.
+    pub loads: u64,
+    /// Of those, parts.
+    pub parts: u64,
+    /// Loads that found nothing.
+    pub missing: u64,
+    /// Loads that found something else, and said so.
+    pub corrupt: u64,
+    /// Loads that failed.
+    pub failed: u64,
+    /// Records that were removed.
+    pub removed: u64,
+    /// Records that were evicted.
+    pub evicted: u64,
+    /// Evictions that were taken back.
+    pub taken_back: u64,
+    /// Records that a scrub found bad.
+    pub scrubbed: u64,
+    /// Records that were found when a directory was opened.
+    pub recovered: u64,
+    /// Records whose keep was under way at a crash: found, and not found.
+    pub half_found: u64,
+    /// Not found.
+    pub half_lost: u64,
+    /// Lives that ended with a power cut, that were killed, that were closed.
+    pub cuts: u64,
+    /// Killed.
+    pub kills: u64,
+    /// Closed.
+    pub closes: u64,
+    /// Power cuts while a directory was being opened.
+    pub cuts_in_open: u64,
+    /// Directories that harm had made unreadable; the run went on with an empty one.
+    pub ruined: u64,
+}
+
+impl Counts {
+    /// Names and numbers, for reports.
+    pub fn rows(&self) -> [(&'static str, u64); 19] {
+        [
+            ("records kept", self.kept),
+            ("records refused", self.refused),
+            ("loads verified", self.loads),
+            ("of those, parts", self.parts),
+            ("loads: missing", self.missing),
+            ("loads: corrupt, and told", self.corrupt),
+            ("loads: disk failed", self.failed),
+            ("records removed", self.removed),
+            ("records evicted", self.evicted),
+            ("evictions taken back", self.taken_back),
+            ("found bad by scrubs", self.scrubbed),
+            ("records recovered", self.recovered),
+            ("half kept, found", self.half_found),
+            ("half kept, lost", self.half_lost),
+            ("power cuts", self.cuts),
+            ("kills", self.kills),
+            ("closes", self.closes),
+            ("power cuts while opening", self.cuts_in_open),
+            ("directories ruined by harm", self.ruined),
+        ]
+    }
+
+    /// Adds those of another run.
+    pub fn add(&mut self, other: &Self) {
+        let mine = [
+            &mut self.kept,
+            &mut self.refused,
+            &mut self.loads,
+            &mut self.parts,
+            &mut self.missing,
+            &mut self.corrupt,
+            &mut self.failed,
+            &mut self.removed,
+            &mut self.evicted,
+            &mut self.taken_back,
+            &mut self.scrubbed,
+            &mut self.recovered,
+            &mut self.half_found,
+            &mut self.half_lost,
+            &mut self.cuts,
+            &mut self.kills,
+            &mut self.closes,
+            &mut self.cuts_in_open,
+            &mut self.ruined,
+        ];
+        for (mine, (_, theirs)) in mine.into_iter().zip(other.rows()) {
+            *mine += theirs;
+        }
+    }
+}
+
+/// Whose bytes a record holds.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// The stamp.
+    pub put: PutId,
+    /// The other stamp.
+    pub key: KeyHash,
+    /// Bytes.
+    pub len: u64,
+    /// What they add up to.
+    pub seal: Seal,
+    /// The label.
+    pub label: Vec<u8>,
+}
+
+impl std::fmt::Debug for Facts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { put, len, seal, label, .. } = self;
+        write!(f, "put {put}, {len} bytes, {seal:?}, label of {} bytes", label.len())
+    }
+}
+
+impl Facts {
+    /// The bytes of a part.
+    pub fn fill(&self, part: &mut [u8], start: u64) {
+        payload::fill_range(part, start, self.put, self.key);
+    }
+}
+
+/// Whether a record was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// It is being kept.
+    Under,
+    Yes,
+    /// No, and it must never be found.
+    No,
+    /// No, because the disk failed: not found in this life, perhaps in the next one.
+    Failed,
+}
+
+#[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+struct Entry {
+    facts: Facts,
+    kept: Kept,
+    /// Removals and deletions that are under way, or whose outcome nobody knows.
+    going: u32,
+    removed: bool,
+    evicted: bool,
+    /// By this eviction.
+    hidden: Option<u64>,
+    /// Told as corrupt: not served again in this life.
+    bad: bool,
+    harmed: bool,
+    /// The next opening may not find it, because harm lies before it in its file, or because a kill left
+    /// it in the memory of the kernel only.
+    shadowed: bool,
+    /// When something last happened to it.
+    changed: u64,
+    /// Its keep.
+    keep: u64,
+    footprint: Vec<Span>,
+}
+
+impl Entry {
+    /// It must be found.
+    fn sure(&self) -> bool {
+        self.may() && self.kept == Kept::Yes && self.going == 0 && !self.harmed
+    }
+
+    /// It may be found.
+    fn may(&self) -> bool {
+        matches!(self.kept, Kept::Yes | Kept::Under)
+            && !self.removed
+            && !self.evicted
+            && self.hidden.is_none()
+            && !self.bad
+    }
+}
+
+/// How things stood when a call began.
+#[derive(Clone, Copy, Debug)]
+pub struct Began {
+    clock: u64,
+    sure: bool,
+    may: bool,
+    known: bool,
+}
+
+/// What became of a keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// It is durable.
+    Kept,
+    /// It must never be found.
+    Refused,
+    /// It must not be found in this life.
+    DiskFailed,
+    /// Nobody knows.
+    PowerOff,
+}
+
+/// What a load came to, without its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loaded {
+    /// Bytes that are right.
+    Right,
+    /// Nothing.
+    Missing,
+    /// Something else.
+    Corrupt,
+    /// The disk failed, which was injected, or was not.
+    Failed {
+        /// It was.
+        injected: bool,
+    },
+}
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub struct Oracle {
+    entries: BTreeMap<RecordId, Entry>,
+    clock: u64,
+    /// Evictions that are choosing records: until they answer, nobody knows which.
+    choosing: u32,
+    /// When one of them last began or ended.
+    chose: u64,
+    /// Keeps under way, and what was written since they began.
+    writing: BTreeMap<u64, Vec<Span>>,
+    harms: Vec<(u64, Harm)>,
+    /// Harm hit something that belongs to no record.
+    adrift: bool,
+    /// Files are read from head to head after a crash: harm may hide what lies behind it.
+    shadows: bool,
+    /// What was judged.
+    pub counts: Counts,
+}
+
+type Verdict = Result<(), Failure>;
+
+fn broken(rule: &str, id: Option<RecordId>, text: impl std::fmt::Display) -> Verdict {
+    let text = match id {
+        Some(id) => format!("record {}/{} {text}", id.object, id.stripe),
+        None => text.to_string(),
+    };
+    Err(Failure { rule: rule.to_owned(), text, key: None, op: 0 })
+}
+
+/// Whether bytes lie behind harm in the same file.
+fn behind(spans: &[Span], harm: &Harm) -> bool {
+    spans.iter().any(|span| span.file == harm.span.file && span.end > harm.span.start)
+}
+
+/// Whether harm since a keep began concerns what was written.
+fn harmed(harms: &[(u64, Harm)], since: u64, spans: &[Span]) -> bool {
+    let mut later = harms.iter().rev().take_while(|(at, _)| *at > since);
+    later.any(|(_, harm)| spans.iter().any(|span| span.meets(&harm.span)))
+}
+
+impl Oracle {
+    /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file.
+    pub fn new(shadows: bool) -> Self {
+        Self { shadows, ..Self::default() }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// Takes note of what the disk did since the last call.
+    pub fn absorb(&mut self, disk: &SimDisk) {
+        for span in disk.take_written() {
+            self.writing.values_mut().for_each(|spans| spans.push(span));
+        }
+        for harm in disk.take_harm() {
+            let now = self.tick();
+            let meets = |spans: &[Span]| spans.iter().any(|span| span.meets(&harm.span));
+            let mut met = self.writing.values().any(|spans| meets(spans));
+            for entry in self.entries.values_mut() {
+                if meets(&entry.footprint) {
+                    entry.harmed = true;
+                    met = true;
+                }
+                entry.shadowed |= self.shadows && behind(&entry.footprint, &harm);
+            }
+            self.adrift |= !met;
+            self.harms.push((now, harm));
+        }
+    }
+
+    // ---- keeping ----------------------------------------------------------------------------
+
+    /// A keep of these records begins; the answer names it.
+    pub fn keep_begins(&mut self, records: &[(RecordId, Facts)]) -> u64 {
+        let now = self.tick();
+        self.writing.insert(now, Vec::new());
+        for (id, facts) in records {
+            let entry = Entry {
+                facts: facts.clone(),
+                kept: Kept::Under,
+                going: 0,
+                removed: false,
+                evicted: false,
+                hidden: None,
+                bad: false,
+                harmed: false,
+                shadowed: false,
+                changed: now,
+                keep: now,
+                footprint: Vec::new(),
+            };
+            self.entries.insert(*id, entry);
+        }
+        now
+    }
+
+    /// What became of one of them.
+    pub fn kept(&mut self, keep: u64, id: RecordId, told: Told) {
+        let now = self.tick();
+        let spans = self.writing.get(&keep).cloned().unwrap_or_default();
+        let entry = self.entries.get_mut(&id).expect("its keep began");
+        entry.changed = now;
+        entry.kept = match told {
+            Told::Kept => Kept::Yes,
+            Told::Refused => Kept::No,
+            Told::DiskFailed => Kept::Failed,
+            Told::PowerOff => Kept::Under,
+        };
+        entry.harmed |= harmed(&self.harms, keep, &spans);
+        entry.shadowed = self.shadows && self.harms.iter().any(|(_, harm)| behind(&spans, harm));
+        entry.footprint = spans;
+        if told == Told::Kept {
+            self.counts.kept += 1;
+        } else {
+            self.counts.refused += 1;
+        }
+    }
+
+    /// All its records were told.
+    pub fn keep_ends(&mut self, keep: u64) {
+        self.writing.remove(&keep);
+    }
+
+    /// A record that must be there.
+    pub fn is_sure(&self, id: RecordId) -> bool {
+        self.entries.get(&id).is_some_and(Entry::sure)
+    }
+
+    /// Whether an evicted or refused record may be kept once more.
+    pub fn may_keep_again(&self, id: RecordId) -> bool {
+        self.entries.get(&id).is_some_and(|entry| {
+            let gone = entry.evicted || matches!(entry.kept, Kept::No | Kept::Failed);
+            gone && !entry.removed && entry.going == 0 && entry.kept != Kept::Under
+        })
+    }
+
+    /// Whether a removal can be judged: the record is not being kept at the same time.
+    pub fn may_remove(&self, id: RecordId) -> bool {
+        self.entries.get(&id).is_some_and(|entry| entry.kept != Kept::Under)
+    }
+
+    /// What is known about a record.
+    pub fn facts(&self, id: RecordId) -> Option<&Facts> {
+        self.entries.get(&id).map(|entry| &entry.facts)
+    }
+
+    // ---- loading ----------------------------------------------------------------------------
+
+    /// A call that concerns this record begins.
+    pub fn begins(&self, id: RecordId) -> Began {
+        let entry = self.entries.get(&id);
+        Began {
+            clock: self.clock,
+            sure: entry.is_some_and(Entry::sure) && self.choosing == 0,
+            may: entry.is_some_and(Entry::may),
+            known: entry.is_some(),
+        }
+    }
+
+    /// A load has ended.
+    pub fn loaded(&mut self, id: RecordId, began: Began, what: Loaded) -> Verdict {
+        let now = self.tick();
+        let still = self.choosing == 0 && self.chose <= began.clock;
+        let Some(entry) = self.entries.get_mut(&id).filter(|_| began.known) else {
+            return match what {
+                Loaded::Missing => Ok(()),
+                other => broken("C1", Some(id), format_args!("{other:?}, but nobody kept it")),
+            };
+        };
+        let quiet = still && entry.changed <= began.clock;
+        if let Some(spans) = self.writing.get(&entry.keep) {
+            // Its keep is not over, but it may be loaded already.
+            entry.harmed |= harmed(&self.harms, entry.keep, spans);
+        }
+        match what {
+            Loaded::Right => {
+                self.counts.loads += 1;
+                if !began.may && !entry.may() && entry.changed <= began.clock {
+                    return broken(
+                        "S1/G6",
+                        Some(id),
+                        format_args!("loaded, but it is gone: {entry:?}"),
+                    );
+                }
+            }
+            Loaded::Missing => {
+                self.counts.missing += 1;
+                if began.sure && quiet && entry.sure() {
+                    return broken(
+                        "S2",
+                        Some(id),
+                        format_args!("missing, but it was kept: {entry:?}"),
+                    );
+                }
+            }
+            Loaded::Corrupt => {
+                self.counts.corrupt += 1;
+                if !entry.harmed {
+                    return broken(
+                        "S6/S10",
+                        Some(id),
+                        format_args!("corrupt without harm: {entry:?}"),
+                    );
+                }
+                entry.bad = true;
+                entry.changed = now;
+            }
+            Loaded::Failed { injected } => {
+                self.counts.failed += 1;
+                if !injected {
+                    return broken("S6", Some(id), "the disk failed, but no fault was injected");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A scrub told a record as bad.
+    pub fn scrubbed(&mut self, id: RecordId, read_failed: bool) -> Verdict {
+        let now = self.tick();
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return broken("S3", Some(id), "a scrub told it, but nobody kept it");
+        };
+        if !entry.harmed && !read_failed {
+            return broken("S10", Some(id), format_args!("told as bad without harm: {entry:?}"));
+        }
+        entry.bad = true;
+        entry.changed = now;
+        self.counts.scrubbed += 1;
+        Ok(())
+    }
+
+    // ---- removing and evicting --------------------------------------------------------------
+
+    /// Records begin to go: a removal, or the second step of an eviction.
+    pub fn go_begins(&mut self, ids: &[RecordId]) {
+        let now = self.tick();
+        for id in ids {
+            if let Some(entry) = self.entries.get_mut(id) {
+                entry.going += 1;
+                entry.changed = now;
+            }
+        }
+    }
+
+    /// They are removed, or nobody knows.
+    pub fn removed(&mut self, ids: &[RecordId], done: bool) {
+        let now = self.tick();
+        for id in ids {
+            if let Some(entry) = self.entries.get_mut(id) {
+                entry.changed = now;
+                if done {
+                    entry.going -= 1;
+                    entry.removed = true;
+                    self.counts.removed += 1;
+                }
+            }
+        }
+    }
+
+    /// An eviction chooses what goes.
+    pub fn unlink_begins(&mut self) {
+        self.choosing += 1;
+        self.chose = self.tick();
+    }
+
+    /// It has chosen: these are hidden until further notice. The answer names the eviction.
+    pub fn unlinked(&mut self, ids: &[RecordId]) -> Result<u64, Failure> {
+        let now = self.tick();
+        self.choosing -= 1;
+        self.chose = now;
+        for id in ids {
+            let Some(entry) = self.entries.get_mut(id) else {
+                broken("S3", Some(*id), "evicted, but nobody kept it")?;
+                continue;
+            };
+            if entry.hidden.is_some() {
+                broken("S1", Some(*id), "hidden by two evictions")?;
+            }
+            entry.hidden = Some(now);
+            entry.changed = now;
+        }
+        Ok(now)
+    }
+
+    /// The eviction is being taken back: they may be found again.
+    pub fn take_back_begins(&mut self, eviction: u64) -> Vec<RecordId> {
+        let now = self.tick();
+        let mut ids = Vec::new();
+        for (id, entry) in &mut self.entries {
+            if entry.hidden == Some(eviction) {
+                entry.hidden = None;
+                entry.going += 1;
+                entry.changed = now;
+                ids.push(*id);
+            }
+        }
+        ids
+    }
+
+    /// It was taken back: they must be found again.
+    pub fn taken_back(&mut self, ids: &[RecordId]) {
+        let now = self.tick();
+        self.counts.taken_back += 1;
+        for id in ids {
+            if let Some(entry) = self.entries.get_mut(id) {
+                entry.going -= 1;
+                entry.changed = now;
+            }
+        }
+    }
+
+    /// They are deleted, or nobody knows.
+    pub fn evicted(&mut self, ids: &[RecordId], done: bool) {
+        let now = self.tick();
+        for id in ids {
+            if let Some(entry) = self.entries.get_mut(id) {
+                entry.changed = now;
+                if done {
+                    entry.going -= 1;
+                    entry.evicted = true;
+                    entry.hidden = None;
+                    self.counts.evicted += 1;
+                }
+            }
+        }
+    }
+
+    // ---- lives ------------------------------------------------------------------------------
+
+    /// The directory was opened again, and these records were found. `calm`: no fault meanwhile. `volatile`:
+    /// the kernel may show what is not on the disk yet.
+    pub fn reopened(&mut self, found: &[Record], calm: bool, volatile: bool) -> Verdict {
+        let now = self.tick();
+        let mut seen = BTreeSet::new();
+        for record in found {
+            self.counts.recovered += 1;
+            let id = record.id;
+            if !seen.insert(id) {
+                return broken("S3", Some(id), "found twice");
+            }
+            let Some(entry) = self.entries.get_mut(&id) else {
+                return broken("S3", Some(id), "found, but nobody kept it");
+            };
+            let facts = &entry.facts;
+            if (record.len, record.seal, &*record.label) != (facts.len, facts.seal, &facts.label) {
+                return broken(
+                    "S3",
+                    Some(id),
+                    format_args!("found as {record:?}, kept as {facts:?}"),
+                );
+            }
+            let gone = entry.removed || entry.evicted || entry.kept == Kept::No;
+            if gone && !entry.harmed && !self.adrift {
+                return broken("G6", Some(id), format_args!("it came back: {entry:?}"));
+            }
+            self.counts.half_found += u64::from(entry.kept == Kept::Under);
+            // After a failed sync the kernel may show what is not on the disk, and nobody can tell (S12).
+            entry.harmed |= entry.kept == Kept::Failed;
+            // It was never told as kept, so the next power cut may take it; it may not leave a wrong one.
+            entry.shadowed |= volatile && entry.kept == Kept::Under;
+            entry.kept = Kept::Yes;
+            (entry.removed, entry.evicted) = (false, false);
+        }
+        let (calm, adrift) = (calm, self.adrift);
+        for (id, entry) in &mut self.entries {
+            if !seen.contains(id) {
+                let excused = entry.removed || entry.evicted || entry.going > 0 || entry.bad;
+                let excused = excused || entry.harmed || entry.shadowed || adrift || !calm;
+                if entry.kept == Kept::Yes && !excused {
+                    return broken("S2", Some(*id), format_args!("lost: {entry:?}"));
+                }
+                self.counts.half_lost += u64::from(entry.kept == Kept::Under);
+                // What a fault hid may be back the next time, and so may what a failed removal left.
+                let definite = calm && !entry.harmed && !entry.shadowed && !adrift;
+                entry.kept = match entry.kept {
+                    Kept::No => Kept::No,
+                    Kept::Under if definite => Kept::No,
+                    _ => Kept::Failed,
+                };
+            }
+            (entry.going, entry.hidden, entry.bad) = (0, None, false);
+            entry.changed = now;
+        }
+        self.writing.clear();
+        self.choosing = 0;
+        Ok(())
+    }
+
+    /// Harm ruined the directory, which is legal, or nothing did, which is not.
+    pub fn ruined(&mut self, why: &str) -> Verdict {
+        if !self.adrift && self.harms.is_empty() {
+            return broken("S3", None, format_args!("the directory cannot be opened: {why}"));
+        }
+        self.counts.ruined += 1;
+        self.entries.clear();
+        self.writing.clear();
+        (self.adrift, self.choosing) = (false, 0);
+        Ok(())
+    }
+
+    /// The last harm that was told, for reports.
+    pub fn last_harms(&self) -> Vec<Harm> {
+        self.harms.iter().rev().take(8).map(|(_, harm)| *harm).collect()
+    }
+
+    /// Records that must be found, and records that may be.
+    pub fn bounds(&self) -> (u64, u64) {
+        let sure = self.entries.values().filter(|entry| entry.sure()).count();
+        let may = self.entries.values().filter(|entry| entry.may()).count();
+        (sure as u64, may as u64)
+    }
+}

@@ -1,0 +1,359 @@
+//! One ring of one thread: many spans on their way at once.
+//!
+//! ```text
+//!   Feed ─► slot (holds span and number) ─► entry ─► kernel
+//!             ▲            short: the rest again │
+//!             └── completion, by its number ◄────┘
+//! ```
+//!
+//! What must stay true (S10): a slot keeps its span, and with it the borrow of the memory, from before its
+//! entry is queued until its completion was seen, also when this code panics; completions are matched by
+//! number, never by order; after a submission or a wait has failed, nothing is returned before the kernel
+//! has let go of all memory, and the ring is not used again.
+
+use super::span::{Cutter, Rest, Span, Spans};
+use super::tamper::Tamper;
+use io_uring::{IoUring, opcode, squeue, types};
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// Operations that are under way at once.
+pub(super) const DEPTH: usize = 32;
+/// How often the kernel may ask to try the same span again.
+const TRIES: u32 = 1000;
+/// One registered buffer is at most this long; the kernel refuses more.
+const FIXED_BYTES: usize = 1 << 30;
+/// How long a thread sleeps between two looks at a ring that it cannot wait on any more.
+const LAND_SLEEP: Duration = Duration::from_millis(1);
+/// After so many looks somebody should know.
+const LAND_WARN: u32 = 10_000;
+
+/// A ring. Between two calls nothing is under way in it.
+pub(super) struct Ring {
+    io: IoUring,
+    /// Entries that were queued so far: the number of an operation is unique in its ring.
+    queued: u64,
+    /// Registered buffers by index: ascending addresses, no overlaps.
+    fixed: Vec<Range<usize>>,
+    /// How many regions of the disk were looked at for `fixed`.
+    pub regions: usize,
+}
+
+impl Ring {
+    /// A ring for this thread.
+    pub(super) fn new() -> io::Result<Self> {
+        // Without interrupts of the thread where the kernel knows how: it looks at completions when it
+        // waits. Task work that runs only in a wait (`DEFER_TASKRUN`) would save more, but a ring that
+        // cannot be waited on any more must still get its completions.
+        let mut builder = IoUring::builder();
+        let io = builder.dontfork().setup_coop_taskrun().setup_single_issuer().build(DEPTH as u32);
+        let io = match io {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                IoUring::builder().dontfork().build(DEPTH as u32)?
+            }
+            io => io?,
+        };
+        let mut ring = Self { io, queued: 0, fixed: Vec::new(), regions: 0 };
+        ring.try_out()?;
+        Ok(ring)
+    }
+
+    /// Some hosts let a program make rings and refuse their use.
+    fn try_out(&mut self) -> io::Result<()> {
+        let nothing = opcode::Nop::new().build().user_data(u64::MAX);
+        // SAFETY: the entry names no memory.
+        let pushed = unsafe { self.io.submission().push(&nothing) };
+        pushed.expect("the ring is new and empty");
+        retry_on_intr(|| self.io.submit_and_wait(1))?;
+        match self.io.completion().next() {
+            Some(seen) if seen.user_data() == u64::MAX => Ok(()),
+            _ => Err(io::Error::other("the ring does not answer")),
+        }
+    }
+
+    /// Registers memory in place of what was registered before. An error leaves nothing registered.
+    pub(super) fn register(&mut self, regions: &[Range<usize>]) -> io::Result<()> {
+        self.regions = regions.len();
+        if !std::mem::take(&mut self.fixed).is_empty() {
+            self.io.submitter().unregister_buffers()?;
+        }
+        let mut fixed: Vec<Range<usize>> = Vec::new();
+        for region in regions {
+            let starts = region.clone().step_by(FIXED_BYTES);
+            fixed.extend(starts.map(|at| at..region.end.min(at + FIXED_BYTES)));
+        }
+        fixed.sort_by_key(|range| range.start);
+        let buffers: Vec<libc::iovec> = fixed
+            .iter()
+            .map(|range| libc::iovec {
+                iov_base: std::ptr::without_provenance_mut(range.start),
+                iov_len: range.len(),
+            })
+            .collect();
+        // SAFETY: the kernel pins the pages, or answers that there are none. It writes to them only for
+        // entries of `Flight::queue`, which name memory that a span borrows.
+        unsafe { self.io.submitter().register_buffers(&buffers)? };
+        self.fixed = fixed;
+        Ok(())
+    }
+
+    /// The registered buffer that holds all of some memory.
+    fn fixed(&self, start: usize, len: usize) -> Option<u16> {
+        let index = self.fixed.partition_point(|range| range.end <= start);
+        let range = self.fixed.get(index)?;
+        let holds = range.start <= start && start + len <= range.end;
+        holds.then(|| u16::try_from(index).ok()).flatten()
+    }
+
+    /// Carries out jobs. An error is one of the ring: it must not be used again; jobs that were not
+    /// finished have failed with it, and the kernel has let go of all memory.
+    pub(super) fn run(
+        &mut self,
+        jobs: &mut [Job<'_>],
+        cutter: &Cutter,
+        tamper: &Tamper,
+    ) -> io::Result<()> {
+        let mut feed = Feed { jobs, at: 0, cutter };
+        let slots = [const { None }; DEPTH];
+        let mut flight =
+            Flight { ring: self, slots, free: (0..DEPTH).collect(), flying: 0, tamper };
+        let flown = flight.fly(&mut feed);
+        if let Err(error) = &flown {
+            flight.land();
+            for slot in flight.slots.iter_mut().filter_map(Option::take) {
+                *feed.jobs[slot.job].result = Err(copy(error));
+            }
+            for job in feed.jobs.iter_mut().skip(feed.at) {
+                if job.result.is_ok() {
+                    *job.result = Err(copy(error));
+                }
+            }
+        }
+        flown
+    }
+}
+
+/// One operation: what is left to be cut of it, and its outcome.
+pub(super) struct Job<'a> {
+    /// What is not under way yet.
+    pub spans: Spans<'a>,
+    /// `Ok` until something fails.
+    pub result: &'a mut io::Result<()>,
+}
+
+/// Gives out the spans of jobs, one job after the other.
+struct Feed<'j, 'a> {
+    jobs: &'j mut [Job<'a>],
+    /// All jobs before this one are cut up.
+    at: usize,
+    cutter: &'j Cutter,
+}
+
+impl<'a> Feed<'_, 'a> {
+    fn next(&mut self) -> Option<(usize, Span<'a>)> {
+        while let Some(job) = self.jobs.get_mut(self.at) {
+            // The rest of an operation that has failed is not worth the trip.
+            if job.result.is_ok()
+                && let Some(span) = job.spans.next(self.cutter)
+            {
+                return Some((self.at, span));
+            }
+            self.at += 1;
+        }
+        None
+    }
+}
+
+/// A span on its way.
+struct Slot<'a> {
+    number: u64,
+    job: usize,
+    tries: u32,
+    span: Span<'a>,
+}
+
+/// A ring in use. Dropped, it waits for what is under way: the slots borrow the memory.
+struct Flight<'r, 'a> {
+    ring: &'r mut Ring,
+    slots: [Option<Slot<'a>>; DEPTH],
+    /// Slots that are empty.
+    free: Vec<usize>,
+    /// Entries that were queued and not completed.
+    flying: usize,
+    tamper: &'r Tamper,
+}
+
+impl<'a> Flight<'_, 'a> {
+    fn fly(&mut self, feed: &mut Feed<'_, 'a>) -> io::Result<()> {
+        loop {
+            while let Some(&index) = self.free.last()
+                && let Some((job, span)) = feed.next()
+            {
+                self.free.pop();
+                self.queue(index, Slot { number: 0, job, tries: 0, span });
+            }
+            if self.flying == 0 {
+                return Ok(());
+            }
+            self.wait()?;
+            while let Some((number, outcome)) = self.completion() {
+                self.complete(feed, number, outcome)?;
+            }
+        }
+    }
+
+    /// Queues what is left of a span.
+    fn queue(&mut self, index: usize, mut slot: Slot<'a>) {
+        slot.number = self.ring.queued * DEPTH as u64 + index as u64;
+        self.ring.queued += 1;
+        let number = slot.number;
+        // The slot has its place before the kernel hears of the memory, and is not touched until then.
+        let slot = self.slots[index].insert(slot);
+        let entry = entry(self.ring, &mut slot.span, self.tamper).user_data(number);
+        // SAFETY: the memory of the entry is borrowed, or owned as a room, by the span in the slot. A slot is
+        // emptied only when its completion was seen, or after `land`; `drop` lands before slots go.
+        let pushed = unsafe { self.ring.io.submission().push(&entry) };
+        pushed.expect("there are as many entries as slots");
+        self.flying += 1;
+    }
+
+    /// Hands over what is queued, and waits for a completion.
+    fn wait(&mut self) -> io::Result<()> {
+        self.tamper.before_wait()?;
+        retry_on_intr(|| self.ring.io.submit_and_wait(1)).map(drop)
+    }
+
+    fn completion(&mut self) -> Option<(u64, i32)> {
+        let seen = self.ring.io.completion().next()?;
+        Some((seen.user_data(), seen.result()))
+    }
+
+    fn complete(&mut self, feed: &mut Feed<'_, 'a>, number: u64, outcome: i32) -> io::Result<()> {
+        let index = (number % DEPTH as u64) as usize;
+        let slot = self.slots[index].take_if(|slot| slot.number == number);
+        let Some(mut slot) = slot else {
+            return Err(io::Error::other("the ring completed what was not under way"));
+        };
+        self.flying -= 1;
+        let moved = match usize::try_from(outcome) {
+            Ok(moved) => slot.span.moved(moved),
+            Err(_) => match io::Error::from_raw_os_error(-outcome) {
+                error if may_retry(&error) && slot.tries < TRIES => {
+                    slot.tries += 1;
+                    Ok(false)
+                }
+                error => Err(error),
+            },
+        };
+        match moved {
+            Ok(false) => {
+                self.queue(index, slot);
+                return Ok(());
+            }
+            Ok(true) => {}
+            // The first error of an operation is the one that is told.
+            Err(error) => {
+                let result = &mut *feed.jobs[slot.job].result;
+                if result.is_ok() {
+                    *result = Err(error);
+                }
+            }
+        }
+        self.free.push(index);
+        Ok(())
+    }
+
+    /// Waits until the kernel has let go of all memory, without asking it anything: what it answers is not
+    /// to be trusted any more. Completions appear in memory that both share. This takes as long as the disk
+    /// takes; to return earlier would let a late read write into memory that has another owner by then.
+    fn land(&mut self) {
+        let mut queue = self.ring.io.submission();
+        queue.sync();
+        // These were never handed over, and the ring is not used again.
+        let kept = queue.len();
+        drop(queue);
+        let mut left = self.flying.saturating_sub(kept);
+        let mut looks = 0;
+        loop {
+            while let Some((number, _)) = self.completion() {
+                let index = (number % DEPTH as u64) as usize;
+                if self.slots[index].as_ref().is_some_and(|slot| slot.number == number) {
+                    left = left.saturating_sub(1);
+                }
+            }
+            if left == 0 {
+                self.flying = 0;
+                return;
+            }
+            std::thread::sleep(LAND_SLEEP);
+            looks += 1;
+            if looks == LAND_WARN {
+                tracing::error!(
+                    operations = left,
+                    "a ring failed, and the disk does not finish them"
+                );
+            }
+        }
+    }
+}
+
+impl Drop for Flight<'_, '_> {
+    fn drop(&mut self) {
+        // At rest nothing flies, and after a failure it has landed already: this is for panics.
+        self.land();
+    }
+}
+
+/// The entry that moves what is left of a span.
+fn entry(ring: &Ring, span: &mut Span<'_>, tamper: &Tamper) -> squeue::Entry {
+    let (fd, offset) = (types::Fd(span.fd.as_raw_fd()), span.offset);
+    match span.rest() {
+        Rest::In(into) => {
+            let len = tamper.cut(into.len());
+            match ring.fixed(into.as_ptr().addr(), len as usize) {
+                Some(index) => {
+                    opcode::ReadFixed::new(fd, into.as_mut_ptr(), len, index).offset(offset).build()
+                }
+                None => opcode::Read::new(fd, into.as_mut_ptr(), len).offset(offset).build(),
+            }
+        }
+        Rest::Out(from) => {
+            let len = tamper.cut(from.len());
+            match ring.fixed(from.as_ptr().addr(), len as usize) {
+                Some(index) => {
+                    opcode::WriteFixed::new(fd, from.as_ptr(), len, index).offset(offset).build()
+                }
+                None => opcode::Write::new(fd, from.as_ptr(), len).offset(offset).build(),
+            }
+        }
+    }
+}
+
+/// A signal is no failure.
+fn retry_on_intr<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
+/// The kernel was disturbed, and nothing was moved.
+fn may_retry(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
+}
+
+/// The same error once more, for another operation.
+fn copy(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
+    }
+}
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;
