@@ -363,5 +363,5 @@ impl Scan<'_> {
 
 fn new_shelf(id: u64, data: u64, meta: u64) -> Shelf {
     let (bucket, slots) = (Bucket::new(id), Vec::new());
-    Shelf { bucket, slots, live: 0, data, meta, busy: false, open: false }
+    Shelf { bucket, slots, live: 0, data, meta, busy: false, open: false, doubtful: false }
 }

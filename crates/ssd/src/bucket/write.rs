@@ -189,6 +189,7 @@ impl Shared {
     /// Data, sync, and the name of a new file.
     fn write(&self, writer: &mut Writer, laid: &Laid<'_>) -> Result<(), Failed> {
         let path = data_path(writer.id);
+        let before = self.identity.names();
         let file = match &writer.file {
             Some(file) => Arc::clone(file),
             None => self.disk.open(&path, Open::Create).map_err(Failed::Bad)?,
@@ -207,7 +208,7 @@ impl Shared {
         file.sync_data().map_err(Failed::Bad)?;
         point("bucket.data_synced");
         if writer.records == 0 {
-            self.disk.sync_dir(Path::new("")).map_err(Failed::Bad)?;
+            self.identity.sync_names(Path::new(""), before).map_err(Failed::Bad)?;
             point("bucket.dir_synced");
         }
         Ok(())
@@ -224,6 +225,7 @@ impl Shared {
             meta: 0,
             busy: true,
             open: true,
+            doubtful: false,
         });
         let slots = batch.iter().zip(&laid.offsets).map(|(sealed, &offset)| {
             let (id, shape) = (sealed.record.id, sealed.shape());
@@ -358,15 +360,16 @@ impl Shared {
         let Some(file) = writer.file else { return };
         let len = file.len().unwrap_or(0);
         drop(file);
-        let path = data_path(writer.id);
-        let deleted = self.disk.remove(&path).and_then(|()| self.disk.sync_dir(Path::new("")));
-        if let Err(error) = deleted {
+        if let Err(error) = self.disk.remove(&data_path(writer.id)) {
             tracing::warn!(bucket = writer.id, %error, "an empty bucket could not be deleted");
             let mut state = self.state.lock();
             state.books.data += len;
             let (bucket, slots) = (Bucket::new(writer.id), Vec::new());
-            let (live, data, meta, busy, open) = (0, len, 0, false, false);
-            state.leaving.push(Shelf { bucket, slots, live, data, meta, busy, open });
+            let (live, data, meta, busy, open, doubtful) = (0, len, 0, false, false, false);
+            state.leaving.push(Shelf { bucket, slots, live, data, meta, busy, open, doubtful });
+            return;
         }
+        // If that fails, a crash may bring it back, with nothing that was told as kept.
+        let _ = self.disk.sync_dir(Path::new(""));
     }
 }
