@@ -163,15 +163,7 @@ impl Settings {
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
-            tier: TierConfig {
-                disks: or_off("ssd").map_or_else(Vec::new, |text| parse_ssds(text).expect(CHECKED)),
-                staging_bytes: size(layers.value("staging_size")).expect(CHECKED),
-                write_bytes_per_day: or_off("ssd_writes_per_day")
-                    .map(|text| size(text).expect(CHECKED)),
-                scrub_bytes_per_second: or_off("scrub_rate")
-                    .map_or(0, |text| size(text).expect(CHECKED)),
-                ..TierConfig::default()
-            },
+            tier: tier(layers),
             node_name: or_auto("node_name")
                 .map_or_else(|| format!("{}-{label}", hostname()), str::to_owned),
             host,
@@ -194,6 +186,19 @@ impl Settings {
             deadline: time("deadline"),
             log: or_auto("log").map(str::to_owned),
         }
+    }
+}
+
+/// The disks of a node.
+fn tier(layers: &Layers) -> TierConfig {
+    let or_off = |name| Some(layers.value(name)).filter(|value| *value != OFF);
+    let bytes = |name| or_off(name).map(|text| size(text).expect(CHECKED));
+    TierConfig {
+        disks: or_off("ssd").map_or_else(Vec::new, |text| parse_ssds(text).expect(CHECKED)),
+        staging_bytes: size(layers.value("staging_size")).expect(CHECKED),
+        write_bytes_per_day: bytes("ssd_writes_per_day"),
+        scrub_bytes_per_second: bytes("scrub_rate").unwrap_or(0),
+        ..TierConfig::default()
     }
 }
 
