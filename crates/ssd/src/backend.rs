@@ -1,5 +1,6 @@
 //! The seam between a node and what it keeps on disks. Three implementations, one conformance suite.
 
+use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::{ObjectId, Seal};
 use std::fmt;
 use std::io;
@@ -236,4 +237,36 @@ pub trait Ticket: Send + fmt::Debug {
     /// Second step, after the master has forgotten them: waits for loads that are under way, then deletes.
     /// What is still being read after `wait` stays as an orphan that the next start removes.
     fn finish(self: Box<Self>, wait: Duration) -> io::Result<()>;
+}
+
+/// With a bug on purpose: deletes before the master was told (S1). Else what it gets.
+pub(crate) fn canary_deletes(ticket: Option<Box<dyn Ticket>>) -> Option<Box<dyn Ticket>> {
+    if !canary::on(Canary::DeletedBeforeAnswer) {
+        return ticket;
+    }
+    let ticket = ticket?;
+    let gone = Gone { records: ticket.records().to_vec(), bytes: ticket.bytes() };
+    let _ = ticket.finish(Duration::from_secs(1));
+    Some(Box::new(gone))
+}
+
+/// Records that a bug on purpose has deleted.
+#[derive(Debug)]
+struct Gone {
+    records: Vec<RecordId>,
+    bytes: u64,
+}
+
+impl Ticket for Gone {
+    fn records(&self) -> &[RecordId] {
+        &self.records
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn finish(self: Box<Self>, _wait: Duration) -> io::Result<()> {
+        Ok(())
+    }
 }

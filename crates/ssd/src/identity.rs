@@ -120,9 +120,15 @@ impl Identity {
         let entries = disk.list(Path::new(""))?;
         let mut best: Option<Text> = None;
         let mut damaged = false;
+        let mut failed = None;
         for name in NAMES {
             let Some(entry) = entries.iter().find(|entry| entry.name == name) else { continue };
-            match read_text(disk.as_ref(), name, entry.len) {
+            let read = read_text(disk.as_ref(), name, entry.len);
+            match read.unwrap_or_else(|error| {
+                // Not damaged: another start may read it.
+                failed = Some(error);
+                Err(Bad::Damaged)
+            }) {
                 Ok(text) if best.is_none_or(|best| best.ids < text.ids) => best = Some(text),
                 Ok(_) => {}
                 Err(Bad::Newer(version)) => {
@@ -131,6 +137,10 @@ impl Identity {
                 Err(Bad::Damaged) => damaged = true,
             }
         }
+        if let (None, Some(error)) = (&best, failed) {
+            return Err(error.into());
+        }
+        let is_new = best.is_none();
         let text = match best {
             Some(text) if text.kind != kind => {
                 return Err(OpenError::Kind { is: text.kind.name(), asked: kind.name() });
@@ -154,7 +164,11 @@ impl Identity {
             written: AtomicU64::new(0),
             failed: AtomicU64::new(0),
         };
-        this.reserve(&mut this.ids.lock())?;
+        match this.reserve(&mut this.ids.lock()) {
+            // What is there can be served, and evicted; numbers are reserved when there is room again.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull && !is_new => {}
+            reserved => reserved?,
+        }
         Ok(this)
     }
 
@@ -267,19 +281,19 @@ fn draw() -> io::Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-fn read_text(disk: &dyn Disk, name: &str, len: u64) -> Result<Text, Bad> {
+fn read_text(disk: &dyn Disk, name: &str, len: u64) -> io::Result<Result<Text, Bad>> {
     if len != ALIGN as u64 {
-        return Err(Bad::Damaged);
+        return Ok(Err(Bad::Damaged));
     }
-    let file = disk.open(Path::new(name), Open::Read).map_err(|_| Bad::Damaged)?;
+    let file = disk.open(Path::new(name), Open::Read)?;
     let mut room = Room::new(ALIGN);
     room.set_len(ALIGN);
     let read = ReadAt { file: &file, offset: 0, into: &mut room, result: Ok(()) };
     let mut reads = [read];
     disk.read(&mut reads);
     let [ReadAt { result, .. }] = reads;
-    result.map_err(|_| Bad::Damaged)?;
-    Text::decode(&room)
+    result?;
+    Ok(Text::decode(&room))
 }
 
 const FORMAT_POINTS: [&str; 4] =

@@ -342,7 +342,7 @@ impl<'a> Actor<'a> {
 
     fn look_at_limits(&self) -> Verdict {
         let (usage, on_disk) = (self.life.backend.usage(), self.life.disk.file_bytes());
-        let limit = self.life.shared.swarm.limit;
+        let limit = self.life.most;
         if usage.used > limit || on_disk > limit {
             return failed("S7", format!("{on_disk} bytes on the disk, limit {limit}, {usage:?}"));
         }

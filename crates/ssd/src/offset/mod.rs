@@ -215,7 +215,7 @@ impl Backend for OneFile {
     }
 
     fn unlink(&self, bytes: u64) -> Option<Box<dyn Ticket>> {
-        self.0.unlink_some(bytes)
+        crate::backend::canary_deletes(self.0.unlink_some(bytes))
     }
 
     fn scrub(&self, cursor: u64, bytes: u64) -> (Vec<RecordId>, u64) {

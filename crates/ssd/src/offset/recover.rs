@@ -65,9 +65,11 @@ impl OneFile {
         }
         if file.len()? != wanted {
             file.set_len(wanted)?;
-            file.sync_data()?;
-            disk.sync_dir(Path::new(""))?;
         }
+        // What a killed process wrote is seen, and durable only now: a record that is told, and a dead one
+        // whose removal is answered from now on (G6).
+        file.sync_data()?;
+        disk.sync_dir(Path::new(""))?;
         let (space, held) = space_of(wanted, live);
         let shared = Shared {
             disk,

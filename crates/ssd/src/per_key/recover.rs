@@ -91,13 +91,19 @@ fn hex(name: &str) -> Option<u8> {
 /// All files, the oldest first.
 fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
     let mut files = Vec::new();
+    // What is seen is not durable yet: whoever made or deleted it may have been killed before it was. A power
+    // cut would lose a directory with what is put into it from now on, and bring back a file whose removal
+    // is answered from now on (G6).
+    disk.sync_dir(Path::new(""))?;
     for top in disk.list(Path::new(""))?.into_iter().filter(|entry| entry.is_dir) {
         let Some(first) = hex(&top.name) else { continue };
         state.tops.insert(first, true);
+        disk.sync_dir(Path::new(&top.name))?;
         for sub in disk.list(Path::new(&top.name))?.into_iter().filter(|entry| entry.is_dir) {
             let Some(second) = hex(&sub.name) else { continue };
             state.dirs.insert([first, second], true);
             let dir = dir([first, second]);
+            disk.sync_dir(&dir)?;
             for file in disk.list(&dir)?.into_iter().filter(|entry| !entry.is_dir) {
                 let serial = file.name.rsplit('-').next().filter(|serial| serial.len() == 16);
                 let serial = serial.and_then(|serial| u64::from_str_radix(serial, 16).ok());
