@@ -60,7 +60,7 @@ enum What {
     Fill(fill::Fill),
     /// Read what is being evicted from the disk
     Evict(evict::Evict),
-    /// Throttle the disk and watch the gets from memory (root, a loop device and cgroup v1 blkio)
+    /// Throttle the disk and watch the gets from memory (root, a loop device, control groups)
     Slow(slow::Slow),
 }
 
@@ -155,8 +155,12 @@ enum Got {
 
 /// Gets a value and judges all of its bytes.
 fn get(store: &Store, number: u64, len: u64) -> Result<Got, mooncrate::Error> {
-    let (name, hash, id) = stamp(number);
-    let Some(value) = store.get(&name)? else { return Ok(Got::Miss) };
-    let right = value.len() as u64 == len && payload::examine_as(&value, id, hash).is_ok();
-    Ok(if right { Got::Right } else { Got::Wrong })
+    Ok(judge(store.get(&stamp(number).0)?.as_deref(), number, len))
+}
+
+fn judge(value: Option<&[u8]>, number: u64, len: u64) -> Got {
+    let (_, hash, id) = stamp(number);
+    let Some(value) = value else { return Got::Miss };
+    let right = value.len() as u64 == len && payload::examine_as(value, id, hash).is_ok();
+    if right { Got::Right } else { Got::Wrong }
 }

@@ -233,6 +233,16 @@ pub(crate) struct MasterFlags {
     /// Where values go: random, least-loaded, local-first or by-zone [default: random]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) placement: Option<String>,
+    /// When values are copied to disks: eager (after each put), watermark (ahead of evictions), evict
+    /// (when they are evicted) or off [default: watermark]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) offload: Option<String>,
+    /// With watermark: in segments that are fuller than this [default: 70%]
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) offload_above: Option<String>,
+    /// Leave what is read from disks repeatedly on disks
+    #[arg(long)]
+    pub(crate) no_promote: bool,
 }
 
 /// What a master offers to programs that were written for Mooncake.
@@ -598,6 +608,9 @@ impl Flags {
         self.text("--evict-above", "evict_above", flags.evict_above.as_ref());
         self.text("--evict-to", "evict_to", flags.evict_to.as_ref());
         self.text("--placement", "placement", flags.placement.as_ref());
+        self.text("--offload", "offload", flags.offload.as_ref());
+        self.text("--offload-above", "offload_above", flags.offload_above.as_ref());
+        self.switch("--no-promote", "promote", flags.no_promote, false);
     }
 
     fn mooncake_master(&mut self, flags: &MooncakeMaster) {

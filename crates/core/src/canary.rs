@@ -16,10 +16,18 @@ pub enum Canary {
     WallClockLease = 3,
     /// 4: READY is published before the last chunk is in place.
     EarlyPublish = 4,
+    /// 5: a record is told as kept before its data are on the disk.
+    NoFdatasync = 5,
+    /// 6: recovery offers records without comparing their checksums.
+    RecoveryWithoutCrc = 6,
     /// 7: `put_end` ignores its token.
     NoTokenCheck = 7,
     /// 8: seed 000's separate reader count: look at the state, then increment.
     SeedRefcount = 8,
+    /// 9: an evicted file is deleted before the master has answered.
+    DeletedBeforeAnswer = 9,
+    /// 10: a read that came back short counts as whole.
+    ShortReadAccepted = 10,
     /// 11: a new leader frees without waiting for leases it cannot know.
     NoTakeoverGrace = 11,
     /// 12: the client's cache is filled before the bytes are verified.
@@ -42,19 +50,31 @@ pub enum Canary {
     UpsertKeepsOld = 21,
     /// 22: a standby leads on under the epoch it finds.
     StandbyKeepsEpoch = 22,
+    /// 23: a load gives what lies on the disk, without comparing label and checksum.
+    LoadWithoutVerify = 23,
+    /// 24: a sync that failed is tried again, and believed.
+    FailedSyncRetried = 24,
     /// 25: keys of a disk that is away are given up while the next leader would still believe it.
     DiskBelievedTooLong = 25,
+    /// 26: a put or a remove does not strike what disks that are away hold.
+    LedgerNotStruck = 26,
+    /// 27: a remove is answered when the owner of a disk has hidden the record, before it is gone.
+    HiddenCountsAsGone = 27,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 26] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
         Self::EarlyPublish,
+        Self::NoFdatasync,
+        Self::RecoveryWithoutCrc,
         Self::NoTokenCheck,
         Self::SeedRefcount,
+        Self::DeletedBeforeAnswer,
+        Self::ShortReadAccepted,
         Self::NoTakeoverGrace,
         Self::CacheBeforeVerify,
         Self::LeakOnFailedReserve,
@@ -66,7 +86,11 @@ impl Canary {
         Self::DrainFreesEarly,
         Self::UpsertKeepsOld,
         Self::StandbyKeepsEpoch,
+        Self::LoadWithoutVerify,
+        Self::FailedSyncRetried,
         Self::DiskBelievedTooLong,
+        Self::LedgerNotStruck,
+        Self::HiddenCountsAsGone,
     ];
 
     /// Its number in the reference.

@@ -81,6 +81,10 @@ impl Master {
         if let Some(told) = told {
             let opening = told.build()?;
             self.mind().catalog.open_segment(opening)?;
+            if segment.medium() == Medium::Ssd {
+                // The next leader believes a disk that this one has let in, however soon it comes.
+                self.keep_or_say();
+            }
         }
         self.news.publish();
         Ok(())

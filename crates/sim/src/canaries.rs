@@ -8,6 +8,8 @@ use mooncrate_core::canary::Canary;
 pub enum Caught {
     /// By this simulator.
     Here,
+    /// By this simulator's rig for disks.
+    OnDisks,
     /// By the model checker, in the named tests of `crates/mem/tests/loom`: one event here is one step
     /// of a thread there, and this simulator is sequentially consistent.
     ByLoom(&'static str),
@@ -23,6 +25,12 @@ pub const fn caught(canary: Canary) -> Caught {
             "without_the_readers_fence_a_torn_copy_passes, \
              without_the_writers_fence_a_torn_copy_passes",
         ),
+        Canary::NoFdatasync
+        | Canary::RecoveryWithoutCrc
+        | Canary::DeletedBeforeAnswer
+        | Canary::ShortReadAccepted
+        | Canary::LoadWithoutVerify
+        | Canary::FailedSyncRetried => Caught::OnDisks,
         Canary::CacheBeforeVerify => {
             Caught::NothingToBreak("the client caches locators, never bytes")
         }
@@ -31,16 +39,19 @@ pub const fn caught(canary: Canary) -> Caught {
 }
 
 #[cfg(canary)]
-pub use hunt::{Found, hunt};
+pub use hunt::{Found, hunt, hunt_on_disks};
 
 #[cfg(canary)]
 mod hunt {
+    use crate::disk;
     use crate::runner::{self, Job};
     use mooncrate_core::canary::{self, Canary};
     use std::time::Duration;
 
     /// Operations per seed: many short runs find a bug sooner than few long ones.
     const OPS_PER_SEED: u64 = 8_000;
+    /// The same on disks, where runs are short.
+    const OPS_PER_SEED_ON_DISKS: u64 = 600;
     /// How long one bug may hide.
     const LIMIT: Duration = Duration::from_mins(1);
 
@@ -58,16 +69,23 @@ mod hunt {
     /// Switches a bug on and runs seeds until one fails; with `None`, a control round that must not.
     pub fn hunt(bug: Option<Canary>, threads: usize, control_ops: u64) -> Found {
         canary::choose(bug);
-        let job = Job {
-            seed: 0,
-            ops: control_ops,
-            ops_per_seed: Some(OPS_PER_SEED),
-            threads,
-            span: bug.map(|_| LIMIT),
-        };
-        let sum = runner::run(&job, |_| {});
+        let sum = runner::run(&job(bug, threads, control_ops, OPS_PER_SEED), |_| {});
         canary::choose(None);
         Found { caught: sum.failed, ops: sum.stats.ops, took: sum.took }
+    }
+
+    /// The same with the rig for disks.
+    pub fn hunt_on_disks(bug: Option<Canary>, threads: usize, control_ops: u64) -> Found {
+        canary::choose(bug);
+        let job = job(bug, threads, control_ops, OPS_PER_SEED_ON_DISKS);
+        let sum = disk::runner::run(&job, &disk::Real, |_| {});
+        canary::choose(None);
+        Found { caught: sum.failed, ops: sum.ops, took: sum.took }
+    }
+
+    fn job(bug: Option<Canary>, threads: usize, ops: u64, per_seed: u64) -> Job {
+        let span = bug.map(|_| LIMIT);
+        Job { seed: 0, ops, ops_per_seed: Some(per_seed), threads, span }
     }
 }
 
@@ -76,12 +94,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fourteen_canaries_are_caught_here() {
+    fn each_canary_has_its_catcher() {
         let here: Vec<u32> = Canary::ALL
             .into_iter()
             .filter(|canary| caught(*canary) == Caught::Here)
             .map(Canary::number)
             .collect();
-        assert_eq!(here, [1, 2, 3, 4, 7, 11, 13, 16, 17, 18, 19, 20, 21, 22]);
+        assert_eq!(here, [1, 2, 3, 4, 7, 11, 13, 16, 17, 18, 19, 20, 21, 22, 25]);
+        let on_disks = |canary: &Canary| caught(*canary) == Caught::OnDisks;
+        let numbers: Vec<u32> =
+            Canary::ALL.into_iter().filter(on_disks).map(Canary::number).collect();
+        assert_eq!(numbers, [5, 6, 9, 10, 23, 24]);
     }
 }

@@ -61,6 +61,8 @@ pub struct Election {
     pub until: Nanos,
     /// Nodes that may hold objects.
     pub nodes: BTreeSet<NodeId>,
+    /// Disks that the next leader may believe.
+    pub disks: Vec<SegmentId>,
 }
 
 /// What was counted.

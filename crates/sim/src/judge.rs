@@ -83,6 +83,18 @@ pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
                 wrong = Some(("C2", format!("node {}: {text}", node.ix)));
             }
         }
+        if let Some(disk) = node.disk.as_ref().filter(|disk| disk.serves(ctx.mono(node.host))) {
+            let (mut slots, _) = disk.announce(Slot(0), PAGE);
+            slots.retain(|slot| {
+                let away = |leader: &Catalog| {
+                    leader.turned_away(disk.segment, disk.incarnation, slot.slot)
+                };
+                !catalog.is_some_and(away)
+            });
+            if let Some(text) = second_value(ctx, &index, &slots) {
+                wrong = Some(("C2", format!("disk of node {}: {text}", node.ix)));
+            }
+        }
     }
     if let Some((rule, text)) = wrong {
         ctx.fail(rule, None, text);
@@ -110,7 +122,7 @@ pub fn agree(ctx: &Ctx, masters: &[Master], nodes: &[Node], leader: u8) -> Resul
     if catalog.rebuilding() {
         return Err("the index is being rebuilt".into());
     }
-    let mut held: BTreeMap<(TenantId, Key, ObjectId), (usize, usize)> = BTreeMap::new();
+    let mut held = Held::new();
     for node in nodes {
         for store in &node.stores {
             let spec = store.segment.spec();
@@ -118,11 +130,13 @@ pub fn agree(ctx: &Ctx, masters: &[Master], nodes: &[Node], leader: u8) -> Resul
                 return Err(format!("segment {} does not take part", spec.segment));
             }
             let (slots, _) = store.segment.announce(Slot(0), PAGE);
-            for told in slots.iter().filter_map(|slot| slot.life.as_ref()?.object.as_ref()) {
-                let whole = (told.label.tenant, told.label.key.clone(), told.object);
-                let stripes = told.label.stripe.map_or(1, |of| of.striping.stripes());
-                held.entry(whole).or_insert((0, stripes)).0 += 1;
+            count_held(&mut held, &slots);
+        }
+        if let Some(disk) = &node.disk {
+            if !catalog.takes_part(disk.segment, disk.incarnation) {
+                return Err(format!("disk {} does not take part", disk.segment));
             }
+            count_held(&mut held, &disk.announce(Slot(0), PAGE).0);
         }
     }
     let index = indexed(ctx, catalog);
@@ -138,6 +152,17 @@ pub fn agree(ctx: &Ctx, masters: &[Master], nodes: &[Node], leader: u8) -> Resul
             Err(format!("{key} of {tenant}: {object} is held, and unknown to the leader"))
         }
         None => Ok(()),
+    }
+}
+
+/// Parts of an object that owners hold, and its stripes.
+type Held = BTreeMap<(TenantId, Key, ObjectId), (usize, usize)>;
+
+fn count_held(held: &mut Held, slots: &[Announced]) {
+    for told in slots.iter().filter_map(|slot| slot.life.as_ref()?.object.as_ref()) {
+        let whole = (told.label.tenant, told.label.key.clone(), told.object);
+        let stripes = told.label.stripe.map_or(1, |of| of.striping.stripes());
+        held.entry(whole).or_insert((0, stripes)).0 += 1;
     }
 }
 
@@ -174,6 +199,7 @@ pub fn drained(masters: &[Master], nodes: &[Node], leader: u8) -> Result<(), Str
     }
     let segments = catalog.segments();
     let expected: usize = nodes.iter().map(|node| node.stores.len()).sum();
+    let expected = expected + nodes.iter().filter(|node| node.disk.is_some()).count();
     if segments.len() != expected {
         return Err(format!("{} segments are mounted, not {expected}", segments.len()));
     }
@@ -189,6 +215,9 @@ pub fn drained(masters: &[Master], nodes: &[Node], leader: u8) -> Result<(), Str
         }
     }
     for node in nodes {
+        if node.disk.as_ref().is_some_and(|disk| !disk.is_empty()) {
+            return Err(format!("the disk of node {} is not empty", node.ix));
+        }
         for store in &node.stores {
             let stats = store.segment.stats();
             let (pins, busy) = (store.segment.pins(), stats.ready + stats.retiring + stats.failed);

@@ -46,8 +46,11 @@ impl Ledger {
     }
 
     fn keys_of(&self, order: &Order) -> Vec<u16> {
-        let Order { slot, generation, .. } = *order;
-        let lives = self.mounts.get(&(order.segment, order.incarnation)).into_iter().flatten();
+        self.keys_at((order.segment, order.incarnation), order.slot, order.generation)
+    }
+
+    fn keys_at(&self, mount: Mount, slot: Slot, generation: Generation) -> Vec<u16> {
+        let lives = self.mounts.get(&mount).into_iter().flatten();
         let same = lives.filter(|life| (life.0, life.1) == (slot, generation));
         same.map(|life| life.2).collect()
     }
@@ -83,6 +86,24 @@ impl Ctx {
             return;
         }
         for key in self.ledger.keys_of(order) {
+            self.may_vanish(now, catalog, key);
+        }
+    }
+
+    /// What a disk has told, and the leader does not give out, was told to go: it may vanish.
+    pub fn turned_away(&mut self, now: Now, catalog: &Catalog, slots: &[Announced]) {
+        for slot in slots {
+            let object = slot.life.as_ref().and_then(|life| life.object.as_ref());
+            if let Some(key) = object.and_then(|object| self.key_number(&object.label)) {
+                self.may_vanish(now, catalog, key);
+            }
+        }
+    }
+
+    /// The owner of a disk has evicted or lost a record: what has no other copy may vanish.
+    pub fn gone_from_disk(&mut self, now: Now, catalog: &Catalog, notice: &Notice) {
+        let mount = (notice.segment, notice.incarnation);
+        for key in self.ledger.keys_at(mount, notice.slot, notice.generation) {
             self.may_vanish(now, catalog, key);
         }
     }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "this is the file that prints")]
 
+use mooncrate_sim::disk;
 use mooncrate_sim::report;
 use mooncrate_sim::runner::{self, Job};
 use mooncrate_sim::world::Watch;
@@ -13,12 +14,15 @@ usage: mooncrate-sim run --ops N [--seed S] [--threads T] [--minutes M] [--ops-p
        mooncrate-sim replay --seed S [--ops N] [--until-op N] [--verbose] [--twice]
        mooncrate-sim canaries [--threads T]
        mooncrate-sim marks [--ops N] [--seed S] [--threads T]
+       mooncrate-sim disk [--ops N] [--seed S] [--threads T] [--minutes M] [--ops-per-seed N]
+       mooncrate-sim disk --replay --seed S [--ops-per-seed N] [--verbose] [--twice]
 
 run       seed S and others that follow from it, until N operations are done; exit 1 if a rule is
           broken
 replay    one seed; --ops as in the REPRO line; --twice runs it twice and compares the hashes
 canaries  switches every bug on purpose on, one after the other; each must be caught
-marks     as run, and exit 1 if a rare situation was never reached";
+marks     as run, and exit 1 if a rare situation was never reached
+disk      the backends of the SSD tier on a simulated disk; --replay repeats one seed";
 
 /// What was asked for on the command line.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +35,7 @@ struct Args {
     until_op: Option<u64>,
     verbose: bool,
     twice: bool,
+    replay: bool,
 }
 
 fn main() -> ExitCode {
@@ -44,6 +49,8 @@ fn main() -> ExitCode {
         "run" => run(&args, false),
         "marks" => run(&args, true),
         "replay" => replay(&args),
+        "disk" if args.replay => replay_disk(&args),
+        "disk" => run_disk(&args),
         "canaries" => canaries(&args),
         other => usage(&format!("{other} is no command")),
     }
@@ -64,6 +71,10 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             }
             "--twice" => {
                 args.twice = true;
+                continue;
+            }
+            "--replay" => {
+                args.replay = true;
                 continue;
             }
             "--ops" => &mut args.ops,
@@ -93,14 +104,18 @@ fn threads(args: &Args) -> usize {
     args.threads.map_or(cores, |threads| threads.max(1) as usize)
 }
 
-fn run(args: &Args, marks: bool) -> ExitCode {
-    let job = Job {
+fn job(args: &Args) -> Job {
+    Job {
         seed: args.seed.unwrap_or(0),
         ops: args.ops.unwrap_or(1_000_000),
         ops_per_seed: args.ops_per_seed,
         threads: threads(args),
         span: args.minutes.map(|minutes| Duration::from_secs(60 * minutes)),
-    };
+    }
+}
+
+fn run(args: &Args, marks: bool) -> ExitCode {
+    let job = job(args);
     println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
     let sum = runner::run(&job, |sum| println!("{}", report::progress(sum, job.ops)));
     print!("{}", report::table(&sum));
@@ -143,6 +158,59 @@ fn replay(args: &Args) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+fn run_disk(args: &Args) -> ExitCode {
+    quiet_panics();
+    let job = job(args);
+    println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
+    let sum = disk::runner::run(&job, &disk::Real, |sum| println!("{}", sum.progress(job.ops)));
+    print!("{}", sum.table());
+    if let Some((seed, first)) = &sum.failed {
+        println!("seed 0x{seed:x} failed: {first}");
+        let watch = Watch { words: true, ..Watch::default() };
+        let again = disk::runner::run_seed(*seed, job.ops_per_seed, &disk::Real, watch);
+        print!("{}", disk::runner::failure(&again, job.ops_per_seed));
+        return ExitCode::FAILURE;
+    }
+    let missing = sum.missing();
+    if !missing.is_empty() && sum.ops >= disk::runner::MARKS_FROM_OPS {
+        println!("never met: {}", missing.join(", "));
+        return ExitCode::FAILURE;
+    }
+    println!("clean");
+    ExitCode::SUCCESS
+}
+
+fn replay_disk(args: &Args) -> ExitCode {
+    let Some(seed) = args.seed else { return usage("disk --replay needs --seed") };
+    let watch = Watch { words: true, aloud: args.verbose, until_op: None };
+    if args.verbose {
+        println!("{:?}", disk::runner::swarm(seed, args.ops_per_seed, &disk::Real));
+    }
+    let run = |watch| disk::runner::run_seed(seed, args.ops_per_seed, &disk::Real, watch);
+    let outcome = run(watch);
+    let (ops, loads, hash) = (outcome.ops, outcome.counts.loads, outcome.hash);
+    println!("seed 0x{seed:x}: {ops} operations, {loads} loads verified, trace hash {hash:016x}");
+    if args.twice {
+        let again = run(Watch::default());
+        if again.hash != hash {
+            println!("the second run has another trace hash: {:016x}", again.hash);
+            return ExitCode::FAILURE;
+        }
+        println!("the second run has the same trace hash");
+    }
+    if outcome.failure.is_some() {
+        print!("{}", disk::runner::failure(&outcome, args.ops_per_seed));
+        return ExitCode::FAILURE;
+    }
+    println!("clean");
+    ExitCode::SUCCESS
+}
+
+/// Panics of code under test are told as failures, with the command that repeats them.
+fn quiet_panics() {
+    std::panic::set_hook(Box::new(|_| {}));
+}
+
 #[cfg(not(canary))]
 fn canaries(_args: &Args) -> ExitCode {
     println!(
@@ -156,16 +224,17 @@ fn canaries(_args: &Args) -> ExitCode {
 #[cfg(canary)]
 fn canaries(args: &Args) -> ExitCode {
     use mooncrate_core::canary::Canary;
-    use mooncrate_sim::canaries::{Caught, caught, hunt};
+    use mooncrate_sim::canaries::{Caught, caught, hunt, hunt_on_disks};
     let threads = threads(args);
-    // Panics of broken code are expected here, and told as what they are.
-    std::panic::set_hook(Box::new(|_| {}));
-    let control = hunt(None, threads, args.ops.unwrap_or(400_000));
-    if let Some((seed, failure)) = control.caught {
-        println!("control round: seed 0x{seed:x} failed without any canary: {failure}");
-        return ExitCode::FAILURE;
+    quiet_panics();
+    let ops = args.ops.unwrap_or(400_000);
+    for control in [hunt(None, threads, ops), hunt_on_disks(None, threads, ops / 10)] {
+        if let Some((seed, failure)) = control.caught {
+            println!("control round: seed 0x{seed:x} failed without any canary: {failure}");
+            return ExitCode::FAILURE;
+        }
+        println!("control round: {} operations, clean", control.ops);
     }
-    println!("control round: {} operations, clean", control.ops);
     let mut escaped = Vec::new();
     for bug in Canary::ALL {
         let name = format!("canary {} {bug:?}", bug.number());
@@ -174,7 +243,9 @@ fn canaries(args: &Args) -> ExitCode {
                 println!("{name}: caught by loom, in crates/mem/tests/loom: {tests}");
             }
             Caught::NothingToBreak(why) => println!("{name}: nothing to break: {why}"),
-            Caught::Here => {
+            by @ (Caught::Here | Caught::OnDisks) => {
+                let on_disks = by == Caught::OnDisks;
+                let hunt = if on_disks { hunt_on_disks } else { hunt };
                 let found = hunt(Some(bug), threads, 0);
                 if let Some((seed, failure)) = found.caught {
                     let text: String = failure.text.lines().next().unwrap_or("").into();

@@ -136,6 +136,28 @@ marks! {
     Rebuilding = "rebuilding",
     /// A writer hung up in the middle of its put.
     WriterHungUp = "writer_hung_up",
+    /// A disk has taken a copy.
+    Offloaded = "offloaded",
+    /// A disk has refused a copy.
+    OffloadRefused = "offload_refused",
+    /// A put waited while a victim went to a disk.
+    PutWaitedForDisk = "put_waited_for_disk",
+    /// A get was served by a disk.
+    DiskRead = "disk_read",
+    /// An owner has evicted records from its disk.
+    DiskEvicted = "disk_evicted",
+    /// An owner has found a record damaged.
+    DiskLost = "disk_lost",
+    /// A value came back into memory.
+    Promoted = "promoted",
+    /// A disk came back with what it held.
+    DiskReturned = "disk_returned",
+    /// Something that a disk that was away held was ended or replaced.
+    DiskLedgerStruck = "disk_ledger_struck",
+    /// A disk came back with something that must go.
+    DiskDroppedUnknown = "disk_dropped_unknown",
+    /// The keys of a disk that was away waited until it was off the durable list.
+    DiskOffList = "disk_off_list",
     /// A read went on in the memory of a dead node.
     DeadNodeRead = "dead_node_read",
 }

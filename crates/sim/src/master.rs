@@ -17,7 +17,7 @@ use mooncrate_core::plan::OrderResult;
 use mooncrate_core::plan::SegmentOffer;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{
-    Incarnation, LeaderEpoch, NodeId, Now, ObjectId, PutConfig, SegmentId, TenantId,
+    Incarnation, LeaderEpoch, Medium, NodeId, Now, ObjectId, PutConfig, SegmentId, TenantId,
 };
 use std::time::Duration;
 
@@ -93,8 +93,11 @@ impl Master {
         let epoch = LeaderEpoch(ctx.election.epoch.0 + raised);
         let expected: Vec<NodeId> = ctx.election.nodes.iter().copied().collect();
         ctx.say(|| format!("master {} leads under epoch {epoch}, expects {expected:?}", self.ix));
-        let start =
-            if fresh { Start::Fresh } else { Start::Takeover { expected, disks: Vec::new() } };
+        let start = if fresh {
+            Start::Fresh
+        } else {
+            Start::Takeover { expected, disks: ctx.election.disks.clone() }
+        };
         let now = ctx.lease_clock(ctx.master_host());
         let mut catalog = Catalog::new(ctx.swarm.catalog.clone(), epoch, start, now);
         for tenant in 1..ctx.swarm.tenants {
@@ -153,6 +156,17 @@ impl Master {
             // The finale clears one key after the other: what is left must not be in its way.
             (1..ctx.swarm.tenants).for_each(|t| catalog.set_quota(TenantId(t.into()), None));
         }
+        if catalog.epoch() == ctx.election.epoch && catalog.disks_changed() {
+            // Writing takes time now and then; a leader that dies meanwhile has or has not written.
+            let disks = catalog.disks();
+            let fewer = ctx.election.disks.iter().any(|disk| !disks.contains(disk));
+            catalog.disks_listing(&disks);
+            if self.rng.chance(700) {
+                ctx.marks.hit_times(Mark::DiskOffList, u64::from(fewer));
+                catalog.disks_listed(&disks);
+                ctx.election.disks = disks;
+            }
+        }
         if catalog.epoch() == ctx.election.epoch && !catalog.rebuilding() {
             // Nodes that were counted out hold nothing any more.
             ctx.election.nodes = catalog.holders().into_iter().collect();
@@ -201,6 +215,9 @@ impl Master {
                     .is_told(epoch)
                     .and_then(|()| catalog.announce(now, segment, incarnation, &slots, last));
                 ctx.told((segment, incarnation), &slots);
+                if segment.medium() == Medium::Ssd {
+                    ctx.turned_away(now, catalog, &slots);
+                }
                 for (tenant, known) in catalog.tenants() {
                     let brought = &mut self.brought[tenant.0 as usize];
                     *brought = known.used.max(*brought);
@@ -238,6 +255,9 @@ impl Master {
                 let catalog = self.catalog.as_mut().expect("checked above");
                 for notice in &list {
                     catalog.notice(now, notice);
+                    if notice.segment.medium() == Medium::Ssd {
+                        ctx.gone_from_disk(now, catalog, notice);
+                    }
                     if let OrderResult::Freed { .. } = notice.result {
                         ctx.ledger.freed(notice);
                     }
@@ -396,7 +416,13 @@ impl Master {
             ctx.ledger.planned(call.key, locator);
         }
         match result {
-            Err(PutError::Reclaiming { .. }) if !late => return None,
+            Err(PutError::Reclaiming { .. }) if !late => {
+                let moving = ctx.swarm.disks.is_some() && catalog.copies_under_way() > 0;
+                if moving && !catalog.has_orders() {
+                    ctx.mark(Mark::PutWaitedForDisk);
+                }
+                return None;
+            }
             Err(PutError::Busy { .. }) => ctx.mark(Mark::Busy),
             Err(PutError::Quota { .. }) => ctx.mark(Mark::QuotaRefused),
             Ok(_) if zombie => ctx.mark(Mark::ZombiePlan),
@@ -468,6 +494,10 @@ impl Master {
         marks.hit_times(Mark::Expired, now.expired - before.expired);
         marks.hit_times(Mark::Replanned, now.replanned - before.replanned);
         marks.hit_times(Mark::EvictSkipped, now.evict_skipped - before.evict_skipped);
+        marks.hit_times(Mark::Promoted, now.promoted - before.promoted);
+        marks.hit_times(Mark::DiskReturned, now.disks_returned - before.disks_returned);
+        marks.hit_times(Mark::DiskLedgerStruck, now.ledger_struck - before.ledger_struck);
+        marks.hit_times(Mark::DiskDroppedUnknown, now.disk_dropped - before.disk_dropped);
         self.counted = now;
     }
 }

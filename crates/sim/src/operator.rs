@@ -63,7 +63,8 @@ impl World {
         self.ctx.after(LOOK, Event::Operator);
         let Some(drain) = self.drain else { return };
         let over = self.ctx.calm || drain.until <= self.ctx.now;
-        let (id, segments) = (node::id(drain.node), u32::from(self.ctx.swarm.segments));
+        let disks = u32::from(self.ctx.swarm.disks.is_some());
+        let (id, segments) = (node::id(drain.node), u32::from(self.ctx.swarm.segments) + disks);
         let Some(catalog) = self.leading() else { return };
         let epoch = catalog.epoch();
         if over {

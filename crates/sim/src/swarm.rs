@@ -4,7 +4,7 @@
 use crate::faults::Fault;
 use crate::network::Quality;
 use crate::{MS, Nanos, US};
-use mooncrate_core::catalog::Config;
+use mooncrate_core::catalog::{Config, Offload};
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_core::rng::Rng;
@@ -56,6 +56,23 @@ pub struct Swarm {
     pub faults: [Option<Nanos>; Fault::ALL.len()],
     /// What clients do.
     pub load: Load,
+    /// Each node has a disk; `None`: none has.
+    pub disks: Option<Disks>,
+}
+
+/// What disks are like; chances in parts per thousand.
+#[derive(Clone, Copy, Debug)]
+pub struct Disks {
+    /// Bytes of one.
+    pub bytes: u64,
+    /// Its headers.
+    pub slots: u32,
+    /// Copies that it refuses.
+    pub refuses: u32,
+    /// Ticks in which it evicts without need.
+    pub evicts: u32,
+    /// Ticks in which it loses a record.
+    pub loses: u32,
 }
 
 /// What clients do, in parts per thousand.
@@ -118,10 +135,36 @@ impl Swarm {
             catalog: draw_config(rng, seed),
             faults,
             load: draw_load(rng, flips),
+            disks: None,
         };
+        swarm.draw_disks();
         let pool = u64::from(swarm.nodes) * u64::from(swarm.segments) * swarm.segment_bytes;
         swarm.quota = (share > 0).then_some(pool * share / 1000);
         swarm
+    }
+
+    /// Disks, from a stream of their own: the other choices of a seed stay the same.
+    fn draw_disks(&mut self) {
+        let rng = &mut Rng::stream(self.seed, "disks");
+        let disks = Disks {
+            bytes: *pick(rng, &[32 << 10, 128 << 10, 512 << 10]),
+            slots: *pick(rng, &[16, 64, 256]),
+            refuses: *pick(rng, &[0, 0, 20, 300]),
+            evicts: *pick(rng, &[0, 1, 10]),
+            loses: *pick(rng, &[0, 0, 5]),
+        };
+        let policies = [Offload::Evict, Offload::Watermark, Offload::Eager, Offload::Eager];
+        let catalog = Config {
+            offload: *pick(rng, &policies),
+            offload_permille: between(rng, 0, 900) as u32,
+            offloads_per_disk_max: *pick(rng, &[1, 4, 64]),
+            offload_bytes_per_disk_max: *pick(rng, &[4 << 10, 256 << 10]),
+            promote: rng.chance(700),
+            ..self.catalog.clone()
+        };
+        if rng.chance(600) {
+            (self.disks, self.catalog) = (Some(disks), catalog);
+        }
     }
 
     /// Bytes of a new value: mostly small, now and then empty or large.

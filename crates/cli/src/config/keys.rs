@@ -6,6 +6,7 @@
 
 use bytesize::ByteSize;
 use mooncrate_core::TenantId;
+use mooncrate_core::catalog::Offload;
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_wire::{Address, Masters};
@@ -55,6 +56,8 @@ pub(crate) enum Kind {
     Policy,
     /// A placement strategy.
     Placement,
+    /// When values are copied to disks.
+    Offload,
     /// A filter of the log.
     Filter,
     /// A tenant's name, or off.
@@ -124,6 +127,9 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("evict_above", "95%", Kind::Percent),
     spec("evict_to", "90%", Kind::Percent),
     spec("placement", "random", Kind::Placement),
+    spec("offload", "watermark", Kind::Offload),
+    spec("offload_above", "70%", Kind::Percent),
+    spec("promote", "true", Kind::Switch),
     spec("shared_memory", "true", Kind::Switch),
     spec("deadline", "30s", Kind::Span),
     spec("log", AUTO, Kind::Filter),
@@ -182,6 +188,7 @@ impl Spec {
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),
             Kind::Placement => text.parse::<PlacementKind>().map(drop).map_err(|e| e.to_string()),
+            Kind::Offload => text.parse::<Offload>().map(drop).map_err(|e| e.to_string()),
             Kind::Tenant => tenant(text).map(drop),
             Kind::Users => users(text).map(drop),
             Kind::Percent => permille(text).map(drop),
@@ -343,6 +350,7 @@ mod tests {
             ("huge_pages", "yes", "true nor false"),
             ("evict_policy", "rarely", "fifo"),
             ("placement", "near", "least-loaded"),
+            ("offload", "never", "watermark"),
             ("node_name", "", "empty"),
             ("tenant", "Acme", "a-z"),
             ("tenant", "", "empty"),

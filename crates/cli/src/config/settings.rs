@@ -6,7 +6,9 @@ use super::keys::{
 };
 use mooncrate::{Credentials, TierConfig, TlsFiles, parse_ssds};
 use mooncrate_core::TenantId;
+use mooncrate_core::catalog::Offload;
 use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::ids::name_hash;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_wire::{Address, Masters};
 use std::path::{Path, PathBuf};
@@ -108,6 +110,12 @@ pub(crate) struct Settings {
     pub(crate) evict_to: u32,
     /// Where objects go.
     pub(crate) placement: PlacementKind,
+    /// When objects are copied to disks …
+    pub(crate) offload: Offload,
+    /// … and how full a segment may be before that begins ahead of evictions, in thousandths.
+    pub(crate) offload_above: u32,
+    /// Whether what is read from disks repeatedly comes back into memory.
+    pub(crate) promote: bool,
     /// Whether clients map the memory of nodes on the same machine.
     pub(crate) shared_memory: bool,
     /// How long a client waits for one call.
@@ -125,6 +133,7 @@ impl Settings {
         let time = |name| span(layers.value(name)).expect(CHECKED);
         let data = or_off("data").map(|text| address(text).expect(CHECKED));
         let label = label(data.as_ref());
+        let tier = tier(layers);
         let host = or_auto("host").map_or_else(mooncrate::this_host, str::to_owned);
         let unix = or_off("unix").map(|text| match text {
             AUTO => socket_path(&label, runtime_dir),
@@ -163,9 +172,14 @@ impl Settings {
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
-            tier: tier(layers),
-            node_name: or_auto("node_name")
-                .map_or_else(|| format!("{}-{label}", hostname()), str::to_owned),
+            node_name: or_auto("node_name").map_or_else(
+                || {
+                    let kept = tier.disks.first().map(|disk| disk_label(&disk.path));
+                    format!("{}-{}", hostname(), kept.unwrap_or(label))
+                },
+                str::to_owned,
+            ),
+            tier,
             host,
             zone: or_auto("zone").unwrap_or_default().to_owned(),
             drain_on_stop: or_off("drain_on_stop").map(|text| span(text).expect(CHECKED)),
@@ -182,6 +196,9 @@ impl Settings {
             evict_above: permille(layers.value("evict_above")).expect(CHECKED),
             evict_to: permille(layers.value("evict_to")).expect(CHECKED),
             placement: layers.value("placement").parse().expect(CHECKED),
+            offload: layers.value("offload").parse().expect(CHECKED),
+            offload_above: permille(layers.value("offload_above")).expect(CHECKED),
+            promote: truth("promote"),
             shared_memory: truth("shared_memory"),
             deadline: time("deadline"),
             log: or_auto("log").map(str::to_owned),
@@ -220,6 +237,13 @@ fn label(data: Option<&Address>) -> String {
         Some(port) if port != "0" => port.to_owned(),
         _ => format!("p{}", std::process::id()),
     }
+}
+
+/// What tells a node with a disk from others of its machine: that disk. It finds its records again after a
+/// restart only under the same name, whatever its port.
+fn disk_label(path: &Path) -> String {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    format!("ssd-{:08x}", name_hash(&path.to_string_lossy()) as u32)
 }
 
 /// Where a node's socket is: in the user's own folder, or else under a name that holds the user.
@@ -280,6 +304,12 @@ mod tests {
         assert_eq!(settings(&[("grpc", "127.0.0.1:9")]).grpc, at);
         let s = settings(&[("node_name", "n"), ("deadline", "2min"), ("huge_pages", "true")]);
         assert_eq!(s.node_name, "n");
+        // A disk names its node: the same one after every restart, whatever port it gets.
+        let disk = [("ssd", "/var/disk=1GiB"), ("data", "127.0.0.1:0")];
+        let (first, again) = (settings(&disk).node_name, settings(&disk[..1]).node_name);
+        assert!(first.contains("-ssd-"), "{first}");
+        assert_eq!(first, again);
+        assert_ne!(first, settings(&[("ssd", "/var/other=1GiB")]).node_name);
         assert_eq!((s.deadline, s.huge_pages), (Duration::from_mins(2), true));
     }
 }

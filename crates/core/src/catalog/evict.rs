@@ -144,6 +144,9 @@ impl Catalog {
         if self.has_other(id, &part) {
             return Fate::Goes;
         }
+        if self.leave_for_running(now, id, part) {
+            return Fate::Moves;
+        }
         let purpose =
             Purpose { to_disk: true, leaving: Some(part), victim: true, ..Purpose::default() };
         let begun = match self.offloads() {

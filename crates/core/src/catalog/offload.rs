@@ -176,8 +176,10 @@ impl Catalog {
     /// that are left.
     fn offload_ahead(&mut self, now: Now, index: SegmentIndex, steps: usize) -> usize {
         let book = self.segments.book(index);
-        let low = book.used_bytes() <= book.share(self.config.offload_permille);
-        if low || book.is_disk() || !book.is_open() || book.ahead.rests_until > now {
+        if book.is_disk() || !book.is_open() || book.ahead.rests_until > now {
+            return steps;
+        }
+        if book.used_bytes() <= book.share(self.config.offload_permille) {
             return steps;
         }
         let node = book.offer.node;

@@ -5,6 +5,7 @@ use super::Catalog;
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
 use super::segments::{Ending, NOBODY};
 use crate::alloc::Allocation;
+use crate::canary::{self, Canary};
 use crate::extent::Extent;
 use crate::ids::{Generation, Slot};
 use crate::plan::{Action, Notice, Order, OrderResult};
@@ -35,7 +36,10 @@ impl Catalog {
                 self.spared(now, segment, notice.slot, e);
             }
             // Of a disk only the end settles: until the record is gone, a crash could bring it back (G6).
-            (OrderResult::Waiting, Some(ending)) if ending.action != Action::Evict && !disk => {
+            (OrderResult::Waiting, Some(ending))
+                if ending.action != Action::Evict
+                    && (!disk || canary::on(Canary::HiddenCountsAsGone)) =>
+            {
                 self.settled(segment, notice.slot, ending);
             }
             (OrderResult::Waiting, None) if disk => {

@@ -266,7 +266,8 @@ impl Book {
     }
 
     pub(super) fn used_bytes(&self) -> u64 {
-        self.allocator.used_bytes() - self.ending_bytes
+        // While its owner still tells, the allocator does not know all that ends.
+        self.allocator.used_bytes().saturating_sub(self.ending_bytes)
     }
 
     /// Bytes of victims that go when their copy is there. Not those of a disk that hangs: nobody waits for

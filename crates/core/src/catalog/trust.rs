@@ -22,7 +22,7 @@ use super::objects::{EntryId, Part, SegmentIndex, Stage};
 use super::segments::Phase;
 use crate::canary::{self, Canary};
 use crate::extent::Extent;
-use crate::ids::{ObjectId, SegmentId};
+use crate::ids::{Incarnation, LeaderEpoch, ObjectId, SegmentId, Slot};
 use crate::plan::{Action, AnnouncedObject};
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +30,9 @@ use std::time::Duration;
 
 /// Values of disks that are away, and hashes that a new leader has struck. Beyond, disks are forgotten.
 const LEDGER_MAX: usize = 1 << 22;
+/// The object of an entry that only keeps its key. Nobody waits for it, and the object that was turned
+/// away may be in memory all the same.
+const NOTHING: ObjectId = ObjectId { epoch: LeaderEpoch(0), sequence: 0 };
 /// For how long a disk that is away is remembered.
 const REMEMBER: Duration = Duration::from_secs(24 * 3600);
 
@@ -174,6 +177,9 @@ impl Catalog {
 
     /// A key has ended, or has another value: what disks that are away hold of it is not true any more.
     pub(super) fn strike(&mut self, hash: u64) {
+        if canary::on(Canary::LedgerNotStruck) {
+            return;
+        }
         if self.ledger.objects.remove(&hash).is_some() {
             self.counters.ledger_struck += 1;
         }
@@ -254,6 +260,18 @@ impl Catalog {
         }
     }
 
+    /// Whether a record that a disk announced was told to go, and is not gone: nobody was told where it is.
+    pub fn turned_away(&self, disk: SegmentId, incarnation: Incarnation, slot: Slot) -> bool {
+        let book = self.segments.find(disk).map(|index| self.segments.book(index));
+        let book = book.filter(|book| book.offer.incarnation == incarnation);
+        book.and_then(|book| book.ending.get(&slot)).is_some_and(|ending| ending.unwanted)
+    }
+
+    /// Whether an entry only keeps its key until records are gone that were turned away.
+    pub(super) fn is_placeholder(&self, id: EntryId) -> bool {
+        self.objects.entry(id).object == NOTHING
+    }
+
     /// A disk tells of an object that is not kept, under a key that has no value. The key waits until the
     /// record is gone: otherwise it could come back at the next leader, after a put and a remove.
     pub(super) fn turn_away(
@@ -264,8 +282,9 @@ impl Catalog {
         told: &AnnouncedObject,
     ) {
         let id = self.insert_announced(now, told, Now(0));
-        self.objects.entry_mut(id).stage = Stage::Removing(1);
-        self.removing.insert(told.object);
+        let entry = self.objects.entry_mut(id);
+        entry.stage = Stage::Removing(1);
+        entry.object = NOTHING;
         self.counters.disk_dropped += 1;
         self.order(now, part, extent, Action::Retire { free_after_ms: 0 }, Some(id));
         self.unwanted(part);

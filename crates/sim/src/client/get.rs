@@ -12,7 +12,7 @@ use crate::{MS, Nanos, US};
 use mooncrate_check::{Got, OpId, What};
 use mooncrate_core::error::GetError;
 use mooncrate_core::word::Word;
-use mooncrate_core::{Extent, Generation, Located, Locator, Now, ReplicaState, lease};
+use mooncrate_core::{Extent, Generation, Located, Locator, Medium, Now, ReplicaState, lease};
 use mooncrate_mem::read::{self, Reading};
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{OneSided, ReadError};
@@ -216,8 +216,10 @@ impl Client {
             ctx.recycle(old);
             get.buffer = ctx.buffer(whole as usize);
         }
-        let one_sided =
-            here && (get.mode == Mode::LeaseOnly || self.rng.chance(ctx.swarm.load.one_sided));
+        let memory = locator.segment.medium() != Medium::Ssd;
+        let one_sided = memory
+            && here
+            && (get.mode == Mode::LeaseOnly || self.rng.chance(ctx.swarm.load.one_sided));
         if one_sided {
             return self.get_map(ctx, op, &locator);
         }

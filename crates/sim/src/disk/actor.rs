@@ -1,6 +1,6 @@
 //! What one actor does: draws an operation, tells the oracle, does it, and lets the oracle judge.
 
-use super::oracle::{Facts, Loaded, Oracle, Told};
+use super::oracle::{Began, Facts, Loaded, Oracle, Told};
 use super::rig::{Life, Shared, errors};
 use crate::judge::Failure;
 use crate::swarm::pick;
@@ -104,9 +104,13 @@ impl<'a> Actor<'a> {
                 records.push(new);
             }
         }
-        let values: Vec<Vec<u8>> = records.iter().map(|(_, facts)| value_of(facts)).collect();
-        for ((_, facts), value) in records.iter_mut().zip(&values) {
-            facts.seal = seal_of(value);
+        let mut values = Vec::new();
+        for (_, facts) in &mut records {
+            let mut value =
+                Memory::new(facts.len as usize, if self.rng.chance(500) { 0 } else { 16 });
+            facts.fill(value.bytes_mut(), 0);
+            facts.seal = seal_of(value.bytes());
+            values.push(value);
         }
         // Bytes that changed on their way are not kept.
         let bad = self.rng.chance(20).then(|| self.rng.below(records.len() as u64) as usize);
@@ -116,7 +120,7 @@ impl<'a> Actor<'a> {
             .enumerate()
             .map(|(at, ((id, facts), value))| {
                 let seal = if bad == Some(at) { Seal(!facts.seal.0) } else { facts.seal };
-                NewRecord { id: *id, label: &facts.label, seal, value }
+                NewRecord { id: *id, label: &facts.label, seal, value: value.bytes() }
             })
             .collect();
         let keep = self.oracle(|oracle| oracle.keep_begins(&records));
@@ -202,22 +206,24 @@ impl<'a> Actor<'a> {
             let part = self.rng.chance(300) && facts.len > 0;
             let start = if part { self.rng.below(facts.len) } else { 0 };
             let want = if part { self.rng.below(facts.len - start + 1) } else { facts.len };
-            let (memory, at) = self.memory(want as usize);
+            let into = self.memory(want as usize);
             let began = self.oracle(|oracle| oracle.begins(*id));
-            asked.push((*id, facts, start, want, memory, at, began));
+            let sums = self.rng.chance(300).then(Vec::new);
+            asked.push(Asked { id: *id, facts, start, want, into, began, sums });
         }
         self.note(3, asked.len() as u64, || format!("loads {}", list(wanted.iter().copied())));
         let errors = self.errors();
         let mut loads: Vec<Load<'_>> = asked
             .iter_mut()
-            .map(|(id, facts, start, want, memory, at, _)| Load {
-                id: *id,
-                label: &facts.label,
-                len: facts.len,
-                seal: facts.seal,
-                start: *start,
-                want: *want,
-                into: &mut memory[*at..],
+            .map(|asked| Load {
+                id: asked.id,
+                label: &asked.facts.label,
+                len: asked.facts.len,
+                seal: asked.facts.seal,
+                start: asked.start,
+                want: asked.want,
+                into: asked.into.bytes_mut(),
+                sums: asked.sums.as_mut(),
                 result: Err(LoadError::Missing),
             })
             .collect();
@@ -225,32 +231,31 @@ impl<'a> Actor<'a> {
         let results: Vec<Result<(), LoadError>> =
             loads.into_iter().map(|load| load.result).collect();
         let injected = self.life.disk.is_off() || self.errors() > errors;
-        for ((id, facts, start, want, memory, at, began), result) in asked.iter().zip(results) {
-            self.note(4, u64::from(result.is_ok()), || format!("load of {} {result:?}", name(*id)));
+        for (asked, result) in asked.iter().zip(results) {
+            let id = asked.id;
+            self.note(4, u64::from(result.is_ok()), || format!("load of {} {result:?}", name(id)));
             let what = match result {
                 Ok(()) => {
-                    compare(*id, facts, *start, &memory[*at..][..*want as usize])?;
-                    let part = u64::from(*want < facts.len);
+                    asked.compare()?;
+                    let part = u64::from(asked.want < asked.facts.len);
                     self.oracle(|oracle| oracle.counts.parts += part);
                     Loaded::Right
                 }
                 Err(LoadError::Missing) => Loaded::Missing,
                 Err(LoadError::Corrupt) => Loaded::Corrupt,
                 Err(LoadError::Disk(_)) => Loaded::Failed { injected },
-                Err(error) => return failed("C1", format!("{} inside of it: {error}", name(*id))),
+                Err(error) => return failed("C1", format!("{} inside of it: {error}", name(id))),
             };
-            self.oracle(|oracle| oracle.loaded(*id, *began, what))?;
+            self.oracle(|oracle| oracle.loaded(id, asked.began, what))?;
         }
         Ok(())
     }
 
     /// Memory for a load: with room for whole blocks or without, aligned or not.
-    fn memory(&mut self, want: usize) -> (Vec<u8>, usize) {
-        let roomy = self.rng.chance(500);
-        let memory = vec![0xa5; if roomy { want + 3 * ALIGN } else { want }];
-        let shift = usize::from(self.rng.chance(300));
-        let at = if roomy { memory.as_ptr().align_offset(ALIGN) + shift } else { 0 };
-        (memory, at)
+    fn memory(&mut self, want: usize) -> Memory {
+        let room = if self.rng.chance(500) { want.next_multiple_of(ALIGN) } else { want };
+        let shift = if self.rng.chance(500) { 0 } else { 16 };
+        Memory::new(room, shift)
     }
 
     // ---- remove, evict, scrub ---------------------------------------------------------------
@@ -345,26 +350,61 @@ impl<'a> Actor<'a> {
     }
 }
 
-fn value_of(facts: &Facts) -> Vec<u8> {
-    let mut value = vec![0; facts.len as usize];
-    facts.fill(&mut value, 0);
-    value
+/// Bytes at an address that is aligned, or off by some: how a disk cuts its transfers depends on that, so
+/// it must not depend on what the allocator gives.
+struct Memory {
+    all: Vec<u8>,
+    at: usize,
+    len: usize,
 }
 
-/// Every byte that a load gave.
-fn compare(id: RecordId, facts: &Facts, start: u64, got: &[u8]) -> Verdict {
-    let mut expected = vec![0; got.len()];
-    facts.fill(&mut expected, start);
-    if got == expected {
-        return Ok(());
+impl Memory {
+    fn new(len: usize, shift: usize) -> Self {
+        let all = vec![0xa5; len + 2 * ALIGN];
+        let at = all.as_ptr().align_offset(ALIGN) + shift;
+        Self { all, at, len }
     }
-    let at = got.iter().zip(&expected).position(|(a, b)| a != b).unwrap_or(0);
-    let blame = if start == 0 {
-        payload::examine_as(got, facts.put, facts.key).map_err(|bad| bad.to_string()).err()
-    } else {
-        None
-    };
-    failed("C1", format!("WRONG BYTES in {} from byte {at} of {}: {blame:?}", name(id), got.len()))
+
+    fn bytes(&self) -> &[u8] {
+        &self.all[self.at..][..self.len]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.all[self.at..][..self.len]
+    }
+}
+
+/// A load that is under way.
+struct Asked {
+    id: RecordId,
+    facts: Facts,
+    start: u64,
+    want: u64,
+    into: Memory,
+    began: Began,
+    sums: Option<Vec<u64>>,
+}
+
+impl Asked {
+    /// Compares every byte that it gave.
+    fn compare(&self) -> Verdict {
+        let Self { id, facts, start, .. } = self;
+        let got = &self.into.bytes()[..self.want as usize];
+        let mut expected = vec![0; got.len()];
+        facts.fill(&mut expected, *start);
+        if got != expected {
+            let at = got.iter().zip(&expected).position(|(a, b)| a != b).unwrap_or(0);
+            let blame = (*start == 0).then(|| payload::examine_as(got, facts.put, facts.key));
+            let (len, name) = (got.len(), name(*id));
+            return failed("C1", format!("WRONG BYTES in {name} at {at} of {len}: {blame:?}"));
+        }
+        match &self.sums {
+            Some(sums) if Seal::over(facts.len, sums.iter().copied()) != facts.seal => {
+                failed("R11", format!("{}: its sums are not those of its seal", name(*id)))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 fn failed(rule: &str, text: String) -> Verdict {

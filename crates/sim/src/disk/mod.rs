@@ -21,10 +21,12 @@ pub mod baton;
 #[cfg(test)]
 mod model;
 pub mod oracle;
+mod real;
 mod rig;
 pub mod runner;
 
 pub mod swarm;
 
 pub use oracle::Counts;
+pub use real::Real;
 pub use rig::{Opens, Outcome, run};

@@ -332,6 +332,7 @@ impl Backend for Model {
             used: state.used,
             limit: self.limit,
             on_disk: state.used,
+            written: state.used,
         }
     }
 }

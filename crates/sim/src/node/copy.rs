@@ -8,16 +8,17 @@
 //! What must stay true, for a real one as well: nothing is told as copied before it is published, and a
 //! copy that fails leaves nothing that can be read. Reports may be lost and told twice.
 
-use super::{Node, Store};
+use super::disk::NotBegun;
+use super::{Disk, Node, Store};
 use crate::ctx::{Ctx, Link};
 use crate::marks::Mark;
 use crate::message::{Actor, Event, JobId, ToMaster, ToNode};
 use crate::swarm::between;
 use crate::{MS, Nanos, US};
-use mooncrate_core::Locator;
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::word::Word;
+use mooncrate_core::{Locator, Medium};
 use mooncrate_mem::read::{self, Reading};
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{BeginWrite, LabelHash, SegmentError, WriteGuard};
@@ -50,12 +51,19 @@ enum Stage {
     Mapped(Arc<Store>, Word),
     /// All bytes are here and verified.
     Whole,
+    /// They are on their way to the disk.
+    OnDisk,
 }
 
 impl Node {
     /// Takes orders to copy. Some wait long for their turn.
     pub(super) fn take_copies(&mut self, ctx: &mut Ctx, list: Vec<CopyOrder>) {
         for order in list {
+            let to_disk = order.target.segment.medium() == Medium::Ssd;
+            if to_disk && self.copies.iter().any(|job| job.order.target == order.target) {
+                // It is at it.
+                continue;
+            }
             self.jobs += 1;
             let id = JobId { node: self.ix, boot: self.boot, number: self.jobs };
             ctx.say(|| {
@@ -81,7 +89,13 @@ impl Node {
         if self.copies[at].turn != turn {
             return;
         }
-        let aborted = self.copies[at].guard.as_ref().is_some_and(WriteGuard::aborted);
+        let job = &self.copies[at];
+        let begun = !matches!(job.stage, Stage::Queued);
+        let mut aborted = job.guard.as_ref().is_some_and(WriteGuard::aborted);
+        if let Some(disk) = self.disk_of(at) {
+            let target = self.copies[at].order.target;
+            aborted = begun && !disk.is_some_and(|disk| disk.is_writing(&target));
+        }
         if aborted {
             ctx.mark(Mark::CopyAborted);
             self.copy_over(ctx, at, false);
@@ -93,10 +107,46 @@ impl Node {
             Stage::Asked => self.next_source(ctx, at),
             Stage::Mapped(..) => self.copy_mapped(ctx, at),
             Stage::Whole => self.copy_publish(ctx, at),
+            Stage::OnDisk => {
+                let target = self.copies[at].order.target;
+                if let Some(disk) = &mut self.disk {
+                    disk.publish(&target);
+                }
+                ctx.mark(Mark::Offloaded);
+                self.copy_over(ctx, at, true);
+            }
+        }
+    }
+
+    /// `Some`: the copy goes to a disk; to this one, if that mount is not over.
+    fn disk_of(&self, at: usize) -> Option<Option<&Disk>> {
+        let target = &self.copies[at].order.target;
+        let same =
+            |disk: &&Disk| disk.segment == target.segment && disk.incarnation == target.incarnation;
+        let to_disk = target.segment.medium() == Medium::Ssd;
+        to_disk.then(|| self.disk.as_ref().filter(same))
+    }
+
+    fn copy_begin_on_disk(&mut self, ctx: &mut Ctx, at: usize) {
+        let (order, now) = (self.copies[at].order.clone(), ctx.mono(self.host));
+        let disk = self.disk_at(order.target.segment, order.target.incarnation);
+        match disk.map(|disk| disk.begin(now, &order)) {
+            Some(Ok(())) => self.ask_source(ctx, at),
+            refused => {
+                if refused == Some(Err(NotBegun::OldEpoch)) {
+                    ctx.mark(Mark::OldCopyRefused);
+                }
+                let done = refused == Some(Err(NotBegun::Done));
+                self.copy_over(ctx, at, done);
+            }
         }
     }
 
     fn copy_begin(&mut self, ctx: &mut Ctx, at: usize) {
+        if self.disk_of(at).is_some() {
+            self.copy_begin_on_disk(ctx, at);
+            return;
+        }
         let order = &self.copies[at].order;
         let label = order.label.encode();
         let wanted = BeginWrite {
@@ -133,11 +183,12 @@ impl Node {
         };
         let owner = ctx.owner(source.segment);
         let near = owner % ctx.swarm.hosts == self.host;
+        let from_disk = source.segment.medium() == Medium::Ssd;
         job.buffer = vec![0; job.order.len as usize];
         job.stage = Stage::Asked;
         job.turn += 1;
         let (id, turn, len) = (job.id, job.turn, job.order.len);
-        let mapped = near && self.rng.chance(ctx.swarm.load.one_sided);
+        let mapped = near && !from_disk && self.rng.chance(ctx.swarm.load.one_sided);
         let fetch = ToNode::Fetch { job: id, locator: source, len, mapped };
         ctx.call_peer(&mut Link::new(near), self.ix, owner, fetch);
         ctx.after(between(&mut self.rng, 20, 90) * MS, Event::NodeCopy(id, turn));
@@ -161,6 +212,16 @@ impl Node {
         mapped: bool,
     ) {
         let mut link = Link::new(job.node % ctx.swarm.hosts == self.host);
+        if locator.segment.medium() == Medium::Ssd {
+            let now = ctx.mono(self.host);
+            let disk = self.disk_at(locator.segment, locator.incarnation);
+            let message = match disk.and_then(|disk| disk.read(now, locator)) {
+                Some(bytes) => ToNode::Fetched { job, offset: 0, bytes, last: true },
+                None => ToNode::Lent { job, store: None },
+            };
+            ctx.call_peer(&mut link, self.ix, job.node, message);
+            return;
+        }
         let store = self.store(locator.segment, locator.incarnation).cloned();
         let pin = store.as_ref().map(|store| store.segment.pin(ctx.mono(self.host), locator));
         if mapped && store.is_some() {
@@ -293,6 +354,20 @@ impl Node {
     }
 
     fn copy_publish(&mut self, ctx: &mut Ctx, at: usize) {
+        if let (Some(disk), Some(load), true) =
+            (&mut self.disk, ctx.swarm.disks, self.copies[at].guard.is_none())
+        {
+            let job = &mut self.copies[at];
+            let refuses = if ctx.calm { 0 } else { load.refuses };
+            let Some(takes) = disk.write(&job.order.target, &job.buffer, refuses) else {
+                ctx.mark(Mark::OffloadRefused);
+                self.copy_over(ctx, at, false);
+                return;
+            };
+            job.stage = Stage::OnDisk;
+            self.turn(ctx, at, takes);
+            return;
+        }
         let job = &mut self.copies[at];
         let (token, seal) = (job.order.token, job.order.seal);
         let mut guard = job.guard.take().expect("it was opened before the first byte");
@@ -307,6 +382,10 @@ impl Node {
     /// A copy is over; its guard, if it still has one, gives the slot back.
     fn copy_over(&mut self, ctx: &mut Ctx, at: usize, ok: bool) {
         let job = self.copies.swap_remove(at);
+        let target = &job.order.target;
+        if !ok && let Some(disk) = self.disk_at(target.segment, target.incarnation) {
+            disk.abandon(target);
+        }
         ctx.say(|| format!("n{} copied {:?}: {ok}", self.ix, job.order.target));
         if self.untold.len() < UNTOLD_MAX {
             self.untold.push(CopyDone::of(&job.order.target, ok));

@@ -6,7 +6,7 @@ use crate::marks::Mark;
 use crate::message::{Begin, CallId, DataError, Event, Path, ToClient, ToNode};
 use crate::{MS, US};
 use mooncrate_check::{PutId, payload};
-use mooncrate_core::{Key, Locator, PutToken, Seal};
+use mooncrate_core::{Key, Locator, Medium, PutToken, Seal};
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, PublishError, SegmentError, WriteGuard};
 
 /// A put under way on a connection.
@@ -183,7 +183,8 @@ impl Node {
             PublishError::Aborted => DataError::Aborted,
             PublishError::BadToken
             | PublishError::Incomplete { .. }
-            | PublishError::Corrupt { .. } => DataError::Refused,
+            | PublishError::Corrupt { .. }
+            | PublishError::Elsewhere => DataError::Refused,
         });
         ctx.say(|| format!("k{key} n{} publishes {locator:?}: {result:?}", self.ix));
         ctx.call_client(&mut link, self.ix, call, ToClient::Written { call, result });
@@ -208,6 +209,10 @@ impl Node {
 
     fn read(&mut self, ctx: &mut Ctx, call: CallId, locator: &Locator, len: u64, frames: u8) {
         let mut link = self.link(ctx, call);
+        if locator.segment.medium() == Medium::Ssd {
+            self.read_disk(ctx, call, link, locator);
+            return;
+        }
         match self.pin(ctx, call, locator) {
             Err(error) => {
                 let reply = ToClient::Pinned { call, result: Err(error) };
@@ -219,6 +224,24 @@ impl Node {
                 self.frame(ctx, call);
             }
         }
+    }
+
+    /// Loads a record and sends it: what was loaded stays good, whatever becomes of the record.
+    fn read_disk(&mut self, ctx: &mut Ctx, call: CallId, mut link: Link, locator: &Locator) {
+        if self.over(call) {
+            return;
+        }
+        let now = ctx.mono(self.host);
+        let disk = self.disk_at(locator.segment, locator.incarnation);
+        let message = match disk.and_then(|disk| disk.read(now, locator)) {
+            Some(bytes) => {
+                ctx.mark(Mark::DiskRead);
+                ToClient::Frame { call, offset: 0, bytes, last: true }
+            }
+            None => ToClient::Pinned { call, result: Err(DataError::Stale) },
+        };
+        link.last += self.rng.below(3 * MS);
+        ctx.call_client(&mut link, self.ix, call, message);
     }
 
     /// Sends the next frame of a read, and the one after it later.

@@ -86,6 +86,8 @@ impl Node {
             // Not alive for this leader before all is told: an answer would give leave to serve.
             Phase::Announcing { .. } => self.send_page(ctx),
             Phase::Mounted => {
+                let unasked = self.disk.as_ref().map(super::Disk::unasked).unwrap_or_default();
+                self.send_notices(ctx, unasked);
                 let beat = ToMaster::Beat { node: self.ix, sent: ctx.mono(self.host) };
                 ctx.to_master(Actor::Node(self.ix), self.standing.leader, beat);
             }
@@ -115,19 +117,21 @@ impl Node {
                 tenant: None,
             }
         });
+        let disk = self.disk.iter().map(|disk| disk.offer(super::id(self.ix), self.host));
         let message = ToMaster::Mount {
             node: self.ix,
             round: self.standing.round,
             sent: now,
             fence: self.standing.fence.map(|fence| fence.since(now)),
-            offers: offers.collect(),
+            offers: offers.chain(disk).collect(),
         };
         ctx.to_master(Actor::Node(self.ix), self.standing.leader, message);
     }
 
     /// Whether this is the word of the newest leader; notes its epoch.
     fn witness(&mut self, ctx: &mut Ctx, epoch: LeaderEpoch) -> bool {
-        if self.stores.iter().any(|store| store.segment.witness(epoch).is_err()) {
+        let disk = self.disk.as_mut().is_none_or(|disk| disk.witness(epoch));
+        if self.stores.iter().any(|store| store.segment.witness(epoch).is_err()) || !disk {
             ctx.mark(Mark::OldEpochRefused);
             return false;
         }
@@ -183,16 +187,23 @@ impl Node {
             return;
         };
         let Some(at) = segments.last() else { return };
-        let segment = &self.stores[*at].segment;
-        let slots;
-        (slots, *next) = segment.announce(*from, PAGE_SLOTS);
+        let (segment, incarnation, slots);
+        if let Some(store) = self.stores.get(*at) {
+            let spec = store.segment.spec();
+            (segment, incarnation) = (spec.segment, spec.incarnation);
+            (slots, *next) = store.segment.announce(*from, PAGE_SLOTS);
+        } else {
+            let disk = self.disk.as_ref().expect("it was offered");
+            (segment, incarnation) = (disk.segment, disk.incarnation);
+            (slots, *next) = disk.announce(*from, PAGE_SLOTS);
+        }
         let message = ToMaster::Announce {
             node: self.ix,
             epoch: self.standing.told,
             round: self.standing.round,
             page: *page,
-            segment: segment.spec().segment,
-            incarnation: segment.spec().incarnation,
+            segment,
+            incarnation,
             slots,
             last: next.is_none(),
         };
@@ -274,6 +285,9 @@ impl Node {
         self.standing.acknowledged = self.standing.acknowledged.max(sent);
         for store in &self.stores {
             store.segment.set_serve_until(self.standing.acknowledged.plus(REGISTRATION / 2));
+        }
+        if let Some(disk) = &mut self.disk {
+            disk.set_serve_until(self.standing.acknowledged.plus(REGISTRATION / 2));
         }
     }
 }

@@ -13,10 +13,12 @@
 
 mod copy;
 mod data;
+mod disk;
 mod member;
 
 pub use copy::CopyJob;
 pub use data::{PinSession, ReadSession, WriteSession};
+pub use disk::Disk;
 
 use crate::ctx::Ctx;
 use crate::marks::Mark;
@@ -27,7 +29,7 @@ use member::Standing;
 use mooncrate_core::copy::CopyDone;
 use mooncrate_core::plan::Notice;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, SegmentId};
+use mooncrate_core::{Incarnation, LeaderEpoch, Medium, NodeId, Now, SegmentId};
 use mooncrate_mem::{Segment, SegmentSpec};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -96,6 +98,8 @@ pub struct Node {
     pub paused_until: Nanos,
     /// Its segments.
     pub stores: Vec<Arc<Store>>,
+    /// Its disk, if this run has disks.
+    pub disk: Option<Disk>,
     /// What dead processes left behind: clients may still hold it. Guards go with it, because a
     /// process that is killed drops nothing.
     graveyard: Vec<Remains>,
@@ -144,6 +148,7 @@ impl Node {
             up: true,
             paused_until: 0,
             stores: Vec::new(),
+            disk: None,
             graveyard: Vec::new(),
             standing: Standing::new(Now(0)),
             incarnations: 0,
@@ -159,6 +164,12 @@ impl Node {
         for segment in 0..ctx.swarm.segments {
             ctx.owners.push((SegmentId::of(id(ix), segment.into()), ix));
         }
+        if let Some(load) = ctx.swarm.disks {
+            let segment = SegmentId::on(Medium::Ssd, id(ix), 0);
+            ctx.owners.push((segment, ix));
+            let rng = Rng::stream(ctx.swarm.seed, &format!("disk-{ix}"));
+            node.disk = Some(Disk::new(segment, load.bytes, load.slots, rng));
+        }
         node.start(ctx);
         node
     }
@@ -171,6 +182,9 @@ impl Node {
         self.stores = (0..ctx.swarm.segments)
             .map(|n| Store::new(SegmentId::of(id(self.ix), n.into()), incarnation, bytes, slots))
             .collect();
+        if let Some(disk) = &mut self.disk {
+            disk.recover(incarnation);
+        }
         self.standing = Standing::new(ctx.mono(self.host));
         ctx.say(|| format!("n{} starts as incarnation {incarnation}", self.ix));
     }
@@ -204,6 +218,7 @@ impl Node {
             store.segment.set_serve_until(Now(0));
             segments.push((store.segment.spec().segment, store.segment.spec().incarnation));
         }
+        segments.extend(self.disk.as_ref().map(|disk| (disk.segment, disk.incarnation)));
         let farewell = ToMaster::Unmount { node: self.ix, segments };
         ctx.to_master(Actor::Node(self.ix), self.standing.leader, farewell);
         self.bury();
@@ -248,6 +263,12 @@ impl Node {
         self.stores.iter().find(|store| store.is(segment, incarnation))
     }
 
+    /// The disk of this node, in this mount.
+    fn disk_at(&mut self, segment: SegmentId, incarnation: Incarnation) -> Option<&mut Disk> {
+        let same = |disk: &&mut Disk| disk.segment == segment && disk.incarnation == incarnation;
+        self.disk.as_mut().filter(same)
+    }
+
     /// Looks after its segments.
     pub fn tick(&mut self, ctx: &mut Ctx) {
         let gap = between(&mut self.rng, 2, 10) * MS;
@@ -257,6 +278,13 @@ impl Node {
         let mut news = Vec::new();
         for store in &self.stores {
             store.segment.tick(now, &mut news);
+        }
+        if let (Some(disk), Some(load)) = (&mut self.disk, ctx.swarm.disks) {
+            let (evicts, loses) = if ctx.calm { (0, 0) } else { (load.evicts, load.loses) };
+            let (freed, evicted, lost) = disk.tick(ctx.now, evicts, loses);
+            news.extend(freed);
+            ctx.marks.hit_times(Mark::DiskEvicted, u64::from(evicted));
+            ctx.marks.hit_times(Mark::DiskLost, u64::from(lost));
         }
         self.send_notices(ctx, news);
         self.tell_copies(ctx);
@@ -292,6 +320,12 @@ impl Node {
         let now = ctx.lease_clock(self.host);
         let mut notices = Vec::with_capacity(list.len());
         for order in list {
+            if let Some(disk) = self.disk_at(order.segment, order.incarnation) {
+                let notice = disk.execute(ctx.now, epoch, order);
+                ctx.say(|| format!("disk of n{} obeys {epoch} {order:?}: {notice:?}", self.ix));
+                notices.extend(notice);
+                continue;
+            }
             let Some(store) = self.store(order.segment, order.incarnation) else {
                 ctx.mark(Mark::OldMountOrdered);
                 continue;

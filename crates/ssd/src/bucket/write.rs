@@ -48,13 +48,7 @@ enum Failed {
 impl Shared {
     pub(super) fn keep_all(&self, records: &[NewRecord<'_>]) -> Vec<Result<(), KeepError>> {
         let mut results: Vec<Result<(), KeepError>> = records.iter().map(|_| Ok(())).collect();
-        let mut waiting = VecDeque::with_capacity(records.len());
-        for (number, record) in records.iter().enumerate() {
-            match Sealed::check(record, number) {
-                Ok(sealed) => waiting.push_back(sealed),
-                Err(error) => results[number] = Err(error),
-            }
-        }
+        let mut waiting = VecDeque::from(Sealed::check_all(records, &mut results));
         let mut state = self.state.lock();
         waiting.retain(|sealed| {
             let id = sealed.record.id;
@@ -267,7 +261,7 @@ impl Shared {
             results[sealed.number] = Err(if error.kind() == io::ErrorKind::StorageFull {
                 KeepError::Full { need: sealed.shape().bytes(), used, limit: used + free }
             } else {
-                KeepError::Disk(again(error))
+                KeepError::Disk(laying::again(error))
             });
         }
     }
@@ -374,13 +368,5 @@ impl Shared {
             let (live, data, meta, busy, open) = (0, len, 0, false, false);
             state.leaving.push(Shelf { bucket, slots, live, data, meta, busy, open });
         }
-    }
-}
-
-/// The same error for somebody else.
-pub(crate) fn again(error: &io::Error) -> io::Error {
-    match error.raw_os_error() {
-        Some(code) => io::Error::from_raw_os_error(code),
-        None => io::Error::new(error.kind(), error.to_string()),
     }
 }

@@ -1,25 +1,21 @@
 //! An open file of a real disk, and how operations on it become spans.
 //!
-//! What must stay true: a file whose sync failed is bad for good (S12). The kernel reports such a failure
-//! once and may have dropped what it could not write; a second sync would succeed and lie. The mark is kept
-//! by inode: other handles of the file are bad too, and opening it again does not wash it off.
+//! What must stay true: a file whose sync failed is bad for good (S12), by inode: under other handles, too.
 
 use super::home::{Home, about};
 use super::span::{ReadSpans, Rest, Span, WriteSpans};
 use super::{File, Open, WriteAt};
 use crate::ALIGN;
-use mooncrate_lock::Mutex;
 use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use std::any::Any;
-use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Files whose sync failed, by device and inode.
-pub(super) type BadFiles = Mutex<HashSet<(u64, u64)>>;
+pub(super) type BadFiles = super::bad::BadFiles<(u64, u64)>;
 
 /// An open file.
 #[derive(Debug)]
@@ -64,7 +60,7 @@ impl PosixFile {
         let id = (stat.st_dev, stat.st_ino);
         if how == Open::Create {
             // A new file, which got the number of one that is gone.
-            bad_files.lock().remove(&id);
+            bad_files.forget(id);
         }
         let (direct, bad_files, home) = (home.direct, Arc::clone(bad_files), Arc::clone(home));
         Ok(Self { fd, plain, direct, id, bad_files, _home: home })
@@ -79,18 +75,12 @@ impl PosixFile {
 
     /// Refuses changes of a bad file.
     pub(super) fn check(&self) -> io::Result<()> {
-        if self.bad_files.lock().contains(&self.id) {
-            return Err(io::Error::other("an earlier sync of this file failed; it is lost"));
-        }
-        Ok(())
+        self.bad_files.check(self.id)
     }
 
-    /// Takes the outcome of a sync down.
-    pub(super) fn synced(&self, outcome: io::Result<()>) -> io::Result<()> {
-        if outcome.is_err() {
-            self.bad_files.lock().insert(self.id);
-        }
-        outcome
+    /// Syncs by `sync`, and takes the outcome down.
+    pub(super) fn sync_by(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        self.bad_files.sync(self.id, sync)
     }
 }
 
@@ -121,8 +111,7 @@ impl File for PosixFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.check()?;
-        self.synced(retry_on_intr(|| fs::fdatasync(&self.fd)).map_err(io::Error::from))
+        self.sync_by(|| Ok(retry_on_intr(|| fs::fdatasync(&self.fd))?))
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -159,7 +148,7 @@ pub(super) fn write_spans<'a>(write: &WriteAt<'a>) -> io::Result<WriteSpans<'a>>
 }
 
 /// No file is longer than a signed offset can say.
-fn check_end(offset: u64, len: usize) -> io::Result<()> {
+pub(super) fn check_end(offset: u64, len: usize) -> io::Result<()> {
     match offset.checked_add(len as u64) {
         Some(end) if i64::try_from(end.saturating_add(ALIGN as u64)).is_ok() => Ok(()),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "beyond the largest file")),

@@ -5,10 +5,10 @@
 //! What must stay true: an operation that answers `Ok` moved all of its bytes; a short result is an error
 //! or was resumed, never accepted (S10). Paths are relative to the disk's directory and stay beneath it.
 
+mod bad;
 mod file;
 mod home;
 mod posix;
-pub mod resume;
 mod ring;
 pub mod sim;
 mod span;

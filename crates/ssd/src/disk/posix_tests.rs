@@ -131,8 +131,8 @@ fn a_failed_sync_is_final() {
     let other = disk.open(path, Open::Write).unwrap();
     suite::write(&file, &disk, 0, &[&[1; 4096]]).unwrap();
     file.sync_data().unwrap();
-    let failed = Err(io::Error::from_raw_os_error(5));
-    assert!(PosixFile::of(&file).unwrap().synced(failed).is_err());
+    let fails = || Err(io::Error::from_raw_os_error(5));
+    assert!(PosixFile::of(&file).unwrap().sync_by(fails).is_err());
     let again = disk.open(path, Open::Write).unwrap();
     for file in [&file, &other, &again] {
         assert!(file.sync_data().is_err());

@@ -21,11 +21,15 @@ mod state;
 
 pub use faults::{Counts, Fault, Harm, Rates, Span};
 
-use super::{Disk, Entry, File, Open, ReadAt, WriteAt, resume};
+use super::bad::BadFiles;
+use super::file::check_end;
+use super::span::{Cutter, ReadSpans, Rest, Span as Transfer, WriteSpans};
+use super::{Disk, Entry, File, Open, ReadAt, WriteAt};
+use crate::ALIGN;
 use mooncrate_lock::{Mutex, turns};
 use state::State;
 use std::any::Any;
-use std::io::{self, IoSlice};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,16 +37,25 @@ use std::sync::Arc;
 pub const SECTOR: u64 = 512;
 /// Bytes in which a file takes up room.
 pub const BLOCK: u64 = 4096;
+/// Most bytes of one transfer: small, so that values are cut.
+const CUT: usize = 64 << 10;
+/// Rooms that are kept for transfers.
+const ROOMS: usize = 4;
 
 /// A disk in memory.
 #[derive(Debug)]
 pub struct SimDisk {
     state: Arc<Mutex<State>>,
+    bad: Arc<BadFiles<u64>>,
+    cutter: Cutter,
+    /// Whole blocks are read and written past the page cache, which decides how transfers are cut.
+    direct: bool,
 }
 
 #[derive(Debug)]
 struct SimFile {
     state: Arc<Mutex<State>>,
+    bad: Arc<BadFiles<u64>>,
     file: u64,
     /// Opened for reading only.
     read_only: bool,
@@ -51,14 +64,20 @@ struct SimFile {
 impl SimDisk {
     /// An empty disk for so many bytes. What goes wrong follows from the seed.
     pub fn new(seed: u64, capacity: u64, rates: Rates) -> Self {
-        Self { state: Arc::new(Mutex::new(State::new(seed, capacity, rates))) }
+        Self::of(State::new(seed, capacity, rates))
+    }
+
+    fn of(mut state: State) -> Self {
+        let direct = state.draws_direct();
+        let state = Arc::new(Mutex::new(state));
+        Self { state, bad: Arc::default(), cutter: Cutter::new(CUT, ROOMS), direct }
     }
 
     /// The power fails. This disk is off from now on; the answer is the disk as the next start finds it.
     #[must_use]
     pub fn crash(&self) -> Self {
         let next = self.state.lock().crash();
-        Self { state: Arc::new(Mutex::new(next)) }
+        Self::of(next)
     }
 
     /// The process is killed. Its files are closed, and everything that it wrote is still there, synced or
@@ -66,14 +85,14 @@ impl SimDisk {
     #[must_use]
     pub fn kill(&self) -> Self {
         let next = self.state.lock().kill();
-        Self { state: Arc::new(Mutex::new(next)) }
+        Self::of(next)
     }
 
     /// An empty disk in place of this one, with its counts.
     #[must_use]
     pub fn replaced(&self, seed: u64, capacity: u64) -> Self {
         let next = self.state.lock().replaced(seed, capacity);
-        Self { state: Arc::new(Mutex::new(next)) }
+        Self::of(next)
     }
 
     /// The power will fail in the operation after the next `operations`: it and all later ones fail.
@@ -141,7 +160,8 @@ impl Disk for SimDisk {
         turns::step();
         let file = self.state.lock().open(path, how)?;
         let read_only = how == Open::Read;
-        Ok(Arc::new(SimFile { state: Arc::clone(&self.state), file, read_only }))
+        let (state, bad) = (Arc::clone(&self.state), Arc::clone(&self.bad));
+        Ok(Arc::new(SimFile { state, bad, file, read_only }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -175,29 +195,34 @@ impl Disk for SimDisk {
 
     fn read(&self, reads: &mut [ReadAt<'_>]) {
         for at in self.order(reads.len()) {
-            let read = &mut reads[at];
-            let once = |into: &mut [u8], offset| {
-                turns::step();
-                self.state.lock().read(self.own(read.file)?.file, into, offset)
-            };
-            read.result = resume::read_all(read.into, read.offset, once);
+            let ReadAt { file, offset, into, result } = &mut reads[at];
+            *result = self.own(file).and_then(|file| {
+                check_end(*offset, into.len())?;
+                let (fd, direct, offset) = (file.file, self.direct, *offset);
+                let mut spans = ReadSpans { fd, direct, offset, into };
+                while let Some(span) = spans.next(&self.cutter) {
+                    self.carry_out(span)?;
+                }
+                Ok(())
+            });
         }
     }
 
     fn write(&self, writes: &mut [WriteAt<'_>]) {
         for at in self.order(writes.len()) {
-            let write = &mut writes[at];
-            let once = |pieces: &[IoSlice<'_>], offset| {
-                turns::step();
-                let file = self.own(write.file)?;
-                if file.read_only {
-                    return Err(io::ErrorKind::PermissionDenied.into());
+            let WriteAt { file, offset, pieces, result } = &mut writes[at];
+            *result = self.own(file).and_then(|file| {
+                file.may_write()?;
+                let left: usize = pieces.iter().map(|piece| piece.len()).sum();
+                check_end(*offset, left)?;
+                let whole = offset.is_multiple_of(ALIGN as u64) && left.is_multiple_of(ALIGN);
+                let (fd, direct, offset) = (file.file, self.direct && whole, *offset);
+                let mut spans = WriteSpans { fd, direct, offset, pieces, used: 0, left };
+                while let Some(span) = spans.next(&self.cutter) {
+                    self.carry_out(span)?;
                 }
-                self.state.lock().write(file.file, pieces, offset)
-            };
-            let mut pieces: Vec<IoSlice<'_>> =
-                write.pieces.iter().map(|piece| IoSlice::new(piece)).collect();
-            write.result = resume::write_all(&mut pieces, write.offset, once);
+                Ok(())
+            });
         }
     }
 }
@@ -206,6 +231,26 @@ impl SimDisk {
     /// Operations of one call happen in any order.
     fn order(&self, count: usize) -> Vec<usize> {
         self.state.lock().order(count)
+    }
+
+    /// Moves a span by calls that may move less.
+    fn carry_out(&self, mut span: Transfer<'_, u64>) -> io::Result<()> {
+        loop {
+            turns::step();
+            let (file, offset) = (span.fd, span.offset);
+            let moved = match span.rest() {
+                Rest::In(into) => self.state.lock().read(file, into, offset),
+                Rest::Out(from) => self.state.lock().write(file, from, offset),
+            };
+            match moved {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                moved => {
+                    if span.moved(moved?)? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
     }
 
     fn own<'a>(&self, file: &'a Arc<dyn File>) -> io::Result<&'a SimFile> {
@@ -222,19 +267,26 @@ impl File for SimFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         turns::step();
-        if self.read_only {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
+        self.may_write()?;
         self.state.lock().set_len(self.file, len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
         turns::step();
-        self.state.lock().sync_data(self.file)
+        self.bad.sync(self.file, || self.state.lock().sync_data(self.file))
     }
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+impl SimFile {
+    fn may_write(&self) -> io::Result<()> {
+        if self.read_only {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        self.bad.check(self.file)
     }
 }
 

@@ -7,7 +7,7 @@ use super::{BLOCK, SECTOR};
 use crate::disk::{Entry, Open};
 use mooncrate_core::rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, IoSlice};
+use std::io;
 use std::path::Path;
 
 /// What an operation takes, and a byte, and how long a slow operation takes at most.
@@ -136,6 +136,10 @@ impl State {
         (next.counts, next.operations, next.nanos) = (self.counts, self.operations, self.nanos);
         next.harm = std::mem::take(&mut self.harm);
         next
+    }
+
+    pub(super) fn draws_direct(&mut self) -> bool {
+        self.rng.chance(700)
     }
 
     fn hit(&mut self, fault: Fault) {
@@ -293,7 +297,7 @@ impl State {
 
     pub(super) fn make_dir(&mut self, path: &Path) -> io::Result<()> {
         let power = self.begin(0)?;
-        if self.names.get(path) != Some(Node::Dir) {
+        if path.as_os_str().is_empty() || self.names.get(path) != Some(Node::Dir) {
             self.names.add(path, Node::Dir)?;
         }
         self.end(&power)
@@ -422,16 +426,10 @@ impl State {
     }
 
     /// As `pwritev`: may write less than all.
-    pub(super) fn write(
-        &mut self,
-        file: u64,
-        pieces: &[IoSlice<'_>],
-        at: u64,
-    ) -> io::Result<usize> {
-        let total: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let power = self.begin(total)?;
+    pub(super) fn write(&mut self, file: u64, from: &[u8], at: u64) -> io::Result<usize> {
+        let power = self.begin(from.len())?;
         let fails = self.roll(self.rates.write_error);
-        let mut len = self.shorten(total, Fault::ShortWrite)?;
+        let mut len = self.shorten(from.len(), Fault::ShortWrite)?;
         let room = self.room(file)?;
         if at.saturating_add(len as u64) > room {
             // What fits is written; the next call finds that nothing does.
@@ -441,25 +439,24 @@ impl State {
                 return Err(io::Error::from_raw_os_error(ENOSPC));
             }
         }
-        let mut bytes: Vec<u8> = Vec::with_capacity(total);
-        for piece in pieces {
-            bytes.extend_from_slice(piece);
-        }
-        bytes.truncate(len);
+        let bytes = &from[..len];
         if fails {
             self.hit(Fault::WriteError);
             let happened = self.rng.below(len as u64 + 1) as usize;
             self.store(file, &bytes[..happened], at)?;
             return Err(io::Error::from_raw_os_error(EIO));
         }
-        self.store_or_harm(file, &bytes, at)?;
+        self.store_or_harm(file, bytes, at)?;
         self.end(&power)?;
         Ok(len)
     }
 
-    /// Gives how much a call moves.
+    /// Gives how much a call moves. What is a multiple of whole blocks stays one, as with direct I/O: a
+    /// transfer that ends inside of a block cannot be resumed there.
     fn shorten(&mut self, len: usize, fault: Fault) -> io::Result<usize> {
-        if len < 2 || !self.roll(self.rates.short) {
+        let unit = if (len as u64).is_multiple_of(BLOCK) { BLOCK as usize } else { 1 };
+        let most = (len / unit) as u64;
+        if most < 2 || !self.roll(self.rates.short) {
             return Ok(len);
         }
         if self.rng.chance(200) {
@@ -467,7 +464,7 @@ impl State {
             return Err(io::ErrorKind::Interrupted.into());
         }
         self.hit(fault);
-        Ok(1 + self.rng.below(len as u64 - 1) as usize)
+        Ok((1 + self.rng.below(most - 1) as usize) * unit)
     }
 
     fn store(&mut self, file: u64, bytes: &[u8], at: u64) -> io::Result<()> {

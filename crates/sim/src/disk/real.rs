@@ -1,0 +1,49 @@
+//! The backends of `mooncrate-ssd`, as a seed sets them up.
+
+use super::rig::Opens;
+use super::swarm::Swarm;
+use mooncrate_ssd::disk::Disk;
+use mooncrate_ssd::{Backend, Config, Evict, Kind, Record, Recovery, open};
+use std::sync::Arc;
+
+/// Those that a seed chooses from.
+const BACKENDS: &[Kind] = &Kind::ALL;
+
+/// The real ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Real;
+
+impl Opens for Real {
+    fn backends(&self) -> usize {
+        BACKENDS.len()
+    }
+
+    /// A bucket without metadata is read from head to head; a head that is damaged ends that.
+    fn shadows(&self, swarm: &Swarm) -> bool {
+        BACKENDS[swarm.backend] == Kind::Bucket
+    }
+
+    /// The one file of the offset backend is made in its full length.
+    fn takes_all(&self, swarm: &Swarm) -> bool {
+        BACKENDS[swarm.backend] == Kind::Offset
+    }
+
+    fn open(
+        &self,
+        swarm: &Swarm,
+        disk: Arc<dyn Disk>,
+        found: &mut dyn FnMut(Record),
+    ) -> Result<(Arc<dyn Backend>, Recovery), String> {
+        let config = Config {
+            bucket_bytes_max: swarm.bucket_bytes,
+            bucket_records_max: swarm.bucket_records,
+            open_buckets_max: swarm.open_buckets,
+            handles_max: swarm.handles,
+            evict: if swarm.lru { Evict::Lru } else { Evict::Fifo },
+            verify_values: swarm.verify_values,
+            token: Some(swarm.seed),
+            ..Config::new(BACKENDS[swarm.backend], swarm.limit)
+        };
+        open(disk, &config, found, &mut |_| {}).map_err(|error| error.to_string())
+    }
+}
