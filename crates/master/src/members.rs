@@ -4,7 +4,7 @@
 use crate::service::Master;
 use mooncrate_core::copy::CopyDone;
 use mooncrate_core::error::MountError;
-use mooncrate_core::plan::Notice;
+use mooncrate_core::plan::{Medium, Notice};
 use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, SegmentId};
 use mooncrate_lock::MutexGuard;
 use mooncrate_wire::clock::boottime;
