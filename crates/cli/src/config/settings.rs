@@ -134,7 +134,6 @@ impl Settings {
         let data = or_off("data").map(|text| address(text).expect(CHECKED));
         let label = label(data.as_ref());
         let tier = tier(layers);
-        let disk = tier.disks.first().map(|disk| disk.path.clone());
         let host = or_auto("host").map_or_else(mooncrate::this_host, str::to_owned);
         let unix = or_off("unix").map(|text| match text {
             AUTO => socket_path(&label, runtime_dir),
@@ -173,14 +172,14 @@ impl Settings {
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
-            tier,
             node_name: or_auto("node_name").map_or_else(
                 || {
-                    let kept = disk.map(|disk| disk_label(&disk));
+                    let kept = tier.disks.first().map(|disk| disk_label(&disk.path));
                     format!("{}-{}", hostname(), kept.unwrap_or(label))
                 },
                 str::to_owned,
             ),
+            tier,
             host,
             zone: or_auto("zone").unwrap_or_default().to_owned(),
             drain_on_stop: or_off("drain_on_stop").map(|text| span(text).expect(CHECKED)),
