@@ -3,6 +3,7 @@
 //! ```text
 //!   fill   more than memory holds is put, read and judged; then kill -9, a new start, and all is read again
 //!   evict  more than the disk holds is put while readers ask for what is being evicted
+//!   recover  many small records, closed and opened: how fast they are known again
 //!   slow   the disk is throttled; gets from memory go on, puts wait instead of growing
 //! ```
 //!
@@ -11,6 +12,7 @@
 
 mod evict;
 mod fill;
+mod recover;
 mod slow;
 mod throttle;
 
@@ -60,6 +62,8 @@ enum What {
     Fill(fill::Fill),
     /// Read what is being evicted from the disk
     Evict(evict::Evict),
+    /// Open a directory of many small records
+    Recover(recover::Recover),
     /// Throttle the disk and watch the gets from memory (root, a loop device, control groups)
     Slow(slow::Slow),
 }
@@ -69,6 +73,7 @@ pub(crate) fn run(wanted: &Tier) -> Result<bool> {
     match &wanted.what {
         What::Fill(fill) => fill::run(wanted, fill),
         What::Evict(evict) => evict::run(wanted, evict),
+        What::Recover(recover) => recover::run(wanted, recover),
         What::Slow(slow) => slow::run(wanted, slow),
     }
 }

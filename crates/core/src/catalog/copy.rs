@@ -554,7 +554,7 @@ impl Catalog {
     /// Takes one replica off its entry and orders its end. The key is not free before its owner has
     /// answered: somebody may still read it, or publish it.
     pub(super) fn end_part(&mut self, now: Now, id: EntryId, part: &Part, action: Action) {
-        if !self.segments.book(part.segment).is_open() {
+        if !self.segments.book(part.segment).takes_orders() {
             // It goes with its segment, which takes no orders: `sweep`.
             return;
         }

@@ -20,7 +20,7 @@ impl Catalog {
         // Before the last page the allocator does not know the ranges yet; the order will be repeated. A
         // disk has no ranges, and its owner may evict at any time.
         let disk = book.is_disk();
-        let listens = book.is_open() || disk && book.is_announcing();
+        let listens = book.takes_orders();
         if book.offer.incarnation != notice.incarnation || !listens {
             return;
         }
@@ -61,7 +61,7 @@ impl Catalog {
     ) {
         self.end_copy(now, part.segment, part.slot);
         self.vacate(part);
-        if self.segments.book(part.segment).is_open() {
+        if self.segments.book(part.segment).takes_orders() {
             self.order(now, part, extent, action, removing);
         }
     }
