@@ -51,7 +51,7 @@ pub(crate) enum Bad {
 }
 
 impl Text {
-    fn encode(&self) -> String {
+    pub(crate) fn encode(&self) -> String {
         let Self { kind, token, ids } = self;
         let mut text =
             format!("{FIRST}{VERSION}\nbackend {}\ntoken {token:016x}\nids {ids}\n", kind.name());

@@ -7,7 +7,7 @@
 //! What must stay true: a bucket is written by one call at a time, behind its durable end only. A bucket whose
 //! write or sync failed is closed; its metadata, which say what is in it, leave out what was not kept (S12).
 
-use super::state::{Bucket, Shelf, Slot};
+use super::state::{Bin, Bucket, Slot};
 use super::{Shared, data_path, meta, meta_path, temp_path};
 use crate::backend::{KeepError, NewRecord};
 use crate::disk::{File, Open};
@@ -73,7 +73,7 @@ impl Shared {
                 // Full for the next one; or nothing was left to write.
                 self.put_back(writer, !waiting.is_empty());
             } else {
-                self.append(writer, batch, &mut results);
+                self.append(writer, &batch, &mut results);
             }
         }
         results
@@ -84,8 +84,8 @@ impl Shared {
         let mut state = self.state.lock();
         loop {
             if let Some(writer) = state.idle.pop() {
-                if let Some(shelf) = state.shelves.get_mut(&writer.id) {
-                    shelf.busy = true;
+                if let Some(bin) = state.bins.get_mut(&writer.id) {
+                    bin.busy = true;
                 }
                 return Ok(writer);
             }
@@ -154,15 +154,15 @@ impl Shared {
     fn append(
         &self,
         mut writer: Writer,
-        batch: Vec<Sealed<'_>>,
+        batch: &[Sealed<'_>],
         results: &mut [Result<(), KeepError>],
     ) {
         let (kind, token) = (Kind::Bucket, self.identity.token);
         let site = Site { kind, token, serial: writer.id, offset: writer.end };
-        let laid = laying::lay(&batch, site);
+        let laid = laying::lay(batch, site);
         match self.write(&mut writer, &laid) {
             Ok(()) => {
-                self.commit(&mut writer, &batch, &laid);
+                self.commit(&mut writer, batch, &laid);
                 point("bucket.indexed");
                 let full = writer.records >= self.config.bucket_records_max
                     || writer.end >= self.config.bucket_bytes_max;
@@ -177,7 +177,7 @@ impl Shared {
                 state.books.slots -= batch.len() as u64;
                 drop(state);
                 writer.meta_reserved = before;
-                self.give_up(&batch, error, results);
+                self.give_up(batch, error, results);
                 match failed {
                     Failed::Undone(_) => self.put_back(writer, false),
                     Failed::Bad(_) => self.abandon(writer),
@@ -217,7 +217,7 @@ impl Shared {
     /// The records can be loaded from now on.
     fn commit(&self, writer: &mut Writer, batch: &[Sealed<'_>], laid: &Laid<'_>) {
         let mut state = self.state.lock();
-        let shelf = state.shelves.entry(writer.id).or_insert_with(|| Shelf {
+        let bin = state.bins.entry(writer.id).or_insert_with(|| Bin {
             bucket: Bucket::new(writer.id),
             slots: Vec::new(),
             live: 0,
@@ -232,10 +232,10 @@ impl Shared {
             Slot { id, offset, shape }
         });
         let slots: Vec<Slot> = slots.collect();
-        shelf.slots.extend_from_slice(&slots);
-        shelf.live += slots.len();
-        shelf.data = laid.end;
-        let bucket = Arc::clone(&shelf.bucket);
+        bin.slots.extend_from_slice(&slots);
+        bin.live += slots.len();
+        bin.data = laid.end;
+        let bucket = Arc::clone(&bin.bucket);
         let grown = laid.end - writer.end;
         state.books.data += grown;
         state.books.reserved -= grown;
@@ -277,8 +277,8 @@ impl Shared {
             return self.close(writer);
         }
         let mut state = self.state.lock();
-        if let Some(shelf) = state.shelves.get_mut(&writer.id) {
-            shelf.busy = false;
+        if let Some(bin) = state.bins.get_mut(&writer.id) {
+            bin.busy = false;
         }
         state.idle.push(writer);
         drop(state);
@@ -305,13 +305,13 @@ impl Shared {
             let _ = self.disk.remove(&name);
         }
         let mut state = self.state.lock();
-        let shelf = state.shelves.get_mut(&id).expect("a busy bucket does not go");
-        shelf.busy = false;
-        shelf.open = false;
-        let empty = shelf.live == 0;
+        let bin = state.bins.get_mut(&id).expect("a busy bucket does not go");
+        bin.busy = false;
+        bin.open = false;
+        let empty = bin.live == 0;
         match sealed {
             Ok(()) => {
-                shelf.meta = room.len() as u64;
+                bin.meta = room.len() as u64;
                 state.books.meta += room.len() as u64;
                 state.books.reserved -= meta_reserved;
             }
@@ -332,8 +332,8 @@ impl Shared {
     pub(super) fn seal_leftovers(&self) {
         let mut state = self.state.lock();
         let Some(writer) = state.unsealed.pop() else { return };
-        if let Some(shelf) = state.shelves.get_mut(&writer.id) {
-            shelf.busy = true;
+        if let Some(bin) = state.bins.get_mut(&writer.id) {
+            bin.busy = true;
         }
         drop(state);
         self.seal(writer);
@@ -346,8 +346,8 @@ impl Shared {
             let _ = file.set_len(writer.end);
             let len = file.len().unwrap_or(writer.end).max(writer.end);
             let mut state = self.state.lock();
-            let shelf = state.shelves.get_mut(&writer.id).expect("a busy bucket does not go");
-            shelf.data = len;
+            let bin = state.bins.get_mut(&writer.id).expect("a busy bucket does not go");
+            bin.data = len;
             state.books.data += len - writer.end;
             drop(state);
             return self.close(writer);
@@ -366,7 +366,7 @@ impl Shared {
             state.books.data += len;
             let (bucket, slots) = (Bucket::new(writer.id), Vec::new());
             let (live, data, meta, busy, open, doubtful) = (0, len, 0, false, false, false);
-            state.leaving.push(Shelf { bucket, slots, live, data, meta, busy, open, doubtful });
+            state.leaving.push(Bin { bucket, slots, live, data, meta, busy, open, doubtful });
             return;
         }
         // If that fails, a crash may bring it back, with nothing that was told as kept.

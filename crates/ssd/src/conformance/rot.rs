@@ -30,7 +30,7 @@ fn a_flipped_bit_in_any_file_never_gives_wrong_bytes() {
             rig.keep_all(&things[6..]);
             rig.backend().remove(&[things[1].id]).unwrap();
             let mut files = files(rig.home.disk().as_ref(), Path::new(""));
-            for _ in 0..1 + rng.below(2) {
+            for _ in 0..=rng.below(2) {
                 // Once each: the log and the identity bear one rotten copy, not two.
                 let (path, len) = &files.swap_remove(rng.below(files.len() as u64) as usize);
                 // Mostly where something is.

@@ -133,8 +133,8 @@ impl Scan<'_> {
             return Ok(None);
         };
         let Some(head) = Head::decode(&near[at..], site) else { return Ok(None) };
-        let held = Held::new(head.id, serial, head.label, head.len);
-        if held.path() != file.path || held.bytes() != file.len {
+        let named = Held::new(head.id, serial, head.label, head.len);
+        if named.path() != file.path || named.bytes() != file.len {
             return Ok(None);
         }
         if self.config.verify_values {
@@ -143,6 +143,6 @@ impl Scan<'_> {
                 return Ok(None);
             }
         }
-        Ok(Some((held, head.record())))
+        Ok(Some((named, head.record())))
     }
 }
