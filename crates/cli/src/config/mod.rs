@@ -237,7 +237,8 @@ mod tests {
             shown.contains("$MOONCRATE_SLOT ") && shown.contains("$MOONCRATE_SLOTS?"),
             "{shown}"
         );
-        let error = Layers::read(None, env(&[("MOONCRATE_FROBNICATOR_XYZZY", "1")]), vec![]).unwrap_err();
+        let error =
+            Layers::read(None, env(&[("MOONCRATE_FROBNICATOR_XYZZY", "1")]), vec![]).unwrap_err();
         assert!(error.to_string().contains("--print-config"), "{error}");
     }
 

@@ -34,7 +34,7 @@ const LEDGER_MAX: usize = 1 << 22;
 /// it was may be announced by somebody else.
 const NOTHING: ObjectId = ObjectId { epoch: LeaderEpoch(0), sequence: 0 };
 /// For how long a disk that is away is remembered.
-const REMEMBER: Duration = Duration::from_secs(24 * 3600);
+const REMEMBER: Duration = Duration::from_hours(24);
 
 /// Which of the objects that a disk announces are kept, beside those that the index has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
