@@ -38,7 +38,9 @@ fn documented() -> BTreeMap<String, Family> {
 
 #[test]
 fn the_page_of_metrics_lists_exactly_what_is_shown() {
-    let cluster = Cluster::start(&["--segment-size", "16MiB"]);
+    let folder = tempfile::tempdir().unwrap();
+    let disk = format!("{}=64MiB", folder.path().join("ssd").display());
+    let cluster = Cluster::start(&["--segment-size", "16MiB", "--ssd", &disk]);
     let shown = Scrape::read(&cluster.page("/metrics"));
     let documented = documented();
     for (name, family) in &shown.families {

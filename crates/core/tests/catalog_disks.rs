@@ -253,6 +253,26 @@ fn whatever_the_policy_nothing_is_lost_while_the_disk_has_room() {
     }
 }
 
+/// A victim whose copy is still on its way waits for that copy: it is not dropped for want of another disk.
+#[test]
+fn a_victim_waits_for_the_copy_that_was_begun_ahead() {
+    for offload in [Offload::Watermark, Offload::Eager] {
+        let mut rig = Rig::new(offload, 1);
+        for n in 0..48 {
+            // The disk has the orders and carries them out only when a put waits for room.
+            rig.put(ms(1), &key(n));
+            rig.catalog.tick(ms(1));
+            rig.obey(ms(1));
+        }
+        rig.settle(ms(1));
+        let counters = rig.catalog.counters();
+        assert_eq!((counters.evicted_unsaved, counters.copies_failed), (0, 0), "{offload}");
+        for n in 0..48 {
+            assert_ne!(rig.located(ms(2), &key(n)), [], "{offload}: {n}");
+        }
+    }
+}
+
 #[test]
 fn without_offload_what_is_evicted_is_gone() {
     let mut rig = Rig::new(Offload::Off, 1);
@@ -584,6 +604,31 @@ fn a_quick_restart_of_a_disk_keeps_everything() {
     assert!(matches!(rig.catalog.remove(ms(40_000), &key(0), false), Ok(Removal::Waiting(_))));
     rig.obey(ms(40_000));
     assert_eq!(rig.catalog.remove(ms(40_000), &key(0), false), Err(RemoveError::NotFound));
+}
+
+/// A process that takes a node's name over and has no disk: the disk went with the one before, though its
+/// node is heard as ever.
+#[test]
+fn a_node_that_comes_back_without_its_disk_leaves_it_behind() {
+    let mut rig = Rig::new(Offload::Eager, 2);
+    let near = PutConfig { preferred: vec![memory(1)], ..PutConfig::default() };
+    for n in 0..4 {
+        rig.start(ms(1), &key(n), &near).unwrap();
+    }
+    rig.settle(ms(1));
+    assert_eq!(rig.recovered(disk(1)).len(), 4);
+    rig.mount(ms(100), 1, Medium::Dram, 2, &[]).unwrap();
+    for at in (200..30_000).step_by(100) {
+        rig.catalog.heartbeat(ms(at), NodeId(1)).unwrap();
+        rig.catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+        rig.catalog.tick(ms(at));
+        rig.obey(ms(at));
+        rig.keep();
+    }
+    for n in 0..4 {
+        assert_eq!(rig.located(ms(30_000), &key(n)), []);
+        rig.put(ms(30_000), &key(n));
+    }
 }
 
 fn takeover(rig: &Rig, nodes: &[u64], disks: &[SegmentId]) -> Rig {

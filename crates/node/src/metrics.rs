@@ -5,6 +5,8 @@
 //! family. Reads of processes that map the memory, and of this process itself, are not seen here:
 //! their clients count them.
 
+mod disks;
+
 use crate::duty::Node;
 use mooncrate_admin::{Collector, DescriptorEncoder, Page, Shown};
 use mooncrate_core::Now;
@@ -54,7 +56,8 @@ impl Collector for NodeMetrics {
         refusals(&mut page, &tally.data.refused)?;
         duties(&mut page, tally)?;
         standing(&mut page, &self.0)?;
-        slots(&mut page, &self.0)
+        slots(&mut page, &self.0)?;
+        disks::show(&mut page, &self.0)
     }
 }
 
@@ -89,6 +92,16 @@ fn data(page: &mut Page<'_>, data: &DataTally) -> fmt::Result {
             Shown::level(data.connections.value()),
         ),
         ("mooncrate_node_pins", "Pins that connections hold.", Shown::level(data.pins.value())),
+        (
+            "mooncrate_node_staged_values",
+            "Values that were loaded from disks for connections.",
+            count(&data.staged),
+        ),
+        (
+            "mooncrate_node_staged_bytes",
+            "Bytes that are loaded for connections now.",
+            Shown::level(data.staged_bytes.value()),
+        ),
     ] {
         page.one(name, help, &value)?;
     }

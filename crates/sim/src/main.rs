@@ -164,7 +164,8 @@ fn run_disk(args: &Args) -> ExitCode {
     println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
     let sum = disk::runner::run(&job, &disk::Real, |sum| println!("{}", sum.progress(job.ops)));
     print!("{}", sum.table());
-    if let Some((seed, _)) = &sum.failed {
+    if let Some((seed, first)) = &sum.failed {
+        println!("seed 0x{seed:x} failed: {first}");
         let watch = Watch { words: true, ..Watch::default() };
         let again = disk::runner::run_seed(*seed, job.ops_per_seed, &disk::Real, watch);
         print!("{}", disk::runner::failure(&again, job.ops_per_seed));
@@ -182,6 +183,9 @@ fn run_disk(args: &Args) -> ExitCode {
 fn replay_disk(args: &Args) -> ExitCode {
     let Some(seed) = args.seed else { return usage("disk --replay needs --seed") };
     let watch = Watch { words: true, aloud: args.verbose, until_op: None };
+    if args.verbose {
+        println!("{:?}", disk::runner::swarm(seed, args.ops_per_seed, &disk::Real));
+    }
     let run = |watch| disk::runner::run_seed(seed, args.ops_per_seed, &disk::Real, watch);
     let outcome = run(watch);
     let (ops, loads, hash) = (outcome.ops, outcome.counts.loads, outcome.hash);

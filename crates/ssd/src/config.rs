@@ -3,6 +3,8 @@
 use crate::backend::{Backend, OpenError, Progress, Record, Recovery};
 use crate::bucket::Buckets;
 use crate::disk::Disk;
+use crate::offset::OneFile;
+use crate::per_key::PerKey;
 use crate::record::Kind;
 use std::sync::Arc;
 
@@ -70,6 +72,13 @@ pub fn open(
             let (backend, recovery) = Buckets::open(disk, config, found, progress)?;
             Ok((Arc::new(backend), recovery))
         }
-        Kind::PerKey | Kind::Offset => Err(OpenError::Disk(std::io::ErrorKind::Unsupported.into())),
+        Kind::PerKey => {
+            let (backend, recovery) = PerKey::open(disk, config, found, progress)?;
+            Ok((Arc::new(backend), recovery))
+        }
+        Kind::Offset => {
+            let (backend, recovery) = OneFile::open(disk, config, found, progress)?;
+            Ok((Arc::new(backend), recovery))
+        }
     }
 }

@@ -31,6 +31,21 @@ impl<'a> Sealed<'a> {
         Ok(Self { record: *record, sums, number })
     }
 
+    /// Compares all of them; those that fail have their result.
+    pub(crate) fn check_all(
+        records: &[NewRecord<'a>],
+        results: &mut [Result<(), KeepError>],
+    ) -> Vec<Self> {
+        let mut good = Vec::with_capacity(records.len());
+        for (number, record) in records.iter().enumerate() {
+            match Self::check(record, number) {
+                Ok(sealed) => good.push(sealed),
+                Err(error) => results[number] = Err(error),
+            }
+        }
+        good
+    }
+
     pub(crate) fn shape(&self) -> Shape {
         Shape::new(self.record.label.len(), self.record.value.len() as u64)
     }
@@ -126,6 +141,14 @@ impl Laid<'_> {
             Part::Lent(bytes) => *bytes,
         });
         parts.filter(|piece| !piece.is_empty()).collect()
+    }
+}
+
+/// The same error for somebody else.
+pub(crate) fn again(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
     }
 }
 

@@ -29,6 +29,8 @@ mod conformance;
 pub mod disk;
 mod identity;
 mod laying;
+pub mod offset;
+pub mod per_key;
 pub mod points;
 mod reading;
 pub mod record;

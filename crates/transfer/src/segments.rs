@@ -7,7 +7,7 @@ use mooncrate_lock::RwLock;
 use mooncrate_mem::Segment;
 use mooncrate_wire::DataError;
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Segments of this process. A node fills it; servers and local readers look things up.
 #[derive(Debug, Default)]
@@ -15,7 +15,7 @@ pub struct Segments {
     by_id: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
     /// Memory that no master knows: what is staged from disks.
     private: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
-    stager: OnceLock<Arc<dyn Stager>>,
+    stager: RwLock<Option<Arc<dyn Stager>>>,
 }
 
 impl Segments {
@@ -34,14 +34,14 @@ impl Segments {
         self.private.read().values().cloned().collect()
     }
 
-    /// Says who loads from the disks of this process, once.
-    pub fn set_stager(&self, stager: Arc<dyn Stager>) {
-        let _first = self.stager.set(stager);
+    /// Says who loads from the disks of this process; `None`: nobody any more.
+    pub fn set_stager(&self, stager: Option<Arc<dyn Stager>>) {
+        *self.stager.write() = stager;
     }
 
     /// Who loads from the disks of this process, if it has some.
-    pub fn stager(&self) -> Option<&Arc<dyn Stager>> {
-        self.stager.get()
+    pub fn stager(&self) -> Option<Arc<dyn Stager>> {
+        self.stager.read().clone()
     }
 
     /// Takes a segment out: nobody finds it any more.

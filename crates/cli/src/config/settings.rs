@@ -8,6 +8,7 @@ use mooncrate::{Credentials, TierConfig, TlsFiles, parse_ssds};
 use mooncrate_core::TenantId;
 use mooncrate_core::catalog::Offload;
 use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::ids::name_hash;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_wire::{Address, Masters};
 use std::path::{Path, PathBuf};
@@ -132,6 +133,8 @@ impl Settings {
         let time = |name| span(layers.value(name)).expect(CHECKED);
         let data = or_off("data").map(|text| address(text).expect(CHECKED));
         let label = label(data.as_ref());
+        let tier = tier(layers);
+        let disk = tier.disks.first().map(|disk| disk.path.clone());
         let host = or_auto("host").map_or_else(mooncrate::this_host, str::to_owned);
         let unix = or_off("unix").map(|text| match text {
             AUTO => socket_path(&label, runtime_dir),
@@ -170,17 +173,14 @@ impl Settings {
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
-            tier: TierConfig {
-                disks: or_off("ssd").map_or_else(Vec::new, |text| parse_ssds(text).expect(CHECKED)),
-                staging_bytes: size(layers.value("staging_size")).expect(CHECKED),
-                write_bytes_per_day: or_off("ssd_writes_per_day")
-                    .map(|text| size(text).expect(CHECKED)),
-                scrub_bytes_per_second: or_off("scrub_rate")
-                    .map_or(0, |text| size(text).expect(CHECKED)),
-                ..TierConfig::default()
-            },
-            node_name: or_auto("node_name")
-                .map_or_else(|| format!("{}-{label}", hostname()), str::to_owned),
+            tier,
+            node_name: or_auto("node_name").map_or_else(
+                || {
+                    let kept = disk.map(|disk| disk_label(&disk));
+                    format!("{}-{}", hostname(), kept.unwrap_or(label))
+                },
+                str::to_owned,
+            ),
             host,
             zone: or_auto("zone").unwrap_or_default().to_owned(),
             drain_on_stop: or_off("drain_on_stop").map(|text| span(text).expect(CHECKED)),
@@ -207,6 +207,19 @@ impl Settings {
     }
 }
 
+/// The disks of a node.
+fn tier(layers: &Layers) -> TierConfig {
+    let or_off = |name| Some(layers.value(name)).filter(|value| *value != OFF);
+    let bytes = |name| or_off(name).map(|text| size(text).expect(CHECKED));
+    TierConfig {
+        disks: or_off("ssd").map_or_else(Vec::new, |text| parse_ssds(text).expect(CHECKED)),
+        staging_bytes: size(layers.value("staging_size")).expect(CHECKED),
+        write_bytes_per_day: bytes("ssd_writes_per_day"),
+        scrub_bytes_per_second: bytes("scrub_rate").unwrap_or(0),
+        ..TierConfig::default()
+    }
+}
+
 impl Settings {
     /// The name of a master that listens there, when nobody gives it one.
     pub(crate) fn usual_name(listen: &Address) -> String {
@@ -225,6 +238,13 @@ fn label(data: Option<&Address>) -> String {
         Some(port) if port != "0" => port.to_owned(),
         _ => format!("p{}", std::process::id()),
     }
+}
+
+/// What tells a node with a disk from others of its machine: that disk. It finds its records again after a
+/// restart only under the same name, whatever its port.
+fn disk_label(path: &Path) -> String {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    format!("ssd-{:08x}", name_hash(&path.to_string_lossy()) as u32)
 }
 
 /// Where a node's socket is: in the user's own folder, or else under a name that holds the user.
@@ -285,6 +305,12 @@ mod tests {
         assert_eq!(settings(&[("grpc", "127.0.0.1:9")]).grpc, at);
         let s = settings(&[("node_name", "n"), ("deadline", "2min"), ("huge_pages", "true")]);
         assert_eq!(s.node_name, "n");
+        // A disk names its node: the same one after every restart, whatever port it gets.
+        let disk = [("ssd", "/var/disk=1GiB"), ("data", "127.0.0.1:0")];
+        let (first, again) = (settings(&disk).node_name, settings(&disk[..1]).node_name);
+        assert!(first.contains("-ssd-"), "{first}");
+        assert_eq!(first, again);
+        assert_ne!(first, settings(&[("ssd", "/var/other=1GiB")]).node_name);
         assert_eq!((s.deadline, s.huge_pages), (Duration::from_mins(2), true));
     }
 }

@@ -242,13 +242,38 @@ impl Catalog {
             intake.coming_bytes += copy.bytes;
         }
         if let (Some(leaving), true) = (copy.leaving, copy.victim) {
-            let book = self.segments.book_mut(leaving.segment);
-            if book.moving == 0 {
-                book.moving_at = now;
-            }
-            book.moving += 1;
-            book.moving_bytes += copy.bytes;
+            self.book_victim(now, leaving.segment, copy.bytes);
         }
+    }
+
+    fn book_victim(&mut self, now: Now, segment: SegmentIndex, bytes: u64) {
+        let book = self.segments.book_mut(segment);
+        if book.moving == 0 {
+            book.moving_at = now;
+        }
+        book.moving += 1;
+        book.moving_bytes += bytes;
+    }
+
+    /// A victim whose copy is on its way to a disk already: it goes when that is there. Whether there is
+    /// such a copy.
+    pub(super) fn leave_for_running(&mut self, now: Now, id: EntryId, victim: Part) -> bool {
+        let parts = self.objects.entry(id).parts.as_slice().iter();
+        let mut coming = parts.filter(|part| {
+            part.stripe == victim.stripe
+                && part.state == PartState::Copying
+                && self.segments.is_disk(part.segment)
+        });
+        let Some(at) = coming.next().map(Part::slot_of) else { return false };
+        let Some(copy) = self.copies.running.get_mut(&at) else { return false };
+        // A drain may move it already; another replica that leaves for this copy is another victim.
+        let waits = copy.leaving.is_none_or(|leaving| leaving.slot_of() == victim.slot_of());
+        if waits && !copy.victim {
+            (copy.leaving, copy.victim) = (Some(victim), true);
+            let bytes = copy.bytes;
+            self.book_victim(now, victim.segment, bytes);
+        }
+        waits
     }
 
     /// A copy is over, well or not; what it was. A victim that waited for it is a candidate again, until

@@ -144,6 +144,9 @@ impl Catalog {
         if self.has_other(id, &part) {
             return Fate::Goes;
         }
+        if self.leave_for_running(now, id, part) {
+            return Fate::Moves;
+        }
         let purpose = Purpose { way: Way::Out, leaving: Some(part), ..Purpose::default() };
         let begun = if self.offloads() {
             self.copy_start(now, id, part.stripe, purpose)

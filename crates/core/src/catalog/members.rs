@@ -95,7 +95,32 @@ impl Catalog {
             }
         }
         let last_heard = std::mem::replace(&mut member.last_heard, now);
+        self.leave_behind(node, last_heard, offers);
         Ok(offers.iter().map(|offer| self.mount_one(now, last_heard, offer)).collect())
+    }
+
+    /// A process that mounts a segment anew offers all that it has: what an earlier one had beside it is
+    /// gone with that one. (A segment that is added to a running node replaces none.)
+    fn leave_behind(&mut self, node: NodeId, last_heard: Now, offers: &[SegmentOffer]) {
+        let mounted = |catalog: &Self, id| {
+            catalog.segments.find(id).map(|index| catalog.segments.book(index).offer.incarnation)
+        };
+        let anew = |offer: &&SegmentOffer| {
+            mounted(self, offer.segment).is_some_and(|before| before < offer.incarnation)
+        };
+        let Some(now_at) = offers.iter().filter(anew).map(|offer| offer.incarnation).max() else {
+            return;
+        };
+        let offered = |id: &SegmentId| offers.iter().any(|offer| offer.segment == *id);
+        let Some(member) = self.nodes.get(&node) else { return };
+        let mut gone: Vec<SegmentId> =
+            member.segments.iter().copied().filter(|id| !offered(id)).collect();
+        gone.retain(|id| mounted(self, *id).is_none_or(|before| before < now_at));
+        let fenced_at = last_heard.plus(lease::guarded(self.config.registration / 2));
+        for index in gone.iter().filter_map(|id| self.segments.find(*id)).collect::<Vec<_>>() {
+            self.leave(index, fenced_at);
+        }
+        self.forget_segments(node, &gone);
     }
 
     fn check_offer(&self, node: NodeId, offer: &SegmentOffer) -> Result<(), MountError> {

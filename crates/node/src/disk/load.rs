@@ -13,7 +13,7 @@ use mooncrate_ssd::{Load, LoadError, RecordId};
 use mooncrate_transfer::{Read, Segments, Stager, Staging, TransferError};
 use mooncrate_wire::DataError;
 use mooncrate_wire::message::{StageItem, Staged};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Hint when a disk failed for a reason that may pass.
 const FAILED_MS: u32 = 100;
@@ -23,7 +23,8 @@ const FAILED_MS: u32 = 100;
 pub(crate) struct Tier {
     pub(crate) disks: Vec<Arc<Disk>>,
     pub(crate) staging: Staging,
-    segments: Arc<Segments>,
+    /// They hold us.
+    segments: Weak<Segments>,
 }
 
 /// A record that is about to be loaded.
@@ -34,7 +35,7 @@ struct Found {
 }
 
 impl Tier {
-    pub(crate) fn new(disks: Vec<Arc<Disk>>, staging: Staging, segments: Arc<Segments>) -> Self {
+    pub(crate) fn new(disks: Vec<Arc<Disk>>, staging: Staging, segments: Weak<Segments>) -> Self {
         Self { disks, staging, segments }
     }
 
@@ -44,7 +45,8 @@ impl Tier {
     }
 
     fn find(&self, now: Now, locator: &Locator) -> Result<Found, TransferError> {
-        let segment = self.segments.find(locator)?;
+        let segments = self.segments.upgrade().ok_or(DataError::UnknownSegment)?;
+        let segment = segments.find(locator)?;
         let pin = segment.pin(now, locator)?;
         let label = pin.label();
         let id = record_of(pin.object(), &label);

@@ -104,9 +104,13 @@ impl<'a> Actor<'a> {
                 records.push(new);
             }
         }
-        let values: Vec<Vec<u8>> = records.iter().map(|(_, facts)| value_of(facts)).collect();
-        for ((_, facts), value) in records.iter_mut().zip(&values) {
-            facts.seal = seal_of(value);
+        let mut values = Vec::new();
+        for (_, facts) in &mut records {
+            let mut value =
+                Memory::new(facts.len as usize, if self.rng.chance(500) { 0 } else { 16 });
+            facts.fill(value.bytes_mut(), 0);
+            facts.seal = seal_of(value.bytes());
+            values.push(value);
         }
         // Bytes that changed on their way are not kept.
         let bad = self.rng.chance(20).then(|| self.rng.below(records.len() as u64) as usize);
@@ -116,7 +120,7 @@ impl<'a> Actor<'a> {
             .enumerate()
             .map(|(at, ((id, facts), value))| {
                 let seal = if bad == Some(at) { Seal(!facts.seal.0) } else { facts.seal };
-                NewRecord { id: *id, label: &facts.label, seal, value }
+                NewRecord { id: *id, label: &facts.label, seal, value: value.bytes() }
             })
             .collect();
         let keep = self.oracle(|oracle| oracle.keep_begins(&records));
@@ -202,10 +206,10 @@ impl<'a> Actor<'a> {
             let part = self.rng.chance(300) && facts.len > 0;
             let start = if part { self.rng.below(facts.len) } else { 0 };
             let want = if part { self.rng.below(facts.len - start + 1) } else { facts.len };
-            let (memory, at) = self.memory(want as usize);
+            let into = self.memory(want as usize);
             let began = self.oracle(|oracle| oracle.begins(*id));
             let sums = self.rng.chance(300).then(Vec::new);
-            asked.push(Asked { id: *id, facts, start, want, memory, at, began, sums });
+            asked.push(Asked { id: *id, facts, start, want, into, began, sums });
         }
         self.note(3, asked.len() as u64, || format!("loads {}", list(wanted.iter().copied())));
         let errors = self.errors();
@@ -218,7 +222,7 @@ impl<'a> Actor<'a> {
                 seal: asked.facts.seal,
                 start: asked.start,
                 want: asked.want,
-                into: &mut asked.memory[asked.at..],
+                into: asked.into.bytes_mut(),
                 sums: asked.sums.as_mut(),
                 result: Err(LoadError::Missing),
             })
@@ -248,12 +252,10 @@ impl<'a> Actor<'a> {
     }
 
     /// Memory for a load: with room for whole blocks or without, aligned or not.
-    fn memory(&mut self, want: usize) -> (Vec<u8>, usize) {
-        let roomy = self.rng.chance(500);
-        let memory = vec![0xa5; if roomy { want + 3 * ALIGN } else { want }];
-        let shift = usize::from(self.rng.chance(300));
-        let at = if roomy { memory.as_ptr().align_offset(ALIGN) + shift } else { 0 };
-        (memory, at)
+    fn memory(&mut self, want: usize) -> Memory {
+        let room = if self.rng.chance(500) { want.next_multiple_of(ALIGN) } else { want };
+        let shift = if self.rng.chance(500) { 0 } else { 16 };
+        Memory::new(room, shift)
     }
 
     // ---- remove, evict, scrub ---------------------------------------------------------------
@@ -348,10 +350,28 @@ impl<'a> Actor<'a> {
     }
 }
 
-fn value_of(facts: &Facts) -> Vec<u8> {
-    let mut value = vec![0; facts.len as usize];
-    facts.fill(&mut value, 0);
-    value
+/// Bytes at an address that is aligned, or off by some: how a disk cuts its transfers depends on that, so
+/// it must not depend on what the allocator gives.
+struct Memory {
+    all: Vec<u8>,
+    at: usize,
+    len: usize,
+}
+
+impl Memory {
+    fn new(len: usize, shift: usize) -> Self {
+        let all = vec![0xa5; len + 2 * ALIGN];
+        let at = all.as_ptr().align_offset(ALIGN) + shift;
+        Self { all, at, len }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.all[self.at..][..self.len]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.all[self.at..][..self.len]
+    }
 }
 
 /// A load that is under way.
@@ -360,9 +380,7 @@ struct Asked {
     facts: Facts,
     start: u64,
     want: u64,
-    memory: Vec<u8>,
-    /// Where it goes in there.
-    at: usize,
+    into: Memory,
     began: Began,
     sums: Option<Vec<u64>>,
 }
@@ -371,7 +389,7 @@ impl Asked {
     /// Compares every byte that it gave.
     fn compare(&self) -> Verdict {
         let Self { id, facts, start, .. } = self;
-        let got = &self.memory[self.at..][..self.want as usize];
+        let got = &self.into.bytes()[..self.want as usize];
         let mut expected = vec![0; got.len()];
         facts.fill(&mut expected, *start);
         if got != expected {

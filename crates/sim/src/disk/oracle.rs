@@ -166,6 +166,9 @@ struct Entry {
     /// Told as corrupt: not served again in this life.
     bad: bool,
     harmed: bool,
+    /// The next opening may not find it, because harm lies before it in its file, or because a kill left
+    /// it in the memory of the kernel only.
+    shadowed: bool,
     /// When something last happened to it.
     changed: u64,
     /// Its keep.
@@ -241,6 +244,8 @@ pub struct Oracle {
     harms: Vec<(u64, Harm)>,
     /// Harm hit something that belongs to no record.
     adrift: bool,
+    /// Files are read from head to head after a crash: harm may hide what lies behind it.
+    shadows: bool,
     /// What was judged.
     pub counts: Counts,
 }
@@ -255,6 +260,11 @@ fn broken(rule: &str, id: Option<RecordId>, text: impl std::fmt::Display) -> Ver
     Err(Failure { rule: rule.to_owned(), text, key: None, op: 0 })
 }
 
+/// Whether bytes lie behind harm in the same file.
+fn behind(spans: &[Span], harm: &Harm) -> bool {
+    spans.iter().any(|span| span.file == harm.span.file && span.end > harm.span.start)
+}
+
 /// Whether harm since a keep began concerns what was written.
 fn harmed(harms: &[(u64, Harm)], since: u64, spans: &[Span]) -> bool {
     let mut later = harms.iter().rev().take_while(|(at, _)| *at > since);
@@ -262,6 +272,11 @@ fn harmed(harms: &[(u64, Harm)], since: u64, spans: &[Span]) -> bool {
 }
 
 impl Oracle {
+    /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file.
+    pub fn new(shadows: bool) -> Self {
+        Self { shadows, ..Self::default() }
+    }
+
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -276,9 +291,12 @@ impl Oracle {
             let now = self.tick();
             let meets = |spans: &[Span]| spans.iter().any(|span| span.meets(&harm.span));
             let mut met = self.writing.values().any(|spans| meets(spans));
-            for entry in self.entries.values_mut().filter(|entry| meets(&entry.footprint)) {
-                entry.harmed = true;
-                met = true;
+            for entry in self.entries.values_mut() {
+                if meets(&entry.footprint) {
+                    entry.harmed = true;
+                    met = true;
+                }
+                entry.shadowed |= self.shadows && behind(&entry.footprint, &harm);
             }
             self.adrift |= !met;
             self.harms.push((now, harm));
@@ -301,6 +319,7 @@ impl Oracle {
                 hidden: None,
                 bad: false,
                 harmed: false,
+                shadowed: false,
                 changed: now,
                 keep: now,
                 footprint: Vec::new(),
@@ -323,6 +342,7 @@ impl Oracle {
             Told::PowerOff => Kept::Under,
         };
         entry.harmed |= harmed(&self.harms, keep, &spans);
+        entry.shadowed = self.shadows && self.harms.iter().any(|(_, harm)| behind(&spans, harm));
         entry.footprint = spans;
         if told == Told::Kept {
             self.counts.kept += 1;
@@ -543,8 +563,9 @@ impl Oracle {
 
     // ---- lives ------------------------------------------------------------------------------
 
-    /// The directory was opened again, and these records were found. `calm`: no fault since then.
-    pub fn reopened(&mut self, found: &[Record], calm: bool) -> Verdict {
+    /// The directory was opened again, and these records were found. `calm`: no fault meanwhile. `volatile`:
+    /// the kernel may show what is not on the disk yet.
+    pub fn reopened(&mut self, found: &[Record], calm: bool, volatile: bool) -> Verdict {
         let now = self.tick();
         let mut seen = BTreeSet::new();
         for record in found {
@@ -571,6 +592,8 @@ impl Oracle {
             self.counts.half_found += u64::from(entry.kept == Kept::Under);
             // After a failed sync the kernel may show what is not on the disk, and nobody can tell (S12).
             entry.harmed |= entry.kept == Kept::Failed;
+            // It was never told as kept, so the next power cut may take it; it may not leave a wrong one.
+            entry.shadowed |= volatile && entry.kept == Kept::Under;
             entry.kept = Kept::Yes;
             (entry.removed, entry.evicted) = (false, false);
         }
@@ -578,13 +601,13 @@ impl Oracle {
         for (id, entry) in &mut self.entries {
             if !seen.contains(id) {
                 let excused = entry.removed || entry.evicted || entry.going > 0 || entry.bad;
-                let excused = excused || entry.harmed || adrift || !calm;
+                let excused = excused || entry.harmed || entry.shadowed || adrift || !calm;
                 if entry.kept == Kept::Yes && !excused {
                     return broken("S2", Some(*id), format_args!("lost: {entry:?}"));
                 }
                 self.counts.half_lost += u64::from(entry.kept == Kept::Under);
                 // What a fault hid may be back the next time, and so may what a failed removal left.
-                let definite = calm && !entry.harmed && !adrift;
+                let definite = calm && !entry.harmed && !entry.shadowed && !adrift;
                 entry.kept = match entry.kept {
                     Kept::No => Kept::No,
                     Kept::Under if definite => Kept::No,
@@ -609,6 +632,11 @@ impl Oracle {
         self.writing.clear();
         (self.adrift, self.choosing) = (false, 0);
         Ok(())
+    }
+
+    /// The last harm that was told, for reports.
+    pub fn last_harms(&self) -> Vec<Harm> {
+        self.harms.iter().rev().take(8).map(|(_, harm)| *harm).collect()
     }
 
     /// Records that must be found, and records that may be.

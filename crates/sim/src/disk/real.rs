@@ -7,7 +7,7 @@ use mooncrate_ssd::{Backend, Config, Evict, Kind, Record, Recovery, open};
 use std::sync::Arc;
 
 /// Those that a seed chooses from.
-const BACKENDS: &[Kind] = &[Kind::Bucket];
+const BACKENDS: &[Kind] = &Kind::ALL;
 
 /// The real ones.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +16,16 @@ pub struct Real;
 impl Opens for Real {
     fn backends(&self) -> usize {
         BACKENDS.len()
+    }
+
+    /// A bucket without metadata is read from head to head; a head that is damaged ends that.
+    fn shadows(&self, swarm: &Swarm) -> bool {
+        BACKENDS[swarm.backend] == Kind::Bucket
+    }
+
+    /// The one file of the offset backend is made in its full length.
+    fn takes_all(&self, swarm: &Swarm) -> bool {
+        BACKENDS[swarm.backend] == Kind::Offset
     }
 
     fn open(

@@ -28,6 +28,16 @@ pub trait Opens: Sync {
     /// How many backends there are to choose from.
     fn backends(&self) -> usize;
 
+    /// Whether harm may hide what lies behind it in its file, until the next opening and for good.
+    fn shadows(&self, _swarm: &Swarm) -> bool {
+        false
+    }
+
+    /// Whether all that the limit allows is taken at once: the disk must have it.
+    fn takes_all(&self, _swarm: &Swarm) -> bool {
+        false
+    }
+
     /// Opens; `found` is told each record.
     fn open(
         &self,
@@ -92,6 +102,7 @@ impl Inner {
             .map(str::to_owned)
             .collect();
         let mut lines = self.trace.last_lines(&words, LINES_MAX);
+        lines.extend(self.oracle.last_harms().iter().map(|harm| format!("harm: {harm:?}")));
         lines.push("… and at last, everything:".to_owned());
         lines.extend(self.trace.last_lines(&[], LINES_MAX / 3));
         lines
@@ -169,11 +180,14 @@ enum End {
 }
 
 /// Runs a seed. A panic in the code under test is a failure like any other.
-pub fn run(swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
+pub fn run(mut swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
+    if opens.takes_all(&swarm) {
+        swarm.capacity = swarm.capacity.max(swarm.limit + swarm.limit / 8);
+    }
     let rng = Rng::stream(swarm.seed, "disk rig");
     let disk = Arc::new(SimDisk::new(swarm.seed, swarm.capacity, Rates::default()));
     let inner = Inner {
-        oracle: Oracle::default(),
+        oracle: Oracle::new(opens.shadows(&swarm)),
         trace: Trace::new(watch.words, watch.aloud),
         recent: Vec::new(),
         sequence: 0,
@@ -182,7 +196,7 @@ pub fn run(swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
         failure: None,
     };
     let shared = Shared { swarm, inner: Mutex::new(inner) };
-    let mut rig = Rig { rng, disk, shared: &shared, opens };
+    let mut rig = Rig { rng, disk, shared: &shared, opens, volatile: false, failed: 0 };
     let lives = || {
         while shared.with(|inner| inner.failure.is_none() && inner.ops < shared.swarm.ops) {
             if let Err(failure) = rig.live() {
@@ -211,6 +225,10 @@ struct Rig<'a> {
     disk: Arc<SimDisk>,
     shared: &'a Shared,
     opens: &'a dyn Opens,
+    /// What was not synced before the life began may still be seen.
+    volatile: bool,
+    /// Openings in a row that failed.
+    failed: u32,
 }
 
 type Verdict = Result<(), Failure>;
@@ -238,8 +256,11 @@ impl Rig<'_> {
     /// Opens the directory; `None`: not this time, and the next one is prepared.
     fn open(&mut self) -> Result<Option<Arc<dyn Backend>>, Failure> {
         let swarm = &self.shared.swarm;
-        self.disk.set_rates(if swarm.rates_in_open { swarm.rates } else { Rates::default() });
-        if self.rng.chance(100) {
+        self.failed += 1;
+        // Bad luck ends: a directory that cannot be opened without faults is a failure.
+        let faults = swarm.rates_in_open && self.failed < 10;
+        self.disk.set_rates(if faults { swarm.rates } else { Rates::default() });
+        if self.failed < 20 && self.rng.chance(100) {
             self.disk.cut_after(self.rng.below(60));
         }
         let before = errors(&self.disk.counts());
@@ -248,8 +269,17 @@ impl Rig<'_> {
         let opened = self.opens.open(swarm, disk, &mut |record| found.push(record));
         let calm = before == errors(&self.disk.counts());
         self.shared.with(|inner| inner.oracle.absorb(&self.disk));
+        // Backends may do without what the last steps of opening are for.
+        let opened = opened.and_then(|opened| {
+            if self.disk.is_off() {
+                Err("it went on without the disk".to_owned())
+            } else {
+                Ok(opened)
+            }
+        });
         match opened {
             Ok((backend, recovery)) => {
+                self.failed = 0;
                 self.disk.no_cut();
                 self.note(20, found.len() as u64, || format!("opened: {recovery:?}"));
                 self.found(&*backend, &found, recovery, calm)?;
@@ -259,9 +289,10 @@ impl Rig<'_> {
                 self.note(21, 0, || format!("the power failed while opening: {why}"));
                 self.shared.with(|inner| inner.oracle.counts.cuts_in_open += 1);
                 self.disk = Arc::new(self.disk.crash());
+                self.volatile = false;
                 Ok(None)
             }
-            Err(why) if !calm => {
+            Err(why) if !calm && self.failed < 30 => {
                 self.note(22, 0, || format!("a fault while opening: {why}"));
                 self.disk.no_cut();
                 Ok(None)
@@ -287,7 +318,7 @@ impl Rig<'_> {
         recovery: Recovery,
         calm: bool,
     ) -> Verdict {
-        self.shared.with(|inner| inner.oracle.reopened(found, calm))?;
+        self.shared.with(|inner| inner.oracle.reopened(found, calm, self.volatile))?;
         let bytes: u64 = found.iter().map(|record| record.len).sum();
         let usage = backend.usage();
         let count = found.len() as u64;
@@ -353,14 +384,17 @@ impl Rig<'_> {
                 count(|counts| &mut counts.cuts);
                 self.note(24, 0, || "the power fails".to_owned());
                 self.disk = Arc::new(self.disk.crash());
+                self.volatile = false;
             }
             End::Kill => {
                 count(|counts| &mut counts.kills);
                 self.note(25, 0, || "the process is killed".to_owned());
                 self.disk = Arc::new(self.disk.kill());
+                self.volatile = true;
             }
             End::Close => {
                 count(|counts| &mut counts.closes);
+                self.volatile = true;
                 let usage = backend.usage();
                 self.note(26, usage.records, || format!("closed: {usage:?}"));
                 self.at_rest(&usage)?;

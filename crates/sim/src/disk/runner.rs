@@ -99,9 +99,14 @@ impl Sum {
     }
 }
 
+/// What a seed chooses.
+pub fn swarm(seed: u64, ops: Option<u64>, opens: &dyn Opens) -> Swarm {
+    Swarm::draw(seed, ops, opens.backends())
+}
+
 /// Runs one seed.
 pub fn run_seed(seed: u64, ops: Option<u64>, opens: &dyn Opens, watch: Watch) -> Outcome {
-    rig::run(Swarm::draw(seed, ops, opens.backends()), opens, watch)
+    rig::run(swarm(seed, ops, opens), opens, watch)
 }
 
 /// Everything about a failure, and the command that repeats it.

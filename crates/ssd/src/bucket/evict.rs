@@ -8,6 +8,7 @@ use super::state::{Shelf, Slot, State};
 use super::{Shared, data_path, dead_path, meta_path};
 use crate::backend::{RecordId, Ticket};
 use crate::config::Evict;
+use crate::disk::Open;
 use crate::points::point;
 use mooncrate_mem::clock::boottime;
 use std::io;
@@ -152,6 +153,7 @@ impl Shared {
     fn delete(&self, shelves: Vec<Shelf>) -> io::Result<()> {
         let mut result = Ok(());
         let (mut gone, mut left) = (Vec::new(), Vec::new());
+        let before = self.identity.names();
         for mut shelf in shelves {
             match self.delete_files(&mut shelf) {
                 Ok(true) => gone.push(shelf),
@@ -162,7 +164,7 @@ impl Shared {
                 }
             }
         }
-        if let Err(error) = self.disk.sync_dir(Path::new("")) {
+        if let Err(error) = self.identity.sync_names(Path::new(""), before) {
             // Deleted, but perhaps not for good: what was removed must stay in the log.
             result = Err(error);
             let mut state = self.state.lock();
@@ -170,6 +172,7 @@ impl Shared {
                 state.books.data -= std::mem::take(&mut shelf.data);
             }
             left.append(&mut gone);
+            left.iter_mut().for_each(|shelf| shelf.doubtful = true);
         }
         point("evict.dir_synced");
         let ids: Vec<u64> = gone.iter().map(|shelf| shelf.bucket.id).collect();
@@ -192,6 +195,10 @@ impl Shared {
             result => result,
         };
         self.handles.forget(id);
+        if std::mem::take(&mut shelf.doubtful) {
+            // The name is given and taken once more, so that there is something to sync.
+            drop(self.disk.open(&data_path(id), Open::Create));
+        }
         // Asked once: a reader may leave at any time, and nobody can come.
         let is_read = shelf.bucket.is_read();
         if is_read {

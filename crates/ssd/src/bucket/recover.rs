@@ -120,6 +120,7 @@ impl Buckets {
             done: Progress { total: listing.data.values().sum(), ..Progress::default() },
         };
         let Scan { state, recovery, reader, .. } = scan.run(&listing)?;
+        disk.sync_dir(Path::new(""))?;
         places.retain(|place| state.shelves.contains_key(&place.bucket));
         let removed = Removed::open(&disk, &identity, &places, listing.logs);
         let shared = Shared {
@@ -285,7 +286,10 @@ impl Scan<'_> {
     /// Where the last record of a bucket ends; collects the heads of those that are good.
     fn scan(&mut self, shelf: &mut Shelf, heads: &mut Vec<u8>) -> io::Result<u64> {
         let (id, len) = (shelf.bucket.id, shelf.data);
-        let file = self.disk.open(&data_path(id), Open::Read)?;
+        let file = self.disk.open(&data_path(id), Open::Write)?;
+        // A process that was killed leaves bytes in the memory of the kernel that verify, and that a power
+        // cut takes along. What is told is durable.
+        file.sync_data()?;
         let (mut end, mut offset) = (0, 0);
         while offset < len {
             let site = Site { kind: Kind::Bucket, token: self.token, serial: id, offset };
@@ -359,5 +363,5 @@ impl Scan<'_> {
 
 fn new_shelf(id: u64, data: u64, meta: u64) -> Shelf {
     let (bucket, slots) = (Bucket::new(id), Vec::new());
-    Shelf { bucket, slots, live: 0, data, meta, busy: false, open: false }
+    Shelf { bucket, slots, live: 0, data, meta, busy: false, open: false, doubtful: false }
 }

@@ -91,6 +91,8 @@ pub(super) struct Shelf {
     pub(super) busy: bool,
     /// It may be written to again.
     pub(super) open: bool,
+    /// Its files are deleted, but the sync that should have made that last failed: a crash may undo it.
+    pub(super) doubtful: bool,
 }
 
 impl Shelf {

@@ -48,13 +48,7 @@ enum Failed {
 impl Shared {
     pub(super) fn keep_all(&self, records: &[NewRecord<'_>]) -> Vec<Result<(), KeepError>> {
         let mut results: Vec<Result<(), KeepError>> = records.iter().map(|_| Ok(())).collect();
-        let mut waiting = VecDeque::with_capacity(records.len());
-        for (number, record) in records.iter().enumerate() {
-            match Sealed::check(record, number) {
-                Ok(sealed) => waiting.push_back(sealed),
-                Err(error) => results[number] = Err(error),
-            }
-        }
+        let mut waiting = VecDeque::from(Sealed::check_all(records, &mut results));
         let mut state = self.state.lock();
         waiting.retain(|sealed| {
             let id = sealed.record.id;
@@ -195,6 +189,7 @@ impl Shared {
     /// Data, sync, and the name of a new file.
     fn write(&self, writer: &mut Writer, laid: &Laid<'_>) -> Result<(), Failed> {
         let path = data_path(writer.id);
+        let before = self.identity.names();
         let file = match &writer.file {
             Some(file) => Arc::clone(file),
             None => self.disk.open(&path, Open::Create).map_err(Failed::Bad)?,
@@ -213,7 +208,7 @@ impl Shared {
         file.sync_data().map_err(Failed::Bad)?;
         point("bucket.data_synced");
         if writer.records == 0 {
-            self.disk.sync_dir(Path::new("")).map_err(Failed::Bad)?;
+            self.identity.sync_names(Path::new(""), before).map_err(Failed::Bad)?;
             point("bucket.dir_synced");
         }
         Ok(())
@@ -230,6 +225,7 @@ impl Shared {
             meta: 0,
             busy: true,
             open: true,
+            doubtful: false,
         });
         let slots = batch.iter().zip(&laid.offsets).map(|(sealed, &offset)| {
             let (id, shape) = (sealed.record.id, sealed.shape());
@@ -267,7 +263,7 @@ impl Shared {
             results[sealed.number] = Err(if error.kind() == io::ErrorKind::StorageFull {
                 KeepError::Full { need: sealed.shape().bytes(), used, limit: used + free }
             } else {
-                KeepError::Disk(again(error))
+                KeepError::Disk(laying::again(error))
             });
         }
     }
@@ -364,23 +360,16 @@ impl Shared {
         let Some(file) = writer.file else { return };
         let len = file.len().unwrap_or(0);
         drop(file);
-        let path = data_path(writer.id);
-        let deleted = self.disk.remove(&path).and_then(|()| self.disk.sync_dir(Path::new("")));
-        if let Err(error) = deleted {
+        if let Err(error) = self.disk.remove(&data_path(writer.id)) {
             tracing::warn!(bucket = writer.id, %error, "an empty bucket could not be deleted");
             let mut state = self.state.lock();
             state.books.data += len;
             let (bucket, slots) = (Bucket::new(writer.id), Vec::new());
-            let (live, data, meta, busy, open) = (0, len, 0, false, false);
-            state.leaving.push(Shelf { bucket, slots, live, data, meta, busy, open });
+            let (live, data, meta, busy, open, doubtful) = (0, len, 0, false, false, false);
+            state.leaving.push(Shelf { bucket, slots, live, data, meta, busy, open, doubtful });
+            return;
         }
-    }
-}
-
-/// The same error for somebody else.
-pub(crate) fn again(error: &io::Error) -> io::Error {
-    match error.raw_os_error() {
-        Some(code) => io::Error::from_raw_os_error(code),
-        None => io::Error::new(error.kind(), error.to_string()),
+        // If that fails, a crash may bring it back, with nothing that was told as kept.
+        let _ = self.disk.sync_dir(Path::new(""));
     }
 }

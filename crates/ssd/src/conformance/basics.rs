@@ -193,7 +193,7 @@ fn an_empty_directory_and_one_of_another_kind_or_version() {
         rig.reopen();
         rig.found_exactly(&[]);
         let kind = rig.config.kind;
-        for &other in super::KINDS.iter().filter(|other| **other != kind) {
+        for other in crate::Kind::ALL.into_iter().filter(|other| *other != kind) {
             rig.config.kind = other;
             assert!(matches!(rig.open(), Err(OpenError::Kind { .. })));
         }

@@ -33,7 +33,11 @@ pub(super) struct SimHome(Arc<SimDisk>);
 
 impl SimHome {
     pub(super) fn new(seed: u64) -> Self {
-        Self(Arc::new(SimDisk::new(seed, CAPACITY, Rates::default())))
+        Self::with_capacity(seed, CAPACITY)
+    }
+
+    pub(super) fn with_capacity(seed: u64, capacity: u64) -> Self {
+        Self(Arc::new(SimDisk::new(seed, capacity, Rates::default())))
     }
 }
 

@@ -113,7 +113,7 @@ pub(crate) fn with_disk(rig: &Rig) -> Arc<Disk> {
         batches: AtomicUsize::new(0),
         offset: AtomicU64::new(0),
     });
-    rig.segments.set_stager(Arc::clone(&disk) as Arc<dyn Stager>);
+    rig.segments.set_stager(Some(Arc::clone(&disk) as Arc<dyn Stager>));
     disk
 }
 

@@ -176,7 +176,7 @@ fn begin(planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Undo> {
         Act::Remount => {
             let forerunner = fleet.nodes[target].child.take().context("the node runs")?;
             fleet.other_port(target)?;
-            fleet.start_node(target)?;
+            fleet.start_node_with(target, None)?;
             Undo::KillForerunner(forerunner)
         }
         Act::Descriptors => {

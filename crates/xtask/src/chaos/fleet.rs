@@ -26,7 +26,9 @@ const LEADER_MAX: Duration = Duration::from_secs(30);
 /// How long a master may take to say whether it leads; a stopped one never does.
 const ASK_TIME: Duration = Duration::from_millis(500);
 const AUDIT_TIME: Duration = Duration::from_secs(20);
-const SEGMENT: &str = "128MiB";
+/// So little that values leave it for the disk, and come back from there.
+const SEGMENT: &str = "24MiB";
+const DISK: &str = "256MiB,bucket_size=8MiB";
 /// Shorter than clients are stopped for, so that some wake up after their put was given up.
 const PUT_TIMEOUT: &str = "3s";
 
@@ -215,11 +217,19 @@ impl Fleet {
             None => ["--state-file", &state].to_vec(),
         };
         let args = ["master", "--master", &listen, "--admin", &admin, "--put-timeout", PUT_TIMEOUT];
-        let command = self.serving(&server.host, &[&args[..], &kept].concat())?;
+        // Every value goes to a disk, so that nodes come back with many of them.
+        let disks = ["--offload", "eager"];
+        let command = self.serving(&server.host, &[&args[..], &kept, &disks].concat())?;
         self.masters[index].spawn(&self.folder, command)
     }
 
+    /// Starts a node with its disk. One whose forerunner still runs, and holds the disk, starts without.
     pub(crate) fn start_node(&mut self, index: usize) -> Result<()> {
+        let disk = self.folder.join(format!("{}.disk", self.nodes[index].host.name));
+        self.start_node_with(index, Some(&format!("{}={DISK}", disk.display())))
+    }
+
+    pub(crate) fn start_node_with(&mut self, index: usize, disk: Option<&str>) -> Result<()> {
         let masters = self.master_addresses();
         let node = &self.nodes[index];
         let data = node.address().to_string();
@@ -229,7 +239,8 @@ impl Fleet {
         let (name, label) = (node.host.name.clone(), format!("h{}", index + 1));
         let args = ["node", "--master", &masters, "--data", &data, "--unix", &unix];
         let own = ["--segment-size", SEGMENT, "--node-name", &name, "--host", &label];
-        let command = self.serving(&node.host, &[&args[..], &own].concat())?;
+        let disk = disk.map_or_else(Vec::new, |disk| vec!["--ssd", disk]);
+        let command = self.serving(&node.host, &[&args[..], &own, &disk].concat())?;
         self.nodes[index].spawn(&self.folder, command)
     }
 

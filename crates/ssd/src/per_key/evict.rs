@@ -1,0 +1,169 @@
+//! Deleting files: for removals at once, for evictions in two steps (S1, S6).
+
+use super::{Held, Shared, missing_is_fine};
+use crate::backend::{RecordId, Ticket};
+use crate::disk::Open;
+use crate::points::point;
+use mooncrate_mem::clock::boottime;
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often a ticket looks whether the last reader has left.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Files that are hidden.
+struct Hidden {
+    all: Arc<Shared>,
+    held: Vec<Arc<Held>>,
+    records: Vec<RecordId>,
+    bytes: u64,
+}
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Hidden({} records, {} bytes)", self.records.len(), self.bytes)
+    }
+}
+
+/// Whether somebody else than the state and the caller has a hold of it.
+fn is_read(held: &Arc<Held>) -> bool {
+    Arc::strong_count(held) > 2
+}
+
+impl Shared {
+    pub(super) fn unlink_some(self: &Arc<Self>, bytes: u64) -> Option<Box<dyn Ticket>> {
+        self.sweep();
+        let (held, records) = (Vec::new(), Vec::new());
+        let mut hidden = Hidden { all: Arc::clone(self), held, records, bytes: 0 };
+        let mut state = self.state.lock();
+        while hidden.records.is_empty() || hidden.bytes < bytes {
+            let Some((_, &id)) = state.order.first_key_value() else { break };
+            let serial = state.hide(id, false).expect("what has an order is in the index");
+            let held = Arc::clone(&state.hidden[&(id, serial)].held);
+            hidden.bytes += held.bytes();
+            hidden.records.push(id);
+            hidden.held.push(held);
+        }
+        drop(state);
+        point("evict.unlinked");
+        (!hidden.records.is_empty()).then(|| Box::new(hidden) as Box<dyn Ticket>)
+    }
+
+    /// Deletes hidden files for good. Who has one open reads on.
+    pub(super) fn delete(&self, going: &[Arc<Held>]) -> io::Result<()> {
+        let mut result = Ok(());
+        let (mut gone, mut dirs) = (Vec::new(), BTreeSet::new());
+        let before = self.identity.names();
+        for held in going {
+            let key = (held.id, held.serial);
+            if self.state.lock().hidden.get(&key).is_some_and(|copy| !copy.counted) {
+                // A sync failed: the name is given and taken once more, so that there is something to sync.
+                drop(self.disk.open(&held.path(), Open::Create));
+            }
+            match missing_is_fine(self.disk.remove(&held.path())) {
+                Ok(()) => {
+                    dirs.insert(held.dir());
+                    gone.push(held);
+                }
+                Err(error) => result = Err(error),
+            }
+        }
+        point("per_key.deleted");
+        let synced = self.sync_dirs(&dirs, before);
+        point("per_key.delete_synced");
+        let mut state = self.state.lock();
+        for held in gone {
+            // It may come back with a crash if the sync failed; then the caller may try again.
+            let key = (held.id, held.serial);
+            let Some(copy) = state.hidden.get_mut(&key) else { continue };
+            if std::mem::take(&mut copy.counted) {
+                state.data -= held.bytes();
+            }
+            if synced.is_ok() {
+                state.hidden.remove(&key);
+            }
+        }
+        result.and(synced)
+    }
+
+    /// Deletes what could not be deleted before.
+    pub(super) fn sweep(&self) {
+        let mut state = self.state.lock();
+        if state.leaving.is_empty() {
+            return;
+        }
+        let leaving = std::mem::take(&mut state.leaving);
+        drop(state);
+        for (path, bytes, held) in leaving {
+            let read = held.as_ref().is_some_and(|held| Arc::strong_count(held) > 1);
+            let gone = !read && missing_is_fine(self.disk.remove(&path)).is_ok();
+            let mut state = self.state.lock();
+            if gone {
+                state.data -= bytes;
+            } else {
+                state.leaving.push((path, bytes, held));
+            }
+        }
+    }
+
+    /// What is still read after the wait: renamed, so that the next start knows it as an orphan.
+    fn orphan(&self, held: &Arc<Held>) -> io::Result<()> {
+        let path = held.named(".dead");
+        let before = self.identity.names();
+        missing_is_fine(self.disk.rename(&held.path(), &path))?;
+        point("evict.orphan_marked");
+        self.identity.sync_names(&held.dir(), before)?;
+        let mut state = self.state.lock();
+        if let Some(copy) = state.hidden.remove(&(held.id, held.serial))
+            && copy.counted
+        {
+            state.leaving.push((path, held.bytes(), Some(copy.held)));
+        }
+        Ok(())
+    }
+}
+
+impl Ticket for Hidden {
+    fn records(&self) -> &[RecordId] {
+        &self.records
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn finish(mut self: Box<Self>, wait: Duration) -> io::Result<()> {
+        let held = std::mem::take(&mut self.held);
+        let deadline = boottime().deadline_in(wait);
+        while held.iter().any(is_read) {
+            let left = deadline.left(boottime());
+            if left.is_zero() {
+                break;
+            }
+            let mut state = self.all.state.lock();
+            self.all.pause.wait_for(&mut state, left.min(LOOK));
+        }
+        point("evict.drained");
+        let (read, free): (Vec<_>, Vec<_>) = held.into_iter().partition(is_read);
+        let orphaned = read.iter().map(|held| self.all.orphan(held));
+        let orphaned = orphaned.fold(Ok(()), io::Result::and);
+        self.all.delete(&free).and(orphaned)
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        let mut state = self.all.state.lock();
+        for held in self.held.drain(..) {
+            let key = (held.id, held.serial);
+            // Being removed, or a newer copy is served: it stays hidden.
+            let back = state.hidden.get(&key).is_some_and(|copy| !copy.removed && copy.counted);
+            if back && !state.index.contains_key(&held.id) {
+                state.hidden.remove(&key);
+                state.link(held);
+            }
+        }
+    }
+}

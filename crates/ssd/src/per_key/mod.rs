@@ -1,0 +1,291 @@
+//! A file for each record: easy to look at, slow for millions.
+//!
+//! ```text
+//!   ab/cd/<hash of tenant and key>-<object>-<stripe>-<serial>        hash: BLAKE3, begins with abcd
+//! ```
+//!
+//! Written as a temporary file, synced, renamed, its directory synced; files of one call that share a
+//! directory share its sync. A removal is a deleted name, synced. The serial is never used again, so a file
+//! that waits to be deleted and the same record kept anew are two files.
+//!
+//! What must stay true: a file that has its name is complete. Records are evicted in the order of their
+//! serials. The lock of the state is never held over I/O.
+
+mod evict;
+mod recover;
+mod write;
+
+use crate::backend::{Backend, KeepError, Load, LoadError, NewRecord, RecordId, Ticket, Usage};
+use crate::config::Config;
+use crate::disk::{Disk, Open};
+use crate::identity::{self, Identity};
+use crate::points::point;
+use crate::reading::{self, Found, Reader};
+use crate::record::{Kind, Shape, Site};
+use mooncrate_core::label::Label;
+use mooncrate_lock::{Condvar, Mutex};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Records that one call of `scrub` looks at.
+const SCRUB_RECORDS: usize = 1024;
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct PerKey(Arc<Shared>);
+
+/// What tickets hold on to.
+#[derive(Debug)]
+struct Shared {
+    disk: Arc<dyn Disk>,
+    config: Config,
+    identity: Identity,
+    reader: Reader,
+    state: Mutex<State>,
+    /// For waits that are bounded; nobody notifies.
+    pause: Condvar,
+}
+
+/// A file. Who reads it holds a count of it beside that of the state.
+#[derive(Debug)]
+struct Held {
+    id: RecordId,
+    serial: u64,
+    hash: [u8; 32],
+    shape: Shape,
+}
+
+/// A file that is not served.
+#[derive(Debug)]
+struct Copy {
+    held: Arc<Held>,
+    /// It is being removed, which cannot be taken back.
+    removed: bool,
+    /// Its bytes are in the books.
+    counted: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    index: HashMap<RecordId, Arc<Held>>,
+    /// Which record a serial is, of those in the index.
+    order: BTreeMap<u64, RecordId>,
+    /// Files that are not served.
+    hidden: BTreeMap<(RecordId, u64), Copy>,
+    pending: HashSet<RecordId>,
+    /// Directories that are there, and whether that is durable. One that may vanish is not used.
+    tops: HashMap<u8, bool>,
+    dirs: HashMap<[u8; 2], bool>,
+    /// Files that shall go and could not yet.
+    leaving: Vec<(PathBuf, u64, Option<Arc<Held>>)>,
+    data: u64,
+    reserved: u64,
+    value_bytes: u64,
+}
+
+impl Held {
+    fn new(id: RecordId, serial: u64, label: &[u8], len: u64) -> Self {
+        Self { id, serial, hash: hash(label), shape: Shape::new(label.len(), len) }
+    }
+
+    /// Bytes of the file.
+    fn bytes(&self) -> u64 {
+        crate::laying::rounded(self.shape.bytes())
+    }
+
+    fn dir(&self) -> PathBuf {
+        dir([self.hash[0], self.hash[1]])
+    }
+
+    fn path(&self) -> PathBuf {
+        self.named("")
+    }
+
+    fn named(&self, ending: &str) -> PathBuf {
+        let RecordId { object, stripe } = self.id;
+        let mut name = String::with_capacity(140);
+        for byte in self.hash {
+            let _ = write!(name, "{byte:02x}");
+        }
+        let (epoch, object) = (object.epoch.0, object.sequence);
+        let _ = write!(name, "-{epoch:x}.{object:x}-{stripe:x}-{:016x}{ending}", self.serial);
+        self.dir().join(name)
+    }
+
+    fn site(&self, token: u64) -> Site {
+        Site { kind: Kind::PerKey, token, serial: self.serial, offset: 0 }
+    }
+}
+
+fn dir([first, second]: [u8; 2]) -> PathBuf {
+    format!("{first:02x}/{second:02x}").into()
+}
+
+/// Of tenant and key; the wishes in a label are no part of a name.
+fn hash(label: &[u8]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    match Label::decode(label) {
+        Some(label) => {
+            hasher.update(&label.tenant.0.to_le_bytes());
+            hasher.update(label.key.as_bytes());
+        }
+        None => drop(hasher.update(label)),
+    }
+    *hasher.finalize().as_bytes()
+}
+
+impl State {
+    fn link(&mut self, held: Arc<Held>) {
+        self.value_bytes += held.shape.value;
+        self.order.insert(held.serial, held.id);
+        self.index.insert(held.id, held);
+    }
+
+    fn hide(&mut self, id: RecordId, removed: bool) -> Option<u64> {
+        let held = self.index.remove(&id)?;
+        let serial = held.serial;
+        self.value_bytes -= held.shape.value;
+        self.order.remove(&serial);
+        self.hidden.insert((id, serial), Copy { held, removed, counted: true });
+        Some(serial)
+    }
+}
+
+impl Shared {
+    fn quarantine(&self, bad: &[(RecordId, u64)]) {
+        let mut state = self.state.lock();
+        for &(id, serial) in bad {
+            if state.index.get(&id).is_some_and(|held| held.serial == serial) {
+                tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
+                state.hide(id, false);
+            }
+        }
+    }
+
+    /// Makes it durable that files are gone or there.
+    fn sync_dirs(&self, dirs: &BTreeSet<PathBuf>, before: u64) -> io::Result<()> {
+        let synced = dirs.iter().map(|dir| self.identity.sync_names(dir, before));
+        synced.fold(Ok(()), io::Result::and)
+    }
+}
+
+impl Backend for PerKey {
+    fn keep(&self, records: &[NewRecord<'_>]) -> Vec<Result<(), KeepError>> {
+        self.0.keep_all(records)
+    }
+
+    fn load(&self, loads: &mut [Load<'_>]) {
+        let this = &*self.0;
+        let state = this.state.lock();
+        let found = loads.iter().map(|load| state.index.get(&load.id).cloned());
+        let held: Vec<Option<Arc<Held>>> = found.collect();
+        drop(state);
+        let (mut found, mut bad) = (Vec::with_capacity(loads.len()), Vec::new());
+        for (load, held) in loads.iter_mut().zip(&held) {
+            let Some(held) = held else {
+                load.result = Err(LoadError::Missing);
+                continue;
+            };
+            if let Err(error) = reading::admit(load, held.shape) {
+                load.result = Err(error);
+                continue;
+            }
+            let site = held.site(this.identity.token);
+            match this.disk.open(&held.path(), Open::Read) {
+                Ok(file) => found.push(Found { site, file, load }),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    load.result = Err(LoadError::Missing);
+                    bad.push((load.id, held.serial));
+                }
+                Err(error) => load.result = Err(error.into()),
+            }
+        }
+        this.reader.load(this.disk.as_ref(), &mut found);
+        for Found { site, load, .. } in found {
+            if matches!(load.result, Err(LoadError::Corrupt)) {
+                bad.push((load.id, site.serial));
+            }
+        }
+        if !bad.is_empty() {
+            this.quarantine(&bad);
+        }
+    }
+
+    fn remove(&self, ids: &[RecordId]) -> io::Result<()> {
+        let this = &*self.0;
+        let mut going = Vec::new();
+        let mut state = this.state.lock();
+        for &id in ids {
+            state.hide(id, true);
+            for (_, copy) in state.hidden.range_mut((id, 0)..=(id, u64::MAX)) {
+                copy.removed = true;
+                going.push(Arc::clone(&copy.held));
+            }
+        }
+        drop(state);
+        point("removed.hidden");
+        this.delete(&going)
+    }
+
+    fn unlink(&self, bytes: u64) -> Option<Box<dyn Ticket>> {
+        self.0.unlink_some(bytes)
+    }
+
+    fn scrub(&self, cursor: u64, bytes: u64) -> (Vec<RecordId>, u64) {
+        let this = &*self.0;
+        let (mut some, mut seen, mut next) = (Vec::new(), 0, 0);
+        let state = this.state.lock();
+        for (serial, id) in state.order.range(cursor..) {
+            if seen >= bytes || some.len() >= SCRUB_RECORDS {
+                next = *serial;
+                break;
+            }
+            let held = Arc::clone(&state.index[id]);
+            seen += held.bytes();
+            some.push(held);
+        }
+        drop(state);
+        let mut bad = Vec::new();
+        for held in some {
+            let checked = this.disk.open(&held.path(), Open::Read).and_then(|file| {
+                let site = held.site(this.identity.token);
+                this.reader.check(this.disk.as_ref(), &file, site, held.id, held.shape)
+            });
+            if reading::is_bad(&checked) {
+                bad.push((held.id, held.serial));
+            }
+        }
+        this.quarantine(&bad);
+        (bad.into_iter().map(|(id, _)| id).collect(), next)
+    }
+
+    fn usage(&self) -> Usage {
+        let this = &*self.0;
+        let state = this.state.lock();
+        let on_disk = state.data + identity::BYTES;
+        Usage {
+            records: state.index.len() as u64,
+            value_bytes: state.value_bytes,
+            used: on_disk,
+            limit: this.config.limit_bytes,
+            on_disk,
+            written: this.identity.written(),
+        }
+    }
+}
+
+/// A file that is not there is as good as deleted.
+fn missing_is_fine(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// The directory of a file.
+fn parent(path: &Path) -> PathBuf {
+    path.parent().map(Path::to_path_buf).unwrap_or_default()
+}
