@@ -486,7 +486,8 @@ impl Oracle {
                 entry.changed = now;
                 if done {
                     entry.going -= 1;
-                    entry.removed = true;
+                    // A record that a fault hid from this life is unknown to it, and so is its removal.
+                    entry.removed |= entry.kept != Kept::Failed;
                     self.counts.removed += 1;
                 }
             }
