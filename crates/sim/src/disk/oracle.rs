@@ -608,6 +608,8 @@ impl Oracle {
                 }
                 self.counts.half_lost += u64::from(entry.kept == Kept::Under);
                 // What a fault hid may be back the next time, and so may what a failed removal left.
+                // Its room may be used again meanwhile, which its verification will tell.
+                entry.harmed |= !calm;
                 let definite = calm && !entry.harmed && !entry.shadowed && !adrift;
                 entry.kept = match entry.kept {
                     Kept::No => Kept::No,
