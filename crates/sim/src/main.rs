@@ -15,6 +15,7 @@ usage: mooncrate-sim run --ops N [--seed S] [--threads T] [--minutes M] [--ops-p
        mooncrate-sim canaries [--threads T]
        mooncrate-sim marks [--ops N] [--seed S] [--threads T]
        mooncrate-sim disk [--ops N] [--seed S] [--threads T] [--minutes M] [--ops-per-seed N]
+       mooncrate-sim disk-crash [--rounds N] [--seed S] [--point NAME]
        mooncrate-sim disk --replay --seed S [--ops-per-seed N] [--verbose] [--twice]
 
 run       seed S and others that follow from it, until N operations are done; exit 1 if a rule is
@@ -22,7 +23,9 @@ run       seed S and others that follow from it, until N operations are done; ex
 replay    one seed; --ops as in the REPRO line; --twice runs it twice and compares the hashes
 canaries  switches every bug on purpose on, one after the other; each must be caught
 marks     as run, and exit 1 if a rare situation was never reached
-disk      the backends of the SSD tier on a simulated disk; --replay repeats one seed";
+disk      the backends of the SSD tier on a simulated disk; --replay repeats one seed
+disk-crash  the same on real disks: a process is killed at each point that makes something durable,
+          N times, and what it left is verified; NAME may be the beginning of a name";
 
 /// What was asked for on the command line.
 #[derive(Clone, Debug, Default)]
@@ -36,11 +39,16 @@ struct Args {
     verbose: bool,
     twice: bool,
     replay: bool,
+    rounds: Option<u64>,
+    point: Option<String>,
 }
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
     let Some(command) = words.next() else { return usage("say what to do") };
+    if command == "disk-crash-child" {
+        return crash_child(&words.collect::<Vec<String>>());
+    }
     let args = match parse(words) {
         Ok(args) => args,
         Err(why) => return usage(&why),
@@ -49,6 +57,7 @@ fn main() -> ExitCode {
         "run" => run(&args, false),
         "marks" => run(&args, true),
         "replay" => replay(&args),
+        "disk-crash" => crash(&args),
         "disk" if args.replay => replay_disk(&args),
         "disk" => run_disk(&args),
         "canaries" => canaries(&args),
@@ -77,6 +86,11 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
                 args.replay = true;
                 continue;
             }
+            "--point" => {
+                args.point = words.next();
+                continue;
+            }
+            "--rounds" => &mut args.rounds,
             "--ops" => &mut args.ops,
             "--seed" => &mut args.seed,
             "--threads" => &mut args.threads,
@@ -204,6 +218,60 @@ fn replay_disk(args: &Args) -> ExitCode {
     }
     println!("clean");
     ExitCode::SUCCESS
+}
+
+fn crash(args: &Args) -> ExitCode {
+    let (program, directory) = match (std::env::current_exe(), tempfile::tempdir()) {
+        (Ok(program), Ok(directory)) => (program, directory),
+        (Err(error), _) | (_, Err(error)) => return usage(&error.to_string()),
+    };
+    let (seed, rounds, only) =
+        (args.seed.unwrap_or(1), args.rounds.unwrap_or(1), args.point.clone());
+    let job =
+        disk::crash::Job { program, directory: directory.path().to_owned(), seed, rounds, only };
+    let sum = disk::crash::run(&job, |point, sum| {
+        println!("{point}: {} children, {} records verified", sum.children, sum.verified);
+    });
+    let sum = match sum {
+        Ok(sum) => sum,
+        Err(failure) => {
+            println!("VIOLATION of {failure}");
+            return ExitCode::FAILURE;
+        }
+    };
+    print!("{}", sum.table());
+    let missing = sum.missing(job.only.as_deref());
+    if !missing.is_empty() {
+        println!("nobody came to: {}", missing.join(", "));
+        return ExitCode::FAILURE;
+    }
+    println!("clean");
+    ExitCode::SUCCESS
+}
+
+/// A child of `disk-crash`: directory, disk, then numbers.
+fn crash_child(words: &[String]) -> ExitCode {
+    let [directory, disk, numbers @ ..] = words else { return usage("a child needs its task") };
+    let numbers: Vec<u64> = numbers.iter().filter_map(|word| number(word)).collect();
+    let [kind, point, hits, seed, from] = numbers[..] else {
+        return usage("a child needs its task");
+    };
+    let task = disk::crash::child::Task {
+        directory: directory.into(),
+        disk: disk.clone(),
+        kind: kind as usize,
+        point: point as usize,
+        hits,
+        seed,
+        from,
+    };
+    match disk::crash::child::work(&task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Panics of code under test are told as failures, with the command that repeats them.

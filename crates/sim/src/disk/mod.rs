@@ -13,11 +13,12 @@
 //! Local words: a **life** is the time between two openings of the directory; **harm** is a fault that can
 //! cost data although every call succeeded; a record is **sure** when nothing can excuse its loss.
 //!
-//! Deliberately absent: real disks (`disk-crash` has them), nodes and masters: whoever evicts here plays the
+//! Real disks are in `crash` only. Deliberately absent: nodes and masters: whoever evicts here plays the
 //! master that was told, or was not.
 
 mod actor;
 pub mod baton;
+pub mod crash;
 #[cfg(test)]
 mod model;
 pub mod oracle;

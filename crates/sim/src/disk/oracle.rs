@@ -486,7 +486,8 @@ impl Oracle {
                 entry.changed = now;
                 if done {
                     entry.going -= 1;
-                    entry.removed = true;
+                    // A record that a fault hid from this life is unknown to it, and so is its removal.
+                    entry.removed |= entry.kept != Kept::Failed;
                     self.counts.removed += 1;
                 }
             }
@@ -607,6 +608,8 @@ impl Oracle {
                 }
                 self.counts.half_lost += u64::from(entry.kept == Kept::Under);
                 // What a fault hid may be back the next time, and so may what a failed removal left.
+                // Its room may be used again meanwhile, which its verification will tell.
+                entry.harmed |= !calm;
                 let definite = calm && !entry.harmed && !entry.shadowed && !adrift;
                 entry.kept = match entry.kept {
                     Kept::No => Kept::No,

@@ -298,7 +298,7 @@ impl Rig<'_> {
             }
             Err(why) if !calm && self.failed < 30 => {
                 self.note(22, 0, || format!("a fault while opening: {why}"));
-                self.disk.no_cut();
+                self.disk = Arc::new(self.disk.kill());
                 Ok(None)
             }
             Err(why) => {
@@ -418,6 +418,8 @@ impl Rig<'_> {
                 {
                     return failed("S2", format!("settle failed without a fault: {error}"));
                 }
+                // The next process has handles of its own.
+                self.disk = Arc::new(self.disk.kill());
             }
         }
         Ok(())
