@@ -95,18 +95,7 @@ fn counters(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
         copied,
         copied_bytes,
         copies_failed,
-        hits_disk,
-        offloaded,
-        offloaded_bytes,
-        offloads_refused,
-        evicted_unsaved,
-        promoted,
-        promoted_bytes,
-        disk_evicted,
-        disk_lost,
-        disks_returned,
-        disk_dropped,
-        ledger_struck,
+        ..
     } = *counters;
     for (name, help, value) in [
         ("mooncrate_master_puts", "Puts that ended well.", puts),
@@ -147,57 +136,74 @@ fn counters(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
         ("mooncrate_master_copied_replicas", "Replicas that a node fetched from another.", copied),
         ("mooncrate_master_copied_bytes", "Bytes of fetched replicas.", copied_bytes),
         ("mooncrate_master_failed_copies", "Copies that were begun and failed.", copies_failed),
-        ("mooncrate_master_offloaded_replicas", "Replicas that were copied to disks.", offloaded),
-        ("mooncrate_master_offloaded_bytes", "Bytes of replicas copied to disks.", offloaded_bytes),
+    ] {
+        page.one(name, help, &Shown::Count(value))?;
+    }
+    disks(page, counters)
+}
+
+/// What disks did, as the master knows it.
+fn disks(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
+    for (name, help, value) in [
+        (
+            "mooncrate_master_offloaded_replicas",
+            "Replicas that were copied to disks.",
+            counters.offloaded,
+        ),
+        (
+            "mooncrate_master_offloaded_bytes",
+            "Bytes of replicas copied to disks.",
+            counters.offloaded_bytes,
+        ),
         (
             "mooncrate_master_refused_offloads",
             "Copies that a disk refused or did not finish in time.",
-            offloads_refused,
+            counters.offloads_refused,
         ),
         (
             "mooncrate_master_unsaved_evictions",
             "Evicted replicas that were the last ones and that no disk took.",
-            evicted_unsaved,
+            counters.evicted_unsaved,
         ),
         (
             "mooncrate_master_promoted_replicas",
             "Replicas copied from disks into memory because they were read again.",
-            promoted,
+            counters.promoted,
         ),
-        ("mooncrate_master_promoted_bytes", "Bytes of promoted replicas.", promoted_bytes),
+        ("mooncrate_master_promoted_bytes", "Bytes of promoted replicas.", counters.promoted_bytes),
         (
             "mooncrate_master_disk_evicted_replicas",
             "Replicas that owners evicted from their disks.",
-            disk_evicted,
+            counters.disk_evicted,
         ),
         (
             "mooncrate_master_disk_lost_replicas",
             "Replicas on disks that their owners found damaged.",
-            disk_lost,
+            counters.disk_lost,
         ),
         (
             "mooncrate_master_returned_disks",
             "Disks that came back with what they held.",
-            disks_returned,
+            counters.disks_returned,
         ),
         (
             "mooncrate_master_disk_dropped_records",
             "Records of disks that came back and were told to let them go.",
-            disk_dropped,
+            counters.disk_dropped,
         ),
         (
             "mooncrate_master_struck_records",
             "Values of disks that were away and that are not true any more.",
-            ledger_struck,
+            counters.ledger_struck,
         ),
     ] {
         page.one(name, help, &Shown::Count(value))?;
     }
     // dram + ssd + miss = asked: every key that was asked for is in one of them.
     let tiers = [
-        ([("tier", "dram")], Shown::Count(hits.saturating_sub(hits_disk))),
-        ([("tier", "ssd")], Shown::Count(hits_disk)),
-        ([("tier", "miss")], Shown::Count(misses)),
+        ([("tier", "dram")], Shown::Count(counters.hits.saturating_sub(counters.hits_disk))),
+        ([("tier", "ssd")], Shown::Count(counters.hits_disk)),
+        ([("tier", "miss")], Shown::Count(counters.misses)),
     ];
     let help = "Keys that were asked for, by the fastest tier that has all of the value.";
     page.many("mooncrate_master_asked", help, &tiers)
