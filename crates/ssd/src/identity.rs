@@ -30,7 +30,7 @@ const TEMP: &str = "format.tmp";
 const FIRST: &str = "mooncrate-ssd ";
 
 /// Bytes that both copies take, and a third one for a moment.
-pub(crate) const BYTES: u64 = 2 * ALIGN as u64;
+const BYTES: u64 = 2 * ALIGN as u64;
 pub(crate) const BYTES_MAX: u64 = 3 * ALIGN as u64;
 
 /// The text, taken apart.
@@ -96,6 +96,8 @@ pub(crate) struct Identity {
     /// Numbers that are made durable at a time.
     step: u64,
     written: AtomicU64,
+    /// Of both copies, as they are there.
+    bytes: AtomicU64,
     /// Syncs of directories that failed. Such a sync may have lost what others changed as well, and their own
     /// sync does not say so (S12).
     failed: AtomicU64,
@@ -119,10 +121,11 @@ impl Identity {
     ) -> Result<Self, OpenError> {
         let entries = disk.list(Path::new(""))?;
         let mut best: Option<Text> = None;
-        let mut damaged = false;
+        let (mut damaged, mut bytes) = (false, 0);
         let mut failed = None;
         for name in NAMES {
             let Some(entry) = entries.iter().find(|entry| entry.name == name) else { continue };
+            bytes += entry.len;
             let read = read_text(disk.as_ref(), name, entry.len);
             match read.unwrap_or_else(|error| {
                 // Not damaged: another start may read it.
@@ -140,7 +143,6 @@ impl Identity {
         if let (None, Some(error)) = (&best, failed) {
             return Err(error.into());
         }
-        let is_new = best.is_none();
         let text = match best {
             Some(text) if text.kind != kind => {
                 return Err(OpenError::Kind { is: text.kind.name(), asked: kind.name() });
@@ -162,11 +164,15 @@ impl Identity {
             ids,
             step,
             written: AtomicU64::new(0),
+            bytes: AtomicU64::new(bytes),
             failed: AtomicU64::new(0),
         };
         match this.reserve(&mut this.ids.lock()) {
-            // What is there can be served, and evicted; numbers are reserved when there is room again.
-            Err(error) if error.kind() == io::ErrorKind::StorageFull && !is_new => {}
+            // A disk that is full must be opened, or nothing could be evicted. Numbers are reserved when some
+            // are wanted.
+            Err(error) if best.is_some() => {
+                tracing::warn!(%error, "the file `format` could not be written anew");
+            }
             reserved => reserved?,
         }
         Ok(this)
@@ -195,6 +201,7 @@ impl Identity {
             self.replace(Path::new(TEMP), Path::new(name), &room, &FORMAT_POINTS)?;
         }
         ids.durable = durable;
+        self.bytes.store(BYTES, Ordering::Relaxed);
         Ok(())
     }
 
@@ -216,6 +223,11 @@ impl Identity {
         self.disk.write(writes);
         let bytes = writes.iter().flat_map(|write| write.pieces).map(|piece| piece.len() as u64);
         self.written.fetch_add(bytes.sum(), Ordering::Relaxed);
+    }
+
+    /// Bytes that its files take.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes that were written since the directory was opened.

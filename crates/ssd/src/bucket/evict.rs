@@ -150,7 +150,7 @@ impl Drop for Hidden {
 
 impl Shared {
     /// Deletes the files of buckets that nobody can find any more.
-    fn delete(&self, bins: Vec<Bin>) -> io::Result<()> {
+    pub(super) fn delete(&self, bins: Vec<Bin>) -> io::Result<()> {
         let mut result = Ok(());
         let (mut gone, mut left) = (Vec::new(), Vec::new());
         let before = self.identity.names();
@@ -167,20 +167,16 @@ impl Shared {
         if let Err(error) = self.identity.sync_names(Path::new(""), before) {
             // Deleted, but perhaps not for good: what was removed must stay in the log.
             result = Err(error);
-            let mut state = self.state.lock();
-            for bin in &mut gone {
-                state.books.data -= std::mem::take(&mut bin.data);
-            }
             left.append(&mut gone);
             for bin in &mut left {
-                bin.doubtful = true;
+                bin.redo = true;
             }
         }
         point("evict.dir_synced");
         let ids: Vec<u64> = gone.iter().map(|bin| bin.bucket.id).collect();
         let mut state = self.state.lock();
         for bin in &gone {
-            state.books.data -= bin.data;
+            state.books.reserved -= bin.doubtful;
             state.forget(bin);
         }
         state.leaving.append(&mut left);
@@ -197,7 +193,7 @@ impl Shared {
             result => result,
         };
         self.handles.forget(id);
-        if std::mem::take(&mut bin.doubtful) {
+        if std::mem::take(&mut bin.redo) {
             // The name is given and taken once more, so that there is something to sync.
             drop(self.disk.open(&data_path(id), Open::Create));
         }
@@ -209,12 +205,21 @@ impl Shared {
         } else {
             missing_is_fine(self.disk.remove(&data_path(id)))?;
             missing_is_fine(self.disk.remove(&dead_path(id)))?;
+            let mut state = self.state.lock();
+            bin.doubtful += bin.data;
+            state.books.reserved += bin.data;
+            state.books.data -= std::mem::take(&mut bin.data);
+            drop(state);
             point("evict.data_deleted");
         }
         if bin.meta > 0 {
             missing_is_fine(self.disk.remove(&meta_path(id)))?;
         }
-        self.state.lock().books.meta -= std::mem::take(&mut bin.meta);
+        let mut state = self.state.lock();
+        bin.doubtful += bin.meta;
+        state.books.reserved += bin.meta;
+        state.books.meta -= std::mem::take(&mut bin.meta);
+        drop(state);
         point("evict.meta_deleted");
         Ok(!is_read)
     }

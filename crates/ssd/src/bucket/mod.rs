@@ -25,7 +25,7 @@ mod write;
 use crate::backend::{Backend, KeepError, Load, LoadError, NewRecord, RecordId, Ticket, Usage};
 use crate::config::Config;
 use crate::disk::Disk;
-use crate::identity::{self, Identity};
+use crate::identity::Identity;
 use crate::points::point;
 use crate::reading::{Found, Reader};
 use crate::record::{Kind, Site};
@@ -243,7 +243,7 @@ impl Backend for Buckets {
         let this = &*self.0;
         let log = this.removed.bytes();
         let books = this.state.lock().books;
-        let on_disk = books.data + books.meta + log + identity::BYTES;
+        let on_disk = books.data + books.meta + log + this.identity.bytes();
         Usage {
             records: books.records,
             value_bytes: books.value_bytes,

@@ -363,5 +363,5 @@ impl Scan<'_> {
 
 fn new_bin(id: u64, data: u64, meta: u64) -> Bin {
     let (bucket, slots) = (Bucket::new(id), Vec::new());
-    Bin { bucket, slots, live: 0, data, meta, busy: false, open: false, doubtful: false }
+    Bin { bucket, slots, live: 0, data, meta, busy: false, open: false, doubtful: 0, redo: false }
 }

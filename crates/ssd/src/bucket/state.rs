@@ -91,8 +91,11 @@ pub(super) struct Bin {
     pub(super) busy: bool,
     /// It may be written to again.
     pub(super) open: bool,
-    /// Its files are deleted, but the sync that should have made that last failed: a crash may undo it.
-    pub(super) doubtful: bool,
+    /// Bytes of its files that are deleted, but not for good yet: a crash may bring them back, so they stay
+    /// reserved.
+    pub(super) doubtful: u64,
+    /// The sync that should have made that last failed.
+    pub(super) redo: bool,
 }
 
 impl Bin {

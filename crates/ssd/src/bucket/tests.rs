@@ -150,7 +150,7 @@ fn the_log_of_removed_records_stays_short() {
     let rest: Vec<RecordId> = (0..400).step_by(50).map(id).collect();
     buckets.remove(&rest).unwrap();
     assert_eq!(buckets.usage().on_disk, crashed.file_bytes());
-    assert_eq!(buckets.usage().on_disk, crate::identity::BYTES + buckets.0.removed.bytes());
+    assert_eq!(buckets.usage().on_disk, buckets.0.identity.bytes() + buckets.0.removed.bytes());
     let (_, recovery) = open(&crashed, &config);
     assert_eq!((recovery.records, recovery.removed), (0, 0));
 }

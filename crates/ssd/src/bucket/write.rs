@@ -225,7 +225,8 @@ impl Shared {
             meta: 0,
             busy: true,
             open: true,
-            doubtful: false,
+            doubtful: 0,
+            redo: false,
         });
         let slots = batch.iter().zip(&laid.offsets).map(|(sealed, &offset)| {
             let (id, shape) = (sealed.record.id, sealed.shape());
@@ -360,16 +361,20 @@ impl Shared {
         let Some(file) = writer.file else { return };
         let len = file.len().unwrap_or(0);
         drop(file);
-        if let Err(error) = self.disk.remove(&data_path(writer.id)) {
+        let bin = Bin {
+            bucket: Bucket::new(writer.id),
+            slots: Vec::new(),
+            live: 0,
+            data: len,
+            meta: 0,
+            busy: false,
+            open: false,
+            doubtful: 0,
+            redo: false,
+        };
+        self.state.lock().books.data += len;
+        if let Err(error) = self.delete(vec![bin]) {
             tracing::warn!(bucket = writer.id, %error, "an empty bucket could not be deleted");
-            let mut state = self.state.lock();
-            state.books.data += len;
-            let (bucket, slots) = (Bucket::new(writer.id), Vec::new());
-            let (live, data, meta, busy, open, doubtful) = (0, len, 0, false, false, false);
-            state.leaving.push(Bin { bucket, slots, live, data, meta, busy, open, doubtful });
-            return;
         }
-        // If that fails, a crash may bring it back, with nothing that was told as kept.
-        let _ = self.disk.sync_dir(Path::new(""));
     }
 }

@@ -17,7 +17,7 @@ mod write;
 use crate::backend::{Backend, KeepError, Load, LoadError, NewRecord, RecordId, Ticket, Usage};
 use crate::config::Config;
 use crate::disk::{Disk, File};
-use crate::identity::{self, Identity};
+use crate::identity::Identity;
 use crate::points::point;
 use crate::reading::{self, Found, Reader};
 use crate::record::{Kind, Shape, Site};
@@ -251,9 +251,9 @@ impl Backend for OneFile {
         Usage {
             records: space.order.len() as u64,
             value_bytes: space.value_bytes,
-            used: space.free.capacity() - space.free.free_bytes() + identity::BYTES,
+            used: space.free.capacity() - space.free.free_bytes() + this.identity.bytes(),
             limit: this.config.limit_bytes,
-            on_disk: this.file_bytes + identity::BYTES,
+            on_disk: this.file_bytes + this.identity.bytes(),
             written: this.identity.written(),
         }
     }

@@ -75,14 +75,18 @@ impl Shared {
         point("per_key.delete_synced");
         let mut state = self.state.lock();
         for held in gone {
-            // It may come back with a crash if the sync failed; then the caller may try again.
+            // It may come back with a crash if the sync failed.
             let key = (held.id, held.serial);
             let Some(copy) = state.hidden.get_mut(&key) else { continue };
             if std::mem::take(&mut copy.counted) {
                 state.data -= held.bytes();
+                state.reserved += held.bytes();
             }
             if synced.is_ok() {
                 state.hidden.remove(&key);
+                state.reserved -= held.bytes();
+            } else {
+                state.redo.push(Arc::clone(held));
             }
         }
         result.and(synced)
@@ -91,11 +95,16 @@ impl Shared {
     /// Deletes what could not be deleted before.
     pub(super) fn sweep(&self) {
         let mut state = self.state.lock();
-        if state.leaving.is_empty() {
+        if state.leaving.is_empty() && state.redo.is_empty() {
             return;
         }
         let leaving = std::mem::take(&mut state.leaving);
+        let redo = std::mem::take(&mut state.redo);
         drop(state);
+        if !redo.is_empty() {
+            // What fails again is listed again.
+            let _ = self.delete(&redo);
+        }
         for (path, bytes, held) in leaving {
             let read = held.as_ref().is_some_and(|held| Arc::strong_count(held) > 1);
             let gone = !read && missing_is_fine(self.disk.remove(&path)).is_ok();

@@ -18,7 +18,7 @@ mod write;
 use crate::backend::{Backend, KeepError, Load, LoadError, NewRecord, RecordId, Ticket, Usage};
 use crate::config::Config;
 use crate::disk::{Disk, Open};
-use crate::identity::{self, Identity};
+use crate::identity::Identity;
 use crate::points::point;
 use crate::reading::{self, Found, Reader};
 use crate::record::{Kind, Shape, Site};
@@ -64,7 +64,8 @@ struct Copy {
     held: Arc<Held>,
     /// It is being removed, which cannot be taken back.
     removed: bool,
-    /// Its bytes are in the books.
+    /// Its file has a name. Else it is deleted, but not for good yet: a crash may bring it back, so its bytes
+    /// stay reserved.
     counted: bool,
 }
 
@@ -81,6 +82,8 @@ struct State {
     dirs: HashMap<[u8; 2], bool>,
     /// Files that shall go and could not yet.
     leaving: Vec<(PathBuf, u64, Option<Arc<Held>>)>,
+    /// Files whose deletion did not become durable.
+    redo: Vec<Arc<Held>>,
     data: u64,
     reserved: u64,
     value_bytes: u64,
@@ -265,7 +268,7 @@ impl Backend for PerKey {
     fn usage(&self) -> Usage {
         let this = &*self.0;
         let state = this.state.lock();
-        let on_disk = state.data + identity::BYTES;
+        let on_disk = state.data + this.identity.bytes();
         Usage {
             records: state.index.len() as u64,
             value_bytes: state.value_bytes,

@@ -1,6 +1,6 @@
 //! Keeping records: written beside, synced, renamed, the directory synced (S2).
 
-use super::{Held, Shared, dir as dir_path, missing_is_fine, parent};
+use super::{Copy, Held, Shared, dir as dir_path, missing_is_fine, parent};
 use crate::backend::{KeepError, NewRecord};
 use crate::disk::{File, Open, WriteAt};
 use crate::identity;
@@ -183,8 +183,17 @@ impl Shared {
                 state.leaving.push((path, item.held.bytes(), None));
             }
         }
-        if !dirs.is_empty() {
-            let _ = self.sync_dirs(&dirs, before);
+        if dirs.is_empty() || self.sync_dirs(&dirs, before).is_ok() {
+            return;
+        }
+        let mut state = self.state.lock();
+        for item in items.iter().filter(|item| item.done.is_err() && item.renamed) {
+            // Deleted, but a crash may bring it back: as a file that is being removed.
+            let held = Arc::clone(&item.held);
+            state.reserved += held.bytes();
+            state.redo.push(Arc::clone(&held));
+            let key = (held.id, held.serial);
+            state.hidden.insert(key, Copy { held, removed: true, counted: false });
         }
     }
 
