@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything but `scale`, `rebuild`, `tls`, `drain`, `floors` and `copy` (the default)
+    /// Everything but `scale`, `rebuild`, `tls`, `ssd`, `drain`, `floors` and `copy` (the default)
     All,
     /// Put and get: same process, same host, TCP
     Paths,
@@ -104,6 +104,12 @@ pub(crate) enum Command {
     NodeForBench(NodeArguments),
     /// What tokens, grants and encryption cost over TCP
     Tls,
+    /// Disks beside fio, with direct I/O on the same file system
+    Ssd {
+        /// A directory on the disk to measure; files go to a folder of their own in it
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        directory: PathBuf,
+    },
     /// A master and a node, for the bench itself
     #[command(hide = true)]
     ServeForBench {

@@ -11,6 +11,7 @@
 //!           failover three masters on etcd lose their leader (a table of its own)
 //!           copy     the checksummed copy; floors: the plain programs alone       │
 //!           tls      what tokens, grants and encryption cost                      │ open
+//!           ssd      disks and what is kept on them                               │ fio
 //!              │
 //!   measure ── rounds of floor and subject in turn ─► report ─► render (text, JSON, Markdown)
 //!   peer    ── this program once more, as a server or as the other end of a plain program
@@ -53,6 +54,7 @@ mod render;
 mod report;
 mod scale;
 mod servers;
+mod ssd;
 mod tier;
 mod tls;
 mod verify;
@@ -136,6 +138,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             rebuild::run(rebuild::Task { objects, nodes, rounds: rounds as usize })?
         }
         Command::Tls => tls::run(&effort)?,
+        Command::Ssd { directory } => ssd::run(&effort, directory)?,
         Command::Drain { bytes, value, readers } => {
             let load = drain::Load { bytes: bytes.0, value: value.0, readers: *readers };
             drain::run(&effort, load)?

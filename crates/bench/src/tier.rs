@@ -3,6 +3,7 @@
 //! ```text
 //!   fill   more than memory holds is put, read and judged; then kill -9, a new start, and all is read again
 //!   evict  more than the disk holds is put while readers ask for what is being evicted
+//!   recover  many small records, closed and opened: how fast they are known again
 //!   slow   the disk is throttled; gets from memory go on, puts wait instead of growing
 //! ```
 //!
@@ -11,6 +12,7 @@
 
 mod evict;
 mod fill;
+mod recover;
 mod slow;
 mod throttle;
 
@@ -60,7 +62,9 @@ enum What {
     Fill(fill::Fill),
     /// Read what is being evicted from the disk
     Evict(evict::Evict),
-    /// Throttle the disk and watch the gets from memory (root, a loop device and cgroup v1 blkio)
+    /// Open a directory of many small records
+    Recover(recover::Recover),
+    /// Throttle the disk and watch the gets from memory (root, a loop device, control groups)
     Slow(slow::Slow),
 }
 
@@ -69,6 +73,7 @@ pub(crate) fn run(wanted: &Tier) -> Result<bool> {
     match &wanted.what {
         What::Fill(fill) => fill::run(wanted, fill),
         What::Evict(evict) => evict::run(wanted, evict),
+        What::Recover(recover) => recover::run(wanted, recover),
         What::Slow(slow) => slow::run(wanted, slow),
     }
 }
@@ -155,8 +160,12 @@ enum Got {
 
 /// Gets a value and judges all of its bytes.
 fn get(store: &Store, number: u64, len: u64) -> Result<Got, mooncrate::Error> {
-    let (name, hash, id) = stamp(number);
-    let Some(value) = store.get(&name)? else { return Ok(Got::Miss) };
-    let right = value.len() as u64 == len && payload::examine_as(&value, id, hash).is_ok();
-    Ok(if right { Got::Right } else { Got::Wrong })
+    Ok(judge(store.get(&stamp(number).0)?.as_deref(), number, len))
+}
+
+fn judge(value: Option<&[u8]>, number: u64, len: u64) -> Got {
+    let (_, hash, id) = stamp(number);
+    let Some(value) = value else { return Got::Miss };
+    let right = value.len() as u64 == len && payload::examine_as(value, id, hash).is_ok();
+    if right { Got::Right } else { Got::Wrong }
 }

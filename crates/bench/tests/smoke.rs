@@ -132,6 +132,26 @@ fn floors_and_copies_stand_alone() {
 }
 
 #[test]
+fn ssd_shows_every_disk_beside_fio() {
+    let folder = tempfile::tempdir().unwrap();
+    let tables = bench_with(&["ssd", "--directory", folder.path().to_str().unwrap()]);
+    let rows = rows(&tables, "ssd");
+    // Two disks, write and read, three sizes.
+    assert_eq!(rows.len(), 2 * 2 * 3);
+    let fio = Command::new("fio").arg("--version").output().is_ok();
+    for row in rows {
+        let figure = |name: &str| row["subject"][name].as_f64().unwrap();
+        assert!(figure("batches") > 0.0 && figure("rounds") > 0.0, "{row}");
+        assert!(0.0 < figure("p50_ns") && figure("p50_ns") <= figure("p99_ns"), "{row}");
+        assert_eq!(row["floor"].is_object(), fio, "{row}");
+        assert!(!fio || row["of_floor"]["median"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    // Two of the three sizes are large, where there is a floor.
+    assert_eq!(judged(rows), if fio { 8 } else { 0 });
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0, "the bench cleans up");
+}
+
+#[test]
 fn tls_shows_both_calls_in_every_cluster() {
     let tables = bench("tls");
     let rows = rows(&tables, "tls");

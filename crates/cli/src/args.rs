@@ -320,8 +320,8 @@ pub(crate) struct NodeFlags {
     /// A directory on a disk, and how much of it to use, for what memory cannot hold and what outlives a
     /// restart; may be given several times [default: off]
     ///
-    /// Options follow with commas: backend=bucket|per_key|offset, io=auto|posix|uring, evict=fifo|lru,
-    /// bucket_size=SIZE, bucket_keys=COUNT, verify=true|false.
+    /// Options follow with commas: `backend=bucket|per_key|offset`, `io=auto|posix|uring`,
+    /// `evict=fifo|lru`, `bucket_size=SIZE`, `bucket_keys=COUNT`, `verify=true|false`.
     #[arg(long, value_name = "PATH=SIZE")]
     pub(crate) ssd: Vec<String>,
     /// Memory that values on disks are loaded into for readers elsewhere [default: 256MiB]

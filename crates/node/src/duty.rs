@@ -127,12 +127,6 @@ impl Node {
         let tally = Arc::clone(&data);
         let server = DataServer::start(Arc::clone(&segments), server_config, tally, sockets)
             .map_err(io("starting the data server"))?;
-        let text = |address: &Option<Address>| {
-            address.as_ref().map(|address| match address {
-                Address::Tcp(name) => name.clone(),
-                Address::Unix(path) => path.display().to_string(),
-            })
-        };
         // Of its own: what the copies wait for ends with the node, and nothing else does.
         let hang_up = HangUp::default();
         let mut links = config.links.clone();
@@ -145,20 +139,14 @@ impl Node {
         };
         let directory = Arc::new(Nodes::new(Arc::clone(&master)));
         let copier = Copier::new(Engine::new(engine, Arc::clone(&segments), directory), hang_up);
+        let fence = unreadable(&config, tier.as_deref())?;
         Ok(Arc::new(Self {
-            info: NodeInfo {
-                node: config.node(),
-                name: config.name.clone(),
-                tcp: text(&config.tcp).unwrap_or_default(),
-                unix: text(&config.unix).unwrap_or_default(),
-                host: config.host_id(),
-                zone: config.zone_id(),
-            },
+            info: info_of(&config),
             standing: Mutex::new(Standing {
                 acknowledged: boottime(),
                 registration: Duration::from_secs(20),
                 incarnation: config.incarnation,
-                fence: None,
+                fence,
                 draining: Vec::new(),
                 mounted: None,
             }),
@@ -251,6 +239,16 @@ impl Node {
 
     /// Says farewell to the master, lets transfers end for a moment, and ends all threads.
     pub fn stop(&self) {
+        self.end(true);
+    }
+
+    /// The same when its master stops with it. A node with disks says no farewell then: the next master
+    /// shall know them.
+    pub fn stop_with_master(&self) {
+        self.end(self.tier.is_none());
+    }
+
+    fn end(&self, farewell: bool) {
         // Release: pairs with the Acquire in `stopping`.
         if self.stopping.swap(true, Ordering::AcqRel) {
             return;
@@ -278,7 +276,7 @@ impl Node {
             segments: segments.iter().map(|s| (s.spec().segment, s.spec().incarnation)).collect(),
         };
         let deadline = boottime().deadline_in(UNMOUNT_TIME);
-        if let Err(error) = self.master.unmount(&unmount, deadline) {
+        if farewell && let Err(error) = self.master.unmount(&unmount, deadline) {
             tracing::debug!(%error, "the master did not hear the farewell");
         }
         for thread in threads {
@@ -290,6 +288,11 @@ impl Node {
             if let Err(error) = disk.backend.settle() {
                 tracing::warn!(%error, path = %disk.config.path.display(), "the next start is slower");
             }
+        }
+        if let Some(first) = self.disks().first()
+            && let Err(error) = first.say_stopped(self.id())
+        {
+            tracing::warn!(%error, "the next start waits for the memory of this one");
         }
     }
 
@@ -355,6 +358,34 @@ impl Node {
     pub(crate) fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
+}
+
+/// Who the node is and where it is reached.
+fn info_of(config: &NodeConfig) -> NodeInfo {
+    let text = |address: &Option<Address>| match address {
+        Some(Address::Tcp(name)) => name.clone(),
+        Some(Address::Unix(path)) => path.display().to_string(),
+        None => String::new(),
+    };
+    NodeInfo {
+        node: config.node(),
+        name: config.name.clone(),
+        tcp: text(&config.tcp),
+        unix: text(&config.unix),
+        host: config.host_id(),
+        zone: config.zone_id(),
+    }
+}
+
+/// Until when an earlier start of this node can be read, where that is known: its memory was never shared,
+/// or it has said that it stopped in order.
+fn unreadable(config: &NodeConfig, tier: Option<&Tier>) -> Result<Option<Now>, NodeError> {
+    let Some(first) = tier.and_then(|tier| tier.disks.first()) else { return Ok(None) };
+    let stopped = first.had_stopped(config.node()).map_err(|source| NodeError::Disk {
+        path: first.config.path.display().to_string(),
+        source,
+    })?;
+    Ok((stopped || !config.shared).then(boottime))
 }
 
 /// Opens the disks, several at a time, and adds their segments.

@@ -60,13 +60,10 @@ impl Node {
                 continue;
             }
             let disk = self.tier().and_then(|tier| tier.disk(order.target.segment));
-            let left = match disk {
-                Some(disk) => disk.offer(order).err(),
-                None => Some(order),
-            };
-            if let Some(order) = left {
+            let no = CopyDone::of(&order.target, false);
+            if !disk.is_some_and(|disk| disk.offer(order)) {
                 refused = true;
-                self.copier().remember(CopyDone::of(&order.target, false), 0);
+                self.copier().remember(no, 0);
             }
         }
         if refused {

@@ -160,6 +160,29 @@ impl World {
         }
     }
 
+    /// Plans the next absence of a node with a disk, if nodes of this seed have disks that are away.
+    pub fn plan_absence(&mut self) {
+        if let Some(mean) = self.ctx.swarm.disks.and_then(|disks| disks.away) {
+            let gap = self.rng.below(2 * mean);
+            self.ctx.after(gap, Event::Away);
+        }
+    }
+
+    /// A node is away until it is counted as gone, or nearly so, and comes back with its disk. What that
+    /// leader knew of it may be lost meanwhile.
+    pub fn send_away(&mut self) {
+        if self.ctx.calm {
+            return;
+        }
+        let leaves = self.rng.chance(500);
+        self.end_node(if leaves { Node::leave } else { Node::crash });
+        if self.rng.chance(400) {
+            let when = span(&mut self.rng, 20, 900);
+            self.ctx.after(when, Event::Fault(Fault::LeaderCrash));
+        }
+        self.plan_absence();
+    }
+
     fn crash_client(&mut self) {
         let at = self.rng.below(self.clients.len() as u64) as usize;
         let client = &mut self.clients[at];

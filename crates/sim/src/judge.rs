@@ -83,14 +83,14 @@ pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
                 wrong = Some(("C2", format!("node {}: {text}", node.ix)));
             }
         }
-        if let Some(disk) = node.disk.as_ref().filter(|disk| disk.serves(ctx.mono(node.host))) {
+        if let (Some(disk), Some(leader)) = (&node.disk, catalog)
+            && disk.serves(ctx.mono(node.host))
+            // Of what another leader has turned away nobody has a locator either, and this one does not
+            // know it yet.
+            && leader.takes_part(disk.segment, disk.incarnation)
+        {
             let (mut slots, _) = disk.announce(Slot(0), PAGE);
-            slots.retain(|slot| {
-                let away = |leader: &Catalog| {
-                    leader.turned_away(disk.segment, disk.incarnation, slot.slot)
-                };
-                !catalog.is_some_and(away)
-            });
+            slots.retain(|slot| !leader.turned_away(disk.segment, disk.incarnation, slot.slot));
             if let Some(text) = second_value(ctx, &index, &slots) {
                 wrong = Some(("C2", format!("disk of node {}: {text}", node.ix)));
             }

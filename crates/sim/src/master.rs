@@ -161,7 +161,8 @@ impl Master {
             let disks = catalog.disks();
             let fewer = ctx.election.disks.iter().any(|disk| !disks.contains(disk));
             catalog.disks_listing(&disks);
-            if self.rng.chance(700) {
+            let chance = ctx.swarm.disks.map_or(1000, |disks| disks.listed);
+            if ctx.calm || self.rng.chance(chance) {
                 ctx.marks.hit_times(Mark::DiskOffList, u64::from(fewer));
                 catalog.disks_listed(&disks);
                 ctx.election.disks = disks;

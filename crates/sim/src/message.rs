@@ -531,6 +531,8 @@ pub enum Event {
     Resume(Actor),
     /// A process starts again.
     Restart(Actor),
+    /// A node with a disk is away for a while.
+    Away,
     /// The operator looks after the drain.
     Operator,
     /// Everything is looked at.

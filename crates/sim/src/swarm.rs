@@ -73,6 +73,12 @@ pub struct Disks {
     pub evicts: u32,
     /// Ticks in which it loses a record.
     pub loses: u32,
+    /// Longest time until a removal is durable, in milliseconds.
+    pub removes_ms: u64,
+    /// Mean time between two absences of nodes; `None`: there are none.
+    pub away: Option<Nanos>,
+    /// Ticks in which the leader succeeds in writing its list of disks.
+    pub listed: u32,
 }
 
 /// What clients do, in parts per thousand.
@@ -152,6 +158,9 @@ impl Swarm {
             refuses: *pick(rng, &[0, 0, 20, 300]),
             evicts: *pick(rng, &[0, 1, 10]),
             loses: *pick(rng, &[0, 0, 5]),
+            removes_ms: *pick(rng, &[5, 30, 300]),
+            away: *pick(rng, &[None, Some(300 * MS), Some(1_500 * MS)]),
+            listed: *pick(rng, &[1000, 300, 15]),
         };
         let policies = [Offload::Evict, Offload::Watermark, Offload::Eager, Offload::Eager];
         let catalog = Config {

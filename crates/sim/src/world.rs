@@ -100,6 +100,7 @@ impl World {
             client.wind_up(&mut world.ctx);
         }
         world.plan_faults();
+        world.plan_absence();
         world
     }
 
@@ -230,6 +231,7 @@ impl World {
             Event::Resume(actor) => self.resume(actor),
             Event::Restart(actor) => self.restart(actor),
             Event::Operator => self.operate(),
+            Event::Away => self.send_away(),
             Event::Audit => {
                 ctx.after(AUDIT, Event::Audit);
                 judge::audit_all(ctx, &self.masters, &self.nodes);
@@ -375,6 +377,7 @@ fn fingerprint(event: &Event) -> (u64, u64) {
         Event::Finale => (18, 0),
         Event::NodeCopy(job, turn) => (23, u64::from(job.number) << 8 | u64::from(*turn)),
         Event::Operator => (24, 0),
+        Event::Away => (25, 0),
         Event::Stall(master, _) => (19, u64::from(*master)),
         Event::Resume(actor) => match actor {
             Actor::Master(at) => (20, u64::from(*at)),

@@ -51,7 +51,7 @@ pub(crate) enum Bad {
 }
 
 impl Text {
-    fn encode(&self) -> String {
+    pub(crate) fn encode(&self) -> String {
         let Self { kind, token, ids } = self;
         let mut text =
             format!("{FIRST}{VERSION}\nbackend {}\ntoken {token:016x}\nids {ids}\n", kind.name());
@@ -96,6 +96,9 @@ pub(crate) struct Identity {
     /// Numbers that are made durable at a time.
     step: u64,
     written: AtomicU64,
+    /// Syncs of directories that failed. Such a sync may have lost what others changed as well, and their own
+    /// sync does not say so (S12).
+    failed: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -159,6 +162,7 @@ impl Identity {
             ids,
             step,
             written: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
         };
         match this.reserve(&mut this.ids.lock()) {
             // What is there can be served, and evicted; numbers are reserved when there is room again.
@@ -219,6 +223,24 @@ impl Identity {
         self.written.load(Ordering::Relaxed)
     }
 
+    /// To be taken before names are changed, for [`Identity::sync_names`].
+    pub(crate) fn names(&self) -> u64 {
+        // Relaxed, here and below: a count; the disk orders what it is about.
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Names in a directory that were changed since `before` are on the disk, or this fails.
+    pub(crate) fn sync_names(&self, dir: &Path, before: u64) -> io::Result<()> {
+        if let Err(error) = self.disk.sync_dir(dir) {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+            return Err(error);
+        }
+        if self.names() != before {
+            return Err(io::Error::other("another sync of a directory failed at the same time"));
+        }
+        Ok(())
+    }
+
     /// Puts a file in place as a whole: written beside, synced, renamed, the directory synced. What stands
     /// beside is deleted when that fails. Both lie in the directory of the disk itself.
     pub(crate) fn replace(
@@ -240,15 +262,13 @@ impl Identity {
             point(points[0]);
             file.sync_data()?;
             point(points[1]);
-            disk.rename(temp, name)
+            let before = self.names();
+            disk.rename(temp, name).map(|()| before)
         })();
-        if let Err(error) = done {
-            // If that fails too, the next start finds and removes it.
-            let _ = disk.remove(temp);
-            return Err(error);
-        }
+        // If deleting it fails too, the next start finds and removes it.
+        let before = done.inspect_err(|_| drop(disk.remove(temp)))?;
         point(points[2]);
-        disk.sync_dir(Path::new(""))?;
+        self.sync_names(Path::new(""), before)?;
         point(points[3]);
         Ok(())
     }

@@ -27,6 +27,7 @@ pub mod config;
 #[cfg(test)]
 mod conformance;
 pub mod disk;
+pub mod fuzzing;
 mod identity;
 mod laying;
 pub mod offset;

@@ -347,12 +347,13 @@ fn verified(plan: &Plan, site: Site, load: &mut Load<'_>) -> bool {
         }
     }
     for (number, room) in &plan.edges {
-        let held = slice(*number, load.len);
-        if !good(*number, &room[..(held.end - held.start) as usize]) {
+        let whole = slice(*number, load.len);
+        if !good(*number, &room[..(whole.end - whole.start) as usize]) {
             return false;
         }
-        let wanted = held.start.max(start)..held.end.min(end).max(start);
-        let from = &room[(wanted.start - held.start) as usize..(wanted.end - held.start) as usize];
+        let wanted = whole.start.max(start)..whole.end.min(end).max(start);
+        let from =
+            &room[(wanted.start - whole.start) as usize..(wanted.end - whole.start) as usize];
         load.into[(wanted.start - start) as usize..(wanted.end - start) as usize]
             .copy_from_slice(from);
     }

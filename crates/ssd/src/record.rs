@@ -279,7 +279,7 @@ pub(crate) mod tests {
             assert_eq!(head.table().len() as u64, if slices > 1 { slices } else { 0 });
             let shape = head.shape();
             assert_eq!(shape.head(), bytes.len());
-            assert!(shape.is_small() || shape.value_at() % ALIGN == 0);
+            assert!(shape.is_small() || shape.value_at().is_multiple_of(ALIGN));
         }
     }
 

@@ -171,7 +171,11 @@ impl Running {
             if let Some(limit) = self.drain_on_stop {
                 node.hand_over(limit);
             }
-            node.stop();
+            if self.serving.is_some() {
+                node.stop_with_master();
+            } else {
+                node.stop();
+            }
             if let Some(path) = (!node.info().unix.is_empty()).then(|| &node.info().unix) {
                 let _ = std::fs::remove_file(path);
             }

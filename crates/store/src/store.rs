@@ -107,7 +107,7 @@ struct Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        self.node.stop();
+        self.node.stop_with_master();
     }
 }
 

@@ -95,13 +95,12 @@ impl Staging {
         if bytes > self.segment.spec().bytes {
             return Err(DataError::Unsupported);
         }
-        let (locator, room) = match self.place(bytes, len) {
-            Some(place) => place,
-            None => {
-                // What was given back meanwhile may be enough.
-                self.sweep(now);
-                self.place(bytes, len).ok_or(DataError::Busy { after_ms: BUSY_MS })?
-            }
+        let (locator, room) = if let Some(place) = self.place(bytes, len) {
+            place
+        } else {
+            // What was given back meanwhile may be enough.
+            self.sweep(now);
+            self.place(bytes, len).ok_or(DataError::Busy { after_ms: BUSY_MS })?
         };
         let wanted = BeginWrite {
             locator,

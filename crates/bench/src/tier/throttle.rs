@@ -14,6 +14,8 @@ pub(super) struct Throttle {
     number: String,
     mounted: PathBuf,
     group: PathBuf,
+    /// Whether the group is of the second version of control groups.
+    second: bool,
     _folder: tempfile::TempDir,
 }
 
@@ -23,14 +25,22 @@ impl Throttle {
         let image = folder.path().join("image");
         fs::File::create(&image)?.set_len(bytes)?;
         let device = run("losetup", &["--find", "--show", path(&image)?])?;
-        let group = Path::new("/sys/fs/cgroup/blkio").join(format!("tier-{}", std::process::id()));
+        let groups = Path::new("/sys/fs/cgroup");
+        let second = groups.join("cgroup.controllers").exists();
+        let parent = if second { groups.to_owned() } else { groups.join("blkio") };
+        let group = parent.join(format!("tier-{}", std::process::id()));
         let mounted = folder.path().join("mounted");
         // From here on its drop cleans up.
-        let mut this = Self { number: String::new(), device, mounted, group, _folder: folder };
+        let mut this =
+            Self { number: String::new(), device, mounted, group, second, _folder: folder };
         run("mkfs.ext4", &["-q", "-F", &this.device])?;
         fs::create_dir(&this.mounted)?;
         run("mount", &[&this.device, path(&this.mounted)?])?;
-        fs::create_dir(&this.group).context("a group of cgroup v1 blkio is needed")?;
+        if second {
+            let switch = parent.join("cgroup.subtree_control");
+            fs::write(switch, "+io").context("the io controller of cgroup v2 is needed")?;
+        }
+        fs::create_dir(&this.group).context("a control group for block devices is needed")?;
         this.number = run("lsblk", &["--noheadings", "--output", "MAJ:MIN", &this.device])?;
         Ok(this)
     }
@@ -46,6 +56,11 @@ impl Throttle {
 
     /// Bytes per second for reads and for writes; 0: as fast as it can.
     pub(super) fn limit(&self, bytes: u64) -> Result<()> {
+        if self.second {
+            let speed = if bytes == 0 { "max".to_owned() } else { bytes.to_string() };
+            let line = format!("{} rbps={speed} wbps={speed}", self.number);
+            return fs::write(self.group.join("io.max"), line).context("writing io.max");
+        }
         for file in ["blkio.throttle.write_bps_device", "blkio.throttle.read_bps_device"] {
             fs::write(self.group.join(file), format!("{} {bytes}", self.number))
                 .with_context(|| format!("writing {file}"))?;

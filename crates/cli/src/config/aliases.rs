@@ -47,7 +47,7 @@ pub(super) fn settings(variables: &BTreeMap<String, String>) -> Vec<Alias> {
         // `none` is their word for a disk that is never made room on; ours always is.
         let value = get(name).filter(|value| !value.eq_ignore_ascii_case("none"));
         if let Some(value) = value.filter(|_| !given.contains(option)) {
-            disk.push_str(&format!(",{option}={}", value.to_ascii_lowercase()));
+            disk.extend([",", option, "=", &value.to_ascii_lowercase()]);
             given.push(option);
         }
     }

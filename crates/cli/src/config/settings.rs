@@ -4,7 +4,7 @@ use super::Layers;
 use super::keys::{
     AUTO, OFF, address, count, endpoints, masters, permille, size, span, switch, tenant, users,
 };
-use mooncrate::{Credentials, SsdConfig, TierConfig, TlsFiles, parse_ssds};
+use mooncrate::{Credentials, TierConfig, TlsFiles, parse_ssds};
 use mooncrate_core::TenantId;
 use mooncrate_core::catalog::Offload;
 use mooncrate_core::evict::PolicyKind;
@@ -133,8 +133,7 @@ impl Settings {
         let time = |name| span(layers.value(name)).expect(CHECKED);
         let data = or_off("data").map(|text| address(text).expect(CHECKED));
         let label = label(data.as_ref());
-        let disks: Vec<SsdConfig> =
-            or_off("ssd").map_or_else(Vec::new, |text| parse_ssds(text).expect(CHECKED));
+        let tier = tier(layers);
         let host = or_auto("host").map_or_else(mooncrate::this_host, str::to_owned);
         let unix = or_off("unix").map(|text| match text {
             AUTO => socket_path(&label, runtime_dir),
@@ -173,22 +172,14 @@ impl Settings {
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
-            tier: TierConfig {
-                disks: disks.clone(),
-                staging_bytes: size(layers.value("staging_size")).expect(CHECKED),
-                write_bytes_per_day: or_off("ssd_writes_per_day")
-                    .map(|text| size(text).expect(CHECKED)),
-                scrub_bytes_per_second: or_off("scrub_rate")
-                    .map_or(0, |text| size(text).expect(CHECKED)),
-                ..TierConfig::default()
-            },
             node_name: or_auto("node_name").map_or_else(
                 || {
-                    let kept = disks.first().map(|disk| disk_label(&disk.path));
+                    let kept = tier.disks.first().map(|disk| disk_label(&disk.path));
                     format!("{}-{}", hostname(), kept.unwrap_or(label))
                 },
                 str::to_owned,
             ),
+            tier,
             host,
             zone: or_auto("zone").unwrap_or_default().to_owned(),
             drain_on_stop: or_off("drain_on_stop").map(|text| span(text).expect(CHECKED)),
@@ -212,6 +203,19 @@ impl Settings {
             deadline: time("deadline"),
             log: or_auto("log").map(str::to_owned),
         }
+    }
+}
+
+/// The disks of a node.
+fn tier(layers: &Layers) -> TierConfig {
+    let or_off = |name| Some(layers.value(name)).filter(|value| *value != OFF);
+    let bytes = |name| or_off(name).map(|text| size(text).expect(CHECKED));
+    TierConfig {
+        disks: or_off("ssd").map_or_else(Vec::new, |text| parse_ssds(text).expect(CHECKED)),
+        staging_bytes: size(layers.value("staging_size")).expect(CHECKED),
+        write_bytes_per_day: bytes("ssd_writes_per_day"),
+        scrub_bytes_per_second: bytes("scrub_rate").unwrap_or(0),
+        ..TierConfig::default()
     }
 }
 

@@ -92,7 +92,7 @@ impl Catalog {
             return Err(AuditError::Charge { tenant, counted, booked: 0 });
         }
         for (index, book) in self.segments.iter() {
-            if !book.is_open() {
+            if !book.takes_orders() {
                 continue;
             }
             let segment = book.offer.segment;

@@ -75,12 +75,28 @@ pub(super) struct Purpose {
     pub spare_room: bool,
     /// Others may be evicted for it.
     pub make_room: bool,
-    /// To a disk, and not to memory; near the replica that leaves, or the first that there is.
-    pub to_disk: bool,
-    /// The replica that leaves was chosen to be evicted, and is no candidate meanwhile.
-    pub victim: bool,
-    /// It brings into memory what is on disks only.
-    pub promotes: bool,
+    /// Which way it goes.
+    pub way: Way,
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Way {
+    /// To memory.
+    #[default]
+    Memory,
+    /// To memory, from disks that alone had it.
+    Up,
+    /// To a disk; near the replica that leaves, or the first that there is.
+    Down,
+    /// The same, and the replica that leaves was chosen to be evicted, and is no candidate meanwhile.
+    Out,
+}
+
+impl Way {
+    const fn is_down(self) -> bool {
+        matches!(self, Self::Down | Self::Out)
+    }
 }
 
 /// Why no copy was started.
@@ -156,7 +172,7 @@ impl Catalog {
         stripe: u8,
         purpose: Purpose,
     ) -> Result<(), NoCopy> {
-        let disk = purpose.to_disk || purpose.to.is_some_and(|to| to.medium() == Medium::Ssd);
+        let disk = purpose.way.is_down() || purpose.to.is_some_and(|to| to.medium() == Medium::Ssd);
         if !disk && self.copies.to_memory >= self.config.copies_max {
             return Err(NoCopy::Later);
         }
@@ -201,9 +217,9 @@ impl Catalog {
             bytes,
             until: now.plus(self.config.put_timeout),
             leaving: purpose.leaving,
-            victim: purpose.victim,
+            victim: purpose.way == Way::Out,
             disk,
-            promotes: purpose.promotes,
+            promotes: purpose.way == Way::Up,
         };
         self.copies.begin(&part, now.plus(self.config.order_retry), copy);
         self.book_copy(now, &part, &copy);
@@ -250,12 +266,14 @@ impl Catalog {
         });
         let Some(at) = coming.next().map(Part::slot_of) else { return false };
         let Some(copy) = self.copies.running.get_mut(&at) else { return false };
-        if copy.leaving.is_none() {
+        // A drain may move it already; another replica that leaves for this copy is another victim.
+        let waits = copy.leaving.is_none_or(|leaving| leaving.slot_of() == victim.slot_of());
+        if waits && !copy.victim {
             (copy.leaving, copy.victim) = (Some(victim), true);
             let bytes = copy.bytes;
             self.book_victim(now, victim.segment, bytes);
         }
-        true
+        waits
     }
 
     /// A copy is over, well or not; what it was. A victim that waited for it is a candidate again, until
@@ -554,7 +572,7 @@ impl Catalog {
     /// Takes one replica off its entry and orders its end. The key is not free before its owner has
     /// answered: somebody may still read it, or publish it.
     pub(super) fn end_part(&mut self, now: Now, id: EntryId, part: &Part, action: Action) {
-        if !self.segments.book(part.segment).is_open() {
+        if !self.segments.book(part.segment).takes_orders() {
             // It goes with its segment, which takes no orders: `sweep`.
             return;
         }

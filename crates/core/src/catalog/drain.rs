@@ -8,7 +8,7 @@
 //! only where nobody misses the room.
 
 use super::Catalog;
-use super::copy::{NoCopy, Purpose};
+use super::copy::{NoCopy, Purpose, Way};
 use super::objects::{EntryId, Part, PartState, SegmentIndex, Stage};
 use super::segments::{Book, NOBODY};
 use crate::canary::{self, Canary};
@@ -257,7 +257,7 @@ impl Catalog {
         let disk = self.segments.is_disk(part.segment);
         let like = Purpose { leaving: Some(part), ..Purpose::default() };
         let to_memory = Purpose { make_room: !disk, spare_room: disk, ..like };
-        let to_disk = Purpose { to_disk: true, ..like };
+        let to_disk = Purpose { way: Way::Down, ..like };
         let (first, then) = if disk { (to_disk, to_memory) } else { (to_memory, to_disk) };
         let begun = match self.copy_start(now, id, part.stripe, first) {
             Err(NoCopy::NoRoom) => self.copy_start(now, id, part.stripe, then),

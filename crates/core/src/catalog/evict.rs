@@ -4,7 +4,7 @@
 //! it, and goes when it is there: whoever needs the room waits meanwhile.
 
 use super::Catalog;
-use super::copy::{NoCopy, Purpose};
+use super::copy::{NoCopy, Purpose, Way};
 use super::objects::{EntryId, Part, PartState, SegmentIndex};
 use super::segments::Book;
 use crate::ids::Slot;
@@ -147,11 +147,11 @@ impl Catalog {
         if self.leave_for_running(now, id, part) {
             return Fate::Moves;
         }
-        let purpose =
-            Purpose { to_disk: true, leaving: Some(part), victim: true, ..Purpose::default() };
-        let begun = match self.offloads() {
-            true => self.copy_start(now, id, part.stripe, purpose),
-            false => Err(NoCopy::Impossible),
+        let purpose = Purpose { way: Way::Out, leaving: Some(part), ..Purpose::default() };
+        let begun = if self.offloads() {
+            self.copy_start(now, id, part.stripe, purpose)
+        } else {
+            Err(NoCopy::Impossible)
         };
         match begun {
             Ok(()) => Fate::Moves,

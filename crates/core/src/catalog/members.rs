@@ -51,7 +51,7 @@ impl AllTold {
             Told::Ranges(runs) => {
                 let ranges = runs.build();
                 let ranges = ranges.map_err(|slot| MountError::BadAnnouncement { slot })?;
-                Some(Room::Ranges(ranges))
+                Some(Room::Ranges(Box::new(ranges)))
             }
             Told::Bytes => None,
         };
@@ -358,21 +358,7 @@ impl Catalog {
                 entry.lease_end = entry.lease_end.max(lease_end);
                 id
             }
-            Some(id) => {
-                // M9: one value per key; what is known stays, and its key waits for the end of the other.
-                let disk = self.segments.is_disk(part.segment);
-                self.counters.disk_dropped += u64::from(disk);
-                self.counters.announced_dropped += u64::from(!disk);
-                let free_after_ms = lease::left_ms(now, lease_end);
-                let entry = self.objects.entry_mut(id);
-                match &mut entry.stage {
-                    Stage::Removing(left) => *left += 1,
-                    _ => entry.extra_mut().orphans += 1,
-                }
-                self.order(now, &part, extent, Action::Retire { free_after_ms }, Some(id));
-                self.unwanted(&part);
-                return;
-            }
+            Some(id) => return self.other_value(now, id, &part, extent),
         };
         let entry = self.objects.entry_mut(id);
         if entry.parts.as_slice().is_empty() {
@@ -396,6 +382,22 @@ impl Catalog {
         if let (Keep::Soft { .. }, Some(extra)) = (keep, &entry.extra) {
             book.soft_ends.push_back((extra.soft_until, part.slot, part.generation));
         }
+    }
+
+    /// M9: one value per key; what is known stays, and its key waits for the end of the other.
+    fn other_value(&mut self, now: Now, id: EntryId, part: &Part, extent: Extent) {
+        let disk = self.segments.is_disk(part.segment);
+        self.counters.disk_dropped += u64::from(disk);
+        self.counters.announced_dropped += u64::from(!disk);
+        let lease_end = if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until };
+        let free_after_ms = lease::left_ms(now, lease_end);
+        let entry = self.objects.entry_mut(id);
+        match &mut entry.stage {
+            Stage::Removing(left) => *left += 1,
+            _ => entry.extra_mut().orphans += 1,
+        }
+        self.order(now, part, extent, Action::Retire { free_after_ms }, Some(id));
+        self.unwanted(part);
     }
 
     /// An entry without parts yet, made of what an owner keeps beside a header.

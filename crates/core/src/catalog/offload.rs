@@ -10,7 +10,7 @@
 //! candidate as before (S8).
 
 use super::Catalog;
-use super::copy::{NoCopy, Purpose};
+use super::copy::{NoCopy, Purpose, Way};
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
 use super::segments::NOBODY;
 use crate::ids::{NodeId, ObjectId, TenantId};
@@ -159,7 +159,7 @@ impl Catalog {
         let wished = entry.on_disk().max(1);
         for stripe in 0..entry.stripes() as u8 {
             for _ in self.on_disks(self.objects.entry(id), stripe)..wished {
-                let purpose = Purpose { to_disk: true, ..Purpose::default() };
+                let purpose = Purpose { way: Way::Down, ..Purpose::default() };
                 self.copy_start(now, id, stripe, purpose)?;
             }
         }
@@ -202,7 +202,7 @@ impl Catalog {
             let entry = self.objects.entry(id);
             let part = entry.part(index, slot);
             if part.state == PartState::Here && self.on_disks(entry, part.stripe) == 0 {
-                let purpose = Purpose { to_disk: true, ..Purpose::default() };
+                let purpose = Purpose { way: Way::Down, ..Purpose::default() };
                 // What cannot go now is met again, at the latest when it is evicted.
                 if self.copy_start(now, id, part.stripe, purpose).is_ok() {
                     self.segments.book_mut(index).ahead.begun += 1;
@@ -317,11 +317,11 @@ impl Catalog {
         let most = self.config.offload_bytes_per_disk_max;
         let full = intake.coming >= self.config.offloads_per_disk_max
             || intake.coming > 0 && intake.coming_bytes.saturating_add(bytes) > most;
-        match full {
-            true if now.since(intake.moved_at) > PATIENCE => Err(NoCopy::NoRoom),
-            true => Err(NoCopy::Later),
-            false => Ok(()),
+        if !full {
+            return Ok(());
         }
+        let hangs = now.since(intake.moved_at) > PATIENCE;
+        Err(if hangs { NoCopy::NoRoom } else { NoCopy::Later })
     }
 
     /// A disk has taken a copy.

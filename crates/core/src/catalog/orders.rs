@@ -20,7 +20,7 @@ impl Catalog {
         // Before the last page the allocator does not know the ranges yet; the order will be repeated. A
         // disk has no ranges, and its owner may evict at any time.
         let disk = book.is_disk();
-        let listens = book.is_open() || disk && book.is_announcing();
+        let listens = book.takes_orders();
         if book.offer.incarnation != notice.incarnation || !listens {
             return;
         }
@@ -61,7 +61,7 @@ impl Catalog {
     ) {
         self.end_copy(now, part.segment, part.slot);
         self.vacate(part);
-        if self.segments.book(part.segment).is_open() {
+        if self.segments.book(part.segment).takes_orders() {
             self.order(now, part, extent, action, removing);
         }
     }
@@ -232,7 +232,11 @@ impl Catalog {
         let (tenant, group) = (entry.tenant, entry.group());
         self.vacate(&part);
         self.book_ending(now, &part, extent, Action::Retire { free_after_ms: 0 }, Some(id));
-        self.part_ended(now, id, any, whole);
+        if any {
+            self.part_ended(now, id, any, whole);
+        } else {
+            self.keep_key(id);
+        }
         self.counters.disk_evicted += 1;
         if !whole {
             self.dissolve_group(tenant, group);
@@ -343,9 +347,7 @@ impl Catalog {
             return false;
         } else if ready {
             // A copy may come back with the node that failed its writer: the key waits for its word.
-            entry.stage = Stage::Removing(orphans);
-            let object = entry.object;
-            self.removing.insert(object);
+            self.keep_key(id);
         }
         true
     }

@@ -6,7 +6,7 @@
 //! room, but only those that are not lost by it: a promotion never drops anything.
 
 use super::Catalog;
-use super::copy::{NoCopy, Purpose};
+use super::copy::{NoCopy, Purpose, Way};
 use super::evict::Cause;
 use super::objects::{Entry, EntryId, Part, SegmentIndex, Stage};
 use crate::ids::{NodeId, ObjectId, SegmentId};
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Reads from disks that are remembered.
 const SEEN: usize = 1 << 13;
 /// For how long.
-const WINDOW: Duration = Duration::from_secs(60);
+const WINDOW: Duration = Duration::from_mins(1);
 /// Objects that wait for their copy in memory.
 const WANTED_MAX: usize = 1024;
 /// Those that one call looks at.
@@ -118,7 +118,7 @@ impl Catalog {
         let node = self.segments.book(disk.segment).offer.node;
         let full = if again { self.config.high_permille } else { self.config.low_permille };
         let near = self.memory_of(node, id);
-        let purpose = Purpose { promotes: true, ..Purpose::default() };
+        let purpose = Purpose { way: Way::Up, ..Purpose::default() };
         for (segment, index) in &near {
             let book = self.segments.book(*index);
             if book.used_bytes().saturating_add(bytes) <= book.share(full) {

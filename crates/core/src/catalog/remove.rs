@@ -163,7 +163,10 @@ impl Catalog {
     /// Whether a segment with a part of it is still telling what it holds: it takes no orders yet.
     pub(super) fn is_announcing(&self, id: EntryId) -> bool {
         let mut parts = self.objects.entry(id).parts.as_slice().iter();
-        parts.any(|part| self.segments.book(part.segment).is_announcing())
+        parts.any(|part| {
+            let book = self.segments.book(part.segment);
+            book.is_announcing() && !book.takes_orders()
+        })
     }
 
     /// Hides a finished object and orders the end of all its copies. It is gone when every owner has
@@ -182,7 +185,7 @@ impl Catalog {
         for part in &parts {
             let extent = self.objects.entry(id).extent(part);
             // A segment that is leaving answers for its copy when it is fenced: `sweep`.
-            if self.segments.book(part.segment).is_open() {
+            if self.segments.book(part.segment).takes_orders() {
                 self.end_life(now, part, extent, action, Some(id));
             }
         }

@@ -4,7 +4,7 @@
 //! enough copies are under way and goes on from there, and takes only room that nobody misses.
 
 use super::Catalog;
-use super::copy::{NoCopy, Purpose};
+use super::copy::{NoCopy, Purpose, Way};
 use super::objects::{EntryId, PartState, Stage};
 use crate::time::Now;
 use std::time::Duration;
@@ -92,8 +92,8 @@ impl Catalog {
             let (have, memory) = self.staying(id, stripe);
             for _ in have..wished {
                 // What is on disks only stays there: it is not repaired into memory.
-                let to_disk = !memory;
-                let purpose = Purpose { spare_room: true, to_disk, ..Purpose::default() };
+                let way = if memory { Way::Memory } else { Way::Down };
+                let purpose = Purpose { spare_room: true, way, ..Purpose::default() };
                 match self.copy_start(now, id, stripe, purpose) {
                     Ok(()) => {}
                     Err(NoCopy::Later) => return Err(NoCopy::Later),

@@ -16,7 +16,7 @@ const COUNTED: u32 = 0;
 #[derive(Debug)]
 pub(super) enum Room {
     /// Of memory.
-    Ranges(OffsetAllocator),
+    Ranges(Box<OffsetAllocator>),
     /// Of a disk.
     Bytes {
         /// What there is.
@@ -41,7 +41,7 @@ impl Room {
         if disk {
             return Self::Bytes { capacity, used: 0 };
         }
-        Self::Ranges(OffsetAllocator::new(capacity))
+        Self::Ranges(Box::new(OffsetAllocator::new(capacity)))
     }
 
     pub(super) fn allocate(&mut self, bytes: u64) -> Option<Allocation> {

@@ -175,9 +175,15 @@ impl Book {
         self.offer.medium == Medium::Ssd
     }
 
-    /// Whether its owner takes orders, and ranges may come and go.
+    /// Whether everything was told, and ranges may come and go.
     pub(super) fn is_open(&self) -> bool {
         self.phase == Phase::Open
+    }
+
+    /// Whether its owner takes orders about what it has told. A disk does from the first page on, because
+    /// its bytes are only counted; it may tell for minutes.
+    pub(super) fn takes_orders(&self) -> bool {
+        self.is_open() || self.is_disk() && self.is_announcing()
     }
 
     /// Whether its replicas may be located. What was announced is as good before the last page as

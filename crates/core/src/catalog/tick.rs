@@ -45,11 +45,7 @@ impl Catalog {
                     self.retry_orders(now, index, RETRIES_MAX);
                     self.drain_step(now, index);
                 }
-                Phase::Leaving { fenced_at, next } if fenced_at <= now => {
-                    if self.may_sweep(index) {
-                        self.sweep(now, index, fenced_at, next);
-                    }
-                }
+                Phase::Leaving { fenced_at, .. } if fenced_at <= now => self.sweep(now, index),
                 _ => {}
             }
         }
@@ -105,7 +101,11 @@ impl Catalog {
     }
 
     /// Takes the replicas of a segment that nobody can read any more out of their objects.
-    fn sweep(&mut self, now: Now, index: SegmentIndex, fenced_at: Now, next: u32) {
+    fn sweep(&mut self, now: Now, index: SegmentIndex) {
+        let Phase::Leaving { fenced_at, next } = self.segments.book(index).phase else { return };
+        if !self.may_sweep(index) {
+            return;
+        }
         let slots = self.segments.book(index).slots.len();
         let end = next.saturating_add(SWEEP_MAX).min(slots);
         for slot in next..end {

@@ -30,11 +30,11 @@ use std::time::Duration;
 
 /// Values of disks that are away, and hashes that a new leader has struck. Beyond, disks are forgotten.
 const LEDGER_MAX: usize = 1 << 22;
-/// The object of an entry that only keeps its key. Nobody waits for it, and the object that was turned
-/// away may be in memory all the same.
+/// The object of an entry that only keeps its key. Nobody waits for its end by name, and the object that
+/// it was may be announced by somebody else.
 const NOTHING: ObjectId = ObjectId { epoch: LeaderEpoch(0), sequence: 0 };
 /// For how long a disk that is away is remembered.
-const REMEMBER: Duration = Duration::from_secs(24 * 3600);
+const REMEMBER: Duration = Duration::from_hours(24);
 
 /// Which of the objects that a disk announces are kept, beside those that the index has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,7 +267,15 @@ impl Catalog {
         book.and_then(|book| book.ending.get(&slot)).is_some_and(|ending| ending.unwanted)
     }
 
-    /// Whether an entry only keeps its key until records are gone that were turned away.
+    /// An object is gone, by no wish of anybody, and some of its copies could come back: the entry keeps
+    /// its key until their owners have answered.
+    pub(super) fn keep_key(&mut self, id: EntryId) {
+        let entry = self.objects.entry_mut(id);
+        entry.stage = Stage::Removing(entry.orphans());
+        entry.object = NOTHING;
+    }
+
+    /// Whether an entry only keeps its key. Whoever announces a good copy is welcome all the same.
     pub(super) fn is_placeholder(&self, id: EntryId) -> bool {
         self.objects.entry(id).object == NOTHING
     }
@@ -282,9 +290,8 @@ impl Catalog {
         told: &AnnouncedObject,
     ) {
         let id = self.insert_announced(now, told, Now(0));
-        let entry = self.objects.entry_mut(id);
-        entry.stage = Stage::Removing(1);
-        entry.object = NOTHING;
+        self.objects.entry_mut(id).extra_mut().orphans = 1;
+        self.keep_key(id);
         self.counters.disk_dropped += 1;
         self.order(now, part, extent, Action::Retire { free_after_ms: 0 }, Some(id));
         self.unwanted(part);

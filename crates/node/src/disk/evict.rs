@@ -76,7 +76,7 @@ impl Node {
         let (records, bytes) = (ticket.records().len() as u64, ticket.bytes());
         // Dropped, the ticket links its records again; their slots are over, and the next start tells
         // of them anew.
-        if !self.tell_evicted(disk, notices) {
+        if !self.tell_evicted(disk, &notices) {
             return;
         }
         match ticket.finish(DRAIN_TIME) {
@@ -99,9 +99,9 @@ impl Node {
     }
 
     /// Tells the master what was hidden, until it has heard. Nothing new is taken meanwhile.
-    fn tell_evicted(&self, disk: &Disk, notices: Vec<Notice>) -> bool {
+    fn tell_evicted(&self, disk: &Disk, notices: &[Notice]) -> bool {
         loop {
-            if notices.is_empty() || self.tell(&notices) {
+            if notices.is_empty() || self.tell(notices) {
                 // Release: pairs with the Acquire in `refuses`.
                 disk.refusing.store(false, Ordering::Release);
                 return true;

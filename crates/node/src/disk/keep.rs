@@ -92,28 +92,28 @@ struct Going {
 }
 
 impl Disk {
-    /// Takes an order, or says that it is refused.
-    pub(crate) fn offer(&self, order: CopyOrder) -> Result<(), CopyOrder> {
+    /// Takes an order, or refuses it.
+    pub(crate) fn offer(&self, order: CopyOrder) -> bool {
         let now = boottime();
         if self.refuses() {
             self.tally.refused_full.one();
-            return Err(order);
+            return false;
         }
         if !self.budget.lock().allows(now, self.backend.usage().written) {
             self.tally.refused_budget.one();
-            return Err(order);
+            return false;
         }
         let mut queue = self.queue.lock();
         let after = queue.bytes + order.len;
         let full = queue.len() >= QUEUE_MAX || (after > QUEUE_BYTES_MAX && queue.len() > 0);
         if full {
             self.tally.refused_queue.one();
-            return Err(order);
+            return false;
         }
         queue.bytes = after;
         queue.orders.push_back((now, Box::new(order)));
         self.queued.notify_one();
-        Ok(())
+        true
     }
 
     /// The next group, or none within a nap.
@@ -157,7 +157,7 @@ impl Node {
                     }
                 }
             }
-            let failed = self.keep_group(disk, going, &mut done);
+            let failed = disk.keep_group(going, &mut done);
             for one in done {
                 self.copier().remember(one, 0);
             }
@@ -214,9 +214,11 @@ impl Node {
         self.fetch_into(order, &mut room, end, || guard.aborted())?;
         Ok(Source::Fetched(room))
     }
+}
 
+impl Disk {
     /// Writes a group and publishes what is durable; whether the disk should be left alone for a moment.
-    fn keep_group(&self, disk: &Disk, going: Vec<Going>, done: &mut Vec<CopyDone>) -> bool {
+    fn keep_group(&self, going: Vec<Going>, done: &mut Vec<CopyDone>) -> bool {
         if going.is_empty() {
             return false;
         }
@@ -230,36 +232,36 @@ impl Node {
             })
             .collect();
         let began = boottime();
-        let results = disk.backend.keep(&records);
-        disk.tally.keeps.note(boottime().since(began));
+        let results = self.backend.keep(&records);
+        self.tally.keeps.note(boottime().since(began));
         drop(records);
         let mut failed = false;
         for (one, result) in going.into_iter().zip(results) {
             let target = one.order.target;
             let ok = match result {
-                Ok(()) => self.publish_record(disk, one),
+                Ok(()) => self.publish_record(one),
                 Err(error) => {
-                    failed |= self.not_kept(disk, &one, &error);
+                    failed |= self.not_kept(&one, &error);
                     false
                 }
             };
             done.push(CopyDone::of(&target, ok));
         }
-        disk.look_for_room();
+        self.look_for_room();
         failed
     }
 
     /// The record is durable: makes its slot readable. A put that was given up meanwhile leaves nothing.
-    fn publish_record(&self, disk: &Disk, one: Going) -> bool {
+    fn publish_record(&self, one: Going) -> bool {
         let Going { order, guard, id, source, .. } = one;
         drop(source);
         let place = Place { slot: order.target.slot, generation: order.target.generation };
-        let noted = disk.places.lock().insert(order.target.incarnation, id, place);
+        let noted = self.places.lock().insert(order.target.incarnation, id, place);
         let refused = if noted {
             match guard.publish_kept(boottime(), order.token, order.seal) {
                 Ok(()) => {
-                    disk.tally.kept.one();
-                    disk.tally.kept_bytes.add(order.len);
+                    self.tally.kept.one();
+                    self.tally.kept_bytes.add(order.len);
                     return true;
                 }
                 Err(refused) => refused.guard,
@@ -268,45 +270,43 @@ impl Node {
             guard
         };
         if noted {
-            disk.places.lock().remove(&id);
+            self.places.lock().remove(&id);
         }
-        disk.tally.refused_other.one();
+        self.tally.refused_other.one();
         // Before the guard ends, which says that the slot is free.
-        disk.remove_for_good(id, Held::Life(refused));
+        self.remove_for_good(id, Held::Life(refused));
         false
     }
 
-    fn not_kept(&self, disk: &Disk, one: &Going, error: &KeepError) -> bool {
+    fn not_kept(&self, one: &Going, error: &KeepError) -> bool {
         match error {
             KeepError::Full { .. } => {
-                disk.tally.refused_full.one();
-                disk.make_room();
+                self.tally.refused_full.one();
+                self.make_room();
                 true
             }
             KeepError::Exists => {
-                disk.tally.refused_other.one();
+                self.tally.refused_other.one();
                 // Left over from a life that was given up; the next try finds it gone.
-                if !disk.places.lock().holds(&one.id) {
-                    disk.remove_for_good(one.id, Held::Nothing);
+                if !self.places.lock().holds(&one.id) {
+                    self.remove_for_good(one.id, Held::Nothing);
                 }
                 false
             }
             KeepError::Corrupt => {
-                disk.tally.refused_other.one();
+                self.tally.refused_other.one();
                 tracing::error!(object = %one.order.object, "the bytes in memory are not those that were put");
                 false
             }
             error => {
-                disk.tally.refused_failed.one();
-                disk.tally.errors.one();
-                tracing::error!(%error, path = %disk.config.path.display(), "a record was not written");
+                self.tally.refused_failed.one();
+                self.tally.errors.one();
+                tracing::error!(%error, path = %self.config.path.display(), "a record was not written");
                 true
             }
         }
     }
-}
 
-impl Disk {
     /// Removes a record whose life is not to be; what is held ends when that is durable.
     fn remove_for_good(&self, id: RecordId, held: Held) {
         match self.backend.remove(&[id]) {

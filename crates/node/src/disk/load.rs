@@ -84,7 +84,8 @@ impl Tier {
 }
 
 impl Disk {
-    /// What became of a load, as it is told. What cannot be read is not served again.
+    /// What became of a load, as it is told. What cannot be read is not served again: its life is over, and
+    /// who asks the master once more finds another replica, or a miss.
     fn judge(&self, load: Load<'_>) -> Result<(), DataError> {
         match load.result {
             Ok(()) => {
@@ -101,7 +102,7 @@ impl Disk {
                 tracing::error!(%error, %path, "a record was not read");
                 if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) {
                     self.went_bad(load.id);
-                    return Err(DataError::Corrupt);
+                    return Err(DataError::Stale);
                 }
                 Err(DataError::Busy { after_ms: FAILED_MS })
             }
@@ -109,7 +110,7 @@ impl Disk {
                 let path = self.config.path.display();
                 tracing::error!(object = %load.id.object, %path, "a record is not what was kept");
                 self.went_bad(load.id);
-                Err(DataError::Corrupt)
+                Err(DataError::Stale)
             }
         }
     }

@@ -17,6 +17,7 @@ mod budget;
 mod config;
 mod ends;
 mod evict;
+mod farewell;
 mod keep;
 mod load;
 mod open;
@@ -93,7 +94,10 @@ enum End {
 
 impl fmt::Debug for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Disk").field("id", &self.id).field("path", &self.config.path).finish()
+        f.debug_struct("Disk")
+            .field("id", &self.id)
+            .field("path", &self.config.path)
+            .finish_non_exhaustive()
     }
 }
 

@@ -98,7 +98,7 @@ pub(crate) fn open(
         refusing: AtomicBool::new(false),
         budget: Mutex::new(Budget::new(tier.write_bytes_per_day, boottime())),
     };
-    disk.drop_unplaced(unplaced);
+    disk.drop_unplaced(&unplaced);
     Ok((Arc::new(disk), segment))
 }
 
@@ -220,16 +220,16 @@ impl Disk {
         let (fresh, unplaced) = adopt(&segment, records);
         *places = fresh;
         drop(places);
-        self.drop_unplaced(unplaced);
+        self.drop_unplaced(&unplaced);
         Ok(segment)
     }
 
-    fn drop_unplaced(&self, ids: Vec<mooncrate_ssd::RecordId>) {
+    fn drop_unplaced(&self, ids: &[mooncrate_ssd::RecordId]) {
         if ids.is_empty() {
             return;
         }
         tracing::warn!(records = ids.len(), path = %self.config.path.display(), "records without a slot are removed");
-        if let Err(error) = self.backend.remove(&ids) {
+        if let Err(error) = self.backend.remove(ids) {
             tracing::error!(%error, "records without a slot were not removed");
         }
     }

@@ -8,7 +8,7 @@
 //! * The owner evicts in two steps: hidden and told first, deleted when the master has answered.
 //! * What is told unasked is told again until the slot is used again or the next mount.
 
-use crate::swarm::between;
+use crate::swarm::Disks;
 use crate::{MS, Nanos};
 use mooncrate_core::copy::CopyOrder;
 use mooncrate_core::plan::{
@@ -55,6 +55,8 @@ pub struct Disk {
     pub incarnation: Incarnation,
     bytes: u64,
     slots: u32,
+    /// Longest time until a removal is durable, in milliseconds.
+    removes_ms: u64,
     epoch: LeaderEpoch,
     /// It serves until then, on the node's clock.
     serve_until: Now,
@@ -79,12 +81,13 @@ pub enum NotBegun {
 
 impl Disk {
     /// An empty disk.
-    pub fn new(segment: SegmentId, bytes: u64, slots: u32, rng: Rng) -> Self {
+    pub fn new(segment: SegmentId, load: &Disks, rng: Rng) -> Self {
         Self {
             segment,
             incarnation: Incarnation(0),
-            bytes,
-            slots,
+            bytes: load.bytes,
+            slots: load.slots,
+            removes_ms: load.removes_ms,
             epoch: LeaderEpoch(0),
             serve_until: Now(0),
             lives: BTreeMap::new(),
@@ -261,7 +264,7 @@ impl Disk {
             Some(life) => match life.state {
                 State::Writing { .. } => OrderResult::Freed { next: self.end(slot) },
                 State::Ready | State::Evicting => {
-                    let at = now + between(&mut self.rng, 0, 30) * MS;
+                    let at = now + self.rng.below(self.removes_ms) * MS;
                     life.state = State::Removing { at };
                     OrderResult::Waiting
                 }

@@ -168,7 +168,7 @@ impl Node {
             let segment = SegmentId::on(Medium::Ssd, id(ix), 0);
             ctx.owners.push((segment, ix));
             let rng = Rng::stream(ctx.swarm.seed, &format!("disk-{ix}"));
-            node.disk = Some(Disk::new(segment, load.bytes, load.slots, rng));
+            node.disk = Some(Disk::new(segment, &load, rng));
         }
         node.start(ctx);
         node

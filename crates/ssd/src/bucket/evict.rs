@@ -4,10 +4,11 @@
 //! What must stay true: a file is deleted under no reader; the cached handle goes first. A bucket that could
 //! not be deleted is renamed, so that the next start knows it as an orphan.
 
-use super::state::{Shelf, Slot, State};
+use super::state::{Bin, Slot, State};
 use super::{Shared, data_path, dead_path, meta_path};
 use crate::backend::{RecordId, Ticket};
 use crate::config::Evict;
+use crate::disk::Open;
 use crate::points::point;
 use mooncrate_mem::clock::boottime;
 use std::io;
@@ -22,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(2);
 /// Buckets that are hidden.
 pub(super) struct Hidden {
     all: Arc<Shared>,
-    shelves: Vec<Shelf>,
+    bins: Vec<Bin>,
     /// What the ticket hid, with its bucket.
     slots: Vec<(u64, Slot)>,
     records: Vec<RecordId>,
@@ -31,8 +32,8 @@ pub(super) struct Hidden {
 
 impl std::fmt::Debug for Hidden {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { shelves, records, bytes, .. } = self;
-        write!(f, "Hidden({} buckets, {} records, {bytes} bytes)", shelves.len(), records.len())
+        let Self { bins, records, bytes, .. } = self;
+        write!(f, "Hidden({} buckets, {} records, {bytes} bytes)", bins.len(), records.len())
     }
 }
 
@@ -42,56 +43,56 @@ impl Shared {
         let mut state = self.state.lock();
         let mut hidden = Hidden {
             all: Arc::clone(self),
-            shelves: Vec::new(),
+            bins: Vec::new(),
             slots: Vec::new(),
             records: Vec::new(),
             bytes: 0,
         };
-        while hidden.shelves.is_empty() || hidden.bytes < bytes {
+        while hidden.bins.is_empty() || hidden.bytes < bytes {
             let Some(id) = candidate(&state, self.config.evict) else { break };
             hidden.take(&mut state, id);
         }
         drop(state);
         self.changed.notify_all();
         point("evict.unlinked");
-        (!hidden.shelves.is_empty()).then(|| Box::new(hidden) as Box<dyn Ticket>)
+        (!hidden.bins.is_empty()).then(|| Box::new(hidden) as Box<dyn Ticket>)
     }
 }
 
 /// The bucket that goes next: closed ones first, then open ones that nobody writes to.
 fn candidate(state: &State, evict: Evict) -> Option<u64> {
     let free = |open| {
-        let shelves = state.shelves.iter();
-        shelves.filter(move |(_, shelf)| !shelf.busy && shelf.open == open)
+        let bins = state.bins.iter();
+        bins.filter(move |(_, bin)| !bin.busy && bin.open == open)
     };
-    let read = |shelf: &Shelf| shelf.bucket.last_read.load(Ordering::Relaxed);
+    let read = |bin: &Bin| bin.bucket.last_read.load(Ordering::Relaxed);
     let first = |open| match evict {
         Evict::Fifo => free(open).next(),
-        Evict::Lru => free(open).min_by_key(|(_, shelf)| read(shelf)),
+        Evict::Lru => free(open).min_by_key(|(_, bin)| read(bin)),
     };
     first(false).or_else(|| first(true)).map(|(id, _)| *id)
 }
 
 impl Hidden {
     fn take(&mut self, state: &mut State, id: u64) {
-        let shelf = state.shelves.remove(&id).expect("the candidate is there");
+        let bin = state.bins.remove(&id).expect("the candidate is there");
         state.drop_writer(id);
-        for slot in &shelf.slots {
+        for slot in &bin.slots {
             if state.is_served(id, slot) {
                 state.hide(slot.id, false);
                 self.slots.push((id, *slot));
                 self.records.push(slot.id);
             }
         }
-        self.bytes += shelf.bytes();
-        self.shelves.push(shelf);
+        self.bytes += bin.bytes();
+        self.bins.push(bin);
     }
 
     /// Waits until nobody reads any of them, or the time is over.
     fn drain(&self, wait: Duration) {
         let deadline = boottime().deadline_in(wait);
         let mut state = self.all.state.lock();
-        while self.shelves.iter().any(|shelf| shelf.bucket.is_read()) {
+        while self.bins.iter().any(|bin| bin.bucket.is_read()) {
             let left = deadline.left(boottime());
             if left.is_zero() {
                 return;
@@ -114,23 +115,23 @@ impl Ticket for Hidden {
         self.drain(wait);
         point("evict.drained");
         self.slots.clear();
-        let shelves = std::mem::take(&mut self.shelves);
-        self.all.delete(shelves)
+        let bins = std::mem::take(&mut self.bins);
+        self.all.delete(bins)
     }
 }
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        if self.shelves.is_empty() {
+        if self.bins.is_empty() {
             return;
         }
         let mut state = self.all.state.lock();
-        for mut shelf in self.shelves.drain(..) {
+        for mut bin in self.bins.drain(..) {
             // It is not written to again: its writer is gone.
-            shelf.open = false;
-            shelf.live = 0;
-            state.emptied.push(shelf.bucket.id);
-            state.shelves.insert(shelf.bucket.id, shelf);
+            bin.open = false;
+            bin.live = 0;
+            state.emptied.push(bin.bucket.id);
+            state.bins.insert(bin.bucket.id, bin);
         }
         for (bucket, slot) in self.slots.drain(..) {
             let key = (slot.id, bucket, slot.offset);
@@ -139,9 +140,9 @@ impl Drop for Hidden {
                 continue;
             }
             state.hidden.remove(&key);
-            let shelf = state.shelves.get_mut(&bucket).expect("it was just put back");
-            shelf.live += 1;
-            let bucket = Arc::clone(&shelf.bucket);
+            let bin = state.bins.get_mut(&bucket).expect("it was just put back");
+            bin.live += 1;
+            let bucket = Arc::clone(&bin.bucket);
             state.link(&bucket, slot);
         }
     }
@@ -149,34 +150,38 @@ impl Drop for Hidden {
 
 impl Shared {
     /// Deletes the files of buckets that nobody can find any more.
-    fn delete(&self, shelves: Vec<Shelf>) -> io::Result<()> {
+    fn delete(&self, bins: Vec<Bin>) -> io::Result<()> {
         let mut result = Ok(());
         let (mut gone, mut left) = (Vec::new(), Vec::new());
-        for mut shelf in shelves {
-            match self.delete_files(&mut shelf) {
-                Ok(true) => gone.push(shelf),
-                Ok(false) => left.push(shelf),
+        let before = self.identity.names();
+        for mut bin in bins {
+            match self.delete_files(&mut bin) {
+                Ok(true) => gone.push(bin),
+                Ok(false) => left.push(bin),
                 Err(error) => {
-                    left.push(shelf);
+                    left.push(bin);
                     result = Err(error);
                 }
             }
         }
-        if let Err(error) = self.disk.sync_dir(Path::new("")) {
+        if let Err(error) = self.identity.sync_names(Path::new(""), before) {
             // Deleted, but perhaps not for good: what was removed must stay in the log.
             result = Err(error);
             let mut state = self.state.lock();
-            for shelf in &mut gone {
-                state.books.data -= std::mem::take(&mut shelf.data);
+            for bin in &mut gone {
+                state.books.data -= std::mem::take(&mut bin.data);
             }
             left.append(&mut gone);
+            for bin in &mut left {
+                bin.doubtful = true;
+            }
         }
         point("evict.dir_synced");
-        let ids: Vec<u64> = gone.iter().map(|shelf| shelf.bucket.id).collect();
+        let ids: Vec<u64> = gone.iter().map(|bin| bin.bucket.id).collect();
         let mut state = self.state.lock();
-        for shelf in &gone {
-            state.books.data -= shelf.data;
-            state.forget(shelf);
+        for bin in &gone {
+            state.books.data -= bin.data;
+            state.forget(bin);
         }
         state.leaving.append(&mut left);
         drop(state);
@@ -185,15 +190,19 @@ impl Shared {
     }
 
     /// Whether the files are gone; `false` if somebody reads them. Then they are marked as an orphan.
-    fn delete_files(&self, shelf: &mut Shelf) -> io::Result<bool> {
-        let id = shelf.bucket.id;
+    fn delete_files(&self, bin: &mut Bin) -> io::Result<bool> {
+        let id = bin.bucket.id;
         let missing_is_fine = |result: io::Result<()>| match result {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             result => result,
         };
         self.handles.forget(id);
+        if std::mem::take(&mut bin.doubtful) {
+            // The name is given and taken once more, so that there is something to sync.
+            drop(self.disk.open(&data_path(id), Open::Create));
+        }
         // Asked once: a reader may leave at any time, and nobody can come.
-        let is_read = shelf.bucket.is_read();
+        let is_read = bin.bucket.is_read();
         if is_read {
             missing_is_fine(self.disk.rename(&data_path(id), &dead_path(id)))?;
             point("evict.orphan_marked");
@@ -202,10 +211,10 @@ impl Shared {
             missing_is_fine(self.disk.remove(&dead_path(id)))?;
             point("evict.data_deleted");
         }
-        if shelf.meta > 0 {
+        if bin.meta > 0 {
             missing_is_fine(self.disk.remove(&meta_path(id)))?;
         }
-        self.state.lock().books.meta -= std::mem::take(&mut shelf.meta);
+        self.state.lock().books.meta -= std::mem::take(&mut bin.meta);
         point("evict.meta_deleted");
         Ok(!is_read)
     }
@@ -224,11 +233,11 @@ impl Shared {
         }
         let empty = std::mem::take(&mut state.emptied);
         for id in empty {
-            let dead = |shelf: &Shelf| shelf.live == 0 && !shelf.busy && !shelf.open;
-            if state.shelves.get(&id).is_some_and(dead) {
-                let shelf = state.shelves.remove(&id).expect("it was just looked at");
+            let dead = |bin: &Bin| bin.live == 0 && !bin.busy && !bin.open;
+            if state.bins.get(&id).is_some_and(dead) {
+                let bin = state.bins.remove(&id).expect("it was just looked at");
                 state.drop_writer(id);
-                going.push(shelf);
+                going.push(bin);
             }
         }
         drop(state);

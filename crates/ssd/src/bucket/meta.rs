@@ -39,7 +39,7 @@ pub(super) const fn file_bytes(heads: usize) -> u64 {
 }
 
 /// The file of a bucket with these heads.
-pub(super) fn encode(token: u64, serial: u64, data_bytes: u64, count: u32, heads: &[u8]) -> Room {
+pub(crate) fn encode(token: u64, serial: u64, data_bytes: u64, count: u32, heads: &[u8]) -> Room {
     let mut opening = Opening {
         magic: MAGIC,
         version: VERSION.into(),
@@ -101,6 +101,13 @@ impl<'a> Meta<'a> {
             heads.push((offset, head));
         }
         (rest.is_empty() && end <= data_bytes).then_some(Self { data_bytes, heads })
+    }
+}
+
+impl Meta<'_> {
+    /// Records of the bucket.
+    pub(crate) fn len(&self) -> usize {
+        self.heads.len()
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) mod meta;
 mod recover;
 pub(crate) mod removed;
 mod state;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use crate::backend::{Backend, KeepError, Load, LoadError, NewRecord, RecordId, Ticket, Usage};
@@ -114,15 +116,15 @@ impl Shared {
         let state = self.state.lock();
         let (mut slots, mut seen) = (Vec::new(), 0);
         let (first, from) = (cursor / CURSOR_SLOTS, (cursor % CURSOR_SLOTS) as usize);
-        for (&id, shelf) in state.shelves.range(first..) {
+        for (&id, bin) in state.bins.range(first..) {
             let skip = if id == first { from } else { 0 };
-            for (at, slot) in shelf.slots.iter().enumerate().skip(skip) {
+            for (at, slot) in bin.slots.iter().enumerate().skip(skip) {
                 if seen >= bytes || slots.len() >= 1024 {
                     return (slots, id * CURSOR_SLOTS + at as u64);
                 }
                 if state.is_served(id, slot) {
                     seen += slot.shape.bytes();
-                    slots.push((Pin::new(&shelf.bucket), *slot));
+                    slots.push((Pin::new(&bin.bucket), *slot));
                 }
             }
         }
@@ -217,8 +219,8 @@ impl Backend for Buckets {
         let mut state = this.state.lock();
         let writers = std::mem::take(&mut state.idle);
         for writer in &writers {
-            if let Some(shelf) = state.shelves.get_mut(&writer.id) {
-                shelf.busy = true;
+            if let Some(bin) = state.bins.get_mut(&writer.id) {
+                bin.busy = true;
             }
         }
         drop(state);

@@ -7,7 +7,7 @@
 
 use super::handles::Handles;
 use super::removed::{self, Removed};
-use super::state::{Bucket, Shelf, Slot, State};
+use super::state::{Bin, Bucket, Slot, State};
 use super::write::Writer;
 use super::{Buckets, Shared, data_path, meta, meta_path};
 use crate::backend::{OpenError, Progress, Record, Recovery};
@@ -121,7 +121,7 @@ impl Buckets {
         };
         let Scan { state, recovery, reader, .. } = scan.run(&listing)?;
         disk.sync_dir(Path::new(""))?;
-        places.retain(|place| state.shelves.contains_key(&place.bucket));
+        places.retain(|place| state.bins.contains_key(&place.bucket));
         let removed = Removed::open(&disk, &identity, &places, listing.logs);
         let shared = Shared {
             disk,
@@ -193,7 +193,7 @@ impl Scan<'_> {
         for (&(id, len, meta_len), bytes) in buckets.iter().zip(metas) {
             let meta = bytes.as_ref().and_then(|room| meta::Meta::decode(room, self.token, id));
             match meta {
-                Some(meta) if meta.data_bytes <= len => self.told(id, len, meta_len, meta)?,
+                Some(meta) if meta.data_bytes <= len => self.told(id, len, meta_len, &meta)?,
                 _ => {
                     if meta_len > 0 {
                         tracing::warn!(bucket = id, "bad metadata; the bucket is scanned");
@@ -236,56 +236,57 @@ impl Scan<'_> {
     }
 
     /// A bucket whose metadata are good.
-    fn told(&mut self, id: u64, len: u64, meta_len: u64, meta: meta::Meta<'_>) -> io::Result<()> {
-        let mut shelf = new_shelf(id, len, meta_len);
-        let file = match self.config.verify_values {
-            true => Some(self.disk.open(&data_path(id), Open::Read)?),
-            false => None,
-        };
+    fn told(&mut self, id: u64, len: u64, meta_len: u64, meta: &meta::Meta<'_>) -> io::Result<()> {
+        let mut bin = new_bin(id, len, meta_len);
+        let verify = self.config.verify_values;
+        let file = verify.then(|| self.disk.open(&data_path(id), Open::Read)).transpose()?;
         for (offset, head) in &meta.heads {
             // What cannot be read now is not told now.
             let good = file.as_ref().is_none_or(|file| {
                 let checked = self.reader.check_value(self.disk, file, *offset, head);
                 checked.unwrap_or(false)
             });
-            self.register(&mut shelf, *offset, head, good);
+            self.register(&mut bin, *offset, head, good);
         }
-        self.add(shelf, None)
+        self.add(bin, None);
+        Ok(())
     }
 
     /// A bucket that has none: from head to head.
     fn scanned(&mut self, id: u64, len: u64) -> io::Result<()> {
-        let mut shelf = new_shelf(id, len, 0);
+        let mut bin = new_bin(id, len, 0);
         let mut heads = Vec::new();
-        let end = match self.scan(&mut shelf, &mut heads) {
+        let end = match self.scan(&mut bin, &mut heads) {
             Ok(end) => laying::rounded(end),
             Err(error) => {
                 // What was found is served; the rest may be readable at another start.
                 tracing::warn!(bucket = id, %error, "a bucket could not be read to its end");
                 self.recovery.dropped += 1;
-                return self.add(shelf, None);
+                self.add(bin, None);
+                return Ok(());
             }
         };
         if end < len {
             self.recovery.dropped += 1;
         }
-        if shelf.slots.is_empty() {
+        if bin.slots.is_empty() {
             self.disk.remove(&data_path(id))?;
             self.recovery.orphans += 1;
             return Ok(());
         }
         if end < len {
             self.disk.open(&data_path(id), Open::Write)?.set_len(end)?;
-            shelf.data = end;
+            bin.data = end;
         }
         let meta_reserved = meta::file_bytes(heads.len());
-        let records = shelf.slots.len() as u32;
-        self.add(shelf, Some(Writer { id, file: None, end, records, heads, meta_reserved }))
+        let records = bin.slots.len() as u32;
+        self.add(bin, Some(Writer { id, file: None, end, records, heads, meta_reserved }));
+        Ok(())
     }
 
     /// Where the last record of a bucket ends; collects the heads of those that are good.
-    fn scan(&mut self, shelf: &mut Shelf, heads: &mut Vec<u8>) -> io::Result<u64> {
-        let (id, len) = (shelf.bucket.id, shelf.data);
+    fn scan(&mut self, bin: &mut Bin, heads: &mut Vec<u8>) -> io::Result<u64> {
+        let (id, len) = (bin.bucket.id, bin.data);
         let file = self.disk.open(&data_path(id), Open::Write)?;
         // A process that was killed leaves bytes in the memory of the kernel that verify, and that a power
         // cut takes along. What is told is durable.
@@ -309,7 +310,7 @@ impl Scan<'_> {
             if good {
                 heads.extend_from_slice(&bytes[..head.shape().head()]);
             }
-            self.register(shelf, offset, &head, good);
+            self.register(bin, offset, &head, good);
             end = offset + head.shape().bytes();
             offset = end;
         }
@@ -317,51 +318,50 @@ impl Scan<'_> {
     }
 
     /// A record of a bucket, unless it is bad or was removed.
-    fn register(&mut self, shelf: &mut Shelf, offset: u64, head: &Head<'_>, good: bool) {
+    fn register(&mut self, bin: &mut Bin, offset: u64, head: &Head<'_>, good: bool) {
         if !good {
             self.recovery.dropped += 1;
             return;
         }
         let slot = meta::slot(offset, head);
-        shelf.slots.push(slot);
-        if self.removed.contains(&(shelf.bucket.id, offset)) {
+        bin.slots.push(slot);
+        if self.removed.contains(&(bin.bucket.id, offset)) {
             self.recovery.removed += 1;
             return;
         }
-        self.serve(shelf, slot, head);
+        self.serve(bin, slot, head);
     }
 
-    fn serve(&mut self, shelf: &mut Shelf, slot: Slot, head: &Head<'_>) {
+    fn serve(&mut self, bin: &mut Bin, slot: Slot, head: &Head<'_>) {
         if self.state.index.contains_key(&slot.id) {
             // Evicted, offloaded again, and the first copy came back with a crash. One is enough.
-            self.state.hidden.insert((slot.id, shelf.bucket.id, slot.offset), false);
+            self.state.hidden.insert((slot.id, bin.bucket.id, slot.offset), false);
             return;
         }
-        shelf.live += 1;
-        self.state.link(&shelf.bucket, slot);
+        bin.live += 1;
+        self.state.link(&bin.bucket, slot);
         self.recovery.records += 1;
         self.recovery.value_bytes += head.len;
         (self.found)(head.record());
     }
 
-    fn add(&mut self, shelf: Shelf, writer: Option<Writer>) -> io::Result<()> {
+    fn add(&mut self, bin: Bin, writer: Option<Writer>) {
         let state = &mut self.state;
-        state.books.data += shelf.data;
-        state.books.meta += shelf.meta;
-        state.books.slots += shelf.slots.len() as u64;
+        state.books.data += bin.data;
+        state.books.meta += bin.meta;
+        state.books.slots += bin.slots.len() as u64;
         if let Some(writer) = writer {
             state.books.reserved += writer.meta_reserved;
             state.unsealed.push(writer);
         }
-        if shelf.live == 0 {
-            state.emptied.push(shelf.bucket.id);
+        if bin.live == 0 {
+            state.emptied.push(bin.bucket.id);
         }
-        state.shelves.insert(shelf.bucket.id, shelf);
-        Ok(())
+        state.bins.insert(bin.bucket.id, bin);
     }
 }
 
-fn new_shelf(id: u64, data: u64, meta: u64) -> Shelf {
+fn new_bin(id: u64, data: u64, meta: u64) -> Bin {
     let (bucket, slots) = (Bucket::new(id), Vec::new());
-    Shelf { bucket, slots, live: 0, data, meta, busy: false, open: false }
+    Bin { bucket, slots, live: 0, data, meta, busy: false, open: false, doubtful: false }
 }

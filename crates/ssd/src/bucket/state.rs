@@ -79,7 +79,7 @@ pub(super) struct Slot {
 
 /// A bucket and what is in it.
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct Bin {
     pub(super) bucket: Arc<Bucket>,
     /// All that were written, in order; the index says which of them live.
     pub(super) slots: Vec<Slot>,
@@ -91,9 +91,11 @@ pub(super) struct Shelf {
     pub(super) busy: bool,
     /// It may be written to again.
     pub(super) open: bool,
+    /// Its files are deleted, but the sync that should have made that last failed: a crash may undo it.
+    pub(super) doubtful: bool,
 }
 
-impl Shelf {
+impl Bin {
     pub(super) fn bytes(&self) -> u64 {
         self.data + self.meta
     }
@@ -127,7 +129,7 @@ pub(super) struct State {
     /// Copies on the disk that are not served, by record, bucket and offset, and whether they are being
     /// removed, which cannot be taken back.
     pub(super) hidden: BTreeMap<(RecordId, u64, u64), bool>,
-    pub(super) shelves: BTreeMap<u64, Shelf>,
+    pub(super) bins: BTreeMap<u64, Bin>,
     /// Open buckets that nobody writes to.
     pub(super) idle: Vec<Writer>,
     /// Open buckets in all.
@@ -139,7 +141,7 @@ pub(super) struct State {
     /// Buckets that may have no record left that can be loaded.
     pub(super) emptied: Vec<u64>,
     /// Files that shall go and could not yet.
-    pub(super) leaving: Vec<Shelf>,
+    pub(super) leaving: Vec<Bin>,
     pub(super) books: Books,
 }
 
@@ -158,9 +160,9 @@ impl State {
         self.books.records -= 1;
         self.books.value_bytes -= spot.shape.value;
         self.hidden.insert((id, spot.bucket.id, spot.offset), removed);
-        if let Some(shelf) = self.shelves.get_mut(&spot.bucket.id) {
-            shelf.live -= 1;
-            if shelf.live == 0 {
+        if let Some(bin) = self.bins.get_mut(&spot.bucket.id) {
+            bin.live -= 1;
+            if bin.live == 0 {
                 self.emptied.push(spot.bucket.id);
             }
         }
@@ -169,16 +171,16 @@ impl State {
 
     /// Whether a slot is the copy that is served.
     pub(super) fn is_served(&self, bucket: u64, slot: &Slot) -> bool {
-        let spot = self.index.get(&slot.id);
-        spot.is_some_and(|spot| spot.bucket.id == bucket && spot.offset == slot.offset)
+        let served = self.index.get(&slot.id);
+        served.is_some_and(|served| served.bucket.id == bucket && served.offset == slot.offset)
     }
 
     /// The files of a bucket are gone, and nothing in them comes back.
-    pub(super) fn forget(&mut self, shelf: &Shelf) {
-        for slot in &shelf.slots {
-            self.hidden.remove(&(slot.id, shelf.bucket.id, slot.offset));
+    pub(super) fn forget(&mut self, bin: &Bin) {
+        for slot in &bin.slots {
+            self.hidden.remove(&(slot.id, bin.bucket.id, slot.offset));
         }
-        self.books.slots -= shelf.slots.len() as u64;
+        self.books.slots -= bin.slots.len() as u64;
     }
 
     /// A bucket that is not written to any more gives back what was reserved for its metadata.

@@ -7,7 +7,7 @@
 //! What must stay true: a bucket is written by one call at a time, behind its durable end only. A bucket whose
 //! write or sync failed is closed; its metadata, which say what is in it, leave out what was not kept (S12).
 
-use super::state::{Bucket, Shelf, Slot};
+use super::state::{Bin, Bucket, Slot};
 use super::{Shared, data_path, meta, meta_path, temp_path};
 use crate::backend::{KeepError, NewRecord};
 use crate::disk::{File, Open};
@@ -73,7 +73,7 @@ impl Shared {
                 // Full for the next one; or nothing was left to write.
                 self.put_back(writer, !waiting.is_empty());
             } else {
-                self.append(writer, batch, &mut results);
+                self.append(writer, &batch, &mut results);
             }
         }
         results
@@ -84,8 +84,8 @@ impl Shared {
         let mut state = self.state.lock();
         loop {
             if let Some(writer) = state.idle.pop() {
-                if let Some(shelf) = state.shelves.get_mut(&writer.id) {
-                    shelf.busy = true;
+                if let Some(bin) = state.bins.get_mut(&writer.id) {
+                    bin.busy = true;
                 }
                 return Ok(writer);
             }
@@ -154,15 +154,15 @@ impl Shared {
     fn append(
         &self,
         mut writer: Writer,
-        batch: Vec<Sealed<'_>>,
+        batch: &[Sealed<'_>],
         results: &mut [Result<(), KeepError>],
     ) {
         let (kind, token) = (Kind::Bucket, self.identity.token);
         let site = Site { kind, token, serial: writer.id, offset: writer.end };
-        let laid = laying::lay(&batch, site);
+        let laid = laying::lay(batch, site);
         match self.write(&mut writer, &laid) {
             Ok(()) => {
-                self.commit(&mut writer, &batch, &laid);
+                self.commit(&mut writer, batch, &laid);
                 point("bucket.indexed");
                 let full = writer.records >= self.config.bucket_records_max
                     || writer.end >= self.config.bucket_bytes_max;
@@ -177,7 +177,7 @@ impl Shared {
                 state.books.slots -= batch.len() as u64;
                 drop(state);
                 writer.meta_reserved = before;
-                self.give_up(&batch, error, results);
+                self.give_up(batch, error, results);
                 match failed {
                     Failed::Undone(_) => self.put_back(writer, false),
                     Failed::Bad(_) => self.abandon(writer),
@@ -189,6 +189,7 @@ impl Shared {
     /// Data, sync, and the name of a new file.
     fn write(&self, writer: &mut Writer, laid: &Laid<'_>) -> Result<(), Failed> {
         let path = data_path(writer.id);
+        let before = self.identity.names();
         let file = match &writer.file {
             Some(file) => Arc::clone(file),
             None => self.disk.open(&path, Open::Create).map_err(Failed::Bad)?,
@@ -207,7 +208,7 @@ impl Shared {
         file.sync_data().map_err(Failed::Bad)?;
         point("bucket.data_synced");
         if writer.records == 0 {
-            self.disk.sync_dir(Path::new("")).map_err(Failed::Bad)?;
+            self.identity.sync_names(Path::new(""), before).map_err(Failed::Bad)?;
             point("bucket.dir_synced");
         }
         Ok(())
@@ -216,7 +217,7 @@ impl Shared {
     /// The records can be loaded from now on.
     fn commit(&self, writer: &mut Writer, batch: &[Sealed<'_>], laid: &Laid<'_>) {
         let mut state = self.state.lock();
-        let shelf = state.shelves.entry(writer.id).or_insert_with(|| Shelf {
+        let bin = state.bins.entry(writer.id).or_insert_with(|| Bin {
             bucket: Bucket::new(writer.id),
             slots: Vec::new(),
             live: 0,
@@ -224,16 +225,17 @@ impl Shared {
             meta: 0,
             busy: true,
             open: true,
+            doubtful: false,
         });
         let slots = batch.iter().zip(&laid.offsets).map(|(sealed, &offset)| {
             let (id, shape) = (sealed.record.id, sealed.shape());
             Slot { id, offset, shape }
         });
         let slots: Vec<Slot> = slots.collect();
-        shelf.slots.extend_from_slice(&slots);
-        shelf.live += slots.len();
-        shelf.data = laid.end;
-        let bucket = Arc::clone(&shelf.bucket);
+        bin.slots.extend_from_slice(&slots);
+        bin.live += slots.len();
+        bin.data = laid.end;
+        let bucket = Arc::clone(&bin.bucket);
         let grown = laid.end - writer.end;
         state.books.data += grown;
         state.books.reserved -= grown;
@@ -275,8 +277,8 @@ impl Shared {
             return self.close(writer);
         }
         let mut state = self.state.lock();
-        if let Some(shelf) = state.shelves.get_mut(&writer.id) {
-            shelf.busy = false;
+        if let Some(bin) = state.bins.get_mut(&writer.id) {
+            bin.busy = false;
         }
         state.idle.push(writer);
         drop(state);
@@ -303,13 +305,13 @@ impl Shared {
             let _ = self.disk.remove(&name);
         }
         let mut state = self.state.lock();
-        let shelf = state.shelves.get_mut(&id).expect("a busy bucket does not go");
-        shelf.busy = false;
-        shelf.open = false;
-        let empty = shelf.live == 0;
+        let bin = state.bins.get_mut(&id).expect("a busy bucket does not go");
+        bin.busy = false;
+        bin.open = false;
+        let empty = bin.live == 0;
         match sealed {
             Ok(()) => {
-                shelf.meta = room.len() as u64;
+                bin.meta = room.len() as u64;
                 state.books.meta += room.len() as u64;
                 state.books.reserved -= meta_reserved;
             }
@@ -330,8 +332,8 @@ impl Shared {
     pub(super) fn seal_leftovers(&self) {
         let mut state = self.state.lock();
         let Some(writer) = state.unsealed.pop() else { return };
-        if let Some(shelf) = state.shelves.get_mut(&writer.id) {
-            shelf.busy = true;
+        if let Some(bin) = state.bins.get_mut(&writer.id) {
+            bin.busy = true;
         }
         drop(state);
         self.seal(writer);
@@ -344,8 +346,8 @@ impl Shared {
             let _ = file.set_len(writer.end);
             let len = file.len().unwrap_or(writer.end).max(writer.end);
             let mut state = self.state.lock();
-            let shelf = state.shelves.get_mut(&writer.id).expect("a busy bucket does not go");
-            shelf.data = len;
+            let bin = state.bins.get_mut(&writer.id).expect("a busy bucket does not go");
+            bin.data = len;
             state.books.data += len - writer.end;
             drop(state);
             return self.close(writer);
@@ -358,15 +360,16 @@ impl Shared {
         let Some(file) = writer.file else { return };
         let len = file.len().unwrap_or(0);
         drop(file);
-        let path = data_path(writer.id);
-        let deleted = self.disk.remove(&path).and_then(|()| self.disk.sync_dir(Path::new("")));
-        if let Err(error) = deleted {
+        if let Err(error) = self.disk.remove(&data_path(writer.id)) {
             tracing::warn!(bucket = writer.id, %error, "an empty bucket could not be deleted");
             let mut state = self.state.lock();
             state.books.data += len;
             let (bucket, slots) = (Bucket::new(writer.id), Vec::new());
-            let (live, data, meta, busy, open) = (0, len, 0, false, false);
-            state.leaving.push(Shelf { bucket, slots, live, data, meta, busy, open });
+            let (live, data, meta, busy, open, doubtful) = (0, len, 0, false, false, false);
+            state.leaving.push(Bin { bucket, slots, live, data, meta, busy, open, doubtful });
+            return;
         }
+        // If that fails, a crash may bring it back, with nothing that was told as kept.
+        let _ = self.disk.sync_dir(Path::new(""));
     }
 }

@@ -1,8 +1,11 @@
 //! What every backend must do on every disk. One suite; backends and disks are its parameters.
 
 mod basics;
+mod crashes;
 mod eviction;
+mod model;
 mod rig;
+mod rot;
 
 use crate::record::Kind;
 use rig::{Home, PosixHome, Rig, SimHome};

@@ -33,7 +33,11 @@ pub(super) struct SimHome(Arc<SimDisk>);
 
 impl SimHome {
     pub(super) fn new(seed: u64) -> Self {
-        Self(Arc::new(SimDisk::new(seed, CAPACITY, Rates::default())))
+        Self::with_capacity(seed, CAPACITY)
+    }
+
+    pub(super) fn with_capacity(seed: u64, capacity: u64) -> Self {
+        Self(Arc::new(SimDisk::new(seed, capacity, Rates::default())))
     }
 }
 
@@ -279,10 +283,7 @@ pub(super) fn load_part(
 fn tree_bytes(disk: &dyn Disk, dir: &Path) -> u64 {
     let entries = disk.list(dir).unwrap().into_iter();
     entries
-        .map(|entry| match entry.is_dir {
-            true => tree_bytes(disk, &dir.join(entry.name)),
-            false => entry.len,
-        })
+        .map(|entry| if entry.is_dir { tree_bytes(disk, &dir.join(entry.name)) } else { entry.len })
         .sum()
 }
 

@@ -3,13 +3,13 @@
 //! What must stay true: a file whose sync failed is bad for good (S12), by inode: under other handles, too.
 
 use super::home::{Home, about};
-use super::span::{ReadSpans, Rest, Span, WriteSpans};
+use super::span::{Lie, ReadSpans, Rest, Span, WriteSpans};
 use super::{File, Open, WriteAt};
 use crate::ALIGN;
 use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use std::any::Any;
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ pub(super) struct PosixFile {
     fd: OwnedFd,
     /// The same file through the page cache, for writes of parts of blocks.
     plain: Option<OwnedFd>,
-    direct: bool,
+    /// How memory must lie, where the disk is direct.
+    lie: Option<Lie>,
     id: (u64, u64),
     bad_files: Arc<BadFiles>,
     /// The directory stays locked while a file of it is open.
@@ -45,7 +46,7 @@ impl PosixFile {
         } | OFlags::NOFOLLOW
             | OFlags::CLOEXEC;
         let new = if how == Open::Create { OFlags::CREATE | OFlags::EXCL } else { OFlags::empty() };
-        let direct = if home.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let direct = if home.lie.is_some() { OFlags::DIRECT } else { OFlags::empty() };
         let (parent, name) = home.parent(path)?;
         let fd = fs::openat(&parent, name, access | new | direct, Mode::RUSR | Mode::WUSR)
             .map_err(about(path))?;
@@ -54,7 +55,7 @@ impl PosixFile {
             let text = format!("{} is not a file", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let plain = (home.direct && how != Open::Read)
+        let plain = (home.lie.is_some() && how != Open::Read)
             .then(|| fs::openat(&parent, name, access, Mode::empty()).map_err(about(path)))
             .transpose()?;
         let id = (stat.st_dev, stat.st_ino);
@@ -62,8 +63,8 @@ impl PosixFile {
             // A new file, which got the number of one that is gone.
             bad_files.forget(id);
         }
-        let (direct, bad_files, home) = (home.direct, Arc::clone(bad_files), Arc::clone(home));
-        Ok(Self { fd, plain, direct, id, bad_files, _home: home })
+        let (lie, bad_files, home) = (home.lie, Arc::clone(bad_files), Arc::clone(home));
+        Ok(Self { fd, plain, lie, id, bad_files, _home: home })
     }
 
     /// The file behind a handle, if a real disk opened it.
@@ -126,9 +127,8 @@ pub(super) fn read_spans<'a>(
     into: &'a mut [u8],
 ) -> io::Result<ReadSpans<'a>> {
     let file = PosixFile::of(file)?;
-    let (fd, direct) = (file.fd.as_fd(), file.direct);
     check_end(offset, into.len())?;
-    Ok(ReadSpans { fd, direct, offset, into })
+    Ok(ReadSpans { fd: file.fd.as_fd(), lie: file.lie, offset, into })
 }
 
 /// The spans of a write.
@@ -138,13 +138,13 @@ pub(super) fn write_spans<'a>(write: &WriteAt<'a>) -> io::Result<WriteSpans<'a>>
     let (offset, pieces) = (write.offset, write.pieces);
     let left = pieces.iter().map(|piece| piece.len()).sum();
     check_end(offset, left)?;
-    let (fd, direct) = match &file.plain {
+    let (fd, lie) = match &file.plain {
         Some(plain) if !offset.is_multiple_of(ALIGN as u64) || !left.is_multiple_of(ALIGN) => {
-            (plain, false)
+            (plain, None)
         }
-        _ => (&file.fd, file.direct),
+        _ => (&file.fd, file.lie),
     };
-    Ok(WriteSpans { fd: fd.as_fd(), direct, offset, pieces, used: 0, left })
+    Ok(WriteSpans { fd: fd.as_fd(), lie, offset, pieces, used: 0, left })
 }
 
 /// No file is longer than a signed offset can say.
@@ -161,7 +161,10 @@ pub(super) fn carry_out(mut span: Span<'_>) -> io::Result<()> {
         let (fd, offset) = (span.fd, span.offset);
         let moved = match span.rest() {
             Rest::In(into) => retry_on_intr(|| rustix::io::pread(fd, &mut *into, offset))?,
-            Rest::Out(from) => retry_on_intr(|| rustix::io::pwrite(fd, from, offset))?,
+            Rest::Out(first, rest) => {
+                let pieces: Vec<_> = std::iter::once(first).chain(rest).map(IoSlice::new).collect();
+                retry_on_intr(|| rustix::io::pwritev(fd, &pieces, offset))?
+            }
         };
         if span.moved(moved)? {
             return Ok(());

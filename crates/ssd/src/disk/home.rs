@@ -5,9 +5,10 @@
 //! says who uses the directory, and its one block was written by direct I/O where that works, which is how
 //! it is found out.
 
+use super::span::Lie;
 use crate::ALIGN;
 use crate::room::Room;
-use rustix::fs::{self, FlockOperation, Mode, OFlags};
+use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::DirBuilder;
@@ -31,8 +32,8 @@ pub(super) struct Home {
     root: OwnedFd,
     /// Holds the lock until it is closed.
     _lock: OwnedFd,
-    /// Whether the file system takes direct I/O.
-    pub direct: bool,
+    /// How memory must lie for direct I/O; `None` where the file system takes none.
+    pub lie: Option<Lie>,
 }
 
 impl Home {
@@ -44,8 +45,8 @@ impl Home {
         let root = fs::open(path, flags, Mode::empty()).map_err(|e| at(path, &e.into()))?;
         check_owner(path, &root)?;
         let lock = lock(path, &root)?;
-        let direct = sign(&root, &lock).map_err(|e| at(path, &e))?;
-        Ok(Self { path: path.to_owned(), root, _lock: lock, direct })
+        let lie = sign(&root, &lock).map_err(|e| at(path, &e))?;
+        Ok(Self { path: path.to_owned(), root, _lock: lock, lie })
     }
 
     /// The directory, as the operator wrote it.
@@ -181,30 +182,41 @@ fn holder(lock: &OwnedFd) -> Option<String> {
     Some(format!("process {pid}"))
 }
 
-/// Writes our process id into the lock, and finds out whether direct I/O works here: some file systems
-/// refuse to open such a file, others the first write, others still read less than was written.
-fn sign(root: &OwnedFd, lock: &OwnedFd) -> io::Result<bool> {
+/// Writes our process id into the lock, and finds out whether direct I/O works here.
+fn sign(root: &OwnedFd, lock: &OwnedFd) -> io::Result<Option<Lie>> {
     let mut block = Room::new(ALIGN);
-    let line = format!("{:<31}\n", std::process::id());
-    block.push(line.as_bytes());
+    let holder = format!("{:<31}\n", std::process::id());
+    block.push(holder.as_bytes());
     let rest = vec![b'\n'; block.left()];
     block.push(&rest);
-    if try_direct(root, &block).is_some() {
-        return Ok(true);
+    // What the kernel says of memory is tried out; older kernels say nothing.
+    let said = fs::statx(lock, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    let said = said.map_or(0, |stat| stat.stx_dio_mem_align as usize);
+    let finer = Some(said).filter(|align| align.is_power_of_two() && *align < ALIGN);
+    for align in finer.into_iter().chain([ALIGN]) {
+        let lie = Lie { align };
+        if try_direct(root, &block, lie).is_some() {
+            return Ok(Some(lie));
+        }
     }
     // Plain, for those who ask who holds it.
     match rustix::io::pwrite(lock, &block, 0)? {
-        ALIGN => Ok(false),
+        ALIGN => Ok(None),
         _ => Err(io::ErrorKind::WriteZero.into()),
     }
 }
 
-fn try_direct(root: &OwnedFd, block: &Room) -> Option<()> {
+/// Some file systems refuse to open a file for direct I/O, others the first transfer, others still move less
+/// than was asked.
+fn try_direct(root: &OwnedFd, block: &Room, lie: Lie) -> Option<()> {
     let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let direct = fs::openat(root, LOCK, flags, Mode::empty()).ok()?;
-    let wrote = rustix::io::pwrite(&direct, block, 0).ok()?;
-    let mut back = Room::new(ALIGN);
-    back.set_len(ALIGN);
-    let read = rustix::io::pread(&direct, &mut back[..], 0).ok()?;
-    (wrote == ALIGN && read == ALIGN && back[..] == block[..]).then_some(())
+    let shift = lie.align % ALIGN;
+    let mut memory = Room::new(2 * ALIGN);
+    memory.set_len(shift + ALIGN);
+    memory[shift..].copy_from_slice(block);
+    let wrote = rustix::io::pwrite(&direct, &memory[shift..], 0).ok()?;
+    memory.fill(0);
+    let read = rustix::io::pread(&direct, &mut memory[shift..], 0).ok()?;
+    (wrote == ALIGN && read == ALIGN && memory[shift..] == block[..]).then_some(())
 }

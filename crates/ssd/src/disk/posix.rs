@@ -38,7 +38,7 @@ impl Posix {
     /// what to do: the directory is in use, belongs to somebody else, or others may write to it.
     pub fn open(directory: &Path) -> io::Result<Self> {
         let home = Arc::new(Home::open(directory)?);
-        if !home.direct {
+        if home.lie.is_none() {
             tracing::warn!(
                 directory = %directory.display(),
                 "the file system takes no direct I/O; records go through the page cache"
@@ -49,7 +49,7 @@ impl Posix {
 
     /// Whether files are read and written past the page cache.
     pub fn is_direct(&self) -> bool {
-        self.home.direct
+        self.home.lie.is_some()
     }
 
     /// Opens a file; other disks over this one do the same.
@@ -84,9 +84,6 @@ impl Disk for Posix {
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        if path.as_os_str().is_empty() {
-            return Ok(());
-        }
         let (parent, name) = self.home.parent(path)?;
         match fs::mkdirat(&parent, name, Mode::RWXU) {
             // Made earlier, if it is a directory and no link to one.

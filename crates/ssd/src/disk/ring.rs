@@ -39,6 +39,8 @@ pub(super) struct Ring {
     fixed: Vec<Range<usize>>,
     /// How many regions of the disk were looked at for `fixed`.
     pub regions: usize,
+    /// For each slot, where the pieces of what it writes lie.
+    vectors: [Vec<libc::iovec>; DEPTH],
 }
 
 impl Ring {
@@ -55,7 +57,8 @@ impl Ring {
             }
             io => io?,
         };
-        let mut ring = Self { io, queued: 0, fixed: Vec::new(), regions: 0 };
+        let vectors = [const { Vec::new() }; DEPTH];
+        let mut ring = Self { io, queued: 0, fixed: Vec::new(), regions: 0, vectors };
         ring.try_out()?;
         Ok(ring)
     }
@@ -211,9 +214,10 @@ impl<'a> Flight<'_, 'a> {
         let number = slot.number;
         // The slot has its place before the kernel hears of the memory, and is not touched until then.
         let slot = self.slots[index].insert(slot);
-        let entry = entry(self.ring, &mut slot.span, self.tamper).user_data(number);
-        // SAFETY: the memory of the entry is borrowed, or owned as a room, by the span in the slot. A slot is
-        // emptied only when its completion was seen, or after `land`; `drop` lands before slots go.
+        let entry = entry(self.ring, index, &mut slot.span, self.tamper).user_data(number);
+        // SAFETY: the memory of the entry is borrowed, or owned as a room, by the span in the slot, and the
+        // list of its pieces is touched only here, for a slot that nothing uses. A slot is emptied only when
+        // its completion was seen, or after `land`; `drop` lands before slots and ring go.
         let pushed = unsafe { self.ring.io.submission().push(&entry) };
         pushed.expect("there are as many entries as slots");
         self.flying += 1;
@@ -307,28 +311,54 @@ impl Drop for Flight<'_, '_> {
 }
 
 /// The entry that moves what is left of a span.
-fn entry(ring: &Ring, span: &mut Span<'_>, tamper: &Tamper) -> squeue::Entry {
+fn entry(ring: &mut Ring, index: usize, span: &mut Span<'_>, tamper: &Tamper) -> squeue::Entry {
     let (fd, offset) = (types::Fd(span.fd.as_raw_fd()), span.offset);
     match span.rest() {
         Rest::In(into) => {
             let len = tamper.cut(into.len());
-            match ring.fixed(into.as_ptr().addr(), len as usize) {
+            match ring.fixed(into.as_ptr().addr(), len) {
                 Some(index) => {
-                    opcode::ReadFixed::new(fd, into.as_mut_ptr(), len, index).offset(offset).build()
+                    let (into, len) = (into.as_mut_ptr(), len as u32);
+                    opcode::ReadFixed::new(fd, into, len, index).offset(offset).build()
                 }
-                None => opcode::Read::new(fd, into.as_mut_ptr(), len).offset(offset).build(),
+                None => opcode::Read::new(fd, into.as_mut_ptr(), len as u32).offset(offset).build(),
             }
         }
-        Rest::Out(from) => {
-            let len = tamper.cut(from.len());
-            match ring.fixed(from.as_ptr().addr(), len as usize) {
+        Rest::Out(first, rest) => {
+            let vector = &mut ring.vectors[index];
+            vector.clear();
+            vector.push(iovec(first));
+            vector.extend(rest.map(iovec));
+            let all = vector.iter().map(|piece| piece.iov_len).sum();
+            shorten(vector, tamper.cut(all));
+            if vector.len() > 1 {
+                let (pieces, count) = (vector.as_ptr(), vector.len() as u32);
+                return opcode::Writev::new(fd, pieces, count).offset(offset).build();
+            }
+            let len = vector[0].iov_len;
+            match ring.fixed(first.as_ptr().addr(), len) {
                 Some(index) => {
-                    opcode::WriteFixed::new(fd, from.as_ptr(), len, index).offset(offset).build()
+                    let (from, len) = (first.as_ptr(), len as u32);
+                    opcode::WriteFixed::new(fd, from, len, index).offset(offset).build()
                 }
-                None => opcode::Write::new(fd, from.as_ptr(), len).offset(offset).build(),
+                None => opcode::Write::new(fd, first.as_ptr(), len as u32).offset(offset).build(),
             }
         }
     }
+}
+
+/// Where a piece lies. The kernel only reads it.
+fn iovec(piece: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() }
+}
+
+/// Cuts a list of pieces to so many bytes.
+fn shorten(vector: &mut Vec<libc::iovec>, mut bytes: usize) {
+    vector.retain_mut(|piece| {
+        piece.iov_len = piece.iov_len.min(bytes);
+        bytes -= piece.iov_len;
+        piece.iov_len > 0
+    });
 }
 
 /// A signal is no failure.

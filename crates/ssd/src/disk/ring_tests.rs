@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn read<'a>(fd: &'a OwnedFd, into: &'a mut [u8], result: &'a mut io::Result<()>) -> Job<'a> {
-    let spans = ReadSpans { fd: fd.as_fd(), direct: false, offset: 0, into };
+    let spans = ReadSpans { fd: fd.as_fd(), lie: None, offset: 0, into };
     Job { spans: Spans::Read(spans), result }
 }
 

@@ -1,8 +1,9 @@
 //! How a read or a write is cut into spans that the kernel takes as they are.
 //!
-//! On a file that is open for direct I/O a span starts at a multiple of [`ALIGN`], in the file and in
-//! memory, and extends to one. Bytes that lie so are moved straight from or to the caller's memory; the
-//! rest goes through a room. Large operations are cut, so that one of them alone keeps a device busy.
+//! On a file that is open for direct I/O a span starts and ends at a multiple of [`ALIGN`] in the file, and
+//! its memory lies as the device wants it ([`Lie`]). Bytes that do are moved straight from or to the caller's
+//! memory; the rest goes through a room. Pieces that are written side by side share a span. Large operations
+//! are cut, so that one of them alone keeps a device busy.
 //!
 //! What must stay true: spans of one operation do not overlap and cover all of it; a span that moved fewer
 //! bytes than asked is resumed at a whole block, or fails when there was no progress (S10). Nothing is ever
@@ -10,14 +11,18 @@
 //! is what runs on a real one.
 
 use crate::ALIGN;
-use crate::room::{Lent, Rooms, round_up};
+use crate::room::{Lent, Room, Rooms, round_up};
 use mooncrate_core::canary::{self, Canary};
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 /// An operation of at most so many bytes goes through one room rather than in several spans: a copy of
 /// this size costs less than another trip to the device.
 const SMALL: usize = 64 << 10;
+
+/// Pieces that share a span.
+const PARTS_MAX: usize = 64;
 
 /// Bytes on their way between memory and a file.
 #[derive(Debug)]
@@ -26,10 +31,17 @@ enum Bytes<'a> {
     In(&'a mut [u8]),
     /// Into a room; what follows its first `skip` bytes is copied to the caller in the end.
     InRoom { room: Lent, skip: usize, into: &'a mut [u8] },
-    /// From the caller's memory.
-    Out(&'a [u8]),
-    /// From a room.
-    OutRoom(Lent),
+    /// From the caller's memory and a room, part by part; `len` bytes in all.
+    Out { parts: Vec<Part<'a>>, room: Option<Lent>, len: usize },
+}
+
+/// A part of what is written.
+#[derive(Debug)]
+enum Part<'a> {
+    /// As it lies.
+    Straight(&'a [u8]),
+    /// A part of the span's room.
+    Room(Range<usize>),
 }
 
 /// One transfer that the kernel takes as it is.
@@ -50,8 +62,8 @@ pub(super) struct Span<'a, F = BorrowedFd<'a>> {
 pub(super) enum Rest<'s> {
     /// Filled from the file.
     In(&'s mut [u8]),
-    /// Written to the file.
-    Out(&'s [u8]),
+    /// Written to the file: the first piece, and those behind it.
+    Out(&'s [u8], Pieces<'s>),
 }
 
 impl<F> Span<'_, F> {
@@ -61,8 +73,11 @@ impl<F> Span<'_, F> {
         match &mut self.bytes {
             Bytes::In(into) => Rest::In(&mut into[done..]),
             Bytes::InRoom { room, .. } => Rest::In(&mut room[done..]),
-            Bytes::Out(from) => Rest::Out(&from[done..]),
-            Bytes::OutRoom(room) => Rest::Out(&room[done..]),
+            Bytes::Out { parts, room, .. } => {
+                let mut pieces = Pieces { parts: parts.iter(), room: room.as_deref(), skip: done };
+                let first = pieces.next().unwrap_or_default();
+                Rest::Out(first, pieces)
+            }
         }
     }
 
@@ -74,8 +89,7 @@ impl<F> Span<'_, F> {
         let (need, out) = match &self.bytes {
             Bytes::In(into) => (into.len(), false),
             Bytes::InRoom { skip, into, .. } => (skip + into.len(), false),
-            Bytes::Out(from) => (from.len(), true),
-            Bytes::OutRoom(room) => (room.len(), true),
+            Bytes::Out { len, .. } => (*len, true),
         };
         let short_is_fine = !out && canary::on(Canary::ShortReadAccepted);
         if there >= need || short_is_fine {
@@ -95,6 +109,50 @@ impl<F> Span<'_, F> {
         self.offset += (whole - self.done) as u64;
         self.done = whole;
         Ok(false)
+    }
+}
+
+/// The pieces of what is still to be written.
+pub(super) struct Pieces<'s> {
+    parts: std::slice::Iter<'s, Part<'s>>,
+    room: Option<&'s Room>,
+    /// Bytes that are written already.
+    skip: usize,
+}
+
+impl<'s> Iterator for Pieces<'s> {
+    type Item = &'s [u8];
+
+    fn next(&mut self) -> Option<&'s [u8]> {
+        loop {
+            let piece = match (self.parts.next()?, self.room) {
+                (Part::Straight(piece), _) => piece,
+                (Part::Room(range), Some(room)) => &room[range.clone()],
+                (Part::Room(_), None) => unreachable!("parts of a room have one"),
+            };
+            if let Some(rest) = piece.get(self.skip..).filter(|rest| !rest.is_empty()) {
+                self.skip = 0;
+                return Some(rest);
+            }
+            self.skip -= piece.len();
+        }
+    }
+}
+
+/// How memory must lie to be moved straight on a file that is open for direct I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lie {
+    /// Addresses are multiples of this.
+    pub align: usize,
+}
+
+impl Lie {
+    /// What every device takes.
+    pub(super) const BLOCKS: Self = Self { align: ALIGN };
+
+    /// Whether bytes can go as they lie, but for what is behind their last whole block.
+    fn suits(self, bytes: &[u8]) -> bool {
+        bytes.as_ptr().addr().is_multiple_of(self.align) && bytes.len() >= ALIGN
     }
 }
 
@@ -134,7 +192,8 @@ impl<'a> Spans<'a> {
 /// The spans of one read, made one by one.
 pub(super) struct ReadSpans<'a, F = BorrowedFd<'a>> {
     pub fd: F,
-    pub direct: bool,
+    /// `None`: the file is not open for direct I/O, and anything goes.
+    pub lie: Option<Lie>,
     pub offset: u64,
     pub into: &'a mut [u8],
 }
@@ -146,30 +205,29 @@ impl<'a, F: Copy> ReadSpans<'a, F> {
         if left == 0 {
             return None;
         }
-        let skip = (self.offset % ALIGN as u64) as usize;
-        let shift = self.into.as_ptr().addr() % ALIGN;
-        let (fd, start) = (self.fd, self.offset - skip as u64);
-        if !self.direct {
-            let offset = self.offset;
+        let (fd, offset) = (self.fd, self.offset);
+        let Some(lie) = self.lie else {
             let bytes = Bytes::In(self.take(left.min(cutter.cut)));
             return Some(Span { fd, offset, done: 0, align: 1, bytes });
-        }
-        let bytes = if skip == 0 && shift == 0 && left >= ALIGN {
-            Bytes::In(self.take((left / ALIGN * ALIGN).min(cutter.cut)))
-        } else {
-            let some = if skip + left <= SMALL {
-                left
-            } else if shift == skip {
-                // After the first block the rest can go straight.
-                left.min(ALIGN - skip)
-            } else {
-                left.min(cutter.cut - skip)
-            };
-            let mut room = cutter.rooms.take();
-            room.set_len(round_up(skip + some));
-            Bytes::InRoom { room, skip, into: self.take(some) }
         };
-        Some(Span { fd, offset: start, done: 0, align: ALIGN, bytes })
+        let skip = (offset % ALIGN as u64) as usize;
+        if skip == 0 && lie.suits(self.into) {
+            let bytes = Bytes::In(self.take((left / ALIGN * ALIGN).min(cutter.cut)));
+            return Some(Span { fd, offset, done: 0, align: ALIGN, bytes });
+        }
+        let head = (ALIGN - skip) % ALIGN;
+        let some = if skip + left <= SMALL {
+            left
+        } else if lie.suits(&self.into[head..]) {
+            // Behind the first block the rest can go straight.
+            head
+        } else {
+            left.min(cutter.cut - skip)
+        };
+        let mut room = cutter.rooms.take();
+        room.set_len(round_up(skip + some));
+        let bytes = Bytes::InRoom { room, skip, into: self.take(some) };
+        Some(Span { fd, offset: offset - skip as u64, done: 0, align: ALIGN, bytes })
     }
 
     fn take(&mut self, bytes: usize) -> &'a mut [u8] {
@@ -180,10 +238,12 @@ impl<'a, F: Copy> ReadSpans<'a, F> {
     }
 }
 
-/// The spans of one write, made one by one. Where `direct` is set, offset and length are whole blocks.
+/// The spans of one write, made one by one.
 pub(super) struct WriteSpans<'a, F = BorrowedFd<'a>> {
     pub fd: F,
-    pub direct: bool,
+    /// `None`: the file is not open for direct I/O, and anything goes. Else offset and length are whole
+    /// blocks.
+    pub lie: Option<Lie>,
     pub offset: u64,
     pub pieces: &'a [&'a [u8]],
     /// Bytes of the first piece that are used up.
@@ -196,30 +256,47 @@ impl<'a, F: Copy> WriteSpans<'a, F> {
     /// The next one; `None` when all were made.
     pub(super) fn next(&mut self, cutter: &Cutter) -> Option<Span<'a, F>> {
         let (fd, offset) = (self.fd, self.offset);
-        let piece = self.piece()?;
-        if !self.direct {
-            let bytes = Bytes::Out(self.take(piece.len().min(cutter.cut)));
-            return Some(Span { fd, offset, done: 0, align: 1, bytes });
-        }
-        let one_copy = self.left <= SMALL && piece.len() < self.left;
-        let bytes = if straight(piece) && !one_copy {
-            Bytes::Out(self.take((piece.len() / ALIGN * ALIGN).min(cutter.cut)))
-        } else {
-            let mut room = cutter.rooms.take();
-            while let Some(piece) = self.piece() {
-                let whole = !room.is_empty() && room.len().is_multiple_of(ALIGN);
-                if room.left() == 0 || (whole && straight(piece) && !one_copy) {
-                    break;
-                }
-                // Up to where the rest of a piece could go straight, if it ever can.
-                let some = piece.len().min(room.left());
-                let some = self.take(some);
-                room.push(some);
+        let (mut parts, mut room, mut len) = (Vec::new(), None, 0);
+        let copy_all = self.left <= SMALL && self.piece()?.len() < self.left;
+        while let Some(piece) = self.piece() {
+            // Bytes of the block that is being filled.
+            let begun = if self.lie.is_some() { len % ALIGN } else { 0 };
+            if len == cutter.cut || (parts.len() >= PARTS_MAX && begun == 0) {
+                break;
             }
-            debug_assert!(room.len().is_multiple_of(ALIGN));
-            Bytes::OutRoom(room)
-        };
-        Some(Span { fd, offset, done: 0, align: ALIGN, bytes })
+            let budget = cutter.cut - len;
+            let straight = match self.lie {
+                None => piece.len(),
+                Some(lie) if begun == 0 && !copy_all && lie.suits(piece) => {
+                    piece.len() / ALIGN * ALIGN
+                }
+                Some(_) => 0,
+            };
+            if straight > 0 {
+                let piece = self.take(straight.min(budget));
+                len += piece.len();
+                parts.push(Part::Straight(piece));
+                continue;
+            }
+            // Up to the next whole block: behind it the piece may go straight. Else all of it.
+            let mut some = piece.len().min(budget);
+            if begun > 0 {
+                some = some.min(ALIGN - begun);
+            }
+            let piece = self.take(some);
+            len += piece.len();
+            let room = room.get_or_insert_with(|| cutter.rooms.take());
+            let from = room.len();
+            room.push(piece);
+            match parts.last_mut() {
+                Some(Part::Room(range)) => range.end = room.len(),
+                _ => parts.push(Part::Room(from..room.len())),
+            }
+        }
+        let align = if self.lie.is_some() { ALIGN } else { 1 };
+        debug_assert!(len.is_multiple_of(align));
+        let bytes = Bytes::Out { parts, room, len };
+        (len > 0).then_some(Span { fd, offset, done: 0, align, bytes })
     }
 
     /// What is left of the first piece that has bytes.
@@ -241,9 +318,4 @@ impl<'a, F: Copy> WriteSpans<'a, F> {
         self.offset += bytes as u64;
         taken
     }
-}
-
-/// Whether a piece can go as it lies, but for what is behind its last whole block.
-fn straight(piece: &[u8]) -> bool {
-    piece.as_ptr().addr().is_multiple_of(ALIGN) && piece.len() >= ALIGN
 }

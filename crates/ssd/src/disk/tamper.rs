@@ -17,8 +17,8 @@ pub(super) struct Tamper;
 impl Tamper {
     /// Bytes to ask for where `len` are wanted.
     #[inline]
-    pub(super) fn cut(&self, len: usize) -> u32 {
-        len as u32
+    pub(super) fn cut(&self, len: usize) -> usize {
+        len
     }
 
     /// Before the kernel is asked to take entries and to wait.
@@ -49,16 +49,16 @@ mod real {
     }
 
     impl Tamper {
-        pub(in crate::disk) fn cut(&self, len: usize) -> u32 {
+        pub(in crate::disk) fn cut(&self, len: usize) -> usize {
             let blocks = len.div_ceil(ALIGN) as u64;
             if let Some(rng) = self.shorts.lock().as_mut()
                 && blocks > 1
                 && rng.chance(700)
             {
                 *self.cuts.lock() += 1;
-                return (1 + rng.below(blocks - 1)) as u32 * ALIGN as u32;
+                return (1 + rng.below(blocks - 1)) as usize * ALIGN;
             }
-            len as u32
+            len
         }
 
         pub(in crate::disk) fn before_wait(&self) -> io::Result<()> {

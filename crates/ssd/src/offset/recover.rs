@@ -84,7 +84,9 @@ impl OneFile {
             space: Mutex::new(space),
             pause: Condvar::new(),
         };
-        held.into_iter().for_each(|held| shared.link(held));
+        for held in held {
+            shared.link(held);
+        }
         Ok((Self(Arc::new(shared)), recovery))
     }
 }
@@ -175,7 +177,7 @@ impl Scan<'_> {
                 self.tell(offset);
             }
             let block = &room[(offset - from) as usize..][..ALIGN];
-            if let Some(end) = self.look(offset, block)? {
+            if let Some(end) = self.look(offset, block) {
                 offset = end;
                 ahead = BLOCK;
             } else {
@@ -208,17 +210,15 @@ impl Scan<'_> {
     }
 
     /// Where the record at `offset` ends, if there is one.
-    fn look(&mut self, offset: u64, block: &[u8]) -> io::Result<Option<u64>> {
+    fn look(&mut self, offset: u64, block: &[u8]) -> Option<u64> {
         let site = Site { kind: Kind::Offset, token: self.token, serial: 0, offset };
-        if Head::peek(block, site).is_none() {
-            return Ok(None);
-        }
+        Head::peek(block, site)?;
         let read = self.reader.head(self.disk, self.file, self.len, site).unwrap_or(None);
         let bytes = read.as_ref().map_or(&[][..], |(near, at)| &near[*at..]);
         let Some(head) = Head::decode_any_serial(bytes, site) else {
             self.recovery.dropped += 1;
             self.dead.push(offset);
-            return Ok(None);
+            return None;
         };
         let spot = Spot { serial: head.serial, shape: head.shape(), offset };
         // The first block of a small record holds a part of its value, and may have been torn.
@@ -229,7 +229,7 @@ impl Scan<'_> {
         if !good {
             self.recovery.dropped += 1;
             self.dead.push(offset);
-            return Ok(None);
+            return None;
         }
         match self.live.insert(head.id, spot) {
             None => {
@@ -246,7 +246,7 @@ impl Scan<'_> {
                 self.recovery.orphans += 1;
             }
         }
-        Ok(Some(spot.end()))
+        Some(spot.end())
     }
 
     /// What is no record must not be taken for one later, when its space is in use again.

@@ -2,6 +2,7 @@
 
 use super::{Held, Shared, missing_is_fine};
 use crate::backend::{RecordId, Ticket};
+use crate::disk::Open;
 use crate::points::point;
 use mooncrate_mem::clock::boottime;
 use std::collections::BTreeSet;
@@ -54,7 +55,13 @@ impl Shared {
     pub(super) fn delete(&self, going: &[Arc<Held>]) -> io::Result<()> {
         let mut result = Ok(());
         let (mut gone, mut dirs) = (Vec::new(), BTreeSet::new());
+        let before = self.identity.names();
         for held in going {
+            let key = (held.id, held.serial);
+            if self.state.lock().hidden.get(&key).is_some_and(|copy| !copy.counted) {
+                // A sync failed: the name is given and taken once more, so that there is something to sync.
+                drop(self.disk.open(&held.path(), Open::Create));
+            }
             match missing_is_fine(self.disk.remove(&held.path())) {
                 Ok(()) => {
                     dirs.insert(held.dir());
@@ -64,7 +71,7 @@ impl Shared {
             }
         }
         point("per_key.deleted");
-        let synced = self.sync_dirs(&dirs);
+        let synced = self.sync_dirs(&dirs, before);
         point("per_key.delete_synced");
         let mut state = self.state.lock();
         for held in gone {
@@ -104,9 +111,10 @@ impl Shared {
     /// What is still read after the wait: renamed, so that the next start knows it as an orphan.
     fn orphan(&self, held: &Arc<Held>) -> io::Result<()> {
         let path = held.named(".dead");
+        let before = self.identity.names();
         missing_is_fine(self.disk.rename(&held.path(), &path))?;
         point("evict.orphan_marked");
-        self.disk.sync_dir(&held.dir())?;
+        self.identity.sync_names(&held.dir(), before)?;
         let mut state = self.state.lock();
         if let Some(copy) = state.hidden.remove(&(held.id, held.serial))
             && copy.counted

@@ -76,8 +76,9 @@ struct State {
     /// Files that are not served.
     hidden: BTreeMap<(RecordId, u64), Copy>,
     pending: HashSet<RecordId>,
-    /// Directories that are there, durably.
-    dirs: HashSet<[u8; 2]>,
+    /// Directories that are there, and whether that is durable. One that may vanish is not used.
+    tops: HashMap<u8, bool>,
+    dirs: HashMap<[u8; 2], bool>,
     /// Files that shall go and could not yet.
     leaving: Vec<(PathBuf, u64, Option<Arc<Held>>)>,
     data: u64,
@@ -165,8 +166,8 @@ impl Shared {
     }
 
     /// Makes it durable that files are gone or there.
-    fn sync_dirs(&self, dirs: &BTreeSet<PathBuf>) -> io::Result<()> {
-        let synced = dirs.iter().map(|dir| self.disk.sync_dir(dir));
+    fn sync_dirs(&self, dirs: &BTreeSet<PathBuf>, before: u64) -> io::Result<()> {
+        let synced = dirs.iter().map(|dir| self.identity.sync_names(dir, before));
         synced.fold(Ok(()), io::Result::and)
     }
 }

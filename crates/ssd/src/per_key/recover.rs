@@ -4,7 +4,7 @@ use super::{Held, PerKey, Shared, State, dir};
 use crate::backend::{OpenError, Progress, Record, Recovery};
 use crate::config::Config;
 use crate::disk::{Disk, Open};
-use crate::identity::{self, Identity};
+use crate::identity::Identity;
 use crate::reading::Reader;
 use crate::record::{Head, Kind, Site};
 use mooncrate_lock::{Condvar, Mutex};
@@ -97,10 +97,11 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
     disk.sync_dir(Path::new(""))?;
     for top in disk.list(Path::new(""))?.into_iter().filter(|entry| entry.is_dir) {
         let Some(first) = hex(&top.name) else { continue };
+        state.tops.insert(first, true);
         disk.sync_dir(Path::new(&top.name))?;
         for sub in disk.list(Path::new(&top.name))?.into_iter().filter(|entry| entry.is_dir) {
             let Some(second) = hex(&sub.name) else { continue };
-            state.dirs.insert([first, second]);
+            state.dirs.insert([first, second], true);
             let dir = dir([first, second]);
             disk.sync_dir(&dir)?;
             for file in disk.list(&dir)?.into_iter().filter(|entry| !entry.is_dir) {
@@ -111,7 +112,6 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
         }
     }
     files.sort_by_key(|file| file.serial);
-    debug_assert!(!identity::is_identity("00"), "directories and the identity differ");
     Ok(files)
 }
 
@@ -133,8 +133,8 @@ impl Scan<'_> {
             return Ok(None);
         };
         let Some(head) = Head::decode(&near[at..], site) else { return Ok(None) };
-        let held = Held::new(head.id, serial, head.label, head.len);
-        if held.path() != file.path || held.bytes() != file.len {
+        let named = Held::new(head.id, serial, head.label, head.len);
+        if named.path() != file.path || named.bytes() != file.len {
             return Ok(None);
         }
         if self.config.verify_values {
@@ -143,6 +143,6 @@ impl Scan<'_> {
                 return Ok(None);
             }
         }
-        Ok(Some((held, head.record())))
+        Ok(Some((named, head.record())))
     }
 }

@@ -1,6 +1,6 @@
 //! Keeping records: written beside, synced, renamed, the directory synced (S2).
 
-use super::{Held, Shared, missing_is_fine, parent};
+use super::{Held, Shared, dir as dir_path, missing_is_fine, parent};
 use crate::backend::{KeepError, NewRecord};
 use crate::disk::{File, Open, WriteAt};
 use crate::identity;
@@ -84,19 +84,34 @@ impl Shared {
     /// The directories of new files, made durable once.
     fn make_dirs(&self, items: &mut [Item<'_>]) {
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
-            let key = [item.held.hash[0], item.held.hash[1]];
-            if self.state.lock().dirs.contains(&key) {
-                continue;
-            }
-            let dir = item.held.dir();
-            let top = parent(&dir);
-            let made = self.disk.make_dir(&top).and_then(|()| self.disk.make_dir(&dir));
-            let synced = made.and_then(|()| self.disk.sync_dir(Path::new("")));
-            item.done = synced.and_then(|()| self.disk.sync_dir(&top));
-            if item.done.is_ok() {
-                self.state.lock().dirs.insert(key);
-            }
+            item.done = self.make_dir([item.held.hash[0], item.held.hash[1]]);
         }
+    }
+
+    fn make_dir(&self, key: [u8; 2]) -> io::Result<()> {
+        let doubtful = || io::Error::other("a directory could not be made durable; start again");
+        let state = self.state.lock();
+        let (top, dir) = (state.tops.get(&key[0]).copied(), state.dirs.get(&key).copied());
+        drop(state);
+        match (top, dir) {
+            (Some(true), Some(true)) => return Ok(()),
+            (Some(false), _) | (_, Some(false)) => return Err(doubtful()),
+            _ => {}
+        }
+        let path = dir_path(key);
+        let above = parent(&path);
+        if top.is_none() {
+            let before = self.identity.names();
+            self.disk.make_dir(&above)?;
+            let synced = self.identity.sync_names(Path::new(""), before);
+            self.state.lock().tops.insert(key[0], synced.is_ok());
+            synced?;
+        }
+        let before = self.identity.names();
+        self.disk.make_dir(&path)?;
+        let synced = self.identity.sync_names(&above, before);
+        self.state.lock().dirs.insert(key, synced.is_ok());
+        synced
     }
 
     /// Values, in files that have no name yet, and durable.
@@ -137,6 +152,7 @@ impl Shared {
     /// Names, durable.
     fn name(&self, items: &mut [Item<'_>]) {
         let mut dirs: BTreeMap<PathBuf, io::Result<()>> = BTreeMap::new();
+        let before = self.identity.names();
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
             item.done = self.disk.rename(&item.held.named(".tmp"), &item.held.path());
             item.renamed = item.done.is_ok();
@@ -144,7 +160,7 @@ impl Shared {
         }
         point("per_key.renamed");
         for (dir, synced) in &mut dirs {
-            *synced = self.disk.sync_dir(dir);
+            *synced = self.identity.sync_names(dir, before);
         }
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
             if let Some(Err(error)) = dirs.get(&item.held.dir()) {
@@ -157,6 +173,7 @@ impl Shared {
     /// Nothing is left of what failed.
     fn undo(&self, items: &[Item<'_>]) {
         let mut dirs = BTreeSet::new();
+        let before = self.identity.names();
         for item in items.iter().filter(|item| item.done.is_err()) {
             let path = if item.renamed { item.held.path() } else { item.held.named(".tmp") };
             dirs.insert(item.held.dir());
@@ -167,7 +184,7 @@ impl Shared {
             }
         }
         if !dirs.is_empty() {
-            let _ = self.sync_dirs(&dirs);
+            let _ = self.sync_dirs(&dirs, before);
         }
     }
 

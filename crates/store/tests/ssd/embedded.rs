@@ -16,7 +16,8 @@ fn more_than_memory_holds_is_readable() {
         for n in 0..values {
             put(&store, n, 256 * KIB);
         }
-        assert_eq!(count(&store, values), values, "{offload}");
+        let found = count(&store, values);
+        assert_eq!(found, values, "{offload}: {:?}", store.stat().unwrap().counters);
         let counts = store.counts();
         assert!(counts.disk > 0 && counts.memory() > 0, "{offload}: {counts:?}");
         assert_eq!(counts.memory() + counts.disk + counts.misses, u64::from(values));

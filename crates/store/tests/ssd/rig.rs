@@ -46,7 +46,9 @@ pub(crate) fn embedded(ssd: Vec<SsdConfig>, memory: usize, offload: Offload) -> 
         client,
         ..EmbeddedOptions::default()
     };
-    Store::embedded(options).unwrap()
+    let store = Store::embedded(options).unwrap();
+    until("the index is rebuilt", || !store.stat().unwrap().rebuilding);
+    store
 }
 
 /// Puts with patience: a full memory says Busy until the disk has taken something.

@@ -57,10 +57,10 @@ impl Booked {
                 Err(DataError::Unsupported)
             })
             .collect();
-        let mut staged = stager.stage(&asked, deadline).into_iter();
+        let mut answers = stager.stage(&asked, deadline).into_iter();
         for result in &mut results {
             if matches!(result, Err(DataError::Unsupported)) {
-                *result = staged.next().unwrap_or(Err(DataError::Unsupported));
+                *result = answers.next().unwrap_or(Err(DataError::Unsupported));
             }
             match result {
                 Ok(one) => self.book(server, one),

@@ -23,7 +23,7 @@ pub use faults::{Counts, Fault, Harm, Rates, Span};
 
 use super::bad::BadFiles;
 use super::file::check_end;
-use super::span::{Cutter, ReadSpans, Rest, Span as Transfer, WriteSpans};
+use super::span::{Cutter, Lie, ReadSpans, Rest, Span as Transfer, WriteSpans};
 use super::{Disk, Entry, File, Open, ReadAt, WriteAt};
 use crate::ALIGN;
 use mooncrate_lock::{Mutex, turns};
@@ -198,8 +198,8 @@ impl Disk for SimDisk {
             let ReadAt { file, offset, into, result } = &mut reads[at];
             *result = self.own(file).and_then(|file| {
                 check_end(*offset, into.len())?;
-                let (fd, direct, offset) = (file.file, self.direct, *offset);
-                let mut spans = ReadSpans { fd, direct, offset, into };
+                let (fd, lie, offset) = (file.file, self.direct.then_some(Lie::BLOCKS), *offset);
+                let mut spans = ReadSpans { fd, lie, offset, into };
                 while let Some(span) = spans.next(&self.cutter) {
                     self.carry_out(span)?;
                 }
@@ -216,8 +216,9 @@ impl Disk for SimDisk {
                 let left: usize = pieces.iter().map(|piece| piece.len()).sum();
                 check_end(*offset, left)?;
                 let whole = offset.is_multiple_of(ALIGN as u64) && left.is_multiple_of(ALIGN);
-                let (fd, direct, offset) = (file.file, self.direct && whole, *offset);
-                let mut spans = WriteSpans { fd, direct, offset, pieces, used: 0, left };
+                let lie = (self.direct && whole).then_some(Lie::BLOCKS);
+                let (fd, offset) = (file.file, *offset);
+                let mut spans = WriteSpans { fd, lie, offset, pieces, used: 0, left };
                 while let Some(span) = spans.next(&self.cutter) {
                     self.carry_out(span)?;
                 }
@@ -240,7 +241,10 @@ impl SimDisk {
             let (file, offset) = (span.fd, span.offset);
             let moved = match span.rest() {
                 Rest::In(into) => self.state.lock().read(file, into, offset),
-                Rest::Out(from) => self.state.lock().write(file, from, offset),
+                Rest::Out(first, rest) => {
+                    let pieces: Vec<&[u8]> = std::iter::once(first).chain(rest).collect();
+                    self.state.lock().write(file, &pieces.concat(), offset)
+                }
             };
             match moved {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

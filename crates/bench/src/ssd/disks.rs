@@ -1,0 +1,112 @@
+//! Disks by themselves: batches of whole, aligned blocks, as the backends give them.
+
+use super::fio::Way;
+use super::watch::Watch;
+use anyhow::Result;
+use mooncrate_ssd::disk::{Disk, File, Open, ReadAt, WriteAt};
+use mooncrate_ssd::{ALIGN, Room};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A disk, and memory for one batch.
+pub(crate) struct Bare<'a> {
+    disk: &'a dyn Disk,
+    size: usize,
+    memory: Vec<Room>,
+    /// What is read.
+    file: Option<Arc<dyn File>>,
+}
+
+const READ: &str = "bare-read";
+const WRITE: &str = "bare-write";
+
+impl<'a> Bare<'a> {
+    /// Values of `size` in batches of `batch`; reads find `bytes` to read.
+    pub(crate) fn new(
+        disk: &'a dyn Disk,
+        way: Way,
+        size: u64,
+        batch: usize,
+        bytes: u64,
+    ) -> Result<Self> {
+        let size = size as usize;
+        let memory = (0..batch)
+            .map(|i| {
+                let mut room = Room::new(size);
+                room.set_len(size);
+                // Each block differs, and none is all zeros: a disk may be clever about those.
+                for (k, block) in room.chunks_mut(ALIGN).enumerate() {
+                    block.fill((i * 31 + k * 7) as u8 | 1);
+                }
+                room
+            })
+            .collect();
+        let mut bare = Self { disk, size, memory, file: None };
+        if way == Way::Read {
+            let file = disk.open(Path::new(READ), Open::Create)?;
+            file.set_len(bytes)?;
+            for at in 0..bytes / (size * batch) as u64 {
+                bare.write(&file, at)?;
+            }
+            file.sync_data()?;
+            bare.file = Some(file);
+        }
+        Ok(bare)
+    }
+
+    fn write(&self, file: &Arc<dyn File>, at: u64) -> Result<()> {
+        let pieces: Vec<[&[u8]; 1]> = self.memory.iter().map(|room| [&room[..]]).collect();
+        let base = at * (self.size * self.memory.len()) as u64;
+        let mut writes: Vec<_> = pieces
+            .iter()
+            .enumerate()
+            .map(|(i, pieces)| {
+                let offset = base + (i * self.size) as u64;
+                WriteAt { file, offset, pieces, result: Ok(()) }
+            })
+            .collect();
+        self.disk.write(&mut writes);
+        Ok(writes.into_iter().try_for_each(|write| write.result)?)
+    }
+
+    fn read(&mut self, file: &Arc<dyn File>, at: u64) -> Result<()> {
+        let base = at * (self.size * self.memory.len()) as u64;
+        let size = self.size;
+        let mut reads: Vec<_> = self
+            .memory
+            .iter_mut()
+            .enumerate()
+            .map(|(i, into)| {
+                let offset = base + (i * size) as u64;
+                ReadAt { file, offset, into, result: Ok(()) }
+            })
+            .collect();
+        self.disk.read(&mut reads);
+        Ok(reads.into_iter().try_for_each(|read| read.result)?)
+    }
+
+    /// One lap of so many batches. Writes count until they are synced.
+    pub(crate) fn lap(&mut self, batches: u64, watch: &mut Watch) -> Result<()> {
+        if let Some(file) = self.file.clone() {
+            return (0..batches).try_for_each(|at| watch.time(|| self.read(&file, at)));
+        }
+        let path = Path::new(WRITE);
+        let file = self.disk.open(path, Open::Create)?;
+        file.set_len(batches * (self.size * self.memory.len()) as u64)?;
+        for at in 0..batches {
+            watch.time(|| {
+                self.write(&file, at)?;
+                anyhow::Ok(file.sync_data()?)
+            })?;
+        }
+        Ok(self.disk.remove(path)?)
+    }
+}
+
+impl Drop for Bare<'_> {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            self.disk.remove(Path::new(READ)).ok();
+        }
+    }
+}

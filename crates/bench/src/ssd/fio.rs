@@ -1,0 +1,119 @@
+//! The floor of disks: `fio`, with direct I/O, on the same file system.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What is done to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Write,
+    Read,
+}
+
+impl Way {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        }
+    }
+}
+
+/// One run of `fio`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task {
+    pub(crate) way: Way,
+    /// `psync` or `io_uring`.
+    pub(crate) engine: &'static str,
+    /// Bytes of one operation.
+    pub(crate) block: u64,
+    /// Operations at once.
+    pub(crate) depth: usize,
+    /// Bytes in all.
+    pub(crate) bytes: u64,
+}
+
+/// What it took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Took {
+    pub(crate) seconds: f64,
+    pub(crate) cpu_seconds: f64,
+}
+
+/// The program, and where its files go.
+#[derive(Debug)]
+pub(crate) struct Fio {
+    folder: PathBuf,
+    version: String,
+}
+
+impl Fio {
+    /// The program, if it is installed.
+    pub(crate) fn find(folder: &Path) -> Option<Self> {
+        let said = Command::new("fio").arg("--version").output().ok()?;
+        let version = String::from_utf8(said.stdout).ok()?.trim().to_owned();
+        said.status.success().then(|| Self { folder: folder.to_owned(), version })
+    }
+
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// A file for it to read, written once.
+    pub(crate) fn prepare(&self, bytes: u64) -> Result<()> {
+        let (way, engine, block, depth) = (Way::Write, "psync", 1 << 20, 1);
+        self.call(Task { way, engine, block, depth, bytes }, &self.folder.join("read"))?;
+        Ok(())
+    }
+
+    /// Runs it. Writes go to a new file, as ours do.
+    pub(crate) fn run(&self, task: Task) -> Result<Took> {
+        match task.way {
+            Way::Read => self.call(task, &self.folder.join("read")),
+            Way::Write => {
+                let file = self.folder.join("write");
+                let took = self.call(task, &file);
+                std::fs::remove_file(&file).ok();
+                took
+            }
+        }
+    }
+
+    fn call(&self, task: Task, file: &Path) -> Result<Took> {
+        let mut command = Command::new("fio");
+        command
+            .args(["--name=floor", "--direct=1", "--output-format=json", "--thread"])
+            .arg(format!("--filename={}", file.display()))
+            .arg(format!("--rw={}", task.way.name()))
+            .arg(format!("--ioengine={}", task.engine))
+            .arg(format!("--bs={}", task.block))
+            .arg(format!("--iodepth={}", task.depth))
+            .arg(format!("--size={}", task.bytes))
+            .current_dir(&self.folder);
+        let done = command.output().context("fio does not start")?;
+        if !done.status.success() {
+            bail!("fio failed: {}", String::from_utf8_lossy(&done.stderr).trim());
+        }
+        took(&done.stdout, task)
+    }
+}
+
+/// Reads what it says. Some versions say a sentence before the JSON.
+fn took(said: &[u8], task: Task) -> Result<Took> {
+    let start = said.iter().position(|&byte| byte == b'{').context("fio said nothing")?;
+    let document: Value = serde_json::from_slice(&said[start..])?;
+    let job = &document["jobs"][0];
+    let figure = |value: &Value| value.as_f64().context("fio left a figure out");
+    ensure!(job["error"] == 0, "fio: error {}", job["error"]);
+    let part = &job[task.way.name()];
+    let millis = figure(&part["runtime"])?;
+    ensure!(figure(&part["io_bytes"])? >= task.bytes as f64, "fio moved too little");
+    ensure!(millis > 0.0, "fio was done in no time; move more bytes");
+    let cpu = figure(&job["usr_cpu"])? + figure(&job["sys_cpu"])?;
+    Ok(Took {
+        seconds: millis / 1e3,
+        cpu_seconds: cpu / 100.0 * figure(&job["job_runtime"])? / 1e3,
+    })
+}

@@ -1,0 +1,185 @@
+//! Disks beside `fio`: the same file system, size of operation, depth and direct I/O, in turn.
+//!
+//! What must stay true: a floor is what `fio` says of its own transfers; ours pay for more (each batch of
+//! writes is synced). Without `fio` the figures stand alone, and say so.
+
+mod disks;
+mod fio;
+mod watch;
+
+use crate::effort::Effort;
+use crate::render::{bytes, note};
+use crate::report::{Row, Table, Verdict, spread};
+use anyhow::{Context, Result};
+use disks::Bare;
+use fio::{Fio, Task, Way};
+use mooncrate_ssd::disk::{Disk, Posix, Uring};
+use serde_json::{Value, json};
+use std::path::Path;
+use watch::Watch;
+
+/// Goal for values of at least a MiB.
+const OF_FLOOR: f64 = 0.9;
+const LARGE_BYTES: u64 = 1 << 20;
+const SIZES: [u64; 3] = [256 << 10, 1 << 20, 4 << 20];
+/// Operations at once, and values in a batch.
+const DEPTH: u64 = 32;
+/// More rounds than this tell nothing new about a disk.
+const ROUNDS_MAX: usize = 9;
+/// Ways to run `fio`, and how many operations each has under way.
+const ENGINES: [(&str, usize); 2] = [("psync", 1), ("io_uring", DEPTH as usize)];
+
+/// Who is measured.
+struct Contender<'a> {
+    name: &'static str,
+    /// Which of [`ENGINES`] is its floor.
+    engine: usize,
+    runner: Bare<'a>,
+    watch: Watch,
+}
+
+/// What is done in one comparison.
+#[derive(Clone, Copy)]
+struct Load {
+    way: Way,
+    size: u64,
+    /// Values of a batch.
+    batch: u64,
+    batches: u64,
+    rounds: usize,
+}
+
+impl Load {
+    fn new(effort: &Effort, way: Way, size: u64) -> Self {
+        let batch = (effort.working_set / 4 / size).clamp(1, DEPTH);
+        let batches = (effort.working_set / (batch * size)).max(1);
+        Self { way, size, batch, batches, rounds: effort.rounds.min(ROUNDS_MAX) }
+    }
+
+    /// Bytes of a lap.
+    fn bytes(self) -> u64 {
+        self.size * self.batch * self.batches
+    }
+}
+
+/// Measures in a folder of its own below `directory`.
+pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
+    let folder = tempfile::Builder::new()
+        .prefix("mooncrate-bench-")
+        .tempdir_in(directory)
+        .with_context(|| format!("no folder for files in {}", directory.display()))?;
+    let posix = Posix::open(&folder.path().join("posix"))?;
+    let direct = posix.is_direct();
+    let uring = Uring::open(&folder.path().join("uring"))?;
+    let fio = Fio::find(folder.path());
+    let mut rows = Vec::new();
+    for way in [Way::Write, Way::Read] {
+        for size in SIZES {
+            note(&format!("ssd: {} of {}", way.name(), bytes(size)));
+            let load = Load::new(effort, way, size);
+            let disks: [(&'static str, usize, &dyn Disk); 2] =
+                [("posix", 0, &posix), ("uring", 1, &uring)];
+            let mut contenders = Vec::new();
+            for (name, engine, disk) in disks {
+                let runner = Bare::new(disk, way, size, load.batch as usize, load.bytes())?;
+                contenders.push(Contender { name, engine, runner, watch: Watch::new() });
+            }
+            rows.extend(compare(fio.as_ref(), load, contenders)?);
+        }
+    }
+    let columns = [
+        "DISK",
+        "CALL",
+        "SIZE",
+        "BATCH",
+        "P50",
+        "P99",
+        "GB/s (MIN..MAX)",
+        "FIO GB/s (MIN..MAX)",
+        "OF FIO (MIN..MAX)",
+        "CPU s/GB",
+        "FIO CPU s/GB",
+    ];
+    Ok(vec![Table {
+        name: "ssd",
+        title: "Disks beside fio, one thread",
+        notes: notes(fio.as_ref(), direct),
+        columns: columns.map(str::to_owned).to_vec(),
+        rows,
+    }])
+}
+
+fn notes(fio: Option<&Fio>, direct: bool) -> Vec<String> {
+    let floor = match fio {
+        Some(fio) => format!(
+            "Floor: {} with direct I/O, the same size of operation and the same bytes; psync for posix, \
+             io_uring with {DEPTH} at once for uring.",
+            fio.version()
+        ),
+        None => "Floor: none. fio is not installed (apt-get install fio).".to_owned(),
+    };
+    let ours =
+        if direct { "with direct I/O" } else { "through the page cache: NOT as fio does it" };
+    vec![
+        floor,
+        format!(
+            "Ours: {ours}; P50 and P99 are of whole batches; a batch of writes ends with a sync, fio's do not."
+        ),
+    ]
+}
+
+/// Lets floors and contenders run in turn.
+fn compare(fio: Option<&Fio>, load: Load, mut contenders: Vec<Contender<'_>>) -> Result<Vec<Row>> {
+    let mut floors = ENGINES.map(|_| Watch::new());
+    if let Some(fio) = fio
+        && load.way == Way::Read
+    {
+        fio.prepare(load.bytes())?;
+    }
+    // The first round warms up.
+    for round in 0..=load.rounds {
+        for ((engine, depth), floor) in ENGINES.into_iter().zip(&mut floors) {
+            let Some(fio) = fio else { continue };
+            let (way, block, bytes) = (load.way, load.size, load.bytes());
+            let took = fio.run(Task { way, engine, block, depth, bytes })?;
+            if round > 0 {
+                floor.add(bytes, took.seconds, took.cpu_seconds);
+            }
+        }
+        for contender in &mut contenders {
+            contender.runner.lap(load.batches, &mut contender.watch)?;
+            contender.watch.end(load.bytes(), round > 0);
+        }
+    }
+    let floors = fio.map(|_| &floors);
+    Ok(contenders.iter().map(|c| row(c, load, floors.map(|f| &f[c.engine]))).collect())
+}
+
+fn row(contender: &Contender<'_>, load: Load, floor: Option<&Watch>) -> Row {
+    let watch = &contender.watch;
+    let mut cells = vec![contender.name.to_owned(), load.way.name().to_owned(), bytes(load.size)];
+    cells.push(load.batch.to_string());
+    cells.extend(watch.batch_cells());
+    cells.push(spread(watch.rate(), ""));
+    let of_floor = floor.map(|floor| watch.of(floor));
+    cells.push(floor.map_or_else(|| "no fio".to_owned(), |floor| spread(floor.rate(), "")));
+    cells.push(
+        of_floor.map_or_else(|| "no fio".to_owned(), |of| spread(of.map(|part| part * 100.0), "%")),
+    );
+    let cost = |watch: &Watch| format!("{:.2}", watch.cost().median);
+    cells.push(cost(watch));
+    cells.push(floor.map_or_else(|| "no fio".to_owned(), cost));
+    let verdict = of_floor
+        .filter(|_| load.size >= LARGE_BYTES)
+        .map(|of| Verdict::at_least(of.median, OF_FLOOR, ">= 90% of fio"));
+    let values = json!({
+        "disk": contender.name,
+        "call": load.way.name(),
+        "value_bytes": load.size,
+        "batch": load.batch,
+        "subject": watch.json(),
+        "floor": floor.map_or(Value::Null, Watch::json),
+        "of_floor": of_floor.map_or(Value::Null, |of| of.json()),
+    });
+    Row { cells, values, verdict }
+}

@@ -1,0 +1,156 @@
+//! What is special to buckets: orphans, numbers, handles, the log of removed records.
+
+use super::state::Pin;
+use super::{Buckets, data_path, dead_path};
+use crate::disk::sim::{Rates, SimDisk};
+use crate::{Backend, Config, Disk, Kind, Load, LoadError, NewRecord, RecordId, Recovery};
+use mooncrate_core::{LeaderEpoch, ObjectId};
+use mooncrate_mem::sums::seal_of;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+fn config() -> Config {
+    let mut config = Config::new(Kind::Bucket, 32 << 20);
+    config.bucket_records_max = 4;
+    config.handles_max = 3;
+    config
+}
+
+fn open(disk: &Arc<SimDisk>, config: &Config) -> (Buckets, Recovery) {
+    let disk = Arc::clone(disk) as Arc<dyn Disk>;
+    Buckets::open(disk, config, &mut |_| {}, &mut |_| {}).unwrap()
+}
+
+fn disk() -> Arc<SimDisk> {
+    Arc::new(SimDisk::new(1, 64 << 20, Rates::default()))
+}
+
+fn id(number: u64) -> RecordId {
+    RecordId { object: ObjectId { epoch: LeaderEpoch(1), sequence: number }, stripe: 0 }
+}
+
+fn keep(buckets: &Buckets, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let value = vec![number as u8; 9000];
+        let record =
+            NewRecord { id: id(number), label: b"l", seal: seal_of(&value), value: &value };
+        buckets.keep(&[record]).remove(0).unwrap();
+    }
+}
+
+fn load(buckets: &Buckets, number: u64) -> Result<(), LoadError> {
+    let value = vec![number as u8; 9000];
+    let (len, mut into) = (9000, vec![0; 9000]);
+    let (label, seal, sums) = (&b"l"[..], seal_of(&value), None);
+    let (id, start, want, into_) = (id(number), 0, len, &mut into[..]);
+    let mut loads = [Load { id, label, len, seal, start, want, into: into_, sums, result: Ok(()) }];
+    buckets.load(&mut loads);
+    let [Load { result, .. }] = loads;
+    result.inspect(|()| assert_eq!(into, value))
+}
+
+fn exists(disk: &SimDisk, path: &Path) -> bool {
+    let entries = disk.list(Path::new("")).unwrap();
+    entries.iter().any(|entry| Path::new(&entry.name) == path)
+}
+
+/// A reader that stays longer than an eviction waits keeps its file; the next start removes it (S1).
+#[test]
+fn what_is_read_for_too_long_becomes_an_orphan() {
+    let (disk, config) = (disk(), config());
+    let (buckets, _) = open(&disk, &config);
+    keep(&buckets, 0..4);
+    let bucket = Arc::clone(&buckets.0.state.lock().index[&id(0)].bucket);
+    let pin = Pin::new(&bucket);
+    let ticket = buckets.unlink(1).unwrap();
+    ticket.finish(Duration::from_millis(20)).unwrap();
+    assert!(exists(&disk, &dead_path(bucket.id)) && !exists(&disk, &data_path(bucket.id)));
+    assert_eq!(buckets.usage().on_disk, disk.file_bytes(), "it still counts");
+    let crashed = Arc::new(disk.crash());
+    let (_, recovery) = open(&crashed, &config);
+    assert_eq!((recovery.records, recovery.orphans), (0, 1));
+    drop(pin);
+}
+
+#[test]
+fn an_orphan_goes_when_its_reader_has_left() {
+    let (disk, config) = (disk(), config());
+    let (buckets, _) = open(&disk, &config);
+    keep(&buckets, 0..8);
+    let bucket = Arc::clone(&buckets.0.state.lock().index[&id(0)].bucket);
+    let pin = Pin::new(&bucket);
+    buckets.unlink(1).unwrap().finish(Duration::ZERO).unwrap();
+    drop(pin);
+    drop(buckets.unlink(1));
+    assert!(!exists(&disk, &dead_path(bucket.id)));
+    assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+}
+
+/// Bucket numbers are never used again, also if everything is deleted in between (S6).
+#[test]
+fn numbers_only_grow() {
+    let (disk, config) = (disk(), config());
+    let mut last = 0;
+    for _ in 0..3 {
+        let (buckets, _) = open(&disk, &config);
+        keep(&buckets, 0..9);
+        let first = *buckets.0.state.lock().bins.keys().next().unwrap();
+        assert!(first > last, "{first} after {last}");
+        last = *buckets.0.state.lock().bins.keys().last().unwrap();
+        while let Some(ticket) = buckets.unlink(1 << 20) {
+            ticket.finish(Duration::ZERO).unwrap();
+        }
+    }
+}
+
+#[test]
+fn files_that_are_held_open_are_bounded_and_let_go() {
+    let (disk, config) = (disk(), config());
+    let (buckets, _) = open(&disk, &config);
+    keep(&buckets, 0..40);
+    for number in 0..40 {
+        load(&buckets, number).unwrap();
+    }
+    assert_eq!(buckets.0.handles.len(), 3);
+    while let Some(ticket) = buckets.unlink(1 << 20) {
+        ticket.finish(Duration::ZERO).unwrap();
+    }
+    assert_eq!(buckets.0.handles.len(), 0, "the handle goes before the file");
+}
+
+/// Removals of many threads share writes, the log is written anew, and nothing removed comes back.
+#[test]
+fn the_log_of_removed_records_stays_short() {
+    let (disk, mut config) = (disk(), config());
+    // Large buckets with few survivors: their removed records must stay in the log.
+    config.bucket_records_max = 400;
+    let (buckets, _) = open(&disk, &config);
+    keep(&buckets, 0..400);
+    thread::scope(|scope| {
+        for part in 0..4 {
+            let buckets = &buckets;
+            scope.spawn(move || {
+                for number in (part..400).step_by(4).filter(|number| number % 50 != 0) {
+                    buckets.remove(&[id(number)]).unwrap();
+                }
+            });
+        }
+    });
+    let log = buckets.0.removed.bytes();
+    assert!(log < 200 << 10, "{log} bytes for 392 removals");
+    assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+    let crashed = Arc::new(disk.crash());
+    let (buckets, recovery) = open(&crashed, &config);
+    assert_eq!((recovery.records, recovery.removed), (8, 392));
+    load(&buckets, 50).unwrap();
+    assert!(matches!(load(&buckets, 51), Err(LoadError::Missing)));
+    // With the last record the bucket goes, and the log with it.
+    let rest: Vec<RecordId> = (0..400).step_by(50).map(id).collect();
+    buckets.remove(&rest).unwrap();
+    assert_eq!(buckets.usage().on_disk, crashed.file_bytes());
+    assert_eq!(buckets.usage().on_disk, crate::identity::BYTES + buckets.0.removed.bytes());
+    let (_, recovery) = open(&crashed, &config);
+    assert_eq!((recovery.records, recovery.removed), (0, 0));
+}
