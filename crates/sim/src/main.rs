@@ -12,7 +12,7 @@ use std::time::Duration;
 const USAGE: &str = "\
 usage: mooncrate-sim run --ops N [--seed S] [--threads T] [--minutes M] [--ops-per-seed N]
        mooncrate-sim replay --seed S [--ops N] [--until-op N] [--verbose] [--twice]
-       mooncrate-sim canaries [--threads T]
+       mooncrate-sim canaries [--threads T] [--disks]
        mooncrate-sim marks [--ops N] [--seed S] [--threads T]
        mooncrate-sim disk [--ops N] [--seed S] [--threads T] [--minutes M] [--ops-per-seed N]
        mooncrate-sim disk-crash [--rounds N] [--seed S] [--point NAME]
@@ -21,13 +21,15 @@ usage: mooncrate-sim run --ops N [--seed S] [--threads T] [--minutes M] [--ops-p
 run       seed S and others that follow from it, until N operations are done; exit 1 if a rule is
           broken
 replay    one seed; --ops as in the REPRO line; --twice runs it twice and compares the hashes
-canaries  switches every bug on purpose on, one after the other; each must be caught
+canaries  switches every bug on purpose on, one after the other; each must be caught; with --disks only
+          those of the SSD tier
 marks     as run, and exit 1 if a rare situation was never reached
 disk      the backends of the SSD tier on a simulated disk; --replay repeats one seed
 disk-crash  the same on real disks: a process is killed at each point that makes something durable,
           N times, and what it left is verified; NAME may be the beginning of a name";
 
 /// What was asked for on the command line.
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Clone, Debug, Default)]
 struct Args {
     ops: Option<u64>,
@@ -39,6 +41,7 @@ struct Args {
     verbose: bool,
     twice: bool,
     replay: bool,
+    disks: bool,
     rounds: Option<u64>,
     point: Option<String>,
 }
@@ -76,6 +79,10 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
         let target = match word.as_str() {
             "--verbose" => {
                 args.verbose = true;
+                continue;
+            }
+            "--disks" => {
+                args.disks = true;
                 continue;
             }
             "--twice" => {
@@ -296,7 +303,8 @@ fn canaries(args: &Args) -> ExitCode {
     let threads = threads(args);
     quiet_panics();
     let ops = args.ops.unwrap_or(400_000);
-    for control in [hunt(None, threads, ops), hunt_on_disks(None, threads, ops / 10)] {
+    let cluster = (!args.disks).then(|| hunt(None, threads, ops));
+    for control in cluster.into_iter().chain([hunt_on_disks(None, threads, ops / 10)]) {
         if let Some((seed, failure)) = control.caught {
             println!("control round: seed 0x{seed:x} failed without any canary: {failure}");
             return ExitCode::FAILURE;
@@ -304,7 +312,8 @@ fn canaries(args: &Args) -> ExitCode {
         println!("control round: {} operations, clean", control.ops);
     }
     let mut escaped = Vec::new();
-    for bug in Canary::ALL {
+    let wanted = |bug: &Canary| !args.disks || caught(*bug) == Caught::OnDisks;
+    for bug in Canary::ALL.into_iter().filter(wanted) {
         let name = format!("canary {} {bug:?}", bug.number());
         match caught(bug) {
             Caught::ByLoom(tests) => {

@@ -3,11 +3,12 @@
 use super::{config, open_disk, record_and_value};
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{LeaderEpoch, ObjectId};
+use mooncrate_ssd::disk::{Disk, Entry, File, Open, ReadAt, WriteAt};
 use mooncrate_ssd::{Backend, Kind, Load, LoadError, NewRecord, RecordId, open, points};
 use std::io::{self, Write};
-use std::path::PathBuf;
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Operations after which a child ends, if it never came to its point.
@@ -58,7 +59,11 @@ pub fn work(task: &Task) -> Result<(), String> {
             }
         }
     }));
-    let disk = open_disk(&task.disk, &task.directory).map_err(|error| error.to_string())?;
+    let mut disk = open_disk(&task.disk, &task.directory).map_err(|error| error.to_string())?;
+    if point == "evict.orphan_marked" {
+        // It takes a reader who is still there when an eviction does not want to wait.
+        disk = Arc::new(Slow(disk));
+    }
     let config = config(Kind::ALL[task.kind], task.seed);
     let mut found = Vec::new();
     let (backend, _) = open(disk, &config, &mut |record| found.push(record.id), &mut |_| {})
@@ -185,6 +190,53 @@ impl Work<'_> {
         if ticket.finish(wait).is_ok() {
             self.tell("evicted", &numbers);
         }
+    }
+}
+
+/// A disk whose reads take their time.
+#[derive(Debug)]
+struct Slow(Arc<dyn Disk>);
+
+impl Disk for Slow {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
+        self.0.open(path, how)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.0.remove(path)
+    }
+
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.0.make_dir(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        self.0.list(dir)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.0.sync_dir(dir)
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.0.free_bytes()
+    }
+
+    fn read(&self, reads: &mut [ReadAt<'_>]) {
+        std::thread::sleep(Duration::from_millis(10));
+        self.0.read(reads);
+    }
+
+    fn write(&self, writes: &mut [WriteAt<'_>]) {
+        self.0.write(writes);
     }
 }
 

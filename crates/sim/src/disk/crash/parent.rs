@@ -13,6 +13,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// Children that may miss the point of the first round.
+const FIRST_TRIES: u32 = 12;
+
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -128,17 +131,27 @@ impl Series<'_> {
     fn rounds(&mut self, sum: &mut Sum) -> Verdict {
         let mut rng = Rng::new(self.task.seed);
         for round in 0..self.job.rounds {
-            // The first time as soon as possible: some points are rare.
+            // The first time as soon as possible, and again if nobody came: some points are rare.
             self.task.hits = if round == 0 { 0 } else { rng.below(6) };
-            let killed = self.child(sum)?;
-            sum.children += 1;
-            if killed {
-                sum.killed += 1;
-                *sum.points.entry(points::POINTS[self.task.point]).or_default() += 1;
+            for _ in 0..if round == 0 { FIRST_TRIES } else { 1 } {
+                if self.round(sum)? {
+                    break;
+                }
             }
-            self.judge(sum)?;
         }
         Ok(())
+    }
+
+    /// One child, and what it leaves. Gives whether it was killed at its point.
+    fn round(&mut self, sum: &mut Sum) -> Result<bool, Failure> {
+        let killed = self.child(sum)?;
+        sum.children += 1;
+        if killed {
+            sum.killed += 1;
+            *sum.points.entry(points::POINTS[self.task.point]).or_default() += 1;
+        }
+        self.judge(sum)?;
+        Ok(killed)
     }
 
     /// Runs a child and hears it out. Gives whether it was killed at its point.
