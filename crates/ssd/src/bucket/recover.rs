@@ -122,6 +122,8 @@ impl Buckets {
         let Scan { state, recovery, reader, .. } = scan.run(&listing)?;
         disk.sync_dir(Path::new(""))?;
         places.retain(|place| state.bins.contains_key(&place.bucket));
+        // What was deleted, by this start or before it, must not come back beside what is kept from now on.
+        disk.sync_dir(Path::new(""))?;
         let removed = Removed::open(&disk, &identity, &places, listing.logs);
         let shared = Shared {
             disk,

@@ -1,6 +1,6 @@
 //! Finding files again after a restart (S3).
 
-use super::{Held, PerKey, Shared, State, dir};
+use super::{Held, PerKey, Shared, State, dir, parent};
 use crate::backend::{OpenError, Progress, Record, Recovery};
 use crate::config::Config;
 use crate::disk::{Disk, Open};
@@ -8,6 +8,7 @@ use crate::identity::Identity;
 use crate::reading::Reader;
 use crate::record::{Head, Kind, Site};
 use mooncrate_lock::{Condvar, Mutex};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,7 +43,7 @@ impl PerKey {
         let mut state = State::default();
         let files = list(disk.as_ref(), &mut state)?;
         let reader = Reader::default();
-        let mut recovery = Recovery::default();
+        let (mut recovery, mut deleted) = (Recovery::default(), BTreeSet::new());
         let total = files.iter().map(|file| file.len).sum();
         let mut done = Progress { total, ..Progress::default() };
         // The newest first: of two copies of a record it is the one that counts.
@@ -62,6 +63,7 @@ impl PerKey {
                     recovery.dropped += u64::from(was_record);
                     recovery.orphans += u64::from(!was_record);
                     disk.remove(&file.path)?;
+                    deleted.insert(parent(&file.path));
                 }
             }
             done.records = recovery.records;
@@ -70,6 +72,9 @@ impl PerKey {
             }
         }
         progress(done);
+        for dir in deleted {
+            disk.sync_dir(&dir)?;
+        }
         let shared = Shared {
             disk,
             config: config.clone(),
