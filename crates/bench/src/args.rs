@@ -104,7 +104,7 @@ pub(crate) enum Command {
     NodeForBench(NodeArguments),
     /// What tokens, grants and encryption cost over TCP
     Tls,
-    /// Disks beside fio, with direct I/O on the same file system
+    /// Disks, and records kept on them, beside fio on the same file system
     Ssd {
         /// A directory on the disk to measure; files go to a folder of their own in it
         #[arg(long, value_name = "DIR", default_value = ".")]

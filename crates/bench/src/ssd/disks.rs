@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A disk, and memory for one batch.
-pub(crate) struct Bare<'a> {
-    disk: &'a dyn Disk,
+pub(crate) struct Bare {
+    disk: Arc<dyn Disk>,
     size: usize,
     memory: Vec<Room>,
     /// What is read.
@@ -20,17 +20,16 @@ pub(crate) struct Bare<'a> {
 const READ: &str = "bare-read";
 const WRITE: &str = "bare-write";
 
-impl<'a> Bare<'a> {
+impl Bare {
     /// Values of `size` in batches of `batch`; reads find `bytes` to read.
     pub(crate) fn new(
-        disk: &'a dyn Disk,
+        disk: Arc<dyn Disk>,
+        registered: bool,
         way: Way,
-        size: u64,
-        batch: usize,
-        bytes: u64,
+        (size, batch, bytes): (u64, usize, u64),
     ) -> Result<Self> {
         let size = size as usize;
-        let memory = (0..batch)
+        let memory: Vec<Room> = (0..batch)
             .map(|i| {
                 let mut room = Room::new(size);
                 room.set_len(size);
@@ -41,9 +40,15 @@ impl<'a> Bare<'a> {
                 room
             })
             .collect();
+        if registered {
+            // Nobody else uses the disk, and it goes together with this memory.
+            for room in &memory {
+                disk.register(Arc::new(()), room.as_ptr().addr(), room.len());
+            }
+        }
         let mut bare = Self { disk, size, memory, file: None };
         if way == Way::Read {
-            let file = disk.open(Path::new(READ), Open::Create)?;
+            let file = bare.disk.open(Path::new(READ), Open::Create)?;
             file.set_len(bytes)?;
             for at in 0..bytes / (size * batch) as u64 {
                 bare.write(&file, at)?;
@@ -103,7 +108,7 @@ impl<'a> Bare<'a> {
     }
 }
 
-impl Drop for Bare<'_> {
+impl Drop for Bare {
     fn drop(&mut self) {
         if self.file.is_some() {
             self.disk.remove(Path::new(READ)).ok();

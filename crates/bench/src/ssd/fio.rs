@@ -109,11 +109,33 @@ fn took(said: &[u8], task: Task) -> Result<Took> {
     ensure!(job["error"] == 0, "fio: error {}", job["error"]);
     let part = &job[task.way.name()];
     let millis = figure(&part["runtime"])?;
-    ensure!(figure(&part["io_bytes"])? >= task.bytes as f64, "fio moved too little");
+    ensure!(part["io_bytes"].as_u64() >= Some(task.bytes), "fio moved too little");
     ensure!(millis > 0.0, "fio was done in no time; move more bytes");
     let cpu = figure(&job["usr_cpu"])? + figure(&job["sys_cpu"])?;
     Ok(Took {
         seconds: millis / 1e3,
         cpu_seconds: cpu / 100.0 * figure(&job["job_runtime"])? / 1e3,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_figures_are_read_and_too_little_is_refused() {
+        let task = Task { way: Way::Read, engine: "psync", block: 1, depth: 1, bytes: 1000 };
+        let said = |bytes: u64, error: u32| {
+            format!(
+                "note: something first\n{{\"jobs\": [{{\"error\": {error}, \"job_runtime\": 400, \
+                 \"usr_cpu\": 10.0, \"sys_cpu\": 15.0, \"read\": {{\"io_bytes\": {bytes}, \
+                 \"runtime\": 500}}}}]}}"
+            )
+        };
+        let read = took(said(1000, 0).as_bytes(), task).unwrap();
+        assert!((read.seconds - 0.5).abs() < 1e-9 && (read.cpu_seconds - 0.1).abs() < 1e-9);
+        assert!(took(said(999, 0).as_bytes(), task).is_err());
+        assert!(took(said(1000, 5).as_bytes(), task).is_err());
+        assert!(took(b"nothing", task).is_err());
+    }
 }

@@ -1,21 +1,26 @@
-//! Disks beside `fio`: the same file system, size of operation, depth and direct I/O, in turn.
+//! Disks and backends beside `fio`: the same file system, size of operation, depth and direct I/O, in turn.
 //!
 //! What must stay true: a floor is what `fio` says of its own transfers; ours pay for more (each batch of
-//! writes is synced). Without `fio` the figures stand alone, and say so.
+//! writes is synced, records are verified). Without `fio` the figures stand alone, and say so.
 
 mod disks;
 mod fio;
+mod kept;
 mod watch;
 
 use crate::effort::Effort;
+use crate::measure::Spread;
 use crate::render::{bytes, note};
 use crate::report::{Row, Table, Verdict, spread};
 use anyhow::{Context, Result};
 use disks::Bare;
 use fio::{Fio, Task, Way};
+use kept::Kept;
+use mooncrate_ssd::Kind;
 use mooncrate_ssd::disk::{Disk, Posix, Uring};
 use serde_json::{Value, json};
 use std::path::Path;
+use std::sync::Arc;
 use watch::Watch;
 
 /// Goal for values of at least a MiB.
@@ -30,12 +35,29 @@ const ROUNDS_MAX: usize = 9;
 const ENGINES: [(&str, usize); 2] = [("psync", 1), ("io_uring", DEPTH as usize)];
 
 /// Who is measured.
-struct Contender<'a> {
-    name: &'static str,
+struct Contender {
+    name: String,
     /// Which of [`ENGINES`] is its floor.
     engine: usize,
-    runner: Bare<'a>,
+    runner: Runner,
     watch: Watch,
+}
+
+enum Runner {
+    Bare(Bare),
+    Kept(Kept),
+}
+
+impl Contender {
+    fn lap(&mut self, batches: u64) -> Result<()> {
+        match &mut self.runner {
+            Runner::Bare(bare) => bare.lap(batches, &mut self.watch),
+            Runner::Kept(kept) => {
+                kept.lap(batches, &mut self.watch)?;
+                kept.check()
+            }
+        }
+    }
 }
 
 /// What is done in one comparison.
@@ -68,27 +90,25 @@ pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
         .prefix("mooncrate-bench-")
         .tempdir_in(directory)
         .with_context(|| format!("no folder for files in {}", directory.display()))?;
-    let posix = Posix::open(&folder.path().join("posix"))?;
-    let direct = posix.is_direct();
-    let uring = Uring::open(&folder.path().join("uring"))?;
+    let direct = Posix::open(&folder.path().join("probe"))?.is_direct();
     let fio = Fio::find(folder.path());
-    let mut rows = Vec::new();
+    let (mut disks, mut backends) = (Vec::new(), Vec::new());
     for way in [Way::Write, Way::Read] {
         for size in SIZES {
             note(&format!("ssd: {} of {}", way.name(), bytes(size)));
             let load = Load::new(effort, way, size);
-            let disks: [(&'static str, usize, &dyn Disk); 2] =
-                [("posix", 0, &posix), ("uring", 1, &uring)];
-            let mut contenders = Vec::new();
-            for (name, engine, disk) in disks {
-                let runner = Bare::new(disk, way, size, load.batch as usize, load.bytes())?;
-                contenders.push(Contender { name, engine, runner, watch: Watch::new() });
+            let own = folder.path().join(format!("{}-{size}", way.name()));
+            for (contender, row) in compare(fio.as_ref(), load, contenders(&own, load)?)? {
+                match contender.runner {
+                    Runner::Bare(_) => disks.push(row),
+                    Runner::Kept(_) => backends.push(row),
+                }
             }
-            rows.extend(compare(fio.as_ref(), load, contenders)?);
+            std::fs::remove_dir_all(&own)?;
         }
     }
     let columns = [
-        "DISK",
+        "WHAT",
         "CALL",
         "SIZE",
         "BATCH",
@@ -100,16 +120,55 @@ pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
         "CPU s/GB",
         "FIO CPU s/GB",
     ];
-    Ok(vec![Table {
-        name: "ssd",
-        title: "Disks beside fio, one thread",
-        notes: notes(fio.as_ref(), direct),
+    let table = |name, title, ours: &str, rows| Table {
+        name,
+        title,
+        notes: notes(fio.as_ref(), direct, ours),
         columns: columns.map(str::to_owned).to_vec(),
         rows,
-    }])
+    };
+    Ok(vec![
+        table("ssd", "Disks beside fio, one thread", "a batch of writes ends with a sync", disks),
+        table(
+            "ssd_backends",
+            "Records kept and loaded, beside fio, one thread",
+            "a batch that is kept is verified, synced and indexed; what is loaded is verified",
+            backends,
+        ),
+    ])
 }
 
-fn notes(fio: Option<&Fio>, direct: bool) -> Vec<String> {
+/// Everybody who can do this, each with a disk of its own.
+fn contenders(folder: &Path, load: Load) -> Result<Vec<Contender>> {
+    let shape = (load.size, load.batch as usize, load.bytes());
+    let mut all = Vec::new();
+    let mut add = |name: String, engine: usize, runner| {
+        all.push(Contender { name, engine, runner, watch: Watch::new() });
+    };
+    for (engine, name) in ["posix", "uring"].into_iter().enumerate() {
+        let disk = |what: &str| -> Result<Arc<dyn Disk>> {
+            let path = folder.join(format!("{what}-{name}"));
+            Ok(if engine == 0 {
+                Arc::new(Posix::open(&path)?)
+            } else {
+                Arc::new(Uring::open(&path)?)
+            })
+        };
+        let bare = |registered, what| Bare::new(disk(what)?, registered, load.way, shape);
+        add(name.to_owned(), engine, Runner::Bare(bare(false, "bare")?));
+        if engine == 1 {
+            add("uring, registered".to_owned(), engine, Runner::Bare(bare(true, "registered")?));
+        }
+        for kind in Kind::ALL {
+            let kept = Kept::new(&disk(kind.name())?, kind, load.way, shape)
+                .with_context(|| format!("{} on {name}", kind.name()))?;
+            add(format!("{}, {name}", kind.name()), engine, Runner::Kept(kept));
+        }
+    }
+    Ok(all)
+}
+
+fn notes(fio: Option<&Fio>, direct: bool, pays: &str) -> Vec<String> {
     let floor = match fio {
         Some(fio) => format!(
             "Floor: {} with direct I/O, the same size of operation and the same bytes; psync for posix, \
@@ -120,16 +179,16 @@ fn notes(fio: Option<&Fio>, direct: bool) -> Vec<String> {
     };
     let ours =
         if direct { "with direct I/O" } else { "through the page cache: NOT as fio does it" };
-    vec![
-        floor,
-        format!(
-            "Ours: {ours}; P50 and P99 are of whole batches; a batch of writes ends with a sync, fio's do not."
-        ),
-    ]
+    let pays = format!("Ours: {ours}; {pays}; fio neither syncs nor verifies.");
+    vec![floor, pays, "P50 and P99 are of whole batches.".to_owned()]
 }
 
 /// Lets floors and contenders run in turn.
-fn compare(fio: Option<&Fio>, load: Load, mut contenders: Vec<Contender<'_>>) -> Result<Vec<Row>> {
+fn compare(
+    fio: Option<&Fio>,
+    load: Load,
+    mut contenders: Vec<Contender>,
+) -> Result<Vec<(Contender, Row)>> {
     let mut floors = ENGINES.map(|_| Watch::new());
     if let Some(fio) = fio
         && load.way == Way::Read
@@ -147,17 +206,21 @@ fn compare(fio: Option<&Fio>, load: Load, mut contenders: Vec<Contender<'_>>) ->
             }
         }
         for contender in &mut contenders {
-            contender.runner.lap(load.batches, &mut contender.watch)?;
+            contender.lap(load.batches)?;
             contender.watch.end(load.bytes(), round > 0);
         }
     }
     let floors = fio.map(|_| &floors);
-    Ok(contenders.iter().map(|c| row(c, load, floors.map(|f| &f[c.engine]))).collect())
+    let rows = contenders.into_iter().map(|contender| {
+        let row = row(&contender, load, floors.map(|floors| &floors[contender.engine]));
+        (contender, row)
+    });
+    Ok(rows.collect())
 }
 
-fn row(contender: &Contender<'_>, load: Load, floor: Option<&Watch>) -> Row {
+fn row(contender: &Contender, load: Load, floor: Option<&Watch>) -> Row {
     let watch = &contender.watch;
-    let mut cells = vec![contender.name.to_owned(), load.way.name().to_owned(), bytes(load.size)];
+    let mut cells = vec![contender.name.clone(), load.way.name().to_owned(), bytes(load.size)];
     cells.push(load.batch.to_string());
     cells.extend(watch.batch_cells());
     cells.push(spread(watch.rate(), ""));
@@ -173,13 +236,13 @@ fn row(contender: &Contender<'_>, load: Load, floor: Option<&Watch>) -> Row {
         .filter(|_| load.size >= LARGE_BYTES)
         .map(|of| Verdict::at_least(of.median, OF_FLOOR, ">= 90% of fio"));
     let values = json!({
-        "disk": contender.name,
+        "what": contender.name,
         "call": load.way.name(),
         "value_bytes": load.size,
         "batch": load.batch,
         "subject": watch.json(),
         "floor": floor.map_or(Value::Null, Watch::json),
-        "of_floor": of_floor.map_or(Value::Null, |of| of.json()),
+        "of_floor": of_floor.map_or(Value::Null, Spread::json),
     });
     Row { cells, values, verdict }
 }

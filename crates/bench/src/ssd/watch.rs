@@ -34,14 +34,13 @@ impl Watch {
         let (before, cpu) = (boottime(), cpu_time());
         batch()?;
         let took = boottime().since(before);
-        self.cpu += cpu_time() - cpu;
+        self.cpu += cpu_time().saturating_sub(cpu);
         self.busy += took;
         self.batches.record(nanos(took))?;
         Ok(())
     }
 
     /// Ends a lap that moved so many bytes. Laps to warm up leave no trace.
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     pub(crate) fn end(&mut self, bytes: u64, counts: bool) {
         let (busy, cpu) = (std::mem::take(&mut self.busy), std::mem::take(&mut self.cpu));
         if counts {
