@@ -251,6 +251,15 @@ impl Scan<'_> {
 
     /// What is no record must not be taken for one later, when its space is in use again.
     fn bury(&mut self, identity: &Identity) -> io::Result<()> {
+        // A block that could not be read may lie in the value of a record that was found by its head: the
+        // disk may read it another time, and else the load will tell.
+        let mut live: Vec<(u64, u64)> =
+            self.live.values().map(|spot| (spot.offset, spot.end())).collect();
+        live.sort_unstable();
+        self.dead.retain(|offset| {
+            let before = live.partition_point(|(start, _)| start <= offset);
+            before == 0 || live[before - 1].1 <= *offset
+        });
         if self.dead.is_empty() {
             return Ok(());
         }

@@ -113,7 +113,7 @@ impl Work<'_> {
     }
 
     fn keep(&self, rng: &mut Rng, thread: u64, mine: &mut Vec<u64>) {
-        let numbers: Vec<u64> = (0..1 + rng.below(4))
+        let numbers: Vec<u64> = (0..=rng.below(4))
             .map(|_| self.next.fetch_add(1, Ordering::Relaxed) * THREADS + thread)
             .collect();
         let records: Vec<_> =

@@ -59,8 +59,8 @@ fn config(kind: Kind, seed: u64) -> Config {
         bucket_bytes_max: 128 << 10,
         bucket_records_max: 12,
         handles_max: 4,
-        evict: if seed % 2 == 0 { Evict::Fifo } else { Evict::Lru },
-        verify_values: seed % 3 == 0,
+        evict: if seed.is_multiple_of(2) { Evict::Fifo } else { Evict::Lru },
+        verify_values: seed.is_multiple_of(3),
         token: Some(seed),
         ..Config::new(kind, LIMIT)
     }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -170,7 +171,6 @@ impl Series<'_> {
         for line in told.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
             self.hear(line.trim_end(), &mut keeps, sum)?;
         }
-        use std::os::unix::process::ExitStatusExt;
         match child.status.signal() {
             Some(9) => Ok(true),
             None if child.status.success() => Ok(false),
