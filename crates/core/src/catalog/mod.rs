@@ -14,6 +14,7 @@
 //!  objects.rs  slab and sharded index                  tick.rs     watchdog, silent nodes, sweeps
 //!  segments.rs the book of each segment                audit.rs    every byte accounted for
 //!  life.rs     quotas, pins, groups, expiry, stripes that are missing
+//!  asked.rs    copies and moves by name
 //!  copy.rs     copies from owner to owner           drain.rs    segments that empty themselves
 //!  repair.rs   copies that are missing                 hot.rs      copies for what many read
 //!  rebuild.rs  whom a new leader waits for, and fences
@@ -23,6 +24,7 @@
 //!
 //! Cost: every call is O(1) in the number of objects; sweeps run in bounded slices from `tick`.
 
+mod asked;
 mod audit;
 mod copy;
 mod drain;
