@@ -282,7 +282,10 @@ impl Scan<'_> {
         }
         let meta_reserved = meta::file_bytes(heads.len());
         let records = bin.slots.len() as u32;
-        self.add(bin, Some(Writer { id, file: None, end, records, heads, meta_reserved }));
+        self.add(
+            bin,
+            Some(Writer { id, file: None, end, records, heads, meta_reserved, no_room: false }),
+        );
         Ok(())
     }
 

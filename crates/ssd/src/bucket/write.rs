@@ -35,6 +35,8 @@ pub(super) struct Writer {
     /// The heads of its records: its metadata to be.
     pub(super) heads: Vec<u8>,
     pub(super) meta_reserved: u64,
+    /// Its metadata found no room on the disk.
+    pub(super) no_room: bool,
 }
 
 /// Why a write was not kept.
@@ -97,7 +99,8 @@ impl Shared {
                 drop(state);
                 let id = self.identity.take(1).inspect_err(|_| self.lose_writer())?;
                 let (heads, meta_reserved) = (Vec::new(), 0);
-                return Ok(Writer { id, file: None, end: 0, records: 0, heads, meta_reserved });
+                let (file, end, records, no_room) = (None, 0, 0, false);
+                return Ok(Writer { id, file, end, records, heads, meta_reserved, no_room });
             }
             self.changed.wait_for(&mut state, Duration::from_secs(1));
         }
@@ -294,7 +297,7 @@ impl Shared {
     }
 
     /// Writes the metadata of a bucket that is closed. What cannot be written now is tried again later.
-    pub(super) fn seal(&self, writer: Writer) {
+    pub(super) fn seal(&self, mut writer: Writer) {
         let Writer { id, end, records, meta_reserved, .. } = writer;
         point("meta.before_write");
         let room = meta::encode(self.identity.token, id, end, records, &writer.heads);
@@ -318,6 +321,7 @@ impl Shared {
             }
             Err(error) => {
                 tracing::warn!(bucket = id, %error, "the metadata of a bucket were not written");
+                writer.no_room = error.kind() == io::ErrorKind::StorageFull;
                 state.unsealed.push(writer);
             }
         }
