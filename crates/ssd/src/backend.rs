@@ -101,7 +101,7 @@ pub enum KeepError {
     /// The bytes are not those that were sealed.
     #[error("the bytes in memory are not those that were put")]
     Corrupt,
-    /// A record of this name is here already.
+    /// A record of this name is here already, or is being evicted and not gone yet.
     #[error("this record is kept already")]
     Exists,
     /// The disk.

@@ -172,6 +172,13 @@ impl State {
         Some(spot)
     }
 
+    /// Whether a copy of the record is hidden and not gone for good. A second one beside it would stay when the
+    /// first is evicted, and come back after a restart (G6).
+    pub(super) fn is_evicting(&self, id: RecordId) -> bool {
+        let mut copies = self.hidden.range((id, 0, 0)..=(id, u64::MAX, u64::MAX));
+        copies.any(|(_, removed)| !removed)
+    }
+
     /// Whether a slot is the copy that is served.
     pub(super) fn is_served(&self, bucket: u64, slot: &Slot) -> bool {
         let served = self.index.get(&slot.id);

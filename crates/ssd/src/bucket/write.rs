@@ -54,7 +54,9 @@ impl Shared {
         let mut state = self.state.lock();
         waiting.retain(|sealed| {
             let id = sealed.record.id;
-            let new = !state.index.contains_key(&id) && state.pending.insert(id);
+            let new = !state.is_evicting(id)
+                && !state.index.contains_key(&id)
+                && state.pending.insert(id);
             if !new {
                 results[sealed.number] = Err(KeepError::Exists);
             }
