@@ -173,6 +173,8 @@ struct Entry {
     changed: u64,
     /// Its keep.
     keep: u64,
+    /// An earlier keep of it failed with the disk, and may have left something.
+    failed_once: bool,
     footprint: Vec<Span>,
 }
 
@@ -310,7 +312,11 @@ impl Oracle {
         let now = self.tick();
         self.writing.insert(now, Vec::new());
         for (id, facts) in records {
+            let old = self.entries.get(id);
+            let failed_once =
+                old.is_some_and(|entry| entry.failed_once || entry.kept == Kept::Failed);
             let entry = Entry {
+                failed_once,
                 facts: facts.clone(),
                 kept: Kept::Under,
                 going: 0,
@@ -337,6 +343,7 @@ impl Oracle {
         entry.changed = now;
         entry.kept = match told {
             Told::Kept => Kept::Yes,
+            Told::Refused if entry.failed_once => Kept::Failed,
             Told::Refused => Kept::No,
             Told::DiskFailed => Kept::Failed,
             Told::PowerOff => Kept::Under,
