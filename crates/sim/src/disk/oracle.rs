@@ -248,6 +248,8 @@ pub struct Oracle {
     adrift: bool,
     /// Files are read from head to head after a crash: harm may hide what lies behind it.
     shadows: bool,
+    /// What is written while a record is kept is written for it.
+    alone: bool,
     /// What was judged.
     pub counts: Counts,
 }
@@ -274,9 +276,10 @@ fn harmed(harms: &[(u64, Harm)], since: u64, spans: &[Span]) -> bool {
 }
 
 impl Oracle {
-    /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file.
-    pub fn new(shadows: bool) -> Self {
-        Self { shadows, ..Self::default() }
+    /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file. `alone`: one
+    /// actor writes at a time, so it is known for which record.
+    pub fn new(shadows: bool, alone: bool) -> Self {
+        Self { shadows, alone, ..Self::default() }
     }
 
     fn tick(&mut self) -> u64 {
@@ -300,7 +303,7 @@ impl Oracle {
                 }
                 entry.shadowed |= self.shadows && behind(&entry.footprint, &harm);
             }
-            self.adrift |= !met;
+            self.adrift |= !met || !self.alone;
             self.harms.push((now, harm));
         }
     }
