@@ -173,6 +173,8 @@ struct Entry {
     changed: u64,
     /// Its keep.
     keep: u64,
+    /// An earlier keep of it failed with the disk, and may have left something.
+    failed_once: bool,
     footprint: Vec<Span>,
 }
 
@@ -246,6 +248,8 @@ pub struct Oracle {
     adrift: bool,
     /// Files are read from head to head after a crash: harm may hide what lies behind it.
     shadows: bool,
+    /// What is written while a record is kept is written for it.
+    alone: bool,
     /// What was judged.
     pub counts: Counts,
 }
@@ -272,9 +276,10 @@ fn harmed(harms: &[(u64, Harm)], since: u64, spans: &[Span]) -> bool {
 }
 
 impl Oracle {
-    /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file.
-    pub fn new(shadows: bool) -> Self {
-        Self { shadows, ..Self::default() }
+    /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file. `alone`: one
+    /// actor writes at a time, so it is known for which record.
+    pub fn new(shadows: bool, alone: bool) -> Self {
+        Self { shadows, alone, ..Self::default() }
     }
 
     fn tick(&mut self) -> u64 {
@@ -298,7 +303,7 @@ impl Oracle {
                 }
                 entry.shadowed |= self.shadows && behind(&entry.footprint, &harm);
             }
-            self.adrift |= !met;
+            self.adrift |= !met || !self.alone;
             self.harms.push((now, harm));
         }
     }
@@ -310,7 +315,11 @@ impl Oracle {
         let now = self.tick();
         self.writing.insert(now, Vec::new());
         for (id, facts) in records {
+            let old = self.entries.get(id);
+            let failed_once =
+                old.is_some_and(|entry| entry.failed_once || entry.kept == Kept::Failed);
             let entry = Entry {
+                failed_once,
                 facts: facts.clone(),
                 kept: Kept::Under,
                 going: 0,
@@ -337,6 +346,7 @@ impl Oracle {
         entry.changed = now;
         entry.kept = match told {
             Told::Kept => Kept::Yes,
+            Told::Refused if entry.failed_once => Kept::Failed,
             Told::Refused => Kept::No,
             Told::DiskFailed => Kept::Failed,
             Told::PowerOff => Kept::Under,

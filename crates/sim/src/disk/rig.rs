@@ -189,7 +189,7 @@ pub fn run(mut swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
     let rng = Rng::stream(swarm.seed, "disk rig");
     let disk = Arc::new(SimDisk::new(swarm.seed, swarm.capacity, Rates::default()));
     let inner = Inner {
-        oracle: Oracle::new(opens.shadows(&swarm)),
+        oracle: Oracle::new(opens.shadows(&swarm), swarm.actors == 1),
         trace: Trace::new(watch.words, watch.aloud),
         recent: Vec::new(),
         sequence: 0,
