@@ -6,11 +6,10 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from ._disk import disk
 from ._flags import BadFlag, Flag, Parser, Values, boolean, port, whole
 from ._programs import OPEN_IT, OWN, credentials, guarded, insecure, is_loopback, join, run
 from ._settings import Refused, parse_size
-
-NO_DISK = "values are kept in memory; there is no disk tier yet"
 
 
 def size(text: str) -> int:
@@ -32,7 +31,7 @@ FLAGS = (
     Flag("local_buffer_size", size, 0),
     Flag("threads", whole(1, 1 << 16), 1),
     Flag("tenant_id", str, "default"),
-    Flag("enable_offload", boolean, False, NO_DISK),
+    Flag("enable_offload", boolean, False),
     Flag("start_offload_rpc_server", boolean, True),
     Flag("enable_http_server", boolean, False),
     Flag("http_port", port, 9300),
@@ -108,6 +107,10 @@ def translate(values: Values) -> tuple[list[str], list[str]]:
     command += ["--node-name", name, "--segment-size", f"{values['global_segment_size']}B"]
     command += ["--mooncake-door", join("127.0.0.1", values["port"])]
     command += ["--mooncake-tenant", values["tenant_id"] or "default"]
+    on_disk = disk(values["enable_offload"], "")
+    if on_disk or "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH" in os.environ:
+        # The variables alone would switch it on.
+        command += ["--ssd", on_disk or "off"]
     if values["enable_http_server"]:
         command += ["--node-admin", join("127.0.0.1", values["http_port"]), "--mooncake-http"]
     return command + credentials(values), notes

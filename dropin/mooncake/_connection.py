@@ -16,6 +16,7 @@ import mooncrate
 from mooncrate._native import GetSession, Lender, PutSession, Raw
 
 from ._codes import log
+from ._disk import disk
 from ._http import Server
 from ._fork import Lock
 from ._memory import Registry
@@ -164,6 +165,7 @@ class Connection:
                 name=self._free_name(name, port),
                 listen=f"[{listen}]:{port}" if ":" in listen else f"{listen}:{port}",
                 segment_size=self.settings.global_segment_size,
+                ssd=disk(self.settings.enable_ssd_offload, self.settings.ssd_offload_path),
                 insecure_listen=insecure,
                 **self.credentials,
             )

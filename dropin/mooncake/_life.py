@@ -129,8 +129,8 @@ class LifeCalls(StoreBase):
         server = settings.metadata_server
         if server and server != "P2PHANDSHAKE":
             log.info("metadata_server %s is not needed and is not asked: the master is enough", server)
-        if settings.enable_ssd_offload:
-            log.warning("enable_ssd_offload is accepted, but there is no disk tier yet")
+        if settings.enable_ssd_offload and not settings.global_segment_size:
+            log.warning("enable_ssd_offload needs a global_segment_size: a disk stands behind memory")
         for name in sorted(os.environ):
             if name.startswith(("MC_TCP_", "MC_GID_INDEX", "MC_MS_AUTO_DISC")):
                 log.debug("%s is ignored: the transport needs no tuning", name)

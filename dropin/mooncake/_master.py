@@ -20,7 +20,7 @@ from ._flags import (
 )
 from ._programs import OPEN_IT, OWN, credentials, guarded, insecure, is_loopback, join, run
 
-NO_DISK = "values are kept in memory; there is no disk tier yet"
+NO_DISK = "disks belong to the clients that lend them (--enable_offload of mooncake_client)"
 NO_SNAPSHOT = "a new master learns what there is from the nodes; no snapshot is needed"
 NO_EVENTS = "events of keys are not published"
 NO_OPLOG = "a new master learns what there is from the nodes; there is no log of operations"

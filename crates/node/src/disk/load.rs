@@ -1,7 +1,7 @@
 //! Reading from disks: straight into place for readers in this process, into staging memory for all
 //! others. Slots are pinned meanwhile, and what a disk gives is verified by the backend (S11).
 
-use super::{Disk, record_of};
+use super::{Disk, End, record_of};
 use mooncrate_core::limits::SLICE_BYTES;
 use mooncrate_core::plan::Locator;
 use mooncrate_core::seal::slices;
@@ -93,8 +93,11 @@ impl Disk {
                 self.tally.loaded_bytes.add(load.want);
                 Ok(())
             }
-            // Evicted a moment ago; its slot is about to say so.
-            Err(LoadError::Missing) => Err(DataError::Stale),
+            // Evicted a moment ago, perhaps before its slot was even Ready: then nobody has retired it.
+            Err(LoadError::Missing) => {
+                self.push_end(End::Bad(load.id));
+                Err(DataError::Stale)
+            }
             Err(LoadError::OutOfBounds) => Err(DataError::OutOfBounds),
             Err(LoadError::Disk(error)) => {
                 self.tally.errors.one();

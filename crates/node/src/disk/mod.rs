@@ -88,7 +88,7 @@ enum Held {
 enum End {
     /// The master orders it.
     Order(LeaderEpoch, Order),
-    /// The disk did not give back what was kept.
+    /// The disk did not give back what was kept, or has it no more.
     Bad(RecordId),
 }
 

@@ -1,10 +1,11 @@
 //! A cluster with a secret, its clients, and links to it that obey nobody.
 
 use mooncrate::{
-    Address, ClusterSecret, ConnectOptions, MasterOptions, NodeOptions, Running, Security, Store,
-    Token, run_both,
+    Address, CatalogConfig, ClusterSecret, ConnectOptions, MasterOptions, NodeOptions, Running,
+    Security, SsdConfig, Store, TierConfig, Token, run_both,
 };
 use mooncrate_core::TenantId;
+use mooncrate_core::catalog::Offload;
 use mooncrate_core::plan::{Locator, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_wire::clock::boottime;
@@ -13,6 +14,7 @@ use mooncrate_wire::message::{
 };
 use mooncrate_wire::{Access, DataError, Gate, Link, LinkConfig, LinkKind, PoolConfig};
 use std::borrow::Cow;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -53,9 +55,26 @@ pub(crate) struct Guarded {
 
 impl Guarded {
     pub(crate) fn start(dedicated: Option<&str>) -> Self {
+        Self::with_tier(dedicated, |_| TierConfig::default())
+    }
+
+    /// With a disk, to which every put is copied.
+    pub(crate) fn with_disk(dedicated: Option<&str>) -> Self {
+        Self::with_tier(dedicated, |folder| {
+            let disks = vec![SsdConfig::new(folder.join("ssd"), 64 << 20)];
+            TierConfig { disks, ..TierConfig::default() }
+        })
+    }
+
+    fn with_tier(dedicated: Option<&str>, tier: impl Fn(&Path) -> TierConfig) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let master =
-            MasterOptions { listen: any_port(), security: security(), ..MasterOptions::default() };
+        let catalog = CatalogConfig { offload: Offload::Eager, ..CatalogConfig::default() };
+        let master = MasterOptions {
+            listen: any_port(),
+            security: security(),
+            catalog,
+            ..MasterOptions::default()
+        };
         let node = NodeOptions {
             name: "n".into(),
             listen: Some(any_port()),
@@ -63,6 +82,7 @@ impl Guarded {
             segment_bytes: SEGMENT_BYTES,
             security: security(),
             tenant: dedicated.map(|name| TenantId::named(name).unwrap()),
+            tier: tier(folder.path()),
             ..NodeOptions::default()
         };
         Self { running: run_both(master, node).unwrap(), folder }
@@ -94,10 +114,17 @@ impl Guarded {
 
     /// What the master tells a tenant of a key.
     pub(crate) fn locate(&self, tenant: &str, key: &[u8]) -> Option<Locator> {
+        self.locate_all(tenant, key).into_iter().next()
+    }
+
+    /// All its copies.
+    pub(crate) fn locate_all(&self, tenant: &str, key: &[u8]) -> Vec<Locator> {
         let mut link = link(LinkKind::Control, &self.master(), Role::Client, tenant);
         let ask = Locate { lease_ms: 0, keys: Cow::Owned(vec![key]) };
         match link.call(&Request::Locate(ask), within(10_000)).unwrap() {
-            Reply::Locate(found) => found[0].as_ref().ok().map(|located| located.replicas[0]),
+            Reply::Locate(found) => {
+                found[0].as_ref().map_or_else(|_| Vec::new(), |located| located.replicas.clone())
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -5,5 +5,6 @@
 mod cluster;
 mod copies;
 mod data;
+mod disks;
 mod limits;
 mod serving;
