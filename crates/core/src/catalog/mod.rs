@@ -377,7 +377,7 @@ impl Catalog {
 
     /// Memory of index and books, keys excluded.
     pub fn heap_bytes(&self) -> usize {
-        self.objects.heap_bytes() + self.segments.heap_bytes()
+        self.objects.heap_bytes() + self.segments.heap_bytes() + self.ledger.heap_bytes()
     }
 
     /// Whether some expected node has not announced yet.

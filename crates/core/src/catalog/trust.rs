@@ -71,6 +71,11 @@ impl Ledger {
         Self { late, listed: disks.into_iter().collect(), ..Self::default() }
     }
 
+    /// Memory of what is remembered, about.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.objects.len() * size_of::<(u64, ObjectId)>() + self.struck.len() * size_of::<u64>()
+    }
+
     fn trim(&mut self) {
         if self.away.is_empty() {
             self.objects = BTreeMap::new();

@@ -1,9 +1,13 @@
 //! Disks that were away, and leaders that never saw them.
 
-use crate::rig::{Rig, config, disk, key, memory, ms};
-use mooncrate_core::catalog::{Catalog, Offload, Removal, Start};
+use crate::rig::{KIB, Rig, config, disk, key, memory, ms, offer};
+use mooncrate_core::catalog::{Catalog, Ended, Offload, Removal, Start};
+use mooncrate_core::copy::CopyOrder;
 use mooncrate_core::error::{PutError, RemoveError};
-use mooncrate_core::{LeaderEpoch, Medium, NodeId, PutConfig, SegmentId};
+use mooncrate_core::plan::{Announced, AnnouncedLife, AnnouncedObject, OrderResult};
+use mooncrate_core::{
+    Extent, Generation, LeaderEpoch, Medium, NodeId, PutConfig, Seal, SegmentId, Slot,
+};
 
 /// G6: a disk that was away keeps what is still true, and nothing else.
 #[test]
@@ -182,4 +186,93 @@ fn a_disk_that_left_holds_its_keys_until_it_is_off_the_list() {
     rig.keep();
     rig.catalog.tick(ms(30_002));
     rig.start(ms(30_003), b"key", &PutConfig::default()).unwrap();
+}
+
+/// What a node tells of its memory: one object, in slot 0.
+fn in_memory(order: &CopyOrder) -> Announced {
+    let CopyOrder { label, object, len, seal, .. } = order.clone();
+    let extent = Extent::new(0, order.target.extent.len()).unwrap();
+    let life = AnnouncedLife { extent, object: Some(AnnouncedObject { label, object, len, seal }) };
+    Announced { slot: Slot(0), generation: Generation(0), life: Some(life) }
+}
+
+/// One object on the disk of node 1 and in the memory of node 2, under the last leader.
+fn on_both() -> (Rig, CopyOrder) {
+    let mut first = Rig::new(Offload::Eager, 1);
+    first.put(ms(1), b"key");
+    first.settle(ms(1));
+    let order = first.disks.values().next().unwrap().order.clone();
+    (first, order)
+}
+
+/// A record that is turned away keeps its key only from others: a good copy of it is welcome, and a
+/// remove still waits for the record.
+#[test]
+fn a_record_that_is_turned_away_keeps_no_good_copy_out() {
+    let (first, order) = on_both();
+    let mut next = takeover(&first, &[1, 2], &[]);
+    let page = next.recovered(disk(1));
+    next.mount(ms(1), 1, Medium::Ssd, 2, &page).unwrap();
+    next.mount(ms(1), 2, Medium::Dram, 1, &[in_memory(&order)]).unwrap();
+    next.catalog.tick(ms(40_000));
+    assert_eq!(next.located(ms(40_001), b"key"), [Medium::Dram]);
+    assert_eq!(next.catalog.counters().announced_dropped, 0);
+    assert_eq!(next.catalog.remove(ms(40_002), b"key", true), Ok(Removal::Waiting(order.object)));
+    next.collect();
+    let (record, others): (Vec<_>, Vec<_>) =
+        next.orders.drain(..).partition(|order| order.segment == disk(1));
+    next.orders = others;
+    next.obey(ms(40_003));
+    assert!(!next.catalog.removed(order.object), "the record is still there");
+    next.orders = record;
+    next.obey(ms(40_004));
+    assert!(next.catalog.removed(order.object));
+    next.catalog.audit().unwrap();
+}
+
+/// A disk evicts while others still tell: who has the same object in memory keeps it.
+#[test]
+fn an_eviction_during_a_rebuild_keeps_no_good_copy_out() {
+    let (first, order) = on_both();
+    let mut next = takeover(&first, &[1, 2], &[disk(1)]);
+    let page = next.recovered(disk(1));
+    next.mount(ms(1), 1, Medium::Ssd, 2, &page).unwrap();
+    let at = next.place(b"key", Medium::Ssd);
+    next.notice(ms(2), &at, OrderResult::Waiting);
+    next.mount(ms(3), 2, Medium::Dram, 1, &[in_memory(&order)]).unwrap();
+    next.catalog.tick(ms(40_000));
+    next.keep();
+    next.catalog.tick(ms(40_001));
+    assert_eq!(next.located(ms(40_002), b"key"), [Medium::Dram]);
+    assert_eq!(next.catalog.counters().announced_dropped, 0);
+    next.catalog.audit().unwrap();
+}
+
+/// A disk may tell for minutes: what it has told can be replaced and removed meanwhile.
+#[test]
+fn a_disk_takes_orders_while_it_still_tells() {
+    let mut rig = Rig::new(Offload::Eager, 2);
+    let near = PutConfig { preferred: vec![memory(1)], ..PutConfig::default() };
+    for key in [b"one", b"two"] {
+        rig.start(ms(1), key, &near).unwrap();
+    }
+    rig.settle(ms(1));
+    let page = rig.recovered(disk(1));
+    let now = rig.lose(2, 1, &[2]);
+    let offer = offer(1, Medium::Ssd, 2);
+    rig.catalog.mount(ms(now), NodeId(1), std::slice::from_ref(&offer)).unwrap();
+    rig.catalog.announce(ms(now), offer.segment, offer.incarnation, &page, false).unwrap();
+    assert_eq!(rig.located(ms(now), b"one"), [Medium::Ssd]);
+    let upsert = PutConfig { upsert: true, ..PutConfig::default() };
+    let plan = rig.catalog.put_start(ms(now), b"one", KIB, &upsert).unwrap();
+    let ended = rig.catalog.put_end(ms(now), b"one", plan.token, &[Seal(9)]).unwrap();
+    assert!(matches!(ended, Ended::Replacing(_)), "{ended:?}");
+    assert!(matches!(rig.catalog.remove(ms(now), b"two", false), Ok(Removal::Waiting(_))));
+    rig.catalog.audit().unwrap();
+    rig.obey(ms(now));
+    assert_eq!(rig.located(ms(now), b"two"), []);
+    rig.catalog.announce(ms(now), offer.segment, offer.incarnation, &[], true).unwrap();
+    rig.settle(ms(now));
+    assert_eq!(rig.located(ms(now), b"one")[0], Medium::Dram);
+    rig.catalog.audit().unwrap();
 }
