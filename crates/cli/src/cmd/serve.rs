@@ -242,9 +242,9 @@ fn master_options(
             high_permille: settings.evict_above,
             low_permille: settings.evict_to,
             placement: settings.placement,
-            offload: settings.offload,
-            offload_permille: settings.offload_above,
-            promote: settings.promote,
+            offload: settings.offload.policy,
+            offload_permille: settings.offload.above,
+            promote: settings.offload.promote,
             ..catalog::Config::default()
         },
         workers: settings.workers,

@@ -43,6 +43,17 @@ pub(crate) struct Mooncake {
     pub(crate) tenant: String,
 }
 
+/// How a master uses the disks of its nodes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OffloadSettings {
+    /// When objects are copied to disks …
+    pub(crate) policy: Offload,
+    /// … and how full a segment may be before that begins ahead of evictions, in thousandths.
+    pub(crate) above: u32,
+    /// Whether what is read from disks repeatedly comes back into memory.
+    pub(crate) promote: bool,
+}
+
 /// What the commands start from.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -110,12 +121,8 @@ pub(crate) struct Settings {
     pub(crate) evict_to: u32,
     /// Where objects go.
     pub(crate) placement: PlacementKind,
-    /// When objects are copied to disks …
-    pub(crate) offload: Offload,
-    /// … and how full a segment may be before that begins ahead of evictions, in thousandths.
-    pub(crate) offload_above: u32,
-    /// Whether what is read from disks repeatedly comes back into memory.
-    pub(crate) promote: bool,
+    /// What goes to disks, and what comes back.
+    pub(crate) offload: OffloadSettings,
     /// Whether clients map the memory of nodes on the same machine.
     pub(crate) shared_memory: bool,
     /// How long a client waits for one call.
@@ -196,9 +203,7 @@ impl Settings {
             evict_above: permille(layers.value("evict_above")).expect(CHECKED),
             evict_to: permille(layers.value("evict_to")).expect(CHECKED),
             placement: layers.value("placement").parse().expect(CHECKED),
-            offload: layers.value("offload").parse().expect(CHECKED),
-            offload_above: permille(layers.value("offload_above")).expect(CHECKED),
-            promote: truth("promote"),
+            offload: offload(layers),
             shared_memory: truth("shared_memory"),
             deadline: time("deadline"),
             log: or_auto("log").map(str::to_owned),
@@ -216,6 +221,14 @@ fn tier(layers: &Layers) -> TierConfig {
         write_bytes_per_day: bytes("ssd_writes_per_day"),
         scrub_bytes_per_second: bytes("scrub_rate").unwrap_or(0),
         ..TierConfig::default()
+    }
+}
+
+fn offload(layers: &Layers) -> OffloadSettings {
+    OffloadSettings {
+        policy: layers.value("offload").parse().expect(CHECKED),
+        above: permille(layers.value("offload_above")).expect(CHECKED),
+        promote: switch(layers.value("promote")).expect(CHECKED),
     }
 }
 

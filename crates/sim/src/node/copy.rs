@@ -119,6 +119,7 @@ impl Node {
     }
 
     /// `Some`: the copy goes to a disk; to this one, if that mount is not over.
+    #[expect(clippy::option_option, reason = "a disk, no disk any more, and no disk at all")]
     fn disk_of(&self, at: usize) -> Option<Option<&Disk>> {
         let target = &self.copies[at].order.target;
         let same =
