@@ -158,14 +158,7 @@ impl Settings {
             data,
             unix,
             insecure_listen: truth("insecure_listen"),
-            credentials: Credentials {
-                token_file: or_off("token_file").map(PathBuf::from),
-                tls: TlsFiles {
-                    cert: or_off("tls_cert").map(PathBuf::from),
-                    key: or_off("tls_key").map(PathBuf::from),
-                    ca: or_off("tls_ca").map(PathBuf::from),
-                },
-            },
+            credentials: credentials(layers),
             tenant: or_off("tenant").map(|text| tenant(text).expect(CHECKED)),
             share_users: or_off("share_users")
                 .map_or_else(Vec::new, |text| users(text).expect(CHECKED)),
@@ -221,6 +214,14 @@ fn tier(layers: &Layers) -> TierConfig {
         write_bytes_per_day: bytes("ssd_writes_per_day"),
         scrub_bytes_per_second: bytes("scrub_rate").unwrap_or(0),
         ..TierConfig::default()
+    }
+}
+
+fn credentials(layers: &Layers) -> Credentials {
+    let file = |name| Some(layers.value(name)).filter(|value| *value != OFF).map(PathBuf::from);
+    Credentials {
+        token_file: file("token_file"),
+        tls: TlsFiles { cert: file("tls_cert"), key: file("tls_key"), ca: file("tls_ca") },
     }
 }
 

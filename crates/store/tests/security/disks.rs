@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// The copy on a disk, once it is there.
 fn on_disk(cluster: &Guarded, tenant: &str, key: &[u8]) -> Locator {
-    let end = boottime().deadline_in(Duration::from_secs(60));
+    let end = boottime().deadline_in(Duration::from_mins(1));
     loop {
         let copies = cluster.locate_all(tenant, key);
         if let Some(found) = copies.into_iter().find(|at| at.segment.medium() == Medium::Ssd) {

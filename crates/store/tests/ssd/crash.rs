@@ -18,7 +18,7 @@ const REGISTRATION: Duration = Duration::from_secs(3);
 struct Process {
     child: Child,
     _hears: ChildStdin,
-    _says: BufReader<ChildStdout>,
+    says: BufReader<ChildStdout>,
 }
 
 impl Process {
@@ -30,15 +30,16 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut says = BufReader::new(child.stdout.take().unwrap());
+        let says = BufReader::new(child.stdout.take().unwrap());
         let hears = child.stdin.take().unwrap();
-        loop {
-            let mut line = String::new();
-            assert!(says.read_line(&mut line).unwrap() > 0, "the child ended");
-            if line.contains("@@ready") {
-                return Self { child, _hears: hears, _says: says };
-            }
+        // From here on its drop ends it.
+        let mut this = Self { child, _hears: hears, says };
+        let mut line = String::new();
+        while !line.contains("@@ready") {
+            line.clear();
+            assert!(this.says.read_line(&mut line).unwrap() > 0, "the child ended");
         }
+        this
     }
 
     /// SIGKILL, and gone when this returns.
@@ -59,7 +60,6 @@ impl Drop for Process {
 #[test]
 #[ignore = "started by the tests of this program"]
 #[expect(clippy::disallowed_methods, reason = "a started process is told its part this way")]
-#[expect(clippy::print_stdout, reason = "the pipe to the process that started this one")]
 fn as_a_child() {
     let Ok(part) = std::env::var(CHILD) else { return };
     let (master, folder) = part.split_once(' ').unwrap();
