@@ -15,6 +15,7 @@
 //!  segments.rs the book of each segment                audit.rs    every byte accounted for
 //!  life.rs     quotas, pins, groups, expiry, stripes that are missing
 //!  copy.rs     copies from owner to owner           drain.rs    segments that empty themselves
+//!  asked.rs    copies that somebody asks for
 //!  repair.rs   copies that are missing                 hot.rs      copies for what many read
 //!  rebuild.rs  whom a new leader waits for, and fences
 //!  offload.rs  copies on disks                      promote.rs  back into memory
@@ -23,6 +24,7 @@
 //!
 //! Cost: every call is O(1) in the number of objects; sweeps run in bounded slices from `tick`.
 
+mod asked;
 mod audit;
 mod copy;
 mod drain;

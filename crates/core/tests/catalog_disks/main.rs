@@ -1,0 +1,8 @@
+//! Stories of disks: what is evicted from memory stays on them, their owners evict there, and disks that
+//! come back bring nothing that was removed. `disk_model.rs` does the same at random.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod returns;
+mod rig;
+mod tiers;
