@@ -3,13 +3,14 @@
 
 use super::rig::Opens;
 use super::swarm::Swarm;
+use mooncrate_core::limits::SLICE_BYTES;
 use mooncrate_core::{LeaderEpoch, ObjectId, Seal};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::sums::seal_of;
 use mooncrate_ssd::disk::{Disk, Open};
 use mooncrate_ssd::{
-    Backend, KeepError, Load, LoadError, NewRecord, ReadAt, Record, RecordId, Recovery, Ticket,
-    Usage, WriteAt,
+    Backend, KeepError, Load, LoadError, NewRecord, ReadAt, Record, RecordId, Recovery, Room,
+    Ticket, Usage, WriteAt,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -126,11 +127,13 @@ fn decode(bytes: &[u8], verify: bool) -> Option<(Record, &[u8])> {
 
 fn read(disk: &dyn Disk, file: u64, bytes: u64) -> io::Result<Vec<u8>> {
     let file = disk.open(&path(file), Open::Read)?;
-    let mut into = vec![0; bytes as usize];
+    // Aligned, because how a disk cuts its transfers depends on that.
+    let mut into = Room::new(bytes as usize);
+    into.set_len(bytes as usize);
     let mut reads = [ReadAt { file: &file, offset: 0, into: &mut into, result: Ok(()) }];
     disk.read(&mut reads);
     let [ReadAt { result, .. }] = reads;
-    result.map(|()| into)
+    result.map(|()| into.to_vec())
 }
 
 impl Model {
@@ -168,7 +171,9 @@ impl Model {
 
     fn write(&self, file: u64, bytes: &[u8]) -> io::Result<()> {
         let file = self.disk.open(&path(file), Open::Create)?;
-        let pieces = [bytes];
+        let mut room = Room::new(bytes.len());
+        room.push(bytes);
+        let pieces = [&room[..]];
         let mut writes = [WriteAt { file: &file, offset: 0, pieces: &pieces, result: Ok(()) }];
         self.disk.write(&mut writes);
         let [WriteAt { result, .. }] = writes;
@@ -203,6 +208,10 @@ impl Model {
         let same = record.id == load.id && *record.label == *load.label && record.seal == load.seal;
         if !sloppy && (!same || seal_of(value) != load.seal) {
             return Err(LoadError::Corrupt);
+        }
+        if let Some(sums) = &mut load.sums {
+            sums.clear();
+            sums.extend(value.chunks(SLICE_BYTES as usize).map(mooncrate_mem::crc::crc));
         }
         let part = value.get(load.start as usize..(load.start + load.want) as usize);
         load.into[..load.want as usize].copy_from_slice(part.ok_or(LoadError::OutOfBounds)?);

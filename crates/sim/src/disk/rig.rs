@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex};
 const RECENT_MAX: usize = 300;
 /// Records that are loaded right after a directory was opened.
 const CHECKED_MAX: usize = 64;
+/// What a directory that is over its limit may grow by.
+const OVER_BYTES: u64 = 64 << 10;
 /// Lines of a report.
 const LINES_MAX: usize = 80;
 
@@ -333,7 +335,9 @@ impl Rig<'_> {
         }
         // A crash may bring files back whose room was in use again: then nothing new is kept until there is
         // room, but what is there is there.
-        self.most = self.shared.swarm.limit.max(self.disk.file_bytes());
+        // Removals must be possible even then, and take room in a log.
+        let (limit, bytes) = (self.shared.swarm.limit, self.disk.file_bytes());
+        self.most = if bytes > limit { bytes + OVER_BYTES } else { limit };
         self.at_rest(&usage)?;
         self.disk.set_rates(Rates::default());
         let errors_before = errors(&self.disk.counts());
