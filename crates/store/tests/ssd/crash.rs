@@ -18,7 +18,7 @@ const REGISTRATION: Duration = Duration::from_secs(3);
 struct Process {
     child: Child,
     _hears: ChildStdin,
-    _says: BufReader<ChildStdout>,
+    says: BufReader<ChildStdout>,
 }
 
 impl Process {
@@ -30,13 +30,15 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut says = BufReader::new(child.stdout.take().unwrap());
+        let says = BufReader::new(child.stdout.take().unwrap());
         let hears = child.stdin.take().unwrap();
+        // From here on its end is waited for, whatever happens.
+        let mut process = Self { child, _hears: hears, says };
         loop {
             let mut line = String::new();
-            assert!(says.read_line(&mut line).unwrap() > 0, "the child ended");
+            assert!(process.says.read_line(&mut line).unwrap() > 0, "the child ended");
             if line.contains("@@ready") {
-                return Self { child, _hears: hears, _says: says };
+                return process;
             }
         }
     }

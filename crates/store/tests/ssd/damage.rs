@@ -3,6 +3,7 @@
 use crate::rig::{KIB, MIB, count, disk, embedded, offloaded, put, until};
 use mooncrate_core::catalog::Offload;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const VALUES: u32 = 120;
@@ -84,7 +85,6 @@ fn damage_under_a_running_store_is_a_miss() {
     let folder = filled();
     let store = embedded(vec![disk(folder.path(), 128)], 64 * MIB, Offload::Eager);
     let files = data_files(folder.path());
-    use std::os::unix::fs::FileExt;
     let file = fs::File::options().write(true).open(&files[0]).unwrap();
     let len = file.metadata().unwrap().len();
     for at in (100_000..len).step_by(150_000) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub(crate) const KIB: usize = 1 << 10;
 pub(crate) const MIB: usize = 1 << 20;
 /// Generous: the machine may be busy, and nothing is measured.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(crate) fn name(n: u32) -> Vec<u8> {
     format!("block/{n}").into_bytes()
