@@ -99,18 +99,17 @@ impl Catalog {
         Ok(offers.iter().map(|offer| self.mount_one(now, last_heard, offer)).collect())
     }
 
-    /// A process that mounts a segment anew offers all that it has: what an earlier one had beside it is
-    /// gone with that one. (A segment that is added to a running node replaces none.)
+    /// A process that mounts the first segment of its node anew offers all that it has: what an earlier one
+    /// had beside it is gone with that one. (Segments that are added to a running node come alone.)
     fn leave_behind(&mut self, node: NodeId, last_heard: Now, offers: &[SegmentOffer]) {
         let mounted = |catalog: &Self, id| {
             catalog.segments.find(id).map(|index| catalog.segments.book(index).offer.incarnation)
         };
+        let first = offers.iter().find(|offer| offer.segment == SegmentId::of(node, 0));
         let anew = |offer: &&SegmentOffer| {
             mounted(self, offer.segment).is_some_and(|before| before < offer.incarnation)
         };
-        let Some(now_at) = offers.iter().filter(anew).map(|offer| offer.incarnation).max() else {
-            return;
-        };
+        let Some(now_at) = first.filter(anew).map(|offer| offer.incarnation) else { return };
         let offered = |id: &SegmentId| offers.iter().any(|offer| offer.segment == *id);
         let Some(member) = self.nodes.get(&node) else { return };
         let mut gone: Vec<SegmentId> =
