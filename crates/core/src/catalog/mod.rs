@@ -269,6 +269,8 @@ pub struct Catalog {
     last_tick: Now,
     /// Counts announcements that began, so that one that was given up is not taken for the next.
     announcements: u64,
+    /// Counts entries that only keep their key.
+    placeholders: u64,
     counters: Counters,
 }
 
@@ -315,6 +317,7 @@ impl Catalog {
             strict,
             last_tick: now,
             announcements: 0,
+            placeholders: 0,
             counters: Counters::default(),
         }
     }

@@ -30,9 +30,9 @@ use std::time::Duration;
 
 /// Values of disks that are away, and hashes that a new leader has struck. Beyond, disks are forgotten.
 const LEDGER_MAX: usize = 1 << 22;
-/// The object of an entry that only keeps its key. Nobody waits for its end by name, and the object that
-/// it was may be announced by somebody else.
-const NOTHING: ObjectId = ObjectId { epoch: LeaderEpoch(0), sequence: 0 };
+/// The epoch of the object of an entry that only keeps its key: no leader has it. The object that was turned
+/// away may be in memory all the same, so the entry does not have its name.
+const NOBODYS: LeaderEpoch = LeaderEpoch(0);
 /// For how long a disk that is away is remembered.
 const REMEMBER: Duration = Duration::from_hours(24);
 
@@ -275,14 +275,18 @@ impl Catalog {
     /// An object is gone, by no wish of anybody, and some of its copies could come back: the entry keeps
     /// its key until their owners have answered.
     pub(super) fn keep_key(&mut self, id: EntryId) {
+        self.placeholders += 1;
+        let object = ObjectId { epoch: NOBODYS, sequence: self.placeholders };
         let entry = self.objects.entry_mut(id);
         entry.stage = Stage::Removing(entry.orphans());
-        entry.object = NOTHING;
+        entry.object = object;
+        // An upsert that takes the key over waits for it, as for every value that is going.
+        self.removing.insert(object);
     }
 
     /// Whether an entry only keeps its key. Whoever announces a good copy is welcome all the same.
     pub(super) fn is_placeholder(&self, id: EntryId) -> bool {
-        self.objects.entry(id).object == NOTHING
+        self.objects.entry(id).object.epoch == NOBODYS
     }
 
     /// A disk tells of an object that is not kept, under a key that has no value. The key waits until the
