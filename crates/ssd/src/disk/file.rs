@@ -83,6 +83,20 @@ impl PosixFile {
     pub(super) fn sync_by(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
         self.bad_files.sync(self.id, sync)
     }
+
+    /// Makes the file at least so long, if that works. Writes behind its end wait for each other in the
+    /// kernel, which extends a file for one of them at a time; within it they run side by side. Where this
+    /// fails the writes extend it, and tell what is wrong.
+    pub(super) fn extend(&self, end: u64) {
+        if let Ok(len) = self.len()
+            && self.lie.is_some()
+            && end > len
+            && self.check().is_ok()
+        {
+            let room = end - len;
+            let _ = retry_on_intr(|| fs::fallocate(&self.fd, FallocateFlags::empty(), len, room));
+        }
+    }
 }
 
 impl File for PosixFile {

@@ -13,7 +13,7 @@
 //!
 //! What must stay true: the same answers as [`Posix`]; a ring that failed is thrown away (S10, see `ring`).
 
-use super::file::{read_spans, write_spans};
+use super::file::{PosixFile, read_spans, write_spans};
 use super::posix::Posix;
 use super::ring::{DEPTH, Job, Ring};
 use super::span::{Cutter, Spans};
@@ -184,6 +184,7 @@ impl Disk for Uring {
     }
 
     fn write(&self, writes: &mut [WriteAt<'_>]) {
+        extend(writes);
         let mut jobs = Vec::with_capacity(writes.len());
         for write in &mut *writes {
             match write_spans(write) {
@@ -221,6 +222,24 @@ impl fmt::Debug for Uring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut uring = f.debug_struct("Uring");
         uring.field("posix", &self.posix).field("counts", &self.counts()).finish_non_exhaustive()
+    }
+}
+
+/// Makes files as long as a batch of writes will make them, where it is worth a call.
+fn extend(writes: &[WriteAt<'_>]) {
+    let end = |write: &WriteAt<'_>| {
+        let bytes: usize = write.pieces.iter().map(|piece| piece.len()).sum();
+        write.offset.saturating_add(bytes as u64)
+    };
+    // Writes to one file follow each other in a batch.
+    for same in writes.chunk_by(|one, next| Arc::ptr_eq(one.file, next.file)) {
+        let first = same.iter().map(|write| write.offset).min().unwrap_or(0);
+        let last = same.iter().map(end).max().unwrap_or(0);
+        if last - first > 2 * CUT as u64
+            && let Ok(file) = PosixFile::of(same[0].file)
+        {
+            file.extend(last);
+        }
     }
 }
 
