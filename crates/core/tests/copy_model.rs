@@ -487,6 +487,26 @@ fn a_copy_on_its_way_is_not_moved() {
     rig.check().unwrap();
 }
 
+/// A replica that moves goes to one place: to two at once it would leave one copy more than it was, which
+/// nobody had asked the tenant's quota about.
+#[test]
+fn a_replica_moves_to_one_place_at_a_time() {
+    let mut rig = Rig::new(9);
+    rig.put(0, 1000, 1, false);
+    let holder = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas[0].segment;
+    let mut others = (0..NODES).map(segment).filter(|to| *to != holder);
+    let (first, second) = (others.next().unwrap(), others.next().unwrap());
+    assert!(!rig.catalog.copy(rig.now, &key(0), Some(holder), first).unwrap());
+    let again = rig.catalog.copy(rig.now, &key(0), Some(holder), second);
+    assert!(matches!(again, Err(CopyError::Busy { .. })), "{again:?}");
+    rig.run_copies(Fate::Done, 0);
+    rig.run_owners(0);
+    let found = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas;
+    let found: Vec<SegmentId> = found.iter().map(|at| at.segment).collect();
+    assert_eq!(found, [first]);
+    rig.check().unwrap();
+}
+
 /// What is read often gains copies, and loses them when nobody reads it any more.
 #[test]
 fn hot_objects_gain_copies_and_lose_them() {

@@ -79,8 +79,12 @@ impl Catalog {
             }
             Some(_) => return Ok(false),
             None if from.is_some() && leaving.is_none() => return Err(CopyError::NoSource),
-            // What is not there yet, or may go, cannot be moved: it would stay beside its copy.
-            None if leaving.is_some_and(|part| part.state != PartState::Here) => {
+            // What is not there yet, or may go, or moves elsewhere already, cannot be moved: it, or its first
+            // copy, would stay beside the other, and the tenant could have more than its quota.
+            None if leaving.is_some_and(|part| {
+                part.state != PartState::Here || self.moves_already(entry, &part)
+            }) =>
+            {
                 return Err(CopyError::Busy { after_ms: BUSY_MS });
             }
             None => {}

@@ -274,6 +274,13 @@ impl Catalog {
         waits
     }
 
+    /// Whether a copy is on its way that takes the place of this replica.
+    pub(super) fn moves_already(&self, entry: &Entry, part: &Part) -> bool {
+        let mut running =
+            entry.parts.as_slice().iter().filter_map(|p| self.copies.running.get(&p.slot_of()));
+        running.any(|copy| copy.leaving.is_some_and(|leaving| leaving.slot_of() == part.slot_of()))
+    }
+
     /// A copy is over, well or not; what it was. A victim that waited for it is a candidate again, until
     /// somebody ends it.
     pub(super) fn end_copy(
