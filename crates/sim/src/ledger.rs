@@ -90,11 +90,21 @@ impl Ctx {
         }
     }
 
-    /// What a disk has told, and the leader does not give out, was told to go: it may vanish.
-    pub fn turned_away(&mut self, now: Now, catalog: &Catalog, slots: &[Announced]) {
+    /// What a disk has told, and the leader does not give out, was told to go: it may vanish. So may what
+    /// the disk has evicted or lost since an earlier leader knew of it: no word of that reached anybody.
+    pub fn turned_away(
+        &mut self,
+        now: Now,
+        catalog: &Catalog,
+        mount: Mount,
+        slots: &[Announced],
+    ) {
         for slot in slots {
             let object = slot.life.as_ref().and_then(|life| life.object.as_ref());
-            if let Some(key) = object.and_then(|object| self.key_number(&object.label)) {
+            let told = object.and_then(|object| self.key_number(&object.label));
+            let lives = self.ledger.mounts.get(&mount).into_iter().flatten();
+            let before = lives.filter(|life| life.0 == slot.slot).map(|life| life.2);
+            for key in before.chain(told).collect::<Vec<_>>() {
                 self.may_vanish(now, catalog, key);
             }
         }

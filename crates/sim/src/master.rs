@@ -217,7 +217,7 @@ impl Master {
                     .and_then(|()| catalog.announce(now, segment, incarnation, &slots, last));
                 ctx.told((segment, incarnation), &slots);
                 if segment.medium() == Medium::Ssd {
-                    ctx.turned_away(now, catalog, &slots);
+                    ctx.turned_away(now, catalog, (segment, incarnation), &slots);
                 }
                 for (tenant, known) in catalog.tenants() {
                     let brought = &mut self.brought[tenant.0 as usize];
