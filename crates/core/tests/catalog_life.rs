@@ -408,6 +408,28 @@ fn an_upsert_answers_for_all_that_was_replaced_before_it() {
     assert_eq!(rig.catalog.len(), 1);
 }
 
+/// The simulator's find: the value that an upsert was to replace went away by itself meanwhile, and with it
+/// the wait for the one before, which could still be read.
+#[test]
+fn an_upsert_answers_for_a_value_whose_successor_is_gone() {
+    let mut rig = Rig::new(1, MIB);
+    let upsert = with(|config| config.upsert = true);
+    rig.put(key(b"k"), 10, &upsert).unwrap();
+    let second = rig.start(key(b"k"), 20, &upsert).unwrap();
+    rig.catalog.put_end(ms(2), key(b"k"), second.token, &[Seal(9)]).unwrap();
+    let first_goes = rig.catalog.take_orders().pop().unwrap().1;
+    let third = rig.start(key(b"k"), 30, &upsert).unwrap();
+    rig.catalog.drop_copy(ms(2), key(b"k"), second.replicas[0].segment).unwrap();
+    rig.obey(ms(2));
+    let ended = rig.catalog.put_end(ms(3), key(b"k"), third.token, &[Seal(9)]);
+    let Ok(Ended::Replacing(waits_for)) = ended else { panic!("{ended:?}") };
+    rig.obey(ms(3));
+    assert!(!rig.catalog.removed(waits_for), "the first one can still be read");
+    rig.held.push(first_goes);
+    rig.obey(ms(4));
+    assert!(rig.catalog.removed(waits_for));
+}
+
 /// The simulator's find: a repair gave a tenant back the copy that it had lost, and with it more than
 /// its quota, if it had used the room.
 #[test]

@@ -594,10 +594,7 @@ impl Catalog {
     /// A replica was taken off its entry, whose owner has not answered yet.
     pub(super) fn part_ended(&mut self, now: Now, id: EntryId, any: bool, whole: bool) {
         if !any {
-            let entry = self.objects.entry_mut(id);
-            entry.stage = Stage::Removing(entry.orphans());
-            let object = entry.object;
-            self.removing.insert(object);
+            self.keep_key(id);
         } else if !whole {
             self.lacks_stripes(id, now);
         }

@@ -419,6 +419,7 @@ impl Catalog {
             tenant: label.tenant,
             stage: Stage::Ready,
             hidden: false,
+            saved: false,
             extra: None,
         };
         let plain = label.keep == Keep::Normal

@@ -83,6 +83,9 @@ pub(super) struct Entry {
     pub stage: Stage,
     /// Not in the index: an upsert that is being written, or a value that one has replaced.
     pub hidden: bool,
+    /// Its copies on disks were begun ahead of its eviction: once is enough. A disk that lets go of them
+    /// again is smaller than what it is asked to hold, and would be written for ever.
+    pub saved: bool,
     /// What most objects have not.
     pub extra: Option<Box<Extra>>,
 }

@@ -163,6 +163,7 @@ impl Catalog {
                 self.copy_start(now, id, stripe, purpose)?;
             }
         }
+        self.objects.entry_mut(id).saved = true;
         Ok(())
     }
 
@@ -201,12 +202,10 @@ impl Catalog {
             }
             let entry = self.objects.entry(id);
             let part = entry.part(index, slot);
-            if part.state == PartState::Here && self.on_disks(entry, part.stripe) == 0 {
-                let purpose = Purpose { way: Way::Down, ..Purpose::default() };
-                // What cannot go now is met again, at the latest when it is evicted.
-                if self.copy_start(now, id, part.stripe, purpose).is_ok() {
-                    self.segments.book_mut(index).ahead.begun += 1;
-                }
+            let lacks = !entry.saved && self.on_disks(entry, part.stripe) == 0;
+            // What cannot go now is met again, at the latest when it is evicted.
+            if part.state == PartState::Here && lacks && self.offload_object(now, id).is_ok() {
+                self.segments.book_mut(index).ahead.begun += 1;
             }
         }
         0

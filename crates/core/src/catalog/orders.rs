@@ -232,11 +232,7 @@ impl Catalog {
         let (tenant, group) = (entry.tenant, entry.group());
         self.vacate(&part);
         self.book_ending(now, &part, extent, Action::Retire { free_after_ms: 0 }, Some(id));
-        if any {
-            self.part_ended(now, id, any, whole);
-        } else {
-            self.keep_key(id);
-        }
+        self.part_ended(now, id, any, whole);
         self.counters.disk_evicted += 1;
         if !whole {
             self.dissolve_group(tenant, group);

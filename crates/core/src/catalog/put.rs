@@ -103,6 +103,7 @@ impl Catalog {
             tenant: name.tenant,
             stage: Stage::Writing,
             hidden,
+            saved: false,
             extra: extra(striping, config),
         };
         let id = self.objects.insert(entry);

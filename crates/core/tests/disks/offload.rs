@@ -202,6 +202,36 @@ fn the_owner_evicts_from_its_disk() {
     assert_eq!(rig.located(ms(9), b"key"), [Medium::Dram]);
 }
 
+/// A disk that is smaller than memory evicts what was copied ahead: it is copied once, not for ever.
+#[test]
+fn a_small_disk_is_not_written_for_ever() {
+    for offload in [Offload::Watermark, Offload::Eager] {
+        let mut rig = Rig::new(offload, 1);
+        for n in 0..12 {
+            rig.put(ms(1), &key(n));
+        }
+        rig.settle(ms(1));
+        let offloaded = rig.catalog.counters().offloaded;
+        assert!(offloaded > 0, "{offload}");
+        for round in 1..10 {
+            for n in 0..12 {
+                // Not `locate`: what was read since is spared by the walk.
+                let replicas = rig.catalog.peek(&key(n)).unwrap().replicas;
+                let on_disk = replicas.iter().find(|at| at.segment == disk(1));
+                let Some(at) = on_disk.copied() else { continue };
+                rig.notice(ms(round * 2000), &at, OrderResult::Waiting);
+                let next = Generation(at.generation.0 + 1);
+                rig.notice(ms(round * 2000), &at, OrderResult::Freed { next });
+            }
+            rig.catalog.heartbeat(ms(round * 2000 + 1000), NodeId(1)).unwrap();
+            rig.catalog.tick(ms(round * 2000 + 1000));
+            rig.settle(ms(round * 2000 + 1000));
+        }
+        assert_eq!(rig.catalog.counters().offloaded, offloaded, "{offload}");
+        assert!((0..12).all(|n| rig.located(ms(30_000), &key(n)) == [Medium::Dram]));
+    }
+}
+
 /// A remove is answered when the record is gone, not when the owner says that it waits: a crash could
 /// bring it back until then.
 #[test]

@@ -248,6 +248,27 @@ fn an_eviction_during_a_rebuild_keeps_no_good_copy_out() {
     next.catalog.audit().unwrap();
 }
 
+/// The same, where a copy into memory was under way, and came to nothing.
+#[test]
+fn a_failed_copy_during_a_rebuild_keeps_no_good_copy_out() {
+    let (first, order) = on_both();
+    let mut next = takeover(&first, &[1, 2], &[disk(1)]);
+    let page = next.recovered(disk(1));
+    next.mount(ms(1), 1, Medium::Ssd, 2, &page).unwrap();
+    next.mount(ms(1), 1, Medium::Dram, 2, &[]).unwrap();
+    assert!(!next.catalog.copy(ms(2), b"key", None, memory(1)).unwrap());
+    let at = next.place(b"key", Medium::Ssd);
+    next.notice(ms(3), &at, OrderResult::Waiting);
+    assert_eq!(next.copy(ms(3), false), 1);
+    next.mount(ms(4), 2, Medium::Dram, 1, &[in_memory(&order)]).unwrap();
+    next.catalog.tick(ms(40_000));
+    next.keep();
+    next.catalog.tick(ms(40_001));
+    assert_eq!(next.located(ms(40_002), b"key"), [Medium::Dram]);
+    assert_eq!(next.catalog.counters().announced_dropped, 0);
+    next.catalog.audit().unwrap();
+}
+
 /// A disk may tell for minutes: what it has told can be replaced and removed meanwhile.
 #[test]
 fn a_disk_takes_orders_while_it_still_tells() {
