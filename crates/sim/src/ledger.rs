@@ -92,13 +92,7 @@ impl Ctx {
 
     /// What a disk has told, and the leader does not give out, was told to go: it may vanish. So may what
     /// the disk has evicted or lost since an earlier leader knew of it: no word of that reached anybody.
-    pub fn turned_away(
-        &mut self,
-        now: Now,
-        catalog: &Catalog,
-        mount: Mount,
-        slots: &[Announced],
-    ) {
+    pub fn turned_away(&mut self, now: Now, catalog: &Catalog, mount: Mount, slots: &[Announced]) {
         for slot in slots {
             let object = slot.life.as_ref().and_then(|life| life.object.as_ref());
             let told = object.and_then(|object| self.key_number(&object.label));

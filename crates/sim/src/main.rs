@@ -6,6 +6,7 @@ use mooncrate_sim::disk;
 use mooncrate_sim::report;
 use mooncrate_sim::runner::{self, Job};
 use mooncrate_sim::world::Watch;
+use rustix::process::{Resource, Rlimit};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -56,6 +57,10 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(why) => return usage(&why),
     };
+    // Mounts that are over stay mapped, each with a descriptor; many runs side by side need many.
+    let files = rustix::process::getrlimit(Resource::Nofile);
+    let _ =
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     match command.as_str() {
         "run" => run(&args, false),
         "marks" => run(&args, true),
