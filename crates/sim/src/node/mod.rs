@@ -31,8 +31,7 @@ use mooncrate_core::plan::Notice;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{Incarnation, LeaderEpoch, Medium, NodeId, Now, SegmentId};
 use mooncrate_mem::{Segment, SegmentSpec};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -44,8 +43,6 @@ const BEAT: Nanos = 40 * MS;
 pub struct Store {
     /// The owner's side; clients use its one-sided steps only.
     pub segment: Arc<Segment>,
-    /// The payload, as a client that mapped it for writing reaches it.
-    payload: File,
     /// Its owner is gone, or has dropped it.
     dead: AtomicBool,
 }
@@ -54,9 +51,7 @@ impl Store {
     fn new(segment: SegmentId, incarnation: Incarnation, bytes: u64, slots: u32) -> Arc<Self> {
         let spec = SegmentSpec { segment, incarnation, bytes, slots, shared: true, huge: false };
         let segment = Segment::create(spec).expect("small segments fit into memory");
-        let (_, payload) = segment.fds().expect("the segment is shared");
-        let payload = payload.try_clone_to_owned().expect("a run needs few descriptors");
-        Arc::new(Self { segment, payload: File::from(payload), dead: AtomicBool::new(false) })
+        Arc::new(Self { segment, dead: AtomicBool::new(false) })
     }
 
     /// Which segment and which mount.
@@ -70,15 +65,22 @@ impl Store {
         self.dead.load(Ordering::Relaxed)
     }
 
+    /// The payload, as a client that mapped it for writing reaches it.
+    fn payload(&self) -> BorrowedFd<'_> {
+        self.segment.fds().expect("the segment is shared").1
+    }
+
     /// Stores bytes as a client does that mapped the segment: nobody looks, nobody can stop it.
     pub fn poke(&self, offset: u64, bytes: &[u8]) {
-        self.payload.write_all_at(bytes, offset).expect("the range lies inside of the segment");
+        let written = rustix::io::pwrite(self.payload(), bytes, offset);
+        assert_eq!(written, Ok(bytes.len()), "the range lies inside of the segment");
     }
 
     /// Flips one bit.
     pub fn flip(&self, offset: u64, bit: u8) {
         let mut byte = [0];
-        self.payload.read_exact_at(&mut byte, offset).expect("the byte lies in the segment");
+        let read = rustix::io::pread(self.payload(), &mut byte, offset);
+        assert_eq!(read, Ok(1), "the byte lies in the segment");
         self.poke(offset, &[byte[0] ^ 1 << bit]);
     }
 }
