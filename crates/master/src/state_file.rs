@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(crate) struct StateFile {
     path: PathBuf,
-    kept: Kept,
+    /// `None`: nobody knows, because a write failed.
+    kept: Option<Kept>,
 }
 
 impl StateFile {
@@ -25,14 +26,17 @@ impl StateFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        Ok((Self { path: path.into(), kept: kept.clone().unwrap_or_default() }, kept))
+        let known = Some(kept.clone().unwrap_or_default());
+        Ok((Self { path: path.into(), kept: known }, kept))
     }
 
     /// Makes the file say `kept`; a no-op if it does.
     pub(crate) fn keep(&mut self, kept: Kept) -> io::Result<()> {
-        if kept == self.kept {
+        if self.kept.as_ref() == Some(&kept) {
             return Ok(());
         }
+        // A write that failed may have come through: its name, if not its sync.
+        self.kept = None;
         if let Some(parent) = self.path.parent() {
             fs::create_dir_all(parent)?;
         }
@@ -44,7 +48,7 @@ impl StateFile {
         if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             fs::File::open(parent)?.sync_all()?;
         }
-        self.kept = kept;
+        self.kept = Some(kept);
         Ok(())
     }
 }
@@ -63,6 +67,14 @@ mod tests {
         let quotas = vec![(TenantId(5), 6)];
         let kept =
             Kept { epoch: LeaderEpoch(7), nodes: vec![NodeId(1)], disks: Vec::new(), quotas };
+        file.keep(kept.clone()).unwrap();
+        assert_eq!(StateFile::open(&path).unwrap().1, Some(kept.clone()));
+        // A write that failed may have come through, so the next one is none that can be left out.
+        let other = Kept { epoch: LeaderEpoch(8), ..kept.clone() };
+        fs::create_dir(path.with_extension("new")).unwrap();
+        file.keep(other.clone()).unwrap_err();
+        fs::remove_dir(path.with_extension("new")).unwrap();
+        fs::write(&path, other.render()).unwrap();
         file.keep(kept.clone()).unwrap();
         assert_eq!(StateFile::open(&path).unwrap().1, Some(kept.clone()));
         fs::write(&path, &kept.render()[..20]).unwrap();

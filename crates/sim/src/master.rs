@@ -166,6 +166,9 @@ impl Master {
                 ctx.marks.hit_times(Mark::DiskOffList, u64::from(fewer));
                 catalog.disks_listed(&disks);
                 ctx.election.disks = disks;
+            } else if self.rng.chance(500) {
+                // It failed for the leader, and came through all the same.
+                ctx.election.disks = disks;
             }
         }
         if catalog.epoch() == ctx.election.epoch && !catalog.rebuilding() {
@@ -217,7 +220,7 @@ impl Master {
                     .and_then(|()| catalog.announce(now, segment, incarnation, &slots, last));
                 ctx.told((segment, incarnation), &slots);
                 if segment.medium() == Medium::Ssd {
-                    ctx.turned_away(now, catalog, (segment, incarnation), &slots);
+                    ctx.turned_away((segment, incarnation), &slots);
                 }
                 for (tenant, known) in catalog.tenants() {
                     let brought = &mut self.brought[tenant.0 as usize];
