@@ -10,9 +10,9 @@
 //! that insists on one (`create_task`, `TaskGroup`). It tells its callbacks from within the turn of the loop
 //! in which calls are answered, without a handle for each.
 //!
-//! What must stay true: Python's garbage collector does not know these objects. Objects that it knows make
-//! it run, and when it runs it stops the loop for as long as it takes to walk over all objects of the
-//! program. So no cycle of references may go through an answer for ever:
+//! What must stay true: Python's garbage collector does not look at these objects. It walks over all objects
+//! of the program when those that it looks at have become a quarter more, and the loop stops meanwhile. So no
+//! cycle of references may go through an answer for ever:
 //!
 //! * Callbacks, which lead to tasks and their frames, are let go of when the answer is settled or cancelled.
 //!   Every call ends by its timeout, and what a loop left behind is settled when its threads end
@@ -26,6 +26,7 @@
 
 use mooncrate_lock::Mutex;
 use pyo3::exceptions::{PyKeyboardInterrupt, PySystemExit};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use std::sync::Arc;
@@ -38,6 +39,7 @@ pub(crate) struct Home {
     /// Its method.
     pub(crate) call_soon: Py<PyAny>,
     copy_context: Py<PyAny>,
+    new_context: Py<PyAny>,
     copy: Py<PyAny>,
     cancelled_error: Py<PyAny>,
     invalid_state: Py<PyAny>,
@@ -47,11 +49,12 @@ pub(crate) struct Home {
 impl Home {
     pub(crate) fn of(on: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = on.py();
-        let asyncio = py.import("asyncio")?;
+        let (asyncio, contextvars) = (py.import("asyncio")?, py.import("contextvars")?);
         Ok(Self {
             on: on.clone().unbind(),
             call_soon: on.getattr("call_soon")?.unbind(),
-            copy_context: py.import("contextvars")?.getattr("copy_context")?.unbind(),
+            copy_context: contextvars.getattr("copy_context")?.unbind(),
+            new_context: contextvars.getattr("Context")?.unbind(),
             copy: py.import("copy")?.getattr("copy")?.unbind(),
             cancelled_error: asyncio.getattr("CancelledError")?.unbind(),
             invalid_state: asyncio.getattr("InvalidStateError")?.unbind(),
@@ -63,7 +66,7 @@ impl Home {
     fn soon(&self, answer: &Bound<'_, Answer>, callback: &Callback, how: &str) -> PyResult<()> {
         let py = answer.py();
         let more = PyDict::new(py);
-        more.set_item("context", &callback.context)?;
+        more.set_item("context", callback.context(py, self)?)?;
         let schedule = self.on.bind(py).getattr(how)?;
         schedule.call((&callback.call, answer), Some(&more)).map(drop)
     }
@@ -129,7 +132,32 @@ impl Outcome {
 /// Somebody to tell, and the context to do it in.
 pub(crate) struct Callback {
     pub(crate) call: Py<PyAny>,
-    context: Py<PyAny>,
+    /// `None`: one without variables. It is made when it is needed, because the collector looks at contexts.
+    context: Option<Py<PyAny>>,
+}
+
+impl Callback {
+    /// In this context, or in a copy of the one that is there now.
+    fn new(
+        py: Python<'_>,
+        home: &Home,
+        call: Py<PyAny>,
+        context: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        if let Some(given) = context {
+            return Ok(Self { call, context: Some(given.unbind()) });
+        }
+        let now = home.copy_context.bind(py).call0()?;
+        let context = if now.len()? == 0 { None } else { Some(now.unbind()) };
+        Ok(Self { call, context })
+    }
+
+    fn context<'py>(&self, py: Python<'py>, home: &Home) -> PyResult<Bound<'py, PyAny>> {
+        self.context.as_ref().map_or_else(
+            || home.new_context.bind(py).call0(),
+            |context| Ok(context.bind(py).clone()),
+        )
+    }
 }
 
 #[derive(Default)]
@@ -143,16 +171,25 @@ pub(crate) struct State {
     pub(crate) callbacks: Vec<Callback>,
 }
 
+/// Answers whose memory is kept for others: the collector counts what is allocated, even if it will not look
+/// at it. Half a megabyte, where that many calls were under way.
+const KEPT: usize = 4096;
+
 /// The answer to a call, which comes later.
-#[pyclass(module = "mooncrate", frozen, weakref)]
+#[pyclass(module = "mooncrate", frozen, weakref, freelist = KEPT)]
 pub(crate) struct Answer {
     pub(crate) home: Arc<Home>,
     pub(crate) state: Mutex<State>,
 }
 
 impl Answer {
-    pub(crate) fn new(home: &Arc<Home>) -> Self {
-        Self { home: Arc::clone(home), state: Mutex::default() }
+    pub(crate) fn new<'py>(py: Python<'py>, home: &Arc<Home>) -> PyResult<Bound<'py, Self>> {
+        let fresh = Self { home: Arc::clone(home), state: Mutex::default() };
+        let answer = Bound::new(py, fresh)?;
+        // SAFETY: all classes of PyO3 are made for the collector, this object is alive, and the GIL is held.
+        // Objects that are not tracked may be freed like all others: freeing begins with this very call.
+        unsafe { ffi::PyObject_GC_UnTrack(answer.as_ptr().cast()) };
+        Ok(answer)
     }
 
     /// What became of the call, for somebody who will know it then.
@@ -187,8 +224,9 @@ impl Answer {
     pub(crate) fn settle(slf: &Bound<'_, Self>, gave: PyResult<Py<PyAny>>) -> PyResult<()> {
         let (py, this) = (slf.py(), slf.get());
         let mut callbacks = this.take_in(py, gave).into_iter();
-        while let Some(Callback { call, context }) = callbacks.next() {
-            let told = context.bind(py).call_method1(&this.home.run, (call, slf));
+        while let Some(callback) = callbacks.next() {
+            let context = callback.context(py, &this.home)?;
+            let told = context.call_method1(&this.home.run, (&callback.call, slf));
             let Err(error) = told else { continue };
             if error.is_instance_of::<PySystemExit>(py)
                 || error.is_instance_of::<PyKeyboardInterrupt>(py)
@@ -237,14 +275,10 @@ impl Answer {
     pub(crate) fn tell(
         slf: &Bound<'_, Self>,
         call: Py<PyAny>,
-        context: Option<Py<PyAny>>,
+        context: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (py, this) = (slf.py(), slf.get());
-        let context = match context {
-            Some(context) => context,
-            None => this.home.copy_context.bind(py).call0()?.unbind(),
-        };
-        let callback = Callback { call, context };
+        let this = slf.get();
+        let callback = Callback::new(slf.py(), &this.home, call, context)?;
         let mut state = this.state.lock();
         if state.outcome.is_pending() {
             state.callbacks.push(callback);

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyTraceback, PyType};
 
 impl Answer {
-    fn step<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+    fn step(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let (py, this) = (slf.py(), slf.get());
         {
             let mut state = this.state.lock();
@@ -85,7 +85,7 @@ impl Answer {
     fn add_done_callback(
         slf: &Bound<'_, Self>,
         callback: Py<PyAny>,
-        context: Option<Py<PyAny>>,
+        context: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         Self::tell(slf, callback, context)
     }
@@ -138,13 +138,13 @@ impl Answer {
         slf
     }
 
-    fn __next__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+    fn __next__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         Self::step(slf)
     }
 
-    #[pyo3(signature = (value, /))]
-    fn send<'py>(slf: Bound<'py, Self>, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
-        let _nobody_sends_anything_else = value;
+    /// Whatever is sent: nobody has anything to say to a call.
+    #[pyo3(signature = (_value, /))]
+    fn send<'py>(slf: Bound<'py, Self>, _value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
         Self::step(slf)
     }
 

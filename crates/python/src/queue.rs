@@ -230,7 +230,7 @@ impl Calls {
     ) -> PyResult<Bound<'py, Answer>> {
         let (py, this) = (slf.py(), slf.get());
         let live = Some(this.store().live(py)?);
-        let answer = Bound::new(py, Answer::new(&this.home))?;
+        let answer = Answer::new(py, &this.home)?;
         let first = {
             let mut turn = this.turn.lock();
             let job = Job {
@@ -288,7 +288,7 @@ impl Calls {
 
     /// An answer that comes when no call is under way.
     pub(crate) fn when_over<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Answer>> {
-        let answer = Bound::new(py, Answer::new(&self.home))?;
+        let answer = Answer::new(py, &self.home)?;
         let mut turn = self.turn.lock();
         if turn.under_way > 0 {
             turn.waiters.push(answer.clone().unbind());
