@@ -1,5 +1,7 @@
-"""What the calls of AsyncStore give: futures for asyncio, coroutines where it wants those, and nothing
-that Python's garbage collector looks at."""
+"""What the calls of AsyncStore give: futures for asyncio, coroutines where it wants those.
+
+Python's garbage collector does not look at them, so nothing that leads back to them may keep them.
+"""
 
 import asyncio
 import collections.abc
@@ -256,7 +258,8 @@ async def test_a_callback_that_fails_stops_nobody(store):
         answer.add_done_callback(told.append)
     assert await asyncio.gather(*answers) == [key.encode() for key in KEYS[:10]]
     assert len(told) == 10 and len(heard) == 10
-    assert isinstance(heard[0]["exception"], ZeroDivisionError) and "callback" in heard[0]["message"]
+    assert isinstance(heard[0]["exception"], ZeroDivisionError)
+    assert "callback" in heard[0]["message"]
 
 
 def test_an_exit_in_a_callback_stops_the_loop_and_loses_no_answer():

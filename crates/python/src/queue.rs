@@ -28,7 +28,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Calls that are answered in one turn of the loop: about a tenth of a millisecond of its time.
+/// Calls that are answered in one turn of the loop: with `gather`, a fifth of a millisecond of its time.
 const BUNCH: usize = 128;
 
 /// A call, and whom to tell.

@@ -30,7 +30,7 @@ THREADS_MAX = 1024
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-# What a call gives at once: for the type checker a coroutine, which is what it was made to pass for.
+# What a call gives at once. To type checkers it is a coroutine, which it passes for.
 Later: TypeAlias = Coroutine[Any, Any, Result]
 
 
@@ -50,9 +50,9 @@ class AsyncStore:
     closed.
 
     A call begins at once, and is carried out whether or not it is awaited; errors come when it is,
-    and the loop's handler hears of those that nobody asks for. What it gives can be awaited more
-    than once, and goes wherever asyncio takes a coroutine: `gather`, `wait_for`, `create_task`.
-    (`asyncio.wait` takes no coroutines, but tasks made of them.) Calls from outside of the loop,
+    and the loop's handler hears of those that nobody asks for. It goes wherever asyncio takes a
+    coroutine: `gather`, `wait_for`, `create_task`. (`asyncio.wait` takes no coroutines, but tasks
+    made of them.) A call that began can be awaited more than once. Calls from outside of the loop,
     as for `asyncio.run_coroutine_threadsafe`, and those for tensors and sessions, begin when they
     are awaited.
 
@@ -174,7 +174,9 @@ class AsyncStore:
         """`Store.put_batch`."""
         return self._call(Calls.put_batch, items, **wishes)
 
-    def get_batch(self, keys: Iterable[str | bytes]) -> "Later[builtins.list[bytes | None | Error]]":
+    def get_batch(
+        self, keys: Iterable[str | bytes]
+    ) -> "Later[builtins.list[bytes | None | Error]]":
         """`Store.get_batch`."""
         return self._call(Calls.get_batch, keys)
 
