@@ -17,6 +17,8 @@ import mooncrate
 from conftest import PATIENCE, python
 
 KEYS = [f"key/{number}" for number in range(1000)]
+# Objects that a turn of the loop and a `gather` may make; more where asyncio is being debugged.
+FEW = 250
 
 
 def with_store(work):
@@ -509,21 +511,21 @@ def test_the_collector_does_not_look_at_calls():
         assert not any(gc.is_tracked(answer) for answer in answers)
         together = asyncio.gather(*answers)
         made = len(gc.get_objects()) - before
-        assert made < 50, f"{made} objects for {len(KEYS)} calls"
+        assert made < FEW, f"{made} objects for {len(KEYS)} calls"
         # What was allocated makes it run, whether it looks at it or not.
         made = gc.get_count()[0] - allocated
-        assert made < 50, f"{made} allocations for {len(KEYS)} calls"
+        assert made < FEW, f"{made} allocations for {len(KEYS)} calls"
         await together
         del answers, together
         # A callback in a context with variables has one of its own.
         variable.set("value")
         together = asyncio.gather(*(store.get(key) for key in KEYS))
         made = len(gc.get_objects()) - before
-        assert made < len(KEYS) + 50, f"{made} objects for {len(KEYS)} calls"
+        assert made < len(KEYS) + FEW, f"{made} objects for {len(KEYS)} calls"
         await together
         del together
         left = len(gc.get_objects()) - before
-        assert left < 50, f"{left} objects are left of {len(KEYS)} calls"
+        assert left < FEW, f"{left} objects are left of {len(KEYS)} calls"
 
     variable = contextvars.ContextVar("variable")
     contextvars.Context().run(asyncio.run, work())
