@@ -141,7 +141,8 @@ impl<'a> Actor<'a> {
                 Err(KeepError::Corrupt) if bad != Some(at) => {
                     return failed("G15", format!("{} was refused as corrupt", name(*id)));
                 }
-                Err(KeepError::Exists) => {
+                // What it kept before was gone for good, or this is an excuse to drop it.
+                Err(KeepError::Exists) if !self.oracle(|oracle| oracle.may_exist(*id)) => {
                     return failed("S2", format!("{} exists, but it was not kept", name(*id)));
                 }
                 Err(KeepError::Disk(error)) if !self.excused() => {

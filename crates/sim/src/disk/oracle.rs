@@ -379,6 +379,12 @@ impl Oracle {
         })
     }
 
+    /// Whether a record that was to be kept once more may be told as existing: an earlier keep failed with the
+    /// disk, and the backend may still be busy with what that left.
+    pub fn may_exist(&self, id: RecordId) -> bool {
+        self.entries.get(&id).is_some_and(|entry| entry.failed_once)
+    }
+
     /// Whether a removal can be judged: the record is not being kept at the same time.
     pub fn may_remove(&self, id: RecordId) -> bool {
         self.entries.get(&id).is_some_and(|entry| entry.kept != Kept::Under)

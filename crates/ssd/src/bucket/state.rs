@@ -172,11 +172,11 @@ impl State {
         Some(spot)
     }
 
-    /// Whether a copy of the record is hidden and not gone for good. A second one beside it would stay when the
-    /// first is evicted, and come back after a restart (G6).
-    pub(super) fn is_evicting(&self, id: RecordId) -> bool {
+    /// Whether the record is served, being kept, or not gone for good. A second copy beside a hidden one would
+    /// stay when the first is evicted, and come back after a restart (G6).
+    pub(super) fn is_there(&self, id: RecordId) -> bool {
         let mut copies = self.hidden.range((id, 0, 0)..=(id, u64::MAX, u64::MAX));
-        copies.any(|(_, removed)| !removed)
+        self.index.contains_key(&id) || self.pending.contains(&id) || copies.next().is_some()
     }
 
     /// Whether a slot is the copy that is served.
@@ -185,12 +185,12 @@ impl State {
         served.is_some_and(|served| served.bucket.id == bucket && served.offset == slot.offset)
     }
 
-    /// The files of a bucket are gone, and nothing in them comes back.
-    pub(super) fn forget(&mut self, bin: &Bin) {
-        for slot in &bin.slots {
+    /// The files of a bucket are gone, or are orphans, and nothing in them comes back.
+    pub(super) fn forget(&mut self, bin: &mut Bin) {
+        for slot in std::mem::take(&mut bin.slots) {
             self.hidden.remove(&(slot.id, bin.bucket.id, slot.offset));
+            self.books.slots -= 1;
         }
-        self.books.slots -= bin.slots.len() as u64;
     }
 
     /// A bucket that is not written to any more gives back what was reserved for its metadata.

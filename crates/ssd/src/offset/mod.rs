@@ -24,12 +24,15 @@ use crate::record::{Kind, Shape, Site};
 use mooncrate_core::alloc::{Allocation, Allocator, OffsetAllocator};
 use mooncrate_lock::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const SHARDS: usize = 64;
+/// The same in every run: which records share a lock decides who waits for whom, and a simulation must be
+/// able to repeat that. Names of records come from masters, not from whoever wants to flood a shard.
+type ShardHasher = BuildHasherDefault<DefaultHasher>;
 /// Records that one call of `scrub` looks at.
 const SCRUB_RECORDS: usize = 1024;
 
@@ -49,7 +52,7 @@ struct Shared {
     /// A sync failed: nothing is written any more (S12).
     bad: AtomicBool,
     shards: [Mutex<HashMap<RecordId, Arc<Held>>>; SHARDS],
-    hasher: RandomState,
+    hasher: ShardHasher,
     space: Mutex<Space>,
     /// For waits that are bounded; nobody notifies.
     pause: Condvar,
@@ -100,6 +103,12 @@ impl Held {
 }
 
 impl Space {
+    /// Whether the record is being kept, or not gone for good.
+    fn is_there(&self, id: RecordId) -> bool {
+        let mut copies = self.hidden.range((id, 0)..=(id, u64::MAX));
+        self.pending.contains(&id) || copies.next().is_some()
+    }
+
     /// Gives back what nobody reads any more.
     fn sweep(&mut self) {
         let Self { leaving, free, .. } = self;

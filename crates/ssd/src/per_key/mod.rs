@@ -147,6 +147,12 @@ impl State {
         self.index.insert(held.id, held);
     }
 
+    /// Whether the record is served, being kept, or not gone for good.
+    fn is_there(&self, id: RecordId) -> bool {
+        let mut copies = self.hidden.range((id, 0)..=(id, u64::MAX));
+        self.index.contains_key(&id) || self.pending.contains(&id) || copies.next().is_some()
+    }
+
     fn hide(&mut self, id: RecordId, removed: bool) -> Option<u64> {
         let held = self.index.remove(&id)?;
         let serial = held.serial;

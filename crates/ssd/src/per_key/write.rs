@@ -49,7 +49,7 @@ impl Shared {
             let id = sealed.record.id;
             let need = laying::rounded(sealed.shape().bytes());
             let used = state.data + state.reserved + identity::BYTES_MAX;
-            if state.index.contains_key(&id) || state.pending.contains(&id) {
+            if state.is_there(id) {
                 results[sealed.number] = Err(KeepError::Exists);
             } else if used + need > limit {
                 results[sealed.number] = Err(KeepError::Full { need, used, limit });
