@@ -96,7 +96,7 @@ pub fn run(job: &Job, mut progress: impl FnMut(&str, &Sum)) -> Result<Sum, Failu
             let seed = job.seed ^ (point as u64) << 32 ^ (kind as u64) << 8 ^ disk.len() as u64;
             let directory = job.directory.join(format!("{name}-{disk}-{kind}"));
             let task = Task { directory, disk: disk.into(), kind, point, hits: 0, seed, from: 1 };
-            let mut series = Series { job, task, oracle: Oracle::new(false, false) };
+            let mut series = Series { job, task, oracle: Oracle::new(false) };
             let done = series.rounds(&mut sum);
             done.map_err(|failure| {
                 let text = format!(
