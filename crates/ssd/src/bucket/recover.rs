@@ -265,6 +265,12 @@ impl Scan<'_> {
 
     /// A bucket whose metadata are good.
     fn told(&mut self, id: u64, len: u64, meta_len: u64, meta: &meta::Meta<'_>) -> io::Result<()> {
+        // A keep that failed may have left a record behind the end. It is told now or never, also if the metadata
+        // are lost one day and the bucket is scanned.
+        if meta.data_bytes < len && self.cut(id, meta.data_bytes).is_err() {
+            self.recovery.dropped += meta.heads.len() as u64;
+            return self.delete(id);
+        }
         let verify = self.config.verify_values;
         let file = verify.then(|| self.disk.open(&data_path(id), Open::Read)).transpose()?;
         let seen = meta.heads.iter().map(|(offset, head)| {
@@ -274,7 +280,7 @@ impl Scan<'_> {
             Seen { slot: meta::slot(*offset, head), record: head.record(), good }
         });
         let seen = seen.collect();
-        self.register(new_bin(id, len, meta_len), seen, None)
+        self.register(new_bin(id, meta.data_bytes, meta_len), seen, None)
     }
 
     /// A bucket that has none: from head to head.

@@ -129,8 +129,8 @@ impl Books {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) index: HashMap<RecordId, Spot>,
-    /// Copies on the disk that are not served, by record, bucket and offset, and whether they are being
-    /// removed, which cannot be taken back.
+    /// Copies on the disk that are not served, by record, bucket and offset, and whether they stay so: being
+    /// removed and being bad cannot be taken back.
     pub(super) hidden: BTreeMap<(RecordId, u64, u64), bool>,
     pub(super) bins: BTreeMap<u64, Bin>,
     /// Open buckets that nobody writes to.
@@ -158,11 +158,11 @@ impl State {
     }
 
     /// A record cannot be loaded any more; its copy stays on the disk.
-    pub(super) fn hide(&mut self, id: RecordId, removed: bool) -> Option<Spot> {
+    pub(super) fn hide(&mut self, id: RecordId, stays: bool) -> Option<Spot> {
         let spot = self.index.remove(&id)?;
         self.books.records -= 1;
         self.books.value_bytes -= spot.shape.value;
-        self.hidden.insert((id, spot.bucket.id, spot.offset), removed);
+        self.hidden.insert((id, spot.bucket.id, spot.offset), stays);
         if let Some(bin) = self.bins.get_mut(&spot.bucket.id) {
             bin.live -= 1;
             if bin.live == 0 {

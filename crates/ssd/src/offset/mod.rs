@@ -72,8 +72,8 @@ struct Held {
 #[derive(Debug)]
 struct Copy {
     held: Arc<Held>,
-    /// It is being removed, which cannot be taken back.
-    removed: bool,
+    /// It is being removed, or is bad, which cannot be taken back.
+    stays: bool,
 }
 
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl Shared {
 
     /// Takes a record out of the index, if it is this one. It is hidden before it is out, so that nobody
     /// can overlook it.
-    fn hide(&self, id: RecordId, serial: Option<u64>, removed: bool) -> Option<Arc<Held>> {
+    fn hide(&self, id: RecordId, serial: Option<u64>, stays: bool) -> Option<Arc<Held>> {
         let mut shard = self.shard(id).lock();
         let held =
             shard.get(&id).filter(|held| serial.is_none_or(|serial| held.serial == serial))?;
@@ -145,19 +145,23 @@ impl Shared {
         let mut space = self.space.lock();
         space.value_bytes -= held.shape.value;
         space.order.remove(&held.serial);
-        let copy = Copy { held: Arc::clone(&held), removed };
+        let copy = Copy { held: Arc::clone(&held), stays };
         space.hidden.insert((id, held.serial), copy);
         shard.remove(&id);
         Some(held)
     }
 
-    /// What is bad is not served again. Says whether it still was.
+    /// What is bad is not served again, nor if it is hidden now and that is taken back. Says whether it was
+    /// still there.
     fn quarantine(&self, id: RecordId, serial: u64) -> bool {
-        let served = self.hide(id, Some(serial), false).is_some();
-        if served {
+        if self.hide(id, Some(serial), true).is_some() {
             tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
+            return true;
         }
-        served
+        // A ticket that is dropped meanwhile serves it once more, and the next load finds out.
+        let mut space = self.space.lock();
+        let copy = space.hidden.get_mut(&(id, serial));
+        copy.map(|copy| copy.stays = true).is_some()
     }
 
     fn is_bad(&self) -> bool {
@@ -215,7 +219,7 @@ impl Backend for OneFile {
             this.hide(id, None, true);
             let mut space = this.space.lock();
             for (_, copy) in space.hidden.range_mut((id, 0)..=(id, u64::MAX)) {
-                copy.removed = true;
+                copy.stays = true;
                 going.push(Arc::clone(&copy.held));
             }
         }

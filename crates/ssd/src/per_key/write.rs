@@ -193,7 +193,7 @@ impl Shared {
             state.reserved += held.bytes();
             state.redo.push(Arc::clone(&held));
             let key = (held.id, held.serial);
-            state.hidden.insert(key, Copy { held, removed: true, counted: false });
+            state.hidden.insert(key, Copy { held, stays: true, counted: false });
         }
     }
 
