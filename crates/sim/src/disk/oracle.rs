@@ -213,6 +213,17 @@ pub struct Began {
     known: bool,
 }
 
+/// How a directory was opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    /// No fault meanwhile, nor in openings before that failed.
+    pub calm: bool,
+    /// The kernel may show what is not on the disk: there was no power cut since it was written.
+    pub volatile: bool,
+    /// A sync of an opening that failed, failed: what it let go may come back with a power cut (S12).
+    pub doubt: bool,
+}
+
 /// What became of a keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
@@ -601,9 +612,9 @@ impl Oracle {
         self.opening = self.tick();
     }
 
-    /// The directory was opened again, and these records were found. `calm`: no fault meanwhile. `volatile`:
-    /// the kernel may show what is not on the disk yet.
-    pub fn reopened(&mut self, found: &[Record], calm: bool, volatile: bool) -> Verdict {
+    /// The directory was opened again, and these records were found.
+    pub fn reopened(&mut self, found: &[Record], how: Opening) -> Verdict {
+        let Opening { calm, volatile, doubt } = how;
         let now = self.tick();
         let mut seen = BTreeSet::new();
         for record in found {
@@ -645,6 +656,7 @@ impl Oracle {
                 }
                 self.counts.half_lost += u64::from(entry.kept == Kept::Under);
                 // What is not told is gone for good.
+                entry.doubted |= doubt;
                 entry.kept = if volatile && entry.doubted { Kept::Failed } else { Kept::No };
             }
             entry.doubted &= volatile;

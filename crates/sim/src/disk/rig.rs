@@ -2,7 +2,7 @@
 
 use super::actor::Actor;
 use super::baton::Baton;
-use super::oracle::{Counts, Oracle};
+use super::oracle::{Counts, Opening, Oracle};
 use super::swarm::Swarm;
 use crate::judge::Failure;
 use crate::swarm::pick;
@@ -203,8 +203,17 @@ pub fn run(mut swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
         failure: None,
     };
     let shared = Shared { swarm, inner: Mutex::new(inner) };
-    let mut rig =
-        Rig { rng, disk, shared: &shared, opens, volatile: false, most: 0, failed: 0, errors: 0 };
+    let mut rig = Rig {
+        rng,
+        disk,
+        shared: &shared,
+        opens,
+        volatile: false,
+        most: 0,
+        failed: 0,
+        errors: 0,
+        doubt: false,
+    };
     let lives = || {
         while shared.with(|inner| inner.failure.is_none() && inner.ops < shared.swarm.ops) {
             if let Err(failure) = rig.live() {
@@ -242,6 +251,8 @@ struct Rig<'a> {
     /// Errors that were injected before the first of them. What a start cannot read it lets go, also if it
     /// fails later.
     errors: u64,
+    /// A sync failed in one of them, and the power did not fail since.
+    doubt: bool,
 }
 
 type Verdict = Result<(), Failure>;
@@ -271,6 +282,7 @@ impl Rig<'_> {
         let swarm = &self.shared.swarm;
         if self.failed == 0 {
             self.errors = errors(&self.disk.counts());
+            self.doubt = false;
             self.shared.with(|inner| inner.oracle.opening_begins());
         }
         self.failed += 1;
@@ -280,6 +292,7 @@ impl Rig<'_> {
         if self.failed < 20 && self.rng.chance(100) {
             self.disk.cut_after(self.rng.below(60));
         }
+        let syncs = self.disk.counts()[Fault::SyncError as usize];
         let mut found = Vec::new();
         let disk: Arc<dyn Disk> = Arc::<SimDisk>::clone(&self.disk);
         let opened = self.opens.open(swarm, disk, &mut |record| found.push(record));
@@ -305,11 +318,12 @@ impl Rig<'_> {
                 self.note(21, 0, || format!("the power failed while opening: {why}"));
                 self.shared.with(|inner| inner.oracle.counts.cuts_in_open += 1);
                 self.disk = Arc::new(self.disk.crash());
-                self.volatile = false;
+                (self.volatile, self.doubt) = (false, false);
                 Ok(None)
             }
             Err(why) if !calm && self.failed < 30 => {
                 self.note(22, 0, || format!("a fault while opening: {why}"));
+                self.doubt |= syncs != self.disk.counts()[Fault::SyncError as usize];
                 self.disk = Arc::new(self.disk.kill());
                 Ok(None)
             }
@@ -334,7 +348,9 @@ impl Rig<'_> {
         recovery: Recovery,
         calm: bool,
     ) -> Verdict {
-        self.shared.with(|inner| inner.oracle.reopened(found, calm, self.volatile))?;
+        let (volatile, doubt) = (self.volatile || self.doubt, self.doubt);
+        let how = Opening { calm, volatile, doubt };
+        self.shared.with(|inner| inner.oracle.reopened(found, how))?;
         let bytes: u64 = found.iter().map(|record| record.len).sum();
         let usage = backend.usage();
         let count = found.len() as u64;

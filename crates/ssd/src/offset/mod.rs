@@ -152,16 +152,16 @@ impl Shared {
     }
 
     /// What is bad is not served again, nor if it is hidden now and that is taken back. Says whether it was
-    /// still there.
+    /// served: what is hidden may be dying, and have zeros for a head.
     fn quarantine(&self, id: RecordId, serial: u64) -> bool {
         if self.hide(id, Some(serial), true).is_some() {
             tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
             return true;
         }
-        // A ticket that is dropped meanwhile serves it once more, and the next load finds out.
-        let mut space = self.space.lock();
-        let copy = space.hidden.get_mut(&(id, serial));
-        copy.map(|copy| copy.stays = true).is_some()
+        if let Some(copy) = self.space.lock().hidden.get_mut(&(id, serial)) {
+            copy.stays = true;
+        }
+        false
     }
 
     fn is_bad(&self) -> bool {
