@@ -24,6 +24,8 @@ mod open;
 mod places;
 mod scrub;
 mod tally;
+#[cfg(test)]
+mod tests;
 
 pub use config::{Io, Listener, SsdConfig, Tier as TierConfig};
 pub(crate) use load::Tier;
