@@ -5,6 +5,7 @@ use super::budget::Budget;
 use super::keep::Queue;
 use super::places::{Place, Places};
 use super::{Disk, Io, SsdConfig, Tally, TierConfig, record_of};
+use crate::config::NodeConfig;
 use crate::duty::NodeError;
 use mooncrate_core::limits::EXTENT_ALIGN;
 use mooncrate_core::plan::Medium;
@@ -19,6 +20,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::thread::Builder;
 use std::time::Duration;
 
 /// Bytes per slot. Records take whole blocks of 4 KiB, their heads included.
@@ -31,8 +33,39 @@ const LOG_STEP: Duration = Duration::from_secs(1);
 /// Who wants to know how far recovery is.
 pub type OnProgress = dyn Fn(&SsdConfig, Progress) + Send + Sync;
 
+/// Disks of a node that has no master yet: open, locked, and recovered. Whoever keeps something beside
+/// them, as a master in the same process does its state, opens them first: then nobody else is there.
+#[derive(Debug, Default)]
+pub struct OpenDisks(pub(crate) Vec<(Arc<Disk>, Arc<Segment>)>);
+
+impl OpenDisks {
+    /// Opens the disks of a node, all at a time.
+    pub fn open(config: &NodeConfig) -> Result<Self, NodeError> {
+        let opened = std::thread::scope(|scope| {
+            let opening: Vec<_> = (0..)
+                .zip(&config.tier.disks)
+                .map(|(index, ssd)| {
+                    let open =
+                        move || open(config.node(), index, config.incarnation, ssd, &config.tier);
+                    Builder::new().name("disk-open".into()).spawn_scoped(scope, open)
+                })
+                .collect();
+            let done = opening.into_iter().map(|opening| {
+                let thread = opening
+                    .map_err(|source| NodeError::Io { doing: "starting a thread", source })?;
+                thread.join().unwrap_or_else(|_| {
+                    let source = io::Error::other("the thread that opened it died");
+                    Err(NodeError::Io { doing: "opening a disk", source })
+                })
+            });
+            done.collect::<Result<Vec<_>, NodeError>>()
+        })?;
+        Ok(Self(opened))
+    }
+}
+
 /// Opens a disk and makes its segment.
-pub(crate) fn open(
+fn open(
     node: NodeId,
     index: u16,
     mount: Incarnation,

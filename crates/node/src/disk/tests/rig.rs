@@ -214,7 +214,9 @@ impl Rig {
         let mut found = BTreeSet::new();
         let disk = Arc::new(self.sim.kill());
         let config = Config::new(self.disk.config.backend, LIMIT);
-        let mut tell = |record: mooncrate_ssd::Record| drop(found.insert(record.id));
+        let mut tell = |record: mooncrate_ssd::Record| {
+            found.insert(record.id);
+        };
         mooncrate_ssd::open(disk, &config, &mut tell, &mut drop).unwrap();
         found
     }
