@@ -4,6 +4,7 @@
 use crate::kept::Kept;
 use std::fs;
 use std::io::{self, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 /// The file, and what it says now.
@@ -37,18 +38,28 @@ impl StateFile {
         }
         // A write that failed may have come through: its name, if not its sync.
         self.kept = None;
-        if let Some(parent) = self.path.parent() {
-            fs::create_dir_all(parent)?;
+        self.write(&kept).map_err(|error| {
+            let text = format!("{} cannot be written: {error}", self.path.display());
+            io::Error::new(error.kind(), text)
+        })?;
+        self.kept = Some(kept);
+        Ok(())
+    }
+
+    fn write(&self, kept: &Kept) -> io::Result<()> {
+        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Some(parent) = parent {
+            // Ours alone, whatever the umask: others could replace the file in it.
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
         }
         let beside = self.path.with_extension("new");
         let mut file = fs::File::create(&beside)?;
         file.write_all(kept.render().as_bytes())?;
         file.sync_all()?;
         fs::rename(&beside, &self.path)?;
-        if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        if let Some(parent) = parent {
             fs::File::open(parent)?.sync_all()?;
         }
-        self.kept = Some(kept);
         Ok(())
     }
 }
@@ -57,6 +68,7 @@ impl StateFile {
 mod tests {
     use super::*;
     use mooncrate_core::{LeaderEpoch, NodeId, TenantId};
+    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn what_was_kept_comes_back_and_a_cut_file_is_refused() {
@@ -69,6 +81,8 @@ mod tests {
             Kept { epoch: LeaderEpoch(7), nodes: vec![NodeId(1)], disks: Vec::new(), quotas };
         file.keep(kept.clone()).unwrap();
         assert_eq!(StateFile::open(&path).unwrap().1, Some(kept.clone()));
+        let mode = fs::metadata(path.parent().unwrap()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700, "others have no business there");
         // A write that failed may have come through, so the next one is none that can be left out.
         let other = Kept { epoch: LeaderEpoch(8), ..kept.clone() };
         fs::create_dir(path.with_extension("new")).unwrap();

@@ -3,7 +3,7 @@
 
 use crate::config::NodeConfig;
 use crate::copy::Copier;
-use crate::disk::{self, Disk, Io, Tier};
+use crate::disk::{Disk, Io, OpenDisks, Tier};
 use crate::metrics::Tally;
 use crate::orders::Unheard;
 use crate::registration::Standing;
@@ -97,10 +97,21 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    /// Makes the segment and the data server; [`Node::register`] makes it known. The addresses in
-    /// `config` are replaced by those the sockets really have.
+    /// Makes the segment and the data server, and opens the disks; [`Node::register`] makes it known. The
+    /// addresses in `config` are replaced by those the sockets really have.
     pub fn new(
+        config: NodeConfig,
+        master: Arc<dyn MasterApi>,
+        sockets: Vec<Bound>,
+    ) -> Result<Arc<Self>, NodeError> {
+        let disks = OpenDisks::open(&config)?;
+        Self::with_disks(config, disks, master, sockets)
+    }
+
+    /// The same over disks that are open already: those that `config` names.
+    pub fn with_disks(
         mut config: NodeConfig,
+        disks: OpenDisks,
         master: Arc<dyn MasterApi>,
         sockets: Vec<Bound>,
     ) -> Result<Arc<Self>, NodeError> {
@@ -116,7 +127,7 @@ impl Node {
             .map_err(io("reserving memory for the segment"))?;
         let segments = Arc::new(Segments::default());
         segments.insert(segment);
-        let tier = open_disks(&config, &segments)?;
+        let tier = tier_of(&config, &segments, disks)?;
         let server_config = DataServerConfig {
             name: config.name.clone(),
             host: config.host_id(),
@@ -396,33 +407,15 @@ fn unreadable(config: &NodeConfig, tier: Option<&Tier>) -> Result<Option<Now>, N
     Ok((stopped || !config.shared).then(boottime))
 }
 
-/// Opens the disks, several at a time, and adds their segments.
-fn open_disks(
+/// The tier over disks that are open: adds their segments and the memory that they load into.
+fn tier_of(
     config: &NodeConfig,
     segments: &Arc<Segments>,
+    OpenDisks(opened): OpenDisks,
 ) -> Result<Option<Arc<Tier>>, NodeError> {
-    if config.tier.disks.is_empty() {
+    if opened.is_empty() {
         return Ok(None);
     }
-    let opened = std::thread::scope(|scope| {
-        let opening: Vec<_> = (0..)
-            .zip(&config.tier.disks)
-            .map(|(index, ssd)| {
-                let open =
-                    move || disk::open(config.node(), index, config.incarnation, ssd, &config.tier);
-                Builder::new().name("disk-open".into()).spawn_scoped(scope, open)
-            })
-            .collect();
-        let done = opening.into_iter().map(|opening| {
-            let thread =
-                opening.map_err(|source| NodeError::Io { doing: "starting a thread", source })?;
-            thread.join().unwrap_or_else(|_| {
-                let source = io::Error::other("the thread that opened it died");
-                Err(NodeError::Io { doing: "opening a disk", source })
-            })
-        });
-        done.collect::<Result<Vec<_>, NodeError>>()
-    })?;
     let memory = config
         .create(config.staging_spec(config.incarnation))
         .map_err(|source| NodeError::Io { doing: "reserving staging memory", source })?;

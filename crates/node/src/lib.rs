@@ -28,7 +28,7 @@ mod registration;
 mod resize;
 
 pub use config::NodeConfig;
-pub use disk::{Io, Listener, OnProgress, SsdConfig, TierConfig};
+pub use disk::{Io, Listener, OnProgress, OpenDisks, SsdConfig, TierConfig};
 pub use duty::{Node, NodeError};
 pub use metrics::NodeMetrics;
 pub use mooncrate_ssd::{Evict, Kind as BackendKind, Progress};

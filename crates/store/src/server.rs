@@ -10,7 +10,7 @@ use mooncrate_grpc::{GrpcConfig, GrpcServing, Parts, Status, View, serve_grpc};
 use mooncrate_master::{
     Election, ElectionConfig, Master, MasterConfig, Seat, Serving, serve, serve_seat,
 };
-use mooncrate_node::{Node, NodeConfig, TierConfig};
+use mooncrate_node::{Node, NodeConfig, OpenDisks, TierConfig};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{
     Address, Hello, LinkConfig, LinkKind, MasterApi, MasterLink, MasterPools, Masters, NodeApi,
@@ -202,7 +202,8 @@ pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
         return stand_for_election(options, election);
     }
     let grpc = GrpcOptions::of(&options);
-    let (master, serving, address) = start_master(options)?;
+    let bound = listen(&options.listen, &options.security)?;
+    let (master, serving, address) = start_master(options, bound)?;
     let seat = Seat::always(master);
     let grpc = grpc.open(&seat)?;
     Ok(Running {
@@ -223,7 +224,8 @@ pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
     let pools = MasterPools::new(&options.master, &hello, &config);
     let master: Arc<dyn MasterApi> = Arc::new(MasterLink::new(pools));
     let drain_on_stop = options.drain_on_stop;
-    let node = start_node(options, master)?;
+    let sockets = listen_for_data(&options)?;
+    let node = Node::new(node_config(options), master, sockets)?;
     node.register(false)?;
     Ok(Running {
         master: None,
@@ -239,7 +241,12 @@ pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
 pub fn run_both(mut master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
     master.state_file = master.state_file.or_else(|| state_file_of(&node.tier));
     let grpc = GrpcOptions::of(&master);
-    let (master, serving, address) = start_master(master)?;
+    // First what fails at once, if it does; then the disks, which take a while. The master comes last: its
+    // state is on the first of them, and whoever was refused the disk must not have changed it.
+    let (bound, sockets) = (listen(&master.listen, &master.security)?, listen_for_data(&node)?);
+    let config = node_config(node);
+    let disks = OpenDisks::open(&config)?;
+    let (master, serving, address) = start_master(master, bound)?;
     let mut running = Running {
         master: Some((Seat::always(Arc::clone(&master)), address)),
         election: None,
@@ -249,7 +256,7 @@ pub fn run_both(mut master: MasterOptions, node: NodeOptions) -> Result<Running,
         // Its master stops with it: nobody could tell where things went.
         drain_on_stop: None,
     };
-    let node = start_node(node, master.scope(TenantId::DEFAULT))?;
+    let node = Node::with_disks(config, disks, master.scope(TenantId::DEFAULT), sockets)?;
     running.node = Some(Arc::clone(&node));
     join(&master, &node)?;
     // Last: whoever is let in finds a node.
@@ -309,8 +316,10 @@ fn server_config(security: &Security) -> ServerConfig {
     }
 }
 
-fn start_master(options: MasterOptions) -> Result<(Arc<Master>, Serving, Address), Error> {
-    let bound = listen(&options.listen, &options.security)?;
+fn start_master(
+    options: MasterOptions,
+    bound: Bound,
+) -> Result<(Arc<Master>, Serving, Address), Error> {
     let address = bound.address().map_err(Error::io("reading the master's address"))?;
     let config = MasterConfig {
         catalog: options.catalog,
@@ -320,7 +329,7 @@ fn start_master(options: MasterOptions) -> Result<(Arc<Master>, Serving, Address
     };
     // Without a state file the time of the start orders leaders; nodes correct it if need be.
     let epoch = LeaderEpoch(this_start().0);
-    let master = Master::new(config, epoch).map_err(Error::io("reading the master's state"))?;
+    let master = Master::new(config, epoch).map_err(Error::io("the master's state"))?;
     let server = server_config(&options.security);
     let serving = serve(&master, &[bound], &server, options.workers)
         .map_err(Error::io("starting the master's threads"))?;
@@ -367,7 +376,7 @@ impl GrpcOptions {
     }
 }
 
-fn start_node(options: NodeOptions, master: Arc<dyn MasterApi>) -> Result<Arc<Node>, Error> {
+fn listen_for_data(options: &NodeOptions) -> Result<Vec<Bound>, Error> {
     let mut sockets = Vec::new();
     if let Some(address) = &options.listen {
         sockets.push(listen(address, &options.security)?);
@@ -375,8 +384,12 @@ fn start_node(options: NodeOptions, master: Arc<dyn MasterApi>) -> Result<Arc<No
     if let Some(path) = &options.unix {
         sockets.push(listen(&Address::Unix(path.clone()), &options.security)?);
     }
+    Ok(sockets)
+}
+
+fn node_config(options: NodeOptions) -> NodeConfig {
     let link = LinkConfig { access: options.security.access, ..LinkConfig::default() };
-    let config = NodeConfig {
+    NodeConfig {
         name: options.name,
         host: options.host,
         zone: options.zone,
@@ -390,8 +403,7 @@ fn start_node(options: NodeOptions, master: Arc<dyn MasterApi>) -> Result<Arc<No
         tier: options.tier,
         links: PoolConfig { link, ..PoolConfig::default() },
         ..NodeConfig::default()
-    };
-    Ok(Node::new(config, master, sockets)?)
+    }
 }
 
 fn listen(address: &Address, security: &Security) -> Result<Bound, Error> {

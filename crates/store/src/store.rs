@@ -10,7 +10,7 @@ use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::plan::{Looked, PutConfig};
 use mooncrate_core::{LeaderEpoch, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
-use mooncrate_node::{Node, NodeConfig, SsdConfig, TierConfig};
+use mooncrate_node::{Node, NodeConfig, OpenDisks, SsdConfig, TierConfig};
 use mooncrate_transfer::{EngineConfig, Lanes, Path, Segments};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
@@ -128,8 +128,6 @@ impl Store {
             state_file: state_file_of(&tier),
             ..MasterConfig::default()
         };
-        let master =
-            Master::new(config, LeaderEpoch(1)).map_err(Error::io("starting the master"))?;
         let host = this_host();
         let node = NodeConfig {
             name: "embedded".into(),
@@ -141,8 +139,12 @@ impl Store {
             tier,
             ..NodeConfig::default()
         };
+        // Before the master, whose state is beside them: a disk that somebody else has is left as it is.
+        let disks = OpenDisks::open(&node)?;
+        let master =
+            Master::new(config, LeaderEpoch(1)).map_err(Error::io("the master's state"))?;
         let scope = master.scope(options.client.tenant);
-        let node = Node::new(node, Arc::clone(&scope) as _, Vec::new())?;
+        let node = Node::with_disks(node, disks, Arc::clone(&scope) as _, Vec::new())?;
         let serving = serve(&master, &[], &ServerConfig::default(), 0)
             .map_err(Error::io("starting the master's ticker"))?;
         join(&master, &node)?;

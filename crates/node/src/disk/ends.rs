@@ -3,11 +3,13 @@
 
 use super::{Disk, End, Held};
 use crate::duty::Node;
-use mooncrate_core::LeaderEpoch;
+use crate::metrics::Tally as NodeTally;
 use mooncrate_core::plan::{Action, Notice, Order};
+use mooncrate_core::{LeaderEpoch, Now};
 use mooncrate_mem::Segment;
 use mooncrate_mem::clock::boottime;
 use mooncrate_ssd::RecordId;
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,7 +73,7 @@ impl Node {
                 self.nap(NAP);
                 continue;
             };
-            match self.end_together(disk, &segment, &ends) {
+            match disk.end_together(&segment, &ends, self.tally()) {
                 Ok(notices) => self.deliver(notices),
                 Err(error) => {
                     // Nothing was said, so the master repeats its orders; bad records come up again.
@@ -83,17 +85,19 @@ impl Node {
             }
         }
     }
+}
 
-    fn end_together(
+impl Disk {
+    pub(super) fn end_together(
         &self,
-        disk: &Disk,
         segment: &Arc<Segment>,
         ends: &[End],
+        tally: &NodeTally,
     ) -> io::Result<Vec<Notice>> {
-        let mut going = Vec::new();
+        let mut going = HashSet::new();
         let mut bad = Vec::new();
         {
-            let places = disk.places.lock();
+            let places = self.places.lock();
             for end in ends {
                 match end {
                     End::Order(epoch, order) if obeys(segment, *epoch, order) => {
@@ -104,38 +108,57 @@ impl Node {
                 }
             }
         }
-        let (mut notices, retired) = disk.retire(segment, &bad);
+        let (mut notices, retired) = self.retire(segment, &bad);
         {
-            let mut undurable = disk.undurable.lock();
+            let mut undurable = self.undurable.lock();
             for (id, place) in retired {
                 undurable.push((id, Held::Retired(Arc::clone(segment), place)));
             }
         }
-        disk.remove(&going)?;
+        let gone: Vec<RecordId> = going.iter().copied().collect();
+        self.remove(&gone)?;
         let now = boottime();
+        // Held over the looks and the orders: what is kept meanwhile gets its place first, and is found.
+        let mut places = self.places.lock();
         for end in ends {
             let End::Order(epoch, order) = end else { continue };
-            // A record that is gone is not spared, whoever reads it: the slot waits for the last reader.
-            let action = match order.action {
-                Action::Evict => Action::Retire { free_after_ms: 0 },
-                action => action,
-            };
-            match segment.execute(now, *epoch, &Order { action, ..*order }) {
-                Ok(notice) => {
-                    self.tally().orders.one();
-                    notices.push(notice);
-                }
-                Err(error) => {
-                    self.tally().orders_refused.one();
-                    tracing::debug!(%error, ?order, "order refused");
-                }
+            let here = places.at(order.slot, order.generation);
+            if here.is_some_and(|id| !going.contains(&id)) {
+                // Kept while others were removed: it is still on the disk. The master repeats the order.
+                continue;
             }
+            notices.extend(carry_out(segment, now, *epoch, order, tally));
         }
-        let mut places = disk.places.lock();
         for id in &going {
             places.remove(id);
         }
         Ok(notices)
+    }
+}
+
+/// Carries out an order for a life whose record is gone, or was never there.
+fn carry_out(
+    segment: &Segment,
+    now: Now,
+    epoch: LeaderEpoch,
+    order: &Order,
+    tally: &NodeTally,
+) -> Option<Notice> {
+    // A record that is gone is not spared, whoever reads it: the slot waits for the last reader.
+    let action = match order.action {
+        Action::Evict => Action::Retire { free_after_ms: 0 },
+        action => action,
+    };
+    match segment.execute(now, epoch, &Order { action, ..*order }) {
+        Ok(notice) => {
+            tally.orders.one();
+            Some(notice)
+        }
+        Err(error) => {
+            tally.orders_refused.one();
+            tracing::debug!(%error, ?order, "order refused");
+            None
+        }
     }
 }
 

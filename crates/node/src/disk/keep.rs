@@ -66,7 +66,7 @@ impl Queue {
 }
 
 /// Where the bytes of a record are until they are written.
-enum Source {
+pub(super) enum Source {
     /// In our own memory, pinned.
     Pinned(PinGuard),
     /// Fetched.
@@ -83,12 +83,12 @@ impl Source {
 }
 
 /// A value on its way to the disk.
-struct Going {
-    order: Box<CopyOrder>,
-    guard: WriteGuard,
-    label: Vec<u8>,
-    id: RecordId,
-    source: Source,
+pub(super) struct Going {
+    pub(super) order: Box<CopyOrder>,
+    pub(super) guard: WriteGuard,
+    pub(super) label: Vec<u8>,
+    pub(super) id: RecordId,
+    pub(super) source: Source,
 }
 
 impl Disk {
@@ -218,7 +218,7 @@ impl Node {
 
 impl Disk {
     /// Writes a group and publishes what is durable; whether the disk should be left alone for a moment.
-    fn keep_group(&self, going: Vec<Going>, done: &mut Vec<CopyDone>) -> bool {
+    pub(super) fn keep_group(&self, going: Vec<Going>, done: &mut Vec<CopyDone>) -> bool {
         if going.is_empty() {
             return false;
         }

@@ -24,11 +24,12 @@ mod open;
 mod places;
 mod scrub;
 mod tally;
+#[cfg(test)]
+mod tests;
 
 pub use config::{Io, Listener, SsdConfig, Tier as TierConfig};
 pub(crate) use load::Tier;
-pub use open::OnProgress;
-pub(crate) use open::open;
+pub use open::{OnProgress, OpenDisks};
 pub(crate) use tally::Tally;
 
 use budget::Budget;

@@ -5,6 +5,7 @@ use super::budget::Budget;
 use super::keep::Queue;
 use super::places::{Place, Places};
 use super::{Disk, Io, SsdConfig, Tally, TierConfig, record_of};
+use crate::config::NodeConfig;
 use crate::duty::NodeError;
 use mooncrate_core::limits::EXTENT_ALIGN;
 use mooncrate_core::plan::Medium;
@@ -14,11 +15,12 @@ use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Adopt, Segment, SegmentSpec};
 use mooncrate_ssd::disk::{Posix, Uring};
-use mooncrate_ssd::{Config, Progress, Record};
+use mooncrate_ssd::{Backend, Config, Progress, Record, Recovery};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::thread::Builder;
 use std::time::Duration;
 
 /// Bytes per slot. Records take whole blocks of 4 KiB, their heads included.
@@ -31,8 +33,39 @@ const LOG_STEP: Duration = Duration::from_secs(1);
 /// Who wants to know how far recovery is.
 pub type OnProgress = dyn Fn(&SsdConfig, Progress) + Send + Sync;
 
+/// Disks of a node that has no master yet: open, locked, and recovered. Whoever keeps something beside
+/// them, as a master in the same process does its state, opens them first: then nobody else is there.
+#[derive(Debug, Default)]
+pub struct OpenDisks(pub(crate) Vec<(Arc<Disk>, Arc<Segment>)>);
+
+impl OpenDisks {
+    /// Opens the disks of a node, all at a time.
+    pub fn open(config: &NodeConfig) -> Result<Self, NodeError> {
+        let opened = std::thread::scope(|scope| {
+            let opening: Vec<_> = (0..)
+                .zip(&config.tier.disks)
+                .map(|(index, ssd)| {
+                    let open =
+                        move || open(config.node(), index, config.incarnation, ssd, &config.tier);
+                    Builder::new().name("disk-open".into()).spawn_scoped(scope, open)
+                })
+                .collect();
+            let done = opening.into_iter().map(|opening| {
+                let thread = opening
+                    .map_err(|source| NodeError::Io { doing: "starting a thread", source })?;
+                thread.join().unwrap_or_else(|_| {
+                    let source = io::Error::other("the thread that opened it died");
+                    Err(NodeError::Io { doing: "opening a disk", source })
+                })
+            });
+            done.collect::<Result<Vec<_>, NodeError>>()
+        })?;
+        Ok(Self(opened))
+    }
+}
+
 /// Opens a disk and makes its segment.
-pub(crate) fn open(
+fn open(
     node: NodeId,
     index: u16,
     mount: Incarnation,
@@ -79,27 +112,48 @@ pub(crate) fn open(
     let segment = kept_segment(config, id, mount, records.len() as u64)?;
     let (places, unplaced) = adopt(&segment, records.iter().map(Told::from));
     drop(records);
-    let disk = Disk {
-        id,
-        config: config.clone(),
-        backend,
-        device,
-        recovery,
-        recovery_seconds: took.as_secs_f64(),
-        tally: Tally::default(),
-        places: Mutex::new(places),
-        queue: Mutex::new(Queue::default()),
-        queued: Condvar::new(),
-        ends: Mutex::new(VecDeque::new()),
-        ended: Condvar::new(),
-        undurable: Mutex::default(),
-        crowded: Mutex::new(false),
-        crowd: Condvar::new(),
-        refusing: AtomicBool::new(false),
-        budget: Mutex::new(Budget::new(tier.write_bytes_per_day, boottime())),
-    };
+    let parts = Parts { backend, device, recovery, took };
+    let disk = Disk::new(id, config, parts, places, tier.write_bytes_per_day);
     disk.drop_unplaced(&unplaced);
     Ok((Arc::new(disk), segment))
+}
+
+/// What opening gives.
+pub(super) struct Parts {
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) device: Arc<dyn mooncrate_ssd::Disk>,
+    pub(super) recovery: Recovery,
+    pub(super) took: Duration,
+}
+
+impl Disk {
+    pub(super) fn new(
+        id: SegmentId,
+        config: &SsdConfig,
+        parts: Parts,
+        places: Places,
+        write_bytes_per_day: Option<u64>,
+    ) -> Self {
+        Self {
+            id,
+            config: config.clone(),
+            backend: parts.backend,
+            device: parts.device,
+            recovery: parts.recovery,
+            recovery_seconds: parts.took.as_secs_f64(),
+            tally: Tally::default(),
+            places: Mutex::new(places),
+            queue: Mutex::new(Queue::default()),
+            queued: Condvar::new(),
+            ends: Mutex::new(VecDeque::new()),
+            ended: Condvar::new(),
+            undurable: Mutex::default(),
+            crowded: Mutex::new(false),
+            crowd: Condvar::new(),
+            refusing: AtomicBool::new(false),
+            budget: Mutex::new(Budget::new(write_bytes_per_day, boottime())),
+        }
+    }
 }
 
 fn tell_progress(config: &SsdConfig, so_far: Progress, took: Duration) {
@@ -122,7 +176,7 @@ fn device_of(config: &SsdConfig) -> io::Result<Arc<dyn mooncrate_ssd::Disk>> {
     })
 }
 
-fn kept_segment(
+pub(super) fn kept_segment(
     config: &SsdConfig,
     id: SegmentId,
     mount: Incarnation,
@@ -142,7 +196,7 @@ fn kept_segment(
 }
 
 /// What a slot says of a record.
-struct Told<'a> {
+pub(super) struct Told<'a> {
     label: std::borrow::Cow<'a, [u8]>,
     object: mooncrate_core::ObjectId,
     len: u64,
@@ -157,7 +211,7 @@ impl<'a> From<&'a Record> for Told<'a> {
 }
 
 /// Gives records slots, one after the other; those that find none are returned: nobody could read them.
-fn adopt<'a>(
+pub(super) fn adopt<'a>(
     segment: &Arc<Segment>,
     records: impl Iterator<Item = Told<'a>>,
 ) -> (Places, Vec<mooncrate_ssd::RecordId>) {

@@ -1,0 +1,4 @@
+//! What a disk owes its master, told step by step: threads are left out, so that each race is staged.
+
+mod orders;
+mod rig;

@@ -1,0 +1,45 @@
+//! Orders that meet values on their way to the disk.
+
+use super::rig::{Rig, id};
+use mooncrate_core::Slot;
+use mooncrate_core::plan::{Action, Notice, OrderResult};
+use mooncrate_ssd::Kind;
+use std::sync::Arc;
+
+const RETIRE: Action = Action::Retire { free_after_ms: 0 };
+
+fn freed(notices: &[Notice], slot: u32) -> bool {
+    let freed = |notice: &Notice| matches!(notice.result, OrderResult::Freed { .. });
+    notices.iter().any(|notice| notice.slot == Slot(slot) && freed(notice))
+}
+
+/// Proves G6 where a value gets readable while the removal that its order waits for is under way: `Freed` is
+/// not told before the record is gone.
+#[test]
+fn an_order_that_overtakes_a_value_does_not_tell_it_freed() {
+    for action in [RETIRE, Action::Abort, Action::Evict] {
+        let rig = Arc::new(Rig::new(Kind::Bucket));
+        assert!(rig.keep(1, 0));
+        // The second value is on its way when both are ordered to go, and is kept while the first goes.
+        let (going, disk) = (rig.going(2, 1, 0), Arc::clone(&rig.disk));
+        let hook = move || {
+            let mut done = Vec::new();
+            disk.keep_group(vec![going], &mut done);
+            assert!(done[0].ok, "it was kept and can be read");
+        };
+        rig.gate.before_remove.lock().push_back(Box::new(hook));
+        let orders = [rig.order(0, RETIRE), rig.order(1, action)];
+        let told = rig.end(&orders);
+        assert!(freed(&told, 0), "{told:?}");
+        assert!(!freed(&told, 1), "{action:?}: it is still on the disk: {told:?}");
+        // The master repeats what was not answered.
+        let told = rig.end(&orders[1..]);
+        assert!(freed(&told, 1), "{told:?}");
+        assert!(
+            !rig.disk.places.lock().holds(&id(2)),
+            "nothing keeps it from being offloaded anew"
+        );
+        let rig = Arc::into_inner(rig).unwrap();
+        assert!(rig.on_disk().is_empty(), "{action:?}: a start finds it again");
+    }
+}

@@ -1,0 +1,223 @@
+//! One disk without its node: a real backend over a disk in memory, behind a gate that tests reach into.
+
+use super::super::keep::{Going, Source};
+use super::super::open::{Parts, adopt, kept_segment};
+use super::super::{Disk, End, SsdConfig, record_of};
+use crate::metrics::Tally;
+use mooncrate_core::copy::{CopyDone, CopyOrder};
+use mooncrate_core::plan::{Action, Medium, Notice, Order};
+use mooncrate_core::seal::extent_bytes;
+use mooncrate_core::{
+    Extent, Generation, Incarnation, Label, LeaderEpoch, Locator, Name, NodeId, Now, ObjectId,
+    PutToken, SegmentId, Slot, TenantId,
+};
+use mooncrate_lock::Mutex;
+use mooncrate_mem::clock::boottime;
+use mooncrate_mem::sums::seal_of;
+use mooncrate_mem::{BeginWrite, LabelHash, Segment};
+use mooncrate_ssd::disk::sim::{Rates, SimDisk};
+use mooncrate_ssd::{
+    Backend, Config, KeepError, Kind, Load, NewRecord, RecordId, Recovery, Room, Ticket, Usage,
+};
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(super) const EPOCH: LeaderEpoch = LeaderEpoch(3);
+const LIMIT: u64 = 64 << 20;
+const LEN: u64 = 5000;
+const TOKEN: PutToken = PutToken(9);
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// A backend that does as it is told, but for what a test says.
+#[derive(Default)]
+pub(super) struct Gate {
+    /// Run by the next removals, before they remove.
+    pub(super) before_remove: Mutex<VecDeque<Hook>>,
+    /// How many of the next removals fail, having done nothing.
+    pub(super) removals_fail: Mutex<u32>,
+}
+
+#[derive(Debug)]
+struct Gated {
+    inner: Arc<dyn Backend>,
+    gate: Arc<Gate>,
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Gate")
+    }
+}
+
+/// Whether one of the next calls was to fail, and this is it.
+fn strikes(left: &Mutex<u32>) -> bool {
+    let mut left = left.lock();
+    let strikes = *left > 0;
+    *left -= u32::from(strikes);
+    strikes
+}
+
+fn failed() -> io::Error {
+    io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error())
+}
+
+impl Backend for Gated {
+    fn keep(&self, records: &[NewRecord<'_>]) -> Vec<Result<(), KeepError>> {
+        self.inner.keep(records)
+    }
+
+    fn load(&self, loads: &mut [Load<'_>]) {
+        self.inner.load(loads);
+    }
+
+    fn remove(&self, ids: &[RecordId]) -> io::Result<()> {
+        let hook = self.gate.before_remove.lock().pop_front();
+        if let Some(hook) = hook {
+            hook();
+        }
+        if strikes(&self.gate.removals_fail) {
+            return Err(failed());
+        }
+        self.inner.remove(ids)
+    }
+
+    fn unlink(&self, bytes: u64) -> Option<Box<dyn Ticket>> {
+        self.inner.unlink(bytes)
+    }
+
+    fn scrub(&self, cursor: u64, bytes: u64) -> (Vec<RecordId>, u64) {
+        self.inner.scrub(cursor, bytes)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+/// See the file's head.
+pub(super) struct Rig {
+    pub(super) disk: Arc<Disk>,
+    pub(super) gate: Arc<Gate>,
+    pub(super) tally: Tally,
+    sim: Arc<SimDisk>,
+    segment: Mutex<Arc<Segment>>,
+}
+
+pub(super) fn label(n: u64) -> Label {
+    Label::plain(Name::new(TenantId::DEFAULT, format!("key/{n}").as_bytes())).unwrap()
+}
+
+pub(super) fn object(n: u64) -> ObjectId {
+    ObjectId { epoch: EPOCH, sequence: n }
+}
+
+pub(super) fn id(n: u64) -> RecordId {
+    record_of(object(n), &label(n).encode())
+}
+
+fn value(n: u64) -> Vec<u8> {
+    (0..LEN).map(|at| (at * 31 + n * 7) as u8).collect()
+}
+
+impl Rig {
+    pub(super) fn new(kind: Kind) -> Self {
+        let sim = Arc::new(SimDisk::new(1, 2 * LIMIT, Rates::default()));
+        let device = Arc::clone(&sim) as Arc<dyn mooncrate_ssd::Disk>;
+        let (inner, _) =
+            mooncrate_ssd::open(device, &Config::new(kind, LIMIT), &mut drop, &mut drop).unwrap();
+        let gate = Arc::<Gate>::default();
+        let backend = Arc::new(Gated { inner, gate: Arc::clone(&gate) });
+        let config = SsdConfig { backend: kind, ..SsdConfig::new("in memory", LIMIT) };
+        let at = SegmentId::on(Medium::Ssd, NodeId(7), 0);
+        let segment = kept_segment(&config, at, Incarnation(1), 0).unwrap();
+        segment.witness(EPOCH).unwrap();
+        segment.set_serve_until(Now(u64::MAX));
+        let (places, _) = adopt(&segment, std::iter::empty());
+        let parts = Parts {
+            backend,
+            device: Arc::clone(&sim) as _,
+            recovery: Recovery::default(),
+            took: Duration::ZERO,
+        };
+        let disk = Arc::new(Disk::new(at, &config, parts, places, None));
+        Self { disk, gate, tally: Tally::new(Arc::default()), sim, segment: Mutex::new(segment) }
+    }
+
+    pub(super) fn segment(&self) -> Arc<Segment> {
+        Arc::clone(&self.segment.lock())
+    }
+
+    /// A value on its way to a slot of the segment.
+    pub(super) fn going(&self, n: u64, slot: u32, generation: u32) -> Going {
+        let segment = self.segment();
+        let target = Locator {
+            segment: self.disk.id,
+            incarnation: segment.spec().incarnation,
+            slot: Slot(slot),
+            generation: Generation(generation),
+            extent: Extent::new(u64::from(slot) << 16, extent_bytes(LEN)).unwrap(),
+            stripe: 0,
+            grant: None,
+        };
+        let encoded = label(n).encode();
+        let begin = BeginWrite {
+            locator: target,
+            token: TOKEN,
+            object: object(n),
+            epoch: EPOCH,
+            len: LEN,
+            label: &encoded,
+            hash: LabelHash::of(&encoded),
+        };
+        let guard = segment.begin(boottime(), &begin).unwrap();
+        let mut room = Room::new(LEN as usize);
+        room.push(&value(n));
+        let order = CopyOrder {
+            target,
+            sources: Vec::new(),
+            token: TOKEN,
+            object: object(n),
+            epoch: EPOCH,
+            len: LEN,
+            seal: seal_of(&room),
+            label: label(n),
+            time_ms: 1000,
+        };
+        let source = Source::Fetched(room);
+        Going { order: Box::new(order), guard, label: encoded, id: id(n), source }
+    }
+
+    /// Keeps a value in a slot; whether it is readable then.
+    pub(super) fn keep(&self, n: u64, slot: u32) -> bool {
+        let mut done: Vec<CopyDone> = Vec::new();
+        self.disk.keep_group(vec![self.going(n, slot, 0)], &mut done);
+        done[0].ok
+    }
+
+    /// The master's order to end a life.
+    pub(super) fn order(&self, slot: u32, action: Action) -> End {
+        let incarnation = self.segment().spec().incarnation;
+        let (slot, generation) = (Slot(slot), Generation(0));
+        End::Order(EPOCH, Order { segment: self.disk.id, incarnation, slot, generation, action })
+    }
+
+    /// Ends lives, as the thread does.
+    pub(super) fn end(&self, ends: &[End]) -> Vec<Notice> {
+        self.disk.end_together(&self.segment(), ends, &self.tally).unwrap()
+    }
+
+    /// The records that a start would find now.
+    pub(super) fn on_disk(self) -> BTreeSet<RecordId> {
+        let mut found = BTreeSet::new();
+        let disk = Arc::new(self.sim.kill());
+        let config = Config::new(self.disk.config.backend, LIMIT);
+        let mut tell = |record: mooncrate_ssd::Record| {
+            found.insert(record.id);
+        };
+        mooncrate_ssd::open(disk, &config, &mut tell, &mut drop).unwrap();
+        found
+    }
+}
