@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use disks::Bare;
 use fio::{Fio, Task, Way};
 use kept::Kept;
-use mooncrate_ssd::Kind;
+use mooncrate_ssd::{GROUP_BYTES, Kind};
 use mooncrate_ssd::disk::{Disk, Posix, Uring};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -29,8 +29,7 @@ const LARGE_BYTES: u64 = 1 << 20;
 const SIZES: [u64; 3] = [256 << 10, 1 << 20, 4 << 20];
 /// Operations at once, and values in a batch.
 const DEPTH: u64 = 32;
-/// A node writes and reads groups of so many bytes with so many threads.
-const GROUP_BYTES: u64 = 8 << 20;
+/// A node keeps groups of [`GROUP_BYTES`] with so many threads.
 const HANDS: u64 = 2;
 /// More rounds than this tell nothing new about a disk.
 const ROUNDS_MAX: usize = 9;
