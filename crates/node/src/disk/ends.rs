@@ -1,7 +1,7 @@
 //! Ends of lives on a disk: the master's orders, and records that went bad. First the record goes, for
 //! good; then the slot; then its end is told (G6).
 
-use super::{Disk, End, Held};
+use super::{Disk, End, Held, Retired};
 use crate::duty::Node;
 use crate::metrics::Tally as NodeTally;
 use mooncrate_core::plan::{Action, Notice, Order};
@@ -24,7 +24,7 @@ const NAP: Duration = Duration::from_millis(100);
 const FAILED_PAUSE: Duration = Duration::from_millis(200);
 
 impl Disk {
-    fn next_ends(&self) -> Vec<End> {
+    pub(super) fn next_ends(&self) -> Vec<End> {
         let mut ends = self.ends.lock();
         if ends.is_empty() && self.undurable.lock().is_empty() {
             self.ended.wait_for(&mut ends, NAP);
@@ -66,14 +66,11 @@ impl Node {
     pub(crate) fn end_lives(&self, disk: &Disk) {
         while !self.stopping() {
             let ends = disk.next_ends();
+            disk.let_carried_go();
             if ends.is_empty() && disk.undurable.lock().is_empty() {
                 continue;
             }
-            let Some(segment) = self.segments().get(disk.id) else {
-                self.nap(NAP);
-                continue;
-            };
-            match disk.end_together(&segment, &ends, self.tally()) {
+            match disk.end_together(&ends, self.tally()) {
                 Ok(notices) => self.deliver(notices),
                 Err(error) => {
                     // Nothing was said, so the master repeats its orders; bad records come up again.
@@ -88,51 +85,57 @@ impl Node {
 }
 
 impl Disk {
-    pub(super) fn end_together(
-        &self,
-        segment: &Arc<Segment>,
-        ends: &[End],
-        tally: &NodeTally,
-    ) -> io::Result<Vec<Notice>> {
+    pub(super) fn end_together(&self, ends: &[End], tally: &NodeTally) -> io::Result<Vec<Notice>> {
         let mut going = HashSet::new();
         let mut bad = Vec::new();
-        {
+        let segment = {
             let places = self.places.lock();
             for end in ends {
                 match end {
-                    End::Order(epoch, order) if obeys(segment, *epoch, order) => {
-                        going.extend(places.at(order.slot, order.generation));
+                    End::Order(epoch, order) if obeys(places.segment(), *epoch, order) => {
+                        going.extend(places.at(order.incarnation, order.slot, order.generation));
                     }
                     End::Order(..) => {}
                     End::Bad(id) => bad.push(*id),
                 }
             }
-        }
-        let (mut notices, retired) = self.retire(segment, &bad);
-        {
-            let mut undurable = self.undurable.lock();
-            for (id, place) in retired {
-                undurable.push((id, Held::Retired(Arc::clone(segment), place)));
-            }
-        }
+            Arc::clone(places.segment())
+        };
+        let mut notices = self.retire_bad(&bad);
         let gone: Vec<RecordId> = going.iter().copied().collect();
         self.remove(&gone)?;
         let now = boottime();
         // Held over the looks and the orders: what is kept meanwhile gets its place first, and is found.
         let mut places = self.places.lock();
+        if !Arc::ptr_eq(places.segment(), &segment) {
+            // A new mount has taken over what is gone by now. The orders were for the one before.
+            drop(places);
+            going.into_iter().for_each(|id| self.push_end(End::Bad(id)));
+            return Ok(notices);
+        }
         for end in ends {
             let End::Order(epoch, order) = end else { continue };
-            let here = places.at(order.slot, order.generation);
+            let here = places.at(order.incarnation, order.slot, order.generation);
             if here.is_some_and(|id| !going.contains(&id)) {
                 // Kept while others were removed: it is still on the disk. The master repeats the order.
                 continue;
             }
-            notices.extend(carry_out(segment, now, *epoch, order, tally));
+            notices.extend(carry_out(&segment, now, *epoch, order, tally));
         }
         for id in &going {
             places.remove(id);
         }
         Ok(notices)
+    }
+
+    /// Ends the lives of records that are not served any more; they are to be removed.
+    fn retire_bad(&self, ids: &[RecordId]) -> Vec<Notice> {
+        let Retired { segment, notices, records } = self.retire(ids);
+        let mut undurable = self.undurable.lock();
+        for (id, place) in records {
+            undurable.push((id, Held::Retired(Arc::clone(&segment), place)));
+        }
+        notices
     }
 }
 

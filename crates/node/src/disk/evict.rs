@@ -1,7 +1,7 @@
 //! Making room: the owner of a disk evicts by itself, in two steps. Records are hidden, their slots
 //! retired, and the master told; when it has answered, and the last reader has left, files are deleted (S1).
 
-use super::Disk;
+use super::{Disk, Retired};
 use crate::duty::Node;
 use mooncrate_core::plan::Notice;
 use mooncrate_mem::clock::boottime;
@@ -71,8 +71,7 @@ impl Node {
     }
 
     fn evict_ticket(&self, disk: &Disk, ticket: Box<dyn Ticket>) {
-        let Some(segment) = self.segments().get(disk.id) else { return };
-        let (notices, retired) = disk.retire(&segment, ticket.records());
+        let Retired { segment, notices, records: retired } = disk.retire(ticket.records());
         let (records, bytes) = (ticket.records().len() as u64, ticket.bytes());
         // Dropped, the ticket links its records again; their slots are over, and the next start tells
         // of them anew.

@@ -1,4 +1,5 @@
 //! What a disk owes its master, told step by step: threads are left out, so that each race is staged.
 
+mod mounts;
 mod orders;
 mod rig;
