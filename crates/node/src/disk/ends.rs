@@ -1,6 +1,7 @@
 //! Ends of lives on a disk: the master's orders, and records that went bad. First the record goes, for
 //! good; then the slot; then its end is told (G6).
 
+use super::places::Place;
 use super::{Disk, End, Held, Retired};
 use crate::duty::Node;
 use crate::metrics::Tally as NodeTally;
@@ -35,7 +36,7 @@ impl Disk {
 
     /// Removes these and what could not be removed before.
     fn remove(&self, ids: &[RecordId]) -> io::Result<()> {
-        let late: Vec<RecordId> = self.undurable.lock().iter().map(|(id, _)| *id).collect();
+        let late: HashSet<RecordId> = self.undurable.lock().iter().map(|(id, _)| *id).collect();
         let all: Vec<RecordId> = ids.iter().chain(&late).copied().collect();
         if all.is_empty() {
             return Ok(());
@@ -131,11 +132,18 @@ impl Disk {
     /// Ends the lives of records that are not served any more; they are to be removed.
     fn retire_bad(&self, ids: &[RecordId]) -> Vec<Notice> {
         let Retired { segment, notices, records } = self.retire(ids);
-        let mut undurable = self.undurable.lock();
-        for (id, place) in records {
-            undurable.push((id, Held::Retired(Arc::clone(&segment), place)));
-        }
+        self.hold_retired(segment, records);
         notices
+    }
+
+    /// The records of these slots are to be removed before the slots are free.
+    pub(super) fn hold_retired(&self, segment: Arc<Segment>, records: Vec<(RecordId, Place)>) {
+        if records.is_empty() {
+            return;
+        }
+        let held = |(id, place)| (id, Held::Retired(Arc::clone(&segment), place));
+        self.undurable.lock().extend(records.into_iter().map(held));
+        self.ended.notify_one();
     }
 }
 

@@ -37,6 +37,8 @@ pub(super) struct Gate {
     pub(super) before_remove: Mutex<VecDeque<Hook>>,
     /// How many of the next removals fail, having done nothing.
     pub(super) removals_fail: Mutex<u32>,
+    /// How many of the next evictions fail in their second step, having deleted nothing.
+    pub(super) deletions_fail: Mutex<u32>,
 }
 
 #[derive(Debug)]
@@ -84,7 +86,8 @@ impl Backend for Gated {
     }
 
     fn unlink(&self, bytes: u64) -> Option<Box<dyn Ticket>> {
-        self.inner.unlink(bytes)
+        let (ticket, gate) = (self.inner.unlink(bytes)?, Arc::clone(&self.gate));
+        Some(Box::new(GatedTicket { ticket, gate }))
     }
 
     fn scrub(&self, cursor: u64, bytes: u64) -> (Vec<RecordId>, u64) {
@@ -93,6 +96,31 @@ impl Backend for Gated {
 
     fn usage(&self) -> Usage {
         self.inner.usage()
+    }
+}
+
+#[derive(Debug)]
+struct GatedTicket {
+    ticket: Box<dyn Ticket>,
+    gate: Arc<Gate>,
+}
+
+impl Ticket for GatedTicket {
+    fn records(&self) -> &[RecordId] {
+        self.ticket.records()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.ticket.bytes()
+    }
+
+    fn finish(self: Box<Self>, wait: Duration) -> io::Result<()> {
+        if strikes(&self.gate.deletions_fail) {
+            // Hidden for good, and on the disk: as a backend whose directory could not be synced.
+            std::mem::forget(self.ticket);
+            return Err(failed());
+        }
+        self.ticket.finish(wait)
     }
 }
 
