@@ -37,7 +37,7 @@ use budget::Budget;
 use carried::Carried;
 use keep::Queue;
 use mooncrate_core::plan::{Notice, Order};
-use mooncrate_core::{Label, LeaderEpoch, ObjectId, SegmentId};
+use mooncrate_core::{Incarnation, Label, LeaderEpoch, ObjectId, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::{Segment, WriteGuard};
 use mooncrate_ssd::{Backend, RecordId, Recovery};
@@ -76,6 +76,8 @@ pub(crate) struct Disk {
     crowd: Condvar,
     /// An eviction waits for its master: nothing new is taken meanwhile (S1).
     refusing: AtomicBool,
+    /// It removes nothing any more, and is not mounted any more.
+    lost: AtomicBool,
     budget: Mutex<Budget>,
 }
 
@@ -110,7 +112,18 @@ impl Disk {
     /// Whether nothing new is taken.
     fn refuses(&self) -> bool {
         // Acquire: pairs with the Release of the evictor.
-        self.refusing.load(Ordering::Acquire)
+        self.refusing.load(Ordering::Acquire) || self.is_lost()
+    }
+
+    /// Whether it was given up.
+    pub(crate) fn is_lost(&self) -> bool {
+        // Acquire: pairs with the Release of who gives it up.
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Which mount it is in.
+    fn mount(&self) -> Incarnation {
+        self.places.lock().segment().spec().incarnation
     }
 
     /// Values that wait to be kept, and their bytes.

@@ -153,6 +153,7 @@ impl Disk {
             crowded: Mutex::new(false),
             crowd: Condvar::new(),
             refusing: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             budget: Mutex::new(Budget::new(write_bytes_per_day, boottime())),
         }
     }

@@ -1,7 +1,9 @@
 //! Disks that fail.
 
+use super::super::End;
 use super::rig::{Rig, id};
-use mooncrate_core::plan::{Notice, OrderResult};
+use mooncrate_core::Slot;
+use mooncrate_core::plan::{Action, Notice, OrderResult};
 use mooncrate_mem::clock::boottime;
 use mooncrate_ssd::Kind;
 
@@ -28,4 +30,22 @@ fn an_eviction_that_fails_is_taken_up_again() {
         assert_eq!(freed(&rig), 1, "{kind:?}");
         assert!(!rig.on_disk().contains(&id(1)), "{kind:?}");
     }
+}
+
+/// A removal that fails does not swallow what went bad: its readers are sent elsewhere at once.
+#[test]
+fn what_went_bad_is_told_even_if_nothing_can_be_removed() {
+    let rig = Rig::new(Kind::Bucket);
+    assert!(rig.keep(1, 0) && rig.keep(2, 1));
+    *rig.gate.removals_fail.lock() = 1;
+    let ends = [End::Bad(id(1)), rig.order(1, Action::Retire { free_after_ms: 0 })];
+    let (told, removed) = rig.disk.end_together(&ends, &rig.tally);
+    assert!(removed.is_err());
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!((told[0].slot, told[0].result), (Slot(0), OrderResult::Waiting));
+    assert_eq!(freed(&rig), 0);
+    // The order is repeated, the other one is not forgotten.
+    assert_eq!(rig.end(&ends[1..]).len(), 1);
+    assert_eq!(freed(&rig), 1);
+    assert!(rig.on_disk().is_empty());
 }

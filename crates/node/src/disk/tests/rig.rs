@@ -234,7 +234,9 @@ impl Rig {
 
     /// Ends lives, as the thread does.
     pub(super) fn end(&self, ends: &[End]) -> Vec<Notice> {
-        self.disk.end_together(ends, &self.tally).unwrap()
+        let (notices, removed) = self.disk.end_together(ends, &self.tally);
+        removed.unwrap();
+        notices
     }
 
     /// A new mount, as the node makes it when its master has given it up.
