@@ -246,7 +246,7 @@ impl Disk {
             let ok = match result {
                 Ok(()) => self.publish_record(one),
                 Err(error) => {
-                    failed |= self.not_kept(&one, &error);
+                    failed |= self.not_kept(one, &error);
                     false
                 }
             };
@@ -286,7 +286,7 @@ impl Disk {
         false
     }
 
-    fn not_kept(&self, one: &Going, error: &KeepError) -> bool {
+    fn not_kept(&self, one: Going, error: &KeepError) -> bool {
         match error {
             KeepError::Full { .. } => {
                 self.tally.refused_full.one();
@@ -310,6 +310,8 @@ impl Disk {
                 self.tally.refused_failed.one();
                 self.tally.errors.one();
                 tracing::error!(%error, path = %self.config.path.display(), "a record was not written");
+                // What was written of it may be found by a start: the slot is free when that is not so.
+                self.remove_for_good(one.id, Held::Life(one.guard));
                 true
             }
         }

@@ -5,7 +5,7 @@ use super::budget::Budget;
 use super::carried::{Carried, stand_in};
 use super::keep::Queue;
 use super::places::{Place, Places};
-use super::{Disk, Io, SsdConfig, Tally, TierConfig, record_of};
+use super::{Disk, Held, Io, SsdConfig, Tally, TierConfig, record_of};
 use crate::config::NodeConfig;
 use crate::duty::NodeError;
 use mooncrate_core::limits::EXTENT_ALIGN;
@@ -111,11 +111,11 @@ fn open(
         "disk opened"
     );
     let segment = kept_segment(config, id, mount, records.len() as u64)?;
-    let Adopted { places, unplaced, .. } = adopt(&segment, records.iter().map(Told::from));
+    let Adopted { places, unplaced, next } = adopt(&segment, records.iter().map(Told::from));
     drop(records);
     let parts = Parts { backend, device, recovery, took };
     let disk = Disk::new(id, config, parts, places, tier.write_bytes_per_day);
-    disk.drop_unplaced(&unplaced);
+    disk.drop_unplaced(&unplaced, &segment, Slot(next));
     Ok((Arc::new(disk), segment))
 }
 
@@ -291,22 +291,29 @@ impl Disk {
         let adopted = adopt(&segment, records);
         *places = adopted.places;
         // Before the mount is told: the master must hear of them.
+        let after = adopted.next + unfinished.len() as u32;
         let carried = (adopted.next..)
             .zip(unfinished)
             .map(|(slot, life)| Carried::new(&old, life, stand_in(&segment, Slot(slot))));
         self.carried.lock().extend(carried);
         drop(places);
-        self.drop_unplaced(&adopted.unplaced);
+        self.drop_unplaced(&adopted.unplaced, &segment, Slot(after));
         Ok(segment)
     }
 
-    fn drop_unplaced(&self, ids: &[RecordId]) {
+    /// Removes records that nobody could read. While they are there, a slot stands for them: a disk that holds
+    /// more than it told must not be believed (0022).
+    fn drop_unplaced(&self, ids: &[RecordId], segment: &Arc<Segment>, slot: Slot) {
         if ids.is_empty() {
             return;
         }
         tracing::warn!(records = ids.len(), path = %self.config.path.display(), "records without a slot are removed");
-        if let Err(error) = self.backend.remove(ids) {
-            tracing::error!(%error, "records without a slot were not removed");
-        }
+        let Err(error) = self.backend.remove(ids) else { return };
+        self.tally.errors.one();
+        tracing::error!(%error, "records without a slot were not removed; tried again later");
+        // They go together, so one slot is enough.
+        let mut stands = stand_in(segment, slot).map(Held::Life);
+        let held = ids.iter().map(|id| (*id, stands.take().unwrap_or(Held::Nothing)));
+        self.undurable.lock().extend(held);
     }
 }

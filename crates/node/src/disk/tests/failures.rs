@@ -49,3 +49,24 @@ fn what_went_bad_is_told_even_if_nothing_can_be_removed() {
     assert_eq!(freed(&rig), 1);
     assert!(rig.on_disk().is_empty());
 }
+
+/// What a failed write left behind is not forgotten: the slot is taken, and tells so to the next master, until a
+/// removal has ended well.
+#[test]
+fn a_failed_write_holds_its_slot_until_nothing_is_left() {
+    let rig = Rig::new(Kind::Bucket);
+    *rig.gate.keeps_fail.lock() = 1;
+    *rig.gate.removals_fail.lock() = 2;
+    assert!(!rig.keep(1, 0));
+    assert_eq!(freed(&rig), 0);
+    assert_eq!(rig.announced().1, 1, "the disk holds more than it tells");
+    let (_, removed) = rig.disk.end_together(&[], &rig.tally);
+    assert!(removed.is_err());
+    rig.remount();
+    assert_eq!(rig.announced().1, 1, "so does the next mount");
+    rig.end(&[]);
+    rig.disk.let_carried_go();
+    assert_eq!(rig.announced().1, 0);
+    assert_eq!(freed(&rig), 1);
+    assert!(rig.on_disk().is_empty());
+}

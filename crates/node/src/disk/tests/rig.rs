@@ -37,6 +37,8 @@ pub(super) struct Gate {
     pub(super) before_remove: Mutex<VecDeque<Hook>>,
     /// How many of the next removals fail, having done nothing.
     pub(super) removals_fail: Mutex<u32>,
+    /// How many of the next groups are written and fail all the same.
+    pub(super) keeps_fail: Mutex<u32>,
     /// How many of the next evictions fail in their second step, having deleted nothing.
     pub(super) deletions_fail: Mutex<u32>,
 }
@@ -67,6 +69,11 @@ fn failed() -> io::Error {
 
 impl Backend for Gated {
     fn keep(&self, records: &[NewRecord<'_>]) -> Vec<Result<(), KeepError>> {
+        if strikes(&self.gate.keeps_fail) {
+            // All of it is on the disk, and the disk says that it is not.
+            assert!(self.inner.keep(records).iter().all(Result::is_ok));
+            return records.iter().map(|_| Err(KeepError::Disk(failed()))).collect();
+        }
         self.inner.keep(records)
     }
 
