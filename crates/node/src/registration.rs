@@ -197,7 +197,7 @@ impl Node {
             let spec = old.spec();
             if let Some(disk) = self.tier().and_then(|tier| tier.disk(spec.segment)) {
                 // Its records outlive the mount: the master keeps them or tells them to go (S4).
-                return disk.remount(old, incarnation);
+                return disk.remount(incarnation);
             }
             let made = self.config().create(SegmentSpec { incarnation, ..*spec });
             made.map_err(|source| NodeError::Io { doing: "reserving memory", source })

@@ -62,7 +62,11 @@ impl Node {
 
     /// Gives a segment up, with what it still holds. A drain before it loses nothing.
     pub fn unmount_segment(&self, index: u16) -> Result<(), NodeError> {
-        let id = SegmentId::of(self.id(), index);
+        self.unmount(SegmentId::of(self.id(), index))
+    }
+
+    /// The same for any segment, of memory or of a disk.
+    pub(crate) fn unmount(&self, id: SegmentId) -> Result<(), NodeError> {
         let segment = {
             // Under the lock: no heartbeat on its way may give leave to serve it again.
             let mut standing = self.standing().lock();
@@ -71,7 +75,12 @@ impl Node {
             segment.set_serve_until(Now(0));
             segment
         };
-        let unmount = Unmount { node: self.id(), segments: vec![(id, segment.spec().incarnation)] };
+        self.say_unmounted(id, segment.spec().incarnation)
+    }
+
+    /// Tells the master of a segment that is gone already.
+    pub(crate) fn say_unmounted(&self, id: SegmentId, mount: Incarnation) -> Result<(), NodeError> {
+        let unmount = Unmount { node: self.id(), segments: vec![(id, mount)] };
         self.master().unmount(&unmount, boottime().deadline_in(CALL_TIME))??;
         Ok(())
     }

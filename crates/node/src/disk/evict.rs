@@ -1,7 +1,7 @@
 //! Making room: the owner of a disk evicts by itself, in two steps. Records are hidden, their slots
 //! retired, and the master told; when it has answered, and the last reader has left, files are deleted (S1).
 
-use super::Disk;
+use super::{Disk, Retired};
 use crate::duty::Node;
 use mooncrate_core::plan::Notice;
 use mooncrate_mem::clock::boottime;
@@ -53,6 +53,30 @@ impl Disk {
     }
 }
 
+impl Disk {
+    /// Deletes what the master has heard of. Where that fails, a crash could bring the records back: then they
+    /// are removed like all others, as often as it takes, before their slots are free.
+    pub(super) fn delete_evicted(&self, ticket: Box<dyn Ticket>, retired: Retired) {
+        let (records, bytes) = (ticket.records().len() as u64, ticket.bytes());
+        match ticket.finish(DRAIN_TIME) {
+            Ok(()) => {
+                self.tally.evicted.add(records);
+                self.tally.evicted_bytes.add(bytes);
+                let now = boottime();
+                for (_, place) in retired.records {
+                    retired.segment.settle(now, place.slot, place.generation);
+                }
+            }
+            Err(error) => {
+                self.tally.errors.one();
+                let path = self.config.path.display();
+                tracing::error!(%error, %path, "evicted files were not deleted");
+                self.hold_retired(retired.segment, retired.records);
+            }
+        }
+    }
+}
+
 impl Node {
     /// A thread that makes room on a disk, for as long as the node lives.
     pub(crate) fn evict_records(&self, disk: &Disk) {
@@ -71,30 +95,11 @@ impl Node {
     }
 
     fn evict_ticket(&self, disk: &Disk, ticket: Box<dyn Ticket>) {
-        let Some(segment) = self.segments().get(disk.id) else { return };
-        let (notices, retired) = disk.retire(&segment, ticket.records());
-        let (records, bytes) = (ticket.records().len() as u64, ticket.bytes());
+        let retired = disk.retire(ticket.records());
         // Dropped, the ticket links its records again; their slots are over, and the next start tells
         // of them anew.
-        if !self.tell_evicted(disk, &notices) {
-            return;
-        }
-        match ticket.finish(DRAIN_TIME) {
-            Ok(()) => {
-                disk.tally.evicted.add(records);
-                disk.tally.evicted_bytes.add(bytes);
-            }
-            Err(error) => {
-                disk.tally.errors.one();
-                let path = disk.config.path.display();
-                tracing::error!(%error, %path, "evicted files were not deleted");
-                // A crash could bring them back: their slots are not said to be free.
-                return;
-            }
-        }
-        let now = boottime();
-        for (_, place) in retired {
-            segment.settle(now, place.slot, place.generation);
+        if self.tell_evicted(disk, &retired.notices) {
+            disk.delete_evicted(ticket, retired);
         }
     }
 

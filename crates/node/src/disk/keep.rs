@@ -11,10 +11,9 @@ use mooncrate_core::Now;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::time::Deadline;
 use mooncrate_mem::clock::boottime;
-use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, WriteGuard};
+use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, SegmentError, WriteGuard};
 use mooncrate_ssd::{GROUP_BYTES, KeepError, NewRecord, RecordId, Room};
 use mooncrate_transfer::TransferError;
-use mooncrate_wire::DataError;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -147,7 +146,7 @@ impl Node {
             let mut going = Vec::with_capacity(group.len());
             for (came, order) in group {
                 let target = order.target;
-                match self.prepare(came, order) {
+                match self.prepare(disk, came, order) {
                     Ok(one) => going.push(one),
                     Err(error) => {
                         disk.tally.refused_other.one();
@@ -168,15 +167,16 @@ impl Node {
     }
 
     /// Opens the slot and holds the bytes.
-    fn prepare(&self, came: Now, order: Box<CopyOrder>) -> Result<Going, TransferError> {
+    fn prepare(
+        &self,
+        disk: &Disk,
+        came: Now,
+        order: Box<CopyOrder>,
+    ) -> Result<Going, TransferError> {
         let now = boottime();
         let end = came.deadline_in(Duration::from_millis(u64::from(order.time_ms)));
         if end.passed(now) {
             return Err(TransferError::NotTried);
-        }
-        let segment = self.segments().find(&order.target)?;
-        if !segment.is_kept() {
-            return Err(DataError::Unsupported.into());
         }
         let label = order.label.encode();
         let begin = BeginWrite {
@@ -188,7 +188,7 @@ impl Node {
             label: &label,
             hash: LabelHash::of(&label),
         };
-        let guard = segment.begin(now, &begin)?;
+        let guard = disk.begin(&begin)?;
         let source = self.hold(&guard, &order, end)?;
         let id = record_of(order.object, &label);
         Ok(Going { order, guard, label, id, source })
@@ -216,6 +216,11 @@ impl Node {
 }
 
 impl Disk {
+    /// Opens a slot of the segment that is mounted. A mount that ends takes it along.
+    pub(super) fn begin(&self, begin: &BeginWrite<'_>) -> Result<WriteGuard, SegmentError> {
+        self.places.lock().segment().begin(boottime(), begin)
+    }
+
     /// Writes a group and publishes what is durable; whether the disk should be left alone for a moment.
     pub(super) fn keep_group(&self, going: Vec<Going>, done: &mut Vec<CopyDone>) -> bool {
         if going.is_empty() {
@@ -240,7 +245,7 @@ impl Disk {
             let ok = match result {
                 Ok(()) => self.publish_record(one),
                 Err(error) => {
-                    failed |= self.not_kept(&one, &error);
+                    failed |= self.not_kept(one, &error);
                     false
                 }
             };
@@ -255,29 +260,32 @@ impl Disk {
         let Going { order, guard, id, source, .. } = one;
         drop(source);
         let place = Place { slot: order.target.slot, generation: order.target.generation };
-        let noted = self.places.lock().insert(order.target.incarnation, id, place);
-        let refused = if noted {
+        // One step for whoever looks at places: no mount ends, and no order comes, between the two halves.
+        let mut places = self.places.lock();
+        let refused = if places.insert(order.target.incarnation, id, place) {
             match guard.publish_kept(boottime(), order.token, order.seal) {
                 Ok(()) => {
+                    drop(places);
                     self.tally.kept.one();
                     self.tally.kept_bytes.add(order.len);
                     return true;
                 }
-                Err(refused) => refused.guard,
+                Err(refused) => {
+                    places.remove(&id);
+                    refused.guard
+                }
             }
         } else {
             guard
         };
-        if noted {
-            self.places.lock().remove(&id);
-        }
+        drop(places);
         self.tally.refused_other.one();
         // Before the guard ends, which says that the slot is free.
         self.remove_for_good(id, Held::Life(refused));
         false
     }
 
-    fn not_kept(&self, one: &Going, error: &KeepError) -> bool {
+    fn not_kept(&self, one: Going, error: &KeepError) -> bool {
         match error {
             KeepError::Full { .. } => {
                 self.tally.refused_full.one();
@@ -301,6 +309,8 @@ impl Disk {
                 self.tally.refused_failed.one();
                 self.tally.errors.one();
                 tracing::error!(%error, path = %self.config.path.display(), "a record was not written");
+                // What was written of it may be found by a start: the slot is free when that is not so.
+                self.remove_for_good(one.id, Held::Life(one.guard));
                 true
             }
         }

@@ -13,6 +13,8 @@ use mooncrate_ssd::{Load, LoadError, RecordId};
 use mooncrate_transfer::{Read, Segments, Stager, Staging, TransferError};
 use mooncrate_wire::DataError;
 use mooncrate_wire::message::{StageItem, Staged};
+use rustix::io::Errno;
+use std::io;
 use std::sync::{Arc, Weak};
 
 /// Hint when a disk failed for a reason that may pass.
@@ -103,11 +105,11 @@ impl Disk {
                 self.tally.errors.one();
                 let path = self.config.path.display();
                 tracing::error!(%error, %path, "a record was not read");
-                if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) {
-                    self.went_bad(load.id);
-                    return Err(DataError::Stale);
+                if passes(&error) {
+                    return Err(DataError::Busy { after_ms: FAILED_MS });
                 }
-                Err(DataError::Busy { after_ms: FAILED_MS })
+                self.went_bad(load.id);
+                Err(DataError::Stale)
             }
             Err(_) => {
                 let path = self.config.path.display();
@@ -117,6 +119,16 @@ impl Disk {
             }
         }
     }
+}
+
+/// Whether a read failed for a reason that may pass: want of something of this process or this machine. All
+/// else is the disk's word that it does not give the record back; devices have many ways to say so. Errors
+/// that do not come from the system tell nothing about the disk.
+fn passes(error: &io::Error) -> bool {
+    const PASSING: [Errno; 5] =
+        [Errno::AGAIN, Errno::INTR, Errno::NOMEM, Errno::MFILE, Errno::NFILE];
+    let Some(number) = error.raw_os_error() else { return true };
+    PASSING.iter().any(|errno| errno.raw_os_error() == number)
 }
 
 /// A value, or slices of one, on the way into staging memory.
@@ -250,5 +262,25 @@ impl Stager for Tier {
 
     fn release(&self, locators: &[Locator]) {
         self.staging.release(boottime(), locators);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A medium that is bad says so in many ways; want of memory or descriptors is not one of them.
+    #[test]
+    fn only_want_passes() {
+        let failed = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
+        for bad in
+            [Errno::IO, Errno::NODATA, Errno::REMOTEIO, Errno::NODEV, Errno::NXIO, Errno::BADMSG]
+        {
+            assert!(!passes(&failed(bad)), "{bad}");
+        }
+        for want in [Errno::AGAIN, Errno::INTR, Errno::NOMEM, Errno::MFILE, Errno::NFILE] {
+            assert!(passes(&failed(want)), "{want}");
+        }
+        assert!(passes(&io::Error::other("not of the system")));
     }
 }

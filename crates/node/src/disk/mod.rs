@@ -14,6 +14,7 @@
 //! crash can bring its record back (G6); an evicted record is deleted when the master has heard of it (S1).
 
 mod budget;
+mod carried;
 mod config;
 mod ends;
 mod evict;
@@ -33,9 +34,10 @@ pub use open::{OnProgress, OpenDisks};
 pub(crate) use tally::Tally;
 
 use budget::Budget;
+use carried::Carried;
 use keep::Queue;
 use mooncrate_core::plan::{Notice, Order};
-use mooncrate_core::{Label, LeaderEpoch, ObjectId, SegmentId};
+use mooncrate_core::{Incarnation, Label, LeaderEpoch, ObjectId, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::{Segment, WriteGuard};
 use mooncrate_ssd::{Backend, RecordId, Recovery};
@@ -67,11 +69,15 @@ pub(crate) struct Disk {
     ended: Condvar,
     /// Removals that the disk refused so far. Nothing is said about lives before they are durable (G6).
     undurable: Mutex<Vec<(RecordId, Held)>>,
+    /// Lives of earlier mounts that are not over, each with a slot of this one that stands for it.
+    carried: Mutex<Vec<Carried>>,
     /// Wakes the evictor.
     crowded: Mutex<bool>,
     crowd: Condvar,
     /// An eviction waits for its master: nothing new is taken meanwhile (S1).
     refusing: AtomicBool,
+    /// It removes nothing any more, and is not mounted any more.
+    lost: AtomicBool,
     budget: Mutex<Budget>,
 }
 
@@ -106,7 +112,18 @@ impl Disk {
     /// Whether nothing new is taken.
     fn refuses(&self) -> bool {
         // Acquire: pairs with the Release of the evictor.
-        self.refusing.load(Ordering::Acquire)
+        self.refusing.load(Ordering::Acquire) || self.is_lost()
+    }
+
+    /// Whether it was given up.
+    pub(crate) fn is_lost(&self) -> bool {
+        // Acquire: pairs with the Release of who gives it up.
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Which mount it is in.
+    fn mount(&self) -> Incarnation {
+        self.places.lock().segment().spec().incarnation
     }
 
     /// Values that wait to be kept, and their bytes.
@@ -141,25 +158,30 @@ impl Disk {
         self.crowd.notify_all();
     }
 
-    /// Retires the slots of records that are hidden already; what the master is to be told of.
-    fn retire(
-        &self,
-        segment: &Segment,
-        ids: &[RecordId],
-    ) -> (Vec<Notice>, Vec<(RecordId, places::Place)>) {
+    /// Retires the slots of records that are hidden already.
+    fn retire(&self, ids: &[RecordId]) -> Retired {
         let now = mooncrate_mem::clock::boottime();
         let mut places = self.places.lock();
+        let segment = Arc::clone(places.segment());
         let mut notices = Vec::with_capacity(ids.len());
-        let mut retired = Vec::with_capacity(ids.len());
+        let mut records = Vec::with_capacity(ids.len());
         for id in ids {
             let Some(place) = places.remove(id) else { continue };
             if let Ok(notice) = segment.retire_unasked(now, place.slot, place.generation) {
                 notices.push(notice);
-                retired.push((*id, place));
+                records.push((*id, place));
             }
         }
-        (notices, retired)
+        Retired { segment, notices, records }
     }
+}
+
+/// Slots that their owner has retired by itself.
+struct Retired {
+    segment: Arc<Segment>,
+    /// What the master is to be told.
+    notices: Vec<Notice>,
+    records: Vec<(RecordId, places::Place)>,
 }
 
 /// The name of the record that a replica with this label is.

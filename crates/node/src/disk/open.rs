@@ -2,20 +2,21 @@
 //! same after the node was given up by its master: the records are still there, the mount is a new one.
 
 use super::budget::Budget;
+use super::carried::{Carried, stand_in};
 use super::keep::Queue;
 use super::places::{Place, Places};
-use super::{Disk, Io, SsdConfig, Tally, TierConfig, record_of};
+use super::{Disk, Held, Io, SsdConfig, Tally, TierConfig, record_of};
 use crate::config::NodeConfig;
 use crate::duty::NodeError;
 use mooncrate_core::limits::EXTENT_ALIGN;
-use mooncrate_core::plan::Medium;
+use mooncrate_core::plan::{Announced, AnnouncedLife, Medium};
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::{Extent, Generation, Incarnation, LeaderEpoch, NodeId, SegmentId, Slot};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Adopt, Segment, SegmentSpec};
 use mooncrate_ssd::disk::{Posix, Uring};
-use mooncrate_ssd::{Backend, Config, Progress, Record, Recovery};
+use mooncrate_ssd::{Backend, Config, Progress, Record, RecordId, Recovery};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -110,11 +111,11 @@ fn open(
         "disk opened"
     );
     let segment = kept_segment(config, id, mount, records.len() as u64)?;
-    let (places, unplaced) = adopt(&segment, records.iter().map(Told::from));
+    let Adopted { places, unplaced, next } = adopt(&segment, records.iter().map(Told::from));
     drop(records);
     let parts = Parts { backend, device, recovery, took };
     let disk = Disk::new(id, config, parts, places, tier.write_bytes_per_day);
-    disk.drop_unplaced(&unplaced);
+    disk.drop_unplaced(&unplaced, &segment, Slot(next));
     Ok((Arc::new(disk), segment))
 }
 
@@ -148,9 +149,11 @@ impl Disk {
             ends: Mutex::new(VecDeque::new()),
             ended: Condvar::new(),
             undurable: Mutex::default(),
+            carried: Mutex::default(),
             crowded: Mutex::new(false),
             crowd: Condvar::new(),
             refusing: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             budget: Mutex::new(Budget::new(write_bytes_per_day, boottime())),
         }
     }
@@ -210,14 +213,23 @@ impl<'a> From<&'a Record> for Told<'a> {
     }
 }
 
-/// Gives records slots, one after the other; those that find none are returned: nobody could read them.
+/// What a new segment has.
+pub(super) struct Adopted {
+    pub(super) places: Places,
+    /// Records that found no slot: nobody could read them.
+    unplaced: Vec<RecordId>,
+    /// The first slot that is not used.
+    next: u32,
+}
+
+/// Gives records slots, one after the other.
 pub(super) fn adopt<'a>(
     segment: &Arc<Segment>,
     records: impl Iterator<Item = Told<'a>>,
-) -> (Places, Vec<mooncrate_ssd::RecordId>) {
+) -> Adopted {
     let spec = *segment.spec();
     let now = boottime();
-    let mut places = Places::new(spec.incarnation);
+    let mut places = Places::new(Arc::clone(segment));
     let mut unplaced = Vec::new();
     let (mut slot, mut offset, mut epoch) = (0, 0, LeaderEpoch(0));
     for told in records {
@@ -246,45 +258,62 @@ pub(super) fn adopt<'a>(
     }
     // A leader below those that stored this could give their names to other values.
     let _first = segment.witness(epoch);
-    (places, unplaced)
+    Adopted { places, unplaced, next: slot }
 }
 
 impl Disk {
-    /// The segment of a new mount, with what the old one could serve.
-    pub(crate) fn remount(
-        &self,
-        old: &Segment,
-        mount: Incarnation,
-    ) -> Result<Arc<Segment>, NodeError> {
-        let mut told = Vec::new();
+    /// The segment of a new mount, with what the old one could serve. Under one lock from the first look to
+    /// the last: what is kept meanwhile finds the old mount over, and leaves nothing.
+    pub(crate) fn remount(&self, mount: Incarnation) -> Result<Arc<Segment>, NodeError> {
+        let mut places = self.places.lock();
+        let old = Arc::clone(places.segment());
+        let (mut told, mut unfinished) = (Vec::new(), Vec::new());
         let mut from = Some(Slot(0));
         while let Some(page) = from {
             let (slots, next) = old.announce(page, 4096);
-            told.extend(slots.into_iter().filter_map(|slot| slot.life?.object));
+            for Announced { slot, generation, life } in slots {
+                match life {
+                    Some(AnnouncedLife { object: Some(object), .. }) => told.push(object),
+                    Some(_) => unfinished.push((slot, generation)),
+                    None => {}
+                }
+            }
             from = next;
         }
-        let segment = kept_segment(&self.config, self.id, mount, told.len() as u64)?;
-        let mut places = self.places.lock();
+        let slots = (told.len() + unfinished.len()) as u64;
+        let segment = kept_segment(&self.config, self.id, mount, slots)?;
         let records = told.iter().map(|object| Told {
             label: object.label.encode().into(),
             object: object.object,
             len: object.len,
             seal: object.seal,
         });
-        let (fresh, unplaced) = adopt(&segment, records);
-        *places = fresh;
+        let adopted = adopt(&segment, records);
+        *places = adopted.places;
+        // Before the mount is told: the master must hear of them.
+        let after = adopted.next + unfinished.len() as u32;
+        let carried = (adopted.next..)
+            .zip(unfinished)
+            .map(|(slot, life)| Carried::new(&old, life, stand_in(&segment, Slot(slot))));
+        self.carried.lock().extend(carried);
         drop(places);
-        self.drop_unplaced(&unplaced);
+        self.drop_unplaced(&adopted.unplaced, &segment, Slot(after));
         Ok(segment)
     }
 
-    fn drop_unplaced(&self, ids: &[mooncrate_ssd::RecordId]) {
+    /// Removes records that nobody could read. While they are there, a slot stands for them: a disk that holds
+    /// more than it told must not be believed (0022).
+    fn drop_unplaced(&self, ids: &[RecordId], segment: &Arc<Segment>, slot: Slot) {
         if ids.is_empty() {
             return;
         }
         tracing::warn!(records = ids.len(), path = %self.config.path.display(), "records without a slot are removed");
-        if let Err(error) = self.backend.remove(ids) {
-            tracing::error!(%error, "records without a slot were not removed");
-        }
+        let Err(error) = self.backend.remove(ids) else { return };
+        self.tally.errors.one();
+        tracing::error!(%error, "records without a slot were not removed; tried again later");
+        // They go together, so one slot is enough.
+        let mut stands = stand_in(segment, slot).map(Held::Life);
+        let held = ids.iter().map(|id| (*id, stands.take().unwrap_or(Held::Nothing)));
+        self.undurable.lock().extend(held);
     }
 }

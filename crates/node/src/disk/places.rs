@@ -1,8 +1,11 @@
-//! Which record is in which slot of the mounted segment, both ways round.
+//! Which record is in which slot of the mounted segment, both ways round. The mount changes under the same
+//! lock as the places: whoever holds it sees one mount and all that is in it.
 
 use mooncrate_core::{Generation, Incarnation, Slot};
+use mooncrate_mem::Segment;
 use mooncrate_ssd::RecordId;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// A life of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,19 +17,28 @@ pub(crate) struct Place {
 /// Records of one mount.
 #[derive(Debug)]
 pub(crate) struct Places {
-    mount: Incarnation,
+    segment: Arc<Segment>,
     by_record: HashMap<RecordId, Place>,
     by_slot: HashMap<Slot, (Generation, RecordId)>,
 }
 
 impl Places {
-    pub(crate) fn new(mount: Incarnation) -> Self {
-        Self { mount, by_record: HashMap::new(), by_slot: HashMap::new() }
+    pub(crate) fn new(segment: Arc<Segment>) -> Self {
+        Self { segment, by_record: HashMap::new(), by_slot: HashMap::new() }
+    }
+
+    /// The mount.
+    pub(crate) fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    fn is(&self, mount: Incarnation) -> bool {
+        self.segment.spec().incarnation == mount
     }
 
     /// Notes a record of a mount; false: that mount is over, or the record has a place.
     pub(crate) fn insert(&mut self, mount: Incarnation, id: RecordId, place: Place) -> bool {
-        if mount != self.mount || self.by_record.contains_key(&id) {
+        if !self.is(mount) || self.by_record.contains_key(&id) {
             return false;
         }
         self.by_record.insert(id, place);
@@ -46,9 +58,14 @@ impl Places {
         Some(place)
     }
 
-    /// The record of a life.
-    pub(crate) fn at(&self, slot: Slot, generation: Generation) -> Option<RecordId> {
+    /// The record of a life of a mount.
+    pub(crate) fn at(
+        &self,
+        mount: Incarnation,
+        slot: Slot,
+        generation: Generation,
+    ) -> Option<RecordId> {
         let (known, id) = self.by_slot.get(&slot)?;
-        (*known == generation).then_some(*id)
+        (self.is(mount) && *known == generation).then_some(*id)
     }
 }

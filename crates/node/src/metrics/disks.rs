@@ -93,6 +93,11 @@ fn space(page: &mut Page<'_>, rows: &Rows<'_>) -> fmt::Result {
         Shown::level(d.waiting().0 as u64)
     })?;
     family("mooncrate_node_disk_queue_bytes", "Bytes of them.", &|d| Shown::level(d.waiting().1))?;
+    family(
+        "mooncrate_node_disk_lost",
+        "1 when it was given up: it removes nothing any more.",
+        &|d| Shown::level(u64::from(d.is_lost())),
+    )?;
     family("mooncrate_node_disk_recovered_records", "Records that the start found.", &|d| {
         Shown::level(d.recovery.records)
     })?;

@@ -1,4 +1,6 @@
 //! What a disk owes its master, told step by step: threads are left out, so that each race is staged.
 
+mod failures;
+mod mounts;
 mod orders;
 mod rig;

@@ -21,7 +21,7 @@ fn an_order_that_overtakes_a_value_does_not_tell_it_freed() {
         let rig = Arc::new(Rig::new(Kind::Bucket));
         assert!(rig.keep(1, 0));
         // The second value is on its way when both are ordered to go, and is kept while the first goes.
-        let (going, disk) = (rig.going(2, 1, 0), Arc::clone(&rig.disk));
+        let (going, disk) = (rig.going(2, 1).unwrap(), Arc::clone(&rig.disk));
         let hook = move || {
             let mut done = Vec::new();
             disk.keep_group(vec![going], &mut done);

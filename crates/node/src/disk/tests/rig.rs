@@ -12,7 +12,6 @@ use mooncrate_core::{
     PutToken, SegmentId, Slot, TenantId,
 };
 use mooncrate_lock::Mutex;
-use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{BeginWrite, LabelHash, Segment};
 use mooncrate_ssd::disk::sim::{Rates, SimDisk};
@@ -38,6 +37,10 @@ pub(super) struct Gate {
     pub(super) before_remove: Mutex<VecDeque<Hook>>,
     /// How many of the next removals fail, having done nothing.
     pub(super) removals_fail: Mutex<u32>,
+    /// How many of the next groups are written and fail all the same.
+    pub(super) keeps_fail: Mutex<u32>,
+    /// How many of the next evictions fail in their second step, having deleted nothing.
+    pub(super) deletions_fail: Mutex<u32>,
 }
 
 #[derive(Debug)]
@@ -66,6 +69,11 @@ fn failed() -> io::Error {
 
 impl Backend for Gated {
     fn keep(&self, records: &[NewRecord<'_>]) -> Vec<Result<(), KeepError>> {
+        if strikes(&self.gate.keeps_fail) {
+            // All of it is on the disk, and the disk says that it is not.
+            assert!(self.inner.keep(records).iter().all(Result::is_ok));
+            return records.iter().map(|_| Err(KeepError::Disk(failed()))).collect();
+        }
         self.inner.keep(records)
     }
 
@@ -85,7 +93,8 @@ impl Backend for Gated {
     }
 
     fn unlink(&self, bytes: u64) -> Option<Box<dyn Ticket>> {
-        self.inner.unlink(bytes)
+        let (ticket, gate) = (self.inner.unlink(bytes)?, Arc::clone(&self.gate));
+        Some(Box::new(GatedTicket { ticket, gate }))
     }
 
     fn scrub(&self, cursor: u64, bytes: u64) -> (Vec<RecordId>, u64) {
@@ -97,13 +106,37 @@ impl Backend for Gated {
     }
 }
 
+#[derive(Debug)]
+struct GatedTicket {
+    ticket: Box<dyn Ticket>,
+    gate: Arc<Gate>,
+}
+
+impl Ticket for GatedTicket {
+    fn records(&self) -> &[RecordId] {
+        self.ticket.records()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.ticket.bytes()
+    }
+
+    fn finish(self: Box<Self>, wait: Duration) -> io::Result<()> {
+        if strikes(&self.gate.deletions_fail) {
+            // Hidden for good, and on the disk: as a backend whose directory could not be synced.
+            std::mem::forget(self.ticket);
+            return Err(failed());
+        }
+        self.ticket.finish(wait)
+    }
+}
+
 /// See the file's head.
 pub(super) struct Rig {
     pub(super) disk: Arc<Disk>,
     pub(super) gate: Arc<Gate>,
     pub(super) tally: Tally,
     sim: Arc<SimDisk>,
-    segment: Mutex<Arc<Segment>>,
 }
 
 pub(super) fn label(n: u64) -> Label {
@@ -135,7 +168,7 @@ impl Rig {
         let segment = kept_segment(&config, at, Incarnation(1), 0).unwrap();
         segment.witness(EPOCH).unwrap();
         segment.set_serve_until(Now(u64::MAX));
-        let (places, _) = adopt(&segment, std::iter::empty());
+        let places = adopt(&segment, std::iter::empty()).places;
         let parts = Parts {
             backend,
             device: Arc::clone(&sim) as _,
@@ -143,22 +176,22 @@ impl Rig {
             took: Duration::ZERO,
         };
         let disk = Arc::new(Disk::new(at, &config, parts, places, None));
-        Self { disk, gate, tally: Tally::new(Arc::default()), sim, segment: Mutex::new(segment) }
+        Self { disk, gate, tally: Tally::new(Arc::default()), sim }
     }
 
     pub(super) fn segment(&self) -> Arc<Segment> {
-        Arc::clone(&self.segment.lock())
+        Arc::clone(self.disk.places.lock().segment())
     }
 
     /// A value on its way to a slot of the segment.
-    pub(super) fn going(&self, n: u64, slot: u32, generation: u32) -> Going {
+    pub(super) fn going(&self, n: u64, slot: u32) -> Option<Going> {
         let segment = self.segment();
         let target = Locator {
             segment: self.disk.id,
             incarnation: segment.spec().incarnation,
             slot: Slot(slot),
-            generation: Generation(generation),
-            extent: Extent::new(u64::from(slot) << 16, extent_bytes(LEN)).unwrap(),
+            generation: Generation(0),
+            extent: Extent::new(0, extent_bytes(LEN)).unwrap(),
             stripe: 0,
             grant: None,
         };
@@ -172,7 +205,8 @@ impl Rig {
             label: &encoded,
             hash: LabelHash::of(&encoded),
         };
-        let guard = segment.begin(boottime(), &begin).unwrap();
+        // Refused by a mount that is over.
+        let guard = self.disk.begin(&begin).ok()?;
         let mut room = Room::new(LEN as usize);
         room.push(&value(n));
         let order = CopyOrder {
@@ -187,13 +221,14 @@ impl Rig {
             time_ms: 1000,
         };
         let source = Source::Fetched(room);
-        Going { order: Box::new(order), guard, label: encoded, id: id(n), source }
+        Some(Going { order: Box::new(order), guard, label: encoded, id: id(n), source })
     }
 
     /// Keeps a value in a slot; whether it is readable then.
     pub(super) fn keep(&self, n: u64, slot: u32) -> bool {
+        let Some(going) = self.going(n, slot) else { return false };
         let mut done: Vec<CopyDone> = Vec::new();
-        self.disk.keep_group(vec![self.going(n, slot, 0)], &mut done);
+        self.disk.keep_group(vec![going], &mut done);
         done[0].ok
     }
 
@@ -206,7 +241,28 @@ impl Rig {
 
     /// Ends lives, as the thread does.
     pub(super) fn end(&self, ends: &[End]) -> Vec<Notice> {
-        self.disk.end_together(&self.segment(), ends, &self.tally).unwrap()
+        let (notices, removed) = self.disk.end_together(ends, &self.tally);
+        removed.unwrap();
+        notices
+    }
+
+    /// A new mount, as the node makes it when its master has given it up.
+    pub(super) fn remount(&self) {
+        let mount = Incarnation(self.segment().spec().incarnation.0 + 1);
+        let segment = self.disk.remount(mount).unwrap();
+        segment.witness(EPOCH).unwrap();
+        segment.set_serve_until(Now(u64::MAX));
+    }
+
+    /// What the master would be told now: records that can be read, and slots with something else.
+    pub(super) fn announced(&self) -> (BTreeSet<RecordId>, usize) {
+        let (page, _) = self.segment().announce(Slot(0), usize::MAX);
+        let lives: Vec<_> = page.into_iter().filter_map(|slot| slot.life).collect();
+        let told = lives.iter().filter_map(|life| life.object.as_ref());
+        let told: BTreeSet<RecordId> =
+            told.map(|told| record_of(told.object, &told.label.encode())).collect();
+        let others = lives.len() - told.len();
+        (told, others)
     }
 
     /// The records that a start would find now.
