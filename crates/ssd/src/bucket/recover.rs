@@ -287,8 +287,8 @@ impl Scan<'_> {
     fn scanned(&mut self, id: u64, len: u64) -> io::Result<()> {
         let mut all = Scanned::default();
         let read = self.scan(id, len, &mut all);
-        let Scanned { seen, heads, good: records, end } = all;
-        let end = laying::rounded(end);
+        let Scanned { seen, heads, good: records, end: last } = all;
+        let end = laying::rounded(last);
         if let Err(error) = &read {
             tracing::warn!(bucket = id, %error, "a bucket could not be read to its end; the rest is lost");
         }
@@ -299,7 +299,7 @@ impl Scan<'_> {
             self.recovery.orphans += 1;
             return self.delete(id);
         }
-        if end < len && self.cut(id, end).is_err() {
+        if (end < len || read.is_err()) && self.cut(id, last).is_err() {
             return self.delete(id);
         }
         let meta_reserved = meta::file_bytes(heads.len());
@@ -307,10 +307,11 @@ impl Scan<'_> {
         self.register(new_bin(id, end, 0), seen, Some(writer))
     }
 
-    /// What lies behind the end of a bucket is gone for good.
+    /// What lies behind the end of a bucket is gone for good; also in its last block, which stays whole.
     fn cut(&self, id: u64, end: u64) -> io::Result<()> {
         let file = self.disk.open(&data_path(id), Open::Write)?;
         file.set_len(end)?;
+        file.set_len(laying::rounded(end))?;
         file.sync_data()
     }
 

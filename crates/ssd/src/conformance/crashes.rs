@@ -1,12 +1,13 @@
 //! The power fails: what was answered with `Ok` is there, what was removed stays removed, and nothing that
 //! is found is wrong. The simulated disk keeps any subset of what was not synced.
 
-use super::rig::{Rig, SimHome, Thing};
+use super::rig::{Rig, SimHome, Thing, files};
 use super::simulated;
 use crate::disk::sim::Rates;
-use crate::{Config, KeepError, Kind, LoadError};
+use crate::{Config, Disk, KeepError, Kind, LoadError};
 use mooncrate_core::rng::Rng;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 #[test]
@@ -293,7 +294,16 @@ fn what_is_not_told_does_not_come_back() {
             for _ in 0..2 {
                 run.rig.crash();
                 assert_eq!(run.rig.found, told, "{:?}", run.rig.recovery);
+                // Nor when metadata are lost that left it out.
+                let sim = run.rig.home.sim().unwrap();
+                for (path, _) in files(sim, Path::new("")) {
+                    if path.extension().is_some_and(|ending| ending == "meta") {
+                        sim.remove(&path).unwrap();
+                    }
+                }
             }
+            run.rig.crash();
+            assert_eq!(run.rig.found, told, "{:?}", run.rig.recovery);
             run.rig.balanced();
         }
         assert!(hidden > 100, "{hidden}");
