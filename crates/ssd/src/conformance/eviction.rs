@@ -121,7 +121,8 @@ fn an_eviction_does_not_wait_for_a_removal_that_failed() {
         rig.backend().remove(&[things[0].id]).unwrap_err();
         rig.home.sim().unwrap().set_rates(Rates::default());
         let (done, ended) = std::sync::mpsc::channel();
-        thread::spawn(move || done.send(ticket.finish(Duration::from_hours(1)).is_ok()));
+        let finish = move || done.send(ticket.finish(Duration::from_hours(1)).is_ok());
+        thread::Builder::new().spawn(finish).unwrap();
         ended
             .recv_timeout(Duration::from_mins(1))
             .expect("it waits for a reader that is not there");
