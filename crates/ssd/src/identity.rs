@@ -198,11 +198,20 @@ impl Identity {
             let mut room = Room::new(ALIGN);
             room.push(text.encode().as_bytes());
             room.pad();
-            self.replace(Path::new(TEMP), Path::new(name), &room, &FORMAT_POINTS)?;
+            let replaced = self.replace(Path::new(TEMP), Path::new(name), &room, &FORMAT_POINTS);
+            replaced.inspect_err(|_| self.recount())?;
         }
         ids.durable = durable;
         self.bytes.store(BYTES, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// A copy that could not be made durable may stand there for the first time, and counts (S7).
+    fn recount(&self) {
+        if let Ok(entries) = self.disk.list(Path::new("")) {
+            let copies = entries.iter().filter(|entry| NAMES.contains(&entry.name.as_str()));
+            self.bytes.store(copies.map(|entry| entry.len).sum(), Ordering::Relaxed);
+        }
     }
 
     /// Writes, and counts what is written.

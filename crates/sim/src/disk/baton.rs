@@ -9,7 +9,7 @@ use crate::swarm::pick;
 use mooncrate_core::rng::Rng;
 use mooncrate_lock::turns::{self, Why};
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
 
@@ -85,6 +85,8 @@ impl Baton {
             }
         }
         let _ = self.threads[actor].set(std::thread::current());
+        // Pairs with the fence in `give`: whoever gives us the turn sees this thread, or we see the turn.
+        fence(Ordering::SeqCst);
         self.wait(actor);
         MINE.with(|mine| mine.replace(Some((Arc::clone(self), actor))));
         turns::take(Some(hook));
@@ -101,7 +103,9 @@ impl Baton {
 
     fn give(&self, next: usize) {
         self.turn.store(next, Ordering::Release);
-        // A thread that has not started yet looks at the turn before it parks.
+        // A thread that has not started yet looks at the turn before it parks. Without the fence both could look
+        // before the other one's store arrives, and the turn would be nobody's for ever.
+        fence(Ordering::SeqCst);
         if let Some(thread) = self.threads.get(next).and_then(OnceLock::get) {
             thread.unpark();
         }

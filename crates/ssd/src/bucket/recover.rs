@@ -368,17 +368,17 @@ impl Scan<'_> {
     ) -> io::Result<()> {
         let id = bin.bucket.id;
         // Of two copies of a record the last one counts: the first was removed, or the keep of it failed.
-        let mut last = BTreeMap::new();
+        let mut newest = BTreeMap::new();
         let is_removed = |slot: &Slot| self.removed.contains(&(id, slot.offset));
         for Seen { slot, good, .. } in &seen {
             if *good && !is_removed(slot) && !self.state.index.contains_key(&slot.id) {
-                last.insert(slot.id, slot.offset);
+                newest.insert(slot.id, slot.offset);
             }
         }
         let lost = seen
             .iter()
             .map(|seen| seen.slot)
-            .filter(|slot| !is_removed(slot) && last.get(&slot.id) != Some(&slot.offset));
+            .filter(|slot| !is_removed(slot) && newest.get(&slot.id) != Some(&slot.offset));
         let lost: Vec<Place> =
             lost.map(|slot| Place { bucket: id, offset: slot.offset, id: slot.id }).collect();
         if !lost.is_empty()
@@ -390,7 +390,7 @@ impl Scan<'_> {
         }
         for Seen { slot, record, good } in seen {
             bin.slots.push(slot);
-            if last.get(&slot.id) == Some(&slot.offset) {
+            if newest.get(&slot.id) == Some(&slot.offset) {
                 bin.live += 1;
                 self.state.link(&bin.bucket, slot);
                 self.recovery.records += 1;

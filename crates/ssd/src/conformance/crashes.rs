@@ -309,3 +309,28 @@ fn what_is_not_told_does_not_come_back() {
         assert!(hidden > 100, "{hidden}");
     }
 }
+
+/// A start that cannot read everything, and is cut short while it lets that go: what the next one tells loads.
+#[test]
+fn a_start_that_is_cut_short_leaves_whole_records() {
+    for kind in Kind::ALL {
+        for seed in 0..60 {
+            println!("{} seed {seed}", kind.name());
+            let mut run = Run::new(kind, seed);
+            for _ in 0..12 {
+                run.step();
+            }
+            let sim = run.rig.home.sim().unwrap();
+            sim.set_rates(Rates { read_error: 60_000, ..Rates::default() });
+            sim.cut_after(20 + seed * 3);
+            drop(run.rig.open());
+            run.rig.home.sim().unwrap().set_rates(Rates::default());
+            run.rig.crash();
+            for (thing, _) in run.things.values() {
+                if run.rig.found.contains_key(&thing.id) {
+                    run.rig.load(thing).unwrap();
+                }
+            }
+        }
+    }
+}

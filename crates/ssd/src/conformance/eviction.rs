@@ -1,7 +1,8 @@
 //! Two steps: hidden, then deleted; and back again if nobody was told (S1, S6).
 
-use super::everywhere;
 use super::rig::{Rig, Thing, load_part};
+use super::{everywhere, simulated};
+use crate::disk::sim::Rates;
 use crate::{Evict, KeepError, Kind, LoadError};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -106,6 +107,25 @@ fn a_record_on_its_way_out_exists_until_it_is_gone() {
             rig.found_exactly(&[]);
         }
         rig.balanced();
+    });
+}
+
+/// Nobody reads it, so an eviction does not wait, whatever failed before.
+#[test]
+fn an_eviction_does_not_wait_for_a_removal_that_failed() {
+    simulated(1, |rig| {
+        let things = filled(rig, 4);
+        let ticket = rig.backend().unlink(1).unwrap();
+        let rates = Rates { sync_error: 1_000_000, ..Rates::default() };
+        rig.home.sim().unwrap().set_rates(rates);
+        rig.backend().remove(&[things[0].id]).unwrap_err();
+        rig.home.sim().unwrap().set_rates(Rates::default());
+        let (done, ended) = std::sync::mpsc::channel();
+        let finish = move || done.send(ticket.finish(Duration::from_hours(1)).is_ok());
+        thread::Builder::new().spawn(finish).unwrap();
+        ended
+            .recv_timeout(Duration::from_mins(1))
+            .expect("it waits for a reader that is not there");
     });
 }
 

@@ -263,9 +263,13 @@ impl Scan<'_> {
             return Ok(());
         }
         let zeros = zeros();
+        // One after the other, the first ones first: two of them may be the head of a record and a block of its
+        // value, and a power cut must not leave the head alone.
+        self.dead.sort_unstable();
         for &offset in &self.dead {
             identity.write(self.file, offset, &[&zeros])?;
+            self.file.sync_data()?;
         }
-        self.file.sync_data()
+        Ok(())
     }
 }

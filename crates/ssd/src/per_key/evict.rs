@@ -86,7 +86,7 @@ impl Shared {
                 state.hidden.remove(&key);
                 state.reserved -= held.bytes();
             } else {
-                state.redo.push(Arc::clone(held));
+                state.redo.push(key);
             }
         }
         result.and(synced)
@@ -100,6 +100,8 @@ impl Shared {
         }
         let leaving = std::mem::take(&mut state.leaving);
         let redo = std::mem::take(&mut state.redo);
+        let copies = redo.iter().filter_map(|key| state.hidden.get(key));
+        let redo: Vec<Arc<Held>> = copies.map(|copy| Arc::clone(&copy.held)).collect();
         drop(state);
         if !redo.is_empty() {
             // What fails again is listed again.

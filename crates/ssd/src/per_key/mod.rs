@@ -82,8 +82,8 @@ struct State {
     dirs: HashMap<[u8; 2], bool>,
     /// Files that shall go and could not yet.
     leaving: Vec<(PathBuf, u64, Option<Arc<Held>>)>,
-    /// Files whose deletion did not become durable.
-    redo: Vec<Arc<Held>>,
+    /// Hidden files whose deletion did not become durable. By name: a count of them would pass for a reader.
+    redo: Vec<(RecordId, u64)>,
     data: u64,
     reserved: u64,
     value_bytes: u64,

@@ -191,8 +191,8 @@ impl Shared {
             // Deleted, but a crash may bring it back: as a file that is being removed.
             let held = Arc::clone(&item.held);
             state.reserved += held.bytes();
-            state.redo.push(Arc::clone(&held));
             let key = (held.id, held.serial);
+            state.redo.push(key);
             state.hidden.insert(key, Copy { held, stays: true, counted: false });
         }
     }

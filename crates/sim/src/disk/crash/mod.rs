@@ -24,6 +24,7 @@ use mooncrate_ssd::{Config, Evict, Kind, RecordId};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes that the files of a directory may take.
 const LIMIT: u64 = 2 << 20;
@@ -66,9 +67,20 @@ fn config(kind: Kind, seed: u64) -> Config {
     }
 }
 
+/// Opens a disk. A child that another thread of the parent just started may hold the lock of the directory
+/// for a moment: it inherits it, and lets it go as soon as it runs its program.
 fn open_disk(name: &str, directory: &Path) -> io::Result<Arc<dyn Disk>> {
-    Ok(match name {
-        "uring" => Arc::new(Uring::open(directory)?),
-        _ => Arc::new(Posix::open(directory)?),
-    })
+    let open = || -> io::Result<Arc<dyn Disk>> {
+        Ok(match name {
+            "uring" => Arc::new(Uring::open(directory)?),
+            _ => Arc::new(Posix::open(directory)?),
+        })
+    };
+    for _ in 0..100 {
+        if let Ok(disk) = open() {
+            return Ok(disk);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    open()
 }

@@ -12,12 +12,15 @@ use std::fs;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Children that may miss the point of the first round.
 const FIRST_TRIES: u32 = 12;
+
+/// One child starts at a time.
+static STARTING: Mutex<()> = Mutex::new(());
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -214,13 +217,18 @@ impl Series<'_> {
     /// Runs a child and hears it out. Gives whether it was killed at its point.
     fn child(&mut self, sum: &mut Sum) -> Result<bool, Failure> {
         let Task { directory, disk, kind, point, hits, seed, from } = &self.task;
-        let child = Command::new(&self.job.program)
+        let mut command = Command::new(&self.job.program);
+        command
             .arg("disk-crash-child")
             .args([directory.as_os_str(), disk.as_ref()])
             .args([*kind as u64, *point as u64, *hits, *seed, *from].map(|n| n.to_string()))
             .stdout(Stdio::piped())
-            .output()
-            .map_err(|error| io_failure(&error))?;
+            .stderr(Stdio::piped());
+        // A child that another thread is starting has the lock of our directory until it runs its program.
+        let starting = STARTING.lock().expect("nobody panics while starting");
+        let child = command.spawn();
+        drop(starting);
+        let child = child.and_then(Child::wait_with_output).map_err(|error| io_failure(&error))?;
         let mut keeps: BTreeMap<u64, u64> = BTreeMap::new();
         let told = String::from_utf8_lossy(&child.stdout);
         // The last line may be cut: then it was not told.
