@@ -3,10 +3,12 @@
     ./dev bench-python
 
 A ticker task comes round in every turn of the loop; the longest time between two of its turns is
-how long the loop was away. Making the tasks, and the first step of each, count: that is the floor.
-Python's garbage collector stops everything now and then, the floor too, for as long as it takes to
-walk over all objects of the program. So all is measured three times: as it is; with `gc.freeze()`
-after the start, as servers do it; and without the collector.
+how long the loop was away. Making the calls counts. The tasks are what gets would cost if each were
+a coroutine: making them, and the first step of each.
+Python's garbage collector stops everything now and then, for as long as it takes to walk over all
+objects of the program. Tasks make it run, and gets do not, but those that are measured share a
+program with tasks. So all is measured three times: as it is; with `gc.freeze()` after the start, as
+servers do it; and without the collector.
 """
 
 import asyncio
@@ -59,22 +61,22 @@ async def rows(name: str, store: mooncrate.AsyncStore) -> None:
             )
         found = await asyncio.gather(*(store.get(key) for key in keys))
         assert found == [key.encode().ljust(SIZE) for key in keys]
-        floor, gets = [], []
+        tasks, gets = [], []
         for _ in range(ROUNDS):
-            floor.append((await longest(lambda: (nothing() for _ in keys)))[0])
+            tasks.append((await longest(lambda: (nothing() for _ in keys)))[0])
             gets.append(await longest(lambda: (store.get(key) for key in keys)))
         away = [away for away, _ in gets]
         print(
             f"{name:<16}{count:>7}"
-            f"{1e3 * statistics.median(floor):>9.2f} ms{1e3 * max(floor):>9.2f} ms"
+            f"{1e3 * statistics.median(tasks):>9.2f} ms{1e3 * max(tasks):>9.2f} ms"
             f"{1e3 * statistics.median(away):>9.2f} ms{1e3 * max(away):>9.2f} ms"
             f"{1e3 * statistics.median([took for _, took in gets]):>10.1f} ms"
         )
 
 
 async def measure(master: str) -> None:
-    columns = ("floor", "its worst", "away", "worst", "all done")
-    print(f"{'gets at once':>23}" + "".join(f"{column:>12}" for column in columns))
+    columns = ("tasks: away", "worst", "gets: away", "worst", "all done")
+    print(f"{'at once':>23}" + "".join(f"{column:>12}" for column in columns))
     for name, shared_memory in (("shared memory", True), ("tcp", False)):
         async with mooncrate.AsyncStore(master=master, shared_memory=shared_memory) as store:
             await rows(name, store)

@@ -32,6 +32,7 @@ def test_the_package_is_typed(tmp_path):
 
 def test_the_stubs_tell_users_what_they_get(tmp_path):
     (tmp_path / "use.py").write_text(
+        "import asyncio\n"
         "from typing import assert_type\n"
         "import mooncrate\n"
         "store = mooncrate.Store(segment_size='1GiB')\n"
@@ -45,5 +46,12 @@ def test_the_stubs_tell_users_what_they_get(tmp_path):
         "store.put('key', view)\n"
         "store.put('key', 'text')  # type: ignore[arg-type]\n"
         "store.get(7)  # type: ignore[arg-type]\n"
+        "async def use(store: mooncrate.AsyncStore) -> None:\n"
+        "    assert_type(await store.get('key'), bytes | None)\n"
+        "    both = await asyncio.gather(store.get('key'), store.size('key'))\n"
+        "    assert_type(both, tuple[bytes | None, int | None])\n"
+        "    task = asyncio.create_task(store.exists('key'))\n"
+        "    assert_type(await asyncio.wait_for(task, 1), bool)\n"
+        "    await store.get(7)  # type: ignore[arg-type]\n"
     )
     run("mypy", "--strict", "use.py", folder=tmp_path)

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(crate) struct StateFile {
     path: PathBuf,
-    kept: Kept,
+    /// `None`: nobody knows, because a write failed.
+    kept: Option<Kept>,
 }
 
 impl StateFile {
@@ -26,19 +27,22 @@ impl StateFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        Ok((Self { path: path.into(), kept: kept.clone().unwrap_or_default() }, kept))
+        let known = Some(kept.clone().unwrap_or_default());
+        Ok((Self { path: path.into(), kept: known }, kept))
     }
 
     /// Makes the file say `kept`; a no-op if it does.
     pub(crate) fn keep(&mut self, kept: Kept) -> io::Result<()> {
-        if kept == self.kept {
+        if self.kept.as_ref() == Some(&kept) {
             return Ok(());
         }
+        // A write that failed may have come through: its name, if not its sync.
+        self.kept = None;
         self.write(&kept).map_err(|error| {
             let text = format!("{} cannot be written: {error}", self.path.display());
             io::Error::new(error.kind(), text)
         })?;
-        self.kept = kept;
+        self.kept = Some(kept);
         Ok(())
     }
 
@@ -79,6 +83,14 @@ mod tests {
         assert_eq!(StateFile::open(&path).unwrap().1, Some(kept.clone()));
         let mode = fs::metadata(path.parent().unwrap()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700, "others have no business there");
+        // A write that failed may have come through, so the next one is none that can be left out.
+        let other = Kept { epoch: LeaderEpoch(8), ..kept.clone() };
+        fs::create_dir(path.with_extension("new")).unwrap();
+        file.keep(other.clone()).unwrap_err();
+        fs::remove_dir(path.with_extension("new")).unwrap();
+        fs::write(&path, other.render()).unwrap();
+        file.keep(kept.clone()).unwrap();
+        assert_eq!(StateFile::open(&path).unwrap().1, Some(kept.clone()));
         fs::write(&path, &kept.render()[..20]).unwrap();
         assert!(StateFile::open(&path).unwrap_err().to_string().contains("damaged"));
     }

@@ -5,6 +5,7 @@ use crate::config::NodeConfig;
 use crate::copy::Copier;
 use crate::disk::{Disk, Io, OpenDisks, Tier};
 use crate::metrics::Tally;
+use crate::orders::Unheard;
 use crate::registration::Standing;
 use mooncrate_core::error::MountError;
 use mooncrate_core::time::Deadline;
@@ -74,6 +75,7 @@ pub struct Node {
     master: Arc<dyn MasterApi>,
     standing: Mutex<Standing>,
     copier: Copier,
+    unheard: Mutex<Unheard>,
     tier: Option<Arc<Tier>>,
     tally: Tally,
     stopping: AtomicBool,
@@ -171,6 +173,7 @@ impl Node {
             segments,
             master,
             copier,
+            unheard: Mutex::default(),
             tier,
             stopping: AtomicBool::new(false),
             alarm: Mutex::new(false),
@@ -371,6 +374,11 @@ impl Node {
 
     pub(crate) fn copier(&self) -> &Copier {
         &self.copier
+    }
+
+    /// Words for the master that it has not heard.
+    pub(crate) fn unheard(&self) -> &Mutex<Unheard> {
+        &self.unheard
     }
 
     /// Its disks and their staging memory, if it has some.

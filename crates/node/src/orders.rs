@@ -1,12 +1,13 @@
 //! Orders of the master, carried out; and what happened without one, told.
 
 use crate::duty::Node;
-use mooncrate_core::LeaderEpoch;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::plan::{Medium, Notice, Order};
+use mooncrate_core::{LeaderEpoch, SegmentId, Slot};
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::NodeApi;
 use mooncrate_wire::message::{NodeCommand, Orders};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long a poll waits at the master.
@@ -15,6 +16,32 @@ const POLL_TIME: Duration = Duration::from_millis(500);
 const CALL_TIME: Duration = Duration::from_secs(2);
 /// Pause after a master that did not answer.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Words about disks that no master has heard. Nobody asks for the end of a record that its owner evicts or
+/// finds damaged, so nobody would ask again; until the master hears of it, readers are sent there in vain.
+#[derive(Debug, Default)]
+pub(crate) struct Unheard(BTreeMap<(SegmentId, Slot), Notice>);
+
+impl Unheard {
+    fn take(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.0).into_values().collect()
+    }
+
+    /// The last word about a slot stands for those before it.
+    fn put_back(&mut self, notices: Vec<Notice>) {
+        for notice in notices {
+            if notice.segment.medium() == Medium::Ssd {
+                let older = |known: &Notice| {
+                    (known.incarnation, known.generation) <= (notice.incarnation, notice.generation)
+                };
+                let place = (notice.segment, notice.slot);
+                if self.0.get(&place).is_none_or(older) {
+                    self.0.insert(place, notice);
+                }
+            }
+        }
+    }
+}
 
 impl NodeApi for Node {
     fn execute(&self, epoch: LeaderEpoch, orders: &[Order]) -> Vec<Notice> {
@@ -86,7 +113,8 @@ impl Node {
     }
 
     /// Brings notices to the master and carries out what it orders in turn. What cannot be delivered
-    /// is lost without harm: the master repeats its orders, and the answers repeat.
+    /// is lost without harm: the master repeats its orders, and the answers repeat. Words about disks, which
+    /// may be no answers, go with the next poll.
     pub(crate) fn deliver(&self, mut notices: Vec<Notice>) {
         while !notices.is_empty() && !self.stopping() {
             match self.poll(std::mem::take(&mut notices), Vec::new(), Duration::ZERO) {
@@ -143,12 +171,48 @@ impl Node {
         wait: Duration,
     ) -> Option<Vec<Notice>> {
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let ask = Orders { node: self.id(), notices, copied, wait_ms };
+        let mut all = self.unheard().lock().take();
+        all.extend(notices);
+        let ask = Orders { node: self.id(), notices: all, copied, wait_ms };
         let deadline = boottime().deadline_in(wait + CALL_TIME);
-        let batch = self.master().orders(&ask, deadline).ok()?.ok()?;
+        let Ok(Ok(batch)) = self.master().orders(&ask, deadline) else {
+            self.unheard().lock().put_back(ask.notices);
+            return None;
+        };
         if !batch.copies.is_empty() || !batch.commands.is_empty() {
             self.take(batch.copies, batch.commands);
         }
         Some(self.execute(batch.epoch, &batch.orders))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncrate_core::plan::OrderResult;
+    use mooncrate_core::{Generation, Incarnation, NodeId};
+
+    #[test]
+    fn the_last_word_about_each_slot_of_a_disk_is_kept() {
+        let word = |medium, slot, generation, result| Notice {
+            segment: SegmentId::on(medium, NodeId(1), 0),
+            incarnation: Incarnation(1),
+            slot: Slot(slot),
+            generation: Generation(generation),
+            result,
+        };
+        let gone = |generation: u32| OrderResult::Freed { next: Generation(generation + 1) };
+        let mut unheard = Unheard::default();
+        unheard.put_back(vec![
+            word(Medium::Ssd, 1, 5, OrderResult::Waiting),
+            word(Medium::Dram, 1, 5, gone(5)),
+            word(Medium::Ssd, 2, 0, OrderResult::Waiting),
+            word(Medium::Ssd, 1, 5, gone(5)),
+            word(Medium::Ssd, 1, 4, gone(4)),
+        ]);
+        let kept =
+            [word(Medium::Ssd, 1, 5, gone(5)), word(Medium::Ssd, 2, 0, OrderResult::Waiting)];
+        assert_eq!(unheard.take(), kept);
+        assert_eq!(unheard.take(), []);
     }
 }

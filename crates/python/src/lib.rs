@@ -14,6 +14,8 @@
 //!
 //! Deliberately absent: decisions. Retries, placement and verification are in the crates below.
 
+mod answer;
+mod answer_methods;
 mod batch;
 mod buffer;
 mod call;
@@ -43,6 +45,8 @@ use pyo3::prelude::*;
 /// What Python imports as `mooncrate._native`.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::answer::Answer;
     #[pymodule_export]
     use crate::command::_cli;
     #[pymodule_export]

@@ -1,5 +1,6 @@
-//! The methods of `Calls`, as Python sees them: those of `Store`, each with a future for its result.
+//! The methods of `Calls`, as Python sees them: those of `Store`, each with an answer that comes later.
 
+use crate::answer::Answer;
 use crate::batch::{Items, Keys};
 use crate::buffer::{Key, Source, Target};
 use crate::calls;
@@ -9,15 +10,15 @@ use crate::store::Store;
 use pyo3::prelude::*;
 use std::os::fd::RawFd;
 
-/// What a call gives: a future of the loop.
-type Future<'py> = PyResult<Bound<'py, PyAny>>;
+/// What a call gives at once.
+type Later<'py> = PyResult<Bound<'py, Answer>>;
 
 #[pymethods]
 impl Calls {
     #[new]
     #[pyo3(signature = (store, on, threads, /))]
-    fn new(py: Python<'_>, store: Py<Store>, on: Py<PyAny>, threads: usize) -> PyResult<Self> {
-        Self::start(py, store, on, threads)
+    fn new(store: Py<Store>, on: &Bound<'_, PyAny>, threads: usize) -> PyResult<Self> {
+        Self::start(on.py(), store, on, threads)
     }
 
     /// The loop whose calls these are.
@@ -41,8 +42,8 @@ impl Calls {
         self.bell(py)
     }
 
-    /// A future that is done when no call is under way.
-    fn over<'py>(&self, py: Python<'py>) -> Future<'py> {
+    /// An answer that comes when no call is under way.
+    fn over<'py>(&self, py: Python<'py>) -> Later<'py> {
         self.when_over(py)
     }
 
@@ -64,7 +65,7 @@ impl Calls {
         group: Option<String>,
         expire: Option<f64>,
         upsert: bool,
-    ) -> Future<'py> {
+    ) -> Later<'py> {
         let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
         Self::submit(slf, calls::put(slf.py(), slf.get().store(), key, parts, &wishes)?)
     }
@@ -81,69 +82,69 @@ impl Calls {
         group: Option<String>,
         expire: Option<f64>,
         upsert: bool,
-    ) -> Future<'py> {
+    ) -> Later<'py> {
         let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
         Self::submit(slf, calls::put_batch(slf.py(), slf.get().store(), items, &wishes)?)
     }
 
-    fn get<'py>(slf: &Bound<'py, Self>, key: Key) -> Future<'py> {
+    fn get<'py>(slf: &Bound<'py, Self>, key: Key) -> Later<'py> {
         Self::submit(slf, calls::get(key))
     }
 
-    fn get_into<'py>(slf: &Bound<'py, Self>, key: Key, target: Target) -> Future<'py> {
+    fn get_into<'py>(slf: &Bound<'py, Self>, key: Key, target: Target) -> Later<'py> {
         Self::submit(slf, calls::get_into(key, target))
     }
 
-    fn get_range<'py>(slf: &Bound<'py, Self>, key: Key, start: u64, length: usize) -> Future<'py> {
+    fn get_range<'py>(slf: &Bound<'py, Self>, key: Key, start: u64, length: usize) -> Later<'py> {
         Self::submit(slf, calls::get_range(key, start, length))
     }
 
-    fn view<'py>(slf: &Bound<'py, Self>, key: Key) -> Future<'py> {
+    fn view<'py>(slf: &Bound<'py, Self>, key: Key) -> Later<'py> {
         Self::submit(slf, calls::view(key))
     }
 
-    fn size<'py>(slf: &Bound<'py, Self>, key: Key) -> Future<'py> {
+    fn size<'py>(slf: &Bound<'py, Self>, key: Key) -> Later<'py> {
         Self::submit(slf, calls::size(key))
     }
 
-    fn exists<'py>(slf: &Bound<'py, Self>, key: Key) -> Future<'py> {
+    fn exists<'py>(slf: &Bound<'py, Self>, key: Key) -> Later<'py> {
         Self::submit(slf, calls::exists(key))
     }
 
     #[pyo3(signature = (key, *, force=false))]
-    fn remove<'py>(slf: &Bound<'py, Self>, key: Key, force: bool) -> Future<'py> {
+    fn remove<'py>(slf: &Bound<'py, Self>, key: Key, force: bool) -> Later<'py> {
         Self::submit(slf, calls::remove(key, force))
     }
 
     #[pyo3(signature = (prefix, *, force=false))]
-    fn remove_prefix<'py>(slf: &Bound<'py, Self>, prefix: Key, force: bool) -> Future<'py> {
+    fn remove_prefix<'py>(slf: &Bound<'py, Self>, prefix: Key, force: bool) -> Later<'py> {
         Self::submit(slf, calls::remove_prefix(prefix, force))
     }
 
     #[pyo3(signature = (regex, *, force=false))]
-    fn remove_regex<'py>(slf: &Bound<'py, Self>, regex: String, force: bool) -> Future<'py> {
+    fn remove_regex<'py>(slf: &Bound<'py, Self>, regex: String, force: bool) -> Later<'py> {
         Self::submit(slf, calls::remove_regex(regex, force))
     }
 
     /// One page of keys, and where the next one starts.
-    fn page<'py>(slf: &Bound<'py, Self>, prefix: Option<Key>, cursor: u64) -> Future<'py> {
+    fn page<'py>(slf: &Bound<'py, Self>, prefix: Option<Key>, cursor: u64) -> Later<'py> {
         Self::submit(slf, calls::page(prefix, cursor))
     }
 
-    fn stats<'py>(slf: &Bound<'py, Self>) -> Future<'py> {
+    fn stats<'py>(slf: &Bound<'py, Self>) -> Later<'py> {
         Self::submit(slf, calls::stats())
     }
 
-    fn get_batch<'py>(slf: &Bound<'py, Self>, keys: Keys) -> Future<'py> {
+    fn get_batch<'py>(slf: &Bound<'py, Self>, keys: Keys) -> Later<'py> {
         Self::submit(slf, calls::get_batch(keys))
     }
 
-    fn exists_batch<'py>(slf: &Bound<'py, Self>, keys: Keys) -> Future<'py> {
+    fn exists_batch<'py>(slf: &Bound<'py, Self>, keys: Keys) -> Later<'py> {
         Self::submit(slf, calls::exists_batch(keys))
     }
 
     #[pyo3(signature = (keys, *, force=false))]
-    fn remove_batch<'py>(slf: &Bound<'py, Self>, keys: Keys, force: bool) -> Future<'py> {
+    fn remove_batch<'py>(slf: &Bound<'py, Self>, keys: Keys, force: bool) -> Later<'py> {
         Self::submit(slf, calls::remove_batch(keys, force))
     }
 }

@@ -21,6 +21,8 @@ type Mount = (SegmentId, Incarnation);
 #[derive(Debug, Default)]
 pub struct Ledger {
     mounts: BTreeMap<Mount, BTreeSet<(Slot, Generation, u16)>>,
+    /// Keys to look for when a leader has heard everybody.
+    doubtful: BTreeSet<u16>,
 }
 
 impl Ledger {
@@ -92,15 +94,15 @@ impl Ctx {
 
     /// What a disk has told, and the leader does not give out, was told to go: it may vanish. So may what
     /// the disk has evicted or lost since an earlier leader knew of it: no word of that reached anybody.
-    pub fn turned_away(&mut self, now: Now, catalog: &Catalog, mount: Mount, slots: &[Announced]) {
+    /// Whether it is gone is known when everybody has told.
+    pub fn turned_away(&mut self, mount: Mount, slots: &[Announced]) {
         for slot in slots {
             let object = slot.life.as_ref().and_then(|life| life.object.as_ref());
             let told = object.and_then(|object| self.key_number(&object.label));
             let lives = self.ledger.mounts.get(&mount).into_iter().flatten();
             let before = lives.filter(|life| life.0 == slot.slot).map(|life| life.2);
-            for key in before.chain(told).collect::<Vec<_>>() {
-                self.may_vanish(now, catalog, key);
-            }
+            let keys: Vec<u16> = before.chain(told).collect();
+            self.ledger.doubtful.extend(keys);
         }
     }
 
@@ -114,6 +116,9 @@ impl Ctx {
 
     /// Mounts that do not take part: what the leader cannot find without them may vanish.
     pub fn let_go(&mut self, now: Now, catalog: &Catalog) {
+        for key in std::mem::take(&mut self.ledger.doubtful) {
+            self.may_vanish(now, catalog, key);
+        }
         let gone = |mount: &&Mount| !catalog.takes_part(mount.0, mount.1);
         let gone: Vec<Mount> = self.ledger.mounts.keys().filter(gone).copied().collect();
         for mount in gone {

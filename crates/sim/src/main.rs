@@ -16,7 +16,7 @@ usage: mooncrate-sim run --ops N [--seed S] [--threads T] [--minutes M] [--ops-p
        mooncrate-sim canaries [--threads T] [--disks]
        mooncrate-sim marks [--ops N] [--seed S] [--threads T]
        mooncrate-sim disk [--ops N] [--seed S] [--threads T] [--minutes M] [--ops-per-seed N]
-       mooncrate-sim disk-crash [--rounds N] [--seed S] [--point NAME]
+       mooncrate-sim disk-crash [--rounds N] [--seed S] [--point NAME] [--threads T]
        mooncrate-sim disk --replay --seed S [--ops-per-seed N] [--verbose] [--twice]
 
 run       seed S and others that follow from it, until N operations are done; exit 1 if a rule is
@@ -233,16 +233,16 @@ fn replay_disk(args: &Args) -> ExitCode {
 }
 
 fn crash(args: &Args) -> ExitCode {
-    let (program, directory) = match (std::env::current_exe(), tempfile::tempdir()) {
-        (Ok(program), Ok(directory)) => (program, directory),
+    let (program, home) = match (std::env::current_exe(), tempfile::tempdir()) {
+        (Ok(program), Ok(home)) => (program, home),
         (Err(error), _) | (_, Err(error)) => return usage(&error.to_string()),
     };
     let (seed, rounds, only) =
         (args.seed.unwrap_or(1), args.rounds.unwrap_or(1), args.point.clone());
-    let job =
-        disk::crash::Job { program, directory: directory.path().to_owned(), seed, rounds, only };
-    let sum = disk::crash::run(&job, |point, sum| {
-        println!("{point}: {} children, {} records verified", sum.children, sum.verified);
+    let (directory, threads) = (home.path().to_owned(), threads(args));
+    let job = disk::crash::Job { program, directory, seed, rounds, only, threads };
+    let sum = disk::crash::run(&job, |done, sum| {
+        println!("{done}: {} children, {} records verified", sum.children, sum.verified);
     });
     let sum = match sum {
         Ok(sum) => sum,

@@ -13,6 +13,7 @@ use crate::{MS, Nanos};
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::catalog::{Catalog, Counters, Ended, Mounted, Removal, Start, replacing};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
+use mooncrate_core::key::Name;
 use mooncrate_core::plan::OrderResult;
 use mooncrate_core::plan::SegmentOffer;
 use mooncrate_core::rng::Rng;
@@ -60,6 +61,25 @@ struct Waiting {
     object: Option<ObjectId>,
     /// It was looked at before.
     waited: bool,
+}
+
+/// Removes a key: by its name, or first by a pattern that only this key matches.
+fn remove(
+    catalog: &mut Catalog,
+    now: Now,
+    name: Name<'_>,
+    (force, pattern): (bool, bool),
+) -> Result<Removal, RemoveError> {
+    let mut cursor = pattern.then_some(0);
+    while let Some(from) = cursor {
+        let matches = |key: &[u8]| key == name.key;
+        let page = catalog.remove_matching(now, name.tenant, matches, from, force)?;
+        if let Some(object) = page.waiting.first() {
+            return Ok(Removal::Waiting(*object));
+        }
+        cursor = page.next;
+    }
+    catalog.remove(now, name, force)
 }
 
 impl Master {
@@ -166,6 +186,9 @@ impl Master {
                 ctx.marks.hit_times(Mark::DiskOffList, u64::from(fewer));
                 catalog.disks_listed(&disks);
                 ctx.election.disks = disks;
+            } else if self.rng.chance(500) {
+                // It failed for the leader, and came through all the same.
+                ctx.election.disks = disks;
             }
         }
         if catalog.epoch() == ctx.election.epoch && !catalog.rebuilding() {
@@ -217,7 +240,7 @@ impl Master {
                     .and_then(|()| catalog.announce(now, segment, incarnation, &slots, last));
                 ctx.told((segment, incarnation), &slots);
                 if segment.medium() == Medium::Ssd {
-                    ctx.turned_away(now, catalog, (segment, incarnation), &slots);
+                    ctx.turned_away((segment, incarnation), &slots);
                 }
                 for (tenant, known) in catalog.tenants() {
                     let brought = &mut self.brought[tenant.0 as usize];
@@ -303,6 +326,8 @@ impl Master {
         }
         let now = ctx.lease_clock(ctx.master_host());
         let deadline = ctx.now + Nanos::from(call.budget_ms) * MS;
+        let pattern = matches!(call.ask, Ask::Remove { .. })
+            && ctx.swarm.disks.is_some_and(|disks| self.rng.chance(disks.patterns));
         let catalog = self.catalog.as_mut().expect("the caller looked");
         let key = ctx.keys[usize::from(call.key)].name();
         let answer = match call.ask {
@@ -339,7 +364,7 @@ impl Master {
                 return;
             }
             Ask::Exist => Answer::Exists(catalog.exist(now, key)),
-            Ask::Remove { force } => match catalog.remove(now, key, force) {
+            Ask::Remove { force } => match remove(catalog, now, key, (force, pattern)) {
                 Ok(Removal::Waiting(object)) => {
                     let object = Some(object);
                     self.waiting.push(Waiting { call, deadline, object, waited: false });

@@ -79,6 +79,8 @@ pub struct Disks {
     pub away: Option<Nanos>,
     /// Ticks in which the leader succeeds in writing its list of disks.
     pub listed: u32,
+    /// Removes that come as a pattern, which strikes what disks that are away hold of the whole tenant.
+    pub patterns: u32,
 }
 
 /// What clients do, in parts per thousand.
@@ -161,6 +163,7 @@ impl Swarm {
             removes_ms: *pick(rng, &[5, 30, 300]),
             away: *pick(rng, &[None, Some(300 * MS), Some(1_500 * MS)]),
             listed: *pick(rng, &[1000, 300, 15]),
+            patterns: 0,
         };
         let policies = [Offload::Evict, Offload::Watermark, Offload::Eager, Offload::Eager];
         let catalog = Config {
@@ -172,7 +175,8 @@ impl Swarm {
             ..self.catalog.clone()
         };
         if rng.chance(600) {
-            (self.disks, self.catalog) = (Some(disks), catalog);
+            let patterns = *pick(rng, &[0, 0, 5, 100]);
+            (self.disks, self.catalog) = (Some(Disks { patterns, ..disks }), catalog);
         }
     }
 

@@ -41,7 +41,7 @@ pub struct NewRecord<'a> {
     pub value: &'a [u8],
 }
 
-/// Why a directory was not opened. Nothing in it was changed.
+/// Why a directory was not opened. Nothing in it was changed, but by a disk that failed on the way.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -84,7 +84,8 @@ pub enum OpenError {
     Disk(#[from] io::Error),
 }
 
-/// Why a record was not kept. Nothing of it will be found, now or after a restart.
+/// Why a record was not kept. Nothing of it will be found, now or after a restart; but where the disk failed,
+/// what it had written may be found by the next start, whole and verified.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeepError {
@@ -101,8 +102,10 @@ pub enum KeepError {
     /// The bytes are not those that were sealed.
     #[error("the bytes in memory are not those that were put")]
     Corrupt,
-    /// A record of this name is here already, or is being evicted and not gone yet.
-    #[error("this record is kept already")]
+    /// A record of this name is on the disk: served, being kept, found bad, or on its way out. It may be kept
+    /// again as soon as its removal or its eviction has ended well, and not before: of two copies of a record
+    /// one could come back when the other is gone.
+    #[error("this record is kept already, or is not gone yet")]
     Exists,
     /// The disk.
     #[error("the disk failed: {0}")]
@@ -235,7 +238,8 @@ pub trait Ticket: Send + fmt::Debug {
     fn bytes(&self) -> u64;
 
     /// Second step, after the master has forgotten them: waits for loads that are under way, then deletes.
-    /// What is still being read after `wait` stays as an orphan that the next start removes.
+    /// What is still being read after `wait` stays as an orphan that the next start removes. Once this ends
+    /// well, no crash brings them back, and they may be kept again.
     fn finish(self: Box<Self>, wait: Duration) -> io::Result<()>;
 }
 

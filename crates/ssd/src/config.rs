@@ -59,7 +59,8 @@ impl Config {
     }
 }
 
-/// Opens a directory with the backend that the settings name, and tells each record that verified (S3).
+/// Opens a directory with the backend that the settings name, and tells each record that verified (S3). What
+/// is not told is gone for good, also if the disk just could not read it: nobody could remove it (G6).
 /// `progress` is told now and then how far that is.
 pub fn open(
     disk: Arc<dyn Disk>,

@@ -46,5 +46,8 @@ pub use disk::{Disk, File, Open, ReadAt, WriteAt};
 pub use record::Kind;
 pub use room::{Lent, Room, Rooms};
 
+/// Bytes of records that are best kept by one call: enough to pay for its sync, few enough to be soon done.
+pub const GROUP_BYTES: u64 = 16 << 20;
+
 /// Offsets, lengths and addresses of direct I/O are multiples of this.
 pub const ALIGN: usize = 4096;

@@ -29,8 +29,10 @@ pub(crate) struct Task {
     pub(crate) engine: &'static str,
     /// Bytes of one operation.
     pub(crate) block: u64,
-    /// Operations at once.
+    /// Operations at once, of one job.
     pub(crate) depth: usize,
+    /// Threads that share the bytes, each with a range of its own.
+    pub(crate) jobs: u64,
     /// Bytes in all.
     pub(crate) bytes: u64,
 }
@@ -63,8 +65,8 @@ impl Fio {
 
     /// A file for it to read, written once.
     pub(crate) fn prepare(&self, bytes: u64) -> Result<()> {
-        let (way, engine, block, depth) = (Way::Write, "psync", 1 << 20, 1);
-        self.call(Task { way, engine, block, depth, bytes }, &self.folder.join("read"))?;
+        let (way, engine, block, depth, jobs) = (Way::Write, "psync", 1 << 20, 1, 1);
+        self.call(Task { way, engine, block, depth, jobs, bytes }, &self.folder.join("read"))?;
         Ok(())
     }
 
@@ -90,7 +92,10 @@ impl Fio {
             .arg(format!("--ioengine={}", task.engine))
             .arg(format!("--bs={}", task.block))
             .arg(format!("--iodepth={}", task.depth))
-            .arg(format!("--size={}", task.bytes))
+            .arg(format!("--numjobs={}", task.jobs))
+            .arg("--group_reporting")
+            .arg(format!("--offset_increment={}", task.bytes / task.jobs))
+            .arg(format!("--size={}", task.bytes / task.jobs))
             .current_dir(&self.folder);
         let done = command.output().context("fio does not start")?;
         if !done.status.success() {
@@ -124,7 +129,8 @@ mod tests {
 
     #[test]
     fn its_figures_are_read_and_too_little_is_refused() {
-        let task = Task { way: Way::Read, engine: "psync", block: 1, depth: 1, bytes: 1000 };
+        let task =
+            Task { way: Way::Read, engine: "psync", block: 1, depth: 1, jobs: 2, bytes: 1000 };
         let said = |bytes: u64, error: u32| {
             format!(
                 "note: something first\n{{\"jobs\": [{{\"error\": {error}, \"job_runtime\": 400, \

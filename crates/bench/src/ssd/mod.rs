@@ -16,8 +16,8 @@ use anyhow::{Context, Result};
 use disks::Bare;
 use fio::{Fio, Task, Way};
 use kept::Kept;
-use mooncrate_ssd::Kind;
 use mooncrate_ssd::disk::{Disk, Posix, Uring};
+use mooncrate_ssd::{GROUP_BYTES, Kind};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -29,10 +29,14 @@ const LARGE_BYTES: u64 = 1 << 20;
 const SIZES: [u64; 3] = [256 << 10, 1 << 20, 4 << 20];
 /// Operations at once, and values in a batch.
 const DEPTH: u64 = 32;
+/// A node keeps groups of [`GROUP_BYTES`] with so many threads.
+const HANDS: u64 = 2;
 /// More rounds than this tell nothing new about a disk.
 const ROUNDS_MAX: usize = 9;
-/// Ways to run `fio`, and how many operations each has under way.
-const ENGINES: [(&str, usize); 2] = [("psync", 1), ("io_uring", DEPTH as usize)];
+/// Ways to run `fio`: the engine, how many operations each job has under way, and how many jobs.
+const ENGINES: [(&str, usize, u64); 3] =
+    [("psync", 1, 1), ("io_uring", DEPTH as usize, 1), ("psync", 1, HANDS)];
+const PSYNC_HANDS: usize = 2;
 
 /// Who is measured.
 struct Contender {
@@ -49,13 +53,21 @@ enum Runner {
 }
 
 impl Contender {
-    fn lap(&mut self, batches: u64) -> Result<()> {
+    fn lap(&mut self, load: Load) -> Result<()> {
         match &mut self.runner {
-            Runner::Bare(bare) => bare.lap(batches, &mut self.watch),
+            Runner::Bare(bare) => bare.lap(load.batches, &mut self.watch),
             Runner::Kept(kept) => {
-                kept.lap(batches, &mut self.watch)?;
+                kept.lap(load.groups / HANDS, &mut self.watch)?;
                 kept.check()
             }
+        }
+    }
+
+    /// Values of its batches.
+    fn batch(&self, load: Load) -> u64 {
+        match &self.runner {
+            Runner::Bare(_) => load.batch,
+            Runner::Kept(_) => load.group,
         }
     }
 }
@@ -68,14 +80,22 @@ struct Load {
     /// Values of a batch.
     batch: u64,
     batches: u64,
+    /// The same for those who do as a node does.
+    group: u64,
+    groups: u64,
     rounds: usize,
 }
 
 impl Load {
     fn new(effort: &Effort, way: Way, size: u64) -> Self {
-        let batch = (effort.working_set / 4 / size).clamp(1, DEPTH);
-        let batches = (effort.working_set / (batch * size)).max(1);
-        Self { way, size, batch, batches, rounds: effort.rounds.min(ROUNDS_MAX) }
+        let batch = 1 << (effort.working_set / 4 / size).clamp(1, DEPTH).ilog2();
+        let group = (GROUP_BYTES / size).clamp(1, DEPTH).min(batch);
+        // The same bytes for all, and a whole number of groups for each hand.
+        let unit = batch * HANDS;
+        let values = (effort.working_set / size).max(1).next_multiple_of(unit);
+        let (batches, groups) = (values / batch, values / group);
+        let rounds = effort.rounds.min(ROUNDS_MAX);
+        Self { way, size, batch, batches, group, groups, rounds }
     }
 
     /// Bytes of a lap.
@@ -131,7 +151,7 @@ pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
         table("ssd", "Disks beside fio, one thread", "a batch of writes ends with a sync", disks),
         table(
             "ssd_backends",
-            "Records kept and loaded, beside fio, one thread",
+            "Records kept and loaded by two threads, as a node does it, beside fio",
             "a batch that is kept is verified, synced and indexed; what is loaded is verified",
             backends,
         ),
@@ -160,8 +180,10 @@ fn contenders(folder: &Path, load: Load) -> Result<Vec<Contender>> {
             add("uring, registered".to_owned(), engine, Runner::Bare(bare(true, "registered")?));
         }
         for kind in Kind::ALL {
-            let kept = Kept::new(&disk(kind.name())?, kind, load.way, shape)
+            let groups = (load.size, load.group as usize, load.bytes());
+            let kept = Kept::new(&disk(kind.name())?, kind, load.way, groups)
                 .with_context(|| format!("{} on {name}", kind.name()))?;
+            let engine = if engine == 0 { PSYNC_HANDS } else { engine };
             add(format!("{}, {name}", kind.name()), engine, Runner::Kept(kept));
         }
     }
@@ -171,8 +193,8 @@ fn contenders(folder: &Path, load: Load) -> Result<Vec<Contender>> {
 fn notes(fio: Option<&Fio>, direct: bool, pays: &str) -> Vec<String> {
     let floor = match fio {
         Some(fio) => format!(
-            "Floor: {} with direct I/O, the same size of operation and the same bytes; psync for posix, \
-             io_uring with {DEPTH} at once for uring.",
+            "Floor: {} with direct I/O, the same size of operation and the same bytes; psync for posix, with \
+             as many threads, io_uring with {DEPTH} at once for uring.",
             fio.version()
         ),
         None => "Floor: none. fio is not installed (apt-get install fio).".to_owned(),
@@ -197,16 +219,16 @@ fn compare(
     }
     // The first round warms up.
     for round in 0..=load.rounds {
-        for ((engine, depth), floor) in ENGINES.into_iter().zip(&mut floors) {
+        for ((engine, depth, jobs), floor) in ENGINES.into_iter().zip(&mut floors) {
             let Some(fio) = fio else { continue };
             let (way, block, bytes) = (load.way, load.size, load.bytes());
-            let took = fio.run(Task { way, engine, block, depth, bytes })?;
+            let took = fio.run(Task { way, engine, block, depth, jobs, bytes })?;
             if round > 0 {
                 floor.add(bytes, took.seconds, took.cpu_seconds);
             }
         }
         for contender in &mut contenders {
-            contender.lap(load.batches)?;
+            contender.lap(load)?;
             contender.watch.end(load.bytes(), round > 0);
         }
     }
@@ -221,7 +243,7 @@ fn compare(
 fn row(contender: &Contender, load: Load, floor: Option<&Watch>) -> Row {
     let watch = &contender.watch;
     let mut cells = vec![contender.name.clone(), load.way.name().to_owned(), bytes(load.size)];
-    cells.push(load.batch.to_string());
+    cells.push(contender.batch(load).to_string());
     cells.extend(watch.batch_cells());
     cells.push(spread(watch.rate(), ""));
     let of_floor = floor.map(|floor| watch.of(floor));
@@ -239,7 +261,7 @@ fn row(contender: &Contender, load: Load, floor: Option<&Watch>) -> Row {
         "what": contender.name,
         "call": load.way.name(),
         "value_bytes": load.size,
-        "batch": load.batch,
+        "batch": contender.batch(load),
         "subject": watch.json(),
         "floor": floor.map_or(Value::Null, Watch::json),
         "of_floor": of_floor.map_or(Value::Null, Spread::json),

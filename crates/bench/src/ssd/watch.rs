@@ -40,6 +40,15 @@ impl Watch {
         Ok(())
     }
 
+    /// Times batches that several threads do side by side: `work` says what each batch took.
+    pub(crate) fn together(&mut self, work: impl FnOnce() -> Result<Vec<Duration>>) -> Result<()> {
+        let (before, cpu) = (boottime(), cpu_time());
+        let batches = work()?;
+        self.busy += boottime().since(before);
+        self.cpu += cpu_time().saturating_sub(cpu);
+        batches.into_iter().try_for_each(|took| Ok(self.batches.record(nanos(took))?))
+    }
+
     /// Ends a lap that moved so many bytes. Laps to warm up leave no trace.
     pub(crate) fn end(&mut self, bytes: u64, counts: bool) {
         let (busy, cpu) = (std::mem::take(&mut self.busy), std::mem::take(&mut self.cpu));

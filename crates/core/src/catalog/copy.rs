@@ -402,7 +402,7 @@ impl Catalog {
             return Err(NoCopy::NoRoom);
         }
         if load.medium == Medium::Ssd {
-            self.takes(now, segment, entry.tenant, bytes)?;
+            self.takes(now, segment, Some(entry.tenant), bytes)?;
         } else if self.busy_nodes(bytes).contains(&load.node) {
             return Err(NoCopy::Later);
         }
@@ -496,6 +496,7 @@ impl Catalog {
         let part = self.objects.entry(copy.entry).part(segment, done.slot);
         if !done.ok {
             self.copy_refused(now, segment, copy.entry, part.stripe);
+            self.copy_unsaved(&copy);
             self.end_part(now, copy.entry, &part, Action::Abort);
             self.copy_failed(now);
             return;
@@ -519,6 +520,13 @@ impl Catalog {
         let there = !self.sources(self.objects.entry(id), stripe).is_empty();
         if there && self.segments.is_disk(segment) {
             self.refused(now, segment);
+        }
+    }
+
+    /// A copy to a disk came to nothing: the next walk may begin it again.
+    pub(super) fn copy_unsaved(&mut self, copy: &Running) {
+        if copy.disk {
+            self.objects.entry_mut(copy.entry).saved = false;
         }
     }
 
@@ -641,6 +649,7 @@ impl Catalog {
                 if copy.disk {
                     self.refused(now, segment);
                 }
+                self.copy_unsaved(&copy);
                 let part = self.objects.entry(copy.entry).part(segment, slot);
                 self.end_part(now, copy.entry, &part, Action::Abort);
                 self.copy_failed(now);

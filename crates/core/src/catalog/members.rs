@@ -148,10 +148,15 @@ impl Catalog {
     fn mount_one(&mut self, now: Now, last_heard: Now, offer: &SegmentOffer) -> Mounted {
         if let Some(index) = self.segments.find(offer.segment) {
             let book = self.segments.book(index);
-            // A disk that starts over leaves and comes back: what it was told to let go is waited for.
-            let over = book.is_disk() && book.is_announcing();
-            if book.offer.incarnation == offer.incarnation && !over {
+            if book.offer.incarnation == offer.incarnation {
                 return match book.phase {
+                    // What a disk has told stays known and readable: it may have told for minutes.
+                    Phase::Announcing if book.is_disk() => {
+                        self.announcements += 1;
+                        let round = self.announcements;
+                        self.segments.book_mut(index).tell_again(round);
+                        Mounted::Announce
+                    }
                     Phase::Announcing => {
                         // It starts over: what it told so far may be incomplete.
                         self.forget_announcement(now, index);
@@ -274,8 +279,11 @@ impl Catalog {
     ) -> Result<(), MountError> {
         let bad = MountError::BadAnnouncement { slot: announced.slot.0 };
         let book = self.segments.book_mut(index);
-        // A page that came twice.
+        // A page that came twice, or a disk that tells all again.
         if announced.slot.0 < book.slots.len() {
+            if book.is_disk() {
+                self.told_again(now, index, announced);
+            }
             return Ok(());
         }
         let Some(told) = &mut book.told else { return Err(bad) };
@@ -300,18 +308,38 @@ impl Catalog {
             stripe: life.object.as_ref().map_or(0, AnnouncedObject::stripe),
             state: PartState::Here,
         };
+        let early = book.early.remove(&(announced.slot, announced.generation));
         match &life.object {
             Some(object) if seal::extent_bytes(object.len) != life.extent.len() => Err(bad),
-            Some(object) => {
+            Some(object) if !early => {
                 self.announced_object(now, part, life.extent, object);
                 Ok(())
             }
             // Being written, retiring or in quarantine: blocked until its owner has freed it.
-            None => {
+            _ => {
                 self.order(now, &part, life.extent, Action::Abort, None);
                 self.unwanted(&part);
                 Ok(())
             }
+        }
+    }
+
+    /// A disk tells of a slot again: what it has let go of since the first time is gone, even where its word
+    /// of that was lost.
+    fn told_again(&mut self, now: Now, index: SegmentIndex, told: &Announced) {
+        let known = self.segments.book(index).slots[told.slot.0];
+        if known.entry == NOBODY {
+            return;
+        }
+        let life = told.life.as_ref().filter(|_| told.generation == known.generation);
+        match life {
+            Some(life) if life.object.is_some() => {}
+            Some(_) => self.hidden_by_owner(now, index, told.slot, known.generation),
+            // An old page may come late.
+            None if told.generation > known.generation => {
+                self.freed_unasked(now, index, told.slot, known.generation, told.generation);
+            }
+            None => {}
         }
     }
 
@@ -343,6 +371,9 @@ impl Catalog {
         let id = match known {
             None => {
                 let new = self.insert_announced(now, told, lease_end);
+                if self.segments.is_disk(part.segment) {
+                    self.remembered(told.label.name().hash().0);
+                }
                 if let Some(old) = replaced {
                     self.hold_key(old, new);
                     self.retire(now, old);
@@ -489,6 +520,7 @@ impl Catalog {
             book.allocator = allocator;
         }
         book.phase = Phase::Open;
+        book.early.clear();
         let (node, wish) = (book.offer.node, book.wish.take());
         match wish {
             Some(mode) => book.drain = Some(Drain::new(book, mode)),

@@ -184,11 +184,13 @@ impl Catalog {
             return steps;
         }
         let node = book.offer.node;
+        let mut look = true;
         for left in (0..steps).rev() {
             // Looked at first, because the walk does not come back to one that it has passed.
-            if self.disk_for(now, TenantId::DEFAULT, CRUMB, Some(node), &[]).is_err() {
+            if look && self.disk_for(now, None, CRUMB, Some(node), &[]).is_err() {
                 return left;
             }
+            look = false;
             let book = self.segments.book_mut(index);
             let Some((slot, spared)) = book.policy.ahead() else {
                 if std::mem::take(&mut book.ahead.begun) == 0 {
@@ -206,6 +208,7 @@ impl Catalog {
             // What cannot go now is met again, at the latest when it is evicted.
             if part.state == PartState::Here && lacks && self.offload_object(now, id).is_ok() {
                 self.segments.book_mut(index).ahead.begun += 1;
+                look = true;
             }
         }
         0
@@ -225,7 +228,7 @@ impl Catalog {
         let node = |part: &Part| self.segments.book(part.segment).offer.node;
         let avoid: Vec<NodeId> = rivals.iter().map(node).collect();
         let near = near.as_ref().map(node);
-        let segment = self.disk_for(now, tenant, bytes, near, &avoid)?;
+        let segment = self.disk_for(now, Some(tenant), bytes, near, &avoid)?;
         let reserved = self.segments.book_mut(segment).reserve(bytes, NOBODY);
         let (slot, generation, allocation) = reserved.ok_or(NoCopy::NoRoom)?;
         self.segments.refresh(segment);
@@ -234,11 +237,12 @@ impl Catalog {
         Ok(Part { offset, slot, generation, handle, segment, stripe, state })
     }
 
-    /// The disk that takes so many bytes: of this node, or else any; the least busy one.
+    /// The disk that takes so many bytes of a tenant, or of anybody: of this node, or else any; the least
+    /// busy one.
     fn disk_for(
         &mut self,
         now: Now,
-        tenant: TenantId,
+        tenant: Option<TenantId>,
         bytes: u64,
         near: Option<NodeId>,
         avoid: &[NodeId],
@@ -272,7 +276,7 @@ impl Catalog {
     fn least_busy(
         &self,
         now: Now,
-        tenant: TenantId,
+        tenant: Option<TenantId>,
         bytes: u64,
         disks: &[SegmentIndex],
         avoid: &[NodeId],
@@ -303,11 +307,11 @@ impl Catalog {
         &self,
         now: Now,
         index: SegmentIndex,
-        tenant: TenantId,
+        tenant: Option<TenantId>,
         bytes: u64,
     ) -> Result<(), NoCopy> {
         let (load, book) = (self.segments.loads[usize::from(index)], self.segments.book(index));
-        let foreign = load.tenant.is_some_and(|only| only != tenant);
+        let foreign = load.tenant.zip(tenant).is_some_and(|(only, asks)| only != asks);
         let slots = !book.free_slots.is_empty() || book.slots.len() < book.offer.slots;
         let intake = &book.intake;
         if !load.open || foreign || load.free < bytes || !slots || intake.closed_until > now {

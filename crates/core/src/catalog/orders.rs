@@ -24,6 +24,15 @@ impl Catalog {
         if book.offer.incarnation != notice.incarnation || !listens {
             return;
         }
+        let over = matches!(notice.result, OrderResult::Freed { .. } | OrderResult::Waiting);
+        if disk && over && book.is_announcing() && notice.slot.0 >= book.slots.len() {
+            // Not told yet: the page that tells of it may be on its way already.
+            if notice.slot.0 < book.offer.slots {
+                let life = (notice.slot, notice.generation);
+                self.segments.book_mut(segment).early.insert(life);
+            }
+            return;
+        }
         let ending = book.ending.get(&notice.slot).copied();
         match (notice.result, ending.filter(|e| e.generation == notice.generation)) {
             (OrderResult::Freed { next }, Some(ending)) => {
@@ -206,7 +215,7 @@ impl Catalog {
 
     /// The owner of a disk evicts: nobody new can read the replica. Its key is not free before the record
     /// is gone, because until then a crash could bring it back (G6).
-    fn hidden_by_owner(
+    pub(super) fn hidden_by_owner(
         &mut self,
         now: Now,
         segment: SegmentIndex,
@@ -241,7 +250,7 @@ impl Catalog {
 
     /// The owner freed a slot that nobody ordered to end: the writer of an open put hung up, a copy
     /// could not be fetched, or a record on a disk has gone bad.
-    fn freed_unasked(
+    pub(super) fn freed_unasked(
         &mut self,
         now: Now,
         segment: SegmentIndex,
@@ -259,8 +268,9 @@ impl Catalog {
         let part = entry.part(segment, slot);
         let allocation = Allocation { extent: entry.extent(&part), handle: part.handle };
         let writing = entry.stage == Stage::Writing;
-        if self.end_copy(now, segment, slot).is_some() {
+        if let Some(copy) = self.end_copy(now, segment, slot) {
             self.copy_refused(now, segment, id, part.stripe);
+            self.copy_unsaved(&copy);
             self.copy_failed(now);
         } else if self.segments.is_disk(segment) {
             self.counters.disk_lost += 1;

@@ -74,7 +74,7 @@ impl Catalog {
             return Err(RemoveError::Rebuilding { after_ms: rebuild.hint_ms(now) });
         }
         // What disks that are away hold is known by hashes only.
-        self.strike_all();
+        self.strike_whole(tenant);
         let mut found = Vec::new();
         let next = self.walk(cursor, |id, entry| {
             let ours = entry.tenant == tenant && entry.stage == Stage::Ready && !entry.hidden;
@@ -150,9 +150,16 @@ impl Catalog {
         }
         self.strike(name.hash().0);
         // It is not missing from now on: nobody shall repair it.
-        let copies = self.objects.entry(id).copies();
-        if copies > 1 {
-            self.objects.entry_mut(id).extra_mut().copies = (copies - 1) as u8;
+        let disk = self.segments.is_disk(index);
+        let entry = self.objects.entry_mut(id);
+        let (copies, on_disk) = (entry.copies(), entry.on_disk());
+        if disk {
+            entry.saved = true;
+            if on_disk > 0 {
+                entry.extra_mut().on_disk = (on_disk - 1) as u8;
+            }
+        } else if copies > 1 {
+            entry.extra_mut().copies = (copies - 1) as u8;
         }
         for part in &there {
             self.retire_part(now, id, part);

@@ -14,7 +14,7 @@ use crate::ids::{Generation, Incarnation, SegmentId, Slot};
 use crate::place::SegmentLoad;
 use crate::plan::{Action, Keep, Medium, SegmentOffer};
 use crate::time::Now;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// No entry.
@@ -134,9 +134,17 @@ pub(super) struct Book {
     pub trust: Trust,
     /// Of a disk: records that it announced and was told to let go.
     pub unwanted: u64,
+    /// Of a disk: lives that its owner ended before it told of them.
+    pub early: BTreeSet<(Slot, Generation)>,
 }
 
 impl Book {
+    /// The owner of a disk tells everything once more.
+    pub(super) fn tell_again(&mut self, round: u64) {
+        self.round = round;
+        self.told = Some(Told::new(self.offer.bytes, true));
+    }
+
     /// A book whose owner is about to announce.
     pub(super) fn new(offer: SegmentOffer, policy: PolicyKind, round: u64, trust: Trust) -> Self {
         let disk = offer.medium == Medium::Ssd;
@@ -166,6 +174,7 @@ impl Book {
             ahead: Ahead::default(),
             intake: Intake::default(),
             trust,
+            early: BTreeSet::new(),
             unwanted: 0,
         }
     }

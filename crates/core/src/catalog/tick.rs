@@ -45,6 +45,10 @@ impl Catalog {
                     self.retry_orders(now, index, RETRIES_MAX);
                     self.drain_step(now, index);
                 }
+                // A disk obeys while it tells, which may take minutes.
+                Phase::Announcing if self.segments.is_disk(index) => {
+                    self.retry_orders(now, index, RETRIES_MAX);
+                }
                 Phase::Leaving { fenced_at, .. } if fenced_at <= now => self.sweep(now, index),
                 _ => {}
             }

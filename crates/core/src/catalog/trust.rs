@@ -22,7 +22,7 @@ use super::objects::{EntryId, Part, SegmentIndex, Stage};
 use super::segments::Phase;
 use crate::canary::{self, Canary};
 use crate::extent::Extent;
-use crate::ids::{Incarnation, LeaderEpoch, ObjectId, SegmentId, Slot};
+use crate::ids::{Incarnation, LeaderEpoch, ObjectId, SegmentId, Slot, TenantId};
 use crate::plan::{Action, AnnouncedObject};
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +33,8 @@ const LEDGER_MAX: usize = 1 << 22;
 /// The epoch of the object of an entry that only keeps its key: no leader has it. The object that was turned
 /// away may be in memory all the same, so the entry does not have its name.
 const NOBODYS: LeaderEpoch = LeaderEpoch(0);
+/// Values that are forgotten in one tick when nobody needs them any more: the index stands still meanwhile.
+const FORGET_MAX: usize = 4096;
 /// For how long a disk that is away is remembered.
 const REMEMBER: Duration = Duration::from_hours(24);
 
@@ -50,14 +52,18 @@ pub(super) enum Trust {
 /// What is remembered of disks that are not here.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// What disks that are away held, by the hash of the key. One value per key: an older one was struck.
-    objects: BTreeMap<u64, ObjectId>,
+    /// What disks that are away held, by the hash of the key, and how many tenants had been struck as a
+    /// whole by then. One value per key: an older one was struck.
+    objects: BTreeMap<u64, (ObjectId, u64)>,
     /// Disks that left, and when they are forgotten.
     away: BTreeMap<SegmentId, Now>,
     /// Disks that the last leader believed and that have not mounted here yet; forgotten alike.
     late: BTreeMap<SegmentId, Now>,
     /// Keys that ended or got a value while disks are late.
     struck: BTreeSet<u64>,
+    /// Tenants of whom keys have ended that nobody can name, and when, counted in such ends.
+    whole: BTreeMap<TenantId, u64>,
+    wholes: u64,
     /// Disks that may be on the durable list.
     listed: BTreeSet<SegmentId>,
     /// Those that must not be.
@@ -73,15 +79,21 @@ impl Ledger {
 
     /// Memory of what is remembered, about.
     pub(super) fn heap_bytes(&self) -> usize {
-        self.objects.len() * size_of::<(u64, ObjectId)>() + self.struck.len() * size_of::<u64>()
+        self.objects.len() * size_of::<(u64, (ObjectId, u64))>()
+            + self.struck.len() * size_of::<u64>()
     }
 
+    /// Lets go, some at a time, of what no disk that is away needs. What is left of it is true all the same:
+    /// whatever ends a value strikes it here.
     fn trim(&mut self) {
         if self.away.is_empty() {
-            self.objects = BTreeMap::new();
+            (0..FORGET_MAX).take_while(|_| self.objects.pop_first().is_some()).for_each(drop);
         }
         if self.late.is_empty() {
-            self.struck = BTreeSet::new();
+            (0..FORGET_MAX).take_while(|_| self.struck.pop_first().is_some()).for_each(drop);
+        }
+        if self.away.is_empty() && self.late.is_empty() && self.objects.is_empty() {
+            self.whole.clear();
         }
     }
 }
@@ -177,7 +189,7 @@ impl Catalog {
             self.ledger.away.remove(&book.offer.segment);
             return;
         }
-        self.ledger.objects.insert(entry.hash, entry.object);
+        self.ledger.objects.insert(entry.hash, (entry.object, self.ledger.wholes));
     }
 
     /// A key has ended, or has another value: what disks that are away hold of it is not true any more.
@@ -194,23 +206,20 @@ impl Catalog {
                 self.ledger.late.clear();
             }
         }
-        self.ledger.trim();
     }
 
-    /// Keys have ended that nobody can name: no disk that is away is believed.
-    pub(super) fn strike_all(&mut self) {
-        self.counters.ledger_struck += self.ledger.objects.len() as u64;
-        self.ledger.away.clear();
-        self.ledger.late.clear();
-        self.ledger.trim();
+    /// Keys of a tenant have ended that nobody can name: no disk that is away is believed about this tenant.
+    pub(super) fn strike_whole(&mut self, tenant: TenantId) {
+        let ledger = &mut self.ledger;
+        if !ledger.away.is_empty() || !ledger.late.is_empty() {
+            ledger.wholes += 1;
+            ledger.whole.insert(tenant, ledger.wholes);
+        }
     }
 
     /// Disks that were away for too long.
     pub(super) fn forget_ledgers(&mut self, now: Now) {
         let ledger = &mut self.ledger;
-        if ledger.away.is_empty() && ledger.late.is_empty() {
-            return;
-        }
         ledger.away.retain(|_, at| *at > now);
         ledger.late.retain(|_, at| *at > now);
         ledger.trim();
@@ -226,7 +235,6 @@ impl Catalog {
         let away = self.ledger.away.remove(&disk).is_some();
         let late = self.ledger.late.remove(&disk).is_some();
         self.counters.disks_returned += u64::from(away || late);
-        self.ledger.trim();
         if unwanted == 0 {
             self.ledger.doubted.remove(&disk);
         }
@@ -244,11 +252,25 @@ impl Catalog {
     /// Whether what a disk tells is kept, if the index has not the same object anyway.
     pub(super) fn believes(&self, index: SegmentIndex, told: &AnnouncedObject) -> bool {
         let hash = told.label.name().hash().0;
-        match self.segments.book(index).trust {
+        let book = self.segments.book(index);
+        let whole = self.ledger.whole.get(&told.label.tenant);
+        match book.trust {
             Trust::Nothing => false,
-            Trust::Ledger => self.ledger.objects.get(&hash) == Some(&told.object),
-            Trust::NotStruck => !self.ledger.struck.contains(&hash),
+            Trust::Ledger => self.ledger.objects.get(&hash).is_some_and(|(object, wholes)| {
+                *object == told.object && whole.is_none_or(|at| at <= wholes)
+            }),
+            // One that is late no more, while it still tells, is not believed: what was struck is forgotten.
+            Trust::NotStruck => {
+                self.ledger.late.contains_key(&book.offer.segment)
+                    && !self.ledger.struck.contains(&hash)
+                    && whole.is_none()
+            }
         }
+    }
+
+    /// A record that the ledger knows is in the index again, which remembers it from now on.
+    pub(super) fn remembered(&mut self, hash: u64) {
+        self.ledger.objects.remove(&hash);
     }
 
     /// The order to let a record go that was announced is out: its disk is not believed before it has. So

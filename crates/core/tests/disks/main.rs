@@ -6,3 +6,4 @@
 mod offload;
 mod returns;
 mod rig;
+mod tells;

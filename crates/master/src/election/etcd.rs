@@ -36,6 +36,8 @@ pub(super) enum EtcdError {
     LeaseOver,
     #[error("this master does not lead any more")]
     NotOurs,
+    #[error("an earlier write of this master to the key {key} came through late; try again")]
+    Overtaken { key: String },
     #[error("the key {key} in etcd does not hold what a master wrote; repair or delete it")]
     Damaged { key: String },
     #[error("the name of this master is taken by the one at {at}")]
@@ -256,19 +258,38 @@ impl Etcd {
     async fn write(&self, lease: i64, key: &str, value: &str) -> Result<(), EtcdError> {
         let mut tries = 0;
         loop {
-            let leads = Compare::lease(&*self.leader, CompareOp::Equal, lease);
-            let write = Txn::new().when([leads]).and_then([TxnOp::put(key, value, None)]);
-            match self.ask("writing", async |c| c.txn(write).await).await {
-                Ok(answer) if answer.succeeded() => return Ok(()),
-                Ok(_) => return Err(EtcdError::NotOurs),
-                Err(error) => {
+            match self.write_once(lease, key, value).await {
+                Err(error) if !matches!(error, EtcdError::NotOurs) => {
                     tries += 1;
                     if tries >= KEEP_TRIES {
                         return Err(error);
                     }
                 }
+                written => return written,
             }
         }
+    }
+
+    /// One try. It writes over what it has read and nothing else: a try that nobody waits for any more may
+    /// come through late, by another member, and must not undo what was written since.
+    async fn write_once(&self, lease: i64, key: &str, value: &str) -> Result<(), EtcdError> {
+        let found = self.ask("reading before it writes", async |c| c.get(key, None).await).await?;
+        let revision = found.kvs().first().map_or(0, KeyValue::mod_revision);
+        let leads = Compare::lease(&*self.leader, CompareOp::Equal, lease);
+        let same = Compare::mod_revision(key, CompareOp::Equal, revision);
+        let write = Txn::new()
+            .when([leads, same])
+            .and_then([TxnOp::put(key, value, None)])
+            .or_else([TxnOp::get(&*self.leader, None)]);
+        let answer = self.ask("writing", async |c| c.txn(write).await).await?;
+        if answer.succeeded() {
+            return Ok(());
+        }
+        let leader = found_in(&answer.op_responses(), 0);
+        if leader.is_some_and(|kv| kv.lease() == lease) {
+            return Err(EtcdError::Overtaken { key: key.to_owned() });
+        }
+        Err(EtcdError::NotOurs)
     }
 }
 
@@ -280,7 +301,7 @@ pub(crate) struct EtcdKeeper {
     runtime: Handle,
     lease: i64,
     epoch: LeaderEpoch,
-    /// What is written there now; `None`: nothing yet.
+    /// What is written there now; `None`: nobody knows, because a write failed.
     kept: Option<Kept>,
 }
 
@@ -294,6 +315,8 @@ impl EtcdKeeper {
         if self.kept.as_ref() == Some(&kept) {
             return Ok(());
         }
+        // A write that failed may have come through.
+        self.kept = None;
         self.write(&self.etcd.state, &kept.render())?;
         self.kept = Some(kept);
         Ok(())

@@ -1,7 +1,7 @@
 //! Offloading: values that the master wants on a disk are read as every copy is, written in groups, and
 //! told as copied when they are durable (S2).
 //!
-//! A group goes out when it has 32 records, 8 MiB, or an order that is 20 ms old: nothing waits for a
+//! A group goes out when it has 32 records, 16 MiB, or an order that is 20 ms old: nothing waits for a
 //! bucket to fill. What lies in this node's memory is written from there, pinned until that is done (S9).
 
 use super::places::Place;
@@ -12,7 +12,7 @@ use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::time::Deadline;
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, SegmentError, WriteGuard};
-use mooncrate_ssd::{KeepError, NewRecord, RecordId, Room};
+use mooncrate_ssd::{GROUP_BYTES, KeepError, NewRecord, RecordId, Room};
 use mooncrate_transfer::TransferError;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,7 +22,6 @@ const QUEUE_MAX: usize = 1024;
 const QUEUE_BYTES_MAX: u64 = 256 << 20;
 /// What is written together.
 const GROUP_MAX: usize = 32;
-const GROUP_BYTES: u64 = 8 << 20;
 const GROUP_AGE: Duration = Duration::from_millis(20);
 /// How long a thread waits before it looks whether the node stops.
 const NAP: Duration = Duration::from_millis(100);

@@ -1,15 +1,16 @@
 """The store for asyncio: the same calls, on a few threads, so that the loop never waits.
 
-What must stay true: the loop's thread does nothing but make futures and resolve them, some at a
+What must stay true: the loop's thread does nothing but make answers and settle them, some at a
 time; the threads that carry calls out are native and leave the GIL to the loop (`_native.Calls`).
+A call makes no task, and nothing that Python's garbage collector counts (`_native.Answer`).
 """
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
 from mooncrate import arrays
 from mooncrate._native import Calls, View
@@ -27,6 +28,16 @@ __all__ = ["AsyncStore"]
 
 THREADS_MAX = 1024
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+# What a call gives at once. To type checkers it is a coroutine, which it passes for.
+Later: TypeAlias = Coroutine[Any, Any, Result]
+
+
+async def refused(error: Exception) -> Any:
+    """What a call gives whose arguments make no sense."""
+    raise error
+
 
 class AsyncStore:
     """A `Store` whose calls are awaited.
@@ -35,9 +46,18 @@ class AsyncStore:
             await store.put("key", b"value")
 
     Takes what `Store` takes, and `threads`: how many calls may be under way at once; others wait
-    their turn. A call that is cancelled may still be carried out, and ends by its timeout: leave
-    its buffers alone until then. It belongs to the loop that it is used in first, and to another
-    one when that is closed.
+    their turn. It belongs to the loop that it is used in first, and to another one when that is
+    closed.
+
+    A call begins at once, and is carried out whether or not it is awaited; errors come when it is,
+    and the loop's handler hears of those that nobody asks for. It goes wherever asyncio takes a
+    coroutine: `gather`, `wait_for`, `create_task`. (`asyncio.wait` takes no coroutines, but tasks
+    made of them.) A call that began can be awaited more than once. Calls from outside of the loop,
+    as for `asyncio.run_coroutine_threadsafe`, and those for tensors and sessions, begin when they
+    are awaited.
+
+    A call that is cancelled may still be carried out, and ends by its timeout: leave its buffers
+    alone until then.
     """
 
     def __init__(self, *, threads: int = 8, **options: Any) -> None:
@@ -88,51 +108,51 @@ class AsyncStore:
     ) -> None:
         await self.close()
 
-    async def put(self, key: str | bytes, value: "Buffer", **wishes: Any) -> bool:
+    def put(self, key: str | bytes, value: "Buffer", **wishes: Any) -> Later[bool]:
         """`Store.put`."""
-        return await self._ready().put_parts(key, [value], **wishes)
+        return self._call(Calls.put_parts, key, [value], **wishes)
 
-    async def put_parts(
+    def put_parts(
         self, key: str | bytes, parts: "builtins.list[Buffer]", **wishes: Any
-    ) -> bool:
+    ) -> Later[bool]:
         """`Store.put_parts`."""
-        return await self._ready().put_parts(key, parts, **wishes)
+        return self._call(Calls.put_parts, key, parts, **wishes)
 
-    async def get(self, key: str | bytes) -> bytes | None:
+    def get(self, key: str | bytes) -> Later[bytes | None]:
         """`Store.get`."""
-        return await self._ready().get(key)
+        return self._call(Calls.get, key)
 
-    async def get_into(self, key: str | bytes, target: "Buffer") -> int | None:
+    def get_into(self, key: str | bytes, target: "Buffer") -> Later[int | None]:
         """`Store.get_into`."""
-        return await self._ready().get_into(key, target)
+        return self._call(Calls.get_into, key, target)
 
-    async def get_range(self, key: str | bytes, start: int, length: int) -> bytes | None:
+    def get_range(self, key: str | bytes, start: int, length: int) -> Later[bytes | None]:
         """`Store.get_range`."""
-        return await self._ready().get_range(key, start, length)
+        return self._call(Calls.get_range, key, start, length)
 
-    async def view(self, key: str | bytes) -> View | None:
+    def view(self, key: str | bytes) -> Later[View | None]:
         """`Store.view`."""
-        return await self._ready().view(key)
+        return self._call(Calls.view, key)
 
-    async def size(self, key: str | bytes) -> int | None:
+    def size(self, key: str | bytes) -> Later[int | None]:
         """`Store.size`."""
-        return await self._ready().size(key)
+        return self._call(Calls.size, key)
 
-    async def exists(self, key: str | bytes) -> bool:
+    def exists(self, key: str | bytes) -> Later[bool]:
         """`Store.exists`."""
-        return await self._ready().exists(key)
+        return self._call(Calls.exists, key)
 
-    async def remove(self, key: str | bytes, *, force: bool = False) -> bool:
+    def remove(self, key: str | bytes, *, force: bool = False) -> Later[bool]:
         """`Store.remove`."""
-        return await self._ready().remove(key, force=force)
+        return self._call(Calls.remove, key, force=force)
 
-    async def remove_prefix(self, prefix: str | bytes, *, force: bool = False) -> int:
+    def remove_prefix(self, prefix: str | bytes, *, force: bool = False) -> Later[int]:
         """`Store.remove_prefix`."""
-        return await self._ready().remove_prefix(prefix, force=force)
+        return self._call(Calls.remove_prefix, prefix, force=force)
 
-    async def remove_regex(self, regex: str, *, force: bool = False) -> int:
+    def remove_regex(self, regex: str, *, force: bool = False) -> Later[int]:
         """`Store.remove_regex`."""
-        return await self._ready().remove_regex(regex, force=force)
+        return self._call(Calls.remove_regex, regex, force=force)
 
     async def list(self, prefix: str | bytes | None = None) -> AsyncIterator[bytes]:
         """`Store.list`, with `async for`."""
@@ -142,35 +162,37 @@ class AsyncStore:
             for key in keys:
                 yield key
 
-    async def stats(self) -> "Stats":
+    def stats(self) -> "Later[Stats]":
         """`Store.stats`."""
-        return await self._ready().stats()
+        return self._call(Calls.stats)
 
-    async def put_batch(
+    def put_batch(
         self,
         items: "Mapping[str | bytes, Buffer] | Iterable[tuple[str | bytes, Buffer]]",
         **wishes: Any,
-    ) -> "builtins.list[bool | Error]":
+    ) -> "Later[builtins.list[bool | Error]]":
         """`Store.put_batch`."""
-        return await self._ready().put_batch(items, **wishes)
+        return self._call(Calls.put_batch, items, **wishes)
 
-    async def get_batch(self, keys: Iterable[str | bytes]) -> "builtins.list[bytes | None | Error]":
+    def get_batch(
+        self, keys: Iterable[str | bytes]
+    ) -> "Later[builtins.list[bytes | None | Error]]":
         """`Store.get_batch`."""
-        return await self._ready().get_batch(keys)
+        return self._call(Calls.get_batch, keys)
 
-    async def exists_batch(self, keys: Iterable[str | bytes]) -> "builtins.list[bool | Error]":
+    def exists_batch(self, keys: Iterable[str | bytes]) -> "Later[builtins.list[bool | Error]]":
         """`Store.exists_batch`."""
-        return await self._ready().exists_batch(keys)
+        return self._call(Calls.exists_batch, keys)
 
-    async def remove_batch(
+    def remove_batch(
         self, keys: Iterable[str | bytes], *, force: bool = False
-    ) -> "builtins.list[bool | Error]":
+    ) -> "Later[builtins.list[bool | Error]]":
         """`Store.remove_batch`."""
-        return await self._ready().remove_batch(keys, force=force)
+        return self._call(Calls.remove_batch, keys, force=force)
 
     async def put_tensor(self, key: str | bytes, tensor: Any, **wishes: Any) -> bool:
         """`Store.put_tensor`."""
-        return await self._ready().put_parts(key, arrays.parts(tensor), **wishes)
+        return await self.put_parts(key, arrays.parts(tensor), **wishes)
 
     async def get_tensor(self, key: str | bytes) -> Any | None:
         """`Store.get_tensor`."""
@@ -209,6 +231,31 @@ class AsyncStore:
                 continue
             return None if length is None else memory.tensor(key, length)
         raise moving(key)
+
+    def _call(
+        self,
+        call: Callable[Concatenate[Calls, Given], Later[Result]],
+        *given: Given.args,
+        **wishes: Given.kwargs,
+    ) -> Later[Result]:
+        """Begins a call. What is wrong with it comes out when it is awaited."""
+        try:
+            calls = self._ready()
+        except Exception:
+            # Closed, not open yet, or not in its loop: that may be different when it is awaited.
+            return self._later(call, *given, **wishes)
+        try:
+            return call(calls, *given, **wishes)
+        except Exception as error:
+            return refused(error)
+
+    async def _later(
+        self,
+        call: Callable[Concatenate[Calls, Given], Later[Result]],
+        *given: Given.args,
+        **wishes: Given.kwargs,
+    ) -> Result:
+        return await call(self._ready(), *given, **wishes)
 
     def _opened(self) -> Store:
         if self._store is None:

@@ -18,7 +18,8 @@ class Counted(TypedDict):
 
 
 class Client(TypedDict):
-    """What this store counted. Every get that found its value is in one of local, shared, stream."""
+    """What this store counted. Every get that found its value is in one of local, shared, stream;
+    of all those, disk had to be loaded from a disk."""
 
     cached: int
     stale: int
@@ -28,6 +29,7 @@ class Client(TypedDict):
     local: int
     shared: int
     stream: int
+    disk: int
     bytes_read: int
     puts: int
     bytes_written: int

@@ -10,6 +10,7 @@ use mooncrate_core::rng::Rng;
 use mooncrate_core::{KeyHash, LeaderEpoch, Name, ObjectId, Seal, TenantId};
 use mooncrate_lock::turns;
 use mooncrate_mem::sums::seal_of;
+use mooncrate_ssd::disk::sim::is_power_off;
 use mooncrate_ssd::{ALIGN, KeepError, Load, LoadError, NewRecord, RecordId};
 use std::time::Duration;
 
@@ -132,16 +133,19 @@ impl<'a> Actor<'a> {
         }
         for (at, ((id, _), result)) in records.iter().zip(results).enumerate() {
             self.note(2, u64::from(result.is_ok()), || format!("keep of {} {result:?}", name(*id)));
-            let told = match result {
+            let told = match &result {
                 Ok(()) if bad == Some(at) => {
                     return failed("G15", format!("{} was kept with a wrong seal", name(*id)));
                 }
                 Ok(()) => Told::Kept,
-                Err(_) if off => Told::PowerOff,
+                Err(KeepError::Disk(error)) if off && is_power_off(error) => Told::PowerOff,
+                // What was written before the disk was full could not be taken back any more.
+                Err(KeepError::Full { .. }) if off => Told::PowerOff,
                 Err(KeepError::Corrupt) if bad != Some(at) => {
                     return failed("G15", format!("{} was refused as corrupt", name(*id)));
                 }
-                Err(KeepError::Exists) => {
+                // What it kept before was gone for good, or this is an excuse to drop it.
+                Err(KeepError::Exists) if !self.oracle(|oracle| oracle.may_exist(*id)) => {
                     return failed("S2", format!("{} exists, but it was not kept", name(*id)));
                 }
                 Err(KeepError::Disk(error)) if !self.excused() => {

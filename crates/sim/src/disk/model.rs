@@ -24,7 +24,7 @@ pub(super) enum Wrong {
     Nothing,
     NoSync,
     NoDirSync,
-    SyncTriedAgain,
+    SyncErrorIgnored,
     OpenVerifiesNothing,
     LoadVerifiesNothing,
     RemovalNotSynced,
@@ -180,7 +180,7 @@ impl Model {
         result?;
         match self.wrong {
             Wrong::NoSync => {}
-            Wrong::SyncTriedAgain => file.sync_data().or_else(|_| file.sync_data())?,
+            Wrong::SyncErrorIgnored => drop(file.sync_data()),
             _ => file.sync_data()?,
         }
         if self.wrong == Wrong::NoDirSync { Ok(()) } else { self.disk.sync_dir(ROOT.as_ref()) }
@@ -429,7 +429,9 @@ impl Opens for Wrong {
 mod tests {
     use super::*;
     use crate::disk::rig::{Outcome, run};
+    use crate::disk::swarm::Load;
     use crate::world::Watch;
+    use mooncrate_ssd::disk::sim::Rates;
 
     fn outcome(wrong: Wrong, seed: u64) -> Outcome {
         run(Swarm::draw(seed, Some(300), 1), &wrong, Watch { words: true, ..Watch::default() })
@@ -445,12 +447,36 @@ mod tests {
         }
     }
 
+    /// What a seed draws, where the bug can show: the fault that it needs happens, and lives end the way that
+    /// brings it out. What is right passes there, too.
+    fn ground(wrong: Wrong, seed: u64) -> Swarm {
+        let mut swarm = Swarm::draw(seed, Some(300), 1);
+        let mut rates = Rates::default();
+        match wrong {
+            Wrong::SyncErrorIgnored => rates.sync_error = 30_000,
+            Wrong::LoadVerifiesNothing => rates.flip = 3_000,
+            _ => {}
+        }
+        swarm.rates = rates;
+        let Load { remove, evict, take_back, .. } = &mut swarm.load;
+        match wrong {
+            Wrong::RemovalNotSynced => *remove = 40,
+            Wrong::DeletedAtOnce => (*evict, *take_back) = (15, 500),
+            Wrong::DeletedUnderReaders => {
+                (*remove, *evict, swarm.actors, swarm.switch) = (40, 15, 4, 700);
+            }
+            Wrong::BooksForgetNames => *evict = 15,
+            _ => swarm.cut = 900,
+        }
+        swarm
+    }
+
     #[test]
     fn every_wrong_one_is_caught() {
         for wrong in [
             Wrong::NoSync,
             Wrong::NoDirSync,
-            Wrong::SyncTriedAgain,
+            Wrong::SyncErrorIgnored,
             Wrong::OpenVerifiesNothing,
             Wrong::LoadVerifiesNothing,
             Wrong::RemovalNotSynced,
@@ -458,17 +484,15 @@ mod tests {
             Wrong::DeletedUnderReaders,
             Wrong::BooksForgetNames,
         ] {
-            // Every other run has one actor: among several, a fault excuses losses that it did not cause.
-            let try_seed = |seed: u64| {
-                let mut swarm = Swarm::draw(seed / 2, Some(300), 1);
-                if seed % 2 == 1 {
-                    swarm.actors = 1;
-                }
-                run(swarm, &wrong, Watch::default()).failure.map(|failure| (seed, failure))
+            let fails = |opens: Wrong, seed| {
+                let outcome = run(ground(wrong, seed), &opens, Watch::default());
+                outcome.failure.map(|failure| (seed, failure))
             };
-            let caught = (0..1200).find_map(try_seed);
+            let caught = (0..200).find_map(|seed| fails(wrong, seed));
             let (seed, failure) = caught.unwrap_or_else(|| panic!("{wrong:?} escaped"));
             println!("{wrong:?} caught by seed {seed}: {failure}");
+            let right = fails(Wrong::Nothing, seed);
+            assert!(right.is_none(), "the right one fails, too: {right:?}");
         }
     }
 

@@ -1,9 +1,15 @@
 //! The oracle: which records must be found, which may be, which must not, and whose bytes they are.
 //!
 //! Actors overlap, so an answer is judged by what held between its beginning and its end: it is wrong if no
-//! moment in between explains it. A record's loss is excused only by harm that was told about bytes which
-//! were written while it was kept; harm elsewhere (a log, a table) excuses losses at the next opening for all.
-//! Wrong bytes are never excused.
+//! moment in between explains it. Wrong bytes are never excused: they are compared before anybody asks here.
+//! What is excused, and why nobody could do better:
+//!
+//! * A loss, or bytes that are told as corrupt: harm hit bytes that the actor of the keep wrote meanwhile.
+//! * A loss at an opening: a read failed there (what is not told is gone for good), harm lies before the record
+//!   in a bucket that is scanned, or the record was being kept when its process was killed.
+//! * Anything at the first opening after harm elsewhere (a log, a table): it cannot be told whom it concerns.
+//! * A record whose keep failed with the disk: what was written may be found by the next opening, a removal
+//!   in between does not know of it, and after a failed sync it may be in the memory of the kernel only (S12).
 
 use crate::judge::Failure;
 use mooncrate_check::PutId;
@@ -12,6 +18,7 @@ use mooncrate_core::{KeyHash, Seal};
 use mooncrate_ssd::disk::sim::{Harm, SimDisk, Span};
 use mooncrate_ssd::{Record, RecordId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread::ThreadId;
 
 /// What was judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -175,6 +182,9 @@ struct Entry {
     keep: u64,
     /// An earlier keep of it failed with the disk, and may have left something.
     failed_once: bool,
+    /// The disk failed while it was kept or let go. Until the power fails nobody can tell what is on the disk: the
+    /// kernel may show other bytes, and a later sync says that they are safe (S12).
+    doubted: bool,
     footprint: Vec<Span>,
 }
 
@@ -201,6 +211,17 @@ pub struct Began {
     sure: bool,
     may: bool,
     known: bool,
+}
+
+/// How a directory was opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    /// No fault meanwhile, nor in openings before that failed.
+    pub calm: bool,
+    /// The kernel may show what is not on the disk: there was no power cut since it was written.
+    pub volatile: bool,
+    /// A sync of an opening that failed, failed: what it let go may come back with a power cut (S12).
+    pub doubt: bool,
 }
 
 /// What became of a keep.
@@ -241,15 +262,15 @@ pub struct Oracle {
     choosing: u32,
     /// When one of them last began or ended.
     chose: u64,
-    /// Keeps under way, and what was written since they began.
-    writing: BTreeMap<u64, Vec<Span>>,
+    /// Keeps under way, by whom, and what they wrote so far.
+    writing: BTreeMap<u64, (ThreadId, Vec<Span>)>,
     harms: Vec<(u64, Harm)>,
-    /// Harm hit something that belongs to no record.
+    /// Harm hit something that belongs to no record, since the last opening without any.
     adrift: bool,
+    /// When the opening that is judged next began.
+    opening: u64,
     /// Files are read from head to head after a crash: harm may hide what lies behind it.
     shadows: bool,
-    /// What is written while a record is kept is written for it.
-    alone: bool,
     /// What was judged.
     pub counts: Counts,
 }
@@ -276,10 +297,9 @@ fn harmed(harms: &[(u64, Harm)], since: u64, spans: &[Span]) -> bool {
 }
 
 impl Oracle {
-    /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file. `alone`: one
-    /// actor writes at a time, so it is known for which record.
-    pub fn new(shadows: bool, alone: bool) -> Self {
-        Self { shadows, alone, ..Self::default() }
+    /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file.
+    pub fn new(shadows: bool) -> Self {
+        Self { shadows, ..Self::default() }
     }
 
     fn tick(&mut self) -> u64 {
@@ -289,13 +309,14 @@ impl Oracle {
 
     /// Takes note of what the disk did since the last call.
     pub fn absorb(&mut self, disk: &SimDisk) {
-        for span in disk.take_written() {
-            self.writing.values_mut().for_each(|spans| spans.push(span));
+        for (by, span) in disk.take_written() {
+            let mine = self.writing.values_mut().filter(|(writer, _)| *writer == by);
+            mine.for_each(|(_, spans)| spans.push(span));
         }
         for harm in disk.take_harm() {
             let now = self.tick();
             let meets = |spans: &[Span]| spans.iter().any(|span| span.meets(&harm.span));
-            let mut met = self.writing.values().any(|spans| meets(spans));
+            let mut met = self.writing.values().any(|(_, spans)| meets(spans));
             for entry in self.entries.values_mut() {
                 if meets(&entry.footprint) {
                     entry.harmed = true;
@@ -303,7 +324,7 @@ impl Oracle {
                 }
                 entry.shadowed |= self.shadows && behind(&entry.footprint, &harm);
             }
-            self.adrift |= !met || !self.alone;
+            self.adrift |= !met;
             self.harms.push((now, harm));
         }
     }
@@ -313,13 +334,14 @@ impl Oracle {
     /// A keep of these records begins; the answer names it.
     pub fn keep_begins(&mut self, records: &[(RecordId, Facts)]) -> u64 {
         let now = self.tick();
-        self.writing.insert(now, Vec::new());
+        self.writing.insert(now, (std::thread::current().id(), Vec::new()));
         for (id, facts) in records {
             let old = self.entries.get(id);
             let failed_once =
                 old.is_some_and(|entry| entry.failed_once || entry.kept == Kept::Failed);
             let entry = Entry {
                 failed_once,
+                doubted: old.is_some_and(|entry| entry.doubted),
                 facts: facts.clone(),
                 kept: Kept::Under,
                 going: 0,
@@ -341,7 +363,7 @@ impl Oracle {
     /// What became of one of them.
     pub fn kept(&mut self, keep: u64, id: RecordId, told: Told) {
         let now = self.tick();
-        let spans = self.writing.get(&keep).cloned().unwrap_or_default();
+        let spans = self.writing.get(&keep).map(|(_, spans)| spans.clone()).unwrap_or_default();
         let entry = self.entries.get_mut(&id).expect("its keep began");
         entry.changed = now;
         entry.kept = match told {
@@ -351,6 +373,7 @@ impl Oracle {
             Told::DiskFailed => Kept::Failed,
             Told::PowerOff => Kept::Under,
         };
+        entry.doubted |= told == Told::DiskFailed;
         entry.harmed |= harmed(&self.harms, keep, &spans);
         entry.shadowed = self.shadows && self.harms.iter().any(|(_, harm)| behind(&spans, harm));
         entry.footprint = spans;
@@ -377,6 +400,12 @@ impl Oracle {
             let gone = entry.evicted || matches!(entry.kept, Kept::No | Kept::Failed);
             gone && !entry.removed && entry.going == 0 && entry.kept != Kept::Under
         })
+    }
+
+    /// Whether a record that was to be kept once more may be told as existing: an earlier keep failed with the
+    /// disk, and the backend may still be busy with what that left.
+    pub fn may_exist(&self, id: RecordId) -> bool {
+        self.entries.get(&id).is_some_and(|entry| entry.failed_once)
     }
 
     /// Whether a removal can be judged: the record is not being kept at the same time.
@@ -413,7 +442,7 @@ impl Oracle {
             };
         };
         let quiet = still && entry.changed <= began.clock;
-        if let Some(spans) = self.writing.get(&entry.keep) {
+        if let Some((_, spans)) = self.writing.get(&entry.keep) {
             // Its keep is not over, but it may be loaded already.
             entry.harmed |= harmed(&self.harms, entry.keep, spans);
         }
@@ -496,9 +525,11 @@ impl Oracle {
                 entry.changed = now;
                 if done {
                     entry.going -= 1;
-                    // A record that a fault hid from this life is unknown to it, and so is its removal.
+                    // What a failed keep left is unknown to this life, and so is its removal.
                     entry.removed |= entry.kept != Kept::Failed;
                     self.counts.removed += 1;
+                } else {
+                    entry.doubted = true;
                 }
             }
         }
@@ -567,6 +598,8 @@ impl Oracle {
                     entry.evicted = true;
                     entry.hidden = None;
                     self.counts.evicted += 1;
+                } else {
+                    entry.doubted = true;
                 }
             }
         }
@@ -574,9 +607,14 @@ impl Oracle {
 
     // ---- lives ------------------------------------------------------------------------------
 
-    /// The directory was opened again, and these records were found. `calm`: no fault meanwhile. `volatile`:
-    /// the kernel may show what is not on the disk yet.
-    pub fn reopened(&mut self, found: &[Record], calm: bool, volatile: bool) -> Verdict {
+    /// A directory is being opened, for the first time since the last life or once more.
+    pub fn opening_begins(&mut self) {
+        self.opening = self.tick();
+    }
+
+    /// The directory was opened again, and these records were found.
+    pub fn reopened(&mut self, found: &[Record], how: Opening) -> Verdict {
+        let Opening { calm, volatile, doubt } = how;
         let now = self.tick();
         let mut seen = BTreeSet::new();
         for record in found {
@@ -608,7 +646,7 @@ impl Oracle {
             entry.kept = Kept::Yes;
             (entry.removed, entry.evicted) = (false, false);
         }
-        let (calm, adrift) = (calm, self.adrift);
+        let adrift = self.adrift;
         for (id, entry) in &mut self.entries {
             if !seen.contains(id) {
                 let excused = entry.removed || entry.evicted || entry.going > 0 || entry.bad;
@@ -617,21 +655,19 @@ impl Oracle {
                     return broken("S2", Some(*id), format_args!("lost: {entry:?}"));
                 }
                 self.counts.half_lost += u64::from(entry.kept == Kept::Under);
-                // What a fault hid may be back the next time, and so may what a failed removal left.
-                // Its room may be used again meanwhile, which its verification will tell.
-                entry.harmed |= !calm;
-                let definite = calm && !entry.harmed && !entry.shadowed && !adrift;
-                entry.kept = match entry.kept {
-                    Kept::No => Kept::No,
-                    Kept::Under if definite => Kept::No,
-                    _ => Kept::Failed,
-                };
+                // What is not told is gone for good.
+                entry.doubted |= doubt;
+                entry.kept = if volatile && entry.doubted { Kept::Failed } else { Kept::No };
             }
-            (entry.going, entry.hidden, entry.bad) = (0, None, false);
+            entry.doubted &= volatile;
+            (entry.going, entry.hidden, entry.bad, entry.failed_once) = (0, None, false, false);
             entry.changed = now;
         }
         self.writing.clear();
         self.choosing = 0;
+        // Logs and tables were read, with what was wrong with them, and written anew.
+        let harm = self.harms.last().is_some_and(|(at, _)| *at > self.opening);
+        self.adrift &= !calm || harm;
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use super::rig::Opens;
 use super::swarm::Swarm;
 use mooncrate_ssd::disk::Disk;
+use mooncrate_ssd::disk::sim::BLOCK;
 use mooncrate_ssd::{Backend, Config, Evict, Kind, Record, Recovery, open};
 use std::sync::Arc;
 
@@ -26,6 +27,13 @@ impl Opens for Real {
     /// The one file of the offset backend is made in its full length.
     fn takes_all(&self, swarm: &Swarm) -> bool {
         BACKENDS[swarm.backend] == Kind::Offset
+    }
+
+    /// A third copy of the file `format` stands beside the two for a moment. Removals must be possible however
+    /// full a directory is, and buckets log them: in blocks of 100, each twice.
+    fn over(&self, swarm: &Swarm) -> u64 {
+        let log = if BACKENDS[swarm.backend] == Kind::Bucket { 64 << 10 } else { 0 };
+        BLOCK + log
     }
 
     fn open(

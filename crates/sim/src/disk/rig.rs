@@ -2,7 +2,7 @@
 
 use super::actor::Actor;
 use super::baton::Baton;
-use super::oracle::{Counts, Oracle};
+use super::oracle::{Counts, Opening, Oracle};
 use super::swarm::Swarm;
 use crate::judge::Failure;
 use crate::swarm::pick;
@@ -19,8 +19,6 @@ use std::sync::{Arc, Mutex};
 const RECENT_MAX: usize = 300;
 /// Records that are loaded right after a directory was opened.
 const CHECKED_MAX: usize = 64;
-/// What a directory that is over its limit may grow by.
-const OVER_BYTES: u64 = 64 << 10;
 /// Lines of a report.
 const LINES_MAX: usize = 80;
 
@@ -38,6 +36,11 @@ pub trait Opens: Sync {
     /// Whether all that the limit allows is taken at once: the disk must have it.
     fn takes_all(&self, _swarm: &Swarm) -> bool {
         false
+    }
+
+    /// What a directory that is over its limit may grow by.
+    fn over(&self, _swarm: &Swarm) -> u64 {
+        0
     }
 
     /// Opens; `found` is told each record.
@@ -191,7 +194,7 @@ pub fn run(mut swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
     let rng = Rng::stream(swarm.seed, "disk rig");
     let disk = Arc::new(SimDisk::new(swarm.seed, swarm.capacity, Rates::default()));
     let inner = Inner {
-        oracle: Oracle::new(opens.shadows(&swarm), swarm.actors == 1),
+        oracle: Oracle::new(opens.shadows(&swarm)),
         trace: Trace::new(watch.words, watch.aloud),
         recent: Vec::new(),
         sequence: 0,
@@ -200,7 +203,17 @@ pub fn run(mut swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
         failure: None,
     };
     let shared = Shared { swarm, inner: Mutex::new(inner) };
-    let mut rig = Rig { rng, disk, shared: &shared, opens, volatile: false, most: 0, failed: 0 };
+    let mut rig = Rig {
+        rng,
+        disk,
+        shared: &shared,
+        opens,
+        volatile: false,
+        most: 0,
+        failed: 0,
+        errors: 0,
+        doubt: false,
+    };
     let lives = || {
         while shared.with(|inner| inner.failure.is_none() && inner.ops < shared.swarm.ops) {
             if let Err(failure) = rig.live() {
@@ -235,6 +248,11 @@ struct Rig<'a> {
     most: u64,
     /// Openings in a row that failed.
     failed: u32,
+    /// Errors that were injected before the first of them. What a start cannot read it lets go, also if it
+    /// fails later.
+    errors: u64,
+    /// A sync failed in one of them, and the power did not fail since.
+    doubt: bool,
 }
 
 type Verdict = Result<(), Failure>;
@@ -262,6 +280,11 @@ impl Rig<'_> {
     /// Opens the directory; `None`: not this time, and the next one is prepared.
     fn open(&mut self) -> Result<Option<Arc<dyn Backend>>, Failure> {
         let swarm = &self.shared.swarm;
+        if self.failed == 0 {
+            self.errors = errors(&self.disk.counts());
+            self.doubt = false;
+            self.shared.with(|inner| inner.oracle.opening_begins());
+        }
         self.failed += 1;
         // Bad luck ends: a directory that cannot be opened without faults is a failure.
         let faults = swarm.rates_in_open && self.failed < 10;
@@ -269,11 +292,11 @@ impl Rig<'_> {
         if self.failed < 20 && self.rng.chance(100) {
             self.disk.cut_after(self.rng.below(60));
         }
-        let before = errors(&self.disk.counts());
+        let syncs = self.disk.counts()[Fault::SyncError as usize];
         let mut found = Vec::new();
         let disk: Arc<dyn Disk> = Arc::<SimDisk>::clone(&self.disk);
         let opened = self.opens.open(swarm, disk, &mut |record| found.push(record));
-        let calm = before == errors(&self.disk.counts());
+        let calm = self.errors == errors(&self.disk.counts());
         self.shared.with(|inner| inner.oracle.absorb(&self.disk));
         // Backends may do without what the last steps of opening are for.
         let opened = opened.and_then(|opened| {
@@ -295,11 +318,12 @@ impl Rig<'_> {
                 self.note(21, 0, || format!("the power failed while opening: {why}"));
                 self.shared.with(|inner| inner.oracle.counts.cuts_in_open += 1);
                 self.disk = Arc::new(self.disk.crash());
-                self.volatile = false;
+                (self.volatile, self.doubt) = (false, false);
                 Ok(None)
             }
             Err(why) if !calm && self.failed < 30 => {
                 self.note(22, 0, || format!("a fault while opening: {why}"));
+                self.doubt |= syncs != self.disk.counts()[Fault::SyncError as usize];
                 self.disk = Arc::new(self.disk.kill());
                 Ok(None)
             }
@@ -324,7 +348,9 @@ impl Rig<'_> {
         recovery: Recovery,
         calm: bool,
     ) -> Verdict {
-        self.shared.with(|inner| inner.oracle.reopened(found, calm, self.volatile))?;
+        let (volatile, doubt) = (self.volatile || self.doubt, self.doubt);
+        let how = Opening { calm, volatile, doubt };
+        self.shared.with(|inner| inner.oracle.reopened(found, how))?;
         let bytes: u64 = found.iter().map(|record| record.len).sum();
         let usage = backend.usage();
         let count = found.len() as u64;
@@ -335,9 +361,9 @@ impl Rig<'_> {
         }
         // A crash may bring files back whose room was in use again: then nothing new is kept until there is
         // room, but what is there is there.
-        // Removals must be possible even then, and take room in a log.
         let (limit, bytes) = (self.shared.swarm.limit, self.disk.file_bytes());
-        self.most = if bytes > limit { bytes + OVER_BYTES } else { limit };
+        let over = self.opens.over(&self.shared.swarm);
+        self.most = if bytes > limit { bytes + over } else { limit };
         self.at_rest(&usage)?;
         self.disk.set_rates(Rates::default());
         let errors_before = errors(&self.disk.counts());

@@ -175,7 +175,7 @@ impl Node {
             }
             Err(error) => {
                 ctx.say(|| format!("n{} cannot mount: {error}", self.ix));
-                self.bury();
+                self.bury(ctx);
                 self.start(ctx);
             }
         }
@@ -230,7 +230,7 @@ impl Node {
         if let Err(error) = result {
             ctx.say(|| format!("n{} announced in vain: {error}", self.ix));
             if error == MountError::StaleIncarnation {
-                self.bury();
+                self.bury(ctx);
                 self.start(ctx);
             } else {
                 self.standing.phase = Phase::Mounting;

@@ -35,6 +35,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// What a dead process left behind is forgotten after this time.
+const FORGET: Nanos = 20 * REGISTRATION.as_nanos() as Nanos;
 /// Time between two heartbeats.
 const BEAT: Nanos = 40 * MS;
 
@@ -123,6 +125,7 @@ pub struct Node {
 /// What a killed process leaves behind.
 #[derive(Debug)]
 struct Remains {
+    at: Nanos,
     _stores: Vec<Arc<Store>>,
     _writes: Vec<WriteSession>,
     _reads: Vec<ReadSession>,
@@ -203,7 +206,7 @@ impl Node {
         ctx.say(|| format!("n{} is killed", self.ix));
         self.up = false;
         self.boot += 1;
-        self.bury();
+        self.bury(ctx);
     }
 
     /// The process ends in order: it serves nobody any more, then it says so.
@@ -223,14 +226,17 @@ impl Node {
         segments.extend(self.disk.as_ref().map(|disk| (disk.segment, disk.incarnation)));
         let farewell = ToMaster::Unmount { node: self.ix, segments };
         ctx.to_master(Actor::Node(self.ix), self.standing.leader, farewell);
-        self.bury();
+        self.bury(ctx);
     }
 
-    fn bury(&mut self) {
+    fn bury(&mut self, ctx: &Ctx) {
         for store in &self.stores {
             store.dead.store(true, Ordering::Relaxed);
         }
+        // Long after the last lease nobody reads there; descriptors are few.
+        self.graveyard.retain(|remains| ctx.now < remains.at + FORGET);
         self.graveyard.push(Remains {
+            at: ctx.now,
             _stores: std::mem::take(&mut self.stores),
             _writes: std::mem::take(&mut self.writes),
             _reads: std::mem::take(&mut self.reads),
@@ -256,7 +262,7 @@ impl Node {
         ctx.mark(Mark::NodeLapsed);
         ctx.say(|| format!("n{} has not been heard for too long and drops everything", self.ix));
         // Connections end with what they were about; mappings of clients stay.
-        self.bury();
+        self.bury(ctx);
         self.start(ctx);
     }
 

@@ -152,12 +152,12 @@ impl Shared {
     /// Deletes the files of buckets that nobody can find any more.
     pub(super) fn delete(&self, bins: Vec<Bin>) -> io::Result<()> {
         let mut result = Ok(());
-        let (mut gone, mut left) = (Vec::new(), Vec::new());
+        let (mut gone, mut orphans, mut left) = (Vec::new(), Vec::new(), Vec::new());
         let before = self.identity.names();
         for mut bin in bins {
             match self.delete_files(&mut bin) {
                 Ok(true) => gone.push(bin),
-                Ok(false) => left.push(bin),
+                Ok(false) => orphans.push(bin),
                 Err(error) => {
                     left.push(bin);
                     result = Err(error);
@@ -168,17 +168,21 @@ impl Shared {
             // Deleted, but perhaps not for good: what was removed must stay in the log.
             result = Err(error);
             left.append(&mut gone);
+            left.append(&mut orphans);
             for bin in &mut left {
                 bin.redo = true;
             }
         }
         point("evict.dir_synced");
-        let ids: Vec<u64> = gone.iter().map(|bin| bin.bucket.id).collect();
+        let ids: Vec<u64> = gone.iter().chain(&orphans).map(|bin| bin.bucket.id).collect();
         let mut state = self.state.lock();
         for bin in &gone {
             state.books.reserved -= bin.doubtful;
+        }
+        for bin in gone.iter_mut().chain(&mut orphans) {
             state.forget(bin);
         }
+        state.leaving.append(&mut orphans);
         state.leaving.append(&mut left);
         drop(state);
         self.removed.forget(&ids);

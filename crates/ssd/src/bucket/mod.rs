@@ -99,16 +99,18 @@ impl Shared {
         pins.collect()
     }
 
-    /// What is bad is not served again. It stays on the disk, where a removal must find it.
-    fn quarantine(&self, bad: &[(RecordId, u64, u64)]) {
+    /// What is bad is not served again, nor if it is hidden now and that is taken back. It stays on the disk,
+    /// where a removal must find it. Says whether it was still there.
+    fn quarantine(&self, id: RecordId, bucket: u64, offset: u64) -> bool {
         let mut state = self.state.lock();
-        for &(id, bucket, offset) in bad {
-            let spot = state.index.get(&id);
-            if spot.is_some_and(|spot| spot.bucket.id == bucket && spot.offset == offset) {
-                tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
-                state.hide(id, false);
-            }
+        let spot = state.index.get(&id);
+        if spot.is_some_and(|spot| spot.bucket.id == bucket && spot.offset == offset) {
+            tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
+            state.hide(id, true);
+            return true;
         }
+        let stays = state.hidden.get_mut(&(id, bucket, offset));
+        stays.map(|stays| *stays = true).is_some()
     }
 
     /// The next records from a cursor on, about so many bytes of them, and the cursor behind them.
@@ -141,26 +143,24 @@ impl Backend for Buckets {
         let this = &*self.0;
         let pins = this.pin(loads);
         let mut found = Vec::with_capacity(loads.len());
-        let mut bad = Vec::new();
         for (load, pin) in loads.iter_mut().zip(&pins) {
             let Some((pin, offset)) = pin else { continue };
             match this.handles.get(this.disk.as_ref(), pin.id(), &data_path(pin.id())) {
                 Ok(file) => found.push(Found { site: this.site(pin.id(), *offset), file, load }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     load.result = Err(LoadError::Missing);
-                    bad.push((load.id, pin.id(), *offset));
+                    this.quarantine(load.id, pin.id(), *offset);
                 }
                 Err(error) => load.result = Err(error.into()),
             }
         }
         this.reader.load(this.disk.as_ref(), &mut found);
         for Found { site, load, .. } in found {
-            if matches!(load.result, Err(LoadError::Corrupt)) {
-                bad.push((load.id, site.serial, site.offset));
+            let corrupt = matches!(load.result, Err(LoadError::Corrupt));
+            if corrupt && !this.quarantine(load.id, site.serial, site.offset) {
+                // It went while it was read.
+                load.result = Err(LoadError::Missing);
             }
-        }
-        if !bad.is_empty() {
-            this.quarantine(&bad);
         }
     }
 
@@ -171,8 +171,8 @@ impl Backend for Buckets {
         for &id in ids {
             state.hide(id, true);
             let all = (id, 0, 0)..=(id, u64::MAX, u64::MAX);
-            for (&(id, bucket, offset), removed) in state.hidden.range_mut(all) {
-                *removed = true;
+            for (&(id, bucket, offset), stays) in state.hidden.range_mut(all) {
+                *stays = true;
                 places.push(Place { bucket, offset, id });
             }
         }
@@ -206,12 +206,11 @@ impl Backend for Buckets {
                 this.reader.check(this.disk.as_ref(), &file, site, slot.id, slot.shape)
             });
             // A disk that cannot read it now is not a record that is bad.
-            if crate::reading::is_bad(&good) {
-                bad.push((slot.id, pin.id(), slot.offset));
+            if crate::reading::is_bad(&good) && this.quarantine(slot.id, pin.id(), slot.offset) {
+                bad.push(slot.id);
             }
         }
-        this.quarantine(&bad);
-        (bad.into_iter().map(|(id, ..)| id).collect(), next)
+        (bad, next)
     }
 
     fn settle(&self) -> io::Result<()> {

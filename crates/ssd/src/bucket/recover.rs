@@ -4,9 +4,14 @@
 //! is scanned, head by head, and its values are read as well: a crash may have torn what was not synced. A
 //! scan ends at the first thing that is no head. It does not look for further ones behind it: bytes that
 //! somebody put are there, too.
+//!
+//! What must stay true: a record that is not told is gone for good, although the disk may read it another
+//! time. Else it could come back after a removal that did not know of it (G6). So a record that is bad, or
+//! the older one of two, goes to the log of removed records, what lies behind the end of a scan is cut off,
+//! and a bucket for which neither can be done is deleted.
 
 use super::handles::Handles;
-use super::removed::{self, Removed};
+use super::removed::{self, Place, Removed};
 use super::state::{Bin, Bucket, Slot, State};
 use super::write::Writer;
 use super::{Buckets, Shared, data_path, meta, meta_path};
@@ -95,7 +100,7 @@ impl Buckets {
         };
         let identity = Identity::open(&disk, Kind::Bucket, config.token, 1024, is_ours)?;
         let identity = Arc::new(identity);
-        let listing = Listing::read(disk.as_ref())?;
+        let mut listing = Listing::read(disk.as_ref())?;
         let mut recovery = Recovery::default();
         for name in &listing.orphans {
             disk.remove(Path::new(name))?;
@@ -107,7 +112,9 @@ impl Buckets {
             recovery.dropped += bad;
         }
         places.retain(|place| listing.data.contains_key(&place.bucket));
+        let log = Removed::open(&disk, &identity, &places, std::mem::take(&mut listing.logs));
         let scan = Scan {
+            log: &log,
             disk: disk.as_ref(),
             token: identity.token,
             config,
@@ -120,18 +127,17 @@ impl Buckets {
             done: Progress { total: listing.data.values().sum(), ..Progress::default() },
         };
         let Scan { state, recovery, reader, .. } = scan.run(&listing)?;
-        disk.sync_dir(Path::new(""))?;
-        places.retain(|place| state.bins.contains_key(&place.bucket));
         // What was deleted, by this start or before it, must not come back beside what is kept from now on.
         disk.sync_dir(Path::new(""))?;
-        let removed = Removed::open(&disk, &identity, &places, listing.logs);
+        let gone = listing.data.into_keys().filter(|id| !state.bins.contains_key(id));
+        log.forget(&gone.collect::<Vec<u64>>());
         let shared = Shared {
             disk,
             config: config.clone(),
             identity,
             reader,
             handles: Handles::new(config.handles_max),
-            removed,
+            removed: log,
             state: Mutex::new(state),
             changed: Condvar::new(),
             loads: AtomicU64::new(0),
@@ -160,6 +166,7 @@ struct Scan<'a> {
     token: u64,
     config: &'a Config,
     reader: Reader,
+    log: &'a Removed,
     removed: BTreeSet<(u64, u64)>,
     state: State,
     recovery: Recovery,
@@ -168,9 +175,28 @@ struct Scan<'a> {
     done: Progress,
 }
 
+/// A record of a bucket, as it was read.
+struct Seen {
+    slot: Slot,
+    record: Record,
+    good: bool,
+}
+
+/// What a scan found in a bucket.
+#[derive(Default)]
+struct Scanned {
+    seen: Vec<Seen>,
+    /// The heads of those that are good, and how many that are.
+    heads: Vec<u8>,
+    good: u32,
+    /// Where the last one ends.
+    end: u64,
+}
+
 impl Scan<'_> {
     fn run(mut self, listing: &Listing) -> Result<Self, OpenError> {
-        let buckets: Vec<(u64, u64, u64)> = (listing.data.iter())
+        // The newest first: of two copies of a record it is the one that counts.
+        let buckets: Vec<(u64, u64, u64)> = (listing.data.iter().rev())
             .map(|(&id, &len)| (id, len, listing.meta.get(&id).copied().unwrap_or(0)))
             .collect();
         let mut rest = &buckets[..];
@@ -239,64 +265,74 @@ impl Scan<'_> {
 
     /// A bucket whose metadata are good.
     fn told(&mut self, id: u64, len: u64, meta_len: u64, meta: &meta::Meta<'_>) -> io::Result<()> {
-        let mut bin = new_bin(id, len, meta_len);
+        // A keep that failed may have left a record behind the end. It is told now or never, also if the metadata
+        // are lost one day and the bucket is scanned.
+        if meta.data_bytes < len && self.cut(id, meta.data_bytes).is_err() {
+            self.recovery.dropped += meta.heads.len() as u64;
+            return self.delete(id);
+        }
         let verify = self.config.verify_values;
         let file = verify.then(|| self.disk.open(&data_path(id), Open::Read)).transpose()?;
-        for (offset, head) in &meta.heads {
-            // What cannot be read now is not told now.
+        let seen = meta.heads.iter().map(|(offset, head)| {
             let good = file.as_ref().is_none_or(|file| {
-                let checked = self.reader.check_value(self.disk, file, *offset, head);
-                checked.unwrap_or(false)
+                self.reader.check_value(self.disk, file, *offset, head).unwrap_or(false)
             });
-            self.register(&mut bin, *offset, head, good);
-        }
-        self.add(bin, None);
-        Ok(())
+            Seen { slot: meta::slot(*offset, head), record: head.record(), good }
+        });
+        let seen = seen.collect();
+        self.register(new_bin(id, meta.data_bytes, meta_len), seen, None)
     }
 
     /// A bucket that has none: from head to head.
     fn scanned(&mut self, id: u64, len: u64) -> io::Result<()> {
-        let mut bin = new_bin(id, len, 0);
-        let mut heads = Vec::new();
-        let end = match self.scan(&mut bin, &mut heads) {
-            Ok(end) => laying::rounded(end),
-            Err(error) => {
-                // What was found is served; the rest may be readable at another start.
-                tracing::warn!(bucket = id, %error, "a bucket could not be read to its end");
-                self.recovery.dropped += 1;
-                self.add(bin, None);
-                return Ok(());
-            }
-        };
-        if end < len {
+        let mut all = Scanned::default();
+        let read = self.scan(id, len, &mut all);
+        let Scanned { seen, heads, good: records, end: last } = all;
+        let end = laying::rounded(last);
+        if let Err(error) = &read {
+            tracing::warn!(bucket = id, %error, "a bucket could not be read to its end; the rest is lost");
+        }
+        if end < len || read.is_err() {
             self.recovery.dropped += 1;
         }
-        if bin.slots.is_empty() {
-            self.disk.remove(&data_path(id))?;
+        if seen.is_empty() {
             self.recovery.orphans += 1;
-            return Ok(());
+            return self.delete(id);
         }
-        if end < len {
-            self.disk.open(&data_path(id), Open::Write)?.set_len(end)?;
-            bin.data = end;
+        if (end < len || read.is_err()) && self.cut(id, last).is_err() {
+            return self.delete(id);
         }
         let meta_reserved = meta::file_bytes(heads.len());
-        let records = bin.slots.len() as u32;
-        self.add(
-            bin,
-            Some(Writer { id, file: None, end, records, heads, meta_reserved, no_room: false }),
-        );
+        let writer = Writer { id, file: None, end, records, heads, meta_reserved, no_room: false };
+        self.register(new_bin(id, end, 0), seen, Some(writer))
+    }
+
+    /// What lies behind the end of a bucket is gone for good; also in its last block, which stays whole.
+    fn cut(&self, id: u64, end: u64) -> io::Result<()> {
+        let file = self.disk.open(&data_path(id), Open::Write)?;
+        file.set_len(end)?;
+        file.set_len(laying::rounded(end))?;
+        file.sync_data()
+    }
+
+    /// A bucket goes as a whole. Durable when the directory is synced.
+    fn delete(&self, id: u64) -> io::Result<()> {
+        for path in [data_path(id), meta_path(id)] {
+            match self.disk.remove(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
         Ok(())
     }
 
-    /// Where the last record of a bucket ends; collects the heads of those that are good.
-    fn scan(&mut self, bin: &mut Bin, heads: &mut Vec<u8>) -> io::Result<u64> {
-        let (id, len) = (bin.bucket.id, bin.data);
+    /// Goes from head to head, until there is none.
+    fn scan(&self, id: u64, len: u64, all: &mut Scanned) -> io::Result<()> {
         let file = self.disk.open(&data_path(id), Open::Write)?;
         // A process that was killed leaves bytes in the memory of the kernel that verify, and that a power
         // cut takes along. What is told is durable.
         file.sync_data()?;
-        let (mut end, mut offset) = (0, 0);
+        let mut offset = 0;
         while offset < len {
             let site = Site { kind: Kind::Bucket, token: self.token, serial: id, offset };
             let read = self.reader.head(self.disk, &file, len, site)?;
@@ -311,43 +347,63 @@ impl Scan<'_> {
                 offset = next;
                 continue;
             };
-            let good = self.reader.check_value(self.disk, &file, offset, &head)?;
+            let good = self.reader.check_value(self.disk, &file, offset, &head).unwrap_or(false);
             if good {
-                heads.extend_from_slice(&bytes[..head.shape().head()]);
+                all.heads.extend_from_slice(&bytes[..head.shape().head()]);
+                all.good += 1;
             }
-            self.register(bin, offset, &head, good);
-            end = offset + head.shape().bytes();
-            offset = end;
+            all.seen.push(Seen { slot: meta::slot(offset, &head), record: head.record(), good });
+            offset += head.shape().bytes();
+            all.end = offset;
         }
-        Ok(end)
+        Ok(())
     }
 
-    /// A record of a bucket, unless it is bad or was removed.
-    fn register(&mut self, bin: &mut Bin, offset: u64, head: &Head<'_>, good: bool) {
-        if !good {
-            self.recovery.dropped += 1;
-            return;
+    /// The records of a bucket: those that are served are told, the others are gone for good.
+    fn register(
+        &mut self,
+        mut bin: Bin,
+        seen: Vec<Seen>,
+        writer: Option<Writer>,
+    ) -> io::Result<()> {
+        let id = bin.bucket.id;
+        // Of two copies of a record the last one counts: the first was removed, or the keep of it failed.
+        let mut last = BTreeMap::new();
+        let is_removed = |slot: &Slot| self.removed.contains(&(id, slot.offset));
+        for Seen { slot, good, .. } in &seen {
+            if *good && !is_removed(slot) && !self.state.index.contains_key(&slot.id) {
+                last.insert(slot.id, slot.offset);
+            }
         }
-        let slot = meta::slot(offset, head);
-        bin.slots.push(slot);
-        if self.removed.contains(&(bin.bucket.id, offset)) {
-            self.recovery.removed += 1;
-            return;
+        let lost = seen
+            .iter()
+            .map(|seen| seen.slot)
+            .filter(|slot| !is_removed(slot) && last.get(&slot.id) != Some(&slot.offset));
+        let lost: Vec<Place> =
+            lost.map(|slot| Place { bucket: id, offset: slot.offset, id: slot.id }).collect();
+        if !lost.is_empty()
+            && let Err(error) = self.log.append(&lost)
+        {
+            tracing::warn!(bucket = id, %error, "a bucket with bad records had to be deleted");
+            self.recovery.dropped += seen.len() as u64;
+            return self.delete(id);
         }
-        self.serve(bin, slot, head);
-    }
-
-    fn serve(&mut self, bin: &mut Bin, slot: Slot, head: &Head<'_>) {
-        if self.state.index.contains_key(&slot.id) {
-            // Evicted, offloaded again, and the first copy came back with a crash. One is enough.
-            self.state.hidden.insert((slot.id, bin.bucket.id, slot.offset), false);
-            return;
+        for Seen { slot, record, good } in seen {
+            bin.slots.push(slot);
+            if last.get(&slot.id) == Some(&slot.offset) {
+                bin.live += 1;
+                self.state.link(&bin.bucket, slot);
+                self.recovery.records += 1;
+                self.recovery.value_bytes += record.len;
+                (self.found)(record);
+            } else if self.removed.contains(&(id, slot.offset)) {
+                self.recovery.removed += 1;
+            } else {
+                self.recovery.dropped += u64::from(!good);
+            }
         }
-        bin.live += 1;
-        self.state.link(&bin.bucket, slot);
-        self.recovery.records += 1;
-        self.recovery.value_bytes += head.len;
-        (self.found)(head.record());
+        self.add(bin, writer);
+        Ok(())
     }
 
     fn add(&mut self, bin: Bin, writer: Option<Writer>) {

@@ -129,8 +129,8 @@ impl Books {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) index: HashMap<RecordId, Spot>,
-    /// Copies on the disk that are not served, by record, bucket and offset, and whether they are being
-    /// removed, which cannot be taken back.
+    /// Copies on the disk that are not served, by record, bucket and offset, and whether they stay so: being
+    /// removed and being bad cannot be taken back.
     pub(super) hidden: BTreeMap<(RecordId, u64, u64), bool>,
     pub(super) bins: BTreeMap<u64, Bin>,
     /// Open buckets that nobody writes to.
@@ -158,11 +158,11 @@ impl State {
     }
 
     /// A record cannot be loaded any more; its copy stays on the disk.
-    pub(super) fn hide(&mut self, id: RecordId, removed: bool) -> Option<Spot> {
+    pub(super) fn hide(&mut self, id: RecordId, stays: bool) -> Option<Spot> {
         let spot = self.index.remove(&id)?;
         self.books.records -= 1;
         self.books.value_bytes -= spot.shape.value;
-        self.hidden.insert((id, spot.bucket.id, spot.offset), removed);
+        self.hidden.insert((id, spot.bucket.id, spot.offset), stays);
         if let Some(bin) = self.bins.get_mut(&spot.bucket.id) {
             bin.live -= 1;
             if bin.live == 0 {
@@ -172,11 +172,11 @@ impl State {
         Some(spot)
     }
 
-    /// Whether a copy of the record is hidden and not gone for good. A second one beside it would stay when the
-    /// first is evicted, and come back after a restart (G6).
-    pub(super) fn is_evicting(&self, id: RecordId) -> bool {
+    /// Whether the record is served, being kept, or not gone for good. A second copy beside a hidden one would
+    /// stay when the first is evicted, and come back after a restart (G6).
+    pub(super) fn is_there(&self, id: RecordId) -> bool {
         let mut copies = self.hidden.range((id, 0, 0)..=(id, u64::MAX, u64::MAX));
-        copies.any(|(_, removed)| !removed)
+        self.index.contains_key(&id) || self.pending.contains(&id) || copies.next().is_some()
     }
 
     /// Whether a slot is the copy that is served.
@@ -185,12 +185,12 @@ impl State {
         served.is_some_and(|served| served.bucket.id == bucket && served.offset == slot.offset)
     }
 
-    /// The files of a bucket are gone, and nothing in them comes back.
-    pub(super) fn forget(&mut self, bin: &Bin) {
-        for slot in &bin.slots {
+    /// The files of a bucket are gone, or are orphans, and nothing in them comes back.
+    pub(super) fn forget(&mut self, bin: &mut Bin) {
+        for slot in std::mem::take(&mut bin.slots) {
             self.hidden.remove(&(slot.id, bin.bucket.id, slot.offset));
+            self.books.slots -= 1;
         }
-        self.books.slots -= bin.slots.len() as u64;
     }
 
     /// A bucket that is not written to any more gives back what was reserved for its metadata.

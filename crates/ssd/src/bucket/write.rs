@@ -54,13 +54,11 @@ impl Shared {
         let mut state = self.state.lock();
         waiting.retain(|sealed| {
             let id = sealed.record.id;
-            let new = !state.is_evicting(id)
-                && !state.index.contains_key(&id)
-                && state.pending.insert(id);
-            if !new {
+            if state.is_there(id) {
                 results[sealed.number] = Err(KeepError::Exists);
+                return false;
             }
-            new
+            state.pending.insert(id)
         });
         drop(state);
         self.seal_leftovers();

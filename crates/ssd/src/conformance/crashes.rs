@@ -1,12 +1,13 @@
 //! The power fails: what was answered with `Ok` is there, what was removed stays removed, and nothing that
 //! is found is wrong. The simulated disk keeps any subset of what was not synced.
 
-use super::rig::{Rig, SimHome, Thing};
+use super::rig::{Rig, SimHome, Thing, files};
 use super::simulated;
 use crate::disk::sim::Rates;
-use crate::{Config, KeepError, Kind, LoadError};
+use crate::{Config, Disk, KeepError, Kind, LoadError};
 use mooncrate_core::rng::Rng;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 #[test]
@@ -255,5 +256,56 @@ fn a_failing_disk_is_told_and_the_books_stay_right() {
             }
             run.rig.balanced();
         }
+    }
+}
+
+/// What a start could not read is gone for good: a removal that did not know of it could not reach it, and
+/// its name is free again (G6).
+#[test]
+fn what_is_not_told_does_not_come_back() {
+    for kind in Kind::ALL {
+        let mut hidden = 0;
+        for seed in 0..40 {
+            println!("{} seed {seed}", kind.name());
+            let mut run = Run::new(kind, seed);
+            run.rig.config.verify_values = seed % 2 == 0;
+            for _ in 0..30 {
+                run.step();
+            }
+            let rates = Rates { read_error: 60_000, ..Rates::default() };
+            run.rig.home.sim().unwrap().set_rates(rates);
+            // It may not be opened at all; at last the disk is well.
+            let opened = (0..5).any(|_| run.rig.open().is_ok());
+            run.rig.home.sim().unwrap().set_rates(Rates::default());
+            if !opened {
+                run.rig.reopen();
+            }
+            let told = run.rig.found.clone();
+            let things: Vec<Thing> = run.things.values().map(|(thing, _)| thing.clone()).collect();
+            let lost: Vec<&Thing> = things.iter().filter(|t| !told.contains_key(&t.id)).collect();
+            hidden += lost.len();
+            if seed % 3 == 0 {
+                for thing in &lost {
+                    let kept = run.rig.keep(std::slice::from_ref(*thing)).remove(0);
+                    assert!(matches!(kept, Ok(()) | Err(KeepError::Full { .. })), "{kept:?}");
+                    run.rig.backend().remove(&[thing.id]).unwrap();
+                }
+            }
+            for _ in 0..2 {
+                run.rig.crash();
+                assert_eq!(run.rig.found, told, "{:?}", run.rig.recovery);
+                // Nor when metadata are lost that left it out.
+                let sim = run.rig.home.sim().unwrap();
+                for (path, _) in files(sim, Path::new("")) {
+                    if path.extension().is_some_and(|ending| ending == "meta") {
+                        sim.remove(&path).unwrap();
+                    }
+                }
+            }
+            run.rig.crash();
+            assert_eq!(run.rig.found, told, "{:?}", run.rig.recovery);
+            run.rig.balanced();
+        }
+        assert!(hidden > 100, "{hidden}");
     }
 }

@@ -131,7 +131,7 @@ impl Drop for Hidden {
             let mut space = self.all.space.lock();
             let key = (held.id, held.serial);
             // Being removed, or a newer copy is served: it stays hidden.
-            let back = space.hidden.get(&key).is_some_and(|copy| !copy.removed);
+            let back = space.hidden.get(&key).is_some_and(|copy| !copy.stays);
             if back && !shard.contains_key(&held.id) {
                 space.hidden.remove(&key);
                 space.value_bytes += held.shape.value;

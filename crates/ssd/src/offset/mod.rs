@@ -24,12 +24,15 @@ use crate::record::{Kind, Shape, Site};
 use mooncrate_core::alloc::{Allocation, Allocator, OffsetAllocator};
 use mooncrate_lock::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const SHARDS: usize = 64;
+/// The same in every run: which records share a lock decides who waits for whom, and a simulation must be
+/// able to repeat that. Names of records come from masters, not from whoever wants to flood a shard.
+type ShardHasher = BuildHasherDefault<DefaultHasher>;
 /// Records that one call of `scrub` looks at.
 const SCRUB_RECORDS: usize = 1024;
 
@@ -49,7 +52,7 @@ struct Shared {
     /// A sync failed: nothing is written any more (S12).
     bad: AtomicBool,
     shards: [Mutex<HashMap<RecordId, Arc<Held>>>; SHARDS],
-    hasher: RandomState,
+    hasher: ShardHasher,
     space: Mutex<Space>,
     /// For waits that are bounded; nobody notifies.
     pause: Condvar,
@@ -69,8 +72,8 @@ struct Held {
 #[derive(Debug)]
 struct Copy {
     held: Arc<Held>,
-    /// It is being removed, which cannot be taken back.
-    removed: bool,
+    /// It is being removed, or is bad, which cannot be taken back.
+    stays: bool,
 }
 
 #[derive(Debug)]
@@ -100,6 +103,12 @@ impl Held {
 }
 
 impl Space {
+    /// Whether the record is being kept, or not gone for good.
+    fn is_there(&self, id: RecordId) -> bool {
+        let mut copies = self.hidden.range((id, 0)..=(id, u64::MAX));
+        self.pending.contains(&id) || copies.next().is_some()
+    }
+
     /// Gives back what nobody reads any more.
     fn sweep(&mut self) {
         let Self { leaving, free, .. } = self;
@@ -128,7 +137,7 @@ impl Shared {
 
     /// Takes a record out of the index, if it is this one. It is hidden before it is out, so that nobody
     /// can overlook it.
-    fn hide(&self, id: RecordId, serial: Option<u64>, removed: bool) -> Option<Arc<Held>> {
+    fn hide(&self, id: RecordId, serial: Option<u64>, stays: bool) -> Option<Arc<Held>> {
         let mut shard = self.shard(id).lock();
         let held =
             shard.get(&id).filter(|held| serial.is_none_or(|serial| held.serial == serial))?;
@@ -136,19 +145,23 @@ impl Shared {
         let mut space = self.space.lock();
         space.value_bytes -= held.shape.value;
         space.order.remove(&held.serial);
-        let copy = Copy { held: Arc::clone(&held), removed };
+        let copy = Copy { held: Arc::clone(&held), stays };
         space.hidden.insert((id, held.serial), copy);
         shard.remove(&id);
         Some(held)
     }
 
-    /// What is bad is not served again. Says whether it still was.
+    /// What is bad is not served again, nor if it is hidden now and that is taken back. Says whether it was
+    /// served: what is hidden may be dying, and have zeros for a head.
     fn quarantine(&self, id: RecordId, serial: u64) -> bool {
-        let served = self.hide(id, Some(serial), false).is_some();
-        if served {
+        if self.hide(id, Some(serial), true).is_some() {
             tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
+            return true;
         }
-        served
+        if let Some(copy) = self.space.lock().hidden.get_mut(&(id, serial)) {
+            copy.stays = true;
+        }
+        false
     }
 
     fn is_bad(&self) -> bool {
@@ -206,7 +219,7 @@ impl Backend for OneFile {
             this.hide(id, None, true);
             let mut space = this.space.lock();
             for (_, copy) in space.hidden.range_mut((id, 0)..=(id, u64::MAX)) {
-                copy.removed = true;
+                copy.stays = true;
                 going.push(Arc::clone(&copy.held));
             }
         }

@@ -1,7 +1,7 @@
 //! Finding records again after a restart (S3): from head to head, and block by block where there is none.
 
 use super::evict::zeros;
-use super::{Held, OneFile, Shared, Space};
+use super::{Held, OneFile, ShardHasher, Shared, Space};
 use crate::ALIGN;
 use crate::backend::{OpenError, Progress, Record, RecordId, Recovery};
 use crate::config::Config;
@@ -15,7 +15,6 @@ use mooncrate_core::Extent;
 use mooncrate_core::alloc::{Allocation, LiveRuns};
 use mooncrate_lock::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::RandomState;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -80,7 +79,7 @@ impl OneFile {
             file_bytes: wanted,
             bad: AtomicBool::new(false),
             shards: std::array::from_fn(|_| Mutex::new(HashMap::new())),
-            hasher: RandomState::new(),
+            hasher: ShardHasher::default(),
             space: Mutex::new(space),
             pause: Condvar::new(),
         };

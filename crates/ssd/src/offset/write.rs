@@ -73,7 +73,7 @@ impl Shared {
         let id = sealed.record.id;
         let shard = self.shard(id).lock();
         let mut space = self.space.lock();
-        if shard.contains_key(&id) || space.pending.contains(&id) {
+        if shard.contains_key(&id) || space.is_there(id) {
             return Err(KeepError::Exists);
         }
         space.sweep();

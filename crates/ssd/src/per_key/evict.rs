@@ -168,7 +168,7 @@ impl Drop for Hidden {
         for held in self.held.drain(..) {
             let key = (held.id, held.serial);
             // Being removed, or a newer copy is served: it stays hidden.
-            let back = state.hidden.get(&key).is_some_and(|copy| !copy.removed && copy.counted);
+            let back = state.hidden.get(&key).is_some_and(|copy| !copy.stays && copy.counted);
             if back && !state.index.contains_key(&held.id) {
                 state.hidden.remove(&key);
                 state.link(held);

@@ -62,8 +62,8 @@ struct Held {
 #[derive(Debug)]
 struct Copy {
     held: Arc<Held>,
-    /// It is being removed, which cannot be taken back.
-    removed: bool,
+    /// It is being removed, or is bad, which cannot be taken back.
+    stays: bool,
     /// Its file has a name. Else it is deleted, but not for good yet: a crash may bring it back, so its bytes
     /// stay reserved.
     counted: bool,
@@ -147,25 +147,34 @@ impl State {
         self.index.insert(held.id, held);
     }
 
-    fn hide(&mut self, id: RecordId, removed: bool) -> Option<u64> {
+    /// Whether the record is served, being kept, or not gone for good.
+    fn is_there(&self, id: RecordId) -> bool {
+        let mut copies = self.hidden.range((id, 0)..=(id, u64::MAX));
+        self.index.contains_key(&id) || self.pending.contains(&id) || copies.next().is_some()
+    }
+
+    fn hide(&mut self, id: RecordId, stays: bool) -> Option<u64> {
         let held = self.index.remove(&id)?;
         let serial = held.serial;
         self.value_bytes -= held.shape.value;
         self.order.remove(&serial);
-        self.hidden.insert((id, serial), Copy { held, removed, counted: true });
+        self.hidden.insert((id, serial), Copy { held, stays, counted: true });
         Some(serial)
     }
 }
 
 impl Shared {
-    fn quarantine(&self, bad: &[(RecordId, u64)]) {
+    /// What is bad is not served again, nor if it is hidden now and that is taken back. Says whether it was
+    /// still there.
+    fn quarantine(&self, id: RecordId, serial: u64) -> bool {
         let mut state = self.state.lock();
-        for &(id, serial) in bad {
-            if state.index.get(&id).is_some_and(|held| held.serial == serial) {
-                tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
-                state.hide(id, false);
-            }
+        if state.index.get(&id).is_some_and(|held| held.serial == serial) {
+            tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
+            state.hide(id, true);
+            return true;
         }
+        let copy = state.hidden.get_mut(&(id, serial));
+        copy.map(|copy| copy.stays = true).is_some()
     }
 
     /// Makes it durable that files are gone or there.
@@ -186,7 +195,7 @@ impl Backend for PerKey {
         let found = loads.iter().map(|load| state.index.get(&load.id).cloned());
         let held: Vec<Option<Arc<Held>>> = found.collect();
         drop(state);
-        let (mut found, mut bad) = (Vec::with_capacity(loads.len()), Vec::new());
+        let mut found = Vec::with_capacity(loads.len());
         for (load, held) in loads.iter_mut().zip(&held) {
             let Some(held) = held else {
                 load.result = Err(LoadError::Missing);
@@ -201,19 +210,18 @@ impl Backend for PerKey {
                 Ok(file) => found.push(Found { site, file, load }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     load.result = Err(LoadError::Missing);
-                    bad.push((load.id, held.serial));
+                    this.quarantine(load.id, held.serial);
                 }
                 Err(error) => load.result = Err(error.into()),
             }
         }
         this.reader.load(this.disk.as_ref(), &mut found);
         for Found { site, load, .. } in found {
-            if matches!(load.result, Err(LoadError::Corrupt)) {
-                bad.push((load.id, site.serial));
+            let corrupt = matches!(load.result, Err(LoadError::Corrupt));
+            if corrupt && !this.quarantine(load.id, site.serial) {
+                // It went while it was read.
+                load.result = Err(LoadError::Missing);
             }
-        }
-        if !bad.is_empty() {
-            this.quarantine(&bad);
         }
     }
 
@@ -224,7 +232,7 @@ impl Backend for PerKey {
         for &id in ids {
             state.hide(id, true);
             for (_, copy) in state.hidden.range_mut((id, 0)..=(id, u64::MAX)) {
-                copy.removed = true;
+                copy.stays = true;
                 going.push(Arc::clone(&copy.held));
             }
         }
@@ -257,12 +265,11 @@ impl Backend for PerKey {
                 let site = held.site(this.identity.token);
                 this.reader.check(this.disk.as_ref(), &file, site, held.id, held.shape)
             });
-            if reading::is_bad(&checked) {
-                bad.push((held.id, held.serial));
+            if reading::is_bad(&checked) && this.quarantine(held.id, held.serial) {
+                bad.push(held.id);
             }
         }
-        this.quarantine(&bad);
-        (bad.into_iter().map(|(id, _)| id).collect(), next)
+        (bad, next)
     }
 
     fn usage(&self) -> Usage {

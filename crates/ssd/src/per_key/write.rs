@@ -49,7 +49,7 @@ impl Shared {
             let id = sealed.record.id;
             let need = laying::rounded(sealed.shape().bytes());
             let used = state.data + state.reserved + identity::BYTES_MAX;
-            if state.index.contains_key(&id) || state.pending.contains(&id) {
+            if state.is_there(id) {
                 results[sealed.number] = Err(KeepError::Exists);
             } else if used + need > limit {
                 results[sealed.number] = Err(KeepError::Full { need, used, limit });
@@ -193,7 +193,7 @@ impl Shared {
             state.reserved += held.bytes();
             state.redo.push(Arc::clone(&held));
             let key = (held.id, held.serial);
-            state.hidden.insert(key, Copy { held, removed: true, counted: false });
+            state.hidden.insert(key, Copy { held, stays: true, counted: false });
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::child::Task;
 use super::{config, open_disk, record_and_value};
-use crate::disk::oracle::{Loaded, Oracle, Told};
+use crate::disk::oracle::{Loaded, Opening, Oracle, Told};
 use crate::judge::Failure;
 use mooncrate_core::rng::Rng;
 use mooncrate_ssd::{Backend, Kind, Load, LoadError, Record, open, points};
@@ -13,6 +13,8 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Children that may miss the point of the first round.
 const FIRST_TRIES: u32 = 12;
@@ -30,6 +32,8 @@ pub struct Job {
     pub rounds: u64,
     /// Only points that begin so.
     pub only: Option<String>,
+    /// Points that are worked on at the same time.
+    pub threads: usize,
 }
 
 /// What it came to.
@@ -50,6 +54,17 @@ pub struct Sum {
 }
 
 impl Sum {
+    fn add(&mut self, other: &Self) {
+        self.children += other.children;
+        self.killed += other.killed;
+        self.kept += other.kept;
+        self.verified += other.verified;
+        self.gone += other.gone;
+        for (point, kills) in &other.points {
+            *self.points.entry(point).or_default() += kills;
+        }
+    }
+
     /// The table at the end.
     pub fn table(&self) -> String {
         let mut text = String::new();
@@ -82,38 +97,79 @@ struct Series<'a> {
     oracle: Oracle,
 }
 
-/// Runs all points on both disks; tells `progress` of each round.
-pub fn run(job: &Job, mut progress: impl FnMut(&str, &Sum)) -> Result<Sum, Failure> {
-    let mut sum = Sum::default();
-    for (point, name) in points::POINTS.iter().enumerate() {
-        if job.only.as_ref().is_some_and(|only| !name.starts_with(only.as_str())) {
-            continue;
+/// Runs all points on both disks, several at a time; tells `progress` of each that is done.
+pub fn run(job: &Job, progress: impl Fn(&str, &Sum) + Sync) -> Result<Sum, Failure> {
+    let all = series(job);
+    let (next, sum) = (AtomicUsize::new(0), Mutex::new((Sum::default(), None)));
+    let work = || {
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut mine = Sum::default();
+            let done = one_series(job, one, &mut mine);
+            let mut sum = sum.lock().expect("nobody panics while adding");
+            sum.0.add(&mine);
+            if let Err(failure) = done {
+                sum.1.get_or_insert(failure);
+                next.store(all.len(), Ordering::Relaxed);
+            } else {
+                progress(&one.name(), &sum.0);
+            }
         }
-        for (disk, kind) in ["posix", "uring"]
-            .iter()
-            .flat_map(|disk| kinds(name).iter().map(move |kind| (*disk, *kind)))
-        {
-            let seed = job.seed ^ (point as u64) << 32 ^ (kind as u64) << 8 ^ disk.len() as u64;
-            let directory = job.directory.join(format!("{name}-{disk}-{kind}"));
-            let task = Task { directory, disk: disk.into(), kind, point, hits: 0, seed, from: 1 };
-            let mut series = Series { job, task, oracle: Oracle::new(false, false) };
-            let done = series.rounds(&mut sum);
-            done.map_err(|failure| {
-                let text = format!(
-                    "{} (point {name}, disk {disk}, backend {})\n\
-                     REPRO: ./dev sim disk-crash --seed {} --rounds {} --point {name}",
-                    failure.text,
-                    Kind::ALL[kind].name(),
-                    job.seed,
-                    job.rounds
-                );
-                Failure { text, ..failure }
-            })?;
-            fs::remove_dir_all(&series.task.directory).map_err(|error| io_failure(&error))?;
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..job.threads {
+            scope.spawn(work);
         }
-        progress(name, &sum);
+        work();
+    });
+    match sum.into_inner().expect("all threads have ended") {
+        (sum, None) => Ok(sum),
+        (_, Some(failure)) => Err(failure),
     }
-    Ok(sum)
+}
+
+/// A point, a disk and a backend.
+struct Which {
+    point: usize,
+    disk: &'static str,
+    kind: usize,
+}
+
+impl Which {
+    fn name(&self) -> String {
+        let Self { point, disk, kind } = self;
+        format!("{}, {disk}, {}", points::POINTS[*point], Kind::ALL[*kind].name())
+    }
+}
+
+fn series(job: &Job) -> Vec<Which> {
+    let wanted = |name: &str| job.only.as_ref().is_none_or(|only| name.starts_with(only.as_str()));
+    let mut all = Vec::new();
+    for (point, name) in points::POINTS.iter().enumerate().filter(|(_, name)| wanted(name)) {
+        for disk in ["posix", "uring"] {
+            all.extend(kinds(name).iter().map(|kind| Which { point, disk, kind: *kind }));
+        }
+    }
+    all
+}
+
+fn one_series(job: &Job, which: &Which, sum: &mut Sum) -> Verdict {
+    let Which { point, disk, kind } = *which;
+    let name = points::POINTS[point];
+    let seed = job.seed ^ (point as u64) << 32 ^ (kind as u64) << 8 ^ disk.len() as u64;
+    let directory = job.directory.join(format!("{name}-{disk}-{kind}"));
+    let task = Task { directory, disk: disk.into(), kind, point, hits: 0, seed, from: 1 };
+    let mut series = Series { job, task, oracle: Oracle::new(false) };
+    series.rounds(sum).map_err(|failure| {
+        let text = format!(
+            "{} ({})\nREPRO: ./dev sim disk-crash --seed {} --rounds {} --point {name}",
+            failure.text,
+            which.name(),
+            job.seed,
+            job.rounds
+        );
+        Failure { text, ..failure }
+    })?;
+    fs::remove_dir_all(&series.task.directory).map_err(|error| io_failure(&error))
 }
 
 /// Backends that pass a point.
@@ -233,7 +289,7 @@ impl Series<'_> {
             Ok(opened) => opened,
             Err(error) => return failed("S3", format!("not opened after a kill: {error}")),
         };
-        self.oracle.reopened(&found, true, true)?;
+        self.oracle.reopened(&found, Opening { calm: true, volatile: true, doubt: false })?;
         for record in &found {
             self.verify(&*backend, record)?;
             sum.verified += 1;

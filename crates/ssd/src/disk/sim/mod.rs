@@ -32,6 +32,7 @@ use std::any::Any;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 /// Bytes that a disk writes whole or not at all.
 pub const SECTOR: u64 = 512;
@@ -41,6 +42,14 @@ pub const BLOCK: u64 = 4096;
 const CUT: usize = 64 << 10;
 /// Rooms that are kept for transfers.
 const ROOMS: usize = 4;
+
+/// What operations answer after a power cut.
+const POWER_IS_OFF: &str = "the power is off";
+
+/// Whether an operation failed because the power was off, and not with an error of the disk.
+pub fn is_power_off(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Other && error.to_string() == POWER_IS_OFF
+}
 
 /// A disk in memory.
 #[derive(Debug)]
@@ -140,8 +149,8 @@ impl SimDisk {
         std::mem::take(&mut self.state.lock().harm)
     }
 
-    /// What was written since the last call; adjacent writes are one span.
-    pub fn take_written(&self) -> Vec<Span> {
+    /// What was written since the last call, and by whom; adjacent writes are one span.
+    pub fn take_written(&self) -> Vec<(ThreadId, Span)> {
         std::mem::take(&mut self.state.lock().written)
     }
 

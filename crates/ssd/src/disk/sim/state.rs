@@ -9,6 +9,7 @@ use mooncrate_core::rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
+use std::thread::ThreadId;
 
 /// What an operation takes, and a byte, and how long a slow operation takes at most.
 const OPERATION_NANOS: u64 = 20_000;
@@ -51,7 +52,7 @@ pub(super) struct State {
     pub(super) cut_in: Option<u64>,
     pub(super) off: bool,
     pub(super) harm: Vec<Harm>,
-    pub(super) written: Vec<Span>,
+    pub(super) written: Vec<(ThreadId, Span)>,
     capacity: u64,
     /// Bytes of blocks that files take up.
     used: u64,
@@ -476,14 +477,13 @@ impl State {
     }
 
     fn note_written(&mut self, file: u64, at: u64, len: usize) {
-        let end = at + len as u64;
-        if let Some(last) = self.written.last_mut()
-            && last.file == file
-            && last.end == at
+        let (by, end) = (std::thread::current().id(), at + len as u64);
+        if let Some((writer, last)) = self.written.last_mut()
+            && (*writer, last.file, last.end) == (by, file, at)
         {
             last.end = end;
         } else {
-            self.written.push(Span { file, start: at, end });
+            self.written.push((by, Span { file, start: at, end }));
         }
     }
 
@@ -537,5 +537,5 @@ impl State {
 }
 
 fn power_is_off() -> io::Error {
-    io::Error::other("the power is off")
+    io::Error::other(super::POWER_IS_OFF)
 }
