@@ -8,6 +8,7 @@ use crate::metrics::Tally;
 use crate::orders::Unheard;
 use crate::registration::Standing;
 use mooncrate_core::error::MountError;
+use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, Now, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::SegmentError;
@@ -29,6 +30,10 @@ use std::time::Duration;
 const STOP_GRACE: Duration = Duration::from_secs(3);
 /// Threads that write to each disk: one prepares while another waits for the device.
 const KEEP_THREADS: usize = 2;
+/// How long threads may take to end when the node stops; then they are left alone.
+const JOIN_TIME: Duration = Duration::from_secs(5);
+/// Between two looks at them.
+const JOIN_LOOK: Duration = Duration::from_millis(1);
 /// How long the farewell to the master may take.
 const UNMOUNT_TIME: Duration = Duration::from_secs(1);
 
@@ -293,20 +298,45 @@ impl Node {
         if farewell && let Err(error) = self.master.unmount(&unmount, deadline) {
             tracing::debug!(%error, "the master did not hear the farewell");
         }
-        for thread in threads {
-            let _ended = thread.join();
-        }
         // Whoever still holds the segments must not hold the directories.
         self.segments.set_stager(None);
+        let limit = boottime().deadline_in(JOIN_TIME);
+        let mut ended = join_all(threads, limit);
         for disk in self.disks() {
-            if let Err(error) = disk.backend.settle() {
-                tracing::warn!(%error, path = %disk.config.path.display(), "the next start is slower");
-            }
+            ended &= disk.stop_loading(limit);
         }
-        if let Some(first) = self.disks().first()
-            && let Err(error) = first.say_stopped(self.id())
-        {
-            tracing::warn!(%error, "the next start waits for the memory of this one");
+        if !self.disks().is_empty() && ended {
+            ended = self.settle_disks();
+        }
+        if !ended {
+            tracing::error!(
+                "a thread did not end in {JOIN_TIME:?} and is left alone: does a disk hang?"
+            );
+        }
+    }
+
+    /// Leaves the disks so that the next start is fast; whether that ended in time.
+    fn settle_disks(&self) -> bool {
+        let (disks, node) = (self.disks().to_vec(), self.id());
+        let settle = move || {
+            for disk in &disks {
+                if let Err(error) = disk.backend.settle() {
+                    let path = disk.config.path.display();
+                    tracing::warn!(%error, %path, "the next start is slower");
+                }
+            }
+            if let Some(first) = disks.first()
+                && let Err(error) = first.say_stopped(node)
+            {
+                tracing::warn!(%error, "the next start waits for the memory of this one");
+            }
+        };
+        match Builder::new().name("disk-settle".into()).spawn(settle) {
+            Ok(thread) => join_all(vec![thread], boottime().deadline_in(JOIN_TIME)),
+            Err(error) => {
+                tracing::warn!(%error, "the next start is slower");
+                true
+            }
         }
     }
 
@@ -379,6 +409,20 @@ impl Node {
     }
 }
 
+/// Waits for threads; whether all have ended in time. A disk that hangs holds its threads as long as it likes.
+fn join_all(threads: Vec<JoinHandle<()>>, limit: Deadline) -> bool {
+    for thread in threads {
+        while !thread.is_finished() {
+            if limit.passed(boottime()) {
+                return false;
+            }
+            std::thread::sleep(JOIN_LOOK);
+        }
+        let _ended = thread.join();
+    }
+    true
+}
+
 /// Who the node is and where it is reached.
 fn info_of(config: &NodeConfig) -> NodeInfo {
     let text = |address: &Option<Address>| match address {
@@ -433,4 +477,22 @@ fn tier_of(
     let tier = Arc::new(Tier::new(disks, staging, Arc::downgrade(segments)));
     segments.set_stager(Some(Arc::clone(&tier) as Arc<dyn Stager>));
     Ok(Some(tier))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    /// A thread that does not end is left alone; the others are waited for.
+    #[test]
+    fn threads_are_waited_for_within_a_limit() {
+        let (go, wait) = channel::<()>();
+        let stuck = Builder::new().spawn(move || assert!(wait.recv().is_err())).unwrap();
+        let quick = Builder::new().spawn(|| ()).unwrap();
+        let soon = || boottime().deadline_in(Duration::from_millis(50));
+        assert!(!join_all(vec![stuck], soon()));
+        assert!(join_all(vec![quick], boottime().deadline_in(Duration::from_mins(1))));
+        drop(go);
+    }
 }

@@ -78,6 +78,6 @@ pub(super) fn stand_in(segment: &Arc<Segment>, slot: Slot) -> Option<WriteGuard>
         label: &label,
         hash: LabelHash::of(&label),
     };
-    let begun = segment.begin(boottime(), &begin);
-    begun.inspect_err(|error| tracing::error!(%error, "no slot for a record that is not gone")).ok()
+    let guard = segment.begin(boottime(), &begin);
+    guard.inspect_err(|error| tracing::error!(%error, "no slot for a record that is not gone")).ok()
 }

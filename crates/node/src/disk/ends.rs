@@ -149,7 +149,9 @@ impl Disk {
         if !Arc::ptr_eq(places.segment(), &segment) {
             // A new mount has taken over what is gone by now. The orders were for the one before.
             drop(places);
-            going.into_iter().for_each(|id| self.push_end(End::Bad(id)));
+            for id in going {
+                self.push_end(End::Bad(id));
+            }
             return (notices, Ok(()));
         }
         for end in ends {
@@ -170,16 +172,16 @@ impl Disk {
     /// Ends the lives of records that are not served any more; they are to be removed.
     fn retire_bad(&self, ids: &[RecordId]) -> Vec<Notice> {
         let Retired { segment, notices, records } = self.retire(ids);
-        self.hold_retired(segment, records);
+        self.hold_retired(&segment, records);
         notices
     }
 
     /// The records of these slots are to be removed before the slots are free.
-    pub(super) fn hold_retired(&self, segment: Arc<Segment>, records: Vec<(RecordId, Place)>) {
+    pub(super) fn hold_retired(&self, segment: &Arc<Segment>, records: Vec<(RecordId, Place)>) {
         if records.is_empty() {
             return;
         }
-        let held = |(id, place)| (id, Held::Retired(Arc::clone(&segment), place));
+        let held = |(id, place)| (id, Held::Retired(Arc::clone(segment), place));
         self.undurable.lock().extend(records.into_iter().map(held));
         self.ended.notify_one();
     }

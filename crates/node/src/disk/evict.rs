@@ -71,7 +71,7 @@ impl Disk {
                 self.tally.errors.one();
                 let path = self.config.path.display();
                 tracing::error!(%error, %path, "evicted files were not deleted");
-                self.hold_retired(retired.segment, retired.records);
+                self.hold_retired(&retired.segment, retired.records);
             }
         }
     }

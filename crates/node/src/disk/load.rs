@@ -1,7 +1,9 @@
-//! Reading from disks: straight into place for readers in this process, into staging memory for all
-//! others. Slots are pinned meanwhile, and what a disk gives is verified by the backend (S11).
+//! Reading from disks: for readers in this process, and into staging memory for all others. Slots are pinned
+//! meanwhile, and what a disk gives is verified by the backend (S11). Nobody waits beyond his deadline: reads
+//! are made by threads of the disk, into memory that is not the caller's.
 
 use super::{Disk, End, record_of};
+use mooncrate_core::Seal;
 use mooncrate_core::limits::SLICE_BYTES;
 use mooncrate_core::plan::Locator;
 use mooncrate_core::seal::slices;
@@ -9,7 +11,7 @@ use mooncrate_core::time::{Deadline, Now};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{PinGuard, WriteGuard};
-use mooncrate_ssd::{Load, LoadError, RecordId};
+use mooncrate_ssd::{Lent, Load, LoadError, RecordId, Room, Rooms};
 use mooncrate_transfer::{Read, Segments, Stager, Staging, TransferError};
 use mooncrate_wire::DataError;
 use mooncrate_wire::message::{StageItem, Staged};
@@ -19,12 +21,20 @@ use std::sync::{Arc, Weak};
 
 /// Hint when a disk failed for a reason that may pass.
 const FAILED_MS: u32 = 100;
+/// Hint when a disk hangs.
+const LATE_MS: u32 = 500;
+/// Memory that is kept for readers in this process: so many rooms of so many bytes. Larger values have their
+/// own, for as long as they are loaded.
+const ROOM_BYTES: usize = 4 << 20;
+const ROOMS: usize = 8;
 
 /// The disks of a node and its staging memory.
 #[derive(Debug)]
 pub(crate) struct Tier {
     pub(crate) disks: Vec<Arc<Disk>>,
     pub(crate) staging: Staging,
+    /// Memory that is loaded into for readers in this process.
+    rooms: Rooms,
     /// They hold us.
     segments: Weak<Segments>,
 }
@@ -38,7 +48,7 @@ struct Found {
 
 impl Tier {
     pub(crate) fn new(disks: Vec<Arc<Disk>>, staging: Staging, segments: Weak<Segments>) -> Self {
-        Self { disks, staging, segments }
+        Self { disks, staging, rooms: Rooms::new(ROOM_BYTES, ROOMS), segments }
     }
 
     /// The disk behind a segment.
@@ -55,25 +65,31 @@ impl Tier {
         Ok(Found { pin, id, label })
     }
 
-    /// Runs loads, each on its disk; one batch per disk.
-    fn run(&self, loads: Vec<(usize, Load<'_>)>) -> Vec<Result<(), DataError>> {
-        let mut by_disk: Vec<Vec<(usize, Load<'_>)>> =
-            self.disks.iter().map(|_| Vec::new()).collect();
-        let mut results: Vec<Result<(), DataError>> =
-            loads.iter().map(|_| Err(DataError::Stale)).collect();
-        for (at, (disk, load)) in loads.into_iter().enumerate() {
-            by_disk[disk].push((at, load));
+    /// Runs loads, each on its disk; one batch per disk. What is not there in time is `None`, and ends alone.
+    fn run<T: Target>(
+        &self,
+        targets: Vec<(usize, T)>,
+        deadline: Deadline,
+    ) -> Vec<Option<(T, Result<(), DataError>)>> {
+        let mut by_disk: Vec<(Vec<usize>, Vec<T>)> =
+            self.disks.iter().map(|_| Default::default()).collect();
+        let mut results: Vec<_> = targets.iter().map(|_| None).collect();
+        for (at, (disk, target)) in targets.into_iter().enumerate() {
+            by_disk[disk].0.push(at);
+            by_disk[disk].1.push(target);
         }
-        for (disk, batch) in self.disks.iter().zip(by_disk) {
-            if batch.is_empty() {
-                continue;
+        let mut under_way = Vec::with_capacity(self.disks.len());
+        for (disk, (order, batch)) in self.disks.iter().zip(by_disk) {
+            let reader = Arc::clone(disk);
+            if !batch.is_empty()
+                && let Ok(under) = disk.loaders.begin(move || reader.load(batch))
+            {
+                under_way.push((order, under));
             }
-            let (order, mut batch): (Vec<usize>, Vec<Load<'_>>) = batch.into_iter().unzip();
-            let began = boottime();
-            disk.backend.load(&mut batch);
-            disk.tally.loads.note(boottime().since(began));
-            for (at, load) in order.into_iter().zip(batch) {
-                results[at] = disk.judge(load);
+        }
+        for (order, under) in under_way {
+            for (at, one) in order.into_iter().zip(under.wait(deadline).into_iter().flatten()) {
+                results[at] = Some(one);
             }
         }
         results
@@ -86,6 +102,16 @@ impl Tier {
 }
 
 impl Disk {
+    /// Loads a batch.
+    fn load<T: Target>(&self, mut batch: Vec<T>) -> Vec<(T, Result<(), DataError>)> {
+        let mut loads: Vec<Load<'_>> = batch.iter_mut().map(Target::load).collect();
+        let began = boottime();
+        self.backend.load(&mut loads);
+        self.tally.loads.note(boottime().since(began));
+        let results: Vec<_> = loads.into_iter().map(|load| self.judge(load)).collect();
+        batch.into_iter().zip(results).collect()
+    }
+
     /// What became of a load, as it is told. What cannot be read is not served again: its life is over, and
     /// who asks the master once more finds another replica, or a miss.
     fn judge(&self, load: Load<'_>) -> Result<(), DataError> {
@@ -131,6 +157,81 @@ fn passes(error: &io::Error) -> bool {
     PASSING.iter().any(|errno| errno.raw_os_error() == number)
 }
 
+/// Something that is loaded, with the memory that it goes to: who wants it may be gone before it is there.
+trait Target: Send + 'static {
+    fn load(&mut self) -> Load<'_>;
+}
+
+/// A value, or a part of one, for a reader in this process.
+struct Piece {
+    found: Found,
+    len: u64,
+    seal: Seal,
+    start: u64,
+    want: u64,
+    into: Memory,
+}
+
+/// Memory of our own: rooms are lent up to a size, and made above it.
+enum Memory {
+    Lent(Lent),
+    Made(Room),
+}
+
+impl Memory {
+    fn new(rooms: &Rooms, bytes: usize) -> Self {
+        if bytes <= rooms.room_bytes() {
+            Self::Lent(rooms.take())
+        } else {
+            Self::Made(Room::new(bytes))
+        }
+    }
+
+    /// All of it: a disk fills whole blocks.
+    fn bytes(&mut self) -> &mut [u8] {
+        let room: &mut Room = match self {
+            Self::Lent(room) => room,
+            Self::Made(room) => room,
+        };
+        room.set_len(room.capacity());
+        room
+    }
+}
+
+impl Target for Piece {
+    fn load(&mut self) -> Load<'_> {
+        Load {
+            id: self.found.id,
+            label: &self.found.label,
+            len: self.len,
+            seal: self.seal,
+            start: self.start,
+            want: self.want,
+            into: self.into.bytes(),
+            sums: None,
+            result: Err(LoadError::Missing),
+        }
+    }
+}
+
+impl Target for OnTheWay {
+    fn load(&mut self) -> Load<'_> {
+        let Self { found, guard, item, sums, .. } = self;
+        Load {
+            id: found.id,
+            label: &found.label,
+            len: found.pin.value_len(),
+            seal: found.pin.seal(),
+            start: item.start,
+            want: item.len,
+            // Memory always has room; nothing fits into none.
+            into: guard.room().unwrap_or_default(),
+            sums: sums.as_mut(),
+            result: Err(LoadError::Missing),
+        }
+    }
+}
+
 /// A value, or slices of one, on the way into staging memory.
 struct OnTheWay {
     /// Which item.
@@ -143,6 +244,18 @@ struct OnTheWay {
 }
 
 impl Tier {
+    fn piece(&self, now: Now, read: &Read<'_>) -> Result<(usize, Piece), TransferError> {
+        let disk = self.index(&read.locator)?;
+        let found = self.find(now, &read.locator)?;
+        // Another value than the reader means.
+        if found.pin.value_len() != read.len || found.pin.seal() != read.seal {
+            return Err(DataError::Corrupt.into());
+        }
+        let (len, seal, start) = (read.len, read.seal, read.start.unwrap_or(0));
+        let into = Memory::new(&self.rooms, read.into.len());
+        Ok((disk, Piece { found, len, seal, start, want: read.into.len() as u64, into }))
+    }
+
     fn prepare(&self, now: Now, at: usize, item: &StageItem) -> Result<OnTheWay, DataError> {
         let refused = |error: TransferError| match error {
             TransferError::Data(error) => error,
@@ -183,77 +296,47 @@ impl Tier {
     }
 }
 
+/// What is told of a load that was not there in time, or that a disk that hangs did not take.
+const LATE: DataError = DataError::Busy { after_ms: LATE_MS };
+
 impl Stager for Tier {
-    fn load(&self, reads: &mut [&mut Read<'_>], _deadline: Deadline) {
+    fn load(&self, reads: &mut [&mut Read<'_>], deadline: Deadline) {
         let now = boottime();
-        let mut found = Vec::with_capacity(reads.len());
-        for read in reads.iter_mut() {
-            let one = self.index(&read.locator).map_err(TransferError::from);
-            let one = one.and_then(|disk| Ok((disk, self.find(now, &read.locator)?)));
-            let one = one.and_then(|(disk, one)| {
-                // Another value than the reader means.
-                if one.pin.value_len() != read.len || one.pin.seal() != read.seal {
-                    return Err(DataError::Corrupt.into());
+        let (mut order, mut pieces) = (Vec::new(), Vec::new());
+        for (at, read) in reads.iter_mut().enumerate() {
+            match self.piece(now, read) {
+                Ok(one) => {
+                    order.push(at);
+                    pieces.push(one);
                 }
-                Ok((disk, one))
-            });
-            found.push(one.map_err(|error| read.result = Err(error)).ok());
+                Err(error) => read.result = Err(error),
+            }
         }
-        let mut order = Vec::with_capacity(reads.len());
-        let mut loads = Vec::with_capacity(reads.len());
-        for (at, (read, one)) in reads.iter_mut().zip(&found).enumerate() {
-            let Some((disk, one)) = one else { continue };
-            order.push(at);
-            let want = read.into.len() as u64;
-            let load = Load {
-                id: one.id,
-                label: &one.label,
-                len: read.len,
-                seal: read.seal,
-                start: read.start.unwrap_or(0),
-                want,
-                into: &mut *read.into,
-                sums: None,
-                result: Err(LoadError::Missing),
+        for (at, loaded) in order.into_iter().zip(self.run(pieces, deadline)) {
+            let read = &mut *reads[at];
+            let Some((mut piece, result)) = loaded else {
+                read.result = Err(LATE.into());
+                continue;
             };
-            loads.push((*disk, load));
-        }
-        let results = self.run(loads);
-        for (at, result) in order.into_iter().zip(results) {
-            reads[at].result = result.map_err(TransferError::from);
+            if result.is_ok() {
+                read.into.copy_from_slice(&piece.into.bytes()[..read.into.len()]);
+            }
+            read.result = result.map_err(TransferError::from);
         }
     }
 
-    fn stage(&self, items: &[StageItem], _deadline: Deadline) -> Vec<Result<Staged, DataError>> {
+    fn stage(&self, items: &[StageItem], deadline: Deadline) -> Vec<Result<Staged, DataError>> {
         let now = boottime();
         let mut answers: Vec<Result<Staged, DataError>> = Vec::with_capacity(items.len());
         let mut going = Vec::with_capacity(items.len());
         for (at, item) in items.iter().enumerate() {
-            answers.push(Err(DataError::Stale));
+            answers.push(Err(LATE));
             match self.prepare(now, at, item) {
-                Ok(one) => going.push(one),
+                Ok(one) => going.push((one.disk, one)),
                 Err(error) => answers[at] = Err(error),
             }
         }
-        let mut loads = Vec::with_capacity(going.len());
-        for one in &mut going {
-            let OnTheWay { disk, found, guard, item, sums, .. } = one;
-            let Ok(into) = guard.room() else { continue };
-            let load = Load {
-                id: found.id,
-                label: &found.label,
-                len: found.pin.value_len(),
-                seal: found.pin.seal(),
-                start: item.start,
-                want: item.len,
-                into,
-                sums: sums.as_mut(),
-                result: Err(LoadError::Missing),
-            };
-            loads.push((*disk, load));
-        }
-        let results = self.run(loads);
-        for (one, result) in going.into_iter().zip(results) {
+        for (one, result) in self.run(going, deadline).into_iter().flatten() {
             let at = one.at;
             answers[at] = result.and_then(|()| self.publish(one));
         }

@@ -1,7 +1,7 @@
 //! The disks of a node: each is a segment whose records a backend keeps.
 //!
 //! ```text
-//!   copy orders ─► keep ──► Backend ◄── load ◄── readers: staged for others, straight into place for us
+//!   copy orders ─► keep ──► Backend ◄── load ◄── readers: staged for others, copied for us
 //!   orders ──────► ends ──►    ▲
 //!                              ├── evict   unlink, tell the master, delete
 //!                              └── scrub   read what nobody reads
@@ -21,6 +21,7 @@ mod evict;
 mod farewell;
 mod keep;
 mod load;
+mod loaders;
 mod open;
 mod places;
 mod scrub;
@@ -36,7 +37,9 @@ pub(crate) use tally::Tally;
 use budget::Budget;
 use carried::Carried;
 use keep::Queue;
+use loaders::Loaders;
 use mooncrate_core::plan::{Notice, Order};
+use mooncrate_core::time::Deadline;
 use mooncrate_core::{Incarnation, Label, LeaderEpoch, ObjectId, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::{Segment, WriteGuard};
@@ -71,6 +74,8 @@ pub(crate) struct Disk {
     undurable: Mutex<Vec<(RecordId, Held)>>,
     /// Lives of earlier mounts that are not over, each with a slot of this one that stands for it.
     carried: Mutex<Vec<Carried>>,
+    /// Who reads it.
+    loaders: Arc<Loaders>,
     /// Wakes the evictor.
     crowded: Mutex<bool>,
     crowd: Condvar,
@@ -149,6 +154,11 @@ impl Disk {
     fn went_bad(&self, id: RecordId) {
         self.tally.corrupt.one();
         self.push_end(End::Bad(id));
+    }
+
+    /// Reads nothing new; whether all that was being read has ended in time.
+    pub(crate) fn stop_loading(&self, deadline: Deadline) -> bool {
+        self.loaders.stop(deadline)
     }
 
     /// Wakes whoever waits, because the node stops.

@@ -150,6 +150,7 @@ impl Disk {
             ended: Condvar::new(),
             undurable: Mutex::default(),
             carried: Mutex::default(),
+            loaders: Arc::default(),
             crowded: Mutex::new(false),
             crowd: Condvar::new(),
             refusing: AtomicBool::new(false),

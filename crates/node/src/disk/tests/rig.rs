@@ -12,6 +12,7 @@ use mooncrate_core::{
     PutToken, SegmentId, Slot, TenantId,
 };
 use mooncrate_lock::Mutex;
+use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{BeginWrite, LabelHash, Segment};
 use mooncrate_ssd::disk::sim::{Rates, SimDisk};
@@ -21,11 +22,12 @@ use mooncrate_ssd::{
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub(super) const EPOCH: LeaderEpoch = LeaderEpoch(3);
 const LIMIT: u64 = 64 << 20;
-const LEN: u64 = 5000;
+pub(super) const LEN: u64 = 5000;
 const TOKEN: PutToken = PutToken(9);
 
 type Hook = Box<dyn FnOnce() + Send>;
@@ -39,6 +41,8 @@ pub(super) struct Gate {
     pub(super) removals_fail: Mutex<u32>,
     /// How many of the next groups are written and fail all the same.
     pub(super) keeps_fail: Mutex<u32>,
+    /// Reads hang while this is so.
+    pub(super) hangs: AtomicBool,
     /// How many of the next evictions fail in their second step, having deleted nothing.
     pub(super) deletions_fail: Mutex<u32>,
 }
@@ -78,6 +82,10 @@ impl Backend for Gated {
     }
 
     fn load(&self, loads: &mut [Load<'_>]) {
+        let end = boottime().deadline_in(Duration::from_mins(1));
+        while self.gate.hangs.load(Ordering::Acquire) && !end.passed(boottime()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.inner.load(loads);
     }
 
@@ -151,7 +159,7 @@ pub(super) fn id(n: u64) -> RecordId {
     record_of(object(n), &label(n).encode())
 }
 
-fn value(n: u64) -> Vec<u8> {
+pub(super) fn value(n: u64) -> Vec<u8> {
     (0..LEN).map(|at| (at * 31 + n * 7) as u8).collect()
 }
 
@@ -183,18 +191,22 @@ impl Rig {
         Arc::clone(self.disk.places.lock().segment())
     }
 
-    /// A value on its way to a slot of the segment.
-    pub(super) fn going(&self, n: u64, slot: u32) -> Option<Going> {
-        let segment = self.segment();
-        let target = Locator {
+    /// Where the first value of a slot is.
+    pub(super) fn locator(&self, slot: u32) -> Locator {
+        Locator {
             segment: self.disk.id,
-            incarnation: segment.spec().incarnation,
+            incarnation: self.segment().spec().incarnation,
             slot: Slot(slot),
             generation: Generation(0),
             extent: Extent::new(0, extent_bytes(LEN)).unwrap(),
             stripe: 0,
             grant: None,
-        };
+        }
+    }
+
+    /// A value on its way to a slot of the segment.
+    pub(super) fn going(&self, n: u64, slot: u32) -> Option<Going> {
+        let target = self.locator(slot);
         let encoded = label(n).encode();
         let begin = BeginWrite {
             locator: target,

@@ -1,0 +1,174 @@
+//! Threads that read a disk for whoever wants something of it. A read that hangs cannot be called back, so who
+//! wants it must not be the one who makes it: he waits until his deadline, and leaves (C1, G9).
+//!
+//! What must stay true: a read writes to memory that it owns, or that outlives it, because its caller may be
+//! gone when it ends. Threads and what waits for them are bounded; a disk whose oldest read is a second old
+//! counts as one that hangs, and takes nothing new.
+
+use mooncrate_core::Now;
+use mooncrate_core::time::Deadline;
+use mooncrate_lock::{Condvar, Mutex};
+use mooncrate_mem::clock::boottime;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::thread::Builder;
+use std::time::Duration;
+
+/// Reads of one disk at a time. Each can be a batch.
+const THREADS_MAX: usize = 16;
+/// Reads that wait for a thread.
+const QUEUE_MAX: usize = 1024;
+/// A disk whose oldest read is older hangs.
+const HANGS_AFTER: Duration = Duration::from_secs(1);
+/// How long a thread waits for work before it ends.
+const IDLE: Duration = Duration::from_secs(10);
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads of one disk.
+#[derive(Default)]
+pub(super) struct Loaders {
+    state: Mutex<State>,
+    work: Condvar,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    /// When each read that is under way began, in that order.
+    running: BTreeMap<u64, Now>,
+    begun: u64,
+    stopping: bool,
+}
+
+/// The disk hangs, or has more to do than it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Overdue;
+
+/// Where a result will be.
+type Shelf<T> = Arc<(Mutex<Option<T>>, Condvar)>;
+
+/// A read that is under way.
+pub(super) struct Under<T>(Shelf<T>);
+
+impl<T> Under<T> {
+    /// What it gave; `None`: not in time. Then it ends alone.
+    pub(super) fn wait(self, deadline: Deadline) -> Option<T> {
+        let (result, ready) = &*self.0;
+        let mut result = result.lock();
+        loop {
+            if let Some(result) = result.take() {
+                return Some(result);
+            }
+            let left = deadline.left(boottime());
+            if left.is_zero() {
+                return None;
+            }
+            ready.wait_for(&mut result, left);
+        }
+    }
+}
+
+impl fmt::Debug for Loaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        write!(f, "Loaders({} threads, {} reads)", state.threads, state.running.len())
+    }
+}
+
+impl Loaders {
+    /// Has something read. What nobody waits for any more when its turn comes is not read.
+    pub(super) fn begin<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Under<T>, Overdue> {
+        let place = Shelf::<T>::default();
+        let theirs = Arc::clone(&place);
+        let job = move || {
+            if Arc::strong_count(&theirs) > 1 {
+                let result = read();
+                let (slot, ready) = &*theirs;
+                *slot.lock() = Some(result);
+                ready.notify_one();
+            }
+        };
+        let mut state = self.state.lock();
+        if state.stopping || state.hangs(boottime()) || state.jobs.len() >= QUEUE_MAX {
+            return Err(Overdue);
+        }
+        if state.jobs.len() >= state.idle && state.threads < THREADS_MAX {
+            let this = Arc::clone(self);
+            let spawned = Builder::new().name("disk-load".into()).spawn(move || this.work());
+            match spawned {
+                Ok(_) => state.threads += 1,
+                Err(_) if state.threads > 0 => {}
+                Err(_) => return Err(Overdue),
+            }
+        }
+        state.jobs.push_back(Box::new(job));
+        drop(state);
+        self.work.notify_one();
+        Ok(Under(place))
+    }
+
+    fn work(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let Some(job) = state.jobs.pop_front() else {
+                if state.stopping {
+                    break;
+                }
+                state.idle += 1;
+                let waited = self.work.wait_for(&mut state, IDLE);
+                state.idle -= 1;
+                if waited.timed_out() && state.jobs.is_empty() {
+                    break;
+                }
+                continue;
+            };
+            state.begun += 1;
+            let number = state.begun;
+            state.running.insert(number, boottime());
+            drop(state);
+            // A read that dies must not look like one that hangs.
+            let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err();
+            if died {
+                tracing::error!("a read from a disk died");
+            }
+            state = self.state.lock();
+            state.running.remove(&number);
+        }
+        state.threads -= 1;
+        drop(state);
+        self.ended.notify_all();
+    }
+
+    /// Takes nothing new; whether all threads have ended in time.
+    pub(super) fn stop(&self, deadline: Deadline) -> bool {
+        let mut state = self.state.lock();
+        state.stopping = true;
+        let waiting = std::mem::take(&mut state.jobs);
+        drop(state);
+        drop(waiting);
+        self.work.notify_all();
+        let mut state = self.state.lock();
+        while state.threads > 0 {
+            let left = deadline.left(boottime());
+            if left.is_zero() {
+                return false;
+            }
+            self.ended.wait_for(&mut state, left);
+        }
+        true
+    }
+}
+
+impl State {
+    fn hangs(&self, now: Now) -> bool {
+        self.running.values().next().is_some_and(|began| now.since(*began) > HANGS_AFTER)
+    }
+}
