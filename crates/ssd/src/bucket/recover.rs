@@ -375,14 +375,14 @@ impl Scan<'_> {
                 newest.insert(slot.id, slot.offset);
             }
         }
-        let lost = seen
+        let stale = seen
             .iter()
             .map(|seen| seen.slot)
             .filter(|slot| !is_removed(slot) && newest.get(&slot.id) != Some(&slot.offset));
-        let lost: Vec<Place> =
-            lost.map(|slot| Place { bucket: id, offset: slot.offset, id: slot.id }).collect();
-        if !lost.is_empty()
-            && let Err(error) = self.log.append(&lost)
+        let stale: Vec<Place> =
+            stale.map(|slot| Place { bucket: id, offset: slot.offset, id: slot.id }).collect();
+        if !stale.is_empty()
+            && let Err(error) = self.log.append(&stale)
         {
             tracing::warn!(bucket = id, %error, "a bucket with bad records had to be deleted");
             self.recovery.dropped += seen.len() as u64;
