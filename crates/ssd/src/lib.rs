@@ -47,7 +47,7 @@ pub use record::Kind;
 pub use room::{Lent, Room, Rooms};
 
 /// Bytes of records that are best kept by one call: enough to pay for its sync, few enough to be soon done.
-pub const GROUP_BYTES: u64 = 16 << 20;
+pub const GROUP_BYTES: u64 = 8 << 20;
 
 /// Offsets, lengths and addresses of direct I/O are multiples of this.
 pub const ALIGN: usize = 4096;

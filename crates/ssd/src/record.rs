@@ -161,6 +161,15 @@ impl<'a> Head<'a> {
         Record { id: self.id, label: self.label.into(), len: self.len, seal: self.seal }
     }
 
+    /// The value of a small record, if the bytes that begin with its head hold all of it.
+    pub(crate) fn value_in<'b>(&self, bytes: &'b [u8]) -> Option<&'b [u8]> {
+        let shape = self.shape();
+        if !shape.is_small() {
+            return None;
+        }
+        bytes.get(shape.value_at()..)?.get(..usize::try_from(self.len).ok()?)
+    }
+
     /// The head at the start of some bytes, if it lies where it should. More bytes may follow.
     pub(crate) fn decode(bytes: &'a [u8], site: Site) -> Option<Self> {
         let head = Self::decode_any_serial(bytes, site)?;

@@ -1,7 +1,7 @@
 //! Offloading: values that the master wants on a disk are read as every copy is, written in groups, and
 //! told as copied when they are durable (S2).
 //!
-//! A group goes out when it has 32 records, 16 MiB, or an order that is 20 ms old: nothing waits for a
+//! A group goes out when it has 32 records, 8 MiB, or an order that is 20 ms old: nothing waits for a
 //! bucket to fill. What lies in this node's memory is written from there, pinned until that is done (S9).
 
 use super::places::Place;

@@ -162,9 +162,9 @@ impl Scan<'_> {
         // What the room holds of the file.
         let (mut from, mut until) = (0, 0);
         let mut offset = 0;
-        // A record is often followed by the next one: a block is enough to see. Free space is read in
-        // larger parts.
-        let mut ahead = BLOCK;
+        // A large record is often followed by the next one: a block is enough to see. Small ones and free
+        // space are read in larger parts.
+        let mut ahead = CHUNK_BYTES;
         while offset < self.len {
             if offset >= until {
                 (from, until) = (offset, (offset + ahead).min(self.len));
@@ -175,10 +175,10 @@ impl Scan<'_> {
                 ahead = CHUNK_BYTES;
                 self.tell(offset);
             }
-            let block = &room[(offset - from) as usize..][..ALIGN];
-            if let Some(end) = self.look(offset, block) {
-                offset = end;
-                ahead = BLOCK;
+            let near = &room[(offset - from) as usize..];
+            if let Some(spot) = self.look(offset, near) {
+                offset = spot.end();
+                ahead = if spot.shape.is_small() { CHUNK_BYTES } else { BLOCK };
             } else {
                 offset += BLOCK;
             }
@@ -209,11 +209,15 @@ impl Scan<'_> {
     }
 
     /// Where the record at `offset` ends, if there is one.
-    fn look(&mut self, offset: u64, block: &[u8]) -> Option<u64> {
+    fn look(&mut self, offset: u64, near: &[u8]) -> Option<Spot> {
         let site = Site { kind: Kind::Offset, token: self.token, serial: 0, offset };
-        Head::peek(block, site)?;
-        let read = self.reader.head(self.disk, self.file, self.len, site).unwrap_or(None);
-        let bytes = read.as_ref().map_or(&[][..], |(near, at)| &near[*at..]);
+        let shape = Head::peek(near, site)?;
+        let read = if shape.head() <= near.len() {
+            None
+        } else {
+            self.reader.head(self.disk, self.file, self.len, site).unwrap_or(None)
+        };
+        let bytes = read.as_ref().map_or(near, |(read, at)| &read[*at..]);
         let Some(head) = Head::decode_any_serial(bytes, site) else {
             self.recovery.dropped += 1;
             self.dead.push(offset);
@@ -224,7 +228,11 @@ impl Scan<'_> {
         let check = spot.shape.is_small() || self.config.verify_values;
         let good = spot.end() <= self.len
             && (!check
-                || (self.reader.check_value(self.disk, self.file, offset, &head)).unwrap_or(false));
+                || match head.value_in(bytes) {
+                    Some(value) => Reader::is_value(&head, value),
+                    None => (self.reader.check_value(self.disk, self.file, offset, &head))
+                        .unwrap_or(false),
+                });
         if !good {
             self.recovery.dropped += 1;
             self.dead.push(offset);
@@ -245,7 +253,7 @@ impl Scan<'_> {
                 self.recovery.orphans += 1;
             }
         }
-        Some(spot.end())
+        Some(spot)
     }
 
     /// What is no record must not be taken for one later, when its space is in use again.
