@@ -8,7 +8,7 @@
 //! Each block is written twice, side by side: a block that rots would bring removed records back. Removals
 //! that arrive while one is being written share the next write.
 
-use crate::disk::{Disk, File, Open, WriteAt};
+use crate::disk::{Disk, File, Open};
 use crate::identity::Identity;
 use crate::points::point;
 use crate::reading::read_one;
@@ -215,15 +215,7 @@ impl Removed {
         let (file, _, serial) = log.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let room = blocks(places, self.identity.token, *serial, log.len / PAIR);
         point("removed.before_write");
-        // A write for each block: one that the disk loses takes one copy along, not both.
-        let pieces: Vec<[&[u8]; 1]> = room.chunks(ALIGN).map(|block| [block]).collect();
-        let writes = (log.len..).step_by(ALIGN).zip(&pieces).map(|(offset, pieces)| {
-            let result = Ok(());
-            WriteAt { file, offset, pieces, result }
-        });
-        let mut writes: Vec<WriteAt<'_>> = writes.collect();
-        self.identity.write_many(&mut writes);
-        let written = writes.into_iter().map(|write| write.result).fold(Ok(()), io::Result::and);
+        let written = self.identity.write_blocks(file, log.len, &room);
         let written = written.and_then(|()| {
             point("removed.written");
             file.sync_data()
