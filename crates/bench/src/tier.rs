@@ -45,7 +45,7 @@ pub(crate) struct Tier {
     /// Bytes of its disk
     #[arg(long, global = true, value_name = "SIZE", default_value = "2GiB")]
     disk: ByteSize,
-    /// How records lie on it: bucket, per_key or offset
+    /// How records lie on it: bucket, `per_key` or offset
     #[arg(long, global = true, default_value = "bucket")]
     backend: String,
     /// When values go to it: eager, watermark or evict
