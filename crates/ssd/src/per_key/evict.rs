@@ -119,19 +119,36 @@ impl Shared {
         }
     }
 
-    /// What is still read after the wait: renamed, so that the next start knows it as an orphan.
+    /// What is still read after the wait: renamed, so that the next start knows it as an orphan. Somebody else
+    /// may delete it at the same time: whoever comes second finds no file, and the books follow the file.
     fn orphan(&self, held: &Arc<Held>) -> io::Result<()> {
         let path = held.named(".dead");
         let before = self.identity.names();
-        missing_is_fine(self.disk.rename(&held.path(), &path))?;
+        let renamed = match self.disk.rename(&held.path(), &path) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => return Err(error),
+        };
         point("evict.orphan_marked");
         self.identity.sync_names(&held.dir(), before)?;
+        let (key, bytes) = ((held.id, held.serial), held.bytes());
         let mut state = self.state.lock();
-        if let Some(copy) = state.hidden.remove(&(held.id, held.serial))
-            && copy.counted
-        {
-            state.leaving.push((path, held.bytes(), Some(copy.held)));
+        if !renamed {
+            if state.hidden.contains_key(&key) {
+                state.redo.push(key);
+            }
+            return Ok(());
         }
+        match state.hidden.remove(&key) {
+            Some(copy) if copy.counted => {}
+            // Counted as deleted already, and its bytes are still there, under the other name.
+            Some(_) => {
+                state.reserved -= bytes;
+                state.data += bytes;
+            }
+            None => state.data += bytes,
+        }
+        state.leaving.push((path, bytes, Some(Arc::clone(held))));
         Ok(())
     }
 }
