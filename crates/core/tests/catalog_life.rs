@@ -379,10 +379,9 @@ fn an_upsert_is_a_new_object_that_takes_the_key_over() {
     assert_eq!(rig.catalog.locate(ms(4), key(b"k"), 0), Err(GetError::NotFound));
 }
 
-/// The simulator's find: a second upsert waited for the value before it only, so that it was confirmed,
-/// and even removed, while the first value of all could still be read.
-#[test]
-fn an_upsert_answers_for_all_that_was_replaced_before_it() {
+/// A key whose second value has replaced the first, and whose third is being written. The owner of the first has
+/// not answered yet: its order comes last.
+fn replaced_twice() -> (Rig, PutConfig, WritePlan, WritePlan, Order) {
     let mut rig = Rig::new(1, MIB);
     let upsert = with(|config| config.upsert = true);
     rig.put(key(b"k"), 10, &upsert).unwrap();
@@ -390,6 +389,14 @@ fn an_upsert_answers_for_all_that_was_replaced_before_it() {
     rig.catalog.put_end(ms(2), key(b"k"), second.token, &[Seal(9)]).unwrap();
     let first_goes = rig.catalog.take_orders().pop().unwrap().1;
     let third = rig.start(key(b"k"), 30, &upsert).unwrap();
+    (rig, upsert, second, third, first_goes)
+}
+
+/// The simulator's find: a second upsert waited for the value before it only, so that it was confirmed,
+/// and even removed, while the first value of all could still be read.
+#[test]
+fn an_upsert_answers_for_all_that_was_replaced_before_it() {
+    let (mut rig, upsert, second, third, first_goes) = replaced_twice();
     let ended = rig.catalog.put_end(ms(2), key(b"k"), third.token, &[Seal(9)]);
     assert_eq!(ended, Ok(Ended::Replacing(second.object)));
     rig.obey(ms(2));
@@ -412,13 +419,7 @@ fn an_upsert_answers_for_all_that_was_replaced_before_it() {
 /// the wait for the one before, which could still be read.
 #[test]
 fn an_upsert_answers_for_a_value_whose_successor_is_gone() {
-    let mut rig = Rig::new(1, MIB);
-    let upsert = with(|config| config.upsert = true);
-    rig.put(key(b"k"), 10, &upsert).unwrap();
-    let second = rig.start(key(b"k"), 20, &upsert).unwrap();
-    rig.catalog.put_end(ms(2), key(b"k"), second.token, &[Seal(9)]).unwrap();
-    let first_goes = rig.catalog.take_orders().pop().unwrap().1;
-    let third = rig.start(key(b"k"), 30, &upsert).unwrap();
+    let (mut rig, _, second, third, first_goes) = replaced_twice();
     rig.catalog.drop_copy(ms(2), key(b"k"), second.replicas[0].segment).unwrap();
     rig.obey(ms(2));
     let ended = rig.catalog.put_end(ms(3), key(b"k"), third.token, &[Seal(9)]);
