@@ -6,7 +6,7 @@ use super::home::{Home, about};
 use super::span::{Lie, ReadSpans, Rest, Span, WriteSpans};
 use super::{File, Open, WriteAt};
 use crate::ALIGN;
-use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags};
+use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno, retry_on_intr};
 use std::any::Any;
 use std::io::{self, IoSlice};
@@ -102,6 +102,15 @@ impl PosixFile {
 impl File for PosixFile {
     fn len(&self) -> io::Result<u64> {
         Ok(u64::try_from(fs::fstat(&self.fd)?.st_size).unwrap_or(0))
+    }
+
+    fn data_from(&self, offset: u64) -> io::Result<u64> {
+        match fs::seek(&self.fd, SeekFrom::Data(offset)) {
+            Ok(data) => Ok(data.max(offset)),
+            Err(Errno::NXIO) => self.len(),
+            // The file system cannot tell.
+            Err(_) => Ok(offset),
+        }
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

@@ -18,7 +18,7 @@ use super::posix::Posix;
 use super::ring::{DEPTH, Job, Ring};
 use super::span::{Cutter, Spans};
 use super::tamper::Tamper;
-use super::{Counts, Disk, Entry, File, Open, ReadAt, WriteAt};
+use super::{Counts, Disk, Entry, File, LANES, Open, ReadAt, WriteAt};
 use mooncrate_lock::RwLock;
 use std::any::Any;
 use std::cell::RefCell;
@@ -164,6 +164,10 @@ impl Disk for Uring {
 
     fn free_bytes(&self) -> io::Result<u64> {
         self.posix.free_bytes()
+    }
+
+    fn lanes(&self) -> usize {
+        LANES
     }
 
     fn read(&self, reads: &mut [ReadAt<'_>]) {
