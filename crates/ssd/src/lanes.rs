@@ -21,8 +21,8 @@ use std::time::Duration;
 
 /// Lanes that decode and take checksums: more would wait for the one that takes over.
 const DECODING_MAX: usize = 8;
-/// Parts that are ready or being worked on, for each lane.
-const AHEAD: usize = 2;
+/// Parts that may be done and wait to be taken, beside those that lanes work on.
+const AHEAD: usize = 4;
 /// Nobody waits longer without looking.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -67,7 +67,7 @@ where
     let line = Line { parts, over: false, stop: false, taken: 0, done: VecDeque::new() };
     let shared = Shared {
         line: Mutex::new(line),
-        ahead: lanes * AHEAD,
+        ahead: lanes + AHEAD,
         ready: Condvar::new(),
         room: Condvar::new(),
     };
@@ -87,7 +87,6 @@ where
             }
         }
         if started == 0 {
-            shared.room.notify_all();
             let mut line = shared.line.lock();
             return line.parts.try_for_each(|part| take(work(part)));
         }
@@ -213,7 +212,7 @@ mod tests {
             let ended =
                 in_order(lanes, 0..1000, work, |part| if part < 20 { Ok(()) } else { Err(part) });
             assert_eq!(ended, Err(20));
-            assert!(begun.into_inner() <= 21 + lanes * AHEAD);
+            assert!(begun.into_inner() <= 21 + lanes + AHEAD);
         }
     }
 
