@@ -76,8 +76,8 @@ where
         let _end = Stop(&shared);
         let mut started = 0;
         for _ in 0..lanes {
-            let lane = Builder::new().name("ssd-lane".into());
-            match lane.spawn_scoped(scope, || shared.lane(&work)) {
+            let thread = Builder::new().name("ssd-lane".into());
+            match thread.spawn_scoped(scope, || shared.lane(&work)) {
                 Ok(_) => started += 1,
                 // Fewer do it, too.
                 Err(error) => {
@@ -186,7 +186,7 @@ mod tests {
             for parts in [0, 1, 2, 7, 500] {
                 let mut taken = Vec::new();
                 let slow_at_times = |part: u64| {
-                    if part % 7 == 0 {
+                    if part.is_multiple_of(7) {
                         std::thread::yield_now();
                     }
                     part * part
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_a_lane_or_of_the_taker_ends_all() {
-        let take = |_| Ok::<(), Infallible>(());
+        let take = |()| Ok::<(), Infallible>(());
         let work = |part: usize| assert!(part != 50, "as asked");
         let died = catch_unwind(AssertUnwindSafe(|| in_order(4, 0..1000, work, take)));
         assert!(died.is_err());

@@ -208,8 +208,8 @@ impl Scan<'_> {
         Ok(self)
     }
 
-    fn take(&mut self, looker: &Looker<'_>, bucket: Listed, looked: Looked) -> io::Result<()> {
-        match looked {
+    fn take(&mut self, looker: &Looker<'_>, bucket: Listed, found: Looked) -> io::Result<()> {
+        match found {
             Looked::Told(meta, room) => {
                 self.told(bucket, meta, &room)?;
                 looker.spare.lock().push(room);

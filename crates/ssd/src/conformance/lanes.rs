@@ -129,7 +129,7 @@ fn forge(disk: &SimDisk, path: &Path, bytes: &[u8], long: &Thing) {
     let free = free + ALIGN as u64;
     put(free, &forged(&Thing::new(6, 1), site(0, free), &[6; 9]));
     let last = bytes.len() as u64 / ALIGN as u64 * ALIGN as u64 - ALIGN as u64;
-    put(last, &forged(&Thing::new(7100, 1), site(1 << 41, last), &[8; 100_000]));
+    put(last, &forged(&Thing::new(7100, 1), site(1 << 41, last), &vec![8; 100_000]));
 }
 
 /// A directory that was used, evicted from, and damaged. The same in every call.
@@ -208,9 +208,9 @@ fn told(kind: Kind, lanes: usize, verify_values: bool) -> Told {
     let mut rig = Rig::new(kind, Box::new(SimHome::new(1)));
     rig.config.verify_values = verify_values;
     let mut records = Vec::new();
-    let laned = Arc::new(Laned(Arc::clone(&disk), lanes));
+    let read_by = Arc::new(Laned(Arc::clone(&disk), lanes));
     let (backend, recovery) =
-        crate::open(laned, &rig.config, &mut |record| records.push(record), &mut |_| {}).unwrap();
+        crate::open(read_by, &rig.config, &mut |record| records.push(record), &mut |_| {}).unwrap();
     let usage = backend.usage();
     drop(backend);
     let left = files(&*disk, Path::new("")).into_iter().map(|(path, len)| {

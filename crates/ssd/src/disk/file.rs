@@ -48,14 +48,13 @@ impl PosixFile {
         let new = if how == Open::Create { OFlags::CREATE | OFlags::EXCL } else { OFlags::empty() };
         let direct = if home.lie.is_some() { OFlags::DIRECT } else { OFlags::empty() };
         let below = if how == Open::Read { home.below(path, access | direct) } else { None };
-        let (fd, parent) = match below {
-            Some(opened) => (opened?, None),
-            None => {
-                let (parent, name) = home.parent(path)?;
-                let mode = Mode::RUSR | Mode::WUSR;
-                let opened = fs::openat(&parent, name, access | new | direct, mode);
-                (opened.map_err(about(path))?, Some((parent, name)))
-            }
+        let (fd, parent) = if let Some(opened) = below {
+            (opened?, None)
+        } else {
+            let (parent, name) = home.parent(path)?;
+            let mode = Mode::RUSR | Mode::WUSR;
+            let opened = fs::openat(&parent, name, access | new | direct, mode);
+            (opened.map_err(about(path))?, Some((parent, name)))
         };
         let stat = fs::fstat(&fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {

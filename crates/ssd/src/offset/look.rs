@@ -106,7 +106,14 @@ impl Looker<'_> {
                 let bytes = ahead.min(far).min(part.end - all.end);
                 until = all.end + bytes;
                 if window.fill(all.end, bytes).is_err() {
-                    self.fill_block_by_block(&mut window, all.end, bytes, &mut all.dead);
+                    // Which block is it? It must not come back to life later.
+                    window.fill_block_by_block(all.end, bytes, |offset| {
+                        tracing::warn!(
+                            offset,
+                            "a block of the data file cannot be read; it is overwritten"
+                        );
+                        all.dead.push(offset);
+                    });
                 }
                 ahead = (2 * ahead).clamp(WINDOW_BYTES, FAR_BYTES);
             }
@@ -128,20 +135,6 @@ impl Looker<'_> {
         offset.max(data / BLOCK * BLOCK).min(self.len)
     }
 
-    /// A part of the file cannot be read: which block is it? It must not come back to life later.
-    fn fill_block_by_block(
-        &self,
-        window: &mut Window<'_>,
-        offset: u64,
-        bytes: u64,
-        dead: &mut Vec<u64>,
-    ) {
-        window.fill_block_by_block(offset, bytes, |offset| {
-            tracing::warn!(offset, "a block of the data file cannot be read; it is overwritten");
-            dead.push(offset);
-        });
-    }
-
     /// The record at `offset`, if there is one.
     fn look(&self, offset: u64, near: &[u8], all: &mut Walked) -> Option<Spot> {
         let site = Site { kind: Kind::Offset, token: self.token, serial: 0, offset };
@@ -156,13 +149,11 @@ impl Looker<'_> {
             // The first block of a small record holds a part of its value, and may have been torn.
             let check = head.shape().is_small() || self.verify_values;
             let value = || match head.value_in(bytes) {
-                Some(value) => Reader::is_value(head, value),
-                None => {
-                    let checked = self.reader.check_value(self.disk, self.file, offset, head);
-                    checked.unwrap_or(false)
-                }
+                Some(value) => Ok(Reader::is_value(head, value)),
+                None => self.reader.check_value(self.disk, self.file, offset, head),
             };
-            offset + laying::rounded(head.shape().bytes()) <= self.len && (!check || value())
+            offset + laying::rounded(head.shape().bytes()) <= self.len
+                && (!check || value().unwrap_or(false))
         });
         let Some(head) = head else {
             all.dead.push(offset);
