@@ -24,6 +24,8 @@ const LIMIT_BYTES_MIN: u64 = 64 << 10;
 /// Files that a lane opens, and whose heads it reads at once. All lanes together stay far below the usual limit
 /// of 1024 open files.
 const PART_FILES: usize = 8;
+/// Directories that a lane lists at a time.
+const PART_DIRS: usize = 16;
 
 /// A file in a directory of ours.
 struct Listed {
@@ -121,13 +123,18 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
         }
         io::Result::Ok(())
     })?;
-    let list_sub = |sub| (sub, synced(dir(sub)));
-    in_order(lanes, subs.into_iter(), list_sub, |(sub, entries)| {
-        let dir = dir(sub);
-        for file in entries?.into_iter().filter(|entry| !entry.is_dir) {
-            let serial = file.name.rsplit('-').next().filter(|serial| serial.len() == 16);
-            let serial = serial.and_then(|serial| u64::from_str_radix(serial, 16).ok());
-            files.push(Listed { path: dir.join(&file.name), len: file.len, serial });
+    let list_subs = |subs: &[[u8; 2]]| {
+        let listed = subs.iter().map(|sub| synced(dir(*sub)).map(|entries| (*sub, entries)));
+        listed.collect::<io::Result<Vec<_>>>()
+    };
+    in_order(lanes, subs.chunks(PART_DIRS), list_subs, |listed| {
+        for (sub, entries) in listed? {
+            let dir = dir(sub);
+            for file in entries.into_iter().filter(|entry| !entry.is_dir) {
+                let serial = file.name.rsplit('-').next().filter(|serial| serial.len() == 16);
+                let serial = serial.and_then(|serial| u64::from_str_radix(serial, 16).ok());
+                files.push(Listed { path: dir.join(&file.name), len: file.len, serial });
+            }
         }
         io::Result::Ok(())
     })?;
