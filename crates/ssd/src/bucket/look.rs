@@ -171,16 +171,14 @@ impl Looker<'_> {
         }
         let bytes = window.near(offset);
         let Some(head) = Head::decode(bytes, site).filter(|_| end <= len) else { return Ok(None) };
-        // Loads read whole blocks.
-        let good = laying::rounded(end) <= len
-            && match head.value_in(bytes) {
-                Some(value) => Reader::is_value(&head, value),
-                None if shape.is_small() => false,
-                None => {
-                    let checked = self.reader.check_value(self.disk, window.file, offset, &head);
-                    checked.unwrap_or(false)
-                }
-            };
+        let good = match head.value_in(bytes) {
+            Some(value) => Reader::is_value(&head, value),
+            None if shape.is_small() => false,
+            None => {
+                let checked = self.reader.check_value(self.disk, window.file, offset, &head);
+                checked.unwrap_or(false)
+            }
+        };
         all.seen.push(offset, &head, all.heads.len(), good);
         if good {
             all.heads.extend_from_slice(&bytes[..shape.head()]);

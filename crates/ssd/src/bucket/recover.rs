@@ -265,7 +265,8 @@ impl Scan<'_> {
             self.recovery.orphans += 1;
             return self.delete(id);
         }
-        if (end < len || read.is_err()) && self.cut(id, last).is_err() {
+        // A file may also end inside of its last block: a cut was cut off. Loads read whole blocks.
+        if (end != len || read.is_err()) && self.cut(id, last).is_err() {
             return self.delete(id);
         }
         let mut bin = new_bin(id, end, 0);

@@ -183,6 +183,26 @@ fn what_cannot_be_read_in_the_last_block_does_not_come_back() {
     assert!(hidden > 3, "{hidden}");
 }
 
+/// A start cuts a bucket behind its last record and fills the last block up again. The power failed in between:
+/// the record is still there, and the books are right.
+#[test]
+fn a_bucket_that_ends_inside_of_a_block_is_whole_again() {
+    let (disk, config) = (disk(), config());
+    let (buckets, _) = open(&disk, &config);
+    keep(&buckets, 0..1);
+    let spot = buckets.0.state.lock().index[&id(0)].clone();
+    drop(buckets);
+    let file = disk.open(&data_path(spot.bucket.id), crate::Open::Write).unwrap();
+    let end = spot.offset + spot.shape.bytes();
+    assert!(!end.is_multiple_of(crate::ALIGN as u64), "else this shows nothing");
+    file.set_len(end).unwrap();
+    drop(file);
+    let (buckets, recovery) = open(&disk, &config);
+    assert_eq!(recovery.records, 1);
+    load(&buckets, 0).unwrap();
+    assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+}
+
 /// Bucket numbers are never used again, also if everything is deleted in between (S6).
 #[test]
 fn numbers_only_grow() {
