@@ -26,6 +26,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Lanes of a real disk: a device answers many reads in the time of one, and names are looked up one by one.
+const LANES: usize = 32;
+
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {
@@ -45,6 +48,12 @@ pub trait File: fmt::Debug + Send + Sync + Any {
     /// Whether it has none.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
+    }
+
+    /// The first byte from `offset` on that may be something else than zero; the file's length if there is none.
+    /// Where a file was extended and not written to, this spares reading it.
+    fn data_from(&self, offset: u64) -> io::Result<u64> {
+        Ok(offset)
     }
 
     /// Cuts it, or extends it with zeros; extended space is allocated, so that writes into it cannot fail
@@ -156,6 +165,12 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// It starts at the address `start` and stays there as long as `owner` lives, which the disk holds.
     fn register(&self, owner: Arc<dyn Any + Send + Sync>, start: usize, len: usize) {
         drop((owner, start, len));
+    }
+
+    /// How many threads may read a directory side by side while it is opened. One: calls come one after the
+    /// other, in the same order each time, which a simulated disk needs.
+    fn lanes(&self) -> usize {
+        1
     }
 
     /// What became of its means.

@@ -13,7 +13,7 @@
 use super::file::{BadFiles, PosixFile, carry_out, read_spans, write_spans};
 use super::home::{Home, LOCK, about};
 use super::span::Cutter;
-use super::{Disk, Entry, File, Open, ReadAt, WriteAt};
+use super::{Disk, Entry, File, LANES, Open, ReadAt, WriteAt};
 use rustix::fs::{self, AtFlags, FileType, Mode};
 use rustix::io::Errno;
 use std::io;
@@ -128,6 +128,10 @@ impl Disk for Posix {
     fn free_bytes(&self) -> io::Result<u64> {
         let stat = fs::fstatvfs(self.home.root())?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn lanes(&self) -> usize {
+        LANES
     }
 
     fn read(&self, reads: &mut [ReadAt<'_>]) {

@@ -17,6 +17,7 @@ pub(crate) fn all(disk: &dyn Disk) {
     names(disk);
     names_stay_beneath(disk);
     lengths(disk);
+    holes(disk);
     every_alignment(disk);
     large_operations(disk);
     beyond_the_end(disk);
@@ -151,6 +152,34 @@ fn lengths(disk: &dyn Disk) {
 }
 
 /// Offsets, lengths and addresses around the edges of blocks, in all combinations.
+/// Nobody overlooks what was written, synced or not, whole blocks or parts of one.
+fn holes(disk: &dyn Disk) {
+    let file = create(disk, "holes");
+    assert_eq!(file.data_from(0).unwrap(), 0, "it ends there");
+    file.set_len(2 << 20).unwrap();
+    let mut block = Room::new(ALIGN);
+    block.push(&[7; ALIGN]);
+    let written: [(u64, &[u8]); 4] =
+        [(96 << 10, &block), ((200 << 10) + 5, &[7; 3]), (1 << 20, &block), ((2 << 20) - 1, &[7])];
+    for synced in [false, true] {
+        for (offset, bytes) in written.iter().filter(|_| !synced) {
+            write(&file, disk, *offset, &[bytes]).unwrap();
+        }
+        if synced {
+            file.sync_data().unwrap();
+        }
+        for from in (0..2 << 20).step_by(8 << 10) {
+            let data = file.data_from(from).unwrap();
+            let ends = written.iter().map(|(offset, bytes)| (offset, offset + bytes.len() as u64));
+            let next = ends.filter(|(_, end)| *end > from).map(|(start, _)| from.max(*start)).min();
+            let next = next.expect("the last byte is one of them");
+            assert!(from <= data && data <= next, "from {from}: {data} lies behind {next}");
+        }
+    }
+    drop(file);
+    disk.remove(Path::new("holes")).unwrap();
+}
+
 fn every_alignment(disk: &dyn Disk) {
     const EDGES: [usize; 8] = [0, 1, 511, 512, 4095, 4096, 4097, 6000];
     let lens = EDGES.map(|edge| edge + 65_536).into_iter().chain(EDGES);

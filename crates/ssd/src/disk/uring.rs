@@ -18,7 +18,7 @@ use super::posix::Posix;
 use super::ring::{DEPTH, Job, Ring, Syncing, Work, copy};
 use super::span::Cutter;
 use super::tamper::Tamper;
-use super::{Counts, Disk, Entry, File, Open, ReadAt, WriteAt};
+use super::{Counts, Disk, Entry, File, LANES, Open, ReadAt, WriteAt};
 use mooncrate_lock::RwLock;
 use std::any::Any;
 use std::cell::RefCell;
@@ -207,6 +207,10 @@ impl Disk for Uring {
 
     fn free_bytes(&self) -> io::Result<u64> {
         self.posix.free_bytes()
+    }
+
+    fn lanes(&self) -> usize {
+        LANES
     }
 
     fn read(&self, reads: &mut [ReadAt<'_>]) {

@@ -115,9 +115,9 @@ impl Held {
     fn named(&self, ending: &str) -> PathBuf {
         let RecordId { object, stripe } = self.id;
         let mut name = String::with_capacity(140);
-        for byte in self.hash {
-            let _ = write!(name, "{byte:02x}");
-        }
+        // One for each record of a start: a formatter for each byte would be most of the work.
+        let digits = self.hash.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        name.extend(digits.map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])));
         let (epoch, object) = (object.epoch.0, object.sequence);
         let _ = write!(name, "-{epoch:x}.{object:x}-{stripe:x}-{:016x}{ending}", self.serial);
         self.dir().join(name)
