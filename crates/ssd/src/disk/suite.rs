@@ -151,7 +151,6 @@ fn lengths(disk: &dyn Disk) {
     disk.remove(Path::new("lengths")).unwrap();
 }
 
-/// Offsets, lengths and addresses around the edges of blocks, in all combinations.
 /// Nobody overlooks what was written, synced or not, whole blocks or parts of one.
 fn holes(disk: &dyn Disk) {
     let file = create(disk, "holes");
@@ -180,6 +179,7 @@ fn holes(disk: &dyn Disk) {
     disk.remove(Path::new("holes")).unwrap();
 }
 
+/// Offsets, lengths and addresses around the edges of blocks, in all combinations.
 fn every_alignment(disk: &dyn Disk) {
     const EDGES: [usize; 8] = [0, 1, 511, 512, 4095, 4096, 4097, 6000];
     let lens = EDGES.map(|edge| edge + 65_536).into_iter().chain(EDGES);

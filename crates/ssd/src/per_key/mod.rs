@@ -1,7 +1,7 @@
 //! A file for each record: easy to look at, slow for millions.
 //!
 //! ```text
-//!   ab/cd/<hash of tenant and key>-<object>-<stripe>-<serial>        hash: BLAKE3, begins with abcd
+//!   a/b/<hash of tenant and key>-<object>-<stripe>-<serial>        hash: BLAKE3, begins with ab
 //! ```
 //!
 //! Written as a temporary file, synced, renamed, its directory synced; files of one call that share a
@@ -101,7 +101,7 @@ impl Held {
 
     /// Which directory it is in.
     fn pair(&self) -> [u8; 2] {
-        [self.hash[0], self.hash[1]]
+        [self.hash[0] >> 4, self.hash[0] & 15]
     }
 
     fn dir(&self) -> PathBuf {
@@ -129,7 +129,7 @@ impl Held {
 }
 
 fn dir([first, second]: [u8; 2]) -> PathBuf {
-    format!("{first:02x}/{second:02x}").into()
+    format!("{first:x}/{second:x}").into()
 }
 
 /// Of tenant and key; the wishes in a label are no part of a name.
