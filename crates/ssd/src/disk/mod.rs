@@ -26,6 +26,11 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Whether there is no room: the disk is full, or what its owner may use of it is. Neither is a broken disk.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {

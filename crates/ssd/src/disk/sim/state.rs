@@ -15,9 +15,10 @@ use std::thread::ThreadId;
 const OPERATION_NANOS: u64 = 20_000;
 const BYTE_NANOS_PER_KIB: u64 = 500;
 const SLOW_NANOS_MAX: u64 = 3_000_000_000;
-/// The error number of a device that failed, and of a full one.
+/// The error number of a device that failed, of a full one, and of a quota that is used up.
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
+const EDQUOT: i32 = 122;
 
 #[derive(Debug)]
 struct Inode {
@@ -54,6 +55,8 @@ pub(super) struct State {
     pub(super) harm: Vec<Harm>,
     pub(super) written: Vec<(ThreadId, Span)>,
     capacity: u64,
+    /// What is said when there is no room: the disk is full for some seeds, a quota is for the others.
+    no_room: i32,
     /// Bytes of blocks that files take up.
     used: u64,
     names: Names,
@@ -83,6 +86,7 @@ impl State {
             harm: Vec::new(),
             written: Vec::new(),
             capacity,
+            no_room: if seed.is_multiple_of(2) { EDQUOT } else { ENOSPC },
             used: 0,
             names: Names::default(),
             files: BTreeMap::new(),
@@ -381,7 +385,7 @@ impl State {
         }
         if len > self.room(file)? {
             self.hit(Fault::NoSpace);
-            return Err(io::Error::from_raw_os_error(ENOSPC));
+            return Err(io::Error::from_raw_os_error(self.no_room));
         }
         self.change(file, |content| content.set_len(len))?;
         self.end(&power)
@@ -437,7 +441,7 @@ impl State {
             len = room.saturating_sub(at) as usize;
             if len == 0 {
                 self.hit(Fault::NoSpace);
-                return Err(io::Error::from_raw_os_error(ENOSPC));
+                return Err(io::Error::from_raw_os_error(self.no_room));
             }
         }
         let bytes = &from[..len];
