@@ -18,16 +18,18 @@
 
 mod actor;
 pub mod baton;
+pub mod counts;
 pub mod crash;
 #[cfg(test)]
 mod model;
 pub mod oracle;
+#[cfg(test)]
+mod oracle_tests;
 mod real;
 mod rig;
 pub mod runner;
-
 pub mod swarm;
 
-pub use oracle::Counts;
+pub use counts::Counts;
 pub use real::Real;
 pub use rig::{Opens, Outcome, run};

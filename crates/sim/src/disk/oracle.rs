@@ -11,6 +11,7 @@
 //! * A record whose keep failed with the disk: what was written may be found by the next opening, a removal
 //!   in between does not know of it, and after a failed sync it may be in the memory of the kernel only (S12).
 
+use super::counts::Counts;
 use crate::judge::Failure;
 use mooncrate_check::PutId;
 use mooncrate_check::payload;
@@ -19,104 +20,6 @@ use mooncrate_ssd::disk::sim::{Harm, SimDisk, Span};
 use mooncrate_ssd::{Record, RecordId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::ThreadId;
-
-/// What was judged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Records that were kept.
-    pub kept: u64,
-    /// Records that were not, whatever the reason.
-    pub refused: u64,
-    /// Values, or parts, whose bytes were compared.
-    pub loads: u64,
-    /// Of those, parts.
-    pub parts: u64,
-    /// Loads that found nothing.
-    pub missing: u64,
-    /// Loads that found something else, and said so.
-    pub corrupt: u64,
-    /// Loads that failed.
-    pub failed: u64,
-    /// Records that were removed.
-    pub removed: u64,
-    /// Records that were evicted.
-    pub evicted: u64,
-    /// Evictions that were taken back.
-    pub taken_back: u64,
-    /// Records that a scrub found bad.
-    pub scrubbed: u64,
-    /// Records that were found when a directory was opened.
-    pub recovered: u64,
-    /// Records whose keep was under way at a crash: found, and not found.
-    pub half_found: u64,
-    /// Not found.
-    pub half_lost: u64,
-    /// Lives that ended with a power cut, that were killed, that were closed.
-    pub cuts: u64,
-    /// Killed.
-    pub kills: u64,
-    /// Closed.
-    pub closes: u64,
-    /// Power cuts while a directory was being opened.
-    pub cuts_in_open: u64,
-    /// Directories that harm had made unreadable; the run went on with an empty one.
-    pub ruined: u64,
-}
-
-impl Counts {
-    /// Names and numbers, for reports.
-    pub fn rows(&self) -> [(&'static str, u64); 19] {
-        [
-            ("records kept", self.kept),
-            ("records refused", self.refused),
-            ("loads verified", self.loads),
-            ("of those, parts", self.parts),
-            ("loads: missing", self.missing),
-            ("loads: corrupt, and told", self.corrupt),
-            ("loads: disk failed", self.failed),
-            ("records removed", self.removed),
-            ("records evicted", self.evicted),
-            ("evictions taken back", self.taken_back),
-            ("found bad by scrubs", self.scrubbed),
-            ("records recovered", self.recovered),
-            ("half kept, found", self.half_found),
-            ("half kept, lost", self.half_lost),
-            ("power cuts", self.cuts),
-            ("kills", self.kills),
-            ("closes", self.closes),
-            ("power cuts while opening", self.cuts_in_open),
-            ("directories ruined by harm", self.ruined),
-        ]
-    }
-
-    /// Adds those of another run.
-    pub fn add(&mut self, other: &Self) {
-        let mine = [
-            &mut self.kept,
-            &mut self.refused,
-            &mut self.loads,
-            &mut self.parts,
-            &mut self.missing,
-            &mut self.corrupt,
-            &mut self.failed,
-            &mut self.removed,
-            &mut self.evicted,
-            &mut self.taken_back,
-            &mut self.scrubbed,
-            &mut self.recovered,
-            &mut self.half_found,
-            &mut self.half_lost,
-            &mut self.cuts,
-            &mut self.kills,
-            &mut self.closes,
-            &mut self.cuts_in_open,
-            &mut self.ruined,
-        ];
-        for (mine, (_, theirs)) in mine.into_iter().zip(other.rows()) {
-            *mine += theirs;
-        }
-    }
-}
 
 /// Whose bytes a record holds.
 #[derive(Clone, PartialEq, Eq)]
@@ -296,6 +199,15 @@ fn harmed(harms: &[(u64, Harm)], since: u64, spans: &[Span]) -> bool {
     later.any(|(_, harm)| spans.iter().any(|span| span.meets(&harm.span)))
 }
 
+/// Whether harm concerns what a keep that is not over has written so far: its records may be found already.
+fn harmed_meanwhile(
+    writing: &BTreeMap<u64, (ThreadId, Vec<Span>)>,
+    harms: &[(u64, Harm)],
+    keep: u64,
+) -> bool {
+    writing.get(&keep).is_some_and(|(_, spans)| harmed(harms, keep, spans))
+}
+
 impl Oracle {
     /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file.
     pub fn new(shadows: bool) -> Self {
@@ -442,10 +354,7 @@ impl Oracle {
             };
         };
         let quiet = still && entry.changed <= began.clock;
-        if let Some((_, spans)) = self.writing.get(&entry.keep) {
-            // Its keep is not over, but it may be loaded already.
-            entry.harmed |= harmed(&self.harms, entry.keep, spans);
-        }
+        entry.harmed |= harmed_meanwhile(&self.writing, &self.harms, entry.keep);
         match what {
             Loaded::Right => {
                 self.counts.loads += 1;
@@ -495,6 +404,7 @@ impl Oracle {
         let Some(entry) = self.entries.get_mut(&id) else {
             return broken("S3", Some(id), "a scrub told it, but nobody kept it");
         };
+        entry.harmed |= harmed_meanwhile(&self.writing, &self.harms, entry.keep);
         if !entry.harmed && !read_failed {
             return broken("S10", Some(id), format_args!("told as bad without harm: {entry:?}"));
         }

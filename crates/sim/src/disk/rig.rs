@@ -2,7 +2,8 @@
 
 use super::actor::Actor;
 use super::baton::Baton;
-use super::oracle::{Counts, Opening, Oracle};
+use super::counts::Counts;
+use super::oracle::{Opening, Oracle};
 use super::swarm::Swarm;
 use crate::judge::Failure;
 use crate::swarm::pick;
