@@ -37,6 +37,8 @@ pub struct Counts {
     pub kills: u64,
     /// Closed.
     pub closes: u64,
+    /// Lives at whose end everything was evicted, to see that all space comes back.
+    pub drains: u64,
     /// Power cuts while a directory was being opened.
     pub cuts_in_open: u64,
     /// Directories that harm had made unreadable; the run went on with an empty one.
@@ -45,7 +47,7 @@ pub struct Counts {
 
 impl Counts {
     /// Names and numbers, for reports.
-    pub fn rows(&self) -> [(&'static str, u64); 19] {
+    pub fn rows(&self) -> [(&'static str, u64); 20] {
         [
             ("records kept", self.kept),
             ("records refused", self.refused),
@@ -64,6 +66,7 @@ impl Counts {
             ("power cuts", self.cuts),
             ("kills", self.kills),
             ("closes", self.closes),
+            ("closes with everything evicted", self.drains),
             ("power cuts while opening", self.cuts_in_open),
             ("directories ruined by harm", self.ruined),
         ]
@@ -89,6 +92,7 @@ impl Counts {
             &mut self.cuts,
             &mut self.kills,
             &mut self.closes,
+            &mut self.drains,
             &mut self.cuts_in_open,
             &mut self.ruined,
         ];

@@ -20,6 +20,8 @@ mod actor;
 pub mod baton;
 pub mod counts;
 pub mod crash;
+pub mod entry;
+pub mod harm;
 #[cfg(test)]
 mod model;
 pub mod oracle;
