@@ -496,7 +496,7 @@ impl Oracle {
         let (overwrites, log_lost) = (self.weak.overwrites, self.log_lost > 0);
         let now = self.tick();
         let mut seen = BTreeSet::new();
-        // Where records lie that harm brought back: in space that others had got.
+        // Where records lie that harm or a failed sync brought back: others may have got that space.
         let mut back: Vec<Span> = Vec::new();
         for record in found {
             self.counts.recovered += 1;
@@ -521,15 +521,17 @@ impl Oracle {
             if gone && !hit && !log_lost {
                 return broken("G6", Some(id), format_args!("it came back: {entry:?}"));
             }
-            if gone && hit {
+            if overwrites && (gone || entry.kept == Kept::Failed) {
                 back.extend_from_slice(&entry.footprint);
             }
             self.counts.half_found += u64::from(entry.kept == Kept::Under);
             // After a failed sync the kernel may show what is not on the disk, and nobody can tell (S12): the next
             // power cut may take it. It may not leave a wrong one.
             // Its metadata may outlive it, so it may also be found to be bad later.
-            let failed = entry.kept == Kept::Failed || (entry.kept == Kept::Under && unsynced);
-            entry.unsure |= volatile && failed;
+            let under = entry.kept == Kept::Under && unsynced && volatile;
+            entry.unsure |= under || entry.kept == Kept::Failed;
+            // A stale read showed it, and zeros lie over it.
+            entry.unsure |= overwrites && entry.stale > 0 && (gone || entry.going > 0);
             entry.kept = Kept::Yes;
             (entry.removed, entry.evicted, entry.going_since) = (false, false, None);
         }

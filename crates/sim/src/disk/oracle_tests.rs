@@ -50,6 +50,12 @@ fn harm_counts_while_a_keep_is_under_way() {
     oracle.scrubbed(id(1), oracle.now()).unwrap();
 }
 
+/// That record, as an opening tells it.
+fn found() -> [Record; 1] {
+    let Facts { len, seal, label, .. } = facts();
+    [Record { id: id(1), label: label.into(), len, seal }]
+}
+
 /// An oracle that knows of one record, which was kept in the file `a`.
 fn kept(disk: &SimDisk, weak: Weak) -> Oracle {
     let mut oracle = Oracle::new(weak);
@@ -98,10 +104,6 @@ fn what_is_gone_stays_gone_whatever_happens_to_it() {
 /// not lose it; harm to a log does, if it hits a block and its copy.
 #[test]
 fn harm_excuses_what_it_can_do() {
-    let found = || {
-        let Facts { len, seal, label, .. } = facts();
-        [Record { id: id(1), label: label.into(), len, seal }]
-    };
     let how = Opening { calm: true, volatile: false, unsynced: false, doubt: false };
     let role = |path: &Path| match path.to_str() {
         Some("log") => Role::Log,
@@ -141,4 +143,34 @@ fn harm_excuses_what_it_can_do() {
         oracle.reopened(&[], how).is_ok()
     };
     assert!(lost("a") && !lost("log") && !lost("table"));
+}
+
+/// An eviction that failed with a sync: the record is gone for the next start, and back after a power cut, perhaps
+/// with the bytes of what got its space; and what got it may be hidden by the head that is back.
+#[test]
+fn what_a_failed_sync_brings_back_may_be_bad_and_hide_others() {
+    let disk = disk();
+    let mut oracle = kept(&disk, Weak { overwrites: true, ..Weak::default() });
+    let mut how = Opening { calm: true, volatile: true, unsynced: true, doubt: false };
+    oracle.go_begins(&[id(1)]);
+    oracle.evicted(&[id(1)], false);
+    oracle.opening_begins();
+    oracle.reopened(&[], how).unwrap();
+    let keep = oracle.keep_begins(&[(id(2), facts())]);
+    write_at(&disk, "a", 0);
+    oracle.absorb(&disk);
+    oracle.kept(keep, id(2), Told::Kept);
+    oracle.keep_ends(keep);
+    (how.volatile, how.unsynced) = (false, false);
+    oracle.opening_begins();
+    oracle.reopened(&found(), how).unwrap();
+    let began = oracle.begins(id(1));
+    oracle.loaded(id(1), began, Loaded::Corrupt).unwrap();
+    // Once more nothing failed, so nothing is excused.
+    let keep = oracle.keep_begins(&[(id(3), facts())]);
+    write(&disk, "b");
+    oracle.absorb(&disk);
+    oracle.kept(keep, id(3), Told::Kept);
+    oracle.opening_begins();
+    oracle.reopened(&[], how).unwrap_err();
 }
