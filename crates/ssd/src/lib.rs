@@ -16,10 +16,11 @@
 //! master in between (S1): [`Backend::unlink`] hides records, [`Ticket::finish`] deletes them.
 //!
 //! Local words: a **bucket** is a data file of many records; to **keep** is to write durably; **room** is
-//! memory that starts at and extends to a multiple of [`ALIGN`].
+//! memory that starts at and extends to a multiple of [`ALIGN`]; a **lane** is a thread that reads a directory
+//! while it is being opened.
 //!
-//! Deliberately absent: the network, the master, keys (a label is opaque but for its comparison), threads
-//! of its own, clocks.
+//! Deliberately absent: the network, the master, keys (a label is opaque but for its comparison), clocks,
+//! threads that outlive a call.
 
 pub mod backend;
 pub mod bucket;
@@ -29,6 +30,7 @@ mod conformance;
 pub mod disk;
 pub mod fuzzing;
 mod identity;
+mod lanes;
 mod laying;
 pub mod offset;
 pub mod per_key;
@@ -36,6 +38,7 @@ pub mod points;
 mod reading;
 pub mod record;
 mod room;
+mod window;
 
 pub use backend::{
     Backend, KeepError, Load, LoadError, NewRecord, OpenError, Progress, Record, RecordId,
@@ -48,6 +51,9 @@ pub use room::{Lent, Room, Rooms};
 
 /// Bytes of records that are best kept by one call: enough to pay for its sync, few enough to be soon done.
 pub const GROUP_BYTES: u64 = 8 << 20;
+
+/// Calls that are best made side by side: while some wait for their syncs, others write or verify.
+pub const KEEPERS: usize = 4;
 
 /// Offsets, lengths and addresses of direct I/O are multiples of this.
 pub const ALIGN: usize = 4096;

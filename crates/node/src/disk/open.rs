@@ -108,6 +108,7 @@ fn open(
         dropped = recovery.dropped,
         orphans = recovery.orphans,
         seconds = took.as_secs_f64(),
+        records_per_second = rate(recovery.records, took),
         "disk opened"
     );
     let segment = kept_segment(config, id, mount, records.len() as u64)?;
@@ -161,15 +162,18 @@ impl Disk {
 }
 
 fn tell_progress(config: &SsdConfig, so_far: Progress, took: Duration) {
-    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
-    let rate = so_far.records as f64 / took.as_secs_f64();
     tracing::info!(
         path = %config.path.display(),
         records = so_far.records,
         percent = so_far.done * 100 / so_far.total.max(1),
-        records_per_second = rate,
+        records_per_second = rate(so_far.records, took),
         "recovering"
     );
+}
+
+/// A rate for people.
+fn rate(records: u64, took: Duration) -> u128 {
+    u128::from(records) * 1000 / took.as_millis().max(1)
 }
 
 fn device_of(config: &SsdConfig) -> io::Result<Arc<dyn mooncrate_ssd::Disk>> {
@@ -231,6 +235,7 @@ pub(super) fn adopt<'a>(
     let spec = *segment.spec();
     let now = boottime();
     let mut places = Places::new(Arc::clone(segment));
+    places.reserve(records.size_hint().0);
     let mut unplaced = Vec::new();
     let (mut slot, mut offset, mut epoch) = (0, 0, LeaderEpoch(0));
     for told in records {

@@ -5,6 +5,7 @@ use mooncrate_core::{Generation, Incarnation, Slot};
 use mooncrate_mem::Segment;
 use mooncrate_ssd::RecordId;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 /// A life of a slot.
@@ -27,6 +28,12 @@ impl Places {
         Self { segment, by_record: HashMap::new(), by_slot: HashMap::new() }
     }
 
+    /// So many will be noted: what grows by and by is moved many times.
+    pub(crate) fn reserve(&mut self, records: usize) {
+        self.by_record.reserve(records);
+        self.by_slot.reserve(records);
+    }
+
     /// The mount.
     pub(crate) fn segment(&self) -> &Arc<Segment> {
         &self.segment
@@ -38,10 +45,11 @@ impl Places {
 
     /// Notes a record of a mount; false: that mount is over, or the record has a place.
     pub(crate) fn insert(&mut self, mount: Incarnation, id: RecordId, place: Place) -> bool {
-        if !self.is(mount) || self.by_record.contains_key(&id) {
+        if !self.is(mount) {
             return false;
         }
-        self.by_record.insert(id, place);
+        let Entry::Vacant(vacant) = self.by_record.entry(id) else { return false };
+        vacant.insert(place);
         self.by_slot.insert(place.slot, (place.generation, id));
         true
     }

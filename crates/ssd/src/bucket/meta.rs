@@ -5,9 +5,10 @@
 //! not in here was not kept.
 
 use super::state::Slot;
-use crate::ALIGN;
 use crate::record::{self, Head, Kind, Site, VERSION};
 use crate::room::Room;
+use crate::{ALIGN, Record};
+use mooncrate_core::Seal;
 use mooncrate_mem::crc::crc;
 use std::mem::offset_of;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -61,16 +62,58 @@ pub(crate) fn encode(token: u64, serial: u64, data_bytes: u64, count: u32, heads
 
 /// What a file says about its bucket.
 #[derive(Debug)]
-pub(crate) struct Meta<'a> {
+pub(crate) struct Meta {
     /// Where the last record ends.
     pub(super) data_bytes: u64,
-    /// All heads, with their places.
-    pub(super) heads: Vec<(u64, Head<'a>)>,
+    /// All records, in order.
+    pub(super) seen: Seen,
 }
 
-impl<'a> Meta<'a> {
+/// Records of a bucket, and where their heads were read. Without their labels: those stay in the bytes, so
+/// that nothing is allocated for a record that nobody is told.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(super) slots: Vec<Slot>,
+    /// As many.
+    pub(super) notes: Vec<Note>,
+}
+
+/// What a start knows of a record beside its slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Note {
+    pub(super) seal: Seal,
+    /// Where its head stands in the bytes that it was read from.
+    pub(super) at: usize,
+    /// Its value is what the seal says, or was not looked at.
+    pub(super) good: bool,
+    /// It is the copy that is served.
+    pub(super) served: bool,
+}
+
+impl Seen {
+    pub(super) fn push(&mut self, offset: u64, head: &Head<'_>, at: usize, good: bool) {
+        self.slots.push(Slot { id: head.id, offset, shape: head.shape() });
+        self.notes.push(Note { seal: head.seal, at, good, served: false });
+    }
+
+    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = (&Slot, &Note)> {
+        self.slots.iter().zip(&self.notes)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+}
+
+/// The record of a slot, with its label from the bytes that its head was read from.
+pub(super) fn record(slot: &Slot, note: &Note, bytes: &[u8]) -> Record {
+    let label = &bytes[note.at + record::FIXED_BYTES..][..slot.shape.label];
+    Record { id: slot.id, label: label.into(), len: slot.shape.value, seal: note.seal }
+}
+
+impl Meta {
     /// Reads a file; `None` unless all of it is good.
-    pub(crate) fn decode(bytes: &'a [u8], token: u64, serial: u64) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8], token: u64, serial: u64) -> Option<Self> {
         let (opening, rest) = Opening::ref_from_prefix(bytes).ok()?;
         let sum = crc(&bytes[..offset_of!(Opening, crc)]);
         let good = opening.magic == MAGIC
@@ -81,37 +124,34 @@ impl<'a> Meta<'a> {
         if !good {
             return None;
         }
-        let mut rest = rest.get(..usize::try_from(opening.head_bytes.get()).ok()?)?;
+        let rest = rest.get(..usize::try_from(opening.head_bytes.get()).ok()?)?;
         let data_bytes = opening.data_bytes.get();
         // Each head takes at least its fixed part, which bounds the count before memory is taken.
         let count = opening.count.get() as usize;
         if count > rest.len() / record::FIXED_BYTES {
             return None;
         }
-        let mut heads = Vec::with_capacity(count);
-        let mut end = 0;
+        let mut seen = Seen::default();
+        seen.slots.reserve_exact(count);
+        seen.notes.reserve_exact(count);
+        let (mut at, mut end) = (0, 0);
         for _ in 0..count {
-            let offset = record::offset_in(rest)?;
-            let head = Head::decode(rest, Site { kind: Kind::Bucket, token, serial, offset })?;
+            let bytes = &rest[at..];
+            let offset = record::offset_in(bytes)?;
+            let head = Head::decode(bytes, Site { kind: Kind::Bucket, token, serial, offset })?;
             if offset < end {
                 return None;
             }
-            end = offset.checked_add(head.shape().bytes())?;
-            rest = &rest[head.shape().head()..];
-            heads.push((offset, head));
+            let shape = head.shape();
+            end = offset.checked_add(shape.bytes())?;
+            seen.push(offset, &head, OPENING_BYTES + at, true);
+            at += shape.head();
         }
-        (rest.is_empty() && end <= data_bytes).then_some(Self { data_bytes, heads })
+        (at == rest.len() && end <= data_bytes).then_some(Self { data_bytes, seen })
     }
-}
 
-impl Meta<'_> {
     /// Records of the bucket.
     pub(crate) fn len(&self) -> usize {
-        self.heads.len()
+        self.seen.len()
     }
-}
-
-/// The slot of a head at a place.
-pub(super) fn slot(offset: u64, head: &Head<'_>) -> Slot {
-    Slot { id: head.id, offset, shape: head.shape() }
 }

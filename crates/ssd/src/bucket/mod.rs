@@ -14,6 +14,7 @@
 
 mod evict;
 mod handles;
+mod look;
 pub(crate) mod meta;
 mod recover;
 pub(crate) mod removed;

@@ -1,9 +1,6 @@
 //! Finding records again after a restart (S3).
 //!
-//! A closed bucket tells its records by its metadata, many buckets per read. A bucket without good metadata
-//! is scanned, head by head, and its values are read as well: a crash may have torn what was not synced. A
-//! scan ends at the first thing that is no head. It does not look for further ones behind it: bytes that
-//! somebody put are there, too.
+//! Lanes look into the buckets (`look.rs`); what they found is taken over one bucket after the other.
 //!
 //! What must stay true: a record that is not told is gone for good, although the disk may read it another
 //! time. Else it could come back after a removal that did not know of it (G6). So a record that is bad, or
@@ -11,20 +8,22 @@
 //! and a bucket for which neither can be done is deleted.
 
 use super::handles::Handles;
+use super::look::{Listed, Looked, Looker, Scanned};
+use super::meta::{self, Meta, Seen};
 use super::removed::{self, Place, Removed};
 use super::state::{Bin, Bucket, Slot, State};
 use super::write::Writer;
-use super::{Buckets, Shared, data_path, meta, meta_path};
+use super::{Buckets, Shared, data_path, meta_path};
 use crate::backend::{OpenError, Progress, Record, Recovery};
 use crate::config::Config;
-use crate::disk::{Disk, File, Open, ReadAt};
+use crate::disk::{Disk, Open};
 use crate::identity::{self, Identity};
+use crate::lanes::{decoding, in_order};
 use crate::laying;
 use crate::reading::Reader;
-use crate::record::{Head, Kind, Site};
-use crate::room::Room;
+use crate::record::Kind;
 use mooncrate_lock::{Condvar, Mutex};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ use std::sync::atomic::AtomicU64;
 
 /// Files of metadata that are read at a time, and bytes of them.
 const BATCH_FILES: usize = 32;
-const BATCH_BYTES: u64 = 16 << 20;
+const BATCH_BYTES: u64 = 4 << 20;
 /// The smallest limit that leaves room for anything.
 const LIMIT_BYTES_MIN: u64 = 256 << 10;
 
@@ -113,20 +112,31 @@ impl Buckets {
         }
         places.retain(|place| listing.data.contains_key(&place.bucket));
         let log = Removed::open(&disk, &identity, &places, std::mem::take(&mut listing.logs));
+        let mut removed: HashMap<u64, HashSet<u64>> = HashMap::new();
+        for place in &places {
+            removed.entry(place.bucket).or_default().insert(place.offset);
+        }
+        let reader = Reader::default();
+        let looker = Looker {
+            disk: disk.as_ref(),
+            token: identity.token,
+            verify_values: config.verify_values,
+            reader: &reader,
+            spare: Mutex::default(),
+        };
         let scan = Scan {
             log: &log,
             disk: disk.as_ref(),
-            token: identity.token,
-            config,
-            reader: Reader::default(),
-            removed: places.iter().map(|place| (place.bucket, place.offset)).collect(),
+            removed,
             state: State::default(),
             recovery,
             found,
             progress,
             done: Progress { total: listing.data.values().sum(), ..Progress::default() },
+            meta_bytes: 0,
         };
-        let Scan { state, recovery, reader, .. } = scan.run(&listing)?;
+        let Scan { state, recovery, .. } = scan.run(&looker, &listing)?;
+        drop(looker);
         // What was deleted, by this start or before it, must not come back beside what is kept from now on.
         disk.sync_dir(Path::new(""))?;
         let gone = listing.data.into_keys().filter(|id| !state.bins.contains_key(id));
@@ -160,151 +170,113 @@ impl Shared {
     }
 }
 
-/// A recovery under way.
+/// A recovery under way: takes over what lanes found.
 struct Scan<'a> {
     disk: &'a dyn Disk,
-    token: u64,
-    config: &'a Config,
-    reader: Reader,
     log: &'a Removed,
-    removed: BTreeSet<(u64, u64)>,
+    /// Offsets of removed records, by bucket.
+    removed: HashMap<u64, HashSet<u64>>,
     state: State,
     recovery: Recovery,
     found: &'a mut dyn FnMut(Record),
     progress: &'a mut dyn FnMut(Progress),
     done: Progress,
-}
-
-/// A record of a bucket, as it was read.
-struct Seen {
-    slot: Slot,
-    record: Record,
-    good: bool,
-}
-
-/// What a scan found in a bucket.
-#[derive(Default)]
-struct Scanned {
-    seen: Vec<Seen>,
-    /// The heads of those that are good, and how many that are.
-    heads: Vec<u8>,
-    good: u32,
-    /// Where the last one ends.
-    end: u64,
+    /// Bytes of all metadata, until the first of them say how many records that are.
+    meta_bytes: u64,
 }
 
 impl Scan<'_> {
-    fn run(mut self, listing: &Listing) -> Result<Self, OpenError> {
+    fn run(mut self, looker: &Looker<'_>, listing: &Listing) -> Result<Self, OpenError> {
         // The newest first: of two copies of a record it is the one that counts.
-        let buckets: Vec<(u64, u64, u64)> = (listing.data.iter().rev())
-            .map(|(&id, &len)| (id, len, listing.meta.get(&id).copied().unwrap_or(0)))
+        let buckets: Vec<Listed> = (listing.data.iter().rev())
+            .map(|(&id, &data)| Listed {
+                id,
+                data,
+                meta: listing.meta.get(&id).copied().unwrap_or(0),
+            })
             .collect();
-        let mut rest = &buckets[..];
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = |(_, _, meta): &&(u64, u64, u64)| {
-                bytes += meta;
-                bytes <= BATCH_BYTES
-            };
-            let count = rest.iter().take(BATCH_FILES).take_while(fits).count().max(1);
-            let (now, later) = rest.split_at(count);
-            self.batch(now)?;
-            rest = later;
-        }
+        let bytes = |bucket: &Listed| bucket.meta_bytes().unwrap_or(0) as u64;
+        self.meta_bytes = buckets.iter().map(bytes).sum();
+        let look = |part| (part, looker.look(part));
+        in_order(decoding(self.disk), Parts(&buckets), look, |(part, looked)| {
+            for (bucket, looked) in part.iter().zip(looked?) {
+                self.take(looker, *bucket, looked)?;
+            }
+            Ok::<(), OpenError>(())
+        })?;
         (self.progress)(self.done);
         Ok(self)
     }
 
-    /// Reads the metadata of some buckets at once, then takes the buckets one after the other.
-    fn batch(&mut self, buckets: &[(u64, u64, u64)]) -> Result<(), OpenError> {
-        let metas = self.read_metas(buckets);
-        for (&(id, len, meta_len), bytes) in buckets.iter().zip(metas) {
-            let meta = bytes.as_ref().and_then(|room| meta::Meta::decode(room, self.token, id));
-            match meta {
-                Some(meta) if meta.data_bytes <= len => self.told(id, len, meta_len, &meta)?,
-                _ => {
-                    if meta_len > 0 {
-                        tracing::warn!(bucket = id, "bad metadata; the bucket is scanned");
-                        self.recovery.dropped += 1;
-                        self.disk.remove(&meta_path(id))?;
-                    }
-                    self.scanned(id, len)?;
-                }
+    fn take(&mut self, looker: &Looker<'_>, bucket: Listed, found: Looked) -> io::Result<()> {
+        match found {
+            Looked::Told(meta, room) => {
+                self.told(bucket, meta, &room)?;
+                looker.spare.lock().push(room);
             }
-            self.done.done += len;
-            self.done.records = self.recovery.records;
-            (self.progress)(self.done);
+            Looked::Scanned(scanned, read) => {
+                if bucket.meta > 0 {
+                    tracing::warn!(bucket = bucket.id, "bad metadata; the bucket was scanned");
+                    self.recovery.dropped += 1;
+                    self.disk.remove(&meta_path(bucket.id))?;
+                }
+                self.scanned(bucket, scanned, &read)?;
+            }
+        }
+        self.done.done += bucket.data;
+        self.done.records = self.recovery.records;
+        (self.progress)(self.done);
+        Ok(())
+    }
+
+    /// A bucket whose metadata are good.
+    fn told(&mut self, bucket: Listed, meta: Meta, bytes: &[u8]) -> io::Result<()> {
+        let Listed { id, data, meta: meta_len } = bucket;
+        // A keep that failed may have left a record behind the end. It is told now or never, also if the metadata
+        // are lost one day and the bucket is scanned.
+        if meta.data_bytes < data && self.cut(id, meta.data_bytes).is_err() {
+            self.recovery.dropped += meta.len() as u64;
+            return self.delete(id);
+        }
+        if meta.len() > 0 {
+            // About as many bytes each as in this one. An index that grows by and by is moved many times.
+            let each = (bytes.len() / meta.len()) as u64;
+            self.state.index.reserve((std::mem::take(&mut self.meta_bytes) / each) as usize);
+        }
+        let mut bin = new_bin(id, meta.data_bytes, meta_len);
+        if self.register(&mut bin, meta.seen, bytes)? {
+            self.add(bin, None);
         }
         Ok(())
     }
 
-    fn read_metas(&self, buckets: &[(u64, u64, u64)]) -> Vec<Option<Room>> {
-        let mut rooms: Vec<Option<(Arc<dyn File>, Room)>> = (buckets.iter())
-            .map(|&(id, _, len)| {
-                // A larger one than its bucket cannot be good, and must not be believed.
-                let len = usize::try_from(len).ok().filter(|&len| 0 < len && len < 1 << 30)?;
-                let file = self.disk.open(&meta_path(id), Open::Read).ok()?;
-                let mut room = Room::new(len);
-                room.set_len(len);
-                Some((file, room))
-            })
-            .collect();
-        let reads = rooms.iter_mut().flatten().map(|(file, room)| {
-            let (offset, into, result) = (0, &mut room[..], Ok(()));
-            ReadAt { file, offset, into, result }
-        });
-        let mut reads: Vec<ReadAt<'_>> = reads.collect();
-        self.disk.read(&mut reads);
-        let mut ended =
-            reads.into_iter().map(|read| read.result.is_ok()).collect::<Vec<_>>().into_iter();
-        rooms
-            .into_iter()
-            .map(|slot| slot.and_then(|(_, room)| ended.next()?.then_some(room)))
-            .collect()
-    }
-
-    /// A bucket whose metadata are good.
-    fn told(&mut self, id: u64, len: u64, meta_len: u64, meta: &meta::Meta<'_>) -> io::Result<()> {
-        // A keep that failed may have left a record behind the end. It is told now or never, also if the metadata
-        // are lost one day and the bucket is scanned.
-        if meta.data_bytes < len && self.cut(id, meta.data_bytes).is_err() {
-            self.recovery.dropped += meta.heads.len() as u64;
-            return self.delete(id);
-        }
-        let verify = self.config.verify_values;
-        let file = verify.then(|| self.disk.open(&data_path(id), Open::Read)).transpose()?;
-        let seen = meta.heads.iter().map(|(offset, head)| {
-            let good = file.as_ref().is_none_or(|file| {
-                self.reader.check_value(self.disk, file, *offset, head).unwrap_or(false)
-            });
-            Seen { slot: meta::slot(*offset, head), record: head.record(), good }
-        });
-        let seen = seen.collect();
-        self.register(new_bin(id, meta.data_bytes, meta_len), seen, None)
-    }
-
-    /// A bucket that has none: from head to head.
-    fn scanned(&mut self, id: u64, len: u64) -> io::Result<()> {
-        let mut all = Scanned::default();
-        let read = self.scan(id, len, &mut all);
+    /// A bucket that has none.
+    fn scanned(&mut self, bucket: Listed, all: Scanned, read: &io::Result<()>) -> io::Result<()> {
+        let Listed { id, data: len, .. } = bucket;
         let Scanned { seen, heads, good: records, end: last } = all;
         let end = laying::rounded(last);
-        if let Err(error) = &read {
+        if let Err(error) = read {
             tracing::warn!(bucket = id, %error, "a bucket could not be read to its end; the rest is lost");
         }
         if end < len || read.is_err() {
             self.recovery.dropped += 1;
         }
-        if seen.is_empty() {
+        if seen.len() == 0 {
             self.recovery.orphans += 1;
             return self.delete(id);
         }
-        if (end < len || read.is_err()) && self.cut(id, last).is_err() {
+        // A file may also end inside of its last block: a cut was cut off. Loads read whole blocks.
+        if (end != len || read.is_err()) && self.cut(id, last).is_err() {
             return self.delete(id);
         }
-        let meta_reserved = meta::file_bytes(heads.len());
-        let writer = Writer { id, file: None, end, records, heads, meta_reserved, no_room: false };
-        self.register(new_bin(id, end, 0), seen, Some(writer))
+        let mut bin = new_bin(id, end, 0);
+        if self.register(&mut bin, seen, &heads)? {
+            let meta_reserved = meta::file_bytes(heads.len());
+            let (file, no_room) = (None, false);
+            let writer = Writer { id, file, end, records, heads, meta_reserved, no_room };
+            self.add(bin, Some(writer));
+        }
+        Ok(())
     }
 
     /// What lies behind the end of a bucket is gone for good; also in its last block, which stays whole.
@@ -326,84 +298,49 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Goes from head to head, until there is none.
-    fn scan(&self, id: u64, len: u64, all: &mut Scanned) -> io::Result<()> {
-        let file = self.disk.open(&data_path(id), Open::Write)?;
-        // A process that was killed leaves bytes in the memory of the kernel that verify, and that a power
-        // cut takes along. What is told is durable.
-        file.sync_data()?;
-        let mut offset = 0;
-        while offset < len {
-            let site = Site { kind: Kind::Bucket, token: self.token, serial: id, offset };
-            let read = self.reader.head(self.disk, &file, len, site)?;
-            let bytes = read.as_ref().map_or(&[][..], |(near, at)| &near[*at..]);
-            let head = Head::decode(bytes, site);
-            let Some(head) = head.filter(|head| offset + head.shape().bytes() <= len) else {
-                // The next write began at a whole block.
-                let next = laying::rounded(offset);
-                if next == offset {
-                    break;
-                }
-                offset = next;
-                continue;
-            };
-            let good = self.reader.check_value(self.disk, &file, offset, &head).unwrap_or(false);
-            if good {
-                all.heads.extend_from_slice(&bytes[..head.shape().head()]);
-                all.good += 1;
-            }
-            all.seen.push(Seen { slot: meta::slot(offset, &head), record: head.record(), good });
-            offset += head.shape().bytes();
-            all.end = offset;
-        }
-        Ok(())
-    }
-
-    /// The records of a bucket: those that are served are told, the others are gone for good.
-    fn register(
-        &mut self,
-        mut bin: Bin,
-        seen: Vec<Seen>,
-        writer: Option<Writer>,
-    ) -> io::Result<()> {
+    /// The records of a bucket: those that are served are told, the others are gone for good. Says whether the
+    /// bucket stays.
+    fn register(&mut self, bin: &mut Bin, mut seen: Seen, bytes: &[u8]) -> io::Result<bool> {
         let id = bin.bucket.id;
-        // Of two copies of a record the last one counts: the first was removed, or the keep of it failed.
-        let mut newest = BTreeMap::new();
-        let is_removed = |slot: &Slot| self.removed.contains(&(id, slot.offset));
-        for Seen { slot, good, .. } in &seen {
-            if *good && !is_removed(slot) && !self.state.index.contains_key(&slot.id) {
-                newest.insert(slot.id, slot.offset);
+        let removed = self.removed.get(&id);
+        let is_removed = |slot: &Slot| removed.is_some_and(|some| some.contains(&slot.offset));
+        let mut stale = Vec::new();
+        // The last one first: of two copies of a record it is the one that counts, because the first was removed,
+        // or the keep of it failed.
+        for (slot, note) in seen.slots.iter().zip(&mut seen.notes).rev() {
+            if is_removed(slot) {
+                continue;
+            }
+            note.served = note.good && self.state.link_if_new(&bin.bucket, slot);
+            if !note.served {
+                stale.push(Place { bucket: id, offset: slot.offset, id: slot.id });
             }
         }
-        let stale = seen
-            .iter()
-            .map(|seen| seen.slot)
-            .filter(|slot| !is_removed(slot) && newest.get(&slot.id) != Some(&slot.offset));
-        let stale: Vec<Place> =
-            stale.map(|slot| Place { bucket: id, offset: slot.offset, id: slot.id }).collect();
         if !stale.is_empty()
             && let Err(error) = self.log.append(&stale)
         {
             tracing::warn!(bucket = id, %error, "a bucket with bad records had to be deleted");
             self.recovery.dropped += seen.len() as u64;
-            return self.delete(id);
+            for (slot, _) in seen.iter().filter(|(_, note)| note.served) {
+                self.state.unlink(slot);
+            }
+            self.delete(id)?;
+            return Ok(false);
         }
-        for Seen { slot, record, good } in seen {
-            bin.slots.push(slot);
-            if newest.get(&slot.id) == Some(&slot.offset) {
+        for (slot, note) in seen.iter() {
+            if note.served {
                 bin.live += 1;
-                self.state.link(&bin.bucket, slot);
                 self.recovery.records += 1;
-                self.recovery.value_bytes += record.len;
-                (self.found)(record);
-            } else if self.removed.contains(&(id, slot.offset)) {
+                self.recovery.value_bytes += slot.shape.value;
+                (self.found)(meta::record(slot, note, bytes));
+            } else if is_removed(slot) {
                 self.recovery.removed += 1;
             } else {
-                self.recovery.dropped += u64::from(!good);
+                self.recovery.dropped += u64::from(!note.good);
             }
         }
-        self.add(bin, writer);
-        Ok(())
+        bin.slots = seen.slots;
+        Ok(true)
     }
 
     fn add(&mut self, bin: Bin, writer: Option<Writer>) {
@@ -425,4 +362,23 @@ impl Scan<'_> {
 fn new_bin(id: u64, data: u64, meta: u64) -> Bin {
     let (bucket, slots) = (Bucket::new(id), Vec::new());
     Bin { bucket, slots, live: 0, data, meta, busy: false, open: false, doubtful: 0, redo: false }
+}
+
+/// Cuts a list of buckets into parts whose metadata are read at once.
+struct Parts<'a>(&'a [Listed]);
+
+impl<'a> Iterator for Parts<'a> {
+    type Item = &'a [Listed];
+
+    fn next(&mut self) -> Option<&'a [Listed]> {
+        let mut bytes = 0;
+        let fits = |bucket: &&Listed| {
+            bytes += bucket.meta;
+            bytes <= BATCH_BYTES
+        };
+        let count = self.0.iter().take(BATCH_FILES).take_while(fits).count().max(1);
+        let (now, later) = self.0.split_at_checked(count)?;
+        self.0 = later;
+        Some(now)
+    }
 }

@@ -8,6 +8,7 @@ use super::write::Writer;
 use crate::RecordId;
 use crate::identity;
 use crate::record::Shape;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -155,6 +156,24 @@ impl State {
         self.index.insert(id, Spot { bucket: Arc::clone(bucket), offset, shape });
         self.books.records += 1;
         self.books.value_bytes += shape.value;
+    }
+
+    /// The same, unless another copy of it can be.
+    pub(super) fn link_if_new(&mut self, bucket: &Arc<Bucket>, slot: &Slot) -> bool {
+        let Entry::Vacant(vacant) = self.index.entry(slot.id) else { return false };
+        let Slot { offset, shape, .. } = *slot;
+        vacant.insert(Spot { bucket: Arc::clone(bucket), offset, shape });
+        self.books.records += 1;
+        self.books.value_bytes += shape.value;
+        true
+    }
+
+    /// Takes that back.
+    pub(super) fn unlink(&mut self, slot: &Slot) {
+        if self.index.remove(&slot.id).is_some() {
+            self.books.records -= 1;
+            self.books.value_bytes -= slot.shape.value;
+        }
     }
 
     /// A record cannot be loaded any more; its copy stays on the disk.

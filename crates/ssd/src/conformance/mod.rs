@@ -3,6 +3,7 @@
 mod basics;
 mod crashes;
 mod eviction;
+mod lanes;
 mod model;
 mod rig;
 mod rot;

@@ -6,11 +6,11 @@ use super::home::{Home, about};
 use super::span::{Lie, ReadSpans, Rest, Span, WriteSpans};
 use super::{File, Open, WriteAt};
 use crate::ALIGN;
-use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags};
+use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno, retry_on_intr};
 use std::any::Any;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,17 +47,25 @@ impl PosixFile {
             | OFlags::CLOEXEC;
         let new = if how == Open::Create { OFlags::CREATE | OFlags::EXCL } else { OFlags::empty() };
         let direct = if home.lie.is_some() { OFlags::DIRECT } else { OFlags::empty() };
-        let (parent, name) = home.parent(path)?;
-        let fd = fs::openat(&parent, name, access | new | direct, Mode::RUSR | Mode::WUSR)
-            .map_err(about(path))?;
+        let below = if how == Open::Read { home.below(path, access | direct) } else { None };
+        let (fd, parent) = if let Some(opened) = below {
+            (opened?, None)
+        } else {
+            let (parent, name) = home.parent(path)?;
+            let mode = Mode::RUSR | Mode::WUSR;
+            let opened = fs::openat(&parent, name, access | new | direct, mode);
+            (opened.map_err(about(path))?, Some((parent, name)))
+        };
         let stat = fs::fstat(&fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             let text = format!("{} is not a file", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let plain = (home.lie.is_some() && how != Open::Read)
-            .then(|| fs::openat(&parent, name, access, Mode::empty()).map_err(about(path)))
-            .transpose()?;
+        let plain = parent
+            .filter(|_| home.lie.is_some() && how != Open::Read)
+            .map(|(parent, name)| fs::openat(&parent, name, access, Mode::empty()))
+            .transpose()
+            .map_err(about(path))?;
         let id = (stat.st_dev, stat.st_ino);
         if how == Open::Create {
             // A new file, which got the number of one that is gone.
@@ -84,6 +92,17 @@ impl PosixFile {
         self.bad_files.sync(self.id, sync)
     }
 
+    /// The file, for a sync by other means, whose end is told to [`PosixFile::synced`].
+    pub(super) fn to_sync(&self) -> io::Result<BorrowedFd<'_>> {
+        self.check()?;
+        Ok(self.fd.as_fd())
+    }
+
+    /// Takes down how a sync ended.
+    pub(super) fn synced(&self, outcome: io::Result<()>) -> io::Result<()> {
+        self.bad_files.synced(self.id, outcome)
+    }
+
     /// Makes the file at least so long, if that works. Writes behind its end wait for each other in the
     /// kernel, which extends a file for one of them at a time; within it they run side by side. Where this
     /// fails the writes extend it, and tell what is wrong.
@@ -102,6 +121,15 @@ impl PosixFile {
 impl File for PosixFile {
     fn len(&self) -> io::Result<u64> {
         Ok(u64::try_from(fs::fstat(&self.fd)?.st_size).unwrap_or(0))
+    }
+
+    fn data_from(&self, offset: u64) -> io::Result<u64> {
+        match fs::seek(&self.fd, SeekFrom::Data(offset)) {
+            Ok(data) => Ok(data.max(offset)),
+            Err(Errno::NXIO) => self.len(),
+            // The file system cannot tell.
+            Err(_) => Ok(offset),
+        }
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

@@ -8,7 +8,7 @@
 use super::span::Lie;
 use crate::ALIGN;
 use crate::room::Room;
-use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
+use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::DirBuilder;
@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The disk's own file.
 pub(super) const LOCK: &str = "lock";
@@ -34,6 +35,8 @@ pub(super) struct Home {
     _lock: OwnedFd,
     /// How memory must lie for direct I/O; `None` where the file system takes none.
     pub lie: Option<Lie>,
+    /// The kernel does not walk for us.
+    walks: AtomicBool,
 }
 
 impl Home {
@@ -46,7 +49,7 @@ impl Home {
         check_owner(path, &root)?;
         let lock = lock(path, &root)?;
         let lie = sign(&root, &lock).map_err(|e| at(path, &e))?;
-        Ok(Self { path: path.to_owned(), root, _lock: lock, lie })
+        Ok(Self { path: path.to_owned(), root, _lock: lock, lie, walks: AtomicBool::new(false) })
     }
 
     /// The directory, as the operator wrote it.
@@ -61,12 +64,36 @@ impl Home {
 
     /// Opens a directory beneath this one; the empty path is this one.
     pub(super) fn dir(&self, path: &Path) -> io::Result<OwnedFd> {
+        if let Some(opened) = self.below(path, DIRECTORY) {
+            return opened;
+        }
         let mut here = rustix::io::fcntl_dupfd_cloexec(&self.root, 0)?;
         for component in path.components() {
             let Component::Normal(name) = component else { return Err(outside(path)) };
             here = fs::openat(&here, name, DIRECTORY, Mode::empty()).map_err(about(path))?;
         }
         Ok(here)
+    }
+
+    /// Opens a name in a directory beneath this one by one call, where the kernel walks as we do: beneath this
+    /// directory, and over no link. `None`: it does not, or the name is in this directory itself.
+    pub(super) fn below(&self, path: &Path, flags: OFlags) -> Option<io::Result<OwnedFd>> {
+        let normal = |component| matches!(component, Component::Normal(_));
+        let plain = path.components().count() > 1 && path.components().all(normal);
+        if !plain || self.walks.load(Ordering::Relaxed) {
+            return None;
+        }
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        match fs::openat2(&self.root, path, flags, Mode::empty(), how) {
+            // An old kernel, or one that refuses this call to us.
+            Err(Errno::NOSYS | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => {
+                self.walks.store(true, Ordering::Relaxed);
+                None
+            }
+            // A file system where names change meanwhile.
+            Err(Errno::AGAIN) => None,
+            opened => Some(opened.map_err(about(path))),
+        }
     }
 
     /// The directory of a name, open, and the name in it.

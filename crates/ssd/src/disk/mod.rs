@@ -26,6 +26,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Lanes of a real disk: a device answers many reads in the time of one, and names are looked up one by one.
+const LANES: usize = 32;
+
 /// Whether there is no room: the disk is full, or what its owner may use of it is. Neither is a broken disk.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
@@ -50,6 +53,12 @@ pub trait File: fmt::Debug + Send + Sync + Any {
     /// Whether it has none.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
+    }
+
+    /// The first byte from `offset` on that may be something else than zero; the file's length if there is none.
+    /// Where a file was extended and not written to, this spares reading it.
+    fn data_from(&self, offset: u64) -> io::Result<u64> {
+        Ok(offset)
     }
 
     /// Cuts it, or extends it with zeros; extended space is allocated, so that writes into it cannot fail
@@ -138,6 +147,16 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// Names in the directory are on the disk when this returns.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
 
+    /// Many [`File::sync_data`], side by side where the disk can; one result each.
+    fn sync_files(&self, files: &[&Arc<dyn File>]) -> Vec<io::Result<()>> {
+        files.iter().map(|file| file.sync_data()).collect()
+    }
+
+    /// Many [`Disk::sync_dir`], side by side where the disk can; one result each.
+    fn sync_dirs(&self, dirs: &[&Path]) -> Vec<io::Result<()>> {
+        dirs.iter().map(|dir| self.sync_dir(dir)).collect()
+    }
+
     /// Bytes that can still be written.
     fn free_bytes(&self) -> io::Result<u64>;
 
@@ -151,6 +170,12 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// It starts at the address `start` and stays there as long as `owner` lives, which the disk holds.
     fn register(&self, owner: Arc<dyn Any + Send + Sync>, start: usize, len: usize) {
         drop((owner, start, len));
+    }
+
+    /// How many threads may read a directory side by side while it is opened. One: calls come one after the
+    /// other, in the same order each time, which a simulated disk needs.
+    fn lanes(&self) -> usize {
+        1
     }
 
     /// What became of its means.

@@ -13,10 +13,11 @@
 use super::file::{BadFiles, PosixFile, carry_out, read_spans, write_spans};
 use super::home::{Home, LOCK, about};
 use super::span::Cutter;
-use super::{Disk, Entry, File, Open, ReadAt, WriteAt};
+use super::{Disk, Entry, File, LANES, Open, ReadAt, WriteAt};
 use rustix::fs::{self, AtFlags, FileType, Mode};
 use rustix::io::Errno;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -55,6 +56,11 @@ impl Posix {
     /// Opens a file; other disks over this one do the same.
     pub(super) fn open_file(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
         Ok(Arc::new(PosixFile::open(&self.home, &self.bad, path, how)?))
+    }
+
+    /// Opens a directory, to sync it by other means.
+    pub(super) fn open_dir(&self, dir: &Path) -> io::Result<OwnedFd> {
+        self.home.dir(dir)
     }
 
     /// The directory, as it was named.
@@ -122,6 +128,10 @@ impl Disk for Posix {
     fn free_bytes(&self) -> io::Result<u64> {
         let stat = fs::fstatvfs(self.home.root())?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn lanes(&self) -> usize {
+        LANES
     }
 
     fn read(&self, reads: &mut [ReadAt<'_>]) {

@@ -17,11 +17,13 @@ pub(crate) fn all(disk: &dyn Disk) {
     names(disk);
     names_stay_beneath(disk);
     lengths(disk);
+    holes(disk);
     every_alignment(disk);
     large_operations(disk);
     beyond_the_end(disk);
     batches(disk);
     failures_stay_alone(disk);
+    syncs(disk);
     many_threads(disk);
     like_a_vector(disk);
     let left = disk.list(Path::new("")).unwrap();
@@ -150,6 +152,34 @@ fn lengths(disk: &dyn Disk) {
 }
 
 /// Offsets, lengths and addresses around the edges of blocks, in all combinations.
+/// Nobody overlooks what was written, synced or not, whole blocks or parts of one.
+fn holes(disk: &dyn Disk) {
+    let file = create(disk, "holes");
+    assert_eq!(file.data_from(0).unwrap(), 0, "it ends there");
+    file.set_len(2 << 20).unwrap();
+    let mut block = Room::new(ALIGN);
+    block.push(&[7; ALIGN]);
+    let written: [(u64, &[u8]); 4] =
+        [(96 << 10, &block), ((200 << 10) + 5, &[7; 3]), (1 << 20, &block), ((2 << 20) - 1, &[7])];
+    for synced in [false, true] {
+        for (offset, bytes) in written.iter().filter(|_| !synced) {
+            write(&file, disk, *offset, &[bytes]).unwrap();
+        }
+        if synced {
+            file.sync_data().unwrap();
+        }
+        for from in (0..2 << 20).step_by(8 << 10) {
+            let data = file.data_from(from).unwrap();
+            let ends = written.iter().map(|(offset, bytes)| (offset, offset + bytes.len() as u64));
+            let next = ends.filter(|(_, end)| *end > from).map(|(start, _)| from.max(*start)).min();
+            let next = next.expect("the last byte is one of them");
+            assert!(from <= data && data <= next, "from {from}: {data} lies behind {next}");
+        }
+    }
+    drop(file);
+    disk.remove(Path::new("holes")).unwrap();
+}
+
 fn every_alignment(disk: &dyn Disk) {
     const EDGES: [usize; 8] = [0, 1, 511, 512, 4095, 4096, 4097, 6000];
     let lens = EDGES.map(|edge| edge + 65_536).into_iter().chain(EDGES);
@@ -191,7 +221,9 @@ fn every_alignment(disk: &dyn Disk) {
 /// Operations that are cut, whole and crooked, in pieces.
 fn large_operations(disk: &dyn Disk) {
     for (turn, len) in
-        [1 << 20, (1 << 20) + 1, (3 << 20) - 1, 3 << 20, (5 << 20) + 4096].into_iter().enumerate()
+        [1 << 20, (1 << 20) + 1, (1 << 20) + (60 << 10), (3 << 20) - 1, 3 << 20, (5 << 20) + 4096]
+            .into_iter()
+            .enumerate()
     {
         let file = create(disk, "large");
         let bytes = noise(turn as u64, len);
@@ -211,6 +243,10 @@ fn large_operations(disk: &dyn Disk) {
         disk.read(&mut reads);
         assert!(reads[0].result.is_ok());
         assert!(whole[ALIGN..][..len] == bytes);
+        // Whole blocks from memory that is not aligned: all of it goes through rooms.
+        let crooked = noise(turn as u64 + 50, end + 1);
+        write(&file, disk, 0, &[&crooked[1..]]).unwrap();
+        assert!(read(&file, disk, 0, end).unwrap() == crooked[1..]);
         // The same from memory that is not aligned, to a place that is not.
         write(&file, disk, 3, &[&bytes[..5], &bytes[5..]]).unwrap();
         assert!(read(&file, disk, 3, len).unwrap() == bytes);
@@ -314,6 +350,28 @@ fn failures_stay_alone(disk: &dyn Disk) {
 }
 
 /// Threads that share a file do not see each other's bytes.
+/// More at once than a ring takes; those that cannot be synced spoil no other.
+fn syncs(disk: &dyn Disk) {
+    let files: Vec<_> = (0..100).map(|i| create(disk, &format!("sync-{i}"))).collect();
+    for (i, file) in files.iter().enumerate() {
+        write(file, disk, 0, &[&noise(i as u64, ALIGN)]).unwrap();
+    }
+    assert!(disk.sync_files(&files.iter().collect::<Vec<_>>()).iter().all(io::Result::is_ok));
+    assert!(disk.sync_files(&[]).is_empty());
+    let dirs: Vec<PathBuf> = (0..50).map(|i| format!("sync-dir-{i}").into()).collect();
+    for dir in dirs.iter().step_by(2) {
+        disk.make_dir(dir).unwrap();
+    }
+    let synced = disk.sync_dirs(&dirs.iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    for (i, synced) in synced.into_iter().enumerate() {
+        let missing = synced.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        assert_eq!(missing, i % 2 == 1, "directory {i}");
+    }
+    for i in 0..100 {
+        disk.remove(&PathBuf::from(format!("sync-{i}"))).unwrap();
+    }
+}
+
 fn many_threads(disk: &dyn Disk) {
     let file = &create(disk, "threads");
     std::thread::scope(|scope| {

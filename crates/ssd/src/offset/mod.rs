@@ -11,6 +11,7 @@
 //! What must stay true: space is free, or held by one record, or leaving until its last reader has left.
 
 mod evict;
+mod look;
 mod recover;
 mod write;
 
@@ -29,7 +30,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+const BLOCK: u64 = crate::ALIGN as u64;
 const SHARDS: usize = 64;
+/// A part of the index.
+type Shard = HashMap<RecordId, Arc<Held>>;
 /// The same in every run: which records share a lock decides who waits for whom, and a simulation must be
 /// able to repeat that. Names of records come from masters, not from whoever wants to flood a shard.
 type ShardHasher = BuildHasherDefault<DefaultHasher>;
@@ -51,7 +55,7 @@ struct Shared {
     file_bytes: u64,
     /// A sync failed: nothing is written any more (S12).
     bad: AtomicBool,
-    shards: [Mutex<HashMap<RecordId, Arc<Held>>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
     hasher: ShardHasher,
     space: Mutex<Space>,
     /// For waits that are bounded; nobody notifies.
@@ -122,9 +126,13 @@ impl Space {
     }
 }
 
+fn shard_of(hasher: &ShardHasher, id: RecordId) -> usize {
+    hasher.hash_one(id) as usize % SHARDS
+}
+
 impl Shared {
-    fn shard(&self, id: RecordId) -> &Mutex<HashMap<RecordId, Arc<Held>>> {
-        &self.shards[self.hasher.hash_one(id) as usize % SHARDS]
+    fn shard(&self, id: RecordId) -> &Mutex<Shard> {
+        &self.shards[shard_of(&self.hasher, id)]
     }
 
     fn link(&self, held: Arc<Held>) {

@@ -1,29 +1,37 @@
-//! Finding records again after a restart (S3): from head to head, and block by block where there is none.
+//! Finding records again after a restart (S3). Lanes look through parts of the file (`look.rs`); what they
+//! found is taken over part by part, in the order of the file.
 
 use super::evict::zeros;
-use super::{Held, OneFile, ShardHasher, Shared, Space};
-use crate::ALIGN;
+use super::look::{Looker, SEARCH_BYTES, Seen, Spot, Walked};
+use super::{BLOCK, Held, OneFile, SHARDS, Shard, ShardHasher, Shared, Space, shard_of};
 use crate::backend::{OpenError, Progress, Record, RecordId, Recovery};
 use crate::config::Config;
 use crate::disk::{Disk, File, Open};
 use crate::identity::{self, Identity};
-use crate::laying;
-use crate::reading::{Reader, read_one};
-use crate::record::{Head, Kind, Shape, Site};
-use crate::room::Room;
+use crate::lanes::{in_order, waiting};
+use crate::reading::Reader;
+use crate::record::Kind;
 use mooncrate_core::Extent;
 use mooncrate_core::alloc::{Allocation, LiveRuns};
 use mooncrate_lock::{Condvar, Mutex};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 const DATA: &str = "kv_cache.data";
-const BLOCK: u64 = ALIGN as u64;
-/// Bytes that are read at a time where nothing is found.
-const CHUNK_BYTES: u64 = 1 << 20;
+/// Bytes of a part: many, because a lane begins in the midst of something, unless the file is short.
+const PART_BYTES_MIN: u64 = 1 << 20;
+const PART_BYTES_MAX: u64 = 32 << 20;
+/// More lanes than these find nothing sooner.
+const LANES_MAX: usize = 16;
+/// Parts that lanes may look through for nothing before they stop, and what it takes to go on: so many
+/// records in a part.
+const CREDIT_MAX: i64 = 16;
+const MANY: usize = 16;
 /// The smallest limit that leaves room for anything.
 const LIMIT_BYTES_MIN: u64 = 64 << 10;
 
@@ -43,22 +51,28 @@ impl OneFile {
         let identity = Identity::open(&disk, Kind::Offset, config.token, 1 << 16, is_ours)?;
         let wanted = (limit - identity::BYTES_MAX) / BLOCK * BLOCK;
         let file = open_file(disk.as_ref())?;
-        let len = file.len()? / BLOCK * BLOCK;
-        let scan = Scan {
+        let reader = Reader::default();
+        let looker = Looker {
             disk: disk.as_ref(),
             file: &file,
-            len,
+            len: file.len()? / BLOCK * BLOCK,
             token: identity.token,
-            config,
-            reader: Reader::default(),
-            live: BTreeMap::new(),
+            verify_values: config.verify_values,
+            reader: &reader,
+        };
+        let scan = Scan {
+            looker: &looker,
+            spots: Vec::new(),
+            live: HashMap::new(),
             dead: Vec::new(),
+            known: 0,
             recovery: Recovery::default(),
             found,
             progress,
         };
-        let Scan { live, recovery, reader, .. } = scan.run(&identity)?;
-        let end = live.values().map(Spot::end).max().unwrap_or(0);
+        let Scan { spots, recovery, .. } = scan.run(&identity)?;
+        let live = spots.into_iter().flatten();
+        let end = live.clone().last().map_or(0, |live| live.spot.end());
         if end > wanted {
             return Err(OpenError::TooSmall { limit, least: end + identity::BYTES_MAX });
         }
@@ -69,7 +83,7 @@ impl OneFile {
         // whose removal is answered from now on (G6).
         file.sync_data()?;
         disk.sync_dir(Path::new(""))?;
-        let (space, held) = space_of(wanted, live);
+        let (space, shards) = space_of(wanted, live);
         let shared = Shared {
             disk,
             config: config.clone(),
@@ -78,14 +92,11 @@ impl OneFile {
             file,
             file_bytes: wanted,
             bad: AtomicBool::new(false),
-            shards: std::array::from_fn(|_| Mutex::new(HashMap::new())),
+            shards: shards.map(Mutex::new),
             hasher: ShardHasher::default(),
             space: Mutex::new(space),
             pause: Condvar::new(),
         };
-        for held in held {
-            shared.link(held);
-        }
         Ok((Self(Arc::new(shared)), recovery))
     }
 }
@@ -99,58 +110,51 @@ fn open_file(disk: &dyn Disk) -> io::Result<Arc<dyn File>> {
     }
 }
 
-/// The space with these records in it.
-fn space_of(capacity: u64, live: BTreeMap<RecordId, Spot>) -> (Space, Vec<Arc<Held>>) {
+/// The space with these records in it, and an index of them.
+fn space_of(capacity: u64, live: impl Iterator<Item = Live>) -> (Space, [Shard; SHARDS]) {
     let mut runs = LiveRuns::new(capacity);
-    let held = live.into_iter().map(|(id, spot)| {
+    let mut shards: [Vec<Arc<Held>>; SHARDS] = std::array::from_fn(|_| Vec::new());
+    let (mut order, mut value_bytes) = (Vec::new(), 0);
+    let hasher = ShardHasher::default();
+    for Live { id, spot } in live {
         let Spot { serial, shape, offset } = spot;
         let extent = Extent::new(offset, spot.bytes()).expect("it lies inside of the file");
         let handle = runs.add(extent).expect("it lies at whole blocks inside of the file");
         let place = Allocation { extent, handle };
-        Arc::new(Held { id, serial, shape, place })
-    });
-    let held = held.collect();
+        value_bytes += shape.value;
+        order.push((serial, id));
+        shards[shard_of(&hasher, id)].push(Arc::new(Held { id, serial, shape, place }));
+    }
     let free = runs.build().expect("a scan goes from the end of a record to the next one");
     let space = Space {
         free,
-        order: BTreeMap::new(),
+        order: order.into_iter().collect(),
         hidden: BTreeMap::new(),
         pending: HashSet::new(),
         leaving: Vec::new(),
-        value_bytes: 0,
+        value_bytes,
     };
-    (space, held)
+    (space, shards.map(|held| held.into_iter().map(|held| (held.id, held)).collect()))
 }
 
-/// A record that was found.
+/// A record that is served.
 #[derive(Clone, Copy)]
-struct Spot {
-    serial: u64,
-    shape: Shape,
-    offset: u64,
+struct Live {
+    id: RecordId,
+    spot: Spot,
 }
 
-impl Spot {
-    fn bytes(&self) -> u64 {
-        laying::rounded(self.shape.bytes())
-    }
-
-    fn end(&self) -> u64 {
-        self.offset + self.bytes()
-    }
-}
-
-/// A recovery under way.
+/// A recovery under way: takes over what lanes found.
 struct Scan<'a> {
-    disk: &'a dyn Disk,
-    file: &'a Arc<dyn File>,
-    len: u64,
-    token: u64,
-    config: &'a Config,
-    reader: Reader,
-    live: BTreeMap<RecordId, Spot>,
+    looker: &'a Looker<'a>,
+    /// Records as they lie in the file. Of two copies the one that does not count is `None`.
+    spots: Vec<Option<Live>>,
+    /// Which of them a record is.
+    live: HashMap<RecordId, usize>,
     /// Blocks with heads that are no records, or cannot be read: zeros go there before anything else does.
     dead: Vec<u64>,
+    /// Everything before is known.
+    known: u64,
     recovery: Recovery,
     found: &'a mut dyn FnMut(Record),
     progress: &'a mut dyn FnMut(Progress),
@@ -158,125 +162,111 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     fn run(mut self, identity: &Identity) -> io::Result<Self> {
-        let mut room = Room::new(CHUNK_BYTES as usize);
-        // What the room holds of the file.
-        let (mut from, mut until) = (0, 0);
-        let mut offset = 0;
-        // A large record is often followed by the next one: a block is enough to see. Small ones and free
-        // space are read in larger parts.
-        let mut ahead = CHUNK_BYTES;
-        while offset < self.len {
-            if offset >= until {
-                (from, until) = (offset, (offset + ahead).min(self.len));
-                room.set_len((until - from) as usize);
-                if read_one(self.disk, self.file, from, &mut room).is_err() {
-                    self.read_block_by_block(from, &mut room);
-                }
-                ahead = CHUNK_BYTES;
-                self.tell(offset);
-            }
-            let near = &room[(offset - from) as usize..];
-            if let Some(spot) = self.look(offset, near) {
-                offset = spot.end();
-                ahead = if spot.shape.is_small() { CHUNK_BYTES } else { BLOCK };
-            } else {
-                offset += BLOCK;
-            }
-        }
-        self.tell(self.len);
+        let looker = self.looker;
+        let lanes = waiting(looker.disk).min(LANES_MAX);
+        let part = looker.len / (4 * lanes as u64) / BLOCK * BLOCK;
+        let part = part.clamp(PART_BYTES_MIN, PART_BYTES_MAX);
+        let parts = (0..looker.len).step_by(part as usize);
+        let parts = parts.map(|start| start..looker.len.min(start + part));
+        // Whether lanes find anything: where parts begin in the midst of very long values they only read a lot.
+        let credit = AtomicI64::new(if lanes > 1 { CREDIT_MAX } else { 0 });
+        let look = |part: Range<u64>| {
+            let tries = lanes > 1 && credit.load(Ordering::Relaxed) > 0;
+            let walked = tries.then(|| looker.walk(part.clone(), Some(SEARCH_BYTES)));
+            (part, walked.unwrap_or_default())
+        };
+        in_order(lanes, parts, look, |(part, walked)| {
+            let worth = credit.load(Ordering::Relaxed) + self.take(part, &walked);
+            credit.store(worth.clamp(0, CREDIT_MAX), Ordering::Relaxed);
+            io::Result::Ok(())
+        })?;
+        self.tell(looker.len);
         self.bury(identity)?;
         Ok(self)
     }
 
     fn tell(&mut self, done: u64) {
-        let records = self.recovery.records;
-        (self.progress)(Progress { done, total: self.len, records });
+        let (total, records) = (self.looker.len, self.recovery.records);
+        (self.progress)(Progress { done, total, records });
     }
 
-    /// A part of the file cannot be read: which block is it? It must not come back to life later.
-    fn read_block_by_block(&mut self, from: u64, room: &mut Room) {
-        for (offset, block) in (from..).step_by(ALIGN).zip(room.chunks_mut(ALIGN)) {
-            if read_one(self.disk, self.file, offset, block).is_err() {
-                tracing::warn!(
-                    offset,
-                    "a block of the data file cannot be read; it is overwritten"
-                );
-                self.recovery.dropped += 1;
-                self.dead.push(offset);
-                block.fill(0);
-            }
+    /// Takes over what a lane found in a part, and finds the rest. What the lane found counts if it met no head
+    /// before the end of the last record: else it took bytes of a value for one. Says what the lane was worth.
+    fn take(&mut self, part: Range<u64>, walked: &Walked) -> i64 {
+        let before = self.spots.len();
+        let right = walked.seen.first().is_none_or(|first| first.spot.offset >= self.known);
+        let used = right && walked.end > self.known;
+        if used {
+            self.take_walk(walked);
         }
+        if self.known < part.end {
+            let rest = self.looker.walk(self.known..part.end, None);
+            self.take_walk(&rest);
+        }
+        self.tell(self.known.min(self.looker.len));
+        let looked = walked.end > part.start;
+        let many = self.spots.len() - before >= MANY;
+        if used || (!looked && many) { 1 } else { -i64::from(looked) }
     }
 
-    /// Where the record at `offset` ends, if there is one.
-    fn look(&mut self, offset: u64, near: &[u8]) -> Option<Spot> {
-        let site = Site { kind: Kind::Offset, token: self.token, serial: 0, offset };
-        let shape = Head::peek(near, site)?;
-        let read = if shape.head() <= near.len() {
-            None
-        } else {
-            self.reader.head(self.disk, self.file, self.len, site).unwrap_or(None)
-        };
-        let bytes = read.as_ref().map_or(near, |(read, at)| &read[*at..]);
-        let Some(head) = Head::decode_any_serial(bytes, site) else {
-            self.recovery.dropped += 1;
-            self.dead.push(offset);
-            return None;
-        };
-        let spot = Spot { serial: head.serial, shape: head.shape(), offset };
-        // The first block of a small record holds a part of its value, and may have been torn.
-        let check = spot.shape.is_small() || self.config.verify_values;
-        let good = spot.end() <= self.len
-            && (!check
-                || match head.value_in(bytes) {
-                    Some(value) => Reader::is_value(&head, value),
-                    None => (self.reader.check_value(self.disk, self.file, offset, &head))
-                        .unwrap_or(false),
-                });
-        if !good {
-            self.recovery.dropped += 1;
-            self.dead.push(offset);
-            return None;
+    fn take_walk(&mut self, walked: &Walked) {
+        let dead = walked.dead.iter().filter(|offset| **offset >= self.known);
+        let before = self.dead.len();
+        self.dead.extend(dead);
+        self.recovery.dropped += (self.dead.len() - before) as u64;
+        for seen in &walked.seen {
+            self.take_record(seen, walked);
         }
-        match self.live.insert(head.id, spot) {
-            None => {
+        self.known = walked.end;
+    }
+
+    fn take_record(&mut self, seen: &Seen, walked: &Walked) {
+        let Seen { id, spot, seal, .. } = *seen;
+        let at = self.spots.len();
+        match self.live.entry(id) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(at);
                 self.recovery.records += 1;
-                self.recovery.value_bytes += head.len;
-                (self.found)(head.record());
+                self.recovery.value_bytes += spot.shape.value;
+                let label = walked.label(seen).into();
+                (self.found)(Record { id, label, len: spot.shape.value, seal });
             }
             // Evicted, offloaded again, and the first copy came back with a crash: the newer one counts.
-            Some(other) => {
-                let (newer, older) =
-                    if other.serial > spot.serial { (other, spot) } else { (spot, other) };
-                self.live.insert(head.id, newer);
-                self.dead.push(older.offset);
+            Entry::Occupied(mut other) => {
                 self.recovery.orphans += 1;
+                let (newer, older) = match &mut self.spots[*other.get()] {
+                    Some(first) if first.spot.serial > spot.serial => (false, spot.offset),
+                    first => (true, first.take().map_or(spot.offset, |first| first.spot.offset)),
+                };
+                self.dead.push(older);
+                if !newer {
+                    return;
+                }
+                other.insert(at);
             }
         }
-        Some(spot)
+        self.spots.push(Some(Live { id, spot }));
     }
 
     /// What is no record must not be taken for one later, when its space is in use again.
     fn bury(&mut self, identity: &Identity) -> io::Result<()> {
         // A block that could not be read may lie in the value of a record that was found by its head: the
         // disk may read it another time, and else the load will tell.
-        let mut live: Vec<(u64, u64)> =
-            self.live.values().map(|spot| (spot.offset, spot.end())).collect();
-        live.sort_unstable();
-        self.dead.retain(|offset| {
-            let before = live.partition_point(|(start, _)| start <= offset);
-            before == 0 || live[before - 1].1 <= *offset
-        });
         if self.dead.is_empty() {
             return Ok(());
         }
+        let live: Vec<Spot> = self.spots.iter().flatten().map(|live| live.spot).collect();
+        self.dead.retain(|offset| {
+            let before = live.partition_point(|spot| spot.offset <= *offset);
+            before == 0 || live[before - 1].end() <= *offset
+        });
         let zeros = zeros();
         // One after the other, the first ones first: two of them may be the head of a record and a block of its
         // value, and a power cut must not leave the head alone.
         self.dead.sort_unstable();
         for &offset in &self.dead {
-            identity.write(self.file, offset, &[&zeros])?;
-            self.file.sync_data()?;
+            identity.write(self.looker.file, offset, &[&zeros])?;
+            self.looker.file.sync_data()?;
         }
         Ok(())
     }

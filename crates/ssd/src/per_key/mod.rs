@@ -99,8 +99,13 @@ impl Held {
         crate::laying::rounded(self.shape.bytes())
     }
 
+    /// Which directory it is in.
+    fn pair(&self) -> [u8; 2] {
+        [self.hash[0], self.hash[1]]
+    }
+
     fn dir(&self) -> PathBuf {
-        dir([self.hash[0], self.hash[1]])
+        dir(self.pair())
     }
 
     fn path(&self) -> PathBuf {
@@ -110,9 +115,9 @@ impl Held {
     fn named(&self, ending: &str) -> PathBuf {
         let RecordId { object, stripe } = self.id;
         let mut name = String::with_capacity(140);
-        for byte in self.hash {
-            let _ = write!(name, "{byte:02x}");
-        }
+        // One for each record of a start: a formatter for each byte would be most of the work.
+        let digits = self.hash.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        name.extend(digits.map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])));
         let (epoch, object) = (object.epoch.0, object.sequence);
         let _ = write!(name, "-{epoch:x}.{object:x}-{stripe:x}-{:016x}{ending}", self.serial);
         self.dir().join(name)
@@ -179,8 +184,9 @@ impl Shared {
 
     /// Makes it durable that files are gone or there.
     fn sync_dirs(&self, dirs: &BTreeSet<PathBuf>, before: u64) -> io::Result<()> {
-        let synced = dirs.iter().map(|dir| self.identity.sync_names(dir, before));
-        synced.fold(Ok(()), io::Result::and)
+        let dirs: Vec<&Path> = dirs.iter().map(PathBuf::as_path).collect();
+        let synced = self.identity.sync_all_names(&dirs, before);
+        synced.into_iter().fold(Ok(()), io::Result::and)
     }
 }
 

@@ -1,22 +1,31 @@
-//! Finding files again after a restart (S3).
+//! Finding files again after a restart (S3). Names are looked up and heads are read by many lanes
+//! (`lanes.rs`), because each of them waits for the disk; files are deleted and records are told by the
+//! caller, the newest first.
 
 use super::{Held, PerKey, Shared, State, dir, parent};
+use crate::ALIGN;
 use crate::backend::{OpenError, Progress, Record, Recovery};
 use crate::config::Config;
-use crate::disk::{Disk, Open};
+use crate::disk::{Disk, File, Open, ReadAt};
 use crate::identity::Identity;
+use crate::lanes::{in_order, waiting};
 use crate::reading::Reader;
 use crate::record::{Head, Kind, Site};
+use crate::room::Room;
 use mooncrate_lock::{Condvar, Mutex};
 use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The smallest limit that leaves room for anything.
 const LIMIT_BYTES_MIN: u64 = 64 << 10;
-/// Files after which progress is told.
-const TELL: usize = 256;
+/// Files that a lane opens, and whose heads it reads at once. All lanes together stay far below the usual limit
+/// of 1024 open files.
+const PART_FILES: usize = 8;
+/// Directories that a lane lists at a time.
+const PART_DIRS: usize = 16;
 
 /// A file in a directory of ours.
 struct Listed {
@@ -43,35 +52,31 @@ impl PerKey {
         let mut state = State::default();
         let files = list(disk.as_ref(), &mut state)?;
         let reader = Reader::default();
-        let (mut recovery, mut deleted) = (Recovery::default(), BTreeSet::new());
+        let (disk_, token, verify_values) = (disk.as_ref(), identity.token, config.verify_values);
+        let looker = Looker { disk: disk_, token, verify_values, reader: &reader };
         let total = files.iter().map(|file| file.len).sum();
-        let mut done = Progress { total, ..Progress::default() };
+        let mut take = Take {
+            disk: disk_,
+            state,
+            recovery: Recovery::default(),
+            deleted: BTreeSet::new(),
+            done: Progress { total, ..Progress::default() },
+            found,
+        };
+        take.state.index.reserve(files.len());
         // The newest first: of two copies of a record it is the one that counts.
-        for (at, file) in files.into_iter().rev().enumerate() {
-            let scan = Scan { disk: disk.as_ref(), token: identity.token, config, reader: &reader };
-            done.done += file.len;
-            match scan.look(&file)? {
-                Some((held, record)) if !state.index.contains_key(&held.id) => {
-                    state.data += held.bytes();
-                    recovery.records += 1;
-                    recovery.value_bytes += record.len;
-                    state.link(Arc::new(held));
-                    found(record);
-                }
-                other => {
-                    let was_record = file.serial.is_some() && other.is_none();
-                    recovery.dropped += u64::from(was_record);
-                    recovery.orphans += u64::from(!was_record);
-                    disk.remove(&file.path)?;
-                    deleted.insert(parent(&file.path));
-                }
+        let parts = files.rchunks(PART_FILES);
+        let look = |files| (files, looker.look(files));
+        in_order(waiting(disk_), parts, look, |(files, looked)| {
+            for (file, looked) in files.iter().rev().zip(looked?.into_iter().rev()) {
+                take.file(file, looked)?;
             }
-            done.records = recovery.records;
-            if at % TELL == 0 {
-                progress(done);
-            }
-        }
+            progress(take.done);
+            io::Result::Ok(())
+        })?;
+        let Take { mut state, recovery, deleted, done, .. } = take;
         progress(done);
+        state.order = state.index.values().map(|held| (held.serial, held.id)).collect();
         for dir in deleted {
             disk.sync_dir(&dir)?;
         }
@@ -95,59 +100,144 @@ fn hex(name: &str) -> Option<u8> {
 
 /// All files, the oldest first.
 fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
-    let mut files = Vec::new();
     // What is seen is not durable yet: whoever made or deleted it may have been killed before it was. A power
     // cut would lose a directory with what is put into it from now on, and bring back a file whose removal
     // is answered from now on (G6).
-    disk.sync_dir(Path::new(""))?;
-    for top in disk.list(Path::new(""))?.into_iter().filter(|entry| entry.is_dir) {
+    let synced = |dir: PathBuf| {
+        disk.sync_dir(&dir)?;
+        disk.list(&dir)
+    };
+    let lanes = waiting(disk);
+    let (mut tops, mut subs, mut files) = (Vec::new(), Vec::new(), Vec::new());
+    for top in synced(PathBuf::new())?.into_iter().filter(|entry| entry.is_dir) {
         let Some(first) = hex(&top.name) else { continue };
         state.tops.insert(first, true);
-        disk.sync_dir(Path::new(&top.name))?;
-        for sub in disk.list(Path::new(&top.name))?.into_iter().filter(|entry| entry.is_dir) {
+        tops.push(first);
+    }
+    let list_top = |first: u8| (first, synced(format!("{first:02x}").into()));
+    in_order(lanes, tops.into_iter(), list_top, |(first, entries)| {
+        for sub in entries?.into_iter().filter(|entry| entry.is_dir) {
             let Some(second) = hex(&sub.name) else { continue };
             state.dirs.insert([first, second], true);
-            let dir = dir([first, second]);
-            disk.sync_dir(&dir)?;
-            for file in disk.list(&dir)?.into_iter().filter(|entry| !entry.is_dir) {
+            subs.push([first, second]);
+        }
+        io::Result::Ok(())
+    })?;
+    let list_subs = |subs: &[[u8; 2]]| {
+        let listed = subs.iter().map(|sub| synced(dir(*sub)).map(|entries| (*sub, entries)));
+        listed.collect::<io::Result<Vec<_>>>()
+    };
+    in_order(lanes, subs.chunks(PART_DIRS), list_subs, |listed| {
+        for (sub, entries) in listed? {
+            let dir = dir(sub);
+            for file in entries.into_iter().filter(|entry| !entry.is_dir) {
                 let serial = file.name.rsplit('-').next().filter(|serial| serial.len() == 16);
                 let serial = serial.and_then(|serial| u64::from_str_radix(serial, 16).ok());
                 files.push(Listed { path: dir.join(&file.name), len: file.len, serial });
             }
         }
-    }
+        io::Result::Ok(())
+    })?;
     files.sort_by_key(|file| file.serial);
     Ok(files)
 }
 
-struct Scan<'a> {
+/// Takes over what lanes found.
+struct Take<'a> {
+    disk: &'a dyn Disk,
+    state: State,
+    recovery: Recovery,
+    /// Directories that files were deleted from.
+    deleted: BTreeSet<PathBuf>,
+    done: Progress,
+    found: &'a mut dyn FnMut(Record),
+}
+
+impl Take<'_> {
+    fn file(&mut self, file: &Listed, looked: Option<(Held, Record)>) -> io::Result<()> {
+        self.done.done += file.len;
+        let is_record = looked.is_some();
+        if let Some((held, record)) = looked
+            && let Entry::Vacant(vacant) = self.state.index.entry(held.id)
+        {
+            self.state.data += held.bytes();
+            self.state.value_bytes += held.shape.value;
+            vacant.insert(Arc::new(held));
+            self.recovery.records += 1;
+            self.recovery.value_bytes += record.len;
+            self.done.records += 1;
+            (self.found)(record);
+            return Ok(());
+        }
+        let was_record = file.serial.is_some() && !is_record;
+        self.recovery.dropped += u64::from(was_record);
+        self.recovery.orphans += u64::from(!was_record);
+        self.disk.remove(&file.path)?;
+        self.deleted.insert(parent(&file.path));
+        Ok(())
+    }
+}
+
+/// Looks into files.
+struct Looker<'a> {
     disk: &'a dyn Disk,
     token: u64,
-    config: &'a Config,
+    verify_values: bool,
     reader: &'a Reader,
 }
 
-impl Scan<'_> {
-    /// The record in a file, if it is one and has the name that it should have.
-    fn look(&self, file: &Listed) -> io::Result<Option<(Held, Record)>> {
-        let Some(serial) = file.serial else { return Ok(None) };
-        let open = self.disk.open(&file.path, Open::Read)?;
-        let site = Site { kind: Kind::PerKey, token: self.token, serial, offset: 0 };
-        // What cannot be read is dropped, as what is bad.
-        let Ok(Some((near, at))) = self.reader.head(self.disk, &open, file.len, site) else {
-            return Ok(None);
-        };
-        let Some(head) = Head::decode(&near[at..], site) else { return Ok(None) };
-        let named = Held::new(head.id, serial, head.label, head.len);
-        if named.path() != file.path || named.bytes() != file.len {
-            return Ok(None);
-        }
-        if self.config.verify_values {
-            let good = self.reader.check_value(self.disk, &open, 0, &head);
-            if !good.unwrap_or(false) {
-                return Ok(None);
+impl Looker<'_> {
+    /// The records in some files: the first blocks are read at once.
+    fn look(&self, files: &[Listed]) -> io::Result<Vec<Option<(Held, Record)>>> {
+        let mut room = Room::new(files.len() * ALIGN);
+        room.set_len(files.len() * ALIGN);
+        // A record takes whole blocks, and has a serial.
+        let opened = files.iter().map(|file| match file.serial {
+            Some(serial) if file.len >= ALIGN as u64 => {
+                Ok(Some((serial, self.disk.open(&file.path, Open::Read)?)))
             }
+            _ => Ok(None),
+        });
+        let opened: Vec<Option<(u64, Arc<dyn File>)>> = opened.collect::<io::Result<_>>()?;
+        let reads = opened.iter().zip(room.chunks_mut(ALIGN)).filter_map(|(opened, into)| {
+            let (_, file) = opened.as_ref()?;
+            Some(ReadAt { file, offset: 0, into, result: Ok(()) })
+        });
+        let mut reads: Vec<ReadAt<'_>> = reads.collect();
+        self.disk.read(&mut reads);
+        let mut reads = reads.into_iter();
+        let records = files.iter().zip(&opened).map(|(file, opened)| {
+            let (serial, open) = opened.as_ref()?;
+            let read = reads.next()?;
+            // What cannot be read is dropped, as what is bad.
+            read.result.ok()?;
+            self.record(file, *serial, open, read.into)
+        });
+        Ok(records.collect())
+    }
+
+    /// The record in a file, if it is one and has the name that it should have.
+    fn record(
+        &self,
+        file: &Listed,
+        serial: u64,
+        open: &Arc<dyn File>,
+        near: &[u8],
+    ) -> Option<(Held, Record)> {
+        let site = Site { kind: Kind::PerKey, token: self.token, serial, offset: 0 };
+        let shape = Head::peek(near, site)?;
+        let read = if shape.head() <= near.len() {
+            None
+        } else {
+            Some(self.reader.head(self.disk, open, file.len, site).ok()??)
+        };
+        let head = Head::decode(read.as_ref().map_or(near, |(read, at)| &read[*at..]), site)?;
+        let named = Held::new(head.id, serial, head.label, head.len);
+        if named.bytes() != file.len || named.path() != file.path {
+            return None;
         }
-        Ok(Some((named, head.record())))
+        let good = !self.verify_values
+            || self.reader.check_value(self.disk, open, 0, &head).unwrap_or(false);
+        good.then(|| (named, head.record()))
     }
 }
