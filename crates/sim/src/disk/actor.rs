@@ -1,7 +1,8 @@
 //! What one actor does: draws an operation, tells the oracle, does it, and lets the oracle judge.
 
-use super::oracle::{Began, Facts, Loaded, Oracle, Told};
-use super::rig::{Life, Shared, errors};
+use super::entry::Facts;
+use super::oracle::{Began, Loaded, Oracle, Told};
+use super::rig::{Life, Shared, read_errors, write_errors};
 use crate::judge::Failure;
 use crate::swarm::pick;
 use mooncrate_check::{PutId, payload};
@@ -79,13 +80,14 @@ impl<'a> Actor<'a> {
             .note(self.life.disk, tag, detail, || format!("a{} {}", self.number, text()));
     }
 
-    fn errors(&self) -> u64 {
-        errors(&self.life.disk.counts())
+    /// Faults that can fail a load.
+    fn read_errors(&self) -> u64 {
+        read_errors(&self.life.disk.counts())
     }
 
-    /// Whether a fault that can fail a call was injected in this life.
+    /// Whether a fault that can fail whatever writes was injected in this life. Some fail what comes later, too.
     fn excused(&self) -> bool {
-        self.life.disk.is_off() || self.errors() > self.life.errors_before
+        self.life.disk.is_off() || write_errors(&self.life.disk.counts()) > self.life.errors_before
     }
 
     // ---- keep -------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ impl<'a> Actor<'a> {
             asked.push(Asked { id: *id, facts, start, want, into, began, sums });
         }
         self.note(3, asked.len() as u64, || format!("loads {}", list(wanted.iter().copied())));
-        let errors = self.errors();
+        let errors = self.read_errors();
         let mut loads: Vec<Load<'_>> = asked
             .iter_mut()
             .map(|asked| Load {
@@ -234,7 +236,7 @@ impl<'a> Actor<'a> {
         self.life.backend.load(&mut loads);
         let results: Vec<Result<(), LoadError>> =
             loads.into_iter().map(|load| load.result).collect();
-        let injected = self.life.disk.is_off() || self.errors() > errors;
+        let injected = self.life.disk.is_off() || self.read_errors() > errors;
         for (asked, result) in asked.iter().zip(results) {
             let id = asked.id;
             self.note(4, u64::from(result.is_ok()), || format!("load of {} {result:?}", name(id)));
@@ -291,11 +293,11 @@ impl<'a> Actor<'a> {
     fn evict(&mut self) -> Verdict {
         let most = *pick(&mut self.rng, &[1, 20_000, 300_000]);
         let bytes = 1 + self.rng.below(most);
-        self.oracle(Oracle::unlink_begins);
+        let eviction = self.oracle(Oracle::unlink_begins);
         self.note(7, bytes, || format!("evicts {bytes} bytes"));
         let ticket = self.life.backend.unlink(bytes);
         let ids = ticket.as_ref().map(|ticket| ticket.records().to_vec()).unwrap_or_default();
-        let eviction = self.oracle(|oracle| oracle.unlinked(&ids))?;
+        self.oracle(|oracle| oracle.unlinked(eviction, &ids))?;
         let Some(ticket) = ticket else { return Ok(()) };
         self.note(8, ids.len() as u64, || format!("hides {}", list(ids.iter().copied())));
         // Meanwhile the master is asked, and life goes on.
@@ -332,14 +334,13 @@ impl<'a> Actor<'a> {
     }
 
     fn scrub(&mut self) -> Verdict {
-        let errors = self.errors();
+        let began = self.oracle(|oracle| oracle.now());
         self.note(11, self.cursor, || "scrubs".to_owned());
         let (bad, next) = self.life.backend.scrub(self.cursor, self.rng.below(100_000));
         self.cursor = next;
-        let failed = self.life.disk.is_off() || self.errors() > errors;
         for id in bad {
             self.note(12, 0, || format!("scrub: {} is bad", name(id)));
-            self.oracle(|oracle| oracle.scrubbed(id, failed))?;
+            self.oracle(|oracle| oracle.scrubbed(id, began))?;
         }
         Ok(())
     }

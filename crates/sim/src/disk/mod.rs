@@ -18,16 +18,20 @@
 
 mod actor;
 pub mod baton;
+pub mod counts;
 pub mod crash;
+pub mod entry;
+pub mod harm;
 #[cfg(test)]
 mod model;
 pub mod oracle;
+#[cfg(test)]
+mod oracle_tests;
 mod real;
 mod rig;
 pub mod runner;
-
 pub mod swarm;
 
-pub use oracle::Counts;
+pub use counts::Counts;
 pub use real::Real;
 pub use rig::{Opens, Outcome, run};

@@ -5,7 +5,7 @@ use super::rig::Opens;
 use super::swarm::Swarm;
 use mooncrate_core::limits::SLICE_BYTES;
 use mooncrate_core::{LeaderEpoch, ObjectId, Seal};
-use mooncrate_lock::{Condvar, Mutex};
+use mooncrate_lock::{Condvar, Mutex, turns};
 use mooncrate_mem::sums::seal_of;
 use mooncrate_ssd::disk::{Disk, Open};
 use mooncrate_ssd::{
@@ -31,6 +31,10 @@ pub(super) enum Wrong {
     DeletedAtOnce,
     DeletedUnderReaders,
     BooksForgetNames,
+    PromisesLeak,
+    ChoosingHidesOthers,
+    ScrubTellsUnreadable,
+    ValueBytesForgotten,
 }
 
 const HEAD: usize = 48;
@@ -54,6 +58,8 @@ struct Inner {
 struct State {
     records: BTreeMap<RecordId, Slot>,
     used: u64,
+    /// Bytes that a bug on purpose never gives back.
+    leaked: u64,
     next_file: u64,
 }
 
@@ -148,8 +154,9 @@ impl Model {
             if state.records.contains_key(&new.id) {
                 return Err(KeepError::Exists);
             }
-            if state.used + need > self.limit {
-                return Err(KeepError::Full { need, used: state.used, limit: self.limit });
+            let used = state.used + state.leaked;
+            if used + need > self.limit {
+                return Err(KeepError::Full { need, used, limit: self.limit });
             }
             state.used += need;
             state.next_file += 1;
@@ -261,6 +268,23 @@ impl Model {
         done
     }
 
+    /// Hides what is not hidden, and shows it again when others had a turn.
+    fn hide_others_for_a_moment(&self) {
+        let mut others = Vec::new();
+        for (id, slot) in &mut self.inner.state.lock().records {
+            if !std::mem::replace(&mut slot.hidden, true) {
+                others.push(*id);
+            }
+        }
+        turns::step();
+        let mut state = self.inner.state.lock();
+        for id in others {
+            if let Some(slot) = state.records.get_mut(&id).filter(|slot| !slot.deleting) {
+                slot.hidden = false;
+            }
+        }
+    }
+
     fn delete_files(&self, slots: &[(RecordId, Slot)]) -> io::Result<()> {
         for (id, slot) in slots {
             match self.disk.remove(&path(slot.file)) {
@@ -273,6 +297,9 @@ impl Model {
                     }
                     if self.wrong != Wrong::BooksForgetNames {
                         state.used -= slot.bytes;
+                    }
+                    if self.wrong == Wrong::PromisesLeak {
+                        state.leaked += 8;
                     }
                 }
             }
@@ -316,6 +343,9 @@ impl Backend for Model {
             }
         }
         drop(state);
+        if self.wrong == Wrong::ChoosingHidesOthers {
+            self.hide_others_for_a_moment();
+        }
         if self.wrong == Wrong::DeletedAtOnce {
             let _ = self.delete(&ids, Duration::from_hours(1));
         }
@@ -329,7 +359,14 @@ impl Backend for Model {
     }
 
     fn scrub(&self, _cursor: u64, _bytes: u64) -> (Vec<RecordId>, u64) {
-        (Vec::new(), 0)
+        let mut bad = Vec::new();
+        if self.wrong == Wrong::ScrubTellsUnreadable {
+            let records: Vec<_> = self.inner.state.lock().records.clone().into_iter().collect();
+            let unread = |slot: &Slot| read(&*self.disk, slot.file, slot.bytes).is_err();
+            let unread = records.into_iter().filter(|(_, slot)| !slot.hidden && unread(slot));
+            bad.extend(unread.map(|(id, _)| id));
+        }
+        (bad, 0)
     }
 
     fn usage(&self) -> Usage {
@@ -337,7 +374,10 @@ impl Backend for Model {
         let live = || state.records.values().filter(|slot| !slot.hidden && !slot.bad);
         Usage {
             records: live().count() as u64,
-            value_bytes: live().map(|slot| slot.len).sum(),
+            value_bytes: match self.wrong {
+                Wrong::ValueBytesForgotten if state.next_file % 8 == 7 => 0,
+                _ => live().map(|slot| slot.len).sum(),
+            },
             used: state.used,
             limit: self.limit,
             on_disk: state.used,
@@ -455,10 +495,11 @@ mod tests {
         match wrong {
             Wrong::SyncErrorIgnored => rates.sync_error = 30_000,
             Wrong::LoadVerifiesNothing => rates.flip = 3_000,
+            Wrong::ScrubTellsUnreadable => rates.read_error = 30_000,
             _ => {}
         }
         swarm.rates = rates;
-        let Load { remove, evict, take_back, .. } = &mut swarm.load;
+        let Load { load, remove, evict, scrub, take_back, .. } = &mut swarm.load;
         match wrong {
             Wrong::RemovalNotSynced => *remove = 40,
             Wrong::DeletedAtOnce => (*evict, *take_back) = (15, 500),
@@ -466,6 +507,13 @@ mod tests {
                 (*remove, *evict, swarm.actors, swarm.switch) = (40, 15, 4, 700);
             }
             Wrong::BooksForgetNames => *evict = 15,
+            Wrong::PromisesLeak | Wrong::ValueBytesForgotten => {
+                (*evict, *remove, swarm.life_ops, swarm.cut) = (15, 20, 40, 0);
+            }
+            Wrong::ChoosingHidesOthers => {
+                (*load, *evict, *remove, swarm.actors, swarm.switch) = (100, 15, 0, 4, 700);
+            }
+            Wrong::ScrubTellsUnreadable => *scrub = 20,
             _ => swarm.cut = 900,
         }
         swarm
@@ -483,6 +531,10 @@ mod tests {
             Wrong::DeletedAtOnce,
             Wrong::DeletedUnderReaders,
             Wrong::BooksForgetNames,
+            Wrong::PromisesLeak,
+            Wrong::ChoosingHidesOthers,
+            Wrong::ScrubTellsUnreadable,
+            Wrong::ValueBytesForgotten,
         ] {
             let fails = |opens: Wrong, seed| {
                 let outcome = run(ground(wrong, seed), &opens, Watch::default());

@@ -4,222 +4,44 @@
 //! moment in between explains it. Wrong bytes are never excused: they are compared before anybody asks here.
 //! What is excused, and why nobody could do better:
 //!
-//! * A loss, or bytes that are told as corrupt: harm hit bytes that the actor of the keep wrote meanwhile.
-//! * A loss at an opening: a read failed there (what is not told is gone for good), harm lies before the record
-//!   in a bucket that is scanned, or the record was being kept when its process was killed.
-//! * Anything at the first opening after harm elsewhere (a log, a table): it cannot be told whom it concerns.
+//! * A loss, or bytes that are told as corrupt: harm hit bytes of records that the actor of the keep wrote
+//!   meanwhile. A read that returned what was there before excuses what overlaps it, and no more.
+//! * A loss at an opening: the disk failed there, on the bytes of the record or on what decides about them (what
+//!   is not told is gone for good), or harm lies before the record in a bucket that is scanned. Not a power cut.
+//! * A record that comes back: harm hit both copies of a block of the log of removals; or a removal is bytes
+//!   over the record, and harm hit those.
+//! * A directory that cannot be opened: harm hit a file that says what it is.
 //! * A record whose keep failed with the disk: what was written may be found by the next opening, a removal
 //!   in between does not know of it, and after a failed sync it may be in the memory of the kernel only (S12).
 
+use super::counts::Counts;
+use super::entry::{Entry, Facts, Kept};
+use super::harm::{Failed, Role, Weak, behind, failed_for, is_stale, meets};
 use crate::judge::Failure;
-use mooncrate_check::PutId;
-use mooncrate_check::payload;
-use mooncrate_core::{KeyHash, Seal};
+use mooncrate_ssd::ALIGN;
 use mooncrate_ssd::disk::sim::{Harm, SimDisk, Span};
 use mooncrate_ssd::{Record, RecordId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::ThreadId;
-
-/// What was judged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Records that were kept.
-    pub kept: u64,
-    /// Records that were not, whatever the reason.
-    pub refused: u64,
-    /// Values, or parts, whose bytes were compared.
-    pub loads: u64,
-    /// Of those, parts.
-    pub parts: u64,
-    /// Loads that found nothing.
-    pub missing: u64,
-    /// Loads that found something else, and said so.
-    pub corrupt: u64,
-    /// Loads that failed.
-    pub failed: u64,
-    /// Records that were removed.
-    pub removed: u64,
-    /// Records that were evicted.
-    pub evicted: u64,
-    /// Evictions that were taken back.
-    pub taken_back: u64,
-    /// Records that a scrub found bad.
-    pub scrubbed: u64,
-    /// Records that were found when a directory was opened.
-    pub recovered: u64,
-    /// Records whose keep was under way at a crash: found, and not found.
-    pub half_found: u64,
-    /// Not found.
-    pub half_lost: u64,
-    /// Lives that ended with a power cut, that were killed, that were closed.
-    pub cuts: u64,
-    /// Killed.
-    pub kills: u64,
-    /// Closed.
-    pub closes: u64,
-    /// Power cuts while a directory was being opened.
-    pub cuts_in_open: u64,
-    /// Directories that harm had made unreadable; the run went on with an empty one.
-    pub ruined: u64,
-}
-
-impl Counts {
-    /// Names and numbers, for reports.
-    pub fn rows(&self) -> [(&'static str, u64); 19] {
-        [
-            ("records kept", self.kept),
-            ("records refused", self.refused),
-            ("loads verified", self.loads),
-            ("of those, parts", self.parts),
-            ("loads: missing", self.missing),
-            ("loads: corrupt, and told", self.corrupt),
-            ("loads: disk failed", self.failed),
-            ("records removed", self.removed),
-            ("records evicted", self.evicted),
-            ("evictions taken back", self.taken_back),
-            ("found bad by scrubs", self.scrubbed),
-            ("records recovered", self.recovered),
-            ("half kept, found", self.half_found),
-            ("half kept, lost", self.half_lost),
-            ("power cuts", self.cuts),
-            ("kills", self.kills),
-            ("closes", self.closes),
-            ("power cuts while opening", self.cuts_in_open),
-            ("directories ruined by harm", self.ruined),
-        ]
-    }
-
-    /// Adds those of another run.
-    pub fn add(&mut self, other: &Self) {
-        let mine = [
-            &mut self.kept,
-            &mut self.refused,
-            &mut self.loads,
-            &mut self.parts,
-            &mut self.missing,
-            &mut self.corrupt,
-            &mut self.failed,
-            &mut self.removed,
-            &mut self.evicted,
-            &mut self.taken_back,
-            &mut self.scrubbed,
-            &mut self.recovered,
-            &mut self.half_found,
-            &mut self.half_lost,
-            &mut self.cuts,
-            &mut self.kills,
-            &mut self.closes,
-            &mut self.cuts_in_open,
-            &mut self.ruined,
-        ];
-        for (mine, (_, theirs)) in mine.into_iter().zip(other.rows()) {
-            *mine += theirs;
-        }
-    }
-}
-
-/// Whose bytes a record holds.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Facts {
-    /// The stamp.
-    pub put: PutId,
-    /// The other stamp.
-    pub key: KeyHash,
-    /// Bytes.
-    pub len: u64,
-    /// What they add up to.
-    pub seal: Seal,
-    /// The label.
-    pub label: Vec<u8>,
-}
-
-impl std::fmt::Debug for Facts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { put, len, seal, label, .. } = self;
-        write!(f, "put {put}, {len} bytes, {seal:?}, label of {} bytes", label.len())
-    }
-}
-
-impl Facts {
-    /// The bytes of a part.
-    pub fn fill(&self, part: &mut [u8], start: u64) {
-        payload::fill_range(part, start, self.put, self.key);
-    }
-}
-
-/// Whether a record was kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kept {
-    /// It is being kept.
-    Under,
-    Yes,
-    /// No, and it must never be found.
-    No,
-    /// No, because the disk failed: not found in this life, perhaps in the next one.
-    Failed,
-}
-
-#[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-struct Entry {
-    facts: Facts,
-    kept: Kept,
-    /// Removals and deletions that are under way, or whose outcome nobody knows.
-    going: u32,
-    removed: bool,
-    evicted: bool,
-    /// By this eviction.
-    hidden: Option<u64>,
-    /// Told as corrupt: not served again in this life.
-    bad: bool,
-    harmed: bool,
-    /// The next opening may not find it, because harm lies before it in its file, or because a kill left
-    /// it in the memory of the kernel only.
-    shadowed: bool,
-    /// When something last happened to it.
-    changed: u64,
-    /// Its keep.
-    keep: u64,
-    /// An earlier keep of it failed with the disk, and may have left something.
-    failed_once: bool,
-    /// The disk failed while it was kept or let go. Until the power fails nobody can tell what is on the disk: the
-    /// kernel may show other bytes, and a later sync says that they are safe (S12).
-    doubted: bool,
-    footprint: Vec<Span>,
-}
-
-impl Entry {
-    /// It must be found.
-    fn sure(&self) -> bool {
-        self.may() && self.kept == Kept::Yes && self.going == 0 && !self.harmed
-    }
-
-    /// It may be found.
-    fn may(&self) -> bool {
-        matches!(self.kept, Kept::Yes | Kept::Under)
-            && !self.removed
-            && !self.evicted
-            && self.hidden.is_none()
-            && !self.bad
-    }
-}
 
 /// How things stood when a call began.
 #[derive(Clone, Copy, Debug)]
 pub struct Began {
     clock: u64,
     sure: bool,
-    may: bool,
     known: bool,
 }
 
 /// How a directory was opened.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Opening {
-    /// No fault meanwhile, nor in openings before that failed.
+    /// The disk did not fail meanwhile, nor in openings before that failed. The power may have.
     pub calm: bool,
     /// The kernel may show what is not on the disk: there was no power cut since it was written.
     pub volatile: bool,
+    /// And a sync failed in the life before.
+    pub unsynced: bool,
     /// A sync of an opening that failed, failed: what it let go may come back with a power cut (S12).
     pub doubt: bool,
 }
@@ -254,29 +76,32 @@ pub enum Loaded {
 }
 
 /// See the file's head.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Oracle {
+    weak: Weak,
     entries: BTreeMap<RecordId, Entry>,
     clock: u64,
     /// Evictions that are choosing records: until they answer, nobody knows which.
-    choosing: u32,
-    /// When one of them last began or ended.
-    chose: u64,
+    choosing: BTreeSet<u64>,
+    /// Records that were missing while evictions chose: one of these must have hidden them.
+    misses: Vec<(RecordId, BTreeSet<u64>)>,
     /// Keeps under way, by whom, and what they wrote so far.
     writing: BTreeMap<u64, (ThreadId, Vec<Span>)>,
     harms: Vec<(u64, Harm)>,
-    /// Harm hit something that belongs to no record, since the last opening without any.
-    adrift: bool,
+    /// Operations that failed since the opening that is judged next began; a stale read is one of them.
+    failures: Vec<Failed>,
+    /// Blocks of logs that harm hit, and when both of a pair were, last.
+    log_blocks: BTreeSet<(u64, u64)>,
+    log_lost: u64,
+    /// When harm last hit a file that says what the directory is.
+    identity_hit: u64,
     /// When the opening that is judged next began.
     opening: u64,
-    /// Files are read from head to head after a crash: harm may hide what lies behind it.
-    shadows: bool,
     /// What was judged.
     pub counts: Counts,
 }
 
 type Verdict = Result<(), Failure>;
-
 fn broken(rule: &str, id: Option<RecordId>, text: impl std::fmt::Display) -> Verdict {
     let text = match id {
         Some(id) => format!("record {}/{} {text}", id.object, id.stripe),
@@ -285,21 +110,24 @@ fn broken(rule: &str, id: Option<RecordId>, text: impl std::fmt::Display) -> Ver
     Err(Failure { rule: rule.to_owned(), text, key: None, op: 0 })
 }
 
-/// Whether bytes lie behind harm in the same file.
-fn behind(spans: &[Span], harm: &Harm) -> bool {
-    spans.iter().any(|span| span.file == harm.span.file && span.end > harm.span.start)
-}
-
-/// Whether harm since a keep began concerns what was written.
-fn harmed(harms: &[(u64, Harm)], since: u64, spans: &[Span]) -> bool {
-    let mut later = harms.iter().rev().take_while(|(at, _)| *at > since);
-    later.any(|(_, harm)| spans.iter().any(|span| span.meets(&harm.span)))
-}
-
 impl Oracle {
-    /// Of a directory that is empty. `shadows`: harm may hide what lies behind it in its file.
-    pub fn new(shadows: bool) -> Self {
-        Self { shadows, ..Self::default() }
+    /// Of a directory that is empty.
+    pub fn new(weak: Weak) -> Self {
+        Self {
+            weak,
+            entries: BTreeMap::new(),
+            clock: 0,
+            choosing: BTreeSet::new(),
+            misses: Vec::new(),
+            writing: BTreeMap::new(),
+            harms: Vec::new(),
+            failures: Vec::new(),
+            log_blocks: BTreeSet::new(),
+            log_lost: 0,
+            identity_hit: 0,
+            opening: 0,
+            counts: Counts::default(),
+        }
     }
 
     fn tick(&mut self) -> u64 {
@@ -307,25 +135,60 @@ impl Oracle {
         self.clock
     }
 
+    fn role(&self, disk: &SimDisk, file: u64) -> Role {
+        // A file that nobody can meet any more is none of ours.
+        disk.path_of(file).map_or(Role::Records, |path| (self.weak.role)(&path))
+    }
+
     /// Takes note of what the disk did since the last call.
     pub fn absorb(&mut self, disk: &SimDisk) {
         for (by, span) in disk.take_written() {
-            let mine = self.writing.values_mut().filter(|(writer, _)| *writer == by);
-            mine.for_each(|(_, spans)| spans.push(span));
+            if self.role(disk, span.file) == Role::Records {
+                let mine = self.writing.values_mut().filter(|(writer, _)| *writer == by);
+                mine.for_each(|(_, spans)| spans.push(span));
+            }
+        }
+        for (fault, span) in disk.take_failures() {
+            let role = span.map_or(Role::Records, |span| self.role(disk, span.file));
+            self.failures.push((fault, role, span));
         }
         for harm in disk.take_harm() {
             let now = self.tick();
-            let meets = |spans: &[Span]| spans.iter().any(|span| span.meets(&harm.span));
-            let mut met = self.writing.values().any(|(_, spans)| meets(spans));
-            for entry in self.entries.values_mut() {
-                if meets(&entry.footprint) {
-                    entry.harmed = true;
-                    met = true;
-                }
-                entry.shadowed |= self.shadows && behind(&entry.footprint, &harm);
+            let role = self.role(disk, harm.span.file);
+            if is_stale(&harm) {
+                self.failures.push((harm.fault, role, Some(harm.span)));
             }
-            self.adrift |= !met;
+            match role {
+                Role::Records => self.hit_records(now, harm),
+                Role::Table => {}
+                Role::Log => self.hit_log(now, &harm),
+                Role::Identity => self.identity_hit = now,
+            }
             self.harms.push((now, harm));
+        }
+    }
+
+    fn hit_records(&mut self, now: u64, harm: Harm) {
+        let shadows = self.weak.shadows && !is_stale(&harm);
+        for entry in self.entries.values_mut() {
+            if meets(&entry.footprint, &harm.span) {
+                entry.note(now, &harm);
+            }
+            entry.shadowed |= shadows && behind(&entry.footprint, &harm.span);
+        }
+    }
+
+    fn hit_log(&mut self, now: u64, harm: &Harm) {
+        let (block, Span { file, start, end }) = (ALIGN as u64, harm.span);
+        let hit = start / block..end.div_ceil(block);
+        if hit
+            .clone()
+            .any(|at| hit.contains(&(at ^ 1)) || self.log_blocks.contains(&(file, at ^ 1)))
+        {
+            self.log_lost = now;
+        }
+        if !is_stale(harm) {
+            self.log_blocks.extend(hit.map(|at| (file, at)));
         }
     }
 
@@ -349,9 +212,13 @@ impl Oracle {
                 evicted: false,
                 hidden: None,
                 bad: false,
-                harmed: false,
+                harmed: 0,
+                stale: 0,
                 shadowed: false,
+                unsure: false,
                 changed: now,
+                until: now,
+                going_since: None,
                 keep: now,
                 footprint: Vec::new(),
             };
@@ -365,7 +232,11 @@ impl Oracle {
         let now = self.tick();
         let spans = self.writing.get(&keep).map(|(_, spans)| spans.clone()).unwrap_or_default();
         let entry = self.entries.get_mut(&id).expect("its keep began");
-        entry.changed = now;
+        entry.touch(now);
+        if told != Told::Kept {
+            // What was written is taken back.
+            entry.going_since.get_or_insert(keep);
+        }
         entry.kept = match told {
             Told::Kept => Kept::Yes,
             Told::Refused if entry.failed_once => Kept::Failed,
@@ -374,8 +245,9 @@ impl Oracle {
             Told::PowerOff => Kept::Under,
         };
         entry.doubted |= told == Told::DiskFailed;
-        entry.harmed |= harmed(&self.harms, keep, &spans);
-        entry.shadowed = self.shadows && self.harms.iter().any(|(_, harm)| behind(&spans, harm));
+        entry.hit(&self.harms, keep, &spans);
+        let mut lasting = self.harms.iter().filter(|(_, harm)| !is_stale(harm));
+        entry.shadowed = self.weak.shadows && lasting.any(|(_, harm)| behind(&spans, &harm.span));
         entry.footprint = spans;
         if told == Told::Kept {
             self.counts.kept += 1;
@@ -423,61 +295,54 @@ impl Oracle {
     /// A call that concerns this record begins.
     pub fn begins(&self, id: RecordId) -> Began {
         let entry = self.entries.get(&id);
-        Began {
-            clock: self.clock,
-            sure: entry.is_some_and(Entry::sure) && self.choosing == 0,
-            may: entry.is_some_and(Entry::may),
-            known: entry.is_some(),
-        }
+        let sure = entry.is_some_and(Entry::sure);
+        Began { clock: self.clock, sure, known: entry.is_some() }
+    }
+
+    /// A call begins that may tell any record.
+    pub fn now(&self) -> u64 {
+        self.clock
     }
 
     /// A load has ended.
     pub fn loaded(&mut self, id: RecordId, began: Began, what: Loaded) -> Verdict {
         let now = self.tick();
-        let still = self.choosing == 0 && self.chose <= began.clock;
         let Some(entry) = self.entries.get_mut(&id).filter(|_| began.known) else {
             return match what {
                 Loaded::Missing => Ok(()),
                 other => broken("C1", Some(id), format_args!("{other:?}, but nobody kept it")),
             };
         };
-        let quiet = still && entry.changed <= began.clock;
         if let Some((_, spans)) = self.writing.get(&entry.keep) {
             // Its keep is not over, but it may be loaded already.
-            entry.harmed |= harmed(&self.harms, entry.keep, spans);
+            entry.hit(&self.harms, entry.keep, spans);
         }
         match what {
             Loaded::Right => {
                 self.counts.loads += 1;
-                if !began.may && !entry.may() && entry.changed <= began.clock {
-                    return broken(
-                        "S1/G6",
-                        Some(id),
-                        format_args!("loaded, but it is gone: {entry:?}"),
-                    );
+                if !entry.may() && entry.until <= began.clock {
+                    let text = format_args!("loaded, but it is gone: {entry:?}");
+                    return broken("S1/G6", Some(id), text);
                 }
             }
             Loaded::Missing => {
                 self.counts.missing += 1;
-                if began.sure && quiet && entry.sure() {
-                    return broken(
-                        "S2",
-                        Some(id),
-                        format_args!("missing, but it was kept: {entry:?}"),
-                    );
+                if began.sure && entry.sure() && entry.changed <= began.clock {
+                    if self.choosing.is_empty() {
+                        let text = format_args!("missing, but it was kept: {entry:?}");
+                        return broken("S2", Some(id), text);
+                    }
+                    self.misses.push((id, self.choosing.clone()));
                 }
             }
             Loaded::Corrupt => {
                 self.counts.corrupt += 1;
-                if !entry.harmed {
-                    return broken(
-                        "S6/S10",
-                        Some(id),
-                        format_args!("corrupt without harm: {entry:?}"),
-                    );
+                if !entry.is_weak() && entry.stale <= began.clock {
+                    let text = format_args!("corrupt without harm: {entry:?}");
+                    return broken("S6/S10", Some(id), text);
                 }
+                entry.touch(now);
                 entry.bad = true;
-                entry.changed = now;
             }
             Loaded::Failed { injected } => {
                 self.counts.failed += 1;
@@ -489,17 +354,21 @@ impl Oracle {
         Ok(())
     }
 
-    /// A scrub told a record as bad.
-    pub fn scrubbed(&mut self, id: RecordId, read_failed: bool) -> Verdict {
+    /// A scrub that began at `began` told a record as bad. A disk that fails excuses nothing: a record that cannot
+    /// be read is not bad.
+    pub fn scrubbed(&mut self, id: RecordId, began: u64) -> Verdict {
         let now = self.tick();
         let Some(entry) = self.entries.get_mut(&id) else {
             return broken("S3", Some(id), "a scrub told it, but nobody kept it");
         };
-        if !entry.harmed && !read_failed {
+        if let Some((_, spans)) = self.writing.get(&entry.keep) {
+            entry.hit(&self.harms, entry.keep, spans);
+        }
+        if !entry.is_weak() && entry.stale <= began {
             return broken("S10", Some(id), format_args!("told as bad without harm: {entry:?}"));
         }
+        entry.touch(now);
         entry.bad = true;
-        entry.changed = now;
         self.counts.scrubbed += 1;
         Ok(())
     }
@@ -511,8 +380,9 @@ impl Oracle {
         let now = self.tick();
         for id in ids {
             if let Some(entry) = self.entries.get_mut(id) {
+                entry.touch(now);
                 entry.going += 1;
-                entry.changed = now;
+                entry.going_since.get_or_insert(now);
             }
         }
     }
@@ -522,7 +392,7 @@ impl Oracle {
         let now = self.tick();
         for id in ids {
             if let Some(entry) = self.entries.get_mut(id) {
-                entry.changed = now;
+                entry.touch(now);
                 if done {
                     entry.going -= 1;
                     // What a failed keep left is unknown to this life, and so is its removal.
@@ -535,29 +405,36 @@ impl Oracle {
         }
     }
 
-    /// An eviction chooses what goes.
-    pub fn unlink_begins(&mut self) {
-        self.choosing += 1;
-        self.chose = self.tick();
+    /// An eviction chooses what goes. The answer names it.
+    pub fn unlink_begins(&mut self) -> u64 {
+        let eviction = self.tick();
+        self.choosing.insert(eviction);
+        eviction
     }
 
-    /// It has chosen: these are hidden until further notice. The answer names the eviction.
-    pub fn unlinked(&mut self, ids: &[RecordId]) -> Result<u64, Failure> {
+    /// It has chosen: these are hidden until further notice.
+    pub fn unlinked(&mut self, eviction: u64, ids: &[RecordId]) -> Verdict {
         let now = self.tick();
-        self.choosing -= 1;
-        self.chose = now;
+        self.choosing.remove(&eviction);
+        for (id, others) in &mut self.misses {
+            if others.remove(&eviction) && others.is_empty() && !ids.contains(id) {
+                let entry = self.entries.get(id);
+                let text = format_args!("missing, and no eviction hid it: {entry:?}");
+                return broken("S2", Some(*id), text);
+            }
+        }
+        self.misses.retain(|(id, others)| !others.is_empty() && !ids.contains(id));
         for id in ids {
             let Some(entry) = self.entries.get_mut(id) else {
-                broken("S3", Some(*id), "evicted, but nobody kept it")?;
-                continue;
+                return broken("S3", Some(*id), "evicted, but nobody kept it");
             };
             if entry.hidden.is_some() {
-                broken("S1", Some(*id), "hidden by two evictions")?;
+                return broken("S1", Some(*id), "hidden by two evictions");
             }
-            entry.hidden = Some(now);
-            entry.changed = now;
+            entry.touch(now);
+            entry.hidden = Some(eviction);
         }
-        Ok(now)
+        Ok(())
     }
 
     /// The eviction is being taken back: they may be found again.
@@ -566,9 +443,9 @@ impl Oracle {
         let mut ids = Vec::new();
         for (id, entry) in &mut self.entries {
             if entry.hidden == Some(eviction) {
+                entry.touch(now);
                 entry.hidden = None;
                 entry.going += 1;
-                entry.changed = now;
                 ids.push(*id);
             }
         }
@@ -581,8 +458,8 @@ impl Oracle {
         self.counts.taken_back += 1;
         for id in ids {
             if let Some(entry) = self.entries.get_mut(id) {
+                entry.touch(now);
                 entry.going -= 1;
-                entry.changed = now;
             }
         }
     }
@@ -592,7 +469,7 @@ impl Oracle {
         let now = self.tick();
         for id in ids {
             if let Some(entry) = self.entries.get_mut(id) {
-                entry.changed = now;
+                entry.touch(now);
                 if done {
                     entry.going -= 1;
                     entry.evicted = true;
@@ -610,13 +487,17 @@ impl Oracle {
     /// A directory is being opened, for the first time since the last life or once more.
     pub fn opening_begins(&mut self) {
         self.opening = self.tick();
+        self.failures.clear();
     }
 
     /// The directory was opened again, and these records were found.
     pub fn reopened(&mut self, found: &[Record], how: Opening) -> Verdict {
-        let Opening { calm, volatile, doubt } = how;
+        let Opening { calm, volatile, unsynced, doubt } = how;
+        let (overwrites, log_lost) = (self.weak.overwrites, self.log_lost > 0);
         let now = self.tick();
         let mut seen = BTreeSet::new();
+        // Where records lie that harm or a failed sync brought back: others may have got that space.
+        let mut back: Vec<Span> = Vec::new();
         for record in found {
             self.counts.recovered += 1;
             let id = record.id;
@@ -635,51 +516,71 @@ impl Oracle {
                 );
             }
             let gone = entry.removed || entry.evicted || entry.kept == Kept::No;
-            if gone && !entry.harmed && !self.adrift {
+            let since = entry.going_since.unwrap_or(0);
+            let hit = overwrites && entry.harmed.max(entry.stale) >= since && entry.was_hit();
+            if gone && !hit && !log_lost {
                 return broken("G6", Some(id), format_args!("it came back: {entry:?}"));
             }
+            if overwrites && (gone || entry.kept == Kept::Failed) {
+                back.extend_from_slice(&entry.footprint);
+            }
             self.counts.half_found += u64::from(entry.kept == Kept::Under);
-            // After a failed sync the kernel may show what is not on the disk, and nobody can tell (S12).
-            entry.harmed |= entry.kept == Kept::Failed;
-            // It was never told as kept, so the next power cut may take it; it may not leave a wrong one.
-            entry.shadowed |= volatile && entry.kept == Kept::Under;
+            // After a failed sync the kernel may show what is not on the disk, and nobody can tell (S12): the next
+            // power cut may take it. It may not leave a wrong one.
+            // Its metadata may outlive it, so it may also be found to be bad later.
+            let under = entry.kept == Kept::Under && unsynced && volatile;
+            entry.unsure |= under || entry.kept == Kept::Failed;
+            // A stale read showed it, and zeros lie over it.
+            entry.unsure |= overwrites && entry.stale > 0 && (gone || entry.going > 0);
             entry.kept = Kept::Yes;
-            (entry.removed, entry.evicted) = (false, false);
+            (entry.removed, entry.evicted, entry.going_since) = (false, false, None);
         }
-        let adrift = self.adrift;
         for (id, entry) in &mut self.entries {
             if !seen.contains(id) {
                 let excused = entry.removed || entry.evicted || entry.going > 0 || entry.bad;
-                let excused = excused || entry.harmed || entry.shadowed || adrift || !calm;
+                let excused = excused || entry.is_weak() || entry.shadowed;
+                let excused =
+                    excused || failed_for(&self.failures, self.weak.shadows, &entry.footprint);
+                let covered = |span: &Span| back.iter().any(|other| other.meets(span));
+                let excused = excused || entry.footprint.iter().any(covered);
                 if entry.kept == Kept::Yes && !excused {
                     return broken("S2", Some(*id), format_args!("lost: {entry:?}"));
                 }
                 self.counts.half_lost += u64::from(entry.kept == Kept::Under);
                 // What is not told is gone for good.
+                entry.going_since.get_or_insert(self.opening);
+                entry.unsure = false;
                 entry.doubted |= doubt;
                 entry.kept = if volatile && entry.doubted { Kept::Failed } else { Kept::No };
             }
             entry.doubted &= volatile;
             (entry.going, entry.hidden, entry.bad, entry.failed_once) = (0, None, false, false);
-            entry.changed = now;
+            (entry.changed, entry.stale) = (now, 0);
         }
         self.writing.clear();
-        self.choosing = 0;
-        // Logs and tables were read, with what was wrong with them, and written anew.
-        let harm = self.harms.last().is_some_and(|(at, _)| *at > self.opening);
-        self.adrift &= !calm || harm;
+        self.choosing.clear();
+        self.misses.clear();
+        // Logs and identities were read, with what was wrong with them, and written anew.
+        if calm && self.log_lost <= self.opening {
+            self.log_lost = 0;
+        }
+        if calm && self.identity_hit <= self.opening {
+            self.identity_hit = 0;
+        }
         Ok(())
     }
 
     /// Harm ruined the directory, which is legal, or nothing did, which is not.
     pub fn ruined(&mut self, why: &str) -> Verdict {
-        if !self.adrift && self.harms.is_empty() {
+        if self.identity_hit == 0 {
             return broken("S3", None, format_args!("the directory cannot be opened: {why}"));
         }
         self.counts.ruined += 1;
         self.entries.clear();
         self.writing.clear();
-        (self.adrift, self.choosing) = (false, 0);
+        self.choosing.clear();
+        self.misses.clear();
+        (self.log_lost, self.identity_hit) = (0, 0);
         Ok(())
     }
 
@@ -688,10 +589,17 @@ impl Oracle {
         self.harms.iter().rev().take(8).map(|(_, harm)| *harm).collect()
     }
 
-    /// Records that must be found, and records that may be.
-    pub fn bounds(&self) -> (u64, u64) {
-        let sure = self.entries.values().filter(|entry| entry.sure()).count();
-        let may = self.entries.values().filter(|entry| entry.may()).count();
-        (sure as u64, may as u64)
+    /// Records that must be found and their bytes, and those that may be.
+    pub fn bounds(&self) -> [(u64, u64); 2] {
+        let sum = |counts: fn(&Entry) -> bool| {
+            let some = self.entries.values().filter(|entry| counts(entry));
+            some.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.facts.len))
+        };
+        [sum(Entry::sure), sum(Entry::may)]
+    }
+
+    /// Whether a record was told as bad in this life: it holds its space until it is removed.
+    pub fn any_bad(&self) -> bool {
+        self.entries.values().any(|entry| entry.bad)
     }
 }

@@ -1,10 +1,12 @@
 //! The backends of `mooncrate-ssd`, as a seed sets them up.
 
+use super::harm::{Role, Weak};
 use super::rig::Opens;
 use super::swarm::Swarm;
 use mooncrate_ssd::disk::Disk;
 use mooncrate_ssd::disk::sim::BLOCK;
 use mooncrate_ssd::{Backend, Config, Evict, Kind, Record, Recovery, open};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Those that a seed chooses from.
@@ -19,9 +21,11 @@ impl Opens for Real {
         BACKENDS.len()
     }
 
-    /// A bucket without metadata is read from head to head; a head that is damaged ends that.
-    fn shadows(&self, swarm: &Swarm) -> bool {
-        BACKENDS[swarm.backend] == Kind::Bucket
+    /// A bucket without metadata is read from head to head; a head that is damaged ends that. Zeros over the head
+    /// of a record in the one file are its removal.
+    fn weak(&self, swarm: &Swarm) -> Weak {
+        let kind = BACKENDS[swarm.backend];
+        Weak { role, shadows: kind == Kind::Bucket, overwrites: kind == Kind::Offset }
     }
 
     /// The one file of the offset backend is made in its full length.
@@ -53,5 +57,18 @@ impl Opens for Real {
             ..Config::new(BACKENDS[swarm.backend], swarm.limit)
         };
         open(disk, &config, found, &mut |_| {}).map_err(|error| error.to_string())
+    }
+}
+
+/// What a file of any backend is for. Files in directories hold a record each, also while they are written.
+fn role(path: &Path) -> Role {
+    let name = path.to_string_lossy();
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    match ending {
+        _ if name.contains('/') => Role::Records,
+        _ if name.starts_with("format") => Role::Identity,
+        _ if name.starts_with("removed") => Role::Log,
+        Some("meta" | "tmp") => Role::Table,
+        _ => Role::Records,
     }
 }

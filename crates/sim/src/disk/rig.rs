@@ -2,18 +2,26 @@
 
 use super::actor::Actor;
 use super::baton::Baton;
-use super::oracle::{Counts, Opening, Oracle};
+use super::counts::Counts;
+use super::harm::Weak;
+use super::oracle::{Opening, Oracle};
 use super::swarm::Swarm;
 use crate::judge::Failure;
 use crate::swarm::pick;
 use crate::trace::Trace;
 use crate::world::Watch;
+use mooncrate_core::label::Label;
 use mooncrate_core::rng::Rng;
+use mooncrate_core::{LeaderEpoch, Name, ObjectId, TenantId};
+use mooncrate_lock::turns;
+use mooncrate_mem::sums::seal_of;
 use mooncrate_ssd::disk::Disk;
 use mooncrate_ssd::disk::sim::{self, Fault, Rates, SimDisk};
-use mooncrate_ssd::{Backend, Record, RecordId, Recovery, Usage};
+use mooncrate_ssd::points;
+use mooncrate_ssd::{Backend, KeepError, NewRecord, Record, RecordId, Recovery, Usage};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Records that later operations choose from.
 const RECENT_MAX: usize = 300;
@@ -28,9 +36,9 @@ pub trait Opens: Sync {
     /// How many backends there are to choose from.
     fn backends(&self) -> usize;
 
-    /// Whether harm may hide what lies behind it in its file, until the next opening and for good.
-    fn shadows(&self, _swarm: &Swarm) -> bool {
-        false
+    /// What harm can do.
+    fn weak(&self, _swarm: &Swarm) -> Weak {
+        Weak::default()
     }
 
     /// Whether all that the limit allows is taken at once: the disk must have it.
@@ -172,7 +180,7 @@ pub(super) struct Life<'a> {
     pub(super) shared: &'a Shared,
     pub(super) disk: &'a SimDisk,
     pub(super) backend: &'a dyn Backend,
-    /// Errors that were injected before it began.
+    /// Faults that can fail whatever writes, before it began.
     pub(super) errors_before: u64,
     /// Bytes that files may take.
     pub(super) most: u64,
@@ -191,10 +199,12 @@ pub fn run(mut swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
     if opens.takes_all(&swarm) {
         swarm.capacity = swarm.capacity.max(swarm.limit + swarm.limit / 8);
     }
+    // Another actor may have its turn there, too: between two locks nothing else lets it.
+    points::set_hook(Box::new(|_| turns::step()));
     let rng = Rng::stream(swarm.seed, "disk rig");
     let disk = Arc::new(SimDisk::new(swarm.seed, swarm.capacity, Rates::default()));
     let inner = Inner {
-        oracle: Oracle::new(opens.shadows(&swarm)),
+        oracle: Oracle::new(opens.weak(&swarm)),
         trace: Trace::new(watch.words, watch.aloud),
         recent: Vec::new(),
         sequence: 0,
@@ -213,6 +223,9 @@ pub fn run(mut swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
         failed: 0,
         errors: 0,
         doubt: false,
+        syncs: 0,
+        unsynced: false,
+        floor: None,
     };
     let lives = || {
         while shared.with(|inner| inner.failure.is_none() && inner.ops < shared.swarm.ops) {
@@ -253,6 +266,11 @@ struct Rig<'a> {
     errors: u64,
     /// A sync failed in one of them, and the power did not fail since.
     doubt: bool,
+    /// Syncs that had failed when the life began, and whether some did in the last one.
+    syncs: u64,
+    unsynced: bool,
+    /// Bytes that are in use or promised while there is no record, as a keep that does not fit tells them.
+    floor: Option<u64>,
 }
 
 type Verdict = Result<(), Failure>;
@@ -269,21 +287,28 @@ impl Rig<'_> {
         let left = 1 + self.rng.below(2 * swarm.life_ops);
         self.shared.with(|inner| inner.life_left = left);
         self.disk.set_rates(swarm.rates);
+        let before = write_errors(&self.disk.counts());
+        self.syncs = sync_errors(&self.disk.counts());
         if !matches!(end, End::Close) && self.rng.chance(800) {
             self.disk.cut_after(self.rng.below(8 * left));
         }
         self.act(&*backend);
         self.disk.set_rates(Rates::default());
-        self.end(end, &*backend)
+        // Where nothing failed, all space comes back.
+        let drains = left.is_multiple_of(3) && before == write_errors(&self.disk.counts());
+        self.end(end, &*backend, drains)
     }
 
     /// Opens the directory; `None`: not this time, and the next one is prepared.
     fn open(&mut self) -> Result<Option<Arc<dyn Backend>>, Failure> {
         let swarm = &self.shared.swarm;
         if self.failed == 0 {
-            self.errors = errors(&self.disk.counts());
+            self.errors = mishaps(&self.disk.counts());
             self.doubt = false;
-            self.shared.with(|inner| inner.oracle.opening_begins());
+            self.shared.with(|inner| {
+                inner.oracle.absorb(&self.disk);
+                inner.oracle.opening_begins();
+            });
         }
         self.failed += 1;
         // Bad luck ends: a directory that cannot be opened without faults is a failure.
@@ -292,11 +317,11 @@ impl Rig<'_> {
         if self.failed < 20 && self.rng.chance(100) {
             self.disk.cut_after(self.rng.below(60));
         }
-        let syncs = self.disk.counts()[Fault::SyncError as usize];
+        let syncs = sync_errors(&self.disk.counts());
         let mut found = Vec::new();
         let disk: Arc<dyn Disk> = Arc::<SimDisk>::clone(&self.disk);
         let opened = self.opens.open(swarm, disk, &mut |record| found.push(record));
-        let calm = self.errors == errors(&self.disk.counts());
+        let calm = self.errors == mishaps(&self.disk.counts());
         self.shared.with(|inner| inner.oracle.absorb(&self.disk));
         // Backends may do without what the last steps of opening are for.
         let opened = opened.and_then(|opened| {
@@ -318,12 +343,12 @@ impl Rig<'_> {
                 self.note(21, 0, || format!("the power failed while opening: {why}"));
                 self.shared.with(|inner| inner.oracle.counts.cuts_in_open += 1);
                 self.disk = Arc::new(self.disk.crash());
-                (self.volatile, self.doubt) = (false, false);
+                (self.volatile, self.doubt, self.unsynced) = (false, false, false);
                 Ok(None)
             }
             Err(why) if !calm && self.failed < 30 => {
                 self.note(22, 0, || format!("a fault while opening: {why}"));
-                self.doubt |= syncs != self.disk.counts()[Fault::SyncError as usize];
+                self.doubt |= syncs != sync_errors(&self.disk.counts());
                 self.disk = Arc::new(self.disk.kill());
                 Ok(None)
             }
@@ -331,6 +356,7 @@ impl Rig<'_> {
                 self.note(23, 0, || format!("not opened: {why}"));
                 self.shared.with(|inner| inner.oracle.ruined(&why))?;
                 self.disk = Arc::new(self.disk.replaced(self.rng.next(), swarm.capacity));
+                (self.volatile, self.doubt, self.unsynced) = (false, false, false);
                 Ok(None)
             }
         }
@@ -349,7 +375,8 @@ impl Rig<'_> {
         calm: bool,
     ) -> Verdict {
         let (volatile, doubt) = (self.volatile || self.doubt, self.doubt);
-        let how = Opening { calm, volatile, doubt };
+        let unsynced = self.unsynced || doubt;
+        let how = Opening { calm, volatile, unsynced, doubt };
         self.shared.with(|inner| inner.oracle.reopened(found, how))?;
         let bytes: u64 = found.iter().map(|record| record.len).sum();
         let usage = backend.usage();
@@ -366,7 +393,10 @@ impl Rig<'_> {
         self.most = if bytes > limit { bytes + over } else { limit };
         self.at_rest(&usage)?;
         self.disk.set_rates(Rates::default());
-        let errors_before = errors(&self.disk.counts());
+        if self.floor.is_none() && found.is_empty() {
+            self.floor = self.promised(backend).ok();
+        }
+        let errors_before = write_errors(&self.disk.counts());
         let life =
             Life { shared: self.shared, disk: &self.disk, backend, errors_before, most: self.most };
         let mut reader = Actor::new(&life, usize::from(u16::MAX), Rng::new(self.rng.next()));
@@ -386,10 +416,69 @@ impl Rig<'_> {
         Ok(())
     }
 
+    /// And they count the records that are there.
+    fn counted(&self, usage: &Usage) -> Verdict {
+        let [sure, may] = self.shared.with(|inner| inner.oracle.bounds());
+        let Usage { records, value_bytes, .. } = *usage;
+        let within = (sure.0..=may.0).contains(&records) && (sure.1..=may.1).contains(&value_bytes);
+        if within {
+            return Ok(());
+        }
+        failed("S7", format!("{sure:?} to {may:?} records and bytes, told {usage:?}"))
+    }
+
+    /// What a backend counts as used, promises included: it says so when it refuses what can never fit.
+    fn promised(&self, backend: &dyn Backend) -> Result<u64, Failure> {
+        let value = vec![0; self.shared.swarm.limit as usize];
+        let object = ObjectId { epoch: LeaderEpoch(u64::MAX), sequence: 0 };
+        let label = Label::plain(Name::new(TenantId(7), b"too large")).expect("a key").encode();
+        let (id, seal) = (RecordId { object, stripe: 0 }, seal_of(&value));
+        let kept = backend.keep(&[NewRecord { id, label: &label, seal, value: &value }]);
+        match &kept[..] {
+            [Err(KeepError::Full { used, .. })] => Ok(*used),
+            other => Err(failure("S7", format!("a record as large as the limit: {other:?}"))),
+        }
+    }
+
+    /// Everything is evicted: then nothing may be used or promised that was not at the very beginning (S7).
+    fn drain(&self, backend: &dyn Backend) -> Verdict {
+        let oracle =
+            |ask: &dyn Fn(&mut Oracle) -> Verdict| self.shared.with(|inner| ask(&mut inner.oracle));
+        loop {
+            let eviction = self.shared.with(|inner| inner.oracle.unlink_begins());
+            let ticket = backend.unlink(u64::MAX);
+            let ids = ticket.as_ref().map(|ticket| ticket.records().to_vec()).unwrap_or_default();
+            oracle(&|oracle| oracle.unlinked(eviction, &ids))?;
+            let Some(ticket) = ticket else { break };
+            oracle(&|oracle| {
+                oracle.go_begins(&ids);
+                Ok(())
+            })?;
+            if let Err(error) = ticket.finish(Duration::ZERO) {
+                return failed("S1", format!("an eviction failed without a fault: {error}"));
+            }
+            oracle(&|oracle| {
+                oracle.evicted(&ids, true);
+                Ok(())
+            })?;
+        }
+        let usage = backend.usage();
+        self.note(27, usage.on_disk, || format!("drained: {usage:?}"));
+        self.at_rest(&usage)?;
+        let promised = self.promised(backend)?;
+        if usage.records > 0 || usage.value_bytes > 0 || self.floor.is_some_and(|f| f != promised) {
+            let floor = self.floor;
+            let text =
+                format!("without records {promised} bytes are promised, not {floor:?}: {usage:?}");
+            return failed("S7", text);
+        }
+        Ok(())
+    }
+
     /// Actors work until the life is over.
     fn act(&mut self, backend: &dyn Backend) {
         let swarm = &self.shared.swarm;
-        let errors_before = errors(&self.disk.counts());
+        let errors_before = write_errors(&self.disk.counts());
         let life =
             Life { shared: self.shared, disk: &self.disk, backend, errors_before, most: self.most };
         let baton = Baton::new(Rng::new(self.rng.next()), swarm.actors, swarm.switch);
@@ -410,7 +499,7 @@ impl Rig<'_> {
         });
     }
 
-    fn end(&mut self, end: End, backend: &dyn Backend) -> Verdict {
+    fn end(&mut self, end: End, backend: &dyn Backend, drains: bool) -> Verdict {
         self.shared.with(|inner| inner.oracle.absorb(&self.disk));
         if self.shared.with(|inner| inner.failure.is_some()) {
             return Ok(());
@@ -418,33 +507,36 @@ impl Rig<'_> {
         let count = |pick: fn(&mut Counts) -> &mut u64| {
             self.shared.with(|inner| *pick(&mut inner.oracle.counts) += 1);
         };
+        self.unsynced = self.syncs != sync_errors(&self.disk.counts());
+        self.volatile = !matches!(end, End::Cut);
+        if !self.disk.is_off() {
+            let usage = backend.usage();
+            self.at_rest(&usage)?;
+            self.counted(&usage)?;
+        }
         match end {
             End::Cut => {
                 count(|counts| &mut counts.cuts);
                 self.note(24, 0, || "the power fails".to_owned());
                 self.disk = Arc::new(self.disk.crash());
-                self.volatile = false;
             }
             End::Kill => {
                 count(|counts| &mut counts.kills);
                 self.note(25, 0, || "the process is killed".to_owned());
                 self.disk = Arc::new(self.disk.kill());
-                self.volatile = true;
             }
             End::Close => {
                 count(|counts| &mut counts.closes);
-                self.volatile = true;
                 let usage = backend.usage();
                 self.note(26, usage.records, || format!("closed: {usage:?}"));
-                self.at_rest(&usage)?;
-                let (sure, may) = self.shared.with(|inner| inner.oracle.bounds());
-                if usage.records < sure || usage.records > may {
-                    return failed("S7", format!("{sure} to {may} records, told {usage:?}"));
+                if drains && !self.shared.with(|inner| inner.oracle.any_bad()) {
+                    self.drain(backend)?;
+                    count(|counts| &mut counts.drains);
                 }
-                let before = errors(&self.disk.counts());
+                let before = write_errors(&self.disk.counts());
                 if self.rng.chance(500)
                     && let Err(error) = backend.settle()
-                    && before == errors(&self.disk.counts())
+                    && before == write_errors(&self.disk.counts())
                 {
                     return failed("S2", format!("settle failed without a fault: {error}"));
                 }
@@ -456,22 +548,38 @@ impl Rig<'_> {
     }
 }
 
-/// Errors that were injected so far, stale reads among them.
-pub(super) fn errors(counts: &sim::Counts) -> u64 {
-    let errors = [
-        Fault::ReadError,
-        Fault::WriteError,
-        Fault::SyncError,
-        Fault::DirSyncError,
-        Fault::NoSpace,
-        Fault::Cut,
-        Fault::Stale,
-    ];
-    errors.iter().map(|fault| counts[*fault as usize]).sum()
+fn sum(counts: &sim::Counts, faults: &[Fault]) -> u64 {
+    faults.iter().map(|fault| counts[*fault as usize]).sum()
+}
+
+/// Faults so far that can fail whatever writes: what only reads excuses none of it.
+pub(super) fn write_errors(counts: &sim::Counts) -> u64 {
+    let failed = [Fault::WriteError, Fault::SyncError, Fault::DirSyncError, Fault::NoSpace];
+    sum(counts, &failed) + sum(counts, &[Fault::Cut])
+}
+
+/// Faults so far that can fail a load.
+pub(super) fn read_errors(counts: &sim::Counts) -> u64 {
+    sum(counts, &[Fault::ReadError, Fault::Cut])
+}
+
+/// Syncs of files that failed so far.
+fn sync_errors(counts: &sim::Counts) -> u64 {
+    sum(counts, &[Fault::SyncError])
+}
+
+/// Faults so far that can make an opening let go of something. A power cut cannot: nothing is written after it.
+fn mishaps(counts: &sim::Counts) -> u64 {
+    let writes = [Fault::WriteError, Fault::SyncError, Fault::DirSyncError, Fault::NoSpace];
+    sum(counts, &writes) + sum(counts, &[Fault::ReadError, Fault::Stale])
+}
+
+fn failure(rule: &str, text: String) -> Failure {
+    Failure { rule: rule.to_owned(), text, key: None, op: 0 }
 }
 
 fn failed(rule: &str, text: String) -> Verdict {
-    Err(Failure { rule: rule.to_owned(), text, key: None, op: 0 })
+    Err(failure(rule, text))
 }
 
 fn words(panic: &(dyn std::any::Any + Send)) -> String {

@@ -1,7 +1,7 @@
 //! Runs seeds of the disk rig, several at a time, and adds up what they found. Which seeds run follows from
 //! the first one and from the operations wanted, not from the threads.
 
-use super::oracle::Counts;
+use super::counts::Counts;
 use super::rig::{self, Opens, Outcome};
 use super::swarm::Swarm;
 use crate::judge::Failure;

@@ -196,13 +196,15 @@ impl Shared {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             result => result,
         };
-        self.handles.forget(id);
         if std::mem::take(&mut bin.redo) {
             // The name is given and taken once more, so that there is something to sync.
             drop(self.disk.open(&data_path(id), Open::Create));
         }
         // Asked once: a reader may leave at any time, and nobody can come.
         let is_read = bin.bucket.is_read();
+        // Not before that: a reader that leaves in between would leave an open file behind, which holds the space
+        // of the deleted one. Where somebody reads, this is done again when the orphan goes.
+        self.handles.forget(id);
         if is_read {
             missing_is_fine(self.disk.rename(&data_path(id), &dead_path(id)))?;
             point("evict.orphan_marked");

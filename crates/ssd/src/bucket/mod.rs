@@ -167,6 +167,7 @@ impl Backend for Buckets {
 
     fn remove(&self, ids: &[RecordId]) -> io::Result<()> {
         let this = &*self.0;
+        let _claim = this.removed.claim();
         let mut places = Vec::new();
         let mut state = this.state.lock();
         for &id in ids {

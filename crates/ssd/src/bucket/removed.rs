@@ -95,6 +95,10 @@ struct Inner {
     /// What the log must hold: removed records of buckets that are there.
     live: BTreeMap<u64, BTreeSet<Place>>,
     live_count: u64,
+    /// Removals that have chosen their places, or are about to, and buckets that went meanwhile: places in them
+    /// would never be forgotten again.
+    claims: u32,
+    gone: BTreeSet<u64>,
     /// Bytes of the log's files, for the books.
     bytes: u64,
 }
@@ -148,6 +152,12 @@ impl Removed {
         self.inner.lock().bytes
     }
 
+    /// To be taken before places are chosen, and held until they are appended: their bucket may go in between.
+    pub(super) fn claim(&self) -> Claim<'_> {
+        self.inner.lock().claims += 1;
+        Claim(self)
+    }
+
     /// These records are removed for good when this returns.
     pub(super) fn append(&self, places: &[Place]) -> io::Result<()> {
         let mut inner = self.inner.lock();
@@ -163,7 +173,8 @@ impl Removed {
             }
             inner.writing = true;
             inner.forming = Arc::default();
-            let mine = std::mem::take(&mut inner.queue);
+            let mut mine = std::mem::take(&mut inner.queue);
+            mine.retain(|place| !inner.gone.contains(&place.bucket));
             let mut log = std::mem::take(&mut inner.log);
             inner.add(&mine);
             let whole = inner.is_due(&log, &mine).then(|| inner.all());
@@ -184,12 +195,21 @@ impl Removed {
         for bucket in buckets {
             let gone = inner.live.remove(bucket).map_or(0, |places| places.len());
             inner.live_count -= gone as u64;
+            if inner.claims > 0 {
+                inner.gone.insert(*bucket);
+            }
         }
         let due = !inner.writing && inner.is_due(&inner.log, &[]);
         drop(inner);
         if due && let Err(error) = self.append(&[]) {
             tracing::warn!(%error, "the log of removed records could not be shortened");
         }
+    }
+
+    /// Places that the log must hold.
+    #[cfg(test)]
+    pub(super) fn live(&self) -> u64 {
+        self.inner.lock().live_count
     }
 
     fn write(&self, log: &mut Log, places: &[Place], whole: Option<Vec<Place>>) -> io::Result<()> {
@@ -260,6 +280,20 @@ impl Removed {
         });
         point("removed.old_deleted");
         Ok(())
+    }
+}
+
+/// Somebody chooses places, or has chosen them; see [`Removed::claim`].
+#[derive(Debug)]
+pub(super) struct Claim<'a>(&'a Removed);
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.0.inner.lock();
+        inner.claims -= 1;
+        if inner.claims == 0 {
+            inner.gone.clear();
+        }
     }
 }
 

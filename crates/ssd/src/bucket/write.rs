@@ -10,7 +10,7 @@
 use super::state::{Bin, Bucket, Slot};
 use super::{Shared, data_path, meta, meta_path, temp_path};
 use crate::backend::{KeepError, NewRecord};
-use crate::disk::{File, Open};
+use crate::disk::{File, Open, is_full};
 use crate::laying::{self, Laid, Sealed};
 use crate::points::point;
 use crate::record::{Kind, Site};
@@ -204,8 +204,8 @@ impl Shared {
         point("bucket.data_written");
         if let Err(error) = result {
             // A disk that is full is not broken: cut what came too much and go on later.
-            let full = error.kind() == io::ErrorKind::StorageFull;
-            let cut = full && file.set_len(writer.end).and_then(|()| file.sync_data()).is_ok();
+            let cut =
+                is_full(&error) && file.set_len(writer.end).and_then(|()| file.sync_data()).is_ok();
             return Err(if cut { Failed::Undone(error) } else { Failed::Bad(error) });
         }
         file.sync_data().map_err(Failed::Bad)?;
@@ -264,7 +264,7 @@ impl Shared {
         let used = state.books.promised(0);
         for sealed in batch {
             state.pending.remove(&sealed.record.id);
-            results[sealed.number] = Err(if error.kind() == io::ErrorKind::StorageFull {
+            results[sealed.number] = Err(if is_full(error) {
                 KeepError::Full { need: sealed.shape().bytes(), used, limit: used + free }
             } else {
                 KeepError::Disk(laying::again(error))
@@ -321,7 +321,7 @@ impl Shared {
             }
             Err(error) => {
                 tracing::warn!(bucket = id, %error, "the metadata of a bucket were not written");
-                writer.no_room = error.kind() == io::ErrorKind::StorageFull;
+                writer.no_room = is_full(&error);
                 state.unsealed.push(writer);
             }
         }

@@ -198,13 +198,16 @@ fn power_cuts_anywhere() {
     }
 }
 
-/// The disk is smaller than the limit: what does not fit is refused, and the books stay right (S7).
+/// The disk, or a quota of it, is smaller than the limit: what does not fit is refused, and the books stay
+/// right (S7).
 #[test]
 fn a_disk_without_room_refuses() {
-    for kind in [Kind::Bucket, Kind::PerKey] {
-        println!("{}", kind.name());
-        let home = Box::new(SimHome::with_capacity(1, 2 << 20));
-        let mut run = Run::with(kind, 1, home);
+    // An odd seed is a full disk, an even one is a quota.
+    for (kind, seed) in [(Kind::Bucket, 1), (Kind::Bucket, 2), (Kind::PerKey, 1), (Kind::PerKey, 2)]
+    {
+        println!("{} seed {seed}", kind.name());
+        let home = Box::new(SimHome::with_capacity(seed, 2 << 20));
+        let mut run = Run::with(kind, seed, home);
         let mut refused = 0;
         for number in 0..60 {
             let thing = Thing::new(number, 60_000);

@@ -29,6 +29,11 @@ use std::sync::Arc;
 /// Lanes of a real disk: a device answers many reads in the time of one, and names are looked up one by one.
 const LANES: usize = 32;
 
+/// Whether there is no room: the disk is full, or what its owner may use of it is. Neither is a broken disk.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {

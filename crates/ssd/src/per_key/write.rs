@@ -2,7 +2,7 @@
 
 use super::{Copy, Held, Shared, State, missing_is_fine, parent};
 use crate::backend::{KeepError, NewRecord};
-use crate::disk::{File, Open, WriteAt};
+use crate::disk::{File, Open, WriteAt, is_full};
 use crate::identity;
 use crate::laying::{self, Laid, Sealed};
 use crate::points::point;
@@ -259,7 +259,7 @@ impl Shared {
                     state.link(held);
                     Ok(())
                 }
-                Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                Err(error) if is_full(&error) => {
                     Err(KeepError::Full { need, used, limit: used + free })
                 }
                 Err(error) => Err(error.into()),

@@ -13,7 +13,7 @@ mod parent;
 
 pub use parent::{Job, Sum, run};
 
-use super::oracle::Facts;
+use super::entry::Facts;
 use mooncrate_check::PutId;
 use mooncrate_core::label::Label;
 use mooncrate_core::rng::Rng;

@@ -2,6 +2,7 @@
 
 use super::child::Task;
 use super::{config, open_disk, record_and_value};
+use crate::disk::harm::Weak;
 use crate::disk::oracle::{Loaded, Opening, Oracle, Told};
 use crate::judge::Failure;
 use mooncrate_core::rng::Rng;
@@ -161,7 +162,7 @@ fn one_series(job: &Job, which: &Which, sum: &mut Sum) -> Verdict {
     let seed = job.seed ^ (point as u64) << 32 ^ (kind as u64) << 8 ^ disk.len() as u64;
     let directory = job.directory.join(format!("{name}-{disk}-{kind}"));
     let task = Task { directory, disk: disk.into(), kind, point, hits: 0, seed, from: 1 };
-    let mut series = Series { job, task, oracle: Oracle::new(false) };
+    let mut series = Series { job, task, oracle: Oracle::new(Weak::default()) };
     series.rounds(sum).map_err(|failure| {
         let text = format!(
             "{} ({})\nREPRO: ./dev sim disk-crash --seed {} --rounds {} --point {name}",
@@ -297,7 +298,10 @@ impl Series<'_> {
             Ok(opened) => opened,
             Err(error) => return failed("S3", format!("not opened after a kill: {error}")),
         };
-        self.oracle.reopened(&found, Opening { calm: true, volatile: true, doubt: false })?;
+        self.oracle.reopened(
+            &found,
+            Opening { calm: true, volatile: true, unsynced: false, doubt: false },
+        )?;
         for record in &found {
             self.verify(&*backend, record)?;
             sum.verified += 1;

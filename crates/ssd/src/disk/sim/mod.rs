@@ -30,7 +30,7 @@ use mooncrate_lock::{Mutex, turns};
 use state::State;
 use std::any::Any;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::ThreadId;
 
@@ -149,9 +149,20 @@ impl SimDisk {
         std::mem::take(&mut self.state.lock().harm)
     }
 
+    /// Operations that failed since the last call, and on which bytes: those of a read, or the whole file. None of
+    /// a directory.
+    pub fn take_failures(&self) -> Vec<(Fault, Option<Span>)> {
+        std::mem::take(&mut self.state.lock().failures)
+    }
+
     /// What was written since the last call, and by whom; adjacent writes are one span.
     pub fn take_written(&self) -> Vec<(ThreadId, Span)> {
         std::mem::take(&mut self.state.lock().written)
+    }
+
+    /// The name of a file, or the last one that it had; `None`: nobody can meet it any more.
+    pub fn path_of(&self, file: u64) -> Option<PathBuf> {
+        self.state.lock().path_of(file)
     }
 
     /// Flips a bit of a file, for tests that want it in a certain place.

@@ -8,28 +8,31 @@ use crate::disk::{Entry, Open};
 use mooncrate_core::rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::ThreadId;
 
 /// What an operation takes, and a byte, and how long a slow operation takes at most.
 const OPERATION_NANOS: u64 = 20_000;
 const BYTE_NANOS_PER_KIB: u64 = 500;
 const SLOW_NANOS_MAX: u64 = 3_000_000_000;
-/// The error number of a device that failed, and of a full one.
+/// The error number of a device that failed, of a full one, and of a quota that is used up.
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
+const EDQUOT: i32 = 122;
 
 #[derive(Debug)]
 struct Inode {
     content: Content,
+    /// The last name that a program gave it.
+    path: PathBuf,
     /// Names, as programs see them: one, or none after a removal.
     named: bool,
     open: u32,
 }
 
 impl Inode {
-    fn new() -> Self {
-        Self { content: Content::new(), named: true, open: 0 }
+    fn new(path: PathBuf) -> Self {
+        Self { content: Content::new(), path, named: true, open: 0 }
     }
 
     fn blocks(&self) -> u64 {
@@ -52,8 +55,11 @@ pub(super) struct State {
     pub(super) cut_in: Option<u64>,
     pub(super) off: bool,
     pub(super) harm: Vec<Harm>,
+    pub(super) failures: Vec<(Fault, Option<Span>)>,
     pub(super) written: Vec<(ThreadId, Span)>,
     capacity: u64,
+    /// What is said when there is no room: the disk is full for some seeds, a quota is for the others.
+    no_room: i32,
     /// Bytes of blocks that files take up.
     used: u64,
     names: Names,
@@ -81,8 +87,10 @@ impl State {
             cut_in: None,
             off: false,
             harm: Vec::new(),
+            failures: Vec::new(),
             written: Vec::new(),
             capacity,
+            no_room: if seed.is_multiple_of(2) { EDQUOT } else { ENOSPC },
             used: 0,
             names: Names::default(),
             files: BTreeMap::new(),
@@ -102,7 +110,7 @@ impl State {
             let (content, torn) = inode.content.crash(&mut self.rng);
             self.hit_times(Fault::TornSector, torn.sectors);
             self.hit_times(Fault::TornLength, u64::from(torn.length));
-            let inode = Inode { content, ..Inode::new() };
+            let inode = Inode { content, ..Inode::new(inode.path) };
             next.used += inode.blocks();
             next.files.insert(file, inode);
         }
@@ -136,6 +144,7 @@ impl State {
     fn hand_over(&mut self, mut next: Self) -> Self {
         (next.counts, next.operations, next.nanos) = (self.counts, self.operations, self.nanos);
         next.harm = std::mem::take(&mut self.harm);
+        next.failures = std::mem::take(&mut self.failures);
         next
     }
 
@@ -145,6 +154,13 @@ impl State {
 
     fn hit(&mut self, fault: Fault) {
         self.hit_times(fault, 1);
+    }
+
+    /// An operation fails, on these bytes or on names.
+    fn fail(&mut self, fault: Fault, span: Option<Span>) -> io::Error {
+        self.hit(fault);
+        self.failures.push((fault, span));
+        io::Error::from_raw_os_error(if fault == Fault::NoSpace { self.no_room } else { EIO })
     }
 
     fn hit_times(&mut self, fault: Fault, times: u64) {
@@ -237,7 +253,7 @@ impl State {
             let file = self.next_file;
             self.names.add(path, Node::File(file))?;
             self.next_file += 1;
-            self.files.insert(file, Inode::new());
+            self.files.insert(file, Inode::new(path.to_owned()));
             file
         } else {
             self.names.file(path)?
@@ -265,7 +281,13 @@ impl State {
         if let Some(replaced) = self.names.rename(from, to)? {
             self.unname(replaced);
         }
+        let file = self.names.file(to)?;
+        to.clone_into(&mut self.inode(file)?.path);
         self.end(&power)
+    }
+
+    pub(super) fn path_of(&self, file: u64) -> Option<PathBuf> {
+        self.files.get(&file).map(|inode| inode.path.clone())
     }
 
     pub(super) fn remove(&mut self, path: &Path) -> io::Result<()> {
@@ -327,9 +349,8 @@ impl State {
         self.names.dir(dir)?;
         self.end(&power)?;
         if self.roll(self.rates.sync_error) {
-            self.hit(Fault::DirSyncError);
             // What is pending stays so: file systems keep names in a journal, not in pages that they forget.
-            return Err(io::Error::from_raw_os_error(EIO));
+            return Err(self.fail(Fault::DirSyncError, None));
         }
         self.names.sync(dir);
         self.sweep();
@@ -376,12 +397,10 @@ impl State {
     pub(super) fn set_len(&mut self, file: u64, len: u64) -> io::Result<()> {
         let power = self.begin(0)?;
         if self.roll(self.rates.write_error) {
-            self.hit(Fault::WriteError);
-            return Err(io::Error::from_raw_os_error(EIO));
+            return Err(self.fail(Fault::WriteError, Some(whole(file))));
         }
         if len > self.room(file)? {
-            self.hit(Fault::NoSpace);
-            return Err(io::Error::from_raw_os_error(ENOSPC));
+            return Err(self.fail(Fault::NoSpace, Some(whole(file))));
         }
         self.change(file, |content| content.set_len(len))?;
         self.end(&power)
@@ -395,8 +414,7 @@ impl State {
         let content = &mut files.get_mut(&file).expect("an open file is remembered").content;
         if fails {
             content.sync_badly(rng);
-            self.hit(Fault::SyncError);
-            return Err(io::Error::from_raw_os_error(EIO));
+            return Err(self.fail(Fault::SyncError, Some(whole(file))));
         }
         content.sync();
         Ok(())
@@ -407,8 +425,8 @@ impl State {
         let power = self.begin(into.len())?;
         self.end(&power)?;
         if self.roll(self.rates.read_error) {
-            self.hit(Fault::ReadError);
-            return Err(io::Error::from_raw_os_error(EIO));
+            let span = Span { file, start: at, end: at + into.len() as u64 };
+            return Err(self.fail(Fault::ReadError, Some(span)));
         }
         let len = self.shorten(into.len(), Fault::ShortRead)?;
         let stale = self.roll(self.rates.stale);
@@ -436,16 +454,14 @@ impl State {
             // What fits is written; the next call finds that nothing does.
             len = room.saturating_sub(at) as usize;
             if len == 0 {
-                self.hit(Fault::NoSpace);
-                return Err(io::Error::from_raw_os_error(ENOSPC));
+                return Err(self.fail(Fault::NoSpace, Some(whole(file))));
             }
         }
         let bytes = &from[..len];
         if fails {
-            self.hit(Fault::WriteError);
             let happened = self.rng.below(len as u64 + 1) as usize;
             self.store(file, &bytes[..happened], at)?;
-            return Err(io::Error::from_raw_os_error(EIO));
+            return Err(self.fail(Fault::WriteError, Some(whole(file))));
         }
         self.store_or_harm(file, bytes, at)?;
         self.end(&power)?;
@@ -534,6 +550,10 @@ impl State {
         }
         order
     }
+}
+
+fn whole(file: u64) -> Span {
+    Span { file, start: 0, end: u64::MAX }
 }
 
 fn power_is_off() -> io::Error {

@@ -91,6 +91,9 @@ fn room_is_counted_in_blocks_and_comes_back_with_the_last_handle() {
     drop(file);
     assert_eq!(disk.free_bytes().unwrap(), 8 * BLOCK);
     assert_eq!(disk.counts()[Fault::NoSpace as usize], 2);
+    let quota = SimDisk::new(2, BLOCK, Rates::default());
+    let full = create(&quota, "a").set_len(2 * BLOCK).unwrap_err();
+    assert_eq!(full.kind(), io::ErrorKind::QuotaExceeded);
 }
 
 #[test]
