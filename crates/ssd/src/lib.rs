@@ -39,7 +39,7 @@ mod room;
 
 pub use backend::{
     Backend, KeepError, Load, LoadError, NewRecord, OpenError, Progress, Record, RecordId,
-    Recovery, Ticket, Usage,
+    Recovery, Ticket, Usage, is_full,
 };
 pub use config::{Config, Evict, open};
 pub use disk::{Disk, File, Open, ReadAt, WriteAt};

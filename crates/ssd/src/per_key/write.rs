@@ -1,7 +1,7 @@
 //! Keeping records: written beside, synced, renamed, the directory synced (S2).
 
 use super::{Copy, Held, Shared, dir as dir_path, missing_is_fine, parent};
-use crate::backend::{KeepError, NewRecord};
+use crate::backend::{KeepError, NewRecord, is_full};
 use crate::disk::{File, Open, WriteAt};
 use crate::identity;
 use crate::laying::{self, Laid, Sealed};
@@ -211,7 +211,7 @@ impl Shared {
                     state.link(held);
                     Ok(())
                 }
-                Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                Err(error) if is_full(&error) => {
                     Err(KeepError::Full { need, used, limit: used + free })
                 }
                 Err(error) => Err(error.into()),
