@@ -101,12 +101,18 @@ impl Loaders {
             return Err(Overdue);
         }
         if state.jobs.len() >= state.idle && state.threads < THREADS_MAX {
+            // Counted first, and started without the lock: others need not wait for the system.
+            state.threads += 1;
+            drop(state);
             let this = Arc::clone(self);
             let spawned = Builder::new().name("disk-load".into()).spawn(move || this.work());
-            match spawned {
-                Ok(_) => state.threads += 1,
-                Err(_) if state.threads > 0 => {}
-                Err(_) => return Err(Overdue),
+            state = self.state.lock();
+            if spawned.is_err() {
+                state.threads -= 1;
+                self.ended.notify_all();
+            }
+            if state.stopping || state.threads == 0 {
+                return Err(Overdue);
             }
         }
         state.jobs.push_back(Box::new(job));
@@ -170,5 +176,43 @@ impl Loaders {
 impl State {
     fn hangs(&self, now: Now) -> bool {
         self.running.values().next().is_some_and(|began| now.since(*began) > HANGS_AFTER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    /// Who is taken is served, by however many threads; who comes when it stops is served or refused, and no
+    /// thread stays.
+    #[test]
+    fn what_is_taken_is_read_and_a_stop_leaves_no_thread() {
+        for round in 0..50 {
+            let loaders = Arc::<Loaders>::default();
+            let ask = |n: u64| {
+                let deadline = boottime().deadline_in(PATIENCE);
+                loaders.begin(move || n * 3).map(|under| under.wait(deadline))
+            };
+            let all = || (0..40).map(ask).collect::<Vec<_>>();
+            std::thread::scope(|scope| {
+                let asking: Vec<_> = (0..6).map(|_| scope.spawn(all)).collect();
+                for asked in asking {
+                    let wanted: Vec<_> = (0..40).map(|n| Ok(Some(n * 3))).collect();
+                    assert_eq!(asked.join().unwrap(), wanted, "round {round}");
+                }
+            });
+            std::thread::scope(|scope| {
+                let begin = || loaders.begin(|| ()).is_ok();
+                let begun = scope.spawn(move || (0..100).filter(|_| begin()).count());
+                assert!(loaders.stop(boottime().deadline_in(PATIENCE)), "round {round}");
+                begun.join().unwrap();
+            });
+            assert_eq!(ask(1), Err(Overdue), "it has stopped");
+            assert!(loaders.stop(boottime().deadline_in(PATIENCE)), "round {round}: a thread");
+            let state = loaders.state.lock();
+            assert_eq!((state.threads, state.jobs.len()), (0, 0), "round {round}");
+        }
     }
 }
