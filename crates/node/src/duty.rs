@@ -28,8 +28,6 @@ use std::time::Duration;
 
 /// How long requests may go on when the node stops.
 const STOP_GRACE: Duration = Duration::from_secs(3);
-/// Threads that write to each disk: one prepares while another waits for the device.
-const KEEP_THREADS: usize = 2;
 /// How long threads may take to end when the node stops; then they are left alone.
 const JOIN_TIME: Duration = Duration::from_secs(5);
 /// Between two looks at them.
@@ -205,7 +203,7 @@ impl Node {
 
     fn start_disk(self: &Arc<Self>, disk: &Arc<Disk>) -> Result<(), NodeError> {
         let of = || Arc::clone(disk);
-        for _ in 0..KEEP_THREADS {
+        for _ in 0..mooncrate_ssd::KEEPERS {
             let disk = of();
             self.start("disk-keep", move |node| node.keep_values(&disk))?;
         }

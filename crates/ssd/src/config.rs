@@ -1,5 +1,6 @@
 //! How a directory is kept, and opening one.
 
+use crate::KEEPERS;
 use crate::backend::{Backend, OpenError, Progress, Record, Recovery};
 use crate::bucket::Buckets;
 use crate::disk::Disk;
@@ -50,7 +51,7 @@ impl Config {
             limit_bytes,
             bucket_bytes_max: 256 << 20,
             bucket_records_max: 500,
-            open_buckets_max: 2,
+            open_buckets_max: KEEPERS,
             handles_max: 256,
             evict: Evict::Fifo,
             verify_values: false,

@@ -269,14 +269,21 @@ impl Identity {
 
     /// Names in a directory that were changed since `before` are on the disk, or this fails.
     pub(crate) fn sync_names(&self, dir: &Path, before: u64) -> io::Result<()> {
-        if let Err(error) = self.disk.sync_dir(dir) {
-            self.failed.fetch_add(1, Ordering::Relaxed);
-            return Err(error);
-        }
+        self.sync_all_names(&[dir], before).pop().expect("one result for each")
+    }
+
+    /// The same, for many directories.
+    pub(crate) fn sync_all_names(&self, dirs: &[&Path], before: u64) -> Vec<io::Result<()>> {
+        let mut synced = self.disk.sync_dirs(dirs);
+        let failed = synced.iter().filter(|synced| synced.is_err()).count();
+        self.failed.fetch_add(failed as u64, Ordering::Relaxed);
         if self.names() != before {
-            return Err(io::Error::other("another sync of a directory failed at the same time"));
+            for synced in synced.iter_mut().filter(|synced| synced.is_ok()) {
+                let what = "another sync of a directory failed at the same time";
+                *synced = Err(io::Error::other(what));
+            }
         }
-        Ok(())
+        synced
     }
 
     /// Puts a file in place as a whole: written beside, synced, renamed, the directory synced. What stands

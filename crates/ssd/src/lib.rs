@@ -49,5 +49,8 @@ pub use room::{Lent, Room, Rooms};
 /// Bytes of records that are best kept by one call: enough to pay for its sync, few enough to be soon done.
 pub const GROUP_BYTES: u64 = 8 << 20;
 
+/// Calls that are best made side by side: while some wait for their syncs, others write or verify.
+pub const KEEPERS: usize = 4;
+
 /// Offsets, lengths and addresses of direct I/O are multiples of this.
 pub const ALIGN: usize = 4096;

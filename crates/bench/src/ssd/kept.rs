@@ -15,9 +15,8 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::Duration;
 
-/// As long as a key in use is.
-const LABEL: &[u8] =
-    b"\0\0\0\0\0a label with a tenant and a key of about eighty bytes, like those of an engine";
+/// As long as a label in use is.
+const LABEL_BYTES: usize = 85;
 /// Beside the bytes of values; a bucket goes as a whole.
 const SLACK: u64 = 768 << 20;
 /// Loads under way are none of ours: nothing is waited for.
@@ -147,12 +146,23 @@ impl Hand {
         RecordId { object: ObjectId { epoch: LeaderEpoch(1), sequence }, stripe: 0 }
     }
 
+    /// Of the records of a group: each has its own, as each has its own key.
+    fn labels(&self, first: u64) -> Vec<[u8; LABEL_BYTES]> {
+        let label = |sequence| {
+            let mut label = [b'-'; LABEL_BYTES];
+            label[..8].copy_from_slice(&self.id(sequence).object.sequence.to_le_bytes());
+            label
+        };
+        (first..).take(self.seals.len()).map(label).collect()
+    }
+
     fn keep(&mut self, backend: &dyn Backend) -> Result<()> {
         let stride = extent_bytes(self.size as u64) as usize;
-        let records: Vec<_> = (self.seals.iter().enumerate())
-            .map(|(i, &seal)| NewRecord {
+        let labels = self.labels(self.records);
+        let records: Vec<_> = (self.seals.iter().zip(&labels).enumerate())
+            .map(|(i, (&seal, label))| NewRecord {
                 id: self.id(self.records + i as u64),
-                label: LABEL,
+                label,
                 seal,
                 value: &self.values[i * stride..][..self.size],
             })
@@ -165,11 +175,12 @@ impl Hand {
     fn load(&mut self, backend: &dyn Backend, group: u64) -> Result<()> {
         let first = group * self.into.len() as u64;
         let ids: Vec<_> = (0..self.into.len() as u64).map(|i| self.id(first + i)).collect();
+        let labels = self.labels(first);
         let len = self.size as u64;
-        let mut loads: Vec<_> = (self.into.iter_mut().zip(&self.seals).zip(ids))
-            .map(|((into, &seal), id)| Load {
+        let mut loads: Vec<_> = (self.into.iter_mut().zip(&self.seals).zip(ids).zip(&labels))
+            .map(|(((into, &seal), id), label)| Load {
                 id,
-                label: LABEL,
+                label,
                 len,
                 seal,
                 start: 0,

@@ -17,7 +17,7 @@ use disks::Bare;
 use fio::{Fio, Task, Way};
 use kept::Kept;
 use mooncrate_ssd::disk::{Disk, Posix, Uring};
-use mooncrate_ssd::{GROUP_BYTES, Kind};
+use mooncrate_ssd::{GROUP_BYTES, KEEPERS, Kind};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const SIZES: [u64; 3] = [256 << 10, 1 << 20, 4 << 20];
 /// Operations at once, and values in a batch.
 const DEPTH: u64 = 32;
 /// A node keeps groups of [`GROUP_BYTES`] with so many threads.
-const HANDS: u64 = 2;
+const HANDS: u64 = KEEPERS as u64;
 /// More rounds than this tell nothing new about a disk.
 const ROUNDS_MAX: usize = 9;
 /// Ways to run `fio`: the engine, how many operations each job has under way, and how many jobs.
@@ -151,7 +151,7 @@ pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
         table("ssd", "Disks beside fio, one thread", "a batch of writes ends with a sync", disks),
         table(
             "ssd_backends",
-            "Records kept and loaded by two threads, as a node does it, beside fio",
+            "Records kept and loaded by four threads, as a node does it, beside fio",
             "a batch that is kept is verified, synced and indexed; what is loaded is verified",
             backends,
         ),

@@ -32,17 +32,21 @@ impl<I: Copy + Ord> BadFiles<I> {
         if canary::on(Canary::NoFdatasync) {
             return Ok(());
         }
-        let mut outcome = sync();
+        let outcome = sync();
         if outcome.is_err() && canary::on(Canary::FailedSyncRetried) {
             return sync();
         }
+        self.synced(file, outcome)
+    }
+
+    /// Takes down how a sync of a file ended that was not bad when it began.
+    pub(super) fn synced(&self, file: I, outcome: io::Result<()>) -> io::Result<()> {
         if outcome.is_err() {
             self.0.lock().insert(file);
-        } else {
-            // Somebody else's sync failed meanwhile: that failure may have been about these bytes.
-            outcome = self.check(file);
+            return outcome;
         }
-        outcome
+        // Somebody else's sync failed meanwhile: that failure may have been about these bytes.
+        self.check(file)
     }
 
     /// A new file has what identified one that is gone.

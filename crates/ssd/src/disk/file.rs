@@ -10,7 +10,7 @@ use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use std::any::Any;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -82,6 +82,17 @@ impl PosixFile {
     /// Syncs by `sync`, and takes the outcome down.
     pub(super) fn sync_by(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
         self.bad_files.sync(self.id, sync)
+    }
+
+    /// The file, for a sync by other means, whose end is told to [`PosixFile::synced`].
+    pub(super) fn to_sync(&self) -> io::Result<BorrowedFd<'_>> {
+        self.check()?;
+        Ok(self.fd.as_fd())
+    }
+
+    /// Takes down how a sync ended.
+    pub(super) fn synced(&self, outcome: io::Result<()>) -> io::Result<()> {
+        self.bad_files.synced(self.id, outcome)
     }
 
     /// Makes the file at least so long, if that works. Writes behind its end wait for each other in the

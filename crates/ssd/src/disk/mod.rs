@@ -133,6 +133,16 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// Names in the directory are on the disk when this returns.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
 
+    /// Many [`File::sync_data`], side by side where the disk can; one result each.
+    fn sync_files(&self, files: &[&Arc<dyn File>]) -> Vec<io::Result<()>> {
+        files.iter().map(|file| file.sync_data()).collect()
+    }
+
+    /// Many [`Disk::sync_dir`], side by side where the disk can; one result each.
+    fn sync_dirs(&self, dirs: &[&Path]) -> Vec<io::Result<()>> {
+        dirs.iter().map(|dir| self.sync_dir(dir)).collect()
+    }
+
     /// Bytes that can still be written.
     fn free_bytes(&self) -> io::Result<u64>;
 

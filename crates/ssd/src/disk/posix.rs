@@ -17,6 +17,7 @@ use super::{Disk, Entry, File, Open, ReadAt, WriteAt};
 use rustix::fs::{self, AtFlags, FileType, Mode};
 use rustix::io::Errno;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -55,6 +56,11 @@ impl Posix {
     /// Opens a file; other disks over this one do the same.
     pub(super) fn open_file(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
         Ok(Arc::new(PosixFile::open(&self.home, &self.bad, path, how)?))
+    }
+
+    /// Opens a directory, to sync it by other means.
+    pub(super) fn open_dir(&self, dir: &Path) -> io::Result<OwnedFd> {
+        self.home.dir(dir)
     }
 
     /// The directory, as it was named.

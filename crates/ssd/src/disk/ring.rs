@@ -1,27 +1,27 @@
 //! One ring of one thread: many spans on their way at once.
 //!
 //! ```text
-//!   Feed ─► slot (holds span and number) ─► entry ─► kernel
+//!   Feed ─► slot (holds step and number) ─► entry ─► kernel
 //!             ▲            short: the rest again │
 //!             └── completion, by its number ◄────┘
 //! ```
 //!
-//! What must stay true (S10): a slot keeps its span, and with it the borrow of the memory, from before its
+//! What must stay true (S10): a slot keeps its step, and with it the borrow of the memory, from before its
 //! entry is queued until its completion was seen, also when this code panics; completions are matched by
 //! number, never by order; after a submission or a wait has failed, nothing is returned before the kernel
 //! has let go of all memory, and the ring is not used again.
 
-use super::span::{Cutter, Rest, Span, Spans};
+use super::span::{Cutter, ReadSpans, Rest, Span, WriteSpans};
 use super::tamper::Tamper;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 /// Operations that are under way at once.
 pub(super) const DEPTH: usize = 32;
-/// How often the kernel may ask to try the same span again.
+/// How often the kernel may ask to try the same step again.
 const TRIES: u32 = 1000;
 /// One registered buffer is at most this long; the kernel refuses more.
 const FIXED_BYTES: usize = 1 << 30;
@@ -96,7 +96,7 @@ impl Ring {
             })
             .collect();
         // SAFETY: the kernel pins the pages, or answers that there are none. It writes to them only for
-        // entries of `Flight::queue`, which name memory that a span borrows.
+        // entries of `Flight::queue`, which name memory that a step borrows.
         unsafe { self.io.submitter().register_buffers(&buffers)? };
         self.fixed = fixed;
         Ok(())
@@ -138,15 +138,58 @@ impl Ring {
     }
 }
 
-/// One operation: what is left to be cut of it, and its outcome.
+/// One operation and its outcome.
 pub(super) struct Job<'a> {
     /// What is not under way yet.
-    pub spans: Spans<'a>,
+    pub work: Work<'a>,
     /// `Ok` until something fails.
     pub result: &'a mut io::Result<()>,
 }
 
-/// Gives out the spans of jobs, one job after the other.
+/// What is left of an operation.
+pub(super) enum Work<'a> {
+    Read(ReadSpans<'a>),
+    Write(WriteSpans<'a>),
+    /// A file or a directory; `None` when it is under way.
+    Sync(Option<Syncing<'a>>),
+}
+
+/// A sync.
+#[derive(Clone, Copy)]
+pub(super) struct Syncing<'a> {
+    pub fd: BorrowedFd<'a>,
+    /// Of the data alone, and what is needed to find them.
+    pub data: bool,
+}
+
+/// What one entry does.
+enum Step<'a> {
+    Move(Span<'a>),
+    Sync(Syncing<'a>),
+}
+
+impl<'a> Work<'a> {
+    /// The next step; `None` when all were made.
+    fn next(&mut self, cutter: &Cutter) -> Option<Step<'a>> {
+        match self {
+            Self::Read(spans) => spans.next(cutter).map(Step::Move),
+            Self::Write(spans) => spans.next(cutter).map(Step::Move),
+            Self::Sync(sync) => sync.take().map(Step::Sync),
+        }
+    }
+}
+
+impl Step<'_> {
+    /// Notes what the kernel answered. `false`: there is more to do.
+    fn ended(&mut self, outcome: usize) -> io::Result<bool> {
+        match self {
+            Self::Move(span) => span.moved(outcome),
+            Self::Sync(_) => Ok(true),
+        }
+    }
+}
+
+/// Gives out the steps of jobs, one job after the other.
 struct Feed<'j, 'a> {
     jobs: &'j mut [Job<'a>],
     /// All jobs before this one are cut up.
@@ -155,13 +198,13 @@ struct Feed<'j, 'a> {
 }
 
 impl<'a> Feed<'_, 'a> {
-    fn next(&mut self) -> Option<(usize, Span<'a>)> {
+    fn next(&mut self) -> Option<(usize, Step<'a>)> {
         while let Some(job) = self.jobs.get_mut(self.at) {
             // The rest of an operation that has failed is not worth the trip.
             if job.result.is_ok()
-                && let Some(span) = job.spans.next(self.cutter)
+                && let Some(step) = job.work.next(self.cutter)
             {
-                return Some((self.at, span));
+                return Some((self.at, step));
             }
             self.at += 1;
         }
@@ -169,12 +212,12 @@ impl<'a> Feed<'_, 'a> {
     }
 }
 
-/// A span on its way.
+/// A step on its way.
 struct Slot<'a> {
     number: u64,
     job: usize,
     tries: u32,
-    span: Span<'a>,
+    step: Step<'a>,
 }
 
 /// A ring in use. Dropped, it waits for what is under way: the slots borrow the memory.
@@ -192,10 +235,10 @@ impl<'a> Flight<'_, 'a> {
     fn fly(&mut self, feed: &mut Feed<'_, 'a>) -> io::Result<()> {
         loop {
             while let Some(&index) = self.free.last()
-                && let Some((job, span)) = feed.next()
+                && let Some((job, step)) = feed.next()
             {
                 self.free.pop();
-                self.queue(index, Slot { number: 0, job, tries: 0, span });
+                self.queue(index, Slot { number: 0, job, tries: 0, step });
             }
             if self.flying == 0 {
                 return Ok(());
@@ -207,15 +250,15 @@ impl<'a> Flight<'_, 'a> {
         }
     }
 
-    /// Queues what is left of a span.
+    /// Queues what is left of a step.
     fn queue(&mut self, index: usize, mut slot: Slot<'a>) {
         slot.number = self.ring.queued * DEPTH as u64 + index as u64;
         self.ring.queued += 1;
         let number = slot.number;
         // The slot has its place before the kernel hears of the memory, and is not touched until then.
         let slot = self.slots[index].insert(slot);
-        let entry = entry(self.ring, index, &mut slot.span, self.tamper).user_data(number);
-        // SAFETY: the memory of the entry is borrowed, or owned as a room, by the span in the slot, and the
+        let entry = entry(self.ring, index, &mut slot.step, self.tamper).user_data(number);
+        // SAFETY: the memory of the entry is borrowed, or owned as a room, by the step in the slot, and the
         // list of its pieces is touched only here, for a slot that nothing uses. A slot is emptied only when
         // its completion was seen, or after `land`; `drop` lands before slots and ring go.
         let pushed = unsafe { self.ring.io.submission().push(&entry) };
@@ -241,8 +284,8 @@ impl<'a> Flight<'_, 'a> {
             return Err(io::Error::other("the ring completed what was not under way"));
         };
         self.flying -= 1;
-        let moved = match usize::try_from(outcome) {
-            Ok(moved) => slot.span.moved(moved),
+        let ended = match usize::try_from(outcome) {
+            Ok(outcome) => slot.step.ended(outcome),
             Err(_) => match io::Error::from_raw_os_error(-outcome) {
                 error if may_retry(&error) && slot.tries < TRIES => {
                     slot.tries += 1;
@@ -251,7 +294,7 @@ impl<'a> Flight<'_, 'a> {
                 error => Err(error),
             },
         };
-        match moved {
+        match ended {
             Ok(false) => {
                 self.queue(index, slot);
                 return Ok(());
@@ -310,8 +353,15 @@ impl Drop for Flight<'_, '_> {
     }
 }
 
-/// The entry that moves what is left of a span.
-fn entry(ring: &mut Ring, index: usize, span: &mut Span<'_>, tamper: &Tamper) -> squeue::Entry {
+/// The entry that does what is left of a step.
+fn entry(ring: &mut Ring, index: usize, step: &mut Step<'_>, tamper: &Tamper) -> squeue::Entry {
+    let span = match step {
+        Step::Move(span) => span,
+        Step::Sync(Syncing { fd, data }) => {
+            let what = if *data { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
+            return opcode::Fsync::new(types::Fd(fd.as_raw_fd())).flags(what).build();
+        }
+    };
     let (fd, offset) = (types::Fd(span.fd.as_raw_fd()), span.offset);
     match span.rest() {
         Rest::In(into) => {
@@ -377,7 +427,7 @@ fn may_retry(error: &io::Error) -> bool {
 }
 
 /// The same error once more, for another operation.
-fn copy(error: &io::Error) -> io::Error {
+pub(super) fn copy(error: &io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(code) => io::Error::from_raw_os_error(code),
         None => io::Error::new(error.kind(), error.to_string()),

@@ -1,14 +1,13 @@
 //! Rings whose operations end when a test wants it.
 
 use super::*;
-use crate::disk::span::ReadSpans;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn read<'a>(fd: &'a OwnedFd, into: &'a mut [u8], result: &'a mut io::Result<()>) -> Job<'a> {
     let spans = ReadSpans { fd: fd.as_fd(), lie: None, offset: 0, into };
-    Job { spans: Spans::Read(spans), result }
+    Job { work: Work::Read(spans), result }
 }
 
 /// proves S10: a read that is under way when the ring fails, or when our code panics, is waited for. A

@@ -173,22 +173,6 @@ impl Cutter {
     }
 }
 
-/// The spans of one operation.
-pub(super) enum Spans<'a> {
-    Read(ReadSpans<'a>),
-    Write(WriteSpans<'a>),
-}
-
-impl<'a> Spans<'a> {
-    /// The next one; `None` when all were made.
-    pub(super) fn next(&mut self, cutter: &Cutter) -> Option<Span<'a>> {
-        match self {
-            Self::Read(spans) => spans.next(cutter),
-            Self::Write(spans) => spans.next(cutter),
-        }
-    }
-}
-
 /// The spans of one read, made one by one.
 pub(super) struct ReadSpans<'a, F = BorrowedFd<'a>> {
     pub fd: F,

@@ -22,6 +22,7 @@ pub(crate) fn all(disk: &dyn Disk) {
     beyond_the_end(disk);
     batches(disk);
     failures_stay_alone(disk);
+    syncs(disk);
     many_threads(disk);
     like_a_vector(disk);
     let left = disk.list(Path::new("")).unwrap();
@@ -314,6 +315,28 @@ fn failures_stay_alone(disk: &dyn Disk) {
 }
 
 /// Threads that share a file do not see each other's bytes.
+/// More at once than a ring takes; those that cannot be synced spoil no other.
+fn syncs(disk: &dyn Disk) {
+    let files: Vec<_> = (0..100).map(|i| create(disk, &format!("sync-{i}"))).collect();
+    for (i, file) in files.iter().enumerate() {
+        write(file, disk, 0, &[&noise(i as u64, ALIGN)]).unwrap();
+    }
+    assert!(disk.sync_files(&files.iter().collect::<Vec<_>>()).iter().all(io::Result::is_ok));
+    assert!(disk.sync_files(&[]).is_empty());
+    let dirs: Vec<PathBuf> = (0..50).map(|i| format!("sync-dir-{i}").into()).collect();
+    for dir in dirs.iter().step_by(2) {
+        disk.make_dir(dir).unwrap();
+    }
+    let synced = disk.sync_dirs(&dirs.iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    for (i, synced) in synced.into_iter().enumerate() {
+        let missing = synced.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        assert_eq!(missing, i % 2 == 1, "directory {i}");
+    }
+    for i in 0..100 {
+        disk.remove(&PathBuf::from(format!("sync-{i}"))).unwrap();
+    }
+}
+
 fn many_threads(disk: &dyn Disk) {
     let file = &create(disk, "threads");
     std::thread::scope(|scope| {

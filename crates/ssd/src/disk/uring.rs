@@ -8,15 +8,15 @@
 //! Memory that is read into often can be registered ([`Disk::register`]). Each ring registers it by itself,
 //! lazily; transfers to and from it then spare the kernel the search for its pages.
 //!
-//! Syncs do not go through the ring: a sync is one call for one file, nothing runs beside it, and the kernel
-//! would only hand it to a thread of its own first.
+//! Many syncs at once go through the ring: the kernel hands each to a thread of its own, and a file system
+//! with a journal serves those that wait at the same time by one commit. A sync alone is a plain call.
 //!
 //! What must stay true: the same answers as [`Posix`]; a ring that failed is thrown away (S10, see `ring`).
 
 use super::file::{PosixFile, read_spans, write_spans};
 use super::posix::Posix;
-use super::ring::{DEPTH, Job, Ring};
-use super::span::{Cutter, Spans};
+use super::ring::{DEPTH, Job, Ring, Syncing, Work, copy};
+use super::span::Cutter;
 use super::tamper::Tamper;
 use super::{Counts, Disk, Entry, File, Open, ReadAt, WriteAt};
 use mooncrate_lock::RwLock;
@@ -25,6 +25,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -84,6 +85,27 @@ impl Uring {
             }
         }
         true
+    }
+
+    /// Syncs what can be, side by side. `None`: there is no ring, or it is not worth it.
+    fn sync_all(
+        &self,
+        fds: Vec<io::Result<BorrowedFd<'_>>>,
+        data: bool,
+    ) -> Option<Vec<io::Result<()>>> {
+        if fds.len() < 2 {
+            return None;
+        }
+        let mut results = Vec::with_capacity(fds.len());
+        let mut works = Vec::with_capacity(fds.len());
+        for fd in fds {
+            works.push(fd.as_ref().ok().map(|&fd| Syncing { fd, data }));
+            results.push(fd.map(drop));
+        }
+        let jobs = works.into_iter().zip(&mut results).filter(|(work, _)| work.is_some());
+        let mut jobs: Vec<_> =
+            jobs.map(|(sync, result)| Job { work: Work::Sync(sync), result }).collect();
+        self.run(&mut jobs).then_some(results)
     }
 
     /// This thread's ring, with all memory registered that can be.
@@ -162,6 +184,25 @@ impl Disk for Uring {
         self.posix.sync_dir(dir)
     }
 
+    fn sync_files(&self, files: &[&Arc<dyn File>]) -> Vec<io::Result<()>> {
+        let fds = files.iter().map(|file| PosixFile::of(file)?.to_sync()).collect();
+        let Some(results) = self.sync_all(fds, true) else { return self.posix.sync_files(files) };
+        let ended = files.iter().zip(results).map(|(file, result)| match PosixFile::of(file) {
+            Ok(file) => file.synced(result),
+            Err(_) => result,
+        });
+        ended.collect()
+    }
+
+    fn sync_dirs(&self, dirs: &[&Path]) -> Vec<io::Result<()>> {
+        let opened: Vec<_> = dirs.iter().map(|dir| self.posix.open_dir(dir)).collect();
+        let fds = opened.iter().map(|dir| match dir {
+            Ok(dir) => Ok(dir.as_fd()),
+            Err(error) => Err(copy(error)),
+        });
+        self.sync_all(fds.collect(), false).unwrap_or_else(|| self.posix.sync_dirs(dirs))
+    }
+
     fn free_bytes(&self) -> io::Result<u64> {
         self.posix.free_bytes()
     }
@@ -173,7 +214,7 @@ impl Disk for Uring {
             match read_spans(file, *offset, into) {
                 Ok(spans) => {
                     *result = Ok(());
-                    jobs.push(Job { spans: Spans::Read(spans), result });
+                    jobs.push(Job { work: Work::Read(spans), result });
                 }
                 Err(error) => *result = Err(error),
             }
@@ -190,7 +231,7 @@ impl Disk for Uring {
             match write_spans(write) {
                 Ok(spans) => {
                     write.result = Ok(());
-                    jobs.push(Job { spans: Spans::Write(spans), result: &mut write.result });
+                    jobs.push(Job { work: Work::Write(spans), result: &mut write.result });
                 }
                 Err(error) => write.result = Err(error),
             }

@@ -99,8 +99,13 @@ impl Held {
         crate::laying::rounded(self.shape.bytes())
     }
 
+    /// Which directory it is in.
+    fn pair(&self) -> [u8; 2] {
+        [self.hash[0], self.hash[1]]
+    }
+
     fn dir(&self) -> PathBuf {
-        dir([self.hash[0], self.hash[1]])
+        dir(self.pair())
     }
 
     fn path(&self) -> PathBuf {
@@ -179,8 +184,9 @@ impl Shared {
 
     /// Makes it durable that files are gone or there.
     fn sync_dirs(&self, dirs: &BTreeSet<PathBuf>, before: u64) -> io::Result<()> {
-        let synced = dirs.iter().map(|dir| self.identity.sync_names(dir, before));
-        synced.fold(Ok(()), io::Result::and)
+        let dirs: Vec<&Path> = dirs.iter().map(PathBuf::as_path).collect();
+        let synced = self.identity.sync_all_names(&dirs, before);
+        synced.into_iter().fold(Ok(()), io::Result::and)
     }
 }
 

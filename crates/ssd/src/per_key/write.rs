@@ -1,12 +1,13 @@
-//! Keeping records: written beside, synced, renamed, the directory synced (S2).
+//! Keeping records: written beside, synced, new directories synced, renamed, the directory synced (S2).
 
-use super::{Copy, Held, Shared, dir as dir_path, missing_is_fine, parent};
+use super::{Copy, Held, Shared, State, missing_is_fine, parent};
 use crate::backend::{KeepError, NewRecord, is_full};
 use crate::disk::{File, Open, WriteAt};
 use crate::identity;
 use crate::laying::{self, Laid, Sealed};
 use crate::points::point;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +22,14 @@ struct Item<'a> {
     /// As far as it went well.
     done: io::Result<()>,
     renamed: bool,
+}
+
+/// Directories that a call made, and that are not known to be durable.
+struct Made {
+    /// Names before it.
+    before: u64,
+    tops: BTreeMap<u8, PathBuf>,
+    dirs: BTreeMap<[u8; 2], PathBuf>,
 }
 
 impl Shared {
@@ -74,44 +83,86 @@ impl Shared {
                 Item { sealed, held: Arc::new(held), done, renamed: false }
             })
             .collect();
-        self.make_dirs(&mut items);
+        let made = self.make_dirs(&mut items);
         self.write(&mut items);
+        self.settle_dirs(&made, &mut items);
         self.name(&mut items);
         self.undo(&items);
         self.commit(items, results);
     }
 
-    /// The directories of new files, made durable once.
-    fn make_dirs(&self, items: &mut [Item<'_>]) {
+    /// The directories of new files.
+    fn make_dirs(&self, items: &mut [Item<'_>]) -> Made {
+        let before = self.identity.names();
+        let top = |held: &Held| held.hash[0];
+        let top_path = |held: &Held| parent(&held.dir());
+        let tops = self.make_level(items, top, top_path, |state| &state.tops);
+        let dirs = self.make_level(items, Held::pair, Held::dir, |state| &state.dirs);
+        Made { before, tops, dirs }
+    }
+
+    /// Those of one level that are not `known` by their `key`.
+    fn make_level<K: std::marker::Copy + Ord + Hash>(
+        &self,
+        items: &mut [Item<'_>],
+        key: impl Fn(&Held) -> K,
+        path: impl Fn(&Held) -> PathBuf,
+        known: impl Fn(&State) -> &HashMap<K, bool>,
+    ) -> BTreeMap<K, PathBuf> {
+        let mut made = BTreeMap::new();
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
-            item.done = self.make_dir([item.held.hash[0], item.held.hash[1]]);
+            let key = key(&item.held);
+            let durable = known(&self.state.lock()).get(&key).copied();
+            match durable {
+                Some(true) => {}
+                Some(false) => {
+                    let what = "a directory could not be made durable; start again";
+                    item.done = Err(io::Error::other(what));
+                }
+                None if made.contains_key(&key) => {}
+                None => {
+                    let path = path(&item.held);
+                    item.done = self.disk.make_dir(&path);
+                    if item.done.is_ok() {
+                        made.insert(key, path);
+                    }
+                }
+            }
+        }
+        made
+    }
+
+    /// Makes new directories durable. Behind the sync of the files in them there is little left to do.
+    fn settle_dirs(&self, made: &Made, items: &mut [Item<'_>]) {
+        let paths = made.tops.values().chain(made.dirs.values());
+        let synced = self.sync_names(paths.map(|path| parent(path)).collect(), made.before);
+        let outcome = |path: &PathBuf| &synced[&parent(path)];
+        let mut state = self.state.lock();
+        for (&top, path) in &made.tops {
+            state.tops.insert(top, outcome(path).is_ok());
+        }
+        for (&dir, path) in &made.dirs {
+            state.dirs.insert(dir, outcome(path).is_ok());
+        }
+        drop(state);
+        for item in items.iter_mut().filter(|item| item.done.is_ok()) {
+            let pair = item.held.pair();
+            let paths = made.tops.get(&pair[0]).into_iter().chain(made.dirs.get(&pair));
+            if let Some(error) = paths.filter_map(|path| outcome(path).as_ref().err()).next() {
+                item.done = Err(laying::again(error));
+            }
         }
     }
 
-    fn make_dir(&self, key: [u8; 2]) -> io::Result<()> {
-        let doubtful = || io::Error::other("a directory could not be made durable; start again");
-        let state = self.state.lock();
-        let (top, dir) = (state.tops.get(&key[0]).copied(), state.dirs.get(&key).copied());
-        drop(state);
-        match (top, dir) {
-            (Some(true), Some(true)) => return Ok(()),
-            (Some(false), _) | (_, Some(false)) => return Err(doubtful()),
-            _ => {}
-        }
-        let path = dir_path(key);
-        let above = parent(&path);
-        if top.is_none() {
-            let before = self.identity.names();
-            self.disk.make_dir(&above)?;
-            let synced = self.identity.sync_names(Path::new(""), before);
-            self.state.lock().tops.insert(key[0], synced.is_ok());
-            synced?;
-        }
-        let before = self.identity.names();
-        self.disk.make_dir(&path)?;
-        let synced = self.identity.sync_names(&above, before);
-        self.state.lock().dirs.insert(key, synced.is_ok());
-        synced
+    /// Makes names durable that were changed since `before`.
+    fn sync_names(
+        &self,
+        dirs: BTreeSet<PathBuf>,
+        before: u64,
+    ) -> BTreeMap<PathBuf, io::Result<()>> {
+        let paths: Vec<&Path> = dirs.iter().map(PathBuf::as_path).collect();
+        let synced = self.identity.sync_all_names(&paths, before);
+        dirs.into_iter().zip(synced).collect()
     }
 
     /// Values, in files that have no name yet, and durable.
@@ -136,32 +187,29 @@ impl Shared {
         self.identity.write_many(&mut writes);
         let ended: Vec<io::Result<()>> = writes.into_iter().map(|write| write.result).collect();
         point("per_key.written");
-        let synced = files
-            .iter()
-            .zip(ended)
-            .map(|((at, file, _), written)| (*at, written.and_then(|()| file.sync_data())));
-        let synced: Vec<(usize, io::Result<()>)> = synced.collect();
         drop(pieces);
-        drop(files);
-        for (at, result) in synced {
-            items[at].done = result;
+        for ((at, _, _), written) in files.iter().zip(ended) {
+            items[*at].done = written;
+        }
+        files.retain(|(at, _, _)| items[*at].done.is_ok());
+        let written: Vec<&Arc<dyn File>> = files.iter().map(|(_, file, _)| file).collect();
+        for ((at, _, _), synced) in files.iter().zip(self.disk.sync_files(&written)) {
+            items[*at].done = synced;
         }
         point("per_key.synced");
     }
 
     /// Names, durable.
     fn name(&self, items: &mut [Item<'_>]) {
-        let mut dirs: BTreeMap<PathBuf, io::Result<()>> = BTreeMap::new();
+        let mut dirs: BTreeSet<PathBuf> = BTreeSet::new();
         let before = self.identity.names();
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
             item.done = self.disk.rename(&item.held.named(".tmp"), &item.held.path());
             item.renamed = item.done.is_ok();
-            dirs.insert(item.held.dir(), Ok(()));
+            dirs.insert(item.held.dir());
         }
         point("per_key.renamed");
-        for (dir, synced) in &mut dirs {
-            *synced = self.identity.sync_names(dir, before);
-        }
+        let dirs = self.sync_names(dirs, before);
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
             if let Some(Err(error)) = dirs.get(&item.held.dir()) {
                 item.done = Err(laying::again(error));
