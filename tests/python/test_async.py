@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import os
 import random
 import time
 
@@ -68,6 +69,13 @@ def test_before_it_is_open_and_after_it_is_closed():
     asyncio.run(work())
     with pytest.raises(ValueError, match="threads"):
         mooncrate.AsyncStore(threads=0)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 2), (2, 2), (5, 5), (8, 8), (64, 8)])
+def test_threads_follow_the_cores(monkeypatch, cores, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert mooncrate.AsyncStore()._threads == threads
+    assert mooncrate.AsyncStore(threads=3)._threads == 3
 
 
 def test_a_thousand_gets_at_once_leave_the_loop_free(server):

@@ -7,6 +7,7 @@ A call makes no task, and nothing that Python's garbage collector counts (`_nati
 
 import asyncio
 import builtins
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from types import TracebackType
@@ -46,7 +47,8 @@ class AsyncStore:
             await store.put("key", b"value")
 
     Takes what `Store` takes, and `threads`: how many calls may be under way at once; others wait
-    their turn. It belongs to the loop that it is used in first, and to another one when that is
+    their turn. By itself it takes as many as there are cores, 2 to 8: more would take the cores
+    away from the loop. Where calls mostly wait for other hosts, more of them pay. It belongs to the loop that it is used in first, and to another one when that is
     closed.
 
     A call begins at once, and is carried out whether or not it is awaited; errors come when it is,
@@ -60,7 +62,9 @@ class AsyncStore:
     alone until then.
     """
 
-    def __init__(self, *, threads: int = 8, **options: Any) -> None:
+    def __init__(self, *, threads: int | None = None, **options: Any) -> None:
+        if threads is None:
+            threads = min(max(len(os.sched_getaffinity(0)), 2), 8)
         if not 1 <= threads <= THREADS_MAX:
             raise ValueError(f"threads={threads}: 1 to {THREADS_MAX} are possible")
         self._threads = threads

@@ -159,17 +159,23 @@ impl Lie {
 /// How operations are cut.
 #[derive(Clone, Debug)]
 pub(super) struct Cutter {
-    /// Most bytes of a span; whole blocks.
+    /// Most bytes of a span, as a rule; whole blocks.
     cut: usize,
     /// Rooms of that size.
     rooms: Rooms,
 }
 
 impl Cutter {
-    /// Spans of at most `cut` bytes; up to `keep` rooms of that size are kept for reuse.
+    /// Spans of about `cut` bytes; up to `keep` rooms of that size are kept for reuse.
     pub(super) fn new(cut: usize, keep: usize) -> Self {
         assert!(cut.is_multiple_of(ALIGN) && cut >= SMALL, "spans of {cut} bytes");
         Self { cut, rooms: Rooms::new(cut, keep) }
+    }
+
+    /// Bytes of a span where `left` are left. A little that would be left over goes along: another trip costs
+    /// more.
+    fn most(&self, left: usize) -> usize {
+        if left <= self.cut + SMALL { left } else { self.cut }
     }
 }
 
@@ -196,7 +202,8 @@ impl<'a, F: Copy> ReadSpans<'a, F> {
         };
         let skip = (offset % ALIGN as u64) as usize;
         if skip == 0 && lie.suits(self.into) {
-            let bytes = Bytes::In(self.take((left / ALIGN * ALIGN).min(cutter.cut)));
+            let whole = left / ALIGN * ALIGN;
+            let bytes = Bytes::In(self.take(cutter.most(whole)));
             return Some(Span { fd, offset, done: 0, align: ALIGN, bytes });
         }
         let head = (ALIGN - skip) % ALIGN;
@@ -242,13 +249,14 @@ impl<'a, F: Copy> WriteSpans<'a, F> {
         let (fd, offset) = (self.fd, self.offset);
         let (mut parts, mut room, mut len) = (Vec::new(), None, 0);
         let copy_all = self.left <= SMALL && self.piece()?.len() < self.left;
+        let most = cutter.most(self.left);
         while let Some(piece) = self.piece() {
             // Bytes of the block that is being filled.
             let begun = if self.lie.is_some() { len % ALIGN } else { 0 };
-            if len == cutter.cut || (parts.len() >= PARTS_MAX && begun == 0) {
+            if len == most || (parts.len() >= PARTS_MAX && begun == 0) {
                 break;
             }
-            let budget = cutter.cut - len;
+            let budget = most - len;
             let straight = match self.lie {
                 None => piece.len(),
                 Some(lie) if begun == 0 && !copy_all && lie.suits(piece) => {
@@ -262,15 +270,18 @@ impl<'a, F: Copy> WriteSpans<'a, F> {
                 parts.push(Part::Straight(piece));
                 continue;
             }
+            let room = room.get_or_insert_with(|| cutter.rooms.take());
+            let from = room.len();
+            if from == cutter.cut {
+                break;
+            }
             // Up to the next whole block: behind it the piece may go straight. Else all of it.
-            let mut some = piece.len().min(budget);
+            let mut some = piece.len().min(budget).min(cutter.cut - from);
             if begun > 0 {
                 some = some.min(ALIGN - begun);
             }
             let piece = self.take(some);
             len += piece.len();
-            let room = room.get_or_insert_with(|| cutter.rooms.take());
-            let from = room.len();
             room.push(piece);
             match parts.last_mut() {
                 Some(Part::Room(range)) => range.end = room.len(),

@@ -192,7 +192,9 @@ fn every_alignment(disk: &dyn Disk) {
 /// Operations that are cut, whole and crooked, in pieces.
 fn large_operations(disk: &dyn Disk) {
     for (turn, len) in
-        [1 << 20, (1 << 20) + 1, (3 << 20) - 1, 3 << 20, (5 << 20) + 4096].into_iter().enumerate()
+        [1 << 20, (1 << 20) + 1, (1 << 20) + (60 << 10), (3 << 20) - 1, 3 << 20, (5 << 20) + 4096]
+            .into_iter()
+            .enumerate()
     {
         let file = create(disk, "large");
         let bytes = noise(turn as u64, len);
@@ -212,6 +214,10 @@ fn large_operations(disk: &dyn Disk) {
         disk.read(&mut reads);
         assert!(reads[0].result.is_ok());
         assert!(whole[ALIGN..][..len] == bytes);
+        // Whole blocks from memory that is not aligned: all of it goes through rooms.
+        let crooked = noise(turn as u64 + 50, end + 1);
+        write(&file, disk, 0, &[&crooked[1..]]).unwrap();
+        assert!(read(&file, disk, 0, end).unwrap() == crooked[1..]);
         // The same from memory that is not aligned, to a place that is not.
         write(&file, disk, 3, &[&bytes[..5], &bytes[5..]]).unwrap();
         assert!(read(&file, disk, 3, len).unwrap() == bytes);

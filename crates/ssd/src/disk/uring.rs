@@ -30,8 +30,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Most bytes of one entry.
-const CUT: usize = 1 << 20;
+/// Most bytes of one entry, as a rule. A little under a MiB: memory of small pages has a segment for each of
+/// them, virtual disks take 254 segments at once, and an entry that must be split is handed to another thread
+/// of the kernel first (4 MiB values were kept at 84 % of fio with 1 MiB here, and at 95 % with this).
+const CUT: usize = 1008 << 10;
 
 thread_local! {
     /// This thread's rings, one for each disk that it uses.
