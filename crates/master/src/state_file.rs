@@ -39,7 +39,13 @@ impl StateFile {
         // A write that failed may have come through: its name, if not its sync.
         self.kept = None;
         self.write(&kept).map_err(|error| {
-            let text = format!("{} cannot be written: {error}", self.path.display());
+            let fix = match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    "; free some space there, or keep it elsewhere"
+                }
+                _ => "",
+            };
+            let text = format!("{} cannot be written: {error}{fix}", self.path.display());
             io::Error::new(error.kind(), text)
         })?;
         self.kept = Some(kept);

@@ -85,7 +85,8 @@ pub enum OpenError {
 }
 
 /// Why a record was not kept. Nothing of it will be found, now or after a restart; but where the disk failed,
-/// what it had written may be found by the next start, whole and verified.
+/// what it had written may be found by the next start, whole and verified, unless [`Backend::remove`] has
+/// ended well for it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeepError {
@@ -226,6 +227,12 @@ pub trait Backend: fmt::Debug + Send + Sync {
 
     /// How full it is.
     fn usage(&self) -> Usage;
+
+    /// Bytes that count against the limit: those in use, and those that must stay free for what is there, as
+    /// for its removal. What is kept next fits below the limit beside these, or not at all.
+    fn promised(&self) -> u64 {
+        self.usage().used
+    }
 }
 
 /// Records that are hidden and still on the disk. Dropped, they can be loaded again: the master was not

@@ -45,7 +45,7 @@ pub use backend::{
     Recovery, Ticket, Usage,
 };
 pub use config::{Config, Evict, open};
-pub use disk::{Disk, File, Open, ReadAt, WriteAt};
+pub use disk::{Disk, File, Open, ReadAt, WriteAt, is_full};
 pub use record::Kind;
 pub use room::{Lent, Room, Rooms};
 

@@ -9,7 +9,7 @@ use mooncrate_core::plan::{Action, Notice, Order};
 use mooncrate_core::{LeaderEpoch, Now};
 use mooncrate_mem::Segment;
 use mooncrate_mem::clock::boottime;
-use mooncrate_ssd::RecordId;
+use mooncrate_ssd::{RecordId, is_full};
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
@@ -35,6 +35,16 @@ impl Disk {
         }
         let count = ends.len().min(TOGETHER_MAX);
         ends.drain(..count).collect()
+    }
+
+    /// A removal failed, and is tried again. One that had no room gets some.
+    pub(super) fn not_removed(&self, error: &io::Error) {
+        self.tally.errors.one();
+        if is_full(error) {
+            self.no_room();
+        } else {
+            tracing::error!(%error, path = %self.config.path.display(), "records were not removed");
+        }
     }
 
     /// Removes these and what could not be removed before.
@@ -82,9 +92,7 @@ impl Node {
                 continue;
             };
             // Nothing was said of these, so the master repeats its orders; bad records come up again.
-            disk.tally.errors.one();
-            let path = disk.config.path.display();
-            tracing::error!(%error, %path, "records were not removed");
+            disk.not_removed(&error);
             if failing.for_good(boottime()) {
                 self.give_disk_up(disk);
                 return;

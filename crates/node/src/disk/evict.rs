@@ -5,7 +5,7 @@ use super::{Disk, Retired};
 use crate::duty::Node;
 use mooncrate_core::plan::Notice;
 use mooncrate_mem::clock::boottime;
-use mooncrate_ssd::{Ticket, Usage};
+use mooncrate_ssd::{Backend, Ticket};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -20,11 +20,13 @@ const RETRY: Duration = Duration::from_millis(200);
 /// How long readers of deleted files may take; then the files stay as orphans until the next start.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 
-/// Bytes that should go.
-fn surplus(usage: &Usage, at_once: bool) -> u64 {
-    let share = |percent: u64| usage.limit / 100 * percent;
-    if at_once || usage.used > share(HIGH_PERCENT) {
-        usage.used.saturating_sub(share(LOW_PERCENT)).max(1)
+/// Bytes that should go. Promised bytes count, because what is kept next must fit beside them: of small values
+/// more is promised, for their removal, than their files take.
+fn surplus(backend: &dyn Backend, at_once: bool) -> u64 {
+    let (limit, promised) = (backend.usage().limit, backend.promised());
+    let share = |percent: u64| limit / 100 * percent;
+    if at_once || promised > share(HIGH_PERCENT) {
+        promised.saturating_sub(share(LOW_PERCENT)).max(1)
     } else {
         0
     }
@@ -33,7 +35,7 @@ fn surplus(usage: &Usage, at_once: bool) -> u64 {
 impl Disk {
     /// Wakes the evictor if there is need.
     pub(super) fn look_for_room(&self) {
-        if surplus(&self.backend.usage(), false) > 0 {
+        if surplus(self.backend.as_ref(), false) > 0 {
             self.crowd.notify_one();
         }
     }
@@ -46,7 +48,7 @@ impl Disk {
 
     fn wait_for_crowd(&self) -> bool {
         let mut crowded = self.crowded.lock();
-        if !*crowded && surplus(&self.backend.usage(), false) == 0 {
+        if !*crowded && surplus(self.backend.as_ref(), false) == 0 {
             self.crowd.wait_for(&mut crowded, NAP);
         }
         std::mem::take(&mut *crowded)
@@ -82,7 +84,7 @@ impl Node {
     pub(crate) fn evict_records(&self, disk: &Disk) {
         while !self.stopping() {
             let at_once = disk.wait_for_crowd();
-            let bytes = surplus(&disk.backend.usage(), at_once);
+            let bytes = surplus(disk.backend.as_ref(), at_once);
             if bytes == 0 || self.stopping() {
                 continue;
             }
@@ -116,6 +118,51 @@ impl Node {
                 return false;
             }
             self.nap(RETRY);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncrate_core::{LeaderEpoch, ObjectId};
+    use mooncrate_mem::sums::seal_of;
+    use mooncrate_ssd::disk::sim::{Rates, SimDisk};
+    use mooncrate_ssd::{Config, Kind, NewRecord, RecordId};
+    use std::sync::Arc;
+
+    /// Values of any size wake the evictor before the first of them is refused for want of room: a refusal would
+    /// make the master leave the disk alone for a while.
+    #[test]
+    fn room_is_made_before_something_is_refused() {
+        const LIMIT: u64 = 8 << 20;
+        for (kind, len) in [Kind::Bucket, Kind::PerKey, Kind::Offset]
+            .into_iter()
+            .flat_map(|kind| [0, 100, 5000, 60_000].map(|len| (kind, len)))
+        {
+            let disk = Arc::new(SimDisk::new(1, 4 * LIMIT, Rates::default()));
+            let mut config = Config::new(kind, LIMIT);
+            config.bucket_bytes_max = 1 << 20;
+            let (backend, _) = mooncrate_ssd::open(disk, &config, &mut drop, &mut drop).unwrap();
+            let value = vec![7; len];
+            let seal = seal_of(&value);
+            // As in a group, but for groups that are larger than what is left of the disk by then.
+            let together = (100_000 / (len as u64 + 1)).clamp(1, 32);
+            let mut next = 0;
+            loop {
+                let woken = surplus(backend.as_ref(), false) > 0;
+                let record = |sequence| {
+                    let object = ObjectId { epoch: LeaderEpoch(1), sequence };
+                    let id = RecordId { object, stripe: 0 };
+                    NewRecord { id, label: b"label", seal, value: &value }
+                };
+                let group: Vec<NewRecord<'_>> = (next..next + together).map(record).collect();
+                next += together;
+                if backend.keep(&group).iter().any(Result::is_err) {
+                    assert!(woken, "{kind:?}, {len} bytes: refused at {:?}", backend.usage());
+                    break;
+                }
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::time::Deadline;
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, SegmentError, WriteGuard};
-use mooncrate_ssd::{GROUP_BYTES, KeepError, NewRecord, RecordId, Room};
+use mooncrate_ssd::{GROUP_BYTES, KeepError, NewRecord, RecordId, Room, is_full};
 use mooncrate_transfer::TransferError;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -287,9 +287,14 @@ impl Disk {
 
     fn not_kept(&self, one: Going, error: &KeepError) -> bool {
         match error {
-            KeepError::Full { .. } => {
+            KeepError::Full { limit, .. } => {
                 self.tally.refused_full.one();
-                self.make_room();
+                // Of the file system, not of the disk.
+                if *limit < self.backend.usage().limit {
+                    self.no_room();
+                } else {
+                    self.make_room();
+                }
                 true
             }
             KeepError::Exists => {
@@ -306,9 +311,15 @@ impl Disk {
                 false
             }
             error => {
-                self.tally.refused_failed.one();
-                self.tally.errors.one();
-                tracing::error!(%error, path = %self.config.path.display(), "a record was not written");
+                if matches!(error, KeepError::Disk(error) if is_full(error)) {
+                    self.tally.refused_full.one();
+                    self.no_room();
+                } else {
+                    self.tally.refused_failed.one();
+                    self.tally.errors.one();
+                    let path = self.config.path.display();
+                    tracing::error!(%error, %path, "a record was not written");
+                }
                 // What was written of it may be found by a start: the slot is free when that is not so.
                 self.remove_for_good(one.id, Held::Life(one.guard));
                 true
@@ -321,8 +332,7 @@ impl Disk {
         match self.backend.remove(&[id]) {
             Ok(()) => drop(held),
             Err(error) => {
-                self.tally.errors.one();
-                tracing::error!(%error, path = %self.config.path.display(), "a record was not removed");
+                self.not_removed(&error);
                 self.undurable.lock().push((id, held));
                 self.ended.notify_one();
             }

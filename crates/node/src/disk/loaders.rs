@@ -100,19 +100,31 @@ impl Loaders {
         if state.stopping || state.hangs(boottime()) || state.jobs.len() >= QUEUE_MAX {
             return Err(Overdue);
         }
-        if state.jobs.len() >= state.idle && state.threads < THREADS_MAX {
-            let this = Arc::clone(self);
-            let spawned = Builder::new().name("disk-load".into()).spawn(move || this.work());
-            match spawned {
-                Ok(_) => state.threads += 1,
-                Err(_) if state.threads > 0 => {}
-                Err(_) => return Err(Overdue),
-            }
-        }
+        let grows = state.jobs.len() >= state.idle && state.threads < THREADS_MAX;
+        state.threads += usize::from(grows);
         state.jobs.push_back(Box::new(job));
         drop(state);
+        // Without the lock: others need not wait for the system.
+        if grows && !self.start_thread() {
+            // Whoever comes next finds what is queued, and skips it: nobody waits for it.
+            return Err(Overdue);
+        }
         self.work.notify_one();
         Ok(Under(place))
+    }
+
+    /// Starts a thread that is counted already; whether there is any.
+    fn start_thread(self: &Arc<Self>) -> bool {
+        let this = Arc::clone(self);
+        if Builder::new().name("disk-load".into()).spawn(move || this.work()).is_ok() {
+            return true;
+        }
+        let mut state = self.state.lock();
+        state.threads -= 1;
+        let left = state.threads;
+        drop(state);
+        self.ended.notify_all();
+        left > 0
     }
 
     fn work(&self) {
@@ -170,5 +182,50 @@ impl Loaders {
 impl State {
     fn hangs(&self, now: Now) -> bool {
         self.running.values().next().is_some_and(|began| now.since(*began) > HANGS_AFTER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    /// Who is taken is served, by however many threads.
+    #[test]
+    fn what_is_taken_is_read() {
+        let loaders = Arc::<Loaders>::default();
+        let ask = |n: u64| {
+            let deadline = boottime().deadline_in(PATIENCE);
+            loaders.begin(move || n * 3).map(|under| under.wait(deadline))
+        };
+        std::thread::scope(|scope| {
+            let all = || (0..200).map(ask).collect::<Vec<_>>();
+            let asking: Vec<_> = (0..6).map(|_| scope.spawn(all)).collect();
+            for asked in asking {
+                let wanted: Vec<_> = (0..200).map(|n| Ok(Some(n * 3))).collect();
+                assert_eq!(asked.join().unwrap(), wanted);
+            }
+        });
+        assert!((1..=THREADS_MAX).contains(&loaders.state.lock().threads), "{loaders:?}");
+        assert!(loaders.stop(boottime().deadline_in(PATIENCE)));
+        assert_eq!(ask(1), Err(Overdue), "it has stopped");
+    }
+
+    /// Who comes when it stops is read or refused. No thread stays, and nothing that no thread will ever see.
+    #[test]
+    fn a_stop_leaves_nothing() {
+        for round in 0..500 {
+            let loaders = Arc::<Loaders>::default();
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| (0..100_000).all(|_| loaders.begin(|| ()).is_ok()));
+                }
+                assert!(loaders.stop(boottime().deadline_in(PATIENCE)), "round {round}");
+            });
+            assert!(loaders.stop(boottime().deadline_in(PATIENCE)), "round {round}: a thread");
+            let state = loaders.state.lock();
+            assert_eq!((state.threads, state.jobs.len()), (0, 0), "round {round}");
+        }
     }
 }

@@ -19,6 +19,7 @@ mod config;
 mod ends;
 mod evict;
 mod farewell;
+mod full;
 mod keep;
 mod load;
 mod loaders;
@@ -79,6 +80,8 @@ pub(crate) struct Disk {
     /// Wakes the evictor.
     crowded: Mutex<bool>,
     crowd: Condvar,
+    /// When the log told that the file system is full.
+    said_full: Mutex<full::Said>,
     /// An eviction waits for its master: nothing new is taken meanwhile (S1).
     refusing: AtomicBool,
     /// It removes nothing any more, and is not mounted any more.

@@ -5,7 +5,7 @@ use super::budget::Budget;
 use super::carried::{Carried, stand_in};
 use super::keep::Queue;
 use super::places::{Place, Places};
-use super::{Disk, Held, Io, SsdConfig, Tally, TierConfig, record_of};
+use super::{Disk, Held, Io, SsdConfig, Tally, TierConfig, full, record_of};
 use crate::config::NodeConfig;
 use crate::duty::NodeError;
 use mooncrate_core::limits::EXTENT_ALIGN;
@@ -16,7 +16,7 @@ use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Adopt, Segment, SegmentSpec};
 use mooncrate_ssd::disk::{Posix, Uring};
-use mooncrate_ssd::{Backend, Config, Progress, Record, RecordId, Recovery};
+use mooncrate_ssd::{Backend, Config, OpenError, Progress, Record, RecordId, Recovery};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -96,11 +96,18 @@ fn open(
         }
         let found = &mut |record: Record| records.push(record);
         let opened = mooncrate_ssd::open(Arc::clone(&device), &settings, found, &mut progress);
-        let (backend, recovery) = opened.map_err(io::Error::other)?;
+        let (backend, recovery) = opened.map_err(|error| match error {
+            OpenError::Disk(error) => error,
+            error => io::Error::other(error),
+        })?;
         Ok((device, backend, recovery))
     });
-    let (device, backend, recovery) = opened
-        .map_err(|source| NodeError::Disk { path: config.path.display().to_string(), source })?;
+    let (device, backend, recovery) = opened.map_err(|source| NodeError::Disk {
+        path: config.path.display().to_string(),
+        source: full::explain(source),
+    })?;
+    let undeleted =
+        full::make_room_to_start(config, device.as_ref(), backend.as_ref(), &mut records);
     let took = boottime().since(began);
     tracing::info!(
         path = %config.path.display(),
@@ -112,8 +119,9 @@ fn open(
         "disk opened"
     );
     let segment = kept_segment(config, id, mount, records.len() as u64)?;
-    let Adopted { places, unplaced, next } = adopt(&segment, records.iter().map(Told::from));
+    let Adopted { places, mut unplaced, next } = adopt(&segment, records.iter().map(Told::from));
     drop(records);
+    unplaced.extend(undeleted);
     let parts = Parts { backend, device, recovery, took };
     let disk = Disk::new(id, config, parts, places, tier.write_bytes_per_day);
     disk.drop_unplaced(&unplaced, &segment, Slot(next));
@@ -154,6 +162,7 @@ impl Disk {
             loaders: Arc::default(),
             crowded: Mutex::new(false),
             crowd: Condvar::new(),
+            said_full: Mutex::default(),
             refusing: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             budget: Mutex::new(Budget::new(write_bytes_per_day, boottime())),

@@ -177,6 +177,8 @@ impl Backend for Buckets {
                 *stays = true;
                 places.push(Place { bucket, offset, id });
             }
+            let failed = state.failed.get(&id).into_iter().flatten();
+            places.extend(failed.map(|&(bucket, offset)| Place { bucket, offset, id }));
         }
         drop(state);
         point("removed.hidden");
@@ -187,6 +189,7 @@ impl Backend for Buckets {
         let mut state = this.state.lock();
         for Place { bucket, offset, id } in places {
             state.hidden.remove(&(id, bucket, offset));
+            state.forget_failed(id, bucket);
         }
         drop(state);
         this.reclaim();
@@ -255,5 +258,9 @@ impl Backend for Buckets {
             on_disk,
             written: this.identity.written(),
         }
+    }
+
+    fn promised(&self) -> u64 {
+        self.0.state.lock().books.promised(0)
     }
 }

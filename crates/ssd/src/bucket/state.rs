@@ -140,6 +140,9 @@ pub(super) struct State {
     pub(super) writers: usize,
     /// Closed buckets whose metadata could not be written.
     pub(super) unsealed: Vec<Writer>,
+    /// Where records may lie whose keep failed, by bucket and offset: in buckets whose metadata do not say yet
+    /// that they are not there. A removal must reach them, or a start could tell them (G6).
+    pub(super) failed: HashMap<RecordId, Vec<(u64, u64)>>,
     /// Records that are being kept.
     pub(super) pending: HashSet<RecordId>,
     /// Buckets that may have no record left that can be loaded.
@@ -210,6 +213,25 @@ impl State {
             self.hidden.remove(&(slot.id, bin.bucket.id, slot.offset));
             self.books.slots -= 1;
         }
+        self.forget_all_failed(bin.bucket.id);
+    }
+
+    /// What a failed keep left of a record in a bucket cannot come back.
+    pub(super) fn forget_failed(&mut self, id: RecordId, bucket: u64) {
+        if let Some(places) = self.failed.get_mut(&id) {
+            places.retain(|(is, _)| *is != bucket);
+            if places.is_empty() {
+                self.failed.remove(&id);
+            }
+        }
+    }
+
+    /// The same of all records. Few keeps fail, and a bucket is closed by the first one.
+    pub(super) fn forget_all_failed(&mut self, bucket: u64) {
+        self.failed.retain(|_, places| {
+            places.retain(|(is, _)| *is != bucket);
+            !places.is_empty()
+        });
     }
 
     /// A bucket that is not written to any more gives back what was reserved for its metadata.

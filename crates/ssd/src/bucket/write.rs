@@ -66,7 +66,7 @@ impl Shared {
             let mut writer = match self.take_writer() {
                 Ok(writer) => writer,
                 Err(error) => {
-                    self.give_up(&Vec::from(waiting), &error, &mut results);
+                    self.give_up(&Vec::from(waiting), &error, true, &mut results);
                     break;
                 }
             };
@@ -172,15 +172,24 @@ impl Shared {
                 self.put_back(writer, full);
             }
             Err(failed) => {
-                let (Failed::Undone(error) | Failed::Bad(error)) = &failed;
+                let (error, undone) = match &failed {
+                    Failed::Undone(error) => (error, true),
+                    Failed::Bad(error) => (error, false),
+                };
                 let before =
                     if writer.records == 0 { 0 } else { meta::file_bytes(writer.heads.len()) };
                 let mut state = self.state.lock();
                 state.books.reserved -= laid.end - writer.end + writer.meta_reserved - before;
                 state.books.slots -= batch.len() as u64;
+                if !undone {
+                    for (sealed, &offset) in batch.iter().zip(&laid.offsets) {
+                        let places = state.failed.entry(sealed.record.id).or_default();
+                        places.push((writer.id, offset));
+                    }
+                }
                 drop(state);
                 writer.meta_reserved = before;
-                self.give_up(batch, error, results);
+                self.give_up(batch, error, undone, results);
                 match failed {
                     Failed::Undone(_) => self.put_back(writer, false),
                     Failed::Bad(_) => self.abandon(writer),
@@ -253,10 +262,12 @@ impl Shared {
         writer.heads.extend_from_slice(&laid.heads);
     }
 
+    /// `undone`: nothing of them is left on the disk.
     fn give_up(
         &self,
         batch: &[Sealed<'_>],
         error: &io::Error,
+        undone: bool,
         results: &mut [Result<(), KeepError>],
     ) {
         let free = self.disk.free_bytes().unwrap_or(0);
@@ -264,7 +275,7 @@ impl Shared {
         let used = state.books.promised(0);
         for sealed in batch {
             state.pending.remove(&sealed.record.id);
-            results[sealed.number] = Err(if is_full(error) {
+            results[sealed.number] = Err(if undone && is_full(error) {
                 KeepError::Full { need: sealed.shape().bytes(), used, limit: used + free }
             } else {
                 KeepError::Disk(laying::again(error))
@@ -316,11 +327,15 @@ impl Shared {
         match sealed {
             Ok(()) => {
                 bin.meta = room.len() as u64;
+                state.forget_all_failed(id);
                 state.books.meta += room.len() as u64;
                 state.books.reserved -= meta_reserved;
             }
             Err(error) => {
-                tracing::warn!(bucket = id, %error, "the metadata of a bucket were not written");
+                // Once for each bucket: each call tries again.
+                if !(writer.no_room && is_full(&error)) {
+                    tracing::warn!(bucket = id, %error, "the metadata of a bucket were not written");
+                }
                 writer.no_room = is_full(&error);
                 state.unsealed.push(writer);
             }
@@ -360,6 +375,10 @@ impl Shared {
         let mut state = self.state.lock();
         state.writers -= 1;
         state.books.reserved -= writer.meta_reserved;
+        if writer.file.is_none() {
+            // There is no file that anything could be found in.
+            state.forget_all_failed(writer.id);
+        }
         drop(state);
         self.changed.notify_all();
         let Some(file) = writer.file else { return };

@@ -226,10 +226,11 @@ fn sign(root: &OwnedFd, lock: &OwnedFd) -> io::Result<Option<Lie>> {
             return Ok(Some(lie));
         }
     }
-    // Plain, for those who ask who holds it.
-    match rustix::io::pwrite(lock, &block, 0)? {
-        ALIGN => Ok(None),
-        _ => Err(io::ErrorKind::WriteZero.into()),
+    // Plain, for those who ask who holds it. A disk that is full must be opened, or nothing could be evicted.
+    match rustix::io::pwrite(lock, &block, 0) {
+        Ok(ALIGN) | Err(Errno::NOSPC | Errno::DQUOT) => Ok(None),
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+        Err(error) => Err(error.into()),
     }
 }
 

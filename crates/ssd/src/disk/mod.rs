@@ -30,7 +30,7 @@ use std::sync::Arc;
 const LANES: usize = 32;
 
 /// Whether there is no room: the disk is full, or what its owner may use of it is. Neither is a broken disk.
-pub(crate) fn is_full(error: &io::Error) -> bool {
+pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 

@@ -1,6 +1,6 @@
 //! Keeping records: all but the first block, sync, the first block, sync (S2).
 
-use super::{Held, Shared};
+use super::{Copy, Held, Shared};
 use crate::ALIGN;
 use crate::backend::{KeepError, NewRecord};
 use crate::disk::WriteAt;
@@ -79,8 +79,8 @@ impl Shared {
         space.sweep();
         let need = laying::rounded(sealed.shape().bytes());
         let Some(place) = space.free.allocate(need) else {
-            let limit = space.free.capacity();
-            return Err(KeepError::Full { need, used: limit - space.free.free_bytes(), limit });
+            let used = space.free.capacity() - space.free.free_bytes() + self.identity.bytes();
+            return Err(KeepError::Full { need, used, limit: self.config.limit_bytes });
         };
         space.pending.insert(id);
         Ok(place)
@@ -154,8 +154,14 @@ impl Shared {
                     space.free.free(held.place);
                 }
             }
-            // The space is lost until the next start, which finds what is there.
-            Err(error) => tracing::warn!(%error, "space of records that were not kept is lost"),
+            // A start could find them: they are there until a removal has ended well.
+            Err(error) => {
+                tracing::warn!(%error, "records that were not kept are still on the disk");
+                let mut space = self.space.lock();
+                for held in failed {
+                    space.hidden.insert((held.id, held.serial), Copy { held, stays: true });
+                }
+            }
         }
     }
 }

@@ -3,8 +3,10 @@
 use super::rig::{Rig, id};
 use mooncrate_core::Slot;
 use mooncrate_core::plan::{Action, Notice, OrderResult};
+use mooncrate_mem::clock::boottime;
 use mooncrate_ssd::Kind;
 use std::sync::Arc;
+use std::time::Duration;
 
 const RETIRE: Action = Action::Retire { free_after_ms: 0 };
 
@@ -42,4 +44,22 @@ fn an_order_that_overtakes_a_value_does_not_tell_it_freed() {
         let rig = Arc::into_inner(rig).unwrap();
         assert!(rig.on_disk().is_empty(), "{action:?}: a start finds it again");
     }
+}
+
+/// The record of an order is gone before its slot is looked at. So a reader who is inside does not spare the slot: it
+/// would stay, with nothing behind it.
+#[test]
+fn an_eviction_by_order_spares_no_reader() {
+    let rig = Rig::new(Kind::Bucket);
+    assert!(rig.keep(1, 0));
+    let pin = rig.segment().pin(boottime(), &rig.locator(0)).unwrap();
+    let told = rig.end(&[rig.order(0, Action::Evict)]);
+    assert!(matches!(told[..], [Notice { result: OrderResult::Waiting, .. }]), "{told:?}");
+    assert!(rig.segment().pin(boottime(), &rig.locator(0)).is_err(), "nobody new comes in");
+    drop(pin);
+    let mut news = Vec::new();
+    // It looks again now and then.
+    rig.segment().tick(boottime().plus(Duration::from_mins(1)), &mut news);
+    assert!(freed(&news, 0), "{news:?}");
+    assert!(rig.on_disk().is_empty());
 }

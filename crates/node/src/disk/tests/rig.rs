@@ -112,6 +112,10 @@ impl Backend for Gated {
     fn usage(&self) -> Usage {
         self.inner.usage()
     }
+
+    fn promised(&self) -> u64 {
+        self.inner.promised()
+    }
 }
 
 #[derive(Debug)]

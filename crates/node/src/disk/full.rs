@@ -1,0 +1,140 @@
+//! A file system that is full before its disk has its size: others use it too, or the size was too much.
+//! Old records make room, as they do when the limit is reached, one eviction for each refusal; what is kept or
+//! removed meanwhile is refused, and tried again.
+//!
+//! What must stay true: a full file system takes no disk away. A removal gets room from an eviction, and a
+//! start makes itself some before anybody counts on what the disk holds.
+
+use super::{Disk, SsdConfig};
+use mooncrate_core::Now;
+use mooncrate_mem::clock::boottime;
+use mooncrate_ssd::{Backend, Kind, Open, Record, RecordId, Room, WriteAt, is_full};
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+/// Bytes that a start writes at most before it can evict as usual: the state of a master beside it, the
+/// metadata of buckets, removals.
+const START_BYTES: u64 = 1 << 20;
+/// A file that is written to see whether there is room, and deleted.
+const PROBE: &str = "room.tmp";
+/// How often the log tells of a file system that stays full.
+const SAY_AGAIN: Duration = Duration::from_mins(10);
+
+/// When the log told of it last.
+#[derive(Debug, Default)]
+pub(super) struct Said(Option<Now>);
+
+impl Said {
+    /// Whether it is to be told now.
+    fn due(&mut self, now: Now) -> bool {
+        let due = self.0.is_none_or(|last| now.since(last) >= SAY_AGAIN);
+        if due {
+            self.0 = Some(now);
+        }
+        due
+    }
+}
+
+impl Disk {
+    /// The file system had no room for something: says so, but not each time, and wakes the evictor.
+    pub(super) fn no_room(&self) {
+        if self.said_full.lock().due(boottime()) {
+            let usage = self.backend.usage();
+            tracing::warn!(
+                path = %self.config.path.display(),
+                used = usage.on_disk,
+                size = usage.limit,
+                "the file system is full before this disk has its size: old records make room; free some \
+                 space there, or give the disk a smaller size"
+            );
+        }
+        if gives_room_back(&self.config) {
+            self.make_room();
+        }
+    }
+}
+
+/// Whether an eviction makes files smaller. One file for all records stays as long as it is.
+fn gives_room_back(config: &SsdConfig) -> bool {
+    config.backend != Kind::Offset
+}
+
+/// Makes the room that a start needs. Nobody has been told of any record yet, so the oldest may just go. Gives
+/// those that may come back, because they could not be deleted for good.
+pub(super) fn make_room_to_start(
+    config: &SsdConfig,
+    device: &dyn mooncrate_ssd::Disk,
+    backend: &dyn Backend,
+    records: &mut Vec<Record>,
+) -> Vec<RecordId> {
+    // Left over from a start that was killed while it looked.
+    let _ = device.remove(Path::new(PROBE));
+    while gives_room_back(config) && !has_room(device) {
+        let Some(ticket) = backend.unlink(START_BYTES) else { break };
+        let gone: HashSet<RecordId> = ticket.records().iter().copied().collect();
+        records.retain(|record| !gone.contains(&record.id));
+        tracing::warn!(
+            path = %config.path.display(),
+            records = gone.len(),
+            bytes = ticket.bytes(),
+            "the file system is full: the oldest records are dropped, or nothing could be written"
+        );
+        if let Err(error) = ticket.finish(Duration::ZERO) {
+            tracing::error!(%error, path = %config.path.display(), "they were not deleted");
+            return gone.into_iter().collect();
+        }
+    }
+    Vec::new()
+}
+
+/// Whether so much can be written. What a file system says is free may be less than what it gives, so one that
+/// seems full is asked by a write.
+fn has_room(device: &dyn mooncrate_ssd::Disk) -> bool {
+    if device.free_bytes().is_ok_and(|free| free >= START_BYTES) {
+        return true;
+    }
+    let tried = probe(device);
+    let _ = device.remove(Path::new(PROBE));
+    // What else is wrong, others will find out.
+    !tried.is_err_and(|error| is_full(&error))
+}
+
+fn probe(device: &dyn mooncrate_ssd::Disk) -> io::Result<()> {
+    let file = device.open(Path::new(PROBE), Open::Create)?;
+    let mut room = Room::new(START_BYTES as usize);
+    room.set_len(START_BYTES as usize);
+    room.fill(0);
+    let mut writes = [WriteAt { file: &file, offset: 0, pieces: &[&room[..]], result: Ok(()) }];
+    device.write(&mut writes);
+    let [WriteAt { result, .. }] = writes;
+    result
+}
+
+/// Names the fix, where a disk was not opened for want of room.
+pub(super) fn explain(error: io::Error) -> io::Error {
+    if !is_full(&error) {
+        return error;
+    }
+    let text = format!(
+        "{error}; its file system is full: free some space there, give the disk a smaller size, or name a \
+         directory elsewhere"
+    );
+    io::Error::new(error.kind(), text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_is_not_flooded() {
+        let start = Now(1_000_000_000);
+        let mut said = Said::default();
+        assert!(said.due(start));
+        assert!(!said.due(start.plus(SAY_AGAIN / 2)));
+        assert!(said.due(start.plus(SAY_AGAIN)));
+        assert!(!said.due(start.plus(SAY_AGAIN)));
+    }
+}
