@@ -371,7 +371,7 @@ impl State {
     }
 
     pub(super) fn free_bytes(&mut self) -> io::Result<u64> {
-        if self.off { Err(power_is_off()) } else { Ok(self.capacity - self.used) }
+        if self.off { Err(power_is_off()) } else { Ok(self.capacity.saturating_sub(self.used)) }
     }
 
     pub(super) fn file_bytes(&self) -> u64 {
@@ -380,7 +380,9 @@ impl State {
 
     /// Bytes up to which a file can grow.
     fn room(&mut self, file: u64) -> io::Result<u64> {
-        let free = self.capacity - self.used;
+        // A crash brings back names that were deleted and not synced, and others may have used their space: a
+        // disk can be fuller than full.
+        let free = self.capacity.saturating_sub(self.used);
         Ok(self.inode(file)?.blocks() + free / BLOCK * BLOCK)
     }
 
