@@ -127,6 +127,83 @@ pub(super) fn explain(error: io::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mooncrate_core::{LeaderEpoch, ObjectId};
+    use mooncrate_mem::sums::seal_of;
+    use mooncrate_ssd::disk::sim::{Rates, SimDisk};
+    use mooncrate_ssd::{Config, NewRecord};
+    use std::sync::Arc;
+
+    type Opened = (Arc<SimDisk>, Arc<dyn Backend>, Vec<Record>);
+
+    /// A directory on a disk without a free block, opened as a start does.
+    fn full(kind: Kind) -> Opened {
+        const LIMIT: u64 = 8 << 20;
+        let config = Config { bucket_bytes_max: 1 << 20, ..Config::new(kind, LIMIT) };
+        let open = |disk: &Arc<SimDisk>| {
+            let mut records = Vec::new();
+            let device = Arc::clone(disk) as Arc<dyn mooncrate_ssd::Disk>;
+            let found = &mut |record| records.push(record);
+            let (backend, _) = mooncrate_ssd::open(device, &config, found, &mut drop).unwrap();
+            (backend, records)
+        };
+        let disk = Arc::new(SimDisk::new(1, LIMIT + (1 << 20), Rates::default()));
+        let (backend, _) = open(&disk);
+        let value = vec![7; 60_000];
+        for sequence in 0..60 {
+            let object = ObjectId { epoch: LeaderEpoch(1), sequence };
+            let (id, seal) = (RecordId { object, stripe: 0 }, seal_of(&value));
+            let kept = backend.keep(&[NewRecord { id, label: b"l", seal, value: &value }]);
+            assert!(kept[0].is_ok(), "{kept:?}");
+        }
+        drop(backend);
+        let disk = Arc::new(disk.kill());
+        let other = mooncrate_ssd::Disk::open(&*disk, Path::new("other"), Open::Create).unwrap();
+        other.set_len(mooncrate_ssd::Disk::free_bytes(&*disk).unwrap()).unwrap();
+        let (backend, records) = open(&disk);
+        assert_eq!((records.len(), has_room(&*disk)), (60, false));
+        (disk, backend, records)
+    }
+
+    fn start(kind: Kind, opened: &mut Opened) -> Vec<RecordId> {
+        let config = SsdConfig { backend: kind, ..SsdConfig::new("in memory", 0) };
+        let (disk, backend, records) = opened;
+        make_room_to_start(&config, &**disk, &**backend, records)
+    }
+
+    /// The oldest records go until there is room, no more of them, and what is told is what can be read.
+    #[test]
+    fn a_start_on_a_full_disk_drops_the_oldest() {
+        for kind in [Kind::Bucket, Kind::PerKey] {
+            let mut opened = full(kind);
+            assert!(start(kind, &mut opened).is_empty(), "{kind:?}");
+            let (disk, backend, records) = opened;
+            assert!(has_room(&*disk), "{kind:?}");
+            assert!((30..60).contains(&records.len()), "{kind:?}: {} are left", records.len());
+            assert_eq!(backend.usage().records, records.len() as u64, "{kind:?}");
+            let dropped = 60 - records.len() as u64;
+            let oldest = records.iter().map(|record| record.id.object.sequence).min();
+            assert_eq!(oldest, Some(dropped), "{kind:?}");
+        }
+    }
+
+    /// One file in its full length gives nothing back, so nothing is dropped.
+    #[test]
+    fn nothing_is_dropped_in_vain() {
+        let mut opened = full(Kind::Offset);
+        assert!(start(Kind::Offset, &mut opened).is_empty());
+        assert_eq!(opened.2.len(), 60);
+    }
+
+    /// What could not be deleted for good is not told, and is to be removed.
+    #[test]
+    fn what_a_start_could_not_delete_is_named() {
+        let mut opened = full(Kind::Bucket);
+        opened.0.set_rates(Rates { sync_error: 1_000_000, ..Rates::default() });
+        let left = start(Kind::Bucket, &mut opened);
+        assert!(!left.is_empty());
+        assert_eq!(left.len() + opened.2.len(), 60);
+        assert!(opened.2.iter().all(|record| !left.contains(&record.id)));
+    }
 
     #[test]
     fn the_log_is_not_flooded() {

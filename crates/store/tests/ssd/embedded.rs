@@ -83,16 +83,22 @@ fn every_call_reads_from_the_disk() {
 fn a_full_disk_makes_room() {
     let folder = tempfile::tempdir().unwrap();
     let store = embedded(vec![disk(folder.path(), 32)], 8 * MIB, Offload::Eager);
-    let values = 400;
-    for n in 0..values {
-        put(&store, n, 256 * KIB);
-    }
+    // It holds 128 at most.
+    let mut values = 0;
+    until("more has passed through the disk than it holds", || {
+        put(&store, values, 256 * KIB);
+        values += 1;
+        offloaded(&store) > 250
+    });
+    let evicted = store.stat().unwrap().counters.disk_evicted;
+    assert!(evicted > 100, "{evicted} evicted");
     let found = count(&store, values);
     assert!(found > 20 && found < values, "{found} of {values}");
     drop(store);
     let store = embedded(vec![disk(folder.path(), 32)], 8 * MIB, Offload::Eager);
     let found = count(&store, values);
     assert!(found > 10 && found < values, "{found} of {values} after a restart");
+    assert_eq!(count(&store, 50), 0, "the oldest");
 }
 
 /// Two disks share what is offloaded.
