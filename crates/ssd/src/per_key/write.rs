@@ -147,8 +147,8 @@ impl Shared {
         drop(state);
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
             let pair = item.held.pair();
-            let paths = made.tops.get(&pair[0]).into_iter().chain(made.dirs.get(&pair));
-            if let Some(error) = paths.filter_map(|path| outcome(path).as_ref().err()).next() {
+            let mut paths = made.tops.get(&pair[0]).into_iter().chain(made.dirs.get(&pair));
+            if let Some(error) = paths.find_map(|path| outcome(path).as_ref().err()) {
                 item.done = Err(laying::again(error));
             }
         }
