@@ -598,8 +598,11 @@ impl Oracle {
         [sum(Entry::sure), sum(Entry::may)]
     }
 
-    /// Whether a record was told as bad in this life: it holds its space until it is removed.
+    /// Whether a record was told as bad in this life, or may have been found bad while it was hidden, which nobody
+    /// is told: it holds its space until it is removed.
     pub fn any_bad(&self) -> bool {
-        self.entries.values().any(|entry| entry.bad)
+        let holds = |entry: &Entry| entry.kept == Kept::Yes && !entry.removed && !entry.evicted;
+        let bad = |entry: &Entry| entry.bad || entry.is_weak() || entry.stale > 0;
+        self.entries.values().any(|entry| holds(entry) && bad(entry))
     }
 }

@@ -130,26 +130,35 @@ impl Shared {
             Err(error) => return Err(error),
         };
         point("evict.orphan_marked");
-        self.identity.sync_names(&held.dir(), before)?;
+        let synced = self.identity.sync_names(&held.dir(), before);
         let (key, bytes) = ((held.id, held.serial), held.bytes());
+        // A deletion that is repeated makes an empty file for a moment.
+        let len = || self.disk.open(&path, Open::Read).and_then(|file| file.len());
+        let len = if renamed { len().unwrap_or(bytes) } else { 0 };
         let mut state = self.state.lock();
         if !renamed {
             if state.hidden.contains_key(&key) {
                 state.redo.push(key);
             }
-            return Ok(());
+            return synced;
         }
-        match state.hidden.remove(&key) {
-            Some(copy) if copy.counted => {}
-            // Counted as deleted already, and its bytes are still there, under the other name.
-            Some(_) => {
+        // Its bytes are still there, under the other name; somebody else may have counted them as deleted.
+        if !state.hidden.get(&key).is_some_and(|copy| copy.counted) {
+            state.data += len;
+        }
+        state.leaving.push((path, len, Some(Arc::clone(held))));
+        if synced.is_ok() {
+            if state.hidden.remove(&key).is_some_and(|copy| !copy.counted) {
                 state.reserved -= bytes;
-                state.data += bytes;
             }
-            None => state.data += bytes,
+        } else if let Some(copy) = state.hidden.get_mut(&key) {
+            // A crash may bring its own name back: as after a deletion whose sync failed.
+            if std::mem::take(&mut copy.counted) {
+                state.reserved += bytes;
+            }
+            state.redo.push(key);
         }
-        state.leaving.push((path, bytes, Some(Arc::clone(held))));
-        Ok(())
+        synced
     }
 }
 

@@ -13,6 +13,8 @@
 
 mod evict;
 mod recover;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use crate::backend::{Backend, KeepError, Load, LoadError, NewRecord, RecordId, Ticket, Usage};
