@@ -1,7 +1,7 @@
 //! A file for each record: easy to look at, slow for millions.
 //!
 //! ```text
-//!   a/b/<hash of tenant and key>-<object>-<stripe>-<serial>        hash: BLAKE3, begins with ab
+//!   ab/cd/<hash of tenant and key>-<object>-<stripe>-<serial>        hash: BLAKE3, begins with abcd
 //! ```
 //!
 //! Written as a temporary file, synced, renamed, its directory synced; files of one call that share a
@@ -103,7 +103,7 @@ impl Held {
 
     /// Which directory it is in.
     fn pair(&self) -> [u8; 2] {
-        [self.hash[0] >> 4, self.hash[0] & 15]
+        [self.hash[0], self.hash[1]]
     }
 
     fn dir(&self) -> PathBuf {
@@ -131,7 +131,7 @@ impl Held {
 }
 
 fn dir([first, second]: [u8; 2]) -> PathBuf {
-    format!("{first:x}/{second:x}").into()
+    format!("{first:02x}/{second:02x}").into()
 }
 
 /// Of tenant and key; the wishes in a label are no part of a name.

@@ -24,6 +24,8 @@ const LIMIT_BYTES_MIN: u64 = 64 << 10;
 /// Files that a lane opens, and whose heads it reads at once. All lanes together stay far below the usual limit
 /// of 1024 open files.
 const PART_FILES: usize = 8;
+/// Directories that a lane lists at a time.
+const PART_DIRS: usize = 16;
 
 /// A file in a directory of ours.
 struct Listed {
@@ -90,10 +92,10 @@ impl PerKey {
     }
 }
 
-/// A digit.
+/// A byte in two digits.
 fn hex(name: &str) -> Option<u8> {
     let lower = name.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    if name.len() == 1 && lower { u8::from_str_radix(name, 16).ok() } else { None }
+    if name.len() == 2 && lower { u8::from_str_radix(name, 16).ok() } else { None }
 }
 
 /// All files, the oldest first.
@@ -112,7 +114,7 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
         state.tops.insert(first, true);
         tops.push(first);
     }
-    let list_top = |first: u8| (first, synced(format!("{first:x}").into()));
+    let list_top = |first: u8| (first, synced(format!("{first:02x}").into()));
     in_order(lanes, tops.into_iter(), list_top, |(first, entries)| {
         for sub in entries?.into_iter().filter(|entry| entry.is_dir) {
             let Some(second) = hex(&sub.name) else { continue };
@@ -121,13 +123,18 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
         }
         io::Result::Ok(())
     })?;
-    let list_sub = |sub: [u8; 2]| (sub, synced(dir(sub)));
-    in_order(lanes, subs.into_iter(), list_sub, |(sub, entries)| {
-        let dir = dir(sub);
-        for file in entries?.into_iter().filter(|entry| !entry.is_dir) {
-            let serial = file.name.rsplit('-').next().filter(|serial| serial.len() == 16);
-            let serial = serial.and_then(|serial| u64::from_str_radix(serial, 16).ok());
-            files.push(Listed { path: dir.join(&file.name), len: file.len, serial });
+    let list_subs = |subs: &[[u8; 2]]| {
+        let listed = subs.iter().map(|sub| synced(dir(*sub)).map(|entries| (*sub, entries)));
+        listed.collect::<io::Result<Vec<_>>>()
+    };
+    in_order(lanes, subs.chunks(PART_DIRS), list_subs, |listed| {
+        for (sub, entries) in listed? {
+            let dir = dir(sub);
+            for file in entries.into_iter().filter(|entry| !entry.is_dir) {
+                let serial = file.name.rsplit('-').next().filter(|serial| serial.len() == 16);
+                let serial = serial.and_then(|serial| u64::from_str_radix(serial, 16).ok());
+                files.push(Listed { path: dir.join(&file.name), len: file.len, serial });
+            }
         }
         io::Result::Ok(())
     })?;

@@ -94,7 +94,7 @@ impl Shared {
     /// The directories of new files.
     fn make_dirs(&self, items: &mut [Item<'_>]) -> Made {
         let before = self.identity.names();
-        let top = |held: &Held| held.pair()[0];
+        let top = |held: &Held| held.hash[0];
         let top_path = |held: &Held| parent(&held.dir());
         let tops = self.make_level(items, top, top_path, |state| &state.tops);
         let dirs = self.make_level(items, Held::pair, Held::dir, |state| &state.dirs);
