@@ -172,7 +172,7 @@ impl State {
 
 impl Shared {
     /// What is bad is not served again, nor if it is hidden now and that is taken back. Says whether it was
-    /// still there.
+    /// served: what is hidden may be deleted once more, and be an empty file for a moment.
     fn quarantine(&self, id: RecordId, serial: u64) -> bool {
         let mut state = self.state.lock();
         if state.index.get(&id).is_some_and(|held| held.serial == serial) {
@@ -180,8 +180,10 @@ impl Shared {
             state.hide(id, true);
             return true;
         }
-        let copy = state.hidden.get_mut(&(id, serial));
-        copy.map(|copy| copy.stays = true).is_some()
+        if let Some(copy) = state.hidden.get_mut(&(id, serial)) {
+            copy.stays = true;
+        }
+        false
     }
 
     /// Makes it durable that files are gone or there.

@@ -49,3 +49,20 @@ fn an_orphan_whose_name_is_not_durable_is_counted_and_goes() {
     disk = Arc::new(disk.crash());
     assert_eq!(open(&disk).1, 0);
 }
+
+/// A deletion that is repeated makes an empty file for a moment. Who opens that has found nothing: it is not bad (S10).
+#[test]
+fn what_is_deleted_while_it_is_looked_for_is_missing() {
+    let disk = Arc::new(SimDisk::new(1, 64 << 20, Rates::default()));
+    let (backend, _) = open(&disk);
+    keep(&backend, 1);
+    let held = Arc::clone(&backend.0.state.lock().index[&id(1)]);
+    disk.set_rates(Rates { sync_error: 1_000_000, ..Rates::default() });
+    backend.remove(&[id(1)]).unwrap_err();
+    disk.set_rates(Rates::default());
+    assert!(!backend.0.quarantine(held.id, held.serial), "it is on its way out");
+    keep(&backend, 2);
+    let held = Arc::clone(&backend.0.state.lock().index[&id(2)]);
+    assert!(backend.0.quarantine(held.id, held.serial), "it was served");
+    assert!(!backend.0.quarantine(held.id, held.serial), "once");
+}
