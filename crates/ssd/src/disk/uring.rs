@@ -390,6 +390,23 @@ mod tests {
         assert_eq!(disk.counts().rings, 4);
     }
 
+    /// proves S12: a sync whose end nobody saw has failed, and its file is bad for good.
+    #[test]
+    fn syncs_of_a_failed_ring_have_failed() {
+        let (_directory, disk) = disk();
+        let Some((file, _)) = filled(&disk) else { return };
+        let other = disk.open(Path::new("other"), Open::Create).unwrap();
+        *disk.shared.tamper.fail_in.lock() = Some(0);
+        let synced = disk.sync_files(&[&file, &other]);
+        assert!(synced.iter().all(Result::is_err), "{synced:?}");
+        for file in [&file, &other] {
+            assert!(suite::write(file, &disk, 0, &[&[1; 4096]]).is_err());
+            assert!(file.sync_data().is_err());
+        }
+        let again = disk.sync_files(&[&file, &other]);
+        assert!(again.iter().all(Result::is_err), "a second sync would lie: {again:?}");
+    }
+
     /// proves S10: buffers outlive their operations, also when our own code panics.
     #[test]
     fn a_panic_lands_first() {

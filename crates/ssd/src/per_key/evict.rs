@@ -71,7 +71,7 @@ impl Shared {
             }
         }
         point("per_key.deleted");
-        let synced = self.sync_dirs(&dirs, before);
+        let synced = self.sync_dirs(dirs, before);
         point("per_key.delete_synced");
         let mut state = self.state.lock();
         for held in gone {

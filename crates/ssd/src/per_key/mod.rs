@@ -187,10 +187,19 @@ impl Shared {
     }
 
     /// Makes it durable that files are gone or there.
-    fn sync_dirs(&self, dirs: &BTreeSet<PathBuf>, before: u64) -> io::Result<()> {
-        let dirs: Vec<&Path> = dirs.iter().map(PathBuf::as_path).collect();
-        let synced = self.identity.sync_all_names(&dirs, before);
-        synced.into_iter().fold(Ok(()), io::Result::and)
+    fn sync_dirs(&self, dirs: BTreeSet<PathBuf>, before: u64) -> io::Result<()> {
+        self.sync_names(dirs, before).into_values().fold(Ok(()), io::Result::and)
+    }
+
+    /// Makes names durable that were changed since `before`; one result for each directory.
+    fn sync_names(
+        &self,
+        dirs: BTreeSet<PathBuf>,
+        before: u64,
+    ) -> BTreeMap<PathBuf, io::Result<()>> {
+        let paths: Vec<&Path> = dirs.iter().map(PathBuf::as_path).collect();
+        let synced = self.identity.sync_all_names(&paths, before);
+        dirs.into_iter().zip(synced).collect()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::points::point;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Files that are open at the same time for one call.
@@ -154,17 +154,6 @@ impl Shared {
         }
     }
 
-    /// Makes names durable that were changed since `before`.
-    fn sync_names(
-        &self,
-        dirs: BTreeSet<PathBuf>,
-        before: u64,
-    ) -> BTreeMap<PathBuf, io::Result<()>> {
-        let paths: Vec<&Path> = dirs.iter().map(PathBuf::as_path).collect();
-        let synced = self.identity.sync_all_names(&paths, before);
-        dirs.into_iter().zip(synced).collect()
-    }
-
     /// Values, in files that have no name yet, and durable.
     fn write(&self, items: &mut [Item<'_>]) {
         let mut files: Vec<(usize, Arc<dyn File>, Laid<'_>)> = Vec::with_capacity(items.len());
@@ -231,7 +220,7 @@ impl Shared {
                 state.leaving.push((path, item.held.bytes(), None));
             }
         }
-        if dirs.is_empty() || self.sync_dirs(&dirs, before).is_ok() {
+        if dirs.is_empty() || self.sync_dirs(dirs, before).is_ok() {
             return;
         }
         let mut state = self.state.lock();
