@@ -21,6 +21,8 @@ pub const LEASE_MS_MAX: u32 = 10_000;
 pub const SLICE_BYTES: u64 = 1 << 20;
 /// Every extent starts and ends at a multiple of this.
 pub const EXTENT_ALIGN: u64 = 64;
+/// Bytes of the largest block of disks in use; direct I/O moves memory that lies like this.
+pub const BLOCK_BYTES: u64 = 4096;
 /// Bytes of the longest label: a key and what the owner keeps beside it.
 pub const LABEL_BYTES_MAX: usize = KEY_BYTES_MAX + 64;
 /// Members of one group; a put into a full group stores the object without a group.

@@ -9,7 +9,7 @@
 //!
 //! The CRC itself is computed where bytes move (`mem::crc`); here is only what it means.
 
-use crate::limits::{EXTENT_ALIGN, SLICE_BYTES, VALUE_BYTES_MAX};
+use crate::limits::{BLOCK_BYTES, EXTENT_ALIGN, SLICE_BYTES, VALUE_BYTES_MAX};
 use std::fmt;
 
 /// Checksum over the length and the slice checksums of a value.
@@ -55,11 +55,15 @@ pub const fn table(len: u64) -> (u64, u64) {
 }
 
 /// Bytes to reserve for a value of `len` bytes: value, table, rounded up; never zero, so that even
-/// an empty value has a range of its own. `len` is at most the value limit, so nothing overflows.
+/// an empty value has a range of its own. A value with a table takes whole blocks: where large values lie
+/// side by side, each starts at a block, and goes to disks and comes from them without a copy. `len` is at
+/// most the value limit, so nothing overflows.
 pub const fn extent_bytes(len: u64) -> u64 {
-    let (start, bytes) = table(len);
-    let end = if bytes > 0 { start + bytes } else { len };
-    if end == 0 { EXTENT_ALIGN } else { end.next_multiple_of(EXTENT_ALIGN) }
+    match table(len) {
+        (_, 0) if len == 0 => EXTENT_ALIGN,
+        (_, 0) => len.next_multiple_of(EXTENT_ALIGN),
+        (start, bytes) => (start + bytes).next_multiple_of(BLOCK_BYTES),
+    }
 }
 
 /// A header names an extent with 32 bits.
@@ -76,7 +80,8 @@ mod tests {
         assert_eq!(extent_bytes(SLICE_BYTES), SLICE_BYTES);
         assert_eq!(table(SLICE_BYTES).1, 0);
         assert_eq!(table(SLICE_BYTES + 1), (SLICE_BYTES + 8, 16));
-        assert_eq!(extent_bytes(SLICE_BYTES + 1), SLICE_BYTES + 64);
+        assert_eq!(extent_bytes(SLICE_BYTES + 1), SLICE_BYTES + BLOCK_BYTES);
+        assert_eq!(extent_bytes(4 * SLICE_BYTES), 4 * SLICE_BYTES + BLOCK_BYTES);
     }
 
     #[test]

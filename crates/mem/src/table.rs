@@ -17,7 +17,7 @@ pub const PREAMBLE_BYTES: usize = 4096;
 /// "mooncseg", read as a little-endian number.
 const MAGIC: u64 = u64::from_le_bytes(*b"mooncseg");
 /// Version of preamble and table.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Words of the preamble, by index.
 mod word_at {
@@ -322,7 +322,7 @@ mod tests {
         ] {
             assert!(open(&other).is_err(), "{other:?}");
         }
-        table.preamble_word(word_at::VERSION).store(2, Ordering::Relaxed);
+        table.preamble_word(word_at::VERSION).store(VERSION + 1, Ordering::Relaxed);
         assert!(open(&IDENTITY).is_err());
     }
 }

@@ -56,4 +56,4 @@ pub const GROUP_BYTES: u64 = 8 << 20;
 pub const KEEPERS: usize = 4;
 
 /// Offsets, lengths and addresses of direct I/O are multiples of this.
-pub const ALIGN: usize = 4096;
+pub const ALIGN: usize = mooncrate_core::limits::BLOCK_BYTES as usize;

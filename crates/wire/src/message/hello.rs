@@ -187,9 +187,9 @@ mod tests {
         let refusal = agree(&hello, LinkKind::Control).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Version);
         assert!(refusal.message.contains("150 to 200"), "{refusal}");
-        assert!(refusal.message.contains("this peer 3 to 3"), "{refusal}");
-        // Versions 1 and 2 had other layouts: they are refused loudly.
-        for old in [0, 1, 2] {
+        assert!(refusal.message.contains("this peer 4 to 4"), "{refusal}");
+        // Earlier versions had other layouts: they are refused loudly.
+        for old in [0, 1, 2, 3] {
             (hello.version_min, hello.version_max) = (old, old);
             let refusal = agree(&hello, LinkKind::Control).unwrap_err();
             assert_eq!(refusal.code, RefusalCode::Version);
