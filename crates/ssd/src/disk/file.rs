@@ -4,12 +4,12 @@
 
 use super::home::{Home, about};
 use super::span::{Lie, ReadSpans, Rest, Span, WriteSpans};
-use super::{File, Open, WriteAt};
+use super::{File, Open, ReadAt, WriteAt};
 use crate::ALIGN;
 use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno, retry_on_intr};
 use std::any::Any;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -171,6 +171,34 @@ pub(super) fn read_spans<'a>(
     let file = PosixFile::of(file)?;
     check_end(offset, into.len())?;
     Ok(ReadSpans { fd: file.fd.as_fd(), lie: file.lie, offset, into })
+}
+
+/// Reads two neighbours in a file, the head of a record and its value, by one system call of at most so many
+/// bytes. `false`: they are none, do not lie as the device wants it, or did not come as a whole; whatever is
+/// in their memory, each is to be read by itself.
+pub(super) fn read_together(one: &mut ReadAt<'_>, two: &mut ReadAt<'_>, most: usize) -> bool {
+    let Ok(file) = PosixFile::of(one.file) else { return false };
+    let (first, second) = (one.into.len(), two.into.len());
+    let neighbours = Arc::ptr_eq(one.file, two.file)
+        && one.offset.checked_add(first as u64) == Some(two.offset)
+        && first + second <= most
+        && check_end(two.offset, second).is_ok();
+    let lies = |read: &ReadAt<'_>| {
+        let blocks =
+            read.offset.is_multiple_of(ALIGN as u64) && read.into.len().is_multiple_of(ALIGN);
+        let fits = |lie: Lie| blocks && read.into.as_ptr().addr().is_multiple_of(lie.align);
+        file.lie.is_none_or(fits)
+    };
+    if !neighbours || !lies(one) || !lies(two) {
+        return false;
+    }
+    let mut both = [IoSliceMut::new(one.into), IoSliceMut::new(two.into)];
+    let read = retry_on_intr(|| rustix::io::preadv(&file.fd, &mut both, one.offset));
+    let all = read == Ok(first + second);
+    if all {
+        (one.result, two.result) = (Ok(()), Ok(()));
+    }
+    all
 }
 
 /// The spans of a write.

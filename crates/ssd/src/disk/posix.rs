@@ -10,7 +10,7 @@
 //! What must stay true: names stay beneath the directory and follow no links; short transfers are resumed
 //! or failed (S10); a file whose sync failed once is never written or synced again, under any handle (S12).
 
-use super::file::{BadFiles, PosixFile, carry_out, read_spans, write_spans};
+use super::file::{BadFiles, PosixFile, carry_out, read_spans, read_together, write_spans};
 use super::home::{Home, LOCK, about};
 use super::span::Cutter;
 use super::{Disk, Entry, File, LANES, Open, ReadAt, WriteAt};
@@ -21,7 +21,10 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Most bytes of one system call.
+/// Most bytes of one system call, as a rule: nothing else of the call is under way meanwhile, so the kernel
+/// gets as much as it may cut up and keep the device busy with.
+const STRAIGHT: usize = 16 << 20;
+/// Of those that go through a room.
 const CUT: usize = 1 << 20;
 /// Rooms that are kept for transfers that are not aligned.
 const ROOMS: usize = 8;
@@ -45,7 +48,7 @@ impl Posix {
                 "the file system takes no direct I/O; records go through the page cache"
             );
         }
-        Ok(Self { home, cutter: Cutter::new(CUT, ROOMS), bad: Arc::default() })
+        Ok(Self { home, cutter: Cutter::new(CUT, ROOMS).straight(STRAIGHT), bad: Arc::default() })
     }
 
     /// Whether files are read and written past the page cache.
@@ -134,14 +137,21 @@ impl Disk for Posix {
         LANES
     }
 
-    fn read(&self, reads: &mut [ReadAt<'_>]) {
-        for read in reads {
+    fn read(&self, mut reads: &mut [ReadAt<'_>]) {
+        while let [read, more @ ..] = reads {
+            if let Some(next) = more.first_mut()
+                && read_together(read, next, STRAIGHT)
+            {
+                reads = &mut more[1..];
+                continue;
+            }
             read.result = read_spans(read.file, read.offset, read.into).and_then(|mut spans| {
                 while let Some(span) = spans.next(&self.cutter) {
                     carry_out(span)?;
                 }
                 Ok(())
             });
+            reads = more;
         }
     }
 

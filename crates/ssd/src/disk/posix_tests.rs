@@ -3,6 +3,7 @@
 use super::*;
 use crate::disk::suite;
 use crate::disk::uring::Uring;
+use crate::room::Room;
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use std::ffi::CString;
 use std::io::{BufRead, BufReader, Write};
@@ -18,6 +19,63 @@ fn does_what_a_disk_does() {
     let directory = tempfile::tempdir().unwrap();
     let disk = Posix::open(directory.path()).unwrap();
     suite::all(&disk);
+}
+
+/// Neighbours in a batch are read by one call where they lie well, and hold the same bytes in any case (S10).
+#[test]
+fn neighbours_are_read_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = Posix::open(directory.path()).unwrap();
+    let file = disk.open(Path::new("file"), Open::Create).unwrap();
+    let mut rng = mooncrate_core::rng::Rng::new(11);
+    let bytes: Vec<u8> = (0..1 << 14).flat_map(|_| rng.next().to_le_bytes()).collect();
+    suite::write(&file, &disk, 0, &[&bytes]).unwrap();
+    let (mut head, mut value) = (Room::new(1 << 18), Room::new(1 << 18));
+    // Where the first starts, their lengths, bytes that are left out between them, and by which the second
+    // one is shifted in memory; and whether one call does it on a disk that takes direct I/O.
+    let shapes = [
+        (0, 4096, 65_536, 0, 0, true),
+        (4096, 8192, 118_784, 0, 0, true),
+        (0, 4096, 65_536, 4096, 0, false),
+        (0, 4096, 65_536, 0, 8, false),
+        (0, 4096, 65_535, 0, 0, false),
+        (512, 4096, 65_536, 0, 0, false),
+    ];
+    for (offset, first, second, apart, shift, well) in shapes {
+        let after = offset + first + apart;
+        for by_batch in [false, true] {
+            head.set_len(first);
+            value.set_len(shift + second);
+            head.fill(0x55);
+            value.fill(0x55);
+            let (into, next) = (&mut head[..], &mut value[shift..]);
+            let mut reads = [
+                ReadAt { file: &file, offset: offset as u64, into, result: Ok(()) },
+                ReadAt { file: &file, offset: after as u64, into: next, result: Ok(()) },
+            ];
+            if by_batch {
+                disk.read(&mut reads);
+                assert!(reads.iter().all(|read| read.result.is_ok()), "{offset} {second} {shift}");
+                assert!(*reads[0].into == bytes[offset..][..first]);
+                assert!(*reads[1].into == bytes[after..][..second]);
+            } else if disk.is_direct() {
+                let [one, two] = &mut reads;
+                assert_eq!(read_together(one, two, STRAIGHT), well, "{offset} {second} {shift}");
+            }
+        }
+    }
+    // The second one ends behind the file.
+    head.set_len(4096);
+    value.set_len(8192);
+    let offset = bytes.len() as u64 - 8192;
+    let mut reads = [
+        ReadAt { file: &file, offset, into: &mut head, result: Ok(()) },
+        ReadAt { file: &file, offset: offset + 4096, into: &mut value, result: Ok(()) },
+    ];
+    disk.read(&mut reads);
+    assert!(reads[0].result.is_ok() && *reads[0].into == bytes[bytes.len() - 8192..][..4096]);
+    let short = reads[1].result.as_ref().unwrap_err();
+    assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
 }
 
 #[test]

@@ -159,7 +159,9 @@ impl Lie {
 /// How operations are cut.
 #[derive(Clone, Debug)]
 pub(super) struct Cutter {
-    /// Most bytes of a span, as a rule; whole blocks.
+    /// Most bytes of a span that go as they lie, as a rule; whole blocks.
+    straight: usize,
+    /// Most bytes of a span that go through a room.
     cut: usize,
     /// Rooms of that size.
     rooms: Rooms,
@@ -169,13 +171,19 @@ impl Cutter {
     /// Spans of about `cut` bytes; up to `keep` rooms of that size are kept for reuse.
     pub(super) fn new(cut: usize, keep: usize) -> Self {
         assert!(cut.is_multiple_of(ALIGN) && cut >= SMALL, "spans of {cut} bytes");
-        Self { cut, rooms: Rooms::new(cut, keep) }
+        Self { straight: cut, cut, rooms: Rooms::new(cut, keep) }
+    }
+
+    /// The same, but spans of about `straight` bytes where no room is needed.
+    pub(super) fn straight(self, straight: usize) -> Self {
+        assert!(straight.is_multiple_of(ALIGN) && straight >= self.cut, "{straight} bytes");
+        Self { straight, ..self }
     }
 
     /// Bytes of a span where `left` are left. A little that would be left over goes along: another trip costs
     /// more.
     fn most(&self, left: usize) -> usize {
-        if left <= self.cut + SMALL { left } else { self.cut }
+        if left <= self.straight + SMALL { left } else { self.straight }
     }
 }
 
