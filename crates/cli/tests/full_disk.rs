@@ -1,4 +1,4 @@
-//! A file system that is full, under a real server: a small one, mounted in a namespace of its own so that
+//! A file system that is full, under a real server: small ones, mounted in a namespace of their own so that
 //! nothing of this machine changes. That needs root.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
 
@@ -17,30 +17,45 @@ use std::process::Command;
 use std::time::Duration;
 use support::{Server, fetch, finish, mooncrate, wait};
 
-/// In the folder where it is started; the rest of the words say which test goes on in there.
-const SETUP: &str = "mkdir small && mount -t tmpfs -o size=24m,mode=700 tmpfs small && \
-                     exec \"$0\" \"$1\" --exact --ignored --nocapture";
+/// Small file systems, and what makes them in the folder where it is started: memory, and one as servers have
+/// it, with direct I/O, a journal, and space that names and directories take as well.
+const FILE_SYSTEMS: [(&str, &str); 2] = [
+    ("tmpfs", "mkdir small && mount -t tmpfs -o size=24m,mode=700 tmpfs small"),
+    (
+        "ext4",
+        "truncate -s 30m image && mkfs.ext4 -q -F -b 4096 -m 0 image && mkdir small && \
+         mount -o loop image small && chmod 700 small",
+    ),
+];
+/// The rest of the words say which test goes on in there.
+const GO_ON: &str = "exec \"$0\" \"$1\" --exact --ignored --nocapture";
 /// Generous: the machine may be busy, and nothing is measured.
 const PATIENCE: Duration = Duration::from_mins(2);
 const LEN: usize = 64 << 10;
 
-/// Runs an ignored test of this file where `small` is a file system of 24 MiB.
+/// Runs an ignored test of this file where `small` is a file system of about 24 MiB, of each kind.
 fn in_small_file_system(name: &str) {
-    let possible = Command::new("unshare").args(["--mount", "true"]).output();
-    if !possible.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED {name}: no namespaces here");
+    std::thread::scope(|scope| {
+        for (kind, setup) in FILE_SYSTEMS {
+            scope.spawn(move || in_one(kind, setup, name));
+        }
+    });
+}
+
+fn in_one(kind: &str, setup: &str, name: &str) {
+    let run = |script: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script]).arg(std::env::current_exe().unwrap());
+        command.arg(name).current_dir(folder.path()).output()
+    };
+    if !run(setup).is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED {name} on {kind}: namespaces and `{setup}` are needed");
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let ran = Command::new("unshare")
-        .args(["--mount", "sh", "-c", SETUP])
-        .arg(std::env::current_exe().unwrap())
-        .arg(name)
-        .current_dir(folder.path())
-        .output()
-        .unwrap();
+    let ran = run(&format!("{setup} && {GO_ON}")).unwrap();
     let (said, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success() && said.contains("1 passed"), "{said}{err}");
+    assert!(ran.status.success() && said.contains("1 passed"), "on {kind}: {said}{err}");
 }
 
 fn name(n: u32) -> Vec<u8> {
@@ -184,7 +199,7 @@ fn more_than_the_file_system_holds() {
 fn more_than_it_holds() {
     for backend in ["bucket", "per_key"] {
         let rig = Rig::start(&format!("small/{backend}=256MiB,bucket_size=2MiB,backend={backend}"));
-        // 64 MiB through a file system of 24.
+        // 64 MiB through a file system of about 24.
         for n in 0..1024 {
             rig.put(n);
         }
