@@ -87,13 +87,18 @@ fn warm(store: &Store) -> Result<()> {
     Ok(())
 }
 
+/// Refusals in a row which say that the disk sets the pace. One alone may come while memory still fills.
+const REFUSED: u32 = 3;
+
 /// Puts until memory is full.
 fn fill(store: &Store, wanted: &Tier, next: &AtomicU64) {
     let mut value = vec![0; wanted.value.0 as usize];
-    for _ in 0..wanted.memory.0 / wanted.value.0 {
-        // A refusal says that the disk sets the pace already.
-        if put(store, next.fetch_add(1, Relaxed), &mut value).is_err() {
-            break;
+    let (mut left, mut refused) = (wanted.memory.0 / wanted.value.0, 0);
+    while left > 0 && refused < REFUSED {
+        if put(store, next.fetch_add(1, Relaxed), &mut value).is_ok() {
+            (left, refused) = (left - 1, 0);
+        } else {
+            refused += 1;
         }
     }
 }
