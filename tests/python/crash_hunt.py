@@ -36,6 +36,8 @@ PATIENCE = 120
 SHELF = 64
 FORKS = 1 / 400
 HUNG, WRONG = 97, 98
+# How stacks begin that the interpreter prints.
+STACKS = ("Timeout (", "Fatal Python error", "Thread 0x", "Current thread 0x")
 
 
 @dataclass
@@ -216,8 +218,14 @@ def hunt(arguments: argparse.Namespace) -> bool:
                     print(
                         f"round {number} ended with {code}; repeat it with:\n  {' '.join(command)}"
                     )
+                    # What something that hung was doing stands behind all that calls said.
+                    stacks = [at for words in STACKS if (at := err.find(words)) >= 0]
+                    at = min(stacks, default=0)
                     print(
-                        err[:6000], *(counted["wrong"][:20] if out else []), sep="\n", flush=True
+                        err[at : at + 12_000],
+                        *(counted["wrong"][:20] if out else []),
+                        sep="\n",
+                        flush=True,
                     )
         finally:
             stop()
