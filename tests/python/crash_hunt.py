@@ -34,7 +34,7 @@ THREADS = 16
 # Seconds that a round may take. Generous: every call ends by its own timeout.
 PATIENCE = 120
 SHELF = 64
-FORKS = 1 / 400
+FORKS = 1 / 100
 HUNG, WRONG = 97, 98
 # How stacks begin that the interpreter prints.
 STACKS = ("Timeout (", "Fatal Python error", "Thread 0x", "Current thread 0x")

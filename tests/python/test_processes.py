@@ -117,6 +117,41 @@ def test_children_of_a_busy_process_can_open_stores():
     assert said == "{7}\n"
 
 
+def test_children_of_a_process_that_lets_go_of_objects_go_on(server):
+    """Room for a value that was gone was given back without the GIL, under a lock of the whole process: a
+    child that was forked in that moment waited for it in its first call."""
+    said = python(
+        """
+        import faulthandler, os, sys, threading, warnings, mooncrate
+        warnings.simplefilter("ignore", DeprecationWarning)
+        reader, writer = (mooncrate.Store(master=sys.argv[1]) for _ in range(2))
+        def busy(name):
+            keys = [f"{name}/{number}" for number in range(64)]
+            while True:
+                writer.put_batch((key, bytes(20_000)) for key in keys)
+                # From now on it remembers where they are, also when they are gone.
+                reader.get_batch(keys)
+                writer.remove_batch(keys)
+                assert reader.get_batch(keys) == [None] * len(keys)
+        for name in "abcd":
+            threading.Thread(target=busy, args=(name,), daemon=True).start()
+        for _ in range(200):
+            child = os.fork()
+            if child == 0:
+                faulthandler.dump_traceback_later(20, exit=True)
+                assert reader.closed
+                os._exit(7)
+            end = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if end != 7:
+                break
+        print(end, flush=True)
+        os._exit(0)
+        """,
+        server.master,
+    )
+    assert said == "7\n"
+
+
 def test_multiprocessing_by_fork_does_not_hang():
     said = python(
         """

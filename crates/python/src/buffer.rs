@@ -191,7 +191,7 @@ impl Room {
     pub(crate) fn finish(self, py: Python<'_>) -> PyResult<Py<PyBytes>> {
         match self {
             Self::Small(bytes) => Ok(PyBytes::new(py, &bytes).unbind()),
-            Self::Object(fresh) => fresh.object.ok_or_else(no_memory),
+            Self::Object(mut fresh) => fresh.object.take().ok_or_else(no_memory),
         }
     }
 }
@@ -207,7 +207,7 @@ impl AsMut<[u8]> for Room {
 
 /// A `bytes` object that nobody else knows yet, to be filled without the GIL.
 pub(crate) struct FreshBytes {
-    /// `None`: there was no memory for it.
+    /// `None`: there was no memory for it, or it was given away.
     object: Option<Py<PyBytes>>,
     first: *mut u8,
     len: usize,
@@ -249,6 +249,19 @@ impl AsMut<[u8]> for FreshBytes {
         // SAFETY: the object has `len` bytes from `first`, set by `new`; it is ours alone until `finish`
         // gives it away, and that consumes `self`.
         unsafe { std::slice::from_raw_parts_mut(self.first, self.len) }
+    }
+}
+
+impl Drop for FreshBytes {
+    /// With the GIL, although a read that finds nothing has none: what is let go of without it waits behind
+    /// a lock of the process, which a child that is forked in that moment never gets.
+    fn drop(&mut self) {
+        let mut object = self.object.take();
+        if object.is_some() {
+            Python::try_attach(|_| drop(object.take()));
+        }
+        // Still there only where no interpreter takes us, which frees it with all its objects.
+        std::mem::forget(object);
     }
 }
 

@@ -166,9 +166,9 @@ impl Block {
 fn map(len: usize, shared: bool) -> Option<*mut u8> {
     let (mut flags, mut fd) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
     if shared {
+        let size = i64::try_from(len).ok()?;
         // SAFETY: the name is static; the result is a new descriptor or -1.
         fd = unsafe { libc::memfd_create(c"mooncrate-block".as_ptr(), libc::MFD_CLOEXEC) };
-        let size = i64::try_from(len).ok()?;
         // SAFETY: a bad descriptor is an error that is looked at.
         if fd < 0 || unsafe { libc::ftruncate(fd, size) } != 0 {
             close(fd);
