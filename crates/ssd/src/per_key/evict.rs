@@ -1,6 +1,6 @@
 //! Deleting files: for removals at once, for evictions in two steps (S1, S6).
 
-use super::{Held, Shared, missing_is_fine};
+use super::{Held, Place, Shared, missing_is_fine, spare};
 use crate::backend::{RecordId, Ticket};
 use crate::disk::Open;
 use crate::points::point;
@@ -51,45 +51,96 @@ impl Shared {
         (!hidden.records.is_empty()).then(|| Box::new(hidden) as Box<dyn Ticket>)
     }
 
-    /// Deletes hidden files for good. Who has one open reads on.
+    /// Deletes hidden files for good. Who has one open reads on; those that nobody reads may stay as spares.
     pub(super) fn delete(&self, going: &[Arc<Held>]) -> io::Result<()> {
         let mut result = Ok(());
-        let (mut gone, mut dirs) = (Vec::new(), BTreeSet::new());
+        let (mut gone, mut spared, mut dirs) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let spare_some = self.has_room_for_spares();
         let before = self.identity.names();
         for held in going {
-            let key = (held.id, held.serial);
-            if self.state.lock().hidden.get(&key).is_some_and(|copy| !copy.counted) {
-                // A sync failed: the name is given and taken once more, so that there is something to sync.
-                drop(self.disk.open(&held.path(), Open::Create));
-            }
-            match missing_is_fine(self.disk.remove(&held.path())) {
-                Ok(()) => {
+            match self.take_away(held, spare_some) {
+                Ok(is_spare) => {
                     dirs.insert(held.dir());
                     gone.push(held);
+                    spared.extend(is_spare.then_some(held));
                 }
                 Err(error) => result = Err(error),
             }
         }
+        if self.state.lock().spares.usable {
+            // Also for what somebody else has just put there.
+            dirs.insert(spare::DIR.into());
+        }
         point("per_key.deleted");
         let synced = self.sync_dirs(dirs, before);
         point("per_key.delete_synced");
+        if synced.is_err() {
+            // They may be records again after a crash, so nothing is written over them.
+            spared.retain(|held| {
+                let removed = self.remove_spare(held.serial).is_ok();
+                if removed {
+                    self.state.lock().spares.goes(held.bytes());
+                }
+                !removed
+            });
+        }
         let mut state = self.state.lock();
-        for held in gone {
-            // It may come back with a crash if the sync failed.
-            let key = (held.id, held.serial);
-            let Some(copy) = state.hidden.get_mut(&key) else { continue };
-            if std::mem::take(&mut copy.counted) {
-                state.data -= held.bytes();
-                state.reserved += held.bytes();
+        for held in spared {
+            let (len, serial) = (held.bytes(), held.serial);
+            if synced.is_ok() {
+                state.spares.stays(len, serial);
+            } else {
+                state.spares.goes(len);
+                state.data += len;
+                state.leaving.push((spare::path(serial), len, None));
             }
+        }
+        for held in gone {
+            let (key, bytes) = ((held.id, held.serial), held.bytes());
+            let Some(copy) = state.hidden.get_mut(&key) else { continue };
+            let place = std::mem::replace(&mut copy.place, Place::Gone);
+            if place == Place::Named {
+                state.data -= bytes;
+            }
+            if place != Place::Gone {
+                state.reserved += bytes;
+            }
+            // It may come back with a crash if the sync failed.
             if synced.is_ok() {
                 state.hidden.remove(&key);
-                state.reserved -= held.bytes();
+                state.reserved -= bytes;
             } else {
                 state.redo.push(key);
             }
         }
         result.and(synced)
+    }
+
+    /// Takes the name of a hidden file away; says whether it stays as a spare.
+    fn take_away(&self, held: &Arc<Held>, spare_some: bool) -> io::Result<bool> {
+        let (key, path) = ((held.id, held.serial), held.path());
+        let state = self.state.lock();
+        let place = state.hidden.get(&key).map(|copy| copy.place);
+        let named = place == Some(Place::Named);
+        let spare_it = spare_some && named && !is_read(held) && !state.spares.is_full();
+        drop(state);
+        if spare_it && self.disk.rename(&path, &spare::path(held.serial)).is_ok() {
+            let mut state = self.state.lock();
+            state.spares.comes(held.bytes());
+            // Unless somebody else found no file meanwhile.
+            if let Some(copy) = state.hidden.get_mut(&key)
+                && copy.place == Place::Named
+            {
+                copy.place = Place::Spare;
+                state.data -= held.bytes();
+            }
+            return Ok(true);
+        }
+        if place == Some(Place::Gone) {
+            // A sync failed: the name is given and taken once more, so that there is something to sync.
+            drop(self.disk.open(&path, Open::Create));
+        }
+        missing_is_fine(self.disk.remove(&path)).map(|()| false)
     }
 
     /// Deletes what could not be deleted before.
@@ -143,17 +194,17 @@ impl Shared {
             return synced;
         }
         // Its bytes are still there, under the other name; somebody else may have counted them as deleted.
-        if !state.hidden.get(&key).is_some_and(|copy| copy.counted) {
+        if state.hidden.get(&key).is_none_or(|copy| copy.place != Place::Named) {
             state.data += len;
         }
         state.leaving.push((path, len, Some(Arc::clone(held))));
         if synced.is_ok() {
-            if state.hidden.remove(&key).is_some_and(|copy| !copy.counted) {
+            if state.hidden.remove(&key).is_some_and(|copy| copy.place == Place::Gone) {
                 state.reserved -= bytes;
             }
         } else if let Some(copy) = state.hidden.get_mut(&key) {
             // A crash may bring its own name back: as after a deletion whose sync failed.
-            if std::mem::take(&mut copy.counted) {
+            if std::mem::replace(&mut copy.place, Place::Gone) != Place::Gone {
                 state.reserved += bytes;
             }
             state.redo.push(key);
@@ -196,7 +247,10 @@ impl Drop for Hidden {
         for held in self.held.drain(..) {
             let key = (held.id, held.serial);
             // Being removed, or a newer copy is served: it stays hidden.
-            let back = state.hidden.get(&key).is_some_and(|copy| !copy.stays && copy.counted);
+            let back = state
+                .hidden
+                .get(&key)
+                .is_some_and(|copy| !copy.stays && copy.place == Place::Named);
             if back && !state.index.contains_key(&held.id) {
                 state.hidden.remove(&key);
                 state.link(held);

@@ -4,15 +4,16 @@
 //!   ab/cd/<hash of tenant and key>-<object>-<stripe>-<serial>        hash: BLAKE3, begins with abcd
 //! ```
 //!
-//! Written as a temporary file, synced, renamed, its directory synced; files of one call that share a
-//! directory share its sync. A removal is a deleted name, synced. The serial is never used again, so a file
-//! that waits to be deleted and the same record kept anew are two files.
+//! Written as a temporary file, or over a spare one (`spare.rs`), synced, renamed, its directory synced; files of
+//! one call that share a directory share its sync. A removal is a name that is gone, synced. The serial is never
+//! used again, so a file that waits to be deleted and the same record kept anew are two files.
 //!
 //! What must stay true: a file that has its name is complete. Records are evicted in the order of their
 //! serials. The lock of the state is never held over I/O.
 
 mod evict;
 mod recover;
+mod spare;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -66,9 +67,18 @@ struct Copy {
     held: Arc<Held>,
     /// It is being removed, or is bad, which cannot be taken back.
     stays: bool,
-    /// Its file has a name. Else it is deleted, but not for good yet: a crash may bring it back, so its bytes
-    /// stay reserved.
-    counted: bool,
+    place: Place,
+}
+
+/// What is left of a file that is not served, and who counts its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// All of it; with the data.
+    Named,
+    /// It is becoming a spare; with the spares.
+    Spare,
+    /// Nothing, but not for good yet: a crash may bring it back, so they stay reserved.
+    Gone,
 }
 
 #[derive(Debug, Default)]
@@ -86,6 +96,8 @@ struct State {
     leaving: Vec<(PathBuf, u64, Option<Arc<Held>>)>,
     /// Hidden files whose deletion did not become durable. By name: a count of them would pass for a reader.
     redo: Vec<(RecordId, u64)>,
+    spares: spare::Spares,
+    /// Bytes of files, without spares.
     data: u64,
     reserved: u64,
     value_bytes: u64,
@@ -165,7 +177,7 @@ impl State {
         let serial = held.serial;
         self.value_bytes -= held.shape.value;
         self.order.remove(&serial);
-        self.hidden.insert((id, serial), Copy { held, stays, counted: true });
+        self.hidden.insert((id, serial), Copy { held, stays, place: Place::Named });
         Some(serial)
     }
 }
@@ -294,13 +306,13 @@ impl Backend for PerKey {
     fn usage(&self) -> Usage {
         let this = &*self.0;
         let state = this.state.lock();
-        let on_disk = state.data + this.identity.bytes();
+        let used = state.data + this.identity.bytes();
         Usage {
             records: state.index.len() as u64,
             value_bytes: state.value_bytes,
-            used: on_disk,
+            used,
             limit: this.config.limit_bytes,
-            on_disk,
+            on_disk: used + state.spares.bytes(),
             written: this.identity.written(),
         }
     }

@@ -2,12 +2,12 @@
 //! (`lanes.rs`), because each of them waits for the disk; files are deleted and records are told by the
 //! caller, the newest first.
 
-use super::{Held, PerKey, Shared, State, dir, parent};
+use super::{Held, PerKey, Shared, State, dir, parent, spare};
 use crate::ALIGN;
 use crate::backend::{OpenError, Progress, Record, Recovery};
 use crate::config::Config;
 use crate::disk::{Disk, File, Open, ReadAt};
-use crate::identity::Identity;
+use crate::identity::{self, Identity};
 use crate::lanes::{in_order, waiting};
 use crate::reading::Reader;
 use crate::record::{Head, Kind, Site};
@@ -16,7 +16,7 @@ use mooncrate_lock::{Condvar, Mutex};
 use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The smallest limit that leaves room for anything.
@@ -74,8 +74,9 @@ impl PerKey {
             progress(take.done);
             io::Result::Ok(())
         })?;
-        let Take { mut state, recovery, deleted, done, .. } = take;
+        let Take { mut state, recovery, mut deleted, done, .. } = take;
         progress(done);
+        adopt_spares(disk_, config.limit_bytes, &mut state, &mut deleted)?;
         state.order = state.index.values().map(|held| (held.serial, held.id)).collect();
         for dir in deleted {
             disk.sync_dir(&dir)?;
@@ -140,6 +141,38 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
     })?;
     files.sort_by_key(|file| file.serial);
     Ok(files)
+}
+
+/// Finds spare files, or makes a place for them; without one there are none.
+fn adopt_spares(
+    disk: &dyn Disk,
+    limit: u64,
+    state: &mut State,
+    deleted: &mut BTreeSet<PathBuf>,
+) -> io::Result<()> {
+    let (dir, above) = (Path::new(spare::DIR), Path::new(""));
+    let there = disk.list(above)?.iter().any(|entry| entry.is_dir && entry.name == spare::DIR);
+    state.spares.usable = there || disk.make_dir(dir).and_then(|()| disk.sync_dir(above)).is_ok();
+    if !there {
+        return Ok(());
+    }
+    // As with records: what is seen here must not be elsewhere after a power cut.
+    disk.sync_dir(dir)?;
+    let room = limit.saturating_sub(state.data + identity::BYTES_MAX);
+    for file in disk.list(dir)?.into_iter().filter(|entry| !entry.is_dir) {
+        let serial = u64::from_str_radix(&file.name, 16).ok();
+        let serial = serial.filter(|serial| spare::path(*serial) == dir.join(&file.name));
+        match serial {
+            Some(serial) if !state.spares.is_full() && state.spares.bytes() + file.len <= room => {
+                state.spares.add(file.len, serial);
+            }
+            _ => {
+                disk.remove(&dir.join(&file.name))?;
+                deleted.insert(dir.to_owned());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Takes over what lanes found.

@@ -1,16 +1,22 @@
-//! What is special to a file for each record: files that get another name while they are read.
+//! What is special to a file for each record: files that get another name while they are read, and spare ones.
 
 use super::PerKey;
 use crate::disk::sim::{Rates, SimDisk};
-use crate::{Backend, Config, Disk, Kind, NewRecord, RecordId};
+use crate::{Backend, Config, Disk, KeepError, Kind, Load, NewRecord, Open, RecordId};
 use mooncrate_core::{LeaderEpoch, ObjectId};
 use mooncrate_mem::sums::seal_of;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+const LIMIT: u64 = 32 << 20;
+/// Bytes of the values here, and of their files.
+const LEN: usize = 9000;
+const FILE: u64 = 12 << 10;
+
 fn open(disk: &Arc<SimDisk>) -> (PerKey, u64) {
     let disk = Arc::clone(disk) as Arc<dyn Disk>;
-    let config = Config::new(Kind::PerKey, 32 << 20);
+    let config = Config::new(Kind::PerKey, LIMIT);
     let (backend, recovery) = PerKey::open(disk, &config, &mut |_| {}, &mut |_| {}).unwrap();
     (backend, recovery.records)
 }
@@ -20,9 +26,40 @@ fn id(sequence: u64) -> RecordId {
 }
 
 fn keep(backend: &PerKey, sequence: u64) {
-    let value = vec![7; 9000];
+    try_keep(backend, sequence, LEN).unwrap();
+}
+
+fn value(sequence: u64, len: usize) -> Vec<u8> {
+    sequence.to_le_bytes().into_iter().cycle().take(len).collect()
+}
+
+fn try_keep(backend: &PerKey, sequence: u64, len: usize) -> Result<(), KeepError> {
+    let value = value(sequence, len);
     let record = NewRecord { id: id(sequence), label: b"l", seal: seal_of(&value), value: &value };
-    backend.keep(&[record]).remove(0).unwrap();
+    backend.keep(&[record]).remove(0)
+}
+
+fn is_right(backend: &PerKey, sequence: u64) -> bool {
+    let mut into = vec![0; LEN];
+    let seal = seal_of(&value(sequence, LEN));
+    let mut loads = [Load {
+        id: id(sequence),
+        label: b"l",
+        len: LEN as u64,
+        seal,
+        start: 0,
+        want: LEN as u64,
+        into: &mut into,
+        sums: None,
+        result: Ok(()),
+    }];
+    backend.load(&mut loads);
+    let [load] = loads;
+    load.result.is_ok() && into == value(sequence, LEN)
+}
+
+fn spare_bytes(backend: &PerKey) -> u64 {
+    backend.0.state.lock().spares.bytes()
 }
 
 /// A file that is read gets another name, and the sync of that fails: the books follow the file, a removal still
@@ -44,7 +81,8 @@ fn an_orphan_whose_name_is_not_durable_is_counted_and_goes() {
     keep(&backend, 2);
     assert_eq!(backend.usage().on_disk, disk.file_bytes(), "nobody reads it");
     backend.remove(&[id(2)]).unwrap();
-    assert_eq!(backend.usage().on_disk, backend.0.identity.bytes());
+    assert_eq!(backend.usage().used, backend.0.identity.bytes());
+    assert_eq!(backend.usage().on_disk, disk.file_bytes(), "a spare");
     assert_eq!(backend.0.state.lock().reserved, 0);
     disk = Arc::new(disk.crash());
     assert_eq!(open(&disk).1, 0);
@@ -65,4 +103,74 @@ fn what_is_deleted_while_it_is_looked_for_is_missing() {
     let held = Arc::clone(&backend.0.state.lock().index[&id(2)]);
     assert!(backend.0.quarantine(held.id, held.serial), "it was served");
     assert!(!backend.0.quarantine(held.id, held.serial), "once");
+}
+
+/// The next record of its length is written over the file of one that is gone.
+#[test]
+fn a_file_is_used_again() {
+    let mut disk = Arc::new(SimDisk::new(1, 64 << 20, Rates::default()));
+    let (backend, _) = open(&disk);
+    (1..=4).for_each(|sequence| keep(&backend, sequence));
+    let full = disk.file_bytes();
+    backend.remove(&[id(1), id(2)]).unwrap();
+    backend.unlink(1).unwrap().finish(Duration::ZERO).unwrap();
+    assert_eq!(spare_bytes(&backend), 3 * FILE);
+    assert_eq!((backend.usage().on_disk, disk.file_bytes()), (full, full), "kept as spares");
+    assert_eq!(backend.usage().used, full - 3 * FILE, "and free for records");
+    try_keep(&backend, 5, 2 * LEN).unwrap();
+    assert_eq!(spare_bytes(&backend), 3 * FILE, "of another length");
+    keep(&backend, 6);
+    assert_eq!(spare_bytes(&backend), 2 * FILE);
+    disk = Arc::new(disk.crash());
+    let (backend, records) = open(&disk);
+    assert_eq!(records, 3);
+    assert_eq!(spare_bytes(&backend), 2 * FILE, "a start finds them");
+    assert_eq!(backend.usage().on_disk, disk.file_bytes());
+    keep(&backend, 7);
+    assert_eq!(spare_bytes(&backend), FILE);
+    assert!([4, 6, 7].into_iter().all(|sequence| is_right(&backend, sequence)));
+    assert_eq!(backend.usage().on_disk, disk.file_bytes());
+}
+
+/// Nothing is written over a file that somebody reads, or whose record may come back (G6).
+#[test]
+fn a_file_that_is_not_gone_for_good_is_no_spare() {
+    let disk = Arc::new(SimDisk::new(1, 64 << 20, Rates::default()));
+    let (backend, _) = open(&disk);
+    keep(&backend, 1);
+    keep(&backend, 2);
+    let reader = Arc::clone(&backend.0.state.lock().index[&id(1)]);
+    backend.remove(&[id(1)]).unwrap();
+    assert_eq!(spare_bytes(&backend), 0, "it is read");
+    drop(reader);
+    disk.set_rates(Rates { sync_error: 1_000_000, ..Rates::default() });
+    backend.remove(&[id(2)]).unwrap_err();
+    disk.set_rates(Rates::default());
+    assert_eq!(spare_bytes(&backend), 0, "its removal is not durable");
+    assert_eq!(backend.usage().on_disk, disk.file_bytes());
+}
+
+/// Spares take no room from records, nor from others on the file system.
+#[test]
+fn spares_give_way() {
+    let disk = Arc::new(SimDisk::new(1, LIMIT + LIMIT / 16, Rates::default()));
+    let (backend, _) = open(&disk);
+    let fits = |at: &u64| try_keep(&backend, *at, 1 << 20).is_ok();
+    let ids: Vec<RecordId> = (0..100).take_while(fits).map(id).collect();
+    backend.remove(&ids).unwrap();
+    let spares = spare_bytes(&backend);
+    assert!(spares > LIMIT / 2, "{spares}");
+    for at in 1000..2000 {
+        keep(&backend, at);
+        let usage = backend.usage();
+        assert!(usage.on_disk <= usage.limit, "{usage:?}");
+        assert_eq!(usage.on_disk, disk.file_bytes());
+    }
+    assert!(spare_bytes(&backend) < spares);
+    // Somebody else takes what is left.
+    let other = disk.open(Path::new("other"), Open::Create).unwrap();
+    other.set_len(disk.free_bytes().unwrap() - LIMIT / 64).unwrap();
+    backend.remove(&[id(1000)]).unwrap();
+    assert_eq!(spare_bytes(&backend), 0);
+    assert!((1001..2000).all(|sequence| is_right(&backend, sequence)));
 }

@@ -1,6 +1,6 @@
 //! Keeping records: written beside, synced, new directories synced, renamed, the directory synced (S2).
 
-use super::{Copy, Held, Shared, State, missing_is_fine, parent};
+use super::{Copy, Held, Place, Shared, State, missing_is_fine, parent, spare};
 use crate::backend::{KeepError, NewRecord};
 use crate::disk::{File, Open, WriteAt, is_full};
 use crate::identity;
@@ -9,19 +9,34 @@ use crate::points::point;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Files that are open at the same time for one call.
 const FILES: usize = 64;
 
+/// A record that there is room for.
+struct Admitted<'a> {
+    sealed: Sealed<'a>,
+    /// The spare file that it is written over.
+    spare: Option<u64>,
+}
+
 /// A record on its way.
 struct Item<'a> {
     sealed: Sealed<'a>,
+    spare: Option<u64>,
     held: Arc<Held>,
     /// As far as it went well.
     done: io::Result<()>,
     renamed: bool,
+}
+
+impl Item<'_> {
+    /// Where it is written, before it has its name.
+    fn draft(&self) -> PathBuf {
+        self.spare.map_or_else(|| self.held.named(".tmp"), spare::path)
+    }
 }
 
 /// Directories that a call made, and that are not known to be durable.
@@ -36,28 +51,28 @@ impl Shared {
     pub(super) fn keep_all(&self, records: &[NewRecord<'_>]) -> Vec<Result<(), KeepError>> {
         let mut results: Vec<Result<(), KeepError>> = records.iter().map(|_| Ok(())).collect();
         self.sweep();
-        let sealed = self.admit(Sealed::check_all(records, &mut results), &mut results);
-        let mut rest = sealed.into_iter().peekable();
+        let admitted = self.admit(Sealed::check_all(records, &mut results), &mut results);
+        let mut rest = admitted.into_iter().peekable();
         while rest.peek().is_some() {
-            let some: Vec<Sealed<'_>> = rest.by_ref().take(FILES).collect();
+            let some: Vec<Admitted<'_>> = rest.by_ref().take(FILES).collect();
             self.keep_some(some, &mut results);
         }
         results
     }
 
-    /// Claims the names and the bytes.
+    /// Claims the names, the bytes and spare files.
     fn admit<'a>(
         &self,
         sealed: Vec<Sealed<'a>>,
         results: &mut [Result<(), KeepError>],
-    ) -> Vec<Sealed<'a>> {
+    ) -> Vec<Admitted<'a>> {
         let mut state = self.state.lock();
         let limit = self.config.limit_bytes;
         let mut good = Vec::with_capacity(sealed.len());
         for sealed in sealed {
             let id = sealed.record.id;
             let need = laying::rounded(sealed.shape().bytes());
-            let used = state.data + state.reserved + identity::BYTES_MAX;
+            let used = state.data + state.reserved + state.spares.moving() + identity::BYTES_MAX;
             if state.is_there(id) {
                 results[sealed.number] = Err(KeepError::Exists);
             } else if used + need > limit {
@@ -65,22 +80,26 @@ impl Shared {
             } else {
                 state.pending.insert(id);
                 state.reserved += need;
-                good.push(sealed);
+                good.push(Admitted { sealed, spare: state.spares.take(need) });
             }
         }
+        let used = state.data + state.reserved + state.spares.moving() + identity::BYTES_MAX;
+        let room = limit.saturating_sub(used);
+        drop(state);
+        self.delete_spares(room);
         good
     }
 
-    fn keep_some(&self, sealed: Vec<Sealed<'_>>, results: &mut [Result<(), KeepError>]) {
-        let serials = self.identity.take(sealed.len() as u64);
+    fn keep_some(&self, some: Vec<Admitted<'_>>, results: &mut [Result<(), KeepError>]) {
+        let serials = self.identity.take(some.len() as u64);
         let first = *serials.as_ref().unwrap_or(&0);
         let mut items: Vec<Item<'_>> = (first..)
-            .zip(sealed)
-            .map(|(serial, sealed)| {
+            .zip(some)
+            .map(|(serial, Admitted { sealed, spare })| {
                 let record = &sealed.record;
                 let held = Held::new(record.id, serial, record.label, record.value.len() as u64);
                 let done = serials.as_ref().map(|_| ()).map_err(laying::again);
-                Item { sealed, held: Arc::new(held), done, renamed: false }
+                Item { sealed, spare, held: Arc::new(held), done, renamed: false }
             })
             .collect();
         let made = self.make_dirs(&mut items);
@@ -154,11 +173,24 @@ impl Shared {
         }
     }
 
+    /// The file that a record is written to.
+    fn open_draft(&self, item: &Item<'_>) -> io::Result<Arc<dyn File>> {
+        if item.spare.is_none() {
+            return self.disk.open(&item.draft(), Open::Create);
+        }
+        let (file, len) = (self.disk.open(&item.draft(), Open::Write)?, item.held.bytes());
+        // Somebody may have cut it; what is longer than its record is none.
+        if file.len()? != len {
+            file.set_len(len)?;
+        }
+        Ok(file)
+    }
+
     /// Values, in files that have no name yet, and durable.
     fn write(&self, items: &mut [Item<'_>]) {
         let mut files: Vec<(usize, Arc<dyn File>, Laid<'_>)> = Vec::with_capacity(items.len());
         for (at, item) in items.iter_mut().enumerate().filter(|(_, item)| item.done.is_ok()) {
-            match self.disk.open(&item.held.named(".tmp"), Open::Create) {
+            match self.open_draft(item) {
                 Ok(file) => {
                     let site = item.held.site(self.identity.token);
                     files.push((at, file, laying::lay(std::slice::from_ref(&item.sealed), site)));
@@ -193,14 +225,17 @@ impl Shared {
         let mut dirs: BTreeSet<PathBuf> = BTreeSet::new();
         let before = self.identity.names();
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
-            item.done = self.disk.rename(&item.held.named(".tmp"), &item.held.path());
+            item.done = self.disk.rename(&item.draft(), &item.held.path());
             item.renamed = item.done.is_ok();
             dirs.insert(item.held.dir());
+            dirs.extend(item.spare.map(|_| spare::DIR.into()));
         }
         point("per_key.renamed");
         let dirs = self.sync_names(dirs, before);
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
-            if let Some(Err(error)) = dirs.get(&item.held.dir()) {
+            let left = item.spare.and_then(|_| dirs.get(Path::new(spare::DIR)));
+            let mut both = dirs.get(&item.held.dir()).into_iter().chain(left);
+            if let Some(error) = both.find_map(|synced| synced.as_ref().err()) {
                 item.done = Err(laying::again(error));
             }
         }
@@ -212,8 +247,9 @@ impl Shared {
         let mut dirs = BTreeSet::new();
         let before = self.identity.names();
         for item in items.iter().filter(|item| item.done.is_err()) {
-            let path = if item.renamed { item.held.path() } else { item.held.named(".tmp") };
-            dirs.insert(item.held.dir());
+            let path = if item.renamed { item.held.path() } else { item.draft() };
+            dirs.insert(parent(&path));
+            dirs.extend(item.spare.map(|_| spare::DIR.into()));
             if missing_is_fine(self.disk.remove(&path)).is_err() {
                 let mut state = self.state.lock();
                 state.data += item.held.bytes();
@@ -230,11 +266,14 @@ impl Shared {
             state.reserved += held.bytes();
             let key = (held.id, held.serial);
             state.redo.push(key);
-            state.hidden.insert(key, Copy { held, stays: true, counted: false });
+            state.hidden.insert(key, Copy { held, stays: true, place: Place::Gone });
         }
     }
 
     fn commit(&self, items: Vec<Item<'_>>, results: &mut [Result<(), KeepError>]) {
+        if items.iter().any(|item| item.done.as_ref().is_err_and(is_full)) {
+            self.delete_spares(0);
+        }
         let free = self.disk.free_bytes().unwrap_or(0);
         let mut state = self.state.lock();
         for Item { sealed, held, done, .. } in items {

@@ -1,7 +1,7 @@
 //! The names of a simulated disk: as programs see them, and as a crash may leave them.
 //!
-//! A change of a name is **pending** until its directory is synced. A crash picks any of the pending
-//! changes; each of them happens whole or not at all, a rename too.
+//! A change of a name is **pending** until its directory is synced, a rename until both are. A crash picks any of
+//! the pending changes; each of them happens whole or not at all, a rename too.
 
 use mooncrate_core::rng::Rng;
 use std::collections::BTreeMap;
@@ -24,6 +24,15 @@ enum Change {
     Add(PathBuf, Node),
     Remove(PathBuf, Node),
     Move(PathBuf, PathBuf, Node),
+}
+
+impl Change {
+    fn is_about(&self, name: &Path) -> bool {
+        match self {
+            Self::Add(path, _) | Self::Remove(path, _) => path == name,
+            Self::Move(from, to, _) => from == name || to == name,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -114,14 +123,25 @@ impl Names {
     }
 
     pub(super) fn sync(&mut self, dir: &Path) {
+        let mut left: Vec<Pending> = Vec::new();
         for mut change in std::mem::take(&mut self.pending) {
             change.dirs.retain(|left| left != dir);
-            if change.dirs.is_empty() {
-                apply(&mut self.synced, change.change);
-            } else {
-                self.pending.push(change);
+            if !change.dirs.is_empty() {
+                left.push(change);
+                continue;
             }
+            // The names of one directory are written in order: what a rename from elsewhere brought here before is
+            // over, although its own directory still has it.
+            for earlier in &mut left {
+                if let Change::Move(from, to, node) = &earlier.change
+                    && change.change.is_about(to)
+                {
+                    earlier.change = Change::Remove(from.clone(), *node);
+                }
+            }
+            apply(&mut self.synced, change.change);
         }
+        self.pending = left;
     }
 
     /// Files that a program or a later start can meet.

@@ -74,6 +74,28 @@ fn a_name_needs_its_directory_synced() {
     assert!((1..100).contains(&names), "{names}");
 }
 
+/// The names of one directory are written in order, also those that came from another one.
+#[test]
+fn a_deleted_name_does_not_come_back_with_the_directory_it_came_from() {
+    for (seed, order) in (0..50).flat_map(|seed| [(seed, ["to", "from"]), (seed, ["from", "to"])]) {
+        let disk = calm(seed);
+        for dir in ["from", "to"] {
+            disk.make_dir(Path::new(dir)).unwrap();
+        }
+        settled(&disk, "from/a", &[7; 100]);
+        disk.sync_dir(Path::new("from")).unwrap();
+        disk.rename(Path::new("from/a"), Path::new("to/a")).unwrap();
+        disk.remove(Path::new("to/a")).unwrap();
+        for dir in order {
+            disk.sync_dir(Path::new(dir)).unwrap();
+        }
+        let next = disk.crash();
+        for dir in ["from", "to"] {
+            assert_eq!(next.list(Path::new(dir)).unwrap(), [], "{seed}, {order:?}, {dir}");
+        }
+    }
+}
+
 #[test]
 fn room_is_counted_in_blocks_and_comes_back_with_the_last_handle() {
     let disk = SimDisk::new(1, 8 * BLOCK, Rates::default());
