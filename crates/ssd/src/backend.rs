@@ -167,7 +167,7 @@ pub struct Usage {
     pub used: u64,
     /// Bytes that files may take.
     pub limit: u64,
-    /// Bytes that the files take: `used`, but for a file that was made in its full length.
+    /// Bytes that the files take: `used`, and what of them is free for records: a file in its full length, spares.
     pub on_disk: u64,
     /// Bytes written to the disk since it was opened: values, headers, padding, books. Beside the bytes
     /// of values that were kept it tells the write amplification.
@@ -241,7 +241,7 @@ pub trait Ticket: Send + fmt::Debug {
     /// Which ones.
     fn records(&self) -> &[RecordId];
 
-    /// Bytes that come back.
+    /// Bytes that are free for records then.
     fn bytes(&self) -> u64;
 
     /// Second step, after the master has forgotten them: waits for loads that are under way, then deletes.

@@ -36,6 +36,8 @@ pub struct Config {
     pub handles_max: usize,
     /// Which records go first. The other backends evict the oldest.
     pub evict: Evict,
+    /// Bytes of the file system that files of records that are gone leave to others; with less they are deleted.
+    pub spare_room: u64,
     /// Whether every value is read and verified at the start. Else heads are, and values when they are
     /// loaded or scrubbed; what a crash may have torn is read in any case.
     pub verify_values: bool,
@@ -54,6 +56,7 @@ impl Config {
             open_buckets_max: KEEPERS,
             handles_max: 256,
             evict: Evict::Fifo,
+            spare_room: limit_bytes / 32,
             verify_values: false,
             token: None,
         }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Bytes that a start writes at most before it can evict as usual: the state of a master beside it, the
 /// metadata of buckets, removals.
-const START_BYTES: u64 = 1 << 20;
+pub(super) const START_BYTES: u64 = 1 << 20;
 /// A file that is written to see whether there is room, and deleted.
 const PROBE: &str = "room.tmp";
 /// How often the log tells of a file system that stays full.
@@ -56,7 +56,7 @@ impl Disk {
     }
 }
 
-/// Whether an eviction makes files smaller. One file for all records stays as long as it is.
+/// Whether an eviction gives room to others, when there is little. One file for all records stays as long as it is.
 fn gives_room_back(config: &SsdConfig) -> bool {
     config.backend != Kind::Offset
 }

@@ -90,6 +90,8 @@ fn open(
         let mut settings = Config::new(config.backend, config.bytes);
         settings.bucket_bytes_max = config.bucket_bytes_max();
         settings.evict = config.evict;
+        // Enough for a start, or one would drop records and gain nothing.
+        settings.spare_room = settings.spare_room.max(2 * full::START_BYTES);
         settings.verify_values = config.verify_values;
         if let Some(records) = config.bucket_records {
             settings.bucket_records_max = records;

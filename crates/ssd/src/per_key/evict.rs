@@ -7,11 +7,22 @@ use crate::points::point;
 use mooncrate_mem::clock::boottime;
 use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a ticket looks whether the last reader has left.
-const LOOK: Duration = Duration::from_millis(2);
+/// How often somebody who waits looks again.
+pub(super) const LOOK: Duration = Duration::from_millis(2);
+
+/// What became of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    Deleted,
+    /// Somebody else took it away.
+    Missing,
+    /// It has a name as a spare, and is one when that is durable.
+    Spared,
+}
 
 /// Files that are hidden.
 struct Hidden {
@@ -53,47 +64,50 @@ impl Shared {
 
     /// Deletes hidden files for good. Who has one open reads on; those that nobody reads may stay as spares.
     pub(super) fn delete(&self, going: &[Arc<Held>]) -> io::Result<()> {
+        if going.is_empty() {
+            return Ok(());
+        }
         let mut result = Ok(());
         let (mut gone, mut spared, mut dirs) = (Vec::new(), Vec::new(), BTreeSet::new());
         let spare_some = self.has_room_for_spares();
         let before = self.identity.names();
         for held in going {
-            match self.take_away(held, spare_some) {
-                Ok(is_spare) => {
+            let taken = self.take_away(held, spare_some);
+            match taken {
+                Ok(taken) => {
                     dirs.insert(held.dir());
                     gone.push(held);
-                    spared.extend(is_spare.then_some(held));
+                    if taken == Taken::Spared {
+                        spared.push(held);
+                    }
+                    if taken != Taken::Deleted {
+                        // A file that is missing here may be there.
+                        dirs.insert(spare::DIR.into());
+                    }
                 }
                 Err(error) => result = Err(error),
             }
         }
-        if self.state.lock().spares.usable {
-            // Also for what somebody else has just put there.
-            dirs.insert(spare::DIR.into());
+        if !self.state.lock().spares.usable {
+            dirs.remove(Path::new(spare::DIR));
         }
         point("per_key.deleted");
         let synced = self.sync_dirs(dirs, before);
         point("per_key.delete_synced");
-        if synced.is_err() {
-            // They may be records again after a crash, so nothing is written over them.
-            spared.retain(|held| {
-                let removed = self.remove_spare(held.serial).is_ok();
-                if removed {
-                    self.state.lock().spares.goes(held.bytes());
-                }
-                !removed
-            });
-        }
+        // Without it they may be records again after a crash, so nothing is written over them.
+        let keep = |held: &&Arc<Held>| synced.is_ok() || self.remove_spare(held.serial).is_err();
+        let (left, removed): (Vec<_>, Vec<_>) = spared.into_iter().partition(keep);
         let mut state = self.state.lock();
-        for held in spared {
+        for held in left {
             let (len, serial) = (held.bytes(), held.serial);
-            if synced.is_ok() {
-                state.spares.stays(len, serial);
-            } else {
-                state.spares.goes(len);
+            state.spares.moved(len, synced.is_ok().then_some(serial));
+            if synced.is_err() {
                 state.data += len;
                 state.leaving.push((spare::path(serial), len, None));
             }
+        }
+        for held in removed {
+            state.spares.moved(held.bytes(), None);
         }
         for held in gone {
             let (key, bytes) = ((held.id, held.serial), held.bytes());
@@ -116,31 +130,48 @@ impl Shared {
         result.and(synced)
     }
 
-    /// Takes the name of a hidden file away; says whether it stays as a spare.
-    fn take_away(&self, held: &Arc<Held>, spare_some: bool) -> io::Result<bool> {
-        let (key, path) = ((held.id, held.serial), held.path());
-        let state = self.state.lock();
-        let place = state.hidden.get(&key).map(|copy| copy.place);
-        let named = place == Some(Place::Named);
-        let spare_it = spare_some && named && !is_read(held) && !state.spares.is_full();
-        drop(state);
-        if spare_it && self.disk.rename(&path, &spare::path(held.serial)).is_ok() {
-            let mut state = self.state.lock();
-            state.spares.comes(held.bytes());
-            // Unless somebody else found no file meanwhile.
-            if let Some(copy) = state.hidden.get_mut(&key)
-                && copy.place == Place::Named
-            {
-                copy.place = Place::Spare;
-                state.data -= held.bytes();
-            }
-            return Ok(true);
+    /// Takes the name of a hidden file away.
+    fn take_away(&self, held: &Arc<Held>, spare_some: bool) -> io::Result<Taken> {
+        let (key, path, bytes) = ((held.id, held.serial), held.path(), held.bytes());
+        if spare_some {
+            self.make_place(bytes);
         }
-        if place == Some(Place::Gone) {
-            // A sync failed: the name is given and taken once more, so that there is something to sync.
+        let mut state = self.state.lock();
+        let may = spare_some && !is_read(held) && !state.spares.is_full();
+        let place = state.hidden.get(&key).map(|copy| copy.place);
+        if let Some(copy) = state.hidden.get_mut(&key)
+            && may
+            && copy.place == Place::Named
+            && !copy.bad
+        {
+            copy.place = Place::Spare;
+            state.data -= bytes;
+            state.spares.moves(bytes);
+            drop(state);
+            if self.disk.rename(&path, &spare::path(held.serial)).is_ok() {
+                return Ok(Taken::Spared);
+            }
+            state = self.state.lock();
+            state.spares.moved(bytes, None);
+            // Unless somebody else deleted it meanwhile.
+            if let Some(copy) = state.hidden.get_mut(&key)
+                && copy.place == Place::Spare
+            {
+                copy.place = Place::Named;
+                state.data += bytes;
+            }
+        }
+        drop(state);
+        if matches!(place, Some(Place::Gone | Place::Spare)) {
+            // A sync failed, or may fail: the name is given and taken once more, so that there is something to sync.
             drop(self.disk.open(&path, Open::Create));
         }
-        missing_is_fine(self.disk.remove(&path)).map(|()| false)
+        match self.disk.remove(&path) {
+            Ok(()) if place == Some(Place::Spare) => Ok(Taken::Missing),
+            Ok(()) => Ok(Taken::Deleted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Taken::Missing),
+            Err(error) => Err(error),
+        }
     }
 
     /// Deletes what could not be deleted before.

@@ -21,7 +21,7 @@ mod write;
 use crate::backend::{Backend, KeepError, Load, LoadError, NewRecord, RecordId, Ticket, Usage};
 use crate::config::Config;
 use crate::disk::{Disk, Open};
-use crate::identity::Identity;
+use crate::identity::{self, Identity};
 use crate::points::point;
 use crate::reading::{self, Found, Reader};
 use crate::record::{Kind, Shape, Site};
@@ -67,6 +67,8 @@ struct Copy {
     held: Arc<Held>,
     /// It is being removed, or is bad, which cannot be taken back.
     stays: bool,
+    /// Where it lies the disk may be bad, too: nothing is written over it.
+    bad: bool,
     place: Place,
 }
 
@@ -75,7 +77,7 @@ struct Copy {
 enum Place {
     /// All of it; with the data.
     Named,
-    /// It is becoming a spare; with the spares.
+    /// It may become a spare; with the spares.
     Spare,
     /// Nothing, but not for good yet: a crash may bring it back, so they stay reserved.
     Gone,
@@ -160,6 +162,11 @@ fn hash(label: &[u8]) -> [u8; 32] {
 }
 
 impl State {
+    /// What counts against the limit when a record is kept. Spares give way.
+    fn taken(&self) -> u64 {
+        self.data + self.reserved + self.spares.moving_bytes() + identity::BYTES_MAX
+    }
+
     fn link(&mut self, held: Arc<Held>) {
         self.value_bytes += held.shape.value;
         self.order.insert(held.serial, held.id);
@@ -177,7 +184,7 @@ impl State {
         let serial = held.serial;
         self.value_bytes -= held.shape.value;
         self.order.remove(&serial);
-        self.hidden.insert((id, serial), Copy { held, stays, place: Place::Named });
+        self.hidden.insert((id, serial), Copy { held, stays, bad: false, place: Place::Named });
         Some(serial)
     }
 }
@@ -187,15 +194,15 @@ impl Shared {
     /// served: what is hidden may be deleted once more, and be an empty file for a moment.
     fn quarantine(&self, id: RecordId, serial: u64) -> bool {
         let mut state = self.state.lock();
-        if state.index.get(&id).is_some_and(|held| held.serial == serial) {
+        let was_served = state.index.get(&id).is_some_and(|held| held.serial == serial);
+        if was_served {
             tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
             state.hide(id, true);
-            return true;
         }
         if let Some(copy) = state.hidden.get_mut(&(id, serial)) {
-            copy.stays = true;
+            (copy.stays, copy.bad) = (true, true);
         }
-        false
+        was_served
     }
 
     /// Makes it durable that files are gone or there.

@@ -6,15 +6,15 @@ use super::{Held, PerKey, Shared, State, dir, parent, spare};
 use crate::ALIGN;
 use crate::backend::{OpenError, Progress, Record, Recovery};
 use crate::config::Config;
-use crate::disk::{Disk, File, Open, ReadAt};
-use crate::identity::{self, Identity};
+use crate::disk::{Disk, Entry, File, Open, ReadAt};
+use crate::identity::Identity;
 use crate::lanes::{in_order, waiting};
 use crate::reading::Reader;
 use crate::record::{Head, Kind, Site};
 use crate::room::Room;
 use mooncrate_lock::{Condvar, Mutex};
 use std::collections::BTreeSet;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl PerKey {
             let limit = config.limit_bytes;
             return Err(OpenError::TooSmall { limit, least: LIMIT_BYTES_MIN });
         }
-        let is_ours = |name: &str| hex(name).is_some();
+        let is_ours = |name: &str| hex(name).is_some() || name == spare::DIR;
         let identity = Identity::open(&disk, Kind::PerKey, config.token, 1 << 16, is_ours)?;
         let mut state = State::default();
         let files = list(disk.as_ref(), &mut state)?;
@@ -76,8 +76,8 @@ impl PerKey {
         })?;
         let Take { mut state, recovery, mut deleted, done, .. } = take;
         progress(done);
-        adopt_spares(disk_, config.limit_bytes, &mut state, &mut deleted)?;
         state.order = state.index.values().map(|held| (held.serial, held.id)).collect();
+        adopt_spares(disk_, config, &mut state, &mut deleted)?;
         for dir in deleted {
             disk.sync_dir(&dir)?;
         }
@@ -146,7 +146,7 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
 /// Finds spare files, or makes a place for them; without one there are none.
 fn adopt_spares(
     disk: &dyn Disk,
-    limit: u64,
+    config: &Config,
     state: &mut State,
     deleted: &mut BTreeSet<PathBuf>,
 ) -> io::Result<()> {
@@ -158,18 +158,21 @@ fn adopt_spares(
     }
     // As with records: what is seen here must not be elsewhere after a power cut.
     disk.sync_dir(dir)?;
-    let room = limit.saturating_sub(state.data + identity::BYTES_MAX);
-    for file in disk.list(dir)?.into_iter().filter(|entry| !entry.is_dir) {
-        let serial = u64::from_str_radix(&file.name, 16).ok();
-        let serial = serial.filter(|serial| spare::path(*serial) == dir.join(&file.name));
-        match serial {
-            Some(serial) if !state.spares.is_full() && state.spares.bytes() + file.len <= room => {
-                state.spares.add(file.len, serial);
-            }
-            _ => {
-                disk.remove(&dir.join(&file.name))?;
-                deleted.insert(dir.to_owned());
-            }
+    let others_have_room = disk.free_bytes().is_ok_and(|free| free >= config.spare_room);
+    let most = config.limit_bytes.saturating_sub(state.taken());
+    let most = if others_have_room { most } else { 0 };
+    for Entry { name, len, .. } in disk.list(dir)?.into_iter().filter(|entry| !entry.is_dir) {
+        let path = dir.join(&name);
+        let serial = u64::from_str_radix(&name, 16).ok();
+        let serial = serial.filter(|serial| spare::path(*serial) == path);
+        // A power cut may leave a file two names where renames are not written as one. It is a record, then.
+        let serial = serial.filter(|serial| !state.order.contains_key(serial));
+        let fits = len > 0 && !state.spares.is_full() && state.spares.bytes() + len <= most;
+        if let Some(serial) = serial.filter(|_| fits) {
+            state.spares.add(len, serial);
+        } else {
+            disk.remove(&path)?;
+            deleted.insert(dir.to_owned());
         }
     }
     Ok(())
@@ -191,7 +194,7 @@ impl Take<'_> {
         self.done.done += file.len;
         let is_record = looked.is_some();
         if let Some((held, record)) = looked
-            && let Entry::Vacant(vacant) = self.state.index.entry(held.id)
+            && let hash_map::Entry::Vacant(vacant) = self.state.index.entry(held.id)
         {
             self.state.data += held.bytes();
             self.state.value_bytes += held.shape.value;

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! What must stay true: a file is written over only when nobody reads it and it is durable that its record is gone
-//! (G6). What lies in `free` is never a record, whatever its bytes say. Spares give way to records, and to whoever
-//! else needs room on the file system.
+//! (G6). What lies in `free` is never a record, whatever its bytes say. Spares give way to records, and, at the
+//! next start, removal or eviction, to whoever else needs room on the file system.
 
+use super::evict::LOOK;
 use super::{Shared, missing_is_fine};
 use std::collections::BTreeMap;
 use std::io;
@@ -17,10 +18,8 @@ use std::path::PathBuf;
 
 /// Where they lie.
 pub(super) const DIR: &str = "free";
-/// So many at most; what goes beyond is deleted.
+/// So many at most.
 const FILES_MAX: usize = 16 << 10;
-/// Part of the limit that must be free on the file system for everybody else, or there are none.
-const SHARE: u64 = 32;
 
 /// The name of a spare: the serial of the record that it was, which is never used again.
 pub(super) fn path(serial: u64) -> PathBuf {
@@ -35,44 +34,44 @@ pub(super) struct Spares {
     by_len: BTreeMap<u64, Vec<u64>>,
     files: usize,
     bytes: u64,
-    /// Bytes of those that are on their way here, or away: nobody may have their room yet.
-    moving: u64,
+    /// Files that may become spares, or are being deleted, and their bytes: nobody may have that room yet.
+    moving: usize,
+    moving_bytes: u64,
 }
 
 impl Spares {
     /// All that is theirs on the disk.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes + self.moving
+        self.bytes + self.moving_bytes
     }
 
-    pub(super) fn moving(&self) -> u64 {
-        self.moving
-    }
-
-    /// A file gets a name here.
-    pub(super) fn comes(&mut self, len: u64) {
-        self.moving += len;
-    }
-
-    /// It is gone again.
-    pub(super) fn goes(&mut self, len: u64) {
-        self.moving -= len;
-    }
-
-    /// It may be used.
-    pub(super) fn stays(&mut self, len: u64, serial: u64) {
-        self.moving -= len;
-        self.add(len, serial);
+    pub(super) fn moving_bytes(&self) -> u64 {
+        self.moving_bytes
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.files >= FILES_MAX
+        self.files + self.moving >= FILES_MAX
     }
 
     pub(super) fn add(&mut self, len: u64, serial: u64) {
         self.by_len.entry(len).or_default().push(serial);
         self.files += 1;
         self.bytes += len;
+    }
+
+    /// A file is on its way here, or away.
+    pub(super) fn moves(&mut self, len: u64) {
+        self.moving += 1;
+        self.moving_bytes += len;
+    }
+
+    /// It is here, or it is gone.
+    pub(super) fn moved(&mut self, len: u64, here: Option<u64>) {
+        self.moving -= 1;
+        self.moving_bytes -= len;
+        if let Some(serial) = here {
+            self.add(len, serial);
+        }
     }
 
     /// One of this length. Another would have to be cut or to grow, which is what a spare saves.
@@ -87,21 +86,20 @@ impl Spares {
         Some(serial)
     }
 
-    /// One of the longest, to be deleted.
+    /// One to be deleted: the longest, which makes most room.
     fn pop(&mut self) -> Option<(u64, u64)> {
         let len = *self.by_len.last_key_value()?.0;
-        self.take(len).map(|serial| (len, serial))
+        let serial = self.take(len)?;
+        self.moves(len);
+        Some((len, serial))
     }
 
-    /// Takes those out that leave at most so many bytes.
-    fn beyond(&mut self, bytes: u64) -> Vec<(u64, u64)> {
-        let mut some = Vec::new();
-        while self.bytes > bytes {
-            let Some((len, serial)) = self.pop() else { break };
-            self.moving += len;
-            some.push((len, serial));
-        }
-        some
+    /// One that makes place for one of this length: the shortest, unless all have it.
+    pub(super) fn pop_for(&mut self, len: u64) -> Option<(u64, u64)> {
+        let other = *self.by_len.keys().find(|other| **other != len)?;
+        let serial = self.take(other)?;
+        self.moves(other);
+        Some((other, serial))
     }
 }
 
@@ -110,25 +108,60 @@ impl Shared {
     /// go, too.
     pub(super) fn has_room_for_spares(&self) -> bool {
         match self.disk.free_bytes() {
-            Ok(free) if free < self.config.limit_bytes / SHARE => {
-                self.delete_spares(0);
+            Ok(free) if free < self.config.spare_room => {
+                self.delete_spares();
                 false
             }
             free => free.is_ok() && self.state.lock().spares.usable,
         }
     }
 
-    /// Deletes spares until they have at most so many bytes, or cannot be deleted.
-    pub(super) fn delete_spares(&self, bytes: u64) {
-        let some = self.state.lock().spares.beyond(bytes);
-        for (len, serial) in some {
-            let removed = self.remove_spare(serial);
+    /// Deletes spares while they take room from records that were admitted. One after the other: the room of one
+    /// that is on its way out is nobody's, so whoever is admitted waits for those of others, too.
+    pub(super) fn trim_spares(&self) {
+        loop {
             let mut state = self.state.lock();
-            match removed {
-                Ok(()) => state.spares.goes(len),
-                Err(_) => state.spares.stays(len, serial),
+            if state.taken() + state.spares.bytes <= self.config.limit_bytes {
+                return;
+            }
+            if let Some((len, serial)) = state.spares.pop() {
+                drop(state);
+                if !self.delete_spare(len, serial) {
+                    return;
+                }
+            } else if state.spares.moving == 0 {
+                return;
+            } else {
+                self.pause.wait_for(&mut state, LOOK);
             }
         }
+    }
+
+    pub(super) fn delete_spares(&self) {
+        loop {
+            let next = self.state.lock().spares.pop();
+            let Some((len, serial)) = next else { return };
+            if !self.delete_spare(len, serial) {
+                return;
+            }
+        }
+    }
+
+    /// Makes place for one more, if so many are allowed only.
+    pub(super) fn make_place(&self, len: u64) {
+        let mut state = self.state.lock();
+        let other = if state.spares.is_full() { state.spares.pop_for(len) } else { None };
+        drop(state);
+        if let Some((len, serial)) = other {
+            self.delete_spare(len, serial);
+        }
+    }
+
+    /// Deletes one that moves; says whether it is gone.
+    fn delete_spare(&self, len: u64, serial: u64) -> bool {
+        let gone = self.remove_spare(serial).is_ok();
+        self.state.lock().spares.moved(len, (!gone).then_some(serial));
+        gone
     }
 
     pub(super) fn remove_spare(&self, serial: u64) -> io::Result<()> {

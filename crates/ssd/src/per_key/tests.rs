@@ -148,6 +148,43 @@ fn a_file_that_is_not_gone_for_good_is_no_spare() {
     disk.set_rates(Rates::default());
     assert_eq!(spare_bytes(&backend), 0, "its removal is not durable");
     assert_eq!(backend.usage().on_disk, disk.file_bytes());
+    keep(&backend, 3);
+    let held = Arc::clone(&backend.0.state.lock().index[&id(3)]);
+    assert!(backend.0.quarantine(held.id, held.serial));
+    drop(held);
+    backend.remove(&[id(3)]).unwrap();
+    assert_eq!(spare_bytes(&backend), 0, "it was found bad");
+    assert_eq!(backend.usage().on_disk, disk.file_bytes());
+}
+
+/// A spare that somebody deleted is a file that is not there yet.
+#[test]
+fn a_spare_that_is_missing_is_made() {
+    let disk = Arc::new(SimDisk::new(1, 64 << 20, Rates::default()));
+    let (backend, _) = open(&disk);
+    keep(&backend, 1);
+    let serial = backend.0.state.lock().index[&id(1)].serial;
+    backend.remove(&[id(1)]).unwrap();
+    disk.remove(&super::spare::path(serial)).unwrap();
+    keep(&backend, 2);
+    assert!(is_right(&backend, 2));
+    assert_eq!(backend.usage().on_disk, disk.file_bytes());
+}
+
+/// There are only so many, and those of a length that is not used any more make place.
+#[test]
+fn spares_are_counted() {
+    let mut spares = super::spare::Spares::default();
+    (0..16_383).for_each(|serial| spares.add(4096, serial));
+    assert!(!spares.is_full());
+    spares.moves(FILE);
+    assert!(spares.is_full(), "one that is on its way counts");
+    assert_eq!(spares.bytes(), 16_383 * 4096 + FILE);
+    assert_eq!(spares.pop_for(4096), None);
+    assert_eq!(spares.pop_for(FILE), Some((4096, 16_382)));
+    assert!(spares.is_full(), "until it is deleted");
+    spares.moved(4096, None);
+    assert!(!spares.is_full());
 }
 
 /// Spares take no room from records, nor from others on the file system.
@@ -170,7 +207,18 @@ fn spares_give_way() {
     // Somebody else takes what is left.
     let other = disk.open(Path::new("other"), Open::Create).unwrap();
     other.set_len(disk.free_bytes().unwrap() - LIMIT / 64).unwrap();
+    other.sync_data().unwrap();
+    disk.sync_dir(Path::new("")).unwrap();
+    let spares = spare_bytes(&backend);
+    let next = Arc::new(disk.crash());
+    assert_eq!(spare_bytes(&open(&next).0), 0, "a start deletes them");
+    let (backend, _) = open(&next);
+    assert!(spares > 0 && (1000..2000).all(|sequence| is_right(&backend, sequence)));
     backend.remove(&[id(1000)]).unwrap();
-    assert_eq!(spare_bytes(&backend), 0);
-    assert!((1001..2000).all(|sequence| is_right(&backend, sequence)));
+    assert_eq!(spare_bytes(&backend), FILE, "now there is room");
+    let other = next.open(Path::new("another"), Open::Create).unwrap();
+    other.set_len(next.free_bytes().unwrap() - LIMIT / 64).unwrap();
+    backend.remove(&[id(1001)]).unwrap();
+    assert_eq!(spare_bytes(&backend), 0, "a removal does, too");
+    assert!((1002..2000).all(|sequence| is_right(&backend, sequence)));
 }

@@ -3,7 +3,6 @@
 use super::{Copy, Held, Place, Shared, State, missing_is_fine, parent, spare};
 use crate::backend::{KeepError, NewRecord};
 use crate::disk::{File, Open, WriteAt, is_full};
-use crate::identity;
 use crate::laying::{self, Laid, Sealed};
 use crate::points::point;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -72,7 +71,7 @@ impl Shared {
         for sealed in sealed {
             let id = sealed.record.id;
             let need = laying::rounded(sealed.shape().bytes());
-            let used = state.data + state.reserved + state.spares.moving() + identity::BYTES_MAX;
+            let used = state.taken();
             if state.is_there(id) {
                 results[sealed.number] = Err(KeepError::Exists);
             } else if used + need > limit {
@@ -83,10 +82,8 @@ impl Shared {
                 good.push(Admitted { sealed, spare: state.spares.take(need) });
             }
         }
-        let used = state.data + state.reserved + state.spares.moving() + identity::BYTES_MAX;
-        let room = limit.saturating_sub(used);
         drop(state);
-        self.delete_spares(room);
+        self.trim_spares();
         good
     }
 
@@ -174,16 +171,22 @@ impl Shared {
     }
 
     /// The file that a record is written to.
-    fn open_draft(&self, item: &Item<'_>) -> io::Result<Arc<dyn File>> {
-        if item.spare.is_none() {
-            return self.disk.open(&item.draft(), Open::Create);
+    fn open_draft(&self, item: &mut Item<'_>) -> io::Result<Arc<dyn File>> {
+        if item.spare.is_some() {
+            match self.disk.open(&item.draft(), Open::Write) {
+                Ok(file) => {
+                    // Somebody may have cut it; what is longer than its record is none.
+                    let len = item.held.bytes();
+                    if file.len()? != len {
+                        file.set_len(len)?;
+                    }
+                    return Ok(file);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => item.spare = None,
+                Err(error) => return Err(error),
+            }
         }
-        let (file, len) = (self.disk.open(&item.draft(), Open::Write)?, item.held.bytes());
-        // Somebody may have cut it; what is longer than its record is none.
-        if file.len()? != len {
-            file.set_len(len)?;
-        }
-        Ok(file)
+        self.disk.open(&item.draft(), Open::Create)
     }
 
     /// Values, in files that have no name yet, and durable.
@@ -266,13 +269,13 @@ impl Shared {
             state.reserved += held.bytes();
             let key = (held.id, held.serial);
             state.redo.push(key);
-            state.hidden.insert(key, Copy { held, stays: true, place: Place::Gone });
+            state.hidden.insert(key, Copy { held, stays: true, bad: false, place: Place::Gone });
         }
     }
 
     fn commit(&self, items: Vec<Item<'_>>, results: &mut [Result<(), KeepError>]) {
         if items.iter().any(|item| item.done.as_ref().is_err_and(is_full)) {
-            self.delete_spares(0);
+            self.delete_spares();
         }
         let free = self.disk.free_bytes().unwrap_or(0);
         let mut state = self.state.lock();
