@@ -69,12 +69,16 @@ impl Elector {
 
     /// Until somebody says stop.
     pub(super) async fn run(mut self, runtime: Handle) {
-        let began = boottime();
+        // Since when etcd has answered: it ends no lease while it has no leader, and a new one begins them anew.
+        let mut answers = boottime();
         loop {
             match self.session(&runtime).await {
                 Ok(()) => break,
                 Err(error) => {
-                    self.complain(&error, began);
+                    if !matches!(error, EtcdError::NameTaken { .. }) {
+                        answers = boottime();
+                    }
+                    self.complain(&error, answers);
                     self.give_up_if_cut_off();
                 }
             }
@@ -212,10 +216,10 @@ impl Elector {
     }
 
     /// Says once that something is wrong, and tells whoever waits for the start.
-    fn complain(&mut self, error: &EtcdError, began: Now) {
+    fn complain(&mut self, error: &EtcdError, answers: Now) {
         if let EtcdError::NameTaken { at } = error {
             // An earlier process of this name may have died just now: its lease ends by itself.
-            if boottime().since(began) < self.config.ttl + START_TIME / 2 {
+            if boottime().since(answers) < self.config.ttl + START_TIME / 2 {
                 return;
             }
             if let Some(tell) = self.tell.take() {
