@@ -9,7 +9,8 @@
 //! * A loss at an opening: the disk failed there, on the bytes of the record or on what decides about them (what
 //!   is not told is gone for good), or harm lies before the record in a bucket that is scanned. Not a power cut.
 //! * A record that comes back: harm hit both copies of a block of the log of removals; or a removal is bytes
-//!   over the record, and harm hit those.
+//!   over the record, and harm hit those, or an earlier opening read free space in its place, and nobody knew that
+//!   there is something to remove.
 //! * A directory that cannot be opened: harm hit a file that says what it is.
 //! * A record whose keep failed with the disk: what was written may be found by the next opening, a removal
 //!   in between does not know of it, and after a failed sync it may be in the memory of the kernel only (S12).
@@ -205,6 +206,7 @@ impl Oracle {
             let entry = Entry {
                 failed_once,
                 doubted: old.is_some_and(|entry| entry.doubted),
+                overlooked: old.map(|entry| entry.overlooked.clone()).unwrap_or_default(),
                 facts: facts.clone(),
                 kept: Kept::Under,
                 going: 0,
@@ -518,12 +520,16 @@ impl Oracle {
             let gone = entry.removed || entry.evicted || entry.kept == Kept::No;
             let since = entry.going_since.unwrap_or(0);
             let hit = overwrites && entry.harmed.max(entry.stale) >= since && entry.was_hit();
-            if gone && !hit && !log_lost {
+            let overlooked = !entry.overlooked.is_empty();
+            if gone && !hit && !overlooked && !log_lost {
                 return broken("G6", Some(id), format_args!("it came back: {entry:?}"));
             }
             if overwrites && (gone || entry.kept == Kept::Failed) {
                 back.extend_from_slice(&entry.footprint);
             }
+            // What did not know of it may have written over its end.
+            entry.unsure |= overlooked;
+            back.append(&mut entry.overlooked);
             self.counts.half_found += u64::from(entry.kept == Kept::Under);
             // After a failed sync the kernel may show what is not on the disk, and nobody can tell (S12): the next
             // power cut may take it. It may not leave a wrong one.
@@ -547,6 +553,10 @@ impl Oracle {
                     return broken("S2", Some(*id), format_args!("lost: {entry:?}"));
                 }
                 self.counts.half_lost += u64::from(entry.kept == Kept::Under);
+                let lay_there = entry.kept != Kept::No && !entry.removed && !entry.evicted;
+                if overwrites && lay_there && entry.stale > self.opening {
+                    entry.overlooked.extend_from_slice(&entry.footprint);
+                }
                 // What is not told is gone for good.
                 entry.going_since.get_or_insert(self.opening);
                 entry.unsure = false;

@@ -3,11 +3,12 @@
 use super::entry::Facts;
 use super::harm::{Role, Weak};
 use super::oracle::{Loaded, Opening, Oracle, Told};
+use crate::judge::Failure;
 use mooncrate_check::PutId;
 use mooncrate_core::{KeyHash, LeaderEpoch, ObjectId, Seal};
 use mooncrate_ssd::disk::sim::{Rates, SimDisk};
 use mooncrate_ssd::disk::{Disk, Open};
-use mooncrate_ssd::{Record, RecordId, WriteAt};
+use mooncrate_ssd::{ReadAt, Record, RecordId, WriteAt};
 use std::path::Path;
 
 fn id(sequence: u64) -> RecordId {
@@ -173,4 +174,43 @@ fn what_a_failed_sync_brings_back_may_be_bad_and_hide_others() {
     oracle.kept(keep, id(3), Told::Kept);
     oracle.opening_begins();
     oracle.reopened(&[], how).unwrap_err();
+}
+
+/// A stale read hides a record from an opening: for the backend it is free space. It may be back at a later one,
+/// after a removal that found nothing and with other bytes at its end, and only if its removal is bytes over it.
+#[test]
+fn what_a_stale_read_hid_may_come_back() {
+    let how = Opening { calm: true, volatile: false, unsynced: false, doubt: false };
+    let comes_back = |overwrites, stale| {
+        let disk = disk();
+        let mut oracle = kept(&disk, Weak { overwrites, ..Weak::default() });
+        oracle.opening_begins();
+        disk.set_rates(Rates { stale, ..Rates::default() });
+        let file = disk.open(Path::new("a"), Open::Read).unwrap();
+        let mut into = [0; 4096];
+        let mut reads = [ReadAt { file: &file, offset: 0, into: &mut into, result: Ok(()) }];
+        disk.read(&mut reads);
+        disk.set_rates(Rates::default());
+        oracle.absorb(&disk);
+        oracle.reopened(&[], how)?;
+        oracle.go_begins(&[id(1)]);
+        oracle.removed(&[id(1)], true);
+        for _ in 0..2 {
+            oracle.opening_begins();
+            oracle.reopened(&[], how)?;
+        }
+        oracle.opening_begins();
+        oracle.reopened(&found(), how)?;
+        let began = oracle.begins(id(1));
+        oracle.loaded(id(1), began, Loaded::Corrupt)?;
+        // It is known again, and so is its removal.
+        oracle.go_begins(&[id(1)]);
+        oracle.removed(&[id(1)], true);
+        oracle.opening_begins();
+        oracle.reopened(&found(), how).unwrap_err();
+        Ok::<(), Failure>(())
+    };
+    assert!(comes_back(true, 1_000_000).is_ok());
+    assert_eq!(comes_back(true, 0).unwrap_err().rule, "S2");
+    assert_eq!(comes_back(false, 1_000_000).unwrap_err().rule, "G6");
 }
