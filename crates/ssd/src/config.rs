@@ -51,7 +51,8 @@ impl Config {
         Self {
             kind,
             limit_bytes,
-            bucket_bytes_max: 256 << 20,
+            // A disk has room for some of them, or an eviction would empty it.
+            bucket_bytes_max: (limit_bytes / 32).clamp(1 << 20, 256 << 20),
             bucket_records_max: 500,
             open_buckets_max: KEEPERS,
             handles_max: 256,

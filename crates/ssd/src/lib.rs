@@ -38,6 +38,7 @@ pub mod points;
 mod reading;
 pub mod record;
 mod room;
+mod spare;
 mod window;
 
 pub use backend::{

@@ -211,6 +211,15 @@ impl<'a> Head<'a> {
     }
 }
 
+/// Whether some bytes begin with the head of a record that was written here, good or not.
+pub(crate) fn claims(bytes: &[u8], site: Site) -> bool {
+    Fixed::ref_from_prefix(bytes).is_ok_and(|(fixed, _)| {
+        fixed.token.get() == site.token
+            && fixed.serial.get() == site.serial
+            && fixed.offset.get() == site.offset
+    })
+}
+
 /// Where the head at the start of some bytes says to lie. Not verified.
 pub(crate) fn offset_in(bytes: &[u8]) -> Option<u64> {
     let (fixed, _) = Fixed::ref_from_prefix(bytes).ok()?;

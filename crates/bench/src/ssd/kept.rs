@@ -12,22 +12,27 @@ use mooncrate_mem::sums::seal_of;
 use mooncrate_ssd::disk::Disk;
 use mooncrate_ssd::{Backend, Config, KeepError, Kind, Load, NewRecord, RecordId, Room};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 use std::time::Duration;
 
 /// As long as a label in use is.
 const LABEL_BYTES: usize = 85;
-/// Beside the bytes of values; a bucket goes as a whole.
-const SLACK: u64 = 768 << 20;
+/// Laps that a disk has room for.
+const LAPS: u64 = 6;
+/// Room is made from one share of the limit down to the other, in percent, as a node does it.
+const MARKS: [u64; 2] = [95, 90];
 /// Loads under way are none of ours: nothing is waited for.
 const WAIT: Duration = Duration::from_secs(10);
+/// How often who waits for room, or for need of it, looks again.
+const LOOK: Duration = Duration::from_micros(200);
+/// How long a disk may take to make room.
+const ROOM_TIME: Duration = Duration::from_secs(30);
 
 /// A backend, and who works on it.
 pub(crate) struct Kept {
     backend: Arc<dyn Backend>,
     hands: Vec<Hand>,
-    /// Bytes that a lap keeps.
-    lap_bytes: u64,
     way: Way,
 }
 
@@ -43,58 +48,53 @@ struct Hand {
 }
 
 impl Kept {
-    /// Values of `size` in groups of `group`, `bytes` in a lap. Loads find as much to load.
+    /// Values of `size` in groups of `group`, `bytes` in a lap. Loads find as much to load; who keeps finds a disk
+    /// that is full.
     pub(crate) fn new(
         disk: &Arc<dyn Disk>,
         kind: Kind,
         way: Way,
         (size, group, bytes): (u64, usize, u64),
     ) -> Result<Self> {
-        // Room for a lap, for the one that goes, and for what is rounded up.
-        let config = Config::new(kind, 2 * bytes + bytes / 2 + SLACK);
+        let config = Config::new(kind, LAPS * bytes);
         let (backend, _) = mooncrate_ssd::open(Arc::clone(disk), &config, &mut drop, &mut drop)?;
         let mut hands: Vec<Hand> =
             (0..HANDS).map(|number| Hand::new(number, size, group)).collect();
+        let groups = bytes / HANDS / (size * group as u64);
         if way == Way::Read {
-            let groups = bytes / HANDS / (size * group as u64);
             for hand in &mut hands {
                 hand.make_room(disk);
                 (0..groups).try_for_each(|_| hand.keep(&*backend))?;
             }
         }
-        Ok(Self { backend, hands, lap_bytes: bytes, way })
-    }
-
-    /// Makes room for a lap, which does not count.
-    fn evict(&self) -> Result<()> {
-        loop {
-            let usage = self.backend.usage();
-            let need = self.lap_bytes + self.lap_bytes / 4 + SLACK / 2;
-            if usage.limit - usage.used >= need {
-                return Ok(());
-            }
-            let ticket = self.backend.unlink(need).context("nothing can be evicted")?;
-            ticket.finish(WAIT)?;
+        let mut this = Self { backend, hands, way };
+        if way == Way::Write {
+            (0..LAPS).try_for_each(|_| this.together(groups).map(drop))?;
         }
+        Ok(this)
     }
 
     /// One lap, of so many groups for each hand.
     pub(crate) fn lap(&mut self, groups: u64, watch: &mut Watch) -> Result<()> {
-        if self.way == Way::Write {
-            self.evict()?;
-        }
+        watch.together(|| self.together(groups))
+    }
+
+    /// What each group took. Somebody makes room meanwhile.
+    fn together(&mut self, groups: u64) -> Result<Vec<Duration>> {
         let (backend, way, hands) = (&*self.backend, self.way, &mut self.hands);
-        watch.together(|| {
-            std::thread::scope(|scope| {
-                let work = hands.iter_mut().map(|hand| {
-                    let work = move || hand.work(backend, way, groups);
-                    Builder::new().spawn_scoped(scope, work)
-                });
-                let work: Vec<_> = work.collect::<std::io::Result<_>>()?;
-                let took = work.into_iter().map(|hand| hand.join().expect("a hand panicked"));
-                let took: Vec<Vec<Duration>> = took.collect::<Result<_>>()?;
-                Ok(took.concat())
-            })
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let evictor = Builder::new().spawn_scoped(scope, || evict(backend, &done))?;
+            let work = hands.iter_mut().map(|hand| {
+                let work = move || hand.work(backend, way, groups);
+                Builder::new().spawn_scoped(scope, work)
+            });
+            let work: Vec<_> = work.collect::<std::io::Result<_>>()?;
+            let took = work.into_iter().map(|hand| hand.join().expect("a hand panicked"));
+            let took: Vec<Result<Vec<Duration>>> = took.collect();
+            done.store(true, Ordering::Relaxed);
+            evictor.join().expect("the evictor panicked")?;
+            Ok(took.into_iter().collect::<Result<Vec<_>>>()?.concat())
         })
     }
 
@@ -102,6 +102,22 @@ impl Kept {
     pub(crate) fn check(&self) -> Result<()> {
         self.hands.iter().try_for_each(Hand::check)
     }
+}
+
+/// Makes room until everything is done.
+fn evict(backend: &dyn Backend, done: &AtomicBool) -> Result<()> {
+    let limit = backend.usage().limit;
+    let [high, low] = MARKS.map(|percent| limit / 100 * percent);
+    while !done.load(Ordering::Relaxed) {
+        let promised = backend.promised();
+        if promised <= high {
+            std::thread::sleep(LOOK);
+            continue;
+        }
+        let ticket = backend.unlink(promised - low).context("nothing can be evicted")?;
+        ticket.finish(WAIT)?;
+    }
+    Ok(())
 }
 
 impl Hand {
@@ -156,20 +172,40 @@ impl Hand {
         (first..).take(self.seals.len()).map(label).collect()
     }
 
+    /// Keeps a group; what finds no room is kept when there is some.
     fn keep(&mut self, backend: &dyn Backend) -> Result<()> {
         let stride = extent_bytes(self.size as u64) as usize;
-        let labels = self.labels(self.records);
-        let records: Vec<_> = (self.seals.iter().zip(&labels).enumerate())
+        let first = self.records;
+        self.records += self.seals.len() as u64;
+        let labels = self.labels(first);
+        let mut records: Vec<_> = (self.seals.iter().zip(&labels).enumerate())
             .map(|(i, (&seal, label))| NewRecord {
-                id: self.id(self.records + i as u64),
+                id: self.id(first + i as u64),
                 label,
                 seal,
                 value: &self.values[i * stride..][..self.size],
             })
             .collect();
-        let kept: Result<Vec<()>, KeepError> = backend.keep(&records).into_iter().collect();
-        self.records += records.len() as u64;
-        kept.context("a record was not kept").map(drop)
+        let deadline = boottime().deadline_in(ROOM_TIME);
+        loop {
+            let mut kept = backend.keep(&records).into_iter();
+            let mut failed = Ok(());
+            records.retain(|_| match kept.next() {
+                Some(Ok(())) => false,
+                Some(Err(error)) => {
+                    failed = Err(error);
+                    true
+                }
+                None => true,
+            });
+            match failed {
+                Ok(()) => return Ok(()),
+                Err(KeepError::Full { .. }) if !deadline.left(boottime()).is_zero() => {
+                    std::thread::sleep(LOOK);
+                }
+                Err(error) => return Err(error).context("a record was not kept"),
+            }
+        }
     }
 
     fn load(&mut self, backend: &dyn Backend, group: u64) -> Result<()> {

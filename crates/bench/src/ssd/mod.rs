@@ -152,7 +152,8 @@ pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
         table(
             "ssd_backends",
             "Records kept and loaded by four threads, as a node does it, beside fio",
-            "a batch that is kept is verified, synced and indexed; what is loaded is verified",
+            "a batch that is kept is verified, synced and indexed, on a disk that is full: older ones are evicted \
+             meanwhile; what is loaded is verified",
             backends,
         ),
     ])

@@ -54,11 +54,6 @@ impl SsdConfig {
             verify_values: false,
         }
     }
-
-    /// What a bucket may hold. A disk has room for some of them, or an eviction would empty it.
-    pub(super) fn bucket_bytes_max(&self) -> u64 {
-        self.bucket_bytes.unwrap_or_else(|| (self.bytes / 16).clamp(1 << 20, 256 << 20))
-    }
 }
 
 /// Somebody who is told how far recovery is, disk by disk.

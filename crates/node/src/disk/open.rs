@@ -88,11 +88,13 @@ fn open(
     };
     let opened = device_of(config).and_then(|device| {
         let mut settings = Config::new(config.backend, config.bytes);
-        settings.bucket_bytes_max = config.bucket_bytes_max();
         settings.evict = config.evict;
         // Enough for a start, or one would drop records and gain nothing.
         settings.spare_room = settings.spare_room.max(2 * full::START_BYTES);
         settings.verify_values = config.verify_values;
+        if let Some(bytes) = config.bucket_bytes {
+            settings.bucket_bytes_max = bytes;
+        }
         if let Some(records) = config.bucket_records {
             settings.bucket_records_max = records;
         }

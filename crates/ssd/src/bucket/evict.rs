@@ -10,6 +10,7 @@ use crate::backend::{RecordId, Ticket};
 use crate::config::Evict;
 use crate::disk::Open;
 use crate::points::point;
+use crate::spare::{HasSpares, missing_is_fine};
 use mooncrate_mem::clock::boottime;
 use std::io;
 use std::path::Path;
@@ -19,6 +20,15 @@ use std::time::Duration;
 
 /// How often a ticket looks whether the last reader has left.
 const LOOK: Duration = Duration::from_millis(2);
+
+/// What became of the data of a bucket.
+enum Taken {
+    Deleted,
+    /// It has a name as a spare, and is one when that is durable.
+    Spared,
+    /// Somebody reads it.
+    Read,
+}
 
 /// Buckets that are hidden.
 pub(super) struct Hidden {
@@ -75,8 +85,8 @@ fn candidate(state: &State, evict: Evict) -> Option<u64> {
 
 impl Hidden {
     fn take(&mut self, state: &mut State, id: u64) {
-        let bin = state.bins.remove(&id).expect("the candidate is there");
-        state.drop_writer(id);
+        let mut bin = state.bins.remove(&id).expect("the candidate is there");
+        state.drop_writer(&mut bin);
         for slot in &bin.slots {
             if state.is_served(id, slot) {
                 state.hide(slot.id, false);
@@ -116,7 +126,7 @@ impl Ticket for Hidden {
         point("evict.drained");
         self.slots.clear();
         let bins = std::mem::take(&mut self.bins);
-        self.all.delete(bins)
+        self.all.delete(bins, true)
     }
 }
 
@@ -149,15 +159,20 @@ impl Drop for Hidden {
 }
 
 impl Shared {
-    /// Deletes the files of buckets that nobody can find any more.
-    pub(super) fn delete(&self, bins: Vec<Bin>) -> io::Result<()> {
+    /// Deletes the files of buckets that nobody can find any more, or keeps them for others.
+    pub(super) fn delete(&self, bins: Vec<Bin>, spare_some: bool) -> io::Result<()> {
         let mut result = Ok(());
         let (mut gone, mut orphans, mut left) = (Vec::new(), Vec::new(), Vec::new());
+        // Bytes that become spares.
+        let mut sparing = (spare_some && self.has_room_for_spares()).then_some(0);
         let before = self.identity.names();
         for mut bin in bins {
-            match self.delete_files(&mut bin) {
-                Ok(true) => gone.push(bin),
-                Ok(false) => orphans.push(bin),
+            match self.delete_files(&mut bin, sparing) {
+                Ok(Taken::Read) => orphans.push(bin),
+                Ok(_) => {
+                    sparing = sparing.map(|bytes| bytes + bin.data);
+                    gone.push(bin);
+                }
                 Err(error) => {
                     left.push(bin);
                     result = Err(error);
@@ -176,8 +191,14 @@ impl Shared {
         point("evict.dir_synced");
         let ids: Vec<u64> = gone.iter().chain(&orphans).map(|bin| bin.bucket.id).collect();
         let mut state = self.state.lock();
-        for bin in &gone {
+        for bin in &mut gone {
             state.books.reserved -= bin.doubtful;
+            // Those that are left have another name by now.
+            if bin.data > 0 {
+                let len = std::mem::take(&mut bin.data);
+                state.books.data -= len;
+                state.spares.add(len, bin.bucket.id);
+            }
         }
         for bin in gone.iter_mut().chain(&mut orphans) {
             state.forget(bin);
@@ -189,14 +210,11 @@ impl Shared {
         result
     }
 
-    /// Whether the files are gone; `false` if somebody reads them. Then they are marked as an orphan.
-    fn delete_files(&self, bin: &mut Bin) -> io::Result<bool> {
+    /// Takes the names of the files away. One that somebody reads is marked as an orphan.
+    fn delete_files(&self, bin: &mut Bin, sparing: Option<u64>) -> io::Result<Taken> {
         let id = bin.bucket.id;
-        let missing_is_fine = |result: io::Result<()>| match result {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            result => result,
-        };
-        if std::mem::take(&mut bin.redo) {
+        let redo = std::mem::take(&mut bin.redo);
+        if redo {
             // The name is given and taken once more, so that there is something to sync.
             drop(self.disk.open(&data_path(id), Open::Create));
         }
@@ -205,19 +223,30 @@ impl Shared {
         // Not before that: a reader that leaves in between would leave an open file behind, which holds the space
         // of the deleted one. Where somebody reads, this is done again when the orphan goes.
         self.handles.forget(id);
-        if is_read {
+        let spares = sparing.is_some_and(|others| {
+            let fit = bin.data > 0 && !bin.bad && !redo;
+            fit && self.state.lock().may_spare(others + bin.data, &self.config)
+        });
+        let taken = if is_read {
             missing_is_fine(self.disk.rename(&data_path(id), &dead_path(id)))?;
             point("evict.orphan_marked");
+            Taken::Read
+        } else if spares && self.disk.rename(&data_path(id), &Self::path(id)).is_ok() {
+            // It counts as what it was until that is durable.
+            point("evict.spared");
+            Taken::Spared
         } else {
-            missing_is_fine(self.disk.remove(&data_path(id)))?;
-            missing_is_fine(self.disk.remove(&dead_path(id)))?;
+            for path in [data_path(id), dead_path(id), Self::path(id)] {
+                missing_is_fine(self.disk.remove(&path))?;
+            }
             let mut state = self.state.lock();
             bin.doubtful += bin.data;
             state.books.reserved += bin.data;
             state.books.data -= std::mem::take(&mut bin.data);
             drop(state);
             point("evict.data_deleted");
-        }
+            Taken::Deleted
+        };
         if bin.meta > 0 {
             missing_is_fine(self.disk.remove(&meta_path(id)))?;
         }
@@ -227,7 +256,7 @@ impl Shared {
         state.books.meta -= std::mem::take(&mut bin.meta);
         drop(state);
         point("evict.meta_deleted");
-        Ok(!is_read)
+        Ok(taken)
     }
 
     /// Deletes buckets of which every record was removed, and orphans whose readers have left.
@@ -246,8 +275,8 @@ impl Shared {
         for id in empty {
             let dead = |bin: &Bin| bin.live == 0 && !bin.busy && !bin.open;
             if state.bins.get(&id).is_some_and(dead) {
-                let bin = state.bins.remove(&id).expect("it was just looked at");
-                state.drop_writer(id);
+                let mut bin = state.bins.remove(&id).expect("it was just looked at");
+                state.drop_writer(&mut bin);
                 going.push(bin);
             }
         }
@@ -255,7 +284,7 @@ impl Shared {
         if going.is_empty() {
             return;
         }
-        if let Err(error) = self.delete(going) {
+        if let Err(error) = self.delete(going, true) {
             tracing::warn!(%error, "buckets without records could not be deleted; tried again later");
         }
     }

@@ -12,7 +12,7 @@ use super::{data_path, meta_path};
 use crate::disk::{Disk, File, Open, ReadAt};
 use crate::laying;
 use crate::reading::Reader;
-use crate::record::{FIXED_BYTES, Head, Kind, Site};
+use crate::record::{self, FIXED_BYTES, Head, Kind, Site};
 use crate::room::Room;
 use crate::window::{WINDOW_BYTES, Window};
 use mooncrate_lock::Mutex;
@@ -53,6 +53,8 @@ pub(super) struct Scanned {
     pub(super) good: u32,
     /// Where the last one ends.
     pub(super) end: u64,
+    /// A head of this bucket stands there that is not good. What else does is of a bucket before it, or nothing.
+    pub(super) torn: bool,
 }
 
 /// Looks into buckets.
@@ -140,6 +142,8 @@ impl Looker<'_> {
                 // The next write began at a whole block.
                 let next = laying::rounded(offset);
                 if next == offset {
+                    let near = window.reach(offset, FIXED_BYTES, 0)?;
+                    all.torn = record::claims(near, site);
                     break;
                 }
                 offset = next;

@@ -6,6 +6,7 @@
 //!   0000000000000001.meta     the heads of a closed bucket           meta.rs
 //!   removed-0000000000000009  places of removed records              removed.rs
 //!   0000000000000002.dead     deleted while somebody read it         evict.rs
+//!   0000000000000003.free     of a bucket that is gone, for another  spare.rs
 //!   format, format.copy       what the directory is                  identity.rs
 //! ```
 //!
@@ -18,6 +19,7 @@ mod look;
 pub(crate) mod meta;
 mod recover;
 pub(crate) mod removed;
+mod spare;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -48,7 +50,7 @@ pub struct Buckets(Arc<Shared>);
 
 /// What tickets hold on to.
 #[derive(Debug)]
-pub(crate) struct Shared {
+struct Shared {
     disk: Arc<dyn Disk>,
     config: Config,
     identity: Arc<Identity>,
@@ -108,6 +110,9 @@ impl Shared {
         if spot.is_some_and(|spot| spot.bucket.id == bucket && spot.offset == offset) {
             tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
             state.hide(id, true);
+            if let Some(bin) = state.bins.get_mut(&bucket) {
+                bin.bad = true;
+            }
             return true;
         }
         let stays = state.hidden.get_mut(&(id, bucket, offset));
@@ -248,19 +253,21 @@ impl Backend for Buckets {
     fn usage(&self) -> Usage {
         let this = &*self.0;
         let log = this.removed.bytes();
-        let books = this.state.lock().books;
-        let on_disk = books.data + books.meta + log + this.identity.bytes();
+        let state = this.state.lock();
+        let (books, spares) = (state.books, state.spares.bytes());
+        drop(state);
+        let used = books.data + books.meta + books.slack + log + this.identity.bytes();
         Usage {
             records: books.records,
             value_bytes: books.value_bytes,
-            used: on_disk,
+            used,
             limit: this.config.limit_bytes,
-            on_disk,
+            on_disk: used + spares,
             written: this.identity.written(),
         }
     }
 
     fn promised(&self) -> u64 {
-        self.0.state.lock().books.promised(0)
+        self.0.state.lock().promised(0)
     }
 }

@@ -11,7 +11,7 @@ use super::handles::Handles;
 use super::look::{Listed, Looked, Looker, Scanned};
 use super::meta::{self, Meta, Seen};
 use super::removed::{self, Place, Removed};
-use super::state::{Bin, Bucket, Slot, State};
+use super::state::{Bin, Slot, State};
 use super::write::Writer;
 use super::{Buckets, Shared, data_path, meta_path};
 use crate::backend::{OpenError, Progress, Record, Recovery};
@@ -22,6 +22,7 @@ use crate::lanes::{decoding, in_order};
 use crate::laying;
 use crate::reading::Reader;
 use crate::record::Kind;
+use crate::spare::HasSpares;
 use mooncrate_lock::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -42,6 +43,7 @@ struct Listing {
     meta: BTreeMap<u64, u64>,
     logs: Vec<(String, u64)>,
     orphans: Vec<String>,
+    spares: Vec<(u64, u64)>,
 }
 
 impl Listing {
@@ -59,6 +61,7 @@ impl Listing {
             match numbered(&name) {
                 Some((id, "bucket")) => drop(this.data.insert(id, len)),
                 Some((id, "meta")) => drop(this.meta.insert(id, len)),
+                Some((id, "free")) => this.spares.push((id, len)),
                 Some((_, "tmp" | "dead")) => this.orphans.push(name),
                 _ if name == "removed.tmp" => this.orphans.push(name),
                 // Not ours.
@@ -135,8 +138,9 @@ impl Buckets {
             done: Progress { total: listing.data.values().sum(), ..Progress::default() },
             meta_bytes: 0,
         };
-        let Scan { state, recovery, .. } = scan.run(&looker, &listing)?;
+        let Scan { mut state, recovery, .. } = scan.run(&looker, &listing)?;
         drop(looker);
+        adopt_spares(disk.as_ref(), config, &mut state, &listing)?;
         // What was deleted, by this start or before it, must not come back beside what is kept from now on.
         disk.sync_dir(Path::new(""))?;
         let gone = listing.data.into_keys().filter(|id| !state.bins.contains_key(id));
@@ -163,11 +167,34 @@ impl Shared {
     fn seal_recovered(&self) {
         let unsealed = self.state.lock().unsealed.len();
         for _ in 0..unsealed {
-            if self.state.lock().books.promised(0) <= self.config.limit_bytes {
+            if self.state.lock().promised(0) <= self.config.limit_bytes {
                 self.seal_leftovers();
             }
         }
     }
+}
+
+/// Takes over the files of buckets that are gone, as far as there is room for them.
+fn adopt_spares(
+    disk: &dyn Disk,
+    config: &Config,
+    state: &mut State,
+    listing: &Listing,
+) -> io::Result<()> {
+    state.spares.usable = true;
+    let others_have_room = disk.free_bytes().is_ok_and(|free| free >= config.spare_room);
+    for &(id, len) in &listing.spares {
+        let fits = state.promised(0) + state.spares.bytes() + len <= config.limit_bytes;
+        // A power cut may leave a file two names where renames are not written as one. It is a bucket, then.
+        let named = listing.data.contains_key(&id);
+        let good = len > 0 && !named;
+        if good && fits && others_have_room && state.may_spare(len, config) {
+            state.spares.add(len, id);
+        } else {
+            disk.remove(&Shared::path(id))?;
+        }
+    }
+    Ok(())
 }
 
 /// A recovery under way: takes over what lanes found.
@@ -243,7 +270,7 @@ impl Scan<'_> {
             let each = (bytes.len() / meta.len()) as u64;
             self.state.index.reserve((std::mem::take(&mut self.meta_bytes) / each) as usize);
         }
-        let mut bin = new_bin(id, meta.data_bytes, meta_len);
+        let mut bin = Bin::new(id, meta.data_bytes, meta_len);
         if self.register(&mut bin, meta.seen, bytes)? {
             self.add(bin, None);
         }
@@ -253,12 +280,12 @@ impl Scan<'_> {
     /// A bucket that has none.
     fn scanned(&mut self, bucket: Listed, all: Scanned, read: &io::Result<()>) -> io::Result<()> {
         let Listed { id, data: len, .. } = bucket;
-        let Scanned { seen, heads, good: records, end: last } = all;
+        let Scanned { seen, heads, good: records, end: last, torn } = all;
         let end = laying::rounded(last);
         if let Err(error) = read {
             tracing::warn!(bucket = id, %error, "a bucket could not be read to its end; the rest is lost");
         }
-        if end < len || read.is_err() {
+        if torn || read.is_err() {
             self.recovery.dropped += 1;
         }
         if seen.len() == 0 {
@@ -269,11 +296,10 @@ impl Scan<'_> {
         if (end != len || read.is_err()) && self.cut(id, last).is_err() {
             return self.delete(id);
         }
-        let mut bin = new_bin(id, end, 0);
+        let mut bin = Bin::new(id, end, 0);
         if self.register(&mut bin, seen, &heads)? {
             let meta_reserved = meta::file_bytes(heads.len());
-            let (file, no_room) = (None, false);
-            let writer = Writer { id, file, end, records, heads, meta_reserved, no_room };
+            let writer = Writer { end, records, heads, meta_reserved, ..Writer::new(id) };
             self.add(bin, Some(writer));
         }
         Ok(())
@@ -337,6 +363,7 @@ impl Scan<'_> {
                 self.recovery.removed += 1;
             } else {
                 self.recovery.dropped += u64::from(!note.good);
+                bin.bad |= !note.good;
             }
         }
         bin.slots = seen.slots;
@@ -357,11 +384,6 @@ impl Scan<'_> {
         }
         state.bins.insert(bin.bucket.id, bin);
     }
-}
-
-fn new_bin(id: u64, data: u64, meta: u64) -> Bin {
-    let (bucket, slots) = (Bucket::new(id), Vec::new());
-    Bin { bucket, slots, live: 0, data, meta, busy: false, open: false, doubtful: 0, redo: false }
 }
 
 /// Cuts a list of buckets into parts whose metadata are read at once.

@@ -8,6 +8,7 @@ use super::write::Writer;
 use crate::RecordId;
 use crate::identity;
 use crate::record::Shape;
+use crate::spare::Spares;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -80,6 +81,7 @@ pub(super) struct Slot {
 
 /// A bucket and what is in it.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Bin {
     pub(super) bucket: Arc<Bucket>,
     /// All that were written, in order; the index says which of them live.
@@ -97,9 +99,27 @@ pub(super) struct Bin {
     pub(super) doubtful: u64,
     /// The sync that should have made that last failed.
     pub(super) redo: bool,
+    /// The disk failed on it, or a record in it is bad: nothing is written over it.
+    pub(super) bad: bool,
 }
 
 impl Bin {
+    /// A bucket with these bytes of files, and nothing in it.
+    pub(super) fn new(id: u64, data: u64, meta: u64) -> Self {
+        Self {
+            bucket: Bucket::new(id),
+            slots: Vec::new(),
+            live: 0,
+            data,
+            meta,
+            busy: false,
+            open: false,
+            doubtful: 0,
+            redo: false,
+            bad: false,
+        }
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.data + self.meta
     }
@@ -110,6 +130,8 @@ impl Bin {
 pub(super) struct Books {
     pub(super) data: u64,
     pub(super) meta: u64,
+    /// Bytes of open buckets behind their ends: their files were longer before.
+    pub(super) slack: u64,
     /// Bytes that are being written, and those of metadata to be written.
     pub(super) reserved: u64,
     /// Records in all files, the removed ones included: each may need a line in the log.
@@ -119,10 +141,9 @@ pub(super) struct Books {
 }
 
 impl Books {
-    /// Bytes that must stay within the limit.
-    pub(super) fn promised(&self, more_slots: u64) -> u64 {
+    fn promised(&self, more_slots: u64) -> u64 {
         let log = LOG_BYTES + (self.slots + more_slots) * LOG_BYTES_PER_RECORD;
-        self.data + self.meta + self.reserved + log + identity::BYTES_MAX
+        self.data + self.meta + self.slack + self.reserved + log + identity::BYTES_MAX
     }
 }
 
@@ -149,10 +170,16 @@ pub(super) struct State {
     pub(super) emptied: Vec<u64>,
     /// Files that shall go and could not yet.
     pub(super) leaving: Vec<Bin>,
+    pub(super) spares: Spares,
     pub(super) books: Books,
 }
 
 impl State {
+    /// Bytes that must stay within the limit. Spares give way.
+    pub(super) fn promised(&self, more_slots: u64) -> u64 {
+        self.books.promised(more_slots) + self.spares.moving_bytes()
+    }
+
     /// A record can be loaded from now on.
     pub(super) fn link(&mut self, bucket: &Arc<Bucket>, slot: Slot) {
         let Slot { id, offset, shape } = slot;
@@ -234,12 +261,17 @@ impl State {
         });
     }
 
-    /// A bucket that is not written to any more gives back what was reserved for its metadata.
-    pub(super) fn drop_writer(&mut self, id: u64) {
+    /// A bucket that is not written to any more gives back what was reserved for its metadata; its file is its own
+    /// as it is.
+    pub(super) fn drop_writer(&mut self, bin: &mut Bin) {
+        let id = bin.bucket.id;
         if let Some(at) = self.idle.iter().position(|writer| writer.id == id) {
             let writer = self.idle.swap_remove(at);
             self.writers -= 1;
             self.books.reserved -= writer.meta_reserved;
+            self.books.slack -= writer.slack;
+            self.books.data += writer.slack;
+            bin.data += writer.slack;
         }
         if let Some(at) = self.unsealed.iter().position(|writer| writer.id == id) {
             let writer = self.unsealed.swap_remove(at);

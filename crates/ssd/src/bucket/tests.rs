@@ -1,9 +1,10 @@
-//! What is special to buckets: orphans, numbers, handles, the log of removed records.
+//! What is special to buckets: orphans, numbers, handles, spare files, the log of removed records.
 
 use super::state::Pin;
-use super::{Buckets, data_path, dead_path};
+use super::{Buckets, Shared, data_path, dead_path};
 use crate::disk::sim::{Rates, SimDisk};
-use crate::{Backend, Config, Disk, Kind, Load, LoadError, NewRecord, RecordId, Recovery};
+use crate::spare::HasSpares;
+use crate::{Backend, Config, Disk, Kind, Load, LoadError, NewRecord, Open, RecordId, Recovery};
 use mooncrate_core::{LeaderEpoch, ObjectId};
 use mooncrate_mem::sums::seal_of;
 use std::path::Path;
@@ -192,7 +193,7 @@ fn a_bucket_that_ends_inside_of_a_block_is_whole_again() {
     keep(&buckets, 0..1);
     let spot = buckets.0.state.lock().index[&id(0)].clone();
     drop(buckets);
-    let file = disk.open(&data_path(spot.bucket.id), crate::Open::Write).unwrap();
+    let file = disk.open(&data_path(spot.bucket.id), Open::Write).unwrap();
     let end = spot.offset + spot.shape.bytes();
     assert!(!end.is_multiple_of(crate::ALIGN as u64), "else this shows nothing");
     file.set_len(end).unwrap();
@@ -265,7 +266,7 @@ fn the_log_of_removed_records_stays_short() {
     let rest: Vec<RecordId> = (0..400).step_by(50).map(id).collect();
     buckets.remove(&rest).unwrap();
     assert_eq!(buckets.usage().on_disk, crashed.file_bytes());
-    assert_eq!(buckets.usage().on_disk, buckets.0.identity.bytes() + buckets.0.removed.bytes());
+    assert_eq!(buckets.usage().used, buckets.0.identity.bytes() + buckets.0.removed.bytes());
     let (_, recovery) = open(&crashed, &config);
     assert_eq!((recovery.records, recovery.removed), (0, 0));
 }
@@ -297,4 +298,193 @@ fn a_removal_that_comes_after_its_bucket_went_leaves_nothing() {
     let place = super::removed::Place { bucket, offset: 0, id: id(20) };
     buckets.0.removed.append(&[place]).unwrap();
     assert_eq!(buckets.0.removed.live(), 1);
+}
+
+/// Bytes of a record of these tests, and of a bucket full of them.
+const RECORD: u64 = 12 << 10;
+const FULL: u64 = 4 * RECORD;
+
+fn evict(buckets: &Buckets) {
+    buckets.unlink(1).unwrap().finish(Duration::ZERO).unwrap();
+}
+
+/// Bytes of spares, and of open buckets behind their ends.
+fn spare_and_slack(buckets: &Buckets) -> (u64, u64) {
+    let state = buckets.0.state.lock();
+    (state.spares.bytes(), state.books.slack)
+}
+
+/// The next bucket is written over the file of one that is gone, and cut off where it ends.
+#[test]
+fn a_file_is_used_again() {
+    let (mut disk, config) = (disk(), config());
+    let (buckets, _) = open(&disk, &config);
+    keep(&buckets, 0..12);
+    evict(&buckets);
+    evict(&buckets);
+    let (full, used) = (disk.file_bytes(), buckets.usage().used);
+    assert_eq!((spare_and_slack(&buckets), full - used), ((2 * FULL, 0), 2 * FULL));
+    let promised = buckets.promised();
+    keep(&buckets, 12..13);
+    assert_eq!(spare_and_slack(&buckets), (FULL, 3 * RECORD));
+    assert_eq!((buckets.usage().on_disk, disk.file_bytes()), (full, full), "nothing grew");
+    assert!(buckets.promised() >= promised + FULL, "the rest of the file is nobody else's");
+    keep(&buckets, 13..16);
+    assert_eq!(spare_and_slack(&buckets), (FULL, 0));
+    keep(&buckets, 16..17);
+    assert_eq!(spare_and_slack(&buckets), (0, 3 * RECORD));
+    buckets.settle().unwrap();
+    assert_eq!(spare_and_slack(&buckets), (0, 0), "closed");
+    assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+    evict(&buckets);
+    disk = Arc::new(disk.crash());
+    let (buckets, recovery) = open(&disk, &config);
+    assert_eq!((recovery.records, recovery.dropped), (5, 0));
+    assert_eq!(spare_and_slack(&buckets), (FULL, 0), "a start finds them");
+    assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+    (12..17).for_each(|number| load(&buckets, number).unwrap());
+}
+
+/// A process ends while a bucket is open whose file is longer: nothing of what it held before is told, however often
+/// the directory is opened, and nothing counts as torn. What is torn does.
+#[test]
+fn what_lay_in_a_spare_is_no_record() {
+    for torn in [false, true] {
+        let (disk, config) = (disk(), config());
+        let (buckets, _) = open(&disk, &config);
+        keep(&buckets, 0..4);
+        evict(&buckets);
+        keep(&buckets, 4..6);
+        let spot = buckets.0.state.lock().index[&id(5)].clone();
+        assert_eq!(spare_and_slack(&buckets), (0, 2 * RECORD));
+        drop(buckets);
+        if torn {
+            // In the checksum of its head, which ends the fixed part.
+            let byte = spot.offset + crate::record::FIXED_BYTES as u64 - 1;
+            disk.flip(&data_path(spot.bucket.id), byte, 1).unwrap();
+        }
+        let kept = if torn { 1 } else { 2 };
+        for start in 0..3 {
+            let (buckets, recovery) = open(&disk, &config);
+            let dropped = u64::from(torn && start == 0);
+            assert_eq!((recovery.records, recovery.dropped), (kept, dropped), "start {start}");
+            assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+            load(&buckets, 4).unwrap();
+            assert_eq!(load(&buckets, 5).is_err(), torn);
+        }
+    }
+}
+
+/// Nothing is written over a file that somebody reads, that may come back (G6), or where the disk may be bad.
+#[test]
+fn a_file_that_is_not_gone_for_good_is_no_spare() {
+    let (disk, config) = (disk(), config());
+    let (buckets, _) = open(&disk, &config);
+    keep(&buckets, 0..16);
+    let pin = Pin::new(&buckets.0.state.lock().index[&id(0)].bucket);
+    evict(&buckets);
+    assert_eq!(spare_and_slack(&buckets), (0, 0), "it is read");
+    disk.set_rates(Rates { sync_error: 1_000_000, ..Rates::default() });
+    buckets.unlink(1).unwrap().finish(Duration::ZERO).unwrap_err();
+    disk.set_rates(Rates::default());
+    assert_eq!(spare_and_slack(&buckets), (0, 0), "its eviction is not durable");
+    assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+    let spot = buckets.0.state.lock().index[&id(8)].clone();
+    assert!(buckets.0.quarantine(id(8), spot.bucket.id, spot.offset));
+    evict(&buckets);
+    assert_eq!(spare_and_slack(&buckets), (0, 0), "a record in it is bad");
+    evict(&buckets);
+    assert_eq!(spare_and_slack(&buckets), (FULL, 0), "a good one");
+    drop(pin);
+    drop(buckets.unlink(1));
+    assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+}
+
+/// A spare that somebody deleted or cut is made anew; one that the disk fails on goes.
+#[test]
+fn a_spare_that_is_not_as_it_was_is_mended() {
+    let (disk, config) = (disk(), config());
+    let (buckets, _) = open(&disk, &config);
+    for how in 0..3 {
+        keep(&buckets, 0..4);
+        let bucket = buckets.0.state.lock().index[&id(0)].bucket.id;
+        evict(&buckets);
+        assert_eq!(spare_and_slack(&buckets), (FULL, 0));
+        match how {
+            0 => disk.remove(&Shared::path(bucket)).unwrap(),
+            1 => disk.open(&Shared::path(bucket), Open::Write).unwrap().set_len(RECORD).unwrap(),
+            _ => {
+                disk.set_rates(Rates { sync_error: 1_000_000, ..Rates::default() });
+                let value = vec![9; 9000];
+                let seal = seal_of(&value);
+                let record = NewRecord { id: id(9), label: b"l", seal, value: &value };
+                buckets.keep(&[record]).remove(0).unwrap_err();
+                disk.set_rates(Rates::default());
+                buckets.0.reclaim();
+                assert_eq!(spare_and_slack(&buckets), (0, 0));
+                assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+                buckets.remove(&[id(9)]).unwrap();
+            }
+        }
+        keep(&buckets, 0..1);
+        load(&buckets, 0).unwrap();
+        assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+        evict(&buckets);
+        buckets.0.delete_spares();
+    }
+    assert_eq!(buckets.usage().on_disk, buckets.usage().used);
+}
+
+/// Spares take no room from records, nor from others on the file system.
+#[test]
+fn spares_give_way() {
+    let limit = 16 << 20;
+    let mut config = Config { limit_bytes: limit, spare_room: limit / 32, ..config() };
+    (config.bucket_records_max, config.open_buckets_max) = (100, 1);
+    let disk = Arc::new(SimDisk::new(1, limit + limit / 4, Rates::default()));
+    let (buckets, _) = open(&disk, &config);
+    let mut number = 0;
+    let mut fill = |buckets: &Buckets| {
+        while limit - buckets.promised() > 2 * FULL {
+            keep(buckets, number..number + 1);
+            number += 1;
+            let usage = buckets.usage();
+            assert!(usage.on_disk <= usage.limit, "{usage:?}");
+            assert_eq!(usage.on_disk, disk.file_bytes());
+            let state = buckets.0.state.lock();
+            let all = state.promised(0) + state.spares.bytes();
+            assert!(all <= limit, "spares take room that is promised: {all}");
+        }
+        number
+    };
+    fill(&buckets);
+    evict(&buckets);
+    let (one, _) = spare_and_slack(&buckets);
+    assert!(one > 0);
+    // The open bucket grows into its room.
+    fill(&buckets);
+    assert_eq!(spare_and_slack(&buckets), (0, 0));
+    (0..6).for_each(|_| evict(&buckets));
+    assert_eq!(spare_and_slack(&buckets).0, limit / 8 / one * one, "so many at most");
+    let kept = fill(&buckets);
+    // Somebody else takes what is left.
+    let other = disk.open(Path::new("other"), Open::Create).unwrap();
+    let others = || {
+        other.set_len(disk.free_bytes().unwrap() - limit / 64).unwrap();
+        other.sync_data().unwrap();
+        disk.sync_dir(Path::new("")).unwrap();
+    };
+    evict(&buckets);
+    assert!(spare_and_slack(&buckets).0 > 0);
+    others();
+    evict(&buckets);
+    assert_eq!(spare_and_slack(&buckets).0, 0, "an eviction deletes them");
+    other.set_len(0).unwrap();
+    evict(&buckets);
+    assert!(spare_and_slack(&buckets).0 > 0);
+    others();
+    let next = Arc::new(disk.crash());
+    let (buckets, _) = open(&next, &config);
+    assert_eq!(spare_and_slack(&buckets), (0, 0), "a start, too");
+    load(&buckets, kept - 1).unwrap();
 }

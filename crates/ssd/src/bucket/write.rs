@@ -7,13 +7,14 @@
 //! What must stay true: a bucket is written by one call at a time, behind its durable end only. A bucket whose
 //! write or sync failed is closed; its metadata, which say what is in it, leave out what was not kept (S12).
 
-use super::state::{Bin, Bucket, Slot};
-use super::{Shared, data_path, meta, meta_path, temp_path};
+use super::state::{Bin, Slot};
+use super::{Shared, meta, meta_path, temp_path};
 use crate::backend::{KeepError, NewRecord};
-use crate::disk::{File, Open, is_full};
+use crate::disk::{File, is_full};
 use crate::laying::{self, Laid, Sealed};
 use crate::points::point;
 use crate::record::{Kind, Site};
+use crate::spare::HasSpares;
 use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
@@ -32,11 +33,37 @@ pub(super) struct Writer {
     /// Where its durable records end.
     pub(super) end: u64,
     pub(super) records: u32,
+    /// A spare that becomes its file when something is written: its number, and its bytes.
+    pub(super) spare: Option<(u64, u64)>,
+    /// Bytes of the file behind the end.
+    pub(super) slack: u64,
     /// The heads of its records: its metadata to be.
     pub(super) heads: Vec<u8>,
     pub(super) meta_reserved: u64,
     /// Its metadata found no room on the disk.
     pub(super) no_room: bool,
+}
+
+impl Writer {
+    /// Of a bucket that is empty and has no file.
+    pub(super) fn new(id: u64) -> Self {
+        Self {
+            id,
+            file: None,
+            end: 0,
+            records: 0,
+            spare: None,
+            slack: 0,
+            heads: Vec::new(),
+            meta_reserved: 0,
+            no_room: false,
+        }
+    }
+
+    /// Bytes that the file grows by when records are written up to here.
+    fn grows(&self, end: u64) -> u64 {
+        end.saturating_sub(self.end + self.slack)
+    }
 }
 
 /// Why a write was not kept.
@@ -98,9 +125,9 @@ impl Shared {
                 state.writers += 1;
                 drop(state);
                 let id = self.identity.take(1).inspect_err(|_| self.lose_writer())?;
-                let (heads, meta_reserved) = (Vec::new(), 0);
-                let (file, end, records, no_room) = (None, 0, 0, false);
-                return Ok(Writer { id, file, end, records, heads, meta_reserved, no_room });
+                let spare = self.state.lock().take_spare(&self.config);
+                let slack = spare.map_or(0, |(_, len)| len);
+                return Ok(Writer { spare, slack, ..Writer::new(id) });
             }
             self.changed.wait_for(&mut state, Duration::from_secs(1));
         }
@@ -132,10 +159,10 @@ impl Shared {
             }
             let sealed = waiting.pop_front().expect("it was just looked at");
             let meta = meta::file_bytes(heads + shape.head());
-            let need = laying::rounded(next) - writer.end + meta - writer.meta_reserved;
-            let promised = state.books.promised(batch.len() as u64 + 1);
+            let need = writer.grows(laying::rounded(next)) + meta - writer.meta_reserved;
+            let promised = state.promised(batch.len() as u64 + 1);
             if promised + need > self.config.limit_bytes {
-                let (used, limit) = (promised, self.config.limit_bytes);
+                let (used, limit) = (promised - writer.slack, self.config.limit_bytes);
                 results[sealed.number] = Err(KeepError::Full { need: shape.bytes(), used, limit });
                 state.pending.remove(&sealed.record.id);
                 continue;
@@ -146,7 +173,7 @@ impl Shared {
         }
         if !batch.is_empty() {
             let meta = meta::file_bytes(heads);
-            let data = laying::rounded(end) - writer.end;
+            let data = writer.grows(laying::rounded(end));
             state.books.reserved += data + meta - writer.meta_reserved;
             state.books.slots += batch.len() as u64;
             writer.meta_reserved = meta;
@@ -163,9 +190,11 @@ impl Shared {
         let (kind, token) = (Kind::Bucket, self.identity.token);
         let site = Site { kind, token, serial: writer.id, offset: writer.end };
         let laid = laying::lay(batch, site);
+        let grown = writer.grows(laid.end);
+        self.trim_spares();
         match self.write(&mut writer, &laid) {
             Ok(()) => {
-                self.commit(&mut writer, batch, &laid);
+                self.commit(&mut writer, batch, &laid, grown);
                 point("bucket.indexed");
                 let full = writer.records >= self.config.bucket_records_max
                     || writer.end >= self.config.bucket_bytes_max;
@@ -179,7 +208,7 @@ impl Shared {
                 let before =
                     if writer.records == 0 { 0 } else { meta::file_bytes(writer.heads.len()) };
                 let mut state = self.state.lock();
-                state.books.reserved -= laid.end - writer.end + writer.meta_reserved - before;
+                state.books.reserved -= grown + writer.meta_reserved - before;
                 state.books.slots -= batch.len() as u64;
                 if !undone {
                     for (sealed, &offset) in batch.iter().zip(&laid.offsets) {
@@ -200,13 +229,11 @@ impl Shared {
 
     /// Data, sync, and the name of a new file.
     fn write(&self, writer: &mut Writer, laid: &Laid<'_>) -> Result<(), Failed> {
-        let path = data_path(writer.id);
         let before = self.identity.names();
         let file = match &writer.file {
             Some(file) => Arc::clone(file),
-            None => self.disk.open(&path, Open::Create).map_err(Failed::Bad)?,
+            None => self.make_file(writer).map_err(Failed::Bad)?,
         };
-        writer.file = Some(Arc::clone(&file));
         point("bucket.created");
         point("bucket.before_write");
         let result = self.identity.write(&file, writer.end, &laid.pieces());
@@ -215,7 +242,11 @@ impl Shared {
             // A disk that is full is not broken: cut what came too much and go on later.
             let cut =
                 is_full(&error) && file.set_len(writer.end).and_then(|()| file.sync_data()).is_ok();
-            return Err(if cut { Failed::Undone(error) } else { Failed::Bad(error) });
+            if !cut {
+                return Err(Failed::Bad(error));
+            }
+            self.state.lock().books.slack -= std::mem::take(&mut writer.slack);
+            return Err(Failed::Undone(error));
         }
         file.sync_data().map_err(Failed::Bad)?;
         point("bucket.data_synced");
@@ -227,19 +258,10 @@ impl Shared {
     }
 
     /// The records can be loaded from now on.
-    fn commit(&self, writer: &mut Writer, batch: &[Sealed<'_>], laid: &Laid<'_>) {
+    fn commit(&self, writer: &mut Writer, batch: &[Sealed<'_>], laid: &Laid<'_>, grown: u64) {
         let mut state = self.state.lock();
-        let bin = state.bins.entry(writer.id).or_insert_with(|| Bin {
-            bucket: Bucket::new(writer.id),
-            slots: Vec::new(),
-            live: 0,
-            data: 0,
-            meta: 0,
-            busy: true,
-            open: true,
-            doubtful: 0,
-            redo: false,
-        });
+        let new = || Bin { busy: true, open: true, ..Bin::new(writer.id, 0, 0) };
+        let bin = state.bins.entry(writer.id).or_insert_with(new);
         let slots = batch.iter().zip(&laid.offsets).map(|(sealed, &offset)| {
             let (id, shape) = (sealed.record.id, sealed.shape());
             Slot { id, offset, shape }
@@ -249,15 +271,17 @@ impl Shared {
         bin.live += slots.len();
         bin.data = laid.end;
         let bucket = Arc::clone(&bin.bucket);
-        let grown = laid.end - writer.end;
-        state.books.data += grown;
+        let written = laid.end - writer.end;
+        state.books.data += written;
         state.books.reserved -= grown;
+        state.books.slack -= written - grown;
         for slot in slots {
             state.pending.remove(&slot.id);
             state.link(&bucket, slot);
         }
         drop(state);
         writer.end = laid.end;
+        writer.slack -= written - grown;
         writer.records += batch.len() as u32;
         writer.heads.extend_from_slice(&laid.heads);
     }
@@ -270,9 +294,12 @@ impl Shared {
         undone: bool,
         results: &mut [Result<(), KeepError>],
     ) {
+        if is_full(error) {
+            self.delete_spares();
+        }
         let free = self.disk.free_bytes().unwrap_or(0);
         let mut state = self.state.lock();
-        let used = state.books.promised(0);
+        let used = state.promised(0);
         for sealed in batch {
             state.pending.remove(&sealed.record.id);
             results[sealed.number] = Err(if undone && is_full(error) {
@@ -301,7 +328,10 @@ impl Shared {
     }
 
     /// The bucket is not written to again.
-    fn close(&self, writer: Writer) {
+    fn close(&self, mut writer: Writer) {
+        if writer.slack > 0 {
+            self.cut(&mut writer);
+        }
         self.state.lock().writers -= 1;
         self.changed.notify_all();
         self.seal(writer);
@@ -360,21 +390,23 @@ impl Shared {
     }
 
     /// A bucket that failed: closed with what it has, or deleted if that is nothing.
-    fn abandon(&self, writer: Writer) {
-        if let Some(file) = writer.file.as_ref().filter(|_| writer.records > 0) {
-            // Best effort: what lies behind the end counts as long as it is there.
-            let _ = file.set_len(writer.end);
-            let len = file.len().unwrap_or(writer.end).max(writer.end);
+    fn abandon(&self, mut writer: Writer) {
+        if writer.records > 0 {
+            self.cut(&mut writer);
             let mut state = self.state.lock();
             let bin = state.bins.get_mut(&writer.id).expect("a busy bucket does not go");
-            bin.data = len;
-            state.books.data += len - writer.end;
+            bin.bad = true;
             drop(state);
             return self.close(writer);
         }
         let mut state = self.state.lock();
         state.writers -= 1;
         state.books.reserved -= writer.meta_reserved;
+        state.books.slack -= writer.slack;
+        if let Some((serial, len)) = writer.spare {
+            // Nothing was written, so it is still one.
+            state.spares.add(len, serial);
+        }
         if writer.file.is_none() {
             // There is no file that anything could be found in.
             state.forget_all_failed(writer.id);
@@ -384,19 +416,8 @@ impl Shared {
         let Some(file) = writer.file else { return };
         let len = file.len().unwrap_or(0);
         drop(file);
-        let bin = Bin {
-            bucket: Bucket::new(writer.id),
-            slots: Vec::new(),
-            live: 0,
-            data: len,
-            meta: 0,
-            busy: false,
-            open: false,
-            doubtful: 0,
-            redo: false,
-        };
         self.state.lock().books.data += len;
-        if let Err(error) = self.delete(vec![bin]) {
+        if let Err(error) = self.delete(vec![Bin::new(writer.id, len, 0)], false) {
             tracing::warn!(bucket = writer.id, %error, "an empty bucket could not be deleted");
         }
     }

@@ -1,9 +1,10 @@
 //! Deleting files: for removals at once, for evictions in two steps (S1, S6).
 
-use super::{Held, Place, Shared, missing_is_fine, spare};
+use super::{Held, Place, Shared, spare};
 use crate::backend::{RecordId, Ticket};
 use crate::disk::Open;
 use crate::points::point;
+use crate::spare::{HasSpares, missing_is_fine};
 use mooncrate_mem::clock::boottime;
 use std::collections::BTreeSet;
 use std::io;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How often somebody who waits looks again.
-pub(super) const LOOK: Duration = Duration::from_millis(2);
+const LOOK: Duration = Duration::from_millis(2);
 
 /// What became of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -103,7 +104,7 @@ impl Shared {
             state.spares.moved(len, synced.is_ok().then_some(serial));
             if synced.is_err() {
                 state.data += len;
-                state.leaving.push((spare::path(serial), len, None));
+                state.leaving.push((Self::path(serial), len, None));
             }
         }
         for held in removed {
@@ -148,7 +149,7 @@ impl Shared {
             state.data -= bytes;
             state.spares.moves(bytes);
             drop(state);
-            if self.disk.rename(&path, &spare::path(held.serial)).is_ok() {
+            if self.disk.rename(&path, &Self::path(held.serial)).is_ok() {
                 return Ok(Taken::Spared);
             }
             state = self.state.lock();

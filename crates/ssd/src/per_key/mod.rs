@@ -25,6 +25,7 @@ use crate::identity::{self, Identity};
 use crate::points::point;
 use crate::reading::{self, Found, Reader};
 use crate::record::{Kind, Shape, Site};
+use crate::spare::Spares;
 use mooncrate_core::label::Label;
 use mooncrate_lock::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -98,7 +99,7 @@ struct State {
     leaving: Vec<(PathBuf, u64, Option<Arc<Held>>)>,
     /// Hidden files whose deletion did not become durable. By name: a count of them would pass for a reader.
     redo: Vec<(RecordId, u64)>,
-    spares: spare::Spares,
+    spares: Spares,
     /// Bytes of files, without spares.
     data: u64,
     reserved: u64,
@@ -322,14 +323,6 @@ impl Backend for PerKey {
             on_disk: used + state.spares.bytes(),
             written: this.identity.written(),
         }
-    }
-}
-
-/// A file that is not there is as good as deleted.
-fn missing_is_fine(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
     }
 }
 

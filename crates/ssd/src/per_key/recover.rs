@@ -12,6 +12,7 @@ use crate::lanes::{in_order, waiting};
 use crate::reading::Reader;
 use crate::record::{Head, Kind, Site};
 use crate::room::Room;
+use crate::spare::HasSpares;
 use mooncrate_lock::{Condvar, Mutex};
 use std::collections::BTreeSet;
 use std::collections::hash_map;
@@ -164,7 +165,7 @@ fn adopt_spares(
     for Entry { name, len, .. } in disk.list(dir)?.into_iter().filter(|entry| !entry.is_dir) {
         let path = dir.join(&name);
         let serial = u64::from_str_radix(&name, 16).ok();
-        let serial = serial.filter(|serial| spare::path(*serial) == path);
+        let serial = serial.filter(|serial| Shared::path(*serial) == path);
         // A power cut may leave a file two names where renames are not written as one. It is a record, then.
         let serial = serial.filter(|serial| !state.order.contains_key(serial));
         let fits = len > 0 && !state.spares.is_full() && state.spares.bytes() + len <= most;

@@ -2,6 +2,7 @@
 
 use super::PerKey;
 use crate::disk::sim::{Rates, SimDisk};
+use crate::spare::HasSpares;
 use crate::{Backend, Config, Disk, KeepError, Kind, Load, NewRecord, Open, RecordId};
 use mooncrate_core::{LeaderEpoch, ObjectId};
 use mooncrate_mem::sums::seal_of;
@@ -165,26 +166,10 @@ fn a_spare_that_is_missing_is_made() {
     keep(&backend, 1);
     let serial = backend.0.state.lock().index[&id(1)].serial;
     backend.remove(&[id(1)]).unwrap();
-    disk.remove(&super::spare::path(serial)).unwrap();
+    disk.remove(&super::Shared::path(serial)).unwrap();
     keep(&backend, 2);
     assert!(is_right(&backend, 2));
     assert_eq!(backend.usage().on_disk, disk.file_bytes());
-}
-
-/// There are only so many, and those of a length that is not used any more make place.
-#[test]
-fn spares_are_counted() {
-    let mut spares = super::spare::Spares::default();
-    (0..16_383).for_each(|serial| spares.add(4096, serial));
-    assert!(!spares.is_full());
-    spares.moves(FILE);
-    assert!(spares.is_full(), "one that is on its way counts");
-    assert_eq!(spares.bytes(), 16_383 * 4096 + FILE);
-    assert_eq!(spares.pop_for(4096), None);
-    assert_eq!(spares.pop_for(FILE), Some((4096, 16_382)));
-    assert!(spares.is_full(), "until it is deleted");
-    spares.moved(4096, None);
-    assert!(!spares.is_full());
 }
 
 /// Spares take no room from records, nor from others on the file system.

@@ -1,10 +1,11 @@
 //! Keeping records: written beside, synced, new directories synced, renamed, the directory synced (S2).
 
-use super::{Copy, Held, Place, Shared, State, missing_is_fine, parent, spare};
+use super::{Copy, Held, Place, Shared, State, parent, spare};
 use crate::backend::{KeepError, NewRecord};
 use crate::disk::{File, Open, WriteAt, is_full};
 use crate::laying::{self, Laid, Sealed};
 use crate::points::point;
+use crate::spare::{HasSpares, missing_is_fine};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::io;
@@ -34,7 +35,7 @@ struct Item<'a> {
 impl Item<'_> {
     /// Where it is written, before it has its name.
     fn draft(&self) -> PathBuf {
-        self.spare.map_or_else(|| self.held.named(".tmp"), spare::path)
+        self.spare.map_or_else(|| self.held.named(".tmp"), Shared::path)
     }
 }
 
