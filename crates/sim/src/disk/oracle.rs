@@ -17,10 +17,10 @@
 
 use super::counts::Counts;
 use super::entry::{Entry, Facts, Kept};
-use super::harm::{Failed, Role, Weak, behind, failed_for, is_stale, meets};
+use super::harm::{self, Role, Weak, behind, failed_for, is_stale, meets};
 use crate::judge::Failure;
 use mooncrate_ssd::ALIGN;
-use mooncrate_ssd::disk::sim::{Harm, SimDisk, Span};
+use mooncrate_ssd::disk::sim::{Failed, Harm, SimDisk, Span};
 use mooncrate_ssd::{Record, RecordId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::ThreadId;
@@ -90,7 +90,7 @@ pub struct Oracle {
     writing: BTreeMap<u64, (ThreadId, Vec<Span>)>,
     harms: Vec<(u64, Harm)>,
     /// Operations that failed since the opening that is judged next began; a stale read is one of them.
-    failures: Vec<Failed>,
+    failures: Vec<harm::Failed>,
     /// Blocks of logs that harm hit, and when both of a pair were, last.
     log_blocks: BTreeSet<(u64, u64)>,
     log_lost: u64,
@@ -149,9 +149,9 @@ impl Oracle {
                 mine.for_each(|(_, spans)| spans.push(span));
             }
         }
-        for (fault, span) in disk.take_failures() {
-            let role = span.map_or(Role::Records, |span| self.role(disk, span.file));
-            self.failures.push((fault, role, span));
+        for Failed { fault, at } in disk.take_failures() {
+            let role = at.as_ref().map_or(Role::Records, |(_, path)| (self.weak.role)(path));
+            self.failures.push((fault, role, at.map(|(span, _)| span)));
         }
         for harm in disk.take_harm() {
             let now = self.tick();

@@ -214,3 +214,29 @@ fn what_a_stale_read_hid_may_come_back() {
     assert_eq!(comes_back(true, 0).unwrap_err().rule, "S2");
     assert_eq!(comes_back(false, 1_000_000).unwrap_err().rule, "G6");
 }
+
+/// A bucket goes as a whole if its bad records do not get into the log, which may be gone again when somebody asks
+/// what failed.
+#[test]
+fn a_file_that_is_gone_is_still_what_failed() {
+    let role = |path: &Path| match path.to_str() {
+        Some("log") => Role::Log,
+        _ => Role::Records,
+    };
+    let how = Opening { calm: false, volatile: false, unsynced: false, doubt: false };
+    let lost = |path| {
+        let disk = disk();
+        let mut oracle = kept(&disk, Weak { role, shadows: true, overwrites: false });
+        oracle.opening_begins();
+        let file = disk.open(Path::new(path), Open::Create).unwrap();
+        disk.set_rates(Rates { write_error: 1_000_000, ..Rates::default() });
+        file.set_len(1).unwrap_err();
+        disk.set_rates(Rates::default());
+        drop(file);
+        disk.remove(Path::new(path)).unwrap();
+        disk.sync_dir(Path::new("")).unwrap();
+        oracle.absorb(&disk);
+        oracle.reopened(&[], how).is_ok()
+    };
+    assert!(lost("log") && !lost("another"));
+}

@@ -108,6 +108,12 @@ impl Buckets {
             disk.remove(Path::new(name))?;
             recovery.orphans += 1;
         }
+        if !disk.free_bytes().is_ok_and(|free| free >= config.spare_room) {
+            // Others need the room, or this start does: for its log.
+            for (id, _) in listing.spares.drain(..) {
+                disk.remove(&Shared::path(id))?;
+            }
+        }
         let mut places = Vec::new();
         for (name, len) in &listing.logs {
             let bad = removed::read(disk.as_ref(), name, *len, identity.token, &mut places)?;
@@ -182,13 +188,12 @@ fn adopt_spares(
     listing: &Listing,
 ) -> io::Result<()> {
     state.spares.usable = true;
-    let others_have_room = disk.free_bytes().is_ok_and(|free| free >= config.spare_room);
     for &(id, len) in &listing.spares {
         let fits = state.promised(0) + state.spares.bytes() + len <= config.limit_bytes;
         // A power cut may leave a file two names where renames are not written as one. It is a bucket, then.
         let named = listing.data.contains_key(&id);
         let good = len > 0 && !named;
-        if good && fits && others_have_room && state.may_spare(len, config) {
+        if good && fits && state.may_spare(len, config) {
             state.spares.add(len, id);
         } else {
             disk.remove(&Shared::path(id))?;

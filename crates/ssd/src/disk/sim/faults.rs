@@ -1,5 +1,7 @@
 //! What can go wrong on a simulated disk, how often, and how often it did.
 
+use std::path::PathBuf;
+
 /// Something that happened to the disk. Each is counted, so that a run can prove that it met them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -123,6 +125,16 @@ pub struct Harm {
     pub fault: Fault,
     /// Where.
     pub span: Span,
+}
+
+/// An operation that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// How.
+    pub fault: Fault,
+    /// On which bytes, those of a read or the whole file, and the name that the file had then; `None`: on a
+    /// directory.
+    pub at: Option<(Span, PathBuf)>,
 }
 
 /// Bytes of a file. Files are numbered; a number is never used again.

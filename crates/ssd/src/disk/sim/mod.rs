@@ -19,7 +19,7 @@ mod faults;
 mod names;
 mod state;
 
-pub use faults::{Counts, Fault, Harm, Rates, Span};
+pub use faults::{Counts, Failed, Fault, Harm, Rates, Span};
 
 use super::bad::BadFiles;
 use super::file::check_end;
@@ -149,9 +149,8 @@ impl SimDisk {
         std::mem::take(&mut self.state.lock().harm)
     }
 
-    /// Operations that failed since the last call, and on which bytes: those of a read, or the whole file. None of
-    /// a directory.
-    pub fn take_failures(&self) -> Vec<(Fault, Option<Span>)> {
+    /// Operations that failed since the last call.
+    pub fn take_failures(&self) -> Vec<Failed> {
         std::mem::take(&mut self.state.lock().failures)
     }
 

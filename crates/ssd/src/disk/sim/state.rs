@@ -1,7 +1,7 @@
 //! Everything that a simulated disk is, behind one lock: files, names, faults and counts.
 
 use super::content::Content;
-use super::faults::{Counts, Fault, Harm, Rates, Span};
+use super::faults::{Counts, Failed, Fault, Harm, Rates, Span};
 use super::names::{Names, Node};
 use super::{BLOCK, SECTOR};
 use crate::disk::{Entry, Open};
@@ -55,7 +55,7 @@ pub(super) struct State {
     pub(super) cut_in: Option<u64>,
     pub(super) off: bool,
     pub(super) harm: Vec<Harm>,
-    pub(super) failures: Vec<(Fault, Option<Span>)>,
+    pub(super) failures: Vec<Failed>,
     pub(super) written: Vec<(ThreadId, Span)>,
     capacity: u64,
     /// What is said when there is no room: the disk is full for some seeds, a quota is for the others.
@@ -159,7 +159,8 @@ impl State {
     /// An operation fails, on these bytes or on names.
     fn fail(&mut self, fault: Fault, span: Option<Span>) -> io::Error {
         self.hit(fault);
-        self.failures.push((fault, span));
+        let at = span.and_then(|span| Some((span, self.path_of(span.file)?)));
+        self.failures.push(Failed { fault, at });
         io::Error::from_raw_os_error(if fault == Fault::NoSpace { self.no_room } else { EIO })
     }
 
