@@ -4,7 +4,7 @@
 //!
 //! What must stay true: a file is written over only when nobody reads it and it is durable that its records are gone
 //! (G6). Under the name of a spare it holds no record, whatever its bytes say. Spares give way to records, and, at
-//! the next start, removal or eviction, to whoever else needs room on the file system.
+//! the next start or when something goes, to whoever else needs room on the file system.
 
 use crate::config::Config;
 use crate::disk::Disk;
@@ -141,6 +141,12 @@ pub(crate) trait HasSpares {
         }
     }
 
+    /// Whether nothing that was promised to records is theirs.
+    fn leave_room(state: &mut Self::State, config: &Config) -> bool {
+        let (spares, taken) = Self::spares(state);
+        taken + spares.bytes <= config.limit_bytes
+    }
+
     /// Deletes spares while they take room from records that were admitted. The room of one that is on its way out
     /// is nobody's, so whoever is admitted waits for those that others delete, and deletes no more than it takes.
     fn trim_spares(&self) {
@@ -181,9 +187,10 @@ pub(crate) trait HasSpares {
 
     /// Deletes one that moves; says whether it is gone.
     fn delete_spare(&self, len: u64, serial: u64) -> bool {
-        let (_, _, state, _) = self.parts();
+        let (_, _, state, pause) = self.parts();
         let gone = self.remove_spare(serial).is_ok();
         Self::spares(&mut state.lock()).0.went(len, (!gone).then_some(serial));
+        pause.notify_all();
         gone
     }
 

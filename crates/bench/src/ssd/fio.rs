@@ -63,27 +63,16 @@ impl Fio {
         &self.version
     }
 
-    /// A file for it to read, written once.
+    /// A file for it to read and to write over.
     pub(crate) fn prepare(&self, bytes: u64) -> Result<()> {
         let (way, engine, block, depth, jobs) = (Way::Write, "psync", 1 << 20, 1, 1);
-        self.call(Task { way, engine, block, depth, jobs, bytes }, &self.folder.join("read"))?;
+        self.run(Task { way, engine, block, depth, jobs, bytes })?;
         Ok(())
     }
 
-    /// Runs it. Writes go to a new file, as ours do.
+    /// Runs it.
     pub(crate) fn run(&self, task: Task) -> Result<Took> {
-        match task.way {
-            Way::Read => self.call(task, &self.folder.join("read")),
-            Way::Write => {
-                let file = self.folder.join("write");
-                let took = self.call(task, &file);
-                std::fs::remove_file(&file).ok();
-                took
-            }
-        }
-    }
-
-    fn call(&self, task: Task, file: &Path) -> Result<Took> {
+        let file = self.folder.join("floor");
         let mut command = Command::new("fio");
         command
             .args(["--name=floor", "--direct=1", "--output-format=json", "--thread"])

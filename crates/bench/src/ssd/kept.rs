@@ -1,5 +1,6 @@
 //! Backends: groups of records that are kept, and loaded again, with all that is verified on the way.
-//! Several hands work side by side on one backend, as the threads of a node do.
+//! Several hands work side by side on one backend, as the threads of a node do. Who keeps finds a full disk; a
+//! thread evicts meanwhile, between the marks of a node, without a master to tell.
 
 use super::HANDS;
 use super::fio::Way;
@@ -22,7 +23,7 @@ const LABEL_BYTES: usize = 85;
 const LAPS: u64 = 6;
 /// Room is made from one share of the limit down to the other, in percent, as a node does it.
 const MARKS: [u64; 2] = [95, 90];
-/// Loads under way are none of ours: nothing is waited for.
+/// Nobody loads what is evicted, so this is not used up.
 const WAIT: Duration = Duration::from_secs(10);
 /// How often who waits for room, or for need of it, looks again.
 const LOOK: Duration = Duration::from_micros(200);
@@ -82,9 +83,10 @@ impl Kept {
     /// What each group took. Somebody makes room meanwhile.
     fn together(&mut self, groups: u64) -> Result<Vec<Duration>> {
         let (backend, way, hands) = (&*self.backend, self.way, &mut self.hands);
-        let done = AtomicBool::new(false);
+        let done = AtomicBool::new(way == Way::Read);
         std::thread::scope(|scope| {
             let evictor = Builder::new().spawn_scoped(scope, || evict(backend, &done))?;
+            let ends = Ends(&done);
             let work = hands.iter_mut().map(|hand| {
                 let work = move || hand.work(backend, way, groups);
                 Builder::new().spawn_scoped(scope, work)
@@ -92,7 +94,7 @@ impl Kept {
             let work: Vec<_> = work.collect::<std::io::Result<_>>()?;
             let took = work.into_iter().map(|hand| hand.join().expect("a hand panicked"));
             let took: Vec<Result<Vec<Duration>>> = took.collect();
-            done.store(true, Ordering::Relaxed);
+            drop(ends);
             evictor.join().expect("the evictor panicked")?;
             Ok(took.into_iter().collect::<Result<Vec<_>>>()?.concat())
         })
@@ -101,6 +103,15 @@ impl Kept {
     /// That what was loaded last is what was kept.
     pub(crate) fn check(&self) -> Result<()> {
         self.hands.iter().try_for_each(Hand::check)
+    }
+}
+
+/// Says that everything is done, whatever happened.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

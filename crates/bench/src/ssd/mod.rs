@@ -194,8 +194,8 @@ fn contenders(folder: &Path, load: Load) -> Result<Vec<Contender>> {
 fn notes(fio: Option<&Fio>, direct: bool, pays: &str) -> Vec<String> {
     let floor = match fio {
         Some(fio) => format!(
-            "Floor: {} with direct I/O, the same size of operation and the same bytes; psync for posix, with \
-             as many threads, io_uring with {DEPTH} at once for uring.",
+            "Floor: {} with direct I/O, the same size of operation and the same bytes, over a file that is there; \
+             psync for posix, with as many threads, io_uring with {DEPTH} at once for uring.",
             fio.version()
         ),
         None => "Floor: none. fio is not installed (apt-get install fio).".to_owned(),
@@ -213,9 +213,7 @@ fn compare(
     mut contenders: Vec<Contender>,
 ) -> Result<Vec<(Contender, Row)>> {
     let mut floors = ENGINES.map(|_| Watch::new());
-    if let Some(fio) = fio
-        && load.way == Way::Read
-    {
+    if let Some(fio) = fio {
         fio.prepare(load.bytes())?;
     }
     // The first round warms up.

@@ -494,9 +494,9 @@ impl Oracle {
 
     /// The directory was opened again, and these records were found.
     pub fn reopened(&mut self, found: &[Record], how: Opening) -> Verdict {
-        let Opening { calm, volatile, unsynced, doubt } = how;
+        let Opening { calm, volatile, unsynced, .. } = how;
         let (overwrites, log_lost) = (self.weak.overwrites, self.log_lost > 0);
-        let now = self.tick();
+        self.tick();
         let mut seen = BTreeSet::new();
         // Where records lie that harm or a failed sync brought back: others may have got that space.
         let mut back: Vec<Span> = Vec::new();
@@ -541,6 +541,24 @@ impl Oracle {
             entry.kept = Kept::Yes;
             (entry.removed, entry.evicted, entry.going_since) = (false, false, None);
         }
+        self.not_seen(&seen, &back, how)?;
+        self.writing.clear();
+        self.choosing.clear();
+        self.misses.clear();
+        // Logs and identities were read, with what was wrong with them, and written anew.
+        if calm && self.log_lost <= self.opening {
+            self.log_lost = 0;
+        }
+        if calm && self.identity_hit <= self.opening {
+            self.identity_hit = 0;
+        }
+        Ok(())
+    }
+
+    /// Everything that an opening did not tell is gone, if it may be. `back`: where records lie that came back.
+    fn not_seen(&mut self, seen: &BTreeSet<RecordId>, back: &[Span], how: Opening) -> Verdict {
+        let Opening { volatile, doubt, .. } = how;
+        let (now, overwrites) = (self.clock, self.weak.overwrites);
         for (id, entry) in &mut self.entries {
             if !seen.contains(id) {
                 let excused = entry.removed || entry.evicted || entry.going > 0 || entry.bad;
@@ -566,16 +584,6 @@ impl Oracle {
             entry.doubted &= volatile;
             (entry.going, entry.hidden, entry.bad, entry.failed_once) = (0, None, false, false);
             (entry.changed, entry.stale) = (now, 0);
-        }
-        self.writing.clear();
-        self.choosing.clear();
-        self.misses.clear();
-        // Logs and identities were read, with what was wrong with them, and written anew.
-        if calm && self.log_lost <= self.opening {
-            self.log_lost = 0;
-        }
-        if calm && self.identity_hit <= self.opening {
-            self.identity_hit = 0;
         }
         Ok(())
     }

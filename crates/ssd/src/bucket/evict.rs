@@ -169,10 +169,11 @@ impl Shared {
         for mut bin in bins {
             match self.delete_files(&mut bin, sparing) {
                 Ok(Taken::Read) => orphans.push(bin),
-                Ok(_) => {
+                Ok(Taken::Spared) => {
                     sparing = sparing.map(|bytes| bytes + bin.data);
                     gone.push(bin);
                 }
+                Ok(Taken::Deleted) => gone.push(bin),
                 Err(error) => {
                     left.push(bin);
                     result = Err(error);
@@ -188,6 +189,8 @@ impl Shared {
                 bin.redo = true;
             }
         }
+        // What could not be taken away once is not used again.
+        let unsure: Vec<u64> = left.iter().map(|bin| bin.bucket.id).collect();
         point("evict.dir_synced");
         let ids: Vec<u64> = gone.iter().chain(&orphans).map(|bin| bin.bucket.id).collect();
         let mut state = self.state.lock();
@@ -203,6 +206,7 @@ impl Shared {
         for bin in gone.iter_mut().chain(&mut orphans) {
             state.forget(bin);
         }
+        state.bad.extend(unsure);
         state.leaving.append(&mut orphans);
         state.leaving.append(&mut left);
         drop(state);
@@ -224,8 +228,9 @@ impl Shared {
         // of the deleted one. Where somebody reads, this is done again when the orphan goes.
         self.handles.forget(id);
         let spares = sparing.is_some_and(|others| {
-            let fit = bin.data > 0 && !bin.bad && !redo;
-            fit && self.state.lock().may_spare(others + bin.data, &self.config)
+            let state = self.state.lock();
+            let fit = bin.data > 0 && !redo && !state.bad.contains(&id);
+            fit && state.may_spare(others + bin.data, &self.config)
         });
         let taken = if is_read {
             missing_is_fine(self.disk.rename(&data_path(id), &dead_path(id)))?;

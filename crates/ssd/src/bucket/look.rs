@@ -139,11 +139,10 @@ impl Looker<'_> {
         while offset < len {
             let site = Site { kind: Kind::Bucket, token: self.token, serial: id, offset };
             let Some(small) = self.scan_one(&mut window, ahead, site, all)? else {
+                all.torn |= record::claims(window.near(offset), site);
                 // The next write began at a whole block.
                 let next = laying::rounded(offset);
                 if next == offset {
-                    let near = window.reach(offset, FIXED_BYTES, 0)?;
-                    all.torn = record::claims(near, site);
                     break;
                 }
                 offset = next;

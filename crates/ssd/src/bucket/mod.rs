@@ -27,11 +27,12 @@ mod write;
 
 use crate::backend::{Backend, KeepError, Load, LoadError, NewRecord, RecordId, Ticket, Usage};
 use crate::config::Config;
-use crate::disk::Disk;
+use crate::disk::{Disk, is_full};
 use crate::identity::Identity;
 use crate::points::point;
 use crate::reading::{Found, Reader};
 use crate::record::{Kind, Site};
+use crate::spare::HasSpares;
 use handles::Handles;
 use mooncrate_lock::{Condvar, Mutex};
 use removed::{Place, Removed};
@@ -58,7 +59,7 @@ struct Shared {
     handles: Handles,
     removed: Removed,
     state: Mutex<State>,
-    /// An open bucket came back, or a bucket went.
+    /// An open bucket came back, or a bucket or a spare went.
     changed: Condvar,
     /// Counts calls of `load`: the clock of the LRU.
     loads: AtomicU64,
@@ -110,13 +111,13 @@ impl Shared {
         if spot.is_some_and(|spot| spot.bucket.id == bucket && spot.offset == offset) {
             tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
             state.hide(id, true);
-            if let Some(bin) = state.bins.get_mut(&bucket) {
-                bin.bad = true;
-            }
+            state.bad.insert(bucket);
             return true;
         }
-        let stays = state.hidden.get_mut(&(id, bucket, offset));
-        stays.map(|stays| *stays = true).is_some()
+        let Some(stays) = state.hidden.get_mut(&(id, bucket, offset)) else { return false };
+        *stays = true;
+        state.bad.insert(bucket);
+        true
     }
 
     /// The next records from a cursor on, about so many bytes of them, and the cursor behind them.
@@ -190,7 +191,13 @@ impl Backend for Buckets {
         if places.is_empty() {
             return Ok(());
         }
-        this.removed.append(&places)?;
+        this.removed.append(&places).or_else(|error| {
+            if !is_full(&error) {
+                return Err(error);
+            }
+            this.delete_spares();
+            this.removed.append(&places)
+        })?;
         let mut state = this.state.lock();
         for Place { bucket, offset, id } in places {
             state.hidden.remove(&(id, bucket, offset));

@@ -48,8 +48,11 @@ struct Listing {
 
 impl Listing {
     fn read(disk: &dyn Disk) -> io::Result<Self> {
-        let mut this = Self::default();
-        for entry in disk.list(Path::new(""))? {
+        let (mut this, mut buckets) = (Self::default(), HashSet::new());
+        let mut entries = disk.list(Path::new(""))?;
+        // Buckets before spares.
+        entries.sort_by_key(|entry| numbered(&entry.name).is_some_and(|(_, is)| is == "free"));
+        for entry in entries {
             let (name, len) = (entry.name, entry.len);
             if entry.is_dir || identity::is_identity(&name) {
                 continue;
@@ -59,9 +62,16 @@ impl Listing {
                 continue;
             }
             match numbered(&name) {
-                Some((id, "bucket")) => drop(this.data.insert(id, len)),
+                Some((id, "bucket")) => {
+                    buckets.insert(entry.file);
+                    this.data.insert(id, len);
+                }
+                // A power cut may leave a file two names where renames are not written as one. It is a bucket, then.
+                Some((_, "free")) if buckets.contains(&entry.file) => this.orphans.push(name),
                 Some((id, "meta")) => drop(this.meta.insert(id, len)),
-                Some((id, "free")) => this.spares.push((id, len)),
+                Some((id, "free")) if Shared::path(id) == Path::new(&name) => {
+                    this.spares.push((id, len));
+                }
                 Some((_, "tmp" | "dead")) => this.orphans.push(name),
                 _ if name == "removed.tmp" => this.orphans.push(name),
                 // Not ours.
@@ -75,6 +85,16 @@ impl Listing {
             this.orphans.push(meta_path(id).to_string_lossy().into_owned());
         }
         Ok(this)
+    }
+
+    /// Deletes the spares if others need the room, or this start: for its log.
+    fn give_room(&mut self, disk: &dyn Disk, config: &Config) -> io::Result<()> {
+        if !disk.free_bytes().is_ok_and(|free| free >= config.spare_room) {
+            for (id, _) in self.spares.drain(..) {
+                disk.remove(&Shared::path(id))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -98,22 +118,19 @@ impl Buckets {
             return Err(OpenError::TooSmall { limit, least: LIMIT_BYTES_MIN });
         }
         let is_ours = |name: &str| {
-            numbered(name).is_some_and(|(_, ending)| ending == "bucket" || ending == "meta")
+            numbered(name).is_some_and(|(_, ending)| matches!(ending, "bucket" | "meta" | "free"))
         };
         let identity = Identity::open(&disk, Kind::Bucket, config.token, 1024, is_ours)?;
         let identity = Arc::new(identity);
+        // What a process before this one deleted or renamed is so for good before anything relies on it.
+        disk.sync_dir(Path::new(""))?;
         let mut listing = Listing::read(disk.as_ref())?;
         let mut recovery = Recovery::default();
         for name in &listing.orphans {
             disk.remove(Path::new(name))?;
             recovery.orphans += 1;
         }
-        if !disk.free_bytes().is_ok_and(|free| free >= config.spare_room) {
-            // Others need the room, or this start does: for its log.
-            for (id, _) in listing.spares.drain(..) {
-                disk.remove(&Shared::path(id))?;
-            }
-        }
+        listing.give_room(disk.as_ref(), config)?;
         let mut places = Vec::new();
         for (name, len) in &listing.logs {
             let bad = removed::read(disk.as_ref(), name, *len, identity.token, &mut places)?;
@@ -190,10 +207,7 @@ fn adopt_spares(
     state.spares.usable = true;
     for &(id, len) in &listing.spares {
         let fits = state.promised(0) + state.spares.bytes() + len <= config.limit_bytes;
-        // A power cut may leave a file two names where renames are not written as one. It is a bucket, then.
-        let named = listing.data.contains_key(&id);
-        let good = len > 0 && !named;
-        if good && fits && state.may_spare(len, config) {
+        if len > 0 && fits && state.may_spare(len, config) {
             state.spares.add(len, id);
         } else {
             disk.remove(&Shared::path(id))?;
@@ -299,6 +313,7 @@ impl Scan<'_> {
         }
         // A file may also end inside of its last block: a cut was cut off. Loads read whole blocks.
         if (end != len || read.is_err()) && self.cut(id, last).is_err() {
+            self.recovery.dropped += seen.len() as u64;
             return self.delete(id);
         }
         let mut bin = Bin::new(id, end, 0);
@@ -368,7 +383,9 @@ impl Scan<'_> {
                 self.recovery.removed += 1;
             } else {
                 self.recovery.dropped += u64::from(!note.good);
-                bin.bad |= !note.good;
+                if !note.good {
+                    self.state.bad.insert(id);
+                }
             }
         }
         bin.slots = seen.slots;

@@ -49,7 +49,9 @@ impl State {
     /// One for a bucket that is opened: its number, and its bytes.
     pub(super) fn take_spare(&mut self, config: &Config) -> Option<(u64, u64)> {
         let len = self.spares.longest()?;
-        if self.books.slack + len > config.limit_bytes / SHARE {
+        // Else its room may be promised to a record that somebody else is about to write.
+        let is_free = Shared::leave_room(self, config);
+        if !is_free || self.books.slack + len > config.limit_bytes / SHARE {
             return None;
         }
         let serial = self.spares.take(len)?;
@@ -69,6 +71,7 @@ impl Shared {
         };
         let renamed = self.disk.open(&Self::path(serial), Open::Write).and_then(|file| {
             self.disk.rename(&Self::path(serial), &path)?;
+            point("bucket.reused");
             Ok(file)
         });
         let opened = match renamed {
@@ -80,7 +83,6 @@ impl Shared {
         };
         let file = opened.inspect_err(|_| self.give_up_spare(writer, serial, len))?;
         writer.file = Some(Arc::clone(&file));
-        point("bucket.reused");
         if file.len()? != len {
             // Somebody cut it, too.
             file.set_len(len)?;
@@ -93,16 +95,28 @@ impl Shared {
         let mut state = self.state.lock();
         state.books.slack -= std::mem::take(&mut writer.slack);
         state.books.data += len;
+        state.bad.insert(serial);
         drop(state);
         if let Err(error) = self.delete(vec![Bin::new(serial, len, 0)], false) {
             tracing::warn!(bucket = serial, %error, "a spare file could not be deleted");
         }
     }
 
+    /// Gives back what an open bucket has beyond its records; says whether it can be written to.
+    pub(super) fn loosen(&self, writer: &mut Writer) -> bool {
+        if let Some((serial, len)) = writer.spare.take() {
+            let mut state = self.state.lock();
+            state.books.slack -= std::mem::take(&mut writer.slack);
+            state.spares.add(len, serial);
+            return true;
+        }
+        self.cut(writer) == writer.end
+    }
+
     /// What a bucket does not need of its file goes. Best effort: what lies behind the end counts as long as it is
-    /// there.
-    pub(super) fn cut(&self, writer: &mut Writer) {
-        let Some(file) = &writer.file else { return };
+    /// there. Says how long the file is.
+    pub(super) fn cut(&self, writer: &mut Writer) -> u64 {
+        let Some(file) = &writer.file else { return writer.end };
         let _ = file.set_len(writer.end);
         let len = file.len().unwrap_or(writer.end + writer.slack).max(writer.end);
         let mut state = self.state.lock();
@@ -110,5 +124,6 @@ impl Shared {
         state.books.data += len - writer.end;
         let bin = state.bins.get_mut(&writer.id).expect("a busy bucket does not go");
         bin.data = len;
+        len
     }
 }

@@ -81,13 +81,12 @@ pub(super) struct Slot {
 
 /// A bucket and what is in it.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Bin {
     pub(super) bucket: Arc<Bucket>,
     /// All that were written, in order; the index says which of them live.
     pub(super) slots: Vec<Slot>,
     pub(super) live: usize,
-    /// Bytes of its files.
+    /// Bytes of its files; while it is open, up to its end.
     pub(super) data: u64,
     pub(super) meta: u64,
     /// Somebody writes to it now: it cannot go.
@@ -99,8 +98,6 @@ pub(super) struct Bin {
     pub(super) doubtful: u64,
     /// The sync that should have made that last failed.
     pub(super) redo: bool,
-    /// The disk failed on it, or a record in it is bad: nothing is written over it.
-    pub(super) bad: bool,
 }
 
 impl Bin {
@@ -116,7 +113,6 @@ impl Bin {
             open: false,
             doubtful: 0,
             redo: false,
-            bad: false,
         }
     }
 
@@ -130,7 +126,7 @@ impl Bin {
 pub(super) struct Books {
     pub(super) data: u64,
     pub(super) meta: u64,
-    /// Bytes of open buckets behind their ends: their files were longer before.
+    /// Bytes of open buckets behind their ends, and of spares that open buckets are about to take.
     pub(super) slack: u64,
     /// Bytes that are being written, and those of metadata to be written.
     pub(super) reserved: u64,
@@ -161,8 +157,8 @@ pub(super) struct State {
     pub(super) writers: usize,
     /// Closed buckets whose metadata could not be written.
     pub(super) unsealed: Vec<Writer>,
-    /// Where records may lie whose keep failed, by bucket and offset: in buckets whose metadata do not say yet
-    /// that they are not there. A removal must reach them, or a start could tell them (G6).
+    /// Where records may lie whose keep failed, by bucket and offset. A removal must reach them: a start that finds no
+    /// good metadata could tell them (G6).
     pub(super) failed: HashMap<RecordId, Vec<(u64, u64)>>,
     /// Records that are being kept.
     pub(super) pending: HashSet<RecordId>,
@@ -170,6 +166,8 @@ pub(super) struct State {
     pub(super) emptied: Vec<u64>,
     /// Files that shall go and could not yet.
     pub(super) leaving: Vec<Bin>,
+    /// Buckets that the disk failed on, or with a bad record: nothing is written over their files.
+    pub(super) bad: HashSet<u64>,
     pub(super) spares: Spares,
     pub(super) books: Books,
 }
@@ -241,6 +239,7 @@ impl State {
             self.books.slots -= 1;
         }
         self.forget_all_failed(bin.bucket.id);
+        self.bad.remove(&bin.bucket.id);
     }
 
     /// What a failed keep left of a record in a bucket cannot come back.

@@ -380,7 +380,7 @@ fn what_lay_in_a_spare_is_no_record() {
 fn a_file_that_is_not_gone_for_good_is_no_spare() {
     let (disk, config) = (disk(), config());
     let (buckets, _) = open(&disk, &config);
-    keep(&buckets, 0..16);
+    keep(&buckets, 0..20);
     let pin = Pin::new(&buckets.0.state.lock().index[&id(0)].bucket);
     evict(&buckets);
     assert_eq!(spare_and_slack(&buckets), (0, 0), "it is read");
@@ -393,8 +393,14 @@ fn a_file_that_is_not_gone_for_good_is_no_spare() {
     assert!(buckets.0.quarantine(id(8), spot.bucket.id, spot.offset));
     evict(&buckets);
     assert_eq!(spare_and_slack(&buckets), (0, 0), "a record in it is bad");
+    let spot = buckets.0.state.lock().index[&id(12)].clone();
+    let ticket = buckets.unlink(1).unwrap();
+    assert!(buckets.0.quarantine(id(12), spot.bucket.id, spot.offset));
+    ticket.finish(Duration::ZERO).unwrap();
+    assert_eq!(spare_and_slack(&buckets), (0, 0), "it was found while it was hidden");
     evict(&buckets);
     assert_eq!(spare_and_slack(&buckets), (FULL, 0), "a good one");
+    assert!(buckets.0.state.lock().bad.len() < 3, "what is gone is forgotten");
     drop(pin);
     drop(buckets.unlink(1));
     assert_eq!(buckets.usage().on_disk, disk.file_bytes());
@@ -487,4 +493,66 @@ fn spares_give_way() {
     let (buckets, _) = open(&next, &config);
     assert_eq!(spare_and_slack(&buckets), (0, 0), "a start, too");
     load(&buckets, kept - 1).unwrap();
+}
+
+/// What a record needs and spares or open buckets have, they give back; what is promised to a record is no spare's.
+#[test]
+fn nothing_is_refused_for_room_that_nobody_needs() {
+    let limit = 2 << 20;
+    let mut config = Config { limit_bytes: limit, spare_room: 0, ..config() };
+    config.bucket_records_max = 20;
+    let disk = Arc::new(SimDisk::new(1, 2 * limit, Rates::default()));
+    let (buckets, _) = open(&disk, &config);
+    let mut rng = mooncrate_core::rng::Rng::new(5);
+    let (mut refused, mut slack) = (0, 0);
+    for number in 0..3000 {
+        let value = vec![number as u8; 1 + rng.below(9000) as usize];
+        let record =
+            || NewRecord { id: id(number), label: b"l", seal: seal_of(&value), value: &value };
+        while buckets.keep(&[record()]).remove(0).is_err() {
+            let state = buckets.0.state.lock();
+            let (promised, left) = (state.promised(1), state.books.slack);
+            drop(state);
+            // The record, and metadata that grow by a block.
+            let need = (value.len() as u64 + 200).next_multiple_of(4096) + 4096;
+            assert_eq!(left, 0);
+            assert!(promised + need > limit, "{promised} of {limit}, {} are wanted", value.len());
+            refused += 1;
+            evict(&buckets);
+        }
+        let mut state = buckets.0.state.lock();
+        slack += u32::from(state.books.slack > 0);
+        assert!(Shared::leave_room(&mut state, &config));
+    }
+    assert!(refused > 20 && slack > 20, "{refused} refused, {slack} times slack");
+    let mut state = buckets.0.state.lock();
+    let more = limit - state.promised(0) - state.spares.bytes() + 1;
+    state.books.reserved += more;
+    assert!(state.spares.bytes() == 0 || state.take_spare(&config).is_none(), "it is promised");
+    state.books.reserved -= more;
+}
+
+/// A file that has two names, after a power cut on a file system without a journal, is a bucket.
+#[test]
+fn a_bucket_that_is_also_named_as_a_spare_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config();
+    let open = || {
+        let disk = Arc::new(crate::disk::Posix::open(folder.path()).unwrap()) as Arc<dyn Disk>;
+        Buckets::open(disk, &config, &mut |_| {}, &mut |_| {}).unwrap()
+    };
+    let (buckets, _) = open();
+    keep(&buckets, 0..4);
+    evict(&buckets);
+    keep(&buckets, 4..8);
+    let bucket = buckets.0.state.lock().index[&id(4)].bucket.id;
+    drop(buckets);
+    let (is, also) = (data_path(bucket), Shared::path(1));
+    std::fs::hard_link(folder.path().join(is), folder.path().join(&also)).unwrap();
+    let (buckets, recovery) = open();
+    assert_eq!((recovery.records, recovery.orphans), (4, 1));
+    assert_eq!(spare_and_slack(&buckets), (0, 0));
+    assert!(!folder.path().join(also).exists());
+    keep(&buckets, 8..16);
+    (4..16).for_each(|number| load(&buckets, number).unwrap());
 }

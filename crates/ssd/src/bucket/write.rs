@@ -97,7 +97,14 @@ impl Shared {
                     break;
                 }
             };
-            let batch = self.admit(&mut writer, &mut waiting, &mut results);
+            let (mut batch, tight) = self.admit(&mut writer, &mut waiting, &mut results);
+            if batch.is_empty() && tight {
+                if !self.loosen(&mut writer) {
+                    self.put_back(writer, true);
+                    continue;
+                }
+                (batch, _) = self.admit(&mut writer, &mut waiting, &mut results);
+            }
             if batch.is_empty() {
                 // Full for the next one; or nothing was left to write.
                 self.put_back(writer, !waiting.is_empty());
@@ -138,15 +145,16 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Takes what fits into the bucket and under the limit, and reserves the bytes for it.
+    /// Takes what fits into the bucket and under the limit, and reserves the bytes for it. Says whether the next one
+    /// may fit when the bucket gives back what it has beyond its records.
     fn admit<'a>(
         &self,
         writer: &mut Writer,
         waiting: &mut VecDeque<Sealed<'a>>,
         results: &mut [Result<(), KeepError>],
-    ) -> Vec<Sealed<'a>> {
+    ) -> (Vec<Sealed<'a>>, bool) {
         let mut state = self.state.lock();
-        let mut batch = Vec::new();
+        let (mut batch, mut tight) = (Vec::new(), false);
         let (mut end, mut heads) = (writer.end, writer.heads.len());
         while let Some(sealed) = waiting.front() {
             let shape = sealed.shape();
@@ -157,12 +165,17 @@ impl Shared {
             if full && records > 0 {
                 break;
             }
-            let sealed = waiting.pop_front().expect("it was just looked at");
             let meta = meta::file_bytes(heads + shape.head());
             let need = writer.grows(laying::rounded(next)) + meta - writer.meta_reserved;
             let promised = state.promised(batch.len() as u64 + 1);
-            if promised + need > self.config.limit_bytes {
-                let (used, limit) = (promised - writer.slack, self.config.limit_bytes);
+            let fits = promised + need <= self.config.limit_bytes;
+            if !fits && writer.slack > 0 {
+                tight = true;
+                break;
+            }
+            let sealed = waiting.pop_front().expect("it was just looked at");
+            if !fits {
+                let (used, limit) = (promised, self.config.limit_bytes);
                 results[sealed.number] = Err(KeepError::Full { need: shape.bytes(), used, limit });
                 state.pending.remove(&sealed.record.id);
                 continue;
@@ -178,7 +191,7 @@ impl Shared {
             state.books.slots += batch.len() as u64;
             writer.meta_reserved = meta;
         }
-        batch
+        (batch, tight)
     }
 
     fn append(
@@ -329,11 +342,11 @@ impl Shared {
 
     /// The bucket is not written to again.
     fn close(&self, mut writer: Writer) {
+        self.state.lock().writers -= 1;
+        self.changed.notify_all();
         if writer.slack > 0 {
             self.cut(&mut writer);
         }
-        self.state.lock().writers -= 1;
-        self.changed.notify_all();
         self.seal(writer);
     }
 
@@ -345,9 +358,12 @@ impl Shared {
         let points = ["meta.written", "meta.synced", "meta.renamed", "meta.dir_synced"];
         let (temp, name) = (temp_path(id), meta_path(id));
         let sealed = self.identity.replace(&temp, &name, &room, &points);
-        if sealed.is_err() {
+        if let Err(error) = &sealed {
             // It may stand there and not be durable; then it must be written again, and counted once.
             let _ = self.disk.remove(&name);
+            if is_full(error) {
+                self.delete_spares();
+            }
         }
         let mut state = self.state.lock();
         let bin = state.bins.get_mut(&id).expect("a busy bucket does not go");
@@ -357,7 +373,6 @@ impl Shared {
         match sealed {
             Ok(()) => {
                 bin.meta = room.len() as u64;
-                state.forget_all_failed(id);
                 state.books.meta += room.len() as u64;
                 state.books.reserved -= meta_reserved;
             }
@@ -393,19 +408,21 @@ impl Shared {
     fn abandon(&self, mut writer: Writer) {
         if writer.records > 0 {
             self.cut(&mut writer);
-            let mut state = self.state.lock();
-            let bin = state.bins.get_mut(&writer.id).expect("a busy bucket does not go");
-            bin.bad = true;
-            drop(state);
+            self.state.lock().bad.insert(writer.id);
             return self.close(writer);
         }
+        if writer.spare.is_some() {
+            // Nothing was written, so it is still one.
+            self.loosen(&mut writer);
+        }
+        let len = writer.file.as_ref().map(|file| file.len().unwrap_or(writer.slack));
         let mut state = self.state.lock();
         state.writers -= 1;
         state.books.reserved -= writer.meta_reserved;
         state.books.slack -= writer.slack;
-        if let Some((serial, len)) = writer.spare {
-            // Nothing was written, so it is still one.
-            state.spares.add(len, serial);
+        if let Some(len) = len {
+            state.books.data += len;
+            state.bad.insert(writer.id);
         }
         if writer.file.is_none() {
             // There is no file that anything could be found in.
@@ -413,10 +430,8 @@ impl Shared {
         }
         drop(state);
         self.changed.notify_all();
-        let Some(file) = writer.file else { return };
-        let len = file.len().unwrap_or(0);
-        drop(file);
-        self.state.lock().books.data += len;
+        let Some(len) = len else { return };
+        drop(writer.file);
         if let Err(error) = self.delete(vec![Bin::new(writer.id, len, 0)], false) {
             tracing::warn!(bucket = writer.id, %error, "an empty bucket could not be deleted");
         }

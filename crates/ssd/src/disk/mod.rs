@@ -107,6 +107,8 @@ pub struct Entry {
     pub name: String,
     /// Bytes of a file.
     pub len: u64,
+    /// Which file it is: all names of one file say the same.
+    pub file: u64,
     /// Whether it is a directory.
     pub is_dir: bool,
 }

@@ -118,7 +118,7 @@ impl Disk for Posix {
             };
             let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
             let len = if is_dir { 0 } else { u64::try_from(stat.st_size).unwrap_or(0) };
-            entries.push(Entry { name: name.to_owned(), len, is_dir });
+            entries.push(Entry { name: name.to_owned(), len, file: stat.st_ino, is_dir });
         }
         Ok(entries)
     }

@@ -49,7 +49,7 @@ struct Shared {
     identity: Identity,
     reader: Reader,
     state: Mutex<State>,
-    /// For waits that are bounded; nobody notifies.
+    /// For waits that are bounded.
     pause: Condvar,
 }
 

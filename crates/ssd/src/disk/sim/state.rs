@@ -333,9 +333,9 @@ impl State {
         for (name, node) in self.names.list(dir)? {
             entries.push(match node {
                 Node::File(file) => {
-                    Entry { name, len: self.inode(file)?.content.len(), is_dir: false }
+                    Entry { name, len: self.inode(file)?.content.len(), file, is_dir: false }
                 }
-                Node::Dir => Entry { name, len: 0, is_dir: true },
+                Node::Dir => Entry { name, len: 0, file: 0, is_dir: true },
             });
         }
         for at in (1..entries.len()).rev() {
