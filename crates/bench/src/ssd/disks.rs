@@ -13,15 +13,15 @@ pub(crate) struct Bare {
     disk: Arc<dyn Disk>,
     size: usize,
     memory: Vec<Room>,
-    /// What is read.
-    file: Option<Arc<dyn File>>,
+    /// What is read, or written over.
+    file: Arc<dyn File>,
+    way: Way,
 }
 
-const READ: &str = "bare-read";
-const WRITE: &str = "bare-write";
+const FILE: &str = "bare";
 
 impl Bare {
-    /// Values of `size` in batches of `batch`; reads find `bytes` to read.
+    /// Values of `size` in batches of `batch`, in a file of `bytes`.
     pub(crate) fn new(
         disk: Arc<dyn Disk>,
         registered: bool,
@@ -46,20 +46,15 @@ impl Bare {
                 disk.register(Arc::new(()), room.as_ptr().addr(), room.len());
             }
         }
-        let mut bare = Self { disk, size, memory, file: None };
-        if way == Way::Read {
-            let file = bare.disk.open(Path::new(READ), Open::Create)?;
-            file.set_len(bytes)?;
-            for at in 0..bytes / (size * batch) as u64 {
-                bare.write(&file, at)?;
-            }
-            file.sync_data()?;
-            bare.file = Some(file);
-        }
+        let file = disk.open(Path::new(FILE), Open::Create)?;
+        let bare = Self { disk, size, memory, file, way };
+        (0..bytes / (size * batch) as u64).try_for_each(|at| bare.write(at))?;
+        bare.file.sync_data()?;
         Ok(bare)
     }
 
-    fn write(&self, file: &Arc<dyn File>, at: u64) -> Result<()> {
+    fn write(&self, at: u64) -> Result<()> {
+        let file = &self.file;
         let pieces: Vec<[&[u8]; 1]> = self.memory.iter().map(|room| [&room[..]]).collect();
         let base = at * (self.size * self.memory.len()) as u64;
         let mut writes: Vec<_> = pieces
@@ -74,9 +69,9 @@ impl Bare {
         Ok(writes.into_iter().try_for_each(|write| write.result)?)
     }
 
-    fn read(&mut self, file: &Arc<dyn File>, at: u64) -> Result<()> {
+    fn read(&mut self, at: u64) -> Result<()> {
         let base = at * (self.size * self.memory.len()) as u64;
-        let size = self.size;
+        let (size, file) = (self.size, &self.file);
         let mut reads: Vec<_> = self
             .memory
             .iter_mut()
@@ -92,26 +87,20 @@ impl Bare {
 
     /// One lap of so many batches. Writes count until they are synced.
     pub(crate) fn lap(&mut self, batches: u64, watch: &mut Watch) -> Result<()> {
-        if let Some(file) = self.file.clone() {
-            return (0..batches).try_for_each(|at| watch.time(|| self.read(&file, at)));
-        }
-        let path = Path::new(WRITE);
-        let file = self.disk.open(path, Open::Create)?;
-        file.set_len(batches * (self.size * self.memory.len()) as u64)?;
-        for at in 0..batches {
-            watch.time(|| {
-                self.write(&file, at)?;
-                anyhow::Ok(file.sync_data()?)
-            })?;
-        }
-        Ok(self.disk.remove(path)?)
+        (0..batches).try_for_each(|at| {
+            watch.time(|| match self.way {
+                Way::Read => self.read(at),
+                Way::Write => {
+                    self.write(at)?;
+                    Ok(self.file.sync_data()?)
+                }
+            })
+        })
     }
 }
 
 impl Drop for Bare {
     fn drop(&mut self) {
-        if self.file.is_some() {
-            self.disk.remove(Path::new(READ)).ok();
-        }
+        self.disk.remove(Path::new(FILE)).ok();
     }
 }
