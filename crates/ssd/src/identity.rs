@@ -12,7 +12,7 @@
 //! What must stay true: a number is durable as used before it is used, so no number names two things, also
 //! after restarts and whatever was deleted in between (S6).
 
-use crate::disk::{Disk, File, Open, WriteAt};
+use crate::disk::{Disk, File, Open, WriteAt, missing_is_fine};
 use crate::points::point;
 use crate::record::{Kind, VERSION};
 use crate::room::Room;
@@ -296,11 +296,7 @@ impl Identity {
         points: &[&'static str; 4],
     ) -> io::Result<()> {
         let disk = self.disk.as_ref();
-        if let Err(error) = disk.remove(temp)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            return Err(error);
-        }
+        missing_is_fine(disk.remove(temp))?;
         let done = (|| {
             let file = disk.open(temp, Open::Create)?;
             self.write_blocks(&file, 0, bytes)?;

@@ -7,7 +7,7 @@
 //! the next start or when something goes, to whoever else needs room on the file system.
 
 use crate::config::Config;
-use crate::disk::Disk;
+use crate::disk::{Disk, missing_is_fine};
 use mooncrate_lock::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::io;
@@ -196,14 +196,6 @@ pub(crate) trait HasSpares {
 
     fn remove_spare(&self, serial: u64) -> io::Result<()> {
         missing_is_fine(self.parts().0.remove(&Self::path(serial)))
-    }
-}
-
-/// A file that is not there is as good as deleted.
-pub(crate) fn missing_is_fine(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
     }
 }
 

@@ -141,8 +141,7 @@ mod tests {
             .flat_map(|kind| [0, 100, 5000, 60_000].map(|len| (kind, len)))
         {
             let disk = Arc::new(SimDisk::new(1, 4 * LIMIT, Rates::default()));
-            let mut config = Config::new(kind, LIMIT);
-            config.bucket_bytes_max = 1 << 20;
+            let config = Config::new(kind, LIMIT);
             let (backend, _) = mooncrate_ssd::open(disk, &config, &mut drop, &mut drop).unwrap();
             let value = vec![7; len];
             let seal = seal_of(&value);

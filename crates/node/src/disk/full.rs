@@ -138,7 +138,7 @@ mod tests {
     /// A directory on a disk without a free block, opened as a start does.
     fn full(kind: Kind) -> Opened {
         const LIMIT: u64 = 8 << 20;
-        let config = Config { bucket_bytes_max: 1 << 20, ..Config::new(kind, LIMIT) };
+        let config = Config::new(kind, LIMIT);
         let open = |disk: &Arc<SimDisk>| {
             let mut records = Vec::new();
             let device = Arc::clone(disk) as Arc<dyn mooncrate_ssd::Disk>;

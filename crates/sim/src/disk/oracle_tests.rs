@@ -235,7 +235,7 @@ fn a_file_that_is_gone_is_still_what_failed() {
         drop(file);
         disk.remove(Path::new(path)).unwrap();
         disk.sync_dir(Path::new("")).unwrap();
-        oracle.absorb(&disk);
+        oracle.absorb(&disk.crash());
         oracle.reopened(&[], how).is_ok()
     };
     assert!(lost("log") && !lost("another"));

@@ -16,7 +16,7 @@ use super::write::Writer;
 use super::{Buckets, Shared, data_path, meta_path};
 use crate::backend::{OpenError, Progress, Record, Recovery};
 use crate::config::Config;
-use crate::disk::{Disk, Open};
+use crate::disk::{Disk, Open, missing_is_fine};
 use crate::identity::{self, Identity};
 use crate::lanes::{decoding, in_order};
 use crate::laying;
@@ -335,13 +335,8 @@ impl Scan<'_> {
 
     /// A bucket goes as a whole. Durable when the directory is synced.
     fn delete(&self, id: u64) -> io::Result<()> {
-        for path in [data_path(id), meta_path(id)] {
-            match self.disk.remove(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
+        let paths = [data_path(id), meta_path(id)];
+        paths.iter().try_for_each(|path| missing_is_fine(self.disk.remove(path)))
     }
 
     /// The records of a bucket: those that are served are told, the others are gone for good. Says whether the

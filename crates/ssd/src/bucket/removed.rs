@@ -8,7 +8,7 @@
 //! Each block is written twice, side by side: a block that rots would bring removed records back. Removals
 //! that arrive while one is being written share the next write.
 
-use crate::disk::{Disk, File, Open};
+use crate::disk::{Disk, File, Open, missing_is_fine};
 use crate::identity::Identity;
 use crate::points::point;
 use crate::reading::read_one;
@@ -264,7 +264,7 @@ impl Removed {
             let disk = self.disk.as_ref();
             if let Err(error) = self.identity.replace(Path::new(TEMP), &path, &room, &points) {
                 // It may stand there under its name; it says nothing wrong, and it counts.
-                if disk.remove(&path).is_err_and(|error| error.kind() != io::ErrorKind::NotFound) {
+                if missing_is_fine(disk.remove(&path)).is_err() {
                     log.old.push((path, room.len() as u64));
                 }
                 return Err(error);
@@ -276,7 +276,7 @@ impl Removed {
         // A log that is still there after a crash says nothing wrong either.
         log.old.retain(|(path, _)| {
             let deleted = self.disk.remove(path);
-            deleted.is_err_and(|error| error.kind() != io::ErrorKind::NotFound)
+            missing_is_fine(deleted).is_err()
         });
         point("removed.old_deleted");
         Ok(())

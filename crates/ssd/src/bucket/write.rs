@@ -423,8 +423,7 @@ impl Shared {
         if let Some(len) = len {
             state.books.data += len;
             state.bad.insert(writer.id);
-        }
-        if writer.file.is_none() {
+        } else {
             // There is no file that anything could be found in.
             state.forget_all_failed(writer.id);
         }

@@ -2,9 +2,9 @@
 
 use super::{Held, Place, Shared, spare};
 use crate::backend::{RecordId, Ticket};
-use crate::disk::Open;
+use crate::disk::{Open, missing_is_fine};
 use crate::points::point;
-use crate::spare::{HasSpares, missing_is_fine};
+use crate::spare::HasSpares;
 use mooncrate_mem::clock::boottime;
 use std::collections::BTreeSet;
 use std::io;

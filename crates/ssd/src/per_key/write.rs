@@ -2,10 +2,10 @@
 
 use super::{Copy, Held, Place, Shared, State, parent, spare};
 use crate::backend::{KeepError, NewRecord};
-use crate::disk::{File, Open, WriteAt, is_full};
+use crate::disk::{File, Open, WriteAt, is_full, missing_is_fine};
 use crate::laying::{self, Laid, Sealed};
 use crate::points::point;
-use crate::spare::{HasSpares, missing_is_fine};
+use crate::spare::HasSpares;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::io;
