@@ -56,6 +56,11 @@ pub enum OpenError {
         /// What is known here.
         ours: u64,
     },
+    /// An earlier version laid it out.
+    #[error(
+        "the directory was laid out by an earlier version; use that, or give this program an empty directory"
+    )]
+    Older,
     /// It belongs to another backend.
     #[error(
         "the directory belongs to the {is} backend, not to {asked}; use that, or an empty directory"

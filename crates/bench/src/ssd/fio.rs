@@ -21,17 +21,27 @@ impl Way {
     }
 }
 
+/// Where its bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Files {
+    /// In one file; each job has a range of its own.
+    One,
+    /// Each block in a file of its own.
+    Each,
+}
+
 /// One run of `fio`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
     pub(crate) way: Way,
+    pub(crate) files: Files,
     /// `psync` or `io_uring`.
     pub(crate) engine: &'static str,
     /// Bytes of one operation.
     pub(crate) block: u64,
     /// Operations at once, of one job.
     pub(crate) depth: usize,
-    /// Threads that share the bytes, each with a range of its own.
+    /// Threads that share the bytes.
     pub(crate) jobs: u64,
     /// Bytes in all.
     pub(crate) bytes: u64,
@@ -56,36 +66,49 @@ impl Fio {
     pub(crate) fn find(folder: &Path) -> Option<Self> {
         let said = Command::new("fio").arg("--version").output().ok()?;
         let version = String::from_utf8(said.stdout).ok()?.trim().to_owned();
-        said.status.success().then(|| Self { folder: folder.to_owned(), version })
+        said.status.success().then(|| Self { folder: folder.join("floor"), version })
     }
 
     pub(crate) fn version(&self) -> &str {
         &self.version
     }
 
-    /// A file for it to read and to write over.
-    pub(crate) fn prepare(&self, bytes: u64) -> Result<()> {
-        let (way, engine, block, depth, jobs) = (Way::Write, "psync", 1 << 20, 1, 1);
-        self.run(Task { way, engine, block, depth, jobs, bytes })?;
+    /// Files for it to read and to write over.
+    pub(crate) fn prepare(&self, files: Files, block: u64, bytes: u64) -> Result<()> {
+        let (way, engine, depth, jobs) = (Way::Write, "psync", 1, 1);
+        self.run(Task { way, files, engine, block, depth, jobs, bytes })?;
         Ok(())
+    }
+
+    /// Takes them away.
+    pub(crate) fn clear(&self) -> Result<()> {
+        Ok(std::fs::remove_dir_all(&self.folder)?)
     }
 
     /// Runs it.
     pub(crate) fn run(&self, task: Task) -> Result<Took> {
-        let file = self.folder.join("floor");
+        let folder = self.folder.join(format!("{:?}", task.files));
+        std::fs::create_dir_all(&folder)?;
+        let bytes = task.bytes / task.jobs;
         let mut command = Command::new("fio");
         command
             .args(["--name=floor", "--direct=1", "--output-format=json", "--thread"])
-            .arg(format!("--filename={}", file.display()))
             .arg(format!("--rw={}", task.way.name()))
             .arg(format!("--ioengine={}", task.engine))
             .arg(format!("--bs={}", task.block))
             .arg(format!("--iodepth={}", task.depth))
             .arg(format!("--numjobs={}", task.jobs))
             .arg("--group_reporting")
-            .arg(format!("--offset_increment={}", task.bytes / task.jobs))
-            .arg(format!("--size={}", task.bytes / task.jobs))
-            .current_dir(&self.folder);
+            .arg(format!("--size={bytes}"))
+            .current_dir(&folder);
+        match task.files {
+            Files::One => command.arg("--filename=all").arg(format!("--offset_increment={bytes}")),
+            // The names are of its own making: of the job, and of the file.
+            Files::Each => command
+                .args(["--filename_format=$filenum.$jobnum", "--file_service_type=sequential"])
+                .arg(format!("--nrfiles={}", bytes / task.block))
+                .arg(format!("--filesize={}", task.block)),
+        };
         let done = command.output().context("fio does not start")?;
         if !done.status.success() {
             bail!("fio failed: {}", String::from_utf8_lossy(&done.stderr).trim());
@@ -118,8 +141,15 @@ mod tests {
 
     #[test]
     fn its_figures_are_read_and_too_little_is_refused() {
-        let task =
-            Task { way: Way::Read, engine: "psync", block: 1, depth: 1, jobs: 2, bytes: 1000 };
+        let task = Task {
+            way: Way::Read,
+            files: Files::One,
+            engine: "psync",
+            block: 1,
+            depth: 1,
+            jobs: 2,
+            bytes: 1000,
+        };
         let said = |bytes: u64, error: u32| {
             format!(
                 "note: something first\n{{\"jobs\": [{{\"error\": {error}, \"job_runtime\": 400, \

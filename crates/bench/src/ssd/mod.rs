@@ -14,7 +14,7 @@ use crate::render::{bytes, note};
 use crate::report::{Row, Table, Verdict, spread};
 use anyhow::{Context, Result};
 use disks::Bare;
-use fio::{Fio, Task, Way};
+use fio::{Files, Fio, Task, Way};
 use kept::Kept;
 use mooncrate_ssd::disk::{Disk, Posix, Uring};
 use mooncrate_ssd::{GROUP_BYTES, KEEPERS, Kind};
@@ -33,16 +33,30 @@ const DEPTH: u64 = 32;
 const HANDS: u64 = KEEPERS as u64;
 /// More rounds than this tell nothing new about a disk.
 const ROUNDS_MAX: usize = 9;
-/// Ways to run `fio`: the engine, how many operations each job has under way, and how many jobs.
-const ENGINES: [(&str, usize, u64); 3] =
-    [("psync", 1, 1), ("io_uring", DEPTH as usize, 1), ("psync", 1, HANDS)];
-const PSYNC_HANDS: usize = 2;
+/// Ways to run `fio`.
+const FLOORS: [Floor; 5] = [
+    Floor { engine: "psync", depth: 1, jobs: 1, files: Files::One },
+    Floor { engine: "psync", depth: 1, jobs: HANDS, files: Files::One },
+    Floor { engine: "psync", depth: 1, jobs: HANDS, files: Files::Each },
+    Floor { engine: "io_uring", depth: DEPTH as usize, jobs: 1, files: Files::One },
+    Floor { engine: "io_uring", depth: DEPTH as usize, jobs: 1, files: Files::Each },
+];
+
+/// One of them.
+#[derive(PartialEq, Eq)]
+struct Floor {
+    engine: &'static str,
+    /// Operations that each job has under way.
+    depth: usize,
+    jobs: u64,
+    files: Files,
+}
 
 /// Who is measured.
 struct Contender {
     name: String,
-    /// Which of [`ENGINES`] is its floor.
-    engine: usize,
+    /// Which of [`FLOORS`] is its own.
+    floor: usize,
     runner: Runner,
     watch: Watch,
 }
@@ -57,7 +71,7 @@ impl Contender {
         match &mut self.runner {
             Runner::Bare(bare) => bare.lap(load.batches, &mut self.watch),
             Runner::Kept(kept) => {
-                kept.lap(load.groups / HANDS, &mut self.watch)?;
+                kept.lap(load.groups, &mut self.watch)?;
                 kept.check()
             }
         }
@@ -125,6 +139,7 @@ pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
                 }
             }
             std::fs::remove_dir_all(&own)?;
+            fio.as_ref().map_or(Ok(()), Fio::clear)?;
         }
     }
     let columns = [
@@ -153,7 +168,7 @@ pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
             "ssd_backends",
             "Records kept and loaded by four threads, as a node does it, beside fio",
             "a batch that is kept is verified, synced and indexed, on a disk that is full: older ones are evicted \
-             meanwhile; what is loaded is verified",
+             meanwhile, and before the first round all of it was written twice; what is loaded is verified",
             backends,
         ),
     ])
@@ -163,29 +178,37 @@ pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
 fn contenders(folder: &Path, load: Load) -> Result<Vec<Contender>> {
     let shape = (load.size, load.batch as usize, load.bytes());
     let mut all = Vec::new();
-    let mut add = |name: String, engine: usize, runner| {
-        all.push(Contender { name, engine, runner, watch: Watch::new() });
+    let mut add = |name: String, engine: &str, hands: u64, files: Files, runner| {
+        // A ring has all of its operations in one job.
+        let is_it = |floor: &Floor| {
+            floor.engine == engine
+                && floor.files == files
+                && (floor.jobs == hands || floor.depth > 1)
+        };
+        let floor = FLOORS.iter().position(is_it).expect("there is one for everybody");
+        all.push(Contender { name, floor, runner, watch: Watch::new() });
     };
-    for (engine, name) in ["posix", "uring"].into_iter().enumerate() {
+    for (name, engine) in [("posix", "psync"), ("uring", "io_uring")] {
         let disk = |what: &str| -> Result<Arc<dyn Disk>> {
             let path = folder.join(format!("{what}-{name}"));
-            Ok(if engine == 0 {
+            Ok(if name == "posix" {
                 Arc::new(Posix::open(&path)?)
             } else {
                 Arc::new(Uring::open(&path)?)
             })
         };
         let bare = |registered, what| Bare::new(disk(what)?, registered, load.way, shape);
-        add(name.to_owned(), engine, Runner::Bare(bare(false, "bare")?));
-        if engine == 1 {
-            add("uring, registered".to_owned(), engine, Runner::Bare(bare(true, "registered")?));
+        add(name.to_owned(), engine, 1, Files::One, Runner::Bare(bare(false, "bare")?));
+        if name == "uring" {
+            let runner = Runner::Bare(bare(true, "registered")?);
+            add("uring, registered".to_owned(), engine, 1, Files::One, runner);
         }
         for kind in Kind::ALL {
             let groups = (load.size, load.group as usize, load.bytes());
             let kept = Kept::new(&disk(kind.name())?, kind, load.way, groups)
                 .with_context(|| format!("{} on {name}", kind.name()))?;
-            let engine = if engine == 0 { PSYNC_HANDS } else { engine };
-            add(format!("{}, {name}", kind.name()), engine, Runner::Kept(kept));
+            let files = if kind == Kind::PerKey { Files::Each } else { Files::One };
+            add(format!("{}, {name}", kind.name()), engine, HANDS, files, Runner::Kept(kept));
         }
     }
     Ok(all)
@@ -194,8 +217,9 @@ fn contenders(folder: &Path, load: Load) -> Result<Vec<Contender>> {
 fn notes(fio: Option<&Fio>, direct: bool, pays: &str) -> Vec<String> {
     let floor = match fio {
         Some(fio) => format!(
-            "Floor: {} with direct I/O, the same size of operation and the same bytes, over a file that is there; \
-             psync for posix, with as many threads, io_uring with {DEPTH} at once for uring.",
+            "Floor: {} with direct I/O, the same size of operation and the same bytes, over files that are there: \
+             one file, and for per_key a file for each value; psync for posix, with as many threads, io_uring with \
+             {DEPTH} at once for uring.",
             fio.version()
         ),
         None => "Floor: none. fio is not installed (apt-get install fio).".to_owned(),
@@ -212,16 +236,18 @@ fn compare(
     load: Load,
     mut contenders: Vec<Contender>,
 ) -> Result<Vec<(Contender, Row)>> {
-    let mut floors = ENGINES.map(|_| Watch::new());
+    let mut floors = FLOORS.map(|_| Watch::new());
     if let Some(fio) = fio {
-        fio.prepare(load.bytes())?;
+        for files in [Files::One, Files::Each] {
+            fio.prepare(files, load.size, load.bytes())?;
+        }
     }
     // The first round warms up.
     for round in 0..=load.rounds {
-        for ((engine, depth, jobs), floor) in ENGINES.into_iter().zip(&mut floors) {
+        for (Floor { engine, depth, jobs, files }, floor) in FLOORS.into_iter().zip(&mut floors) {
             let Some(fio) = fio else { continue };
             let (way, block, bytes) = (load.way, load.size, load.bytes());
-            let took = fio.run(Task { way, engine, block, depth, jobs, bytes })?;
+            let took = fio.run(Task { way, files, engine, block, depth, jobs, bytes })?;
             if round > 0 {
                 floor.add(bytes, took.seconds, took.cpu_seconds);
             }
@@ -233,7 +259,7 @@ fn compare(
     }
     let floors = fio.map(|_| &floors);
     let rows = contenders.into_iter().map(|contender| {
-        let row = row(&contender, load, floors.map(|floors| &floors[contender.engine]));
+        let row = row(&contender, load, floors.map(|floors| &floors[contender.floor]));
         (contender, row)
     });
     Ok(rows.collect())

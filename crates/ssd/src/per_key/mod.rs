@@ -1,12 +1,13 @@
 //! A file for each record: easy to look at, slow for millions.
 //!
 //! ```text
-//!   ab/cd/<hash of tenant and key>-<object>-<stripe>-<serial>        hash: BLAKE3, begins with abcd
+//!   a/b/<hash of tenant and key>-<object>-<stripe>-<serial>          hash: BLAKE3; ab: by the serial
 //! ```
 //!
-//! Written as a temporary file, or over a spare one (`spare.rs`), synced, renamed, its directory synced; files of
-//! one call that share a directory share its sync. A removal is a name that is gone, synced. The serial is never
-//! used again, so a file that waits to be deleted and the same record kept anew are two files.
+//! Written as a temporary file, or over a spare one (`spare.rs`), synced, renamed, its directory synced. What is kept
+//! together lies together, in a directory by the hash of a block of serials, so a call syncs one or two of them. A
+//! removal is a name that is gone, synced. The serial is never used again, so a file that waits to be deleted and the
+//! same record kept anew are two files.
 //!
 //! What must stay true: a file that has its name is complete. Records are evicted in the order of their
 //! serials. The lock of the state is never held over I/O.
@@ -34,6 +35,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Serials in a row whose files share a directory.
+const BLOCK: u64 = 64;
+/// The golden ratio: blocks that follow each other are far from each other, and all directories fill alike.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Records that one call of `scrub` looks at.
 const SCRUB_RECORDS: usize = 1024;
 
@@ -116,9 +121,11 @@ impl Held {
         crate::laying::rounded(self.shape.bytes())
     }
 
-    /// Which directory it is in.
+    /// Which directory it is in. There are 256, because each of them costs as much as a file when it is made, and a
+    /// sync at each start; file systems find a name among many.
     fn pair(&self) -> [u8; 2] {
-        [self.hash[0], self.hash[1]]
+        let [hash, ..] = (self.serial / BLOCK).wrapping_mul(GOLDEN).to_be_bytes();
+        [hash >> 4, hash & 15]
     }
 
     fn dir(&self) -> PathBuf {
@@ -146,7 +153,7 @@ impl Held {
 }
 
 fn dir([first, second]: [u8; 2]) -> PathBuf {
-    format!("{first:02x}/{second:02x}").into()
+    format!("{first:x}/{second:x}").into()
 }
 
 /// Of tenant and key; the wishes in a label are no part of a name.

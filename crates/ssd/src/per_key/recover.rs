@@ -26,7 +26,7 @@ const LIMIT_BYTES_MIN: u64 = 64 << 10;
 /// of 1024 open files.
 const PART_FILES: usize = 8;
 /// Directories that a lane lists at a time.
-const PART_DIRS: usize = 16;
+const PART_DIRS: usize = 4;
 
 /// A file in a directory of ours.
 struct Listed {
@@ -48,7 +48,10 @@ impl PerKey {
             let limit = config.limit_bytes;
             return Err(OpenError::TooSmall { limit, least: LIMIT_BYTES_MIN });
         }
-        let is_ours = |name: &str| hex(name).is_some() || name == spare::DIR;
+        let is_ours = |name: &str| digit(name).is_some() || name == spare::DIR;
+        if disk.list(Path::new(""))?.iter().any(|entry| entry.is_dir && is_older(&entry.name)) {
+            return Err(OpenError::Older);
+        }
         let identity = Identity::open(&disk, Kind::PerKey, config.token, 1 << 16, is_ours)?;
         let mut state = State::default();
         let files = list(disk.as_ref(), &mut state)?;
@@ -94,10 +97,17 @@ impl PerKey {
     }
 }
 
-/// A byte in two digits.
-fn hex(name: &str) -> Option<u8> {
-    let lower = name.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    if name.len() == 2 && lower { u8::from_str_radix(name, 16).ok() } else { None }
+fn is_hex(name: &str) -> bool {
+    name.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+}
+
+fn digit(name: &str) -> Option<u8> {
+    if name.len() == 1 && is_hex(name) { u8::from_str_radix(name, 16).ok() } else { None }
+}
+
+/// Names of directories had two digits once.
+fn is_older(name: &str) -> bool {
+    name.len() == 2 && is_hex(name)
 }
 
 /// All files, the oldest first.
@@ -112,14 +122,14 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
     let lanes = waiting(disk);
     let (mut tops, mut subs, mut files) = (Vec::new(), Vec::new(), Vec::new());
     for top in synced(PathBuf::new())?.into_iter().filter(|entry| entry.is_dir) {
-        let Some(first) = hex(&top.name) else { continue };
+        let Some(first) = digit(&top.name) else { continue };
         state.tops.insert(first, true);
         tops.push(first);
     }
-    let list_top = |first: u8| (first, synced(format!("{first:02x}").into()));
+    let list_top = |first: u8| (first, synced(format!("{first:x}").into()));
     in_order(lanes, tops.into_iter(), list_top, |(first, entries)| {
         for sub in entries?.into_iter().filter(|entry| entry.is_dir) {
-            let Some(second) = hex(&sub.name) else { continue };
+            let Some(second) = digit(&sub.name) else { continue };
             state.dirs.insert([first, second], true);
             subs.push([first, second]);
         }

@@ -2,7 +2,7 @@
 //! a spare saves.
 //!
 //! ```text
-//!   ab/cd/<a record> ──delete──► free/<serial> ──keep──► ef/01/<another record>
+//!   a/b/<a record> ──delete──► free/<serial> ──keep──► c/d/<another record>
 //! ```
 
 use super::{Shared, State};

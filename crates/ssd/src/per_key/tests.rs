@@ -3,7 +3,7 @@
 use super::PerKey;
 use crate::disk::sim::{Rates, SimDisk};
 use crate::spare::HasSpares;
-use crate::{Backend, Config, Disk, KeepError, Kind, Load, NewRecord, Open, RecordId};
+use crate::{Backend, Config, Disk, KeepError, Kind, Load, NewRecord, Open, OpenError, RecordId};
 use mooncrate_core::{LeaderEpoch, ObjectId};
 use mooncrate_mem::sums::seal_of;
 use std::path::Path;
@@ -206,4 +206,15 @@ fn spares_give_way() {
     backend.remove(&[id(1001)]).unwrap();
     assert_eq!(spare_bytes(&backend), 0, "a removal does, too");
     assert!((1002..2000).all(|sequence| is_right(&backend, sequence)));
+}
+
+/// Nothing is touched in a directory that an earlier version laid out: its records would be counted by nobody.
+#[test]
+fn an_older_layout_is_refused() {
+    let disk = Arc::new(SimDisk::new(1, 64 << 20, Rates::default()));
+    disk.make_dir(Path::new("a9")).unwrap();
+    let config = Config::new(Kind::PerKey, LIMIT);
+    let older = PerKey::open(Arc::clone(&disk) as _, &config, &mut |_| {}, &mut |_| {});
+    assert!(matches!(older, Err(OpenError::Older)));
+    assert_eq!(disk.list(Path::new("")).unwrap().len(), 1);
 }

@@ -1,4 +1,4 @@
-//! Keeping records: written beside, synced, new directories synced, renamed, the directory synced (S2).
+//! Keeping records: written beside, synced, renamed, the directory synced, and those above that are new (S2).
 
 use super::{Copy, Held, Place, Shared, State, parent, spare};
 use crate::backend::{KeepError, NewRecord};
@@ -9,7 +9,7 @@ use crate::spare::HasSpares;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Files that are open at the same time for one call.
@@ -37,6 +37,11 @@ impl Item<'_> {
     fn draft(&self) -> PathBuf {
         self.spare.map_or_else(|| self.held.named(".tmp"), Shared::path)
     }
+
+    /// Where names change when it gets its own.
+    fn dirs(&self) -> impl Iterator<Item = PathBuf> + use<> {
+        [self.held.dir()].into_iter().chain(self.spare.map(|_| spare::DIR.into()))
+    }
 }
 
 /// Directories that a call made, and that are not known to be durable.
@@ -45,6 +50,18 @@ struct Made {
     before: u64,
     tops: BTreeMap<u8, PathBuf>,
     dirs: BTreeMap<[u8; 2], PathBuf>,
+}
+
+impl Made {
+    fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        self.tops.values().chain(self.dirs.values())
+    }
+
+    /// Those that a record lies below.
+    fn above(&self, held: &Held) -> impl Iterator<Item = &PathBuf> {
+        let pair = held.pair();
+        self.tops.get(&pair[0]).into_iter().chain(self.dirs.get(&pair))
+    }
 }
 
 impl Shared {
@@ -102,8 +119,7 @@ impl Shared {
             .collect();
         let made = self.make_dirs(&mut items);
         self.write(&mut items);
-        self.settle_dirs(&made, &mut items);
-        self.name(&mut items);
+        self.name(&made, &mut items);
         self.undo(&items);
         self.commit(items, results);
     }
@@ -111,7 +127,7 @@ impl Shared {
     /// The directories of new files.
     fn make_dirs(&self, items: &mut [Item<'_>]) -> Made {
         let before = self.identity.names();
-        let top = |held: &Held| held.hash[0];
+        let top = |held: &Held| held.pair()[0];
         let top_path = |held: &Held| parent(&held.dir());
         let tops = self.make_level(items, top, top_path, |state| &state.tops);
         let dirs = self.make_level(items, Held::pair, Held::dir, |state| &state.dirs);
@@ -147,28 +163,6 @@ impl Shared {
             }
         }
         made
-    }
-
-    /// Makes new directories durable. Behind the sync of the files in them there is little left to do.
-    fn settle_dirs(&self, made: &Made, items: &mut [Item<'_>]) {
-        let paths = made.tops.values().chain(made.dirs.values());
-        let synced = self.sync_names(paths.map(|path| parent(path)).collect(), made.before);
-        let outcome = |path: &PathBuf| &synced[&parent(path)];
-        let mut state = self.state.lock();
-        for (&top, path) in &made.tops {
-            state.tops.insert(top, outcome(path).is_ok());
-        }
-        for (&dir, path) in &made.dirs {
-            state.dirs.insert(dir, outcome(path).is_ok());
-        }
-        drop(state);
-        for item in items.iter_mut().filter(|item| item.done.is_ok()) {
-            let pair = item.held.pair();
-            let mut paths = made.tops.get(&pair[0]).into_iter().chain(made.dirs.get(&pair));
-            if let Some(error) = paths.find_map(|path| outcome(path).as_ref().err()) {
-                item.done = Err(laying::again(error));
-            }
-        }
     }
 
     /// The file that a record is written to.
@@ -224,22 +218,26 @@ impl Shared {
         point("per_key.synced");
     }
 
-    /// Names, durable.
-    fn name(&self, items: &mut [Item<'_>]) {
-        let mut dirs: BTreeSet<PathBuf> = BTreeSet::new();
-        let before = self.identity.names();
+    /// Names, and those of new directories, durable. One round of syncs is enough for both: until its end nobody is
+    /// told of a record.
+    fn name(&self, made: &Made, items: &mut [Item<'_>]) {
+        let mut dirs: BTreeSet<PathBuf> = made.paths().map(|path| parent(path)).collect();
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
             item.done = self.disk.rename(&item.draft(), &item.held.path());
             item.renamed = item.done.is_ok();
-            dirs.insert(item.held.dir());
-            dirs.extend(item.spare.map(|_| spare::DIR.into()));
+            dirs.extend(item.dirs());
         }
         point("per_key.renamed");
-        let dirs = self.sync_names(dirs, before);
+        let synced = self.sync_names(dirs, made.before);
+        let is_durable = |path: &PathBuf| synced[&parent(path)].is_ok();
+        let mut state = self.state.lock();
+        state.tops.extend(made.tops.iter().map(|(top, path)| (*top, is_durable(path))));
+        state.dirs.extend(made.dirs.iter().map(|(dir, path)| (*dir, is_durable(path))));
+        drop(state);
         for item in items.iter_mut().filter(|item| item.done.is_ok()) {
-            let left = item.spare.and_then(|_| dirs.get(Path::new(spare::DIR)));
-            let mut both = dirs.get(&item.held.dir()).into_iter().chain(left);
-            if let Some(error) = both.find_map(|synced| synced.as_ref().err()) {
+            let above = made.above(&item.held).map(|path| parent(path));
+            let mut all = item.dirs().chain(above);
+            if let Some(error) = all.find_map(|dir| synced[&dir].as_ref().err()) {
                 item.done = Err(laying::again(error));
             }
         }
