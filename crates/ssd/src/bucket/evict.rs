@@ -163,7 +163,8 @@ impl Shared {
     pub(super) fn delete(&self, bins: Vec<Bin>, spare_some: bool) -> io::Result<()> {
         let mut result = Ok(());
         let (mut gone, mut orphans, mut left) = (Vec::new(), Vec::new(), Vec::new());
-        // Bytes that become spares.
+        // Files that become spares, and their bytes.
+        let mut coming = 0;
         let mut sparing = (spare_some && self.has_room_for_spares()).then_some(0);
         let before = self.identity.names();
         for mut bin in bins {
@@ -171,6 +172,8 @@ impl Shared {
                 Ok(Taken::Read) => orphans.push(bin),
                 Ok(Taken::Spared) => {
                     sparing = sparing.map(|bytes| bytes + bin.data);
+                    self.state.lock().coming += 1;
+                    coming += 1;
                     gone.push(bin);
                 }
                 Ok(Taken::Deleted) => gone.push(bin),
@@ -194,6 +197,7 @@ impl Shared {
         point("evict.dir_synced");
         let ids: Vec<u64> = gone.iter().chain(&orphans).map(|bin| bin.bucket.id).collect();
         let mut state = self.state.lock();
+        state.coming -= coming;
         for bin in &mut gone {
             state.books.reserved -= bin.doubtful;
             // Those that are left have another name by now.
@@ -210,6 +214,7 @@ impl Shared {
         state.leaving.append(&mut orphans);
         state.leaving.append(&mut left);
         drop(state);
+        self.changed.notify_all();
         self.removed.forget(&ids);
         result
     }

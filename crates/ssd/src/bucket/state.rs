@@ -169,6 +169,8 @@ pub(super) struct State {
     /// Buckets that the disk failed on, or with a bad record: nothing is written over their files.
     pub(super) bad: HashSet<u64>,
     pub(super) spares: Spares,
+    /// Files that are about to be spares.
+    pub(super) coming: usize,
     pub(super) books: Books,
 }
 

@@ -416,6 +416,7 @@ fn a_file_that_is_not_gone_for_good_is_no_spare() {
     buckets.unlink(1).unwrap().finish(Duration::ZERO).unwrap_err();
     disk.set_rates(Rates::default());
     assert_eq!(spare_and_slack(&buckets), (0, 0), "its eviction is not durable");
+    assert_eq!(buckets.0.state.lock().coming, 0, "nor does it come");
     assert_eq!(buckets.usage().on_disk, disk.file_bytes());
     let spot = buckets.0.state.lock().index[&id(8)].clone();
     assert!(buckets.0.quarantine(id(8), spot.bucket.id, spot.offset));
@@ -586,4 +587,40 @@ fn a_bucket_that_is_also_named_as_a_spare_is_none() {
     assert!(!folder.path().join(also).exists());
     keep(&buckets, 8..16);
     (4..16).for_each(|number| load(&buckets, number).unwrap());
+}
+
+/// A bucket that is opened waits for a spare that is about to come, and not for one that does not.
+#[test]
+fn a_spare_that_is_about_to_come_is_awaited() {
+    let (disk, config) = (disk(), config());
+    let (buckets, _) = open(&disk, &config);
+    let shared = &*buckets.0;
+    keep(&buckets, 0..4);
+    evict(&buckets);
+    assert_eq!(shared.state.lock().coming, 0, "it is here");
+    let spare = shared.await_spare();
+    assert!(spare.is_some());
+    assert_eq!(shared.await_spare(), None);
+    let (serial, len) = spare.unwrap();
+    // A thread may be late: one of them is not.
+    let came = (0..20).any(|_| {
+        let mut state = shared.state.lock();
+        while state.spares.take(len).is_some() {}
+        (state.books.slack, state.coming) = (0, 1);
+        drop(state);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(2));
+                let mut state = shared.state.lock();
+                state.spares.add(len, serial);
+                state.coming = 0;
+                drop(state);
+                shared.changed.notify_all();
+            });
+            shared.await_spare().is_some()
+        })
+    });
+    assert!(came);
+    shared.state.lock().coming = 1;
+    assert_eq!(shared.await_spare(), None, "not for long");
 }

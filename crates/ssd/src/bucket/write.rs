@@ -132,7 +132,7 @@ impl Shared {
                 state.writers += 1;
                 drop(state);
                 let id = self.identity.take(1).inspect_err(|_| self.lose_writer())?;
-                let spare = self.state.lock().take_spare(&self.config);
+                let spare = self.await_spare();
                 let slack = spare.map_or(0, |(_, len)| len);
                 return Ok(Writer { spare, slack, ..Writer::new(id) });
             }

@@ -21,6 +21,9 @@ use std::time::Duration;
 
 /// Operations that are under way at once.
 pub(super) const DEPTH: usize = 32;
+/// The kernel gets entries together, but no more bytes than this: it pins the memory of all before the device hears of
+/// the first.
+const SEND_BYTES: usize = 1 << 20;
 /// How often the kernel may ask to try the same step again.
 const TRIES: u32 = 1000;
 /// One registered buffer is at most this long; the kernel refuses more.
@@ -121,7 +124,7 @@ impl Ring {
         let mut feed = Feed { jobs, at: 0, cutter };
         let slots = [const { None }; DEPTH];
         let mut flight =
-            Flight { ring: self, slots, free: (0..DEPTH).collect(), flying: 0, tamper };
+            Flight { ring: self, slots, free: (0..DEPTH).collect(), flying: 0, unsent: 0, tamper };
         let flown = flight.fly(&mut feed);
         if let Err(error) = &flown {
             flight.land();
@@ -180,6 +183,14 @@ impl<'a> Work<'a> {
 }
 
 impl Step<'_> {
+    /// Bytes that are still to be moved.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Move(span) => span.left(),
+            Self::Sync(_) => 0,
+        }
+    }
+
     /// Notes what the kernel answered. `false`: there is more to do.
     fn ended(&mut self, outcome: usize) -> io::Result<bool> {
         match self {
@@ -228,6 +239,8 @@ struct Flight<'r, 'a> {
     free: Vec<usize>,
     /// Entries that were queued and not completed.
     flying: usize,
+    /// Bytes of those that the kernel did not get yet.
+    unsent: usize,
     tamper: &'r Tamper,
 }
 
@@ -239,11 +252,14 @@ impl<'a> Flight<'_, 'a> {
             {
                 self.free.pop();
                 self.queue(index, Slot { number: 0, job, tries: 0, step });
+                if self.unsent >= SEND_BYTES {
+                    self.send(0)?;
+                }
             }
             if self.flying == 0 {
                 return Ok(());
             }
-            self.wait()?;
+            self.send(1)?;
             while let Some((number, outcome)) = self.completion() {
                 self.complete(feed, number, outcome)?;
             }
@@ -255,6 +271,7 @@ impl<'a> Flight<'_, 'a> {
         slot.number = self.ring.queued * DEPTH as u64 + index as u64;
         self.ring.queued += 1;
         let number = slot.number;
+        self.unsent += slot.step.bytes();
         // The slot has its place before the kernel hears of the memory, and is not touched until then.
         let slot = self.slots[index].insert(slot);
         let entry = entry(self.ring, index, &mut slot.step, self.tamper).user_data(number);
@@ -266,10 +283,11 @@ impl<'a> Flight<'_, 'a> {
         self.flying += 1;
     }
 
-    /// Hands over what is queued, and waits for a completion.
-    fn wait(&mut self) -> io::Result<()> {
+    /// Hands over what is queued, and waits for so many completions.
+    fn send(&mut self, wait: usize) -> io::Result<()> {
         self.tamper.before_wait()?;
-        retry_on_intr(|| self.ring.io.submit_and_wait(1)).map(drop)
+        self.unsent = 0;
+        retry_on_intr(|| self.ring.io.submit_and_wait(wait)).map(drop)
     }
 
     fn completion(&mut self) -> Option<(u64, i32)> {

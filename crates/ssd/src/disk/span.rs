@@ -81,6 +81,16 @@ impl<F> Span<'_, F> {
         }
     }
 
+    /// Bytes of the rest.
+    pub(super) fn left(&self) -> usize {
+        let all = match &self.bytes {
+            Bytes::In(into) => into.len(),
+            Bytes::InRoom { room, .. } => room.len(),
+            Bytes::Out { len, .. } => *len,
+        };
+        all - self.done
+    }
+
     /// Notes that the kernel has moved `moved` bytes of the rest. `true`: all is done; `false`: go on with
     /// what [`Span::rest`] gives now.
     pub(super) fn moved(&mut self, moved: usize) -> io::Result<bool> {
