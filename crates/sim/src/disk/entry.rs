@@ -82,8 +82,8 @@ pub(super) struct Entry {
     /// kernel may show other bytes, and a later sync says that they are safe (S12).
     pub(super) doubted: bool,
     pub(super) footprint: Vec<Span>,
-    /// Where it may lie although an opening did not tell it: a stale read showed free space there, and no removal
-    /// knows of it.
+    /// Where it may lie although an opening did not tell it: a stale read showed free space there, or a write that
+    /// was not synced covered it; and no removal knows of it.
     pub(super) overlooked: Vec<Span>,
 }
 

@@ -565,14 +565,16 @@ impl Oracle {
                 let excused = excused || entry.is_weak() || entry.shadowed;
                 let excused =
                     excused || failed_for(&self.failures, self.weak.shadows, &entry.footprint);
-                let covered = |span: &Span| back.iter().any(|other| other.meets(span));
-                let excused = excused || entry.footprint.iter().any(covered);
+                let lost_to = |span: &Span| back.iter().any(|other| other.meets(span));
+                let excused = excused || entry.footprint.iter().any(lost_to);
                 if entry.kept == Kept::Yes && !excused {
                     return broken("S2", Some(*id), format_args!("lost: {entry:?}"));
                 }
                 self.counts.half_lost += u64::from(entry.kept == Kept::Under);
                 let lay_there = entry.kept != Kept::No && !entry.removed && !entry.evicted;
-                if overwrites && lay_there && entry.stale > self.opening {
+                // What covers it may be in the memory of the kernel alone, and go with a power cut.
+                let covered = volatile && entry.harmed > 0;
+                if overwrites && lay_there && (covered || entry.stale > self.opening) {
                     entry.overlooked.extend_from_slice(&entry.footprint);
                 }
                 // What is not told is gone for good.

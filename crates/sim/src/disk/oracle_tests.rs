@@ -215,6 +215,26 @@ fn what_a_stale_read_hid_may_come_back() {
     assert_eq!(comes_back(false, 1_000_000).unwrap_err().rule, "G6");
 }
 
+/// A write that went astray hides a record from an opening. If it was not synced a power cut takes it, and the record
+/// is back; only if its removal is bytes over it.
+#[test]
+fn what_was_covered_may_come_back_with_a_power_cut() {
+    let comes_back = |overwrites, volatile| {
+        let disk = disk();
+        let mut oracle = kept(&disk, Weak { overwrites, ..Weak::default() });
+        disk.flip(Path::new("a"), 0, 1).unwrap();
+        oracle.absorb(&disk);
+        let mut how = Opening { calm: true, volatile, unsynced: false, doubt: false };
+        oracle.opening_begins();
+        oracle.reopened(&[], how).unwrap();
+        how.volatile = false;
+        oracle.opening_begins();
+        oracle.reopened(&found(), how).is_ok()
+    };
+    assert!(comes_back(true, true));
+    assert!(!comes_back(true, false) && !comes_back(false, true));
+}
+
 /// A bucket goes as a whole if its bad records do not get into the log, which may be gone again when somebody asks
 /// what failed.
 #[test]
