@@ -43,7 +43,6 @@ const FLOORS: [Floor; 5] = [
 ];
 
 /// One of them.
-#[derive(PartialEq, Eq)]
 struct Floor {
     engine: &'static str,
     /// Operations that each job has under way.
