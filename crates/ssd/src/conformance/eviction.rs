@@ -210,3 +210,31 @@ fn buckets_that_nobody_read_go_first() {
         assert!(rig.backend().unlink(1).unwrap().records().contains(&things[0].id));
     });
 }
+
+/// A record that is being put back is in one place or in the other for a removal, and never in none (G6).
+#[test]
+fn a_removal_is_not_lost_while_evictions_are_taken_back() {
+    everywhere(|rig| {
+        for round in 0..40 {
+            let things: Vec<Thing> =
+                (0..50).map(|number| Thing::new(round * 50 + number, 100)).collect();
+            rig.keep_all(&things);
+            let (backend, done) = (rig.backend(), AtomicBool::new(false));
+            let removed = thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        drop(backend.unlink(u64::MAX));
+                        thread::yield_now();
+                    }
+                });
+                let removed: Vec<_> =
+                    things.iter().map(|thing| backend.remove(&[thing.id])).collect();
+                done.store(true, Ordering::Relaxed);
+                removed
+            });
+            removed.into_iter().for_each(|removed| removed.unwrap());
+            rig.has_none(&things);
+        }
+        rig.balanced();
+    });
+}

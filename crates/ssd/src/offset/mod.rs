@@ -146,7 +146,17 @@ impl Shared {
     /// Takes a record out of the index, if it is this one. It is hidden before it is out, so that nobody
     /// can overlook it.
     fn hide(&self, id: RecordId, serial: Option<u64>, stays: bool) -> Option<Arc<Held>> {
-        let mut shard = self.shard(id).lock();
+        self.hide_in(&mut self.shard(id).lock(), id, serial, stays)
+    }
+
+    /// The same, with its shard locked.
+    fn hide_in(
+        &self,
+        shard: &mut Shard,
+        id: RecordId,
+        serial: Option<u64>,
+        stays: bool,
+    ) -> Option<Arc<Held>> {
         let held =
             shard.get(&id).filter(|held| serial.is_none_or(|serial| held.serial == serial))?;
         let held = Arc::clone(held);
@@ -162,7 +172,9 @@ impl Shared {
     /// What is bad is not served again, nor if it is hidden now and that is taken back. Says whether it was
     /// served: what is hidden may be dying, and have zeros for a head.
     fn quarantine(&self, id: RecordId, serial: u64) -> bool {
-        if self.hide(id, Some(serial), true).is_some() {
+        // As in a removal: one look at both.
+        let mut shard = self.shard(id).lock();
+        if self.hide_in(&mut shard, id, Some(serial), true).is_some() {
             tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
             return true;
         }
@@ -224,7 +236,10 @@ impl Backend for OneFile {
         let this = &*self.0;
         let mut going = Vec::new();
         for &id in ids {
-            this.hide(id, None, true);
+            // Locked until the hidden ones were looked at, too: an eviction that is taken back moves a record from
+            // there to here, and it must not pass between two looks.
+            let mut shard = this.shard(id).lock();
+            this.hide_in(&mut shard, id, None, true);
             let mut space = this.space.lock();
             for (_, copy) in space.hidden.range_mut((id, 0)..=(id, u64::MAX)) {
                 copy.stays = true;
