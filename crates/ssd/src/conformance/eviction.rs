@@ -232,7 +232,9 @@ fn a_removal_is_not_lost_while_evictions_are_taken_back() {
                 done.store(true, Ordering::Relaxed);
                 removed
             });
-            removed.into_iter().for_each(|removed| removed.unwrap());
+            for removed in removed {
+                removed.unwrap();
+            }
             rig.has_none(&things);
         }
         rig.balanced();
