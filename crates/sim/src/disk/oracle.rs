@@ -9,8 +9,8 @@
 //! * A loss at an opening: the disk failed there, on the bytes of the record or on what decides about them (what
 //!   is not told is gone for good), or harm lies before the record in a bucket that is scanned. Not a power cut.
 //! * A record that comes back: harm hit both copies of a block of the log of removals; or a removal is bytes
-//!   over the record, and harm hit those, or an earlier opening read free space in its place, and nobody knew that
-//!   there is something to remove.
+//!   over the record, and harm hit those, or an earlier opening read free space in its place, or found one there
+//!   that had come back, and nobody knew that there is something to remove.
 //! * A directory that cannot be opened: harm hit a file that says what it is.
 //! * A record whose keep failed with the disk: what was written may be found by the next opening, a removal
 //!   in between does not know of it, and after a failed sync it may be in the memory of the kernel only (S12).
@@ -565,15 +565,17 @@ impl Oracle {
                 let excused = excused || entry.is_weak() || entry.shadowed;
                 let excused =
                     excused || failed_for(&self.failures, self.weak.shadows, &entry.footprint);
-                let lost_to = |span: &Span| back.iter().any(|other| other.meets(span));
-                let excused = excused || entry.footprint.iter().any(lost_to);
+                let is_back = |span: &Span| back.iter().any(|other| other.meets(span));
+                let lost_to_one = entry.footprint.iter().any(is_back);
+                let excused = excused || lost_to_one;
                 if entry.kept == Kept::Yes && !excused {
                     return broken("S2", Some(*id), format_args!("lost: {entry:?}"));
                 }
                 self.counts.half_lost += u64::from(entry.kept == Kept::Under);
                 let lay_there = entry.kept != Kept::No && !entry.removed && !entry.evicted;
-                // What covers it may be in the memory of the kernel alone, and go with a power cut.
-                let covered = volatile && entry.harmed > 0;
+                // What covers it may be in the memory of the kernel alone, and go with a power cut; or it is the head
+                // of a record that came back, and is gone when that is.
+                let covered = volatile && entry.harmed > 0 || lost_to_one;
                 if overwrites && lay_there && (covered || entry.stale > self.opening) {
                     entry.overlooked.extend_from_slice(&entry.footprint);
                 }

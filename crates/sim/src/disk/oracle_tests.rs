@@ -167,6 +167,16 @@ fn what_a_failed_sync_brings_back_may_be_bad_and_hide_others() {
     oracle.reopened(&found(), how).unwrap();
     let began = oracle.begins(id(1));
     oracle.loaded(id(1), began, Loaded::Corrupt).unwrap();
+    // When that goes the other is there again, once.
+    oracle.go_begins(&[id(1), id(2)]);
+    oracle.removed(&[id(1), id(2)], true);
+    let other = found().map(|record| Record { id: id(2), ..record });
+    oracle.opening_begins();
+    oracle.reopened(&other, how).unwrap();
+    oracle.go_begins(&[id(2)]);
+    oracle.removed(&[id(2)], true);
+    oracle.opening_begins();
+    oracle.reopened(&other, how).unwrap_err();
     // Once more nothing failed, so nothing is excused.
     let keep = oracle.keep_begins(&[(id(3), facts())]);
     write(&disk, "b");

@@ -1,8 +1,8 @@
 //! The metadata of a closed bucket: the heads of all its records in one file, so that a start reads them
 //! without touching the data. Drawn in `docs/formats/ssd.md`.
 //!
-//! What must stay true: the file is complete or not there. It is authoritative: what stands in the data and
-//! not in here was not kept.
+//! What must stay true: a file of which anything is bad, or missing, counts as none. One that is good is
+//! authoritative: what stands in the data and not in here was not kept.
 
 use super::state::Slot;
 use crate::record::{self, Head, Kind, Site, VERSION};

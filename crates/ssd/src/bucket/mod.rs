@@ -73,10 +73,6 @@ fn meta_path(id: u64) -> PathBuf {
     format!("{id:016x}.meta").into()
 }
 
-fn temp_path(id: u64) -> PathBuf {
-    format!("{id:016x}.tmp").into()
-}
-
 fn dead_path(id: u64) -> PathBuf {
     format!("{id:016x}.dead").into()
 }
@@ -245,7 +241,7 @@ impl Backend for Buckets {
         }
         let unsealed = this.state.lock().unsealed.len();
         for _ in 0..unsealed {
-            this.seal_leftovers();
+            this.seal_leftover();
         }
         // Without room for them the next start takes longer, and that is all.
         let state = this.state.lock();

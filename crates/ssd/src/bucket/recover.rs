@@ -72,6 +72,7 @@ impl Listing {
                 Some((id, "free")) if Shared::path(id) == Path::new(&name) => {
                     this.spares.push((id, len));
                 }
+                // An earlier version wrote metadata to the former first.
                 Some((_, "tmp" | "dead")) => this.orphans.push(name),
                 _ if name == "removed.tmp" => this.orphans.push(name),
                 // Not ours.
@@ -191,7 +192,7 @@ impl Shared {
         let unsealed = self.state.lock().unsealed.len();
         for _ in 0..unsealed {
             if self.state.lock().promised(0) <= self.config.limit_bytes {
-                self.seal_leftovers();
+                self.seal_leftover();
             }
         }
     }
@@ -262,8 +263,8 @@ impl Scan<'_> {
             }
             Looked::Scanned(scanned, read) => {
                 if bucket.meta > 0 {
+                    // Nothing is lost. They are not synced, so this is what a power cut may leave.
                     tracing::warn!(bucket = bucket.id, "bad metadata; the bucket was scanned");
-                    self.recovery.dropped += 1;
                     self.disk.remove(&meta_path(bucket.id))?;
                 }
                 self.scanned(bucket, scanned, &read)?;
@@ -394,7 +395,7 @@ impl Scan<'_> {
         state.books.slots += bin.slots.len() as u64;
         if let Some(writer) = writer {
             state.books.reserved += writer.meta_reserved;
-            state.unsealed.push(writer);
+            state.unsealed.push_back(writer);
         }
         if bin.live == 0 {
             state.emptied.push(bin.bucket.id);

@@ -10,7 +10,7 @@ use crate::identity;
 use crate::record::Shape;
 use crate::spare::Spares;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -156,7 +156,7 @@ pub(super) struct State {
     /// Open buckets in all.
     pub(super) writers: usize,
     /// Closed buckets whose metadata could not be written.
-    pub(super) unsealed: Vec<Writer>,
+    pub(super) unsealed: VecDeque<Writer>,
     /// Where records may lie whose keep failed, by bucket and offset. A removal must reach them: a start that finds no
     /// good metadata could tell them (G6).
     pub(super) failed: HashMap<RecordId, Vec<(u64, u64)>>,
@@ -275,7 +275,7 @@ impl State {
             bin.data += writer.slack;
         }
         if let Some(at) = self.unsealed.iter().position(|writer| writer.id == id) {
-            let writer = self.unsealed.swap_remove(at);
+            let writer = self.unsealed.remove(at).expect("it was just found");
             self.books.reserved -= writer.meta_reserved;
         }
     }

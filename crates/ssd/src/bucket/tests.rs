@@ -4,7 +4,9 @@ use super::state::Pin;
 use super::{Buckets, Shared, data_path, dead_path};
 use crate::disk::sim::{Rates, SimDisk};
 use crate::spare::HasSpares;
-use crate::{Backend, Config, Disk, Kind, Load, LoadError, NewRecord, Open, RecordId, Recovery};
+use crate::{
+    Backend, Config, Disk, KeepError, Kind, Load, LoadError, NewRecord, Open, RecordId, Recovery,
+};
 use mooncrate_core::{LeaderEpoch, ObjectId};
 use mooncrate_mem::sums::seal_of;
 use std::path::Path;
@@ -89,6 +91,33 @@ fn an_orphan_goes_when_its_reader_has_left() {
     drop(pin);
     drop(buckets.unlink(1));
     assert!(!exists(&disk, &dead_path(bucket.id)));
+    assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+}
+
+/// A power cut took the metadata of many buckets, and at the start the limit left nothing to write them with: who keeps
+/// is told that the disk is full, not that it failed, and makes room.
+#[test]
+fn many_buckets_without_metadata_are_no_failure() {
+    let (disk, mut config) = (disk(), config());
+    let (buckets, _) = open(&disk, &config);
+    keep(&buckets, 0..40);
+    drop(buckets);
+    for entry in disk.list(Path::new("")).unwrap() {
+        if entry.name.ends_with(".meta") {
+            disk.remove(Path::new(&entry.name)).unwrap();
+        }
+    }
+    config.limit_bytes = 40 * RECORD;
+    let (buckets, recovery) = open(&disk, &config);
+    assert_eq!((recovery.records, buckets.0.state.lock().unsealed.len()), (40, 10));
+    let value = vec![0; 9000];
+    let record = NewRecord { id: id(40), label: b"l", seal: seal_of(&value), value: &value };
+    let kept = buckets.keep(&[record]).remove(0);
+    assert!(matches!(kept, Err(KeepError::Full { .. })), "{kept:?}");
+    while buckets.promised() + FULL > config.limit_bytes {
+        evict(&buckets);
+    }
+    buckets.keep(&[record]).remove(0).unwrap();
     assert_eq!(buckets.usage().on_disk, disk.file_bytes());
 }
 

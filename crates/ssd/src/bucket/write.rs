@@ -8,9 +8,9 @@
 //! write or sync failed is closed; its metadata, which say what is in it, leave out what was not kept (S12).
 
 use super::state::{Bin, Slot};
-use super::{Shared, meta, meta_path, temp_path};
+use super::{Shared, meta, meta_path};
 use crate::backend::{KeepError, NewRecord};
-use crate::disk::{File, is_full};
+use crate::disk::{File, Open, is_full, missing_is_fine};
 use crate::laying::{self, Laid, Sealed};
 use crate::points::point;
 use crate::record::{Kind, Site};
@@ -88,7 +88,7 @@ impl Shared {
             state.pending.insert(id)
         });
         drop(state);
-        self.seal_leftovers();
+        while self.seal_leftover() {}
         while !waiting.is_empty() {
             let mut writer = match self.take_writer() {
                 Ok(writer) => writer,
@@ -350,16 +350,21 @@ impl Shared {
         self.seal(writer);
     }
 
-    /// Writes the metadata of a bucket that is closed. What cannot be written now is tried again later.
-    pub(super) fn seal(&self, mut writer: Writer) {
+    /// Writes the metadata of a bucket that is closed; says whether that went well. What cannot be written now is tried
+    /// again later. They are not synced: who keeps records would wait for that, and the worst that a power cut can do
+    /// is that the bucket is scanned.
+    pub(super) fn seal(&self, mut writer: Writer) -> bool {
         let Writer { id, end, records, meta_reserved, .. } = writer;
         point("meta.before_write");
         let room = meta::encode(self.identity.token, id, end, records, &writer.heads);
-        let points = ["meta.written", "meta.synced", "meta.renamed", "meta.dir_synced"];
-        let (temp, name) = (temp_path(id), meta_path(id));
-        let sealed = self.identity.replace(&temp, &name, &room, &points);
+        let name = meta_path(id);
+        // An earlier try, or a crash in the middle of one, may have left some of it.
+        let sealed = missing_is_fine(self.disk.remove(&name))
+            .and_then(|()| self.disk.open(&name, Open::Create))
+            .and_then(|file| self.identity.write(&file, 0, &[&room]));
+        point("meta.written");
         if let Err(error) = &sealed {
-            // It may stand there and not be durable; then it must be written again, and counted once.
+            // What was written of it is not counted.
             let _ = self.disk.remove(&name);
             if is_full(error) {
                 self.delete_spares();
@@ -369,7 +374,7 @@ impl Shared {
         let bin = state.bins.get_mut(&id).expect("a busy bucket does not go");
         bin.busy = false;
         bin.open = false;
-        let empty = bin.live == 0;
+        let (empty, is_sealed) = (bin.live == 0, sealed.is_ok());
         match sealed {
             Ok(()) => {
                 bin.meta = room.len() as u64;
@@ -382,7 +387,7 @@ impl Shared {
                     tracing::warn!(bucket = id, %error, "the metadata of a bucket were not written");
                 }
                 writer.no_room = is_full(&error);
-                state.unsealed.push(writer);
+                state.unsealed.push_back(writer);
             }
         }
         if empty {
@@ -391,17 +396,18 @@ impl Shared {
         drop(state);
         self.changed.notify_all();
         self.reclaim();
+        is_sealed
     }
 
-    /// Tries once more to write what could not be written.
-    pub(super) fn seal_leftovers(&self) {
+    /// Tries once more to write what could not be written: one of them. Says whether it could be, this time.
+    pub(super) fn seal_leftover(&self) -> bool {
         let mut state = self.state.lock();
-        let Some(writer) = state.unsealed.pop() else { return };
+        let Some(writer) = state.unsealed.pop_front() else { return false };
         if let Some(bin) = state.bins.get_mut(&writer.id) {
             bin.busy = true;
         }
         drop(state);
-        self.seal(writer);
+        self.seal(writer)
     }
 
     /// A bucket that failed: closed with what it has, or deleted if that is nothing.
