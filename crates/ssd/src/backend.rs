@@ -47,14 +47,12 @@ pub struct NewRecord<'a> {
 pub enum OpenError {
     /// A later version wrote it.
     #[error(
-        "the directory has format {version}, this program reads {ours}; use the newer program, or give \
-         it an empty directory"
+        "the directory has format {version}, which this program does not know yet; use the newer program, or \
+         give it an empty directory"
     )]
     Newer {
         /// What was found.
         version: u64,
-        /// What is known here.
-        ours: u64,
     },
     /// An earlier version laid it out.
     #[error(

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   mooncrate-ssd 1          the version; a later one is refused, and nothing is touched
-//!   backend bucket
+//!   backend bucket           with the number of its layout, if that is not the first
 //!   token 0123456789abcdef   drawn once; stands in every head
 //!   ids 1024                 numbers below may be in use, or were
 //!   crc 0123456789abcdef     of the lines above
@@ -46,6 +46,8 @@ pub(crate) struct Text {
 pub(crate) enum Bad {
     /// Written by a later version.
     Newer(u64),
+    /// Laid out by an earlier one.
+    Older,
     /// Something else, or a part of one.
     Damaged,
 }
@@ -53,8 +55,10 @@ pub(crate) enum Bad {
 impl Text {
     pub(crate) fn encode(&self) -> String {
         let Self { kind, token, ids } = self;
+        let (name, layout) = (kind.name(), kind.layout());
+        let layout = if layout == 1 { String::new() } else { format!(" {layout}") };
         let mut text =
-            format!("{FIRST}{VERSION}\nbackend {}\ntoken {token:016x}\nids {ids}\n", kind.name());
+            format!("{FIRST}{VERSION}\nbackend {name}{layout}\ntoken {token:016x}\nids {ids}\n");
         let sum = crc(text.as_bytes());
         let _ = writeln!(text, "crc {sum:016x}");
         text
@@ -79,7 +83,13 @@ impl Text {
         }
         let mut lines = rest.lines();
         let kind = lines.next()?.strip_prefix("backend ")?;
+        let (kind, layout) = kind.split_once(' ').unwrap_or((kind, "1"));
         let kind = Kind::ALL.into_iter().find(|known| known.name() == kind)?;
+        match layout.parse::<u64>().ok()? {
+            layout if layout < kind.layout() => return Some(Err(Bad::Older)),
+            layout if layout > kind.layout() => return Some(Err(Bad::Newer(layout))),
+            _ => {}
+        }
         let token = u64::from_str_radix(lines.next()?.strip_prefix("token ")?, 16).ok()?;
         let ids = lines.next()?.strip_prefix("ids ")?.parse().ok()?;
         lines.next().is_none().then_some(Ok(Self { kind, token, ids }))
@@ -134,9 +144,8 @@ impl Identity {
             }) {
                 Ok(text) if best.is_none_or(|best| best.ids < text.ids) => best = Some(text),
                 Ok(_) => {}
-                Err(Bad::Newer(version)) => {
-                    return Err(OpenError::Newer { version, ours: VERSION.into() });
-                }
+                Err(Bad::Newer(version)) => return Err(OpenError::Newer { version }),
+                Err(Bad::Older) => return Err(OpenError::Older),
                 Err(Bad::Damaged) => damaged = true,
             }
         }

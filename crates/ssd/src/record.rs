@@ -57,6 +57,15 @@ impl Kind {
             Self::Offset => "offset",
         }
     }
+
+    /// Which way of laying a directory out it has; counts from 1.
+    pub(crate) const fn layout(self) -> u64 {
+        match self {
+            Self::Bucket | Self::Offset => 1,
+            // Its directories followed the key at first, not the serial.
+            Self::PerKey => 2,
+        }
+    }
 }
 
 /// Where a head must lie to be one.

@@ -30,17 +30,25 @@ pub(crate) enum Files {
     Each,
 }
 
+/// How it asks the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    Psync,
+    Uring,
+    /// The same, with memory that the kernel knows.
+    Registered,
+}
+
 /// One run of `fio`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
     pub(crate) way: Way,
     pub(crate) files: Files,
-    /// `psync` or `io_uring`.
-    pub(crate) engine: &'static str,
+    pub(crate) engine: Engine,
     /// Bytes of one operation.
     pub(crate) block: u64,
     /// Operations at once, of one job.
-    pub(crate) depth: usize,
+    pub(crate) depth: u64,
     /// Threads that share the bytes.
     pub(crate) jobs: u64,
     /// Bytes in all.
@@ -75,7 +83,7 @@ impl Fio {
 
     /// Files for it to read and to write over.
     pub(crate) fn prepare(&self, files: Files, block: u64, bytes: u64) -> Result<()> {
-        let (way, engine, depth, jobs) = (Way::Write, "psync", 1, 1);
+        let (way, engine, depth, jobs) = (Way::Write, Engine::Psync, 1, 1);
         self.run(Task { way, files, engine, block, depth, jobs, bytes })?;
         Ok(())
     }
@@ -94,7 +102,11 @@ impl Fio {
         command
             .args(["--name=floor", "--direct=1", "--output-format=json", "--thread"])
             .arg(format!("--rw={}", task.way.name()))
-            .arg(format!("--ioengine={}", task.engine))
+            .args(match task.engine {
+                Engine::Psync => &["--ioengine=psync"][..],
+                Engine::Uring => &["--ioengine=io_uring"],
+                Engine::Registered => &["--ioengine=io_uring", "--fixedbufs"],
+            })
             .arg(format!("--bs={}", task.block))
             .arg(format!("--iodepth={}", task.depth))
             .arg(format!("--numjobs={}", task.jobs))
@@ -144,7 +156,7 @@ mod tests {
         let task = Task {
             way: Way::Read,
             files: Files::One,
-            engine: "psync",
+            engine: Engine::Psync,
             block: 1,
             depth: 1,
             jobs: 2,

@@ -79,7 +79,7 @@ impl Kept {
         let groups = bytes / (size * group as u64);
         if way == Way::Read {
             for (hand, values) in hands.iter_mut().zip(&values) {
-                hand.make_room(disk, values);
+                hand.make_room(values);
                 (0..groups / HANDS).try_for_each(|_| hand.keep(&*backend, values))?;
             }
         }
@@ -189,13 +189,9 @@ impl Hand {
         Self { number, groups: 0, into: Vec::new(), from: None }
     }
 
-    fn make_room(&mut self, disk: &Arc<dyn Disk>, values: &Values) {
+    fn make_room(&mut self, values: &Values) {
         self.into = values.seals.iter().map(|_| Room::new(values.size)).collect();
-        for room in &mut self.into {
-            room.set_len(values.size);
-            // Nobody else uses the disk, and it goes together with this memory.
-            disk.register(Arc::new(()), room.as_ptr().addr(), room.len());
-        }
+        self.into.iter_mut().for_each(|room| room.set_len(values.size));
     }
 
     /// Works as long as there are groups to take. What each of them took.

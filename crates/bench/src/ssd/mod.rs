@@ -14,7 +14,7 @@ use crate::render::{bytes, note};
 use crate::report::{Row, Table, Verdict, spread};
 use anyhow::{Context, Result};
 use disks::Bare;
-use fio::{Files, Fio, Task, Way};
+use fio::{Engine, Files, Fio, Task, Way};
 use kept::Kept;
 use mooncrate_ssd::disk::{Disk, Posix, Uring};
 use mooncrate_ssd::{GROUP_BYTES, KEEPERS, Kind};
@@ -34,28 +34,48 @@ const HANDS: u64 = KEEPERS as u64;
 /// More rounds than this tell nothing new about a disk.
 const ROUNDS_MAX: usize = 9;
 /// Ways to run `fio`.
-const FLOORS: [Floor; 5] = [
-    Floor { engine: "psync", depth: 1, jobs: 1, files: Files::One },
-    Floor { engine: "psync", depth: 1, jobs: HANDS, files: Files::One },
-    Floor { engine: "psync", depth: 1, jobs: HANDS, files: Files::Each },
-    Floor { engine: "io_uring", depth: DEPTH as usize, jobs: 1, files: Files::One },
-    Floor { engine: "io_uring", depth: DEPTH as usize, jobs: 1, files: Files::Each },
+const FLOORS: [Floor; 8] = [
+    Floor::new(Engine::Psync, 1, Files::One),
+    Floor::new(Engine::Psync, HANDS, Files::One),
+    Floor::new(Engine::Psync, HANDS, Files::Each),
+    Floor::new(Engine::Registered, 1, Files::One),
+    Floor::new(Engine::Uring, 1, Files::One),
+    Floor::new(Engine::Uring, HANDS, Files::One),
+    Floor::new(Engine::Uring, 1, Files::Each),
+    Floor::new(Engine::Uring, HANDS, Files::Each),
 ];
 
 /// One of them.
 struct Floor {
-    engine: &'static str,
+    engine: Engine,
     /// Operations that each job has under way.
-    depth: usize,
+    depth: u64,
     jobs: u64,
     files: Files,
+}
+
+impl Floor {
+    const fn new(engine: Engine, jobs: u64, files: Files) -> Self {
+        let depth = match engine {
+            Engine::Psync => 1,
+            Engine::Uring | Engine::Registered => DEPTH / jobs,
+        };
+        Self { engine, depth, jobs, files }
+    }
+
+    /// Whether somebody is compared with it who does this with so many threads. A ring keeps as many operations under
+    /// way in one job as in several.
+    fn is_for(&self, engine: Engine, hands: u64, files: Files) -> bool {
+        let as_many = self.jobs == hands || engine == Engine::Uring && self.jobs < hands;
+        (self.engine, self.files) == (engine, files) && as_many
+    }
 }
 
 /// Who is measured.
 struct Contender {
     name: String,
-    /// Which of [`FLOORS`] is its own.
-    floor: usize,
+    /// Which of [`FLOORS`] are its own: the fastest of them counts.
+    floors: Vec<usize>,
     runner: Runner,
     watch: Watch,
 }
@@ -177,17 +197,13 @@ pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
 fn contenders(folder: &Path, load: Load) -> Result<Vec<Contender>> {
     let shape = (load.size, load.batch as usize, load.bytes());
     let mut all = Vec::new();
-    let mut add = |name: String, engine: &str, hands: u64, files: Files, runner| {
-        // A ring has all of its operations in one job.
-        let is_it = |floor: &Floor| {
-            floor.engine == engine
-                && floor.files == files
-                && (floor.jobs == hands || floor.depth > 1)
-        };
-        let floor = FLOORS.iter().position(is_it).expect("there is one for everybody");
-        all.push(Contender { name, floor, runner, watch: Watch::new() });
+    let mut add = |name: String, engine: Engine, hands: u64, files: Files, runner| {
+        let floors = FLOORS.iter().enumerate();
+        let floors = floors.filter(|(_, floor)| floor.is_for(engine, hands, files));
+        let floors = floors.map(|(at, _)| at).collect();
+        all.push(Contender { name, floors, runner, watch: Watch::new() });
     };
-    for (name, engine) in [("posix", "psync"), ("uring", "io_uring")] {
+    for (name, engine) in [("posix", Engine::Psync), ("uring", Engine::Uring)] {
         let disk = |what: &str| -> Result<Arc<dyn Disk>> {
             let path = folder.join(format!("{what}-{name}"));
             Ok(if name == "posix" {
@@ -200,7 +216,7 @@ fn contenders(folder: &Path, load: Load) -> Result<Vec<Contender>> {
         add(name.to_owned(), engine, 1, Files::One, Runner::Bare(bare(false, "bare")?));
         if name == "uring" {
             let runner = Runner::Bare(bare(true, "registered")?);
-            add("uring, registered".to_owned(), engine, 1, Files::One, runner);
+            add("uring, registered".to_owned(), Engine::Registered, 1, Files::One, runner);
         }
         for kind in Kind::ALL {
             let groups = (load.size, load.group as usize, load.bytes());
@@ -217,8 +233,9 @@ fn notes(fio: Option<&Fio>, direct: bool, pays: &str) -> Vec<String> {
     let floor = match fio {
         Some(fio) => format!(
             "Floor: {} with direct I/O, the same size of operation and the same bytes, over files that are there: \
-             one file, and for per_key a file for each value; psync for posix, with as many threads, io_uring with \
-             {DEPTH} at once for uring.",
+             one file, and for per_key a file for each value; psync for posix, with as many threads; io_uring with \
+             {DEPTH} at once for uring, in one job and, beside backends, in {HANDS} with a share each, the faster of \
+             both; with registered memory where ours is.",
             fio.version()
         ),
         None => "Floor: none. fio is not installed (apt-get install fio).".to_owned(),
@@ -256,9 +273,10 @@ fn compare(
             contender.watch.end(load.bytes(), round > 0);
         }
     }
-    let floors = fio.map(|_| &floors);
     let rows = contenders.into_iter().map(|contender| {
-        let row = row(&contender, load, floors.map(|floors| &floors[contender.floor]));
+        let own = contender.floors.iter().map(|floor| &floors[*floor]);
+        let by_rate = |a: &&Watch, b: &&Watch| a.rate().median.total_cmp(&b.rate().median);
+        let row = row(&contender, load, fio.and_then(|_| own.max_by(by_rate)));
         (contender, row)
     });
     Ok(rows.collect())

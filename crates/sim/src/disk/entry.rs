@@ -3,7 +3,7 @@
 use super::harm::{is_stale, meets};
 use mooncrate_check::{PutId, payload};
 use mooncrate_core::{KeyHash, Seal};
-use mooncrate_ssd::disk::sim::{Harm, Span};
+use mooncrate_ssd::disk::sim::{Fault, Harm, Span};
 
 /// Whose bytes a record holds.
 #[derive(Clone, PartialEq, Eq)]
@@ -61,6 +61,8 @@ pub(super) struct Entry {
     pub(super) bad: bool,
     /// When harm last hit it; 0: never.
     pub(super) harmed: u64,
+    /// A write that was meant for another place hit it.
+    pub(super) covered: bool,
     /// When a read of it last returned something else, in this life; 0: never.
     pub(super) stale: u64,
     /// The next opening may not find it, because harm lies before it in its file.
@@ -131,5 +133,6 @@ impl Entry {
     pub(super) fn note(&mut self, at: u64, harm: &Harm) {
         let last = if is_stale(harm) { &mut self.stale } else { &mut self.harmed };
         *last = (*last).max(at);
+        self.covered |= harm.fault == Fault::Misdirected;
     }
 }

@@ -215,6 +215,7 @@ impl Oracle {
                 hidden: None,
                 bad: false,
                 harmed: 0,
+                covered: false,
                 stale: 0,
                 shadowed: false,
                 unsure: false,
@@ -575,7 +576,7 @@ impl Oracle {
                 let lay_there = entry.kept != Kept::No && !entry.removed && !entry.evicted;
                 // What covers it may be in the memory of the kernel alone, and go with a power cut; or it is the head
                 // of a record that came back, and is gone when that is.
-                let covered = volatile && entry.harmed > 0 || lost_to_one;
+                let covered = volatile && entry.covered || lost_to_one;
                 if overwrites && lay_there && (covered || entry.stale > self.opening) {
                     entry.overlooked.extend_from_slice(&entry.footprint);
                 }

@@ -105,9 +105,10 @@ impl Shared {
         let mut state = self.state.lock();
         let spot = state.index.get(&id);
         if spot.is_some_and(|spot| spot.bucket.id == bucket && spot.offset == offset) {
-            tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
             state.hide(id, true);
             state.bad.insert(bucket);
+            drop(state);
+            tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
             return true;
         }
         let Some(stays) = state.hidden.get_mut(&(id, bucket, offset)) else { return false };

@@ -15,7 +15,6 @@ use crate::disk::{Disk, File, Open};
 use crate::points::point;
 use crate::spare::{HasSpares, Spares};
 use mooncrate_lock::{Condvar, Mutex};
-use mooncrate_mem::clock::boottime;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,8 +22,9 @@ use std::time::Duration;
 
 /// The share of the limit that spares may take, and also the ends of open buckets that nothing is written to yet.
 const SHARE: u64 = 8;
-/// How long somebody waits for a spare that is about to come. It takes the sync of a directory.
-const COMING_WAIT: Duration = Duration::from_millis(50);
+/// How long somebody waits for a spare that is about to come, and how often at most. It takes the sync of a directory.
+const COMING_WAIT: Duration = Duration::from_millis(2);
+const COMING_WAITS: usize = 25;
 
 impl HasSpares for Shared {
     type State = State;
@@ -68,15 +68,14 @@ impl Shared {
     /// A spare for a bucket that is opened, if there is one or will be in a moment: a new file would have to grow, and
     /// on a disk that is full another one would have to go for it.
     pub(super) fn await_spare(&self) -> Option<(u64, u64)> {
-        let deadline = boottime().deadline_in(COMING_WAIT);
         let mut state = self.state.lock();
-        loop {
-            let left = deadline.left(boottime());
-            if state.spares.longest().is_some() || state.coming == 0 || left.is_zero() {
-                return state.take_spare(&self.config);
+        for _ in 0..COMING_WAITS {
+            if state.spares.longest().is_some() || state.coming == 0 {
+                break;
             }
-            self.changed.wait_for(&mut state, left);
+            self.changed.wait_for(&mut state, COMING_WAIT);
         }
+        state.take_spare(&self.config)
     }
 
     /// The file of a bucket that nothing was written to yet.

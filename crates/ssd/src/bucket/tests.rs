@@ -8,6 +8,7 @@ use crate::{
     Backend, Config, Disk, KeepError, Kind, Load, LoadError, NewRecord, Open, RecordId, Recovery,
 };
 use mooncrate_core::{LeaderEpoch, ObjectId};
+use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use std::path::Path;
 use std::sync::Arc;
@@ -651,5 +652,7 @@ fn a_spare_that_is_about_to_come_is_awaited() {
     });
     assert!(came);
     shared.state.lock().coming = 1;
+    let begun = boottime();
     assert_eq!(shared.await_spare(), None, "not for long");
+    assert!(boottime().since(begun) >= Duration::from_millis(40), "nobody wakes it");
 }

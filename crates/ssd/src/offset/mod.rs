@@ -174,14 +174,15 @@ impl Shared {
     fn quarantine(&self, id: RecordId, serial: u64) -> bool {
         // As in a removal: one look at both.
         let mut shard = self.shard(id).lock();
-        if self.hide_in(&mut shard, id, Some(serial), true).is_some() {
-            tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
-            return true;
-        }
+        let was_served = self.hide_in(&mut shard, id, Some(serial), true).is_some();
         if let Some(copy) = self.space.lock().hidden.get_mut(&(id, serial)) {
             copy.stays = true;
         }
-        false
+        drop(shard);
+        if was_served {
+            tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
+        }
+        was_served
     }
 
     fn is_bad(&self) -> bool {

@@ -204,11 +204,14 @@ impl Shared {
         let mut state = self.state.lock();
         let was_served = state.index.get(&id).is_some_and(|held| held.serial == serial);
         if was_served {
-            tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
             state.hide(id, true);
         }
         if let Some(copy) = state.hidden.get_mut(&(id, serial)) {
             (copy.stays, copy.bad) = (true, true);
+        }
+        drop(state);
+        if was_served {
+            tracing::warn!(object = %id.object, stripe = id.stripe, "a record on the disk is bad");
         }
         was_served
     }

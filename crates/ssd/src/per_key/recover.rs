@@ -14,8 +14,7 @@ use crate::record::{Head, Kind, Site};
 use crate::room::Room;
 use crate::spare::HasSpares;
 use mooncrate_lock::{Condvar, Mutex};
-use std::collections::BTreeSet;
-use std::collections::hash_map;
+use std::collections::{BTreeSet, HashSet, hash_map};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,6 +30,8 @@ const PART_DIRS: usize = 4;
 /// A file in a directory of ours.
 struct Listed {
     path: PathBuf,
+    /// As in an [`Entry`].
+    file: u64,
     len: u64,
     /// `None`: never a record, or one no more.
     serial: Option<u64>,
@@ -49,9 +50,6 @@ impl PerKey {
             return Err(OpenError::TooSmall { limit, least: LIMIT_BYTES_MIN });
         }
         let is_ours = |name: &str| digit(name).is_some() || name == spare::DIR;
-        if disk.list(Path::new(""))?.iter().any(|entry| entry.is_dir && is_older(&entry.name)) {
-            return Err(OpenError::Older);
-        }
         let identity = Identity::open(&disk, Kind::PerKey, config.token, 1 << 16, is_ours)?;
         let mut state = State::default();
         let files = list(disk.as_ref(), &mut state)?;
@@ -81,7 +79,7 @@ impl PerKey {
         let Take { mut state, recovery, mut deleted, done, .. } = take;
         progress(done);
         state.order = state.index.values().map(|held| (held.serial, held.id)).collect();
-        adopt_spares(disk_, config, &mut state, &mut deleted)?;
+        adopt_spares(disk_, config, &files, &mut state, &mut deleted)?;
         for dir in deleted {
             disk.sync_dir(&dir)?;
         }
@@ -97,17 +95,9 @@ impl PerKey {
     }
 }
 
-fn is_hex(name: &str) -> bool {
-    name.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-}
-
 fn digit(name: &str) -> Option<u8> {
-    if name.len() == 1 && is_hex(name) { u8::from_str_radix(name, 16).ok() } else { None }
-}
-
-/// Names of directories had two digits once.
-fn is_older(name: &str) -> bool {
-    name.len() == 2 && is_hex(name)
+    let [digit @ (b'0'..=b'9' | b'a'..=b'f')] = name.as_bytes() else { return None };
+    char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
 /// All files, the oldest first.
@@ -145,7 +135,8 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
             for file in entries.into_iter().filter(|entry| !entry.is_dir) {
                 let serial = file.name.rsplit('-').next().filter(|serial| serial.len() == 16);
                 let serial = serial.and_then(|serial| u64::from_str_radix(serial, 16).ok());
-                files.push(Listed { path: dir.join(&file.name), len: file.len, serial });
+                let Entry { name, len, file, .. } = file;
+                files.push(Listed { path: dir.join(name), file, len, serial });
             }
         }
         io::Result::Ok(())
@@ -158,6 +149,7 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
 fn adopt_spares(
     disk: &dyn Disk,
     config: &Config,
+    files: &[Listed],
     state: &mut State,
     deleted: &mut BTreeSet<PathBuf>,
 ) -> io::Result<()> {
@@ -172,12 +164,17 @@ fn adopt_spares(
     let others_have_room = disk.free_bytes().is_ok_and(|free| free >= config.spare_room);
     let most = config.limit_bytes.saturating_sub(state.taken());
     let most = if others_have_room { most } else { 0 };
-    for Entry { name, len, .. } in disk.list(dir)?.into_iter().filter(|entry| !entry.is_dir) {
+    let mut entries = disk.list(dir)?;
+    entries.retain(|entry| !entry.is_dir);
+    // A power cut may leave a file two names where renames are not written as one. It is a record, then.
+    let spares: HashSet<u64> = entries.iter().map(|entry| entry.file).collect();
+    let both = files.iter().map(|file| file.file).filter(|file| spares.contains(file));
+    let both: HashSet<u64> = both.collect();
+    for Entry { name, len, file, .. } in entries {
         let path = dir.join(&name);
         let serial = u64::from_str_radix(&name, 16).ok();
         let serial = serial.filter(|serial| Shared::path(*serial) == path);
-        // A power cut may leave a file two names where renames are not written as one. It is a record, then.
-        let serial = serial.filter(|serial| !state.order.contains_key(serial));
+        let serial = serial.filter(|_| !both.contains(&file));
         let fits = len > 0 && !state.spares.is_full() && state.spares.bytes() + len <= most;
         if let Some(serial) = serial.filter(|_| fits) {
             state.spares.add(len, serial);

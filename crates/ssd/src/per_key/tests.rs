@@ -1,11 +1,16 @@
 //! What is special to a file for each record: files that get another name while they are read, and spare ones.
 
 use super::PerKey;
+use crate::disk::WriteAt;
 use crate::disk::sim::{Rates, SimDisk};
 use crate::spare::HasSpares;
-use crate::{Backend, Config, Disk, KeepError, Kind, Load, NewRecord, Open, OpenError, RecordId};
+use crate::{
+    ALIGN, Backend, Config, Disk, KeepError, Kind, Load, NewRecord, Open, OpenError, RecordId,
+};
 use mooncrate_core::{LeaderEpoch, ObjectId};
+use mooncrate_mem::crc::crc;
 use mooncrate_mem::sums::seal_of;
+use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -208,13 +213,74 @@ fn spares_give_way() {
     assert!((1002..2000).all(|sequence| is_right(&backend, sequence)));
 }
 
-/// Nothing is touched in a directory that an earlier version laid out: its records would be counted by nobody.
+/// What failed before it had a file leaves nothing that would have to be synced: a directory that is not there would
+/// pass for one whose sync failed, which fails everybody else.
 #[test]
-fn an_older_layout_is_refused() {
+fn what_was_not_begun_is_not_undone() {
     let disk = Arc::new(SimDisk::new(1, 64 << 20, Rates::default()));
-    disk.make_dir(Path::new("a9")).unwrap();
+    let (backend, _) = open(&disk);
+    keep(&backend, 1);
+    backend.remove(&[id(1)]).unwrap();
+    assert_eq!(spare_bytes(&backend), FILE);
+    backend.0.state.lock().tops.extend((0..16).map(|top| (top, false)));
+    // To those of a directory that is not there.
+    backend.0.identity.take(super::BLOCK).unwrap();
+    for sequence in [2, 3] {
+        try_keep(&backend, sequence, LEN).unwrap_err();
+        assert_eq!(backend.usage().on_disk, disk.file_bytes());
+    }
+    assert_eq!(backend.0.identity.names(), 0, "no sync failed");
+}
+
+/// A file that has two names, after a power cut on a file system without a journal, is a record.
+#[test]
+fn a_record_that_is_also_named_as_a_spare_is_none() {
+    let folder = tempfile::tempdir().unwrap();
     let config = Config::new(Kind::PerKey, LIMIT);
-    let older = PerKey::open(Arc::clone(&disk) as _, &config, &mut |_| {}, &mut |_| {});
-    assert!(matches!(older, Err(OpenError::Older)));
-    assert_eq!(disk.list(Path::new("")).unwrap().len(), 1);
+    let open = || {
+        let disk = Arc::new(crate::disk::Posix::open(folder.path()).unwrap()) as Arc<dyn Disk>;
+        PerKey::open(disk, &config, &mut |_| {}, &mut |_| {}).unwrap()
+    };
+    let (backend, _) = open();
+    keep(&backend, 1);
+    let held = Arc::clone(&backend.0.state.lock().index[&id(1)]);
+    drop(backend);
+    // Of the record itself, which a removal gave it; of an older one, over which the record was written.
+    for serial in [held.serial, held.serial - 1] {
+        let also = folder.path().join(super::Shared::path(serial));
+        std::fs::hard_link(folder.path().join(held.path()), &also).unwrap();
+        let (backend, recovery) = open();
+        assert_eq!(recovery.records, 1);
+        assert_eq!(spare_bytes(&backend), 0);
+        assert!(!also.exists());
+        keep(&backend, 2);
+        assert!(is_right(&backend, 1));
+        backend.remove(&[id(2)]).unwrap();
+        let spare = backend.0.state.lock().spares.take(FILE);
+        std::fs::remove_file(folder.path().join(super::Shared::path(spare.unwrap()))).unwrap();
+    }
+}
+
+/// Nothing is touched in a directory that another version laid out: its records would be counted by nobody.
+#[test]
+fn another_layout_is_refused() {
+    for (layout, older) in [("", true), (" 1", true), (" 3", false)] {
+        let disk = Arc::new(SimDisk::new(1, 64 << 20, Rates::default()));
+        let mut text = format!("mooncrate-ssd 1\nbackend per_key{layout}\ntoken 1\nids 1\n");
+        let sum = crc(text.as_bytes());
+        let _ = writeln!(text, "crc {sum:016x}");
+        let mut block = text.into_bytes();
+        block.resize(ALIGN, 0);
+        let file = disk.open(Path::new("format"), Open::Create).unwrap();
+        let write = WriteAt { file: &file, offset: 0, pieces: &[&block], result: Ok(()) };
+        disk.write(&mut [write]);
+        let config = Config::new(Kind::PerKey, LIMIT);
+        let opened = PerKey::open(Arc::clone(&disk) as _, &config, &mut |_| {}, &mut |_| {});
+        match opened {
+            Err(OpenError::Older) => assert!(older),
+            Err(OpenError::Newer { version: 3 }) => assert!(!older),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(disk.list(Path::new("")).unwrap().len(), 1);
+    }
 }

@@ -29,6 +29,8 @@ struct Item<'a> {
     held: Arc<Held>,
     /// As far as it went well.
     done: io::Result<()>,
+    /// There may be a file of it.
+    begun: bool,
     renamed: bool,
 }
 
@@ -114,7 +116,8 @@ impl Shared {
                 let record = &sealed.record;
                 let held = Held::new(record.id, serial, record.label, record.value.len() as u64);
                 let done = serials.as_ref().map(|_| ()).map_err(laying::again);
-                Item { sealed, spare, held: Arc::new(held), done, renamed: false }
+                let (held, begun, renamed) = (Arc::new(held), spare.is_some(), false);
+                Item { sealed, spare, held, done, begun, renamed }
             })
             .collect();
         let made = self.make_dirs(&mut items);
@@ -188,6 +191,7 @@ impl Shared {
     fn write(&self, items: &mut [Item<'_>]) {
         let mut files: Vec<(usize, Arc<dyn File>, Laid<'_>)> = Vec::with_capacity(items.len());
         for (at, item) in items.iter_mut().enumerate().filter(|(_, item)| item.done.is_ok()) {
+            item.begun = true;
             match self.open_draft(item) {
                 Ok(file) => {
                     let site = item.held.site(self.identity.token);
@@ -244,11 +248,12 @@ impl Shared {
         point("per_key.dir_synced");
     }
 
-    /// Nothing is left of what failed.
+    /// Nothing is left of what failed. The directory of what was not begun may not be there, and a sync of that would
+    /// pass for one that failed.
     fn undo(&self, items: &[Item<'_>]) {
         let mut dirs = BTreeSet::new();
         let before = self.identity.names();
-        for item in items.iter().filter(|item| item.done.is_err()) {
+        for item in items.iter().filter(|item| item.done.is_err() && item.begun) {
             let path = if item.renamed { item.held.path() } else { item.draft() };
             dirs.insert(parent(&path));
             dirs.extend(item.spare.map(|_| spare::DIR.into()));
