@@ -1,7 +1,7 @@
 //! What is special to buckets: orphans, numbers, handles, spare files, the log of removed records.
 
 use super::state::Pin;
-use super::{Buckets, Shared, data_path, dead_path};
+use super::{Buckets, Shared, data_path, dead_path, meta_path};
 use crate::disk::sim::{Rates, SimDisk};
 use crate::spare::HasSpares;
 use crate::{
@@ -103,10 +103,8 @@ fn many_buckets_without_metadata_are_no_failure() {
     let (buckets, _) = open(&disk, &config);
     keep(&buckets, 0..40);
     drop(buckets);
-    for entry in disk.list(Path::new("")).unwrap() {
-        if entry.name.ends_with(".meta") {
-            disk.remove(Path::new(&entry.name)).unwrap();
-        }
+    for bucket in 1..=10 {
+        disk.remove(&meta_path(bucket)).unwrap();
     }
     config.limit_bytes = 40 * RECORD;
     let (buckets, recovery) = open(&disk, &config);

@@ -21,9 +21,9 @@ use std::time::Duration;
 
 /// Operations that are under way at once.
 pub(super) const DEPTH: usize = 32;
-/// The kernel gets small entries together, until they are so many bytes, and larger ones one by one: it pins the memory
-/// of all before the device hears of the first.
-const SEND_BYTES: usize = 512 << 10;
+/// The kernel gets entries together until they are so many bytes, and no more at once: it pins the memory of all before
+/// the device hears of the first. Half of this was no better.
+const SEND_BYTES: usize = 1 << 20;
 /// How often the kernel may ask to try the same step again.
 const TRIES: u32 = 1000;
 /// One registered buffer is at most this long; the kernel refuses more.

@@ -350,7 +350,7 @@ mod tests {
         assert!(cuts > 1000 || disk.counts().rings == 0, "only {cuts} were short");
     }
 
-    /// Blocks that the kernel gets together, and such that it gets one by one.
+    /// Blocks of which the kernel gets many together, and such of which it gets one or two.
     const BLOCKS: [usize; 2] = [16 << 10, 1 << 20];
 
     fn read_blocks<'a>(
