@@ -16,7 +16,7 @@ usage: mooncrate-sim run --ops N [--seed S] [--threads T] [--minutes M] [--ops-p
        mooncrate-sim canaries [--threads T] [--disks]
        mooncrate-sim marks [--ops N] [--seed S] [--threads T]
        mooncrate-sim disk [--ops N] [--seed S] [--threads T] [--minutes M] [--ops-per-seed N]
-       mooncrate-sim disk-crash [--rounds N] [--seed S] [--point NAME] [--threads T]
+       mooncrate-sim disk-crash [--rounds N] [--seed S] [--point NAME] [--threads T] [--busy B]
        mooncrate-sim disk --replay --seed S [--ops-per-seed N] [--verbose] [--twice]
 
 run       seed S and others that follow from it, until N operations are done; exit 1 if a rule is
@@ -27,7 +27,8 @@ canaries  switches every bug on purpose on, one after the other; each must be ca
 marks     as run, and exit 1 if a rare situation was never reached
 disk      the backends of the SSD tier on a simulated disk; --replay repeats one seed
 disk-crash  the same on real disks: a process is killed at each point that makes something durable,
-          N times, and what it left is verified; NAME may be the beginning of a name";
+          N times, and what it left is verified; NAME may be the beginning of a name; B threads
+          beside take the cores away";
 
 /// What was asked for on the command line.
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
@@ -44,6 +45,7 @@ struct Args {
     replay: bool,
     disks: bool,
     rounds: Option<u64>,
+    busy: Option<u64>,
     point: Option<String>,
 }
 
@@ -103,6 +105,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
                 continue;
             }
             "--rounds" => &mut args.rounds,
+            "--busy" => &mut args.busy,
             "--ops" => &mut args.ops,
             "--seed" => &mut args.seed,
             "--threads" => &mut args.threads,
@@ -240,7 +243,8 @@ fn crash(args: &Args) -> ExitCode {
     let (seed, rounds, only) =
         (args.seed.unwrap_or(1), args.rounds.unwrap_or(1), args.point.clone());
     let (directory, threads) = (home.path().to_owned(), threads(args));
-    let job = disk::crash::Job { program, directory, seed, rounds, only, threads };
+    let busy = args.busy.unwrap_or(0) as usize;
+    let job = disk::crash::Job { program, directory, seed, rounds, only, threads, busy };
     let sum = disk::crash::run(&job, |done, sum| {
         println!("{done}: {} children, {} records verified", sum.children, sum.verified);
     });
@@ -252,9 +256,9 @@ fn crash(args: &Args) -> ExitCode {
         }
     };
     print!("{}", sum.table());
-    let missing = sum.missing(job.only.as_deref());
+    let missing = sum.missing(&job);
     if !missing.is_empty() {
-        println!("nobody came to: {}", missing.join(", "));
+        println!("nobody came to: {}", missing.into_iter().collect::<Vec<_>>().join("; "));
         return ExitCode::FAILURE;
     }
     println!("clean");

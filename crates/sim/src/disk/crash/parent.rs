@@ -7,7 +7,7 @@ use crate::disk::oracle::{Loaded, Opening, Oracle, Told};
 use crate::judge::Failure;
 use mooncrate_core::rng::Rng;
 use mooncrate_ssd::{Backend, Kind, Load, LoadError, Record, open, points};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
 use std::io;
@@ -38,6 +38,8 @@ pub struct Job {
     pub only: Option<String>,
     /// Points that are worked on at the same time.
     pub threads: usize,
+    /// Threads beside that take the cores away, so that children are stopped between any two steps.
+    pub busy: usize,
 }
 
 /// What it came to.
@@ -53,8 +55,8 @@ pub struct Sum {
     pub verified: u64,
     /// Removals and evictions that were answered.
     pub gone: u64,
-    /// Kills for each point.
-    pub points: BTreeMap<&'static str, u64>,
+    /// Kills for each point and each backend that passes it.
+    pub points: BTreeMap<[&'static str; 2], u64>,
 }
 
 impl Sum {
@@ -65,7 +67,7 @@ impl Sum {
         self.verified += other.verified;
         self.gone += other.gone;
         for (point, kills) in &other.points {
-            *self.points.entry(point).or_default() += kills;
+            *self.points.entry(*point).or_default() += kills;
         }
     }
 
@@ -73,24 +75,23 @@ impl Sum {
     pub fn table(&self) -> String {
         let mut text = String::new();
         let mut row = |name: &str, value: u64| {
-            writeln!(text, "  {name:<28} {value:>10}").expect("a String takes everything");
+            writeln!(text, "  {name:<38} {value:>10}").expect("a String takes everything");
         };
         row("children", self.children);
         row("killed at their point", self.killed);
         row("records told as kept", self.kept);
         row("records found and verified", self.verified);
         row("removed and evicted", self.gone);
-        for (point, kills) in &self.points {
-            row(&format!("kills at {point}"), *kills);
+        for ([point, kind], kills) in &self.points {
+            row(&format!("kills at {point}, {kind}"), *kills);
         }
         text
     }
 
     /// Points at which nobody was killed.
-    pub fn missing(&self, only: Option<&str>) -> Vec<&'static str> {
-        let wanted = |point: &&&str| only.is_none_or(|only| point.starts_with(only));
-        let all = points::POINTS.iter().filter(wanted).copied();
-        all.filter(|point| !self.points.contains_key(point)).collect()
+    pub fn missing(&self, job: &Job) -> BTreeSet<String> {
+        let never = |which: &Which| !self.points.contains_key(&key(which.point, which.kind));
+        series(job).iter().filter(|which| never(which)).map(Which::name).collect()
     }
 }
 
@@ -119,15 +120,30 @@ pub fn run(job: &Job, progress: impl Fn(&str, &Sum) + Sync) -> Result<Sum, Failu
             }
         }
     };
+    let left = AtomicUsize::new(job.threads);
     std::thread::scope(|scope| {
-        for _ in 1..job.threads {
-            scope.spawn(work);
+        for _ in 0..job.busy {
+            scope.spawn(|| while left.load(Ordering::Relaxed) > 0 {});
         }
-        work();
+        for _ in 0..job.threads {
+            scope.spawn(|| {
+                let _done = Countdown(&left);
+                work();
+            });
+        }
     });
     match sum.into_inner().expect("all threads have ended") {
         (sum, None) => Ok(sum),
         (_, Some(failure)) => Err(failure),
+    }
+}
+
+/// One less, also after a panic.
+struct Countdown<'a>(&'a AtomicUsize);
+
+impl Drop for Countdown<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -140,9 +156,14 @@ struct Which {
 
 impl Which {
     fn name(&self) -> String {
-        let Self { point, disk, kind } = self;
-        format!("{}, {disk}, {}", points::POINTS[*point], Kind::ALL[*kind].name())
+        let [point, kind] = key(self.point, self.kind);
+        format!("{point}, {}, {kind}", self.disk)
     }
+}
+
+/// The names of a point and of a backend.
+fn key(point: usize, kind: usize) -> [&'static str; 2] {
+    [points::POINTS[point], Kind::ALL[kind].name()]
 }
 
 fn series(job: &Job) -> Vec<Which> {
@@ -165,11 +186,12 @@ fn one_series(job: &Job, which: &Which, sum: &mut Sum) -> Verdict {
     let mut series = Series { job, task, oracle: Oracle::new(Weak::default()) };
     series.rounds(sum).map_err(|failure| {
         let text = format!(
-            "{} ({})\nREPRO: ./dev sim disk-crash --seed {} --rounds {} --point {name}",
+            "{} ({})\nREPRO: ./dev sim disk-crash --seed {} --rounds {} --point {name} --busy {}",
             failure.text,
             which.name(),
             job.seed,
-            job.rounds
+            job.rounds,
+            job.busy
         );
         Failure { text, ..failure }
     })?;
@@ -178,10 +200,13 @@ fn one_series(job: &Job, which: &Which, sum: &mut Sum) -> Verdict {
 
 /// Backends that pass a point.
 fn kinds(point: &str) -> &'static [usize] {
-    match point.split('.').next() {
-        Some("per_key") => &[1],
-        Some("offset") => &[2],
-        Some("format") => &[0, 1, 2],
+    match point.split_once('.') {
+        Some(("per_key", _)) => &[1],
+        Some(("offset", _)) => &[2],
+        Some(("format", _) | ("removed", "hidden") | ("evict", "unlinked" | "drained")) => {
+            &[0, 1, 2]
+        }
+        Some(("evict", "orphan_marked")) => &[0, 1],
         _ => &[0],
     }
 }
@@ -209,7 +234,7 @@ impl Series<'_> {
         sum.children += 1;
         if killed {
             sum.killed += 1;
-            *sum.points.entry(points::POINTS[self.task.point]).or_default() += 1;
+            *sum.points.entry(key(self.task.point, self.task.kind)).or_default() += 1;
         }
         self.judge(sum)?;
         Ok(killed)
