@@ -84,8 +84,8 @@ pub(super) struct Entry {
     /// kernel may show other bytes, and a later sync says that they are safe (S12).
     pub(super) doubted: bool,
     pub(super) footprint: Vec<Span>,
-    /// Where it may lie although an opening did not tell it: a stale read showed free space there, or a write that
-    /// was not synced covered it; and no removal knows of it.
+    /// Where it may lie, and no removal knows of it: an opening did not tell it, because a stale read showed free space
+    /// there, or a write that was not synced covered it; or it was let go there, which harm hit, and kept again elsewhere.
     pub(super) overlooked: Vec<Span>,
 }
 
@@ -110,8 +110,14 @@ impl Entry {
         self.harmed > 0 || self.unsure
     }
 
-    pub(super) fn was_hit(&self) -> bool {
-        self.harmed.max(self.stale) > 0
+    /// It was let go.
+    pub(super) fn is_gone(&self) -> bool {
+        self.removed || self.evicted || self.kept == Kept::No
+    }
+
+    /// It was let go, and then harm hit it: where the former is bytes over the record, these may be gone.
+    pub(super) fn was_let_go_before(&self, harm: u64) -> bool {
+        self.is_gone() && harm > 0 && harm >= self.going_since.unwrap_or(0)
     }
 
     /// Something happens to it now: to be called before that.

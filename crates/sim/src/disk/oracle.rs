@@ -203,10 +203,17 @@ impl Oracle {
             let old = self.entries.get(id);
             let failed_once =
                 old.is_some_and(|entry| entry.failed_once || entry.kept == Kept::Failed);
+            let mut overlooked = old.map(|entry| entry.overlooked.clone()).unwrap_or_default();
+            // Its next removal is of another place.
+            let may_be_back =
+                |old: &&Entry| self.weak.overwrites && old.was_let_go_before(old.harmed);
+            if let Some(old) = old.filter(may_be_back) {
+                overlooked.extend_from_slice(&old.footprint);
+            }
             let entry = Entry {
                 failed_once,
                 doubted: old.is_some_and(|entry| entry.doubted),
-                overlooked: old.map(|entry| entry.overlooked.clone()).unwrap_or_default(),
+                overlooked,
                 facts: facts.clone(),
                 kept: Kept::Under,
                 going: 0,
@@ -518,9 +525,8 @@ impl Oracle {
                     format_args!("found as {record:?}, kept as {facts:?}"),
                 );
             }
-            let gone = entry.removed || entry.evicted || entry.kept == Kept::No;
-            let since = entry.going_since.unwrap_or(0);
-            let hit = overwrites && entry.harmed.max(entry.stale) >= since && entry.was_hit();
+            let gone = entry.is_gone();
+            let hit = overwrites && entry.was_let_go_before(entry.harmed.max(entry.stale));
             let overlooked = !entry.overlooked.is_empty();
             if gone && !hit && !overlooked && !log_lost {
                 return broken("G6", Some(id), format_args!("it came back: {entry:?}"));

@@ -252,6 +252,41 @@ fn what_was_covered_may_come_back_with_a_power_cut() {
     assert!(!comes_back(true, true, false), "a power cut does not take a flipped bit back");
 }
 
+/// A record is evicted, its death is lost, and it is kept again at another place: its removal there does not reach the
+/// first one. Only if a removal is bytes over the record, and harm hit those.
+#[test]
+fn the_lost_death_of_an_earlier_copy_may_bring_it_back() {
+    let how = Opening { calm: true, volatile: false, unsynced: false, doubt: false };
+    let comes_back = |overwrites, before, after| {
+        let disk = disk();
+        let mut oracle = kept(&disk, Weak { overwrites, ..Weak::default() });
+        let hit = |oracle: &mut Oracle| {
+            disk.flip(Path::new("a"), 0, 1).unwrap();
+            oracle.absorb(&disk);
+        };
+        if before {
+            hit(&mut oracle);
+        }
+        oracle.go_begins(&[id(1)]);
+        if after {
+            hit(&mut oracle);
+        }
+        oracle.evicted(&[id(1)], true);
+        let keep = oracle.keep_begins(&[(id(1), facts())]);
+        write(&disk, "b");
+        oracle.absorb(&disk);
+        oracle.kept(keep, id(1), Told::Kept);
+        oracle.keep_ends(keep);
+        oracle.go_begins(&[id(1)]);
+        oracle.removed(&[id(1)], true);
+        oracle.opening_begins();
+        oracle.reopened(&found(), how).is_ok()
+    };
+    assert!(comes_back(true, false, true));
+    assert!(!comes_back(true, false, false) && !comes_back(true, true, false));
+    assert!(!comes_back(false, false, true));
+}
+
 /// A bucket goes as a whole if its bad records do not get into the log, which may be gone again when somebody asks
 /// what failed.
 #[test]
