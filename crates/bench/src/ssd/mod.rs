@@ -187,7 +187,8 @@ pub(crate) fn run(effort: &Effort, directory: &Path) -> Result<Vec<Table>> {
             "ssd_backends",
             "Records kept and loaded by four threads, as a node does it, beside fio",
             "a batch that is kept is verified, synced and indexed, on a disk that is full: older ones are evicted \
-             meanwhile, and before the first round all of it was written twice; what is loaded is verified",
+             meanwhile, and before the first round all of it was written twice; what is loaded is verified; who is \
+             done takes the next batch, where jobs of fio have a share each",
             backends,
         ),
     ])
