@@ -258,7 +258,7 @@ fn crash(args: &Args) -> ExitCode {
     print!("{}", sum.table());
     let missing = sum.missing(&job);
     if !missing.is_empty() {
-        println!("nobody came to: {}", missing.into_iter().collect::<Vec<_>>().join("; "));
+        println!("nobody came to: {}", missing.join("; "));
         return ExitCode::FAILURE;
     }
     println!("clean");

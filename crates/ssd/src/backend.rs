@@ -47,7 +47,7 @@ pub struct NewRecord<'a> {
 pub enum OpenError {
     /// A later version wrote it.
     #[error(
-        "the directory has format {version}, which this program does not know yet; use the newer program, or \
+        "the directory has format or layout {version}, which this program does not know; use the newer program, or \
          give it an empty directory"
     )]
     Newer {

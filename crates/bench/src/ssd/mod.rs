@@ -264,7 +264,12 @@ fn compare(
         for (Floor { engine, depth, jobs, files }, floor) in FLOORS.into_iter().zip(&mut floors) {
             let Some(fio) = fio else { continue };
             let (way, block, bytes) = (load.way, load.size, load.bytes());
-            let took = fio.run(Task { way, files, engine, block, depth, jobs, bytes })?;
+            let took = fio.run(Task { way, files, engine, block, depth, jobs, bytes });
+            if engine == Engine::Registered && took.is_err() {
+                // A user may not be allowed to have so much memory pinned.
+                continue;
+            }
+            let took = took?;
             if round > 0 {
                 floor.add(bytes, took.seconds, took.cpu_seconds);
             }
@@ -276,8 +281,9 @@ fn compare(
     }
     let rows = contenders.into_iter().map(|contender| {
         let own = contender.floors.iter().map(|floor| &floors[*floor]);
+        let own = own.filter(|floor| !floor.is_empty());
         let by_rate = |a: &&Watch, b: &&Watch| a.rate().median.total_cmp(&b.rate().median);
-        let row = row(&contender, load, fio.and_then(|_| own.max_by(by_rate)));
+        let row = row(&contender, load, own.max_by(by_rate));
         (contender, row)
     });
     Ok(rows.collect())

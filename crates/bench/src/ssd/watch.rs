@@ -67,6 +67,11 @@ impl Watch {
         self.costs.push(cpu_seconds / billions);
     }
 
+    /// Whether there was no lap.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rates.is_empty()
+    }
+
     /// 10^9 bytes per second.
     pub(crate) fn rate(&self) -> Spread {
         Spread::of(self.rates.clone())

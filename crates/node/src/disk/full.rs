@@ -14,8 +14,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-/// Bytes that a start writes at most before it can evict as usual: the state of a master beside it, the
-/// metadata of buckets, removals.
+/// Bytes that a start needs before it can evict as usual: the state of a master beside it, removals, the metadata of
+/// some buckets.
 pub(super) const START_BYTES: u64 = 1 << 20;
 /// A file that is written to see whether there is room, and deleted.
 const PROBE: &str = "room.tmp";

@@ -191,7 +191,7 @@ impl Shared {
     fn seal_recovered(&self) {
         let unsealed = self.state.lock().unsealed.len();
         for _ in 0..unsealed {
-            if self.state.lock().promised(0) <= self.config.limit_bytes {
+            if self.has_room_to_seal() {
                 self.seal_leftover();
             }
         }

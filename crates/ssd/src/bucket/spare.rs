@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// The share of the limit that spares may take, and also the ends of open buckets that nothing is written to yet.
 const SHARE: u64 = 8;
-/// How long somebody waits for a spare that is about to come, and how often at most. It takes the sync of a directory.
+/// How long somebody waits for a spare that is about to come, and how often in vain. It takes the sync of a directory.
 const COMING_WAIT: Duration = Duration::from_millis(2);
 const COMING_WAITS: usize = 25;
 
@@ -69,11 +69,10 @@ impl Shared {
     /// on a disk that is full another one would have to go for it.
     pub(super) fn await_spare(&self) -> Option<(u64, u64)> {
         let mut state = self.state.lock();
-        for _ in 0..COMING_WAITS {
-            if state.spares.longest().is_some() || state.coming == 0 {
-                break;
-            }
-            self.changed.wait_for(&mut state, COMING_WAIT);
+        let mut waits = 0;
+        while waits < COMING_WAITS && state.coming > 0 && state.spares.longest().is_none() {
+            let waited = self.changed.wait_for(&mut state, COMING_WAIT);
+            waits += usize::from(waited.timed_out());
         }
         state.take_spare(&self.config)
     }

@@ -5,7 +5,8 @@ use super::{Buckets, Shared, data_path, dead_path, meta_path};
 use crate::disk::sim::{Rates, SimDisk};
 use crate::spare::HasSpares;
 use crate::{
-    Backend, Config, Disk, KeepError, Kind, Load, LoadError, NewRecord, Open, RecordId, Recovery,
+    Backend, Config, Disk, Evict, KeepError, Kind, Load, LoadError, NewRecord, Open, RecordId,
+    Recovery,
 };
 use mooncrate_core::{LeaderEpoch, ObjectId};
 use mooncrate_mem::clock::boottime;
@@ -118,6 +119,66 @@ fn many_buckets_without_metadata_are_no_failure() {
     }
     buckets.keep(&[record]).remove(0).unwrap();
     assert_eq!(buckets.usage().on_disk, disk.file_bytes());
+}
+
+/// The same on a disk that has no room for them.
+#[test]
+fn many_buckets_without_metadata_are_no_failure_on_a_full_disk() {
+    let (disk, config) = (disk(), config());
+    let (buckets, _) = open(&disk, &config);
+    keep(&buckets, 0..40);
+    drop(buckets);
+    for bucket in 1..=10 {
+        disk.remove(&meta_path(bucket)).unwrap();
+    }
+    let other = disk.open(Path::new("other"), Open::Create).unwrap();
+    other.set_len(disk.free_bytes().unwrap()).unwrap();
+    let (buckets, recovery) = open(&disk, &config);
+    assert_eq!((recovery.records, buckets.0.state.lock().unsealed.len()), (40, 10));
+    let value = vec![0; 9000];
+    let record = NewRecord { id: id(40), label: b"l", seal: seal_of(&value), value: &value };
+    let kept = buckets.keep(&[record]).remove(0);
+    assert!(matches!(kept, Err(KeepError::Full { .. })), "{kept:?}");
+    // Spares are of no use here, so evictions give room.
+    for _ in 0..3 {
+        evict(&buckets);
+        buckets.0.delete_spares();
+    }
+    buckets.keep(&[record]).remove(0).unwrap();
+    assert_eq!(buckets.0.state.lock().unsealed.len(), 0);
+}
+
+/// A record is evicted from the bucket that it was kept in after a first try had failed. What that left in another
+/// bucket does not come back with a power cut (S12, G6).
+#[test]
+fn what_a_failed_keep_left_does_not_come_back_after_an_eviction() {
+    let mut left = 0;
+    for seed in 0..100 {
+        let mut config = config();
+        config.evict = Evict::Lru;
+        let disk = Arc::new(SimDisk::new(seed, 64 << 20, Rates::default()));
+        let (buckets, _) = open(&disk, &config);
+        keep(&buckets, 0..2);
+        disk.set_rates(Rates { sync_error: 1_000_000, ..Rates::default() });
+        let value = vec![9; 9000];
+        let record = NewRecord { id: id(9), label: b"l", seal: seal_of(&value), value: &value };
+        buckets.keep(&[record]).remove(0).unwrap_err();
+        disk.set_rates(Rates::default());
+        buckets.settle().unwrap();
+        keep(&buckets, 9..13);
+        load(&buckets, 0).unwrap();
+        evict(&buckets);
+        assert!(load(&buckets, 0).is_ok() && load(&buckets, 9).is_err());
+        drop(buckets);
+        let disk = Arc::new(disk.crash());
+        let file = disk.open(&data_path(1), Open::Read).unwrap();
+        left += u64::from(file.len().unwrap() > 2 * RECORD);
+        let (mut found, disk) = (Vec::new(), disk as Arc<dyn Disk>);
+        Buckets::open(disk, &config, &mut |record| found.push(record.id), &mut drop).unwrap();
+        found.sort();
+        assert_eq!(found, [id(0), id(1)], "seed {seed}");
+    }
+    assert!(left > 0, "a keep that fails leaves nothing: the test shows nothing");
 }
 
 /// A scrub, or a load that began before, finds a record bad that is hidden meanwhile: taking that back does

@@ -40,6 +40,9 @@ pub(super) struct Writer {
     /// The heads of its records: its metadata to be.
     pub(super) heads: Vec<u8>,
     pub(super) meta_reserved: u64,
+    /// A keep failed and may have left something behind the end: its metadata, which say that this is none, must not be
+    /// lost (S12).
+    pub(super) failed: bool,
     /// Its metadata found no room on the disk.
     pub(super) no_room: bool,
 }
@@ -56,6 +59,7 @@ impl Writer {
             slack: 0,
             heads: Vec::new(),
             meta_reserved: 0,
+            failed: false,
             no_room: false,
         }
     }
@@ -88,7 +92,7 @@ impl Shared {
             state.pending.insert(id)
         });
         drop(state);
-        while self.seal_leftover() {}
+        while self.has_room_to_seal() && self.seal_leftover() {}
         while !waiting.is_empty() {
             let mut writer = match self.take_writer() {
                 Ok(writer) => writer,
@@ -125,8 +129,13 @@ impl Shared {
                 }
                 return Ok(writer);
             }
-            if state.unsealed.len() > UNSEALED_MAX {
-                return Err(io::Error::other("the metadata of too many buckets cannot be written"));
+            // Over the limit nothing is written, nor are they, until something is evicted: then it is full for records.
+            if state.unsealed.len() > UNSEALED_MAX && state.promised(0) <= self.config.limit_bytes {
+                return Err(if state.unsealed.iter().all(|writer| writer.no_room) {
+                    io::ErrorKind::StorageFull.into()
+                } else {
+                    io::Error::other("the metadata of too many buckets cannot be written")
+                });
             }
             if state.writers < self.config.open_buckets_max.max(1) {
                 state.writers += 1;
@@ -351,18 +360,13 @@ impl Shared {
     }
 
     /// Writes the metadata of a bucket that is closed; says whether that went well. What cannot be written now is tried
-    /// again later. They are not synced: who keeps records would wait for that, and the worst that a power cut can do
-    /// is that the bucket is scanned.
+    /// again later.
     pub(super) fn seal(&self, mut writer: Writer) -> bool {
-        let Writer { id, end, records, meta_reserved, .. } = writer;
+        let Writer { id, end, records, meta_reserved, failed, .. } = writer;
         point("meta.before_write");
         let room = meta::encode(self.identity.token, id, end, records, &writer.heads);
         let name = meta_path(id);
-        // An earlier try, or a crash in the middle of one, may have left some of it.
-        let sealed = missing_is_fine(self.disk.remove(&name))
-            .and_then(|()| self.disk.open(&name, Open::Create))
-            .and_then(|file| self.identity.write(&file, 0, &[&room]));
-        point("meta.written");
+        let sealed = self.write_meta(&name, &room, failed);
         if let Err(error) = &sealed {
             // What was written of it is not counted.
             let _ = self.disk.remove(&name);
@@ -399,6 +403,25 @@ impl Shared {
         is_sealed
     }
 
+    /// As a rule they are not synced: who keeps records would wait for that, and what a power cut takes is found by a scan.
+    fn write_meta(&self, name: &Path, room: &[u8], must_last: bool) -> io::Result<()> {
+        // An earlier try, or a crash in the middle of one, may have left some of it.
+        missing_is_fine(self.disk.remove(name))?;
+        let before = self.identity.names();
+        let file = self.disk.open(name, Open::Create)?;
+        self.identity.write(&file, 0, &[room])?;
+        point("meta.written");
+        if must_last {
+            file.sync_data()?;
+            self.identity.sync_names(Path::new(""), before)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn has_room_to_seal(&self) -> bool {
+        self.state.lock().promised(0) <= self.config.limit_bytes
+    }
+
     /// Tries once more to write what could not be written: one of them. Says whether it could be, this time.
     pub(super) fn seal_leftover(&self) -> bool {
         let mut state = self.state.lock();
@@ -414,6 +437,7 @@ impl Shared {
     fn abandon(&self, mut writer: Writer) {
         if writer.records > 0 {
             self.cut(&mut writer);
+            writer.failed = true;
             self.state.lock().bad.insert(writer.id);
             return self.close(writer);
         }

@@ -49,7 +49,10 @@ impl PerKey {
             let limit = config.limit_bytes;
             return Err(OpenError::TooSmall { limit, least: LIMIT_BYTES_MIN });
         }
-        let is_ours = |name: &str| digit(name).is_some() || name == spare::DIR;
+        // Of the layout before, too: names of two digits.
+        let is_ours = |name: &str| {
+            name == spare::DIR || name.len() <= 2 && name.chars().all(|c| digit(c).is_some())
+        };
         let identity = Identity::open(&disk, Kind::PerKey, config.token, 1 << 16, is_ours)?;
         let mut state = State::default();
         let files = list(disk.as_ref(), &mut state)?;
@@ -95,9 +98,17 @@ impl PerKey {
     }
 }
 
-fn digit(name: &str) -> Option<u8> {
-    let [digit @ (b'0'..=b'9' | b'a'..=b'f')] = name.as_bytes() else { return None };
-    char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+/// A digit, as we write them.
+fn digit(digit: char) -> Option<u8> {
+    let value = digit.to_digit(16).filter(|_| !digit.is_ascii_uppercase())?;
+    u8::try_from(value).ok()
+}
+
+/// The number of a directory.
+fn numbered(name: &str) -> Option<u8> {
+    let mut all = name.chars();
+    let first = all.next().and_then(digit)?;
+    all.next().is_none().then_some(first)
 }
 
 /// All files, the oldest first.
@@ -112,14 +123,14 @@ fn list(disk: &dyn Disk, state: &mut State) -> io::Result<Vec<Listed>> {
     let lanes = waiting(disk);
     let (mut tops, mut subs, mut files) = (Vec::new(), Vec::new(), Vec::new());
     for top in synced(PathBuf::new())?.into_iter().filter(|entry| entry.is_dir) {
-        let Some(first) = digit(&top.name) else { continue };
+        let Some(first) = numbered(&top.name) else { continue };
         state.tops.insert(first, true);
         tops.push(first);
     }
     let list_top = |first: u8| (first, synced(format!("{first:x}").into()));
     in_order(lanes, tops.into_iter(), list_top, |(first, entries)| {
         for sub in entries?.into_iter().filter(|entry| entry.is_dir) {
-            let Some(second) = digit(&sub.name) else { continue };
+            let Some(second) = numbered(&sub.name) else { continue };
             state.dirs.insert([first, second], true);
             subs.push([first, second]);
         }

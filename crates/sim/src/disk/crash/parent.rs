@@ -7,7 +7,7 @@ use crate::disk::oracle::{Loaded, Opening, Oracle, Told};
 use crate::judge::Failure;
 use mooncrate_core::rng::Rng;
 use mooncrate_ssd::{Backend, Kind, Load, LoadError, Record, open, points};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::io;
@@ -55,8 +55,8 @@ pub struct Sum {
     pub verified: u64,
     /// Removals and evictions that were answered.
     pub gone: u64,
-    /// Kills for each point and each backend that passes it.
-    pub points: BTreeMap<[&'static str; 2], u64>,
+    /// Kills for each point, each disk and each backend that passes it.
+    pub points: BTreeMap<String, u64>,
 }
 
 impl Sum {
@@ -67,7 +67,7 @@ impl Sum {
         self.verified += other.verified;
         self.gone += other.gone;
         for (point, kills) in &other.points {
-            *self.points.entry(*point).or_default() += kills;
+            *self.points.entry(point.clone()).or_default() += kills;
         }
     }
 
@@ -75,23 +75,23 @@ impl Sum {
     pub fn table(&self) -> String {
         let mut text = String::new();
         let mut row = |name: &str, value: u64| {
-            writeln!(text, "  {name:<38} {value:>10}").expect("a String takes everything");
+            writeln!(text, "  {name:<46} {value:>10}").expect("a String takes everything");
         };
         row("children", self.children);
         row("killed at their point", self.killed);
         row("records told as kept", self.kept);
         row("records found and verified", self.verified);
         row("removed and evicted", self.gone);
-        for ([point, kind], kills) in &self.points {
-            row(&format!("kills at {point}, {kind}"), *kills);
+        for (point, kills) in &self.points {
+            row(&format!("kills at {point}"), *kills);
         }
         text
     }
 
     /// Points at which nobody was killed.
-    pub fn missing(&self, job: &Job) -> BTreeSet<String> {
-        let never = |which: &Which| !self.points.contains_key(&key(which.point, which.kind));
-        series(job).iter().filter(|which| never(which)).map(Which::name).collect()
+    pub fn missing(&self, job: &Job) -> Vec<String> {
+        let all = series(job).into_iter().map(|which| which.name());
+        all.filter(|name| !self.points.contains_key(name)).collect()
     }
 }
 
@@ -110,6 +110,9 @@ pub fn run(job: &Job, progress: impl Fn(&str, &Sum) + Sync) -> Result<Sum, Failu
         while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut mine = Sum::default();
             let done = one_series(job, one, &mut mine);
+            if mine.killed > 0 {
+                mine.points.insert(one.name(), mine.killed);
+            }
             let mut sum = sum.lock().expect("nobody panics while adding");
             sum.0.add(&mine);
             if let Err(failure) = done {
@@ -122,14 +125,14 @@ pub fn run(job: &Job, progress: impl Fn(&str, &Sum) + Sync) -> Result<Sum, Failu
     };
     let left = AtomicUsize::new(job.threads);
     std::thread::scope(|scope| {
-        for _ in 0..job.busy {
-            scope.spawn(|| while left.load(Ordering::Relaxed) > 0 {});
-        }
         for _ in 0..job.threads {
             scope.spawn(|| {
                 let _done = Countdown(&left);
                 work();
             });
+        }
+        for _ in 0..job.busy {
+            scope.spawn(|| while left.load(Ordering::Relaxed) > 0 {});
         }
     });
     match sum.into_inner().expect("all threads have ended") {
@@ -156,14 +159,9 @@ struct Which {
 
 impl Which {
     fn name(&self) -> String {
-        let [point, kind] = key(self.point, self.kind);
-        format!("{point}, {}, {kind}", self.disk)
+        let Self { point, disk, kind } = self;
+        format!("{}, {disk}, {}", points::POINTS[*point], Kind::ALL[*kind].name())
     }
-}
-
-/// The names of a point and of a backend.
-fn key(point: usize, kind: usize) -> [&'static str; 2] {
-    [points::POINTS[point], Kind::ALL[kind].name()]
 }
 
 fn series(job: &Job) -> Vec<Which> {
@@ -232,10 +230,7 @@ impl Series<'_> {
     fn round(&mut self, sum: &mut Sum) -> Result<bool, Failure> {
         let killed = self.child(sum)?;
         sum.children += 1;
-        if killed {
-            sum.killed += 1;
-            *sum.points.entry(key(self.task.point, self.task.kind)).or_default() += 1;
-        }
+        sum.killed += u64::from(killed);
         self.judge(sum)?;
         Ok(killed)
     }
