@@ -564,10 +564,15 @@ impl Oracle {
 
     /// Everything that an opening did not tell is gone, if it may be. `back`: where records lie that came back.
     fn not_seen(&mut self, seen: &BTreeSet<RecordId>, back: &[Span], how: Opening) -> Verdict {
-        let Opening { volatile, doubt, .. } = how;
+        let Opening { calm, volatile, doubt, .. } = how;
         let (now, overwrites) = (self.clock, self.weak.overwrites);
+        // Nothing was hidden: what is not told is not there.
+        let all_seen = calm && !volatile && self.failures.is_empty();
         for (id, entry) in &mut self.entries {
             if !seen.contains(id) {
+                if all_seen {
+                    entry.overlooked.clear();
+                }
                 let excused = entry.removed || entry.evicted || entry.going > 0 || entry.bad;
                 let excused = excused || entry.is_weak() || entry.shadowed;
                 let excused =

@@ -191,7 +191,7 @@ fn what_a_failed_sync_brings_back_may_be_bad_and_hide_others() {
 #[test]
 fn what_a_stale_read_hid_may_come_back() {
     let how = Opening { calm: true, volatile: false, unsynced: false, doubt: false };
-    let comes_back = |overwrites, stale| {
+    let comes_back = |overwrites, stale, between| {
         let disk = disk();
         let mut oracle = kept(&disk, Weak { overwrites, ..Weak::default() });
         oracle.opening_begins();
@@ -207,7 +207,7 @@ fn what_a_stale_read_hid_may_come_back() {
         oracle.removed(&[id(1)], true);
         for _ in 0..2 {
             oracle.opening_begins();
-            oracle.reopened(&[], how)?;
+            oracle.reopened(&[], between)?;
         }
         oracle.opening_begins();
         oracle.reopened(&found(), how)?;
@@ -220,9 +220,11 @@ fn what_a_stale_read_hid_may_come_back() {
         oracle.reopened(&found(), how).unwrap_err();
         Ok::<(), Failure>(())
     };
-    assert!(comes_back(true, 1_000_000).is_ok());
-    assert_eq!(comes_back(true, 0).unwrap_err().rule, "S2");
-    assert_eq!(comes_back(false, 1_000_000).unwrap_err().rule, "G6");
+    let other = Opening { volatile: true, ..how };
+    assert!(comes_back(true, 1_000_000, other).is_ok());
+    assert_eq!(comes_back(true, 0, other).unwrap_err().rule, "S2");
+    assert_eq!(comes_back(false, 1_000_000, other).unwrap_err().rule, "G6");
+    assert_eq!(comes_back(true, 1_000_000, how).unwrap_err().rule, "G6", "an opening saw all");
 }
 
 /// A write that went astray hides a record from an opening. If it was not synced a power cut takes it, and the record
