@@ -20,6 +20,8 @@ pub(crate) mod meta;
 mod recover;
 pub(crate) mod removed;
 mod spare;
+#[cfg(test)]
+mod spare_tests;
 mod state;
 #[cfg(test)]
 mod tests;
