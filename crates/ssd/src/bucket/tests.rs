@@ -35,12 +35,30 @@ pub(super) fn id(number: u64) -> RecordId {
     RecordId { object: ObjectId { epoch: LeaderEpoch(1), sequence: number }, stripe: 0 }
 }
 
+fn try_keep(buckets: &Buckets, number: u64) -> Result<(), KeepError> {
+    let value = vec![number as u8; 9000];
+    let record = NewRecord { id: id(number), label: b"l", seal: seal_of(&value), value: &value };
+    buckets.keep(&[record]).remove(0)
+}
+
 pub(super) fn keep(buckets: &Buckets, numbers: std::ops::Range<u64>) {
-    for number in numbers {
-        let value = vec![number as u8; 9000];
-        let record =
-            NewRecord { id: id(number), label: b"l", seal: seal_of(&value), value: &value };
-        buckets.keep(&[record]).remove(0).unwrap();
+    numbers.for_each(|number| try_keep(buckets, number).unwrap());
+}
+
+/// Keeps 0 and 1; a keep of 9 into the same bucket fails with the disk.
+fn keep_and_fail(disk: &SimDisk, buckets: &Buckets) {
+    keep(buckets, 0..2);
+    disk.set_rates(Rates { sync_error: 1_000_000, ..Rates::default() });
+    try_keep(buckets, 9).unwrap_err();
+    disk.set_rates(Rates::default());
+    buckets.settle().unwrap();
+}
+
+/// Ten buckets whose metadata a power cut took.
+fn fill_without_metadata(disk: &Arc<SimDisk>, config: &Config) {
+    keep(&open(disk, config).0, 0..40);
+    for bucket in 1..=10 {
+        disk.remove(&meta_path(bucket)).unwrap();
     }
 }
 
@@ -108,23 +126,16 @@ fn an_orphan_goes_when_its_reader_has_left() {
 #[test]
 fn many_buckets_without_metadata_are_no_failure() {
     let (disk, mut config) = (disk(), config());
-    let (buckets, _) = open(&disk, &config);
-    keep(&buckets, 0..40);
-    drop(buckets);
-    for bucket in 1..=10 {
-        disk.remove(&meta_path(bucket)).unwrap();
-    }
+    fill_without_metadata(&disk, &config);
     config.limit_bytes = 40 * RECORD;
     let (buckets, recovery) = open(&disk, &config);
     assert_eq!((recovery.records, buckets.0.state.lock().unsealed.len()), (40, 10));
-    let value = vec![0; 9000];
-    let record = NewRecord { id: id(40), label: b"l", seal: seal_of(&value), value: &value };
-    let kept = buckets.keep(&[record]).remove(0);
+    let kept = try_keep(&buckets, 40);
     assert!(matches!(kept, Err(KeepError::Full { .. })), "{kept:?}");
     while buckets.promised() + FULL > config.limit_bytes {
         evict(&buckets);
     }
-    buckets.keep(&[record]).remove(0).unwrap();
+    keep(&buckets, 40..41);
     assert_eq!(buckets.usage().on_disk, disk.file_bytes());
 }
 
@@ -132,26 +143,19 @@ fn many_buckets_without_metadata_are_no_failure() {
 #[test]
 fn many_buckets_without_metadata_are_no_failure_on_a_full_disk() {
     let (disk, config) = (disk(), config());
-    let (buckets, _) = open(&disk, &config);
-    keep(&buckets, 0..40);
-    drop(buckets);
-    for bucket in 1..=10 {
-        disk.remove(&meta_path(bucket)).unwrap();
-    }
+    fill_without_metadata(&disk, &config);
     let other = disk.open(Path::new("other"), Open::Create).unwrap();
     other.set_len(disk.free_bytes().unwrap()).unwrap();
     let (buckets, recovery) = open(&disk, &config);
     assert_eq!((recovery.records, buckets.0.state.lock().unsealed.len()), (40, 10));
-    let value = vec![0; 9000];
-    let record = NewRecord { id: id(40), label: b"l", seal: seal_of(&value), value: &value };
-    let kept = buckets.keep(&[record]).remove(0);
+    let kept = try_keep(&buckets, 40);
     assert!(matches!(kept, Err(KeepError::Full { .. })), "{kept:?}");
     // Spares are of no use here, so evictions give room.
     for _ in 0..3 {
         evict(&buckets);
         buckets.0.delete_spares();
     }
-    buckets.keep(&[record]).remove(0).unwrap();
+    keep(&buckets, 40..41);
     assert_eq!(buckets.0.state.lock().unsealed.len(), 0);
 }
 
@@ -165,13 +169,7 @@ fn what_a_failed_keep_left_does_not_come_back_after_an_eviction() {
         config.evict = Evict::Lru;
         let disk = Arc::new(SimDisk::new(seed, 64 << 20, Rates::default()));
         let (buckets, _) = open(&disk, &config);
-        keep(&buckets, 0..2);
-        disk.set_rates(Rates { sync_error: 1_000_000, ..Rates::default() });
-        let value = vec![9; 9000];
-        let record = NewRecord { id: id(9), label: b"l", seal: seal_of(&value), value: &value };
-        buckets.keep(&[record]).remove(0).unwrap_err();
-        disk.set_rates(Rates::default());
-        buckets.settle().unwrap();
+        keep_and_fail(&disk, &buckets);
         keep(&buckets, 9..13);
         load(&buckets, 0).unwrap();
         evict(&buckets);
@@ -215,13 +213,7 @@ fn what_a_failed_keep_left_does_not_come_back_without_metadata() {
         let (mut disk, config) =
             (Arc::new(SimDisk::new(seed, 64 << 20, Rates::default())), config());
         let (buckets, _) = open(&disk, &config);
-        keep(&buckets, 0..2);
-        disk.set_rates(Rates { sync_error: 1_000_000, ..Rates::default() });
-        let value = vec![9; 9000];
-        let record = NewRecord { id: id(9), label: b"l", seal: seal_of(&value), value: &value };
-        buckets.keep(&[record]).remove(0).unwrap_err();
-        disk.set_rates(Rates::default());
-        buckets.settle().unwrap();
+        keep_and_fail(&disk, &buckets);
         let bucket = buckets.0.state.lock().index[&id(0)].bucket.id;
         drop(buckets);
         let bytes = |disk: &SimDisk| {
@@ -251,13 +243,7 @@ fn what_a_failed_keep_left_is_removed_after_its_bucket_was_closed() {
     {
         let (disk, config) = (Arc::new(SimDisk::new(seed, 64 << 20, Rates::default())), config());
         let (buckets, _) = open(&disk, &config);
-        keep(&buckets, 0..2);
-        disk.set_rates(Rates { sync_error: 1_000_000, ..Rates::default() });
-        let value = vec![9; 9000];
-        let record = NewRecord { id: id(9), label: b"l", seal: seal_of(&value), value: &value };
-        buckets.keep(&[record]).remove(0).unwrap_err();
-        disk.set_rates(Rates::default());
-        buckets.settle().unwrap();
+        keep_and_fail(&disk, &buckets);
         let bucket = buckets.0.state.lock().index[&id(0)].bucket.id;
         if removes {
             buckets.remove(&[id(9)]).unwrap();
