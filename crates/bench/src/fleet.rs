@@ -3,7 +3,7 @@
 
 use mooncrate_core::copy::CopyOrder;
 use mooncrate_core::ids::{LeaderEpoch, NodeId, SegmentId};
-use mooncrate_core::plan::{Medium, Notice, Order, OrderResult, SegmentOffer};
+use mooncrate_core::plan::{Evidence, Medium, Notice, Order, OrderResult, SegmentOffer};
 use mooncrate_core::{HostId, Incarnation, ZoneId};
 use mooncrate_wire::NodeApi;
 use mooncrate_wire::message::NodeCommand;
@@ -35,6 +35,7 @@ impl PaperNode {
             host: HostId(0),
             zone: ZoneId(0),
             tenant: None,
+            evidence: Evidence::default(),
         });
         Self { offers: offers.collect() }
     }

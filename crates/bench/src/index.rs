@@ -55,7 +55,7 @@ impl Index {
     fn fill(objects: u64) -> Result<Self> {
         let before = resident_bytes()?;
         let now = Now(1);
-        let mut catalog = Catalog::new(patient(), LeaderEpoch(1), Start::Fresh, now);
+        let mut catalog = Catalog::new(patient(), LeaderEpoch(1), Start::New, now);
         let paper = PaperNode::new(objects);
         catalog.mount(now, paper.node(), &paper.offers)?;
         for offer in &paper.offers {

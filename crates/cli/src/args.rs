@@ -212,6 +212,10 @@ pub(crate) struct MasterFlags {
     /// Keep the epoch and the names of nodes across restarts in this file, or off [default: off]
     #[arg(long, value_name = "FILE")]
     pub(crate) state_file: Option<String>,
+    /// No node holds anything yet: a master without state takes puts at once, instead of waiting for
+    /// the nodes of an earlier master
+    #[arg(long)]
+    pub(crate) new_cluster: bool,
     /// Threads that answer [default: 2]
     #[arg(long, value_name = "COUNT")]
     pub(crate) workers: Option<String>,

@@ -2,7 +2,7 @@
 
 use super::*;
 use mooncrate_core::catalog::Counters;
-use mooncrate_core::plan::{Medium, SegmentOffer};
+use mooncrate_core::plan::{Evidence, Medium, SegmentOffer};
 use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, Now, SegmentId, ZoneId};
 use mooncrate_wire::message::{ClusterStat, SegmentRow};
 
@@ -54,6 +54,7 @@ fn a_cluster_is_a_sentence_and_a_table() {
             host: HostId(1),
             zone: ZoneId(1),
             tenant: None,
+            evidence: Evidence::default(),
         },
         open: true,
         used_bytes: 3 << 20,

@@ -45,6 +45,11 @@ id!(
     Incarnation(u64)
 );
 id!(
+    /// Which state of a segment a durable list speaks of: of memory its incarnation, of a disk a number
+    /// that its directory gets at each start. 0: none, which no list can name.
+    Stamp(u64)
+);
+id!(
     /// Which master leads. Nodes refuse orders of a lower one.
     LeaderEpoch(u64)
 );
@@ -138,6 +143,11 @@ impl SegmentId {
             Medium::Vram => 2,
         };
         Self(id << 2 >> 2 | bits << 62)
+    }
+
+    /// The id of a disk: the identity of its directory, whichever node has it at whichever position.
+    pub const fn disk(token: u64) -> Self {
+        Self(token << 2 >> 2 | 1 << 62)
     }
 
     /// The id of the memory that a node loads from its disks into. No master knows it: what is there is

@@ -45,7 +45,7 @@ pub use error::Advice;
 pub use extent::Extent;
 pub use ids::{
     Generation, GroupId, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId,
-    Slot, TenantId, ZoneId,
+    Slot, Stamp, TenantId, ZoneId,
 };
 pub use key::{Key, KeyHash, Name};
 pub use label::Label;

@@ -3,7 +3,7 @@
 use crate::extent::Extent;
 use crate::ids::{
     Generation, GroupId, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId,
-    Slot, TenantId, ZoneId,
+    Slot, Stamp, TenantId, ZoneId,
 };
 use crate::label::Label;
 use crate::limits::STRIPES_MAX;
@@ -328,6 +328,41 @@ pub struct SegmentOffer {
     pub zone: ZoneId,
     /// The only tenant whose objects it takes; `None`: everybody's.
     pub tenant: Option<TenantId>,
+    /// What shows that its content is current.
+    pub evidence: Evidence,
+}
+
+impl SegmentOffer {
+    /// The stamp that a durable list names it by from this mount on.
+    pub fn stamp(&self) -> Stamp {
+        if self.medium == Medium::Ssd { self.evidence.stamp } else { Stamp(self.incarnation.0) }
+    }
+
+    /// Whether a list that names `stamp` speaks of this very content.
+    pub fn has_stamp(&self, stamp: Stamp) -> bool {
+        self.evidence.names(stamp) || stamp != Stamp(0) && stamp == self.stamp()
+    }
+}
+
+/// What an owner shows for its claim that a segment's content is current.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// Of a disk: the stamp that its directory got when this process opened it.
+    pub stamp: Stamp,
+    /// Of a disk: the stamps that the directory had before, newest first, until a master has confirmed
+    /// the new one. A crash in between leaves a list that names one of these.
+    pub before: (Stamp, Stamp),
+    /// No master has heard the owner for the registration time, by the owner's clock: a leader may have
+    /// counted it as gone.
+    pub lapsed: bool,
+}
+
+impl Evidence {
+    /// Whether a list that names `stamp` speaks of this disk as it is.
+    pub fn names(&self, stamp: Stamp) -> bool {
+        let known = [self.stamp, self.before.0, self.before.1];
+        stamp != Stamp(0) && known.contains(&stamp)
+    }
 }
 
 /// What the master tells an owner to do with a slot. Idempotent: (segment, slot, generation) names

@@ -7,7 +7,8 @@ use mooncrate_core::error::{CopyError, GetError, PutError, RemoveError};
 use mooncrate_core::ids::{GroupId, TenantId};
 use mooncrate_core::label::Label;
 use mooncrate_core::plan::{
-    Announced, AnnouncedLife, AnnouncedObject, Keep, Notice, Order, OrderResult, SegmentOffer,
+    Announced, AnnouncedLife, AnnouncedObject, Evidence, Keep, Notice, Order, OrderResult,
+    SegmentOffer,
 };
 use mooncrate_core::{
     Generation, HostId, Incarnation, LeaderEpoch, Medium, Name, NodeId, Now, PutConfig, Seal,
@@ -34,6 +35,7 @@ fn offer(node: u64, bytes: u64) -> SegmentOffer {
         host: HostId(node),
         zone: ZoneId(0),
         tenant: None,
+        evidence: Evidence::default(),
     }
 }
 
@@ -49,7 +51,7 @@ impl Rig {
     }
 
     fn with(nodes: u64, bytes: u64, config: Config) -> Self {
-        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::Fresh, ms(0));
+        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::New, ms(0));
         for node in 1..=nodes {
             let offer = offer(node, bytes);
             catalog.mount(ms(0), NodeId(node), std::slice::from_ref(&offer)).unwrap();
@@ -168,7 +170,7 @@ fn a_quota_counts_all_copies_and_is_given_back() {
 
 #[test]
 fn a_dedicated_segment_takes_only_its_tenant() {
-    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::Fresh, ms(0));
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::New, ms(0));
     let offer = SegmentOffer { tenant: Some(ACME), ..offer(1, MIB) };
     catalog.mount(ms(0), NodeId(1), std::slice::from_ref(&offer)).unwrap();
     catalog.announce(ms(0), offer.segment, offer.incarnation, &[], true).unwrap();
@@ -612,7 +614,7 @@ fn keys_are_removed_by_pattern_in_bounded_steps() {
 /// stripes back.
 #[test]
 fn labels_bring_everything_back() {
-    let start = Start::Takeover { expected: vec![NodeId(1), NodeId(2)], disks: Vec::new() };
+    let start = Start::Takeover { expected: vec![NodeId(1), NodeId(2)], trusted: Vec::new() };
     let mut catalog = Catalog::new(striped(), LeaderEpoch(2), start, ms(0));
     let object = |sequence| mooncrate_core::ObjectId { epoch: LeaderEpoch(1), sequence };
     let group = GroupId::named(b"g");
@@ -654,7 +656,7 @@ fn labels_bring_everything_back() {
 
 #[test]
 fn half_of_a_striped_value_is_dropped_when_the_rest_does_not_come() {
-    let start = Start::Takeover { expected: vec![NodeId(1)], disks: Vec::new() };
+    let start = Start::Takeover { expected: vec![NodeId(1)], trusted: Vec::new() };
     let mut catalog = Catalog::new(striped(), LeaderEpoch(2), start, ms(0));
     let cut = Striping { len: 2 * MIB, stripe_bytes: MIB };
     let name = mooncrate_core::Key::new(b"big").unwrap();

@@ -4,7 +4,7 @@
 use mooncrate_core::catalog::{Catalog, Config, LookFor, Start};
 use mooncrate_core::error::{CopyError, GetError, PutError, RemoveError};
 use mooncrate_core::ids::{GroupId, TenantId};
-use mooncrate_core::plan::{Looked, Notice, Order, OrderResult, SegmentOffer};
+use mooncrate_core::plan::{Evidence, Looked, Notice, Order, OrderResult, SegmentOffer};
 use mooncrate_core::{
     Generation, HostId, Incarnation, LeaderEpoch, Medium, Name, NodeId, Now, PutConfig, Seal,
     SegmentId, ZoneId,
@@ -24,7 +24,7 @@ struct Rig(Catalog);
 impl Rig {
     fn new(nodes: u64, bytes: u64) -> Self {
         let config = Config { lease_ttl: Duration::from_millis(500), ..Config::default() };
-        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::Fresh, ms(0));
+        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::New, ms(0));
         for node in 1..=nodes {
             let offer = SegmentOffer {
                 segment: SegmentId(node),
@@ -36,6 +36,7 @@ impl Rig {
                 host: HostId(node),
                 zone: ZoneId(0),
                 tenant: None,
+                evidence: Evidence::default(),
             };
             catalog.mount(ms(0), NodeId(node), std::slice::from_ref(&offer)).unwrap();
             catalog.announce(ms(0), offer.segment, offer.incarnation, &[], true).unwrap();

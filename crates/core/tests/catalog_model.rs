@@ -7,7 +7,7 @@
 use mooncrate_core::catalog::{Catalog, Config, Mounted, Removal, Start};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::lease;
-use mooncrate_core::plan::{Action, Locator, Notice, Order, OrderResult, SegmentOffer};
+use mooncrate_core::plan::{Action, Evidence, Locator, Notice, Order, OrderResult, SegmentOffer};
 use mooncrate_core::state::{Event, ReplicaState};
 use mooncrate_core::word::Word;
 use mooncrate_core::{
@@ -148,7 +148,7 @@ impl Rig {
     fn new(seed: u64) -> Self {
         let now = Now(1_000_000_000);
         let config = Config { seed, put_timeout: Duration::from_secs(5), ..Config::default() };
-        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::Fresh, now);
+        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::New, now);
         for n in 0..NODES {
             let offer = SegmentOffer {
                 segment: SegmentId(100 + n),
@@ -160,6 +160,7 @@ impl Rig {
                 host: HostId(n),
                 zone: ZoneId(0),
                 tenant: None,
+                evidence: Evidence::default(),
             };
             let mounted = catalog.mount(now, NodeId(n), std::slice::from_ref(&offer)).unwrap();
             assert_eq!(mounted, [Mounted::Announce]);

@@ -7,7 +7,8 @@ use mooncrate_core::catalog::{Catalog, Config, Ended, Mounted, Removal, Start};
 use mooncrate_core::copy::{CopyDone, DrainMode};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{
-    Action, Announced, AnnouncedLife, AnnouncedObject, Notice, Order, OrderResult, SegmentOffer,
+    Action, Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, Order, OrderResult,
+    SegmentOffer,
 };
 use mooncrate_core::{
     Extent, Generation, HostId, Incarnation, Label, LeaderEpoch, Medium, NodeId, Now, ObjectId,
@@ -38,6 +39,7 @@ fn offer(node: u64, incarnation: u64) -> SegmentOffer {
         host: HostId(node),
         zone: ZoneId(0),
         tenant: None,
+        evidence: Evidence::default(),
     }
 }
 
@@ -50,14 +52,14 @@ fn mount(catalog: &mut Catalog, now: Now, node: u64) {
 }
 
 fn fresh() -> Catalog {
-    let mut catalog = Catalog::new(config(), LeaderEpoch(1), Start::Fresh, ms(0));
+    let mut catalog = Catalog::new(config(), LeaderEpoch(1), Start::New, ms(0));
     mount(&mut catalog, ms(0), A);
     catalog
 }
 
 fn takeover(nodes: &[u64]) -> Catalog {
     let expected = nodes.iter().map(|node| NodeId(*node)).collect();
-    Catalog::new(config(), LeaderEpoch(2), Start::Takeover { expected, disks: Vec::new() }, ms(0))
+    Catalog::new(config(), LeaderEpoch(2), Start::Takeover { expected, trusted: Vec::new() }, ms(0))
 }
 
 fn put(catalog: &mut Catalog, now: Now, replicas: u8) -> WritePlan {
@@ -125,7 +127,7 @@ fn a_settled_retire_order_is_repeated_without_its_wait() {
 #[test]
 fn an_eviction_that_was_repeated_is_carried_through() {
     let config = Config { high_permille: 100, low_permille: 20, ..config() };
-    let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::Fresh, ms(0));
+    let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::New, ms(0));
     mount(&mut catalog, ms(0), A);
     let config = PutConfig::default();
     let plan = catalog.put_start(ms(0), KEY, 1000, &config).unwrap();
@@ -336,7 +338,7 @@ fn a_node_new_to_all_does_not_end_the_rebuild_before_its_predecessor_is_fenced()
 /// one waits for their announcements and for nothing else.
 #[test]
 fn a_takeover_in_a_fresh_cluster_waits_for_no_fence() {
-    let mut first = Catalog::new(config(), LeaderEpoch(1), Start::Fresh, ms(0));
+    let mut first = Catalog::new(config(), LeaderEpoch(1), Start::New, ms(0));
     let told = mount_fenced(&mut first, ms(0), &offer(A, 1), None);
     assert_eq!(told, Duration::ZERO);
     let mut second = takeover(&[A]);

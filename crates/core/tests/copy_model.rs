@@ -7,7 +7,9 @@
 use mooncrate_core::catalog::{Catalog, Config, Start};
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode};
 use mooncrate_core::error::CopyError;
-use mooncrate_core::plan::{Action, Keep, Locator, Notice, Order, OrderResult, SegmentOffer};
+use mooncrate_core::plan::{
+    Action, Evidence, Keep, Locator, Notice, Order, OrderResult, SegmentOffer,
+};
 use mooncrate_core::state::{Event, ReplicaState};
 use mooncrate_core::word::Word;
 use mooncrate_core::{
@@ -124,7 +126,7 @@ impl Rig {
         let config =
             Config { copies_per_node_max: 3, copies_max: 6, hot_samples: 40, ..config.clone() };
         let mut rig = Self {
-            catalog: Catalog::new(config, LeaderEpoch(1), Start::Fresh, now),
+            catalog: Catalog::new(config, LeaderEpoch(1), Start::New, now),
             now,
             incarnation: 0,
             words: BTreeMap::new(),
@@ -154,6 +156,7 @@ impl Rig {
             host: HostId(node),
             zone: ZoneId(0),
             tenant: None,
+            evidence: Evidence::default(),
         };
         self.catalog.mount(self.now, NodeId(node), std::slice::from_ref(&offer)).unwrap();
         self.catalog.announce(self.now, offer.segment, offer.incarnation, &[], true).unwrap();

@@ -5,7 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use mooncrate_core::catalog::{Catalog, Config, Start};
-use mooncrate_core::plan::{Announced, AnnouncedLife, AnnouncedObject, SegmentOffer};
+use mooncrate_core::plan::{Announced, AnnouncedLife, AnnouncedObject, Evidence, SegmentOffer};
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{
     Generation, HostId, Incarnation, Label, LeaderEpoch, Locator, Medium, NodeId, Now, ObjectId,
@@ -77,6 +77,7 @@ impl Node {
             host: HostId(self.id),
             zone: ZoneId(0),
             tenant: None,
+            evidence: Evidence::default(),
         }
     }
 
@@ -126,7 +127,7 @@ impl World {
         let nodes = (1..=NODES).map(|id| node(id, rate())).collect();
         let (leader_rate, now_ms) = (rate(), 1_000_000);
         let began = Now(now_ms * leader_rate * 1_000);
-        let catalog = Catalog::new(config(), LeaderEpoch(1), Start::Fresh, began);
+        let catalog = Catalog::new(config(), LeaderEpoch(1), Start::New, began);
         Self { rng, now_ms, leader_rate, catalog, nodes, put_again: 0, at_once: 0 }
     }
 
@@ -155,7 +156,7 @@ impl World {
         self.leader_rate = 995 + self.rng.below(11);
         let now = self.leader_clock();
         self.catalog =
-            Catalog::new(config(), epoch, Start::Takeover { expected, disks: Vec::new() }, now);
+            Catalog::new(config(), epoch, Start::Takeover { expected, trusted: Vec::new() }, now);
     }
 
     fn leave(&mut self, node: usize) {

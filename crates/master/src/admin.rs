@@ -140,6 +140,7 @@ fn counters_json(counters: &Counters) -> Value {
         "disks_returned": counters.disks_returned,
         "disk_dropped": counters.disk_dropped,
         "ledger_struck": counters.ledger_struck,
+        "late_dropped": counters.late_dropped,
     })
 }
 

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{MasterConfig, MasterMetrics};
-use mooncrate_core::plan::{Medium, PutConfig, SegmentOffer};
+use mooncrate_core::plan::{Evidence, Medium, PutConfig, SegmentOffer};
 use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, Seal, SegmentId, ZoneId};
 use mooncrate_lock::Mutex;
 use mooncrate_wire::message::{Mount, NodeInfo, PutEndItem, PutItem, SealList};
@@ -14,7 +14,9 @@ const NEVER: Deadline = Deadline::NEVER;
 
 /// A master that knows one segment and the given keys.
 pub(crate) fn master(keys: &[&[u8]]) -> Arc<Master> {
-    let master = Master::new(MasterConfig::default(), LeaderEpoch(3)).unwrap();
+    let master =
+        Master::new(MasterConfig { new_cluster: true, ..MasterConfig::default() }, LeaderEpoch(3))
+            .unwrap();
     let node = NodeId(u64::MAX);
     let offer = SegmentOffer {
         segment: SegmentId::of(node, 0),
@@ -26,6 +28,7 @@ pub(crate) fn master(keys: &[&[u8]]) -> Arc<Master> {
         host: HostId(1),
         zone: ZoneId(2),
         tenant: None,
+        evidence: Evidence::default(),
     };
     let info = NodeInfo {
         node,
@@ -171,7 +174,9 @@ fn health_usage_segments_and_nodes_tell_what_the_master_knows() {
 
 #[test]
 fn a_master_without_segments_is_not_healthy_and_says_why() {
-    let empty = Master::new(MasterConfig::default(), LeaderEpoch(3)).unwrap();
+    let empty =
+        Master::new(MasterConfig { new_cluster: true, ..MasterConfig::default() }, LeaderEpoch(3))
+            .unwrap();
     let (status, body) = get_all(empty, &["/healthz"]).remove(0);
     assert_eq!((status, &body["status"]), (503, &json!("not ready")));
     assert!(body["reasons"][0].as_str().unwrap().contains("no segment is mounted"), "{body}");

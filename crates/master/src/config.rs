@@ -1,6 +1,8 @@
 //! How a master is set up. Plain data; live parts enter by constructor.
 
+use mooncrate_core::SegmentId;
 use mooncrate_core::catalog;
+use mooncrate_core::plan::Evidence;
 use mooncrate_wire::auth::GrantKey;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,8 +12,14 @@ use std::time::Duration;
 pub struct MasterConfig {
     /// How its mind works.
     pub catalog: catalog::Config,
-    /// Where epoch, known nodes and quotas are kept; `None`: a restart forgets them.
+    /// Where epoch, known nodes and quotas are kept; `None`: on the disks beside it, if there are some, or
+    /// nowhere, and then a restart forgets them.
     pub state_file: Option<PathBuf>,
+    /// Disks of a node in the same process, where the state is kept if no file is named.
+    pub disks: Vec<StateDisk>,
+    /// Somebody says that no node of this cluster holds anything, or it was proved. Only asked where no state
+    /// is found: then a master that is not told so waits for nodes that it cannot know.
+    pub new_cluster: bool,
     /// Time between two ticks of the catalog.
     pub tick: Duration,
     /// How long a put may wait for room when its caller gave no deadline.
@@ -20,11 +28,24 @@ pub struct MasterConfig {
     pub grants: Option<GrantKey>,
 }
 
+/// A disk that carries a copy of the state.
+#[derive(Clone, Debug)]
+pub struct StateDisk {
+    /// The copy.
+    pub file: PathBuf,
+    /// The disk.
+    pub segment: SegmentId,
+    /// What it shows for being current.
+    pub evidence: Evidence,
+}
+
 impl Default for MasterConfig {
     fn default() -> Self {
         Self {
             catalog: catalog::Config::default(),
             state_file: None,
+            disks: Vec::new(),
+            new_cluster: false,
             tick: Duration::from_millis(10),
             put_wait_max: Duration::from_secs(1),
             grants: None,

@@ -16,6 +16,7 @@ pub mod audit;
 mod changes;
 mod config;
 mod copies;
+mod copies_of_state;
 pub mod election;
 mod grants;
 mod handler;
@@ -35,7 +36,7 @@ pub mod standby;
 mod state_file;
 mod term;
 
-pub use config::MasterConfig;
+pub use config::{MasterConfig, StateDisk};
 pub use election::{Election, ElectionConfig, ElectionError};
 pub use handler::{MasterHandler, Scope};
 pub use metrics::MasterMetrics;

@@ -121,6 +121,7 @@ impl Master {
             epoch: mind.catalog.epoch(),
             registration_ms: self.registration_ms(),
             draining: mind.catalog.drains(beat.node),
+            serve: mind.catalog.may_serve(beat.node),
         })
     }
 
@@ -176,7 +177,8 @@ impl Master {
         mind.directory.nodes.iter().map(|(node, info)| (*node, info.name.clone())).collect()
     }
 
-    pub(crate) fn leader_epoch(&self) -> LeaderEpoch {
+    /// The epoch it leads under.
+    pub fn leader_epoch(&self) -> LeaderEpoch {
         self.mind().catalog.epoch()
     }
 

@@ -3,6 +3,7 @@
 
 use crate::config::MasterConfig;
 use crate::copies::Parcels;
+use crate::copies_of_state::StateCopies;
 use crate::election::EtcdKeeper;
 use crate::intake::Intake;
 use crate::keeper::Keeper;
@@ -18,7 +19,7 @@ use mooncrate_core::catalog::{AuditError, Catalog, Ended, LookFor, Removal, Star
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Looked, Order, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{LeaderEpoch, Name, NodeId, Now, ObjectId, TenantId};
+use mooncrate_core::{LeaderEpoch, Name, NodeId, Now, ObjectId, SegmentId, TenantId};
 use mooncrate_lock::{Mutex, MutexGuard};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
@@ -90,6 +91,10 @@ impl Master {
                 let (file, kept) = StateFile::open(path)?;
                 (Keeper::File(file), kept)
             }
+            None if !config.disks.is_empty() => {
+                let (copies, kept) = StateCopies::open(&config.disks)?;
+                (Keeper::Copies(copies), kept)
+            }
             None => (Keeper::Nowhere, None),
         };
         let epoch = kept.as_ref().map_or(epoch, |kept| LeaderEpoch(kept.epoch.0 + 1));
@@ -99,7 +104,7 @@ impl Master {
     }
 
     /// A master that was elected, with an index of its own. `kept`: what the last leader wrote down;
-    /// `None`: there was none, so whatever nodes bring along is welcome.
+    /// `None`: etcd says that nobody ever led, so the cluster is new.
     pub(crate) fn elected(
         config: MasterConfig,
         epoch: LeaderEpoch,
@@ -108,6 +113,7 @@ impl Master {
         keeper: EtcdKeeper,
         title: String,
     ) -> Arc<Self> {
+        let config = MasterConfig { new_cluster: true, ..config };
         let master = Self::made(config, epoch, kept, Keeper::Etcd(keeper));
         Arc::new(Self { term: Some(term), title, ..master })
     }
@@ -115,10 +121,18 @@ impl Master {
     fn made(config: MasterConfig, epoch: LeaderEpoch, kept: Option<Kept>, keeper: Keeper) -> Self {
         let (start, quotas) = match kept {
             Some(kept) => {
-                let Kept { nodes: expected, disks, quotas, .. } = kept;
-                (Start::Takeover { expected, disks }, quotas)
+                let Kept { nodes: expected, trusted, quotas, .. } = kept;
+                (Start::Takeover { expected, trusted }, quotas)
             }
-            None => (Start::Fresh, Vec::new()),
+            None if config.new_cluster => (Start::New, Vec::new()),
+            None => {
+                let wait = config.catalog.registration;
+                tracing::warn!(
+                    "no state of an earlier master: puts of unknown keys wait {wait:?} for nodes that may \
+                     hold them; --new-cluster says that there are none"
+                );
+                (Start::Unknown, Vec::new())
+            }
         };
         let mut catalog = Catalog::new(config.catalog.clone(), epoch, start, boottime());
         for (tenant, bytes) in quotas {
@@ -144,6 +158,11 @@ impl Master {
         }
     }
 
+    /// Whether an earlier master believed this segment, and it has not come yet.
+    pub fn awaits(&self, segment: SegmentId) -> bool {
+        self.mind().catalog.awaits(segment)
+    }
+
     /// Whether it leads now, by its own reckoning.
     pub fn leads(&self) -> bool {
         self.term.as_ref().is_none_or(|term| term.lasts())
@@ -156,7 +175,7 @@ impl Master {
 
     /// Whether mounts are written down somewhere.
     pub(crate) fn keeps(&self) -> bool {
-        self.is_elected() || self.config.state_file.is_some()
+        self.keeper.lock().keeps()
     }
 
     /// Gives orders of `node` straight to it. Once per master.
@@ -194,14 +213,15 @@ impl Master {
             let mut mind = self.mind();
             let quotas = mind.catalog.tenants().filter_map(|(id, of)| Some((id, of.quota?)));
             let quotas = quotas.collect();
-            let disks = mind.catalog.disks();
-            mind.catalog.disks_listing(&disks);
-            Kept { epoch: mind.catalog.epoch(), nodes: mind.catalog.holders(), disks, quotas }
+            let trusted = mind.catalog.trusted();
+            mind.catalog.trust_writing(&trusted);
+            let (epoch, nodes) = (mind.catalog.epoch(), mind.catalog.holders());
+            Kept { epoch, serial: 0, nodes, trusted, quotas }
         };
-        let disks = kept.disks.clone();
+        let trusted = kept.trusted.clone();
         keeper.keep(kept)?;
         // From here on the next leader reads this list and no other: what is not on it may be struck.
-        self.mind().catalog.disks_listed(&disks);
+        self.mind().catalog.trust_written(&trusted);
         Ok(())
     }
 

@@ -21,7 +21,7 @@ impl StateFile {
         let kept = match fs::read_to_string(path) {
             Ok(text) => Some(Kept::parse(&text).ok_or_else(|| {
                 let name = path.display();
-                let fix = "it is damaged; move it away to start without it (nodes that hold objects are then not waited for)";
+                let fix = "it is damaged; move it away to start without it (values on disks are lost then)";
                 io::Error::new(io::ErrorKind::InvalidData, format!("{name}: {fix}"))
             })?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -33,7 +33,7 @@ impl StateFile {
 
     /// Makes the file say `kept`; a no-op if it does.
     pub(crate) fn keep(&mut self, kept: Kept) -> io::Result<()> {
-        if self.kept.as_ref() == Some(&kept) {
+        if self.says(&kept) {
             return Ok(());
         }
         // A write that failed may have come through: its name, if not its sync.
@@ -50,6 +50,11 @@ impl StateFile {
         })?;
         self.kept = Some(kept);
         Ok(())
+    }
+
+    /// Whether the file says this.
+    pub(crate) fn says(&self, kept: &Kept) -> bool {
+        self.kept.as_ref() == Some(kept)
     }
 
     fn write(&self, kept: &Kept) -> io::Result<()> {
@@ -84,7 +89,7 @@ mod tests {
         assert_eq!(none, None);
         let quotas = vec![(TenantId(5), 6)];
         let kept =
-            Kept { epoch: LeaderEpoch(7), nodes: vec![NodeId(1)], disks: Vec::new(), quotas };
+            Kept { epoch: LeaderEpoch(7), nodes: vec![NodeId(1)], quotas, ..Kept::default() };
         file.keep(kept.clone()).unwrap();
         assert_eq!(StateFile::open(&path).unwrap().1, Some(kept.clone()));
         let mode = fs::metadata(path.parent().unwrap()).unwrap().permissions().mode();

@@ -1,9 +1,10 @@
-//! Being known: mount, announce, heartbeat; and knowing when one is no longer known.
+//! Being known: mount, announce, heartbeat. A node without a master stops serving in time and keeps what it
+//! holds; the master that returns says what of it is current.
 
 use crate::duty::{Node, NodeError};
 use mooncrate_core::copy::DrainMode;
 use mooncrate_core::error::MountError;
-use mooncrate_core::plan::SegmentOffer;
+use mooncrate_core::plan::{Evidence, SegmentOffer};
 use mooncrate_core::{Incarnation, LeaderEpoch, Now, SegmentId, Slot, lease};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Segment, SegmentSpec};
@@ -45,6 +46,14 @@ impl Standing {
     pub(crate) fn fence_ms(&self, now: Now) -> Option<u32> {
         self.fence.map(|fence| lease::left_ms(now, fence))
     }
+
+    /// Whether a master may have given this node up (R10): nobody has acknowledged anything for the
+    /// registration time. The node counts from when it *sent* what was acknowledged, so it knows before
+    /// its master does. It serves nobody by then, and keeps what it holds: the next master may know that
+    /// it is still current.
+    fn has_lapsed(&self, now: Now) -> bool {
+        now.since(self.acknowledged) >= self.registration
+    }
 }
 
 impl Node {
@@ -68,14 +77,14 @@ impl Node {
     pub(crate) fn mount(&self) -> Result<(), NodeError> {
         let sent = boottime();
         let segments = self.segments().all();
-        let (fence_ms, draining) = {
+        let (fence_ms, draining, lapsed) = {
             let standing = self.standing().lock();
-            (standing.fence_ms(sent), standing.draining.clone())
+            (standing.fence_ms(sent), standing.draining.clone(), standing.has_lapsed(sent))
         };
         let mount = Mount {
             info: self.info().clone(),
             seen: segments.iter().map(|s| s.epoch()).max().unwrap_or_default(),
-            offers: segments.iter().map(|segment| self.offer(segment.spec())).collect(),
+            offers: segments.iter().map(|segment| self.offer(segment.spec(), lapsed)).collect(),
             fence_ms,
             draining,
         };
@@ -88,11 +97,21 @@ impl Node {
             sent = self.announce(segment, mounted.epoch)?;
         }
         self.standing().lock().mounted = Some(mounted.epoch);
-        self.acknowledged(sent, mounted.registration_ms, mounted.epoch);
+        for disk in self.disks() {
+            if let Err(error) = disk.confirm(mounted.epoch) {
+                let path = disk.config.path.display();
+                tracing::warn!(%error, %path, "the stamp of the disk could not be confirmed");
+            }
+        }
+        // A node that had stopped serving waits for the word that nothing readable must be dropped first.
+        self.acknowledged(sent, mounted.registration_ms, mounted.epoch, !lapsed);
         Ok(())
     }
 
-    pub(crate) fn offer(&self, spec: &SegmentSpec) -> SegmentOffer {
+    pub(crate) fn offer(&self, spec: &SegmentSpec, lapsed: bool) -> SegmentOffer {
+        let disk = self.tier().and_then(|tier| tier.disk(spec.segment));
+        let evidence =
+            disk.map_or(Evidence { lapsed, ..Evidence::default() }, |disk| disk.evidence());
         SegmentOffer {
             segment: spec.segment,
             incarnation: spec.incarnation,
@@ -103,6 +122,7 @@ impl Node {
             host: self.info().host,
             zone: self.info().zone,
             tenant: self.config().tenant,
+            evidence,
         }
     }
 
@@ -144,7 +164,7 @@ impl Node {
         match self.master().heartbeat(&beat, sent.deadline_in(CALL_TIME)) {
             Ok(Ok(pulse)) if pulse.epoch > told => self.mount_again(),
             Ok(Ok(pulse)) => {
-                if self.acknowledged(sent, pulse.registration_ms, pulse.epoch) {
+                if self.acknowledged(sent, pulse.registration_ms, pulse.epoch, pulse.serve) {
                     self.standing().lock().draining = pulse.draining;
                 }
             }
@@ -153,31 +173,17 @@ impl Node {
             Err(error) => {
                 self.tally().heartbeats_failed.one();
                 tracing::warn!(%error, "no heartbeat");
-                self.give_up_if_gone();
             }
         }
     }
 
     fn mount_again(&self) {
         self.standing().lock().mounted = None;
-        self.give_up_if_gone();
         match self.mount() {
             Ok(()) => tracing::info!("mounted again"),
             // The master has given this mount up: its keys may have other values already.
             Err(NodeError::Mount(MountError::StaleIncarnation)) => self.start_over(),
             Err(error) => tracing::warn!(%error, "could not mount again"),
-        }
-    }
-
-    /// R10: the master counts a node as gone that it has not heard for the registration time. The node
-    /// reckons from when it *sent* what was acknowledged, so it always gives up first.
-    fn give_up_if_gone(&self) {
-        let gone = {
-            let standing = self.standing().lock();
-            boottime().since(standing.acknowledged) >= standing.registration
-        };
-        if gone {
-            self.start_over();
         }
     }
 
@@ -225,8 +231,15 @@ impl Node {
         }
     }
 
-    /// A master has heard what was sent then; whether it is one that counts.
-    pub(crate) fn acknowledged(&self, sent: Now, registration_ms: u32, epoch: LeaderEpoch) -> bool {
+    /// A master has heard what was sent then, and says whether the node may serve; whether it is a master
+    /// that counts.
+    pub(crate) fn acknowledged(
+        &self,
+        sent: Now,
+        registration_ms: u32,
+        epoch: LeaderEpoch,
+        serve: bool,
+    ) -> bool {
         let registration = Duration::from_millis(u64::from(registration_ms));
         for segment in self.segments().all() {
             if segment.witness(epoch).is_err() {
@@ -239,6 +252,9 @@ impl Node {
         standing.registration = registration;
         if self.stopping() {
             return false;
+        }
+        if !serve {
+            return true;
         }
         // Looked up under the lock: what was unmounted or replaced meanwhile must stay closed.
         let all = self.segments().all().into_iter().chain(self.segments().private());

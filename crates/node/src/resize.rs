@@ -40,7 +40,7 @@ impl Node {
         let mount = Mount {
             info: self.info().clone(),
             seen: self.segments().all().iter().map(|s| s.epoch()).max().unwrap_or_default(),
-            offers: vec![self.offer(segment.spec())],
+            offers: vec![self.offer(segment.spec(), false)],
             fence_ms,
             // It is new: what was drained under its name is gone.
             draining: Vec::new(),
@@ -56,7 +56,9 @@ impl Node {
             return told.map(|_| id);
         }
         drop(standing);
-        self.acknowledged(sent, mounted.registration_ms, mounted.epoch);
+        // It serves from the next heartbeat on, if the node does.
+        self.acknowledged(sent, mounted.registration_ms, mounted.epoch, false);
+        self.alarm();
         Ok(id)
     }
 

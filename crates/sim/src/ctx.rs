@@ -11,6 +11,7 @@ use crate::network::{Network, Route};
 use crate::swarm::Swarm;
 use crate::trace::Trace;
 use mooncrate_check::{OpId, Oracle, OracleConfig};
+use mooncrate_core::catalog::Trusted;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{KeyHash, LeaderEpoch, Name, NodeId, Now, ObjectId, SegmentId, TenantId};
 use std::cmp::Reverse;
@@ -62,7 +63,7 @@ pub struct Election {
     /// Nodes that may hold objects.
     pub nodes: BTreeSet<NodeId>,
     /// Disks that the next leader may believe.
-    pub disks: Vec<SegmentId>,
+    pub trusted: Vec<Trusted>,
 }
 
 /// What was counted.

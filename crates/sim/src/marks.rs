@@ -154,6 +154,8 @@ marks! {
     DiskReturned = "disk_returned",
     /// Something that a disk that was away held was ended or replaced.
     DiskLedgerStruck = "disk_ledger_struck",
+    /// A node that was without a leader for long came back and was told to drop what was struck.
+    LateDropped = "late_dropped",
     /// A disk came back with something that must go.
     DiskDroppedUnknown = "disk_dropped_unknown",
     /// The keys of a disk that was away waited until it was off the durable list.

@@ -114,9 +114,9 @@ impl Master {
         let expected: Vec<NodeId> = ctx.election.nodes.iter().copied().collect();
         ctx.say(|| format!("master {} leads under epoch {epoch}, expects {expected:?}", self.ix));
         let start = if fresh {
-            Start::Fresh
+            Start::New
         } else {
-            Start::Takeover { expected, disks: ctx.election.disks.clone() }
+            Start::Takeover { expected, trusted: ctx.election.trusted.clone() }
         };
         let now = ctx.lease_clock(ctx.master_host());
         let mut catalog = Catalog::new(ctx.swarm.catalog.clone(), epoch, start, now);
@@ -176,19 +176,19 @@ impl Master {
             // The finale clears one key after the other: what is left must not be in its way.
             (1..ctx.swarm.tenants).for_each(|t| catalog.set_quota(TenantId(t.into()), None));
         }
-        if catalog.epoch() == ctx.election.epoch && catalog.disks_changed() {
+        if catalog.epoch() == ctx.election.epoch && catalog.trust_changed() {
             // Writing takes time now and then; a leader that dies meanwhile has or has not written.
-            let disks = catalog.disks();
-            let fewer = ctx.election.disks.iter().any(|disk| !disks.contains(disk));
-            catalog.disks_listing(&disks);
+            let list = catalog.trusted();
+            let fewer = ctx.election.trusted.iter().any(|trusted| !list.contains(trusted));
+            catalog.trust_writing(&list);
             let chance = ctx.swarm.disks.map_or(1000, |disks| disks.listed);
             if ctx.calm || self.rng.chance(chance) {
                 ctx.marks.hit_times(Mark::DiskOffList, u64::from(fewer));
-                catalog.disks_listed(&disks);
-                ctx.election.disks = disks;
+                catalog.trust_written(&list);
+                ctx.election.trusted = list;
             } else if self.rng.chance(500) {
                 // It failed for the leader, and came through all the same.
-                ctx.election.disks = disks;
+                ctx.election.trusted = list;
             }
         }
         if catalog.epoch() == ctx.election.epoch && !catalog.rebuilding() {
@@ -239,7 +239,9 @@ impl Master {
                     .is_told(epoch)
                     .and_then(|()| catalog.announce(now, segment, incarnation, &slots, last));
                 ctx.told((segment, incarnation), &slots);
-                if segment.medium() == Medium::Ssd {
+                // What a node tells that came back late may be told to go, too.
+                let judged = !catalog.may_serve(crate::node::id(node));
+                if segment.medium() == Medium::Ssd || judged {
                     ctx.turned_away((segment, incarnation), &slots);
                 }
                 for (tenant, known) in catalog.tenants() {
@@ -253,7 +255,8 @@ impl Master {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
                 let result = catalog.heartbeat(now, crate::node::id(node));
-                let reply = ToNode::BeatAck { sent, epoch: catalog.epoch(), result };
+                let serve = catalog.may_serve(crate::node::id(node));
+                let reply = ToNode::BeatAck { sent, epoch: catalog.epoch(), result, serve };
                 ctx.to_node(Actor::Master(self.ix), node, reply);
             }
             ToMaster::Unmount { node, segments } => {
@@ -522,6 +525,7 @@ impl Master {
         marks.hit_times(Mark::EvictSkipped, now.evict_skipped - before.evict_skipped);
         marks.hit_times(Mark::Promoted, now.promoted - before.promoted);
         marks.hit_times(Mark::DiskReturned, now.disks_returned - before.disks_returned);
+        marks.hit_times(Mark::LateDropped, now.late_dropped - before.late_dropped);
         marks.hit_times(Mark::DiskLedgerStruck, now.ledger_struck - before.ledger_struck);
         marks.hit_times(Mark::DiskDroppedUnknown, now.disk_dropped - before.disk_dropped);
         self.counted = now;

@@ -280,6 +280,8 @@ pub enum ToNode {
         epoch: LeaderEpoch,
         /// Whether the node is known.
         result: Result<(), MountError>,
+        /// Whether it may serve.
+        serve: bool,
     },
     /// What to do with slots.
     Orders {

@@ -228,6 +228,9 @@ pub trait Backend: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// The identity of its directory: drawn once, and kept for as long as the directory has records.
+    fn token(&self) -> u64;
+
     /// How full it is.
     fn usage(&self) -> Usage;
 

@@ -5,10 +5,10 @@ use crate::host::{this_host, this_start};
 use crate::security::Security;
 use mooncrate_core::catalog;
 use mooncrate_core::ids::{HostId, name_hash};
-use mooncrate_core::{LeaderEpoch, TenantId};
+use mooncrate_core::{LeaderEpoch, Stamp, TenantId};
 use mooncrate_grpc::{GrpcConfig, GrpcServing, Parts, Status, View, serve_grpc};
 use mooncrate_master::{
-    Election, ElectionConfig, Master, MasterConfig, Seat, Serving, serve, serve_seat,
+    Election, ElectionConfig, Master, MasterConfig, Seat, Serving, StateDisk, serve, serve_seat,
 };
 use mooncrate_node::{Node, NodeConfig, OpenDisks, TierConfig};
 use mooncrate_wire::address::Bound;
@@ -27,6 +27,9 @@ pub struct MasterOptions {
     pub listen: Address,
     /// Where it keeps its epoch, the nodes it knows and the quotas; `None`: a restart forgets them.
     pub state_file: Option<PathBuf>,
+    /// No node of this cluster holds anything yet. Where no state is found and this is not said, puts of
+    /// unknown keys wait for the registration time: any node may still hold and serve them.
+    pub new_cluster: bool,
     /// How it stands for election among several masters; `None`: it is the only one. What the state
     /// file would keep is in etcd then. An empty address to advertise: the one where it listens.
     pub election: Option<ElectionConfig>,
@@ -45,6 +48,7 @@ impl Default for MasterOptions {
         Self {
             listen: Address::Tcp("127.0.0.1:7411".into()),
             state_file: None,
+            new_cluster: false,
             election: None,
             catalog: catalog::Config::default(),
             workers: 2,
@@ -203,7 +207,8 @@ pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
     }
     let grpc = GrpcOptions::of(&options);
     let bound = listen(&options.listen, &options.security)?;
-    let (master, serving, address) = start_master(options, bound)?;
+    let none = (OpenDisks::default(), TierConfig::default());
+    let (master, serving, address) = start_master(options, bound, &none.0, &none.1)?;
     let seat = Seat::always(master);
     let grpc = grpc.open(&seat)?;
     Ok(Running {
@@ -239,14 +244,16 @@ pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
 
 /// Runs a master and a node in one process: the small cluster that most people start with.
 pub fn run_both(mut master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
-    master.state_file = master.state_file.or_else(|| state_file_of(&node.tier));
+    // A socket that nobody removed: the process before did not stop in order, and its memory may be mapped.
+    let killed = node.unix.as_ref().is_some_and(|path| path.exists());
+    master.new_cluster |= master.state_file.is_none() && !killed;
     let grpc = GrpcOptions::of(&master);
     // First what fails at once, if it does; then the disks, which take a while. The master comes last: its
     // state is on the first of them, and whoever was refused the disk must not have changed it.
     let (bound, sockets) = (listen(&master.listen, &master.security)?, listen_for_data(&node)?);
     let config = node_config(node);
     let disks = OpenDisks::open(&config)?;
-    let (master, serving, address) = start_master(master, bound)?;
+    let (master, serving, address) = start_master(master, bound, &disks, &config.tier)?;
     let mut running = Running {
         master: Some((Seat::always(Arc::clone(&master)), address)),
         election: None,
@@ -266,9 +273,27 @@ pub fn run_both(mut master: MasterOptions, node: NodeOptions) -> Result<Running,
 }
 
 /// Where the master beside a node with disks keeps its state, if nobody says where: only a master that
-/// knows its nodes again believes what their disks hold.
-pub(crate) fn state_file_of(tier: &TierConfig) -> Option<PathBuf> {
-    tier.disks.first().map(|disk| disk.path.join("master.state"))
+/// knows its disks again believes what they hold.
+fn state_disks(disks: &OpenDisks, tier: &TierConfig) -> Vec<StateDisk> {
+    let paths = tier.disks.iter().map(|disk| disk.path.join("master.state"));
+    let offers = disks.offers().into_iter().zip(paths);
+    offers.map(|((segment, evidence), file)| StateDisk { file, segment, evidence }).collect()
+}
+
+/// A master beside disks that are open. Where no file is named, its state is on them.
+pub(crate) fn master_beside(
+    mut config: MasterConfig,
+    disks: &OpenDisks,
+    tier: &TierConfig,
+) -> Result<Arc<Master>, Error> {
+    config.disks = state_disks(disks, tier);
+    // Records without the state of their master: others may have been away meanwhile.
+    config.new_cluster &= config.disks.iter().all(|disk| disk.evidence.before.0 == Stamp(0));
+    // Without state the time of the start orders leaders; nodes correct it if need be.
+    let epoch = LeaderEpoch(this_start().0);
+    let master = Master::new(config, epoch).map_err(Error::io("the master's state"))?;
+    disks.confirm(master.leader_epoch(), |disk| !master.awaits(disk))?;
+    Ok(master)
 }
 
 /// Makes a node known to a master in the same process.
@@ -319,17 +344,19 @@ fn server_config(security: &Security) -> ServerConfig {
 fn start_master(
     options: MasterOptions,
     bound: Bound,
+    disks: &OpenDisks,
+    tier: &TierConfig,
 ) -> Result<(Arc<Master>, Serving, Address), Error> {
     let address = bound.address().map_err(Error::io("reading the master's address"))?;
     let config = MasterConfig {
         catalog: options.catalog,
         state_file: options.state_file,
+        // Nobody can have used an address that the system has just chosen.
+        new_cluster: options.new_cluster || is_ephemeral(&options.listen),
         grants: options.security.gate.grants().cloned(),
         ..MasterConfig::default()
     };
-    // Without a state file the time of the start orders leaders; nodes correct it if need be.
-    let epoch = LeaderEpoch(this_start().0);
-    let master = Master::new(config, epoch).map_err(Error::io("the master's state"))?;
+    let master = master_beside(config, disks, tier)?;
     let server = server_config(&options.security);
     let serving = serve(&master, &[bound], &server, options.workers)
         .map_err(Error::io("starting the master's threads"))?;
@@ -404,6 +431,10 @@ fn node_config(options: NodeOptions) -> NodeConfig {
         links: PoolConfig { link, ..PoolConfig::default() },
         ..NodeConfig::default()
     }
+}
+
+fn is_ephemeral(address: &Address) -> bool {
+    matches!(address, Address::Tcp(name) if name.ends_with(":0"))
 }
 
 fn listen(address: &Address, security: &Security) -> Result<Bound, Error> {

@@ -2,13 +2,13 @@
 
 use crate::error::Error;
 use crate::host::{this_host, this_start};
-use crate::server::{join, state_file_of};
+use crate::server::{join, master_beside};
 use mooncrate_client::{Client, ClientConfig, Counts, Stored, View};
 use mooncrate_core::catalog;
 use mooncrate_core::copy::{DrainMode, DrainStat};
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::plan::{Looked, PutConfig};
-use mooncrate_core::{LeaderEpoch, NodeId, SegmentId, TenantId, ZoneId};
+use mooncrate_core::{NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig, OpenDisks, SsdConfig, TierConfig};
 use mooncrate_transfer::{EngineConfig, Lanes, Path, Segments};
@@ -125,7 +125,8 @@ impl Store {
         let tier = TierConfig { disks: options.ssd, ..TierConfig::default() };
         let config = MasterConfig {
             catalog: options.catalog,
-            state_file: state_file_of(&tier),
+            // Nobody outside of this process can hold anything of it.
+            new_cluster: true,
             ..MasterConfig::default()
         };
         let host = this_host();
@@ -141,8 +142,7 @@ impl Store {
         };
         // Before the master, whose state is beside them: a disk that somebody else has is left as it is.
         let disks = OpenDisks::open(&node)?;
-        let master =
-            Master::new(config, LeaderEpoch(1)).map_err(Error::io("the master's state"))?;
+        let master = master_beside(config, &disks, &node.tier)?;
         let scope = master.scope(options.client.tenant);
         let node = Node::with_disks(node, disks, Arc::clone(&scope) as _, Vec::new())?;
         let serving = serve(&master, &[], &ServerConfig::default(), 0)

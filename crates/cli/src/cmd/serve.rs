@@ -235,6 +235,7 @@ fn master_options(
         listen,
         grpc: grpc_address(role, settings),
         state_file: settings.state_file.clone(),
+        new_cluster: settings.new_cluster,
         catalog: catalog::Config {
             put_timeout: settings.put_timeout,
             lease_ttl: settings.lease_ttl,

@@ -115,6 +115,7 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("zone", AUTO, Kind::Name),
     spec("drain_on_stop", OFF, Kind::SpanOrOff),
     spec("state_file", OFF, Kind::File),
+    spec("new_cluster", "false", Kind::Switch),
     spec("etcd", OFF, Kind::Endpoints),
     spec("etcd_prefix", "mooncrate", Kind::Name),
     spec("name", AUTO, Kind::Name),

@@ -97,6 +97,7 @@ pub(crate) struct Settings {
     pub(crate) drain_on_stop: Option<Duration>,
     /// Where a master keeps its epoch.
     pub(crate) state_file: Option<PathBuf>,
+    pub(crate) new_cluster: bool,
     /// Where etcd is; none: the master is the only one.
     pub(crate) etcd: Vec<String>,
     /// What our keys there begin with.
@@ -184,6 +185,7 @@ impl Settings {
             zone: or_auto("zone").unwrap_or_default().to_owned(),
             drain_on_stop: or_off("drain_on_stop").map(|text| span(text).expect(CHECKED)),
             state_file: or_off("state_file").map(PathBuf::from),
+            new_cluster: truth("new_cluster"),
             etcd: or_off("etcd").map(|text| endpoints(text).expect(CHECKED)).unwrap_or_default(),
             etcd_prefix: layers.value("etcd_prefix").to_owned(),
             name: or_auto("name").map(str::to_owned),

@@ -5,6 +5,7 @@ use super::drain::Drain;
 use super::objects::{Entry, EntryId, Part, PartState, Parts, SegmentIndex, Stage};
 use super::room::{Room, Told};
 use super::segments::{Book, NOBODY, Phase, SlotBook};
+use super::trust::Trust;
 use crate::canary::{self, Canary};
 use crate::error::MountError;
 use crate::extent::Extent;
@@ -171,7 +172,7 @@ impl Catalog {
             self.leave(index, fenced_at);
         }
         self.announcements += 1;
-        let trust = self.trust_of(offer.segment);
+        let trust = self.trust_of(offer);
         let book = Book::new(offer.clone(), self.config.policy, self.announcements, trust);
         self.segments.add(book);
         Mounted::Announce
@@ -225,9 +226,14 @@ impl Catalog {
         }
         let node = book.offer.node;
         let holds = |slot: &Announced| slot.life.as_ref().is_some_and(|l| l.object.is_some());
-        // A disk is judged record by record.
-        let judged = book.is_disk();
-        if !judged && !self.awaited(node) && page.iter().any(holds) {
+        if !book.is_disk() {
+            // Looked at for each page: the wait may end meanwhile, and keys are struck from then on.
+            let trust =
+                if self.awaited(&book.offer) { Trust::All } else { self.trust_of(&book.offer) };
+            self.segments.book_mut(index).trust = trust;
+        }
+        let refused = self.segments.book(index).refuses();
+        if refused && page.iter().any(holds) {
             let fenced_at = now.plus(lease::guarded(self.config.registration));
             self.leave(index, fenced_at);
             self.forget_segments(node, &[segment]);
@@ -318,7 +324,9 @@ impl Catalog {
             // Being written, retiring or in quarantine: blocked until its owner has freed it.
             _ => {
                 self.order(now, &part, life.extent, Action::Abort, None);
-                self.unwanted(&part);
+                if self.segments.is_disk(index) {
+                    self.unwanted(&part);
+                }
                 Ok(())
             }
         }
@@ -347,7 +355,7 @@ impl Catalog {
         let lease_end = if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until };
         let mut known = self.objects.find(told.label.name());
         let mut replaced = None;
-        let doubted = self.segments.is_disk(part.segment) && !self.believes(part.segment, told);
+        let doubted = !self.believes(part.segment, told);
         if doubted && known.is_none() {
             self.turn_away(now, &part, extent, told);
             return;
@@ -416,9 +424,7 @@ impl Catalog {
 
     /// M9: one value per key; what is known stays, and its key waits for the end of the other.
     fn other_value(&mut self, now: Now, id: EntryId, part: &Part, extent: Extent) {
-        let disk = self.segments.is_disk(part.segment);
-        self.counters.disk_dropped += u64::from(disk);
-        self.counters.announced_dropped += u64::from(!disk);
+        self.count_dropped(part);
         let lease_end = if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until };
         let free_after_ms = lease::left_ms(now, lease_end);
         let entry = self.objects.entry_mut(id);
@@ -556,7 +562,7 @@ impl Catalog {
         let book = self.segments.book_mut(index);
         let (offer, wish) = (book.offer.clone(), book.wish);
         self.announcements += 1;
-        let trust = self.trust_of(offer.segment);
+        let trust = self.trust_of(&offer);
         let book = Book::new(offer, self.config.policy, self.announcements, trust);
         *self.segments.book_mut(index) = Book { wish, ..book };
     }

@@ -57,10 +57,11 @@ pub use offload::{Offload, UnknownOffload};
 pub use put::{Ended, replacing};
 pub use remove::{Removal, RemovedPage};
 pub use segments::SegmentStat;
+pub use trust::Trusted;
 
 use crate::copy::CopyOrder;
 use crate::evict::PolicyKind;
-use crate::ids::{LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId};
+use crate::ids::{LeaderEpoch, NodeId, ObjectId, PutToken};
 use crate::lease;
 use crate::place::{Placement, PlacementKind};
 use crate::plan::Order;
@@ -155,16 +156,20 @@ impl Default for Config {
 /// How the catalog comes to power.
 #[derive(Clone, Debug)]
 pub enum Start {
-    /// A cluster that has never had a leader: nothing to wait for.
-    Fresh,
+    /// The cluster is new, which somebody said or proved: no node holds anything, there is nothing to wait
+    /// for. A node that brings objects all the same starts over empty.
+    New,
+    /// Nothing is known of earlier leaders. Any node may hold objects, so until every owner has announced or
+    /// must have stopped serving, an unknown key is not known to be absent.
+    Unknown,
     /// After another leader, or after a restart. Leases may be out, and the named nodes may hold
     /// objects; until all of them have announced, or must have given up, an unknown key is not
     /// known to be absent.
     Takeover {
         /// Nodes that the last leader knew.
         expected: Vec<NodeId>,
-        /// Disks that it believed: [`Catalog::disks`]. What others hold must go.
-        disks: Vec<SegmentId>,
+        /// Segments that it believed: [`Catalog::trusted`]. What others hold must go.
+        trusted: Vec<Trusted>,
     },
 }
 
@@ -231,6 +236,8 @@ pub struct Counters {
     pub disk_dropped: u64,
     /// Values of disks that were away and are not true any more.
     pub ledger_struck: u64,
+    /// Values in memory whose node came back late and was told to drop them.
+    pub late_dropped: u64,
 }
 
 /// The master's mind.
@@ -264,8 +271,6 @@ pub struct Catalog {
     grace_until: Now,
     /// While `Some`, an unknown key may still be announced.
     rebuild: Option<rebuild::Rebuild>,
-    /// The last leader's nodes are known by name, so that nobody else can bring objects.
-    strict: bool,
     last_tick: Now,
     /// Counts announcements that began, so that one that was given up is not taken for the next.
     announcements: u64,
@@ -277,19 +282,24 @@ pub struct Catalog {
 impl Catalog {
     /// A catalog that leads under `epoch` from `now` on.
     pub fn new(config: Config, epoch: LeaderEpoch, start: Start, now: Now) -> Self {
-        let strict = matches!(start, Start::Takeover { .. });
         let mut ledger = trust::Ledger::default();
-        let (grace_until, rebuild) = match start {
-            Start::Fresh => (now, None),
-            Start::Takeover { expected, disks } => {
-                let fenced_at = now.plus(lease::guarded(config.registration / 2));
-                let until = now.plus(lease::guarded(config.registration));
-                let listed = !disks.is_empty();
-                ledger = trust::Ledger::new(now, disks);
-                let rebuild = rebuild::Rebuild::new(expected, listed, fenced_at, until);
-                (now.plus(lease::takeover_grace()), rebuild)
+        let fenced_at = now.plus(lease::guarded(config.registration / 2));
+        let until = now.plus(lease::guarded(config.registration));
+        let rebuild = match &start {
+            Start::New => None,
+            // The whole registration time, although no memory is readable for longer than half of it: a
+            // node may bring objects to the next leader for that long.
+            Start::Unknown => Some(rebuild::Rebuild::of_anybody(fenced_at, until)),
+            Start::Takeover { expected, trusted } => {
+                let listed = !trusted.is_empty();
+                rebuild::Rebuild::new(expected.clone(), listed, fenced_at, until)
             }
         };
+        let grace_until =
+            if matches!(start, Start::New) { now } else { now.plus(lease::takeover_grace()) };
+        if let Start::Takeover { trusted, .. } = start {
+            ledger = trust::Ledger::new(now, trusted);
+        }
         let offloads = offload::Offloads::new(config.seed);
         Self {
             placement: config.placement.build(config.seed),
@@ -314,7 +324,6 @@ impl Catalog {
             outbox: Vec::new(),
             grace_until,
             rebuild,
-            strict,
             last_tick: now,
             announcements: 0,
             placeholders: 0,
@@ -333,6 +342,10 @@ impl Catalog {
     pub fn follow(&mut self, now: Now, seen: LeaderEpoch) {
         if seen == LeaderEpoch(0) || seen == self.epoch {
             return;
+        }
+        if seen > self.epoch {
+            // A leader that this one does not follow: its removals are not on the list.
+            self.ledger.forget_list();
         }
         self.epoch = self.epoch.max(LeaderEpoch(seen.0.saturating_add(1)));
         self.grace_until = now.plus(lease::takeover_grace());

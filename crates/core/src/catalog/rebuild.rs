@@ -10,6 +10,7 @@ use super::Catalog;
 use super::segments::Book;
 use crate::ids::NodeId;
 use crate::lease;
+use crate::plan::SegmentOffer;
 use crate::time::Now;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,6 +24,8 @@ fn after(now: Now, span: Duration) -> Now {
 #[derive(Clone, Debug)]
 pub(super) struct Rebuild {
     expected: Vec<NodeId>,
+    /// Nobody knows which nodes there are: any node may come until the time is over.
+    anybody: bool,
     /// Until when an earlier mount of a node may be readable, where that is not over.
     fences: BTreeMap<NodeId, Now>,
     /// Nodes that have announced before that time.
@@ -43,7 +46,18 @@ impl Rebuild {
     ) -> Option<Self> {
         let (fences, told) = (BTreeMap::new(), Vec::new());
         let waits = !expected.is_empty() || listed;
-        waits.then_some(Self { expected, fences, told, fenced_at, until })
+        let anybody = false;
+        waits.then_some(Self { expected, anybody, fences, told, fenced_at, until })
+    }
+
+    /// The wait of a leader that does not know whom to wait for.
+    pub(super) fn of_anybody(fenced_at: Now, until: Now) -> Self {
+        let (expected, fences, told) = (Vec::new(), BTreeMap::new(), Vec::new());
+        Self { expected, anybody: true, fences, told, fenced_at, until }
+    }
+
+    fn expects(&self, node: NodeId) -> bool {
+        self.anybody || self.expected.contains(&node)
     }
 
     /// A node has announced everything; whether all have.
@@ -53,7 +67,11 @@ impl Rebuild {
         } else {
             self.expected.retain(|expected| *expected != node);
         }
-        self.expected.is_empty()
+        self.all_told()
+    }
+
+    fn all_told(&self) -> bool {
+        self.expected.is_empty() && !self.anybody
     }
 
     /// When to ask again.
@@ -72,13 +90,13 @@ impl Rebuild {
             }
             waits
         });
-        self.expected.is_empty() || now >= self.until
+        self.all_told() || now >= self.until
     }
 
     /// Until when an earlier mount of `node`, which the last leader knew, may be readable; `left`: for
     /// how long by the word of the node itself.
     fn fence(&mut self, now: Now, node: NodeId, left: Option<Duration>) -> Now {
-        let unknown = if self.expected.contains(&node) { self.fenced_at } else { now };
+        let unknown = if self.expects(node) { self.fenced_at } else { now };
         let until = left.map_or(unknown, |left| after(now, left)).min(self.fenced_at);
         if until > now {
             self.fences.insert(node, until);
@@ -114,12 +132,12 @@ impl Catalog {
         leaving.fold(told, Now::max).since(now)
     }
 
-    /// Whether this node may bring objects along: the last leader knew it, and unknown keys still
-    /// count as perhaps there. Later its keys may have other values already, while readers that kept
-    /// a locator still find the old ones (C2): then it must come back empty.
-    pub(super) fn awaited(&self, node: NodeId) -> bool {
-        let Some(rebuild) = &self.rebuild else { return !self.strict };
-        !self.strict || rebuild.expected.contains(&node)
+    /// Whether the owner of this memory may bring all its objects along: unknown keys still count as perhaps
+    /// there, the last leader may have known the owner, and cannot have given it up. Later its keys may have
+    /// other values already, while readers that kept a locator still find the old ones (C2).
+    pub(super) fn awaited(&self, offer: &SegmentOffer) -> bool {
+        let rebuild = self.rebuild.as_ref();
+        !offer.evidence.lapsed && rebuild.is_some_and(|rebuild| rebuild.expects(offer.node))
     }
 
     /// Nodes that may hold objects, in order: those that are mounted, those that a rebuild still waits

@@ -130,9 +130,9 @@ pub(super) struct Book {
     pub ahead: Ahead,
     /// Of a disk: how well it takes copies.
     pub intake: Intake,
-    /// Of a disk: whether what it announces is kept.
+    /// Whether what it announces is kept.
     pub trust: Trust,
-    /// Of a disk: records that it announced and was told to let go.
+    /// Objects that it announced and was told to drop.
     pub unwanted: u64,
     /// Of a disk: lives that its owner ended before it told of them.
     pub early: BTreeSet<(Slot, Generation)>,
@@ -182,6 +182,11 @@ impl Book {
     /// Whether it is on a disk: then its owner evicts, and its bytes are only counted.
     pub(super) fn is_disk(&self) -> bool {
         self.offer.medium == Medium::Ssd
+    }
+
+    /// Whether its owner must start over empty if it brings objects. A disk is judged record by record.
+    pub(super) fn refuses(&self) -> bool {
+        self.trust == Trust::Nothing && !self.is_disk()
     }
 
     /// Whether everything was told, and ranges may come and go.

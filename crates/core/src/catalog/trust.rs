@@ -1,29 +1,34 @@
-//! Disks that come back: what of that which they hold is still true.
+//! Segments that come back: which of their objects are still current.
 //!
-//! Memory forgets with its process; a disk does not. A node may be away for a day and come back with values
-//! that were removed or replaced meanwhile, perhaps at another leader. What must stay true: a value whose
-//! removal, or whose replacement, somebody was told of never comes back (G6).
+//! A disk keeps its records while it is away, and a node without a master keeps its memory. Meanwhile
+//! values are removed or replaced, perhaps at another leader. What must stay true: a value whose removal or
+//! replacement was acknowledged never comes back (G6).
 //!
-//! * While a disk is known, its records are parts of entries, and nothing is told before its owner has
-//!   said that they are gone.
-//! * When it is counted as gone, a ledger keeps what it held: hash of the key, and object. Whatever ends or
-//!   replaces a value strikes its hash. A disk that returns keeps what stands in the ledger, and what the
-//!   index has anyway; the rest is told to go, and its key waits for that.
-//! * A new leader has no ledger. It believes the disks on a durable list ([`Catalog::disks`]) but for keys
-//!   that it has struck itself. So a leader takes a disk off that list, durably, before it strikes
-//!   anything that the disk could hold: before the replicas of a disk that has left are swept out, and
-//!   before a rebuild ends without a disk that was on the list. Until then keys wait as they wait for the
-//!   fence of a mount that is over. A disk gets onto the list when it is open and has let go of everything
-//!   that it should not have.
-//! * A disk that neither a ledger nor the list knows starts over empty.
+//! * While a segment is mounted, its replicas are parts of entries, and a removal is acknowledged only after
+//!   the owner has freed them.
+//! * A durable list ([`Catalog::trusted`]) names the segments that the next leader may believe, each with a
+//!   [`Stamp`]: the incarnation of memory, or the number that the directory of a disk gets at every start. A
+//!   segment is known by its own identity, so it does not matter at which node or position it comes back; an
+//!   old copy of a directory shows an old stamp, and is not believed.
+//! * A leader takes a segment off that list, durably, before it acknowledges anything that the segment could
+//!   contradict: before the replicas of a segment that has left are swept out, and before a rebuild ends
+//!   without a segment that was on the list. Until then its keys wait. A segment gets onto the list when it
+//!   is open and has dropped everything that it should not have.
+//! * For disks that leave under the same leader a ledger in memory keeps what they held: hash of the key, and
+//!   object. Whatever ends or replaces a value strikes its hash. A disk that returns keeps what stands in
+//!   the ledger and what the index has anyway; it is told to drop the rest, and those keys wait for that.
+//! * A segment of the list that returns after the rebuild keeps what this leader has not struck.
+//! * A list that is older than the segments proves nothing: if an owner has obeyed a leader that is later than
+//!   the list, the whole list is forgotten ([`Catalog::follow`]).
+//! * A disk that neither the ledger nor the list knows starts over empty, and so does memory.
 
 use super::Catalog;
 use super::objects::{EntryId, Part, SegmentIndex, Stage};
 use super::segments::Phase;
 use crate::canary::{self, Canary};
 use crate::extent::Extent;
-use crate::ids::{Incarnation, LeaderEpoch, ObjectId, SegmentId, Slot, TenantId};
-use crate::plan::{Action, AnnouncedObject};
+use crate::ids::{Incarnation, LeaderEpoch, NodeId, ObjectId, SegmentId, Slot, Stamp, TenantId};
+use crate::plan::{Action, AnnouncedObject, Medium, SegmentOffer};
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -38,7 +43,23 @@ const FORGET_MAX: usize = 4096;
 /// For how long a disk that is away is remembered.
 const REMEMBER: Duration = Duration::from_hours(24);
 
-/// Which of the objects that a disk announces are kept, beside those that the index has.
+/// A segment that the next leader may believe, if it shows this stamp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Trusted {
+    /// Which segment.
+    pub segment: SegmentId,
+    /// Which state of it.
+    pub stamp: Stamp,
+}
+
+impl Trusted {
+    /// What an offer is listed as.
+    pub fn of(offer: &SegmentOffer) -> Self {
+        Self { segment: offer.segment, stamp: offer.stamp() }
+    }
+}
+
+/// Which of the objects that a segment announces are kept, beside those that the index has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
     /// None.
@@ -47,34 +68,58 @@ pub(super) enum Trust {
     Ledger,
     /// Those whose key was not struck since this leader came.
     NotStruck,
+    /// All: no leader can have given its owner up, and no key was struck yet.
+    All,
 }
 
-/// What is remembered of disks that are not here.
+/// A segment of the list that has not mounted here yet.
+#[derive(Debug)]
+struct Late {
+    stamps: BTreeSet<Stamp>,
+    forget_at: Now,
+}
+
+/// What is remembered of segments that are not here.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     /// What disks that are away held, by the hash of the key, and how many tenants had been struck as a
     /// whole by then. One value per key: an older one was struck.
     objects: BTreeMap<u64, (ObjectId, u64)>,
-    /// Disks that left, and when they are forgotten.
-    away: BTreeMap<SegmentId, Now>,
-    /// Disks that the last leader believed and that have not mounted here yet; forgotten alike.
-    late: BTreeMap<SegmentId, Now>,
-    /// Keys that ended or got a value while disks are late.
+    /// Disks that left, with their stamp, and when they are forgotten.
+    away: BTreeMap<SegmentId, (Stamp, Now)>,
+    /// Segments that the last leader believed and that have not mounted here yet; forgotten alike.
+    late: BTreeMap<SegmentId, Late>,
+    /// Keys that ended or got a value while segments are late.
     struck: BTreeSet<u64>,
     /// Tenants of whom keys have ended that nobody can name, and when, counted in such ends.
     whole: BTreeMap<TenantId, u64>,
     wholes: u64,
-    /// Disks that may be on the durable list.
-    listed: BTreeSet<SegmentId>,
-    /// Those that must not be.
-    doubted: BTreeSet<SegmentId>,
+    /// What may be on the durable list.
+    listed: BTreeSet<Trusted>,
+    /// What may be on it and must not be.
+    doubted: BTreeSet<Trusted>,
 }
 
 impl Ledger {
     /// What a leader begins with: the durable list.
-    pub(super) fn new(now: Now, disks: Vec<SegmentId>) -> Self {
-        let late = disks.iter().map(|disk| (*disk, now.plus(REMEMBER))).collect();
-        Self { late, listed: disks.into_iter().collect(), ..Self::default() }
+    pub(super) fn new(now: Now, list: Vec<Trusted>) -> Self {
+        let mut late: BTreeMap<SegmentId, Late> = BTreeMap::new();
+        for Trusted { segment, stamp } in &list {
+            let forget_at = now.plus(REMEMBER);
+            let late = late.entry(*segment);
+            late.or_insert(Late { stamps: BTreeSet::new(), forget_at }).stamps.insert(*stamp);
+        }
+        Self { late, listed: list.into_iter().collect(), ..Self::default() }
+    }
+
+    /// The list is older than what owners have seen: nothing of it is believed.
+    pub(super) fn forget_list(&mut self) {
+        self.late.clear();
+    }
+
+    fn is_late(&self, offer: &SegmentOffer) -> bool {
+        let late = self.late.get(&offer.segment);
+        late.is_some_and(|late| late.stamps.iter().any(|stamp| offer.has_stamp(*stamp)))
     }
 
     /// Memory of what is remembered, about.
@@ -99,80 +144,98 @@ impl Ledger {
 }
 
 impl Catalog {
-    /// Disks that the next leader may believe. To be written down whenever it changes:
-    /// [`Catalog::disks_listing`], then the write, then [`Catalog::disks_listed`].
-    pub fn disks(&self) -> Vec<SegmentId> {
+    /// Segments that the next leader may believe. To be written down whenever it changes:
+    /// [`Catalog::trust_writing`], then the write, then [`Catalog::trust_written`].
+    pub fn trusted(&self) -> Vec<Trusted> {
         let ledger = &self.ledger;
-        let settled = self.segments.iter().filter(|(_, book)| book.is_disk() && book.is_open());
-        let settled = settled.filter(|(_, book)| book.unwanted == 0);
-        let settled = settled.map(|(_, book)| book.offer.segment);
-        let all: BTreeSet<SegmentId> = settled.chain(ledger.listed.iter().copied()).collect();
-        all.into_iter().filter(|disk| !ledger.doubted.contains(disk)).collect()
+        let settled = self.segments.iter().filter(|(_, book)| book.is_open() && book.unwanted == 0);
+        let settled = settled.map(|(_, book)| Trusted::of(&book.offer));
+        let settled = settled.filter(|trusted| trusted.stamp != Stamp(0));
+        let all: BTreeSet<Trusted> = settled.chain(ledger.listed.iter().copied()).collect();
+        all.into_iter().filter(|trusted| !ledger.doubted.contains(trusted)).collect()
     }
 
-    /// Whether the durable list says something else than [`Catalog::disks`].
-    pub fn disks_changed(&self) -> bool {
-        !self.ledger.listed.iter().copied().eq(self.disks())
+    /// Whether the durable list says something else than [`Catalog::trusted`].
+    pub fn trust_changed(&self) -> bool {
+        !self.ledger.listed.iter().copied().eq(self.trusted())
     }
 
     /// This list is about to be written: from now on it may be read by the next leader.
-    pub fn disks_listing(&mut self, disks: &[SegmentId]) {
-        self.ledger.listed.extend(disks);
+    pub fn trust_writing(&mut self, list: &[Trusted]) {
+        self.ledger.listed.extend(list);
     }
 
     /// This list is written, and no other can be read any more.
-    pub fn disks_listed(&mut self, disks: &[SegmentId]) {
-        self.ledger.listed = disks.iter().copied().collect();
+    pub fn trust_written(&mut self, list: &[Trusted]) {
+        let Ledger { listed, doubted, .. } = &mut self.ledger;
+        *listed = list.iter().copied().collect();
+        doubted.retain(|trusted| listed.contains(trusted));
     }
 
-    /// Disks that are away and remembered, and the values that they are remembered with.
+    /// Segments that are away and remembered, and the values that they are remembered with.
     pub fn away(&self) -> (usize, usize) {
         (self.ledger.away.len() + self.ledger.late.len(), self.ledger.objects.len())
     }
 
-    /// How far a disk that mounts is believed.
-    pub(super) fn trust_of(&self, disk: SegmentId) -> Trust {
-        if self.ledger.away.contains_key(&disk) {
+    /// Whether the durable list that this leader began with names a segment that has not come yet.
+    pub fn awaits(&self, segment: SegmentId) -> bool {
+        self.ledger.late.contains_key(&segment)
+    }
+
+    /// How far a segment that mounts is believed.
+    pub(super) fn trust_of(&self, offer: &SegmentOffer) -> Trust {
+        let away = self.ledger.away.get(&offer.segment);
+        if away.is_some_and(|(stamp, _)| offer.has_stamp(*stamp)) {
             Trust::Ledger
-        } else if self.ledger.late.contains_key(&disk) {
+        } else if self.ledger.is_late(offer) {
             Trust::NotStruck
         } else {
             Trust::Nothing
         }
     }
 
-    /// A disk leaves. One that was still telling is remembered as it was before.
+    /// A segment leaves. A disk is remembered, and stays on the list until it is swept out, because it may be
+    /// back soon; one that was still telling is remembered as it was before.
     pub(super) fn remember(&mut self, index: SegmentIndex, from: Now) {
         let book = self.segments.book(index);
-        if book.is_disk() && book.is_open() {
-            self.ledger.away.insert(book.offer.segment, from.plus(REMEMBER));
+        let left = Trusted::of(&book.offer);
+        if !book.is_disk() {
+            if self.ledger.listed.contains(&left) {
+                self.ledger.doubted.insert(left);
+            }
+        } else if book.is_open() {
+            self.ledger.away.insert(left.segment, (left.stamp, from.plus(REMEMBER)));
         }
     }
 
-    /// Whether a disk that left may be swept out: the next leader must not believe it any more, unless it
-    /// is back already and has told everything.
+    /// Whether a segment that left may be swept out: the next leader must not believe it any more, unless
+    /// it is back already, by the same stamp, and has told everything.
     pub(super) fn may_sweep(&mut self, index: SegmentIndex) -> bool {
-        let book = self.segments.book(index);
-        let disk = book.offer.segment;
+        let left = Trusted::of(&self.segments.book(index).offer);
         let back = |index| {
             let book = self.segments.book(index);
-            book.is_open() && book.unwanted == 0
+            book.is_open() && book.unwanted == 0 && Trusted::of(&book.offer) == left
         };
-        if !book.is_disk() || self.segments.find(disk).is_some_and(back) {
+        if self.segments.find(left.segment).is_some_and(back) {
             return true;
         }
-        self.ledger.doubted.insert(disk);
-        !self.ledger.listed.contains(&disk) || canary::on(Canary::DiskBelievedTooLong)
+        if !self.ledger.listed.contains(&left) {
+            return true;
+        }
+        self.ledger.doubted.insert(left);
+        canary::on(Canary::DiskBelievedTooLong)
     }
 
-    /// Whether a rebuild may end: the next leader must not believe disks that have not come, because
+    /// Whether a rebuild may end: the next leader must not believe segments that have not come, because
     /// from then on their keys can be struck.
     pub(super) fn may_end_rebuild(&mut self) -> bool {
         let Self { ledger, segments, .. } = self;
-        let open =
-            |disk: &SegmentId| segments.find(*disk).is_some_and(|i| segments.book(i).is_open());
-        let missing = ledger.late.keys().filter(|disk| !open(disk)).copied();
-        ledger.doubted.extend(missing);
+        let here = |trusted: &Trusted| {
+            let book = segments.find(trusted.segment).map(|index| segments.book(index));
+            book.is_some_and(|book| book.is_open() && Trusted::of(&book.offer) == *trusted)
+        };
+        let missing = ledger.listed.iter().filter(|trusted| !here(trusted)).copied();
+        ledger.doubted.extend(missing.collect::<Vec<_>>());
         ledger.listed.is_disjoint(&ledger.doubted) || canary::on(Canary::DiskBelievedTooLong)
     }
 
@@ -220,41 +283,52 @@ impl Catalog {
     /// Disks that were away for too long.
     pub(super) fn forget_ledgers(&mut self, now: Now) {
         let ledger = &mut self.ledger;
-        ledger.away.retain(|_, at| *at > now);
-        ledger.late.retain(|_, at| *at > now);
+        ledger.away.retain(|_, (_, at)| *at > now);
+        ledger.late.retain(|_, late| late.forget_at > now);
         ledger.trim();
     }
 
-    /// A disk has told everything: it is not away any more.
+    /// A segment has told everything: it is not away any more.
     pub(super) fn returned(&mut self, index: SegmentIndex) {
         let book = self.segments.book(index);
-        if !book.is_disk() {
-            return;
+        let (offer, unwanted) = (book.offer.clone(), book.unwanted);
+        let away = self.ledger.away.remove(&offer.segment).is_some();
+        let late = self.ledger.late.remove(&offer.segment).is_some();
+        if offer.medium == Medium::Ssd {
+            self.counters.disks_returned += u64::from(away || late);
         }
-        let (disk, unwanted) = (book.offer.segment, book.unwanted);
-        let away = self.ledger.away.remove(&disk).is_some();
-        let late = self.ledger.late.remove(&disk).is_some();
-        self.counters.disks_returned += u64::from(away || late);
         if unwanted == 0 {
-            self.ledger.doubted.remove(&disk);
+            self.ledger.doubted.remove(&Trusted::of(&offer));
         }
     }
 
-    /// A disk has let go of a record that it should not have.
+    /// A segment has dropped an object that it should not have.
     pub(super) fn let_go(&mut self, index: SegmentIndex) {
         let book = self.segments.book_mut(index);
         book.unwanted -= 1;
         if book.unwanted == 0 && book.is_open() {
-            self.ledger.doubted.remove(&book.offer.segment);
+            self.ledger.doubted.remove(&Trusted::of(&book.offer));
         }
     }
 
-    /// Whether what a disk tells is kept, if the index has not the same object anyway.
+    /// Whether a node may let others read its memory: a value that it was told to drop is still readable
+    /// there, by locators of an earlier leader. A disk is mounted anew and has no such readers.
+    pub fn may_serve(&self, node: NodeId) -> bool {
+        let Some(member) = self.nodes.get(&node) else { return false };
+        let mut mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));
+        mounts.all(|index| {
+            let book = self.segments.book(index);
+            book.is_disk() || book.unwanted == 0
+        })
+    }
+
+    /// Whether what a segment tells is kept, if the index has not the same object anyway.
     pub(super) fn believes(&self, index: SegmentIndex, told: &AnnouncedObject) -> bool {
         let hash = told.label.name().hash().0;
         let book = self.segments.book(index);
         let whole = self.ledger.whole.get(&told.label.tenant);
         match book.trust {
+            Trust::All => true,
             Trust::Nothing => false,
             Trust::Ledger => self.ledger.objects.get(&hash).is_some_and(|(object, wholes)| {
                 *object == told.object && whole.is_none_or(|at| at <= wholes)
@@ -273,17 +347,21 @@ impl Catalog {
         self.ledger.objects.remove(&hash);
     }
 
-    /// The order to let a record go that was announced is out: its disk is not believed before it has. So
-    /// it is with one whose key was not told, because it was on its way out already.
+    /// The order to drop an announced object is out: its segment is not believed before it has. So it is
+    /// with a record whose key was not told, because it was on its way out already. Memory that never
+    /// stopped serving is left out: what it was told to drop is superseded, and its owner answers soon.
     pub(super) fn unwanted(&mut self, part: &Part) {
         let book = self.segments.book_mut(part.segment);
-        if !book.is_disk() {
+        if book.trust == Trust::All {
             return;
         }
         if let Some(ending) = book.ending.get_mut(&part.slot) {
             ending.unwanted = true;
             book.unwanted += 1;
-            self.ledger.doubted.insert(book.offer.segment);
+            let told = Trusted::of(&book.offer);
+            if self.ledger.listed.contains(&told) {
+                self.ledger.doubted.insert(told);
+            }
         }
     }
 
@@ -311,7 +389,18 @@ impl Catalog {
         self.objects.entry(id).object.epoch == NOBODYS
     }
 
-    /// A disk tells of an object that is not kept, under a key that has no value. The key waits until the
+    /// An announced object was told to go.
+    pub(super) fn count_dropped(&mut self, part: &Part) {
+        let book = self.segments.book(part.segment);
+        let count = match book.trust {
+            _ if book.is_disk() => &mut self.counters.disk_dropped,
+            Trust::All => &mut self.counters.announced_dropped,
+            _ => &mut self.counters.late_dropped,
+        };
+        *count += 1;
+    }
+
+    /// A segment tells of an object that is not kept, under a key that has no value. The key waits until the
     /// record is gone: otherwise it could come back at the next leader, after a put and a remove.
     pub(super) fn turn_away(
         &mut self,
@@ -323,7 +412,7 @@ impl Catalog {
         let id = self.insert_announced(now, told, Now(0));
         self.objects.entry_mut(id).extra_mut().orphans = 1;
         self.keep_key(id);
-        self.counters.disk_dropped += 1;
+        self.count_dropped(part);
         self.order(now, part, extent, Action::Retire { free_after_ms: 0 }, Some(id));
         self.unwanted(part);
     }

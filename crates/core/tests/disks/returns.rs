@@ -1,12 +1,14 @@
 //! Disks that were away, and leaders that never saw them.
 
 use crate::rig::{KIB, Rig, config, disk, key, memory, ms, offer};
-use mooncrate_core::catalog::{Catalog, Ended, Offload, Removal, Start};
+use mooncrate_core::catalog::{Catalog, Ended, Offload, Removal, Start, Trusted};
 use mooncrate_core::copy::CopyOrder;
 use mooncrate_core::error::{PutError, RemoveError};
-use mooncrate_core::plan::{Announced, AnnouncedLife, AnnouncedObject, OrderResult};
+use mooncrate_core::plan::{
+    Announced, AnnouncedLife, AnnouncedObject, Evidence, OrderResult, SegmentOffer,
+};
 use mooncrate_core::{
-    Extent, Generation, LeaderEpoch, Medium, NodeId, PutConfig, Seal, SegmentId, Slot,
+    Extent, Generation, LeaderEpoch, Medium, NodeId, PutConfig, Seal, Slot, Stamp,
 };
 
 /// G6: a disk that was away keeps what is still true, and nothing else.
@@ -42,10 +44,10 @@ fn a_disk_that_returns_keeps_what_is_still_true() {
     // Their keys wait until the records are gone, and the next leader believes the disk only then.
     let put = rig.start(ms(now), b"gone", &PutConfig::default());
     assert!(matches!(put, Err(PutError::InProgress { .. })), "{put:?}");
-    assert!(!rig.catalog.disks().contains(&disk(1)));
+    assert!(!rig.believed().contains(&disk(1)));
     rig.settle(ms(now));
     rig.start(ms(now), b"gone", &PutConfig::default()).unwrap();
-    assert!(rig.catalog.disks().contains(&disk(1)));
+    assert!(rig.believed().contains(&disk(1)));
     let counters = rig.catalog.counters();
     assert_eq!((counters.disks_returned, counters.disk_dropped), (1, 3));
     assert_eq!(rig.catalog.away(), (0, 0));
@@ -105,9 +107,9 @@ fn a_node_that_comes_back_without_its_disk_leaves_it_behind() {
     }
 }
 
-fn takeover(rig: &Rig, nodes: &[u64], disks: &[SegmentId]) -> Rig {
+fn takeover(rig: &Rig, nodes: &[u64], trusted: &[Trusted]) -> Rig {
     let expected = nodes.iter().map(|node| NodeId(*node)).collect();
-    let start = Start::Takeover { expected, disks: disks.to_vec() };
+    let start = Start::Takeover { expected, trusted: trusted.to_vec() };
     let catalog = Catalog::new(config(Offload::Eager), LeaderEpoch(2), start, ms(0));
     Rig { catalog, disks: rig.disks.clone(), copies: Vec::new(), orders: Vec::new() }
 }
@@ -120,8 +122,8 @@ fn a_new_leader_believes_the_disks_on_its_list() {
         first.put(ms(1), &key(n));
     }
     first.settle(ms(1));
-    let list = first.catalog.disks();
-    assert_eq!(list, [disk(1)]);
+    assert_eq!(first.believed(), [disk(1)]);
+    let list = first.catalog.trusted();
     for believed in [true, false] {
         let list = if believed { &list[..] } else { &[] };
         let mut next = takeover(&first, &[1], list);
@@ -136,7 +138,7 @@ fn a_new_leader_believes_the_disks_on_its_list() {
             assert_eq!(found, believed);
         }
         assert_eq!(next.catalog.counters().disk_dropped, if believed { 0 } else { 4 });
-        assert_eq!(next.catalog.disks(), [disk(1)]);
+        assert_eq!(next.believed(), [disk(1)]);
     }
 }
 
@@ -147,7 +149,7 @@ fn a_rebuild_ends_when_the_disks_that_are_missing_are_off_the_list() {
     let mut first = Rig::new(Offload::Eager, 1);
     first.put(ms(1), b"key");
     first.settle(ms(1));
-    let mut next = takeover(&first, &[1], &first.catalog.disks());
+    let mut next = takeover(&first, &[1], &first.catalog.trusted());
     for at in (0..40_000).step_by(100) {
         next.catalog.tick(ms(at));
     }
@@ -155,8 +157,8 @@ fn a_rebuild_ends_when_the_disks_that_are_missing_are_off_the_list() {
         next.catalog.remove(ms(40_000), b"key", false),
         Err(RemoveError::Rebuilding { .. })
     ));
-    assert!(next.catalog.disks_changed());
-    assert_eq!(next.catalog.disks(), []);
+    assert!(next.catalog.trust_changed());
+    assert_eq!(next.believed(), []);
     next.keep();
     next.catalog.tick(ms(40_001));
     assert_eq!(next.catalog.remove(ms(40_002), b"key", false), Err(RemoveError::NotFound));
@@ -166,7 +168,7 @@ fn a_rebuild_ends_when_the_disks_that_are_missing_are_off_the_list() {
     next.mount(ms(40_003), 1, Medium::Ssd, 2, &page).unwrap();
     next.settle(ms(40_003));
     assert_eq!(next.located(ms(40_004), b"key"), []);
-    assert_eq!(next.catalog.disks(), [disk(1)]);
+    assert_eq!(next.believed(), [disk(1)]);
 }
 
 /// The same trap while a leader lives: the replicas of a disk that left hold their keys until the disk
@@ -233,7 +235,7 @@ fn a_record_that_is_turned_away_keeps_no_good_copy_out() {
 /// A new leader that has heard the disk of node 1, and not the memory of node 2.
 fn disk_has_told() -> (Rig, CopyOrder) {
     let (first, order) = on_both();
-    let mut next = takeover(&first, &[1, 2], &[disk(1)]);
+    let mut next = takeover(&first, &[1, 2], &first.catalog.trusted());
     let page = next.recovered(disk(1));
     next.mount(ms(1), 1, Medium::Ssd, 2, &page).unwrap();
     (next, order)
@@ -298,4 +300,35 @@ fn a_disk_takes_orders_while_it_still_tells() {
     rig.settle(ms(now));
     assert_eq!(rig.located(ms(now), b"one")[0], Medium::Dram);
     rig.catalog.audit().unwrap();
+}
+
+/// A disk is known by its identity and its stamp: another node, or another mount, may bring it; a copy that shows
+/// an older stamp is not believed, whoever brings it.
+#[test]
+fn a_disk_is_believed_by_its_stamp_and_at_any_node() {
+    let mut first = Rig::new(Offload::Eager, 1);
+    for n in 0..4 {
+        first.put(ms(1), &key(n));
+    }
+    first.settle(ms(1));
+    let list = first.catalog.trusted();
+    let cases = [
+        ("confirmed", Stamp(8), (Stamp(7), Stamp(0)), true),
+        ("two starts without a master", Stamp(9), (Stamp(8), Stamp(7)), true),
+        ("an older copy", Stamp(9), (Stamp(6), Stamp(5)), false),
+        ("no stamp", Stamp(0), (Stamp(0), Stamp(0)), false),
+    ];
+    for (what, stamp, before, believed) in cases {
+        let mut next = takeover(&first, &[1], &list);
+        let page = next.recovered(disk(1));
+        let evidence = Evidence { stamp, before, lapsed: false };
+        let moved = SegmentOffer { node: NodeId(5), evidence, ..offer(1, Medium::Ssd, 2) };
+        next.catalog.mount(ms(1), NodeId(5), std::slice::from_ref(&moved)).unwrap();
+        next.catalog.announce(ms(1), moved.segment, moved.incarnation, &page, true).unwrap();
+        next.settle(ms(2));
+        for n in 0..4 {
+            assert_eq!(next.catalog.locate(ms(3), &key(n), 0).is_ok(), believed, "{what}");
+        }
+        next.catalog.audit().unwrap();
+    }
 }

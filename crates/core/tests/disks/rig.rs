@@ -1,14 +1,14 @@
 //! Owners of memory and disks that do as they are told.
 
-use mooncrate_core::catalog::{Catalog, Config, Offload, Start};
+use mooncrate_core::catalog::{Catalog, Config, Offload, Start, Trusted};
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::error::{GetError, MountError, PutError};
 use mooncrate_core::plan::{
-    Announced, AnnouncedLife, AnnouncedObject, Notice, Order, OrderResult, SegmentOffer,
+    Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, Order, OrderResult, SegmentOffer,
 };
 use mooncrate_core::{
     Extent, Generation, HostId, Incarnation, LeaderEpoch, Locator, Medium, NodeId, Now, ObjectId,
-    PutConfig, Seal, SegmentId, Slot, ZoneId,
+    PutConfig, Seal, SegmentId, Slot, Stamp, ZoneId,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,6 +32,7 @@ pub(crate) fn offer(node: u64, medium: Medium, incarnation: u64) -> SegmentOffer
         host: HostId(node),
         zone: ZoneId(0),
         tenant: None,
+        evidence: Evidence { stamp: Stamp(7), ..Evidence::default() },
     }
 }
 
@@ -41,6 +42,11 @@ pub(crate) fn memory(node: u64) -> SegmentId {
 
 pub(crate) fn disk(node: u64) -> SegmentId {
     SegmentId::on(Medium::Ssd, NodeId(node), 0)
+}
+
+/// The disk of a node, as a list names it.
+pub(crate) fn trusted(node: u64) -> Trusted {
+    Trusted::of(&offer(node, Medium::Ssd, 1))
 }
 
 pub(crate) fn config(offload: Offload) -> Config {
@@ -70,7 +76,7 @@ impl Rig {
     }
 
     pub(crate) fn with(config: Config, nodes: u64) -> Self {
-        let catalog = Catalog::new(config, LeaderEpoch(1), Start::Fresh, ms(0));
+        let catalog = Catalog::new(config, LeaderEpoch(1), Start::New, ms(0));
         let (disks, copies, orders) = (BTreeMap::new(), Vec::new(), Vec::new());
         let mut rig = Self { catalog, disks, copies, orders };
         for node in 1..=nodes {
@@ -96,9 +102,15 @@ impl Rig {
 
     /// The master writes its list down.
     pub(crate) fn keep(&mut self) {
-        let disks = self.catalog.disks();
-        self.catalog.disks_listing(&disks);
-        self.catalog.disks_listed(&disks);
+        let list = self.catalog.trusted();
+        self.catalog.trust_writing(&list);
+        self.catalog.trust_written(&list);
+    }
+
+    /// Disks that the next leader may believe.
+    pub(crate) fn believed(&self) -> Vec<SegmentId> {
+        let all = self.catalog.trusted().into_iter().map(|trusted| trusted.segment);
+        all.filter(|segment| segment.medium() == Medium::Ssd).collect()
     }
 
     pub(crate) fn collect(&mut self) {

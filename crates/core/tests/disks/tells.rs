@@ -1,6 +1,6 @@
 //! A disk tells for minutes what it holds: what happens meanwhile, and what gets lost on the way.
 
-use crate::rig::{KIB, Rig, disk, key, memory, ms, offer};
+use crate::rig::{KIB, Rig, disk, key, memory, ms, offer, trusted};
 use mooncrate_core::catalog::{Catalog, Mounted, Offload, Removal, Start};
 use mooncrate_core::error::RemoveError;
 use mooncrate_core::key::Name;
@@ -20,7 +20,7 @@ fn late() -> (Rig, Vec<Announced>) {
     first.settle(ms(1));
     let page = first.recovered(disk(1));
     assert_eq!(page.len(), 6);
-    let start = Start::Takeover { expected: Vec::new(), disks: vec![disk(1)] };
+    let start = Start::Takeover { expected: Vec::new(), trusted: vec![trusted(1)] };
     let config = crate::rig::config(Offload::Eager);
     let catalog = Catalog::new(config, LeaderEpoch(2), start, ms(0));
     let mut rig = Rig { catalog, disks: first.disks, copies: Vec::new(), orders: Vec::new() };
@@ -167,9 +167,9 @@ fn a_record_that_ended_before_it_was_told_is_not_given_out() {
     tell(&mut rig, now, &page[2..], true);
     let found: Vec<bool> = names.iter().map(|n| !rig.located(ms(now), n).is_empty()).collect();
     assert_eq!(found, [true, true, true, true, false, false]);
-    assert!(!rig.catalog.disks().contains(&disk(1)), "what they hold is not known to be gone");
+    assert!(!rig.believed().contains(&disk(1)), "what they hold is not known to be gone");
     rig.obey(ms(now));
-    assert!(rig.catalog.disks().contains(&disk(1)));
+    assert!(rig.believed().contains(&disk(1)));
 }
 
 /// An order to a disk that still tells may be lost like any other: it is repeated.

@@ -26,6 +26,7 @@ mod loaders;
 mod open;
 mod places;
 mod scrub;
+mod stamp;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -39,7 +40,7 @@ use budget::Budget;
 use carried::Carried;
 use keep::Queue;
 use loaders::Loaders;
-use mooncrate_core::plan::{Notice, Order};
+use mooncrate_core::plan::{Evidence, Notice, Order};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Incarnation, Label, LeaderEpoch, ObjectId, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
@@ -63,6 +64,8 @@ pub(crate) struct Disk {
     /// How long that took.
     pub(crate) recovery_seconds: f64,
     pub(crate) tally: Tally,
+    /// What shows a master that its records are current.
+    evidence: Mutex<Evidence>,
     /// Which record is in which slot.
     places: Mutex<Places>,
     /// Values that wait to be kept.

@@ -5,13 +5,14 @@ use super::budget::Budget;
 use super::carried::{Carried, stand_in};
 use super::keep::Queue;
 use super::places::{Place, Places};
+use super::stamp::{Stamped, stamp_anew};
 use super::{Disk, Held, Io, SsdConfig, Tally, TierConfig, full, record_of};
 use crate::config::NodeConfig;
 use crate::duty::NodeError;
 use mooncrate_core::limits::EXTENT_ALIGN;
-use mooncrate_core::plan::{Announced, AnnouncedLife, Medium};
+use mooncrate_core::plan::{Announced, AnnouncedLife, Evidence};
 use mooncrate_core::seal::extent_bytes;
-use mooncrate_core::{Extent, Generation, Incarnation, LeaderEpoch, NodeId, SegmentId, Slot};
+use mooncrate_core::{Extent, Generation, Incarnation, LeaderEpoch, SegmentId, Slot};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Adopt, Segment, SegmentSpec};
@@ -43,11 +44,10 @@ impl OpenDisks {
     /// Opens the disks of a node, all at a time.
     pub fn open(config: &NodeConfig) -> Result<Self, NodeError> {
         let opened = std::thread::scope(|scope| {
-            let opening: Vec<_> = (0..)
-                .zip(&config.tier.disks)
-                .map(|(index, ssd)| {
-                    let open =
-                        move || open(config.node(), index, config.incarnation, ssd, &config.tier);
+            let disks = config.tier.disks.iter();
+            let opening: Vec<_> = disks
+                .map(|ssd| {
+                    let open = move || open(config.incarnation, ssd, &config.tier);
                     Builder::new().name("disk-open".into()).spawn_scoped(scope, open)
                 })
                 .collect();
@@ -61,19 +61,53 @@ impl OpenDisks {
             });
             done.collect::<Result<Vec<_>, NodeError>>()
         })?;
+        if let Some((copy, original)) = twins(&opened) {
+            let text = format!(
+                "it is a copy of {}; empty one of the two, or leave it out",
+                original.config.path.display()
+            );
+            let path = copy.config.path.display().to_string();
+            return Err(NodeError::Disk { path, source: io::Error::other(text) });
+        }
         Ok(Self(opened))
     }
+
+    /// Which disks there are, and what they show a master.
+    pub fn offers(&self) -> Vec<(SegmentId, Evidence)> {
+        self.0.iter().map(|(disk, _)| (disk.id, disk.evidence())).collect()
+    }
+
+    /// What these disks hold is believed by nobody: from now on no list that names an earlier stamp of theirs is
+    /// right. To be called before the master beside them answers anything.
+    pub fn confirm(
+        &self,
+        epoch: LeaderEpoch,
+        doubted: impl Fn(SegmentId) -> bool,
+    ) -> Result<(), NodeError> {
+        for (disk, _) in self.0.iter().filter(|(disk, _)| doubted(disk.id)) {
+            disk.confirm(epoch).map_err(|source| NodeError::Disk {
+                path: disk.config.path.display().to_string(),
+                source,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Two directories of one identity: one is a copy of the other.
+fn twins(opened: &[(Arc<Disk>, Arc<Segment>)]) -> Option<(&Disk, &Disk)> {
+    opened.iter().enumerate().find_map(|(at, (disk, _))| {
+        let before = opened[..at].iter().find(|(other, _)| other.id == disk.id);
+        before.map(|(other, _)| (disk.as_ref(), other.as_ref()))
+    })
 }
 
 /// Opens a disk and makes its segment.
 fn open(
-    node: NodeId,
-    index: u16,
     mount: Incarnation,
     config: &SsdConfig,
     tier: &TierConfig,
 ) -> Result<(Arc<Disk>, Arc<Segment>), NodeError> {
-    let id = SegmentId::on(Medium::Ssd, node, index);
     let began = boottime();
     let mut records = Vec::new();
     let mut told = began;
@@ -112,6 +146,12 @@ fn open(
     })?;
     let undeleted =
         full::make_room_to_start(config, device.as_ref(), backend.as_ref(), &mut records);
+    let id = SegmentId::disk(backend.token());
+    let Stamped { evidence, epoch } = stamp_anew(device.as_ref()).unwrap_or_else(|error| {
+        let path = config.path.display();
+        tracing::warn!(%error, %path, "no new stamp could be written: what the disk holds is not believed");
+        Stamped::default()
+    });
     let took = boottime().since(began);
     tracing::info!(
         path = %config.path.display(),
@@ -126,7 +166,9 @@ fn open(
     let Adopted { places, mut unplaced, next } = adopt(&segment, records.iter().map(Told::from));
     drop(records);
     unplaced.extend(undeleted);
-    let parts = Parts { backend, device, recovery, took };
+    // A master whose state is older than the leader that confirmed the disk must hear of that leader.
+    let _first = segment.witness(epoch);
+    let parts = Parts { backend, device, recovery, took, evidence };
     let disk = Disk::new(id, config, parts, places, tier.write_bytes_per_day);
     disk.drop_unplaced(&unplaced, &segment, Slot(next));
     Ok((Arc::new(disk), segment))
@@ -138,6 +180,7 @@ pub(super) struct Parts {
     pub(super) device: Arc<dyn mooncrate_ssd::Disk>,
     pub(super) recovery: Recovery,
     pub(super) took: Duration,
+    pub(super) evidence: Evidence,
 }
 
 impl Disk {
@@ -156,6 +199,7 @@ impl Disk {
             recovery: parts.recovery,
             recovery_seconds: parts.took.as_secs_f64(),
             tally: Tally::default(),
+            evidence: Mutex::new(parts.evidence),
             places: Mutex::new(places),
             queue: Mutex::new(Queue::default()),
             queued: Condvar::new(),

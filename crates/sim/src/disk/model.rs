@@ -369,6 +369,10 @@ impl Backend for Model {
         (bad, 0)
     }
 
+    fn token(&self) -> u64 {
+        1
+    }
+
     fn usage(&self) -> Usage {
         let state = self.inner.state.lock();
         let live = || state.records.values().filter(|slot| !slot.hidden && !slot.bad);

@@ -12,12 +12,12 @@ use crate::swarm::Disks;
 use crate::{MS, Nanos};
 use mooncrate_core::copy::CopyOrder;
 use mooncrate_core::plan::{
-    Announced, AnnouncedLife, AnnouncedObject, Notice, Order, OrderResult, SegmentOffer,
+    Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, Order, OrderResult, SegmentOffer,
 };
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{
     Extent, Generation, HostId, Incarnation, LeaderEpoch, Locator, Medium, NodeId, Now, SegmentId,
-    Slot, ZoneId, seal,
+    Slot, Stamp, ZoneId, seal,
 };
 use std::collections::BTreeMap;
 
@@ -53,6 +53,8 @@ pub struct Disk {
     pub segment: SegmentId,
     /// The mount.
     pub incarnation: Incarnation,
+    /// What it shows for being current.
+    evidence: Evidence,
     bytes: u64,
     slots: u32,
     /// Longest time until a removal is durable, in milliseconds.
@@ -85,6 +87,7 @@ impl Disk {
         Self {
             segment,
             incarnation: Incarnation(0),
+            evidence: Evidence::default(),
             bytes: load.bytes,
             slots: load.slots,
             removes_ms: load.removes_ms,
@@ -109,6 +112,7 @@ impl Disk {
             host: HostId(host.into()),
             zone: ZoneId(u64::from(host) % 2),
             tenant: None,
+            evidence: self.evidence,
         }
     }
 
@@ -131,6 +135,14 @@ impl Disk {
         self.ended.clear();
         self.incarnation = incarnation;
         self.serve_until = Now(0);
+        let before = (self.evidence.stamp, self.evidence.before.0);
+        let stamp = Stamp(self.rng.below(u64::MAX) + 1);
+        self.evidence = Evidence { stamp, before, lapsed: false };
+    }
+
+    /// A leader has taken it over: from now on only the stamp of this start counts.
+    pub fn confirm(&mut self) {
+        self.evidence.before = (Stamp(0), Stamp(0));
     }
 
     /// It serves until then; `Now(0)`: not at all.

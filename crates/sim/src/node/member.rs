@@ -7,7 +7,7 @@ use crate::message::{Actor, Event, ToMaster};
 use crate::swarm::REGISTRATION;
 use mooncrate_core::catalog::Mounted;
 use mooncrate_core::error::MountError;
-use mooncrate_core::plan::SegmentOffer;
+use mooncrate_core::plan::{Evidence, SegmentOffer};
 use mooncrate_core::{HostId, LeaderEpoch, Medium, Now, Slot, ZoneId, lease};
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ pub(super) struct Standing {
     told: LeaderEpoch,
     /// Sending time of the last acknowledged heartbeat.
     pub(super) acknowledged: Now,
+    /// The last mount said that no leader had heard it for the registration time.
+    lapsed: bool,
     /// It has never been open to writers: nothing can be lost, nothing can be wrong.
     pub(super) empty: bool,
     born: Now,
@@ -60,6 +62,7 @@ impl Standing {
             epoch: LeaderEpoch(0),
             told: LeaderEpoch(0),
             acknowledged: now,
+            lapsed: false,
             empty: true,
             born: now,
             fence: None,
@@ -76,7 +79,6 @@ impl Node {
     pub fn beat(&mut self, ctx: &mut Ctx) {
         let jitter = self.rng.below(BEAT / 8);
         ctx.after(BEAT - BEAT / 16 + jitter, Event::NodeBeat(self.ix, self.boot));
-        self.check_lapse(ctx);
         self.standing.unanswered += 1;
         if self.standing.unanswered > DEAF_BEATS {
             self.find_leader(ctx);
@@ -103,6 +105,12 @@ impl Node {
     fn send_mount(&mut self, ctx: &mut Ctx) {
         self.standing.round += 1;
         let now = ctx.mono(self.host);
+        // It serves nobody by now, and keeps what it holds: a leader that knows it may still believe it.
+        let lapsed = now.since(self.standing.acknowledged) > REGISTRATION;
+        if lapsed && !self.standing.empty {
+            ctx.mark(Mark::NodeLapsed);
+        }
+        self.standing.lapsed = lapsed;
         let offers = self.stores.iter().map(|store| {
             let spec = store.segment.spec();
             SegmentOffer {
@@ -115,6 +123,7 @@ impl Node {
                 host: HostId(self.host.into()),
                 zone: ZoneId(u64::from(self.host) % 2),
                 tenant: None,
+                evidence: Evidence { lapsed, ..Evidence::default() },
             }
         });
         let disk = self.disk.iter().map(|disk| disk.offer(super::id(self.ix), self.host));
@@ -253,7 +262,10 @@ impl Node {
         {
             self.standing.phase = Phase::Mounted;
             self.standing.empty = false;
-            self.acknowledge(self.standing.mount_sent);
+            self.acknowledge(self.standing.mount_sent, !self.standing.lapsed);
+            if let Some(disk) = &mut self.disk {
+                disk.confirm();
+            }
         }
     }
 
@@ -263,13 +275,14 @@ impl Node {
         sent: Now,
         epoch: LeaderEpoch,
         result: Result<(), MountError>,
+        serve: bool,
     ) {
         // An answer to an earlier life of this node, or from an earlier leader.
         if sent < self.standing.born || !self.witness(ctx, epoch) {
             return;
         }
         match result {
-            Ok(()) if epoch == self.standing.told => self.acknowledge(sent),
+            Ok(()) if epoch == self.standing.told => self.acknowledge(sent, serve),
             // A leader that does not know it, or knows it by a mount that reached it late.
             _ if self.standing.phase != Phase::Mounting => {
                 ctx.say(|| format!("n{} is unknown to the leader", self.ix));
@@ -280,9 +293,12 @@ impl Node {
         }
     }
 
-    /// A leader has heard what was sent then.
-    fn acknowledge(&mut self, sent: Now) {
+    /// A leader has heard what was sent then, and says whether the node may serve.
+    fn acknowledge(&mut self, sent: Now, serve: bool) {
         self.standing.acknowledged = self.standing.acknowledged.max(sent);
+        if !serve {
+            return;
+        }
         for store in &self.stores {
             store.segment.set_serve_until(self.standing.acknowledged.plus(REGISTRATION / 2));
         }

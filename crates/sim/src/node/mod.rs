@@ -253,19 +253,6 @@ impl Node {
         self.wind_up(ctx);
     }
 
-    /// Drops everything if no leader has heard this node for too long. Before anything else.
-    fn check_lapse(&mut self, ctx: &mut Ctx) {
-        let now = ctx.mono(self.host);
-        if now.since(self.standing.acknowledged) <= REGISTRATION || self.standing.empty {
-            return;
-        }
-        ctx.mark(Mark::NodeLapsed);
-        ctx.say(|| format!("n{} has not been heard for too long and drops everything", self.ix));
-        // Connections end with what they were about; mappings of clients stay.
-        self.bury(ctx);
-        self.start(ctx);
-    }
-
     /// A segment of this node in this mount.
     fn store(&self, segment: SegmentId, incarnation: Incarnation) -> Option<&Arc<Store>> {
         self.stores.iter().find(|store| store.is(segment, incarnation))
@@ -281,7 +268,6 @@ impl Node {
     pub fn tick(&mut self, ctx: &mut Ctx) {
         let gap = between(&mut self.rng, 2, 10) * MS;
         ctx.after(gap, Event::NodeTick(self.ix, self.boot));
-        self.check_lapse(ctx);
         let now = ctx.lease_clock(self.host);
         let mut news = Vec::new();
         for store in &self.stores {
@@ -300,7 +286,6 @@ impl Node {
 
     /// Takes in a message.
     pub fn handle(&mut self, ctx: &mut Ctx, message: ToNode) {
-        self.check_lapse(ctx);
         match message {
             ToNode::Mounted { round, sent, epoch, fence, result } => {
                 self.mounted(ctx, (round, sent), epoch, fence, result);
@@ -308,7 +293,9 @@ impl Node {
             ToNode::Announced { round, page, epoch, result } => {
                 self.announced(ctx, round, page, epoch, result);
             }
-            ToNode::BeatAck { sent, epoch, result } => self.beat_ack(ctx, sent, epoch, result),
+            ToNode::BeatAck { sent, epoch, result, serve } => {
+                self.beat_ack(ctx, sent, epoch, result, serve);
+            }
             ToNode::Orders { epoch, list } => self.orders(ctx, epoch, &list),
             ToNode::Copies { list } => self.take_copies(ctx, list),
             ToNode::Fetch { job, locator, len, mapped } => {

@@ -256,6 +256,10 @@ impl Backend for Buckets {
         }
     }
 
+    fn token(&self) -> u64 {
+        self.0.identity.token
+    }
+
     fn usage(&self) -> Usage {
         let this = &*self.0;
         let log = this.removed.bytes();

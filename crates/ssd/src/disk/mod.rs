@@ -117,6 +117,8 @@ pub struct Entry {
     pub len: u64,
     /// Which file it is: all names of one file say the same.
     pub file: u64,
+    /// When the file was made, in nanoseconds of wall time; 0 where that is not known. A copy is younger.
+    pub born: u64,
     /// Whether it is a directory.
     pub is_dir: bool,
 }

@@ -14,7 +14,7 @@ use super::file::{BadFiles, PosixFile, carry_out, read_spans, read_together, wri
 use super::home::{Home, LOCK, about};
 use super::span::Cutter;
 use super::{Disk, Entry, File, LANES, Open, ReadAt, WriteAt};
-use rustix::fs::{self, AtFlags, FileType, Mode};
+use rustix::fs::{self, AtFlags, FileType, Mode, StatxFlags, StatxTimestamp};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -72,6 +72,11 @@ impl Posix {
     }
 }
 
+/// 0 where the file system does not say.
+fn nanoseconds(time: &StatxTimestamp) -> u64 {
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::from(time.tv_nsec)
+}
+
 impl Disk for Posix {
     fn name(&self) -> &'static str {
         "posix"
@@ -111,14 +116,16 @@ impl Disk for Posix {
             if name == "." || name == ".." || (top && name == LOCK) {
                 continue;
             }
-            let stat = match fs::statat(&opened, name, AtFlags::SYMLINK_NOFOLLOW) {
+            let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+            let stat = match fs::statx(&opened, name, AtFlags::SYMLINK_NOFOLLOW, wanted) {
                 Ok(stat) => stat,
                 Err(Errno::NOENT) => continue,
                 Err(error) => return Err(error.into()),
             };
-            let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            let len = if is_dir { 0 } else { u64::try_from(stat.st_size).unwrap_or(0) };
-            entries.push(Entry { name: name.to_owned(), len, file: stat.st_ino, is_dir });
+            let is_dir = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory;
+            let len = if is_dir { 0 } else { stat.stx_size };
+            let (file, born) = (stat.stx_ino, nanoseconds(&stat.stx_btime));
+            entries.push(Entry { name: name.to_owned(), len, file, born, is_dir });
         }
         Ok(entries)
     }

@@ -282,6 +282,10 @@ impl Backend for OneFile {
         (bad, next)
     }
 
+    fn token(&self) -> u64 {
+        self.0.identity.token
+    }
+
     fn usage(&self) -> Usage {
         let this = &*self.0;
         let space = this.space.lock();

@@ -321,6 +321,10 @@ impl Backend for PerKey {
         (bad, next)
     }
 
+    fn token(&self) -> u64 {
+        self.0.identity.token
+    }
+
     fn usage(&self) -> Usage {
         let this = &*self.0;
         let state = this.state.lock();

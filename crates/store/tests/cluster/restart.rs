@@ -5,7 +5,7 @@ use mooncrate::{
     Advice, MasterOptions, NodeOptions, PutConfig, Store, Stored, run_master, run_node,
 };
 use mooncrate_core::LeaderEpoch;
-use mooncrate_core::plan::{Medium, SegmentOffer};
+use mooncrate_core::plan::{Evidence, Medium, SegmentOffer};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::Mount;
 use mooncrate_wire::{
@@ -180,6 +180,7 @@ fn a_leader_that_knows_a_node_by_a_late_mount_is_told_everything() {
             host: info.host,
             zone: info.zone,
             tenant: None,
+            evidence: Evidence::default(),
         }
     });
     let offers = offers.collect();

@@ -7,14 +7,15 @@ use mooncrate_core::copy::{CopyDone, CopyOrder, DrainStat};
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::{
     Generation, GroupId, HostId, Incarnation, LeaderEpoch, NodeId, ObjectId, PutToken, SegmentId,
-    Slot, TenantId, ZoneId,
+    Slot, Stamp, TenantId, ZoneId,
 };
 use mooncrate_core::key::Key;
 use mooncrate_core::label::Label;
 use mooncrate_core::limits::{REPLICAS_MAX, STRIPES_MAX};
 use mooncrate_core::plan::{
-    Action, Announced, AnnouncedLife, AnnouncedObject, Grant, Keep, Located, Locator, Looked,
-    Medium, Notice, Order, OrderResult, PutConfig, Right, SegmentOffer, Striping, WritePlan,
+    Action, Announced, AnnouncedLife, AnnouncedObject, Evidence, Grant, Keep, Located, Locator,
+    Looked, Medium, Notice, Order, OrderResult, PutConfig, Right, SegmentOffer, Striping,
+    WritePlan,
 };
 use mooncrate_core::seal::Seal;
 use std::borrow::Cow;
@@ -34,7 +35,7 @@ macro_rules! newtypes {
 }
 newtypes! {
     NodeId(u64) SegmentId(u64) Slot(u32) Generation(u32) Incarnation(u64) LeaderEpoch(u64)
-    PutToken(u64) HostId(u64) ZoneId(u64) Seal(u64) TenantId(u32) GroupId(u64)
+    PutToken(u64) Stamp(u64) HostId(u64) ZoneId(u64) Seal(u64) TenantId(u32) GroupId(u64)
 }
 
 fields!(ObjectId { epoch: LeaderEpoch, sequence: u64 });
@@ -58,7 +59,9 @@ fields!(SegmentOffer {
     host: HostId,
     zone: ZoneId,
     tenant: Option<TenantId>,
+    evidence: Evidence,
 });
+fields!(Evidence { stamp: Stamp, before: (Stamp, Stamp), lapsed: bool });
 fields!(Counters {
     puts: u64,
     hits: u64,
@@ -90,6 +93,7 @@ fields!(Counters {
     disks_returned: u64,
     disk_dropped: u64,
     ledger_struck: u64,
+    late_dropped: u64,
 });
 fields!(Order {
     segment: SegmentId,

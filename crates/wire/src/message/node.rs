@@ -98,6 +98,8 @@ message! {
         pub registration_ms: u32,
         /// Which of its segments empty themselves; to be told to the next master.
         pub draining: Vec<(SegmentId, DrainMode)>,
+        /// Whether it may serve: nothing that it was told to drop is readable any more.
+        pub serve: bool,
     }
 }
 

@@ -120,6 +120,11 @@ impl Samples {
             host: HostId(self.u64()),
             zone: ZoneId(self.u64()),
             tenant: self.optional(|s| TenantId(s.u32())),
+            evidence: Evidence {
+                stamp: Stamp(self.u64()),
+                before: (Stamp(self.u64()), Stamp(self.u64())),
+                lapsed: self.yes(),
+            },
         }
     }
 
@@ -357,7 +362,12 @@ impl Samples {
             Kind::Announce => Reply::Announce(self.result(|_| (), Self::mount_error)),
             Kind::Unmount => Reply::Unmount(self.result(|_| (), Self::mount_error)),
             Kind::Heartbeat => {
-                let good = |s: &mut Self| Pulse { epoch, registration_ms, draining: s.drains() };
+                let good = |s: &mut Self| Pulse {
+                    epoch,
+                    registration_ms,
+                    draining: s.drains(),
+                    serve: s.yes(),
+                };
                 Reply::Heartbeat(self.result(good, Self::mount_error))
             }
             Kind::Orders => {
@@ -570,6 +580,7 @@ impl Samples {
             disks_returned: self.u64(),
             disk_dropped: self.u64(),
             ledger_struck: self.u64(),
+            late_dropped: self.u64(),
         }
     }
 

@@ -73,6 +73,7 @@ pub(crate) fn offer() -> SegmentOffer {
         host: HostId(1),
         zone: ZoneId(1),
         tenant: None,
+        evidence: Evidence::default(),
     }
 }
 
@@ -306,7 +307,12 @@ impl MasterApi for Toy {
         _: Deadline,
     ) -> Result<Result<Pulse, MountError>, CallError> {
         Ok(match heartbeat.node {
-            NodeId(1) => Ok(Pulse { epoch: EPOCH, registration_ms: 20_000, draining: Vec::new() }),
+            NodeId(1) => Ok(Pulse {
+                epoch: EPOCH,
+                registration_ms: 20_000,
+                draining: Vec::new(),
+                serve: true,
+            }),
             _ => Err(MountError::UnknownNode),
         })
     }

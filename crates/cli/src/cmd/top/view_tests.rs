@@ -1,7 +1,7 @@
 //! The picture as people see it, and rates that cannot lie.
 
 use super::*;
-use mooncrate_core::plan::{Medium, SegmentOffer};
+use mooncrate_core::plan::{Evidence, Medium, SegmentOffer};
 use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, Now, SegmentId, ZoneId};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ fn row(node: u64, segment: u64, used: u64) -> SegmentRow {
             host: HostId(1),
             zone: ZoneId(1),
             tenant: None,
+            evidence: Evidence::default(),
         },
         open: node != 3,
         used_bytes: used,

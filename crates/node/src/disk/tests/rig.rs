@@ -5,7 +5,7 @@ use super::super::open::{Parts, adopt, kept_segment};
 use super::super::{Disk, End, SsdConfig, record_of};
 use crate::metrics::Tally;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
-use mooncrate_core::plan::{Action, Medium, Notice, Order};
+use mooncrate_core::plan::{Action, Evidence, Medium, Notice, Order};
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::{
     Extent, Generation, Incarnation, Label, LeaderEpoch, Locator, Name, NodeId, Now, ObjectId,
@@ -109,6 +109,10 @@ impl Backend for Gated {
         self.inner.scrub(cursor, bytes)
     }
 
+    fn token(&self) -> u64 {
+        self.inner.token()
+    }
+
     fn usage(&self) -> Usage {
         self.inner.usage()
     }
@@ -186,6 +190,7 @@ impl Rig {
             device: Arc::clone(&sim) as _,
             recovery: Recovery::default(),
             took: Duration::ZERO,
+            evidence: Evidence::default(),
         };
         let disk = Arc::new(Disk::new(at, &config, parts, places, None));
         Self { disk, gate, tally: Tally::new(Arc::default()), sim }

@@ -332,10 +332,14 @@ impl State {
         let mut entries = Vec::new();
         for (name, node) in self.names.list(dir)? {
             entries.push(match node {
-                Node::File(file) => {
-                    Entry { name, len: self.inode(file)?.content.len(), file, is_dir: false }
-                }
-                Node::Dir => Entry { name, len: 0, file: 0, is_dir: true },
+                Node::File(file) => Entry {
+                    name,
+                    len: self.inode(file)?.content.len(),
+                    file,
+                    born: 0,
+                    is_dir: false,
+                },
+                Node::Dir => Entry { name, len: 0, file: 0, born: 0, is_dir: true },
             });
         }
         for at in (1..entries.len()).rev() {

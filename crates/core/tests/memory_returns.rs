@@ -1,0 +1,202 @@
+//! Memory that was without a master for long, and masters that know nothing. What must stay true: what was
+//! removed, replaced or given up stays gone; what can be proved current comes back.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use mooncrate_core::catalog::{Catalog, Config, Removal, Start, Trusted};
+use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::plan::{
+    Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, OrderResult, SegmentOffer,
+};
+use mooncrate_core::{
+    Extent, Generation, HostId, Incarnation, Label, LeaderEpoch, Medium, NodeId, Now, ObjectId,
+    PutConfig, Seal, SegmentId, Slot, Stamp, ZoneId,
+};
+use std::time::Duration;
+
+fn ms(ms: u64) -> Now {
+    Now(1_000_000_000).plus(Duration::from_millis(ms))
+}
+
+/// The memory of a node, which no master has heard for the registration time if it has `lapsed`.
+fn offer(node: u64, incarnation: u64, lapsed: bool) -> SegmentOffer {
+    SegmentOffer {
+        segment: SegmentId(node),
+        incarnation: Incarnation(incarnation),
+        node: NodeId(node),
+        medium: Medium::Dram,
+        bytes: 4096,
+        slots: 8,
+        host: HostId(node),
+        zone: ZoneId(0),
+        tenant: None,
+        evidence: Evidence { lapsed, ..Evidence::default() },
+    }
+}
+
+/// An object of the first leader, in a slot of its number.
+fn held(slot: u32, key: &[u8]) -> Announced {
+    let object = ObjectId { epoch: LeaderEpoch(1), sequence: u64::from(slot) + 1 };
+    let label = Label::plain(key.into()).unwrap();
+    let extent = Extent::new(u64::from(slot) * 128, 128).unwrap();
+    let object = Some(AnnouncedObject { label, object, len: 100, seal: Seal(7) });
+    let life = Some(AnnouncedLife { extent, object });
+    Announced { slot: Slot(slot), generation: Generation(3), life }
+}
+
+fn mount(
+    catalog: &mut Catalog,
+    now: Now,
+    offer: &SegmentOffer,
+    page: &[Announced],
+) -> Result<(), MountError> {
+    catalog.mount(now, offer.node, std::slice::from_ref(offer))?;
+    catalog.announce(now, offer.segment, offer.incarnation, page, true)
+}
+
+fn write_list(catalog: &mut Catalog) {
+    let list = catalog.trusted();
+    catalog.trust_writing(&list);
+    catalog.trust_written(&list);
+}
+
+/// A leader that follows another one, with a list of memory by node and incarnation.
+fn takeover(nodes: &[u64], list: &[(u64, u64)]) -> Catalog {
+    let expected = nodes.iter().map(|node| NodeId(*node)).collect();
+    let trusted = list.iter().map(|(node, incarnation)| Trusted {
+        segment: SegmentId(*node),
+        stamp: Stamp(*incarnation),
+    });
+    let start = Start::Takeover { expected, trusted: trusted.collect() };
+    Catalog::new(Config::default(), LeaderEpoch(2), start, ms(0))
+}
+
+fn put(catalog: &mut Catalog, now: Now, key: &[u8]) -> Result<(), PutError> {
+    let plan = catalog.put_start(now, key, 100, &PutConfig::default())?;
+    catalog.put_end(now, key, plan.token, &[Seal(9)]).map(drop)
+}
+
+/// A master that remembers nothing, while the owner of the key is stopped: an unknown key may still be read
+/// there, so it cannot be put or removed yet.
+#[test]
+fn a_master_that_knows_nothing_takes_no_key_for_absent() {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::Unknown, ms(0));
+    mount(&mut catalog, ms(1), &offer(2, 1, false), &[]).unwrap();
+    for at in [2, 5_000, 15_000, 20_000] {
+        catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+        catalog.tick(ms(at));
+        let refused = put(&mut catalog, ms(at), b"key");
+        assert!(matches!(refused, Err(PutError::Rebuilding { .. })), "{at}: {refused:?}");
+        let refused = catalog.remove(ms(at), b"key", false);
+        assert!(matches!(refused, Err(RemoveError::Rebuilding { .. })), "{at}: {refused:?}");
+    }
+    // Nobody who was heard by an earlier master less than a registration time ago can come any more.
+    catalog.heartbeat(ms(20_500), NodeId(2)).unwrap();
+    catalog.tick(ms(20_500));
+    put(&mut catalog, ms(20_501), b"key").unwrap();
+    // The owner wakes up. What it holds was replaced meanwhile, so it starts over.
+    let back = mount(&mut catalog, ms(20_600), &offer(1, 1, true), &[held(0, b"key")]);
+    assert_eq!(back, Err(MountError::StaleIncarnation));
+}
+
+/// Within that time everybody who cannot have been given up is welcome, and is served at once.
+#[test]
+fn a_master_that_knows_nothing_hears_everybody() {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::Unknown, ms(0));
+    mount(&mut catalog, ms(5_000), &offer(1, 1, false), &[held(0, b"key")]).unwrap();
+    catalog.locate(ms(5_001), b"key", 0).unwrap();
+    assert!(catalog.may_serve(NodeId(1)));
+    // An earlier master may have given this one up, and nobody remembers.
+    let lapsed = mount(&mut catalog, ms(6_000), &offer(3, 1, true), &[held(0, b"other")]);
+    assert_eq!(lapsed, Err(MountError::StaleIncarnation));
+}
+
+/// A cluster that was said to be new is not slowed down, and believes nobody.
+#[test]
+fn a_new_cluster_starts_at_once() {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::New, ms(0));
+    mount(&mut catalog, ms(1), &offer(2, 1, false), &[]).unwrap();
+    put(&mut catalog, ms(2), b"key").unwrap();
+    let old = mount(&mut catalog, ms(3), &offer(1, 1, false), &[held(0, b"key")]);
+    assert_eq!(old, Err(MountError::StaleIncarnation));
+}
+
+/// The master was away for a minute; the last list names the node, so nothing of it was struck.
+#[test]
+fn memory_on_the_list_comes_back_after_any_time() {
+    let mut catalog = takeover(&[1], &[(1, 5)]);
+    mount(&mut catalog, ms(100), &offer(1, 5, true), &[held(0, b"key")]).unwrap();
+    assert!(!catalog.rebuilding());
+    catalog.locate(ms(101), b"key", 0).unwrap();
+    assert!(catalog.may_serve(NodeId(1)));
+    // Another start of the node is not the one that the list names.
+    let mut catalog = takeover(&[1], &[(1, 5)]);
+    let other = mount(&mut catalog, ms(100), &offer(1, 6, true), &[held(0, b"key")]);
+    assert_eq!(other, Err(MountError::StaleIncarnation));
+}
+
+/// It comes after the wait for it has ended: what this leader has struck meanwhile must go, and until it has,
+/// the node serves nobody, because readers kept locators.
+#[test]
+fn late_memory_drops_what_was_struck_before_it_serves() {
+    let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
+    mount(&mut catalog, ms(1), &offer(2, 5, false), &[]).unwrap();
+    for at in (0..25_000).step_by(500) {
+        catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+        catalog.tick(ms(at));
+    }
+    let refused = catalog.remove(ms(25_000), b"gone", false);
+    assert!(matches!(refused, Err(RemoveError::Rebuilding { .. })), "still listed: {refused:?}");
+    write_list(&mut catalog);
+    catalog.tick(ms(25_001));
+    assert_eq!(catalog.remove(ms(25_002), b"gone", false), Err(RemoveError::NotFound));
+    put(&mut catalog, ms(25_002), b"anew").unwrap();
+
+    let page = [held(0, b"gone"), held(1, b"anew"), held(2, b"kept")];
+    mount(&mut catalog, ms(60_000), &offer(1, 5, true), &page).unwrap();
+    catalog.locate(ms(60_001), b"kept", 0).unwrap();
+    assert_eq!(catalog.locate(ms(60_001), b"gone", 0).unwrap_err(), GetError::NotFound);
+    assert_eq!(catalog.locate(ms(60_001), b"anew", 0).unwrap().replicas[0].segment, SegmentId(2));
+    assert!(!catalog.may_serve(NodeId(1)), "two values can still be read there");
+    assert!(!catalog.trusted().iter().any(|trusted| trusted.segment == SegmentId(1)));
+    for (_, order) in catalog.take_orders() {
+        let mooncrate_core::plan::Order { segment, incarnation, slot, generation, .. } = order;
+        let result = OrderResult::Freed { next: Generation(generation.0 + 1) };
+        catalog.notice(ms(60_002), &Notice { segment, incarnation, slot, generation, result });
+    }
+    assert!(catalog.may_serve(NodeId(1)));
+    assert!(catalog.trusted().iter().any(|trusted| trusted.segment == SegmentId(1)));
+    put(&mut catalog, ms(60_003), b"gone").unwrap();
+    catalog.audit().unwrap();
+}
+
+/// A node that is counted as gone keeps its memory, so its keys are given up only when no later leader can
+/// believe it any more.
+#[test]
+fn a_lost_node_holds_its_keys_until_it_is_off_the_list() {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::New, ms(0));
+    mount(&mut catalog, ms(0), &offer(1, 5, false), &[]).unwrap();
+    put(&mut catalog, ms(1), b"key").unwrap();
+    write_list(&mut catalog);
+    mount(&mut catalog, ms(2), &offer(2, 5, false), &[]).unwrap();
+    for at in (0..30_000).step_by(500) {
+        catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+        catalog.tick(ms(at));
+    }
+    assert!(!catalog.knows(NodeId(1)));
+    let held = put(&mut catalog, ms(30_000), b"key");
+    assert!(matches!(held, Err(PutError::Held { .. })), "{held:?}");
+    write_list(&mut catalog);
+    catalog.tick(ms(30_001));
+    put(&mut catalog, ms(30_002), b"key").unwrap();
+    assert!(matches!(catalog.remove(ms(30_003), b"key", false), Ok(Removal::Waiting(_))));
+}
+
+/// The list is older than what a node has seen: another leader has struck keys that it does not know of.
+#[test]
+fn a_list_that_is_older_than_its_nodes_is_not_believed() {
+    let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
+    catalog.follow(ms(1), LeaderEpoch(77));
+    let back = mount(&mut catalog, ms(2), &offer(1, 5, true), &[held(0, b"key")]);
+    assert_eq!(back, Err(MountError::StaleIncarnation));
+}
