@@ -15,7 +15,6 @@ use std::path::PathBuf;
     name = "mooncrate",
     version,
     max_term_width = 100,
-    disable_help_subcommand = true,
     after_help = "Settings come from defaults, a TOML file, MOONCRATE_… variables and flags; later \
                   ones win.\nExit codes: 0 done, 1 failed, 2 wrong arguments or configuration, 3 \
                   no such key."
@@ -89,7 +88,7 @@ pub(crate) enum Command {
     Rm(Rm),
     /// List keys
     Ls(Ls),
-    /// Show the cluster in numbers
+    /// Show the cluster in numbers, or one value: its size and where its copies are
     Stat(Stat),
     /// Watch the cluster at work, until q is pressed
     Top(Top),
@@ -494,6 +493,10 @@ pub(crate) struct Ls {
 /// `stat`.
 #[derive(Debug, Args)]
 pub(crate) struct Stat {
+    /// The key of the value to show; nothing: the cluster
+    pub(crate) key: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) keys: KeyFlags,
     #[command(flatten)]
     pub(crate) client: ClientFlags,
 }

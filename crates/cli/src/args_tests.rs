@@ -21,8 +21,8 @@ fn help_pages_are_as_reviewed() {
     insta::assert_snapshot!("help", command.render_help());
     let names: Vec<String> =
         command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
-    assert_eq!(names.len(), 15);
-    for name in names {
+    assert_eq!(names.len(), 16, "15 commands, and help");
+    for name in names.into_iter().filter(|name| name != "help") {
         let sub = command.find_subcommand_mut(&name).unwrap();
         insta::assert_snapshot!(format!("help_{name}"), sub.render_help());
     }
@@ -93,6 +93,19 @@ fn wrong_arguments_are_refused() {
         ("mooncrate ls --limit -1", ErrorKind::UnknownArgument),
     ] {
         assert_eq!(parse(line).unwrap_err().kind(), kind, "{line}");
+    }
+}
+
+/// The README says `mooncrate help`, and that is what people type.
+#[test]
+fn help_is_a_command_too() {
+    for (asked, like) in
+        [("mooncrate help", "mooncrate --help"), ("mooncrate help put", "mooncrate put --help")]
+    {
+        let (page, other) = (parse(asked).unwrap_err(), parse(like).unwrap_err());
+        assert_eq!(page.kind(), ErrorKind::DisplayHelp, "{asked}");
+        assert_eq!(page.exit_code(), 0, "{asked}");
+        assert_eq!(page.to_string(), other.to_string(), "{asked}");
     }
 }
 

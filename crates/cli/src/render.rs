@@ -12,7 +12,8 @@ use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::key;
-use mooncrate_wire::message::{Listed, Removed, TenantRow};
+use mooncrate_core::plan::{Located, Locator, Looked};
+use mooncrate_wire::message::{Listed, Removed, SegmentRow, TenantRow};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -295,6 +296,14 @@ impl Output {
         print(&stat_screen(look))
     }
 
+    /// One value: how long it is, and where its copies are.
+    pub(crate) fn value(self, key: &[u8], looked: &Looked, look: &Look) -> Result<(), Failure> {
+        if self.json {
+            return print_json(&with(key_json(key), value_json(looked, look)));
+        }
+        print(&value_screen(key, looked, look))
+    }
+
     /// The cluster at one moment, with its rates.
     pub(crate) fn top(self, view: &View) -> Result<(), Failure> {
         if self.json {
@@ -424,12 +433,11 @@ fn stat_screen(look: &Look) -> String {
         return format!("{sentence}\n\n{}\n\nno segments are mounted", facts.join("\n"));
     }
     let rows = stat.segments.iter().map(|row| {
-        let medium = format!("{:?}", row.offer.medium).to_ascii_lowercase();
         let state = if row.open { "open" } else { "closed" };
         vec![
             row.offer.segment.to_string(),
             look.node(row),
-            medium,
+            medium(row),
             state.to_owned(),
             row.objects.to_string(),
             bytes(row.used_bytes),
@@ -441,6 +449,66 @@ fn stat_screen(look: &Look) -> String {
         ["SEGMENT", "NODE", "MEDIUM", "STATE", "REPLICAS", "USED", "QUARANTINED", "CAPACITY"];
     let table = table(&header, &[4, 5, 6, 7], rows.collect());
     format!("{sentence}\n\n{}\n\n{}", facts.join("\n"), table.trim_fmt())
+}
+
+/// Where each copy is: segment, name of its node, medium, stripe. The node and the medium are `-` if the
+/// segment left between the two questions.
+fn places(located: &Located, look: &Look) -> Vec<(String, String, String, u8)> {
+    let place = |copy: &Locator| {
+        let row = look.stat.segments.iter().find(|row| row.offer.segment == copy.segment);
+        let node = row.map_or_else(|| "-".to_owned(), |row| look.node(row));
+        let medium = row.map_or_else(|| "-".to_owned(), medium);
+        (copy.segment.to_string(), node, medium, copy.stripe)
+    };
+    located.replicas.iter().map(place).collect()
+}
+
+fn medium(row: &SegmentRow) -> String {
+    format!("{:?}", row.offer.medium).to_ascii_lowercase()
+}
+
+fn value_json(looked: &Looked, look: &Look) -> Value {
+    let state = |state: &str| json!({ "state": state });
+    match looked {
+        Looked::Missing => state("no such key"),
+        Looked::Writing => state("being written"),
+        Looked::Here { len, .. } => with(state("stored"), json!({ "bytes": len })),
+        Looked::At(located) => {
+            let copies = places(located, look).into_iter().map(|(segment, node, medium, stripe)| {
+                json!({ "segment": segment, "node_name": node, "medium": medium, "stripe": stripe })
+            });
+            let more = json!({
+                "bytes": located.len(),
+                "object": located.object.to_string(),
+                "replicas": copies.collect::<Vec<_>>(),
+            });
+            with(state("stored"), more)
+        }
+    }
+}
+
+fn value_screen(key: &[u8], looked: &Looked, look: &Look) -> String {
+    let key = key::show(key);
+    match looked {
+        Looked::Missing => format!("{key} has no value"),
+        Looked::Writing => format!("{key} is being written; nobody can read it yet"),
+        Looked::Here { len, .. } => format!("{key}, {}", bytes(*len)),
+        Looked::At(located) => {
+            let rows = places(located, look)
+                .into_iter()
+                .map(|(segment, node, medium, stripe)| {
+                    vec![segment, node, medium, stripe.to_string()]
+                })
+                .collect();
+            let table = table(&["SEGMENT", "NODE", "MEDIUM", "STRIPE"], &[3], rows);
+            format!(
+                "{key}, {}, object {}\n\n{}",
+                bytes(located.len()),
+                located.object,
+                table.trim_fmt()
+            )
+        }
+    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,11 @@
 
 use super::*;
 use mooncrate_core::catalog::Counters;
-use mooncrate_core::plan::{Evidence, Medium, SegmentOffer};
-use mooncrate_core::{HostId, Incarnation, LeaderEpoch, NodeId, Now, SegmentId, ZoneId};
+use mooncrate_core::plan::{Medium, Evidence, SegmentOffer};
+use mooncrate_core::{
+    Extent, Generation, HostId, Incarnation, LeaderEpoch, NodeId, Now, ObjectId, Seal, SegmentId,
+    Slot, Striping, ZoneId,
+};
 use mooncrate_wire::message::{ClusterStat, SegmentRow};
 
 fn started() -> Started {
@@ -39,6 +42,27 @@ fn a_server_says_where_it_is_and_how_to_talk_to_it() {
     let joined = Some("127.0.0.1:7411".into());
     let node = Started { master: None, joined, admin: None, grpc: None, ..started() };
     insta::assert_snapshot!("node", started_screen(&node));
+}
+
+/// A value with one copy in the segment below, and one in a segment that has left.
+fn located() -> Located {
+    let at = |segment| Locator {
+        segment,
+        incarnation: Incarnation(1),
+        slot: Slot(3),
+        generation: Generation(1),
+        extent: Extent::new(64, 4096).unwrap(),
+        stripe: 0,
+        grant: None,
+    };
+    Located {
+        object: ObjectId { epoch: LeaderEpoch(7), sequence: 42 },
+        striping: Striping::whole(4000),
+        seal: Seal(1),
+        more_seals: Vec::new(),
+        lease_ms: 0,
+        replicas: vec![at(SegmentId(0xabc)), at(SegmentId(0xfff))],
+    }
 }
 
 #[test]
@@ -81,6 +105,10 @@ fn a_cluster_is_a_sentence_and_a_table() {
     let names = [(NodeId(0xdef), "alpha".to_owned())].into();
     let mut look = Look { at: Now(0), stat, names };
     insta::assert_snapshot!("stat", stat_screen(&look));
+    insta::assert_snapshot!("value", value_screen(b"k", &Looked::At(located()), &look));
+    let told = value_json(&Looked::At(located()), &look);
+    assert_eq!(told["replicas"][0]["node_name"], json!("alpha"));
+    assert_eq!(value_json(&Looked::Writing, &look), json!({ "state": "being written" }));
     look.stat.segments.clear();
     look.stat.rebuilding = true;
     look.stat.leader.clear();

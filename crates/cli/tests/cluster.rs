@@ -39,6 +39,16 @@ fn one_server_serves_every_command() {
     assert!(stat.starts_with("1 node, 2 values; "), "{stat}");
     let stat = cluster.ask(&["stat", "--json"], b"").json();
     assert_eq!((&stat["objects"], &stat["capacity_bytes"]), (&json!(2), &json!(64 << 20)));
+    let one = cluster.ask(&["stat", "hello"], b"").good();
+    assert!(one.starts_with("hello, 5 B, object "), "{one}");
+    let one = cluster.ask(&["stat", "hello", "--json"], b"").json();
+    assert_eq!((&one["state"], &one["bytes"]), (&json!("stored"), &json!(5)));
+    let name = &cluster.server.started["node_name"];
+    assert_eq!(
+        (&one["replicas"][0]["node_name"], &one["replicas"][0]["medium"]),
+        (name, &json!("dram"))
+    );
+    assert_eq!(cluster.ask(&["stat", "nobody"], b"").code, Some(3));
     assert_eq!(cluster.http("/v1/usage")["segments"][0]["objects"], 2);
     assert_eq!(cluster.http("/healthz")["status"], "ok");
     assert_eq!(cluster.http("/v1/keys?prefix=oth")["keys"][0]["key"], "other");

@@ -132,7 +132,7 @@ impl Arguments {
             | Command::Get(Get { client, .. })
             | Command::Rm(Rm { client, .. })
             | Command::Ls(Ls { client, .. })
-            | Command::Stat(Stat { client })
+            | Command::Stat(Stat { client, .. })
             | Command::Top(Top { client, .. })
             | Command::Quota(Quota { client, .. })
             | Command::Drain(Drain { client, .. })

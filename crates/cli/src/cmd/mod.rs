@@ -11,6 +11,7 @@ mod quota;
 mod rm;
 pub(crate) mod serve;
 mod signals;
+mod stat;
 pub(crate) mod token;
 pub(crate) mod top;
 mod windows;
@@ -32,7 +33,7 @@ pub(crate) fn ask(command: &Command, settings: &Settings, out: Output) -> Result
         Command::Get(args) => get::run(args, settings, out),
         Command::Rm(args) => rm::run(args, settings, out),
         Command::Ls(args) => ls::run(args, settings, out),
-        Command::Stat(_) => out.stat(&look::Look::take(&connect(settings)?).map_err(failed)?),
+        Command::Stat(args) => stat::run(args, settings, out),
         Command::Top(args) => top::run(args, settings, out),
         Command::Quota(args) => quota::run(args, settings, out),
         Command::Drain(args) => drain::run(args, settings, out),
