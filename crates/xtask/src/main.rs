@@ -9,6 +9,7 @@
 #![expect(clippy::print_stdout, reason = "a command line tool talks to its terminal")]
 
 mod chaos;
+mod codes;
 mod layers;
 mod links;
 mod records;
@@ -23,7 +24,8 @@ const MENU: &str = "\
 usage: cargo xtask <check>
 
   layers   dependencies of our crates point down the table, never up or sideways
-  tidy     file openings and lengths, unfinished marks, unsafe code, links, decision records
+  tidy     file openings and lengths, unfinished marks, unsafe code, links, decision records,
+           codes of invariants
   chaos    real processes under faults; `cargo xtask chaos --help`
 ";
 

@@ -5,7 +5,7 @@
 //! passes its own rules.
 
 use crate::tree::{self, File};
-use crate::{links, records};
+use crate::{codes, links, records};
 use anyhow::Result;
 use std::path::Path;
 
@@ -49,6 +49,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
         }
     }
     records::check(&files, &mut findings);
+    codes::check(&files, &mut findings);
     Ok(findings)
 }
 

@@ -49,7 +49,11 @@ fn visit(root: &Path, folder: &str, found: &mut Vec<File>) -> Result<()> {
         let Some(name) = entry.file_name().to_str().map(str::to_owned) else { continue };
         let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
         let kind = entry.file_type()?;
-        if kind.is_dir() && !is_output(&path) {
+        // In a worktree of git `.git` is a file.
+        if is_output(&path) {
+            continue;
+        }
+        if kind.is_dir() {
             visit(root, &path, found)?;
         } else if kind.is_file() {
             let bytes = fs::read(entry.path()).with_context(|| format!("reading {path}"))?;
@@ -97,7 +101,7 @@ mod tests {
             ("crates/core/src/lib.rs", "//! x"),
             ("target/debug/build.rs", ""),
             ("target-loom/x.rs", ""),
-            (".git/config", ""),
+            (".git", "gitdir: elsewhere"),
             (".ci/run", ""),
             ("fuzz/corpus/frame/1", ""),
         ]);
