@@ -25,7 +25,7 @@ STUBS = tempfile.TemporaryDirectory(prefix="mooncrate-grpc-")
 
 
 def generate():
-    for folder, name in ((ROOT / "proto", "mooncrate/v1/master.proto"), (HERE, "seed.proto")):
+    for folder, name in ((ROOT / "proto", "mooncrate/v1/master.proto"), (HERE, "preview.proto")):
         arguments = ["", f"-I{folder}", f"--python_out={STUBS.name}"]
         arguments += [f"--grpc_python_out={STUBS.name}", str(folder / name)]
         assert protoc.main(arguments) == 0, f"protoc refused {name}"

@@ -7,7 +7,7 @@ import uuid
 
 import grpc
 import pytest
-import seed_pb2 as seed
+import preview_pb2 as preview
 from conftest import PATIENCE
 from frames import Node, Refused, crc32c, crc64, seal
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -262,35 +262,35 @@ def test_a_lease_holds_a_removal_up(master, key):
     assert master.find(key).status_code == pb.NOT_FOUND
 
 
-def test_a_client_of_the_seed_understands_every_answer(channel, master, key):
+def test_a_client_of_the_preview_understands_every_answer(channel, master, key):
     def call(name, request, answer):
         method = channel.unary_unary(
             f"/{SERVICE}/{name}",
             request_serializer=type(request).SerializeToString,
-            # Raises where a field that the seed requires is missing.
+            # Raises where a field that the preview requires is missing.
             response_deserializer=answer.FromString,
         )
         return method(request, timeout=PATIENCE)
 
-    config = seed.ReplicateConfig(replica_num=1, media_replica_num={1: 1})
-    start = seed.PutStartRequest(key=key, value_length=3, config=config, slice_lengths=[1, 2])
-    plan = call("PutStart", start, seed.Replicas)
+    config = preview.ReplicateConfig(replica_num=1, media_replica_num={1: 1})
+    start = preview.PutStartRequest(key=key, value_length=3, config=config, slice_lengths=[1, 2])
+    plan = call("PutStart", start, preview.Replicas)
     assert plan.status_code == 0
-    assert plan.replica_list[0].status == seed.ReplicaInfo.INITIALIZED
+    assert plan.replica_list[0].status == preview.ReplicaInfo.INITIALIZED
     assert plan.replica_list[0].handles[0].size >= 3
     # It knows nothing of seals, so it cannot publish what nobody could verify.
-    ended = call("PutEnd", seed.Key(key=key), seed.Outcome)
+    ended = call("PutEnd", preview.Key(key=key), preview.Outcome)
     assert ended.status_code == pb.BAD_SEALS
-    found = call("GetReplicaList", seed.Key(key=key), seed.Replicas)
+    found = call("GetReplicaList", preview.Key(key=key), preview.Replicas)
     assert found.status_code == pb.NOT_FOUND
-    assert found.replica_list[0].status == seed.ReplicaInfo.PROCESSING
+    assert found.replica_list[0].status == preview.ReplicaInfo.PROCESSING
     assert master.put_end(key, revoke=True).status_code == pb.OK
     master.store(key, b"abc")
-    found = call("GetReplicaList", seed.Key(key=key), seed.Replicas)
+    found = call("GetReplicaList", preview.Key(key=key), preview.Replicas)
     assert found.status_code == 0
-    assert found.replica_list[0].status == seed.ReplicaInfo.COMPLETE
-    assert call("Remove", seed.Key(key=key), seed.Outcome).status_code == 0
-    assert call("Remove", seed.Key(key=key), seed.Outcome).status_code == pb.NOT_FOUND
+    assert found.replica_list[0].status == preview.ReplicaInfo.COMPLETE
+    assert call("Remove", preview.Key(key=key), preview.Outcome).status_code == 0
+    assert call("Remove", preview.Key(key=key), preview.Outcome).status_code == pb.NOT_FOUND
 
 
 def test_segments_are_mounted_and_unmounted_by_name(server, master, key):

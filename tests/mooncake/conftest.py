@@ -1,7 +1,7 @@
 """A real `mooncrate master`, and stores of the drop-in.
 
 The binary is $MOONCRATE_BINARY; `./dev test python` builds it and the packages and sets everything up.
-Tests that show a check of the reference carry its number: `@pytest.mark.check(7)`.
+Tests that show a behaviour of the list in `checks.py` carry its number: `@pytest.mark.check(7)`.
 """
 
 import ctypes

@@ -10,7 +10,8 @@ from conftest import PATIENCE, python
 from mooncake import store as module
 from mooncake.store import MooncakeDistributedStore
 
-# The tables of the reference, by section.
+# The methods of the published package: T1 is what inference engines call, T2 the rest of the store, T3 tensors
+# and structured objects.
 T1 = """
 setup setup_dummy close get_hostname put put_parts get batch_get_buffer is_exist batch_is_exist remove_all
 register_buffer unregister_buffer put_from batch_put_from batch_get_into batch_put_from_multi_buffers
@@ -46,8 +47,7 @@ def test_all_methods_exist():
     assert len(names) == len(set(names))
     missing = [name for name in names if not callable(getattr(MooncakeDistributedStore, name, None))]
     assert not missing
-    # Upstream binds one more, `_get_pyclient_capsule`, which hands out parts of its C++; the reference
-    # leaves it out (section 5). `setup` stands for both of its forms.
+    # Upstream binds one more, `_get_pyclient_capsule`, which hands out parts of its C++; we leave it out. `setup` stands for both of its forms.
     assert len(names) == 97
 
 

@@ -1,4 +1,4 @@
-"""The oldest face of the store (seed 004): other names, defaults, KeyError."""
+"""The store of the Mooncake Store preview: other names, defaults, KeyError."""
 
 import pickle
 

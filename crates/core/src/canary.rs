@@ -3,8 +3,7 @@
 //! the broken branch. One build for all canaries: rebuilding the workspace once per bug would cost
 //! more than the checks themselves.
 
-/// The bugs of the reliability reference that concern the store, by their number there; from 19 on
-/// ours.
+/// The bugs, by their number in the table of `docs/testing.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Canary {
@@ -22,8 +21,8 @@ pub enum Canary {
     RecoveryWithoutCrc = 6,
     /// 7: `put_end` ignores its token.
     NoTokenCheck = 7,
-    /// 8: seed 000's separate reader count: look at the state, then increment.
-    SeedRefcount = 8,
+    /// 8: the reader count lies apart from the state: look at the state, then increment.
+    SeparateReaderCount = 8,
     /// 9: an evicted file is deleted before the master has answered.
     DeletedBeforeAnswer = 9,
     /// 10: a read that came back short counts as whole.
@@ -72,7 +71,7 @@ impl Canary {
         Self::NoFdatasync,
         Self::RecoveryWithoutCrc,
         Self::NoTokenCheck,
-        Self::SeedRefcount,
+        Self::SeparateReaderCount,
         Self::DeletedBeforeAnswer,
         Self::ShortReadAccepted,
         Self::NoTakeoverGrace,
@@ -93,7 +92,7 @@ impl Canary {
         Self::HiddenCountsAsGone,
     ];
 
-    /// Its number in the reference.
+    /// Its number in the table of `docs/testing.md`.
     pub const fn number(self) -> u32 {
         self as u32
     }

@@ -59,7 +59,7 @@ pub trait EvictPolicy: Send + fmt::Debug {
 /// The policies that there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// Oldest first, as in the seeds.
+    /// Oldest first, as Mooncake Store evicts.
     Fifo,
     /// The one that was not read for the longest time first.
     Lru,

@@ -1,8 +1,8 @@
 //! The 128-byte header that describes an object on any medium, kept by the owner of the bytes.
 //!
-//! Offsets follow seed 000; its `state` and `reader_refcnt` (offset 56) are the one control word,
-//! its pad and the 40 bytes it leaves open carry the seal, the object id and the low half of the
-//! fingerprint. `payload_base` is an offset into the segment, never an address.
+//! Offsets follow the header of the GPU-resident cache (Nano), so that one layout serves memory and VRAM.
+//! Its `state` and `reader_refcnt` (offset 56) are the one control word; its pad and the 40 bytes that it
+//! leaves open carry the seal, the object id and the low half of the fingerprint. `payload_base` is an offset into the segment, never an address.
 //!
 //! ```text
 //!   0 key_hash u64          8 key_fp_hi u64       16 key_len u32        20 header_version u32

@@ -45,7 +45,7 @@ impl<'a> From<&'a Vec<u8>> for Name<'a> {
     }
 }
 
-/// 64-bit hash of a key (xxh64, as seed 000 routes): it routes and indexes, it never identifies.
+/// 64-bit hash of a key (xxh64): it routes and indexes, it never identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyHash(pub u64);
 

@@ -107,7 +107,7 @@ pub trait Placement: Send + fmt::Debug {
 /// The strategies that there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementKind {
-    /// Any segment, all alike (seed 004).
+    /// Any segment, all alike, as Mooncake Store places.
     Random,
     /// Less used ones rather than fuller ones.
     LeastLoaded,

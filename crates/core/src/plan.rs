@@ -224,7 +224,7 @@ pub struct PutConfig {
     /// Fewer copies are fine where too few nodes exist; otherwise such a put is refused.
     pub best_effort: bool,
     /// Copies on each medium, in the order of [`Medium::ALL`]. Where they add up to more than
-    /// `replicas`, their sum counts (seed 004).
+    /// `replicas`, their sum counts, as in Mooncake Store's `media_replica_num`.
     pub media: [u8; 3],
     /// Segments to try first, in this order.
     pub preferred: Vec<SegmentId>,

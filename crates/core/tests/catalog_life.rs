@@ -578,7 +578,7 @@ fn more_copies_than_nodes_are_refused_or_fewer_as_configured() {
         config.best_effort = true;
     });
     assert_eq!(rig.put(key(b"k"), 1, &best).unwrap().replicas.len(), 2);
-    // Seed 004: the sum over the media counts where it is higher.
+    // As in Mooncake Store: the sum over the media counts where it is higher.
     let media = with(|config| config.media = [0, 2, 0]);
     assert_eq!(rig.put(key(b"m"), 1, &media).unwrap().replicas.len(), 2);
     let vram = with(|config| config.media = [1, 0, 0]);

@@ -43,7 +43,7 @@ fn a_value_is_put_found_read_and_removed() {
     assert!(found.replica_list[0].handles[0].label.is_none());
 
     let seal = client.write(&planned, &value);
-    // By the key alone, as the seed does; but a value that nobody can verify is not published.
+    // By the key alone, as clients of the Mooncake Store preview do; but a value that nobody can verify is not published.
     let ended = client.put_end("k", None, &[]);
     assert_eq!(ended.status_code, code(StatusCode::BadSeals));
     assert!(ended.detail.unwrap().message().contains("`seals`"));

@@ -59,7 +59,7 @@ impl AtomicWord {
 
     /// One more reader, if the slot is READY in this generation (R2, N1).
     pub fn pin(&self, generation: Generation) -> Result<Word, WordError> {
-        if canary::on(Canary::SeedRefcount) {
+        if canary::on(Canary::SeparateReaderCount) {
             self.load().pinned(generation)?;
             return Ok(self.pin_blindly());
         }
@@ -79,7 +79,8 @@ impl AtomicWord {
         }
     }
 
-    /// Seed 000's second step: count a reader without looking. Only bugs on purpose do this.
+    /// Counts a reader without looking at the state: the second step of a reader count that is kept apart
+    /// from the state. Only bugs on purpose do this.
     fn pin_blindly(&self) -> Word {
         Word(self.0.fetch_add(1, Ordering::Acquire) + 1)
     }

@@ -20,7 +20,9 @@ pub enum Caught {
 /// Who catches what.
 pub const fn caught(canary: Canary) -> Caught {
     match canary {
-        Canary::SeedRefcount => Caught::ByLoom("seed_000_lets_a_reader_into_freed_memory"),
+        Canary::SeparateReaderCount => {
+            Caught::ByLoom("a_separate_reader_count_lets_a_reader_into_freed_memory")
+        }
         Canary::MissingFence => Caught::ByLoom(
             "without_the_readers_fence_a_torn_copy_passes, \
              without_the_writers_fence_a_torn_copy_passes",

@@ -17,7 +17,7 @@ const PAGE: usize = 4096;
 /// A rule that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Which one, by its name in the reliability reference.
+    /// Its code in `docs/invariants.md`, or the word that `docs/testing.md` has for it.
     pub rule: String,
     /// What happened.
     pub text: String,

@@ -27,7 +27,7 @@ fn killed_at(point: &str) {
     assert!(child.status.success(), "{told}\n{}", String::from_utf8_lossy(&child.stderr));
 }
 
-/// Proves S2, S3, S7 on real disks, posix and uring (must show 2).
+/// Proves S2, S3, S7 on real disks, posix and uring.
 #[test]
 fn killed_while_the_directory_gets_its_identity() {
     killed_at("format.");

@@ -66,7 +66,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 fn backend(text: &str) -> Result<BackendKind, String> {
-    // The names of the seed's backends are good, too.
+    // Mooncake's names of its backends are taken as well.
     Ok(match text {
         "bucket" | "bucket_storage_backend" => BackendKind::Bucket,
         "per_key" | "file_per_key_storage_backend" => BackendKind::PerKey,

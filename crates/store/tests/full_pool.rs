@@ -11,7 +11,7 @@ mod worker;
 
 use std::time::Duration;
 
-/// Must show 4, M13, fault row 23.
+/// Proves M13, fault row 23.
 #[test]
 fn a_full_pool_reclaims_or_says_busy_and_leaks_nothing() {
     let report = proof::Proof {

@@ -1,4 +1,4 @@
-//! The bump allocator of seed 000: a pointer that moves up, and the runs that were given back.
+//! A bump allocator: a pointer that moves up, and the runs that were given back.
 //!
 //! For heaps that are filled and emptied in about the same order. A request takes the smallest free
 //! run below the pointer that holds it, and only then moves the pointer, so the space above stays

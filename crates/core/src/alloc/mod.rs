@@ -2,7 +2,7 @@
 //!
 //! Three of one contract, because the media ask for different things: [`OffsetAllocator`] serves
 //! objects of all sizes in constant time (the pool), [`Buddy`] keeps blocks naturally aligned
-//! (arenas that map pages), [`Bump`] writes in order (seed 000's payload heap). They keep books
+//! (arenas that map pages), [`Bump`] writes in order (heaps of a GPU-resident cache). They keep books
 //! only; no allocator ever sees a byte of a segment.
 //!
 //! What must stay true, and what [`model::IntervalSet`] judges in the tests: live extents never

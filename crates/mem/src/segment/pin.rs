@@ -45,7 +45,7 @@ impl Segment {
         Ok(guard)
     }
 
-    /// Canary 8: counts a reader without looking at the state, as seed 000 does after it looked.
+    /// Canary 8: counts a reader without looking at the state, as a count apart from the state must.
     #[cfg(canary)]
     pub fn pin_without_look(self: &Arc<Self>, locator: &Locator) -> Result<PinGuard, SegmentError> {
         let start = self.check_locator(locator)?;

@@ -105,7 +105,7 @@ fn a_reader_comes_into_the_next_life() -> bool {
     assert!(segment.one_sided().word(Slot(0)).unwrap().readable(Generation(0)));
     evict(&segment, locator(0, 0));
     put(&segment, locator(0, 1), 2);
-    let pin = match canary::on(Canary::SeedRefcount) {
+    let pin = match canary::on(Canary::SeparateReaderCount) {
         true => segment.pin_without_look(&locator(0, 0)),
         false => segment.pin(T, &locator(0, 0)),
     };
@@ -143,7 +143,7 @@ fn each_canary_shows_its_bug() {
         (Canary::NoGenerationCheck, old_locator_pins),
         (Canary::FreeBeforeBump, freed_range_is_readable),
         (Canary::EarlyPublish, half_a_value_is_readable),
-        (Canary::SeedRefcount, a_reader_comes_into_the_next_life),
+        (Canary::SeparateReaderCount, a_reader_comes_into_the_next_life),
         (Canary::MissingFence, || accepts(true, T)),
         (Canary::OldEpochAccepted, old_leader_is_obeyed),
         (Canary::NoServeUntil, || accepts(false, Now(T.0 + 1))),

@@ -1,4 +1,4 @@
-//! The protocols of table 2.5, each as a few processes. A line of a process is one atomic step.
+//! The protocols, each as a few processes. A line of a process is one atomic step.
 
 use super::engine::{Found, Process, Protocol, Slot, Step, World};
 use Step::{Done, Goto, Wait};
@@ -40,7 +40,7 @@ fn next_writer(fresh: bool) -> Process {
 
 /// A: the reader sees READY, then counts itself; the evictor sees no reader, then changes the state.
 /// The header of the next object starts with no readers, as a new header does.
-pub(crate) fn seed_000() -> Protocol {
+pub(crate) fn separate_reader_count() -> Protocol {
     let reader: Process = Box::new(|w, line| match line {
         0 if w.state == Slot::Ready => Goto(1),
         0 => Done,

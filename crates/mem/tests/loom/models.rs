@@ -55,8 +55,8 @@ impl Pinned {
     }
 }
 
-/// Row C of the reference: pin, publish, evict, reuse, with two readers. Proves N1 and R1, and that
-/// Acquire and Release suffice.
+/// The packed word: pin, publish, evict, reuse, with two readers. Proves N1 and R1, and that Acquire and
+/// Release suffice.
 #[test]
 fn pinned_readers_get_one_life() {
     loom::model(|| {
@@ -116,10 +116,10 @@ fn a_retiring_slot_is_freed_after_its_reader() {
     });
 }
 
-/// Row A: seed 000 as written. The reader looks at the state, then counts itself; the evictor looks
-/// at the count, then changes the state.
+/// State and reader count in two words. The reader looks at the state, then counts itself; the evictor
+/// looks at the count, then changes the state.
 #[test]
-fn seed_000_lets_a_reader_into_freed_memory() {
+fn a_separate_reader_count_lets_a_reader_into_freed_memory() {
     let said = fails(|| {
         let slot = Arc::new((AtomicU64::new(1), AtomicI64::new(0), UnsafeCell::new(1_u64)));
         let reader = {
@@ -143,7 +143,7 @@ fn seed_000_lets_a_reader_into_freed_memory() {
         }
         reader.join().unwrap();
     });
-    println!("seed 000: {said}");
+    println!("a separate reader count: {said}");
 }
 
 /// Which fences of an unpinned read are there.
@@ -153,7 +153,8 @@ struct Fences {
     writer: bool,
 }
 
-/// Row D2: an unpinned reader, an eviction and the next writer, over two cells that tear.
+/// An unpinned reader that reads the word again, an eviction and the next writer, over two cells that
+/// tear.
 fn reread(fences: Fences) {
     let word = Arc::new(AtomicWord::store_new(Word::new(OLD, ReplicaState::Ready, 0)));
     let cells = Arc::new([AtomicU64::new(1), AtomicU64::new(1)]);

@@ -1,4 +1,4 @@
-//! Must show 4, M13, fault row 23: a pool that is full all the time, under mixed load.
+//! Proves M13, fault row 23: a pool that is full all the time, under mixed load.
 //!
 //! ```text
 //!   load     8 threads put, get, view, remove, ask; watermarks at 100 %, so only puts make room

@@ -5,7 +5,7 @@ use crate::rig::{
 };
 use mooncrate_core::catalog::Offload;
 
-/// Must show 1: more than memory holds, all of it readable and verified, and each get counted by tier.
+/// More than memory holds, all of it readable and verified, and each get counted by tier.
 #[test]
 fn more_than_memory_holds_is_readable() {
     let folder = tempfile::tempdir().unwrap();
