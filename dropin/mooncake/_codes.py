@@ -71,6 +71,7 @@ _BY_KIND = {
     "too small": INVALID_PARAMS,
     "transfer": TRANSFER_FAIL,
     "unreachable": RPC_FAIL,
+    "unusable memory": TRANSFER_FAIL,
 }
 
 _BY_CLASS = (

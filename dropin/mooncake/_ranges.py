@@ -108,6 +108,8 @@ class RangeCalls(ZeroCopyCalls):
                 [[starts[place][n] for n in good] for place, good in asked],
                 [[address + offsets[place][n] for n in good] for place, good in asked],
                 [[sizes[place][n] for n in good] for place, good in asked],
+                # They lie in registered memory that can be written.
+                known=[True] * len(asked),
             )
         except mooncrate.Error as error:
             code = say("get_into_ranges", error)
@@ -171,7 +173,7 @@ class SessionCalls(RangeCalls):
                 session: GetSession | None = live.gets.get(key)
             if session is None:
                 return INVALID_PARAMS
-            code = self._in_session(key, session.read_at, ranges)
+            code = self._in_session(live, key, session.read_at, ranges, write=True)
             if code == LEASE_EXPIRED:
                 with live.lock:
                     live.gets.pop(key, None)
@@ -244,7 +246,7 @@ class SessionCalls(RangeCalls):
                 session: PutSession | None = live.puts.get(key)
             if session is None:
                 return INVALID_PARAMS
-            return self._in_session(key, session.write_at, ranges)
+            return self._in_session(live, key, session.write_at, ranges, write=False)
 
         return self._each_range(keys, all_buffer_ptrs, all_sizes, all_dst_offsets, write)
 
@@ -320,9 +322,11 @@ class SessionCalls(RangeCalls):
         return starts, where, count
 
     @staticmethod
-    def _in_session(key: bytes, call: Any, ranges: Any) -> int:
+    def _in_session(live: Connection, key: bytes, call: Any, ranges: Any, *, write: bool) -> int:
+        _, addresses, sizes = ranges
+        known = live.registry.knows(zip(addresses, sizes, strict=True), write=write)
         try:
-            return int(call(*ranges))
+            return int(call(*ranges, known=known))
         except mooncrate.Error as error:
             code = code_of(error)
             log.warning("session of %r: %s (%d)", key, error, code)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from mooncrate import tensors
+from mooncrate._native import memory_is_usable
 from mooncrate.tensors import BY_NAME, SIZE, Axis, Head
 
 from ._memory import is_memory
@@ -88,8 +89,9 @@ def stored(
 
 
 def head_at(address: int, size: int) -> Head | None:
-    """The head of the tensor that lies at an address, if head and data have exactly this size."""
-    if size < SIZE or not is_memory(address, size):
+    """The head of the tensor that lies at an address, if head and data have exactly this size and can be
+    read there."""
+    if size < SIZE or not is_memory(address, size) or not memory_is_usable(address, size):
         return None
     return head_of(memory(address, SIZE), size)
 

@@ -19,7 +19,8 @@ class ZeroCopyCalls(StoreBase):
     """put_from, get_into and their kin."""
 
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Registers a range of memory. Only range reads ask for it; nothing is pinned."""
+        """Registers a range of memory, which stays mapped until it is unregistered. It is looked at here,
+        and no more by the calls that use it; nothing is pinned."""
         address, size = pointer(buffer_ptr), length(size)
         live = self._connected()
         if live is None:
@@ -155,7 +156,11 @@ class ZeroCopyCalls(StoreBase):
             good = [place for place in places if pieces[place] is not None]
             sizes = [pieces[place][1] for place in good]
             stored = live.door(sum(map(sum, sizes))).put_at(
-                [keys[place] for place in good], [pieces[place][0] for place in good], sizes, wish
+                [keys[place] for place in good],
+                [pieces[place][0] for place in good],
+                sizes,
+                wish,
+                known=self._known(live, [pieces[place] for place in good], write=False),
             )
             results = dict(zip(good, stored, strict=True))
             return [results.get(place, _BAD) for place in places]
@@ -176,6 +181,11 @@ class ZeroCopyCalls(StoreBase):
             if size < 0 or size > 0 and not self._usable(live, address, size):
                 return None
         return found
+
+    @staticmethod
+    def _known(live: Connection, pieces: Sequence[Any], *, write: bool) -> list[bool]:
+        """Of each list of fragments, whether all lie in registered memory."""
+        return [live.registry.knows(zip(*one, strict=True), write=write) for one in pieces]
 
     # ---- reads ---------------------------------------------------------------------------------
 
@@ -225,6 +235,7 @@ class ZeroCopyCalls(StoreBase):
                 [pieces[place][0] for place in good],
                 room,
                 exact=exact,
+                known=self._known(live, [pieces[place] for place in good], write=True),
             )
         except mooncrate.Error as error:
             return [say("get", error)] * len(keys)

@@ -2,8 +2,8 @@
 
     target/venv/bin/python tests/python/crash_hunt.py --target crash_mooncake:TARGET
 
-Addresses are of memory that the call alone has, or such that can be known to be none. Values say whose
-they are, as in `crash_calls.py`.
+Addresses are of memory that the call alone has, such that can be known to be none, or of memory that may
+not be touched, or not be written. Values say whose they are, as in `crash_calls.py`.
 """
 
 import ctypes
@@ -25,7 +25,21 @@ from mooncake.store import (
     SoftPinAction,
 )
 
-NOWHERE = number(0, 1, 4095, -1, 2**62, 2**63, 2**64, -(2**70), True, None, "there", 1.5)
+
+
+def forbidden(access: int) -> int:
+    """The address of memory that stays, and may be used so only: 0 not at all, 1 to read it."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    # Private and anonymous.
+    return libc.mmap(None, 1 << 20, access, 0x22, -1, 0)
+
+
+NOWHERE = number(
+    forbidden(0), 0, 1, 4095, -1, 2**62, 2**63, 2**64, -(2**70), True, None, "there", 1.5
+)
+READ_ONLY = number(forbidden(1))
 FORCE = {"force": number(True, False, None)}
 ROOM = 400_000
 
@@ -158,6 +172,7 @@ STORE = {
     "put_from": (putting_from("put_from"), made(good_key, size, config=wish)),
     "upsert_from": (putting_from("upsert_from"), made(good_key, size, config=wish)),
     "put_from nowhere": (class_of.put_from, made(good_key, NOWHERE, number(1, 100, 2**62, -5))),
+    "get_into read-only": (class_of.get_into, made(good_key, READ_ONLY, number(1, 100, ROOM))),
     "get_into nowhere": (class_of.get_into, made(good_key, NOWHERE, number(1, 100, 2**62, -5))),
     "put_from_with_metadata": (
         class_of.put_from_with_metadata, made(good_key, NOWHERE, NOWHERE, number(0, 9), number(0, 9)),

@@ -28,6 +28,7 @@ mod kind;
 mod list;
 mod methods;
 mod options;
+mod probe;
 mod queue;
 mod queue_methods;
 mod raw;
@@ -53,6 +54,8 @@ mod _native {
     use crate::list::Listing;
     #[pymodule_export]
     use crate::queue::Calls;
+    #[pymodule_export]
+    use crate::raw::{memory_access, memory_is_usable};
     #[pymodule_export]
     use crate::raw_lend::Lender;
     #[pymodule_export]

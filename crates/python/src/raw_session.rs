@@ -7,7 +7,8 @@
 use crate::buffer::{Source, Target};
 use crate::error::{Class, exception, forked, make};
 use crate::fork::{Own, drop_detached};
-use crate::raw::{Piece, piece};
+use crate::probe::Use;
+use crate::raw::{Piece, Refused, piece};
 use mooncrate::{Advice, Error, RangeInto};
 use mooncrate_lock::Mutex;
 use pyo3::prelude::*;
@@ -40,22 +41,30 @@ impl<T: Send + Sync> Shared<T> {
     }
 }
 
-/// The pieces of a call at their places in the value.
+/// The pieces of a call at their places in the value, looked at unless the caller knows them.
 fn placed(
     py: Python<'_>,
     starts: &[u64],
     addresses: &[usize],
     sizes: &[usize],
+    known: bool,
+    wanted: Use,
 ) -> PyResult<Vec<(u64, Piece)>> {
     if starts.len() != addresses.len() || starts.len() != sizes.len() {
         return Err(crate::error::invalid(py, "as many starts, addresses and sizes are needed"));
     }
-    let all = starts.iter().zip(addresses.iter().zip(sizes));
-    all.map(|(start, (address, size))| {
-        let piece = piece(*address, *size).map_err(|words| crate::error::invalid(py, words))?;
-        Ok((*start, piece))
-    })
-    .collect()
+    let placed = py.detach(|| {
+        let all = starts.iter().zip(addresses.iter().zip(sizes));
+        all.map(|(start, (address, size))| {
+            let piece = piece(*address, *size)?;
+            if !known {
+                piece.look_all(wanted)?;
+            }
+            Ok((*start, piece))
+        })
+        .collect::<Result<Vec<_>, _>>()
+    });
+    placed.map_err(|refused: Refused| refused.exception(py))
 }
 
 /// A value that is being written. Dropping it gives everything back.
@@ -71,15 +80,17 @@ impl PutSession {
 #[pymethods]
 impl PutSession {
     /// Writes parts that lie at addresses to their places in the value; the bytes written.
+    #[pyo3(signature = (starts, addresses, sizes, *, known=false))]
     fn write_at(
         &self,
         py: Python<'_>,
         starts: Vec<u64>,
         addresses: Vec<usize>,
         sizes: Vec<usize>,
+        known: bool,
     ) -> PyResult<usize> {
         let session = self.0.get(py)?;
-        let parts = placed(py, &starts, &addresses, &sizes)?;
+        let parts = placed(py, &starts, &addresses, &sizes, known, Use::Read)?;
         let written = py.detach(|| -> Result<usize, Error> {
             let mut bytes = 0;
             for (start, piece) in parts {
@@ -196,15 +207,17 @@ impl GetSession {
     }
 
     /// Copies parts of the value to addresses; the bytes read.
+    #[pyo3(signature = (starts, addresses, sizes, *, known=false))]
     fn read_at(
         &self,
         py: Python<'_>,
         starts: Vec<u64>,
         addresses: Vec<usize>,
         sizes: Vec<usize>,
+        known: bool,
     ) -> PyResult<usize> {
         let session = self.0.get(py)?;
-        let parts = placed(py, &starts, &addresses, &sizes)?;
+        let parts = placed(py, &starts, &addresses, &sizes, known, Use::Write)?;
         let read = py.detach(|| -> Result<usize, Error> {
             let mut ranges: Vec<RangeInto<'_>> = parts
                 .iter()

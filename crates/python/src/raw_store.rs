@@ -8,7 +8,7 @@
 use crate::batch::{Keys, put_all, result, results};
 use crate::buffer::{Key, Source, slices};
 use crate::error::exception;
-use crate::raw::{self, Numbers};
+use crate::raw::{self, Known, Numbers};
 use crate::raw_memory::BufferHandle;
 use crate::raw_session::{GetSession, PutSession};
 use crate::raw_wishes::RawWishes;
@@ -68,7 +68,9 @@ impl Raw {
         results(py, stored)
     }
 
-    /// Stores values that lie in pieces at addresses.
+    /// Stores values that lie in pieces at addresses. `known`: of each key, whether its pieces need not be
+    /// looked at before they are used.
+    #[pyo3(signature = (keys, addresses, sizes, wishes, *, known=None))]
     fn put_at<'py>(
         &self,
         py: Python<'py>,
@@ -76,9 +78,10 @@ impl Raw {
         addresses: Numbers,
         sizes: Numbers,
         wishes: RawWishes,
+        known: Known,
     ) -> PyResult<Bound<'py, PyList>> {
         let config = wishes.onto(self.store.get().live(py)?.store().put_config());
-        raw::put(self.store.get(), py, &keys, &addresses, &sizes, &config)
+        raw::put(self.store.get(), py, &keys, &addresses, &sizes, &known, &config)
     }
 
     /// Values as memory of the caller's own.
@@ -93,7 +96,7 @@ impl Raw {
     }
 
     /// Copies values into pieces at addresses; their lengths.
-    #[pyo3(signature = (keys, addresses, sizes, *, exact=false))]
+    #[pyo3(signature = (keys, addresses, sizes, *, exact=false, known=None))]
     fn get_at<'py>(
         &self,
         py: Python<'py>,
@@ -101,11 +104,13 @@ impl Raw {
         addresses: Numbers,
         sizes: Numbers,
         exact: bool,
+        known: Known,
     ) -> PyResult<Bound<'py, PyList>> {
-        raw::get(self.store.get(), py, &keys, &addresses, &sizes, exact)
+        raw::get(self.store.get(), py, &keys, &addresses, &sizes, &known, exact)
     }
 
     /// Copies ranges of values to addresses.
+    #[pyo3(signature = (keys, starts, addresses, sizes, *, known=None))]
     fn get_ranges_at<'py>(
         &self,
         py: Python<'py>,
@@ -113,8 +118,9 @@ impl Raw {
         starts: Numbers,
         addresses: Numbers,
         sizes: Numbers,
+        known: Known,
     ) -> PyResult<Bound<'py, PyList>> {
-        raw::get_ranges(self.store.get(), py, &keys, &starts, &addresses, &sizes)
+        raw::get_ranges(self.store.get(), py, &keys, &starts, &addresses, &sizes, &known)
     }
 
     /// What is known of each key: None, False while it is being written, or its length.

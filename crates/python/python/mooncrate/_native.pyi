@@ -24,6 +24,8 @@ __all__ = [
     "Raw",
     "Store",
     "View",
+    "memory_access",
+    "memory_is_usable",
     "__version__",
     "_cli",
 ]
@@ -322,7 +324,16 @@ class Calls:
     ) -> Answer[list[bool | Error]]: ...
 
 # The raw door: internal, for packages with a calling convention of their own; may change with any
-# version. Addresses are of memory that stays, and that nobody else touches, until the call returns.
+# version. Addresses are of memory that stays, and that nobody else touches, until the call returns. Memory
+# that the caller does not call `known` is looked at first: an error of the kind "unusable memory" is the
+# answer where it cannot be read, or written.
+def memory_is_usable(address: int, size: int, *, write: bool = False) -> bool:
+    """Whether all bytes at an address can be read, or written."""
+
+def memory_access(address: int, size: int) -> tuple[bool, bool] | None:
+    """Whether all bytes at an address may be read, and whether they may be written, by the table of
+    mappings: nothing is touched. None if there is no such table."""
+
 _Keys = Iterable[str | bytes]
 _Numbers = builtins.list[builtins.list[int]]
 
@@ -340,14 +351,32 @@ class Raw:
         wishes: Mapping[str, Any],
     ) -> builtins.list[bool | Error]: ...
     def put_at(
-        self, keys: _Keys, addresses: _Numbers, sizes: _Numbers, wishes: Mapping[str, Any]
+        self,
+        keys: _Keys,
+        addresses: _Numbers,
+        sizes: _Numbers,
+        wishes: Mapping[str, Any],
+        *,
+        known: builtins.list[bool] | None = None,
     ) -> builtins.list[bool | Error]: ...
     def get(self, keys: _Keys) -> builtins.list[BufferHandle | None | Error]: ...
     def get_at(
-        self, keys: _Keys, addresses: _Numbers, sizes: _Numbers, *, exact: bool = False
+        self,
+        keys: _Keys,
+        addresses: _Numbers,
+        sizes: _Numbers,
+        *,
+        exact: bool = False,
+        known: builtins.list[bool] | None = None,
     ) -> builtins.list[int | None | Error]: ...
     def get_ranges_at(
-        self, keys: _Keys, starts: _Numbers, addresses: _Numbers, sizes: _Numbers
+        self,
+        keys: _Keys,
+        starts: _Numbers,
+        addresses: _Numbers,
+        sizes: _Numbers,
+        *,
+        known: builtins.list[bool] | None = None,
     ) -> builtins.list[builtins.list[int | Error] | None | Error]: ...
     def look(self, keys: _Keys, *, hold: bool) -> builtins.list[int | bool | None | Error]: ...
     def other_group(self, keys: _Keys, groups: builtins.list[str]) -> builtins.list[bool]: ...
@@ -375,6 +404,8 @@ class PutSession:
         starts: builtins.list[int],
         addresses: builtins.list[int],
         sizes: builtins.list[int],
+        *,
+        known: bool = False,
     ) -> int: ...
     def end(self) -> None:
         """Makes the value visible, after the writes that are on their way. A gap is an error that leaves
@@ -421,6 +452,8 @@ class GetSession:
         starts: builtins.list[int],
         addresses: builtins.list[int],
         sizes: builtins.list[int],
+        *,
+        known: bool = False,
     ) -> int: ...
 
 @final
