@@ -2,7 +2,7 @@
 
 use super::*;
 use mooncrate_core::catalog::Counters;
-use mooncrate_core::plan::{Medium, Evidence, SegmentOffer};
+use mooncrate_core::plan::{Evidence, Medium, SegmentOffer};
 use mooncrate_core::{
     Extent, Generation, HostId, Incarnation, LeaderEpoch, NodeId, Now, ObjectId, Seal, SegmentId,
     Slot, Striping, ZoneId,

@@ -4,6 +4,7 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::get::{Source, patience, share};
 use crate::put::{Stored, spread};
+use crate::reads::Remembered;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key;
 use mooncrate_core::plan::{Located, Medium, PutConfig};
@@ -130,15 +131,10 @@ impl Client {
     /// is no value (`Ok`), or there is no master to ask.
     pub(crate) fn places(&self, keys: &[&[u8]], deadline: Deadline) -> (Places, Vec<Decided>) {
         let mut decided: Vec<Decided> = keys.iter().map(|_| None).collect();
-        let mut located: Vec<Option<Arc<Located>>> = keys
-            .iter()
-            .map(|key| {
-                let hash = key::hash(key);
-                let found = self.remembered(hash, key)?;
-                self.cache_hit(hash, key);
-                Some(found)
-            })
-            .collect();
+        let mut reads = Remembered::default();
+        let mut located: Vec<Option<Arc<Located>>> =
+            keys.iter().map(|key| self.remembered(key::hash(key), key, &mut reads)).collect();
+        self.tell_reads(reads);
         let unknown: Vec<usize> = (0..keys.len()).filter(|i| located[*i].is_none()).collect();
         if unknown.is_empty() {
             return (located, decided);

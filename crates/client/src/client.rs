@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::config::ClientConfig;
 use crate::counts::{Counters, Counts};
 use crate::error::Error;
-use crate::touch::Touches;
+use crate::reads::Reports;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::RemoveError;
 use mooncrate_core::plan::PutConfig;
@@ -28,7 +28,7 @@ pub struct Client {
     pub(crate) config: ClientConfig,
     pub(crate) put_config: PutConfig,
     pub(crate) counters: Counters,
-    pub(crate) touches: Touches,
+    pub(crate) reports: Reports,
     /// Orders copies that are equally near, differently in every client.
     pub(crate) turn: u64,
 }
@@ -62,14 +62,16 @@ impl Client {
             put_config,
             config,
             counters: Counters::default(),
-            touches: Touches::default(),
+            reports: Reports::default(),
             turn: boottime().0,
         }
     }
 
-    /// When a call that starts now must have ended.
+    /// When a call that starts now must have ended. Reads of earlier calls are told, if it is time.
     pub(crate) fn deadline(&self) -> Deadline {
-        boottime().deadline_in(self.config.call_time)
+        let now = boottime();
+        self.report_if_due(now, false);
+        now.deadline_in(self.config.call_time)
     }
 
     /// Whether each key has a finished object. Protects nothing from eviction.

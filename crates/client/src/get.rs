@@ -3,6 +3,7 @@
 
 use crate::client::Client;
 use crate::error::Error;
+use crate::reads::Remembered;
 use crate::stripes::in_parallel;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key::{self, KeyHash};
@@ -169,11 +170,10 @@ impl Client {
     ) -> Result<Option<T>, Error> {
         key::check(key).map_err(GetError::from)?;
         let hash = key::hash(key);
-        let mut located = self.remembered(hash, key);
+        let mut reads = Remembered::default();
+        let mut located = self.remembered(hash, key, &mut reads);
         let mut asked = located.is_none();
-        if !asked {
-            self.cache_hit(hash, key);
-        }
+        self.tell_reads(reads);
         let mut unrest = Unrest { tries: 0, pause: PAUSE_MIN, end: patience };
         loop {
             let known = match located.take() {

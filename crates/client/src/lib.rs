@@ -25,9 +25,9 @@ mod look;
 mod put;
 mod put_session;
 mod ranges;
+mod reads;
 mod runs;
 mod stripes;
-mod touch;
 
 pub use client::Client;
 pub use config::ClientConfig;

@@ -4,14 +4,12 @@ use crate::client::Client;
 use crate::error::Error;
 use mooncrate_core::SegmentId;
 use mooncrate_core::error::GetError;
-use mooncrate_core::key::KeyHash;
 use mooncrate_core::plan::{Located, Looked};
 use mooncrate_core::time::Deadline;
 use mooncrate_wire::CallError;
 use mooncrate_wire::api::Batch;
 use mooncrate_wire::message::{DropCopy, Look};
 use std::borrow::Cow;
-use std::sync::Arc;
 
 impl Client {
     /// What is known of each key: nothing, that it is being written, its length, and with `places` where
@@ -59,11 +57,6 @@ impl Client {
         let looked = self.master.look(&ask, deadline)?;
         let there = |looked| matches!(looked, Looked::Here { .. } | Looked::At(_));
         Ok(looked.into_iter().map(|one| one.map(there)).collect())
-    }
-
-    /// The remembered place of a key, where this client may use it.
-    pub(crate) fn remembered(&self, hash: KeyHash, key: &[u8]) -> Option<Arc<Located>> {
-        if self.config.holds { None } else { self.cache.get(hash, key) }
     }
 }
 

@@ -173,7 +173,33 @@ pub struct Located {
     pub replicas: Vec<Locator>,
 }
 
+/// Reads of one object that asked nobody where it is, as the client that made them tells the master: they
+/// count in the eviction order as if it had been asked. A mark changes that order and nothing else, so it
+/// names a life of a slot without the mount: one that meets another object by chance does no harm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadMark {
+    /// The first copy that the client knows: its segment, …
+    pub segment: SegmentId,
+    /// … its header …
+    pub slot: Slot,
+    /// … and the life of that header.
+    pub generation: Generation,
+    /// Reads since the client last told of this object; at least one.
+    pub reads: u32,
+    /// Copies that the client knows, over all stripes. If there are more or fewer by now, the master says so.
+    pub copies: u16,
+    /// The client's own word for the object. The master only repeats it.
+    pub tag: u64,
+}
+
 impl Located {
+    /// A mark of so many reads under this locator; `None` if it names no copy.
+    pub fn read_mark(&self, reads: u32, tag: u64) -> Option<ReadMark> {
+        let &Locator { segment, slot, generation, .. } = self.replicas.first()?;
+        let copies = u16::try_from(self.replicas.len()).unwrap_or(u16::MAX);
+        Some(ReadMark { segment, slot, generation, reads, copies, tag })
+    }
+
     /// Bytes of the value.
     pub const fn len(&self) -> u64 {
         self.striping.len

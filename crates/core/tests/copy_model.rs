@@ -31,7 +31,7 @@ enum Op {
     Put { key: u8, len: u64, replicas: u8, hard: bool },
     Remove { key: u8 },
     Copy { key: u8, to: u8, from: Option<u8> },
-    Touch { key: u8, times: u8 },
+    Reads { key: u8, reads: u16 },
     Drain { node: u8, drop: bool },
     Undrain { node: u8 },
     Kill { node: u8 },
@@ -67,7 +67,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         2 => (0..KEYS).prop_map(|key| Op::Remove { key }),
         3 => (0..KEYS, node.clone(), proptest::option::of(node.clone()))
             .prop_map(|(key, to, from)| Op::Copy { key, to, from }),
-        1 => (0..KEYS, any::<u8>()).prop_map(|(key, times)| Op::Touch { key, times }),
+        1 => (0..KEYS, any::<u16>()).prop_map(|(key, reads)| Op::Reads { key, reads }),
         2 => (node.clone(), proptest::bool::weighted(0.3))
             .prop_map(|(node, drop)| Op::Drain { node, drop }),
         2 => node.clone().prop_map(|node| Op::Undrain { node }),
@@ -257,6 +257,16 @@ impl Rig {
         }
     }
 
+    /// A client that knows where the object is has read it so often.
+    fn read(&mut self, k: u8, reads: u32) {
+        let Some(mark) = self.catalog.peek(&key(k)).and_then(|at| at.read_mark(reads, 7)) else {
+            return;
+        };
+        let mut outdated = Vec::new();
+        self.catalog.note_reads(self.now, TenantId::DEFAULT, &[mark], &mut outdated);
+        assert_eq!(outdated, [], "it knows all copies");
+    }
+
     fn put(&mut self, k: u8, len: u64, replicas: u8, hard: bool) {
         let keep = if hard { Keep::Hard } else { Keep::Normal };
         let config = PutConfig { replicas, best_effort: true, keep, ..PutConfig::default() };
@@ -294,11 +304,7 @@ impl Rig {
                 let from = from.map(|from| segment(from.into()));
                 let _ = self.catalog.copy(self.now, &key(k), from, segment(to.into()));
             }
-            Op::Touch { key: k, times } => {
-                let name = key(k);
-                let names = vec![&name[..]; usize::from(times)];
-                self.catalog.touch(self.now, TenantId::DEFAULT, &names);
-            }
+            Op::Reads { key: k, reads } => self.read(k, reads.into()),
             Op::Drain { node, drop } => {
                 let mode = if drop { DrainMode::Drop } else { DrainMode::Move };
                 self.catalog.drain(NodeId(node.into()), None, mode).unwrap();
@@ -516,10 +522,9 @@ fn hot_objects_gain_copies_and_lose_them() {
     let mut rig = Rig::new(3);
     rig.put(0, 1000, 1, false);
     rig.put(1, 1000, 1, false);
-    let (name, times) = (key(0), 100);
     let mut most = 0;
     for _ in 0..10 {
-        rig.catalog.touch(rig.now, TenantId::DEFAULT, &vec![&name[..]; times]);
+        rig.read(0, 6400);
         rig.pass(500);
         rig.run_copies(Fate::Done, 0);
         most = most.max(rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas.len());

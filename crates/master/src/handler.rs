@@ -6,15 +6,16 @@ use crate::audit;
 use crate::service::Master;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
-use mooncrate_core::plan::{Located, Looked, PutConfig, WritePlan};
+use mooncrate_core::plan::{Located, Looked, PutConfig, ReadMark, WritePlan};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{LeaderEpoch, ObjectId, TenantId};
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     Announce, ClusterStat, Command, CopyKey, Drain, DrainWish, DropCopy, Heartbeat, List, Listing,
-    Look, Mount, Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEnd, PutEndItem, PutItem,
-    PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, SetQuota, Touch, Unmount,
+    Look, MarksHeard, Mount, Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEnd, PutEndItem,
+    PutItem, PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, SetQuota,
+    Unmount,
 };
 use mooncrate_wire::{
     Answer, CallError, Caller, Handler, Kind, MasterApi, Refusal, RefusalCode, Reply, Request,
@@ -430,9 +431,8 @@ impl MasterApi for Scope {
         Ok(self.master.drop_copy(self.tenant, ask))
     }
 
-    fn touch(&self, ask: &Touch<'_>, _deadline: Deadline) -> Result<(), CallError> {
-        self.master.touch_keys(self.tenant, &ask.keys);
-        Ok(())
+    fn tell_reads(&self, marks: &[ReadMark], _deadline: Deadline) -> Result<MarksHeard, CallError> {
+        Ok(self.master.note_reads(self.tenant, marks))
     }
 
     fn command(&self, ask: &Command, _deadline: Deadline) -> Result<bool, CallError> {

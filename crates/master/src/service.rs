@@ -17,14 +17,14 @@ use crate::state_file::StateFile;
 use crate::term::Term;
 use mooncrate_core::catalog::{AuditError, Catalog, Ended, LookFor, Removal, Start, replacing};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
-use mooncrate_core::plan::{Located, Looked, Order, PutConfig, WritePlan};
+use mooncrate_core::plan::{Located, Looked, Order, PutConfig, ReadMark, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{LeaderEpoch, Name, NodeId, Now, ObjectId, SegmentId, TenantId};
 use mooncrate_lock::{Mutex, MutexGuard};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
-    ClusterStat, List, Listed, Listing, Look, PutEndItem, PutItem, PutReplan, PutRevokeItem,
-    RemoveMatching, Removed, SegmentRow, TenantRow,
+    ClusterStat, List, Listed, Listing, Look, MarksHeard, PutEndItem, PutItem, PutReplan,
+    PutRevokeItem, RemoveMatching, Removed, SegmentRow, TenantRow,
 };
 use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
 use std::collections::{BTreeMap, VecDeque};
@@ -38,6 +38,8 @@ const LOCAL_ROUNDS_MAX: usize = 64;
 const MAIL_MAX: usize = 1 << 16;
 /// Hint when the deadline of a put came before room did.
 const OUT_OF_TIME_MS: u32 = 10;
+/// Marks of reads that are taken in under one hold of the lock: some 10 µs.
+const MARKS_PER_SLICE: usize = 128;
 /// Hint when the deadline of a remove came before the owner's word did.
 const DEFERRED_MS: u32 = 50;
 
@@ -480,9 +482,16 @@ impl Master {
         Ok(Listing { entries: entries.collect(), next: page.next })
     }
 
-    /// A sample of what clients read without asking.
-    pub(crate) fn touch_keys(&self, tenant: TenantId, keys: &[&[u8]]) {
-        self.mind().catalog.touch(boottime(), tenant, keys);
+    /// What a client has read without asking. The lock is given back between slices, because a report may
+    /// name thousands of objects.
+    pub(crate) fn note_reads(&self, tenant: TenantId, marks: &[ReadMark]) -> MarksHeard {
+        let now = boottime();
+        let pause = self.mind().catalog.report_heard(now);
+        let mut outdated = Vec::new();
+        for slice in marks.chunks(MARKS_PER_SLICE) {
+            self.mind().catalog.note_reads(now, tenant, slice, &mut outdated);
+        }
+        MarksHeard { pause_ms: pause.as_millis() as u32, outdated }
     }
 
     /// Sets a quota, and keeps it where the next leader finds it. It holds here at once; whoever set

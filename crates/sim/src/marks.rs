@@ -62,6 +62,10 @@ marks! {
     TornReadRejected = "torn_read_rejected",
     /// A cached locator was read without asking the master.
     CachedRead = "cached_read",
+    /// Such reads were told to a master that knows the same copies.
+    ReadTold = "read_told",
+    /// They were told when the object was gone, or had other copies.
+    ReadOutdated = "read_outdated",
     /// The second copy served after the first did not.
     ReplicaFallback = "replica_fallback",
     /// A value came from another copy after the first one could not be read.

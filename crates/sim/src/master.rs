@@ -362,8 +362,10 @@ impl Master {
                 Err(GetError::NotFound) if !leading => Answer::NotLeader,
                 located => Answer::Located(located),
             },
-            Ask::Touch => {
-                catalog.touch(now, key.tenant, &[key.key]);
+            Ask::Reads { mark } => {
+                let mut outdated = Vec::new();
+                catalog.note_reads(now, key.tenant, &[mark], &mut outdated);
+                ctx.mark(if outdated.is_empty() { Mark::ReadTold } else { Mark::ReadOutdated });
                 return;
             }
             Ask::Exist => Answer::Exists(catalog.exist(now, key)),

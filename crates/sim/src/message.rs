@@ -6,7 +6,7 @@ use mooncrate_check::PutId;
 use mooncrate_core::catalog::Mounted;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
-use mooncrate_core::plan::{Announced, Notice, Order, SegmentOffer, Striping};
+use mooncrate_core::plan::{Announced, Notice, Order, ReadMark, SegmentOffer, Striping};
 use mooncrate_core::{
     Incarnation, LeaderEpoch, Located, Locator, Now, ObjectId, PutConfig, PutToken, Seal,
     SegmentId, WritePlan,
@@ -139,8 +139,11 @@ pub enum Ask {
         /// And do not free it for so long.
         lease_ms: u32,
     },
-    /// It was read from the cache, many times perhaps. Nobody answers.
-    Touch,
+    /// It was read from the cache. Nobody answers.
+    Reads {
+        /// How often, and where.
+        mark: ReadMark,
+    },
     /// Is it there?
     Exist,
     /// Away with it.

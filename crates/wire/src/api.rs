@@ -8,13 +8,14 @@ use crate::clock::boottime;
 use crate::error::{CallError, Refusal};
 use crate::message::{
     Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Heartbeat, List, Listing, Look,
-    Mount, Mounted, NodeCommand, NodeEntry, OrderBatch, Orders, Pong, Pulse, PutEndItem, PutItem,
-    PutReplan, PutRevokeItem, RemoveMatching, Removed, Reply, Request, SetQuota, Touch, Unmount,
+    MarksHeard, Mount, Mounted, NodeCommand, NodeEntry, OrderBatch, Orders, Pong, Pulse,
+    PutEndItem, PutItem, PutReplan, PutRevokeItem, RemoveMatching, Removed, Reply, Request,
+    SetQuota, Unmount,
 };
 use mooncrate_core::copy::{CopyOrder, DrainStat};
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
-use mooncrate_core::plan::{Located, Looked, Notice, Order, PutConfig, WritePlan};
+use mooncrate_core::plan::{Located, Looked, Notice, Order, PutConfig, ReadMark, WritePlan};
 use mooncrate_core::time::Deadline;
 use std::time::Duration;
 
@@ -88,8 +89,10 @@ pub trait MasterApi: Send + Sync {
         deadline: Deadline,
     ) -> Result<Result<(), CopyError>, CallError>;
 
-    /// Tells of keys that are read without asking. At most a batch of them.
-    fn touch(&self, ask: &Touch<'_>, deadline: Deadline) -> Result<(), CallError>;
+    /// Tells of reads that asked nobody, at most a batch of marks. It does not wait for the answer where
+    /// that would take time: what is returned may answer earlier reports, and a pause of 0 means that
+    /// nothing was heard.
+    fn tell_reads(&self, marks: &[ReadMark], deadline: Deadline) -> Result<MarksHeard, CallError>;
 
     /// Sends a command to a node; false: there is no such node.
     fn command(&self, ask: &Command, deadline: Deadline) -> Result<bool, CallError>;
@@ -190,7 +193,6 @@ pub fn answer(master: &(impl MasterApi + ?Sized), request: Request<'_>, until: D
         Request::Drain(ask) => master.drain(&ask, until).map(Reply::Drain),
         Request::Copy(ask) => master.copy(&ask, until).map(Reply::Copy),
         Request::DropCopy(ask) => master.drop_copy(&ask, until).map(Reply::DropCopy),
-        Request::Touch(ask) => master.touch(&ask, until).map(Reply::Touch),
         Request::Command(ask) => master.command(&ask, until).map(Reply::Command),
         Request::Nodes(_) => master.nodes(until).map(Reply::Nodes),
         Request::Mount(mount) => master.mount(&mount, until).map(Reply::Mount),
@@ -198,6 +200,7 @@ pub fn answer(master: &(impl MasterApi + ?Sized), request: Request<'_>, until: D
         Request::Unmount(unmount) => master.unmount(&unmount, until).map(Reply::Unmount),
         Request::Heartbeat(beat) => master.heartbeat(&beat, until).map(Reply::Heartbeat),
         Request::Orders(orders) => master.orders(&orders, until).map(Reply::Orders),
+        Request::ReadMarks(read) => master.tell_reads(&read.marks, until).map(Reply::ReadMarks),
     };
     answered.unwrap_or_else(|error: CallError| Reply::Refuse(Refusal::from(&error)))
 }

@@ -106,12 +106,12 @@ kinds! {
     Drain = 0x31, "drain";
     /// Copies or moves an object to a segment.
     Copy = 0x32, "copy";
-    /// Keys that are read without asking.
-    Touch = 0x33, "touch";
     /// A command for a node.
     Command = 0x34, "command";
     /// Ends one copy of an object.
     DropCopy = 0x35, "drop_copy";
+    /// Reads that asked nobody.
+    ReadMarks = 0x38, "read_marks";
     /// A node offers segments.
     Mount = 0x20, "mount";
     /// A node tells what is in a segment.

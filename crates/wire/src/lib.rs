@@ -41,6 +41,7 @@ pub mod master_link;
 pub mod masters;
 pub mod message;
 pub mod pool;
+mod reports;
 pub mod server;
 mod tcp;
 pub mod tls;

@@ -9,17 +9,18 @@ use crate::frame::BODY_BYTES_MAX;
 use crate::masters::MasterPools;
 use crate::message::{
     Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Exist, Heartbeat, List, Listing,
-    Locate, Look, Mount, Mounted, NodeEntry, Nodes, OrderBatch, Orders, Ping, Pulse, PutEnd,
-    PutEndItem, PutItem, PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove, RemoveMatching,
-    Removed, Reply, Request, SetQuota, Stat, Touch, Unmount,
+    Locate, Look, MarksHeard, Mount, Mounted, NodeEntry, Nodes, OrderBatch, Orders, Ping, Pulse,
+    PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove,
+    RemoveMatching, Removed, Reply, Request, SetQuota, Stat, Unmount,
 };
 use crate::pool::LinkPool;
+use crate::reports::Reports;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
 use mooncrate_core::key::{self, KeyError};
 use mooncrate_core::limits::{BATCH_ITEMS_MAX, KEY_BYTES_MAX, LABEL_BYTES_MAX};
-use mooncrate_core::plan::{Announced, Located, Looked, PutConfig, WritePlan};
+use mooncrate_core::plan::{Announced, Located, Looked, PutConfig, ReadMark, WritePlan};
 use mooncrate_core::time::Deadline;
 use std::borrow::Cow;
 use std::time::Duration;
@@ -37,12 +38,13 @@ const PAGES_AHEAD: usize = 8;
 #[derive(Debug)]
 pub struct MasterLink {
     pools: MasterPools,
+    reports: Reports,
 }
 
 impl MasterLink {
     /// A master behind this pool, or whoever leads behind these pools.
     pub fn new(pools: impl Into<MasterPools>) -> Self {
-        Self { pools: pools.into() }
+        Self { pools: pools.into(), reports: Reports::default() }
     }
 
     /// The pool of the master that is asked first, for tools that show it.
@@ -183,8 +185,8 @@ impl MasterApi for MasterLink {
         ask!(self, DropCopy, ask.clone(), deadline)
     }
 
-    fn touch(&self, ask: &Touch<'_>, deadline: Deadline) -> Result<(), CallError> {
-        ask!(self, Touch, ask.clone(), deadline)
+    fn tell_reads(&self, marks: &[ReadMark], deadline: Deadline) -> Result<MarksHeard, CallError> {
+        self.reports.tell(&self.pools, marks, deadline)
     }
 
     fn command(&self, ask: &Command, deadline: Deadline) -> Result<bool, CallError> {

@@ -92,6 +92,11 @@ impl LinkPool {
         self.connect(deadline)
     }
 
+    /// Takes the warmest resting link out of the pool for good; `None` if none rests.
+    pub fn take_idle(&self) -> Option<Link> {
+        self.lock().idle.pop().map(|(link, _)| link)
+    }
+
     /// One control call. If a link that had rested turns out dead, a request that may be repeated
     /// goes out once more over a new one.
     pub fn call(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {

@@ -1,19 +1,21 @@
 //! hot: objects that many read get more copies for a while, and lose them when they cool down.
 //!
-//! Readers that remember a locator ask nobody, so they tell a sample of what they read. It counts in
-//! the eviction order, and in a small table that forgets half of everything each second. Extra copies
-//! take only room that nobody misses, are bounded in number, and are the first to go when room is
-//! short.
+//! Readers that remember a locator ask nobody and tell their reads later (`reads.rs`). A sample of those
+//! counts in a small table that forgets half of everything each second. Extra copies take only room that
+//! nobody misses, are bounded in number, and are the first to go when room is short.
 
 use super::Catalog;
 use super::copy::{NoCopy, Purpose};
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
-use crate::ids::{ObjectId, TenantId};
+use crate::ids::ObjectId;
 use crate::plan::Medium;
+use crate::rng::Rng;
 use crate::time::Now;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// One read in so many is counted.
+const SAMPLE: u32 = 64;
 /// Objects whose reads are counted.
 const COUNTED_MAX: usize = 4096;
 /// Counts are halved this often.
@@ -24,41 +26,40 @@ const COOL: u32 = 4;
 const EXTRAS_LOOK_MAX: usize = 64;
 
 /// What is read often.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Hot {
     counts: BTreeMap<EntryId, (ObjectId, u32)>,
     /// Objects that were given extra copies.
     extras: BTreeMap<EntryId, ObjectId>,
     halved_at: Now,
+    /// Draws the sample.
+    rng: Rng,
+}
+
+impl Hot {
+    pub(super) fn new(seed: u64) -> Self {
+        let rng = Rng::stream(seed, "hot");
+        Self { counts: BTreeMap::new(), extras: BTreeMap::new(), halved_at: Now(0), rng }
+    }
 }
 
 impl Catalog {
-    /// A client has read these keys, and many times as often as it says so.
-    pub fn touch(&mut self, now: Now, tenant: TenantId, keys: &[&[u8]]) {
-        for id in self.objects.find_many(tenant, keys).into_iter().flatten() {
-            let entry = self.objects.entry(id);
-            if entry.stage != Stage::Ready {
-                continue;
+    /// An object in memory was read so often by somebody who did not ask. Of all reads one in [`SAMPLE`] is
+    /// counted: the table stays small, and only what is read often stands there.
+    pub(super) fn heat_counts(&mut self, id: EntryId, reads: u32) {
+        let drawn = self.hot.rng.below(u64::from(SAMPLE)) as u32;
+        let samples = reads / SAMPLE + u32::from(drawn < reads % SAMPLE);
+        if samples == 0 {
+            return;
+        }
+        let object = self.objects.entry(id).object;
+        let counts = &mut self.hot.counts;
+        if counts.len() < COUNTED_MAX || counts.contains_key(&id) {
+            let (counted, count) = counts.entry(id).or_insert((object, 0));
+            if *counted != object {
+                (*counted, *count) = (object, 0);
             }
-            let object = entry.object;
-            for part in entry.parts.as_slice() {
-                self.segments.book_mut(part.segment).touch(part.slot);
-            }
-            if self.objects.entry(id).extra.is_some() {
-                self.was_read(now, id);
-            }
-            if self.only_on_disk(self.objects.entry(id)) {
-                self.read_from_disk(now, id);
-                continue;
-            }
-            let counts = &mut self.hot.counts;
-            if counts.len() < COUNTED_MAX || counts.contains_key(&id) {
-                let (counted, count) = counts.entry(id).or_insert((object, 0));
-                if *counted != object {
-                    (*counted, *count) = (object, 0);
-                }
-                *count = count.saturating_add(1);
-            }
+            *count = count.saturating_add(samples);
         }
     }
 

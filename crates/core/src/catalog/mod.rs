@@ -10,6 +10,7 @@
 //!  reserve.rs  ranges for replicas, all or none
 //!  get.rs      locate  exist  list                     orders.rs   notices of owners, re-issued orders
 //!  look.rs     look: found, not yet, not at all; holds
+//!  reads.rs    reads that asked nobody, told later
 //!  remove.rs   remove                                  members.rs  mount announce unmount heartbeat
 //!  objects.rs  slab and sharded index                  tick.rs     watchdog, silent nodes, sweeps
 //!  segments.rs the book of each segment                audit.rs    every byte accounted for
@@ -39,6 +40,7 @@ mod offload;
 mod orders;
 mod promote;
 mod put;
+mod reads;
 mod rebuild;
 mod remove;
 mod repair;
@@ -55,6 +57,7 @@ pub use look::LookFor;
 pub use members::{AllTold, Mounted, Opening};
 pub use offload::{Offload, UnknownOffload};
 pub use put::{Ended, replacing};
+pub use reads::PAUSE_MIN as REPORT_PAUSE_MIN;
 pub use remove::{Removal, RemovedPage};
 pub use segments::SegmentStat;
 pub use trust::Trusted;
@@ -103,7 +106,7 @@ pub struct Config {
     pub copies_per_node_max: u32,
     /// … and their bytes; one copy may be larger.
     pub copy_bytes_per_node_max: u64,
-    /// Samples within about a second that make an object hot; a client tells one read in 64.
+    /// Samples within about a second that make an object hot; of the reads that clients tell, one in 64 is one.
     pub hot_samples: u32,
     /// Copies that a hot object may have beyond those its put asked for; 0: none.
     pub hot_replicas_max: u8,
@@ -261,6 +264,7 @@ pub struct Catalog {
     copies: copy::Copies,
     repairs: repair::Repairs,
     hot: hot::Hot,
+    reports: reads::ReportRate,
     offloads: offload::Offloads,
     promotions: promote::Promotions,
     ledger: trust::Ledger,
@@ -301,6 +305,7 @@ impl Catalog {
             ledger = trust::Ledger::new(now, trusted);
         }
         let offloads = offload::Offloads::new(config.seed);
+        let hot = hot::Hot::new(config.seed);
         Self {
             placement: config.placement.build(config.seed),
             config,
@@ -317,7 +322,8 @@ impl Catalog {
             upserts: BTreeMap::new(),
             copies: copy::Copies::default(),
             repairs: repair::Repairs::default(),
-            hot: hot::Hot::default(),
+            hot,
+            reports: reads::ReportRate::default(),
             offloads,
             promotions: promote::Promotions::default(),
             ledger,

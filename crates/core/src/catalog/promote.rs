@@ -22,8 +22,9 @@ const WINDOW: Duration = Duration::from_mins(1);
 const WANTED_MAX: usize = 1024;
 /// Those that one call looks at.
 const LOOKS_MAX: usize = 64;
-/// Attempts for one object, and the pause between two.
-const TRIES_MAX: u8 = 4;
+/// Attempts for one object, and the pause between two: about a second, because the owner of a busy machine
+/// takes its time to make room.
+const TRIES_MAX: u8 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Victims looked at to make room for one object.
 const VICTIMS_MAX: usize = 16;
@@ -89,6 +90,10 @@ impl Catalog {
             } else if !ended && one.tries < TRIES_MAX {
                 let again = Wanted { tries: one.tries + 1, at: now.plus(PAUSE), ..one };
                 self.promotions.wanted.push_back(again);
+            } else if !ended {
+                // Given up; the next read admits it again.
+                let place = self.objects.entry(one.id).hash as usize % SEEN;
+                self.promotions.seen[place] = (one.object, now);
             }
         }
     }
@@ -134,7 +139,10 @@ impl Catalog {
             Err(NoCopy::NoRoom) => {}
             begun => return begun,
         }
-        if let Some((_, index)) = near.first() {
+        // Victims that are on their way out may be enough: an attempt that waits for them orders no more.
+        if let Some((_, index)) = near.first()
+            && (!again || self.segments.book(*index).evicting == 0)
+        {
             self.evict_bytes(now, *index, bytes, VICTIMS_MAX, Cause::Promotion);
         }
         Err(NoCopy::NoRoom)

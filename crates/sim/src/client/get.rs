@@ -109,14 +109,21 @@ impl Client {
         }));
         if use_cache {
             ctx.mark(Mark::CachedRead);
-            if self.rng.chance(300) {
-                self.tell(ctx, op.key, Ask::Touch);
-            }
+            self.note_read(op.key, cached.as_ref());
             op.get().located = cached;
             return self.get_choose(ctx, op);
         }
         self.get_locate(ctx, op);
         Flow::Goes
+    }
+
+    /// Marks a read that asks nobody; the tick tells it.
+    fn note_read(&mut self, key: u16, located: Option<&Located>) {
+        if let Some((_, mark)) = self.reads.iter_mut().find(|(marked, _)| *marked == key) {
+            mark.reads += 1;
+        } else if let Some(mark) = located.and_then(|at| at.read_mark(1, key.into())) {
+            self.reads.push((key, mark));
+        }
     }
 
     fn get_locate(&mut self, ctx: &mut Ctx, op: &mut Op) {

@@ -19,6 +19,7 @@ use crate::swarm::between;
 use crate::{MS, Nanos, US};
 use mooncrate_check::{Got, What};
 use mooncrate_core::error::RemoveError;
+use mooncrate_core::plan::ReadMark;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{Located, PutToken};
 use op::{Body, Flow, Op};
@@ -69,6 +70,8 @@ pub struct Client {
     puts: u32,
     leader: u8,
     cache: Vec<Option<Located>>,
+    /// Reads that asked nobody, by key, since the last tick.
+    reads: Vec<(u16, ReadMark)>,
     maps: Vec<Arc<Store>>,
     zombies: Vec<Zombie>,
     old: VecDeque<OldPut>,
@@ -92,6 +95,7 @@ impl Client {
             puts: 0,
             leader: 0,
             cache: vec![None; ctx.keys.len()],
+            reads: Vec::new(),
             maps: Vec::new(),
             zombies: Vec::new(),
             old: VecDeque::new(),
@@ -133,6 +137,7 @@ impl Client {
         self.maps.clear();
         self.old.clear();
         self.cache.fill(None);
+        self.reads.clear();
     }
 
     /// The process starts again.
@@ -288,9 +293,12 @@ impl Client {
         self.old.push_back(old);
     }
 
-    /// Looks at deadlines and at calls without an answer.
+    /// Looks at deadlines and at calls without an answer, and tells what was read.
     pub fn tick(&mut self, ctx: &mut Ctx) {
         ctx.after(TICK, Event::ClientTick(self.ix, self.boot));
+        for (key, mark) in std::mem::take(&mut self.reads) {
+            self.tell(ctx, key, Ask::Reads { mark });
+        }
         for lane in 0..self.lanes.len() {
             let Some(op) = &self.lanes[lane] else { continue };
             let (late, again) = (op.deadline <= ctx.now, op.wait_until <= ctx.now);

@@ -5,6 +5,7 @@
 //!   copies    drains, copies from node to node, repairs, segments that come and go
 //!   faults    nodes and clients that die or stand still
 //!   ranges    parts of values, over every path, striped and replaced
+//!   reads     what is read most stays, though nobody is asked
 //!   restart   masters and nodes that come back
 //!   sessions  values written and read layer by layer
 //! ```
@@ -17,5 +18,6 @@ mod fleet;
 #[path = "../../examples/full_pool/judge.rs"]
 mod judge;
 mod ranges;
+mod reads;
 mod restart;
 mod sessions;

@@ -168,3 +168,33 @@ fn a_disk_serves_the_memory_of_other_nodes() {
     drop(other);
     assert_eq!(count(&connect(&running, true), values), values, "after one node has left");
 }
+
+/// Values that are on the disk only and are read again come back into memory, each after three reads, and
+/// a client that remembers their place on the disk learns of the copy in memory.
+#[test]
+fn what_is_read_from_the_disk_again_comes_back_into_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let running = server(folder.path(), 16 * MIB, 256);
+    let (values, hot) = (300, 20);
+    let store = connect(&running, true);
+    for n in 0..values {
+        put(&store, n, 256 * KIB);
+    }
+    until("all are on the disk", || offloaded(&store) == u64::from(values));
+    let reader = connect(&running, true);
+    // The oldest: memory holds the youngest.
+    for _ in 0..3 {
+        for n in 0..hot {
+            judge(n, &reader.get(&name(n)).unwrap().unwrap());
+        }
+    }
+    let promoted = || reader.stat().unwrap().counters.promoted;
+    until("all that was read is promoted", || promoted() >= u64::from(hot));
+    until("all are read from memory", || {
+        let before = reader.counts().disk;
+        for n in 0..hot {
+            judge(n, &reader.get(&name(n)).unwrap().unwrap());
+        }
+        reader.counts().disk == before
+    });
+}

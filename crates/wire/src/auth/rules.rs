@@ -21,7 +21,7 @@ pub const fn may(role: Role, kind: Kind) -> bool {
         | Kind::PutReplan
         | Kind::Copy
         | Kind::DropCopy
-        | Kind::Touch
+        | Kind::ReadMarks
         | Kind::List => matches!(role, Client | Admin),
         Kind::SetQuota | Kind::Command => matches!(role, Admin),
         // A node hands over what it holds before it stops.
@@ -78,7 +78,7 @@ mod tests {
                 .collect();
             let expected: &[Role] = match kind as u8 {
                 0x10 | 0x18 | 0x19 => &[Role::Client, Role::Node, Role::Master, Role::Admin],
-                0x11..0x18 | 0x1a..0x1d | 0x32 | 0x33 | 0x35 => &[Role::Client, Role::Admin],
+                0x11..0x18 | 0x1a..0x1d | 0x32 | 0x35 | 0x38 => &[Role::Client, Role::Admin],
                 0x30 | 0x34 => &[Role::Admin],
                 0x31 => &[Role::Node, Role::Admin],
                 0x20..0x25 => &[Role::Node],

@@ -14,7 +14,7 @@ use mooncrate_core::label::Label;
 use mooncrate_core::limits::{REPLICAS_MAX, STRIPES_MAX};
 use mooncrate_core::plan::{
     Action, Announced, AnnouncedLife, AnnouncedObject, Evidence, Grant, Keep, Located, Locator,
-    Looked, Medium, Notice, Order, OrderResult, PutConfig, Right, SegmentOffer, Striping,
+    Looked, Medium, Notice, Order, OrderResult, PutConfig, ReadMark, Right, SegmentOffer, Striping,
     WritePlan,
 };
 use mooncrate_core::seal::Seal;
@@ -47,6 +47,14 @@ fields!(Locator {
     extent: Extent,
     stripe: u8,
     grant: Option<Grant>,
+});
+fields!(ReadMark {
+    segment: SegmentId,
+    slot: Slot,
+    generation: Generation,
+    reads: u32,
+    copies: u16,
+    tag: u64,
 });
 fields!(Grant { tenant: TenantId, expires_s: u32, right: Right, mac: [u8; 16] });
 fields!(SegmentOffer {

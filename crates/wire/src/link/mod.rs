@@ -369,6 +369,35 @@ impl Link {
         self.recv_reply(deadline, "a reply", Reply::decode)
     }
 
+    /// Sends a request for whose answer nobody waits: it leaves by `deadline`, and the peer may take `time`
+    /// to answer.
+    pub fn send_ahead(
+        &mut self,
+        request: &Request<'_>,
+        time: Duration,
+        deadline: Deadline,
+    ) -> Result<(), CallError> {
+        let id = self.reserve(request.kind())?;
+        let until = boottime().deadline_in(time);
+        if let Err(error) = self.stage(request.kind(), id, false, until, |out| request.encode(out))
+        {
+            self.in_flight.retain(|(asked, _)| *asked != id);
+            return Err(error);
+        }
+        let sent = self.channel.write_all(&self.outbox, &[], deadline, "room to send");
+        self.broken |= sent.is_err();
+        sent
+    }
+
+    /// The next reply, if one has begun to arrive; a hang-up of the peer is an error. One system call if
+    /// there is none.
+    pub fn try_recv(&mut self, deadline: Deadline) -> Result<Option<Reply>, CallError> {
+        if !self.broken && self.inbox.held() == 0 && self.channel.quiet() {
+            return Ok(None);
+        }
+        self.recv(deadline).map(|(_, reply)| Some(reply))
+    }
+
     fn recv_for(
         &mut self,
         deadline: Deadline,

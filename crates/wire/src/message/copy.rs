@@ -1,10 +1,11 @@
-//! Copies and segments as administrators order them, and what clients tell of keys they read.
+//! Copies and segments as administrators order them, and what clients tell of their reads.
 
 use super::message;
 use crate::codec::{Field, Reader};
 use crate::error::DecodeError;
 use mooncrate_core::copy::DrainMode;
 use mooncrate_core::ids::{NodeId, SegmentId};
+use mooncrate_core::plan::ReadMark;
 use std::borrow::Cow;
 
 /// What is wanted of a drain.
@@ -95,10 +96,21 @@ message! {
 }
 
 message! {
-    /// Keys that a client reads without asking where they are: a sample. Nothing depends on it.
-    pub struct Touch<'a> {
-        /// The keys.
-        pub keys: Cow<'a, [&'a [u8]]>,
+    /// What a client has read without asking where it is. Only the eviction order depends on it, so a
+    /// report that is lost is not repeated.
+    pub struct ReadMarks<'a> {
+        /// One mark per object.
+        pub marks: Cow<'a, [ReadMark]>,
+    }
+}
+
+message! {
+    /// The answer to [`ReadMarks`].
+    pub struct MarksHeard {
+        /// The client shall not report again for so long.
+        pub pause_ms: u32,
+        /// Marks of objects that are gone, or have other copies than the client knows: it asks again.
+        pub outdated: Vec<ReadMark>,
     }
 }
 

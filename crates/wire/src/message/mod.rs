@@ -15,7 +15,7 @@ pub use client::{
     PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove,
     RemoveMatching, Removed, SealList, SegmentRow, SetQuota, Stat, TenantRow,
 };
-pub use copy::{Command, CopyKey, Drain, DrainWish, DropCopy, NodeCommand, Touch};
+pub use copy::{Command, CopyKey, Drain, DrainWish, DropCopy, MarksHeard, NodeCommand, ReadMarks};
 pub use data::{
     Abandon, Attach, Attached, Begin, BeginWrite, Open, Pin, PinId, Read, ReadReply, Release,
     Signal, Stage, StageItem, Staged, Unpin, Write, WritePart,
@@ -135,8 +135,6 @@ family! {
         Copy(CopyKey<'a>),
         /// End one copy of an object.
         DropCopy(DropCopy<'a>),
-        /// Keys that are read without asking.
-        Touch(Touch<'a>),
         /// A command for a node.
         Command(Command),
         /// A node offers segments.
@@ -149,6 +147,8 @@ family! {
         Heartbeat(Heartbeat),
         /// A node delivers notices and waits for orders.
         Orders(Orders),
+        /// Reads that asked nobody.
+        ReadMarks(ReadMarks<'a>),
     }
 }
 
@@ -190,8 +190,6 @@ family! {
         Copy(Result<(), CopyError>),
         /// The copy is gone, or not.
         DropCopy(Result<(), CopyError>),
-        /// Heard.
-        Touch(()),
         /// On its way; false: there is no such node.
         Command(bool),
         /// Mounted, or not.
@@ -204,6 +202,8 @@ family! {
         Heartbeat(Result<Pulse, MountError>),
         /// Orders, or none within the wait.
         Orders(Result<OrderBatch, MountError>),
+        /// Heard; what the client should look up again.
+        ReadMarks(MarksHeard),
         /// The request was not handled at all.
         Refuse(Refusal),
     }

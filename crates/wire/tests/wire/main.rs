@@ -6,6 +6,7 @@ mod data_link;
 mod masters;
 mod messages;
 mod mutated;
+mod reports;
 mod samples;
 mod security;
 mod server;

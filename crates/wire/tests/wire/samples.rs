@@ -304,7 +304,7 @@ impl Samples {
                 tenant: TenantId(self.u32()),
                 quota: self.optional(Self::u64),
             }),
-            Kind::Drain | Kind::Copy | Kind::DropCopy | Kind::Touch | Kind::Command => {
+            Kind::Drain | Kind::Copy | Kind::DropCopy | Kind::ReadMarks | Kind::Command => {
                 self.copy_request(kind)
             }
             Kind::Mount | Kind::Announce | Kind::Unmount | Kind::Heartbeat | Kind::Orders => {
@@ -353,7 +353,10 @@ impl Samples {
             Kind::Drain => Reply::Drain(self.optional(Self::drain_stat)),
             Kind::Copy => Reply::Copy(self.result(|_| (), Self::copy_error)),
             Kind::DropCopy => Reply::DropCopy(self.result(|_| (), Self::copy_error)),
-            Kind::Touch => Reply::Touch(()),
+            Kind::ReadMarks => Reply::ReadMarks(MarksHeard {
+                pause_ms: self.u32(),
+                outdated: self.list(Self::read_mark),
+            }),
             Kind::Command => Reply::Command(self.yes()),
             Kind::Mount => {
                 let good = |s: &mut Self| Mounted { epoch, registration_ms, fence_ms: s.u32() };
@@ -447,8 +450,21 @@ impl Samples {
             Kind::DropCopy => {
                 Request::DropCopy(DropCopy { key: self.key(), segment: SegmentId(self.u64()) })
             }
-            Kind::Touch => Request::Touch(Touch { keys: self.keys() }),
+            Kind::ReadMarks => {
+                Request::ReadMarks(ReadMarks { marks: self.list(Self::read_mark).into() })
+            }
             _ => Request::Command(Command { node: NodeId(self.u64()), command: self.command() }),
+        }
+    }
+
+    fn read_mark(&mut self) -> ReadMark {
+        ReadMark {
+            segment: SegmentId(self.u64()),
+            slot: Slot(self.u32()),
+            generation: Generation(self.u32()),
+            reads: self.u32(),
+            copies: self.u64() as u16,
+            tag: self.u64(),
         }
     }
 

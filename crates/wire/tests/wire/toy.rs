@@ -170,9 +170,10 @@ impl MasterApi for Toy {
         Ok(if ask.from.is_some() { Err(CopyError::NoSource) } else { Ok(()) })
     }
 
-    fn touch(&self, ask: &Touch<'_>, _: Deadline) -> Result<(), CallError> {
-        self.saw(ask.keys.len());
-        Ok(())
+    fn tell_reads(&self, marks: &[ReadMark], _: Deadline) -> Result<MarksHeard, CallError> {
+        self.saw(marks.len());
+        let outdated = marks.iter().filter(|mark| mark.copies > 1).copied().collect();
+        Ok(MarksHeard { pause_ms: 10, outdated })
     }
 
     fn command(&self, ask: &Command, _: Deadline) -> Result<bool, CallError> {

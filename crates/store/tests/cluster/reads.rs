@@ -1,0 +1,76 @@
+//! Reads that ask nobody count for the life of what they read.
+//!
+//! A client that remembers where a value is reads it in shared memory, and no server sees that. The values
+//! that were read most were evicted first: told was one read in 64, so most values were never told of, and
+//! every policy evicted in the order of the puts.
+
+use crate::fleet::{connect, judge, master, node, stamped};
+use mooncrate::{CatalogConfig, MasterOptions, Store, run_both};
+use mooncrate_core::evict::PolicyKind;
+use std::time::Duration;
+
+const LEN: usize = 64 << 10;
+const HOT: u32 = 50;
+/// Two and a half times what the memory of the node holds.
+const ROUNDS: u32 = 50;
+const COLD_PER_ROUND: u32 = 25;
+/// So that a fast machine does not turn the memory over between two reports of a client, which are 10 ms
+/// apart. A slow one turns it over more slowly.
+const PAUSE: Duration = Duration::from_millis(4);
+
+fn name(n: u32) -> String {
+    format!("hot/{n}")
+}
+
+/// Misses among the reads of the hot values, while another client puts cold ones.
+fn misses(policy: PolicyKind, shared_memory: bool) -> u32 {
+    let folder = tempfile::tempdir().unwrap();
+    let options = master();
+    let catalog = CatalogConfig { policy, ..options.catalog.clone() };
+    let options = MasterOptions { catalog, ..options };
+    let running = run_both(options, node("a", &crate::fleet::any_port(), folder.path())).unwrap();
+    let address = running.master_address().unwrap();
+    let (reader, writer) = (connect(&address, shared_memory), connect(&address, true));
+    for n in 0..HOT {
+        writer.put(name(n).as_bytes(), &stamped(name(n).as_bytes(), n, LEN)).unwrap();
+    }
+    let mut missed = 0;
+    for round in 0..ROUNDS {
+        missed += (0..HOT).filter(|n| !read(&reader, *n)).count() as u32;
+        for n in 0..COLD_PER_ROUND {
+            let cold = format!("cold/{round}/{n}");
+            writer.put(cold.as_bytes(), &[7; LEN]).unwrap();
+        }
+        std::thread::sleep(PAUSE);
+    }
+    let stat = writer.stat().unwrap();
+    assert!(stat.counters.evicted > u64::from(ROUNDS * COLD_PER_ROUND) / 2, "{stat:?}");
+    if missed == 0 {
+        // All but the first reads were of remembered places.
+        assert_eq!(reader.counts().cached, u64::from(HOT * (ROUNDS - 1)));
+    }
+    missed
+}
+
+/// Whether the value is there; if so, it is the right one.
+fn read(store: &Store, n: u32) -> bool {
+    let found = store.get(name(n).as_bytes()).unwrap();
+    if let Some(found) = &found {
+        judge(name(n).as_bytes(), n, LEN, found);
+    }
+    found.is_some()
+}
+
+#[test]
+fn what_is_read_most_stays() {
+    for policy in [PolicyKind::Lru, PolicyKind::Sieve] {
+        for shared_memory in [true, false] {
+            let missed = misses(policy, shared_memory);
+            let reads = HOT * ROUNDS;
+            assert!(
+                missed <= reads / 100,
+                "{policy}, shared memory {shared_memory}: {missed} of {reads} hot reads missed"
+            );
+        }
+    }
+}
