@@ -1,6 +1,7 @@
 //! What can be typed.
 
 use crate::kill_one::KillOne;
+use crate::reads::Reads;
 use crate::tier::Tier;
 use crate::verify::Verify;
 use crate::verify::clear::Clear;
@@ -63,6 +64,8 @@ pub(crate) enum Command {
     KillOne(KillOne),
     /// A server with little memory and a disk: fill it, evict from it, slow it down
     Tier(Tier),
+    /// Whether what is read most stays: hot values beside cold puts, values of a disk, a trace
+    Reads(Reads),
     /// Clients and nodes over TCP, beside bare sockets; small gets beside large transfers
     Scale,
     /// Kill a master with many objects and see how fast it knows them again

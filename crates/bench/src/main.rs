@@ -19,6 +19,7 @@
 //!   verify  ── no figures: a workload that judges every answer, for others to torment; kill_one
 //!              torments it once, by itself
 //!   tier    ── a server with a disk: filled, evicted from, slowed down; every answer judged
+//!   reads   ── whether what is read most stays: hot values, values of a disk, a trace
 //! ```
 //!
 //! Local words: a **subject** is what is judged and a **floor** the best plain program that moves the
@@ -49,6 +50,7 @@ mod neighbours;
 mod paths;
 mod peer;
 mod plain;
+mod reads;
 mod rebuild;
 mod render;
 mod report;
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         Some(Command::Leaders(wanted)) => Some(verify::leaders::run(wanted)),
         Some(Command::KillOne(wanted)) => Some(kill_one::run(wanted)),
         Some(Command::Tier(wanted)) => Some(tier::run(wanted)),
+        Some(Command::Reads(wanted)) => Some(reads::run(wanted)),
         _ => None,
     };
     let ran = match proof {
@@ -154,6 +157,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         | Command::Leaders(_)
         | Command::KillOne(_)
         | Command::Tier(_)
+        | Command::Reads(_)
         | Command::DrainNodeForBench { .. } => unreachable!("answered above"),
     };
     let others = Moment::now().zip(before).map(|(after, before)| after.others_since(before));
