@@ -129,11 +129,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Paths => paths::run(&effort)?,
         Command::Control => control::run(&effort)?,
-        Command::Index => {
-            let mut tables = index::run(&effort)?;
-            tables.extend(growth::run(&effort)?);
-            tables
-        }
+        Command::Index => [index::run(&effort)?, growth::run(&effort)?].concat(),
         Command::Floors => floors::run(&effort)?,
         Command::Copy => copy::run(&effort)?,
         Command::Scale => scale::run(&effort)?,

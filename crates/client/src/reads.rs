@@ -21,6 +21,7 @@ use mooncrate_core::plan::{Located, ReadMark};
 use mooncrate_core::time::Now;
 use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
+use mooncrate_wire::CallError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -139,11 +140,17 @@ impl Client {
                 }
                 self.report_after(now, *pause, *pause / LARGE_SHARE);
             }
-            Err(_) => {
+            Err(error) => {
                 // They are told with the next report.
                 self.reports.waiting.store(true, Ordering::Relaxed);
-                *failed = (*failed * 2).clamp(FAILED_MIN, FAILED_MAX);
-                self.report_after(now, *failed, *failed);
+                let after = if matches!(error, CallError::Busy { .. }) {
+                    // Earlier reports are not answered yet: a master that is slow, not one that is gone.
+                    *pause
+                } else {
+                    *failed = (*failed * 2).clamp(FAILED_MIN, FAILED_MAX);
+                    *failed
+                };
+                self.report_after(now, after, after);
             }
         }
     }

@@ -98,7 +98,7 @@ pub(crate) fn put_config(config: &ReplicateConfig) -> Result<PutConfig, Judged> 
     })
 }
 
-/// How MasterService calls a state: the one place where the two tables meet.
+/// How `MasterService` calls a state: the one place where the two tables meet.
 pub(crate) const fn statuses(state: ReplicaState) -> (ReplicaStatus, BufStatus) {
     match state {
         ReplicaState::Reserved => (ReplicaStatus::Initialized, BufStatus::Init),

@@ -1,5 +1,5 @@
 //! answer: the master's public door. The calls of `proto/mooncrate/v1/master.proto`, which are
-//! those of MasterService in the Mooncake Store preview, with health and reflection, for clients in any
+//! those of `MasterService` in the Mooncake Store preview, with health and reflection, for clients in any
 //! language.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //!
 //! From the bottom up: [`status`](mod@status) turns every error into one number, one sentence and
 //! one advice; `convert` checks what comes in and shows plans and locators; `puts` remembers the
-//! puts that began here, because MasterService ends them by their key alone; `guard` finds out who calls;
+//! puts that began here, because `MasterService` ends them by their key alone; `guard` finds out who calls;
 //! `door` is the six calls; `serve` and `accept` are the sockets and threads.
 //!
 //! What must stay true: no address travels; a put is not published without a seal that readers can

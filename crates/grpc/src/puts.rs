@@ -1,4 +1,4 @@
-//! Puts that began through this door and are still open. MasterService ends a put by its key alone, so
+//! Puts that began through this door and are still open. `MasterService` ends a put by its key alone, so
 //! the door keeps the token for the client; it forgets a put when the master does, and is bounded.
 
 use crate::pb::StatusCode;

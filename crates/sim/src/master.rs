@@ -240,8 +240,7 @@ impl Master {
                     .and_then(|()| catalog.announce(now, segment, incarnation, &slots, last));
                 ctx.told((segment, incarnation), &slots);
                 // What a node tells that came back late may be told to go, too.
-                let judged = !catalog.may_serve(crate::node::id(node));
-                if segment.medium() == Medium::Ssd || judged {
+                if segment.medium() == Medium::Ssd || !catalog.may_serve(crate::node::id(node)) {
                     ctx.turned_away((segment, incarnation), &slots);
                 }
                 for (tenant, known) in catalog.tenants() {

@@ -24,15 +24,15 @@ pub(crate) struct Disk {
     #[arg(long, value_name = "COUNT", default_value_t = 40)]
     hot: u32,
     /// Bytes of the disk
-    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
-    disk: bytesize::ByteSize,
+    #[arg(long = "disk", value_name = "SIZE", default_value = "2GiB")]
+    bytes: bytesize::ByteSize,
 }
 
 pub(super) fn run(wanted: &Reads, disk: &Disk) -> Result<bool> {
     let policy = wanted.policy.as_deref().unwrap_or("lru");
     let memory = wanted.memory.map_or(MEMORY, |memory| memory.0);
     let len = wanted.value.map_or(VALUE, |value| value.0) as usize;
-    let home = Home::serve(wanted, memory, policy, Some(disk.disk.0))?;
+    let home = Home::serve(wanted, memory, policy, Some(disk.bytes.0))?;
     let (reader, writer) = (home.client()?, home.client()?);
     for number in 0..disk.values {
         let value = value(number, len);

@@ -15,8 +15,8 @@ const VALUE: u64 = 1 << 20;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Hot {
     /// Values that are read all the time
-    #[arg(long, value_name = "COUNT", default_value_t = 50)]
-    hot: u32,
+    #[arg(long = "hot", value_name = "COUNT", default_value_t = 50)]
+    values: u32,
     /// Values that are put meanwhile
     #[arg(long, value_name = "COUNT", default_value_t = 2500)]
     cold: u32,
@@ -31,7 +31,7 @@ pub(super) fn run(wanted: &Reads, hot: &Hot) -> Result<bool> {
     let len = wanted.value.map_or(VALUE, |value| value.0) as usize;
     let home = Home::serve(wanted, memory, policy, None)?;
     let (reader, writer) = (home.client()?, home.client()?);
-    for number in 0..hot.hot {
+    for number in 0..hot.values {
         writer.put(&name(number), &value(number, len))?;
     }
     let over = AtomicBool::new(false);
@@ -39,7 +39,7 @@ pub(super) fn run(wanted: &Reads, hot: &Hot) -> Result<bool> {
     let (reads, missed) = std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&reader, hot, len, &over));
         let written = (0..hot.cold).try_for_each(|number| {
-            let number = hot.hot + number;
+            let number = hot.values + number;
             writer.put(&name(number), &value(number, len)).map(|_| ())
         });
         over.store(true, Relaxed);
@@ -60,13 +60,13 @@ pub(super) fn run(wanted: &Reads, hot: &Hot) -> Result<bool> {
 
 /// Reads the hot values in turn until it is over; reads and misses.
 fn read(store: &mooncrate::Store, hot: &Hot, len: usize, over: &AtomicBool) -> Result<(u64, u64)> {
-    let pause = Duration::from_millis(hot.every_ms.into()) / hot.hot.max(1);
+    let pause = Duration::from_millis(hot.every_ms.into()) / hot.values.max(1);
     let (mut reads, mut missed) = (0, 0);
     for turn in 0.. {
         if over.load(Relaxed) {
             break;
         }
-        let number = turn % hot.hot;
+        let number = turn % hot.values;
         match store.get(&name(number))? {
             Some(found) => ensure!(is_right(number, len, &found), "value {number} is wrong"),
             None => missed += 1,

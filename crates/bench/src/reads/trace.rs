@@ -68,6 +68,7 @@ pub(super) fn run(wanted: &Reads, trace: &Trace) -> Result<bool> {
         let began = boottime();
         let (hits, asked) = replay(&home, trace.clients.max(1), &requests, len as usize)?;
         let took = boottime().since(began);
+        #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
         let points = |hits: usize| 100.0 * hits as f64 / blocks as f64;
         let (real, exact) = (points(hits), points(exact_hits(policy, room, &requests)));
         all_near &= (real - exact).abs() <= POINTS_MAX;
@@ -149,7 +150,9 @@ fn exact_hits(kind: PolicyKind, room: usize, requests: &Requests) -> usize {
     for request in requests {
         let (found, missed): (Vec<u32>, Vec<u32>) = request.iter().partition(|b| held.contains(*b));
         hits += found.len();
-        found.iter().for_each(|block| policy.touch(Slot(*block)));
+        for block in &found {
+            policy.touch(Slot(*block));
+        }
         for block in missed {
             if held.len() == room && !held.contains(&block) {
                 let victim = policy.victim().expect("the cache is full");

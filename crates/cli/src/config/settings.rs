@@ -56,6 +56,7 @@ pub(crate) struct OffloadSettings {
 
 /// What the commands start from.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch that somebody can set")]
 pub(crate) struct Settings {
     /// Where the master listens, or where masters are found.
     pub(crate) master: Masters,
