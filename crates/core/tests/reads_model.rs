@@ -9,7 +9,7 @@ use mooncrate_core::catalog::{Catalog, Config, Start};
 use mooncrate_core::error::{GetError, PutError};
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::ids::{Slot, TenantId};
-use mooncrate_core::plan::{Located, Notice, Order, OrderResult, ReadMark, SegmentOffer};
+use mooncrate_core::plan::{Evidence, Located, Notice, Order, OrderResult, ReadMark, SegmentOffer};
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{
     Generation, HostId, Incarnation, LeaderEpoch, Medium, NodeId, Now, PutConfig, Seal, SegmentId,
@@ -86,7 +86,7 @@ impl Rig {
         let (high_permille, low_permille) = (990, 980);
         let config = Config { policy, high_permille, low_permille, ..Config::default() };
         let now = Now(1_000_000_000);
-        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::Fresh, now);
+        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::New, now);
         let offer = SegmentOffer {
             segment: SegmentId(1),
             incarnation: Incarnation(1),
@@ -97,6 +97,7 @@ impl Rig {
             host: HostId(1),
             zone: ZoneId(0),
             tenant: None,
+            evidence: Evidence::default(),
         };
         catalog.mount(now, NodeId(1), std::slice::from_ref(&offer)).unwrap();
         catalog.announce(now, offer.segment, offer.incarnation, &[], true).unwrap();

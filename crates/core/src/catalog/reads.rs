@@ -63,7 +63,9 @@ impl Catalog {
     }
 
     /// Reads that a client made without asking. Marks of objects that are gone, or that have more or fewer
-    /// copies than the client knows, are added to `outdated`: the client should ask for those again.
+    /// copies than the client knows, are added to `outdated`: the client should ask for those again. While
+    /// nodes are still to announce, nothing is known to be gone, and what a client remembers may be all
+    /// there is to read by.
     pub fn note_reads(
         &mut self,
         now: Now,
@@ -71,9 +73,12 @@ impl Catalog {
         marks: &[ReadMark],
         outdated: &mut Vec<ReadMark>,
     ) {
+        let known = self.rebuild.is_none();
         for mark in marks {
             let Some(id) = self.marked(tenant, mark) else {
-                outdated.push(*mark);
+                if known {
+                    outdated.push(*mark);
+                }
                 continue;
             };
             self.touch_parts(id);
@@ -89,7 +94,8 @@ impl Catalog {
                 self.heat_counts(id, mark.reads);
             }
             let parts = self.objects.entry(id).parts.as_slice().iter();
-            if parts.filter(|part| self.part_readable(part)).count() != usize::from(mark.copies) {
+            let copies = parts.filter(|part| self.part_readable(part)).count();
+            if known && copies != usize::from(mark.copies) {
                 outdated.push(*mark);
             }
         }
