@@ -56,6 +56,8 @@ class Master:
             return self._start_theirs(os.environ["MOONCAKE_MASTER"])
         arguments = [os.environ["MOONCRATE_BINARY"], "master", "--json", "--master", self.address]
         arguments += ["--admin", "127.0.0.1:0", "--lease-ttl", f"{int(LEASE_SECONDS * 1000)}ms"]
+        # Started again, it knows its nodes, and waits for nobody else.
+        arguments += ["--state-file", str(self.folder / "master.state")]
         self.log = open(self.folder / "master.log", "ab")
         self.process = subprocess.Popen(
             [*arguments, *self.more],

@@ -214,7 +214,8 @@ impl Fleet {
         let urls = self.etcd.as_ref().map(Etcd::urls);
         let kept = match &urls {
             Some(urls) => ["--etcd", urls, "--name", &name].to_vec(),
-            None => ["--state-file", &state].to_vec(),
+            // The cluster is new once: a master that is started again finds its state.
+            None => ["--state-file", &state, "--new-cluster"].to_vec(),
         };
         let args = ["master", "--master", &listen, "--admin", &admin, "--put-timeout", PUT_TIMEOUT];
         // Every value goes to a disk, so that nodes come back with many of them.
