@@ -18,6 +18,9 @@ use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{OneSided, ReadError};
 use std::sync::Arc;
 
+/// Reads that one read of a simulated client stands for: a master takes one sample of 64, and a run is short.
+const READS: u32 = 20;
+
 /// What a reader does to be sure (R11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
@@ -120,8 +123,8 @@ impl Client {
     /// Marks a read that asks nobody; the tick tells it.
     fn note_read(&mut self, key: u16, located: Option<&Located>) {
         if let Some((_, mark)) = self.reads.iter_mut().find(|(marked, _)| *marked == key) {
-            mark.reads += 1;
-        } else if let Some(mark) = located.and_then(|at| at.read_mark(1, key.into())) {
+            mark.reads += READS;
+        } else if let Some(mark) = located.and_then(|at| at.read_mark(READS, key.into())) {
             self.reads.push((key, mark));
         }
     }
