@@ -3,6 +3,7 @@
 //! Two clients read blocks, put what they missed, remember locators and tell their marks in reports. Few
 //! blocks are read often, and scans read blocks that nobody reads again. The judge is the policy itself,
 //! over as many blocks as the segment holds, told of each read when it is made.
+#![expect(clippy::cast_precision_loss, reason = "shares of small numbers")]
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
 use mooncrate_core::catalog::{Catalog, Config, Start};
@@ -49,7 +50,9 @@ fn exact_hits(kind: PolicyKind, trace: &[Vec<u32>]) -> usize {
     for request in trace {
         let (found, missed): (Vec<u32>, Vec<u32>) = request.iter().partition(|b| held.contains(*b));
         hits += found.len();
-        found.iter().for_each(|block| policy.touch(Slot(*block)));
+        for block in &found {
+            policy.touch(Slot(*block));
+        }
         for block in missed {
             if held.contains(&block) {
                 continue;
@@ -118,7 +121,7 @@ impl Rig {
         let plan = loop {
             match self.catalog.put_start(self.now, &name(block), BLOCK, &config) {
                 Err(PutError::Reclaiming { .. }) => self.obey(),
-                Err(PutError::Exists { .. }) => return,
+                Err(PutError::Exists) => return,
                 decided => break decided.unwrap(),
             }
         };
@@ -168,10 +171,12 @@ impl Rig {
             let missed: Vec<u32> =
                 request.iter().copied().filter(|block| !self.read(client, *block)).collect();
             hits += request.len() - missed.len();
-            if tells && n / CLIENTS % REPORT_EVERY == 0 {
+            if tells && (n / CLIENTS).is_multiple_of(REPORT_EVERY) {
                 self.report(client);
             }
-            missed.into_iter().for_each(|block| self.put(block));
+            for block in missed {
+                self.put(block);
+            }
         }
         self.catalog.audit().unwrap();
         hits

@@ -39,7 +39,7 @@ fn misses(policy: PolicyKind, shared_memory: bool) -> u32 {
         missed += (0..HOT).filter(|n| !read(&reader, *n)).count() as u32;
         for n in 0..COLD_PER_ROUND {
             let cold = format!("cold/{round}/{n}");
-            writer.put(cold.as_bytes(), &[7; LEN]).unwrap();
+            writer.put(cold.as_bytes(), &vec![7; LEN]).unwrap();
         }
         std::thread::sleep(PAUSE);
     }
