@@ -199,4 +199,10 @@ fn a_list_that_is_older_than_its_nodes_is_not_believed() {
     catalog.follow(ms(1), LeaderEpoch(77));
     let back = mount(&mut catalog, ms(2), &offer(1, 5, true), &[held(0, b"key")]);
     assert_eq!(back, Err(MountError::StaleIncarnation));
+    // The other leader may have had the same number: both followed the same one.
+    let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
+    catalog.meet(ms(1), NodeId(2), LeaderEpoch(2));
+    assert_eq!(catalog.epoch(), LeaderEpoch(3));
+    let back = mount(&mut catalog, ms(2), &offer(1, 5, true), &[held(0, b"key")]);
+    assert_eq!(back, Err(MountError::StaleIncarnation));
 }

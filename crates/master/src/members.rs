@@ -31,7 +31,7 @@ impl Master {
         let now = boottime();
         let mut mind = self.mind();
         let node = mount.info.node;
-        mind.catalog.follow(now, mount.seen);
+        mind.catalog.meet(now, node, mount.seen);
         mind.catalog.mount(now, node, &mount.offers)?;
         let left = mount.fence_ms.map(|ms| Duration::from_millis(ms.into()));
         let fence = mind.catalog.fence(now, node, left);

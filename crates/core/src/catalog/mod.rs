@@ -357,6 +357,18 @@ impl Catalog {
         self.grace_until = now.plus(lease::takeover_grace());
     }
 
+    /// A node that this leader has not heard says that it has obeyed this very epoch, while the index is being
+    /// rebuilt: the state that this leader began with is older than another leader of the same number. Its
+    /// list is not believed, and this leader takes a later epoch.
+    pub fn meet(&mut self, now: Now, node: NodeId, seen: LeaderEpoch) {
+        if seen == self.epoch && self.rebuild.is_some() && !self.knows(node) {
+            self.ledger.forget_list();
+            self.epoch = LeaderEpoch(seen.0.saturating_add(1));
+            self.grace_until = now.plus(lease::takeover_grace());
+        }
+        self.follow(now, seen);
+    }
+
     /// Orders for owners since the last call.
     pub fn take_orders(&mut self) -> Vec<(NodeId, Order)> {
         std::mem::take(&mut self.outbox)
