@@ -71,6 +71,18 @@ fn takeover(nodes: &[u64], list: &[(u64, u64)]) -> Catalog {
     Catalog::new(Config::default(), LeaderEpoch(2), start, ms(0))
 }
 
+/// Node 2 is there, another one has not come in time, and the list does not name it any more.
+fn give_up_waiting(catalog: &mut Catalog) {
+    for at in (0..25_000).step_by(500) {
+        catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+        catalog.tick(ms(at));
+    }
+    let refused = catalog.remove(ms(25_000), b"gone", false);
+    assert!(matches!(refused, Err(RemoveError::Rebuilding { .. })), "still listed: {refused:?}");
+    write_list(catalog);
+    catalog.tick(ms(25_001));
+}
+
 fn put(catalog: &mut Catalog, now: Now, key: &[u8]) -> Result<(), PutError> {
     let plan = catalog.put_start(now, key, 100, &PutConfig::default())?;
     catalog.put_end(now, key, plan.token, &[Seal(9)]).map(drop)
@@ -141,14 +153,7 @@ fn memory_on_the_list_comes_back_after_any_time() {
 fn late_memory_drops_what_was_struck_before_it_serves() {
     let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
     mount(&mut catalog, ms(1), &offer(2, 5, false), &[]).unwrap();
-    for at in (0..25_000).step_by(500) {
-        catalog.heartbeat(ms(at), NodeId(2)).unwrap();
-        catalog.tick(ms(at));
-    }
-    let refused = catalog.remove(ms(25_000), b"gone", false);
-    assert!(matches!(refused, Err(RemoveError::Rebuilding { .. })), "still listed: {refused:?}");
-    write_list(&mut catalog);
-    catalog.tick(ms(25_001));
+    give_up_waiting(&mut catalog);
     assert_eq!(catalog.remove(ms(25_002), b"gone", false), Err(RemoveError::NotFound));
     put(&mut catalog, ms(25_002), b"anew").unwrap();
 
@@ -205,4 +210,28 @@ fn a_list_that_is_older_than_its_nodes_is_not_believed() {
     assert_eq!(catalog.epoch(), LeaderEpoch(3));
     let back = mount(&mut catalog, ms(2), &offer(1, 5, true), &[held(0, b"key")]);
     assert_eq!(back, Err(MountError::StaleIncarnation));
+}
+
+/// Memory that came late is still telling what it holds, so it takes no orders, while its value is replaced.
+#[test]
+fn a_value_that_is_being_told_is_not_replaced() {
+    let upsert = PutConfig { upsert: true, ..PutConfig::default() };
+    let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
+    mount(&mut catalog, ms(1), &offer(2, 5, false), &[held(0, b"both")]).unwrap();
+    give_up_waiting(&mut catalog);
+    let open = catalog.put_start(ms(60_001), b"both", 100, &upsert).unwrap();
+    let late = offer(1, 5, true);
+    catalog.mount(ms(60_002), NodeId(1), std::slice::from_ref(&late)).unwrap();
+    let told = [held(0, b"both"), held(1, b"alone")];
+    catalog.announce(ms(60_003), late.segment, late.incarnation, &told, false).unwrap();
+    assert!(!catalog.may_serve(NodeId(1)), "it has not told all");
+    let refused = catalog.put_start(ms(60_004), b"alone", 100, &upsert);
+    assert!(matches!(refused, Err(PutError::Rebuilding { .. })), "{refused:?}");
+    let refused = catalog.put_end(ms(60_004), b"both", open.token, &[Seal(9)]);
+    assert!(matches!(refused, Err(PutError::Rebuilding { .. })), "{refused:?}");
+    catalog.announce(ms(60_005), late.segment, late.incarnation, &[], true).unwrap();
+    catalog.audit().unwrap();
+    let plan = catalog.put_start(ms(60_006), b"alone", 100, &upsert).unwrap();
+    catalog.put_end(ms(60_007), b"alone", plan.token, &[Seal(9)]).unwrap();
+    catalog.audit().unwrap();
 }

@@ -160,6 +160,7 @@ impl Node {
             info: info_of(&config),
             standing: Mutex::new(Standing {
                 acknowledged: boottime(),
+                leave: Now(0),
                 registration: Duration::from_secs(20),
                 incarnation: config.incarnation,
                 fence,

@@ -8,7 +8,8 @@ use mooncrate_core::plan::{Evidence, SegmentOffer};
 use mooncrate_core::{Incarnation, LeaderEpoch, Now, SegmentId, Slot, lease};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Segment, SegmentSpec};
-use mooncrate_wire::message::{Announce, Heartbeat, Mount};
+use mooncrate_wire::CallError;
+use mooncrate_wire::message::{Announce, Heartbeat, Mount, Pulse};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ const PAGE_SLOTS: usize = 512;
 pub(crate) struct Standing {
     /// When the last acknowledged heartbeat (or mount) was *sent*.
     pub(crate) acknowledged: Now,
+    /// When the last heartbeat was *sent* whose answer gave leave to serve.
+    pub(crate) leave: Now,
     /// How long the master keeps a silent node.
     pub(crate) registration: Duration,
     pub(crate) incarnation: Incarnation,
@@ -103,8 +106,13 @@ impl Node {
                 tracing::warn!(%error, %path, "the stamp of the disk could not be confirmed");
             }
         }
-        // A node that had stopped serving waits for the word that nothing readable must be dropped first.
-        self.acknowledged(sent, mounted.registration_ms, mounted.epoch, !lapsed);
+        self.acknowledged(sent, mounted.registration_ms, mounted.epoch, false);
+        // Only now, that all is told, does the master know whether something readable must be dropped
+        // before this node may serve. It is asked at once, and with each heartbeat if this one is lost.
+        let sent = boottime();
+        if let Ok(Ok(pulse)) = self.beat(sent) {
+            self.heard(sent, pulse);
+        }
         Ok(())
     }
 
@@ -159,21 +167,28 @@ impl Node {
             return self.mount_again();
         };
         let sent = boottime();
-        let incarnation = self.standing().lock().incarnation;
-        let beat = Heartbeat { node: self.id(), incarnation };
-        match self.master().heartbeat(&beat, sent.deadline_in(CALL_TIME)) {
+        match self.beat(sent) {
             Ok(Ok(pulse)) if pulse.epoch > told => self.mount_again(),
-            Ok(Ok(pulse)) => {
-                if self.acknowledged(sent, pulse.registration_ms, pulse.epoch, pulse.serve) {
-                    self.standing().lock().draining = pulse.draining;
-                }
-            }
+            Ok(Ok(pulse)) => self.heard(sent, pulse),
             Ok(Err(MountError::UnknownNode)) => self.mount_again(),
             Ok(Err(error)) => tracing::error!(%error, "the master refuses this node"),
             Err(error) => {
                 self.tally().heartbeats_failed.one();
                 tracing::warn!(%error, "no heartbeat");
             }
+        }
+    }
+
+    fn beat(&self, sent: Now) -> Result<Result<Pulse, MountError>, CallError> {
+        let incarnation = self.standing().lock().incarnation;
+        let beat = Heartbeat { node: self.id(), incarnation };
+        self.master().heartbeat(&beat, sent.deadline_in(CALL_TIME))
+    }
+
+    /// The answer to a heartbeat that was sent then.
+    fn heard(&self, sent: Now, pulse: Pulse) {
+        if self.acknowledged(sent, pulse.registration_ms, pulse.epoch, pulse.serve) {
+            self.standing().lock().draining = pulse.draining;
         }
     }
 
@@ -256,10 +271,11 @@ impl Node {
         if !serve {
             return true;
         }
+        standing.leave = standing.leave.max(sent);
         // Looked up under the lock: what was unmounted or replaced meanwhile must stay closed.
         let all = self.segments().all().into_iter().chain(self.segments().private());
         for segment in all {
-            segment.set_serve_until(standing.acknowledged.plus(registration / 2));
+            segment.set_serve_until(standing.leave.plus(registration / 2));
         }
         true
     }

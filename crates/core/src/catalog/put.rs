@@ -2,6 +2,7 @@
 
 use super::Catalog;
 use super::objects::{Entry, EntryId, Extra, Part, Parts, Stage};
+use super::remove::DEFERRED_MS;
 use super::reserve::Reserved;
 use crate::canary::{self, Canary};
 use crate::error::PutError;
@@ -219,6 +220,13 @@ impl Catalog {
             self.abort_put(now, id);
             return Err(PutError::NoSuchPut);
         }
+        let entry = self.objects.entry(id);
+        let old = self.objects.find(entry.name()).filter(|_| entry.hidden);
+        if old.is_some_and(|old| self.is_announcing(old)) {
+            // Memory that came late tells of the value to be replaced, and takes no orders yet.
+            self.abort_put(now, id);
+            return Err(PutError::Rebuilding { after_ms: DEFERRED_MS });
+        }
         let entry = self.objects.entry_mut(id);
         entry.stage = Stage::Ready;
         entry.seal = seals[0];
@@ -375,6 +383,9 @@ impl Catalog {
         if let Some(rebuild) = &self.rebuild {
             // M9: the key may live on a node that has not announced yet.
             return Err(PutError::Rebuilding { after_ms: rebuild.hint_ms(now) });
+        }
+        if self.objects.find(name).is_some_and(|old| self.is_announcing(old)) {
+            return Err(PutError::Rebuilding { after_ms: DEFERRED_MS });
         }
         Ok(replaces)
     }

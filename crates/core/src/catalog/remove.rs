@@ -12,7 +12,7 @@ use crate::time::Now;
 use std::ops::ControlFlow;
 
 /// Hint while an owner has not answered.
-const DEFERRED_MS: u32 = 5;
+pub(super) const DEFERRED_MS: u32 = 5;
 /// Objects that one call of `remove_matching` takes.
 const MATCHES_MAX: usize = 1024;
 

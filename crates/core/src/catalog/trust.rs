@@ -311,14 +311,14 @@ impl Catalog {
         }
     }
 
-    /// Whether a node may let others read its memory: a value that it was told to drop is still readable
-    /// there, by locators of an earlier leader. A disk is mounted anew and has no such readers.
+    /// Whether a node may let others read its memory: not before it has told all that it holds, and not while
+    /// a value that it was told to drop is readable there, by locators of an earlier leader. A disk is mounted anew and has no such readers.
     pub fn may_serve(&self, node: NodeId) -> bool {
         let Some(member) = self.nodes.get(&node) else { return false };
         let mut mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));
         mounts.all(|index| {
             let book = self.segments.book(index);
-            book.is_disk() || book.unwanted == 0
+            book.is_disk() || (book.phase != Phase::Announcing && book.unwanted == 0)
         })
     }
 

@@ -27,8 +27,8 @@ pub(super) struct Standing {
     told: LeaderEpoch,
     /// Sending time of the last acknowledged heartbeat.
     pub(super) acknowledged: Now,
-    /// The last mount said that no leader had heard it for the registration time.
-    lapsed: bool,
+    /// Sending time of the last heartbeat whose answer gave leave to serve.
+    leave: Now,
     /// It has never been open to writers: nothing can be lost, nothing can be wrong.
     pub(super) empty: bool,
     born: Now,
@@ -62,7 +62,7 @@ impl Standing {
             epoch: LeaderEpoch(0),
             told: LeaderEpoch(0),
             acknowledged: now,
-            lapsed: false,
+            leave: Now(0),
             empty: true,
             born: now,
             fence: None,
@@ -90,10 +90,14 @@ impl Node {
             Phase::Mounted => {
                 let unasked = self.disk.as_ref().map(super::Disk::unasked).unwrap_or_default();
                 self.send_notices(ctx, unasked);
-                let beat = ToMaster::Beat { node: self.ix, sent: ctx.mono(self.host) };
-                ctx.to_master(Actor::Node(self.ix), self.standing.leader, beat);
+                self.send_beat(ctx);
             }
         }
+    }
+
+    fn send_beat(&self, ctx: &mut Ctx) {
+        let beat = ToMaster::Beat { node: self.ix, sent: ctx.mono(self.host) };
+        ctx.to_master(Actor::Node(self.ix), self.standing.leader, beat);
     }
 
     fn find_leader(&mut self, ctx: &Ctx) {
@@ -110,7 +114,6 @@ impl Node {
         if lapsed && !self.standing.empty {
             ctx.mark(Mark::NodeLapsed);
         }
-        self.standing.lapsed = lapsed;
         let offers = self.stores.iter().map(|store| {
             let spec = store.segment.spec();
             SegmentOffer {
@@ -179,7 +182,7 @@ impl Node {
                 self.standing.mount_sent = sent;
                 self.standing.phase =
                     Phase::Announcing { segments, from: Slot(0), page: 0, next: None };
-                self.all_told();
+                self.all_told(ctx);
                 self.send_page(ctx);
             }
             Err(error) => {
@@ -251,21 +254,22 @@ impl Node {
             segments.pop();
         }
         *from = next.unwrap_or(Slot(0));
-        self.all_told();
+        self.all_told(ctx);
         self.send_page(ctx);
     }
 
-    /// Once everything is told, the mount counts as heard.
-    fn all_told(&mut self) {
+    /// Once everything is told, the mount counts as heard, and the leader can say whether the node may serve.
+    fn all_told(&mut self, ctx: &mut Ctx) {
         if let Phase::Announcing { segments, .. } = &self.standing.phase
             && segments.is_empty()
         {
             self.standing.phase = Phase::Mounted;
             self.standing.empty = false;
-            self.acknowledge(self.standing.mount_sent, !self.standing.lapsed);
+            self.acknowledge(self.standing.mount_sent, false);
             if let Some(disk) = &mut self.disk {
                 disk.confirm();
             }
+            self.send_beat(ctx);
         }
     }
 
@@ -299,11 +303,13 @@ impl Node {
         if !serve {
             return;
         }
+        self.standing.leave = self.standing.leave.max(sent);
+        let until = self.standing.leave.plus(REGISTRATION / 2);
         for store in &self.stores {
-            store.segment.set_serve_until(self.standing.acknowledged.plus(REGISTRATION / 2));
+            store.segment.set_serve_until(until);
         }
         if let Some(disk) = &mut self.disk {
-            disk.set_serve_until(self.standing.acknowledged.plus(REGISTRATION / 2));
+            disk.set_serve_until(until);
         }
     }
 }
