@@ -5,11 +5,15 @@ use crate::error::Error;
 use crate::get::{Source, patience, share};
 use crate::put::{Stored, spread};
 use crate::reads::Remembered;
+use crate::stripes::in_parallel;
+use mooncrate_core::SegmentId;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key;
-use mooncrate_core::plan::{Located, Medium, PutConfig};
+use mooncrate_core::plan::{Located, Locator, Medium, PutConfig};
 use mooncrate_core::time::Deadline;
+use mooncrate_lock::Mutex;
 use mooncrate_transfer::{Path, Read};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Where keys are, as far as that is known.
@@ -17,6 +21,45 @@ type Places = Vec<Option<Arc<Located>>>;
 
 /// What became of a key that has no place: no value, or an error. `None`: look again.
 type Decided = Option<Result<(), Error>>;
+
+/// The copies of a value, and in which order they are tried.
+struct Copies<'a> {
+    copies: &'a [Locator],
+    /// `None`: as they stand.
+    order: Option<Vec<usize>>,
+}
+
+impl Copies<'_> {
+    fn count(&self) -> usize {
+        self.order.as_ref().map_or(self.copies.len(), Vec::len)
+    }
+
+    /// The copy that is tried in this round.
+    fn copy(&self, round: usize) -> Option<usize> {
+        match &self.order {
+            None => (round < self.copies.len()).then_some(round),
+            Some(order) => order.get(round).copied(),
+        }
+    }
+
+    /// Orders those that were not tried before this round as `newer` says; which may leave some out.
+    fn reorder(&mut self, round: usize, newer: Option<Vec<usize>>) {
+        let Some(newer) = newer else { return };
+        let tried: Vec<usize> = (0..round).filter_map(|round| self.copy(round)).collect();
+        let rest = newer.into_iter().filter(|copy| !tried.contains(copy));
+        self.order = Some(tried.iter().copied().chain(rest).collect());
+    }
+}
+
+/// Reads from one owner.
+struct Group<'a> {
+    first: Locator,
+    /// Whether all of them can be read elsewhere.
+    elsewhere: bool,
+    /// Which value of the batch, and which copy of it.
+    items: Vec<(usize, usize)>,
+    reads: Mutex<Vec<Read<'a>>>,
+}
 
 impl Client {
     /// Stores values.
@@ -114,14 +157,29 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<bool> {
         let mut done = vec![false; keys.len()];
-        let copies = located.iter().flatten().map(|l| l.replicas.len()).max().unwrap_or(0);
-        for copy in 0..copies {
+        // A striped value is read alone: its stripes travel at the same time.
+        let whole = |located: &&Arc<Located>| located.striping.stripes() == 1;
+        let mut plans: Vec<Copies<'_>> = located
+            .iter()
+            .map(|located| {
+                let copies = located.as_ref().filter(whole).map_or(&[][..], |l| &l.replicas);
+                Copies { copies, order: self.order(copies, false) }
+            })
+            .collect();
+        let rounds = plans.iter().map(Copies::count).max().unwrap_or(0);
+        for round in 0..rounds {
             // One more share than there are copies: for those whose places are stale.
-            let deadline = share(deadline, copies + 1 - copy);
-            let worked = self.read_many(located, copy, values, &mut done, deadline);
-            for index in worked {
+            let deadline = share(deadline, rounds + 1 - round);
+            for index in self.read_round(located, &plans, round, values, &mut done, deadline) {
                 let located = located[index].as_ref().expect("it was read from there");
+                let copy = plans[index].copy(round).expect("it was read from there");
                 self.prefer(keys[index], located, 0, copy);
+            }
+            // What this round has learnt about owners counts for the next one.
+            for (plan, done) in plans.iter_mut().zip(&done) {
+                if !done {
+                    plan.reorder(round + 1, self.order(plan.copies, false));
+                }
             }
         }
         done
@@ -140,12 +198,20 @@ impl Client {
             return (located, decided);
         }
         let ask: Vec<&[u8]> = unknown.iter().map(|index| keys[*index]).collect();
-        let found = match self.ask_places(&ask, deadline) {
+        // A client that may fall back on what it knows leaves time for it.
+        let until = if self.config.holds { share(deadline, 2) } else { deadline };
+        let found = match self.ask_places(&ask, until) {
             Ok(found) => found,
             Err(error) => {
+                for index in &unknown {
+                    let hash = key::hash(keys[*index]);
+                    located[*index] = self.known_anyway(hash, keys[*index], &error);
+                }
                 // Asking for each alone would wait for the same master as often as there are keys.
-                for (index, error) in unknown.into_iter().zip(spread(error, ask.len())) {
-                    decided[index] = Some(error);
+                let lost = unknown.into_iter().filter(|index| located[*index].is_none());
+                let lost: Vec<usize> = lost.collect();
+                for (index, error) in lost.iter().zip(spread(error, lost.len())) {
+                    decided[*index] = Some(error);
                 }
                 return (located, decided);
             }
@@ -153,7 +219,7 @@ impl Client {
         for (index, found) in unknown.into_iter().zip(found) {
             match found {
                 Ok(found) => {
-                    let found = self.remember(key::hash(keys[index]), keys[index], found);
+                    let found = self.remember(key::hash(keys[index]), keys[index], found, deadline);
                     located[index] = Some(found);
                 }
                 Err(GetError::NotFound) => {
@@ -167,57 +233,75 @@ impl Client {
         (located, decided)
     }
 
-    /// Reads the `copy`-th copy of each that is not done, and notes and says which of them worked.
-    fn read_many<B: AsMut<[u8]>>(
+    /// Reads one copy of each that is not done, and notes and says which of them worked. Those of one owner
+    /// travel together; owners are asked side by side, so one that stands still takes the time of nobody else.
+    fn read_round<B: AsMut<[u8]>>(
         &self,
         located: &[Option<Arc<Located>>],
-        copy: usize,
+        plans: &[Copies<'_>],
+        round: usize,
         values: &mut [Option<B>],
         done: &mut [bool],
         deadline: Deadline,
     ) -> Vec<usize> {
-        // A striped value is read alone: its stripes travel at the same time.
-        let place = |index: usize| {
-            let whole = located[index].as_ref()?;
-            whole.replicas.get(copy).filter(|_| whole.striping.stripes() == 1)
-        };
-        // Reads from one segment go to one transport, in one batch.
-        let segment = |index: &usize| place(*index).map(|locator| locator.segment);
-        let mut order: Vec<usize> =
-            (0..located.len()).filter(|i| !done[*i] && segment(i).is_some()).collect();
-        order.sort_by_key(segment);
-        let groups: Vec<&[usize]> = order.chunk_by(|a, b| segment(a) == segment(b)).collect();
+        let mut groups: BTreeMap<(SegmentId, bool), Group<'_>> = BTreeMap::new();
+        for (index, value) in values.iter_mut().enumerate().filter(|(index, _)| !done[*index]) {
+            let Some(copy) = plans[index].copy(round) else { continue };
+            let whole = located[index].as_ref().expect("it has copies");
+            let at = whole.replicas[copy];
+            let elsewhere = round + 1 < plans[index].count();
+            let into = value.as_mut().expect("made for every place").as_mut();
+            let group = groups.entry((at.segment, elsewhere)).or_insert_with(|| Group {
+                first: at,
+                elsewhere,
+                items: Vec::new(),
+                reads: Mutex::default(),
+            });
+            group.items.push((index, copy));
+            group.reads.get_mut().push(Read::new(at, whole.len(), whole.seal, into));
+        }
+        let groups = groups.into_values().collect::<Vec<_>>();
+        let (waiting, at_once): (Vec<_>, Vec<_>) =
+            groups.into_iter().partition(|group| self.engine.waits(&group.first));
+        let mut paths: Vec<Option<Path>> =
+            at_once.iter().map(|group| self.read_group(group, deadline)).collect();
+        let most = self.config.parallel_max;
+        paths.extend(in_parallel(&waiting, most, |group| self.read_group(group, deadline)));
         let mut all_worked = Vec::new();
-        for (at, group) in groups.iter().enumerate() {
-            // One node that stands still must not take the time of the others.
-            let deadline = share(deadline, groups.len() - at);
-            let first = place(group[0]).expect("filtered by it");
-            let Ok(transport) = self.engine.transport(first, deadline) else { continue };
-            let mut taken: Vec<(usize, B)> = group
-                .iter()
-                .map(|index| (*index, values[*index].take().expect("made for every place")))
-                .collect();
-            let mut reads: Vec<Read<'_>> = taken
-                .iter_mut()
-                .map(|(index, value)| {
-                    let whole = located[*index].as_ref().expect("filtered by it");
-                    Read::new(whole.replicas[copy], whole.len(), whole.seal, value.as_mut())
-                })
-                .collect();
-            transport.read(&mut reads, deadline);
-            let worked: Vec<bool> = reads.iter().map(|read| read.result.is_ok()).collect();
-            for ((index, value), worked) in taken.into_iter().zip(worked) {
-                done[index] = worked;
-                values[index] = Some(value);
-                if worked {
-                    let located = located[index].as_ref().expect("filtered by it");
-                    let disk = first.segment.medium() == Medium::Ssd;
-                    self.count(located, Source { path: transport.path(), copy, disk });
+        for (group, path) in at_once.into_iter().chain(waiting).zip(paths) {
+            let Some(path) = path else { continue };
+            let disk = group.first.segment.medium() == Medium::Ssd;
+            for ((index, copy), read) in group.items.into_iter().zip(group.reads.into_inner()) {
+                if read.result.is_ok() {
+                    done[index] = true;
+                    let located = located[index].as_ref().expect("it was read from there");
+                    self.count(located, Source { path, copy, disk });
+                    all_worked.push(index);
                 }
-                all_worked.extend(worked.then_some(index));
             }
         }
         all_worked
+    }
+
+    /// One exchange with one owner; over which path, unless there was none.
+    fn read_group(&self, group: &Group<'_>, deadline: Deadline) -> Option<Path> {
+        let transport = match self.way(&group.first, group.elsewhere, false, deadline) {
+            Ok(transport) => transport,
+            Err(error) => {
+                self.owners.note(&group.first, Some(&error));
+                return None;
+            }
+        };
+        // Nobody else has this group: the lock only says so to the compiler.
+        let reads = &mut *group.reads.lock();
+        transport.read(reads, deadline);
+        if transport.path().waits(&group.first) {
+            let errors = reads.iter().filter_map(|read| read.result.as_ref().err());
+            // One item's silence is the owner's; what was not tried behind it says nothing.
+            let silence = errors.clone().find(|error| error.silence().is_some());
+            self.owners.note(&group.first, silence.or(errors.clone().next()));
+        }
+        Some(transport.path())
     }
 
     /// How the owner of a key is reached, for tools.

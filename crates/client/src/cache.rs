@@ -82,6 +82,12 @@ impl Cache {
         Some((Arc::clone(&entry.located), noted))
     }
 
+    /// The locator of a key, without a mark: the master hears of the read, or cannot hear of it.
+    pub(crate) fn peek(&self, hash: KeyHash, key: &[u8]) -> Option<Arc<Located>> {
+        let shard = &*self.shard(hash).lock();
+        Some(Arc::clone(&shard.entries[shard.find(hash, key)?].located))
+    }
+
     /// Moves all marks to the end of `into`, as far as a report has room for them.
     pub(crate) fn take_marks(&self, into: &mut Vec<ReadMark>) {
         for shard in &self.shards {

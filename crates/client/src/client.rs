@@ -4,6 +4,7 @@ use crate::cache::Cache;
 use crate::config::ClientConfig;
 use crate::counts::{Counters, Counts};
 use crate::error::Error;
+use crate::owners::Owners;
 use crate::reads::Reports;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::RemoveError;
@@ -29,6 +30,7 @@ pub struct Client {
     pub(crate) put_config: PutConfig,
     pub(crate) counters: Counters,
     pub(crate) reports: Reports,
+    pub(crate) owners: Owners,
     /// Orders copies that are equally near, differently in every client.
     pub(crate) turn: u64,
 }
@@ -63,6 +65,7 @@ impl Client {
             config,
             counters: Counters::default(),
             reports: Reports::default(),
+            owners: Owners::default(),
             turn: boottime().0,
         }
     }

@@ -3,9 +3,11 @@
 
 use crate::client::Client;
 use crate::error::Error;
+use crate::owners::HASTE;
 use crate::reads::Remembered;
 use crate::stripes::in_parallel;
 use mooncrate_core::error::GetError;
+use mooncrate_core::health::Standing;
 use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::lease;
 use mooncrate_core::plan::{Located, Locator, Medium};
@@ -42,6 +44,16 @@ impl Source {
         let last = stripes.into_iter().max_by_key(|from| from.copy);
         Self { disk, ..last.expect("a value has a stripe") }
     }
+}
+
+/// A stripe that is to be read.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) key: &'a [u8],
+    pub(crate) located: &'a Located,
+    pub(crate) stripe: u8,
+    /// Whether its owner is asked also where its memory is mapped.
+    pub(crate) asks: bool,
 }
 
 impl Client {
@@ -111,10 +123,11 @@ impl Client {
         let end = self.deadline();
         self.find(key, end, |located| {
             if located.striping.stripes() == 1 {
-                let (shown, from) =
-                    self.try_copies(key, located, 0, end, |transport, at, deadline| {
-                        transport.view(at, located.len(), located.seal, deadline)
-                    })?;
+                // A pin is asked for, also where the memory is mapped.
+                let wanted = Wanted { key, located, stripe: 0, asks: true };
+                let (shown, from) = self.try_copies(&wanted, end, |transport, at, deadline| {
+                    transport.view(at, located.len(), located.seal, deadline)
+                })?;
                 if let Some(view) = shown {
                     self.count(located, from);
                     return Ok(view);
@@ -137,11 +150,12 @@ impl Client {
     pub fn lease(&self, key: &[u8], time: Duration) -> Result<Option<Now>, Error> {
         let before_sending = boottime();
         let wish_ms = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        let mut found = self.master.locate(wish_ms, &[key], self.deadline())?;
+        let deadline = self.deadline();
+        let mut found = self.master.locate(wish_ms, &[key], deadline)?;
         match found.pop().expect("one result per item") {
             Ok(located) => {
                 let end = lease::holder_end(before_sending, located.lease_ms);
-                self.remember(key::hash(key), key, located);
+                self.remember(key::hash(key), key, located, deadline);
                 Ok(Some(end))
             }
             Err(GetError::NotFound) => Ok(None),
@@ -175,22 +189,47 @@ impl Client {
         let mut asked = located.is_none();
         self.tell_reads(reads);
         let mut unrest = Unrest { tries: 0, pause: PAUSE_MIN, end: patience };
+        // What was remembered and did not work, and why the master was not heard of it.
+        let (mut tried, mut outage) = (None::<Arc<Located>>, None);
         loop {
             let known = match located.take() {
                 Some(cached) => Some(cached),
-                None => self.locate_hashed(hash, key, deadline)?,
+                None => match self.locate_hashed(hash, key, self.ask_until(hash, key, deadline)) {
+                    Err(Error::Master(error)) => {
+                        let cached = self.known_anyway(hash, key, &error);
+                        // A place that has just failed proves nothing more.
+                        let fresh = cached.filter(|at| {
+                            tried.as_ref().is_none_or(|tried| !Arc::ptr_eq(tried, at))
+                        });
+                        let Some(fresh) = fresh else { return Err(error.into()) };
+                        asked = true;
+                        outage = Some(error);
+                        Some(fresh)
+                    }
+                    found => found?,
+                },
             };
             let Some(current) = known else {
+                if let Some(tried) = tried {
+                    self.cache.forget(hash, key, &tried);
+                }
                 self.counters.at(hash.0).misses.one();
                 return Ok(None);
             };
             match work(&current) {
                 Ok(result) => return Ok(Some(result)),
                 Err(error) => {
-                    self.cache.forget(hash, key, &current);
-                    for locator in &current.replicas {
-                        self.engine.forget(locator.segment);
+                    // An owner that is only silent may come back, with what it holds.
+                    if !error.is_silent() {
+                        self.cache.forget(hash, key, &current);
+                        for locator in &current.replicas {
+                            self.engine.forget(locator.segment);
+                        }
                     }
+                    if let Some(outage) = outage {
+                        return Err(outage.into());
+                    }
+                    tried = Some(Arc::clone(&current));
                     // A fresh locator may help; a fresh one that fails the same way does not.
                     if asked && !error.is_stale() {
                         return Err(error.into());
@@ -242,13 +281,13 @@ impl Client {
     ) -> Result<Source, TransferError> {
         let len = located.striping.stripe_len(stripe);
         let seal = located.seal_of(stripe).ok_or(DataError::Corrupt)?;
-        let ((), from) =
-            self.try_copies(key, located, stripe, deadline, |transport, locator, deadline| {
-                let mut reads = [Read::new(*locator, len, seal, &mut *into)];
-                transport.read(&mut reads, deadline);
-                let [read] = reads;
-                read.result
-            })?;
+        let wanted = Wanted { key, located, stripe, asks: false };
+        let ((), from) = self.try_copies(&wanted, deadline, |transport, locator, deadline| {
+            let mut reads = [Read::new(*locator, len, seal, &mut *into)];
+            transport.read(&mut reads, deadline);
+            let [read] = reads;
+            read.result
+        })?;
         Ok(from)
     }
 
@@ -257,27 +296,40 @@ impl Client {
         self.counters.at(located.object.sequence).hit(from, located.len());
     }
 
-    /// Tries the copies of a stripe in their order, until one works; that one is the first to be
-    /// tried next time.
+    /// Tries the copies of a stripe until one works: those of sound owners in their order, then those of
+    /// owners that were slow. One whose owner has not answered for long is not waited for. The copy that
+    /// worked is the first to be tried next time.
     pub(crate) fn try_copies<T>(
         &self,
-        key: &[u8],
-        located: &Located,
-        stripe: u8,
+        wanted: &Wanted<'_>,
         deadline: Deadline,
         mut attempt: impl FnMut(&dyn Transport, &Locator, Deadline) -> Result<T, TransferError>,
     ) -> Result<(T, Source), TransferError> {
+        let Wanted { key, located, stripe, asks } = *wanted;
         let mut last = TransferError::NotTried;
         let first = located.replicas.partition_point(|locator| locator.stripe < stripe);
-        let copies = located.replicas[first..].iter().take_while(|at| at.stripe == stripe);
-        let count = copies.clone().count();
-        for (copy, locator) in copies.enumerate() {
-            let deadline = share(deadline, count - copy);
-            let tried = self.engine.transport(locator, deadline).and_then(|transport| {
-                let disk = locator.segment.medium() == Medium::Ssd;
-                let from = Source { path: transport.path(), copy, disk };
-                Ok((attempt(&*transport, locator, deadline)?, from))
+        let of_stripe = located.replicas[first..].iter().take_while(|at| at.stripe == stripe);
+        let copies = &located.replicas[first..first + of_stripe.count()];
+        let order = self.order(copies, asks);
+        if order.as_ref().is_some_and(Vec::is_empty) {
+            return Err(TransferError::Silent);
+        }
+        let count = order.as_ref().map_or(copies.len(), Vec::len);
+        for turn in 0..count {
+            let copy = order.as_ref().map_or(turn, |order| order[turn]);
+            let locator = &copies[copy];
+            let disk = locator.segment.medium() == Medium::Ssd;
+            let deadline = share(deadline, count - turn);
+            let mut waits = true;
+            let way = self.way(locator, turn + 1 < count, asks, deadline);
+            let tried = way.and_then(|transport| {
+                let path = transport.path();
+                waits = asks || path.waits(locator);
+                Ok((attempt(&*transport, locator, deadline)?, Source { path, copy, disk }))
             });
+            if waits {
+                self.owners.note(locator, tried.as_ref().err());
+            }
             match tried {
                 Ok(done) => {
                     self.prefer(key, located, first, first + copy);
@@ -287,6 +339,40 @@ impl Client {
             }
         }
         Err(last)
+    }
+
+    /// The way to an owner. Who has somewhere else to go gives up when the owner is silent; but a disk may take
+    /// its time, and memory that is mapped is not waited for. With `asks` its owner is.
+    pub(crate) fn way(
+        &self,
+        locator: &Locator,
+        elsewhere: bool,
+        asks: bool,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Transport>, TransferError> {
+        if !elsewhere || locator.segment.medium() == Medium::Ssd {
+            return self.engine.transport(locator, deadline);
+        }
+        let soon = deadline.min(boottime().deadline_in(HASTE));
+        let transport = self.engine.transport(locator, soon)?;
+        let waits = asks || transport.path().waits(locator);
+        Ok(if waits { transport.hasty(HASTE) } else { transport })
+    }
+
+    /// In which order copies are tried; `None`: as they stand. Copies of owners that are not waited for are
+    /// left out. With `asks` an owner is asked also where its memory is mapped.
+    pub(crate) fn order(&self, copies: &[Locator], asks: bool) -> Option<Vec<usize>> {
+        if !self.owners.any() {
+            return None;
+        }
+        let standing = |at: &Locator| {
+            if asks || self.engine.waits(at) { self.owners.standing(at) } else { Standing::Sound }
+        };
+        let mut order: Vec<(Standing, usize)> =
+            copies.iter().enumerate().map(|(copy, at)| (standing(at), copy)).collect();
+        order.retain(|(standing, _)| *standing != Standing::Silent);
+        order.sort_unstable();
+        Some(order.into_iter().map(|(_, copy)| copy).collect())
     }
 
     /// Remembers that the copy at `worked` worked where those before it, from `first` on, did not.
@@ -300,12 +386,19 @@ impl Client {
 
     /// Keeps a locator for the next get. The nearest copies come first; among equally near ones every
     /// client has an order of its own, so that the copies of a hot object share the load.
-    pub(crate) fn remember(&self, hash: KeyHash, key: &[u8], mut located: Located) -> Arc<Located> {
+    pub(crate) fn remember(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        mut located: Located,
+        deadline: Deadline,
+    ) -> Arc<Located> {
         if located.replicas.len() > located.striping.stripes() {
             located.replicas.sort_by_cached_key(|at| {
                 let turn = (at.segment.0 ^ self.turn).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 // A copy in memory, however far, is nearer than one on a disk.
-                (at.stripe, at.segment.medium() == Medium::Ssd, self.engine.distance(at), turn)
+                let distance = self.engine.distance(at, deadline);
+                (at.stripe, at.segment.medium() == Medium::Ssd, distance, turn)
             });
         }
         let located = Arc::new(located);
@@ -334,7 +427,7 @@ impl Client {
     ) -> Result<Option<Arc<Located>>, Error> {
         let mut found = self.ask_places(&[key], deadline)?;
         match found.pop().expect("one result per item") {
-            Ok(located) => Ok(Some(self.remember(hash, key, located))),
+            Ok(located) => Ok(Some(self.remember(hash, key, located, deadline))),
             Err(GetError::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
         }

@@ -113,7 +113,8 @@ impl Client {
         match found.pop().expect("one result per item") {
             Ok(located) => {
                 let until = lease::holder_end(before_sending, located.lease_ms);
-                Ok(Some(Held { located: self.remember(key::hash(key), key, located), until }))
+                let located = self.remember(key::hash(key), key, located, deadline);
+                Ok(Some(Held { located, until }))
             }
             Err(GetError::NotFound) => Ok(None),
             Err(error) => Err(error.into()),

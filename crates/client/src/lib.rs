@@ -22,6 +22,7 @@ mod error;
 mod get;
 mod get_session;
 mod look;
+mod owners;
 mod put;
 mod put_session;
 mod ranges;

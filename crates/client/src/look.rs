@@ -2,14 +2,17 @@
 
 use crate::client::Client;
 use crate::error::Error;
+use crate::get::share;
 use mooncrate_core::SegmentId;
 use mooncrate_core::error::GetError;
+use mooncrate_core::key::KeyHash;
 use mooncrate_core::plan::{Located, Looked};
 use mooncrate_core::time::Deadline;
 use mooncrate_wire::CallError;
 use mooncrate_wire::api::Batch;
 use mooncrate_wire::message::{DropCopy, Look};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 impl Client {
     /// What is known of each key: nothing, that it is being written, its length, and with `places` where
@@ -57,6 +60,25 @@ impl Client {
         let looked = self.master.look(&ask, deadline)?;
         let there = |looked| matches!(looked, Looked::Here { .. } | Looked::At(_));
         Ok(looked.into_iter().map(|one| one.map(there)).collect())
+    }
+
+    /// Until when the master is asked for the place of a key: one that does not answer must leave time for
+    /// what is known without it.
+    pub(crate) fn ask_until(&self, hash: KeyHash, key: &[u8], deadline: Deadline) -> Deadline {
+        let known = self.config.holds && self.cache.peek(hash, key).is_some();
+        if known { share(deadline, 2) } else { deadline }
+    }
+
+    /// The remembered place of a key whose master did not answer. A client that holds what it reads asks
+    /// each time, but a place that its owner still serves is as good: nobody can have removed or replaced
+    /// the value without that owner.
+    pub(crate) fn known_anyway(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        error: &CallError,
+    ) -> Option<Arc<Located>> {
+        if self.config.holds && error.is_outage() { self.cache.peek(hash, key) } else { None }
     }
 }
 

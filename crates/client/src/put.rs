@@ -3,18 +3,24 @@
 use crate::client::Client;
 use crate::error::Error;
 use crate::get::share;
-use crate::stripes::{PARALLEL_BYTES_MIN, Part, in_parallel};
+use crate::stripes::{Lane, PARALLEL_BYTES_MIN, Part, in_parallel, lanes};
 use mooncrate_core::error::PutError;
 use mooncrate_core::key;
 use mooncrate_core::plan::{Located, Locator, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{PutToken, Seal};
-use mooncrate_transfer::TransferError;
+use mooncrate_core::{PutToken, Seal, SegmentId};
+use mooncrate_mem::clock::boottime;
+use mooncrate_transfer::{TransferError, Write};
 use mooncrate_wire::DataError;
 use mooncrate_wire::message::{PutEndItem, PutItem, PutReplan, PutRevokeItem, SealList};
+use std::borrow::Cow;
+use std::time::Duration;
 
 /// Owners that may fail one after the other before a put fails.
 const ROUNDS_MAX: usize = 3;
+
+/// Owners that a put leaves out at most: as many as a message takes is more than a cluster loses at once.
+const AVOID_MAX: usize = 64;
 
 /// What became of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +36,37 @@ pub(crate) struct Written {
     pub(crate) index: usize,
     pub(crate) plan: WritePlan,
     pub(crate) seals: Vec<Seal>,
+}
+
+/// A put that is under way.
+struct Put<'a> {
+    index: usize,
+    key: &'a [u8],
+    value: &'a [&'a [u8]],
+    plan: WritePlan,
+    /// Replicas that are to be written.
+    todo: Vec<Locator>,
+    /// Segments that failed it, in all its rounds.
+    failed: Vec<SegmentId>,
+    /// Of its stripes, as far as they are written.
+    seals: Vec<Option<Seal>>,
+    /// Why it cannot be stored.
+    trouble: Option<Error>,
+}
+
+impl<'a> Put<'a> {
+    fn new(index: usize, (key, value): (&'a [u8], &'a [&'a [u8]]), plan: WritePlan) -> Self {
+        let (todo, seals) = (plan.replicas.clone(), vec![None; plan.striping.stripes()]);
+        Self { index, key, value, plan, todo, failed: Vec::new(), seals, trouble: None }
+    }
+}
+
+/// Whether a put was refused because of the owners that it left out.
+fn for_want_of_owners(error: &PutError) -> bool {
+    matches!(
+        error,
+        PutError::NoSegments | PutError::TooFewNodes { .. } | PutError::LargerThanAnySegment { .. }
+    )
 }
 
 impl Client {
@@ -53,7 +90,7 @@ impl Client {
         &self.put_config
     }
 
-    /// Stores values: one call to start them all, one to end them all.
+    /// Stores values: one call to start them all, one exchange with each owner, one call to end them all.
     pub(crate) fn put_many(
         &self,
         items: &[(&[u8], &[&[u8]])],
@@ -61,27 +98,37 @@ impl Client {
     ) -> Vec<Result<Stored, Error>> {
         let deadline = self.deadline();
         let mut results: Vec<Option<Result<Stored, Error>>> = items.iter().map(|_| None).collect();
-        let mut ends: Vec<Written> = Vec::with_capacity(items.len());
+        let mut puts: Vec<Put<'_>> = Vec::with_capacity(items.len());
         for (index, plan) in self.start(items, config, deadline).into_iter().enumerate() {
-            let (key, value) = items[index];
             match plan {
-                Ok(mut plan) => match self.write_all(key, value, &mut plan, config, deadline) {
-                    Ok(seals) => ends.push(Written { index, plan, seals }),
-                    Err(error) => {
-                        self.revoke(key, plan.token, deadline);
-                        results[index] = Some(Err(error));
-                    }
-                },
+                Ok(plan) => puts.push(Put::new(index, items[index], plan)),
                 Err(Error::Put(PutError::Exists)) => {
                     results[index] = Some(Ok(Stored::AlreadyThere));
                 }
                 Err(error) => results[index] = Some(Err(error)),
             }
         }
+        self.write_all(&mut puts, config, deadline);
+        let (mut ends, mut lost) = (Vec::with_capacity(puts.len()), Vec::new());
+        for put in puts {
+            let Put { index, plan, seals, trouble, .. } = put;
+            if let Some(error) = trouble {
+                lost.push(PutRevokeItem { key: items[index].0, token: plan.token });
+                results[index] = Some(Err(error));
+            } else {
+                let seals = seals.into_iter().map(|s| s.expect("every stripe is planned"));
+                ends.push(Written { index, plan, seals: seals.collect() });
+            }
+        }
+        if !lost.is_empty() {
+            // If the master cannot be reached, its watchdog gives them back.
+            let _ = self.master.put_revoke(&lost, deadline);
+        }
         self.end(items, ends, config, &mut results, deadline);
         results.into_iter().map(|result| result.expect("every item was decided")).collect()
     }
 
+    /// Plans puts, where that can be at owners that answer.
     fn start(
         &self,
         items: &[(&[u8], &[&[u8]])],
@@ -95,113 +142,194 @@ impl Client {
                 len: value.iter().map(|piece| piece.len() as u64).sum(),
             })
             .collect();
-        match self.master.put_start(config, &asks, deadline) {
-            Ok(plans) => plans.into_iter().map(|plan| plan.map_err(Error::from)).collect(),
-            Err(error) => spread(error, items.len()),
-        }
+        self.plan(config, &asks, deadline)
     }
 
-    /// Moves the bytes to every replica and publishes them there. Replicas whose owners fail are
-    /// planned anew, elsewhere. The seals of the stripes.
-    fn write_all(
+    /// The same for items as the master takes them.
+    pub(crate) fn plan(
         &self,
-        key: &[u8],
-        value: &[&[u8]],
-        plan: &mut WritePlan,
         config: &PutConfig,
+        asks: &[PutItem<'_>],
         deadline: Deadline,
-    ) -> Result<Vec<Seal>, Error> {
-        let mut seals: Vec<Option<Seal>> = vec![None; plan.striping.stripes()];
-        let mut config = std::borrow::Cow::Borrowed(config);
-        let mut todo = plan.replicas.clone();
-        for rounds_left in (1..=ROUNDS_MAX).rev() {
-            // An owner that stands still must leave time to ask another one.
-            let until = share(deadline, rounds_left);
-            let written = self.write_parts(key, value, plan, &config, &todo, until);
-            let mut failed = Vec::new();
-            let mut trouble = None;
-            for (locator, written) in todo.iter().zip(written) {
-                match written {
-                    Ok(seal) => {
-                        let known = seals[usize::from(locator.stripe)].get_or_insert(seal);
-                        if *known != seal {
-                            // The caller changed its bytes while they were being copied.
-                            return Err(TransferError::from(DataError::Corrupt).into());
-                        }
-                    }
-                    Err(error) => {
-                        self.engine.forget(locator.segment);
-                        failed.push(locator.segment);
-                        trouble = Some(error);
-                    }
+    ) -> Vec<Result<WritePlan, Error>> {
+        let wary = self.avoiding(config, &[]);
+        let mut plans = match self.master.put_start(&wary, asks, deadline) {
+            Ok(plans) => plans,
+            Err(error) => return spread(error, asks.len()),
+        };
+        if matches!(wary, Cow::Owned(_)) {
+            // Where there is nobody else, a doubtful owner is better than none.
+            let refused = |plan: &Result<_, PutError>| plan.as_ref().is_err_and(for_want_of_owners);
+            let again: Vec<usize> = (0..plans.len()).filter(|at| refused(&plans[*at])).collect();
+            let asks: Vec<PutItem<'_>> = again.iter().map(|at| asks[*at]).collect();
+            if !asks.is_empty()
+                && let Ok(fresh) = self.master.put_start(config, &asks, deadline)
+            {
+                for (at, plan) in again.into_iter().zip(fresh) {
+                    plans[at] = plan;
                 }
             }
-            let Some(trouble) = trouble else {
-                return Ok(seals
-                    .into_iter()
-                    .map(|s| s.expect("every stripe is planned"))
-                    .collect());
-            };
-            if rounds_left == 1 {
-                return Err(trouble.into());
-            }
-            config.to_mut().avoid.extend(&failed);
-            plan.replicas.retain(|locator| !failed.contains(&locator.segment));
-            let config = std::borrow::Cow::Borrowed(&*config);
-            let ask = PutReplan { config, key, token: plan.token, failed };
-            match self.master.put_replan(&ask, deadline) {
-                Ok(Ok(fresh)) => todo = fresh.replicas,
-                _ => return Err(trouble.into()),
-            }
-            plan.replicas.extend(&todo);
-            plan.replicas.sort_by_key(|locator| locator.stripe);
         }
-        unreachable!("the last round returns")
+        plans.into_iter().map(|plan| plan.map_err(Error::from)).collect()
     }
 
-    /// Moves the bytes to some replicas and publishes them there; one seal each. Several large ones
-    /// travel at the same time, each over a connection of its own.
-    fn write_parts(
+    /// Wishes that leave out owners which did not answer lately, and those that failed this very put.
+    fn avoiding<'c>(&self, config: &'c PutConfig, failed: &[SegmentId]) -> Cow<'c, PutConfig> {
+        let silent = self.owners.avoided();
+        if silent.is_empty() && failed.is_empty() {
+            return Cow::Borrowed(config);
+        }
+        // Those that failed this put come first: they must not be cut off.
+        let mut avoid = Vec::new();
+        for segment in failed.iter().chain(&config.avoid).chain(&silent) {
+            if !avoid.contains(segment) && avoid.len() < AVOID_MAX {
+                avoid.push(*segment);
+            }
+        }
+        Cow::Owned(PutConfig { avoid, ..config.clone() })
+    }
+
+    /// Moves the bytes of all puts to every replica and publishes them there. Replicas whose owners fail
+    /// are planned anew, elsewhere. A put that was not written says why.
+    fn write_all(&self, puts: &mut [Put<'_>], config: &PutConfig, deadline: Deadline) {
+        for rounds_left in (1..=ROUNDS_MAX).rev() {
+            // An owner that stands still must leave time to ask another one; one that moves has it all.
+            let silence_max = share(deadline, rounds_left).left(boottime());
+            let mut failed = self.write_round(puts, config, silence_max, deadline);
+            failed.sort_by_key(|(put, _, _)| *put);
+            for group in failed.chunk_by_mut(|a, b| a.0 == b.0) {
+                let put = &mut puts[group[0].0];
+                let segments: Vec<SegmentId> = group.iter().map(|(_, at, _)| at.segment).collect();
+                // The word of the owner rather than that its turn did not come.
+                let told = |error: &TransferError| !matches!(error, TransferError::NotTried);
+                let at = group.iter().position(|(_, _, error)| told(error)).unwrap_or(0);
+                let error = std::mem::replace(&mut group[at].2, TransferError::NotTried);
+                put.todo.clear();
+                let again = rounds_left > 1 && put.trouble.is_none();
+                if !again || !self.replan(put, segments, config, deadline) {
+                    put.trouble.get_or_insert(error.into());
+                }
+            }
+            if puts.iter().all(|put| put.todo.is_empty()) {
+                return;
+            }
+        }
+    }
+
+    /// Gives up the replicas of a put in these segments and plans others; whether that worked.
+    fn replan(
         &self,
-        key: &[u8],
-        value: &[&[u8]],
-        plan: &WritePlan,
+        put: &mut Put<'_>,
+        failed: Vec<SegmentId>,
         config: &PutConfig,
-        todo: &[Locator],
         deadline: Deadline,
-    ) -> Vec<Result<Seal, TransferError>> {
-        let one = |locator: &Locator| {
-            let part = Part::new(self.config.tenant, key, value, plan, config, locator.stripe);
-            let transport = self.engine.transport(locator, deadline)?;
-            let written = transport.write(&part.write(plan, *locator), deadline)?;
-            let seal = written.seal();
-            written.signal(deadline)?;
-            Ok(seal)
-        };
-        if todo.len() > 1 && plan.striping.stripe_len(0) >= PARALLEL_BYTES_MIN {
-            return in_parallel(todo, self.config.parallel_max, one);
-        }
-        // Small ones: all are sent before the first answer is waited for.
-        let parts: Vec<Part<'_>> = todo
-            .iter()
-            .map(|at| Part::new(self.config.tenant, key, value, plan, config, at.stripe))
+    ) -> bool {
+        let Put { key, plan, todo, failed: before, .. } = put;
+        before.extend(&failed);
+        let config = self.avoiding(config, before);
+        plan.replicas.retain(|locator| !failed.contains(&locator.segment));
+        let ask = PutReplan { config, key, token: plan.token, failed };
+        let Ok(Ok(fresh)) = self.master.put_replan(&ask, deadline) else { return false };
+        *todo = fresh.replicas;
+        plan.replicas.extend(&*todo);
+        plan.replicas.sort_by_key(|locator| locator.stripe);
+        true
+    }
+
+    /// Writes what is to be written of all puts, side by side to its owners; what failed.
+    fn write_round(
+        &self,
+        puts: &mut [Put<'_>],
+        config: &PutConfig,
+        silence_max: Duration,
+        deadline: Deadline,
+    ) -> Vec<(usize, Locator, TransferError)> {
+        let jobs: Vec<(usize, Locator)> = puts
+            .iter_mut()
+            .enumerate()
+            .flat_map(|(at, put)| std::mem::take(&mut put.todo).into_iter().map(move |l| (at, l)))
             .collect();
-        let transports: Vec<_> =
-            todo.iter().map(|locator| self.engine.transport(locator, deadline)).collect();
-        let mut sent = Vec::with_capacity(todo.len());
-        for ((locator, transport), part) in todo.iter().zip(&transports).zip(&parts) {
-            sent.push(match transport {
-                Ok(transport) => transport.write(&part.write(plan, *locator), deadline),
-                Err(_) => Err(TransferError::NoRoute),
-            });
+        let parts: Vec<Part<'_>> = jobs
+            .iter()
+            .map(|(at, locator)| {
+                let Put { key, value, plan, .. } = &puts[*at];
+                Part::new(self.config.tenant, key, value, plan, config, locator.stripe)
+            })
+            .collect();
+        let writes: Vec<(usize, Write<'_>)> = jobs
+            .iter()
+            .zip(&parts)
+            .enumerate()
+            .map(|(job, ((at, locator), part))| (job, part.write(&puts[*at].plan, *locator)))
+            .collect();
+        let lanes = lanes(writes, self.config.parallel_max);
+        let written = self.write_lanes(&lanes, silence_max, deadline);
+        let mut failed = Vec::new();
+        for (job, written) in written {
+            let (at, locator) = jobs[job];
+            let put = &mut puts[at];
+            match written {
+                Ok(seal) => {
+                    let known = put.seals[usize::from(locator.stripe)].get_or_insert(seal);
+                    if *known != seal {
+                        // The caller changed its bytes while they were being copied.
+                        put.trouble = Some(TransferError::from(DataError::Corrupt).into());
+                    }
+                }
+                Err(error) => {
+                    if !error.is_silent() {
+                        self.engine.forget(locator.segment);
+                    }
+                    failed.push((at, locator, error));
+                }
+            }
         }
-        let published = sent.into_iter().map(|written| {
-            let written = written?;
-            let seal = written.seal();
-            written.signal(deadline)?;
-            Ok(seal)
-        });
-        published.collect()
+        failed
+    }
+
+    /// One exchange per lane. Large ones have a thread each; small ones are all sent before the first answer
+    /// is waited for.
+    fn write_lanes(
+        &self,
+        lanes: &[Lane<'_>],
+        silence_max: Duration,
+        deadline: Deadline,
+    ) -> Vec<(usize, Result<Seal, TransferError>)> {
+        let bytes: u64 = lanes.iter().map(Lane::bytes).sum();
+        let way = |lane: &Lane<'_>| self.engine.hasty(lane.owner(), silence_max, deadline);
+        let finished = if lanes.len() > 1 && bytes >= PARALLEL_BYTES_MIN {
+            let threads = self.config.parallel_max.max(2);
+            in_parallel(lanes, threads, |lane| {
+                let transport = way(lane)?;
+                Ok(transport.send(&lane.writes, deadline).finish(deadline))
+            })
+        } else {
+            let ways: Vec<_> = lanes.iter().map(way).collect();
+            let sent: Vec<Result<_, TransferError>> = lanes
+                .iter()
+                .zip(&ways)
+                .map(|(lane, way)| match way {
+                    Ok(transport) => Ok(transport.send(&lane.writes, deadline)),
+                    Err(_) => Err(TransferError::NotTried),
+                })
+                .collect();
+            let finished: Vec<_> = sent.into_iter().map(|s| Ok(s?.finish(deadline))).collect();
+            // The word on a way that was not found is its own, not that nothing was sent over it.
+            let ways = ways.into_iter().map(Result::err);
+            finished.into_iter().zip(ways).map(|(done, way)| way.map_or(done, Err)).collect()
+        };
+        let mut results = Vec::new();
+        for (lane, finished) in lanes.iter().zip(finished) {
+            let finished = finished.unwrap_or_else(|error| {
+                let rest = lane.writes[1..].iter().map(|_| Err(TransferError::NotTried));
+                std::iter::once(Err(error)).chain(rest).collect()
+            });
+            let errors = finished.iter().filter_map(|one| one.as_ref().err());
+            let silence = errors.clone().find(|error| error.silence().is_some());
+            self.owners.note(lane.owner(), silence.or(errors.clone().next()));
+            results.extend(lane.jobs.iter().copied().zip(finished));
+        }
+        results
     }
 
     /// Makes written values visible, all in one call.
@@ -244,7 +372,7 @@ impl Client {
                     let lease_ms = 0;
                     let located =
                         Located { object, striping, seal, more_seals, lease_ms, replicas };
-                    self.remember(key::hash(key), key, located);
+                    self.remember(key::hash(key), key, located, deadline);
                 }
                 Stored::New
             }));

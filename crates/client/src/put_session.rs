@@ -56,7 +56,7 @@ impl Client {
         config: &PutConfig,
     ) -> Result<PutSession, Error> {
         let deadline = self.deadline();
-        let plans = self.master.put_start(config, &[PutItem { key, len }], deadline)?;
+        let plans = self.plan(config, &[PutItem { key, len }], deadline);
         let plan = plans.into_iter().next().expect("one result per item")?;
         let opened: Result<Vec<_>, _> =
             plan.replicas.iter().map(|at| self.open(key, &plan, config, at, deadline)).collect();
@@ -90,8 +90,9 @@ impl Client {
             len: plan.striping.stripe_len(locator.stripe),
             label: &label,
         };
-        let transport = self.engine.transport(locator, deadline)?;
-        let opened = transport.open(&put, deadline);
+        let way = self.engine.transport(locator, deadline);
+        let opened = way.and_then(|transport| transport.open(&put, deadline));
+        self.owners.note(locator, opened.as_ref().err());
         opened.inspect_err(|_| self.engine.forget(locator.segment))
     }
 

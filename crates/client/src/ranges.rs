@@ -11,7 +11,7 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::get::{Source, patience};
+use crate::get::{Source, Wanted, patience};
 use crate::stripes::{PARALLEL_BYTES_MIN, in_parallel};
 use mooncrate_core::plan::Located;
 use mooncrate_core::time::Deadline;
@@ -163,16 +163,16 @@ impl Client {
     ) -> Result<Source, TransferError> {
         let len = located.striping.stripe_len(stripe);
         let seal = located.seal_of(stripe).ok_or(DataError::Corrupt)?;
-        let ((), from) =
-            self.try_copies(key, located, stripe, deadline, |transport, locator, deadline| {
-                // Each attempt fills the same buffers anew.
-                let mut reads: Vec<Read<'_>> = parts
-                    .iter_mut()
-                    .map(|(start, into)| Read::part(*locator, len, seal, *start, into))
-                    .collect();
-                transport.read(&mut reads, deadline);
-                reads.into_iter().try_for_each(|read| read.result)
-            })?;
+        let wanted = Wanted { key, located, stripe, asks: false };
+        let ((), from) = self.try_copies(&wanted, deadline, |transport, locator, deadline| {
+            // Each attempt fills the same buffers anew.
+            let mut reads: Vec<Read<'_>> = parts
+                .iter_mut()
+                .map(|(start, into)| Read::part(*locator, len, seal, *start, into))
+                .collect();
+            transport.read(&mut reads, deadline);
+            reads.into_iter().try_for_each(|read| read.result)
+        })?;
         Ok(from)
     }
 }

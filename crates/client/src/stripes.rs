@@ -1,9 +1,10 @@
 //! Stripes: the parts of a large value that travel at the same time.
 
-use mooncrate_core::TenantId;
 use mooncrate_core::key::Key;
 use mooncrate_core::plan::{Locator, PutConfig, WritePlan};
+use mooncrate_core::{SegmentId, TenantId};
 use mooncrate_transfer::Write;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Parts shorter than this are not worth a thread each.
@@ -40,6 +41,49 @@ impl<'a> Part<'a> {
             value: &self.pieces,
         }
     }
+}
+
+/// Writes to one segment that travel over one link.
+pub(crate) struct Lane<'a> {
+    /// Which job each of them is.
+    pub(crate) jobs: Vec<usize>,
+    pub(crate) writes: Vec<Write<'a>>,
+}
+
+impl Lane<'_> {
+    /// Whose segment it is; a lane has a write at least.
+    pub(crate) fn owner(&self) -> &Locator {
+        &self.writes[0].locator
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.writes.iter().map(Write::len).sum()
+    }
+}
+
+/// Deals writes, with their numbers, to lanes: those of one segment share one, unless they are large enough
+/// for several of the `most` that there may be. Every segment has one of its own, so that an owner that
+/// stands still holds nobody else up.
+pub(crate) fn lanes<'a>(writes: Vec<(usize, Write<'a>)>, most: usize) -> Vec<Lane<'a>> {
+    let mut segments: BTreeMap<SegmentId, Vec<(usize, Write<'a>)>> = BTreeMap::new();
+    for (job, write) in writes {
+        segments.entry(write.locator.segment).or_default().push((job, write));
+    }
+    let each = (most / segments.len().max(1)).max(1);
+    let mut lanes = Vec::with_capacity(segments.len());
+    for writes in segments.into_values() {
+        let bytes: u64 = writes.iter().map(|(_, write)| write.len()).sum();
+        let worth = usize::try_from(bytes / PARALLEL_BYTES_MIN).unwrap_or(usize::MAX).max(1);
+        let count = each.min(worth).min(writes.len());
+        let first = lanes.len();
+        lanes.extend((0..count).map(|_| Lane { jobs: Vec::new(), writes: Vec::new() }));
+        for (at, (job, write)) in writes.into_iter().enumerate() {
+            let lane: &mut Lane<'a> = &mut lanes[first + at % count];
+            lane.jobs.push(job);
+            lane.writes.push(write);
+        }
+    }
+    lanes
 }
 
 /// The `len` bytes from `start` on of a value that lies in pieces.

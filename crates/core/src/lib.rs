@@ -27,6 +27,7 @@ pub mod error;
 pub mod evict;
 pub mod extent;
 pub mod header;
+pub mod health;
 pub mod ids;
 pub mod key;
 pub mod label;

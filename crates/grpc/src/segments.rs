@@ -152,7 +152,7 @@ impl Named<'_> {
             }
             if deadline.passed(boottime()) {
                 let awaited = "the node, which may still obey; if not, its log says why";
-                return Err(CallError::Deadline { awaited });
+                return Err(CallError::Deadline { awaited, silent: Duration::ZERO });
             }
             std::thread::sleep(LOOK);
         }

@@ -105,9 +105,10 @@ pub fn unanswered(error: &CallError) -> Status {
     match error {
         CallError::Deadline { .. } => Status::deadline_exceeded(words),
         CallError::Busy { .. } => Status::resource_exhausted(words),
-        CallError::Io { .. } | CallError::Closed { .. } | CallError::NotLeader { .. } => {
-            Status::unavailable(words)
-        }
+        CallError::Io { .. }
+        | CallError::Closed { .. }
+        | CallError::Away { .. }
+        | CallError::NotLeader { .. } => Status::unavailable(words),
         CallError::Protocol(_) | CallError::Tls { .. } => Status::internal(words),
         CallError::Refused { code, .. } => match code {
             RefusalCode::Deadline => Status::deadline_exceeded(words),
@@ -207,7 +208,10 @@ mod tests {
     fn what_was_not_judged_is_a_grpc_status() {
         let refused = |code| CallError::Refused { code, message: "m".into() };
         for (error, code) in [
-            (CallError::Deadline { awaited: "x" }, Code::DeadlineExceeded),
+            (
+                CallError::Deadline { awaited: "x", silent: std::time::Duration::ZERO },
+                Code::DeadlineExceeded,
+            ),
             (refused(RefusalCode::Deadline), Code::DeadlineExceeded),
             (refused(RefusalCode::NotLeader), Code::Unavailable),
             (refused(RefusalCode::TooMany), Code::ResourceExhausted),

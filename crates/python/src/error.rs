@@ -69,11 +69,12 @@ fn of_client(error: &ClientError) -> Class {
         | ClientError::Put(PutError::Key(_) | PutError::BadReplicas { .. })
         | ClientError::Get(GetError::Key(_))
         | ClientError::Remove(RemoveError::Key(_)) => Class::Invalid,
-        ClientError::Master(error) | ClientError::Transfer(TransferError::Call(error)) => {
+        ClientError::Master(error)
+        | ClientError::Transfer(TransferError::Call(error) | TransferError::Unrouted(error)) => {
             of_call(error)
         }
         ClientError::Transfer(TransferError::Data(DataError::Denied)) => Class::Denied,
-        ClientError::Transfer(TransferError::Map(_)) => Class::Unavailable,
+        ClientError::Transfer(TransferError::Map(_) | TransferError::Silent) => Class::Unavailable,
         other => by_advice(other.advice()),
     }
 }
@@ -84,6 +85,7 @@ fn of_call(error: &CallError) -> Class {
         CallError::Io { .. }
         | CallError::Deadline { .. }
         | CallError::Closed { .. }
+        | CallError::Away { .. }
         | CallError::NotLeader { .. } => Class::Unavailable,
         other => by_advice(other.advice()),
     }

@@ -82,12 +82,14 @@ const fn of_transfer(error: &TransferError) -> &'static str {
     match error {
         TransferError::Data(DataError::Corrupt) => "corrupt",
         TransferError::Data(DataError::Denied) => "denied",
+        TransferError::Unrouted(error) => of_call(error),
         // An owner that did not answer; a master that did not is "unreachable".
         TransferError::Call(_)
         | TransferError::Data(_)
         | TransferError::Fenced
         | TransferError::Length { .. }
         | TransferError::NoRoute
+        | TransferError::Silent
         | TransferError::Map(_)
         | TransferError::NotTried => "transfer",
     }

@@ -161,7 +161,7 @@ impl Store {
         let role = if options.admin { Role::Admin } else { Role::Client };
         let hello = Hello::new(role, LinkKind::Control, "client");
         let pools = MasterPools::new(&options.master, &hello, &options.links);
-        let master = Arc::new(MasterLink::new(pools));
+        let master = Arc::new(MasterLink::guarded(pools));
         let engine = EngineConfig {
             host: HostId(name_hash(&options.host)),
             shared_memory: options.shared_memory,

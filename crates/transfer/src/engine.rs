@@ -17,9 +17,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long it may take to learn where a segment is, when only its distance is asked for.
-const ROUTE_TIME: Duration = Duration::from_millis(500);
-
 /// How a segment is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Path {
@@ -29,6 +26,18 @@ pub enum Path {
     Shared,
     /// Over a socket.
     Stream,
+}
+
+impl Path {
+    /// Whether a read of this replica over this path waits for its owner: not where its bytes are in memory
+    /// of this process, or in memory that is mapped.
+    pub fn waits(self, locator: &Locator) -> bool {
+        match self {
+            Self::Local => false,
+            Self::Shared => locator.segment.medium() == Medium::Ssd,
+            Self::Stream => true,
+        }
+    }
 }
 
 /// Where the owner of a segment is.
@@ -53,6 +62,16 @@ pub trait Directory: Send + Sync + std::fmt::Debug {
         incarnation: Incarnation,
         deadline: Deadline,
     ) -> Result<Option<Route>, CallError>;
+
+    /// The same for somebody who can do without: as far as it is known, or was not asked for lately.
+    fn route_hint(
+        &self,
+        segment: SegmentId,
+        incarnation: Incarnation,
+        deadline: Deadline,
+    ) -> Option<Route> {
+        self.route(segment, incarnation, deadline).ok().flatten()
+    }
 }
 
 /// What the engine may do.
@@ -144,15 +163,37 @@ impl Engine {
             if self.config.local && self.segments.holds(segment, incarnation) {
                 Arc::clone(&self.local) as _
             } else {
-                let route = self.directory.route(segment, incarnation, deadline)?;
+                let route = self.directory.route(segment, incarnation, deadline);
+                let route = route.map_err(TransferError::Unrouted)?;
                 self.peer(&route.ok_or(TransferError::NoRoute)?, locator, deadline)?
             };
         self.known.write().insert(segment, (incarnation, Arc::clone(&transport)));
         Ok(transport)
     }
 
+    /// The same for a caller with somewhere else to go, who gives up when nothing moves for `silence_max`.
+    pub fn hasty(
+        &self,
+        locator: &Locator,
+        silence_max: Duration,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Transport>, TransferError> {
+        let soon = deadline.min(boottime().deadline_in(silence_max));
+        Ok(self.transport(locator, soon)?.hasty(silence_max))
+    }
+
+    /// Whether a read of `locator` waits for its owner, as far as its way is known.
+    pub fn waits(&self, locator: &Locator) -> bool {
+        let (segment, incarnation) = (locator.segment, locator.incarnation);
+        let known = self.known.read();
+        match known.get(&segment).filter(|(known, _)| *known == incarnation) {
+            Some((_, transport)) => transport.path().waits(locator),
+            None => !(self.config.local && self.segments.holds(segment, incarnation)),
+        }
+    }
+
     /// How far the owner of `locator` is: 0 in this process, 1 on this host, 2 elsewhere, 3 unknown.
-    pub fn distance(&self, locator: &Locator) -> u8 {
+    pub fn distance(&self, locator: &Locator, deadline: Deadline) -> u8 {
         let (segment, incarnation) = (locator.segment, locator.incarnation);
         if let Some((known, transport)) = self.known.read().get(&segment)
             && *known == incarnation
@@ -166,11 +207,10 @@ impl Engine {
         if self.config.local && self.segments.holds(segment, incarnation) {
             return 0;
         }
-        let deadline = boottime().deadline_in(ROUTE_TIME);
-        match self.directory.route(segment, incarnation, deadline) {
-            Ok(Some(route)) if route.host == self.config.host => 1,
-            Ok(Some(_)) => 2,
-            _ => 3,
+        match self.directory.route_hint(segment, incarnation, deadline) {
+            Some(route) if route.host == self.config.host => 1,
+            Some(_) => 2,
+            None => 3,
         }
     }
 
@@ -195,6 +235,8 @@ impl Engine {
             };
             match shared.attach(memory, deadline) {
                 Ok(()) => return Ok(shared),
+                // Whoever is silent here is silent there, and would be waited for twice.
+                Err(error @ TransferError::Call(CallError::Deadline { .. })) => return Err(error),
                 // A container may see the socket's host but not its file: use the network.
                 Err(TransferError::Call(_) | TransferError::Map(_)) if route.tcp.is_some() => {}
                 // It does not share its memory with us, but its socket is near.

@@ -3,6 +3,7 @@
 use mooncrate_core::error::Advice;
 use mooncrate_mem::{PublishError, ReadError, SegmentError, StoreError, WriteError};
 use mooncrate_wire::{CallError, DataError};
+use std::time::Duration;
 
 /// Why bytes did not move.
 #[derive(Debug, thiserror::Error)]
@@ -24,9 +25,15 @@ pub enum TransferError {
         /// Bytes of the buffer.
         have: u64,
     },
+    /// The master was not heard on where the owner is.
+    #[error("where the owner is could not be learnt: {0}")]
+    Unrouted(CallError),
     /// Nobody knows where the segment is.
     #[error("no node serves this segment any more; ask the master again")]
     NoRoute,
+    /// The owner did not answer lately, and it is not its turn to be tried again.
+    #[error("the owner did not answer lately, and is left alone for a while; try again")]
+    Silent,
     /// The shared memory of the owner could not be mapped.
     #[error("the owner's memory cannot be mapped: {0}")]
     Map(std::io::Error),
@@ -40,11 +47,26 @@ impl TransferError {
     pub const fn advice(&self) -> Advice {
         match self {
             Self::Data(error) => error.advice(),
-            Self::Call(error) => error.advice(),
+            Self::Call(error) | Self::Unrouted(error) => error.advice(),
             Self::Fenced | Self::NoRoute | Self::NotTried => Advice::Retry { after_ms: 0 },
-            Self::Map(_) => Advice::Retry { after_ms: 100 },
+            Self::Map(_) | Self::Silent => Advice::Retry { after_ms: 100 },
             Self::Length { .. } => Advice::GiveUp,
         }
+    }
+
+    /// Whether the owner was asked and gave no answer, and for how long nothing came from it; zero: its socket
+    /// refused or closed.
+    pub const fn silence(&self) -> Option<Duration> {
+        match self {
+            Self::Call(CallError::Deadline { silent, .. }) => Some(*silent),
+            Self::Call(CallError::Io { .. } | CallError::Closed { .. }) => Some(Duration::ZERO),
+            _ => None,
+        }
+    }
+
+    /// Whether the owner may well hold the value, and nobody could ask it.
+    pub const fn is_silent(&self) -> bool {
+        matches!(self, Self::Silent | Self::Unrouted(_) | Self::Call(CallError::Deadline { .. }))
     }
 
     /// Whether a fresh locator may help: this one names a life that is over, or an owner that is

@@ -51,6 +51,8 @@ use mooncrate_core::{LeaderEpoch, ObjectId, PutToken, Seal};
 use mooncrate_wire::DataError;
 use mooncrate_wire::message::BeginWrite;
 use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// One extent to read: a whole value, or a part of it.
 #[derive(Debug)]
@@ -140,6 +142,10 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
         deadline: Deadline,
     ) -> Result<Box<dyn Written + 'a>, TransferError>;
 
+    /// Begins to move values into place and to publish each after its last byte; [`Sent::finish`] waits for
+    /// the owner's word. So a caller sends to several owners before it waits for one of them.
+    fn send<'a>(&'a self, writes: &'a [Write<'a>], deadline: Deadline) -> Box<dyn Sent + 'a>;
+
     /// Opens a put whose value comes in parts, in any order.
     fn open(
         &self,
@@ -155,6 +161,47 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
         seal: Seal,
         deadline: Deadline,
     ) -> Result<Option<View>, TransferError>;
+
+    /// The same way for a caller with somewhere else to go: it gives up when nothing moves for `silence_max`,
+    /// however much of its deadline is left.
+    fn hasty(&self, silence_max: Duration) -> Arc<dyn Transport>;
+}
+
+/// Values on their way to one owner, in one exchange. Dropping it gives up what is not published.
+pub trait Sent {
+    /// Waits for the owner: the seal of each value that it published. When the exchange ends early, the
+    /// value that it ended with has the error, and those behind it were not tried.
+    fn finish(self: Box<Self>, deadline: Deadline) -> Vec<Result<Seal, TransferError>>;
+}
+
+/// Values that were decided when they were sent.
+pub(crate) struct Decided(pub(crate) Vec<Result<Seal, TransferError>>);
+
+impl Sent for Decided {
+    fn finish(self: Box<Self>, _deadline: Deadline) -> Vec<Result<Seal, TransferError>> {
+        self.0
+    }
+}
+
+/// Writes and publishes values one after the other. An owner that does not answer is not asked again.
+fn one_by_one<'a>(
+    transport: &'a dyn Transport,
+    writes: impl Iterator<Item = &'a Write<'a>>,
+    deadline: Deadline,
+) -> Vec<Result<Seal, TransferError>> {
+    let mut over = false;
+    let one = |write: &'a Write<'a>| {
+        if over {
+            return Err(TransferError::NotTried);
+        }
+        let published = transport.write(write, deadline).and_then(|written| {
+            let seal = written.seal();
+            written.signal(deadline).map(|()| seal)
+        });
+        over = matches!(published, Err(TransferError::Call(_)));
+        published
+    };
+    writes.map(one).collect()
 }
 
 /// A value that is in place and not yet visible. Dropping it gives the range up.

@@ -3,7 +3,9 @@
 use crate::error::TransferError;
 use crate::segments::Segments;
 use crate::staged::on_disk;
-use crate::{OpenPut, Path, Read, Transport, View, ViewBytes, Write, Written};
+use crate::{
+    Decided, OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written, one_by_one,
+};
 use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{PutToken, Seal};
@@ -12,6 +14,7 @@ use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, Segment, WriteGuard};
 use mooncrate_wire::{DataError, message};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The segments of this process.
 #[derive(Debug)]
@@ -77,6 +80,10 @@ impl Transport for Local {
         Ok(Box::new(LocalWritten { seal: guard.seal(), token: write.token, guard }))
     }
 
+    fn send<'a>(&'a self, writes: &'a [Write<'a>], deadline: Deadline) -> Box<dyn Sent + 'a> {
+        Box::new(Decided(one_by_one(self, writes.iter(), deadline)))
+    }
+
     fn open(
         &self,
         put: &message::BeginWrite<'_>,
@@ -110,6 +117,11 @@ impl Transport for Local {
             return Err(DataError::Corrupt.into());
         }
         Ok(Some(View { bytes: ViewBytes::Local(pin) }))
+    }
+
+    fn hasty(&self, _silence_max: Duration) -> Arc<dyn Transport> {
+        // Nobody else is asked.
+        Arc::new(Self::new(Arc::clone(&self.segments)))
     }
 }
 

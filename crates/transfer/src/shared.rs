@@ -5,8 +5,8 @@
 use crate::engine::EngineConfig;
 use crate::error::TransferError;
 use crate::staged::{self, on_disk};
-use crate::stream::{Stream, answer, begin_write};
-use crate::{OpenPut, Path, Read, Transport, View, ViewBytes, Write, Written};
+use crate::stream::{Stream, StreamSent, answer, begin_write};
+use crate::{OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written, one_by_one};
 use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::time::Deadline;
@@ -29,15 +29,17 @@ use std::time::Duration;
 /// How long a view's release may take; its end must not hold its owner up.
 const UNPIN_TIME: Duration = Duration::from_millis(500);
 
+type Mappings = BTreeMap<(SegmentId, Incarnation), Arc<Mapping>>;
+
 /// A node on this host.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Shared {
     address: Address,
     stream: Stream,
     role: Role,
     inline_bytes_max: u64,
     link_config: LinkConfig,
-    mappings: RwLock<BTreeMap<(SegmentId, Incarnation), Arc<Mapping>>>,
+    mappings: Arc<RwLock<Mappings>>,
     /// Pins are booked to the connection that asked for them, so they have one of their own. Views
     /// share it, because whoever finds the connection broken must let go of it.
     pins: Arc<Mutex<Option<Arc<PinLink>>>>,
@@ -52,7 +54,7 @@ impl Shared {
             address,
             inline_bytes_max: config.inline_bytes_max,
             link_config: config.links.link.clone(),
-            mappings: RwLock::default(),
+            mappings: Arc::default(),
             pins: Arc::default(),
         }
     }
@@ -83,6 +85,11 @@ impl Shared {
         mappings.retain(|(other, _), _| *other != segment);
         mappings.insert((segment, attached.incarnation), Arc::new(mapping));
         Ok(())
+    }
+
+    /// Whether a value goes through the socket.
+    fn goes_inline(&self, write: &Write<'_>) -> bool {
+        write.value.len() != 1 || write.len() <= self.inline_bytes_max
     }
 
     fn mapping(&self, locator: &Locator) -> Result<Arc<Mapping>, TransferError> {
@@ -157,7 +164,7 @@ impl Transport for Shared {
         let [value] = write.value else {
             return Ok(Box::new(self.stream.start_write(write, deadline)?));
         };
-        if value.len() as u64 <= self.inline_bytes_max {
+        if self.goes_inline(write) {
             return Ok(Box::new(self.stream.start_write(write, deadline)?));
         }
         let mapping = self.mapping(&write.locator)?;
@@ -169,7 +176,23 @@ impl Transport for Shared {
         // then can the range be used again (R7).
         let seal = mapping.write_value(&write.locator, value)?;
         let (locator, token) = (write.locator, write.token);
-        Ok(Box::new(DirectWritten { link, locator, token, seal, signalled: false }))
+        Ok(Box::new(DirectWritten { link, locator, token, seal, signalled: false, deadline }))
+    }
+
+    /// Small values go through the socket in one exchange, after those that are stored straight into the
+    /// owner's memory.
+    fn send<'a>(&'a self, writes: &'a [Write<'a>], deadline: Deadline) -> Box<dyn Sent + 'a> {
+        let (inline, direct): (Vec<&Write<'_>>, Vec<&Write<'_>>) =
+            writes.iter().partition(|write| self.goes_inline(write));
+        let places = writes.iter().map(|write| self.goes_inline(write)).collect();
+        let direct = one_by_one(self, direct.into_iter(), deadline);
+        let inline = if direct.iter().any(|one| matches!(one, Err(TransferError::Call(_)))) {
+            // It does not answer: the others would wait for it once more.
+            StreamSent::untried(inline)
+        } else {
+            self.stream.start_writes(inline, deadline)
+        };
+        Box::new(SharedSent { inline, direct, places })
     }
 
     /// Through the socket: the owner sums the value when it is signalled, so nobody but the owner may
@@ -196,14 +219,39 @@ impl Transport for Shared {
         if extent_bytes(len) != locator.extent.len() {
             return Err(DataError::OutOfBounds.into());
         }
+        let deadline = self.stream.soon(deadline);
         let link = self.pin_link(deadline)?;
         let id = link.pin(locator, deadline).inspect_err(|_| forget_broken(&self.pins, &link))?;
         let (locator, pins) = (*locator, Arc::clone(&self.pins));
-        let pin = SharedPin { mapping, locator, len, link, id, pins };
+        let within = Some(deadline);
+        let mut pin = SharedPin { mapping, locator, len, link, id, pins, within };
         if seal_of(pin.bytes()) != seal {
             return Err(DataError::Corrupt.into());
         }
+        pin.within = None;
         Ok(Some(View { bytes: ViewBytes::Shared(pin) }))
+    }
+
+    fn hasty(&self, silence_max: Duration) -> Arc<dyn Transport> {
+        Arc::new(Self { stream: self.stream.with_silence(silence_max), ..self.clone() })
+    }
+}
+
+/// Values on their way: small ones over the socket, the others are in place already.
+struct SharedSent<'a> {
+    inline: StreamSent<'a>,
+    direct: Vec<Result<Seal, TransferError>>,
+    /// Which of all values are small.
+    places: Vec<bool>,
+}
+
+impl Sent for SharedSent<'_> {
+    fn finish(self: Box<Self>, deadline: Deadline) -> Vec<Result<Seal, TransferError>> {
+        let Self { inline, direct, places } = *self;
+        let mut inline = Box::new(inline).finish(deadline).into_iter();
+        let mut direct = direct.into_iter();
+        let mut next = |small: bool| if small { inline.next() } else { direct.next() };
+        places.into_iter().map(|small| next(small).expect("one result per value")).collect()
     }
 }
 
@@ -215,6 +263,8 @@ struct DirectWritten<'a> {
     seal: Seal,
     /// The owner has been told; nothing is left to give up.
     signalled: bool,
+    /// Of the call that wrote it.
+    deadline: Deadline,
 }
 
 impl Written for DirectWritten<'_> {
@@ -235,7 +285,7 @@ impl Drop for DirectWritten<'_> {
     fn drop(&mut self) {
         if !self.signalled && self.link.at_rest() {
             let abandon = message::Abandon { locator: self.locator, token: self.token };
-            let deadline = boottime().deadline_in(UNPIN_TIME);
+            let deadline = boottime().deadline_in(UNPIN_TIME).min(self.deadline);
             // A failure closes the link, which tells the owner the same.
             let _ = self.link.call_data(&DataRequest::Abandon(abandon), &[], deadline);
         }
@@ -269,6 +319,8 @@ pub(crate) struct SharedPin {
     id: PinId,
     /// Where `link` is kept for the next view.
     pins: Arc<Mutex<Option<Arc<PinLink>>>>,
+    /// Until when it may be given back, while the call that made it lasts.
+    within: Option<Deadline>,
 }
 
 impl SharedPin {
@@ -283,7 +335,8 @@ impl SharedPin {
 impl Drop for SharedPin {
     fn drop(&mut self) {
         let unpin = message::Unpin { ids: Cow::Borrowed(std::slice::from_ref(&self.id)) };
-        let deadline = boottime().deadline_in(UNPIN_TIME);
+        let soon = boottime().deadline_in(UNPIN_TIME);
+        let deadline = self.within.map_or(soon, |within| soon.min(within));
         let gone = self.link.link.lock().call_data(&DataRequest::Unpin(unpin), &[], deadline);
         if gone.is_err() {
             // The pin goes when the link does, and the link when its last view does.

@@ -5,32 +5,40 @@ use crate::error::TransferError;
 use crate::lanes::Lanes;
 use crate::part::Cover;
 use crate::staged::{self, on_disk};
-use crate::{OpenPut, Path, Read, Transport, View, Write, Written};
+use crate::{OpenPut, Path, Read, Sent, Transport, View, Write, Written};
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{PutToken, Seal};
 use mooncrate_mem::SliceSums;
+use mooncrate_mem::clock::boottime;
 use mooncrate_wire::message::{self, DataReply, DataRequest};
 use mooncrate_wire::pool::PooledLink;
 use mooncrate_wire::{
     Address, CallError, DataError, DecodeError, Hello, Link, LinkKind, LinkPool, PoolConfig, Role,
 };
 use std::io::IoSlice;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Reads in flight on one link. Requests are small, so the owner can always take this many while it
 /// is sending; more could fill both directions and stall.
 const READS_AHEAD: usize = 32;
+/// Values that are sent ahead of the answers for those before them; a link takes 256 requests, and each is two.
+const WRITES_AHEAD: usize = 64;
+/// Their bytes: what the socket of an owner that is stopped still takes, so that nobody waits to send.
+const WRITE_BYTES_AHEAD: u64 = 128 << 10;
 /// A value up to this size goes out in one piece with its frame.
 const ONE_PIECE_BYTES: u64 = 64 << 10;
 /// Larger values are summed and sent in chunks of this size, each while it is in cache.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// A node behind a socket.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Stream {
-    pool: LinkPool,
+    pool: Arc<LinkPool>,
     lanes: Lanes,
+    /// Longest wait in which nothing moves.
+    silence_max: Duration,
 }
 
 impl Stream {
@@ -45,7 +53,8 @@ impl Stream {
         // An owner that is gone took its memory along: nothing is gained by waiting for the next
         // one at its address, while another copy may be a moment away.
         let config = PoolConfig { reconnect_time: Duration::ZERO, ..config.clone() };
-        Self { pool: LinkPool::new(address, hello, config), lanes: Lanes::default() }
+        let pool = Arc::new(LinkPool::new(address, hello, config));
+        Self { pool, lanes: Lanes::default(), silence_max: Duration::MAX }
     }
 
     /// The same node, with large values over so many links.
@@ -54,9 +63,21 @@ impl Stream {
         Self { lanes, ..self }
     }
 
+    /// The same node and links, for a caller that gives up when nothing moves for so long.
+    pub(crate) fn with_silence(&self, silence_max: Duration) -> Self {
+        Self { pool: Arc::clone(&self.pool), lanes: self.lanes, silence_max }
+    }
+
+    /// Until when an exchange of a few bytes is waited for.
+    pub(crate) fn soon(&self, deadline: Deadline) -> Deadline {
+        deadline.min(boottime().deadline_in(self.silence_max))
+    }
+
     /// A link of one's own to the node.
     pub(crate) fn link(&self, deadline: Deadline) -> Result<PooledLink<'_>, CallError> {
-        self.pool.checkout(deadline)
+        let mut link = self.pool.checkout(self.soon(deadline))?;
+        link.set_silence_max(self.silence_max);
+        Ok(link)
     }
 
     /// Sends a write and leaves its reply on the way.
@@ -66,23 +87,26 @@ impl Stream {
         deadline: Deadline,
     ) -> Result<StreamWritten<'a>, TransferError> {
         let mut link = self.link(deadline)?;
-        let put = begin_write(write);
-        let request = DataRequest::Write(message::Write { put });
-        let mut sums = SliceSums::new();
-        if put.len <= ONE_PIECE_BYTES {
-            for piece in write.value {
-                sums.update(piece);
-            }
-            let parts: Vec<IoSlice<'_>> = write.value.iter().map(|p| IoSlice::new(p)).collect();
-            link.send_data(&request, &parts, deadline)?;
-        } else {
-            link.send_data(&request, &[], deadline)?;
-            for chunk in write.value.iter().flat_map(|piece| piece.chunks(CHUNK_BYTES)) {
-                sums.update(chunk);
-                link.send_part(chunk, deadline)?;
-            }
+        let seal = send_value(&mut link, write, deadline)?;
+        Ok(StreamWritten { link, locator: write.locator, token: write.token, seal })
+    }
+
+    /// Sends the first of some values, each with its signal; the rest follows as answers come.
+    pub(crate) fn start_writes<'a>(
+        &'a self,
+        writes: Vec<&'a Write<'a>>,
+        deadline: Deadline,
+    ) -> StreamSent<'a> {
+        if writes.is_empty() {
+            return StreamSent::untried(writes);
         }
-        Ok(StreamWritten { link, locator: write.locator, token: write.token, seal: sums.seal() })
+        let (link, broken) = match self.link(deadline) {
+            Ok(link) => (Some(link), None),
+            Err(error) => (None, Some(error)),
+        };
+        let mut sent = StreamSent { link, broken, writes, seals: Vec::new(), results: Vec::new() };
+        sent.fill(deadline);
+        sent
     }
 
     fn read_all(
@@ -241,6 +265,10 @@ impl Transport for Stream {
         Ok(Box::new(self.start_write(write, deadline)?))
     }
 
+    fn send<'a>(&'a self, writes: &'a [Write<'a>], deadline: Deadline) -> Box<dyn Sent + 'a> {
+        Box::new(self.start_writes(writes.iter().collect(), deadline))
+    }
+
     fn open(
         &self,
         put: &message::BeginWrite<'_>,
@@ -262,6 +290,109 @@ impl Transport for Stream {
         _deadline: Deadline,
     ) -> Result<Option<View>, TransferError> {
         Ok(None)
+    }
+
+    fn hasty(&self, silence_max: Duration) -> Arc<dyn Transport> {
+        Arc::new(self.with_silence(silence_max))
+    }
+}
+
+/// Sends a value; its seal.
+fn send_value(
+    link: &mut PooledLink<'_>,
+    write: &Write<'_>,
+    deadline: Deadline,
+) -> Result<Seal, CallError> {
+    let put = begin_write(write);
+    let request = DataRequest::Write(message::Write { put });
+    let mut sums = SliceSums::new();
+    if put.len <= ONE_PIECE_BYTES {
+        for piece in write.value {
+            sums.update(piece);
+        }
+        let parts: Vec<IoSlice<'_>> = write.value.iter().map(|p| IoSlice::new(p)).collect();
+        link.send_data(&request, &parts, deadline)?;
+    } else {
+        link.send_data(&request, &[], deadline)?;
+        for chunk in write.value.iter().flat_map(|piece| piece.chunks(CHUNK_BYTES)) {
+            sums.update(chunk);
+            link.send_part(chunk, deadline)?;
+        }
+    }
+    Ok(sums.seal())
+}
+
+/// Values on their way over one link, each followed by its signal.
+pub(crate) struct StreamSent<'a> {
+    /// `None` after an error. Dropping it hangs up, and the owner gives back what it has not published.
+    link: Option<PooledLink<'a>>,
+    /// The error, until a value has it.
+    broken: Option<CallError>,
+    writes: Vec<&'a Write<'a>>,
+    /// Of those that were sent.
+    seals: Vec<Seal>,
+    /// Of those that were answered for.
+    results: Vec<Result<Seal, TransferError>>,
+}
+
+impl<'a> StreamSent<'a> {
+    /// Values that are not sent at all.
+    pub(crate) fn untried(writes: Vec<&'a Write<'a>>) -> Self {
+        Self { link: None, broken: None, writes, seals: Vec::new(), results: Vec::new() }
+    }
+
+    /// Sends on, as far as that may be ahead of the answers.
+    fn fill(&mut self, deadline: Deadline) {
+        let ahead: u64 =
+            self.writes[self.results.len()..self.seals.len()].iter().map(|w| w.len()).sum();
+        let (mut bytes, mut count) = (ahead, self.seals.len() - self.results.len());
+        while let Some(write) = self.writes.get(self.seals.len())
+            && let Some(link) = &mut self.link
+            && (count == 0 || (count < WRITES_AHEAD && bytes + write.len() <= WRITE_BYTES_AHEAD))
+        {
+            let sent = send_value(link, write, deadline).and_then(|seal| {
+                let (locator, token) = (write.locator, write.token);
+                let signal = message::Signal { locator, token, seal };
+                link.send_data(&DataRequest::Signal(signal), &[], deadline)?;
+                Ok(seal)
+            });
+            match sent {
+                Ok(seal) => self.seals.push(seal),
+                Err(error) => return self.give_up(error),
+            }
+            (bytes, count) = (bytes + write.len(), count + 1);
+        }
+    }
+
+    fn give_up(&mut self, error: CallError) {
+        self.link = None;
+        self.broken.get_or_insert(error);
+    }
+
+    /// Takes the owner's word on the next value.
+    fn next(&mut self, deadline: Deadline) -> Result<Result<(), DataError>, CallError> {
+        let link = self.link.as_mut().expect("looked at by the caller");
+        let written = answer(link, deadline)?;
+        let published = answer(link, deadline)?;
+        Ok(written.and(published))
+    }
+}
+
+impl Sent for StreamSent<'_> {
+    fn finish(mut self: Box<Self>, deadline: Deadline) -> Vec<Result<Seal, TransferError>> {
+        while self.link.is_some() && self.results.len() < self.writes.len() {
+            let seal = self.seals[self.results.len()];
+            match self.next(deadline) {
+                Ok(published) => self.results.push(published.map(|()| seal).map_err(Into::into)),
+                Err(error) => self.give_up(error),
+            }
+            self.fill(deadline);
+        }
+        let mut broken = self.broken.take().map(TransferError::from);
+        while self.results.len() < self.writes.len() {
+            self.results.push(Err(broken.take().unwrap_or(TransferError::NotTried)));
+        }
+        self.results
     }
 }
 

@@ -5,6 +5,7 @@ use crate::frame::{ATTACHMENT_BYTES_MAX, BODY_BYTES_MAX, VERSION_MAX, VERSION_MI
 use crate::kind::Kind;
 use mooncrate_core::error::Advice;
 use std::io;
+use std::time::Duration;
 
 /// Why some bytes are not a frame. Final for the link: it is out of step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -236,6 +237,17 @@ pub enum CallError {
     Deadline {
         /// What did not come.
         awaited: &'static str,
+        /// How long nothing at all had come from the peer, and it had taken nothing: a long silence is a
+        /// stopped peer, a short one may be a large value on a slow line.
+        silent: Duration,
+    },
+    /// The peer was not asked: it did not answer lately, and no probe has been answered since.
+    #[error("{peer} has not answered for {for_ms} ms; calls are not sent until it answers a probe")]
+    Away {
+        /// Who.
+        peer: String,
+        /// For how long.
+        for_ms: u64,
     },
     /// The peer answered that it will not.
     #[error("refused: {message}")]
@@ -289,7 +301,9 @@ impl CallError {
     /// requests are idempotent, or carry a token (G10).
     pub const fn advice(&self) -> Advice {
         match self {
-            Self::Io { .. } | Self::Closed { .. } => Advice::Retry { after_ms: 100 },
+            Self::Io { .. } | Self::Closed { .. } | Self::Away { .. } => {
+                Advice::Retry { after_ms: 100 }
+            }
             Self::Deadline { .. } => Advice::Retry { after_ms: 0 },
             Self::Busy { after_ms, .. } => Advice::Retry { after_ms: *after_ms },
             Self::NotLeader { .. } => Advice::Retry { after_ms: 500 },
@@ -314,6 +328,19 @@ impl CallError {
     /// Whether the peer was reached and did not let us in: its words name the way out.
     pub const fn is_denied(&self) -> bool {
         matches!(self, Self::Tls { .. } | Self::Refused { code: RefusalCode::Denied, .. })
+    }
+
+    /// Whether nobody answered who could have: the peer is dead, stopped, cut off, or leads no more.
+    pub const fn is_outage(&self) -> bool {
+        match self {
+            Self::Io { .. }
+            | Self::Closed { .. }
+            | Self::Deadline { .. }
+            | Self::Away { .. }
+            | Self::NotLeader { .. } => true,
+            Self::Refused { code, .. } => matches!(code, RefusalCode::ShuttingDown),
+            Self::Protocol(_) | Self::Tls { .. } | Self::Busy { .. } => false,
+        }
     }
 
     /// The refusal a server sends in place of an answer that it did not get itself.
@@ -414,7 +441,8 @@ mod tests {
         let refused = |code| CallError::Refused { code, message: String::new() }.advice();
         assert_eq!(refused(RefusalCode::Version), Advice::GiveUp);
         assert_eq!(refused(RefusalCode::ShuttingDown), Advice::Retry { after_ms: 500 });
-        assert_eq!(CallError::Deadline { awaited: "x" }.advice(), Advice::Retry { after_ms: 0 });
+        let late = CallError::Deadline { awaited: "x", silent: Duration::ZERO };
+        assert_eq!(late.advice(), Advice::Retry { after_ms: 0 });
         assert_eq!(DataError::Corrupt.advice(), Advice::TreatAsMiss);
         assert_eq!(DataError::Stale.advice(), Advice::Retry { after_ms: 0 });
         assert_eq!(DataError::BadToken.advice(), Advice::GiveUp);

@@ -34,6 +34,7 @@ pub mod fds;
 pub mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
+mod guard;
 pub mod inbox;
 pub mod kind;
 pub mod link;

@@ -6,6 +6,7 @@ use crate::api::{Batch, MasterApi};
 use crate::clock::boottime;
 use crate::error::{CallError, DecodeError};
 use crate::frame::BODY_BYTES_MAX;
+use crate::guard::Guard;
 use crate::masters::MasterPools;
 use crate::message::{
     Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Exist, Heartbeat, List, Listing,
@@ -39,12 +40,39 @@ const PAGES_AHEAD: usize = 8;
 pub struct MasterLink {
     pools: MasterPools,
     reports: Reports,
+    /// Only of clients.
+    guard: Option<Guard>,
 }
 
 impl MasterLink {
     /// A master behind this pool, or whoever leads behind these pools.
     pub fn new(pools: impl Into<MasterPools>) -> Self {
-        Self { pools: pools.into(), reports: Reports::default() }
+        Self { pools: pools.into(), reports: Reports::default(), guard: None }
+    }
+
+    /// The same for a client: once the master does not answer, calls fail at once, until it answers a probe.
+    pub fn guarded(pools: impl Into<MasterPools>) -> Self {
+        Self { guard: Some(Guard::default()), ..Self::new(pools) }
+    }
+
+    fn call(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
+        let until = match &self.guard {
+            Some(_) => Guard::limit(&self.pools, request.kind(), deadline, boottime()),
+            None => deadline,
+        };
+        self.guarded_call(|pools| pools.call(request, until))
+    }
+
+    fn guarded_call<T>(
+        &self,
+        call: impl FnOnce(&MasterPools) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        let Some(guard) = &self.guard else { return call(&self.pools) };
+        guard.admit(&self.pools)?;
+        let sent = boottime();
+        let answer = call(&self.pools);
+        guard.note(&self.pools, sent, &answer);
+        answer
     }
 
     /// The pool of the master that is asked first, for tools that show it.
@@ -56,7 +84,7 @@ impl MasterLink {
 /// Asks, and takes the one reply that fits the request. The link has compared the kinds already.
 macro_rules! ask {
     ($self:ident, $kind:ident, $request:expr, $deadline:expr) => {
-        match $self.pools.call(&Request::$kind($request), $deadline)? {
+        match $self.call(&Request::$kind($request), $deadline)? {
             Reply::$kind(reply) => Ok(reply),
             other => Err(CallError::from(DecodeError::Unexpected { kind: other.kind() })),
         }
@@ -186,7 +214,7 @@ impl MasterApi for MasterLink {
     }
 
     fn tell_reads(&self, marks: &[ReadMark], deadline: Deadline) -> Result<MarksHeard, CallError> {
-        self.reports.tell(&self.pools, marks, deadline)
+        self.guarded_call(|pools| self.reports.tell(pools, marks, deadline))
     }
 
     fn command(&self, ask: &Command, deadline: Deadline) -> Result<bool, CallError> {

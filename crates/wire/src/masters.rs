@@ -17,6 +17,7 @@ use crate::address::Address;
 use crate::clock::boottime;
 use crate::error::{CallError, RefusalCode};
 use crate::kind::Kind;
+use crate::link::probe::Probe;
 use crate::message::{Hello, Ping, Reply, Request};
 use crate::pool::{LinkPool, PoolConfig};
 use mooncrate_core::time::{Deadline, Now};
@@ -123,6 +124,14 @@ impl From<LinkPool> for MasterPools {
     }
 }
 
+impl fmt::Display for MasterPools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = if self.is_lone() { "the master at" } else { "every master of" };
+        let all: Vec<String> = self.members.iter().map(|m| m.pool.address().to_string()).collect();
+        write!(f, "{name} {}", all.join(","))
+    }
+}
+
 impl MasterPools {
     /// Pools without a connection yet.
     pub fn new(masters: &Masters, hello: &Hello, config: &PoolConfig) -> Self {
@@ -179,6 +188,27 @@ impl MasterPools {
                 return Err(error);
             }
         }
+    }
+
+    /// Whether there is only one.
+    pub(crate) fn is_lone(&self) -> bool {
+        self.members.len() == 1
+    }
+
+    /// Asks all of them whether they are there, without waiting; each with its place in the list.
+    pub(crate) fn probe(&self) -> Vec<(usize, Probe)> {
+        let each = self.members.iter().enumerate();
+        each.flat_map(|(at, member)| member.pool.probe().into_iter().map(move |p| (at, p)))
+            .collect()
+    }
+
+    /// Whether the master at this place leads; then it is asked first.
+    pub(crate) fn leads(&self, at: usize, deadline: Deadline) -> bool {
+        let leads = self.attempt(at, &Request::Ping(Ping {}), deadline).is_ok();
+        if leads {
+            self.current.store(at, Ordering::Relaxed);
+        }
+        leads
     }
 
     fn at(&self) -> usize {
@@ -267,6 +297,8 @@ impl MasterPools {
 fn may_move(error: &CallError) -> bool {
     match error {
         CallError::Io { .. } | CallError::Closed { .. } | CallError::Deadline { .. } => true,
+        // Said above the pools, never by one of them.
+        CallError::Away { .. } => false,
         CallError::Refused { code, .. } => *code == RefusalCode::ShuttingDown,
         CallError::NotLeader { .. }
         | CallError::Protocol(_)

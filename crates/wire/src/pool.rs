@@ -5,6 +5,7 @@
 use crate::address::Address;
 use crate::clock::boottime;
 use crate::error::CallError;
+use crate::link::probe::Probe;
 use crate::link::{Link, LinkConfig};
 use crate::message::{Hello, Reply, Request};
 use mooncrate_core::time::{Deadline, Now};
@@ -111,6 +112,11 @@ impl LinkPool {
             }
             answer => answer,
         }
+    }
+
+    /// Asks whether the peer is there, without waiting for it.
+    pub(crate) fn probe(&self) -> Vec<Probe> {
+        Probe::start(&self.address, &self.hello, &self.config.link)
     }
 
     /// Closes the links that nobody uses.

@@ -81,8 +81,10 @@ impl ReportLink {
         }
         let ahead = self.link.in_flight();
         if ahead >= AHEAD_MAX {
-            if boottime().since(self.heard_at) > SILENT {
-                return Err(CallError::Deadline { awaited: "the answer to a report of reads" });
+            let silent = boottime().since(self.heard_at);
+            if silent > SILENT {
+                let awaited = "the answer to a report of reads";
+                return Err(CallError::Deadline { awaited, silent });
             }
             let peer = self.link.peer().name.clone();
             return Err(CallError::Busy { peer, links: 1, after_ms: 1 });

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 /// How long a master keeps a silent node in these tests; half of it is the leave to serve (R10).
 pub(crate) const REGISTRATION: Duration = Duration::from_secs(4);
+/// The same for masters in processes of their own, which are away for longer than the tests above take.
+pub(crate) const LONG_REGISTRATION: Duration = Duration::from_secs(20);
 pub(crate) const CALL_TIME: Duration = Duration::from_secs(2);
 /// What a busy machine may add to any time.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
@@ -77,8 +79,14 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// The master keeps its state in a file; `names` are processes.
     pub(crate) fn start(names: &[&str]) -> Self {
+        Self::start_with(names, catalog())
+    }
+
+    /// The same with other times.
+    pub(crate) fn start_with(names: &[&str], catalog: CatalogConfig) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let options = MasterOptions { state_file: Some(folder.path().join("state")), ..master() };
+        let state_file = Some(folder.path().join("state"));
+        let options = MasterOptions { state_file, catalog, ..master() };
         let master = run_master(options).unwrap();
         let address = master.master_address().unwrap();
         let mut fleet = Self { folder, master: Some(master), address, nodes: Vec::new() };
@@ -149,6 +157,20 @@ impl Process {
         kill_process(pid, signal).unwrap();
     }
 
+    /// SIGSTOP, and no thread of it runs when this returns.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+        let status = format!("/proc/{}/task", self.child.id());
+        until("the process stands still", SLACK, || {
+            let tasks = std::fs::read_dir(&status).unwrap();
+            tasks.map(|task| task.unwrap().path().join("stat")).all(|stat| {
+                // The state stands behind the name, which is in parentheses.
+                let stat = std::fs::read_to_string(stat).unwrap_or_default();
+                stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 't']))
+            })
+        });
+    }
+
     /// SIGKILL, and gone when this returns.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
@@ -175,6 +197,16 @@ fn as_a_child() {
             let options = node(name, &master.parse().unwrap(), Path::new(folder));
             let _running = run_node(options).unwrap();
             say("ready");
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).unwrap();
+        }
+        ["master", address, folder] => {
+            let listen = address.parse().unwrap();
+            let state_file = Some(Path::new(folder).join("state"));
+            let catalog = CatalogConfig { registration: LONG_REGISTRATION, ..catalog() };
+            let options = MasterOptions { listen, state_file, catalog, ..MasterOptions::default() };
+            let running = run_master(options).unwrap();
+            say(&running.master_address().unwrap().to_string());
             let mut line = String::new();
             std::io::stdin().read_line(&mut line).unwrap();
         }

@@ -8,6 +8,7 @@
 //!   reads     what is read most stays, though nobody is asked
 //!   restart   masters and nodes that come back
 //!   sessions  values written and read layer by layer
+//!   silence   owners stopped under batches; masters that are dead or stopped while clients go on
 //! ```
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
@@ -21,3 +22,4 @@ mod ranges;
 mod reads;
 mod restart;
 mod sessions;
+mod silence;

@@ -9,6 +9,7 @@
 //! reads without asking, `Local` has no peer that could be silent.
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
+mod batches;
 mod disks;
 mod flips;
 mod hang_up;
@@ -54,6 +55,8 @@ conformance!(
     suite::a_bad_buffer_spoils_its_own_read_only,
     suite::flipped_bytes_are_found,
     suite::a_restarted_server_is_reached_again,
+    batches::values_sent_together_have_one_result_each,
+    batches::values_that_are_not_waited_for_leave_nothing_half,
     life::without_a_signal_nothing_is_visible,
     life::a_signal_needs_its_token,
     life::an_aborted_put_waits_for_its_writer,

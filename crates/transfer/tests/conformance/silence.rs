@@ -4,7 +4,9 @@ use crate::rig::{Rig, SEGMENT, Value, attached, soon};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{HostId, LeaderEpoch};
 use mooncrate_mem::clock::boottime;
-use mooncrate_transfer::{EngineConfig, Path, Read, Shared, Stream, TransferError, Transport};
+use mooncrate_transfer::{
+    EngineConfig, Path, Read, Shared, Stream, TransferError, Transport, Write,
+};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{Address, CallError, Gate, HelloAck, Link, LinkConfig, LinkKind, PoolConfig};
 use std::os::fd::OwnedFd;
@@ -123,6 +125,37 @@ fn a_batch_has_a_deadline_as_a_whole() {
     assert!(reads.iter().all(|read| read.result.is_err()));
     let first = reads[0].result.as_ref().unwrap_err();
     assert!(matches!(first, TransferError::Call(CallError::Deadline { .. })), "{first:?}");
+}
+
+/// A caller with somewhere else to go waits for a sign of life, not until its deadline: also for many values,
+/// of which one names the cause.
+#[test]
+fn a_hasty_way_gives_up_on_silence() {
+    let rig = Rig::new(Path::Local);
+    for greets in [false, true] {
+        let mute = Mute::listen(&"127.0.0.1:0".parse().unwrap(), greets);
+        let stream = Stream::new(mute.address.clone(), &PoolConfig::default()).hasty(PATIENCE);
+        let far = boottime().deadline_in(Duration::from_secs(60));
+        times_out("read", |_| {
+            let value = rig.value(3 << 20);
+            let mut into = vec![0; 3 << 20];
+            let mut reads = [Read::new(value.locator, 3 << 20, value.seal, &mut into)];
+            stream.read(&mut reads, far);
+            let [read] = reads;
+            read.result
+        });
+        times_out("send", |_| {
+            let values: Vec<Value> = (0..100).map(|n| rig.value(n * 1000)).collect();
+            let pieces: Vec<[&[u8]; 1]> = values.iter().map(|v| [&v.bytes[..]]).collect();
+            let writes: Vec<Write<'_>> =
+                values.iter().zip(&pieces).map(|(value, pieces)| value.write(pieces)).collect();
+            let mut results = stream.send(&writes, far).finish(far).into_iter();
+            let first = results.next().unwrap();
+            let untried = |one: Result<_, _>| matches!(one, Err(TransferError::NotTried));
+            assert!(results.len() == 99 && results.all(untried));
+            first
+        });
+    }
 }
 
 /// Shared memory is read without asking; what has to be asked ends in time.

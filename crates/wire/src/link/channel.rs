@@ -12,7 +12,7 @@ use crate::auth::Credential;
 use crate::clock::boottime;
 use crate::error::CallError;
 use crate::{fds, tcp};
-use mooncrate_core::time::Deadline;
+use mooncrate_core::time::{Deadline, Now};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -39,6 +39,10 @@ pub(super) struct Channel {
     /// Encrypts, on TCP where it was asked for.
     tls: Option<Box<Session>>,
     hang_up: HangUp,
+    /// The longest wait in which nothing moves, within every deadline.
+    silence_max: Duration,
+    /// Since when we wait and nothing moves; `None`: nobody waits.
+    waiting: Option<Now>,
 }
 
 impl Channel {
@@ -49,11 +53,12 @@ impl Channel {
     ) -> Result<Self, CallError> {
         let peer = address.to_string();
         let failed = |source| CallError::Io { doing: "connecting to", peer: peer.clone(), source };
-        let mut last = None;
+        let (began, mut last) = (boottime(), None);
         for target in address.resolve().map_err(failed)? {
             let left = deadline.left(boottime()).min(config.connect_time);
             if left.is_zero() {
-                return Err(CallError::Deadline { awaited: "a connection" });
+                let silent = boottime().since(began);
+                return Err(CallError::Deadline { awaited: "a connection", silent });
             }
             match dial(&target, config, left) {
                 Ok(socket) => return Ok(Self::new(socket, peer, config.hang_up.clone())),
@@ -63,7 +68,8 @@ impl Channel {
         let error = last.expect("resolve gives at least one address");
         match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-                Err(CallError::Deadline { awaited: "a connection" })
+                let silent = boottime().since(began);
+                Err(CallError::Deadline { awaited: "a connection", silent })
             }
             _ => Err(failed(error)),
         }
@@ -83,8 +89,22 @@ impl Channel {
 
     fn new(socket: Socket, peer: String, hang_up: HangUp) -> Self {
         let unix = socket.domain().is_ok_and(|domain| domain == Domain::UNIX);
-        let (read_step, write_step) = (Duration::ZERO, Duration::ZERO);
-        Self { socket, peer, unix, read_step, write_step, tls: None, hang_up }
+        Self {
+            socket,
+            peer,
+            unix,
+            read_step: Duration::ZERO,
+            write_step: Duration::ZERO,
+            tls: None,
+            hang_up,
+            silence_max: Duration::MAX,
+            waiting: None,
+        }
+    }
+
+    /// From here on no wait in which nothing moves is longer than this, whatever its deadline.
+    pub(super) fn set_silence_max(&mut self, silence_max: Duration) {
+        self.silence_max = silence_max;
     }
 
     pub(super) fn peer(&self) -> &str {
@@ -111,7 +131,10 @@ impl Channel {
             self.arm(Way::Read, deadline, "a hello")?;
             match recv(&self.socket, &mut byte[..], RecvFlags::PEEK) {
                 Ok((0, _)) => return Err(self.closed("a hello")),
-                Ok(_) => return Ok(byte[0]),
+                Ok(_) => {
+                    self.waiting = None;
+                    return Ok(byte[0]);
+                }
                 Err(error) => self.judge(error.into(), "reading from", "a hello")?,
             }
         }
@@ -157,7 +180,10 @@ impl Channel {
             };
             match came {
                 Ok(0) => return Err(self.closed(awaited)),
-                Ok(count) => return Ok(count),
+                Ok(count) => {
+                    self.waiting = None;
+                    return Ok(count);
+                }
                 Err(error) => self.judge(error, "reading from", awaited)?,
             }
         }
@@ -183,6 +209,7 @@ impl Channel {
             };
             match sent {
                 Ok(count) => {
+                    self.waiting = None;
                     bytes = &bytes[count..];
                     fds = &[];
                 }
@@ -224,6 +251,7 @@ impl Channel {
             let mut none = SendAncillaryBuffer::default();
             match sendmsg(&self.socket, &window[..count], &mut none, SendFlags::NOSIGNAL) {
                 Ok(mut sent) => {
+                    self.waiting = None;
                     while sent > 0 {
                         let step = sent.min(part(next).len() - gone);
                         (gone, sent) = (gone + step, sent - step);
@@ -276,6 +304,7 @@ impl Channel {
             match rustix::io::read(&self.socket, tls.space()) {
                 Ok(0) => return Err(self.closed(awaited)),
                 Ok(count) => {
+                    self.waiting = None;
                     tls.filled(count);
                     break;
                 }
@@ -327,8 +356,9 @@ impl Channel {
     ) -> Result<(), CallError> {
         while tls.wants_write() {
             self.arm(Way::Write, deadline, awaited)?;
-            if let Err(error) = tls.write(&self.socket) {
-                self.judge(error, "writing to", awaited)?;
+            match tls.write(&self.socket) {
+                Ok(_) => self.waiting = None,
+                Err(error) => self.judge(error, "writing to", awaited)?,
             }
         }
         Ok(())
@@ -352,32 +382,35 @@ impl Channel {
         CallError::Tls { peer: self.peer.clone(), words: crate::tls::words(error) }
     }
 
-    /// Makes sure that the next system call ends by itself no later than the deadline.
+    /// Makes sure that the next system call ends by itself no later than the deadline, and no later than
+    /// the silence that is allowed.
     fn arm(
         &mut self,
         way: Way,
         deadline: Deadline,
         awaited: &'static str,
     ) -> Result<(), CallError> {
-        let left = deadline.left(boottime());
+        let now = boottime();
+        let silent = now.since(*self.waiting.get_or_insert(now));
+        let left = deadline.left(now).min(self.silence_max.saturating_sub(silent));
         if left.is_zero() {
-            return Err(CallError::Deadline { awaited });
+            return Err(CallError::Deadline { awaited, silent });
         }
         // Looked at between two waits, none of which is longer than a step.
         if self.hang_up.said() {
             return Err(self.closed(awaited));
         }
-        let now = match way {
+        let set = match way {
             Way::Read => &mut self.read_step,
             Way::Write => &mut self.write_step,
         };
-        if *now <= left && *now >= (left / 32).min(STEP_MAX) {
+        if *set <= left && *set >= (left / 32).min(STEP_MAX) {
             return Ok(());
         }
-        *now = step(left);
+        *set = step(left);
         let set = match way {
-            Way::Read => self.socket.set_read_timeout(Some(*now)),
-            Way::Write => self.socket.set_write_timeout(Some(*now)),
+            Way::Read => self.socket.set_read_timeout(Some(*set)),
+            Way::Write => self.socket.set_write_timeout(Some(*set)),
         };
         set.map_err(|source| CallError::Io {
             doing: "setting a timeout for",

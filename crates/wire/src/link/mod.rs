@@ -13,6 +13,7 @@
 
 mod channel;
 mod data;
+pub(crate) mod probe;
 mod session;
 
 use crate::address::Address;
@@ -310,6 +311,11 @@ impl Link {
     /// What the called side said of itself in the hello.
     pub fn peer(&self) -> &HelloAck {
         &self.peer
+    }
+
+    /// From here on no wait on this link in which nothing moves is longer than this, whatever its deadline.
+    pub fn set_silence_max(&mut self, silence_max: Duration) {
+        self.channel.set_silence_max(silence_max);
     }
 
     /// Whether it can still be used.

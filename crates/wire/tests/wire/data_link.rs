@@ -320,7 +320,10 @@ fn a_value_that_nobody_takes_ends_at_the_deadline() {
             let write = DataRequest::Write(Write { put: put(big.len()) });
             let start = boottime();
             let error = client.send_data(&write, &[IoSlice::new(&big)], within(100)).unwrap_err();
-            assert!(matches!(error, CallError::Deadline { awaited: "room to send" }), "{error}");
+            assert!(
+                matches!(error, CallError::Deadline { awaited: "room to send", .. }),
+                "{error}"
+            );
             assert!(since(start) < Duration::from_millis(250), "{:?}", since(start));
         },
     );

@@ -3,6 +3,7 @@
 
 mod calls;
 mod data_link;
+mod guard;
 mod masters;
 mod messages;
 mod mutated;

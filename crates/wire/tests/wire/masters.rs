@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 /// What a master does with a request.
 #[derive(Clone, Debug)]
-enum Mood {
+pub(crate) enum Mood {
     Leads,
     Follows(Option<String>),
     /// Alive, and never done before the caller's deadline.
@@ -76,16 +76,20 @@ impl Mute {
     }
 }
 
-struct Master {
-    at: String,
+pub(crate) struct Master {
+    pub(crate) at: String,
     mute: Arc<Mute>,
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Master {
-    fn start(mood: Mood) -> Self {
-        let bound = Bound::listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
+    pub(crate) fn start(mood: Mood) -> Self {
+        Self::start_at("127.0.0.1:0", mood)
+    }
+
+    pub(crate) fn start_at(at: &str, mood: Mood) -> Self {
+        let bound = Bound::listen(&at.parse().unwrap()).unwrap();
         let at = bound.address().unwrap().to_string();
         let mute = Arc::new(Mute { mood: Mutex::new(mood), puts: AtomicU64::new(0) });
         let (stop, stopped) = watch::channel(false);
@@ -100,7 +104,7 @@ impl Master {
         Self { at, mute, stop, thread: Some(thread) }
     }
 
-    fn becomes(&self, mood: Mood) {
+    pub(crate) fn becomes(&self, mood: Mood) {
         *self.mute.mood.lock().unwrap() = mood;
     }
 

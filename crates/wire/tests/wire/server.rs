@@ -283,7 +283,7 @@ fn beyond_the_limit_nobody_is_accepted_until_one_leaves() {
     let first = server.link();
     let config = LinkConfig::default();
     let error = Link::connect(&server.address, &hello(), &config, within(200)).unwrap_err();
-    assert!(matches!(error, CallError::Deadline { awaited: "the reply to hello" }), "{error}");
+    assert!(matches!(error, CallError::Deadline { awaited: "the reply to hello", .. }), "{error}");
     drop(first);
     server.link();
 }

@@ -1,0 +1,173 @@
+//! Calls to a master that does not answer fail at once: a circuit breaker before the pools, for clients.
+//!
+//! ```text
+//!   call ─► closed: send it ─┬─ answered
+//!                            └─ refused, or silent for a second ─► open
+//!   call ─► open: did a probe come back? ─┬─ yes ─► closed, send it
+//!                                         └─ no ──► fail now; the next probe is on its way
+//! ```
+//!
+//! The probe is a socket, not a thread: one caller begins it and does not wait for it, later callers look
+//! at it. So a client has no thread that a fork or an exit would have to know of, and an idle client costs
+//! a dead master nothing. The caller that begins a probe gives it half a millisecond, which a master on
+//! this machine needs to answer: the first call after an outage usually goes through.
+//!
+//! What must stay true: while it is open no caller waits longer than that, and callers do not wait for each
+//! other. Nodes have no breaker: their heartbeats are the probe.
+
+use crate::clock::boottime;
+use crate::error::{CallError, RefusalCode};
+use crate::kind::Kind;
+use crate::link::probe::{Probe, Seen};
+use crate::masters::MasterPools;
+use mooncrate_core::health::Breaker;
+use mooncrate_core::time::{Deadline, Now};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+/// What the caller gives a probe that it has begun.
+const GRACE: Duration = Duration::from_micros(500);
+/// Between two probes that were refused.
+const PAUSE: Duration = Duration::from_millis(10);
+/// A probe without an answer is begun anew after this long: its packets may be lost.
+const PROBE_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long one of several masters may take to say whether it leads; its process has just answered.
+const LEADS_TIME: Duration = Duration::from_millis(50);
+/// How long a lone master may take for a request that it answers at once. A stopped process never does;
+/// without this, the first call of an outage would spend its whole deadline.
+const QUICK_MAX: Duration = Duration::from_secs(3);
+
+/// The breaker before the masters of a client.
+#[derive(Debug, Default)]
+pub(crate) struct Guard {
+    /// Whether the breaker has anything to say. Changed under its lock.
+    troubled: AtomicBool,
+    /// Held for nanoseconds.
+    breaker: Mutex<Breaker>,
+    /// Held while probes are looked at. Nobody waits for it: whoever finds it taken fails at once.
+    probes: Mutex<Probes>,
+}
+
+#[derive(Debug, Default)]
+struct Probes {
+    /// Questions that are on their way, to the master of this place in the list.
+    sent: Vec<(usize, Probe)>,
+    /// No probe is begun before.
+    next: Now,
+}
+
+impl Guard {
+    /// Whether a call may be sent.
+    pub(crate) fn admit(&self, pools: &MasterPools) -> Result<(), CallError> {
+        // Relaxed, here and below: a hint; the lock orders what it stands for.
+        if !self.troubled.load(Ordering::Relaxed) || !self.lock().is_open() {
+            return Ok(());
+        }
+        let reached = match self.probes.try_lock() {
+            Ok(mut probes) => probes.reached(pools),
+            Err(TryLockError::Poisoned(probes)) => probes.into_inner().reached(pools),
+            Err(TryLockError::WouldBlock) => false,
+        };
+        if reached {
+            self.lock().answered();
+            return Ok(());
+        }
+        let away = self.lock().away(boottime());
+        let for_ms = u64::try_from(away.as_millis()).unwrap_or(u64::MAX);
+        Err(CallError::Away { peer: pools.to_string(), for_ms })
+    }
+
+    /// Until when a call is waited for.
+    pub(crate) fn limit(pools: &MasterPools, kind: Kind, deadline: Deadline, now: Now) -> Deadline {
+        match kind {
+            Kind::Locate | Kind::Look | Kind::Exist | Kind::Nodes | Kind::Ping
+                if pools.is_lone() =>
+            {
+                deadline.min(now.deadline_in(QUICK_MAX))
+            }
+            _ => deadline,
+        }
+    }
+
+    /// A call that was sent at `sent` has ended.
+    pub(crate) fn note<T>(&self, pools: &MasterPools, sent: Now, answer: &Result<T, CallError>) {
+        match answer {
+            Err(CallError::Deadline { .. }) => {
+                self.trouble(|breaker| breaker.silent(sent, boottime()));
+            }
+            // Several masters, and none leads: that was looked for until the deadline.
+            Err(CallError::NotLeader { .. }) if !pools.is_lone() => {
+                self.trouble(|breaker| breaker.silent(sent, boottime()));
+            }
+            Err(
+                CallError::Io { .. }
+                | CallError::Closed { .. }
+                | CallError::Refused { code: RefusalCode::ShuttingDown, .. },
+            ) => self.trouble(|breaker| breaker.unreachable(sent, boottime())),
+            // It said nothing of the master.
+            Err(CallError::Busy { .. }) => {}
+            _ => self.answered(),
+        }
+    }
+
+    fn trouble(&self, note: impl FnOnce(&mut Breaker)) {
+        let mut breaker = self.lock();
+        note(&mut breaker);
+        self.troubled.store(true, Ordering::Relaxed);
+    }
+
+    fn answered(&self) {
+        if self.troubled.load(Ordering::Relaxed) {
+            let mut breaker = self.lock();
+            breaker.answered();
+            self.troubled.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Breaker> {
+        // No caller's code runs under the lock, so a poisoned breaker is still whole.
+        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Probes {
+    /// Looks at the probes, begins new ones where that is due; whether a master was reached.
+    fn reached(&mut self, pools: &MasterPools) -> bool {
+        let now = boottime();
+        self.sent.retain(|(_, probe)| probe.age(now) < PROBE_TIME_MAX);
+        if self.sent.is_empty() && now >= self.next {
+            self.next = now.plus(PAUSE);
+            self.sent = pools.probe();
+            // Twice: until there is a connection, and until there is an answer.
+            for _ in 0..2 {
+                if self.look(pools) {
+                    return true;
+                }
+                let left = GRACE.saturating_sub(boottime().since(now));
+                Probe::wait(self.sent.iter().map(|(_, probe)| probe), left);
+            }
+        }
+        self.look(pools)
+    }
+
+    fn look(&mut self, pools: &MasterPools) -> bool {
+        let mut alive = Vec::new();
+        self.sent.retain_mut(|(at, probe)| match probe.look() {
+            Seen::Alive => {
+                alive.push(*at);
+                false
+            }
+            Seen::Nothing => true,
+            Seen::Gone => false,
+        });
+        let leads =
+            |at: usize| pools.is_lone() || pools.leads(at, boottime().deadline_in(LEADS_TIME));
+        let leads = alive.into_iter().any(leads);
+        if leads {
+            // Others that are on their way would only be old by the next outage.
+            self.sent.clear();
+        }
+        leads
+    }
+}

@@ -1,0 +1,97 @@
+//! The breaker of clients: a master that does not answer costs one call its time, and is asked again as soon
+//! as it answers a probe.
+
+use crate::masters::{Master, Mood};
+use crate::toy::hello;
+use mooncrate_wire::clock::boottime;
+use mooncrate_wire::{CallError, MasterApi, MasterLink, MasterPools, Masters, PoolConfig};
+use std::time::Duration;
+
+/// Long enough that silence counts as such.
+const CALL_TIME: Duration = Duration::from_millis(1500);
+
+fn guarded(masters: &[&str]) -> MasterLink {
+    let masters: Masters = masters.join(",").parse().unwrap();
+    MasterLink::guarded(MasterPools::new(&masters, &hello(), &PoolConfig::default()))
+}
+
+fn ping(link: &MasterLink) -> Result<(), CallError> {
+    link.ping(boottime().deadline_in(CALL_TIME)).map(|_| ())
+}
+
+/// Many calls, none of which is sent: each would have 1.5 s.
+fn fails_at_once(link: &MasterLink) {
+    let began = boottime();
+    for _ in 0..500 {
+        let error = ping(link).unwrap_err();
+        assert!(matches!(error, CallError::Away { .. }), "{error}");
+    }
+    let time = boottime().since(began);
+    assert!(time < 10 * CALL_TIME, "500 calls took {time:?}");
+}
+
+fn comes_back(link: &MasterLink) {
+    let end = boottime().deadline_in(Duration::from_secs(20));
+    while let Err(error) = ping(link) {
+        assert!(!end.passed(boottime()), "{error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!((0..20).all(|_| ping(link).is_ok()));
+}
+
+#[test]
+fn a_dead_master_is_asked_again_when_it_is_back() {
+    let master = Master::start(Mood::Leads);
+    let at = master.at.clone();
+    let link = guarded(&[&at]);
+    ping(&link).unwrap();
+    drop(master);
+    let error = ping(&link).unwrap_err();
+    assert!(!matches!(error, CallError::Away { .. }), "{error}");
+    fails_at_once(&link);
+    let _again = Master::start_at(&at, Mood::Leads);
+    comes_back(&link);
+}
+
+#[test]
+fn a_stopped_master_is_asked_again_when_it_goes_on() {
+    let master = Master::start(Mood::Leads);
+    let link = guarded(&[&master.at]);
+    ping(&link).unwrap();
+    for _ in 0..2 {
+        master.becomes(Mood::Stopped);
+        let error = ping(&link).unwrap_err();
+        assert!(matches!(error, CallError::Deadline { .. }), "{error}");
+        fails_at_once(&link);
+        master.becomes(Mood::Leads);
+        comes_back(&link);
+    }
+}
+
+/// All are there, and none leads: each call used to look for a leader until its deadline.
+#[test]
+fn masters_without_a_leader_are_asked_again_when_one_leads() {
+    let masters = [Master::start(Mood::Follows(None)), Master::start(Mood::Follows(None))];
+    let link = guarded(&[&masters[0].at, &masters[1].at]);
+    let error = ping(&link).unwrap_err();
+    assert!(matches!(error, CallError::NotLeader { .. }), "{error}");
+    fails_at_once(&link);
+    masters[1].becomes(Mood::Leads);
+    comes_back(&link);
+}
+
+/// One short call without an answer proves nothing: a master that is busy for a moment is asked on.
+#[test]
+fn a_moment_of_silence_is_no_outage() {
+    let master = Master::start(Mood::Leads);
+    let link = guarded(&[&master.at]);
+    ping(&link).unwrap();
+    master.becomes(Mood::Stopped);
+    let late = link.ping(boottime().deadline_in(Duration::from_millis(20)));
+    assert!(matches!(late, Err(CallError::Deadline { .. })));
+    master.becomes(Mood::Leads);
+    // The handler that was stopped answers that it does not lead; the next call is heard.
+    let again = ping(&link);
+    assert!(!matches!(again, Err(CallError::Away { .. })), "{again:?}");
+    comes_back(&link);
+}
