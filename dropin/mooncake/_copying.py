@@ -182,11 +182,19 @@ class CopyingCalls(StoreBase):
     # ---- lookups -------------------------------------------------------------------------------
 
     def is_exist(self, key: Key) -> int:
-        """1 if the key has a value, 0 if not, or a negative code."""
+        """1 if the key has a value, 0 if not, or if that cannot be known now.
+
+        Never a code: LMCache takes every answer but 0 for a hit, and a hit that cannot be read costs an
+        engine more than a miss.
+        """
         return self.batch_is_exist([key])[0]
 
     def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
         """The same for many keys."""
+        return [max(found, 0) for found in self._existence_codes(keys)]
+
+    def _existence_codes(self, keys: Sequence[Key]) -> list[int]:
+        """The same for callers that tell "no" and "nobody knows" apart: that is a negative code."""
         keys = key_list(keys)
         live = self._connected()
         if live is None:

@@ -8,7 +8,7 @@ from typing import Any
 import mooncrate
 
 from ._base import Key, key_list
-from ._codes import INTERNAL_ERROR, INVALID_PARAMS, OK, log
+from ._codes import INVALID_PARAMS, OK, log
 from ._settings import DEFAULT_BYTES, DEFAULT_MASTER, Refused, Settings, text, whole
 from .store import MooncakeDistributedStore
 
@@ -71,6 +71,5 @@ class PreviewStore(MooncakeDistributedStore):
         return value
 
     def isExist(self, key: Key) -> int:  # noqa: N802  (the name is the old one)
-        """1 if the key has a value, 0 if not, -1 if nobody knows."""
-        found = self.is_exist(key)
-        return found if found >= 0 else INTERNAL_ERROR
+        """1 if the key has a value, 0 if not, or if that cannot be known now."""
+        return self.is_exist(key)

@@ -161,12 +161,12 @@ class MooncakeStoreService:
         if value:
             return 200, value
         # An empty answer is a miss or a failure, and only the master can tell which.
-        if store.is_exist(key) == 0:
+        if store._existence_codes([key])[0] == 0:
             return _error(404, "Key not found")
         return _error(500, "GET operation failed")
 
     def exist(self, key: str) -> Answer:
-        found = self._live().is_exist(key)
+        (found,) = self._live()._existence_codes([key])
         return _error(500, "Exist check failed") if found < 0 else (200, {"exists": found > 0})
 
     def remove(self, key: str) -> Answer:

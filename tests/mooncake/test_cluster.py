@@ -1,6 +1,8 @@
 """Stores in trouble: owners that go, pools that are full, masters that die, many threads."""
 
 import hashlib
+import os
+import signal
 import threading
 import time
 
@@ -126,7 +128,6 @@ def test_a_master_that_dies_and_comes_back(make_store, own_master):
     two = ["a", "b"]
     gone = {
         "put": store.put("a", b"x"),
-        "is_exist": store.is_exist("a"),
         "get_size": store.get_size("a"),
         "remove": store.remove("a"),
         "remove_all": store.remove_all(),
@@ -136,11 +137,12 @@ def test_a_master_that_dies_and_comes_back(make_store, own_master):
         "get_into": store.get_into("a", place.ptr, 4),
     }
     assert set(gone.values()) == {-900}, gone
-    assert store.batch_is_exist(two) == [-900, -900]
+    # LMCache takes every answer but 0 for a hit.
+    assert store.is_exist("a") == 0 and store.batch_is_exist(two) == [0, 0]
     assert store.batch_put_from(two, [place.ptr] * 2, [4, 4]) == [-900, -900]
     assert store.batch_get_into(two, [place.ptr] * 2, [4, 4]) == [-900, -900]
     assert store.batch_remove(two) == [-900, -900]
-    assert store.get("before") == b"" and store.get_batch(two) == [b"", b""]
+    assert store.get_batch(two) == [b"", b""]
     assert store.get_buffer("a") is None and store.batch_get_replica_desc(two) == {}
     assert store.health_check() == 2
     taken = time.monotonic() - began
@@ -149,6 +151,56 @@ def test_a_master_that_dies_and_comes_back(make_store, own_master):
     until(lambda: store.put("after", b"value") == 0)
     assert store.get("after") == b"value"
     assert taken < PATIENCE
+
+
+# How the master goes away, and comes back.
+OUTAGES = {
+    "dead": (lambda master: master.kill(), lambda master: master.start()),
+    "stopped": (
+        lambda master: master.process.send_signal(signal.SIGSTOP),
+        lambda master: master.process.send_signal(signal.SIGCONT),
+    ),
+}
+
+
+@pytest.mark.check(50)
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_an_outage_of_the_master_costs_an_engine_one_call(make_store, own_master, outage):
+    """One call learns it; later ones, hundreds of them, fail at once, and what is known is still read."""
+    away, back = OUTAGES[outage]
+    store, owner = make_store(segment=0, master=own_master), make_store(master=own_master)
+    value, place = os.urandom(100_000), memory(100_000)
+    assert store.put("known", value) == 0 and store.get("known") == value
+    assert owner.put("other", b"x") == 0
+    away(own_master)
+    gone = time.monotonic()
+    try:
+        # LMCache takes every answer but 0 for a hit.
+        assert store.is_exist("known") == 0
+        # The owner may serve for 10 s after its last heartbeat; nobody can have removed the value.
+        read = (
+            store.get("known") == value,
+            store.get_into("known", place.ptr, 100_000) == 100_000 and bytes(place) == value,
+            store.get_batch(["known", "unknown"]) == [value, b""],
+        )
+        assert all(read) or time.monotonic() - gone > 8, read
+        began = time.monotonic()
+        for n in range(100):
+            assert store.is_exist(f"key {n}") == 0
+            assert store.put(f"key {n}", b"x") < 0
+            assert store.get(f"key {n}") == b""
+            assert store.get_size(f"key {n}") < 0
+            assert store.batch_is_exist(["known", f"key {n}"]) == [0, 0]
+        taken = time.monotonic() - began
+        # Each call used to wait anew: 500 of them for 1,000 s at the least.
+        assert taken < PATIENCE / 2, taken
+        assert store.health_check() == 2
+    finally:
+        back(own_master)
+    until(lambda: store.health_check() == 0)
+    until(lambda: store.is_exist("known") == 1)
+    until(lambda: store.put("after", b"value") == 0)
+    assert store.get("after") == b"value" and store.get("known") == value
 
 
 @pytest.mark.check(50)

@@ -27,7 +27,7 @@ def test_the_example_of_the_preview(old):
     assert old.remove("preview/kv") != 0, "it was just read"
     assert old.remove_all(force=True) >= 1
     assert old.close() == 0
-    assert old.isExist("preview/kv") == -1
+    assert old.isExist("preview/kv") == 0
     with pytest.raises(RuntimeError, match="setup"):
         old.get("preview/kv")
 
