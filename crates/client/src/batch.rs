@@ -12,7 +12,8 @@ use mooncrate_core::key;
 use mooncrate_core::plan::{Located, Locator, Medium, PutConfig};
 use mooncrate_core::time::Deadline;
 use mooncrate_lock::Mutex;
-use mooncrate_transfer::{Path, Read};
+use mooncrate_transfer::{Path, Read, TransferError};
+use mooncrate_wire::DataError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -301,6 +302,14 @@ impl Client {
             let silence = errors.clone().find(|error| error.silence().is_some());
             self.owners.note(&group.first, silence.or(errors.clone().next()));
         }
+        let corrupt = |read: &&mut Read<'_>| {
+            matches!(read.result, Err(TransferError::Data(DataError::Corrupt)))
+        };
+        for read in reads.iter_mut().filter(corrupt) {
+            self.counters.at(read.locator.slot.0.into()).corrupt.one();
+            // Whatever comes of it: the value is read elsewhere, or alone.
+            let _ = self.doubt(&*transport, &read.locator, deadline);
+        }
         Some(transport.path())
     }
 
@@ -309,7 +318,7 @@ impl Client {
         let deadline = self.deadline();
         self.find(key, deadline, |located| {
             let first = located.replicas.first();
-            let locator = first.ok_or(mooncrate_transfer::TransferError::NoRoute)?;
+            let locator = first.ok_or(TransferError::NoRoute)?;
             Ok(self.engine.transport(locator, deadline)?.path())
         })
     }

@@ -325,7 +325,13 @@ impl Client {
             let tried = way.and_then(|transport| {
                 let path = transport.path();
                 waits = asks || path.waits(locator);
-                Ok((attempt(&*transport, locator, deadline)?, Source { path, copy, disk }))
+                let mut read = attempt(&*transport, locator, deadline);
+                if let Err(TransferError::Data(DataError::Corrupt)) = read {
+                    self.counters.at(located.object.sequence).corrupt.one();
+                    self.doubt(&*transport, locator, deadline)?;
+                    read = attempt(&*transport, locator, deadline);
+                }
+                Ok((read?, Source { path, copy, disk }))
             });
             if waits {
                 self.owners.note(locator, tried.as_ref().err());
@@ -335,10 +341,33 @@ impl Client {
                     self.prefer(key, located, first, first + copy);
                     return Ok(done);
                 }
-                Err(error) => last = self.note(located, error),
+                Err(error) => last = error,
             }
         }
         Err(last)
+    }
+
+    /// A copy did not add up here: its owner looks at it. Ok: it is good there, so the bytes went bad
+    /// on their way, and another read may fare better. Otherwise why not to read there again: stale, if
+    /// the owner has retired it, so that the master is asked for another copy and says so if there is
+    /// none.
+    pub(crate) fn doubt(
+        &self,
+        transport: &dyn Transport,
+        locator: &Locator,
+        deadline: Deadline,
+    ) -> Result<(), TransferError> {
+        if locator.segment.medium() == Medium::Ssd {
+            // Its owner has verified what it loaded, and retires what is bad without being told.
+            return Err(DataError::Corrupt.into());
+        }
+        match transport.verify(locator, deadline) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(DataError::Stale.into()),
+            Err(error) if error.is_stale() => Err(error),
+            // Nobody could look.
+            Err(_) => Err(DataError::Corrupt.into()),
+        }
     }
 
     /// The way to an owner. Who has somewhere else to go gives up when the owner is silent; but a disk may take
@@ -404,14 +433,6 @@ impl Client {
         let located = Arc::new(located);
         self.cache.insert(hash, key, Arc::clone(&located));
         located
-    }
-
-    /// Counts an error on its way.
-    fn note(&self, located: &Located, error: TransferError) -> TransferError {
-        if matches!(error, TransferError::Data(DataError::Corrupt)) {
-            self.counters.at(located.object.sequence).corrupt.one();
-        }
-        error
     }
 
     fn locate(&self, key: &[u8], deadline: Deadline) -> Result<Option<Arc<Located>>, Error> {

@@ -59,11 +59,15 @@ pub enum Canary {
     LedgerNotStruck = 26,
     /// 27: a remove is answered when the owner of a disk has hidden the record, before it is gone.
     HiddenCountsAsGone = 27,
+    /// 28: an owner that is told of a bad replica says that it is good.
+    BadCopyKept = 28,
+    /// 29: the death of a node is confirmed while its memory can still be read.
+    DeadButReadable = 29,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 28] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
@@ -90,6 +94,8 @@ impl Canary {
         Self::DiskBelievedTooLong,
         Self::LedgerNotStruck,
         Self::HiddenCountsAsGone,
+        Self::BadCopyKept,
+        Self::DeadButReadable,
     ];
 
     /// Its number in the table of `docs/testing.md`.

@@ -422,7 +422,8 @@ pub enum Action {
     Abort,
 }
 
-/// What became of an order. `Freed` also comes unasked, when a range leaves its wait later.
+/// What became of an order. `Freed` also comes unasked, when a range leaves its wait later, and `Bad`
+/// always does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderResult {
     /// The life is over; the slot now stands at `next`, and the range may be handed out.
@@ -434,6 +435,10 @@ pub enum OrderResult {
     Pinned,
     /// No new reader or writer can enter; `Freed` follows later.
     Waiting,
+    /// Comes unasked: the owner has summed the replica, and its bytes are not those that were sealed
+    /// (G15). No new reader can enter. The slot stays so until the master orders its end, because only
+    /// the master knows which leases are out.
+    Bad,
 }
 
 /// An order's answer, or news of a slot, from an owner.

@@ -141,6 +141,7 @@ fn counters_json(counters: &Counters) -> Value {
         "disk_dropped": counters.disk_dropped,
         "ledger_struck": counters.ledger_struck,
         "late_dropped": counters.late_dropped,
+        "bad_replicas": counters.bad_replicas,
     })
 }
 

@@ -95,6 +95,10 @@ impl Master {
         let current = mounts.iter().filter(|(id, mount)| mind.catalog.mounts(*id, *mount));
         let segments: Vec<SegmentId> = current.map(|(id, _)| *id).collect();
         mind.catalog.unmount(boottime(), node, &segments);
+        for (segment, incarnation) in mounts {
+            // The next start of the node may have come before the word that this one is dead.
+            mind.catalog.unreadable(boottime(), *segment, *incarnation);
+        }
         let gone = !mind.catalog.knows(node);
         if gone {
             mind.directory.nodes.remove(&node);

@@ -196,6 +196,11 @@ fn disks(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
             "Values of disks that were away and that are not true any more.",
             counters.ledger_struck,
         ),
+        (
+            "mooncrate_master_bad_replicas",
+            "Replicas in memory that their owners found bad and retired.",
+            counters.bad_replicas,
+        ),
     ] {
         page.one(name, help, &Shown::Count(value))?;
     }

@@ -13,7 +13,7 @@ use mooncrate_core::{
     Extent, Generation, Incarnation, LeaderEpoch, Locator, Now, ObjectId, PutToken, SegmentId, Slot,
 };
 use mooncrate_mem::clock::boottime;
-use mooncrate_mem::{Access, BeginWrite, LabelHash, Mapping, Segment, SegmentSpec, crc};
+use mooncrate_mem::{BeginWrite, LabelHash, Mapping, Segment, SegmentSpec, crc};
 use std::hint::black_box;
 
 /// Larger than the private caches; sources and targets are taken from it in turn.
@@ -72,7 +72,7 @@ fn hot_gets(len: u64) -> Result<(f64, f64), Box<dyn std::error::Error>> {
     let owner = Segment::create(spec)?;
     owner.set_serve_until(Now(u64::MAX));
     let (headers, payload) = owner.fds().expect("it is shared");
-    let mapping = Mapping::new(headers, payload, spec.identity(), Access::ReadOnly)?;
+    let mapping = Mapping::new(headers, payload, None, spec.identity())?;
     let extent = Extent::new(0, extent_bytes(len)).expect("it is short");
     let locator = Locator {
         segment,

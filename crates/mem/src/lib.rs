@@ -8,7 +8,8 @@
 //!      │    ── execute, tick, announce                 │
 //!      ▼                                               ▼
 //!   Table: preamble, headers ◄── memfd, read-only ── Table      word: the control word, atomically
-//!   Region: payload          ◄── memfd ────────────  Region     crc, sums: copies that add up
+//!   Region: payload          ◄── memfd, read-only ── Region     crc, sums: copies that add up
+//!                            ◄── memfd of one put ── Window     life: whether the owner is dead
 //! ```
 //!
 //! ```
@@ -64,6 +65,8 @@ pub mod clock;
 #[cfg(not(loom))]
 pub mod crc;
 #[cfg(not(loom))]
+pub mod life;
+#[cfg(not(loom))]
 pub mod mapping;
 #[cfg(not(loom))]
 pub mod read;
@@ -75,10 +78,13 @@ pub mod segment;
 pub mod sums;
 #[cfg(not(loom))]
 pub mod table;
+#[cfg(not(loom))]
+mod window;
 pub mod word;
 
 #[cfg(not(loom))]
 pub use {
+    life::Life,
     mapping::{Mapping, StoreError},
     read::{OneSided, ReadError, Reading},
     region::{Access, Backing, Pages, Region},

@@ -1,13 +1,16 @@
-//! A client's view of a segment that a node of the same machine owns: two memfds, the header table
-//! read-only for ever, the payload read-only or, for direct puts, writable.
+//! A client's view of a segment that a node of the same machine owns: two memfds, both mapped
+//! read-only. A direct put maps the pages of its own extent for writing, for as long as it stores.
 //!
 //! What must stay true: a mapping never pins and never changes a header, so a client that dies
-//! leaves nothing behind (R3, R4); it never forms a slice of bytes that nobody pinned.
+//! leaves nothing behind (R3, R4); it never forms a slice of bytes that nobody pinned; a store of a
+//! client that lost its way hits no page but those of a put that is under way.
 
+use crate::life::Life;
 use crate::read::{OneSided, ReadError, check_extent};
-use crate::region::{Access, Region};
+use crate::region::{Access, Region, file_page_bytes};
 use crate::sums::copy_value;
 use crate::table::{Identity, Table};
+use crate::window::Window;
 use crate::word::before_first_byte;
 use mooncrate_core::{Locator, Now, ReplicaState, Seal};
 use std::io;
@@ -19,10 +22,14 @@ pub struct Mapping {
     identity: Identity,
     table: Table,
     payload: Region,
+    /// Bytes of its pages.
+    page: u64,
+    /// Says whether the owner is known to be dead; `None`: it has nobody who would know.
+    life: Option<Life>,
 }
 
 /// Why a value was not stored directly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The slot is not being written in this life: never begun, or aborted.
     #[error("the slot is not open for writing in this life; start the put again")]
@@ -30,24 +37,27 @@ pub enum StoreError {
     /// The locator reaches outside of the segment, or does not fit the value.
     #[error("the locator reaches outside of the segment or does not fit the value")]
     OutOfBounds,
-    /// The payload was mapped for reading.
-    #[error("the segment was mapped for reading only")]
-    ReadOnly,
+    /// The pages of the extent could not be mapped for writing.
+    #[error("the owner's memory cannot be mapped for writing: {0}")]
+    Map(io::Error),
 }
 
 impl Mapping {
-    /// Maps the two files of a segment, and checks that they are what the owner said.
+    /// Maps the two files of a segment, and checks that they are what the owner said. With `life`, reads
+    /// end when the owner is known to be dead.
     pub fn new(
         headers: BorrowedFd<'_>,
         payload: BorrowedFd<'_>,
+        life: Option<BorrowedFd<'_>>,
         identity: Identity,
-        access: Access,
     ) -> io::Result<Self> {
         let bytes = usize::try_from(identity.bytes).map_err(io::Error::other)?;
         let headers = Region::map(headers, identity.table_bytes(), Access::ReadOnly)?;
         let table = Table::open(headers, &identity)?;
-        let payload = Region::map(payload, bytes, access)?;
-        Ok(Self { identity, table, payload })
+        let page = file_page_bytes(payload)?;
+        let payload = Region::map(payload, bytes, Access::ReadOnly)?;
+        let life = life.map(Life::watch).transpose()?;
+        Ok(Self { identity, table, payload, page, life })
     }
 
     /// What is mapped.
@@ -57,12 +67,12 @@ impl Mapping {
 
     /// Until when the owner may serve.
     pub fn serve_until(&self) -> Now {
-        self.table.serve_until()
+        self.one_sided().serve_until()
     }
 
     /// The steps of an unpinned read.
     pub fn one_sided(&self) -> OneSided<'_> {
-        OneSided::new(&self.table, Some(&self.payload))
+        OneSided::new(&self.table, Some(&self.payload)).watching(self.life.as_ref())
     }
 
     /// Reads a whole value of `target.len()` bytes (R3). After an error the target holds rubbish.
@@ -91,14 +101,16 @@ impl Mapping {
         self.one_sided().read_part_into(locator, sealed, start, target, clock)
     }
 
-    /// Stores a value straight into its extent, after the owner accepted the put; the owner publishes
-    /// it afterwards under the seal returned here.
-    pub fn write_value(&self, locator: &Locator, value: &[u8]) -> Result<Seal, StoreError> {
-        if self.payload.access() == Access::ReadOnly {
-            return Err(StoreError::ReadOnly);
-        }
+    /// Stores a value straight into its extent, after the owner accepted the put and handed over its
+    /// memory as `writable`; the owner publishes it afterwards under the seal returned here.
+    pub fn write_value(
+        &self,
+        writable: BorrowedFd<'_>,
+        locator: &Locator,
+        value: &[u8],
+    ) -> Result<Seal, StoreError> {
         self.check_mount(locator).map_err(|_| StoreError::Stale)?;
-        let target = check_extent(&self.payload, locator.extent, value.len() as u64)
+        check_extent(&self.payload, locator.extent, value.len() as u64)
             .map_err(|_| StoreError::OutOfBounds)?;
         // No proof, since the put may be aborted right after; it keeps honest mistakes out. What
         // protects the range is the owner's quarantine (R7).
@@ -106,10 +118,11 @@ impl Mapping {
         if word.generation() != locator.generation || word.state() != ReplicaState::Writing {
             return Err(StoreError::Stale);
         }
+        let window = Window::map(writable, locator.extent, self.page).map_err(StoreError::Map)?;
         before_first_byte();
-        // SAFETY: the extent lies inside of the payload and was made for a value of this length. The
-        // owner keeps it for this put until we hang up, so nobody else stores here.
-        Ok(unsafe { copy_value(target, value) })
+        // SAFETY: the extent lies inside of the payload, was made for a value of this length, and is
+        // mapped as a whole. The owner keeps it for this put until we hang up, so nobody else stores here.
+        Ok(unsafe { copy_value(window.first_byte(), value) })
     }
 
     /// The bytes of a value that the owner pinned for us (R4).

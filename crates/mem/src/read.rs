@@ -10,6 +10,7 @@
 //! after the last byte was copied.
 
 use crate::crc::Crc;
+use crate::life::Life;
 use crate::region::{OutOfBounds, Region};
 use crate::sums;
 use crate::table::Table;
@@ -109,11 +110,17 @@ pub struct OneSided<'a> {
     table: &'a Table,
     /// `None`: the bytes are not in memory.
     payload: Option<&'a Region>,
+    life: Option<&'a Life>,
 }
 
 impl<'a> OneSided<'a> {
     pub(crate) fn new(table: &'a Table, payload: Option<&'a Region>) -> Self {
-        Self { table, payload }
+        Self { table, payload, life: None }
+    }
+
+    /// The same; nothing is served once the owner is known to be dead.
+    pub(crate) fn watching(self, life: Option<&'a Life>) -> Self {
+        Self { life, ..self }
     }
 
     /// First step: the word of a slot.
@@ -141,7 +148,7 @@ impl<'a> OneSided<'a> {
 
     /// Fourth step: until when the owner may serve. The clock is read after this.
     pub fn serve_until(&self) -> Now {
-        self.table.serve_until()
+        if self.life.is_some_and(Life::is_over) { Now(0) } else { self.table.serve_until() }
     }
 
     /// The whole read: fills `target` with the value, or says why not.
@@ -190,7 +197,7 @@ impl<'a> OneSided<'a> {
         }
         let sealed = copy();
         let after = word.load_again(before);
-        let serve_until = self.table.serve_until();
+        let serve_until = self.serve_until();
         let reading = Reading { before, after, serve_until, now: clock(), sealed };
         judge(locator.generation, &reading)
     }

@@ -6,10 +6,10 @@
 //! fault. Pages that nobody touches cost nothing.
 
 use mooncrate_core::Extent;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -148,6 +148,15 @@ impl Region {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
+    /// The same memory, for processes that may only read it: no writable mapping can be made of this
+    /// descriptor.
+    pub fn read_only_fd(&self) -> io::Result<Option<OwnedFd>> {
+        let Some(fd) = &self.fd else { return Ok(None) };
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(Some(rustix::fs::open(path, flags, Mode::empty())?))
+    }
+
     /// The first byte of an extent that lies inside.
     pub fn check(&self, extent: Extent) -> Result<NonNull<u8>, OutOfBounds> {
         if !extent.fits(self.len()) {
@@ -192,6 +201,9 @@ impl Region {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags;
         let fd = rustix::fs::memfd_create(name, flags)?;
         rustix::fs::ftruncate(&fd, mapped as u64)?;
+        // A memfd is open to everybody who finds it below /proc; other users shall have what they are
+        // handed, and no more.
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
         let base = map_shared(&fd, mapped, ProtFlags::READ | ProtFlags::WRITE)?;
         let access = Access::ReadWrite;
@@ -232,6 +244,16 @@ fn round_up(len: usize, page: usize) -> io::Result<usize> {
         return Err(invalid("a region has at least one byte".into()));
     }
     len.checked_next_multiple_of(page).ok_or_else(|| invalid(format!("{len} bytes are too many")))
+}
+
+/// Bytes of a page of this memfd: parts of it are mapped by whole ones.
+pub(crate) fn file_page_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    /// What the kernel calls a file system of huge pages.
+    const HUGETLBFS: u64 = 0x9584_58f6;
+    let about = rustix::fs::fstatfs(fd)?;
+    #[expect(clippy::cast_sign_loss, reason = "both are positive, whatever their types")]
+    let (kind, block) = (about.f_type as u64, about.f_bsize as u64);
+    Ok(if kind & 0xffff_ffff == HUGETLBFS { block } else { page_bytes() as u64 })
 }
 
 fn page_bytes() -> usize {

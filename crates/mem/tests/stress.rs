@@ -13,7 +13,7 @@ use mooncrate_core::{
 };
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{
-    Access, BeginWrite, LabelHash, Mapping, ReadError, Segment, SegmentError, SegmentSpec,
+    BeginWrite, LabelHash, Mapping, ReadError, Segment, SegmentError, SegmentSpec,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -191,7 +191,7 @@ fn readers_get_the_object_or_a_miss() {
     let segment = Segment::create(spec).unwrap();
     segment.set_serve_until(Now(u64::MAX));
     let (headers, payload) = segment.fds().unwrap();
-    let mapping = Mapping::new(headers, payload, spec.identity(), Access::ReadOnly).unwrap();
+    let mapping = Mapping::new(headers, payload, None, spec.identity()).unwrap();
     let shared = Shared {
         segment: Arc::clone(&segment),
         index: Default::default(),

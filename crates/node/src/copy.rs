@@ -9,15 +9,15 @@
 
 use crate::duty::Node;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
-use mooncrate_core::plan::Locator;
+use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Generation, Incarnation, SegmentId, Slot};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{BeginWrite, LabelHash, WriteGuard};
 use mooncrate_transfer::{Engine, Read, TransferError};
-use mooncrate_wire::HangUp;
 use mooncrate_wire::message::NodeCommand;
+use mooncrate_wire::{DataError, HangUp};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -271,10 +271,17 @@ impl Node {
         let mut reads = [Read::new(*source, order.len, order.seal, into)];
         transport.read(&mut reads, deadline);
         let [read] = reads;
-        if read.result.is_err() {
+        let result = read.result;
+        if let (Err(TransferError::Data(DataError::Corrupt)), Medium::Dram | Medium::Vram) =
+            (&result, source.segment.medium())
+        {
+            // Its owner looks at it, and retires it if it is bad; the copy goes on with the next source.
+            let _ = transport.verify(source, deadline);
+        }
+        if result.is_err() {
             self.copier().engine.forget(source.segment);
         }
-        read.result
+        result
     }
 }
 

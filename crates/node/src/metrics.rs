@@ -171,8 +171,10 @@ fn standing(page: &mut Page<'_>, node: &Node) -> fmt::Result {
 
 fn slots(page: &mut Page<'_>, node: &Node) -> fmt::Result {
     let mut rows = Vec::new();
+    let mut found_bad = 0;
     for segment in node.segments().all() {
-        let SegmentStats { writing, ready, retiring, failed, .. } = segment.stats();
+        let SegmentStats { writing, ready, retiring, failed, bad, .. } = segment.stats();
+        found_bad += bad;
         let states =
             [("writing", writing), ("ready", ready), ("retiring", retiring), ("failed", failed)];
         for (state, count) in states {
@@ -181,6 +183,11 @@ fn slots(page: &mut Page<'_>, node: &Node) -> fmt::Result {
             rows.push((labels, Shown::level(count)));
         }
     }
+    page.one(
+        "mooncrate_node_bad_replicas",
+        "Replicas in memory whose bytes were found not to be those that were sealed.",
+        &Shown::Count(found_bad),
+    )?;
     page.many("mooncrate_node_slots", "Slots of a segment, by state.", &rows)
 }
 

@@ -144,8 +144,8 @@ impl World {
                 finale.why = agreed.err();
                 LOOK
             }
-            // What is known must be found; unless nobody promised its bits.
-            Stage::Next(Act::Find) if self.ctx.swarm.load.flips || !self.known(finale.key) => {
+            // What is known must be found. If its bits have flipped it is found out, and not known any more.
+            Stage::Next(Act::Find) if !self.known(finale.key) => {
                 finale.stage = Stage::Next(Act::Clear);
                 0
             }

@@ -106,8 +106,9 @@ impl Ctx {
         }
     }
 
-    /// The owner of a disk has evicted or lost a record: what has no other copy may vanish.
-    pub fn gone_from_disk(&mut self, now: Now, catalog: &Catalog, notice: &Notice) {
+    /// The owner of a disk has evicted or lost a record, or one of memory has found a replica bad: what
+    /// has no other copy may vanish.
+    pub fn gone_from_owner(&mut self, now: Now, catalog: &Catalog, notice: &Notice) {
         let mount = (notice.segment, notice.incarnation);
         for key in self.ledger.keys_at(mount, notice.slot, notice.generation) {
             self.may_vanish(now, catalog, key);

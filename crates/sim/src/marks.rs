@@ -126,6 +126,14 @@ marks! {
     OldMountOrdered = "old_mount_ordered",
     /// A flipped bit was noticed.
     ChecksumReject = "checksum_reject",
+    /// An owner found a replica bad and retired it.
+    BadRetired = "bad_retired",
+    /// A leader dropped a replica that its owner had found bad.
+    BadDropped = "bad_dropped",
+    /// A guard confirmed the death of its node, and the leader let it go.
+    DeathConfirmed = "death_confirmed",
+    /// A guard confirmed the death of a node whose next process had mounted already.
+    DeathConfirmedLate = "death_confirmed_late",
     /// A leader that had been replaced still planned a put.
     ZombiePlan = "zombie_plan",
     /// A leader noticed that its time was over and refused a call.

@@ -262,10 +262,18 @@ impl Master {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
                 // A late farewell must not end a later mount of the same segment.
-                let still = |(id, mount): &(SegmentId, Incarnation)| catalog.mounts(*id, *mount);
-                let segments: Vec<SegmentId> =
-                    segments.into_iter().filter(still).map(|(id, _)| id).collect();
-                catalog.unmount(now, crate::node::id(node), &segments);
+                let still = |(id, mount): &&(SegmentId, Incarnation)| catalog.mounts(*id, *mount);
+                let current: Vec<SegmentId> =
+                    segments.iter().filter(still).map(|(id, _)| *id).collect();
+                catalog.unmount(now, crate::node::id(node), &current);
+                ctx.mark(if current.is_empty() {
+                    Mark::DeathConfirmedLate
+                } else {
+                    Mark::DeathConfirmed
+                });
+                for (segment, incarnation) in segments {
+                    catalog.unreadable(now, segment, incarnation);
+                }
                 ctx.say(|| format!("master {} lets n{node} go", self.ix));
             }
             ToMaster::Copied { list } => {
@@ -281,8 +289,8 @@ impl Master {
                 let catalog = self.catalog.as_mut().expect("checked above");
                 for notice in &list {
                     catalog.notice(now, notice);
-                    if notice.segment.medium() == Medium::Ssd {
-                        ctx.gone_from_disk(now, catalog, notice);
+                    if notice.segment.medium() == Medium::Ssd || notice.result == OrderResult::Bad {
+                        ctx.gone_from_owner(now, catalog, notice);
                     }
                     if let OrderResult::Freed { .. } = notice.result {
                         ctx.ledger.freed(notice);
@@ -529,6 +537,7 @@ impl Master {
         marks.hit_times(Mark::LateDropped, now.late_dropped - before.late_dropped);
         marks.hit_times(Mark::DiskLedgerStruck, now.ledger_struck - before.ledger_struck);
         marks.hit_times(Mark::DiskDroppedUnknown, now.disk_dropped - before.disk_dropped);
+        marks.hit_times(Mark::BadDropped, now.bad_replicas - before.bad_replicas);
         self.counted = now;
     }
 }

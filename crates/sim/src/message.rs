@@ -377,6 +377,11 @@ pub enum ToNode {
         /// What.
         locator: Locator,
     },
+    /// A reader has found bytes that are not those that were sealed.
+    Verify {
+        /// Where.
+        locator: Locator,
+    },
     /// A client wants to map a segment.
     Attach {
         /// On which connection.
@@ -536,6 +541,8 @@ pub enum Event {
     Resume(Actor),
     /// A process starts again.
     Restart(Actor),
+    /// The guard of a dead node process: which node, which life of it, which attempt.
+    Guard(u8, u32, u8),
     /// A node with a disk is away for a while.
     Away,
     /// The operator looks after the drain.

@@ -230,6 +230,9 @@ impl World {
             Event::Stall(..) => {}
             Event::Resume(actor) => self.resume(actor),
             Event::Restart(actor) => self.restart(actor),
+            Event::Guard(node, boot, attempt) => {
+                self.nodes[usize::from(node)].guard(ctx, boot, attempt);
+            }
             Event::Operator => self.operate(),
             Event::Away => self.send_away(),
             Event::Audit => {
@@ -344,7 +347,9 @@ fn fingerprint(event: &Event) -> (u64, u64) {
                 ToNode::Read { locator, .. } | ToNode::Pin { locator, .. } => {
                     u64::from(locator.generation.0) << 32 | u64::from(locator.slot.0)
                 }
-                ToNode::Fetch { locator, .. } => u64::from(locator.slot.0),
+                ToNode::Fetch { locator, .. } | ToNode::Verify { locator } => {
+                    u64::from(locator.slot.0)
+                }
                 ToNode::Chunk { offset, .. } | ToNode::Fetched { offset, .. } => *offset,
                 _ => 0,
             };
@@ -378,6 +383,7 @@ fn fingerprint(event: &Event) -> (u64, u64) {
         Event::NodeCopy(job, turn) => (23, u64::from(job.number) << 8 | u64::from(*turn)),
         Event::Operator => (24, 0),
         Event::Away => (25, 0),
+        Event::Guard(node, _, attempt) => (26, u64::from(*attempt) << 8 | u64::from(*node)),
         Event::Stall(master, _) => (19, u64::from(*master)),
         Event::Resume(actor) => match actor {
             Actor::Master(at) => (20, u64::from(*at)),

@@ -125,7 +125,7 @@ impl From<StoreError> for TransferError {
         match error {
             StoreError::Stale => DataError::Stale.into(),
             StoreError::OutOfBounds => DataError::OutOfBounds.into(),
-            StoreError::ReadOnly => DataError::Unsupported.into(),
+            StoreError::Map(error) => Self::Map(error),
         }
     }
 }

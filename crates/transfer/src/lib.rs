@@ -162,6 +162,10 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
         deadline: Deadline,
     ) -> Result<Option<View>, TransferError>;
 
+    /// Asks the owner to sum a value in its memory that was read here and did not add up: whether the
+    /// bytes are those that were sealed. If not, the owner has retired the replica (G15).
+    fn verify(&self, locator: &Locator, deadline: Deadline) -> Result<bool, TransferError>;
+
     /// The same way for a caller with somewhere else to go: it gives up when nothing moves for `silence_max`,
     /// however much of its deadline is left.
     fn hasty(&self, silence_max: Duration) -> Arc<dyn Transport>;

@@ -119,6 +119,10 @@ impl Transport for Local {
         Ok(Some(View { bytes: ViewBytes::Local(pin) }))
     }
 
+    fn verify(&self, locator: &Locator, _deadline: Deadline) -> Result<bool, TransferError> {
+        Ok(in_memory(self.segments.find(locator)?)?.verify(boottime(), locator)?)
+    }
+
     fn hasty(&self, _silence_max: Duration) -> Arc<dyn Transport> {
         // Nobody else is asked.
         Arc::new(Self::new(Arc::clone(&self.segments)))

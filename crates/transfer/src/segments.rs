@@ -4,10 +4,10 @@ use crate::Stager;
 use mooncrate_core::plan::Locator;
 use mooncrate_core::{Incarnation, SegmentId};
 use mooncrate_lock::RwLock;
-use mooncrate_mem::Segment;
+use mooncrate_mem::{Life, Segment};
 use mooncrate_wire::DataError;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Segments of this process. A node fills it; servers and local readers look things up.
 #[derive(Debug, Default)]
@@ -16,6 +16,8 @@ pub struct Segments {
     /// Memory that no master knows: what is staged from disks.
     private: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
     stager: RwLock<Option<Arc<dyn Stager>>>,
+    /// Tells processes that map these segments whether this one is dead.
+    life: OnceLock<Arc<Life>>,
 }
 
 impl Segments {
@@ -42,6 +44,18 @@ impl Segments {
     /// Who loads from the disks of this process, if it has some.
     pub fn stager(&self) -> Option<Arc<dyn Stager>> {
         self.stager.read().clone()
+    }
+
+    /// Has somebody who will know when this process is dead, and say so in `life`. Once, before any
+    /// segment is shared: whoever maps one without it could read on.
+    pub fn set_life(&self, life: Arc<Life>) {
+        let first = self.life.set(life).is_ok();
+        debug_assert!(first, "a process has one life");
+    }
+
+    /// What tells whether this process is dead, if anything does.
+    pub fn life(&self) -> Option<&Arc<Life>> {
+        self.life.get()
     }
 
     /// Takes a segment out: nobody finds it any more.

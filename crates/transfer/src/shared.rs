@@ -14,7 +14,7 @@ use mooncrate_core::{Incarnation, PutToken, Seal, SegmentId};
 use mooncrate_lock::{Mutex, RwLock};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
-use mooncrate_mem::{Access, Identity, Mapping};
+use mooncrate_mem::{Identity, Mapping};
 use mooncrate_wire::message::{self, DataReply, DataRequest, PinId};
 use mooncrate_wire::pool::PooledLink;
 use mooncrate_wire::{
@@ -68,9 +68,10 @@ impl Shared {
             other => return Err(unexpected(&other)),
         };
         let fds = link.take_fds();
-        let [headers, payload] = &fds[..] else {
-            let missing = std::io::Error::other("the owner sent no descriptors");
-            return Err(TransferError::Map(missing));
+        let (headers, payload, life) = match &fds[..] {
+            [headers, payload] => (headers, payload, None),
+            [headers, payload, life] => (headers, payload, Some(life.as_fd())),
+            _ => return Err(no_descriptors()),
         };
         let identity = Identity {
             segment,
@@ -78,7 +79,7 @@ impl Shared {
             bytes: attached.bytes,
             slots: attached.slots,
         };
-        let mapping = Mapping::new(headers.as_fd(), payload.as_fd(), identity, Access::ReadWrite)
+        let mapping = Mapping::new(headers.as_fd(), payload.as_fd(), life, identity)
             .map_err(TransferError::Map)?;
         let mut mappings = self.mappings.write();
         // Earlier mounts of the segment are dead; views hold what they still need.
@@ -174,7 +175,9 @@ impl Transport for Shared {
         answer(&mut link, deadline)??;
         // From here on the owner books the range to this link: should we die, it hangs up, and only
         // then can the range be used again (R7).
-        let seal = mapping.write_value(&write.locator, value)?;
+        let fds = link.take_fds();
+        let writable = fds.first().ok_or_else(no_descriptors)?;
+        let seal = mapping.write_value(writable.as_fd(), &write.locator, value)?;
         let (locator, token) = (write.locator, write.token);
         Ok(Box::new(DirectWritten { link, locator, token, seal, signalled: false, deadline }))
     }
@@ -230,6 +233,10 @@ impl Transport for Shared {
         }
         pin.within = None;
         Ok(Some(View { bytes: ViewBytes::Shared(pin) }))
+    }
+
+    fn verify(&self, locator: &Locator, deadline: Deadline) -> Result<bool, TransferError> {
+        self.stream.verify(locator, deadline)
     }
 
     fn hasty(&self, silence_max: Duration) -> Arc<dyn Transport> {
@@ -353,6 +360,10 @@ fn forget_broken(pins: &Mutex<Option<Arc<PinLink>>>, link: &Arc<PinLink>) {
     if broken && pins.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, link)) {
         *pins = None;
     }
+}
+
+fn no_descriptors() -> TransferError {
+    TransferError::Map(std::io::Error::other("the owner sent no descriptors"))
 }
 
 fn unexpected(reply: &DataReply) -> TransferError {

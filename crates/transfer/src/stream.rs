@@ -292,6 +292,15 @@ impl Transport for Stream {
         Ok(None)
     }
 
+    fn verify(&self, locator: &Locator, deadline: Deadline) -> Result<bool, TransferError> {
+        let request = DataRequest::Verify(message::Verify { locator: *locator });
+        match self.link(deadline)?.call_data(&request, &[], deadline)? {
+            DataReply::Verify(answer) => Ok(answer?),
+            DataReply::Refuse(refusal) => Err(CallError::from(refusal).into()),
+            other => Err(CallError::from(DecodeError::Unexpected { kind: other.kind() }).into()),
+        }
+    }
+
     fn hasty(&self, silence_max: Duration) -> Arc<dyn Transport> {
         Arc::new(self.with_silence(silence_max))
     }

@@ -146,6 +146,8 @@ kinds! {
     Stage = 0x4a, "stage";
     /// What was staged was read.
     Release = 0x4b, "release";
+    /// Sum a replica that a reader found wrong.
+    Verify = 0x4c, "verify";
 }
 
 impl Kind {

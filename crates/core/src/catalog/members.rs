@@ -590,6 +590,18 @@ impl Catalog {
         self.forget_segments(node, segments);
     }
 
+    /// Nobody can read what an earlier mount left behind: its process is dead, and so is every mapping
+    /// of it. Keys that wait for its fence are free.
+    pub fn unreadable(&mut self, now: Now, segment: SegmentId, incarnation: Incarnation) {
+        for index in self.segments.indexes() {
+            let book = self.segments.book_mut(index);
+            let same = (book.offer.segment, book.offer.incarnation) == (segment, incarnation);
+            if let (true, Phase::Leaving { fenced_at, .. }) = (same, &mut book.phase) {
+                *fenced_at = now.min(*fenced_at);
+            }
+        }
+    }
+
     /// These segments belong to no member any more; a member without segments is none.
     fn forget_segments(&mut self, node: NodeId, segments: &[SegmentId]) {
         if let Some(member) = self.nodes.get_mut(&node) {

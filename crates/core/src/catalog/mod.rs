@@ -241,6 +241,8 @@ pub struct Counters {
     pub ledger_struck: u64,
     /// Values in memory whose node came back late and was told to drop them.
     pub late_dropped: u64,
+    /// Replicas in memory whose owners found that their bytes are not those that were sealed.
+    pub bad_replicas: u64,
 }
 
 /// The master's mind.

@@ -8,6 +8,7 @@ use crate::alloc::Allocation;
 use crate::canary::{self, Canary};
 use crate::extent::Extent;
 use crate::ids::{Generation, Slot};
+use crate::lease;
 use crate::plan::{Action, Notice, Order, OrderResult};
 use crate::time::Now;
 
@@ -53,6 +54,9 @@ impl Catalog {
             }
             (OrderResult::Waiting, None) if disk => {
                 self.hidden_by_owner(now, segment, notice.slot, notice.generation);
+            }
+            (OrderResult::Bad, None) if !disk => {
+                self.found_bad(now, segment, notice.slot, notice.generation);
             }
             _ => {}
         }
@@ -285,6 +289,46 @@ impl Catalog {
         } else if writing {
             // One replica of the put is lost, so the put is: its plan cannot be kept.
             self.abort_put(now, id);
+        }
+    }
+
+    /// The owner of a replica in memory found that its bytes are not those that were sealed (G15). Nobody
+    /// new can read it, so the key does not wait for its end: without another replica it is free at once,
+    /// with one it is made whole again. The range waits for leases, as ever.
+    fn found_bad(&mut self, now: Now, segment: SegmentIndex, slot: Slot, generation: Generation) {
+        let Some(&known) = self.segments.book(segment).slots.get(slot.0) else { return };
+        if known.generation != generation || known.entry == NOBODY {
+            return;
+        }
+        let id = known.entry;
+        self.counters.bad_replicas += 1;
+        if let Some(copy) = self.end_copy(now, segment, slot) {
+            self.copy_unsaved(&copy);
+            self.copy_failed(now);
+        }
+        let entry = self.objects.entry(id);
+        let part = entry.part(segment, slot);
+        let extent = entry.extent(&part);
+        let writing = entry.stage == Stage::Writing;
+        let (tenant, group) = (entry.tenant, entry.group());
+        let free_after_ms = lease::left_ms(now, entry.lease_end);
+        self.vacate(&part);
+        self.order(now, &part, extent, Action::Retire { free_after_ms }, None);
+        let stays = self.drop_part(now, id, segment, slot);
+        if writing {
+            // One replica of the put is lost, so the put is: its plan cannot be kept.
+            if stays {
+                self.abort_put(now, id)
+            } else {
+                self.close_put()
+            }
+            return;
+        }
+        let whole = |entry: &Entry| entry.complete(|part| part.state != PartState::Copying);
+        if self.objects.get(id).is_some_and(whole) {
+            self.repair_entry(now, id);
+        } else {
+            self.dissolve_group(tenant, group);
         }
     }
 

@@ -55,6 +55,15 @@ impl Catalog {
         self.repairs.next = (last < end).then_some(last);
     }
 
+    /// One object has lost a copy: it gets another one at once where that is possible, and from the next
+    /// walk where it is not. The walk itself would look at every object.
+    pub(super) fn repair_entry(&mut self, now: Now, id: EntryId) {
+        let rests = self.rebuild.is_some() || self.config.copies_max == 0;
+        if rests || self.repair_one(now, id).is_err() {
+            self.look_again_for_missing_copies(now);
+        }
+    }
+
     /// Nodes that have a copy of a stripe, in memory or on a disk, and whether some memory has. A node
     /// counts once: what is in its memory and on its disk goes with it. Not counted: what is evicted,
     /// what leaves, and what is on a segment that empties itself.

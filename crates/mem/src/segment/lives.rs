@@ -16,13 +16,21 @@ pub(super) struct Life {
     pub(super) free_after: Now,
     /// Whether the queue of retiring slots knows it.
     pub(super) queued: bool,
+    /// Found bad, and no master has ordered its end yet: until then that is told again and again.
+    pub(super) bad: bool,
     /// Canary 2: "freed" was said, but the generation was not bumped.
     pub(super) told_freed: bool,
 }
 
 impl Life {
     pub(super) fn new(label: &[u8]) -> Self {
-        Self { label: label.into(), free_after: Now(0), queued: false, told_freed: false }
+        Self {
+            label: label.into(),
+            free_after: Now(0),
+            queued: false,
+            bad: false,
+            told_freed: false,
+        }
     }
 }
 

@@ -18,6 +18,7 @@
 //! Deliberately absent: clocks (`now` is an argument), sockets, threads, and what a label means.
 
 mod announce;
+mod bad;
 mod error;
 mod kept;
 mod lives;
@@ -51,7 +52,7 @@ use mooncrate_core::{
 use mooncrate_lock::Mutex;
 use orders::Queue;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// What a segment is to be.
@@ -107,6 +108,8 @@ pub struct SegmentStats {
     pub high_water: u32,
     /// Notices that `tick` has not handed out yet.
     pub news: u64,
+    /// Values whose bytes were found not to be those that were sealed, since the segment was made.
+    pub bad: u64,
 }
 
 /// A run of bytes that this process offers, with its header table.
@@ -116,6 +119,8 @@ pub struct Segment {
     table: Table,
     /// `None`: the bytes lie elsewhere, on a disk.
     payload: Option<Region>,
+    /// The payload for those who only read it; `None`: not shared.
+    readers: Option<OwnedFd>,
     /// What headers cannot hold: labels, tokens, waiting times. One lock per slot.
     lives: Lives,
     front: Mutex<Front>,
@@ -125,6 +130,8 @@ pub struct Segment {
     queue: Mutex<Queue>,
     /// Lives that ended without an order, until `tick` tells.
     news: Mutex<Vec<Notice>>,
+    /// Values that were found bad; `stats` reads it.
+    bad: AtomicU64,
     /// Whether a range is zeroed between two lives.
     wipes: bool,
 }
@@ -167,19 +174,28 @@ impl Segment {
             (headers, Region::anonymous(bytes, pages)?)
         };
         let table = Table::create(headers, &identity);
-        Ok(Arc::new(Self::with(spec, table, Some(payload), wipes)))
+        let readers = payload.read_only_fd()?;
+        Ok(Arc::new(Self::with(spec, table, Some((payload, readers)), wipes)))
     }
 
-    fn with(spec: SegmentSpec, table: Table, payload: Option<Region>, wipes: bool) -> Self {
+    fn with(
+        spec: SegmentSpec,
+        table: Table,
+        payload: Option<(Region, Option<OwnedFd>)>,
+        wipes: bool,
+    ) -> Self {
+        let (payload, readers) = payload.unzip();
         Self {
             spec,
             table,
             payload,
+            readers: readers.flatten(),
             lives: Lives::new(spec.slots),
             front: Mutex::default(),
             counts: Default::default(),
             queue: Mutex::default(),
             news: Mutex::default(),
+            bad: AtomicU64::default(),
             wipes,
         }
     }
@@ -194,9 +210,15 @@ impl Segment {
         self.payload.as_ref().map_or(Backing::Small, Region::backing)
     }
 
-    /// Header table and payload, to be passed to processes of this machine; `None` if not shared.
+    /// Header table and payload, to be passed to processes of this machine that read; `None` if not
+    /// shared. Neither can be mapped for writing.
     pub fn fds(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
-        Some((self.table.region().fd()?, self.payload.as_ref()?.fd()?))
+        Some((self.table.region().fd()?, self.readers.as_ref()?.as_fd()))
+    }
+
+    /// The payload, to be passed to a process that has begun a put and stores into it directly.
+    pub fn writable_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.payload.as_ref()?.fd()
     }
 
     /// Where the payload lies in this process, and its bytes; for devices that prepare for memory.
@@ -247,6 +269,7 @@ impl Segment {
             failed: count(ReplicaState::Failed),
             high_water: self.front.lock().high_water,
             news: self.news.lock().len() as u64,
+            bad: self.bad.load(Ordering::Relaxed),
         }
     }
 

@@ -59,6 +59,10 @@ impl Segment {
             if self.load(slot).generation() != generation {
                 continue;
             }
+            if life.as_ref().is_some_and(|life| life.bad) {
+                news.push(self.tell_bad(now, slot, generation));
+                continue;
+            }
             if let Some(life) = life.as_mut() {
                 life.queued = false;
             }
@@ -177,6 +181,10 @@ impl Segment {
         if let Some(life) = life {
             // A second order never shortens what the first one promised.
             life.free_after = life.free_after.max(now.plus(wait));
+            if std::mem::take(&mut life.bad) {
+                // Its place in the queue was for telling.
+                life.queued = false;
+            }
         }
         self.free_or_wait(now, slot, generation, life)
     }

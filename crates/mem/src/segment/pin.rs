@@ -4,7 +4,7 @@
 
 use super::{Segment, SegmentError};
 use crate::read::{ReadError, check_part};
-use crate::sums;
+use crate::sums::{self, SliceSums};
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::header::Header;
 use mooncrate_core::seal::table;
@@ -151,12 +151,17 @@ impl PinGuard {
         if good { Ok(()) } else { Err(ReadError::Corrupt) }
     }
 
-    /// Whether the bytes still add up to the seal they were published under: for scrubbing.
+    /// Whether the bytes, and the sums of their slices behind them, are those that were published under
+    /// the seal: a reader of the whole value needs the one, a reader of a part needs both.
     pub fn verify(&self) -> Result<(), ReadError> {
         if self.segment.is_kept() {
             return Err(ReadError::OutOfBounds);
         }
-        let good = sums::seal_of(self.bytes()) == self.seal();
+        let mut sums = SliceSums::new();
+        sums.update(self.bytes());
+        let (seal, sums) = sums.finish();
+        let mut table = self.table_bytes().chunks_exact(8).zip(&sums);
+        let good = seal == self.seal() && table.all(|(entry, sum)| entry == sum.to_le_bytes());
         if good { Ok(()) } else { Err(ReadError::Corrupt) }
     }
 

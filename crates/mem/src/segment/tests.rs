@@ -2,13 +2,13 @@
 //! `tests/model.rs`, threads in `tests/stress.rs`.
 
 use super::*;
+use crate::life::Life;
 use crate::mapping::{Mapping, StoreError};
 use crate::read::ReadError;
-use crate::region::Access;
 use crate::sums::seal_of;
 use mooncrate_core::limits::{LEASE_MS_MAX, PINS_MAX, VALUE_BYTES_MAX};
 use mooncrate_core::plan::{Action, Order, OrderResult};
-use mooncrate_core::seal::extent_bytes;
+use mooncrate_core::seal::{extent_bytes, table};
 use mooncrate_core::{ObjectId, PutToken, Seal};
 
 const SEGMENT: SegmentId = SegmentId(5);
@@ -430,15 +430,15 @@ fn senseless_segments_are_refused() {
     assert!(segment(false).fds().is_none());
 }
 
-fn map(segment: &Segment, access: Access) -> Mapping {
+fn map(segment: &Segment) -> Mapping {
     let (headers, payload) = segment.fds().unwrap();
-    Mapping::new(headers, payload, segment.spec().identity(), access).unwrap()
+    Mapping::new(headers, payload, None, segment.spec().identity()).unwrap()
 }
 
 #[test]
 fn a_mapping_reads_what_the_owner_published() {
     let segment = segment(true);
-    let mapping = map(&segment, Access::ReadOnly);
+    let mapping = map(&segment);
     let value = value((2 << 20) + 3);
     let (at, seal) = put(&segment, 0, 0, &value);
     let mut copy = vec![0; value.len()];
@@ -481,28 +481,95 @@ fn a_mapping_reads_what_the_owner_published() {
 #[test]
 fn a_mapping_is_fenced_when_its_owner_goes() {
     let segment = segment(true);
-    let mapping = map(&segment, Access::ReadOnly);
+    let mapping = map(&segment);
     let (at, seal) = put(&segment, 0, 0, b"x");
     drop(segment);
     assert_eq!(mapping.read_into(&at, seal, &mut [0], || T), Err(ReadError::Fenced));
 }
 
+/// A guard ends what its dead owner cannot: the leave to serve has not run out, and nobody reads.
+#[test]
+fn a_mapping_is_fenced_when_its_owner_is_known_to_be_dead() {
+    let segment = segment(true);
+    let life = Life::create().unwrap();
+    let guard = Life::guard(life.fd().unwrap()).unwrap();
+    let (headers, payload) = segment.fds().unwrap();
+    let identity = segment.spec().identity();
+    let mapping = Mapping::new(headers, payload, life.fd(), identity).unwrap();
+    let (at, seal) = put(&segment, 0, 0, b"x");
+    assert_eq!(mapping.read_into(&at, seal, &mut [0], || T), Ok(()));
+    assert!(mapping.serve_until() > T);
+    guard.end();
+    assert_eq!(mapping.read_into(&at, seal, &mut [0], || T), Err(ReadError::Fenced));
+    assert_eq!(mapping.serve_until(), Now(0));
+}
+
+fn flip(segment: &Segment, at: u64) {
+    let payload = segment.writable_fd().unwrap();
+    let mut byte = [0];
+    rustix::io::pread(payload, &mut byte, at).unwrap();
+    rustix::io::pwrite(payload, &[byte[0] ^ 1], at).unwrap();
+}
+
+/// A bad value is retired by its owner's own sum, told until a master orders its end, and freed then.
+#[test]
+fn a_bad_value_is_told_until_somebody_orders_its_end() {
+    let ms = |ms: u64| T.plus(std::time::Duration::from_millis(ms));
+    let segment = segment(true);
+    let bytes = value((1 << 20) + 77);
+    let (at, seal) = put(&segment, 0, 0, &bytes);
+    assert_eq!(segment.verify(T, &at), Ok(true));
+    assert_eq!(segment.stats().bad, 0);
+    let pin = segment.pin(T, &at).unwrap();
+    // In the value first, then in the sums behind it, which only readers of parts need.
+    for offset in [at.extent.offset() + 5, at.extent.offset() + table(bytes.len() as u64).0] {
+        flip(&segment, offset);
+        assert_eq!(pin.verify(), Err(ReadError::Corrupt));
+        flip(&segment, offset);
+        assert_eq!(pin.verify(), Ok(()));
+    }
+    flip(&segment, at.extent.offset() + 5);
+    assert_eq!(segment.verify(T, &at), Ok(false));
+    assert_eq!(segment.stats().bad, 1);
+    assert!(segment.pin(T, &at).is_err() && segment.verify(T, &at).is_err());
+    let mut copy = vec![0; bytes.len()];
+    let read = segment.one_sided().read_into(&at, seal, &mut copy, || T);
+    assert_eq!(read, Err(ReadError::Stale));
+    let told = |now| tick(&segment, now).iter().map(|notice| notice.result).collect::<Vec<_>>();
+    assert_eq!(told(T), [OrderResult::Bad]);
+    assert_eq!(told(T), []);
+    assert_eq!(told(ms(500)), [OrderResult::Bad], "perhaps nobody has heard it");
+    let told_as = segment.announce(Slot(0), 1).0;
+    assert!(told_as[0].life.as_ref().unwrap().object.is_none(), "never announced as a value");
+    assert_eq!(
+        execute(&segment, ms(600), &at, Action::Retire { free_after_ms: 10 }),
+        OrderResult::Waiting
+    );
+    assert_eq!(told(ms(620)), [], "a reader is inside");
+    drop(pin);
+    assert_eq!(told(ms(640)), [freed(1)]);
+    assert_eq!(told(ms(2000)), []);
+}
+
 #[test]
 fn a_client_stores_directly_and_the_owner_publishes() {
     let segment = segment(true);
-    let mapping = map(&segment, Access::ReadWrite);
+    let mapping = map(&segment);
     let value = value((1 << 20) + 77);
     let at = locator(1, 0, value.len() as u64);
-    assert_eq!(mapping.write_value(&at, &value), Err(StoreError::Stale), "not begun");
+    let writable = segment.writable_fd().unwrap();
+    let write = |value: &[u8]| mapping.write_value(writable, &at, value);
+    assert!(matches!(write(&value), Err(StoreError::Stale)), "not begun");
     let guard = begin(&segment, at, value.len() as u64);
-    assert_eq!(mapping.write_value(&at, &value[1..500]), Err(StoreError::OutOfBounds));
-    let readers = map(&segment, Access::ReadOnly);
-    assert_eq!(readers.write_value(&at, &value), Err(StoreError::ReadOnly));
-    let seal = mapping.write_value(&at, &value).unwrap();
+    assert!(matches!(write(&value[1..500]), Err(StoreError::OutOfBounds)));
+    let (_, readers) = segment.fds().unwrap();
+    let refused = mapping.write_value(readers, &at, &value);
+    assert!(matches!(refused, Err(StoreError::Map(_))), "readers cannot store");
+    let seal = write(&value).unwrap();
     let refused = guard.publish_direct(T, PutToken(1), seal).unwrap_err();
     assert_eq!(refused.error, PublishError::BadToken);
     refused.guard.publish_direct(T, TOKEN, seal).unwrap();
-    assert_eq!(mapping.write_value(&at, &value), Err(StoreError::Stale), "published for good");
+    assert!(matches!(write(&value), Err(StoreError::Stale)), "published for good");
     let pin = segment.pin(T, &at).unwrap();
     let mut part = [0; 100];
     pin.read_part_into(seal, 1 << 20, &mut part[..77]).unwrap();
@@ -515,10 +582,10 @@ fn a_mapping_of_something_else_is_refused() {
     let (headers, payload) = segment.fds().unwrap();
     let identity = segment.spec().identity();
     let other = Identity { incarnation: Incarnation(99), ..identity };
-    assert!(Mapping::new(headers, payload, other, Access::ReadOnly).is_err());
+    assert!(Mapping::new(headers, payload, None, other).is_err());
     let larger = Identity { bytes: identity.bytes * 2, ..identity };
-    assert!(Mapping::new(headers, payload, larger, Access::ReadOnly).is_err());
-    assert!(Mapping::new(payload, headers, identity, Access::ReadOnly).is_err());
+    assert!(Mapping::new(headers, payload, None, larger).is_err());
+    assert!(Mapping::new(payload, headers, None, identity).is_err());
 }
 
 /// The steps of an unpinned read, with a reuse of the range between two lines.

@@ -5,7 +5,7 @@ use super::Client;
 use super::op::{Body, Flow, Op, Outcome};
 use crate::ctx::{Ctx, Link};
 use crate::marks::Mark;
-use crate::message::{Ask, CallId, DataError, Event, ToNode};
+use crate::message::{Actor, Ask, CallId, DataError, Event, ToNode};
 use crate::node::Store;
 use crate::swarm::between;
 use crate::{MS, Nanos, US};
@@ -485,6 +485,10 @@ impl Client {
     fn get_corrupt(&mut self, ctx: &mut Ctx, op: &mut Op) -> Flow {
         if ctx.swarm.load.flips {
             ctx.mark(Mark::ChecksumReject);
+            let locator = op.get().locator.expect("a replica was read");
+            let (me, owner) = (Actor::Client(self.ix), ctx.owner(locator.segment));
+            // Nobody waits for the answer: the next copy is read meanwhile.
+            ctx.to_node_once(me, owner, ToNode::Verify { locator });
             return self.get_stale(ctx, op);
         }
         let key = op.key;

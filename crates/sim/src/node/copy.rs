@@ -346,6 +346,13 @@ impl Node {
     /// A source was read: its bytes are good, or the next one is asked.
     fn copy_read(&mut self, ctx: &mut Ctx, at: usize, good: bool) {
         if !good {
+            let job = &self.copies[at];
+            let source = job.order.sources[job.source];
+            if source.segment.medium() != Medium::Ssd && seal_of(&job.buffer) != job.order.seal {
+                // Perhaps only torn: its owner knows.
+                let (me, owner) = (Actor::Node(self.ix), ctx.owner(source.segment));
+                ctx.to_node_once(me, owner, ToNode::Verify { locator: source });
+            }
             self.next_source(ctx, at);
             return;
         }

@@ -75,6 +75,15 @@ impl Node {
                 });
                 ctx.call_client(&mut link, self.ix, call, ToClient::Pinned { call, result });
             }
+            ToNode::Verify { locator } => {
+                let now = ctx.mono(self.host);
+                let store = self.store(locator.segment, locator.incarnation);
+                let sound = store.map(|store| store.segment.verify(now, &locator));
+                ctx.say(|| format!("n{} verifies {locator:?}: {sound:?}", self.ix));
+                if let Some(Ok(false)) = sound {
+                    ctx.mark(Mark::BadRetired);
+                }
+            }
             ToNode::Attach { call, segment, incarnation } => {
                 let mut link = self.link(ctx, call);
                 let store = self.store(segment, incarnation).cloned();

@@ -26,6 +26,7 @@ use crate::message::{Actor, Event, ToMaster, ToNode};
 use crate::swarm::{REGISTRATION, between};
 use crate::{MS, Nanos};
 use member::Standing;
+use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::copy::CopyDone;
 use mooncrate_core::plan::Notice;
 use mooncrate_core::rng::Rng;
@@ -39,6 +40,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const FORGET: Nanos = 20 * REGISTRATION.as_nanos() as Nanos;
 /// Time between two heartbeats.
 const BEAT: Nanos = 40 * MS;
+/// How often a guard says that its node is dead: words are lost, and leaders change.
+const GUARD_SAYS: u8 = 6;
 
 /// A segment as its owner and the clients of its host hold it.
 #[derive(Debug)]
@@ -69,7 +72,7 @@ impl Store {
 
     /// The payload, as a client that mapped it for writing reaches it.
     fn payload(&self) -> BorrowedFd<'_> {
-        self.segment.fds().expect("the segment is shared").1
+        self.segment.writable_fd().expect("the segment is shared")
     }
 
     /// Stores bytes as a client does that mapped the segment: nobody looks, nobody can stop it.
@@ -120,13 +123,19 @@ pub struct Node {
     /// Lives of clients that are known to be over.
     gone: Vec<u32>,
     rng: Rng,
+    /// Whether its processes have guards, and how fast those are.
+    guards: Rng,
 }
 
 /// What a killed process leaves behind.
 #[derive(Debug)]
 struct Remains {
     at: Nanos,
-    _stores: Vec<Arc<Store>>,
+    /// Which life of the process.
+    boot: u32,
+    /// What it had mounted.
+    mounts: Vec<(SegmentId, Incarnation)>,
+    stores: Vec<Arc<Store>>,
     _writes: Vec<WriteSession>,
     _reads: Vec<ReadSession>,
     _pins: Vec<PinSession>,
@@ -165,6 +174,7 @@ impl Node {
             jobs: 0,
             gone: vec![0; ctx.swarm.clients.into()],
             rng: Rng::stream(ctx.swarm.seed, &format!("node-{ix}")),
+            guards: Rng::stream(ctx.swarm.seed, &format!("guard-{ix}")),
         };
         for segment in 0..ctx.swarm.segments {
             ctx.owners.push((SegmentId::of(id(ix), segment.into()), ix));
@@ -205,28 +215,61 @@ impl Node {
     pub fn crash(&mut self, ctx: &mut Ctx) {
         ctx.say(|| format!("n{} is killed", self.ix));
         self.up = false;
-        self.boot += 1;
         self.bury(ctx);
+        // Some guards die with their node.
+        if self.guards.chance(600) {
+            let notices = between(&mut self.guards, 0, 60) * MS;
+            ctx.after(notices, Event::Guard(self.ix, self.boot, 0));
+        }
+        self.boot += 1;
+    }
+
+    /// The guard of a process that was killed: first nobody can read what it left behind, then its leader
+    /// hears of it.
+    pub fn guard(&mut self, ctx: &mut Ctx, boot: u32, attempt: u8) {
+        let Some(remains) = self.graveyard.iter().rfind(|remains| remains.boot == boot) else {
+            return;
+        };
+        if !canary::on(Canary::DeadButReadable) {
+            for store in &remains.stores {
+                store.segment.set_serve_until(Now(0));
+            }
+        }
+        let dead = ToMaster::Unmount { node: self.ix, segments: remains.mounts.clone() };
+        let leader = ctx.election.leader.unwrap_or(0);
+        ctx.say(|| format!("the guard of n{} says that it is dead", self.ix));
+        ctx.to_master(Actor::Node(self.ix), leader, dead);
+        if attempt < GUARD_SAYS {
+            let pause = between(&mut self.guards, 5, 60) * MS;
+            ctx.after(pause, Event::Guard(self.ix, boot, attempt + 1));
+        }
     }
 
     /// The process ends in order: it serves nobody any more, then it says so.
     pub fn leave(&mut self, ctx: &mut Ctx) {
         ctx.say(|| format!("n{} leaves", self.ix));
         self.up = false;
-        self.boot += 1;
         self.writes.clear();
         self.reads.clear();
         self.pins.clear();
         self.copies.clear();
-        let mut segments = Vec::new();
         for store in &self.stores {
             store.segment.set_serve_until(Now(0));
-            segments.push((store.segment.spec().segment, store.segment.spec().incarnation));
         }
-        segments.extend(self.disk.as_ref().map(|disk| (disk.segment, disk.incarnation)));
-        let farewell = ToMaster::Unmount { node: self.ix, segments };
+        let farewell = ToMaster::Unmount { node: self.ix, segments: self.mounts() };
         ctx.to_master(Actor::Node(self.ix), self.standing.leader, farewell);
         self.bury(ctx);
+        self.boot += 1;
+    }
+
+    /// What it has mounted.
+    fn mounts(&self) -> Vec<(SegmentId, Incarnation)> {
+        let of = |store: &Arc<Store>| {
+            let spec = store.segment.spec();
+            (spec.segment, spec.incarnation)
+        };
+        let disk = self.disk.iter().map(|disk| (disk.segment, disk.incarnation));
+        self.stores.iter().map(of).chain(disk).collect()
     }
 
     fn bury(&mut self, ctx: &Ctx) {
@@ -237,7 +280,9 @@ impl Node {
         self.graveyard.retain(|remains| ctx.now < remains.at + FORGET);
         self.graveyard.push(Remains {
             at: ctx.now,
-            _stores: std::mem::take(&mut self.stores),
+            boot: self.boot,
+            mounts: self.mounts(),
+            stores: std::mem::take(&mut self.stores),
             _writes: std::mem::take(&mut self.writes),
             _reads: std::mem::take(&mut self.reads),
             _pins: std::mem::take(&mut self.pins),

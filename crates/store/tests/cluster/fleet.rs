@@ -10,7 +10,9 @@ use mooncrate_core::ids::{NodeId, SegmentId};
 use mooncrate_core::key;
 use mooncrate_wire::clock::boottime;
 use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -155,6 +157,23 @@ impl Process {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.child.id().cast_signed()).unwrap();
         kill_process(pid, signal).unwrap();
+    }
+
+    /// Flips a bit of byte `at` of a value that lies in the memory of this process.
+    pub(crate) fn flip(&self, value: &[u8], at: usize) {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
+        let is_payload = |path: &Path| {
+            let target = std::fs::read_link(path).unwrap_or_default();
+            target.to_string_lossy().contains("mooncrate-payload")
+        };
+        let mut paths = fds.map(|entry| entry.unwrap().path()).filter(|path| is_payload(path));
+        let path = paths.next().expect("a node has memory");
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let mut all = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut all, 0).unwrap();
+        let lies = |start: &usize| all[*start..].starts_with(value);
+        let start = (0..all.len()).step_by(64).find(lies).expect("the value lies there");
+        file.write_all_at(&[value[at] ^ 4], (start + at) as u64).unwrap();
     }
 
     /// SIGSTOP, and no thread of it runs when this returns.

@@ -1,6 +1,7 @@
 //! Clusters over real sockets, and their processes killed, stopped and started again.
 //!
 //! ```text
+//!   bad       bytes that change in the memory of an owner
 //!   calls     every call over shared memory and over TCP; several nodes, several clients, judged
 //!   copies    drains, copies from node to node, repairs, segments that come and go
 //!   faults    nodes and clients that die or stand still
@@ -12,6 +13,7 @@
 //! ```
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
+mod bad;
 mod calls;
 mod copies;
 mod faults;

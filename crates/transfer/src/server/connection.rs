@@ -79,6 +79,7 @@ enum Asked {
     WritePart(message::WritePart),
     Stage(Vec<StageItem>),
     Release(Vec<Locator>),
+    Verify(Locator),
 }
 
 /// The start of a put.
@@ -137,7 +138,7 @@ impl<'a> Connection<'a> {
             Asked::Read(read) => return self.read(id, &read, deadline),
             Asked::Attach(segment) => return self.attach(id, segment, deadline),
             Asked::Write(put) => DataReply::Write(self.write(put, deadline)?),
-            Asked::Begin(put) => DataReply::Begin(self.begin(put)),
+            Asked::Begin(put) => return self.begin(id, put, deadline),
             Asked::Open(put) => DataReply::Open(self.open(put)),
             Asked::WritePart(part) => DataReply::WritePart(self.write_part(&part, deadline)?),
             Asked::Stage(items) => DataReply::Stage(self.stage(&items, deadline)),
@@ -145,6 +146,7 @@ impl<'a> Connection<'a> {
                 self.release(&locators);
                 DataReply::Release(())
             }
+            Asked::Verify(locator) => DataReply::Verify(self.verify(&locator)),
             Asked::Signal(signal) => {
                 DataReply::Signal(self.signal(&signal.locator, signal.token, signal.seal))
             }
@@ -197,13 +199,25 @@ impl<'a> Connection<'a> {
     }
 
     fn find_pinned(&self, locator: &Locator) -> Result<PinGuard, DataError> {
+        let segment = self.readable(locator)?;
         let refused = &self.server.tally.refused;
-        let granted = granted(self.server, self.peer, locator, Right::Read);
-        let segment = granted
+        segment.pin(boottime(), locator).map_err(|error| refused.memory(&error))
+    }
+
+    /// Sums a value that the peer found wrong. It costs what a read of it costs, and is done by the
+    /// thread of the connection that asked: whoever asks for more waits for himself.
+    fn verify(&self, locator: &Locator) -> Result<bool, DataError> {
+        let segment = self.readable(locator)?;
+        let refused = &self.server.tally.refused;
+        segment.verify(boottime(), locator).map_err(|error| refused.memory(&error))
+    }
+
+    /// The segment of a locator in memory that the peer may read.
+    fn readable(&self, locator: &Locator) -> Result<Arc<Segment>, DataError> {
+        granted(self.server, self.peer, locator, Right::Read)
             .and_then(|()| self.server.segments.find(locator))
             .and_then(in_memory)
-            .map_err(|error| refused.wire(error))?;
-        segment.pin(boottime(), locator).map_err(|error| refused.memory(&error))
+            .map_err(|error| self.server.tally.refused.wire(error))
     }
 
     /// Whether this peer may map our memory: one memfd never holds values of two tenants, and the
@@ -239,7 +253,10 @@ impl<'a> Connection<'a> {
                     bytes: identity.bytes,
                 }));
                 let (headers, payload) = segment.fds().expect("checked above");
-                self.link.send_reply_with_fds(id, &reply, &[headers, payload], deadline)
+                let life = self.server.segments.life();
+                let mut fds = vec![headers, payload];
+                fds.extend(life.as_ref().and_then(|life| life.fd()));
+                self.link.send_reply_with_fds(id, &reply, &fds, deadline)
             }
             Err(error) => self.link.send_reply(id, &DataReply::Attach(Err(error)), &[], deadline),
         }
@@ -268,14 +285,28 @@ impl<'a> Connection<'a> {
         Ok(Ok(()))
     }
 
-    fn begin(&mut self, put: Put) -> Result<(), DataError> {
+    /// Opens a put that the peer stores into our memory itself. It gets the memory for that with the
+    /// answer: whoever only reads never has it writable.
+    fn begin(&mut self, id: RequestId, put: Put, deadline: Deadline) -> Result<(), CallError> {
+        match self.begin_direct(put) {
+            Ok(segment) => {
+                let reply = DataReply::Begin(Ok(()));
+                let payload: Vec<_> = segment.writable_fd().into_iter().collect();
+                self.link.send_reply_with_fds(id, &reply, &payload, deadline)
+            }
+            Err(error) => self.link.send_reply(id, &DataReply::Begin(Err(error)), &[], deadline),
+        }
+    }
+
+    fn begin_direct(&mut self, put: Put) -> Result<Arc<Segment>, DataError> {
         self.room_for_put(&put.locator)?;
+        let segment = self.server.segments.find(&put.locator)?;
         // Whoever cannot map the memory cannot have stored anything in it.
-        if !self.may_share() {
+        if !self.may_share() || segment.writable_fd().is_none() {
             return Err(self.server.tally.refused.wire(DataError::Unsupported));
         }
         self.puts.insert(life(&put.locator), OpenPut { guard: put.begun?, how: How::Direct });
-        Ok(())
+        Ok(segment)
     }
 
     fn open(&mut self, put: Put) -> Result<(), DataError> {
@@ -419,6 +450,7 @@ fn take(server: &Inner, peer: Credential, request: DataRequest<'_>) -> Asked {
         DataRequest::WritePart(part) => Asked::WritePart(part),
         DataRequest::Stage(stage) => Asked::Stage(stage.items.into_owned()),
         DataRequest::Release(release) => Asked::Release(release.locators.into_owned()),
+        DataRequest::Verify(verify) => Asked::Verify(verify.locator),
     }
 }
 

@@ -54,6 +54,7 @@ conformance!(
     suite::a_batch_has_one_result_each,
     suite::a_bad_buffer_spoils_its_own_read_only,
     suite::flipped_bytes_are_found,
+    suite::a_bad_value_is_retired_by_its_owner,
     suite::a_restarted_server_is_reached_again,
     batches::values_sent_together_have_one_result_each,
     batches::values_that_are_not_waited_for_leave_nothing_half,

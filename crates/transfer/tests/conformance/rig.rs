@@ -218,7 +218,7 @@ impl Rig {
 
     /// Changes a byte in the owner's memory, as a broken DIMM or a wild pointer would.
     pub(crate) fn flip(&self, offset: u64) {
-        let (_, payload) = self.segment.fds().unwrap();
+        let payload = self.segment.writable_fd().unwrap();
         let mut byte = [0];
         assert_eq!(rustix::io::pread(payload, &mut byte, offset).unwrap(), 1);
         byte[0] ^= 0x10;

@@ -253,6 +253,22 @@ pub(crate) fn flipped_bytes_are_found(rig: &mut Rig) {
     rig.no_pins();
 }
 
+/// Whoever finds a value wrong asks its owner to look: a good one stays, a bad one is retired.
+pub(crate) fn a_bad_value_is_retired_by_its_owner(rig: &mut Rig) {
+    for len in [1, 5000, (1 << 20) + 1] {
+        let value = rig.stored(len);
+        let verify = || rig.transport.verify(&value.locator, soon());
+        assert!(verify().unwrap());
+        rig.read_value(&value).unwrap();
+        rig.flip(value.locator.extent.offset() + len / 2);
+        assert!(!verify().unwrap());
+        expect(rig.read(value.locator, len, value.seal), DataError::Stale);
+        expect(verify(), DataError::Stale);
+    }
+    rig.no_pins();
+    assert_eq!(rig.segment.stats().bad, 3);
+}
+
 /// Links that rested while their peer went away are replaced; nobody notices.
 pub(crate) fn a_restarted_server_is_reached_again(rig: &mut Rig) {
     let value = rig.stored(100_000);

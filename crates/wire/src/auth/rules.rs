@@ -41,7 +41,8 @@ pub const fn may(role: Role, kind: Kind) -> bool {
         | Kind::Open
         | Kind::WritePart
         | Kind::Stage
-        | Kind::Release => matches!(role, Client | Node | Admin),
+        | Kind::Release
+        | Kind::Verify => matches!(role, Client | Node | Admin),
     }
 }
 
@@ -82,7 +83,7 @@ mod tests {
                 0x30 | 0x34 => &[Role::Admin],
                 0x31 => &[Role::Node, Role::Admin],
                 0x20..0x25 => &[Role::Node],
-                0x40..0x4c => &[Role::Client, Role::Node, Role::Admin],
+                0x40..0x4d => &[Role::Client, Role::Node, Role::Admin],
                 _ => &[],
             };
             assert_eq!(roles, expected, "{kind}");

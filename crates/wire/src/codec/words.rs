@@ -102,6 +102,7 @@ fields!(Counters {
     disk_dropped: u64,
     ledger_struck: u64,
     late_dropped: u64,
+    bad_replicas: u64,
 });
 fields!(Order {
     segment: SegmentId,
@@ -400,7 +401,7 @@ impl<'a> Field<'a> for Action {
     }
 }
 
-/// u8 0: freed, u32 next generation; 1: pinned; 2: waiting.
+/// u8 0: freed, u32 next generation; 1: pinned; 2: waiting; 3: bad.
 impl<'a> Field<'a> for OrderResult {
     const BYTES_MIN: usize = 1;
     fn put(&self, out: &mut Vec<u8>) {
@@ -411,6 +412,7 @@ impl<'a> Field<'a> for OrderResult {
             }
             Self::Pinned => out.push(1),
             Self::Waiting => out.push(2),
+            Self::Bad => out.push(3),
         }
     }
     fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
@@ -418,6 +420,7 @@ impl<'a> Field<'a> for OrderResult {
             0 => Self::Freed { next: Generation::take(from)? },
             1 => Self::Pinned,
             2 => Self::Waiting,
+            3 => Self::Bad,
             value => {
                 let what = "the result of an order";
                 return Err(DecodeError::BadValue { what, value: u64::from(value) });

@@ -254,3 +254,12 @@ message! {
         pub offset: u64,
     }
 }
+
+message! {
+    /// A reader copied this replica and its bytes were not those that were sealed. The owner sums them
+    /// itself: a reader's word alone ends nothing.
+    pub struct Verify {
+        /// Which.
+        pub locator: Locator,
+    }
+}

@@ -18,7 +18,7 @@ pub use client::{
 pub use copy::{Command, CopyKey, Drain, DrainWish, DropCopy, MarksHeard, NodeCommand, ReadMarks};
 pub use data::{
     Abandon, Attach, Attached, Begin, BeginWrite, Open, Pin, PinId, Read, ReadReply, Release,
-    Signal, Stage, StageItem, Staged, Unpin, Write, WritePart,
+    Signal, Stage, StageItem, Staged, Unpin, Verify, Write, WritePart,
 };
 pub use hello::{
     Challenge, Claim, Hello, HelloAck, NAME_BYTES_MAX, Proof, Role, ServerProof, agree,
@@ -236,6 +236,8 @@ family! {
         Stage(Stage<'a>),
         /// They were read.
         Release(Release<'a>),
+        /// Sum a replica that a reader found wrong.
+        Verify(Verify),
     }
 }
 
@@ -266,6 +268,8 @@ family! {
         Stage(Vec<Result<Staged, DataError>>),
         /// Gone; what is unknown is gone already.
         Release(()),
+        /// Whether the bytes are those that were sealed; `false`: the owner has retired the replica.
+        Verify(Result<bool, DataError>),
         /// The request was not handled at all.
         Refuse(Refusal),
     }

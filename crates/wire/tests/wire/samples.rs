@@ -243,10 +243,11 @@ impl Samples {
             incarnation: Incarnation(self.u64()),
             slot: Slot(self.u32()),
             generation: Generation(self.u32()),
-            result: match self.0.below(3) {
+            result: match self.0.below(4) {
                 0 => OrderResult::Freed { next: Generation(self.u32()) },
                 1 => OrderResult::Pinned,
-                _ => OrderResult::Waiting,
+                2 => OrderResult::Waiting,
+                _ => OrderResult::Bad,
             },
         }
     }
@@ -597,6 +598,7 @@ impl Samples {
             disk_dropped: self.u64(),
             ledger_struck: self.u64(),
             late_dropped: self.u64(),
+            bad_replicas: self.u64(),
         }
     }
 
@@ -635,6 +637,7 @@ impl Samples {
             Kind::Release => {
                 DataRequest::Release(Release { locators: self.list(Self::locator).into() })
             }
+            Kind::Verify => DataRequest::Verify(Verify { locator }),
             _ => return None,
         })
     }
@@ -672,6 +675,7 @@ impl Samples {
                 DataReply::Stage(self.list(|s| s.result(good, Self::data_error)))
             }
             Kind::Release => DataReply::Release(()),
+            Kind::Verify => DataReply::Verify(self.result(|s| s.0.chance(500), Self::data_error)),
             Kind::Refuse => DataReply::Refuse(self.refusal()),
             _ => return None,
         })

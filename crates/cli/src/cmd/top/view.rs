@@ -130,7 +130,13 @@ impl View {
                 rate(|r| r.removed),
                 rate(|r| r.busy),
             ),
-            format!("evicted   {} a second, {}/s", rate(|r| r.evicted), whole_bytes(evicted_bytes)),
+            format!(
+                "evicted   {} a second, {}/s; found bad {} in memory, {} on disks",
+                rate(|r| r.evicted),
+                whole_bytes(evicted_bytes),
+                stat.counters.bad_replicas,
+                stat.counters.disk_lost,
+            ),
         ]
     }
 }

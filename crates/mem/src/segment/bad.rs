@@ -1,0 +1,55 @@
+//! Values whose bytes are not those that were sealed: a flipped bit, or a store through a mapping by
+//! somebody who had no business there.
+//!
+//! ```text
+//! a reader doubts ─► verify: pin, sum ─┬─ as sealed: nothing changes
+//!                                      └─ not: Ready ─► Retiring, `Bad` told until an order comes
+//! ```
+//!
+//! What must stay true: only the owner's own sum ends a life here, never a reader's word (G16); a bad
+//! value is never Ready again; its range is freed by the master's order alone, which knows the leases.
+
+use super::{Segment, SegmentError};
+use crate::atomic::Ordering;
+use mooncrate_core::canary::{self, Canary};
+use mooncrate_core::plan::{Notice, OrderResult};
+use mooncrate_core::state::Event;
+use mooncrate_core::{Generation, Locator, Now, ReplicaState, Slot};
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a master may take to order the end of a bad value before it is told again.
+const TELL_AGAIN: Duration = Duration::from_millis(500);
+
+impl Segment {
+    /// Sums what a locator names, because a reader found it wrong: whether the bytes are those that were
+    /// sealed. If not, nobody can read the value from here on, and [`Segment::tick`] tells so.
+    pub fn verify(self: &Arc<Self>, now: Now, locator: &Locator) -> Result<bool, SegmentError> {
+        let pin = self.pin(now, locator)?;
+        if pin.verify().is_ok() || canary::on(Canary::BadCopyKept) {
+            return Ok(true);
+        }
+        drop(pin);
+        let (slot, generation) = (locator.slot, locator.generation);
+        let mut life = self.lives.lock(slot);
+        let word = self.load(slot);
+        if word.generation() != generation || word.state() != ReplicaState::Ready {
+            // Somebody else was first, or it is on its way out anyway.
+            return Err(SegmentError::Stale { wanted: generation, found: word });
+        }
+        self.step(Some(now), slot, generation, Event::Unlink)?;
+        if let Some(life) = life.as_mut() {
+            (life.bad, life.queued) = (true, true);
+        }
+        self.bad.fetch_add(1, Ordering::Relaxed);
+        self.queue.lock().push(Reverse((now, slot, generation)));
+        Ok(false)
+    }
+
+    /// Says that a value is bad, and when to say it again.
+    pub(super) fn tell_bad(&self, now: Now, slot: Slot, generation: Generation) -> Notice {
+        self.queue.lock().push(Reverse((now.plus(TELL_AGAIN), slot, generation)));
+        self.notice(slot, generation, OrderResult::Bad)
+    }
+}
