@@ -9,6 +9,8 @@
 //! What must stay true: no answer is wrong; every two-copy key and every single copy elsewhere is read;
 //! only single copies of the dead node are not.
 
+mod rounds;
+
 use crate::render;
 use crate::servers::{Cluster, program_beside, wait_until};
 use crate::verify::bounds::{Bounds, Peers};
@@ -53,6 +55,9 @@ pub(crate) struct KillOne {
     /// Read nodes through their memory, instead of over TCP
     #[arg(long)]
     pub(crate) shared_memory: bool,
+    /// Kill one owner so many times, and measure until its keys are free, in place of all the above
+    #[arg(long, default_value_t = 0)]
+    pub(crate) rounds: u32,
 }
 
 /// Where the copies of a standing key are.
@@ -78,6 +83,9 @@ struct Found {
 /// Runs it; whether all is as it must be.
 pub(crate) fn run(wanted: &KillOne) -> Result<bool> {
     let program = wanted.mooncrate.clone().map_or_else(program_beside, Ok)?;
+    if wanted.rounds > 0 {
+        return rounds::run(&program, wanted.rounds);
+    }
     let mut cluster = Cluster::start(&program, &NODES, "256MiB")?;
     let standing = shared(&cluster, wanted, 1, wanted.keys)?;
     let load = shared(&cluster, wanted, 2, LOAD_KEYS)?;

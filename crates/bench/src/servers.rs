@@ -81,8 +81,10 @@ pub(crate) struct Cluster {
     pub(crate) master: Address,
     /// By name.
     pub(crate) nodes: Vec<(&'static str, Server)>,
+    program: PathBuf,
+    segment: String,
     _master: Server,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Cluster {
@@ -92,23 +94,27 @@ impl Cluster {
         let any = "127.0.0.1:0";
         let master = ["master", "--master", any, "--admin", any, "--state-file", "master.state"];
         let master = Server::start(program, folder.path(), &master)?;
-        let address = master.master()?.to_string();
-        let mut nodes = Vec::new();
+        let mut cluster = Self {
+            master: master.master()?,
+            nodes: Vec::new(),
+            program: program.to_owned(),
+            segment: segment.to_owned(),
+            _master: master,
+            folder,
+        };
         for name in names {
-            let args = [
-                "node",
-                "--master",
-                &address,
-                "--node-name",
-                name,
-                "--segment-size",
-                segment,
-                "--data",
-                any,
-            ];
-            nodes.push((*name, Server::start(program, folder.path(), &args)?));
+            let node = cluster.start_node(name)?;
+            cluster.nodes.push((*name, node));
         }
-        Ok(Self { master: master.master()?, nodes, _master: master, _folder: folder })
+        Ok(cluster)
+    }
+
+    /// Starts a node, for the first time or again.
+    pub(crate) fn start_node(&self, name: &str) -> Result<Server> {
+        let (address, any) = (self.master.to_string(), "127.0.0.1:0");
+        let who = ["node", "--master", &address, "--node-name", name];
+        let what = ["--segment-size", &self.segment, "--data", any];
+        Server::start(&self.program, self.folder.path(), &[&who[..], &what].concat())
     }
 }
 

@@ -181,6 +181,9 @@ pub(crate) struct NodeAlone {
     pub(crate) mooncake: MooncakeNode,
     #[command(flatten)]
     pub(crate) server: ServerFlags,
+    /// Be no node, but the guard of one: how a node starts its own
+    #[arg(long, value_name = "PID", hide = true)]
+    pub(crate) guard_of: Option<u32>,
 }
 
 /// The master of this process.

@@ -23,7 +23,7 @@ mod progress;
 mod render;
 mod screen;
 
-use args::{Arguments, Command, ServerFlags};
+use args::{Arguments, Command, NodeAlone, ServerFlags};
 use clap::Parser;
 use config::{Layers, Settings};
 use failure::Failure;
@@ -78,6 +78,9 @@ fn run(arguments: &Arguments, program: &str, out: Output) -> Result<(), Failure>
     match &arguments.command {
         Command::Serve(serving) => serve(cmd::serve::Role::Both, &serving.server),
         Command::Master(alone) => serve(cmd::serve::Role::Master, &alone.server),
+        Command::Node(NodeAlone { guard_of: Some(owner), .. }) => {
+            cmd::serve::guard(*owner, &settings)
+        }
         Command::Node(alone) => serve(cmd::serve::Role::Node, &alone.server),
         Command::Token(token) => cmd::token::run(&token.action, &settings, out),
         other => {

@@ -1,6 +1,7 @@
 //! How a node is set up. Plain data; live parts enter by constructor.
 
 use crate::disk::TierConfig;
+use crate::guard::GuardCommand;
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_mem::{Segment, SegmentSpec};
@@ -56,6 +57,9 @@ pub struct NodeConfig {
     pub tenant: Option<TenantId>,
     /// Users, besides our own and root, whose processes may map the segment.
     pub share_users: Vec<u32>,
+    /// How a guard is started that knows at once when this process is dead; `None`: its master finds out
+    /// when the registration has lapsed.
+    pub guard: Option<GuardCommand>,
 }
 
 impl Default for NodeConfig {
@@ -79,6 +83,7 @@ impl Default for NodeConfig {
             gate: Gate::default(),
             tenant: None,
             share_users: Vec::new(),
+            guard: None,
         }
     }
 }

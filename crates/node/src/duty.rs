@@ -4,6 +4,7 @@
 use crate::config::NodeConfig;
 use crate::copy::Copier;
 use crate::disk::{Disk, Io, OpenDisks, Tier};
+use crate::guard::Guard;
 use crate::metrics::Tally;
 use crate::orders::Unheard;
 use crate::registration::Standing;
@@ -11,8 +12,8 @@ use mooncrate_core::error::MountError;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, Now, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
-use mooncrate_mem::SegmentError;
 use mooncrate_mem::clock::boottime;
+use mooncrate_mem::{Life, SegmentError};
 use mooncrate_transfer::{
     DataServer, DataServerConfig, DataTally, Engine, EngineConfig, Nodes, Segments, Stager, Staging,
 };
@@ -75,6 +76,8 @@ pub struct Node {
     copier: Copier,
     unheard: Mutex<Unheard>,
     tier: Option<Arc<Tier>>,
+    /// Says farewell for a process that cannot; `None`: nobody does.
+    guard: Option<Guard>,
     tally: Tally,
     stopping: AtomicBool,
     /// Set when the heart should beat at once: the master was lost, or does not know us.
@@ -129,6 +132,8 @@ impl Node {
             .create(config.spec(config.incarnation))
             .map_err(io("reserving memory for the segment"))?;
         let segments = Arc::new(Segments::default());
+        // Before anybody can map anything.
+        let guard = guard_of(&config, &segments);
         segments.insert(segment);
         let tier = tier_of(&config, &segments, disks)?;
         let server_config = DataServerConfig {
@@ -174,6 +179,7 @@ impl Node {
             copier,
             unheard: Mutex::default(),
             tier,
+            guard,
             stopping: AtomicBool::new(false),
             alarm: Mutex::new(false),
             alarmed: Condvar::new(),
@@ -294,8 +300,15 @@ impl Node {
             segments: segments.iter().map(|s| (s.spec().segment, s.spec().incarnation)).collect(),
         };
         let deadline = boottime().deadline_in(UNMOUNT_TIME);
-        if farewell && let Err(error) = self.master.unmount(&unmount, deadline) {
-            tracing::debug!(%error, "the master did not hear the farewell");
+        if farewell {
+            match (self.master.unmount(&unmount, deadline), &self.guard) {
+                // Otherwise it says what nobody has heard from us, when this process is gone.
+                (Ok(_), Some(guard)) => guard.dismiss(),
+                (Ok(_), None) => {}
+                (Err(error), _) => {
+                    tracing::debug!(%error, "the master did not hear the farewell");
+                }
+            }
         }
         // Whoever still holds the segments must not hold the directories.
         self.segments.set_stager(None);
@@ -405,6 +418,26 @@ impl Node {
     /// Acquire: pairs with the Release in `stop`.
     pub(crate) fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+}
+
+/// Starts the guard of this process, if it shall have one. Without it the node works as well; its death
+/// is noticed later.
+fn guard_of(config: &NodeConfig, segments: &Segments) -> Option<Guard> {
+    let command = config.guard.as_ref()?;
+    let started = Life::create().and_then(|life| Ok((Guard::start(command, &life)?, life)));
+    match started {
+        Ok((guard, life)) => {
+            segments.set_life(Arc::new(life));
+            Some(guard)
+        }
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "no guard: if this process is killed, its keys wait until its registration lapses"
+            );
+            None
+        }
     }
 }
 

@@ -11,6 +11,9 @@
 //! its master for the whole registration time, the master counts it as gone, and so does the node:
 //! it drops everything and comes back as a new incarnation.
 //!
+//! A node that is killed cannot say farewell. Its guard, a process of its own, does that for it at once
+//! (`guard`); a node that is stopped or cut off keeps what it holds.
+//!
 //! Deliberately absent: decisions about placement and eviction, what other nodes do (copies are
 //! fetched where the master says), freeing bytes outside the two phases (`mem::Segment` has no such
 //! call).
@@ -21,6 +24,7 @@ mod config;
 mod copy;
 mod disk;
 mod duty;
+mod guard;
 mod metrics;
 pub mod mooncake;
 mod orders;
@@ -30,5 +34,6 @@ mod resize;
 pub use config::NodeConfig;
 pub use disk::{Io, Listener, OnProgress, OpenDisks, SsdConfig, TierConfig};
 pub use duty::{Node, NodeError};
+pub use guard::{GuardCommand, keep_watch};
 pub use metrics::NodeMetrics;
 pub use mooncrate_ssd::{Evict, Kind as BackendKind, Progress};

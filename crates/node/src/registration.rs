@@ -273,8 +273,13 @@ impl Node {
         }
         standing.leave = standing.leave.max(sent);
         // Looked up under the lock: what was unmounted or replaced meanwhile must stay closed.
-        let all = self.segments().all().into_iter().chain(self.segments().private());
-        for segment in all {
+        let mounted = self.segments().all();
+        if let Some(life) = self.segments().life() {
+            let mounts: Vec<_> =
+                mounted.iter().map(|s| (s.spec().segment, s.spec().incarnation)).collect();
+            life.set_mounts(self.id(), &mounts);
+        }
+        for segment in mounted.into_iter().chain(self.segments().private()) {
             segment.set_serve_until(standing.leave.plus(registration / 2));
         }
         true

@@ -37,7 +37,9 @@ pub use mooncrate_core::copy::{DrainMode, DrainStat};
 pub use mooncrate_core::error::Advice;
 pub use mooncrate_core::plan::{Looked, PutConfig};
 pub use mooncrate_master::{ElectionConfig, Master, Seat};
-pub use mooncrate_node::{BackendKind, Evict, Io, Listener, Progress, SsdConfig, TierConfig};
+pub use mooncrate_node::{
+    BackendKind, Evict, GuardCommand, Io, Listener, Progress, SsdConfig, TierConfig,
+};
 pub use mooncrate_transfer::{Lanes, Path};
 pub use mooncrate_wire::auth::{ClusterSecret, Token};
 pub use mooncrate_wire::message::{ClusterStat, Listed, Listing, NodeEntry, SegmentRow};
@@ -45,7 +47,7 @@ pub use mooncrate_wire::tls::TlsFiles;
 pub use mooncrate_wire::{Address, Masters};
 pub use ranges::Ranges;
 pub use security::{Credentials, Security};
-pub use server::{MasterOptions, NodeOptions, Running, run_both, run_master, run_node};
+pub use server::{MasterOptions, NodeOptions, Running, guard_node, run_both, run_master, run_node};
 pub use session::{GetSession, PutSession};
 pub use ssd::{parse_ssd, parse_ssds};
 pub use store::{ConnectOptions, EmbeddedOptions, Store};

@@ -10,7 +10,7 @@ use mooncrate_grpc::{GrpcConfig, GrpcServing, Parts, Status, View, serve_grpc};
 use mooncrate_master::{
     Election, ElectionConfig, Master, MasterConfig, Seat, Serving, StateDisk, serve, serve_seat,
 };
-use mooncrate_node::{Node, NodeConfig, OpenDisks, TierConfig};
+use mooncrate_node::{GuardCommand, Node, NodeConfig, OpenDisks, TierConfig, keep_watch};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{
     Address, Hello, LinkConfig, LinkKind, MasterApi, MasterLink, MasterPools, Masters, NodeApi,
@@ -89,6 +89,9 @@ pub struct NodeOptions {
     pub share_users: Vec<u32>,
     /// Its disks.
     pub tier: TierConfig,
+    /// How a guard is started that tells the master at once when this process was killed; `None`: the
+    /// master finds out when the registration has lapsed.
+    pub guard: Option<GuardCommand>,
 }
 
 impl Default for NodeOptions {
@@ -108,6 +111,7 @@ impl Default for NodeOptions {
             tenant: None,
             share_users: Vec::new(),
             tier: TierConfig::default(),
+            guard: None,
         }
     }
 }
@@ -223,11 +227,7 @@ pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
 
 /// Runs a node, and waits until its master knows it.
 pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
-    let hello = Hello::new(Role::Node, LinkKind::Control, &options.name);
-    let link = LinkConfig { access: options.security.access.clone(), ..LinkConfig::default() };
-    let config = PoolConfig { link, ..PoolConfig::default() };
-    let pools = MasterPools::new(&options.master, &hello, &config);
-    let master: Arc<dyn MasterApi> = Arc::new(MasterLink::new(pools));
+    let master: Arc<dyn MasterApi> = Arc::new(master_of(&options));
     let drain_on_stop = options.drain_on_stop;
     let sockets = listen_for_data(&options)?;
     let node = Node::new(node_config(options), master, sockets)?;
@@ -240,6 +240,21 @@ pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
         node: Some(node),
         drain_on_stop,
     })
+}
+
+/// The work of the guard that a node with these options starts: waits until process `owner`, its parent,
+/// is dead, and tells the master. Returns when that is done, or was not needed.
+pub fn guard_node(options: &NodeOptions, owner: u32) -> Result<(), Error> {
+    let master = master_of(options);
+    keep_watch(owner, &master).map_err(Error::io("guarding a node"))
+}
+
+/// The master of a node, in another process.
+fn master_of(options: &NodeOptions) -> MasterLink {
+    let hello = Hello::new(Role::Node, LinkKind::Control, &options.name);
+    let link = LinkConfig { access: options.security.access.clone(), ..LinkConfig::default() };
+    let config = PoolConfig { link, ..PoolConfig::default() };
+    MasterLink::new(MasterPools::new(&options.master, &hello, &config))
 }
 
 /// Runs a master and a node in one process: the small cluster that most people start with.
@@ -428,6 +443,7 @@ fn node_config(options: NodeOptions) -> NodeConfig {
         tenant: options.tenant,
         share_users: options.share_users,
         tier: options.tier,
+        guard: options.guard,
         links: PoolConfig { link, ..PoolConfig::default() },
         ..NodeConfig::default()
     }

@@ -14,8 +14,8 @@ use crate::progress;
 use crate::render::{Output, Started};
 use indicatif::ProgressBar;
 use mooncrate::{
-    ElectionConfig, Listener, MasterOptions, NodeOptions, Progress, Running, Security, SsdConfig,
-    TierConfig,
+    ElectionConfig, GuardCommand, Listener, MasterOptions, NodeOptions, Progress, Running,
+    Security, SsdConfig, TierConfig,
 };
 use mooncrate_core::catalog;
 use mooncrate_lock::Mutex;
@@ -171,7 +171,8 @@ async fn serve(
         .map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))?;
     let windows = Windows::bind(role, settings).await?;
     let gate = security.0.gate.clone();
-    let options = (master_options(role, settings, security.0)?, node_options(settings, security.1));
+    let node = node_options(settings, security.1, role == Role::Node);
+    let options = (master_options(role, settings, security.0)?, node);
     let starting = spawn_blocking(move || match role {
         Role::Both => mooncrate::run_both(options.0, options.1),
         Role::Master => mooncrate::run_master(options.0),
@@ -264,7 +265,7 @@ fn election(settings: &Settings, listen: &Address) -> ElectionConfig {
     }
 }
 
-fn node_options(settings: &Settings, security: Security) -> NodeOptions {
+fn node_options(settings: &Settings, security: Security, guard: bool) -> NodeOptions {
     NodeOptions {
         name: settings.node_name.clone(),
         master: settings.master.clone(),
@@ -279,11 +280,28 @@ fn node_options(settings: &Settings, security: Security) -> NodeOptions {
         tenant: settings.tenant,
         share_users: settings.share_users.clone(),
         drain_on_stop: settings.drain_on_stop,
+        guard: guard.then(guard_command),
         tier: TierConfig {
             on_progress: Some(Listener(Arc::new(recovering()))),
             ..settings.tier.clone()
         },
     }
+}
+
+/// This very command, which is told whom to guard. Beside a master in the same process a guard is of no
+/// use: there is nobody to tell.
+fn guard_command() -> GuardCommand {
+    GuardCommand {
+        // The program that runs, even if its file has been replaced since.
+        program: "/proc/self/exe".into(),
+        args: std::env::args_os().skip(1).collect(),
+    }
+}
+
+/// Guards the node process `owner`, which was started with the same settings.
+pub(crate) fn guard(owner: u32, settings: &Settings) -> Result<(), Failure> {
+    let options = node_options(settings, security(settings)?, false);
+    mooncrate::guard_node(&options, owner).map_err(failed)
 }
 
 /// Shows how far the recovery of disks is, where a person looks at it: one bar for each.
