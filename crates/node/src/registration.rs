@@ -268,10 +268,6 @@ impl Node {
         if self.stopping() {
             return false;
         }
-        if !serve {
-            return true;
-        }
-        standing.leave = standing.leave.max(sent);
         // Looked up under the lock: what was unmounted or replaced meanwhile must stay closed.
         let mounted = self.segments().all();
         if let Some(life) = self.segments().life() {
@@ -279,6 +275,10 @@ impl Node {
                 mounted.iter().map(|s| (s.spec().segment, s.spec().incarnation)).collect();
             life.set_mounts(self.id(), &mounts);
         }
+        if !serve {
+            return true;
+        }
+        standing.leave = standing.leave.max(sent);
         for segment in mounted.into_iter().chain(self.segments().private()) {
             segment.set_serve_until(standing.leave.plus(registration / 2));
         }
