@@ -49,6 +49,7 @@ fn every_flag_is_a_setting_with_the_default_it_shows() {
         "group",
         "expire",
         "regex",
+        "guard-of",
     ];
     let command = Arguments::command();
     for (name, needs) in [("serve", ""), ("master", ""), ("node", ""), ("put", "k"), ("ls", "")] {
