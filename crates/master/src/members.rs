@@ -4,7 +4,7 @@
 use crate::service::Master;
 use mooncrate_core::copy::CopyDone;
 use mooncrate_core::error::MountError;
-use mooncrate_core::plan::{Medium, Notice};
+use mooncrate_core::plan::Notice;
 use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, SegmentId};
 use mooncrate_lock::MutexGuard;
 use mooncrate_wire::clock::boottime;
@@ -81,10 +81,8 @@ impl Master {
         if let Some(told) = told {
             let opening = told.build()?;
             self.mind().catalog.open_segment(opening)?;
-            if segment.medium() == Medium::Ssd {
-                // The next leader believes a disk that this one has let in, however soon it comes.
-                self.keep_or_say();
-            }
+            // The next leader believes what this one has let in, however soon it comes.
+            self.keep_or_say();
         }
         self.news.publish();
         Ok(())
