@@ -63,11 +63,17 @@ pub enum Canary {
     BadCopyKept = 28,
     /// 29: the death of a node is confirmed while its memory can still be read.
     DeadButReadable = 29,
+    /// 30: a master that knows nothing takes its cluster for new.
+    NewnessAssumed = 30,
+    /// 31: a disk is believed by its name, whatever its stamp.
+    StampIgnored = 31,
+    /// 32: memory that came late serves before it has dropped what it must.
+    LateMemoryServes = 32,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 31] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
@@ -96,6 +102,9 @@ impl Canary {
         Self::HiddenCountsAsGone,
         Self::BadCopyKept,
         Self::DeadButReadable,
+        Self::NewnessAssumed,
+        Self::StampIgnored,
+        Self::LateMemoryServes,
     ];
 
     /// Its number in the table of `docs/testing.md`.

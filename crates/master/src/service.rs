@@ -213,6 +213,10 @@ impl Master {
         }
         let kept = {
             let mut mind = self.mind();
+            if mind.catalog.waits_for_anybody() {
+                // A master that comes meanwhile must not take these nodes for all there are.
+                return Ok(());
+            }
             let quotas = mind.catalog.tenants().filter_map(|(id, of)| Some((id, of.quota?)));
             let quotas = quotas.collect();
             let trusted = mind.catalog.trusted();

@@ -64,6 +64,8 @@ pub struct Election {
     pub nodes: BTreeSet<NodeId>,
     /// Disks that the next leader may believe.
     pub trusted: Vec<Trusted>,
+    /// What the last leader wrote down is lost.
+    pub forgotten: bool,
 }
 
 /// What was counted.

@@ -204,6 +204,9 @@ impl World {
         match fault {
             Fault::LeaderCrash => {
                 master.crash(&mut self.ctx);
+                if self.losses.chance(self.ctx.swarm.forgets) {
+                    self.ctx.election.forgotten = true;
+                }
                 let down = span(&mut self.rng, 5, 100);
                 self.ctx.after(down, Event::Restart(Actor::Master(leader)));
             }

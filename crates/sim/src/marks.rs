@@ -160,6 +160,12 @@ marks! {
     DiskEvicted = "disk_evicted",
     /// An owner has found a record damaged.
     DiskLost = "disk_lost",
+    /// A disk that was left out of a start is back.
+    DiskPutBack = "disk_put_back",
+    /// A node has started with an older copy of its disk.
+    DiskRestored = "disk_restored",
+    /// A leader has begun without the state of the last one.
+    Forgotten = "forgotten",
     /// A value came back into memory.
     Promoted = "promoted",
     /// A disk came back with what it held.

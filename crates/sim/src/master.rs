@@ -115,6 +115,9 @@ impl Master {
         ctx.say(|| format!("master {} leads under epoch {epoch}, expects {expected:?}", self.ix));
         let start = if fresh {
             Start::New
+        } else if ctx.election.forgotten {
+            ctx.mark(Mark::Forgotten);
+            Start::Unknown
         } else {
             Start::Takeover { expected, trusted: ctx.election.trusted.clone() }
         };
@@ -176,7 +179,12 @@ impl Master {
             // The finale clears one key after the other: what is left must not be in its way.
             (1..ctx.swarm.tenants).for_each(|t| catalog.set_quota(TenantId(t.into()), None));
         }
-        if catalog.epoch() == ctx.election.epoch && catalog.trust_changed() {
+        let leads = catalog.epoch() == ctx.election.epoch;
+        if leads && !catalog.waits_for_anybody() {
+            ctx.election.forgotten = false;
+        }
+        let keeps = leads && !ctx.election.forgotten;
+        if keeps && catalog.trust_changed() {
             // Writing takes time now and then; a leader that dies meanwhile has or has not written.
             let list = catalog.trusted();
             let fewer = ctx.election.trusted.iter().any(|trusted| !list.contains(trusted));
@@ -191,7 +199,7 @@ impl Master {
                 ctx.election.trusted = list;
             }
         }
-        if catalog.epoch() == ctx.election.epoch && !catalog.rebuilding() {
+        if keeps && !catalog.rebuilding() {
             // Nodes that were counted out hold nothing any more.
             ctx.election.nodes = catalog.holders().into_iter().collect();
         }

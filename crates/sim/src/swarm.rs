@@ -58,6 +58,8 @@ pub struct Swarm {
     pub load: Load,
     /// Each node has a disk; `None`: none has.
     pub disks: Option<Disks>,
+    /// Leaders that are killed and whose state is lost with them, in parts per thousand.
+    pub forgets: u32,
 }
 
 /// What disks are like; chances in parts per thousand.
@@ -81,6 +83,10 @@ pub struct Disks {
     pub listed: u32,
     /// Removes that come as a pattern, which strikes what disks that are away hold of the whole tenant.
     pub patterns: u32,
+    /// Starts of a node without its disk, which comes back at a later start.
+    pub pulled: u32,
+    /// Starts of a node with an older copy of its disk.
+    pub restored: u32,
 }
 
 /// What clients do, in parts per thousand.
@@ -144,8 +150,10 @@ impl Swarm {
             faults,
             load: draw_load(rng, flips),
             disks: None,
+            forgets: 0,
         };
         swarm.draw_disks();
+        swarm.draw_losses();
         let pool = u64::from(swarm.nodes) * u64::from(swarm.segments) * swarm.segment_bytes;
         swarm.quota = (share > 0).then_some(pool * share / 1000);
         swarm
@@ -164,6 +172,8 @@ impl Swarm {
             away: *pick(rng, &[None, Some(300 * MS), Some(1_500 * MS)]),
             listed: *pick(rng, &[1000, 300, 15]),
             patterns: 0,
+            pulled: 0,
+            restored: 0,
         };
         let policies = [Offload::Evict, Offload::Watermark, Offload::Eager, Offload::Eager];
         let catalog = Config {
@@ -177,6 +187,16 @@ impl Swarm {
         if rng.chance(600) {
             let patterns = *pick(rng, &[0, 0, 5, 100]);
             (self.disks, self.catalog) = (Some(Disks { patterns, ..disks }), catalog);
+        }
+    }
+
+    /// What is lost beside values, from a stream of its own.
+    fn draw_losses(&mut self) {
+        let rng = &mut Rng::stream(self.seed, "losses");
+        self.forgets = *pick(rng, &[0, 0, 0, 300, 1000]);
+        let (pulled, restored) = (*pick(rng, &[0, 0, 100, 400]), *pick(rng, &[0, 0, 100, 400]));
+        if let Some(disks) = &mut self.disks {
+            (disks.pulled, disks.restored) = (pulled, restored);
         }
     }
 

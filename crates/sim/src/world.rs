@@ -35,6 +35,8 @@ pub struct World {
     pub clients: Vec<Client>,
     /// Faults are drawn from this.
     pub rng: Rng,
+    /// Draws what is lost with a leader.
+    pub losses: Rng,
     /// The phase without faults, once it has begun.
     pub finale: Option<Finale>,
     /// A node that the operator empties.
@@ -84,9 +86,10 @@ impl World {
         let nodes = (0..swarm.nodes).map(|ix| Node::new(&mut ctx, ix)).collect();
         let clients = (0..swarm.clients).map(|ix| Client::new(&ctx, ix)).collect();
         let rng = Rng::stream(seed, "faults");
+        let losses = Rng::stream(seed, "losses-of-leaders");
         let waiting = Vec::new();
         let mut world =
-            Self { ctx, masters, nodes, clients, rng, finale: None, drain: None, waiting };
+            Self { ctx, masters, nodes, clients, rng, losses, finale: None, drain: None, waiting };
         world.ctx.at(0, Event::Election);
         world.ctx.at(AUDIT, Event::Audit);
         world.ctx.at(MS, Event::Operator);

@@ -56,6 +56,11 @@ impl Rebuild {
         Self { expected, anybody: true, fences, told, fenced_at, until }
     }
 
+    /// Whether any node may come.
+    pub(super) fn of_any(&self) -> bool {
+        self.anybody
+    }
+
     fn expects(&self, node: NodeId) -> bool {
         self.anybody || self.expected.contains(&node)
     }

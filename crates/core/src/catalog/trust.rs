@@ -315,6 +315,9 @@ impl Catalog {
     /// a value that it was told to drop is readable there, by locators of an earlier leader. A disk is mounted anew and has no such readers.
     pub fn may_serve(&self, node: NodeId) -> bool {
         let Some(member) = self.nodes.get(&node) else { return false };
+        if canary::on(Canary::LateMemoryServes) {
+            return true;
+        }
         let mut mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));
         mounts.all(|index| {
             let book = self.segments.book(index);

@@ -10,6 +10,7 @@
 
 use crate::swarm::Disks;
 use crate::{MS, Nanos};
+use mooncrate_core::catalog::Trusted;
 use mooncrate_core::copy::CopyOrder;
 use mooncrate_core::plan::{
     Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, Order, OrderResult, SegmentOffer,
@@ -47,7 +48,7 @@ struct Life {
 }
 
 /// A disk.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Disk {
     /// Its segment.
     pub segment: SegmentId,
@@ -98,6 +99,16 @@ impl Disk {
             ended: BTreeMap::new(),
             rng,
         }
+    }
+
+    /// An older copy takes its place. What is drawn from now on was never drawn before.
+    /// A copy of its files has no stamp. One of its blocks has, and as long as the list names that stamp nobody
+    /// can tell the two apart (decision 0028): such a one is not put back.
+    pub fn restore(&mut self, older: Self, listed: &[Trusted]) {
+        let (rng, stamp) = (self.rng.clone(), older.evidence.stamp);
+        let named = listed.iter().any(|one| one.segment == self.segment && one.stamp == stamp);
+        let evidence = if named { Evidence::default() } else { older.evidence };
+        *self = Self { rng, evidence, ..older };
     }
 
     /// What the node offers.

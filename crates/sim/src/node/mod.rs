@@ -107,6 +107,10 @@ pub struct Node {
     pub stores: Vec<Arc<Store>>,
     /// Its disk, if this run has disks.
     pub disk: Option<Disk>,
+    /// Its disk, while it is left out.
+    drawer: Option<Disk>,
+    /// A copy of its disk.
+    backup: Option<Disk>,
     /// What dead processes left behind: clients may still hold it. Guards go with it, because a
     /// process that is killed drops nothing.
     graveyard: Vec<Remains>,
@@ -125,6 +129,8 @@ pub struct Node {
     rng: Rng,
     /// Whether its processes have guards, and how fast those are.
     guards: Rng,
+    /// Draws what hands do to its disk.
+    hands: Rng,
 }
 
 /// What a killed process leaves behind.
@@ -163,6 +169,8 @@ impl Node {
             paused_until: 0,
             stores: Vec::new(),
             disk: None,
+            drawer: None,
+            backup: None,
             graveyard: Vec::new(),
             standing: Standing::new(Now(0)),
             incarnations: 0,
@@ -175,6 +183,7 @@ impl Node {
             gone: vec![0; ctx.swarm.clients.into()],
             rng: Rng::stream(ctx.swarm.seed, &format!("node-{ix}")),
             guards: Rng::stream(ctx.swarm.seed, &format!("guard-{ix}")),
+            hands: Rng::stream(ctx.swarm.seed, &format!("hands-{ix}")),
         };
         for segment in 0..ctx.swarm.segments {
             ctx.owners.push((SegmentId::of(id(ix), segment.into()), ix));
@@ -294,6 +303,7 @@ impl Node {
     /// The process starts again.
     pub fn restart(&mut self, ctx: &mut Ctx) {
         self.up = true;
+        self.change_disks(ctx);
         self.start(ctx);
         self.wind_up(ctx);
     }
@@ -307,6 +317,29 @@ impl Node {
     fn disk_at(&mut self, segment: SegmentId, incarnation: Incarnation) -> Option<&mut Disk> {
         let same = |disk: &&mut Disk| disk.segment == segment && disk.incarnation == incarnation;
         self.disk.as_mut().filter(same)
+    }
+
+    /// Somebody had the machine open: the disk is left out, put back, or an older copy of it is there.
+    fn change_disks(&mut self, ctx: &mut Ctx) {
+        let (Some(load), rng) = (ctx.swarm.disks, &mut self.hands) else { return };
+        let Some(disk) = &mut self.disk else {
+            if rng.chance(500) {
+                self.disk = self.drawer.take();
+                ctx.mark(Mark::DiskPutBack);
+            }
+            return;
+        };
+        if rng.chance(load.restored)
+            && let Some(older) = &self.backup
+        {
+            ctx.mark(Mark::DiskRestored);
+            disk.restore(older.clone(), &ctx.election.trusted);
+        } else if rng.chance(load.restored) {
+            self.backup = Some(disk.clone());
+        }
+        if rng.chance(load.pulled) {
+            self.drawer = self.disk.take();
+        }
     }
 
     /// Looks after its segments.
@@ -324,6 +357,10 @@ impl Node {
             news.extend(freed);
             ctx.marks.hit_times(Mark::DiskEvicted, u64::from(evicted));
             ctx.marks.hit_times(Mark::DiskLost, u64::from(lost));
+            // A copy that is made while it is in use.
+            if load.restored > 0 && self.hands.chance(2) {
+                self.backup = Some(disk.clone());
+            }
         }
         self.send_notices(ctx, news);
         self.tell_copies(ctx);
