@@ -11,7 +11,9 @@ use crate::chaos::proxy::{Mode, Proxy};
 use crate::chaos::server::{Server, end};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
+use std::fs::File;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt as _;
 use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// Port of a proxy beside the server that it stands in front of.
 const PROXY_PORT: u16 = 7499;
+/// Bytes that one fault flips, of 24 MiB.
+const FLIPS: u64 = 64;
 const LEAVE_MAX: Duration = Duration::from_secs(10);
 
 /// A fault that is to happen.
@@ -75,6 +79,10 @@ enum Undo {
     /// The same; the start after it has the right time again.
     StartShifted,
     Continue,
+    /// A start with its disk.
+    Disk,
+    /// Nothing; what was done.
+    Nothing(Effect),
     /// The forerunner of a remounted node.
     KillForerunner(Child),
     /// The descriptor limit as it was.
@@ -118,6 +126,11 @@ impl Active {
                 servers.for_each(|server| server.clock = 0);
             }
             Undo::Continue => signal(kind.on, target, fleet, Signal::CONT),
+            Undo::Disk => {
+                fleet.nodes[target].kill();
+                fleet.start_node(target)?;
+            }
+            Undo::Nothing(done) => effect = done,
             Undo::KillForerunner(child) => end(child),
             Undo::Limit(limit) => {
                 if let Some(child) = &fleet.nodes[target].child {
@@ -173,6 +186,8 @@ fn begin(planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Undo> {
             fleet.findings.extend(bad);
             Undo::Start
         }
+        Act::DiskOut | Act::Forget => lose(planned, fleet)?,
+        Act::Flip => Undo::Nothing(flip(fleet, seed)?),
         Act::Remount => {
             let forerunner = fleet.nodes[target].child.take().context("the node runs")?;
             fleet.other_port(target)?;
@@ -208,6 +223,44 @@ fn begin(planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Undo> {
             Undo::ClearRules
         }
     })
+}
+
+/// A process loses what outlives it: a node its disk, the master its state.
+fn lose(planned: Planned, fleet: &mut Fleet) -> Result<Undo> {
+    let Planned { kind: Kind { on, act, .. }, target, .. } = planned;
+    kill(on, target, fleet);
+    if act == Act::Forget {
+        std::fs::remove_file(fleet.state()).context("the state of the master")?;
+        return Ok(Undo::Start);
+    }
+    fleet.start_node_with(target, None)?;
+    Ok(Undo::Disk)
+}
+
+/// Flips a bit in each of many bytes of a node's memory. Nobody maps the memory of the last node: who looks at
+/// a view of it has verified a copy.
+fn flip(fleet: &Fleet, seed: u64) -> Result<Effect> {
+    let child = fleet.nodes[NODES - 1].child.as_ref().context("the node runs")?;
+    let mut dice = Dice::new(seed ^ u64::from(child.id()));
+    let mut flipped = 0;
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", child.id()))? {
+        let path = entry?.path();
+        let target = std::fs::read_link(&path).unwrap_or_default();
+        if !target.to_string_lossy().contains("mooncrate-payload") {
+            continue;
+        }
+        // Some of its descriptors can only be read.
+        let Ok(memory) = File::options().read(true).write(true).open(&path) else { continue };
+        let len = memory.metadata()?.len();
+        for _ in 0..FLIPS {
+            let (at, byte) = (dice.below(len), &mut [0]);
+            memory.read_exact_at(byte, at)?;
+            memory.write_all_at(&[byte[0] ^ (1 << dice.below(8))], at)?;
+            flipped += 1;
+        }
+        break;
+    }
+    Ok(format!("{flipped} bytes flipped"))
 }
 
 /// The rules of a fault in the packet filter of its host.

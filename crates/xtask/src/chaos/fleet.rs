@@ -205,17 +205,22 @@ impl Fleet {
         Ok(command)
     }
 
+    /// Where the only master keeps its state.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.folder.join("master.state")
+    }
+
     pub(crate) fn start_master(&mut self, index: usize) -> Result<()> {
         let server = &self.masters[index];
         let (name, listen) = (server.host.name.clone(), server.address().to_string());
         let admin = format!("127.0.0.1:{}", self.admin_ports[index]);
-        let state = self.folder.join("master.state").display().to_string();
+        let state = self.state().display().to_string();
         // Who stands for election keeps its epoch in etcd; who is alone, in a file.
         let urls = self.etcd.as_ref().map(Etcd::urls);
         let kept = match &urls {
             Some(urls) => ["--etcd", urls, "--name", &name].to_vec(),
-            // The cluster is new once: a master that is started again finds its state.
-            None => ["--state-file", &state, "--new-cluster"].to_vec(),
+            None if server.starts == 0 => ["--state-file", &state, "--new-cluster"].to_vec(),
+            None => ["--state-file", &state].to_vec(),
         };
         let args = ["master", "--master", &listen, "--admin", &admin, "--put-timeout", PUT_TIMEOUT];
         // Every value goes to a disk, so that nodes come back with many of them.

@@ -36,6 +36,12 @@ pub(crate) enum Act {
     Stop,
     /// SIGTERM, and a new start.
     Leave,
+    /// kill -9, a start without its disk, and another one with it when the fault ends.
+    DiskOut,
+    /// kill -9, and a new start without the state that it had written.
+    Forget,
+    /// Bytes change in its memory.
+    Flip,
     /// A second process of the same name mounts while the first still serves.
     Remount,
     /// No file descriptor is left to it.
@@ -60,7 +66,7 @@ pub(crate) enum Act {
 #[derive(Clone, Copy, Debug)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "four facts that have nothing to do with each other"
+    reason = "five facts that have nothing to do with each other"
 )]
 pub(crate) struct Means {
     /// Network namespaces.
@@ -69,13 +75,15 @@ pub(crate) struct Means {
     pub(crate) clock: bool,
     /// Several masters.
     pub(crate) several: bool,
+    /// One master.
+    pub(crate) alone: bool,
     /// Time for faults that outlast a registration, so they come seldom.
     pub(crate) long: bool,
 }
 
 impl Means {
     pub(crate) const NONE: Self =
-        Self { private: false, clock: false, several: false, long: false };
+        Self { private: false, clock: false, several: false, alone: false, long: false };
 }
 
 /// One kind of fault.
@@ -106,6 +114,10 @@ const fn several(kind: Kind) -> Kind {
     Kind { needs: Means { several: true, ..kind.needs }, ..kind }
 }
 
+const fn alone(kind: Kind) -> Kind {
+    Kind { needs: Means { alone: true, ..kind.needs }, ..kind }
+}
+
 const fn long(kind: Kind) -> Kind {
     Kind { needs: Means { long: true, ..kind.needs }, ..kind }
 }
@@ -116,6 +128,8 @@ const fn cut(peer: On, from_peer: bool, to_peer: bool) -> Act {
 
 /// Long enough that a master gives a silent node up: 20 s and the guard.
 const LONG: (u64, u64) = (23_000, 25_000);
+/// As long as a machine takes to start again.
+const AWAY: (u64, u64) = (60_000, 62_000);
 const SHORT: (u64, u64) = (500, 2500);
 /// Longer than the lease of a leader in etcd (2 s), so that another one is elected.
 const DEPOSED: (u64, u64) = (3000, 6000);
@@ -133,6 +147,10 @@ pub(crate) const KINDS: &[Kind] = &[
     kind("leave-node", On::Node, Act::Leave, (100, 500)),
     kind("leave-master", On::Master, Act::Leave, (100, 500)),
     kind("remount-node", On::Node, Act::Remount, (500, 1500)),
+    kind("disk-out-node", On::Node, Act::DiskOut, (2000, 5000)),
+    kind("flip-node", On::Node, Act::Flip, SHORT),
+    long(alone(kind("forget-master", On::Master, Act::Forget, (200, 1500)))),
+    long(alone(kind("away-master-long", On::Master, Act::Kill, AWAY))),
     clock("clock-back-node", On::Node, -3600),
     clock("clock-ahead-node", On::Node, 3600),
     clock("clock-back-master", On::Master, -3600),
@@ -195,6 +213,7 @@ pub(crate) fn choose(wanted: &[String], means: Means) -> anyhow::Result<Vec<Kind
         (means.private || !kind.needs.private)
             && (means.clock || !kind.needs.clock)
             && (means.several || !kind.needs.several)
+            && (means.alone || !kind.needs.alone)
             && proxied
     };
     let fitting = |kind: &Kind| wanted.is_empty() && (means.long || !kind.needs.long);

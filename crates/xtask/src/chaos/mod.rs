@@ -117,6 +117,7 @@ fn walk(
         private,
         clock: server::faketime().is_some(),
         several: masters > 1,
+        alone: masters == 1,
         long: options.long(),
     };
     let kinds = kinds::choose(&options.kinds, means)?;

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
     use crate::chaos::kinds::{self, Means};
 
-    const ALL: Means = Means { private: true, clock: true, several: true, long: true };
+    const ALL: Means = Means { private: true, clock: true, several: true, alone: true, long: true };
 
     fn names(seed: u64, rounds: usize) -> Vec<String> {
         let kinds = kinds::choose(&[], ALL).unwrap();
