@@ -102,7 +102,7 @@ fn the_keys_of_a_killed_node_can_be_put_again_at_once() {
     let victim = fleet.node("a", &[]);
     let _other = fleet.node("b", &[]);
     let (writer, reader) = (fleet.connect(), fleet.connect());
-    put_all(&writer, &[1; 100_000], &on(&writer, &["a"]));
+    put_all(&writer, &vec![1; 100_000], &on(&writer, &["a"]));
     for n in 0..KEYS {
         reader.get(&key(n)).unwrap().unwrap();
     }
@@ -202,7 +202,7 @@ fn a_killed_node_comes_back_with_its_disk() {
     let store = fleet.connect();
     let config = PutConfig { media: [0, 1, 1], ..on(&store, &["a"]) };
     put_all(&store, &[7; 5000], &config);
-    until("all is on the disk", Duration::from_secs(60), || {
+    until("all is on the disk", Duration::from_mins(1), || {
         store.stat().unwrap().counters.offloaded >= u64::from(KEYS)
     });
     kill(victim);
@@ -210,7 +210,7 @@ fn a_killed_node_comes_back_with_its_disk() {
     assert_eq!(store.get(&key(0)).unwrap(), None);
     assert!(!store.exists(&key(1)).unwrap());
     let _back = fleet.node("a", &disk);
-    until("all is there again", Duration::from_secs(60), || {
+    until("all is there again", Duration::from_mins(1), || {
         (0..KEYS).all(|n| matches!(store.get(&key(n)), Ok(Some(value)) if value == [7; 5000]))
     });
 }

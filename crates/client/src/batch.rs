@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::get::{Source, patience, share};
+use crate::get::{Source, doubt, patience, share};
 use crate::put::{Stored, spread};
 use crate::reads::Remembered;
 use crate::stripes::in_parallel;
@@ -308,7 +308,7 @@ impl Client {
         for read in reads.iter_mut().filter(corrupt) {
             self.counters.at(read.locator.slot.0.into()).corrupt.one();
             // Whatever comes of it: the value is read elsewhere, or alone.
-            let _ = self.doubt(&*transport, &read.locator, deadline);
+            let _ = doubt(&*transport, &read.locator, deadline);
         }
         Some(transport.path())
     }

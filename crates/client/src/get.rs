@@ -328,7 +328,7 @@ impl Client {
                 let mut read = attempt(&*transport, locator, deadline);
                 if let Err(TransferError::Data(DataError::Corrupt)) = read {
                     self.counters.at(located.object.sequence).corrupt.one();
-                    self.doubt(&*transport, locator, deadline)?;
+                    doubt(&*transport, locator, deadline)?;
                     read = attempt(&*transport, locator, deadline);
                 }
                 Ok((read?, Source { path, copy, disk }))
@@ -345,29 +345,6 @@ impl Client {
             }
         }
         Err(last)
-    }
-
-    /// A copy did not add up here: its owner looks at it. Ok: it is good there, so the bytes went bad
-    /// on their way, and another read may fare better. Otherwise why not to read there again: stale, if
-    /// the owner has retired it, so that the master is asked for another copy and says so if there is
-    /// none.
-    pub(crate) fn doubt(
-        &self,
-        transport: &dyn Transport,
-        locator: &Locator,
-        deadline: Deadline,
-    ) -> Result<(), TransferError> {
-        if locator.segment.medium() == Medium::Ssd {
-            // Its owner has verified what it loaded, and retires what is bad without being told.
-            return Err(DataError::Corrupt.into());
-        }
-        match transport.verify(locator, deadline) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(DataError::Stale.into()),
-            Err(error) if error.is_stale() => Err(error),
-            // Nobody could look.
-            Err(_) => Err(DataError::Corrupt.into()),
-        }
     }
 
     /// The way to an owner. Who has somewhere else to go gives up when the owner is silent; but a disk may take
@@ -494,4 +471,26 @@ pub(crate) fn share(deadline: Deadline, copies: usize) -> Deadline {
     let now = boottime();
     let copies = u32::try_from(copies).unwrap_or(u32::MAX);
     now.deadline_in(deadline.left(now) / copies)
+}
+
+/// A copy did not add up here: its owner looks at it. Ok: it is good there, so the bytes went bad
+/// on their way, and another read may fare better. Otherwise why not to read there again: stale, if
+/// the owner has retired it, so that the master is asked for another copy and says so if there is
+/// none.
+pub(crate) fn doubt(
+    transport: &dyn Transport,
+    locator: &Locator,
+    deadline: Deadline,
+) -> Result<(), TransferError> {
+    if locator.segment.medium() == Medium::Ssd {
+        // Its owner has verified what it loaded, and retires what is bad without being told.
+        return Err(DataError::Corrupt.into());
+    }
+    match transport.verify(locator, deadline) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(DataError::Stale.into()),
+        Err(error) if error.is_stale() => Err(error),
+        // Nobody could look.
+        Err(_) => Err(DataError::Corrupt.into()),
+    }
 }

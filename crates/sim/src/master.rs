@@ -240,24 +240,7 @@ impl Master {
             ToMaster::Mount { node, round, sent, fence, offers } => {
                 self.mount(ctx, node, (round, sent), fence, &offers);
             }
-            ToMaster::Announce { node, epoch, round, page, segment, incarnation, slots, last } => {
-                let now = ctx.lease_clock(ctx.master_host());
-                let catalog = self.catalog.as_mut().expect("checked above");
-                let result = catalog
-                    .is_told(epoch)
-                    .and_then(|()| catalog.announce(now, segment, incarnation, &slots, last));
-                ctx.told((segment, incarnation), &slots);
-                // What a node tells that came back late may be told to go, too.
-                if segment.medium() == Medium::Ssd || !catalog.may_serve(crate::node::id(node)) {
-                    ctx.turned_away((segment, incarnation), &slots);
-                }
-                for (tenant, known) in catalog.tenants() {
-                    let brought = &mut self.brought[tenant.0 as usize];
-                    *brought = known.used.max(*brought);
-                }
-                let reply = ToNode::Announced { round, page, epoch: catalog.epoch(), result };
-                ctx.to_node(Actor::Master(self.ix), node, reply);
-            }
+            ToMaster::Announce { .. } => self.announce(ctx, message),
             ToMaster::Beat { node, sent } => {
                 let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
@@ -308,6 +291,31 @@ impl Master {
             }
         }
         self.flush(ctx);
+    }
+
+    /// A page of what a node holds.
+    fn announce(&mut self, ctx: &mut Ctx, message: ToMaster) {
+        let ToMaster::Announce { node, epoch, round, page, segment, incarnation, slots, last } =
+            message
+        else {
+            return;
+        };
+        let now = ctx.lease_clock(ctx.master_host());
+        let catalog = self.catalog.as_mut().expect("checked above");
+        let result = catalog
+            .is_told(epoch)
+            .and_then(|()| catalog.announce(now, segment, incarnation, &slots, last));
+        ctx.told((segment, incarnation), &slots);
+        // What a node tells that came back late may be told to go, too.
+        if segment.medium() == Medium::Ssd || !catalog.may_serve(crate::node::id(node)) {
+            ctx.turned_away((segment, incarnation), &slots);
+        }
+        for (tenant, known) in catalog.tenants() {
+            let brought = &mut self.brought[tenant.0 as usize];
+            *brought = known.used.max(*brought);
+        }
+        let reply = ToNode::Announced { round, page, epoch: catalog.epoch(), result };
+        ctx.to_node(Actor::Master(self.ix), node, reply);
     }
 
     fn mount(

@@ -297,10 +297,10 @@ impl MasterPools {
 fn may_move(error: &CallError) -> bool {
     match error {
         CallError::Io { .. } | CallError::Closed { .. } | CallError::Deadline { .. } => true,
-        // Said above the pools, never by one of them.
-        CallError::Away { .. } => false,
         CallError::Refused { code, .. } => *code == RefusalCode::ShuttingDown,
+        // `Away` is said above the pools, never by one of them.
         CallError::NotLeader { .. }
+        | CallError::Away { .. }
         | CallError::Protocol(_)
         | CallError::Busy { .. }
         | CallError::Tls { .. } => false,

@@ -318,9 +318,9 @@ impl Catalog {
         if writing {
             // One replica of the put is lost, so the put is: its plan cannot be kept.
             if stays {
-                self.abort_put(now, id)
+                self.abort_put(now, id);
             } else {
-                self.close_put()
+                self.close_put();
             }
             return;
         }

@@ -1,5 +1,4 @@
-//! Each step and each refusal of a segment, one at a time. Orders of steps at random are in
-//! `tests/model.rs`, threads in `tests/stress.rs`.
+//! Each step and each refusal of a segment; steps at random are in `tests/model.rs`, threads in `stress.rs`.
 
 use super::*;
 use crate::life::Life;

@@ -108,7 +108,7 @@ impl Disk {
         let (rng, stamp) = (self.rng.clone(), older.evidence.stamp);
         let named = listed.iter().any(|one| one.segment == self.segment && one.stamp == stamp);
         let evidence = if named { Evidence::default() } else { older.evidence };
-        *self = Self { rng, evidence, ..older };
+        *self = Self { evidence, rng, ..older };
     }
 
     /// What the node offers.

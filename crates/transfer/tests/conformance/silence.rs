@@ -135,7 +135,7 @@ fn a_hasty_way_gives_up_on_silence() {
     for greets in [false, true] {
         let mute = Mute::listen(&"127.0.0.1:0".parse().unwrap(), greets);
         let stream = Stream::new(mute.address.clone(), &PoolConfig::default()).hasty(PATIENCE);
-        let far = boottime().deadline_in(Duration::from_secs(60));
+        let far = boottime().deadline_in(Duration::from_mins(1));
         times_out("read", |_| {
             let value = rig.value(3 << 20);
             let mut into = vec![0; 3 << 20];

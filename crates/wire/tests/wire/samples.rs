@@ -1,18 +1,16 @@
-//! Random messages of every kind, from a seed. Numbers favour the edges, lists are short but may be
-//! empty, and every variant of every error turns up.
+//! Random messages of every kind, from a seed: edges, short and empty lists, every variant of every error.
 
 mod errors;
 
 use mooncrate_core::catalog::Counters;
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode, DrainStat};
 use mooncrate_core::error::CopyError;
-use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::*;
 use mooncrate_core::key::Key;
 use mooncrate_core::label::{Label, StripeOf};
 use mooncrate_core::plan::*;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::seal::Seal;
+use mooncrate_core::{Extent, Seal};
 use mooncrate_wire::message::*;
 use mooncrate_wire::{Kind, LinkKind};
 use std::borrow::Cow;
