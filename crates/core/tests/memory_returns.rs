@@ -101,10 +101,13 @@ fn a_master_that_knows_nothing_takes_no_key_for_absent() {
         assert!(matches!(refused, Err(PutError::Rebuilding { .. })), "{at}: {refused:?}");
         let refused = catalog.remove(ms(at), b"key", false);
         assert!(matches!(refused, Err(RemoveError::Rebuilding { .. })), "{at}: {refused:?}");
+        // A master that comes meanwhile must not know more than this one.
+        assert!(catalog.waits_for_anybody(), "{at}: nothing is written down yet");
     }
     // Nobody who was heard by an earlier master less than a registration time ago can come any more.
     catalog.heartbeat(ms(20_500), NodeId(2)).unwrap();
     catalog.tick(ms(20_500));
+    assert!(!catalog.waits_for_anybody());
     put(&mut catalog, ms(20_501), b"key").unwrap();
     // The owner wakes up. What it holds was replaced meanwhile, so it starts over.
     let back = mount(&mut catalog, ms(20_600), &offer(1, 1, true), &[held(0, b"key")]);

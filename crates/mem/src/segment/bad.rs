@@ -13,8 +13,7 @@ use super::{Segment, SegmentError};
 use crate::atomic::Ordering;
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::plan::{Notice, OrderResult};
-use mooncrate_core::state::Event;
-use mooncrate_core::{Generation, Locator, Now, ReplicaState, Slot};
+use mooncrate_core::{Generation, Locator, Now, Slot};
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,16 +31,7 @@ impl Segment {
         }
         drop(pin);
         let (slot, generation) = (locator.slot, locator.generation);
-        let mut life = self.lives.lock(slot);
-        let word = self.load(slot);
-        if word.generation() != generation || word.state() != ReplicaState::Ready {
-            // Somebody else was first, or it is on its way out anyway.
-            return Err(SegmentError::Stale { wanted: generation, found: word });
-        }
-        self.step(Some(now), slot, generation, Event::Unlink)?;
-        if let Some(life) = life.as_mut() {
-            (life.bad, life.queued) = (true, true);
-        }
+        self.unlink(now, slot, generation, |life| (life.bad, life.queued) = (true, true))?;
         self.bad.fetch_add(1, Ordering::Relaxed);
         self.queue.lock().push(Reverse((now, slot, generation)));
         Ok(false)

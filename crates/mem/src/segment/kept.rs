@@ -9,6 +9,7 @@
 //! What must stay true: nothing here is Ready that is not durable (S2); whoever asks such a segment for
 //! bytes gets an error or none, never a crash.
 
+use super::lives::Life;
 use super::write::{BeginWrite, LabelHash, Unpublished};
 use super::{PinGuard, PublishError, Segment, SegmentError, SegmentSpec, WriteGuard};
 use crate::region::{Pages, Region};
@@ -107,6 +108,18 @@ impl Segment {
     ) -> Result<Notice, SegmentError> {
         let SegmentSpec { segment, incarnation, .. } = self.spec;
         self.check_mount(segment, incarnation, slot)?;
+        self.unlink(now, slot, generation, |life| life.free_after = Now(u64::MAX))?;
+        Ok(self.notice(slot, generation, OrderResult::Waiting))
+    }
+
+    /// Ends a life that can be read, and notes that in it; stale if somebody else was first.
+    pub(super) fn unlink(
+        &self,
+        now: Now,
+        slot: Slot,
+        generation: Generation,
+        note: impl FnOnce(&mut Life),
+    ) -> Result<(), SegmentError> {
         let mut life = self.lives.lock(slot);
         let word = self.load(slot);
         if word.generation() != generation || word.state() != ReplicaState::Ready {
@@ -114,9 +127,9 @@ impl Segment {
         }
         self.step(Some(now), slot, generation, Event::Unlink)?;
         if let Some(life) = life.as_mut() {
-            life.free_after = Now(u64::MAX);
+            note(life);
         }
-        Ok(self.notice(slot, generation, OrderResult::Waiting))
+        Ok(())
     }
 
     /// The record of a life that [`Segment::retire_unasked`] ended is gone, and no crash brings it back:
