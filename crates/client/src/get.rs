@@ -8,6 +8,7 @@ use crate::reads::Remembered;
 use crate::stripes::in_parallel;
 use mooncrate_core::error::GetError;
 use mooncrate_core::health::Standing;
+use mooncrate_core::ids::ObjectId;
 use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::lease;
 use mooncrate_core::plan::{Located, Locator, Medium};
@@ -188,7 +189,7 @@ impl Client {
         let mut located = self.remembered(hash, key, &mut reads);
         let mut asked = located.is_none();
         self.tell_reads(reads);
-        let mut unrest = Unrest { tries: 0, pause: PAUSE_MIN, end: patience };
+        let mut unrest = Unrest { tries: 0, pause: PAUSE_MIN, end: patience, object: None };
         // What was remembered and did not work, and why the master was not heard of it.
         let (mut tried, mut outage) = (None::<Arc<Located>>, None);
         loop {
@@ -236,7 +237,7 @@ impl Client {
                     }
                     self.counters.at(hash.0).stale.one();
                     asked = true;
-                    if !unrest.goes_on(deadline) {
+                    if !unrest.goes_on(current.object, deadline) {
                         return Err(Error::Restless { tries: unrest.tries, last: error });
                     }
                 }
@@ -443,12 +444,20 @@ struct Unrest {
     pause: Duration,
     /// Set at the first need: a get that finds its value does not ask the clock.
     end: Option<Deadline>,
+    /// The last value that was looked for.
+    object: Option<ObjectId>,
 }
 
 impl Unrest {
     /// Whether it is worth another look; waits until then.
-    fn goes_on(&mut self, deadline: Deadline) -> bool {
+    fn goes_on(&mut self, object: ObjectId, deadline: Deadline) -> bool {
         self.tries += 1;
+        if self.object.replace(object) != Some(object) {
+            // A writer replaced the value while we read it. The next one is there already, and who
+            // waits for a moment of rest beside a busy writer only meets it less often.
+            self.pause = PAUSE_MIN;
+            return self.tries < TRIES_AT_ONCE || !deadline.passed(boottime());
+        }
         if self.tries < TRIES_AT_ONCE {
             return true;
         }
@@ -492,5 +501,39 @@ pub(crate) fn doubt(
         Err(error) if error.is_stale() => Err(error),
         // Nobody could look.
         Err(_) => Err(DataError::Corrupt.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unrest() -> Unrest {
+        Unrest { tries: 0, pause: PAUSE_MIN, end: None, object: None }
+    }
+
+    fn object(sequence: u64) -> ObjectId {
+        ObjectId { sequence, ..ObjectId::default() }
+    }
+
+    /// A reader beside a loop of upserts paused longer after each value that it missed, and gave up.
+    #[test]
+    fn a_value_that_is_replaced_is_looked_for_until_the_deadline() {
+        let mut unrest = unrest();
+        let deadline = boottime().deadline_in(Duration::from_hours(1));
+        for n in 0..1_000 {
+            assert!(unrest.goes_on(object(n), deadline));
+            assert_eq!(unrest.pause, PAUSE_MIN);
+        }
+        assert!(!unrest.goes_on(object(1_000), boottime().deadline_in(Duration::ZERO)));
+    }
+
+    #[test]
+    fn a_value_that_is_not_there_is_given_up() {
+        let mut unrest = unrest();
+        unrest.end = Some(boottime().deadline_in(Duration::from_millis(20)));
+        let deadline = boottime().deadline_in(Duration::from_hours(1));
+        let looks = (0..1_000).take_while(|_| unrest.goes_on(object(7), deadline)).count();
+        assert!((TRIES_AT_ONCE as usize..1_000).contains(&looks), "{looks}");
     }
 }

@@ -3,9 +3,13 @@
 //! A client that remembers where a value is reads it in shared memory, and no server sees that. The values
 //! that were read most were evicted first: told was one read in 64, so most values were never told of, and
 //! every policy evicted in the order of the puts.
+//!
+//! A value that is replaced all the time is still read: each read beside a loop of upserts gets a value, and
+//! never an older one than the read before it. Readers used to pause longer and longer while the value moved,
+//! and gave up after half a second.
 
-use crate::fleet::{connect, judge, master, node, stamped};
-use mooncrate::{CatalogConfig, MasterOptions, Store, run_both};
+use crate::fleet::{Fleet, connect, judge, master, node, stamped};
+use mooncrate::{CatalogConfig, MasterOptions, PutConfig, Store, run_both};
 use mooncrate_core::evict::PolicyKind;
 use std::time::Duration;
 
@@ -73,4 +77,45 @@ fn what_is_read_most_stays() {
             );
         }
     }
+}
+
+/// Values that a writer stores under one key, each over the one before.
+const UPSERTS: u32 = 3_000;
+const UPSERT_LEN: usize = 4 << 10;
+
+/// Reads beside a loop of upserts, until that ends. The first word of a value is its number.
+fn read_beside_upserts(reader: &Store, writer: &Store, batch: bool) {
+    let upsert = PutConfig { upsert: true, ..writer.put_config() };
+    let put = |n: u32| {
+        let mut value = vec![n as u8; UPSERT_LEN];
+        value[..4].copy_from_slice(&n.to_le_bytes());
+        writer.put_parts(b"k", &[&value], &upsert).unwrap();
+    };
+    put(0);
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| (1..=UPSERTS).for_each(put));
+        let (mut last, mut reads) = (0, 0);
+        while !writing.is_finished() {
+            let found =
+                if batch { reader.get_batch(&[b"k"]).pop().unwrap() } else { reader.get(b"k") };
+            let value = found.unwrap().expect("there is a value at every moment");
+            let n = u32::from_le_bytes(value[..4].try_into().unwrap());
+            assert!(n >= last, "{n} after {last}");
+            assert!(value[4..].iter().all(|byte| *byte == n as u8), "a value of two puts");
+            (last, reads) = (n, reads + 1);
+        }
+        assert!(reads > 0);
+    });
+}
+
+#[test]
+fn a_value_that_is_replaced_all_the_time_is_read() {
+    let fleet = Fleet::start(&["a", "b"]);
+    for shared_memory in [true, false] {
+        let (reader, writer) =
+            (connect(&fleet.address, shared_memory), connect(&fleet.address, true));
+        read_beside_upserts(&reader, &writer, false);
+        read_beside_upserts(&reader, &writer, true);
+    }
+    fleet.audit();
 }
