@@ -20,14 +20,15 @@ const TABLE: &[(&str, &[&str])] = &[
     ("wire", &["core"]),
     ("transfer", &["core", "lock", "mem", "wire"]),
     ("ssd", &["core", "lock", "mem"]),
-    ("paged", &["core", "lock", "mem"]),
-    ("ep", &["core", "lock", "mem", "wire"]),
+    ("gpu", &[]),
+    ("paged", &["core", "lock", "mem", "gpu"]),
+    ("ep", &["core", "lock", "mem", "gpu", "wire"]),
     ("admin", &["core"]),
     ("grpc", &["core", "lock", "wire"]),
     ("master", &["core", "lock", "wire", "admin"]),
     ("node", &["core", "lock", "mem", "wire", "transfer", "ssd", "admin"]),
-    ("client", &["core", "lock", "mem", "wire", "transfer", "paged"]),
-    ("nano", &["core", "lock", "mem", "wire", "transfer", "paged"]),
+    ("client", &["core", "lock", "mem", "wire", "transfer", "gpu", "paged"]),
+    ("nano", &["core", "lock", "mem", "wire", "transfer", "gpu", "paged"]),
     ("store", STORE),
     ("cli", DOORS),
     ("python", PYTHON),
@@ -39,26 +40,26 @@ const TABLE: &[(&str, &[&str])] = &[
 
 /// What the facade composes.
 const STORE: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "paged", "admin", "grpc", "master", "node",
-    "client",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "paged", "admin", "grpc", "master",
+    "node", "client",
 ];
 /// What the doors reach.
 const DOORS: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master",
-    "node", "client", "nano", "store",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "paged", "ep", "admin", "grpc",
+    "master", "node", "client", "nano", "store",
 ];
 /// The package brings the command along.
 const PYTHON: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master",
-    "node", "client", "nano", "store", "cli",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "paged", "ep", "admin", "grpc",
+    "master", "node", "client", "nano", "store", "cli",
 ];
 const SIM: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "master", "node",
-    "client", "nano", "check",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "paged", "ep", "admin", "master",
+    "node", "client", "nano", "check",
 ];
 const BENCH: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "paged", "ep", "admin", "grpc", "master",
-    "node", "client", "nano", "store", "check", "sim",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "paged", "ep", "admin", "grpc",
+    "master", "node", "client", "nano", "store", "check", "sim",
 ];
 
 /// Packages from elsewhere that a crate may not name, with the reason.

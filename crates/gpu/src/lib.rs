@@ -1,0 +1,1 @@
+//! reach: GPUs, through the CUDA driver that is found at run time.
