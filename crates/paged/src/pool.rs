@@ -11,8 +11,10 @@
 //! rarely meet; a match takes no lock at all. It leaves the block in its list, and whoever evicts meets a
 //! block in use there, drops it from the list, and goes on: its next release puts it back.
 //!
-//! A block can be in one list at most; which one is in its record. An entry for a block that lives another
-//! life by now does no harm: a reclaim asks the word, not the list.
+//! A block can be in one list at most; which one is in its record, in one byte: 1 + the list, 0 for none, and
+//! a bit that says that the block was used since. The list of another thread that is locked just now is not
+//! waited for: the bit is set, and whoever evicts puts the block at the young end instead. An entry for a block
+//! that lives another life by now does no harm: a reclaim asks the word, not the list.
 
 use crate::alloc::{Bits, seat};
 use crate::hash::BlockHash;
@@ -29,8 +31,10 @@ const LISTS_MAX: usize = 8;
 const BLOCKS_PER_LIST: usize = 4096;
 /// Names that are looked up before the first of them is pinned: their cache misses overlap.
 const AHEAD: usize = 8;
-/// How often a call evicts again because others took what it had freed.
+/// How often a call looks again for blocks that others have freed meanwhile.
 const ROUNDS: u32 = 16;
+/// In the list byte of a block: it was used since its list was told so.
+const USED: u8 = 0x80;
 
 type Policy = Box<dyn EvictPolicy>;
 
@@ -102,8 +106,10 @@ impl Pool {
         table: &mut [BlockId],
         mut clean: impl FnMut(BlockId),
     ) -> Result<(), Full> {
-        if !self.bits.take(seat(), table) {
-            self.take_evicting(table)?;
+        let seat = seat();
+        let free = self.bits.take_some(seat, table);
+        if free < table.len() {
+            self.take_evicting(seat, table, free)?;
         }
         for block in table {
             if self.records.begin(*block, tenant) {
@@ -113,19 +119,26 @@ impl Pool {
         Ok(())
     }
 
+    /// Fills the rest of a table, of which the first `filled` blocks are there, with evicted blocks.
     #[cold]
-    fn take_evicting(&self, table: &mut [BlockId]) -> Result<(), Full> {
-        let wanted = u32::try_from(table.len()).unwrap_or(u32::MAX);
+    fn take_evicting(
+        &self,
+        seat: usize,
+        table: &mut [BlockId],
+        mut filled: usize,
+    ) -> Result<(), Full> {
         for _ in 0..ROUNDS {
-            let (free, cached) = (self.free_blocks(), self.cached_blocks());
-            if free.saturating_add(cached) < wanted {
+            if filled + (self.cached_blocks() as usize) < table.len() {
                 break;
             }
-            self.evict(wanted.saturating_sub(free).max(1));
-            if self.bits.take(seat(), table) {
+            filled += self.evict_into(seat, &mut table[filled..]);
+            filled += self.bits.take_some(seat, &mut table[filled..]);
+            if filled == table.len() {
                 return Ok(());
             }
         }
+        self.bits.give(seat, &table[..filled]);
+        let wanted = u32::try_from(table.len()).unwrap_or(u32::MAX);
         let (free, cached, total) = (self.free_blocks(), self.cached_blocks(), self.total_blocks());
         Err(Full { wanted, free, cached, total })
     }
@@ -212,29 +225,35 @@ impl Pool {
     ) {
         let place = self.records.list(block);
         loop {
-            let list = match place.load(Ordering::Relaxed) {
-                0 => own,
-                list => usize::from(list) - 1,
-            };
+            let seen = place.load(Ordering::Relaxed);
+            let list = if seen & !USED == 0 { own } else { usize::from(seen & !USED) - 1 };
             if open.as_ref().is_none_or(|(at, _)| *at != list) {
                 // One lock at a time: two threads must not wait for each other's.
                 *open = None;
-                *open = Some((list, self.lists[list].policy.lock()));
+                let lock = &self.lists[list].policy;
+                let got = if list == own { Some(lock.lock()) } else { lock.try_lock() };
+                *open = got.map(|policy| (list, policy));
             }
-            let Some((_, policy)) = open else { unreachable!("it was opened above") };
-            // The place changes under the lock of the list that it names, or from none by this exchange.
+            let Some((_, policy)) = open else {
+                // AcqRel: whoever evicts swaps the byte after this, and then sees that the pin is gone; or it
+                // has done so before, and this call sees that the block is in no list.
+                if place.fetch_or(USED, Ordering::AcqRel) & !USED != 0 {
+                    return;
+                }
+                continue;
+            };
+            // From here on the byte changes from none to this list by this exchange, and from this list to
+            // none by those who hold the lock.
             let mine = list as u8 + 1;
-            match place.compare_exchange(0, mine, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => {
+            if seen & !USED == 0 {
+                if place.compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     policy.insert(Slot(block.0));
                     self.lists[list].len.store(policy.len() as u32, Ordering::Relaxed);
                     return;
                 }
-                Err(found) if found == mine => {
-                    policy.touch(Slot(block.0));
-                    return;
-                }
-                Err(_) => {}
+            } else if place.load(Ordering::Relaxed) & !USED == mine {
+                policy.touch(Slot(block.0));
+                return;
             }
         }
     }
@@ -242,11 +261,12 @@ impl Pool {
     /// Takes a block out of its eviction list, if it is in one.
     fn unlist(&self, block: BlockId) {
         let place = self.records.list(block);
-        let list = place.load(Ordering::Relaxed);
+        let list = place.load(Ordering::Relaxed) & !USED;
         let Some(at) = usize::from(list).checked_sub(1) else { return };
         let mut policy = self.lists[at].policy.lock();
         // Whoever evicts may have been faster.
-        if place.compare_exchange(list, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        if place.load(Ordering::Relaxed) & !USED == list {
+            place.swap(0, Ordering::AcqRel);
             policy.remove(Slot(block.0));
             self.lists[at].len.store(policy.len() as u32, Ordering::Relaxed);
         }
@@ -254,40 +274,56 @@ impl Pool {
 
     /// Evicts up to `count` cached blocks; how many were.
     pub fn evict(&self, count: u32) -> u32 {
+        let mut freed = [BlockId::default(); 64];
         let mut evicted = 0;
-        for _ in 0..=self.lists.len() {
-            let longest = self.lists.iter().max_by_key(|list| list.len.load(Ordering::Relaxed));
-            let Some(list) = longest else { break };
-            evicted += self.evict_from(list, count - evicted);
-            if evicted == count {
+        while evicted < count {
+            let most = freed.len().min((count - evicted) as usize);
+            let got = self.evict_into(seat(), &mut freed[..most]);
+            if got == 0 {
                 break;
             }
+            self.bits.give(seat(), &freed[..got]);
+            evicted += got as u32;
         }
         evicted
     }
 
-    fn evict_from(&self, list: &List, count: u32) -> u32 {
-        let mut freed = [BlockId::default(); 64];
-        let (mut evicted, mut held) = (0, 0);
+    /// Evicts cached blocks into the front of `out`; how many. They belong to the caller, and are not free.
+    fn evict_into(&self, seat: usize, out: &mut [BlockId]) -> usize {
+        let len = |list: &&List| list.len.load(Ordering::Relaxed);
+        let own = &self.lists[seat % self.lists.len()];
+        let mut filled = 0;
+        for _ in 0..=self.lists.len() {
+            let longest = self.lists.iter().max_by_key(len).expect("a pool has a list");
+            // The own list is nobody else's as a rule; but those of idle threads must not grow old.
+            let list = if len(&own) >= len(&longest) / 2 { own } else { longest };
+            filled += self.evict_from(list, &mut out[filled..]);
+            if filled == out.len() {
+                break;
+            }
+        }
+        filled
+    }
+
+    fn evict_from(&self, list: &List, out: &mut [BlockId]) -> usize {
+        let mut filled = 0;
         let mut policy = list.policy.lock();
-        while evicted < count {
+        while filled < out.len() {
             let Some(Slot(victim)) = policy.victim() else { break };
             let block = BlockId(victim);
-            self.records.list(block).store(0, Ordering::Relaxed);
-            if self.records.reclaim(block) {
-                freed[held] = block;
-                (held, evicted) = (held + 1, evicted + 1);
-            }
-            if held == freed.len() {
-                self.bits.give(seat(), &freed);
-                held = 0;
+            // AcqRel: pairs with those who set the bit in `keep`.
+            let was = self.records.list(block).swap(0, Ordering::AcqRel);
+            if was & USED != 0 {
+                self.records.list(block).store(was & !USED, Ordering::Release);
+                policy.insert(Slot(victim));
+            } else if self.records.reclaim(block) {
+                out[filled] = block;
+                filled += 1;
             }
         }
         list.len.store(policy.len() as u32, Ordering::Relaxed);
-        list.evicted.fetch_add(u64::from(evicted), Ordering::Relaxed);
-        drop(policy);
-        self.bits.give(seat(), &freed[..held]);
-        evicted
+        list.evicted.fetch_add(filled as u64, Ordering::Relaxed);
+        filled
     }
 
     /// Changes the number of blocks while others are in use. Cached blocks beyond the new end are evicted; if

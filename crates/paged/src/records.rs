@@ -42,7 +42,7 @@ struct Record {
     rank: AtomicU8,
     /// Whether the index names it. Written by the owner that registers and by the thread that reclaims.
     named: AtomicU8,
-    /// 1 + the eviction list that it is in; 0: in none. See [`crate::pool`].
+    /// The eviction list that it is in; see [`crate::pool`].
     list: AtomicU8,
 }
 
@@ -183,7 +183,8 @@ impl Records {
             return false;
         };
         let hash = self.hash(block);
-        if record.named.swap(0, Ordering::Relaxed) == 1 {
+        if self.named(block) {
+            record.named.store(0, Ordering::Relaxed);
             self.index.remove(hash, block);
         }
         record.hash[0].store(0, Ordering::Relaxed);
@@ -218,7 +219,7 @@ impl Records {
         self.record(block).rank.load(Ordering::Relaxed)
     }
 
-    /// 1 + the eviction list of a block; 0: none.
+    /// The eviction list of a block, as the pool writes it.
     pub(crate) fn list(&self, block: BlockId) -> &AtomicU8 {
         &self.record(block).list
     }

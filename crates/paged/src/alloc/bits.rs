@@ -20,7 +20,7 @@
 //!
 //! Counters are kept per seat ([`super::seats`]): who takes blocks writes only memory of its own.
 
-use super::seats::{SEATS, SHARED};
+use super::seats::{self, SEATS, SHARED};
 use crate::BlockId;
 use crate::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -89,7 +89,8 @@ impl Bits {
 
     /// Blocks that nobody has taken; while others take and give, as of some moment during the call.
     pub(crate) fn free(&self) -> u32 {
-        let taken: i64 = self.seats.iter().map(|seat| seat.balance.load(Ordering::Relaxed)).sum();
+        let balance = |seat: usize| self.seats[seat].balance.load(Ordering::Relaxed);
+        let taken: i64 = seats::ever().map(balance).sum();
         u32::try_from((i64::from(self.total()) - taken).max(0)).unwrap_or(u32::MAX)
     }
 
@@ -101,6 +102,15 @@ impl Bits {
 
     /// Fills `out` with blocks, or takes none and answers false.
     pub(crate) fn take(&self, seat: usize, out: &mut [BlockId]) -> bool {
+        let filled = self.take_some(seat, out);
+        if filled < out.len() {
+            self.give(seat, &out[..filled]);
+        }
+        filled == out.len()
+    }
+
+    /// Fills the front of `out` with as many blocks as are free, up to all of it; how many.
+    pub(crate) fn take_some(&self, seat: usize, out: &mut [BlockId]) -> usize {
         let mut at = self.seats[seat].home.load(Ordering::Relaxed) as usize;
         let mut filled = self.take_from(at, out);
         while filled < out.len() {
@@ -108,18 +118,14 @@ impl Bits {
             at = next;
             filled += self.take_from(at, &mut out[filled..]);
         }
-        if filled < out.len() && self.free() as usize >= out.len() {
+        if filled < out.len() && self.free() as usize > filled {
             for word in 0..self.words.len() {
                 filled += self.take_from(word, &mut out[filled..]);
             }
         }
-        if filled < out.len() {
-            self.release(&out[..filled]);
-            return false;
-        }
         self.seats[seat].home.store(at as u32, Ordering::Relaxed);
         self.book(seat, filled as i64);
-        true
+        filled
     }
 
     /// Takes `count` blocks in a row; the first of them. Without `thorough` only where a hint promises an
@@ -351,6 +357,9 @@ impl Bits {
     /// The first word of a subtree of `height` whose hint is at least `need`, looked for from the word
     /// after `at` on and then from the start.
     fn search(&self, at: usize, need: u8, height: u32) -> Option<usize> {
+        if self.hints[1].load(Ordering::Relaxed) < need {
+            return None;
+        }
         let mut node = (self.leaves + at) >> height;
         while node > 1 {
             if node % 2 == 0

@@ -19,6 +19,9 @@ const NONE: usize = usize::MAX;
 /// One bit for each seat that is taken.
 static TAKEN: AtomicU64 = AtomicU64::new(1 << SHARED);
 
+/// One bit for each seat that was ever taken: what the others count is zero.
+static EVER: AtomicU64 = AtomicU64::new(1 << SHARED);
+
 thread_local! {
     static SEAT: Cell<usize> = const { Cell::new(NONE) };
     /// Gives the seat back at the end of the thread.
@@ -68,8 +71,15 @@ fn sit() -> usize {
         SEAT.set(SHARED);
         return SHARED;
     }
+    EVER.fetch_or(1 << seat, Ordering::Relaxed);
     SEAT.set(seat);
     seat
+}
+
+/// The seats that threads have sat at so far.
+pub(crate) fn ever() -> impl Iterator<Item = usize> {
+    let ever = if cfg!(loom) { (1 << SEATS) - 1 } else { EVER.load(Ordering::Relaxed) };
+    (0..SEATS).filter(move |seat| ever >> seat & 1 == 1)
 }
 
 #[cfg(test)]
