@@ -111,7 +111,9 @@ fn row(what: &str, threads: usize, goal: f64, ours: Figure, theirs: Option<Figur
 }
 
 fn beside(threads_list: &[usize]) {
-    println!("| ns per block | threads | ours | kvbm-logical 1.6.1 | ratio | goal | held | heap allocations per call |");
+    println!(
+        "| ns per block | threads | ours | kvbm-logical 1.6.1 | ratio | goal | held | heap allocations per call |"
+    );
     println!("|---|---:|---:|---:|---:|---:|---|---:|");
     let mut held = Vec::new();
     for &threads in threads_list {
@@ -120,14 +122,30 @@ fn beside(threads_list: &[usize]) {
             let peer = theirs::manager(BLOCKS as usize);
             let theirs = time(threads, |_| theirs::allocate(&peer, count));
             let mine = time(threads, |_| ours::allocate(&allocator, count));
-            held.push(row(&format!("allocate + free of {count}"), threads, 15.0, mine, Some(theirs)));
+            held.push(row(
+                &format!("allocate + free of {count}"),
+                threads,
+                15.0,
+                mine,
+                Some(theirs),
+            ));
+            if count == 1 {
+                let mine = time(threads, |_| ours::single(&allocator));
+                held.push(row("the same from a magazine, 1", threads, 15.0, mine, Some(theirs)));
+            }
             let mine = time(threads, |_| ours::take(&pool, count));
-            held.push(row(&format!("the same in the pool, {count}"), threads, 15.0, mine, Some(theirs)));
+            held.push(row(
+                &format!("the same in the pool, {count}"),
+                threads,
+                15.0,
+                mine,
+                Some(theirs),
+            ));
         }
         for shared in [false, true] {
             let pool = ours::pool(BLOCKS);
             let peer = theirs::manager(BLOCKS as usize);
-            let place = if shared { "one prefix for all threads" } else { "own prefixes" };
+            let place = if shared { "the same by all threads" } else { "each thread its own" };
             let chain = |thread: usize| if shared { 0 } else { thread as u32 };
             let theirs = time(threads, |thread| theirs::matched(&peer, chain(thread)));
             let mine = time(threads, |thread| ours::matched(&pool, chain(thread)));
@@ -148,7 +166,9 @@ fn beside(threads_list: &[usize]) {
 }
 
 fn growth() {
-    println!("\n| ns per block, one thread | 2,048 blocks | 65,536 | 2,097,152 | largest / smallest |");
+    println!(
+        "\n| ns per block, one thread | 2,048 blocks | 65,536 | 2,097,152 | largest / smallest |"
+    );
     println!("|---|---:|---:|---:|---:|");
     type Make = fn(u32) -> f64;
     let rows: [(&str, Make); 7] = [
@@ -157,8 +177,12 @@ fn growth() {
         ("contiguous run of 32", |n| time(1, |_| ours::run(&ours::allocator(n), 32)).ns),
         ("take + abandon of 10", |n| time(1, |_| ours::take(&ours::pool(n), 10)).ns),
         ("match + release of 128", |n| time(1, |_| ours::matched(&ours::pool(n), 0)).ns),
-        ("match + release of 128, any of the pool", |n| time(1, |_| ours::matched_any(&ours::pool(n))).ns),
-        ("register + release of 128, evicting", |n| time(1, |_| ours::register(&ours::pool(n), 0, PREFIX)).ns),
+        ("match + release of 128, any of the pool", |n| {
+            time(1, |_| ours::matched_any(&ours::pool(n))).ns
+        }),
+        ("register + release of 128, evicting", |n| {
+            time(1, |_| ours::register(&ours::pool(n), 0, PREFIX)).ns
+        }),
     ];
     for (what, make) in rows {
         let figures = [2_048, 65_536, 2_097_152].map(make);
@@ -167,8 +191,17 @@ fn growth() {
         let [a, b, c] = figures;
         println!("| {what} | {a:.1} | {b:.1} | {c:.1} | {:.2} |", most / least);
     }
+    let word = AtomicU64::new(u64::MAX);
+    let floor = time(1, |_| {
+        Box::new(|| {
+            word.fetch_and(!1, Ordering::Acquire);
+            word.fetch_or(1, Ordering::Release);
+            1
+        })
+    });
+    println!("\nTwo locked instructions on a line that nobody shares: {:.1} ns", floor.ns);
     let naming = time(1, |_| ours::naming());
-    println!("\nNaming a block of 16 tokens (keyed BLAKE3, 128 bits): {:.0} ns", naming.ns);
+    println!("Naming a block of 16 tokens (keyed BLAKE3, 128 bits): {:.0} ns", naming.ns);
 }
 
 fn main() {

@@ -24,6 +24,16 @@ pub fn allocate(allocator: &Arc<Allocator>, count: usize) -> Work<'static> {
     })
 }
 
+/// One at a time from a magazine.
+pub fn single(allocator: &Arc<Allocator>) -> Work<'_> {
+    let mut magazine = allocator.magazine();
+    Box::new(move || {
+        let handle = magazine.allocate().expect("room");
+        magazine.free(handle).expect("ours");
+        1
+    })
+}
+
 pub fn run(allocator: &Arc<Allocator>, count: usize) -> Work<'static> {
     let (allocator, mut table) = (Arc::clone(allocator), vec![BlockId::default(); count]);
     Box::new(move || {

@@ -39,7 +39,8 @@ pub fn matched(manager: &Manager, chain: u32) -> Work<'static> {
     if manager.match_blocks(&hashes).len() < PREFIX {
         let blocks = manager.allocate_blocks(PREFIX).expect("room");
         let staged = blocks.into_iter().zip(&hashes);
-        let staged = staged.map(|(block, hash)| block.stage(*hash, BLOCK as usize).ok().expect("staged"));
+        let staged =
+            staged.map(|(block, hash)| block.stage(*hash, BLOCK as usize).ok().expect("staged"));
         drop(manager.register_blocks(staged.collect()));
     }
     Box::new(move || {
@@ -52,9 +53,7 @@ pub fn matched(manager: &Manager, chain: u32) -> Work<'static> {
 pub fn register(manager: &Manager, thread: u32, count: usize) -> Work<'static> {
     let manager = Arc::clone(manager);
     // Names are computed before; when they are used up, all but the newest were evicted long ago.
-    let names: Vec<_> = (0..2048)
-        .flat_map(|chain| names(thread * 2048 + chain, PREFIX))
-        .collect();
+    let names: Vec<_> = (0..2048).flat_map(|chain| names(thread * 2048 + chain, PREFIX)).collect();
     let mut at = 0;
     Box::new(move || {
         let blocks = manager.allocate_blocks(count).expect("room");

@@ -10,7 +10,9 @@ mod loom;
 mod pool;
 mod records;
 
-pub use alloc::{AllocError, Allocator, BLOCKS_MAX, Contiguity, FreeError, Handle, ResizeError};
+pub use alloc::{
+    AllocError, Allocator, BLOCKS_MAX, Contiguity, FreeError, Handle, Magazine, ResizeError,
+};
 pub use hash::{BlockHash, Identity};
 pub use ids::BlockId;
 pub use pool::{Full, Pool};

@@ -33,6 +33,8 @@ const BLOCKS_PER_LIST: usize = 4096;
 const AHEAD: usize = 8;
 /// How often a call looks again for blocks that others have freed meanwhile.
 const ROUNDS: u32 = 16;
+/// After which evictions a list is compared with the others: those whose number has none of these bits.
+const LOOK_AROUND: u64 = 0xf;
 /// In the list byte of a block: it was used since its list was told so.
 const USED: u8 = 0x80;
 
@@ -48,6 +50,12 @@ struct List {
     evicted: AtomicU64,
 }
 
+impl List {
+    fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed) as usize
+    }
+}
+
 /// The blocks of one arena.
 #[derive(Debug)]
 pub struct Pool {
@@ -57,6 +65,15 @@ pub struct Pool {
     max: u32,
     /// One thread at a time grows or shrinks.
     resizing: Mutex<()>,
+}
+
+/// The list that a release has locked.
+struct Open<'a> {
+    /// Where blocks go that are in no list.
+    own: usize,
+    list: Option<(usize, MutexGuard<'a, Policy>)>,
+    /// A list that another thread had locked; it is not tried again for each block.
+    busy: usize,
 }
 
 /// Not enough blocks are free or can be evicted.
@@ -128,7 +145,9 @@ impl Pool {
         mut filled: usize,
     ) -> Result<(), Full> {
         for _ in 0..ROUNDS {
-            if filled + (self.cached_blocks() as usize) < table.len() {
+            // What the own list holds is enough as a rule. Otherwise nothing is evicted in vain.
+            let missing = table.len() - filled;
+            if self.own_list(seat).len() < missing && (self.cached_blocks() as usize) < missing {
                 break;
             }
             filled += self.evict_into(seat, &mut table[filled..]);
@@ -136,6 +155,10 @@ impl Pool {
             if filled == table.len() {
                 return Ok(());
             }
+        }
+        filled += self.bits.take_hidden(seat, &mut table[filled..]);
+        if filled == table.len() {
+            return Ok(());
         }
         self.bits.give(seat, &table[..filled]);
         let wanted = u32::try_from(table.len()).unwrap_or(u32::MAX);
@@ -167,6 +190,9 @@ impl Pool {
         let mut matched = 0;
         for (names, places) in hashes.chunks(AHEAD).zip(table.chunks_mut(AHEAD)) {
             let mut seen = [None; AHEAD];
+            for name in hashes.iter().skip(matched + AHEAD).take(AHEAD) {
+                self.records.prefetch(*name);
+            }
             for (seen, name) in seen.iter_mut().zip(names) {
                 *seen = self.records.look(*name);
             }
@@ -198,7 +224,7 @@ impl Pool {
     /// is evicted from its end, and what is left of it can be found. The table holds nothing of use after it.
     pub fn release(&self, table: &mut [BlockId]) {
         let own = seat() % self.lists.len();
-        let mut open: Option<(usize, MutexGuard<'_, Policy>)> = None;
+        let mut open = Open { own, list: None, busy: usize::MAX };
         let mut freed = table.len();
         for at in (0..table.len()).rev() {
             let block = table[at];
@@ -206,7 +232,7 @@ impl Pool {
                 continue;
             }
             if self.records.named(block) {
-                self.keep(block, own, &mut open);
+                self.keep(block, &mut open);
             } else if self.records.reclaim(block) {
                 freed -= 1;
                 table[freed] = block;
@@ -217,24 +243,20 @@ impl Pool {
     }
 
     /// Puts a block that nobody uses into an eviction list, or tells its list that it was used.
-    fn keep<'a>(
-        &'a self,
-        block: BlockId,
-        own: usize,
-        open: &mut Option<(usize, MutexGuard<'a, Policy>)>,
-    ) {
+    fn keep<'a>(&'a self, block: BlockId, open: &mut Open<'a>) {
         let place = self.records.list(block);
         loop {
             let seen = place.load(Ordering::Relaxed);
-            let list = if seen & !USED == 0 { own } else { usize::from(seen & !USED) - 1 };
-            if open.as_ref().is_none_or(|(at, _)| *at != list) {
+            let list = if seen & !USED == 0 { open.own } else { usize::from(seen & !USED) - 1 };
+            if open.list.as_ref().is_none_or(|(at, _)| *at != list) && open.busy != list {
                 // One lock at a time: two threads must not wait for each other's.
-                *open = None;
+                open.list = None;
                 let lock = &self.lists[list].policy;
-                let got = if list == own { Some(lock.lock()) } else { lock.try_lock() };
-                *open = got.map(|policy| (list, policy));
+                let got = if list == open.own { Some(lock.lock()) } else { lock.try_lock() };
+                open.busy = if got.is_none() { list } else { usize::MAX };
+                open.list = got.map(|policy| (list, policy));
             }
-            let Some((_, policy)) = open else {
+            let Some((_, policy)) = open.list.as_mut().filter(|(at, _)| *at == list) else {
                 // AcqRel: whoever evicts swaps the byte after this, and then sees that the pin is gone; or it
                 // has done so before, and this call sees that the block is in no list.
                 if place.fetch_or(USED, Ordering::AcqRel) & !USED != 0 {
@@ -290,19 +312,24 @@ impl Pool {
 
     /// Evicts cached blocks into the front of `out`; how many. They belong to the caller, and are not free.
     fn evict_into(&self, seat: usize, out: &mut [BlockId]) -> usize {
-        let len = |list: &&List| list.len.load(Ordering::Relaxed);
-        let own = &self.lists[seat % self.lists.len()];
-        let mut filled = 0;
+        let own = self.own_list(seat);
+        // The own list is nobody else's as a rule; but lists of idle threads must not grow old. Looking at
+        // all of them costs a cache miss each, so it is done now and then.
+        let looks = own.evicted.load(Ordering::Relaxed) & LOOK_AROUND == 0 || own.len() == 0;
+        let mut filled = if looks { 0 } else { self.evict_from(own, out) };
         for _ in 0..=self.lists.len() {
-            let longest = self.lists.iter().max_by_key(len).expect("a pool has a list");
-            // The own list is nobody else's as a rule; but those of idle threads must not grow old.
-            let list = if len(&own) >= len(&longest) / 2 { own } else { longest };
-            filled += self.evict_from(list, &mut out[filled..]);
             if filled == out.len() {
                 break;
             }
+            let longest = self.lists.iter().max_by_key(|list| list.len()).expect("a list");
+            let list = if own.len() > longest.len() / 2 { own } else { longest };
+            filled += self.evict_from(list, &mut out[filled..]);
         }
         filled
+    }
+
+    fn own_list(&self, seat: usize) -> &List {
+        &self.lists[seat % self.lists.len()]
     }
 
     fn evict_from(&self, list: &List, out: &mut [BlockId]) -> usize {

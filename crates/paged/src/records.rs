@@ -141,6 +141,11 @@ impl Records {
         same.then(|| word.generation())
     }
 
+    /// Tells the processor that a name will be looked up soon.
+    pub(crate) fn prefetch(&self, hash: BlockHash) {
+        self.index.prefetch(hash);
+    }
+
     /// A block of this name that could be pinned a moment ago, and its generation.
     pub(crate) fn look(&self, hash: BlockHash) -> Option<(BlockId, Generation)> {
         self.index.candidates(hash).find_map(|block| Some((block, self.is_named(block, hash)?)))

@@ -295,3 +295,51 @@ fn the_map_shows_what_is_used() {
     assert!(map.contains("+ = some of 25"), "{map}");
     assert!(map.matches('.').count() > 3_900);
 }
+
+/// A magazine hands out single blocks of its own, and takes any single block back.
+#[test]
+fn a_magazine_agrees_with_a_set_of_blocks() {
+    let blocks = Allocator::new(300).unwrap();
+    let other = Allocator::new(300).unwrap();
+    let mut model = Model { total: 300, used: BTreeSet::new() };
+    let mut rng = Rng::new(5);
+    let mut magazine = blocks.magazine();
+    let mut live: Vec<Handle> = Vec::new();
+    for _ in 0..20_000 {
+        if rng.below(2) == 0 {
+            let mut table = [BlockId::default()];
+            let taken = if rng.below(4) == 0 {
+                blocks.allocate(&mut table, Contiguity::None)
+            } else {
+                magazine.allocate()
+            };
+            match taken {
+                Ok(handle) => {
+                    model.took(&[handle.first().unwrap()], true);
+                    live.push(handle);
+                }
+                // Blocks in the magazine are not free for the allocator.
+                Err(error) => {
+                    assert!(matches!(error, AllocError::Full { wanted: 1, .. }), "{error}");
+                    assert!(live.len() + magazine.len() == 300, "{error}");
+                }
+            }
+        } else if !live.is_empty() {
+            let handle = live.swap_remove(rng.below(live.len() as u64) as usize);
+            model.gave(&[handle.first().unwrap()]);
+            if rng.below(3) == 0 {
+                blocks.free_run(handle).unwrap();
+            } else {
+                magazine.free(handle).unwrap();
+            }
+        }
+        assert_eq!(blocks.used_blocks() as usize, live.len() + magazine.len());
+    }
+    let foreign = other.magazine().allocate().unwrap();
+    assert!(matches!(magazine.free(foreign), Err(FreeError::Foreign(_))));
+    for handle in live {
+        magazine.free(handle).unwrap();
+    }
+    drop(magazine);
+    assert_eq!((blocks.used_blocks(), blocks.largest_run()), (0, 300));
+}

@@ -102,29 +102,53 @@ impl Bits {
 
     /// Fills `out` with blocks, or takes none and answers false.
     pub(crate) fn take(&self, seat: usize, out: &mut [BlockId]) -> bool {
-        let filled = self.take_some(seat, out);
+        let mut filled = self.take_some(seat, out);
+        if filled < out.len() {
+            filled += self.take_hidden(seat, &mut out[filled..]);
+        }
         if filled < out.len() {
             self.give(seat, &out[..filled]);
         }
         filled == out.len()
     }
 
-    /// Fills the front of `out` with as many blocks as are free, up to all of it; how many.
+    /// Fills the front of `out` with blocks where the hints say that some are free; how many.
+    #[inline]
     pub(crate) fn take_some(&self, seat: usize, out: &mut [BlockId]) -> usize {
-        let mut at = self.seats[seat].home.load(Ordering::Relaxed) as usize;
+        let home = &self.seats[seat].home;
+        let at = home.load(Ordering::Relaxed) as usize;
         let mut filled = self.take_from(at, out);
-        while filled < out.len() {
-            let Some(next) = self.search(at, 1, 0) else { break };
-            at = next;
-            filled += self.take_from(at, &mut out[filled..]);
+        if filled < out.len() {
+            let first = filled == 0;
+            let mut at = at;
+            while filled < out.len() {
+                let Some(next) = self.search(at, 1, 0) else { break };
+                at = next;
+                let before = filled;
+                filled += self.take_from(at, &mut out[filled..]);
+                // The next batch begins where this one did: what is freed meanwhile is used again first,
+                // while the caches know it.
+                if first && before == 0 && filled > 0 {
+                    home.store(at as u32, Ordering::Relaxed);
+                }
+            }
         }
-        if filled < out.len() && self.free() as usize > filled {
+        if filled > 0 {
+            self.book(seat, filled as i64);
+        }
+        filled
+    }
+
+    /// The same where the hints are wrong: looks at every word, if the counters say that blocks are free.
+    #[cold]
+    pub(crate) fn take_hidden(&self, seat: usize, out: &mut [BlockId]) -> usize {
+        let mut filled = 0;
+        if self.free() > 0 {
             for word in 0..self.words.len() {
                 filled += self.take_from(word, &mut out[filled..]);
             }
+            self.book(seat, filled as i64);
         }
-        self.seats[seat].home.store(at as u32, Ordering::Relaxed);
-        self.book(seat, filled as i64);
         filled
     }
 
@@ -323,15 +347,19 @@ impl Bits {
         }
     }
 
+    #[inline]
     fn put_back(&self, word: usize, mask: u64) {
         // Release: pairs with the Acquire of whoever takes these blocks next.
         let before = self.words[word].fetch_or(mask, Ordering::Release);
         assert!(before & mask == 0, "blocks {:#x} of word {word} are free already", before & mask);
-        let mut node = self.leaves + word;
-        if self.hints[node].load(Ordering::Relaxed) >= WHOLE {
-            return;
+        if self.hints[self.leaves + word].load(Ordering::Relaxed) < WHOLE {
+            self.raise(word, order_hint(before | mask));
         }
-        let mut promise = order_hint(before | mask);
+    }
+
+    /// Raises the hints above a word that promises more than they say.
+    fn raise(&self, word: usize, mut promise: u8) {
+        let mut node = self.leaves + word;
         let mut height = 0;
         while self.hints[node].load(Ordering::Relaxed) < promise {
             self.hints[node].fetch_max(promise, Ordering::AcqRel);

@@ -27,8 +27,11 @@
 //! another allocator or that are free is refused, and changes nothing (B2).
 
 mod bits;
+mod magazine;
 mod map;
 mod seats;
+
+pub use magazine::Magazine;
 
 pub(crate) use bits::Bits;
 pub(crate) use seats::{SEATS, SHARED, seat};
@@ -195,9 +198,7 @@ impl Allocator {
         Ok(Self {
             bits: Bits::new(total, max),
             owners: (0..max).map(|_| AtomicU64::new(0)).collect(),
-            stamps: (0..SEATS)
-                .map(|seat| Stamp(AtomicU64::new(seat as u64 + SEATS as u64)))
-                .collect(),
+            stamps: (0..SEATS).map(|seat| Stamp(AtomicU64::new(first_stamp(seat)))).collect(),
             resizing: Mutex::new(()),
             id: NEXT.fetch_add(1, Ordering::Relaxed),
         })
@@ -339,14 +340,25 @@ impl Allocator {
         AllocError::Full { wanted, free, total }
     }
 
-    /// A number that no other allocation has or had: the seats count in steps of their number.
+    /// A number that no other allocation has or had: the upper bits are the seat's.
     fn stamp(&self, seat: usize) -> u64 {
+        self.draw(seat, 1)
+    }
+
+    /// Many of them: the first, and the one after the last.
+    fn stamps(&self) -> (u64, u64) {
+        const MANY: u64 = 1 << 20;
+        let first = self.draw(seat(), MANY);
+        (first, first + MANY)
+    }
+
+    fn draw(&self, seat: usize, count: u64) -> u64 {
         let next = &self.stamps[seat].0;
         if seat == SHARED {
-            return next.fetch_add(SEATS as u64, Ordering::Relaxed);
+            return next.fetch_add(count, Ordering::Relaxed);
         }
         let stamp = next.load(Ordering::Relaxed);
-        next.store(stamp + SEATS as u64, Ordering::Relaxed);
+        next.store(stamp + count, Ordering::Relaxed);
         stamp
     }
 
@@ -362,6 +374,11 @@ impl Allocator {
         let owner = self.owners.get(block.0 as usize);
         owner.map_or(0, |owner| owner.load(Ordering::Relaxed))
     }
+}
+
+/// Where a seat begins to count: 2^57 stamps last for centuries, and 0 means that a block is free.
+const fn first_stamp(seat: usize) -> u64 {
+    ((seat as u64) << 57) + 1
 }
 
 fn check_total(total: u32, max: u32) -> Result<(), ResizeError> {
