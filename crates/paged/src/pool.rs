@@ -33,8 +33,8 @@ const BLOCKS_PER_LIST: usize = 4096;
 const AHEAD: usize = 8;
 /// How often a call looks again for blocks that others have freed meanwhile.
 const ROUNDS: u32 = 16;
-/// After which evictions a list is compared with the others: those whose number has none of these bits.
-const LOOK_AROUND: u64 = 0xf;
+/// How often evictions from a list happen before it is compared with the others.
+const LOOK_AROUND: u32 = 32;
 /// In the list byte of a block: it was used since its list was told so.
 const USED: u8 = 0x80;
 
@@ -48,6 +48,8 @@ struct List {
     /// Blocks in it, for those who look without the lock.
     len: AtomicU32,
     evicted: AtomicU64,
+    /// Evictions from this list by its own threads.
+    turn: AtomicU32,
 }
 
 impl List {
@@ -105,6 +107,7 @@ impl Pool {
             policy: Mutex::new(policy.build()),
             len: AtomicU32::new(0),
             evicted: AtomicU64::new(0),
+            turn: AtomicU32::new(0),
         };
         Ok(Self {
             bits: Bits::new(total, max),
@@ -315,7 +318,9 @@ impl Pool {
         let own = self.own_list(seat);
         // The own list is nobody else's as a rule; but lists of idle threads must not grow old. Looking at
         // all of them costs a cache miss each, so it is done now and then.
-        let looks = own.evicted.load(Ordering::Relaxed) & LOOK_AROUND == 0 || own.len() == 0;
+        let turn = own.turn.load(Ordering::Relaxed).wrapping_add(1);
+        own.turn.store(turn, Ordering::Relaxed);
+        let looks = turn % LOOK_AROUND == 0 || own.len() == 0;
         let mut filled = if looks { 0 } else { self.evict_from(own, out) };
         for _ in 0..=self.lists.len() {
             if filled == out.len() {
