@@ -30,7 +30,7 @@ pub use ids::BlockId;
 pub use layout::{ArenaShape, Axis, Coordinate, CoordinateError, Layout, ShapeError, Strides};
 pub use part::{BlockRun, Order, Part, Runs, Step};
 #[cfg(not(loom))]
-pub use remap::{Contiguous, Piece, RemapError};
+pub use remap::{ArenaRef, Contiguous, Piece, RemapError};
 pub use tables::{
     BlockTable, CsrChange, CsrTable, NO_SLOT, NewTokens, SequenceBlocks, TableError, fill_slots,
 };

@@ -29,6 +29,7 @@ use std::io;
 use std::ops::{Deref, Range};
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 /// Which piece of each block: one coordinate for each axis slower than the blocks, and zero (or K) for the
 /// others, which are inside the piece.
@@ -84,8 +85,20 @@ pub enum RemapError {
     },
 }
 
-/// The blocks of a sequence at contiguous addresses, until it is dropped. `A` is what keeps the arena: a
-/// reference or an `Arc`.
+/// What keeps an arena: a reference, or an `Arc`. No other type can be one: a `Deref` that named another arena
+/// from call to call would take the claims of one and touch the bytes of the other.
+pub trait ArenaRef: Deref<Target = HostArena> + sealed::Sealed {}
+
+impl ArenaRef for &HostArena {}
+impl ArenaRef for Arc<HostArena> {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for &super::HostArena {}
+    impl Sealed for std::sync::Arc<super::HostArena> {}
+}
+
+/// The blocks of a sequence at contiguous addresses, until it is dropped. `A` is what keeps the arena.
 ///
 /// ```
 /// use mooncrate_mem::Pages;
@@ -109,7 +122,7 @@ pub enum RemapError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Contiguous<A: Deref<Target = HostArena>> {
+pub struct Contiguous<A: ArenaRef> {
     /// Unmapped first; the arena below is only needed for claims.
     range: Reserved,
     blocks: Box<[BlockId]>,
@@ -117,7 +130,7 @@ pub struct Contiguous<A: Deref<Target = HostArena>> {
     arena: A,
 }
 
-impl<A: Deref<Target = HostArena>> Contiguous<A> {
+impl<A: ArenaRef> Contiguous<A> {
     /// Maps one piece of each block, in the order of the list.
     pub fn map(arena: A, blocks: &[BlockId], piece: Piece) -> Result<Self, RemapError> {
         let shape = *arena.shape_ref();
