@@ -3,6 +3,9 @@
 #[cfg(not(loom))]
 mod arena;
 mod claims;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod conformance;
 mod dtype;
 mod geometry;
 #[cfg(not(loom))]
