@@ -375,17 +375,17 @@ fn room(array: &'static str, room: usize, needed: u64) -> Result<(), TableError>
     if needed <= room as u64 { Ok(()) } else { Err(TableError::TooSmall { array, room, needed }) }
 }
 
-/// Stores a number if it differs, and widens the range of changes.
+/// Stores a number if it differs, and widens the range of changes. Callers go upwards through an array.
 fn put(array: &mut [i32], changed: &mut Range<usize>, place: usize, value: i32) {
+    assert!(changed.end <= place || changed.start == changed.end, "upwards");
     if array[place] == value {
         return;
     }
     array[place] = value;
     if changed.start == changed.end {
-        *changed = place..place + 1;
-    } else {
-        *changed = changed.start.min(place)..changed.end.max(place + 1);
+        changed.start = place;
     }
+    changed.end = place + 1;
 }
 
 fn page_number(page: usize) -> i32 {
