@@ -7,7 +7,7 @@
 //! ```text
 //! reader in the owner's process   pin, unpin                 (R2)
 //! reader in another process       load, then load_again      (R3, maps the table read-only)
-//! owner                           apply: everything else
+//! owner                           apply: everything else; own: where nobody else can
 //! ```
 //!
 //! Every ordering names its partner. All steps but `load` are read-modify-writes of one location,
@@ -89,6 +89,15 @@ impl AtomicWord {
     #[cfg(canary)]
     pub fn pin_without_look(&self) -> Word {
         self.pin_blindly()
+    }
+
+    /// Sets the word of a slot that nobody but the caller can change: it is not READY, so no pin succeeds,
+    /// and no other thread applies events to it. One plain store instead of a compare-and-swap for each
+    /// step on the way. The generation must not shrink: a reader of an earlier life may still be about to
+    /// pin, and must find another word than it saw.
+    pub fn own(&self, word: Word) {
+        // Release: a publish pairs with the Acquire of `pin` and `load`, so the bytes are there.
+        self.0.store(word.0, Ordering::Release);
     }
 
     /// One reader less. Only the holder of a pin may call this, once.

@@ -13,12 +13,9 @@
 //! ends (Release) happens before the next one on that block begins (Acquire), so the bytes of one are seen by
 //! the other.
 
+use crate::atomic::{AtomicU32, Ordering};
 use crate::ids::BlockId;
 use crate::part::BlockRun;
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, Ordering};
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// One thread writes.
 const WRITER: u32 = u32::MAX;

@@ -12,6 +12,7 @@
 //! [`CacheIdentity`] names geometry, layout and model in 128 bits. Blocks that were written under one
 //! identity must never be read under another: the bytes would be taken for tokens that they are not.
 
+use crate::BLOCKS_MAX;
 use crate::dtype::DType;
 use crate::layout::Layout;
 use std::fmt;
@@ -22,8 +23,6 @@ pub const BLOCK_BYTES_MAX: u64 = 1 << 36;
 pub const BLOCK_TOKENS_MAX: u32 = 1 << 20;
 /// Bytes of the largest arena: 64 TiB, half of the address space that Linux gives a process.
 pub const ARENA_BYTES_MAX: u64 = 1 << 46;
-/// Blocks of the largest arena: the tables of engines hold block ids as `i32`.
-pub const ARENA_BLOCKS_MAX: u32 = i32::MAX as u32;
 
 /// What a model with ordinary attention (MHA, GQA, MQA) stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +132,7 @@ pub enum GeometryError {
     #[error("an arena has at least 1 block; raise the number of blocks")]
     NoBlocks,
     /// More blocks than block ids.
-    #[error("{blocks} blocks are over the limit of {ARENA_BLOCKS_MAX}; use larger blocks")]
+    #[error("{blocks} blocks are over the limit of {BLOCKS_MAX}; use larger blocks")]
     TooManyBlocks {
         /// Blocks asked for.
         blocks: u32,
@@ -283,7 +282,7 @@ impl Geometry {
         if blocks == 0 {
             return Err(GeometryError::NoBlocks);
         }
-        if blocks > ARENA_BLOCKS_MAX {
+        if blocks > BLOCKS_MAX {
             return Err(GeometryError::TooManyBlocks { blocks });
         }
         match block_bytes.checked_mul(u64::from(blocks)) {

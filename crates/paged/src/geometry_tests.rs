@@ -72,9 +72,9 @@ fn a_block_that_is_too_large_names_the_size_that_fits() {
 fn an_arena_that_is_too_large_names_the_blocks_that_fit() {
     let geometry = Geometry::attention(SEED).unwrap();
     assert_eq!(geometry.arena_bytes(0), Err(GeometryError::NoBlocks));
-    let many = ARENA_BLOCKS_MAX + 1;
+    let many = BLOCKS_MAX + 1;
     assert_eq!(geometry.arena_bytes(many), Err(GeometryError::TooManyBlocks { blocks: many }));
-    let error = geometry.arena_bytes(ARENA_BLOCKS_MAX).unwrap_err();
+    let error = geometry.arena_bytes(BLOCKS_MAX).unwrap_err();
     let GeometryError::ArenaTooLarge { blocks_max, .. } = error else { panic!("{error}") };
     assert_eq!(blocks_max, (64 << 40) / (8 << 20));
     assert_eq!(geometry.arena_bytes(blocks_max as u32).unwrap(), ARENA_BYTES_MAX);

@@ -1,0 +1,486 @@
+//! The free blocks of an arena as bits: taken and given back without a lock, singly, in batches and in
+//! contiguous runs.
+//!
+//! ```text
+//! hints   8                       one byte per node: no window of 2^h free blocks below, for any h >= hint
+//!         7           7           (a window is aligned to its size; 7 = the whole word is free)
+//!         7     2     7     0
+//! words   1…1   0110  1…1   0…0   one bit per block: 1 = free
+//! ```
+//!
+//! The words are the truth. A block is claimed by clearing its bit with one `fetch_and`: whoever saw the bit
+//! set owns the block, so there is no ABA and no lost block. The hints only say where to look: each is an
+//! upper bound for what lies below it. Giving blocks back raises the hints that are too low; taking blocks
+//! leaves them too high, and a search that finds nothing where a hint promised something lowers it. So a
+//! batch that is taken and given back again writes no hint at all, and each step of a search that leads
+//! nowhere is paid for by an earlier claim.
+//!
+//! Lowering a hint and raising it can race, and the hint may then stay too low. Nothing depends on it: before
+//! a call answers that there is no room although the counters say that there is, it scans the words.
+//!
+//! Counters are kept per seat ([`super::seats`]): who takes blocks writes only memory of its own.
+
+use super::seats::{self, SEATS, SHARED};
+use crate::BlockId;
+use crate::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// Blocks of one word.
+const WORD: u32 = 64;
+/// The hint of a word that is free as a whole: 1 + log2(64).
+const WHOLE: u8 = 7;
+/// How often a contiguous run is claimed where a hint promises it, before the words are scanned.
+const TRIES: u32 = 64;
+
+/// What one seat knows. On cache lines of its own: 128 bytes, because processors fetch lines in pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Seat {
+    /// Blocks taken minus blocks given back by threads of this seat. Only they write it.
+    balance: AtomicI64,
+    /// The word that the last batch came from.
+    home: AtomicU32,
+}
+
+/// The set of free blocks.
+#[derive(Debug)]
+pub(crate) struct Bits {
+    words: Box<[AtomicU64]>,
+    /// A binary tree: the root at 1, the children of `n` at `2n` and `2n + 1`, word `w` at `leaves + w`.
+    hints: Box<[AtomicU8]>,
+    leaves: usize,
+    /// Blocks there are; more can come, up to the bits of the words.
+    total: AtomicU32,
+    seats: Box<[Seat]>,
+}
+
+/// Blocks that stand in the way of a smaller arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InUse {
+    pub(crate) blocks: u32,
+    pub(crate) highest: BlockId,
+}
+
+impl Bits {
+    /// All of `total` blocks are free; there can be `max` later.
+    pub(crate) fn new(total: u32, max: u32) -> Self {
+        let count = max.max(total).div_ceil(WORD).max(1) as usize;
+        let leaves = count.next_power_of_two();
+        let bits = Self {
+            words: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            hints: (0..2 * leaves).map(|_| AtomicU8::new(0)).collect(),
+            leaves,
+            total: AtomicU32::new(0),
+            seats: (0..SEATS)
+                .map(|seat| Seat {
+                    balance: AtomicI64::new(0),
+                    home: AtomicU32::new(first_home(seat, count)),
+                })
+                .collect(),
+        };
+        bits.grow(total);
+        bits
+    }
+
+    /// Blocks there are, free or not.
+    pub(crate) fn total(&self) -> u32 {
+        // Acquire: pairs with the Release in `grow` and `shrink`.
+        self.total.load(Ordering::Acquire)
+    }
+
+    /// Blocks that nobody has taken; while others take and give, as of some moment during the call.
+    pub(crate) fn free(&self) -> u32 {
+        let balance = |seat: usize| self.seats[seat].balance.load(Ordering::Relaxed);
+        let taken: i64 = seats::ever().map(balance).sum();
+        u32::try_from((i64::from(self.total()) - taken).max(0)).unwrap_or(u32::MAX)
+    }
+
+    /// Whether the block is free.
+    pub(crate) fn is_free(&self, block: BlockId) -> bool {
+        let word = self.words.get((block.0 / WORD) as usize);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (block.0 % WORD) & 1 == 1)
+    }
+
+    /// Fills `out` with blocks, or takes none and answers false.
+    pub(crate) fn take(&self, seat: usize, out: &mut [BlockId]) -> bool {
+        let filled = self.take_some(seat, out);
+        if filled < out.len() {
+            self.give(seat, &out[..filled]);
+        }
+        filled == out.len()
+    }
+
+    /// Fills the front of `out` with as many blocks as are free, up to all of it; how many.
+    pub(crate) fn take_some(&self, seat: usize, out: &mut [BlockId]) -> usize {
+        let mut at = self.seats[seat].home.load(Ordering::Relaxed) as usize;
+        let mut filled = self.take_from(at, out);
+        while filled < out.len() {
+            let Some(next) = self.search(at, 1, 0) else { break };
+            at = next;
+            filled += self.take_from(at, &mut out[filled..]);
+        }
+        if filled < out.len() && self.free() as usize > filled {
+            for word in 0..self.words.len() {
+                filled += self.take_from(word, &mut out[filled..]);
+            }
+        }
+        self.seats[seat].home.store(at as u32, Ordering::Relaxed);
+        self.book(seat, filled as i64);
+        filled
+    }
+
+    /// Takes `count` blocks in a row; the first of them. Without `thorough` only where a hint promises an
+    /// aligned window; with it a run is found wherever it begins, at the price of a scan over all words
+    /// before the answer is that there is none.
+    pub(crate) fn take_run(&self, seat: usize, count: u32, thorough: bool) -> Option<BlockId> {
+        let order = count.max(1).next_power_of_two().trailing_zeros();
+        let height = order.saturating_sub(WHOLE as u32 - 1);
+        let home = self.seats[seat].home.load(Ordering::Relaxed) as usize;
+        let mut found = None;
+        for _ in 0..TRIES {
+            let Some(word) = self.search(home, order as u8 + 1, height) else { break };
+            let first = if height > 0 {
+                word as u32 * WORD
+            } else {
+                let windows = windows(self.words[word].load(Ordering::Relaxed), order);
+                if windows == 0 {
+                    continue;
+                }
+                word as u32 * WORD + windows.trailing_zeros()
+            };
+            match self.claim(first, count) {
+                Ok(()) => {
+                    found = Some(BlockId(first));
+                    break;
+                }
+                Err(taken) => self.lower_above(taken, height),
+            }
+        }
+        let scanned = || if thorough { self.scan(count) } else { None };
+        let found = found.or_else(scanned)?;
+        self.book(seat, i64::from(count));
+        Some(found)
+    }
+
+    /// Takes blocks back. The caller owned each of them.
+    pub(crate) fn give(&self, seat: usize, blocks: &[BlockId]) {
+        self.release(blocks);
+        self.book(seat, -(blocks.len() as i64));
+    }
+
+    /// Takes a contiguous run back. The caller owned all of it.
+    pub(crate) fn give_run(&self, seat: usize, first: BlockId, count: u32) {
+        self.release_run(first.0, count);
+        self.book(seat, -i64::from(count));
+    }
+
+    /// Adds blocks, up to `total` in all. One thread at a time grows or shrinks.
+    pub(crate) fn grow(&self, total: u32) {
+        let before = self.total();
+        if total > before {
+            // The count comes first: a thread that takes one of the new blocks must not see fewer blocks
+            // in all than are taken. Release: pairs with the Acquire in `total`.
+            self.total.store(total, Ordering::Release);
+            self.release_run(before, total - before);
+        }
+    }
+
+    /// Gives up the blocks from `total` on, if all of them are free. One thread at a time grows or shrinks.
+    pub(crate) fn shrink(&self, total: u32) -> Result<(), InUse> {
+        let before = self.total();
+        let mut kept: Vec<(u32, u64)> = Vec::new();
+        let mut in_use = InUse { blocks: 0, highest: BlockId(total) };
+        for (word, mask) in masks(total, before.saturating_sub(total)) {
+            // Acquire: pairs with the Release in `put_back`: who owned the block is done with it.
+            let free = self.words[word as usize].fetch_and(!mask, Ordering::Acquire) & mask;
+            kept.push((word, free));
+            if free != mask {
+                let missing = mask & !free;
+                in_use.blocks += missing.count_ones();
+                in_use.highest = BlockId(word * WORD + (WORD - 1 - missing.leading_zeros()));
+            }
+        }
+        if in_use.blocks > 0 {
+            for (word, free) in kept {
+                self.put_back(word as usize, free);
+            }
+            return Err(in_use);
+        }
+        self.total.store(total.min(before), Ordering::Release);
+        Ok(())
+    }
+
+    /// Blocks of the longest run of free blocks. Reads all words.
+    pub(crate) fn largest_run(&self) -> u32 {
+        let (mut longest, mut run) = (0, 0);
+        for word in &self.words {
+            let mut bits = word.load(Ordering::Relaxed);
+            if bits == u64::MAX {
+                run += WORD;
+                continue;
+            }
+            // Runs inside the word, from the low end.
+            let mut left = WORD;
+            while left > 0 {
+                let ones = bits.trailing_ones().min(left);
+                run += ones;
+                if ones < left {
+                    longest = longest.max(run);
+                    run = 0;
+                }
+                bits = bits.checked_shr(ones).unwrap_or(0);
+                left -= ones;
+                let zeros = bits.trailing_zeros().min(left);
+                bits = bits.checked_shr(zeros).unwrap_or(0);
+                left -= zeros;
+            }
+        }
+        longest.max(run)
+    }
+
+    /// Takes blocks of one word; how many.
+    fn take_from(&self, at: usize, out: &mut [BlockId]) -> usize {
+        let word = &self.words[at];
+        let mut filled = 0;
+        let mut seen = word.load(Ordering::Relaxed);
+        while seen != 0 && filled < out.len() {
+            let mut rest = seen;
+            for _ in 0..(out.len() - filled).min(WORD as usize) {
+                rest &= rest.wrapping_sub(1);
+            }
+            let wanted = seen ^ rest;
+            // Acquire: pairs with the Release in `put_back`: who owned the blocks is done with them.
+            seen = word.fetch_and(!wanted, Ordering::Acquire);
+            let mut got = seen & wanted;
+            while got != 0 {
+                out[filled] = BlockId(at as u32 * WORD + got.trailing_zeros());
+                got &= got - 1;
+                filled += 1;
+            }
+            seen &= !wanted;
+        }
+        filled
+    }
+
+    /// Claims a run, or nothing: then the word in which a block was taken.
+    fn claim(&self, first: u32, count: u32) -> Result<(), usize> {
+        for (word, mask) in masks(first, count) {
+            // Acquire: as in `take_from`.
+            let got = self.words[word as usize].fetch_and(!mask, Ordering::Acquire) & mask;
+            if got != mask {
+                self.put_back(word as usize, got);
+                self.release_run(first, (word * WORD).saturating_sub(first));
+                return Err(word as usize);
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims the first run of `count` blocks, wherever it begins; its first block.
+    fn scan(&self, count: u32) -> Option<BlockId> {
+        if self.free() < count {
+            return None;
+        }
+        let (total, mut first, mut run) = (self.total(), 0, 0);
+        let mut at = 0;
+        while at < total {
+            let word = self.words[(at / WORD) as usize].load(Ordering::Relaxed) >> (at % WORD);
+            let ones = word.trailing_ones().min(WORD - at % WORD);
+            if ones == 0 {
+                run = 0;
+                // To the next free block of this word, or to the next word.
+                at += word.trailing_zeros().min(WORD - at % WORD);
+                first = at;
+                continue;
+            }
+            run += ones;
+            at += ones;
+            if run >= count && self.claim(first, count).is_ok() {
+                return Some(BlockId(first));
+            }
+            if at % WORD != 0 {
+                run = 0;
+                first = at;
+            }
+        }
+        None
+    }
+
+    fn release(&self, blocks: &[BlockId]) {
+        let mut rest = blocks.iter().peekable();
+        while let Some(block) = rest.next() {
+            let word = block.0 / WORD;
+            let mut mask = 1 << (block.0 % WORD);
+            while let Some(next) = rest.next_if(|next| next.0 / WORD == word) {
+                mask |= 1 << (next.0 % WORD);
+            }
+            self.put_back(word as usize, mask);
+        }
+    }
+
+    fn release_run(&self, first: u32, count: u32) {
+        for (word, mask) in masks(first, count) {
+            self.put_back(word as usize, mask);
+        }
+    }
+
+    fn put_back(&self, word: usize, mask: u64) {
+        // Release: pairs with the Acquire of whoever takes these blocks next.
+        let before = self.words[word].fetch_or(mask, Ordering::Release);
+        assert!(before & mask == 0, "blocks {:#x} of word {word} are free already", before & mask);
+        let mut node = self.leaves + word;
+        if self.hints[node].load(Ordering::Relaxed) >= WHOLE {
+            return;
+        }
+        let mut promise = order_hint(before | mask);
+        let mut height = 0;
+        while self.hints[node].load(Ordering::Relaxed) < promise {
+            self.hints[node].fetch_max(promise, Ordering::AcqRel);
+            if node == 1 {
+                return;
+            }
+            promise = self.promise(node / 2, height + 1);
+            node /= 2;
+            height += 1;
+        }
+    }
+
+    fn book(&self, seat: usize, change: i64) {
+        let balance = &self.seats[seat].balance;
+        if seat == SHARED {
+            balance.fetch_add(change, Ordering::Relaxed);
+        } else {
+            let now = balance.load(Ordering::Relaxed);
+            balance.store(now + change, Ordering::Relaxed);
+        }
+    }
+
+    /// The first word of a subtree of `height` whose hint is at least `need`, looked for from the word
+    /// after `at` on and then from the start.
+    fn search(&self, at: usize, need: u8, height: u32) -> Option<usize> {
+        if self.hints[1].load(Ordering::Relaxed) < need {
+            return None;
+        }
+        let mut node = (self.leaves + at) >> height;
+        while node > 1 {
+            if node % 2 == 0
+                && self.hints[node + 1].load(Ordering::Relaxed) >= need
+                && let Some(word) = self.descend(node + 1, need, height)
+            {
+                return Some(word);
+            }
+            node /= 2;
+        }
+        self.descend(1, need, height)
+    }
+
+    /// The same below `top`. Hints on the way that promise too much are lowered.
+    fn descend(&self, top: usize, need: u8, height: u32) -> Option<usize> {
+        let goal = self.leaves >> height;
+        if goal == 0 {
+            return None;
+        }
+        let mut node = top;
+        loop {
+            let kept = if node >= goal {
+                let word = (node << height) - self.leaves;
+                if word < self.words.len() && self.promise(node, height) >= need {
+                    return Some(word);
+                }
+                None
+            } else {
+                let child = [2 * node, 2 * node + 1];
+                child.into_iter().find(|at| self.hints[*at].load(Ordering::Relaxed) >= need)
+            };
+            match kept {
+                Some(child) => node = child,
+                None => {
+                    self.lower(node);
+                    if node == top {
+                        return None;
+                    }
+                    node /= 2;
+                }
+            }
+        }
+    }
+
+    /// What a node can promise by what lies below it.
+    fn promise(&self, node: usize, height: u32) -> u8 {
+        if node >= self.leaves {
+            let word = self.words.get(node - self.leaves);
+            return word.map_or(0, |word| order_hint(word.load(Ordering::Relaxed)));
+        }
+        let left = self.hints[2 * node].load(Ordering::Acquire);
+        let right = self.hints[2 * node + 1].load(Ordering::Acquire);
+        let whole = WHOLE + height as u8 - 1;
+        if left >= whole && right >= whole { whole + 1 } else { left.max(right) }
+    }
+
+    /// Lowers the hint of a word, and those above it up to `height`.
+    fn lower_above(&self, word: usize, height: u32) {
+        for up in 0..=height {
+            self.lower((self.leaves + word) >> up);
+        }
+    }
+
+    /// Lowers the hint of a node to what lies below it.
+    fn lower(&self, node: usize) {
+        let height = self.leaves.ilog2() - node.ilog2();
+        let now = self.hints[node].load(Ordering::Relaxed);
+        let promise = self.promise(node, height);
+        if promise >= now {
+            return;
+        }
+        let lowered =
+            self.hints[node].compare_exchange(now, promise, Ordering::AcqRel, Ordering::Relaxed);
+        // Blocks that came back in between may have met the old hint, and left it alone.
+        if lowered.is_ok() {
+            let promise = self.promise(node, height);
+            self.hints[node].fetch_max(promise, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Where threads of a seat begin to look: neighbours in number begin far apart.
+fn first_home(seat: usize, words: usize) -> u32 {
+    let spread = (seat as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    ((spread * words as u64) >> 32) as u32
+}
+
+/// The blocks of `word` at which an aligned window of 2^order free blocks begins.
+fn windows(word: u64, order: u32) -> u64 {
+    /// Bits at multiples of 2, 4, 8, 16, 32 and 64.
+    const STARTS: [u64; 6] = [
+        0x5555_5555_5555_5555,
+        0x1111_1111_1111_1111,
+        0x0101_0101_0101_0101,
+        0x0001_0001_0001_0001,
+        0x0000_0001_0000_0001,
+        1,
+    ];
+    let halves = STARTS.iter().take(order as usize).enumerate();
+    halves.fold(word, |word, (half, starts)| word & (word >> (1 << half)) & starts)
+}
+
+/// 1 + the order of the largest aligned window of free blocks; 0: no block is free.
+fn order_hint(word: u64) -> u8 {
+    (0..u32::from(WHOLE))
+        .rev()
+        .find(|order| windows(word, *order) != 0)
+        .map_or(0, |order| order as u8 + 1)
+}
+
+/// The words of a run of blocks, and which of their bits belong to it.
+fn masks(first: u32, count: u32) -> impl Iterator<Item = (u32, u64)> {
+    let end = u64::from(first) + u64::from(count);
+    let mut at = u64::from(first);
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let (word, low) = (at / u64::from(WORD), at % u64::from(WORD));
+        let bits = (end - at).min(u64::from(WORD) - low);
+        at += bits;
+        Some((word as u32, (u64::MAX >> (u64::from(WORD) - bits)) << low))
+    })
+}

@@ -1,0 +1,230 @@
+//! What is known of each block: its life, its references and its name. 32 bytes, half a cache line.
+//!
+//! ```text
+//!            begin             publish                unpin, last one
+//!   Dead ──────────► Writing ──────────► Ready, pins ─────────────────► Ready, 0 pins
+//!    ▲                  │ abandon          ▲    │ reclaim, without a name    │ find: pinned again
+//!    │◄─────────────────┘                  └────│────────────────────────────┘
+//!    │◄─────────────────────────────────────────┴──── reclaim (evict) ───────┘
+//! ```
+//!
+//! The word is the one of the store's headers ([`AtomicWord`]): generation, state and pins change in one step.
+//! A block is *private* while it is written: one sequence owns it, nobody can pin it, and its word changes by
+//! plain stores. A full block is *published*: immutable, pinned once for each sequence that uses it (B5). If it
+//! also has a name, it stays readable without pins, as a cached block, until it is reclaimed.
+//!
+//! Finding a name: read the word, compare the name in the record, pin the generation that was read. If the pin
+//! succeeds the block has been in that one life all the time, so the name was its own. No pin is ever taken on
+//! a block of another name, not even for a moment.
+//!
+//! A reclaim bumps the generation, then removes the index entry, then the block can be taken again. A reader
+//! that still holds the old entry finds another generation or another name.
+
+use crate::BlockId;
+use crate::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::hash::BlockHash;
+use crate::index::Index;
+use mooncrate_core::state::Event;
+use mooncrate_core::word::Word;
+use mooncrate_core::{Generation, ReplicaState};
+use mooncrate_mem::word::AtomicWord;
+
+/// One block.
+#[derive(Debug)]
+#[repr(align(32))]
+struct Record {
+    word: AtomicWord,
+    /// Its name; none while it has no published life.
+    hash: [AtomicU64; 2],
+    /// Whose bytes it holds or held last.
+    tenant: AtomicU32,
+    /// What its eviction policy is told of it.
+    rank: AtomicU8,
+    /// Whether the index names it. Written by the owner that registers and by the thread that reclaims.
+    named: AtomicU8,
+    /// The eviction list that it is in; see [`crate::pool`].
+    list: AtomicU8,
+}
+
+const _: () = assert!(cfg!(loom) || size_of::<Record>() == 32);
+
+/// All blocks, and the index of their names.
+#[derive(Debug)]
+pub(crate) struct Records {
+    blocks: Box<[Record]>,
+    index: Index,
+}
+
+/// What became of a block that was registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registered {
+    /// Others find it by its name from now on.
+    Named,
+    /// Another block has this name already. This one stays as it is, for its own sequence alone: a kernel
+    /// may be reading the table that names it.
+    Duplicate,
+    /// The index has no room for it; this one stays for its own sequence alone.
+    NoRoom,
+}
+
+impl Records {
+    pub(crate) fn new(max: u32) -> Self {
+        let dead = || Record {
+            word: AtomicWord::store_new(Word::new(Generation(0), ReplicaState::Dead, 0)),
+            hash: [AtomicU64::new(0), AtomicU64::new(0)],
+            tenant: AtomicU32::new(0),
+            rank: AtomicU8::new(0),
+            named: AtomicU8::new(0),
+            list: AtomicU8::new(0),
+        };
+        Self { blocks: (0..max).map(|_| dead()).collect(), index: Index::new(max) }
+    }
+
+    /// The caller took the block from the free ones: it is private from now on. Whether its bytes are
+    /// another tenant's, which must not be seen (B6).
+    pub(crate) fn begin(&self, block: BlockId, tenant: u32) -> bool {
+        let record = self.record(block);
+        let word = record.word.load();
+        debug_assert_eq!(word.state(), ReplicaState::Dead, "{block:?}");
+        record.word.own(Word::new(word.generation(), ReplicaState::Writing, 1));
+        let before = record.tenant.load(Ordering::Relaxed);
+        if before != tenant {
+            record.tenant.store(tenant, Ordering::Relaxed);
+        }
+        before != tenant
+    }
+
+    /// A private block ends. The caller gives it back to the free ones.
+    pub(crate) fn abandon(&self, block: BlockId) {
+        let record = self.record(block);
+        let word = record.word.load();
+        assert_eq!(word.state(), ReplicaState::Writing, "{block:?} is not private");
+        // Nobody could pin this life: the next one may have its generation.
+        record.word.own(Word::new(word.generation(), ReplicaState::Dead, 0));
+    }
+
+    /// A private block is full: it can be shared, and never changes again. It keeps its one pin.
+    pub(crate) fn publish(&self, block: BlockId) {
+        let record = self.record(block);
+        let word = record.word.load();
+        assert_eq!(word.state(), ReplicaState::Writing, "{block:?} is not private");
+        record.word.own(Word::new(word.generation(), ReplicaState::Ready, 1));
+    }
+
+    /// The same under a name. `rank` is what the eviction policy is told.
+    pub(crate) fn register(&self, block: BlockId, hash: BlockHash, rank: u8) -> Registered {
+        let record = self.record(block);
+        // Relaxed: `publish` releases both, and `find` acquires the word first.
+        record.hash[0].store(hash.0[0], Ordering::Relaxed);
+        record.hash[1].store(hash.0[1], Ordering::Relaxed);
+        record.rank.store(rank, Ordering::Relaxed);
+        self.publish(block);
+        if self.index.candidates(hash).any(|other| self.is_named(other, hash).is_some()) {
+            return Registered::Duplicate;
+        }
+        // Before it can be found: who finds and releases it must see that it stays.
+        record.named.store(1, Ordering::Relaxed);
+        if self.index.insert(hash, block) {
+            return Registered::Named;
+        }
+        record.named.store(0, Ordering::Relaxed);
+        Registered::NoRoom
+    }
+
+    /// The generation of a block that has this name and can be pinned.
+    fn is_named(&self, block: BlockId, hash: BlockHash) -> Option<Generation> {
+        let record = self.record(block);
+        let word = record.word.load();
+        let same = word.state() == ReplicaState::Ready
+            && record.hash[0].load(Ordering::Relaxed) == hash.0[0]
+            && record.hash[1].load(Ordering::Relaxed) == hash.0[1];
+        same.then(|| word.generation())
+    }
+
+    /// A block of this name that could be pinned a moment ago, and its generation.
+    pub(crate) fn look(&self, hash: BlockHash) -> Option<(BlockId, Generation)> {
+        self.index.candidates(hash).find_map(|block| Some((block, self.is_named(block, hash)?)))
+    }
+
+    /// Pins what [`Records::look`] found; false if that life has ended.
+    pub(crate) fn pin(&self, block: BlockId, generation: Generation) -> bool {
+        self.record(block).word.pin(generation).is_ok()
+    }
+
+    /// Finds a block by its name and pins it.
+    pub(crate) fn find(&self, hash: BlockHash) -> Option<BlockId> {
+        let found = self.index.candidates(hash).find_map(|block| {
+            let generation = self.is_named(block, hash)?;
+            self.pin(block, generation).then_some(block)
+        });
+        found
+    }
+
+    /// One more reference to a published block of which the caller holds one.
+    pub(crate) fn share(&self, block: BlockId) -> bool {
+        let generation = self.record(block).word.load().generation();
+        self.pin(block, generation)
+    }
+
+    /// Gives a reference to a published block up; whether it was the last one.
+    pub(crate) fn unpin(&self, block: BlockId) -> bool {
+        self.record(block).word.unpin().pins() == 0
+    }
+
+    /// Ends a published block that nobody uses: its name is gone, and the caller gives it back to the free
+    /// ones. False if somebody uses it, or it is no published block.
+    pub(crate) fn reclaim(&self, block: BlockId) -> bool {
+        let record = self.record(block);
+        let word = record.word.load();
+        if word.state() != ReplicaState::Ready || word.pins() > 0 {
+            return false;
+        }
+        let Ok(dead) = record.word.apply(word.generation(), Event::Reclaim { pins: 0 }) else {
+            return false;
+        };
+        let hash = self.hash(block);
+        if self.named(block) {
+            record.named.store(0, Ordering::Relaxed);
+            self.index.remove(hash, block);
+        }
+        record.hash[0].store(0, Ordering::Relaxed);
+        record.hash[1].store(0, Ordering::Relaxed);
+        // At the last generation the block is used up (G4): it stays dead and is never handed out again.
+        dead.generation() != Generation::MAX
+    }
+
+    /// The name of a published block; none otherwise.
+    pub(crate) fn hash(&self, block: BlockId) -> BlockHash {
+        let hash = &self.record(block).hash;
+        BlockHash([hash[0].load(Ordering::Relaxed), hash[1].load(Ordering::Relaxed)])
+    }
+
+    /// Whether the index names it.
+    pub(crate) fn named(&self, block: BlockId) -> bool {
+        self.record(block).named.load(Ordering::Relaxed) == 1
+    }
+
+    /// Whether one sequence owns it, and may write into it.
+    pub(crate) fn is_private(&self, block: BlockId) -> bool {
+        self.record(block).word.load().state() == ReplicaState::Writing
+    }
+
+    /// Sequences that use it.
+    pub(crate) fn references(&self, block: BlockId) -> u32 {
+        self.record(block).word.load().pins()
+    }
+
+    /// What the eviction policy is told of it.
+    pub(crate) fn rank(&self, block: BlockId) -> u8 {
+        self.record(block).rank.load(Ordering::Relaxed)
+    }
+
+    /// The eviction list of a block, as the pool writes it.
+    pub(crate) fn list(&self, block: BlockId) -> &AtomicU8 {
+        &self.record(block).list
+    }
+
+    fn record(&self, block: BlockId) -> &Record {
+        &self.blocks[block.0 as usize]
+    }
+}

@@ -1,0 +1,243 @@
+//! The pool against what a stranger would expect: what is found under a name is what was written under it,
+//! whoever evicts meanwhile; nothing is lost; what can be found is what was not evicted.
+
+use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::rng::Rng;
+use mooncrate_paged::{BlockHash, BlockId, Full, Identity, Pool, Registered, ResizeError};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const BLOCK: usize = 4;
+
+/// The arena: each block holds the first half of the name that it was written for.
+struct Bytes(Vec<AtomicU64>);
+
+impl Bytes {
+    fn new(blocks: u32) -> Self {
+        Self((0..blocks).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn write(&self, block: BlockId, hash: BlockHash) {
+        self.0[block.0 as usize].store(hash.0[0], Ordering::Relaxed);
+    }
+
+    fn judge(&self, block: BlockId, hash: BlockHash) {
+        let found = self.0[block.0 as usize].load(Ordering::Relaxed);
+        assert_eq!(found, hash.0[0], "{block:?} holds the bytes of another name");
+    }
+}
+
+/// The names of a prompt of `blocks` blocks that shares its first `shared` ones with other prompts.
+fn prompt(
+    identity: &Identity,
+    family: u32,
+    shared: usize,
+    own: u32,
+    blocks: usize,
+) -> Vec<BlockHash> {
+    let tokens: Vec<u32> = (0..blocks * BLOCK)
+        .map(|n| if n < shared * BLOCK { family } else { 1_000 + own })
+        .collect();
+    let mut hashes = Vec::new();
+    identity.chain(&tokens, BLOCK, &mut hashes);
+    hashes
+}
+
+/// A request: finds its prefix, writes and registers the rest; its table. `None`: no room.
+fn admit(pool: &Pool, bytes: &Bytes, hashes: &[BlockHash]) -> Option<Vec<BlockId>> {
+    let mut table = vec![BlockId::default(); hashes.len()];
+    let matched = pool.match_prefix(hashes, &mut table);
+    for (block, hash) in table[..matched].iter().zip(hashes) {
+        bytes.judge(*block, *hash);
+    }
+    if pool.take(1, &mut table[matched..], |_| {}).is_err() {
+        pool.release(&mut table[..matched]);
+        return None;
+    }
+    for (block, hash) in table.iter().zip(hashes).skip(matched) {
+        assert!(pool.is_private(*block));
+        bytes.write(*block, *hash);
+        pool.register(*block, *hash, 0);
+    }
+    Some(table)
+}
+
+fn finish(pool: &Pool, bytes: &Bytes, hashes: &[BlockHash], mut table: Vec<BlockId>) {
+    for (block, hash) in table.iter().zip(hashes) {
+        assert!(pool.references(*block) > 0);
+        bytes.judge(*block, *hash);
+    }
+    pool.release(&mut table);
+}
+
+/// Nobody uses anything any more: all blocks are free or cached, and evicting frees all of them.
+fn empty(pool: &Pool) {
+    let total = pool.total_blocks();
+    for block in (0..total).map(BlockId) {
+        assert_eq!(pool.references(block), 0, "{block:?}");
+    }
+    assert_eq!(pool.free_blocks() + pool.cached_blocks(), total);
+    pool.evict(total);
+    assert_eq!((pool.free_blocks(), pool.cached_blocks()), (total, 0));
+}
+
+#[test]
+fn what_is_found_is_what_was_written() {
+    let identity = Identity::new("m", "", b"g", b"");
+    for policy in PolicyKind::ALL {
+        let (pool, bytes) = (Pool::new(200, 200, policy).unwrap(), Bytes::new(200));
+        let mut rng = Rng::new(7);
+        let mut live: Vec<(Vec<BlockHash>, Vec<BlockId>)> = Vec::new();
+        let mut refused = 0;
+        for own in 0..20_000 {
+            let (family, shared) = (rng.below(6) as u32, rng.below(12) as usize);
+            let hashes = prompt(&identity, family, shared, own % 50, 1 + rng.below(20) as usize);
+            match admit(&pool, &bytes, &hashes) {
+                Some(table) => live.push((hashes, table)),
+                None => refused += 1,
+            }
+            while live.len() > rng.below(14) as usize {
+                let (hashes, table) = live.swap_remove(rng.below(live.len() as u64) as usize);
+                finish(&pool, &bytes, &hashes, table);
+            }
+        }
+        for (hashes, table) in live {
+            finish(&pool, &bytes, &hashes, table);
+        }
+        assert!(pool.evicted_blocks() > 1_000 && refused < 10_000, "{policy}: {refused} refused");
+        empty(&pool);
+    }
+}
+
+#[test]
+fn eight_threads_find_what_was_written() {
+    let identity = Identity::new("m", "", b"g", b"");
+    let total = 20_000;
+    let (pool, bytes) = (Pool::new(total, total, PolicyKind::Lru).unwrap(), Bytes::new(total));
+    let (small, small_bytes) = (Pool::new(300, 300, PolicyKind::Sieve).unwrap(), Bytes::new(300));
+    for (pool, bytes, rounds) in [(&pool, &bytes, 4_000), (&small, &small_bytes, 4_000)] {
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let identity = &identity;
+                scope.spawn(move || {
+                    let mut rng = Rng::new(thread);
+                    let mut live: Vec<(Vec<BlockHash>, Vec<BlockId>)> = Vec::new();
+                    for _ in 0..rounds {
+                        let (family, shared) = (rng.below(5) as u32, rng.below(20) as usize);
+                        let own = rng.below(3_000) as u32;
+                        let blocks = 1 + rng.below(30) as usize;
+                        let hashes = prompt(identity, family, shared, own, blocks);
+                        live.extend(admit(pool, bytes, &hashes).map(|table| (hashes, table)));
+                        while live.len() > rng.below(6) as usize {
+                            let (hashes, table) = live.swap_remove(0);
+                            finish(pool, bytes, &hashes, table);
+                        }
+                    }
+                    for (hashes, table) in live {
+                        finish(pool, bytes, &hashes, table);
+                    }
+                });
+            }
+        });
+        assert!(pool.evicted_blocks() > 0);
+        empty(pool);
+    }
+}
+
+/// LRU in a small pool is exact: judged by a list.
+#[test]
+fn a_small_pool_evicts_what_was_released_first() {
+    let identity = Identity::new("m", "", b"g", b"");
+    let pool = Pool::new(64, 64, PolicyKind::Lru).unwrap();
+    let bytes = Bytes::new(64);
+    // By name: when it was last released. Chains of one block, so that order is all there is.
+    let mut released: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut rng = Rng::new(3);
+    for now in 0..5_000u64 {
+        let own = rng.below(90) as u32;
+        let hashes = prompt(&identity, 0, 0, own, 1);
+        let known = pool.count_prefix(&hashes) == 1;
+        assert_eq!(known, released.contains_key(&own), "{own} at {now}");
+        let table = admit(&pool, &bytes, &hashes).unwrap();
+        if !known && released.len() == 64 {
+            let oldest = *released.iter().min_by_key(|(_, when)| **when).unwrap().0;
+            released.remove(&oldest);
+        }
+        finish(&pool, &bytes, &hashes, table);
+        released.insert(own, now);
+    }
+    empty(&pool);
+}
+
+/// A chain is evicted from its end: what is left of it is a prefix that can be found.
+#[test]
+fn a_chain_is_eaten_from_its_end() {
+    let identity = Identity::new("m", "", b"g", b"");
+    let (pool, bytes) = (Pool::new(10, 10, PolicyKind::Lru).unwrap(), Bytes::new(10));
+    let hashes = prompt(&identity, 0, 0, 1, 10);
+    let table = admit(&pool, &bytes, &hashes).unwrap();
+    finish(&pool, &bytes, &hashes, table);
+    for left in (0..10).rev() {
+        assert_eq!(pool.evict(1), 1);
+        assert_eq!(pool.count_prefix(&hashes), left);
+    }
+}
+
+#[test]
+fn the_second_of_two_equal_blocks_stays_private_to_its_sequence() {
+    let identity = Identity::new("m", "", b"g", b"");
+    let (pool, bytes) = (Pool::new(8, 8, PolicyKind::Lru).unwrap(), Bytes::new(8));
+    let hashes = prompt(&identity, 0, 0, 1, 1);
+    let (mut first, mut second) = ([BlockId::default()], [BlockId::default()]);
+    pool.take(1, &mut first, |_| {}).unwrap();
+    pool.take(1, &mut second, |_| {}).unwrap();
+    bytes.write(first[0], hashes[0]);
+    bytes.write(second[0], hashes[0]);
+    assert_eq!(pool.register(first[0], hashes[0], 0), Registered::Named);
+    assert_eq!(pool.register(second[0], hashes[0], 0), Registered::Duplicate);
+    let mut found = [BlockId::default()];
+    assert_eq!(pool.match_prefix(&hashes, &mut found), 1);
+    assert_eq!((found, pool.references(first[0])), (first, 2));
+    pool.release(&mut second);
+    assert_eq!(pool.free_blocks(), 7);
+    pool.release(&mut found);
+    pool.release(&mut first);
+    assert_eq!((pool.free_blocks(), pool.cached_blocks()), (7, 1));
+    empty(&pool);
+}
+
+/// B6: who takes a block of another tenant hears of it.
+#[test]
+fn blocks_that_change_their_tenant_are_told() {
+    let pool = Pool::new(4, 4, PolicyKind::Lru).unwrap();
+    let mut table = [BlockId::default(); 4];
+    let told = |tenant: u32, table: &mut [BlockId; 4]| {
+        let mut told = 0;
+        pool.take(tenant, table, |_| told += 1).unwrap();
+        pool.abandon(table);
+        told
+    };
+    assert_eq!(told(1, &mut table), 4);
+    assert_eq!(told(1, &mut table), 0);
+    assert_eq!(told(2, &mut table), 4);
+}
+
+#[test]
+fn a_full_pool_says_so_and_a_smaller_one_evicts_first() {
+    let identity = Identity::new("m", "", b"g", b"");
+    let (pool, bytes) = (Pool::new(8, 16, PolicyKind::Lru).unwrap(), Bytes::new(16));
+    let hashes = prompt(&identity, 0, 0, 1, 8);
+    let table = admit(&pool, &bytes, &hashes).unwrap();
+    let mut more = [BlockId::default(); 3];
+    let full = pool.take(1, &mut more, |_| {}).unwrap_err();
+    assert_eq!(full, Full { wanted: 3, free: 0, cached: 0, total: 8 });
+    assert!(matches!(pool.resize(4), Err(ResizeError::InUse { blocks: 4, .. })));
+    finish(&pool, &bytes, &hashes, table);
+    pool.resize(4).unwrap();
+    assert_eq!((pool.total_blocks(), pool.free_blocks() + pool.cached_blocks()), (4, 4));
+    pool.resize(16).unwrap();
+    pool.take(1, &mut more, |_| {}).unwrap();
+    pool.abandon(&more);
+    assert_eq!(pool.resize(17), Err(ResizeError::TooLarge { wanted: 17, max: 16 }));
+    assert_eq!(pool.resize(0), Err(ResizeError::Empty));
+}
