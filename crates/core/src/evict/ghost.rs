@@ -89,7 +89,7 @@ impl Ghost {
 
     fn bucket(&mut self, print: u32) -> &mut [u64] {
         let buckets = (self.ways.len() / WAYS) as u64;
-        let at = (u64::from(print) * buckets >> 32) as usize * WAYS;
+        let at = ((u64::from(print) * buckets) >> 32) as usize * WAYS;
         &mut self.ways[at..at + WAYS]
     }
 
