@@ -258,6 +258,6 @@ mod tests {
         }
         insta::assert_snapshot!("replay", report.screen());
         let svg = report.plot().svg();
-        assert!(svg.contains("some.jsonl: 3 requests") && svg.contains(">4 MiB</text>"), "{svg}");
+        assert!(svg.contains("some.jsonl: 3 requests") && svg.contains(">4.0 MiB</text>"), "{svg}");
     }
 }

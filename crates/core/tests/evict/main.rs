@@ -1,5 +1,4 @@
 //! The eviction policies, against versions so naive that they can be checked by eye.
-#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
 mod naive;
 

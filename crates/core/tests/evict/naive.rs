@@ -130,7 +130,7 @@ struct TwoQueues {
 }
 
 impl TwoQueues {
-    fn from_small(&self) -> bool {
+    fn small_gives(&self) -> bool {
         self.main.is_empty() || self.small.len() * 10 >= self.small.len() + self.main.len()
     }
 }
@@ -183,7 +183,7 @@ impl Naive for TwoQueues {
 
     fn next(&mut self) -> Option<Slot> {
         for _ in 0..WALK_MAX {
-            if self.from_small() {
+            if self.small_gives() {
                 if self.small.first().is_none_or(|guest| guest.reads < 2) {
                     break;
                 }
@@ -197,7 +197,7 @@ impl Naive for TwoQueues {
                 self.main.push(Guest { reads: guest.reads - 1, ..guest });
             }
         }
-        let queue = if self.from_small() { &self.small } else { &self.main };
+        let queue = if self.small_gives() { &self.small } else { &self.main };
         self.named = queue.first().map(|guest| guest.slot);
         self.named
     }
