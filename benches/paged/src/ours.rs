@@ -1,8 +1,7 @@
 //! The calls of Mooncrate that are timed.
 
 use crate::{PREFIX, Work};
-use mooncrate_core::evict::PolicyKind;
-use mooncrate_paged::{Allocator, BlockHash, BlockId, Contiguity, Identity, Pool};
+use mooncrate_paged::{Allocator, BlockHash, BlockId, Contiguity, Identity, Policy, Pool};
 use std::sync::Arc;
 
 const BLOCK: usize = 16;
@@ -12,7 +11,7 @@ pub fn allocator(blocks: u32) -> Arc<Allocator> {
 }
 
 pub fn pool(blocks: u32) -> Arc<Pool> {
-    Arc::new(Pool::new(blocks, blocks, PolicyKind::Lru).expect("a size"))
+    Arc::new(Pool::new(blocks, blocks, Policy::Lru).expect("a size"))
 }
 
 pub fn allocate(allocator: &Arc<Allocator>, count: usize) -> Work<'static> {

@@ -5,6 +5,8 @@ mod given;
 
 use clap::{Args, Parser, Subcommand};
 use mooncrate_core::ids::{BadTenant, TenantId};
+use mooncrate_paged::Policy;
+use mooncrate_paged::replay::{BLOCK_TOKENS, BYTES_PER_TOKEN};
 use mooncrate_wire::Role;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -100,6 +102,8 @@ pub(crate) enum Command {
     Quota(Quota),
     /// Measure puts and gets against a running cluster
     Bench(Bench),
+    /// Show what eviction policies would find of a request trace, beside the best possible
+    Replay(Replay),
     /// Say what this machine offers, and what to change
     Doctor(Doctor),
     /// Make the cluster's secret, and tokens for clients
@@ -228,7 +232,7 @@ pub(crate) struct MasterFlags {
     /// [default: 10s]
     #[arg(long, value_name = "TIME")]
     pub(crate) lease_ttl: Option<String>,
-    /// Which values go first when room is short: fifo, lru or sieve [default: lru]
+    /// Which values go first when room is short: fifo, lru, sieve or s3fifo [default: lru]
     #[arg(long, value_name = "POLICY")]
     pub(crate) evict_policy: Option<String>,
     /// Make room in a segment that is fuller than this [default: 95%]
@@ -589,6 +593,48 @@ pub(crate) struct Bench {
     pub(crate) working_set: u64,
     #[command(flatten)]
     pub(crate) client: ClientFlags,
+}
+
+/// `replay`.
+#[derive(Debug, Args)]
+pub(crate) struct Replay {
+    /// The trace: JSON lines with timestamp, input_length, output_length and hash_ids
+    #[arg(value_name = "TRACE")]
+    pub(crate) trace: PathBuf,
+    /// Sizes of the cache in blocks [default: powers of two, up to all blocks of the trace]
+    #[arg(
+        long,
+        value_name = "BLOCKS,…",
+        value_delimiter = ',',
+        value_parser = crate::config::count
+    )]
+    pub(crate) capacity: Vec<u32>,
+    /// Which policies: fifo, lru, sieve, s3fifo, priority (heads of prefixes stay) or importance (what
+    /// was asked for often stays) [default: all]
+    #[arg(long, value_name = "POLICY,…", value_delimiter = ',')]
+    pub(crate) policy: Vec<Policy>,
+    /// Tokens of a block in the trace
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = BLOCK_TOKENS,
+        value_parser = crate::config::count
+    )]
+    pub(crate) block_tokens: u32,
+    /// KV cache of one token; the default is that of Llama 3 8B with two bytes per number
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value_t = BYTES_PER_TOKEN,
+        value_parser = crate::config::size
+    )]
+    pub(crate) bytes_per_token: u64,
+    /// Leave lines out that are no requests, and say how many there were
+    #[arg(long)]
+    pub(crate) skip_broken: bool,
+    /// Draw the hit rates over the sizes into this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ fn help_pages_are_as_reviewed() {
     insta::assert_snapshot!("help", command.render_help());
     let names: Vec<String> =
         command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
-    assert_eq!(names.len(), 16, "15 commands, and help");
+    assert_eq!(names.len(), 17, "16 commands, and help");
     for name in names.into_iter().filter(|name| name != "help") {
         let sub = command.find_subcommand_mut(&name).unwrap();
         insta::assert_snapshot!(format!("help_{name}"), sub.render_help());
@@ -92,6 +92,11 @@ fn wrong_arguments_are_refused() {
         ("mooncrate bench --sizes 1,potato", ErrorKind::ValueValidation),
         ("mooncrate bench --threads 0", ErrorKind::ValueValidation),
         ("mooncrate ls --limit -1", ErrorKind::UnknownArgument),
+        ("mooncrate replay", ErrorKind::MissingRequiredArgument),
+        ("mooncrate replay t --capacity 16,0", ErrorKind::ValueValidation),
+        ("mooncrate replay t --policy lru,mru", ErrorKind::ValueValidation),
+        ("mooncrate replay t --block-tokens 0", ErrorKind::ValueValidation),
+        ("mooncrate replay t --bytes-per-token 0", ErrorKind::ValueValidation),
     ] {
         assert_eq!(parse(line).unwrap_err().kind(), kind, "{line}");
     }

@@ -4,6 +4,7 @@
 use crate::cmd::bench::{COLUMNS, Row};
 use crate::cmd::doctor::Finding;
 use crate::cmd::look::Look;
+use crate::cmd::replay::Report;
 use crate::cmd::top::View;
 use crate::config::Layers;
 use crate::failure::Failure;
@@ -343,6 +344,11 @@ impl Output {
         let right: Vec<usize> = (1..COLUMNS.len()).collect();
         let rows = rows.iter().map(Row::cells).collect();
         print(&format!("{sentence}\n\n{}", table(&COLUMNS, &right, rows).trim_fmt()))
+    }
+
+    /// What policies found of a trace.
+    pub(crate) fn replay(self, report: &Report) -> Result<(), Failure> {
+        if self.json { print_json(&report.json()) } else { print(&report.screen()) }
     }
 
     /// A failure, on stderr.

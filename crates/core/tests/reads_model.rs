@@ -8,7 +8,7 @@
 
 use mooncrate_core::catalog::{Catalog, Config, Start};
 use mooncrate_core::error::{GetError, PutError};
-use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::evict::{PolicyKind, Worth};
 use mooncrate_core::ids::{Slot, TenantId};
 use mooncrate_core::plan::{Evidence, Located, Notice, Order, OrderResult, ReadMark, SegmentOffer};
 use mooncrate_core::rng::Rng;
@@ -61,7 +61,7 @@ fn exact_hits(kind: PolicyKind, trace: &[Vec<u32>]) -> usize {
                 held.remove(&policy.victim().unwrap().0);
             }
             held.insert(block);
-            policy.insert(Slot(block));
+            policy.insert_as(Slot(block), Worth { key: block.into(), rank: 0 });
         }
     }
     hits

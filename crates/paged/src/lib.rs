@@ -19,10 +19,12 @@ mod layout;
 #[cfg(all(test, loom))]
 mod loom;
 mod part;
+mod policy;
 mod pool;
 mod records;
 #[cfg(not(loom))]
 mod remap;
+pub mod replay;
 mod tables;
 mod tensor;
 #[cfg(not(loom))]
@@ -44,6 +46,7 @@ pub use host::HostArena;
 pub use ids::BlockId;
 pub use layout::{ArenaShape, Axis, Coordinate, CoordinateError, Layout, ShapeError, Strides};
 pub use part::{BlockRun, Order, Part, Runs, Step};
+pub use policy::{Policy, UnknownPolicy};
 pub use pool::{Full, Pool};
 pub use records::Registered;
 #[cfg(not(loom))]

@@ -19,9 +19,9 @@
 use crate::alloc::{Bits, seat};
 use crate::hash::BlockHash;
 use crate::records::Records;
-use crate::{BLOCKS_MAX, BlockId, Registered, ResizeError};
+use crate::{BLOCKS_MAX, BlockId, Policy, Registered, ResizeError};
 use mooncrate_core::Slot;
-use mooncrate_core::evict::{EvictPolicy, PolicyKind};
+use mooncrate_core::evict::{EvictPolicy, Worth};
 use mooncrate_lock::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -38,13 +38,13 @@ const LOOK_AROUND: u32 = 32;
 /// In the list byte of a block: it was used since its list was told so.
 const USED: u8 = 0x80;
 
-type Policy = Box<dyn EvictPolicy>;
+type Order = Box<dyn EvictPolicy>;
 
 /// Cached blocks in the order of their eviction.
 #[derive(Debug)]
 #[repr(align(128))]
 struct List {
-    policy: Mutex<Policy>,
+    policy: Mutex<Order>,
     /// Blocks in it, for those who look without the lock.
     len: AtomicU32,
     evicted: AtomicU64,
@@ -73,7 +73,7 @@ pub struct Pool {
 struct Open<'a> {
     /// Where blocks go that are in no list.
     own: usize,
-    list: Option<(usize, MutexGuard<'a, Policy>)>,
+    list: Option<(usize, MutexGuard<'a, Order>)>,
     /// A list that another thread had locked; it is not tried again for each block.
     busy: usize,
 }
@@ -94,7 +94,7 @@ pub struct Full {
 
 impl Pool {
     /// `total` free blocks, with room for `max` later.
-    pub fn new(total: u32, max: u32, policy: PolicyKind) -> Result<Self, ResizeError> {
+    pub fn new(total: u32, max: u32, policy: Policy) -> Result<Self, ResizeError> {
         let max = max.max(total);
         if total == 0 {
             return Err(ResizeError::Empty);
@@ -272,7 +272,7 @@ impl Pool {
             let mine = list as u8 + 1;
             if seen & !USED == 0 {
                 if place.compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    policy.insert(Slot(block.0));
+                    policy.insert_as(Slot(block.0), self.worth(block));
                     self.lists[list].len.store(policy.len() as u32, Ordering::Relaxed);
                     return;
                 }
@@ -281,6 +281,11 @@ impl Pool {
                 return;
             }
         }
+    }
+
+    /// What the eviction policy is told of a block.
+    fn worth(&self, block: BlockId) -> Worth {
+        Worth { key: self.records.hash(block).0[0], rank: self.records.rank(block).into() }
     }
 
     /// Takes a block out of its eviction list, if it is in one.
@@ -347,7 +352,7 @@ impl Pool {
             let was = self.records.list(block).swap(0, Ordering::AcqRel);
             if was & USED != 0 {
                 self.records.list(block).store(was & !USED, Ordering::Release);
-                policy.insert(Slot(victim));
+                policy.insert_as(Slot(victim), self.worth(block));
             } else if self.records.reclaim(block) {
                 out[filled] = block;
                 filled += 1;

@@ -1,9 +1,8 @@
 //! The pool against what a stranger would expect: what is found under a name is what was written under it,
 //! whoever evicts meanwhile; nothing is lost; what can be found is what was not evicted.
 
-use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::rng::Rng;
-use mooncrate_paged::{BlockHash, BlockId, Full, Identity, Pool, Registered, ResizeError};
+use mooncrate_paged::{BlockHash, BlockId, Full, Identity, Policy, Pool, Registered, ResizeError};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -84,7 +83,7 @@ fn empty(pool: &Pool) {
 #[test]
 fn what_is_found_is_what_was_written() {
     let identity = Identity::new("m", "", b"g", b"");
-    for policy in PolicyKind::ALL {
+    for policy in Policy::ALL {
         let (pool, bytes) = (Pool::new(200, 200, policy).unwrap(), Bytes::new(200));
         let mut rng = Rng::new(7);
         let mut live: Vec<(Vec<BlockHash>, Vec<BlockId>)> = Vec::new();
@@ -113,8 +112,8 @@ fn what_is_found_is_what_was_written() {
 fn eight_threads_find_what_was_written() {
     let identity = Identity::new("m", "", b"g", b"");
     let total = 20_000;
-    let (pool, bytes) = (Pool::new(total, total, PolicyKind::Lru).unwrap(), Bytes::new(total));
-    let (small, small_bytes) = (Pool::new(300, 300, PolicyKind::Sieve).unwrap(), Bytes::new(300));
+    let (pool, bytes) = (Pool::new(total, total, Policy::Lru).unwrap(), Bytes::new(total));
+    let (small, small_bytes) = (Pool::new(300, 300, Policy::Sieve).unwrap(), Bytes::new(300));
     for (pool, bytes, rounds) in [(&pool, &bytes, 4_000), (&small, &small_bytes, 4_000)] {
         std::thread::scope(|scope| {
             for thread in 0..8 {
@@ -148,7 +147,7 @@ fn eight_threads_find_what_was_written() {
 #[test]
 fn a_small_pool_evicts_what_was_released_first() {
     let identity = Identity::new("m", "", b"g", b"");
-    let pool = Pool::new(64, 64, PolicyKind::Lru).unwrap();
+    let pool = Pool::new(64, 64, Policy::Lru).unwrap();
     let bytes = Bytes::new(64);
     // By name: when it was last released. Chains of one block, so that order is all there is.
     let mut released: BTreeMap<u32, u64> = BTreeMap::new();
@@ -173,7 +172,7 @@ fn a_small_pool_evicts_what_was_released_first() {
 #[test]
 fn a_chain_is_eaten_from_its_end() {
     let identity = Identity::new("m", "", b"g", b"");
-    let (pool, bytes) = (Pool::new(10, 10, PolicyKind::Lru).unwrap(), Bytes::new(10));
+    let (pool, bytes) = (Pool::new(10, 10, Policy::Lru).unwrap(), Bytes::new(10));
     let hashes = prompt(&identity, 0, 0, 1, 10);
     let table = admit(&pool, &bytes, &hashes).unwrap();
     finish(&pool, &bytes, &hashes, table);
@@ -186,7 +185,7 @@ fn a_chain_is_eaten_from_its_end() {
 #[test]
 fn the_second_of_two_equal_blocks_stays_private_to_its_sequence() {
     let identity = Identity::new("m", "", b"g", b"");
-    let (pool, bytes) = (Pool::new(8, 8, PolicyKind::Lru).unwrap(), Bytes::new(8));
+    let (pool, bytes) = (Pool::new(8, 8, Policy::Lru).unwrap(), Bytes::new(8));
     let hashes = prompt(&identity, 0, 0, 1, 1);
     let (mut first, mut second) = ([BlockId::default()], [BlockId::default()]);
     pool.take(1, &mut first, |_| {}).unwrap();
@@ -209,7 +208,7 @@ fn the_second_of_two_equal_blocks_stays_private_to_its_sequence() {
 /// B6: who takes a block of another tenant hears of it.
 #[test]
 fn blocks_that_change_their_tenant_are_told() {
-    let pool = Pool::new(4, 4, PolicyKind::Lru).unwrap();
+    let pool = Pool::new(4, 4, Policy::Lru).unwrap();
     let mut table = [BlockId::default(); 4];
     let told = |tenant: u32, table: &mut [BlockId; 4]| {
         let mut told = 0;
@@ -225,7 +224,7 @@ fn blocks_that_change_their_tenant_are_told() {
 #[test]
 fn a_full_pool_says_so_and_a_smaller_one_evicts_first() {
     let identity = Identity::new("m", "", b"g", b"");
-    let (pool, bytes) = (Pool::new(8, 16, PolicyKind::Lru).unwrap(), Bytes::new(16));
+    let (pool, bytes) = (Pool::new(8, 16, Policy::Lru).unwrap(), Bytes::new(16));
     let hashes = prompt(&identity, 0, 0, 1, 8);
     let table = admit(&pool, &bytes, &hashes).unwrap();
     let mut more = [BlockId::default(); 3];

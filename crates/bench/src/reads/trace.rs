@@ -12,7 +12,7 @@ use super::{Home, Reads, is_right, name, value};
 use crate::render;
 use anyhow::{Context, Result, bail, ensure};
 use mooncrate::Store;
-use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::evict::{PolicyKind, Worth};
 use mooncrate_core::ids::Slot;
 use mooncrate_core::seal;
 use mooncrate_wire::clock::boottime;
@@ -159,7 +159,7 @@ fn exact_hits(kind: PolicyKind, room: usize, requests: &Requests) -> usize {
                 held.remove(&victim.0);
             }
             if held.insert(block) {
-                policy.insert(Slot(block));
+                policy.insert_as(Slot(block), Worth { key: block.into(), rank: 0 });
             }
         }
     }

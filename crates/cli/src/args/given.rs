@@ -138,7 +138,7 @@ impl Arguments {
             | Command::Drain(Drain { client, .. })
             | Command::Undrain(Undrain { client, .. })
             | Command::Bench(Bench { client, .. }) => flags.client(client),
-            Command::Doctor(_) | Command::Token(_) => {}
+            Command::Doctor(_) | Command::Replay(_) | Command::Token(_) => {}
         }
         flags.0
     }

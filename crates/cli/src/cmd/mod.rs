@@ -8,6 +8,7 @@ pub(crate) mod look;
 mod ls;
 mod put;
 mod quota;
+pub(crate) mod replay;
 mod rm;
 pub(crate) mod serve;
 mod signals;
@@ -26,7 +27,7 @@ use mooncrate_wire::{LinkConfig, PoolConfig};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// Everything that asks a running cluster.
+/// Everything that runs to its end: what asks a running cluster, and what needs none.
 pub(crate) fn ask(command: &Command, settings: &Settings, out: Output) -> Result<(), Failure> {
     match command {
         Command::Put(args) => put::run(args, settings, out),
@@ -40,6 +41,7 @@ pub(crate) fn ask(command: &Command, settings: &Settings, out: Output) -> Result
         Command::Undrain(args) => drain::undo(args, settings, out),
         Command::Bench(args) => bench::run(args, settings, out),
         Command::Doctor(_) => doctor::run(out),
+        Command::Replay(args) => replay::run(args, out),
         Command::Serve(_) | Command::Master(_) | Command::Node(_) | Command::Token(_) => {
             unreachable!("main does these itself")
         }

@@ -309,7 +309,7 @@ impl Catalog {
             });
             if here && entry.stage == Stage::Ready && book.is_open() {
                 book.spare(leaving.slot);
-                book.offer_victim(leaving.slot, entry.keep(now));
+                book.offer_victim(leaving.slot, entry.hash, entry.keep(now));
             }
         }
         Some(copy)
@@ -547,10 +547,10 @@ impl Catalog {
     fn settle_part(&mut self, now: Now, id: EntryId, part: &Part) {
         let entry = self.objects.entry_mut(id);
         entry.set_part(part.segment, part.slot, PartState::Here);
-        let keep = entry.keep(now);
+        let (hash, keep) = (entry.hash, entry.keep(now));
         let soft_until = entry.extra.as_ref().map_or(now, |extra| extra.soft_until);
         let book = self.segments.book_mut(part.segment);
-        book.offer_victim(part.slot, keep);
+        book.offer_victim(part.slot, hash, keep);
         if let Keep::Soft { .. } = keep {
             book.soft_ends.push_back((soft_until, part.slot, part.generation));
         }

@@ -117,7 +117,7 @@ impl Catalog {
             let entry = self.objects.entry(id);
             if entry.lease_end > now {
                 book.spare(slot);
-                book.offer_victim(slot, entry.keep(now));
+                book.offer_victim(slot, entry.hash, entry.keep(now));
                 book.pinned_streak = book.pinned_streak.saturating_add(1);
                 book.pinned_at = now;
                 self.counters.evict_skipped += 1;

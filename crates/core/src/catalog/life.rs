@@ -170,9 +170,10 @@ impl Catalog {
                 soft_until = extra.soft_until;
             }
         }
-        for part in self.objects.entry(id).parts.as_slice() {
+        let entry = self.objects.entry(id);
+        for part in entry.parts.as_slice() {
             let book = self.segments.book_mut(part.segment);
-            book.offer_victim(part.slot, keep);
+            book.offer_victim(part.slot, entry.hash, keep);
             if let Keep::Soft { .. } = keep {
                 book.soft_ends.push_back((soft_until, part.slot, part.generation));
             }
@@ -214,7 +215,7 @@ impl Catalog {
             if until > now {
                 book.soft_ends.push_back((until, slot, generation));
             } else if book.soft.remove(slot) {
-                book.policy.insert(slot);
+                book.offer_victim(slot, entry.hash, Keep::Normal);
             }
         }
     }

@@ -416,7 +416,7 @@ impl Catalog {
         let book = self.segments.book_mut(part.segment);
         book.slots[part.slot.0].entry = id;
         book.live += 1;
-        book.offer_victim(part.slot, keep);
+        book.offer_victim(part.slot, entry.hash, keep);
         if let (Keep::Soft { .. }, Some(extra)) = (keep, &entry.extra) {
             book.soft_ends.push_back((extra.soft_until, part.slot, part.generation));
         }

@@ -341,7 +341,8 @@ impl Catalog {
         book.pinned_streak = book.pinned_streak.saturating_add(1);
         book.pinned_at = now;
         let id = book.slots[slot.0].entry;
-        book.offer_victim(slot, self.objects.entry(id).keep(now));
+        let entry = self.objects.entry(id);
+        book.offer_victim(slot, entry.hash, entry.keep(now));
         self.objects.entry_mut(id).set_part(segment, slot, PartState::Here);
         self.counters.evict_skipped += 1;
     }

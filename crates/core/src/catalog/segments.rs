@@ -9,7 +9,7 @@ use super::trust::Trust;
 use crate::alloc::Allocation;
 use crate::chunked::Chunked;
 use crate::copy::DrainMode;
-use crate::evict::{EvictPolicy, PolicyKind};
+use crate::evict::{EvictPolicy, PolicyKind, Worth};
 use crate::ids::{Generation, Incarnation, SegmentId, Slot};
 use crate::place::SegmentLoad;
 use crate::plan::{Action, Keep, Medium, SegmentOffer};
@@ -258,14 +258,15 @@ impl Book {
         }
     }
 
-    /// The slot may be evicted from now on, as its `keep` says. On a disk its owner evicts.
-    pub(super) fn offer_victim(&mut self, slot: Slot, keep: Keep) {
+    /// The slot, whose object's key has this hash, may be evicted from now on, as its `keep` says. On a disk its owner evicts.
+    pub(super) fn offer_victim(&mut self, slot: Slot, hash: u64, keep: Keep) {
         if self.is_disk() {
             return;
         }
+        let worth = Worth { key: hash, ..Worth::default() };
         match keep {
-            Keep::Normal => self.policy.insert(slot),
-            Keep::Soft { .. } => self.soft.insert(slot),
+            Keep::Normal => self.policy.insert_as(slot, worth),
+            Keep::Soft { .. } => self.soft.insert_as(slot, worth),
             Keep::Hard => {}
         }
     }

@@ -1,0 +1,263 @@
+//! `replay`: what each eviction policy finds of a request trace, by size of the cache, beside the best that
+//! is possible. Needs no cluster.
+
+use crate::args::Replay;
+use crate::failure::Failure;
+use crate::render::{Output, bytes, counted, table};
+use mooncrate_paged::Policy;
+use mooncrate_paged::replay::{
+    Broken, Outcome, Plot, Series, Trace, TraceError, capacities, optimal, replay,
+};
+use mooncrate_wire::clock::boottime;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use std::time::Duration;
+
+/// The name of the bound among the policies.
+const OPTIMAL: &str = "optimal";
+
+/// What one policy found, at each size.
+#[derive(Debug)]
+struct Line {
+    name: &'static str,
+    outcomes: Vec<Outcome>,
+    /// Time of all sizes together.
+    took: Duration,
+}
+
+/// All that was found out.
+#[derive(Debug)]
+pub(crate) struct Report {
+    /// The name of the trace's file.
+    name: String,
+    trace: Trace,
+    bytes_per_token: u64,
+    capacities: Vec<u32>,
+    /// The policies, and the bound as the last one.
+    lines: Vec<Line>,
+}
+
+pub(crate) fn run(args: &Replay, out: Output) -> Result<(), Failure> {
+    let broken = if args.skip_broken { Broken::Skip } else { Broken::Refuse };
+    let trace = read(&args.trace, args.block_tokens, broken)?;
+    let name = args.trace.file_name().unwrap_or(args.trace.as_os_str());
+    let mut report = Report {
+        name: name.to_string_lossy().into_owned(),
+        capacities: chosen(&args.capacity, &trace),
+        trace,
+        bytes_per_token: args.bytes_per_token,
+        lines: Vec::new(),
+    };
+    let policies = if args.policy.is_empty() { &Policy::ALL[..] } else { &args.policy };
+    for (at, policy) in policies.iter().enumerate() {
+        if !policies[..at].contains(policy) {
+            report.add(policy.name(), |trace, capacity| replay(trace, *policy, capacity));
+        }
+    }
+    report.add(OPTIMAL, optimal);
+    if let Some(file) = &args.svg {
+        std::fs::write(file, report.plot().svg()).map_err(|error| {
+            Failure::failed(format!("cannot write the plot to {}: {error}", file.display()))
+                .hint("--svg FILE names a file in a folder that exists and may be written")
+        })?;
+    }
+    out.replay(&report)
+}
+
+fn read(path: &Path, block_tokens: u32, broken: Broken) -> Result<Trace, Failure> {
+    let shown = path.display();
+    let file = File::open(path).map_err(|error| {
+        Failure::failed(format!("cannot open the trace {shown}: {error}"))
+            .hint("give a file of JSON lines, such as Mooncake's conversation_trace.jsonl")
+    })?;
+    Trace::read(BufReader::new(file), block_tokens, broken).map_err(|error| {
+        let failure = Failure::failed(format!("{shown}: {error}"));
+        match error {
+            TraceError::Broken { .. } if broken == Broken::Refuse => failure.hint(
+                "--skip-broken leaves such lines out; --block-tokens COUNT must be that of the trace",
+            ),
+            TraceError::Empty { .. } => {
+                failure.hint("every line needs timestamp, input_length, output_length and hash_ids")
+            }
+            _ => failure,
+        }
+    })
+}
+
+/// The sizes to try, ascending.
+fn chosen(given: &[u32], trace: &Trace) -> Vec<u32> {
+    if given.is_empty() {
+        return capacities(trace);
+    }
+    let mut sizes = given.to_vec();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+impl Report {
+    fn add(&mut self, name: &'static str, find: impl Fn(&Trace, u32) -> Outcome) {
+        let before = boottime();
+        let outcomes = self.capacities.iter().map(|size| find(&self.trace, *size)).collect();
+        self.lines.push(Line { name, outcomes, took: boottime().since(before) });
+    }
+
+    /// Requests per second of a line.
+    fn rate(&self, line: &Line) -> f64 {
+        let requests = (self.trace.len() * line.outcomes.len()) as f64;
+        requests / line.took.as_secs_f64().max(1e-9)
+    }
+
+    /// Bytes of a cache of so many blocks.
+    fn cache_bytes(&self, capacity: u32) -> u64 {
+        let tokens = u64::from(capacity) * u64::from(self.trace.block_tokens());
+        tokens.saturating_mul(self.bytes_per_token)
+    }
+
+    /// For programs.
+    pub(crate) fn json(&self) -> Value {
+        let rows = self.lines.iter().flat_map(|line| {
+            let rate = self.rate(line);
+            self.capacities.iter().zip(&line.outcomes).map(move |(capacity, outcome)| {
+                json!({
+                    "policy": line.name,
+                    "capacity_blocks": capacity,
+                    "capacity_bytes": self.cache_bytes(*capacity),
+                    "hits": outcome.hits,
+                    "hit_rate": outcome.hit_rate(),
+                    "saved_tokens": outcome.saved_tokens,
+                    "saved_bytes": outcome.saved_bytes(self.bytes_per_token),
+                    "requests_per_second": rate,
+                })
+            })
+        });
+        json!({
+            "trace": self.name,
+            "requests": self.trace.len(),
+            "skipped_lines": self.trace.skipped(),
+            "blocks": self.trace.blocks().len(),
+            "distinct_blocks": self.trace.distinct(),
+            "block_tokens": self.trace.block_tokens(),
+            "input_tokens": self.trace.input_tokens(),
+            "output_tokens": self.trace.output_tokens(),
+            "bytes_per_token": self.bytes_per_token,
+            "rows": rows.collect::<Vec<_>>(),
+        })
+    }
+
+    /// For people.
+    pub(crate) fn screen(&self) -> String {
+        let trace = &self.trace;
+        let mut screen = format!(
+            "{}, {} of {} tokens, {} distinct; {:.1} million tokens in; {} of KV cache per token",
+            counted(trace.len() as u64, "request"),
+            counted(trace.blocks().len() as u64, "block"),
+            trace.block_tokens(),
+            trace.distinct(),
+            trace.input_tokens() as f64 / 1e6,
+            bytes(self.bytes_per_token),
+        );
+        if trace.skipped() > 0 {
+            let lines = counted(trace.skipped(), "line");
+            let _ = write!(screen, "\n{lines} left out: no requests");
+        }
+        let parts: [(&str, &dyn Fn(&Outcome) -> String); 3] = [
+            ("Blocks found, % of those asked for", &|outcome| {
+                format!("{:.2}", 100.0 * outcome.hit_rate())
+            }),
+            ("Tokens not computed again, millions", &|outcome| {
+                format!("{:.2}", outcome.saved_tokens as f64 / 1e6)
+            }),
+            ("KV cache not computed again", &|outcome| {
+                bytes(outcome.saved_bytes(self.bytes_per_token))
+            }),
+        ];
+        for (title, cell) in parts {
+            let _ = write!(screen, "\n\n{title}\n\n{}", self.pivot(cell));
+        }
+        let rates = self.lines.iter().map(|line| format!("{} {:.0}", line.name, self.rate(line)));
+        let rates = rates.collect::<Vec<_>>().join(", ");
+        let _ = write!(screen, "\n\nRequests replayed per second: {rates}");
+        screen
+    }
+
+    /// Sizes down, policies across.
+    fn pivot(&self, cell: impl Fn(&Outcome) -> String) -> String {
+        let names: Vec<String> = self.lines.iter().map(|line| line.name.to_uppercase()).collect();
+        let mut header = vec!["BLOCKS", "MEMORY"];
+        header.extend(names.iter().map(String::as_str));
+        let right: Vec<usize> = (0..header.len()).collect();
+        let rows = self.capacities.iter().enumerate().map(|(at, capacity)| {
+            let mut row = vec![capacity.to_string(), bytes(self.cache_bytes(*capacity))];
+            row.extend(self.lines.iter().map(|line| cell(&line.outcomes[at])));
+            row
+        });
+        table(&header, &right, rows.collect()).trim_fmt()
+    }
+
+    fn plot(&self) -> Plot {
+        let (trace, per_token) = (&self.trace, bytes(self.bytes_per_token));
+        // The bound first: it is above the others in the picture, too.
+        let (bound, policies) = self.lines.split_last().expect("the bound is always there");
+        let lines = std::iter::once(bound).chain(policies);
+        let series = lines.map(|line| Series {
+            name: line.name.to_owned(),
+            rates: line.outcomes.iter().map(Outcome::hit_rate).collect(),
+            is_bound: line.name == OPTIMAL,
+        });
+        Plot {
+            title: "Prefix cache: hit rate by size and eviction policy".to_owned(),
+            subtitle: format!(
+                "{}: {} requests, {} blocks, {} distinct",
+                self.name,
+                trace.len(),
+                trace.blocks().len(),
+                trace.distinct(),
+            ),
+            x_label: format!(
+                "capacity in blocks of {} tokens, and in bytes at {per_token} per token (log scale)",
+                trace.block_tokens(),
+            ),
+            sizes: self.capacities.iter().map(|size| bytes(self.cache_bytes(*size))).collect(),
+            capacities: self.capacities.clone(),
+            series: series.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_screen_shows_every_policy_beside_the_bound() {
+        let line = |tokens: u32, ids: &str| {
+            format!(
+                "{{\"timestamp\": 0, \"input_length\": {tokens}, \"output_length\": 1, \"hash_ids\": [{ids}]}}\n"
+            )
+        };
+        let text = line(1500, "1, 2, 3") + &line(700, "4, 5") + "oops\n" + &line(1024, "1, 2");
+        let trace = Trace::read(text.as_bytes(), 512, Broken::Skip).unwrap();
+        let mut report = Report {
+            name: "some.jsonl".into(),
+            capacities: chosen(&[8, 2, 8], &trace),
+            trace,
+            bytes_per_token: 1 << 10,
+            lines: Vec::new(),
+        };
+        for policy in Policy::ALL {
+            report.add(policy.name(), |trace, capacity| replay(trace, policy, capacity));
+        }
+        report.add(OPTIMAL, optimal);
+        for line in &mut report.lines {
+            line.took = Duration::from_millis(1);
+        }
+        insta::assert_snapshot!("replay", report.screen());
+        let svg = report.plot().svg();
+        assert!(svg.contains("some.jsonl: 3 requests") && svg.contains(">4.0 MiB</text>"), "{svg}");
+    }
+}

@@ -1,0 +1,99 @@
+//! `mooncrate replay` on the first requests of a published trace: the table, JSON, the picture, and what it
+//! says about files that are no traces.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
+
+#[expect(dead_code, reason = "each test binary uses a part of it")]
+mod support;
+
+use serde_json::Value;
+use std::path::Path;
+use support::run;
+
+const SAMPLE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../paged/tests/data/conversation_300.jsonl");
+
+fn rows_of<'a>(told: &'a Value, policy: &str) -> Vec<&'a Value> {
+    told["rows"].as_array().unwrap().iter().filter(|row| row["policy"] == policy).collect()
+}
+
+#[test]
+fn every_policy_is_shown_beside_the_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("plot.svg");
+    let told = run(folder.path(), &["replay", SAMPLE, "--json", "--svg", svg.to_str().unwrap()]);
+    let told = told.json();
+    assert_eq!((&told["requests"], &told["blocks"]), (&300.into(), &8490.into()), "{told}");
+    assert_eq!(told["skipped_lines"], 0);
+    let bound = rows_of(&told, "optimal");
+    assert_eq!(bound.len(), 8, "powers of two up to 8192, which holds all of it");
+    assert_eq!(bound[7]["capacity_blocks"], 8192);
+    assert_eq!(bound[7]["hits"], 676, "all but first uses");
+    assert_eq!(bound[7]["capacity_bytes"], 8192u64 * 512 * 131_072);
+    for policy in ["fifo", "lru", "sieve", "s3fifo", "priority", "importance"] {
+        let rows = rows_of(&told, policy);
+        assert_eq!(rows.len(), 8, "{policy}");
+        assert_eq!(rows[7]["hits"], bound[7]["hits"], "{policy} has room for everything");
+        for (row, bound) in rows.iter().zip(&bound) {
+            assert!(row["hits"].as_u64() <= bound["hits"].as_u64(), "{row} beats {bound}");
+            assert_eq!(
+                row["saved_bytes"].as_u64().unwrap(),
+                row["saved_tokens"].as_u64().unwrap() * 131_072
+            );
+        }
+    }
+    let drawn = std::fs::read_to_string(svg).unwrap();
+    assert_eq!(drawn.matches("<polyline").count(), 7, "six policies and the bound");
+    assert!(drawn.contains("conversation_300.jsonl: 300 requests"), "{drawn}");
+}
+
+#[test]
+fn sizes_policies_and_geometry_are_chosen_by_flags() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--policy", "lru,s3fifo", "--capacity", "4096,1024", "--bytes-per-token", "1KiB"];
+    let text = run(folder.path(), &[&["replay", SAMPLE][..], &flags].concat()).good();
+    assert!(text.starts_with("300 requests, 8490 blocks of 512 tokens, 7814 distinct"), "{text}");
+    let small = text.find("\n  1024  512.0 MiB").expect(&text);
+    let large = text.find("\n  4096    2.0 GiB").expect(&text);
+    assert!(small < large && !text.contains("FIFO  LRU"), "{text}");
+    assert!(
+        text.contains(" 5.24 ") && text.contains(" 7.96"),
+        "445 and 676 of 8490 blocks: {text}"
+    );
+    assert!(text.contains("LRU  S3FIFO  OPTIMAL"), "{text}");
+}
+
+/// What cannot be read is named with the next step, nothing is printed, and no picture is drawn.
+#[test]
+fn a_trace_that_cannot_be_read_is_refused_with_the_next_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    let good = std::fs::read_to_string(SAMPLE).unwrap();
+    let mut lines: Vec<&str> = good.lines().collect();
+    lines[4] = "{\"timestamp\": 3";
+    std::fs::write(here.join("broken"), lines.join("\n")).unwrap();
+    std::fs::write(here.join("empty"), "").unwrap();
+    for (args, code, words) in [
+        (&["broken"][..], 1, &["broken: line 5 is no request", "--skip-broken"][..]),
+        (&["absent"], 1, &["cannot open the trace absent", "JSON lines"]),
+        (&["empty"], 1, &["no requests", "hash_ids"]),
+        (
+            &[SAMPLE, "--block-tokens", "16"],
+            1,
+            &["line 1", "blocks of 16 tokens", "--block-tokens"],
+        ),
+        (&[SAMPLE, "--policy", "mru"], 2, &["mru", "s3fifo, priority or importance"]),
+        (&[SAMPLE, "--capacity", "0"], 2, &["at least 1"]),
+    ] {
+        let said = run(here, &[&["replay", "--svg", "plot.svg"], args].concat());
+        assert_eq!((said.code, said.text().as_str()), (Some(code), ""), "{args:?}: {}", said.err);
+        for word in words {
+            assert!(said.err.contains(word), "{word} is not in {}", said.err);
+        }
+        assert!(!Path::new(&here.join("plot.svg")).exists(), "{args:?} drew something");
+    }
+    let told = run(here, &["replay", "broken", "--skip-broken", "--json"]).json();
+    assert_eq!((&told["requests"], &told["skipped_lines"]), (&299.into(), &1.into()));
+    let said = run(here, &["replay", SAMPLE, "--svg", "no/such/folder.svg"]);
+    assert_eq!((said.code, said.text().as_str()), (Some(1), ""));
+    assert!(said.err.contains("no/such/folder.svg") && said.err.contains("--svg"), "{}", said.err);
+}

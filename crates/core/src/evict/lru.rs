@@ -1,0 +1,47 @@
+//! LRU: the slot that was not read for the longest time goes first.
+
+use super::EvictPolicy;
+use super::list::Queue;
+use crate::ids::Slot;
+
+#[derive(Debug)]
+pub(super) struct Lru(Queue);
+
+impl Lru {
+    pub(super) const fn new() -> Self {
+        Self(Queue::new())
+    }
+}
+
+impl EvictPolicy for Lru {
+    fn insert(&mut self, slot: Slot) {
+        self.0.push(slot);
+    }
+
+    fn touch(&mut self, slot: Slot) {
+        // Reads come in bursts; the one that is youngest already need not move.
+        if self.0.list().youngest != slot.0 && self.0.take(slot).is_some() {
+            self.0.push(slot);
+        }
+    }
+
+    fn remove(&mut self, slot: Slot) -> bool {
+        self.0.take(slot).is_some()
+    }
+
+    fn next(&mut self) -> Option<Slot> {
+        self.0.oldest()
+    }
+
+    fn ahead(&mut self) -> Option<(Slot, bool)> {
+        self.0.ahead(self.0.list().oldest).map(|slot| (slot, false))
+    }
+
+    fn len(&self) -> usize {
+        self.0.list().len
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.0.heap_bytes()
+    }
+}

@@ -1,0 +1,149 @@
+//! Eviction policies: which object of a segment, or which block of a paged cache, goes next when room
+//! is needed.
+//!
+//! One policy per segment, keyed by header slot. Slots are dense, so the order is a list whose
+//! links lie in an array by slot: no map, no allocation per object. Every call is O(1); SIEVE's hand and
+//! S3-FIFO's second chances are bounded by [`WALK_MAX`].
+//!
+//! | policy | evicted first | bytes per slot |
+//! |---|---|---|
+//! | FIFO | the oldest | 8 |
+//! | LRU | the one not read for the longest time | 8 |
+//! | SIEVE | the oldest that was not read since the hand passed | 8 and a bit |
+//! | S3-FIFO | what was not read twice while in a small queue; it remembers evicted keys | 13, and 15 for ghosts |
+//! | [`Ranked`] | the lowest rank, least recently used first | 9 |
+//!
+//! A policy knows only candidates. Whether one is pinned or leased, the caller finds out when it
+//! has the victim in hand; it then `insert`s it again, which makes it the youngest: what is in use
+//! now is a poor candidate for some time.
+
+mod fifo;
+mod ghost;
+mod list;
+mod lru;
+mod ranked;
+mod s3fifo;
+mod sieve;
+
+pub use ranked::{BadScore, RANKS, Ranked, rank_of};
+
+use crate::ids::Slot;
+use std::fmt;
+use std::str::FromStr;
+
+/// Slots that one call of `next` passes over at most. If all of them were read, the one that was
+/// reached goes: a whole turn over ten million slots would hold the master's lock far too long.
+pub const WALK_MAX: usize = 256;
+
+/// What a policy may want to know about a slot that is inserted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Worth {
+    /// What the slot holds, as a hash. S3-FIFO recognises by it what it evicted a short while ago, whichever
+    /// slot holds it now.
+    pub key: u64,
+    /// How much it is worth keeping; [`Ranked`] evicts the lowest first.
+    pub rank: u32,
+}
+
+/// The order in which the slots of one segment are evicted.
+pub trait EvictPolicy: Send + fmt::Debug {
+    /// The slot may be evicted from now on. Panics if it could be already.
+    fn insert(&mut self, slot: Slot);
+
+    /// The same, with what the policy may want to know. Most do not.
+    fn insert_as(&mut self, slot: Slot, worth: Worth) {
+        let _ = worth;
+        self.insert(slot);
+    }
+
+    /// The slot was read. Nothing happens if it is absent.
+    fn touch(&mut self, slot: Slot);
+
+    /// The slot may no longer be evicted; false if it was absent.
+    fn remove(&mut self, slot: Slot) -> bool;
+
+    /// The next candidate. It stays in place: the caller `remove`s it when it goes, and asks again
+    /// later if it has to wait for something.
+    fn next(&mut self) -> Option<Slot>;
+
+    /// Takes the next candidate out. The caller evicts it, or `insert`s it again if it is in use.
+    fn victim(&mut self) -> Option<Slot> {
+        let slot = self.next()?;
+        self.remove(slot);
+        Some(slot)
+    }
+
+    /// One step of a walk ahead of the evictions, in their order and over and over: a candidate, and
+    /// whether it would be spared now because it was read. `None`: the walk is at its end, and the next
+    /// step starts over. Whatever comes and goes, the walk never misses its place.
+    fn ahead(&mut self) -> Option<(Slot, bool)>;
+
+    /// Number of candidates.
+    fn len(&self) -> usize;
+
+    /// Whether nothing can be evicted.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of memory that the book-keeping takes.
+    fn heap_bytes(&self) -> usize;
+}
+
+/// The policies of a store. A paged cache has more of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyKind {
+    /// Oldest first, as Mooncake Store evicts.
+    Fifo,
+    /// The one that was not read for the longest time first.
+    Lru,
+    /// Oldest first, but one that was read since the hand last passed is spared once.
+    Sieve,
+    /// A small queue for newcomers; only what is read there, or comes back soon, enters the main queue.
+    S3Fifo,
+}
+
+impl PolicyKind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Fifo, Self::Lru, Self::Sieve, Self::S3Fifo];
+
+    /// Its name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fifo => "fifo",
+            Self::Lru => "lru",
+            Self::Sieve => "sieve",
+            Self::S3Fifo => "s3fifo",
+        }
+    }
+
+    /// A policy of this kind without candidates.
+    pub fn build(self) -> Box<dyn EvictPolicy> {
+        match self {
+            Self::Fifo => Box::new(fifo::Fifo::new()),
+            Self::Lru => Box::new(lru::Lru::new()),
+            Self::Sieve => Box::new(sieve::Sieve::new()),
+            Self::S3Fifo => Box::new(s3fifo::S3Fifo::new()),
+        }
+    }
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No policy has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no eviction policy {0:?}; choose fifo, lru, sieve or s3fifo")]
+pub struct UnknownPolicy(pub String);
+
+impl FromStr for PolicyKind {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        found.ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}

@@ -1,0 +1,112 @@
+//! Which block of the prefix cache is evicted next. The policies are those of `mooncrate_core::evict`; this
+//! names them, and adds the two that need a rank from the caller.
+
+use mooncrate_core::evict::{EvictPolicy, PolicyKind, Ranked};
+use std::fmt;
+use std::str::FromStr;
+
+/// The eviction policies of a paged cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The block that was cached first.
+    Fifo,
+    /// The block that was not used for the longest time.
+    Lru,
+    /// The oldest block that was not used since SIEVE's hand last passed it.
+    Sieve,
+    /// S3-FIFO: a block that was not used again while it was new.
+    S3Fifo,
+    /// The block with the lowest priority, as its caller gave it; the least recently used of those.
+    Priority,
+    /// The block with the lowest importance, a score that its caller gave; the least recently used of those
+    /// within half a power of two.
+    Importance,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Fifo, Self::Lru, Self::Sieve, Self::S3Fifo, Self::Priority, Self::Importance];
+
+    /// Its name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fifo => PolicyKind::Fifo.name(),
+            Self::Lru => PolicyKind::Lru.name(),
+            Self::Sieve => PolicyKind::Sieve.name(),
+            Self::S3Fifo => PolicyKind::S3Fifo.name(),
+            Self::Priority => "priority",
+            Self::Importance => "importance",
+        }
+    }
+
+    /// Whether it goes by the rank that a block is inserted with. A block whose rank has changed is removed
+    /// and inserted again.
+    pub const fn is_ranked(self) -> bool {
+        matches!(self, Self::Priority | Self::Importance)
+    }
+
+    /// A policy of this kind without candidates. The rank of a block is its priority, or
+    /// [`rank_of`](mooncrate_core::evict::rank_of) its importance.
+    pub fn build(self) -> Box<dyn EvictPolicy> {
+        match self {
+            Self::Fifo => PolicyKind::Fifo.build(),
+            Self::Lru => PolicyKind::Lru.build(),
+            Self::Sieve => PolicyKind::Sieve.build(),
+            Self::S3Fifo => PolicyKind::S3Fifo.build(),
+            Self::Priority | Self::Importance => Box::new(Ranked::new()),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No policy has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "there is no eviction policy {0:?}; choose fifo, lru, sieve, s3fifo, priority or importance"
+)]
+pub struct UnknownPolicy(pub String);
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
+        found.ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncrate_core::Slot;
+    use mooncrate_core::evict::Worth;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for policy in Policy::ALL {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
+        }
+        let wrong = "random".parse::<Policy>().unwrap_err();
+        for policy in Policy::ALL {
+            assert!(wrong.to_string().contains(policy.name()), "{wrong}");
+        }
+    }
+
+    /// Of two blocks the one with the lower rank goes, if and only if the policy looks at ranks.
+    #[test]
+    fn ranked_policies_look_at_ranks_and_the_others_do_not() {
+        for policy in Policy::ALL {
+            let mut order = policy.build();
+            order.insert_as(Slot(0), Worth { key: 0, rank: 9 });
+            order.insert_as(Slot(1), Worth { key: 1, rank: 2 });
+            let first = order.victim();
+            assert_eq!(first == Some(Slot(1)), policy.is_ranked(), "{policy}");
+        }
+    }
+}
