@@ -4,6 +4,8 @@ mod alloc;
 #[cfg(not(loom))]
 mod arena;
 mod atomic;
+#[cfg(not(loom))]
+mod cache;
 mod claims;
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -25,6 +27,7 @@ mod records;
 #[cfg(not(loom))]
 mod remap;
 pub mod replay;
+mod sequence;
 mod tables;
 mod tensor;
 #[cfg(not(loom))]
@@ -35,6 +38,11 @@ pub use alloc::{
 };
 #[cfg(not(loom))]
 pub use arena::{Arena, ArenaError, BlockCopy};
+#[cfg(not(loom))]
+pub use cache::{
+    Admission, Admitted, Cache, CacheConfig, CacheError, CacheStats, Prompt, SequenceView,
+    TOKENS_MAX,
+};
 pub use dtype::{DType, DlpackType};
 pub use geometry::{
     ARENA_BYTES_MAX, AttentionSpec, BLOCK_BYTES_MAX, BLOCK_TOKENS_MAX, CacheIdentity, Geometry,
@@ -45,12 +53,15 @@ pub use hash::{BlockHash, Identity};
 pub use host::HostArena;
 pub use ids::BlockId;
 pub use layout::{ArenaShape, Axis, Coordinate, CoordinateError, Layout, ShapeError, Strides};
+#[cfg(not(loom))]
+pub use mooncrate_mem::Pages;
 pub use part::{BlockRun, Order, Part, Runs, Step};
 pub use policy::{Policy, UnknownPolicy};
 pub use pool::{Full, Pool};
 pub use records::Registered;
 #[cfg(not(loom))]
 pub use remap::{ArenaRef, Contiguous, Piece, RemapError};
+pub use sequence::{Sequence, Start};
 pub use tables::{
     BlockTable, CsrChange, CsrTable, NO_SLOT, NewTokens, SequenceBlocks, TableError, fill_slots,
 };

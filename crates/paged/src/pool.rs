@@ -139,6 +139,25 @@ impl Pool {
         Ok(())
     }
 
+    /// The same with blocks in a row, if the hints know such a run; else any blocks.
+    pub fn take_run(
+        &self,
+        tenant: u32,
+        table: &mut [BlockId],
+        mut clean: impl FnMut(BlockId),
+    ) -> Result<(), Full> {
+        let count = u32::try_from(table.len()).unwrap_or(u32::MAX);
+        let run = if count > 0 { self.bits.take_run(seat(), count, false) } else { None };
+        let Some(first) = run else { return self.take(tenant, table, clean) };
+        for (block, place) in (first.0..).zip(table) {
+            *place = BlockId(block);
+            if self.records.begin(*place, tenant) {
+                clean(*place);
+            }
+        }
+        Ok(())
+    }
+
     /// Fills the rest of a table, of which the first `filled` blocks are there, with evicted blocks.
     #[cold]
     fn take_evicting(

@@ -1,0 +1,254 @@
+//! One sequence: its tokens in blocks of a pool.
+//!
+//! ```text
+//! tokens   0 ············ 15 | 16 ··········· 31 | 32 ····· 40
+//! table    b7 (shared)       | b3 (shared)       | b9 (private)        token t: table[t / 16], slot t % 16
+//!          └──── published: immutable, named ────┘ └ written by this sequence alone
+//! ```
+//!
+//! A sequence has one owner and holds references to its blocks; the pool is shared. Blocks are published by
+//! [`Sequence::publish`], once the engine says that the KV of their tokens is in place: a block that was found
+//! by its name before would hold garbage. Appending needs a new block at each multiple of the block size and
+//! fails only if the pool has none left, free or cached; the sequence is then as it was.
+//!
+//! deviates: the seed appends within a fixed allocation, and refuses token 513 of a prompt of 512 although
+//! blocks are free.
+
+use crate::hash::{BlockHash, Identity};
+use crate::pool::{Full, Pool};
+use crate::{BlockId, Registered};
+use std::sync::Arc;
+
+/// What a sequence needs to know to share blocks with others by name.
+#[derive(Clone, Debug)]
+struct Names {
+    identity: Arc<Identity>,
+    /// The name of the last published block.
+    parent: BlockHash,
+    /// Tokens after it.
+    rest: Vec<u32>,
+}
+
+/// The blocks of one sequence. It must be [freed](Sequence::free): dropping it leaks its blocks.
+#[derive(Debug)]
+#[must_use = "the blocks stay in use until the sequence is freed"]
+pub struct Sequence {
+    table: Vec<BlockId>,
+    tokens: u64,
+    /// Blocks at the front that are published: shared, or ready to be.
+    published: usize,
+    block_tokens: u32,
+    tenant: u32,
+    /// What a policy by rank is told of its blocks.
+    rank: u8,
+    names: Option<Names>,
+}
+
+/// How a sequence begins.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Whose it is. Blocks that change their tenant are zeroed.
+    pub tenant: u32,
+    /// What a policy by rank goes by; higher stays longer.
+    pub rank: u8,
+    /// Whether its blocks should lie in a row where that costs nothing.
+    pub contiguous: bool,
+}
+
+impl Sequence {
+    /// A sequence of a prompt whose blocks can be shared. The longest prefix that is cached is used instead
+    /// of new blocks, but never all of the prompt: an engine needs its last token to compute the next one.
+    /// `hashes` is room for names, so that no call allocates it anew.
+    pub fn of_prompt(
+        pool: &Pool,
+        start: &Start,
+        identity: &Arc<Identity>,
+        prompt: &[u32],
+        hashes: &mut Vec<BlockHash>,
+        clean: impl FnMut(BlockId),
+    ) -> Result<Self, Full> {
+        let size = start.block_tokens as usize;
+        identity.chain(prompt, size, hashes);
+        let findable = prompt.len().saturating_sub(1) / size;
+        let mut table = vec![BlockId::default(); prompt.len().div_ceil(size)];
+        let matched = pool.match_prefix(&hashes[..findable.min(hashes.len())], &mut table);
+        if let Err(full) = take(pool, start, &mut table[matched..], clean) {
+            pool.release(&mut table[..matched]);
+            return Err(full);
+        }
+        let names = Names {
+            identity: Arc::clone(identity),
+            parent: if matched > 0 { hashes[matched - 1] } else { BlockHash::NONE },
+            rest: prompt[matched * size..].to_vec(),
+        };
+        Ok(Self::new(table, prompt.len() as u64, matched, start, Some(names)))
+    }
+
+    /// A sequence of so many tokens that nobody names: its blocks are its own.
+    pub fn of_count(
+        pool: &Pool,
+        start: &Start,
+        tokens: u64,
+        clean: impl FnMut(BlockId),
+    ) -> Result<Self, Full> {
+        let mut table =
+            vec![BlockId::default(); tokens.div_ceil(start.block_tokens.into()) as usize];
+        take(pool, start, &mut table, clean)?;
+        Ok(Self::new(table, tokens, 0, start, None))
+    }
+
+    fn new(
+        table: Vec<BlockId>,
+        tokens: u64,
+        published: usize,
+        start: &Start,
+        names: Option<Names>,
+    ) -> Self {
+        let Start { block_tokens, tenant, rank, .. } = *start;
+        Self { table, tokens, published, block_tokens, tenant, rank, names }
+    }
+
+    /// Adds tokens whose KV is about to be written; how many blocks were added for them.
+    pub fn append(
+        &mut self,
+        pool: &Pool,
+        tokens: &[u32],
+        clean: impl FnMut(BlockId),
+    ) -> Result<usize, Full> {
+        let added = self.grow(pool, tokens.len() as u64, clean)?;
+        if let Some(names) = &mut self.names {
+            names.rest.extend_from_slice(tokens);
+        }
+        Ok(added)
+    }
+
+    /// The same for tokens that are not told: from here on the blocks of the sequence have no names.
+    pub fn append_count(
+        &mut self,
+        pool: &Pool,
+        tokens: u64,
+        clean: impl FnMut(BlockId),
+    ) -> Result<usize, Full> {
+        let added = self.grow(pool, tokens, clean)?;
+        if tokens > 0 {
+            self.names = None;
+        }
+        Ok(added)
+    }
+
+    fn grow(
+        &mut self,
+        pool: &Pool,
+        tokens: u64,
+        clean: impl FnMut(BlockId),
+    ) -> Result<usize, Full> {
+        let before = self.table.len();
+        let needed = (self.tokens + tokens).div_ceil(self.block_tokens.into()) as usize;
+        if needed > before {
+            self.table.resize(needed, BlockId::default());
+            if let Err(full) = pool.take(self.tenant, &mut self.table[before..], clean) {
+                self.table.truncate(before);
+                return Err(full);
+            }
+        }
+        self.tokens += tokens;
+        Ok(needed - before)
+    }
+
+    /// The KV of the first `written` tokens is in place: full blocks among them can be shared from now on, and
+    /// found by others. How many were published.
+    pub fn publish(&mut self, pool: &Pool, written: u64) -> usize {
+        let full = (written.min(self.tokens) / u64::from(self.block_tokens)) as usize;
+        let before = self.published;
+        let mut used = 0;
+        while self.published < full {
+            let block = self.table[self.published];
+            match &mut self.names {
+                Some(names) => {
+                    let end = used + self.block_tokens as usize;
+                    names.parent = names.identity.child(names.parent, &names.rest[used..end]);
+                    // A duplicate or one without room in the index serves this sequence all the same.
+                    let _: Registered = pool.register(block, names.parent, self.rank);
+                    used = end;
+                }
+                None => pool.publish(block),
+            }
+            self.published += 1;
+        }
+        if let Some(names) = &mut self.names {
+            names.rest.drain(..used);
+        }
+        self.published - before
+    }
+
+    /// A second sequence with the same tokens. Published blocks are shared; `copy` is told of the others,
+    /// which the new sequence has copies of.
+    pub fn fork(
+        &self,
+        pool: &Pool,
+        clean: impl FnMut(BlockId),
+        mut copy: impl FnMut(BlockId, BlockId),
+    ) -> Result<Self, Full> {
+        let mut table = self.table.clone();
+        pool.take(self.tenant, &mut table[self.published..], clean)?;
+        pool.share(&table[..self.published]);
+        for (source, target) in self.table.iter().zip(&table).skip(self.published) {
+            copy(*source, *target);
+        }
+        let names = self.names.clone();
+        Ok(Self { table, names, ..*self })
+    }
+
+    /// Gives all blocks back; those with names stay cached until their room is needed.
+    pub fn free(mut self, pool: &Pool) {
+        pool.abandon(&self.table[self.published..]);
+        pool.release(&mut self.table[..self.published]);
+    }
+
+    /// Tokens of it.
+    pub const fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Tokens that its blocks have room for.
+    pub fn capacity(&self) -> u64 {
+        self.table.len() as u64 * u64::from(self.block_tokens)
+    }
+
+    /// Its blocks, in the order of its tokens.
+    pub fn table(&self) -> &[BlockId] {
+        &self.table
+    }
+
+    /// Blocks at the front that are published.
+    pub const fn published(&self) -> usize {
+        self.published
+    }
+
+    /// Tokens of a block.
+    pub const fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// The first block and the number of blocks, if they lie in a row.
+    pub fn run(&self) -> Option<(BlockId, u32)> {
+        let first = *self.table.first()?;
+        let in_row = |(n, block): (u32, &BlockId)| block.0 == first.0 + n;
+        (0..).zip(&self.table).all(in_row).then_some((first, self.table.len() as u32))
+    }
+}
+
+fn take(
+    pool: &Pool,
+    start: &Start,
+    table: &mut [BlockId],
+    clean: impl FnMut(BlockId),
+) -> Result<(), Full> {
+    if start.contiguous {
+        pool.take_run(start.tenant, table, clean)
+    } else {
+        pool.take(start.tenant, table, clean)
+    }
+}
