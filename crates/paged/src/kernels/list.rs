@@ -25,7 +25,7 @@ impl Slot {
     }
 
     /// Block and token, unless the slot lies outside of `blocks` blocks.
-    pub(super) fn split(self, blocks: u32, block_tokens: u32) -> Option<(u32, u32)> {
+    pub fn split(self, blocks: u32, block_tokens: u32) -> Option<(u32, u32)> {
         let slot = u64::try_from(self.0).ok()?;
         let block = u32::try_from(slot / u64::from(block_tokens)).ok().filter(|at| *at < blocks)?;
         Some((block, (slot % u64::from(block_tokens)) as u32))
