@@ -7,6 +7,10 @@ use crate::span::Span;
 use cudarc::driver::sys;
 
 /// Device memory, aligned to at least 256 bytes. Its contents are unspecified at first.
+///
+/// Dropping it waits for all work of the GPU and then frees it. That is not possible while a stream of
+/// the same GPU is being recorded into a graph, by whichever thread: the memory is then kept until the
+/// process ends.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     address: u64,

@@ -85,9 +85,15 @@ impl SharedMemory {
             let text = format!("imported memory of {bytes} bytes; it comes in multiples of {page}");
             return Err(GpuError::Invalid(text));
         }
+        // The driver takes the number of the descriptor in the place of a pointer, so that number 0 would
+        // be a null pointer: a duplicate has a number of at least 3.
+        let own = fd.try_clone_to_owned().map_err(|error| {
+            GpuError::Invalid(format!(
+                "the descriptor of shared memory cannot be duplicated: {error}"
+            ))
+        })?;
+        let number = own.as_raw_fd().cast_unsigned() as usize as *mut c_void;
         let mut raw = 0;
-        // The driver takes the number of the descriptor in the place of a pointer.
-        let number = fd.as_raw_fd().cast_unsigned() as usize as *mut c_void;
         // SAFETY: the descriptor is open during the call, and `raw` is a place for one handle.
         let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut raw, number, FD) };
         check("import shared device memory", imported)?;

@@ -10,18 +10,36 @@ use mooncrate_gpu::{
     IpcHandle, Kernel, Launch, Module, PinnedBuffer, SharedMemory, Stream,
 };
 use std::io::{Read, Write};
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Adds a number to each of `count` words, after its predecessor has ended.
 const ADD_NUMBER: &str = include_str!("add_number.ptx");
 /// The page of shared memory on the GPUs we know; the test compares it with the driver's answer.
 const PAGE: u64 = 2 << 20;
 
+/// A GPU for one test at a time: what one test frees must not meet what another one records.
+struct Alone {
+    gpu: Gpu,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Deref for Alone {
+    type Target = Gpu;
+
+    fn deref(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
 /// GPU number 0, or the word that the test was skipped.
-fn gpu(test: &str) -> Option<Gpu> {
+fn gpu(test: &str) -> Option<Alone> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match Gpu::open(0) {
-        Ok(gpu) => Some(gpu),
+        Ok(gpu) => Some(Alone { gpu, _turn: turn }),
         Err(error) if error.is_absent() => {
             eprintln!("SKIPPED {test}: {error}");
             None

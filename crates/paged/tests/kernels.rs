@@ -14,6 +14,7 @@ use mooncrate_paged::kernels::{
     RowMove, Shape, Slot, Strides, TargetBlock, append_oracle, compact_oracle, copy_blocks_oracle,
     gather_oracle, scatter_oracle,
 };
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// NHD and HND of `FlashInfer`, K and V apart as in vLLM, and whole blocks as they are spilled.
 const ORDERS: [[Axis; 5]; 4] = [
@@ -43,17 +44,22 @@ struct Rig {
     stream: Stream,
     gpu: Gpu,
     rng: Rng,
+    /// One test at a time: what one test frees must not meet what another one records.
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Rig {
     /// GPU number 0 with its kernels, or the word that the test was skipped.
     fn new(test: &str) -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         match Gpu::open(0) {
             Ok(gpu) => Some(Self {
                 kernels: Kernels::load(&gpu).unwrap(),
                 stream: Stream::new(&gpu).unwrap(),
                 gpu,
                 rng: Rng::stream(1, test),
+                _turn: turn,
             }),
             Err(error) if error.is_absent() => {
                 eprintln!("SKIPPED {test}: {error}");
