@@ -1,7 +1,7 @@
 //! The figures: each kernel beside a plain copy of the same bytes, hot and rotating.
 
 use crate::report::{Figure, Report};
-use crate::timer::{Time, time};
+use crate::timer::{ROUNDS, Time, time};
 use mooncrate_core::rng::Rng;
 use mooncrate_gpu::{DeviceBuffer, Gpu, PinnedBuffer, Span, Stream};
 use mooncrate_paged::BlockId;
@@ -40,6 +40,7 @@ pub(crate) fn all(gpu: &Gpu, report: &mut Report) {
     };
     for (blocks, mode) in [(8, "hot"), (8, "rotating"), (64, "rotating")] {
         let sets = Sets::of(mode, blocks);
+        report.add("plain device copy", bench.plain_figure(sets));
         report.add("copy_blocks", bench.copy_blocks(sets));
         report.add("gather", bench.gather("gather", NHD, sets));
         report.add("gather, HND to NHD", bench.gather("gather, HND to NHD", HND, sets));
@@ -145,6 +146,11 @@ impl<'a> Bench<'a> {
         };
         // SAFETY: arena and buffer outlive the call, and no host memory is reached.
         unsafe { time(self.gpu, work) }
+    }
+
+    fn plain_figure(&self, sets: Sets) -> Result<Figure, String> {
+        let (name, time) = ("plain device copy".to_owned(), self.plain(sets).map_err(text)?);
+        Ok(Figure { name, mode: sets.mode, bytes: sets.bytes(), passes: 2, time, plain: None })
     }
 
     /// A figure whose result was compared, and whose kernels refused nothing.
@@ -290,11 +296,13 @@ impl<'a> Bench<'a> {
         let time = unsafe { time(self.gpu, work) }.map_err(text)?;
         let name = format!("append, {tokens} tokens of one layer");
         let refused = self.kernels.refused(&self.stream).map_err(text)?;
+        let written = ROUNDS.min(SHAPE.layers as usize) as u64;
         for (token, slot) in (0u64..).zip(&slots).step_by(7).take(SAMPLES) {
             let at = token * token_bytes;
             for (kind, rows) in [(0, keys), (1, values)] {
                 let from = rows.part(at..at + 256).and_then(|row| row.to_vec(&self.stream));
-                let to = row_of(&arena, *slot, [(token % 32) as u32, kind, 0]).map_err(text)?;
+                let layer = (token % written) as u32;
+                let to = row_of(&arena, *slot, [layer, kind, 0]).map_err(text)?;
                 if from.map_err(text)? != to.to_vec(&self.stream).map_err(text)? || refused != 0 {
                     return Err(format!("token {token} has other bytes; {refused} were refused"));
                 }

@@ -1,6 +1,6 @@
 //! The table of figures, for the terminal and as Markdown.
 
-use crate::timer::{REPLAYS, ROUNDS, Time};
+use crate::timer::{REPLAYS, ROUNDS, Time, WARM_UPS};
 use mooncrate_gpu::Gpu;
 use std::fmt::Write;
 
@@ -77,7 +77,7 @@ impl Report {
     /// The table, as Markdown, with the conditions it was made under.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!(
-            "{}\n\nGraphs of {ROUNDS} rounds, median of {REPLAYS} replays after 3 warm-ups; random data; \
+            "{}\n\nGraphs of {ROUNDS} rounds, median of {REPLAYS} replays after {WARM_UPS} warm-ups; random data; \
              one process, no MPS, no programmatic dependent launch; up to 256 threads per block. \
              GB/s counts reads and writes on the device, and bytes once between host and device.\n\n",
             self.machine

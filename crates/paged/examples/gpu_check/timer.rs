@@ -5,7 +5,8 @@ use mooncrate_paged::kernels::KernelError;
 
 /// Rounds of one graph: the launch of a graph costs some microseconds, which vanish among so many.
 pub(crate) const ROUNDS: usize = 60;
-const WARM_UPS: usize = 3;
+/// Replays that are not timed.
+pub(crate) const WARM_UPS: usize = 3;
 /// An odd number, so that the median is one of them.
 pub(crate) const REPLAYS: usize = 25;
 

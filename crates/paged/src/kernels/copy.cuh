@@ -24,14 +24,26 @@ static_assert(sizeof(Strides) == 64, "Strides is 64 bytes in Rust as well");
 // 16-byte pieces that each thread has in flight. `PIECES` in launch.rs.
 constexpr u32 PIECES = 4;
 
-__device__ __forceinline__ u64 row_offset(const Strides& strides, u32 row) {
-    const u32 head = row % strides.heads;
-    row /= strides.heads;
-    const u32 token = row % strides.tokens;
-    row /= strides.tokens;
-    const u32 kind = row % strides.kinds;
-    const u32 layer = row / strides.kinds;
-    return layer * strides.layer + kind * strides.kind + token * strides.token + head * strides.head;
+// Which row of an item it is. Divisions are dear, so this is done once for source and target, which
+// have the same counts.
+struct Row {
+    u32 layer, kind, token, head;
+};
+
+__device__ __forceinline__ Row row_at(const Strides& strides, u32 index) {
+    Row row;
+    row.head = index % strides.heads;
+    index /= strides.heads;
+    row.token = index % strides.tokens;
+    index /= strides.tokens;
+    row.kind = index % strides.kinds;
+    row.layer = index / strides.kinds;
+    return row;
+}
+
+__device__ __forceinline__ u64 row_offset(const Strides& strides, const Row& row) {
+    return row.layer * strides.layer + row.kind * strides.kind + row.token * strides.token +
+           row.head * strides.head;
 }
 
 // Copies one tile of an item: blockDim.x * PIECES consecutive pieces, in the order of its rows.
@@ -44,13 +56,14 @@ __device__ __forceinline__ void copy_tile(u8* target, const Strides& to, const u
         return;
     }
     const u32 end = min(first + blockDim.x * PIECES, pieces);
-    const u32 row = first / row_pieces;
+    const u32 first_row = first / row_pieces;
     uint4 held[PIECES];
-    if ((end - 1) / row_pieces == row) {
+    if ((end - 1) / row_pieces == first_row) {
         // The tile lies in one row: the same row for all threads, so one division for all pieces.
+        const Row row = row_at(from, first_row);
         source += row_offset(from, row);
         target += row_offset(to, row);
-        const u32 before = row * row_pieces;
+        const u32 before = first_row * row_pieces;
 #pragma unroll
         for (u32 i = 0; i < PIECES; i++) {
             const u32 piece = first + i * blockDim.x + threadIdx.x;
@@ -72,10 +85,11 @@ __device__ __forceinline__ void copy_tile(u8* target, const Strides& to, const u
     for (u32 i = 0; i < PIECES; i++) {
         const u32 piece = first + i * blockDim.x + threadIdx.x;
         if (piece < end) {
-            const u32 own = piece / row_pieces;
-            const u64 inside = 16 * u64(piece - own * row_pieces);
-            to_offset[i] = row_offset(to, own) + inside;
-            held[i] = __ldcg(reinterpret_cast<const uint4*>(source + row_offset(from, own) + inside));
+            const u32 index = piece / row_pieces;
+            const u64 inside = 16 * u64(piece - index * row_pieces);
+            const Row row = row_at(from, index);
+            to_offset[i] = row_offset(to, row) + inside;
+            held[i] = __ldcg(reinterpret_cast<const uint4*>(source + row_offset(from, row) + inside));
         }
     }
 #pragma unroll
