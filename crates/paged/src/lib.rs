@@ -17,6 +17,7 @@ mod hash;
 mod host;
 mod ids;
 mod index;
+pub mod kernels;
 mod layout;
 #[cfg(all(test, loom))]
 mod loom;
