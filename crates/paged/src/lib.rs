@@ -10,6 +10,8 @@ mod claims;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod conformance;
+#[cfg(not(loom))]
+mod cuda;
 mod dtype;
 mod geometry;
 mod hash;
@@ -38,12 +40,14 @@ pub use alloc::{
     AllocError, Allocator, BLOCKS_MAX, Contiguity, FreeError, Handle, Magazine, ResizeError,
 };
 #[cfg(not(loom))]
-pub use arena::{Arena, ArenaError, BlockCopy};
+pub use arena::{Arena, ArenaError};
 #[cfg(not(loom))]
 pub use cache::{
     Admission, Admitted, Cache, CacheConfig, CacheError, CacheStats, Prompt, SequenceView,
     TOKENS_MAX,
 };
+#[cfg(not(loom))]
+pub use cuda::CudaArena;
 pub use dtype::{DType, DlpackType};
 pub use geometry::{
     ARENA_BYTES_MAX, AttentionSpec, BLOCK_BYTES_MAX, BLOCK_TOKENS_MAX, CacheIdentity, Geometry,
@@ -56,7 +60,7 @@ pub use ids::BlockId;
 pub use layout::{ArenaShape, Axis, Coordinate, CoordinateError, Layout, ShapeError, Strides};
 #[cfg(not(loom))]
 pub use mooncrate_mem::Pages;
-pub use part::{BlockRun, Order, Part, Runs, Step};
+pub use part::{BlockCopy, BlockRun, Order, Part, Runs, Step};
 pub use policy::{Policy, UnknownPolicy};
 pub use pool::{Full, Pool};
 pub use records::Registered;

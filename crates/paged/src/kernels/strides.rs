@@ -1,6 +1,7 @@
 //! Where the rows of a block lie: strides as data, so that no kernel knows a layout.
 
 use super::KernelError;
+use crate::layout::ArenaShape;
 use mooncrate_gpu::Plain;
 
 /// Bytes that a thread moves at once.
@@ -76,6 +77,23 @@ const _: () = assert!(size_of::<Strides>() == 64 && align_of::<Strides>() == 8);
 unsafe impl Plain for Strides {}
 
 impl Strides {
+    /// The strides of an arena.
+    pub fn of(shape: &ArenaShape) -> Self {
+        let (geometry, strides) = (shape.geometry(), shape.strides());
+        Self {
+            block_bytes: strides.block,
+            layer_bytes: strides.layer,
+            kind_bytes: strides.half,
+            token_bytes: strides.token,
+            head_bytes: strides.head,
+            row_bytes: geometry.row_bytes(),
+            layers: geometry.layers(),
+            kinds: geometry.halves(),
+            block_tokens: geometry.block_tokens(),
+            heads: geometry.kv_heads(),
+        }
+    }
+
     /// The strides of memory without gaps, its axes named from the outermost to the innermost. Rows are
     /// innermost always.
     ///
