@@ -634,6 +634,9 @@ pub(crate) struct Replay {
     /// Leave lines out that are no requests, and say how many there were
     #[arg(long)]
     pub(crate) skip_broken: bool,
+    /// Replay through the block manager, too, with the first of the policies, or lru
+    #[arg(long)]
+    pub(crate) block_manager: bool,
     /// Draw the hit rates over the sizes into this SVG file
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,

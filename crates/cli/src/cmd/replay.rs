@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::render::{Output, bytes, counted, table};
 use mooncrate_paged::Policy;
 use mooncrate_paged::replay::{
-    Broken, Outcome, Plot, Series, Trace, TraceError, capacities, optimal, replay,
+    Broken, Outcome, Plot, Series, Trace, TraceError, capacities, optimal, replay, replay_pool,
 };
 use mooncrate_wire::clock::boottime;
 use serde_json::{Value, json};
@@ -56,6 +56,10 @@ pub(crate) fn run(args: &Replay, out: Output) -> Result<(), Failure> {
         if !policies[..at].contains(policy) {
             report.add(policy.name(), |trace, capacity| replay(trace, *policy, capacity));
         }
+    }
+    if args.block_manager {
+        let policy = args.policy.first().copied().unwrap_or(Policy::Lru);
+        report.add("manager", |trace, capacity| replay_pool(trace, policy, capacity));
     }
     report.add(OPTIMAL, optimal);
     if let Some(file) = &args.svg {
@@ -247,6 +251,10 @@ mod tests {
         };
         for policy in Policy::ALL {
             report.add(policy.name(), |trace, capacity| replay(trace, policy, capacity));
+        }
+        if args.block_manager {
+            let policy = args.policy.first().copied().unwrap_or(Policy::Lru);
+            report.add("manager", |trace, capacity| replay_pool(trace, policy, capacity));
         }
         report.add(OPTIMAL, optimal);
         for line in &mut report.lines {

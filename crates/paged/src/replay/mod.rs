@@ -16,6 +16,7 @@
 mod bare;
 mod optimal;
 mod plot;
+mod real;
 mod trace;
 
 #[cfg(test)]
@@ -77,6 +78,12 @@ impl Outcome {
 pub fn replay(trace: &Trace, policy: Policy, capacity: u32) -> Outcome {
     assert!(capacity > 0, "a cache has at least one block");
     drive(trace, &mut bare::Bare::new(policy, capacity as usize, trace.distinct()))
+}
+
+/// Replays a trace through an empty block manager of so many blocks: the code that engines use. It is not told
+/// of ranks, so policies by rank evict as LRU does.
+pub fn replay_pool(trace: &Trace, policy: Policy, capacity: u32) -> Outcome {
+    drive(trace, &mut real::Real::new(policy, capacity))
 }
 
 fn drive(trace: &Trace, cache: &mut impl Cache) -> Outcome {

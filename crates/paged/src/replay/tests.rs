@@ -196,3 +196,20 @@ fn the_sample_gives_the_same_numbers_for_ever() {
     let hits = Policy::ALL.map(|policy| replay(&trace, policy, 4096).hits);
     assert_eq!((hits, optimal(&trace, 4096).hits), ([441, 445, 445, 441, 602, 445], 676));
 }
+
+/// The block manager finds what the policy alone finds, but for blocks behind gaps.
+#[test]
+fn the_block_manager_finds_what_its_policy_does() {
+    let trace = Trace::read(SAMPLE.as_bytes(), BLOCK_TOKENS, Broken::Refuse).unwrap();
+    for policy in [Policy::Fifo, Policy::Lru, Policy::Sieve, Policy::S3Fifo] {
+        for capacity in [200, 1_000, 4_096, 8_191] {
+            let bare = replay(&trace, policy, capacity).hits;
+            let real = replay_pool(&trace, policy, capacity).hits;
+            assert!(
+                bare.abs_diff(real) * 50 <= bare.max(20),
+                "{policy}, {capacity}: {bare}, {real}"
+            );
+        }
+    }
+    assert_eq!(replay_pool(&trace, Policy::Lru, 4_096), replay(&trace, Policy::Lru, 4_096));
+}
