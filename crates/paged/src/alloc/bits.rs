@@ -87,7 +87,8 @@ impl Bits {
         self.total.load(Ordering::Acquire)
     }
 
-    /// Blocks that nobody has taken; while others take and give, as of some moment during the call.
+    /// Blocks that nobody has taken. While others take and give it is an estimate: blocks that one thread takes and
+    /// another gives back between two reads below are counted at one of them only.
     pub(crate) fn free(&self) -> u32 {
         let balance = |seat: usize| self.seats[seat].balance.load(Ordering::Relaxed);
         let taken: i64 = seats::ever().map(balance).sum();
