@@ -598,8 +598,10 @@ pub(crate) struct Bench {
 /// `replay`.
 #[derive(Debug, Args)]
 pub(crate) struct Replay {
-    /// The trace: JSON lines with timestamp, input_length, output_length and hash_ids
-    #[arg(value_name = "TRACE")]
+    #[arg(
+        value_name = "TRACE",
+        help = "The trace: JSON lines with timestamp, input_length, output_length and hash_ids"
+    )]
     pub(crate) trace: PathBuf,
     /// Sizes of the cache in blocks [default: powers of two, up to all blocks of the trace]
     #[arg(

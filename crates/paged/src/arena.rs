@@ -1,4 +1,4 @@
-//! Where the bytes of the blocks lie, behind one trait: host memory, or later a device.
+//! Where the bytes of the blocks lie, behind one trait: host memory, or the memory of a GPU.
 //!
 //! A caller names blocks and parts of blocks; the arena knows the strides. Calls are complete when they
 //! return. They may come from several threads at once, for distinct blocks; two calls that touch one block
@@ -11,20 +11,13 @@
 use crate::claims::Refusal;
 use crate::host::HostArena;
 use crate::ids::BlockId;
+use crate::kernels::KernelError;
 use crate::layout::{ArenaShape, CoordinateError};
-use crate::part::{Order, Part};
+use crate::part::{BlockCopy, Order, Part};
 use mooncrate_core::{Advice, Medium};
+use mooncrate_gpu::GpuError;
 use std::fmt;
 use std::io;
-
-/// One block copied over another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockCopy {
-    /// Read from.
-    pub source: BlockId,
-    /// Overwritten.
-    pub target: BlockId,
-}
 
 /// Why an arena refused a call. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +59,9 @@ pub enum ArenaError {
     /// A view of an arena of another shape.
     #[error("the view was made for an arena of another shape; make it from this arena's shape")]
     ForeignView,
+    /// The GPU, or a launch on it, failed.
+    #[error(transparent)]
+    Gpu(#[from] KernelError),
     /// The system gave no memory.
     #[error("no memory for an arena of {bytes} bytes: {error}")]
     Map {
@@ -74,6 +70,12 @@ pub enum ArenaError {
         /// What the system said.
         error: io::Error,
     },
+}
+
+impl From<GpuError> for ArenaError {
+    fn from(error: GpuError) -> Self {
+        Self::Gpu(error.into())
+    }
 }
 
 impl ArenaError {

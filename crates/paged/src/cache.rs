@@ -39,10 +39,10 @@
 //! Calls for different sequences run side by side; calls for one sequence wait for each other. A view keeps
 //! the blocks of its sequence in use until it is dropped, whatever becomes of the sequence (B4).
 
-use crate::arena::{Arena, ArenaError, BlockCopy};
+use crate::arena::{Arena, ArenaError};
 use crate::geometry::{CacheIdentity, Geometry, Half, TokenPlace};
 use crate::hash::{BlockHash, Identity};
-use crate::part::BlockRun;
+use crate::part::{BlockCopy, BlockRun};
 use crate::pool::{Full, Pool};
 use crate::sequence::{Sequence, Start};
 use crate::view::{BlockView, ViewError};

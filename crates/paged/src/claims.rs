@@ -15,7 +15,7 @@
 
 use crate::atomic::{AtomicU32, Ordering};
 use crate::ids::BlockId;
-use crate::part::BlockRun;
+use crate::part::{BlockCopy, BlockRun};
 
 /// One thread writes.
 const WRITER: u32 = u32::MAX;
@@ -77,6 +77,39 @@ impl Claims {
     /// Claims one block for writing; [`Claims::end_write`] must follow.
     pub(crate) fn begin_write(&self, block: BlockId) -> Result<(), Refusal> {
         self.exchange(block, 0, WRITER)
+    }
+
+    /// Claims the blocks of copies, sources for reading and targets for writing: all or none. Refuses a list
+    /// in which a target is named twice or is also a source. [`Claims::end_copies`] must follow.
+    pub(crate) fn begin_copies(&self, copies: &[BlockCopy]) -> Result<(), Refusal> {
+        for (place, copy) in copies.iter().enumerate() {
+            let begun = self.begin_read(copy.source).and_then(|()| {
+                self.begin_write(copy.target).inspect_err(|_| self.end_read(copy.source))
+            });
+            begun.inspect_err(|_| self.end_copies(&copies[..place]))?;
+        }
+        Ok(())
+    }
+
+    /// Ends what [`Claims::begin_copies`] began.
+    pub(crate) fn end_copies(&self, copies: &[BlockCopy]) {
+        for copy in copies {
+            self.end_read(copy.source);
+            self.end_write(copy.target);
+        }
+    }
+
+    /// Claims blocks for writing: all or none. [`Claims::end_writes`] must follow.
+    pub(crate) fn begin_writes(&self, blocks: &[BlockId]) -> Result<(), Refusal> {
+        for (place, block) in blocks.iter().enumerate() {
+            self.begin_write(*block).inspect_err(|_| self.end_writes(&blocks[..place]))?;
+        }
+        Ok(())
+    }
+
+    /// Ends what [`Claims::begin_writes`] began.
+    pub(crate) fn end_writes(&self, blocks: &[BlockId]) {
+        blocks.iter().for_each(|block| self.end_write(*block));
     }
 
     /// Ends one read claim.

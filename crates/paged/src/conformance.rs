@@ -3,13 +3,13 @@
 //! An implementation passes a function that makes an arena of a shape, with so many blocks at first, to
 //! [`check`]. Contents are compared in the order of tokens, so that the layouts are judged too.
 
-use crate::arena::{Arena, ArenaError, BlockCopy};
+use crate::arena::{Arena, ArenaError};
 use crate::dtype::DType;
 use crate::geometry::{AttentionSpec, Geometry};
 use crate::ids::BlockId;
 use crate::layout::tests::small_shapes;
 use crate::layout::{ArenaShape, Axis, Layout};
-use crate::part::{Order, Part};
+use crate::part::{BlockCopy, Order, Part};
 use mooncrate_core::Advice;
 use proptest::collection::vec;
 use proptest::prelude::*;

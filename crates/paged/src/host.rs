@@ -15,11 +15,11 @@
 //! from a `View` only, and a view's read claim keeps writers away. What remains are raw pointers
 //! ([`HostArena::base`]) and other processes ([`HostArena::fd`]), whose users promise the same.
 
-use crate::arena::{Arena, ArenaError, BlockCopy};
+use crate::arena::{Arena, ArenaError};
 use crate::claims::{Claims, Refusal};
 use crate::ids::BlockId;
 use crate::layout::{ArenaShape, Axis};
-use crate::part::{BlockRun, Order, Part, Runs};
+use crate::part::{BlockCopy, BlockRun, Order, Part, Runs};
 use crate::view::{BlockView, View};
 use mooncrate_core::{Extent, Medium};
 use mooncrate_lock::Mutex;
@@ -212,22 +212,6 @@ impl HostArena {
         unsafe { ptr::write_bytes(at.as_ptr(), 0, (end - start) as usize) };
     }
 
-    /// Begins one claim for each item: all of them or none.
-    fn claim_all<T: Copy>(
-        &self,
-        items: &[T],
-        begin: impl Fn(T) -> Result<(), Refusal>,
-        end: impl Fn(T),
-    ) -> Result<(), ArenaError> {
-        for (place, item) in items.iter().enumerate() {
-            if let Err(refusal) = begin(*item) {
-                items[..place].iter().for_each(|item| end(*item));
-                return Err(self.refused(refusal));
-            }
-        }
-        Ok(())
-    }
-
     fn copy_block(&self, copy: BlockCopy) {
         let stride = self.shape.strides().block;
         let (from, to) = (u64::from(copy.source.0) * stride, u64::from(copy.target.0) * stride);
@@ -309,38 +293,24 @@ impl Arena for HostArena {
     }
 
     fn copy_blocks(&self, copies: &[BlockCopy]) -> Result<(), ArenaError> {
-        // Claims of the whole list come first. They refuse a list in which a target is named twice or is
-        // also a source, and they leave nothing half copied.
-        let begin = |copy: BlockCopy| {
-            self.claims.begin_read(copy.source)?;
-            self.claims.begin_write(copy.target).inspect_err(|_| self.claims.end_read(copy.source))
-        };
-        let end = |copy: BlockCopy| {
-            self.claims.end_read(copy.source);
-            self.claims.end_write(copy.target);
-        };
-        self.claim_all(copies, begin, end)?;
+        // Claims of the whole list come first: they leave nothing half copied.
+        self.claims.begin_copies(copies).map_err(|refusal| self.refused(refusal))?;
         for copy in copies {
             self.copy_block(*copy);
         }
-        for copy in copies {
-            end(*copy);
-        }
+        self.claims.end_copies(copies);
         Ok(())
     }
 
     fn zero_blocks(&self, blocks: &[BlockId]) -> Result<(), ArenaError> {
-        let end = |block| self.claims.end_write(block);
-        self.claim_all(blocks, |block| self.claims.begin_write(block), end)?;
+        self.claims.begin_writes(blocks).map_err(|refusal| self.refused(refusal))?;
         for block in blocks {
             let runs = self.shape.runs(&Part::block(*block), Order::Stored);
             for run in runs.expect("a claimed block is inside the shape") {
                 self.zero(run.offset(), run.end());
             }
         }
-        for block in blocks {
-            end(*block);
-        }
+        self.claims.end_writes(blocks);
         Ok(())
     }
 

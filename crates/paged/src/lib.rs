@@ -11,7 +11,7 @@
 //!   Sequence  its block table, its tokens, their names  ArenaShape = Geometry (what a token stores)
 //!        │                                                   │    + Layout (in which order)
 //!        ▼ take, publish, match, release                     ▼
-//!   Pool      each block's life, references, name       Arena     the bytes: read, write, copy, zero
+//!   Pool      each block's life, references, name       Arena     the bytes, on the host or a GPU
 //!    ├─ bits     which blocks are free, lock-free        └─ claims   many readers or one writer per block
 //!    ├─ index    name ─► block, lock-free
 //!    └─ lists    cached blocks in the order of their eviction, a lock each
@@ -21,7 +21,7 @@
 //!
 //! Each layer is usable without the ones above it. [`Cache`] keeps sequences under string ids. [`Sequence`] with a
 //! [`Pool`] is for engines that keep their own requests. [`Allocator`] hands out blocks and knows nothing of
-//! tokens. [`Arena`] holds bytes and knows nothing of sequences.
+//! tokens. [`Arena`] holds bytes and knows nothing of sequences. [`kernels`] move blocks on a GPU.
 //!
 //! ```
 //! use mooncrate_paged::{
@@ -102,6 +102,8 @@ mod claims;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod conformance;
+#[cfg(not(loom))]
+mod cuda;
 mod dtype;
 mod geometry;
 mod hash;
@@ -109,6 +111,7 @@ mod hash;
 mod host;
 mod ids;
 mod index;
+pub mod kernels;
 mod layout;
 #[cfg(all(test, loom))]
 mod loom;
@@ -129,12 +132,14 @@ pub use alloc::{
     AllocError, Allocator, BLOCKS_MAX, Contiguity, FreeError, Handle, Magazine, ResizeError,
 };
 #[cfg(not(loom))]
-pub use arena::{Arena, ArenaError, BlockCopy};
+pub use arena::{Arena, ArenaError};
 #[cfg(not(loom))]
 pub use cache::{
     Admission, Admitted, Cache, CacheConfig, CacheError, CacheStats, Prompt, SequenceView,
     TOKENS_MAX,
 };
+#[cfg(not(loom))]
+pub use cuda::CudaArena;
 pub use dtype::{DType, DlpackType};
 pub use geometry::{
     ARENA_BYTES_MAX, AttentionSpec, BLOCK_BYTES_MAX, BLOCK_TOKENS_MAX, CacheIdentity, Geometry,
@@ -147,7 +152,7 @@ pub use ids::BlockId;
 pub use layout::{ArenaShape, Axis, Coordinate, CoordinateError, Layout, ShapeError, Strides};
 #[cfg(not(loom))]
 pub use mooncrate_mem::Pages;
-pub use part::{BlockRun, Order, Part, Runs, Step};
+pub use part::{BlockCopy, BlockRun, Order, Part, Runs, Step};
 pub use policy::{Policy, UnknownPolicy};
 pub use pool::{Full, Pool};
 pub use records::Registered;

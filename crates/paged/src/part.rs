@@ -75,6 +75,15 @@ impl Part {
     }
 }
 
+/// One block copied over another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Read from.
+    pub source: BlockId,
+    /// Overwritten.
+    pub target: BlockId,
+}
+
 /// Neighbouring blocks of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRun {

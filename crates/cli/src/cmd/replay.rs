@@ -165,19 +165,15 @@ impl Report {
             let lines = counted(trace.skipped(), "line");
             let _ = write!(screen, "\n{lines} left out: no requests");
         }
-        let parts: [(&str, &dyn Fn(&Outcome) -> String); 3] = [
-            ("Blocks found, % of those asked for", &|outcome| {
-                format!("{:.2}", 100.0 * outcome.hit_rate())
-            }),
-            ("Tokens not computed again, millions", &|outcome| {
-                format!("{:.2}", outcome.saved_tokens as f64 / 1e6)
-            }),
-            ("KV cache not computed again", &|outcome| {
-                bytes(outcome.saved_bytes(self.bytes_per_token))
-            }),
-        ];
-        for (title, cell) in parts {
-            let _ = write!(screen, "\n\n{title}\n\n{}", self.pivot(cell));
+        let rates = self.pivot(|outcome| format!("{:.2}", 100.0 * outcome.hit_rate()));
+        let tokens = self.pivot(|outcome| format!("{:.2}", outcome.saved_tokens as f64 / 1e6));
+        let saved = self.pivot(|outcome| bytes(outcome.saved_bytes(self.bytes_per_token)));
+        for (title, table) in [
+            ("Blocks found, % of those asked for", rates),
+            ("Tokens not computed again, millions", tokens),
+            ("KV cache not computed again", saved),
+        ] {
+            let _ = write!(screen, "\n\n{title}\n\n{table}");
         }
         let rates = self.lines.iter().map(|line| format!("{} {:.0}", line.name, self.rate(line)));
         let rates = rates.collect::<Vec<_>>().join(", ");

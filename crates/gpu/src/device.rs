@@ -1,0 +1,158 @@
+//! One GPU and its primary context, which every other object of this crate keeps alive.
+
+use crate::driver;
+use crate::error::{GpuError, check};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
+use std::ffi::CStr;
+use std::sync::Arc;
+
+/// A GPU. Clones are the same GPU; the context is released when the last of them is gone.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    inner: Arc<Context>,
+}
+
+#[derive(Debug)]
+struct Context {
+    ordinal: u32,
+    device: CUdevice,
+    /// The primary context: shared with every other user of CUDA in this process, such as torch.
+    raw: CUcontext,
+    name: String,
+    memory_bytes: u64,
+    sm_count: u32,
+    compute: (u32, u32),
+    driver: u32,
+}
+
+// SAFETY: a context may be current to several threads at once; the driver locks inside.
+unsafe impl Send for Context {}
+// SAFETY: as above; the fields never change.
+unsafe impl Sync for Context {}
+
+impl Gpu {
+    /// Opens GPU number `ordinal`, counted from 0 among those that this process may see.
+    pub fn open(ordinal: u32) -> Result<Self, GpuError> {
+        let driver = driver::start()?;
+        let mut count = 0;
+        // SAFETY: the driver has been started, and `count` is a place for one number.
+        let counted = unsafe { sys::cuDeviceGetCount(&raw mut count) };
+        check("count the GPUs", counted)?;
+        let count = u32::try_from(count).unwrap_or(0);
+        let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let number = number.ok_or(GpuError::NoDevice { ordinal, count })?;
+        let mut device = 0;
+        // SAFETY: as above.
+        let found = unsafe { sys::cuDeviceGet(&raw mut device, number) };
+        check("find the GPU", found)?;
+        let (name, memory_bytes) = (name(device)?, memory_bytes(device)?);
+        let sm_count = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let mut raw: CUcontext = std::ptr::null_mut();
+        // SAFETY: `device` came from the driver, and `raw` is a place for one pointer.
+        let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) };
+        check("make the context of the GPU", retained)?;
+        let compute = (major, minor);
+        let inner = Context { ordinal, device, raw, name, memory_bytes, sm_count, compute, driver };
+        let gpu = Self { inner: Arc::new(inner) };
+        gpu.bind()?;
+        Ok(gpu)
+    }
+
+    /// Its number among the GPUs that this process may see.
+    pub fn ordinal(&self) -> u32 {
+        self.inner.ordinal
+    }
+
+    /// What the maker calls it.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Bytes of device memory in all.
+    pub fn memory_bytes(&self) -> u64 {
+        self.inner.memory_bytes
+    }
+
+    /// Streaming multiprocessors: how many thread blocks run at once, at least.
+    pub fn sm_count(&self) -> u32 {
+        self.inner.sm_count
+    }
+
+    /// Compute capability, major and minor; 9.0 on an H200.
+    pub fn compute_capability(&self) -> (u32, u32) {
+        self.inner.compute
+    }
+
+    /// The CUDA version that the driver supports, as 1000 × major + 10 × minor.
+    pub fn driver_version(&self) -> u32 {
+        self.inner.driver
+    }
+
+    /// Bytes of device memory that are free now, in all processes together.
+    pub fn free_bytes(&self) -> Result<u64, GpuError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: a context is current, and both are places for one number.
+        let asked = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        check("ask for free device memory", asked)?;
+        Ok(free as u64)
+    }
+
+    /// Waits until all work of this context has ended, on every stream.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: a context is current.
+        check("wait for the GPU", unsafe { sys::cuCtxSynchronize() })
+    }
+
+    /// Whether both are the same GPU of this process.
+    pub fn is(&self, other: &Self) -> bool {
+        self.inner.device == other.inner.device
+    }
+
+    /// Makes the context current to this thread, as nearly every call of the driver wants it.
+    pub(crate) fn bind(&self) -> Result<(), GpuError> {
+        // SAFETY: the context is retained for as long as `self` lives.
+        check("use the context of the GPU", unsafe { sys::cuCtxSetCurrent(self.inner.raw) })
+    }
+
+    /// The number in the driver's own counting, for places in memory.
+    pub(crate) fn device(&self) -> CUdevice {
+        self.inner.device
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was retained once, in `open`, and everything made in it is gone. A failure here
+        // means that the driver is shutting down, so there is nothing left to release.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+fn name(device: CUdevice) -> Result<String, GpuError> {
+    let mut text = [0u8; 256];
+    // SAFETY: the driver writes at most 256 bytes, with a zero at the end.
+    let asked = unsafe { sys::cuDeviceGetName(text.as_mut_ptr().cast(), 256, device) };
+    check("ask for the name of the GPU", asked)?;
+    let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+fn memory_bytes(device: CUdevice) -> Result<u64, GpuError> {
+    let mut bytes = 0;
+    // SAFETY: `bytes` is a place for one number.
+    let asked = unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, device) };
+    check("ask for the memory of the GPU", asked)?;
+    Ok(bytes as u64)
+}
+
+fn attribute(device: CUdevice, which: Attribute) -> Result<u32, GpuError> {
+    let mut value = 0;
+    // SAFETY: `value` is a place for one number.
+    let asked = unsafe { sys::cuDeviceGetAttribute(&raw mut value, which, device) };
+    check("ask for an attribute of the GPU", asked)?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}

@@ -1,0 +1,143 @@
+//! Streams, in which work happens in order, and events, which mark places in that order.
+
+use crate::device::Gpu;
+use crate::error::{GpuError, check};
+use cudarc::driver::sys::{self, CUevent, CUstream, CUstreamCaptureStatus};
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+/// A queue of work on one GPU. It is never the default stream, so it waits for no other one.
+///
+/// A stream can move to another thread but is not shared between threads: whether it is being
+/// recorded into a graph is then known for the whole of a call.
+#[derive(Debug)]
+pub struct Stream {
+    raw: CUstream,
+    /// Held so that the context outlives the stream.
+    gpu: Gpu,
+    /// Not shared between threads.
+    alone: PhantomData<Cell<()>>,
+}
+
+// SAFETY: the driver takes a stream from any thread; `alone` keeps it to one at a time.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// A new stream.
+    pub fn new(gpu: &Gpu) -> Result<Self, GpuError> {
+        gpu.bind()?;
+        let mut raw: CUstream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a context is current, and `raw` is a place for one pointer.
+        check("make a stream", unsafe { sys::cuStreamCreate(&raw mut raw, flags) })?;
+        Ok(Self { raw, gpu: gpu.clone(), alone: PhantomData })
+    }
+
+    /// The GPU that it works on.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Waits until everything queued so far has ended. Errors of kernels show up here.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.not_recording("wait for a stream")?;
+        // SAFETY: the stream lives as long as `self`.
+        check("wait for a stream", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// What is queued from now on begins after the work that `event` marks, on whatever stream.
+    pub fn wait(&self, event: &Event) -> Result<(), GpuError> {
+        self.gpu.bind()?;
+        // SAFETY: stream and event live as long as their owners; the driver keeps what it needs.
+        let waits = unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) };
+        check("let a stream wait for an event", waits)
+    }
+
+    /// The driver's handle, for other libraries of this process. It is valid while `self` lives.
+    pub fn raw(&self) -> u64 {
+        self.raw as u64
+    }
+
+    pub(crate) fn handle(&self) -> CUstream {
+        self.raw
+    }
+
+    /// Refuses what would wait, or leave an address of the caller behind, in a graph.
+    pub(crate) fn not_recording(&self, operation: &'static str) -> Result<(), GpuError> {
+        self.gpu.bind()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream lives as long as `self`, and `status` is a place for its answer.
+        check(operation, unsafe { sys::cuStreamIsCapturing(self.raw, &raw mut status) })?;
+        match status {
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+            _ => Err(GpuError::Recording { operation }),
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: nobody else has the handle. Queued work goes on; the driver cleans up after it.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        }
+    }
+}
+
+/// A place in the order of a stream, with the time at which the GPU passed it.
+#[derive(Debug)]
+pub struct Event {
+    raw: CUevent,
+    /// Held so that the context outlives the event.
+    gpu: Gpu,
+}
+
+// SAFETY: the driver takes an event from any thread, and locks inside.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event that has not been recorded.
+    pub fn new(gpu: &Gpu) -> Result<Self, GpuError> {
+        gpu.bind()?;
+        let mut raw: CUevent = std::ptr::null_mut();
+        // SAFETY: a context is current, and `raw` is a place for one pointer; 0 asks for times.
+        check("make an event", unsafe { sys::cuEventCreate(&raw mut raw, 0) })?;
+        Ok(Self { raw, gpu: gpu.clone() })
+    }
+
+    /// Marks the end of what `stream` has queued so far.
+    pub fn record(&self, stream: &Stream) -> Result<(), GpuError> {
+        self.gpu.bind()?;
+        // SAFETY: both handles live as long as their owners.
+        check("record an event", unsafe { sys::cuEventRecord(self.raw, stream.handle()) })
+    }
+
+    /// Waits until the GPU has passed the event.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives as long as `self`.
+        check("wait for an event", unsafe { sys::cuEventSynchronize(self.raw) })
+    }
+
+    /// Microseconds from `earlier` to this one; both must have been passed.
+    pub fn micros_since(&self, earlier: &Self) -> Result<f64, GpuError> {
+        self.gpu.bind()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events live as long as their owners, and there is a place for the answer.
+        let asked =
+            unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.raw, self.raw) };
+        check("take the time between two events", asked)?;
+        Ok(f64::from(milliseconds) * 1000.0)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: nobody else has the handle; the driver keeps what pending work needs.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+        }
+    }
+}
