@@ -1,4 +1,4 @@
-//! Where the bytes of the blocks lie, behind one trait: host memory, or later a device.
+//! Where the bytes of the blocks lie, behind one trait: host memory, or the memory of a GPU.
 //!
 //! A caller names blocks and parts of blocks; the arena knows the strides. Calls are complete when they
 //! return. They may come from several threads at once, for distinct blocks; two calls that touch one block

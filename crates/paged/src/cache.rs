@@ -97,7 +97,7 @@ pub enum Prompt<'a> {
 pub struct Admission {
     /// Whose sequence it is. Tenants of different numbers share no blocks, and see no bytes of each other.
     pub tenant: u32,
-    /// The LoRA adapter, if there is one.
+    /// The name of the `LoRA` adapter; empty if there is none.
     pub adapter: String,
     /// What a policy by rank goes by; higher stays longer.
     pub rank: u8,
@@ -454,11 +454,16 @@ impl Cache {
     /// The cache in words, one line for each sequence.
     pub fn dump(&self) -> String {
         let (geometry, stats) = (self.geometry(), self.stats());
-        let mib = |blocks: u32| (f64::from(blocks) * stats.block_bytes as f64) / f64::from(1 << 20);
+        // Hundredths of a MiB, rounded, in integers. An arena has at most 2^46 bytes, so nothing overflows.
+        let mib = |blocks: u32| {
+            let bytes = u64::from(blocks) * stats.block_bytes;
+            let hundredths = (bytes * 100 + (1 << 19)) >> 20;
+            format!("{}.{:02}", hundredths / 100, hundredths % 100)
+        };
         let mut text = format!(
             "=== KV cache of {} ===\n\
              Configuration:\n  Layers: {}, KV heads: {}, Head dim: {}\n  Block: {} tokens, {} bytes (K and V), {} blocks\n\n\
-             Allocation:\n  Sequences: {}\n  Used: {:.2} MiB\n  Cached: {:.2} MiB\n  Free: {:.2} MiB\n  Evicted so far: {} blocks\n\n\
+             Allocation:\n  Sequences: {}\n  Used: {} MiB\n  Cached: {} MiB\n  Free: {} MiB\n  Evicted so far: {} blocks\n\n\
              Sequences:\n",
             self.shared.config.model,
             geometry.layers(),

@@ -109,7 +109,9 @@ impl Claims {
 
     /// Ends what [`Claims::begin_writes`] began.
     pub(crate) fn end_writes(&self, blocks: &[BlockId]) {
-        blocks.iter().for_each(|block| self.end_write(*block));
+        for block in blocks {
+            self.end_write(*block);
+        }
     }
 
     /// Ends one read claim.

@@ -184,9 +184,9 @@ impl Arena for CudaArena {
     fn copy_blocks(&self, copies: &[BlockCopy]) -> Result<(), ArenaError> {
         let begun = self.claims.begin_copies(copies);
         begun.map_err(|refusal| ArenaError::refused(refusal, self.blocks()))?;
-        let copied = if copies.is_empty() { Ok(()) } else { self.copy_claimed(copies) };
+        let result = if copies.is_empty() { Ok(()) } else { self.copy_claimed(copies) };
         self.claims.end_copies(copies);
-        copied
+        result
     }
 
     fn zero_blocks(&self, blocks: &[BlockId]) -> Result<(), ArenaError> {

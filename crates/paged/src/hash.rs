@@ -55,7 +55,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of a model whose cache has this geometry. `adapter` names a LoRA or is empty. Sequences
+    /// The identity of a model whose cache has this geometry. `adapter` names a `LoRA` or is empty. Sequences
     /// of different `salt` share nothing: a tenant's own, if tenants must not learn what others have asked.
     pub fn new(model: &str, adapter: &str, geometry: &[u8], salt: &[u8]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("mooncrate paged prefix identity v1");

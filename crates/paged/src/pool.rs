@@ -344,7 +344,7 @@ impl Pool {
         // all of them costs a cache miss each, so it is done now and then.
         let turn = own.turn.load(Ordering::Relaxed).wrapping_add(1);
         own.turn.store(turn, Ordering::Relaxed);
-        let looks = turn % LOOK_AROUND == 0 || own.len() == 0;
+        let looks = turn.is_multiple_of(LOOK_AROUND) || own.len() == 0;
         let mut filled = if looks { 0 } else { self.evict_from(own, out) };
         for _ in 0..=self.lists.len() {
             if filled == out.len() {

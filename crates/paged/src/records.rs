@@ -158,11 +158,10 @@ impl Records {
 
     /// Finds a block by its name and pins it.
     pub(crate) fn find(&self, hash: BlockHash) -> Option<BlockId> {
-        let found = self.index.candidates(hash).find_map(|block| {
+        self.index.candidates(hash).find_map(|block| {
             let generation = self.is_named(block, hash)?;
             self.pin(block, generation).then_some(block)
-        });
-        found
+        })
     }
 
     /// One more reference to a published block of which the caller holds one.

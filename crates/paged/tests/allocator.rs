@@ -1,6 +1,8 @@
 //! The allocator against a naive set of blocks: one thread with everything judged, eight threads with
 //! every block owned by one of them at a time, and the refusals.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
+
 use mooncrate_core::rng::Rng;
 use mooncrate_paged::{AllocError, Allocator, BlockId, Contiguity, FreeError, Handle, ResizeError};
 use std::collections::BTreeSet;

@@ -1,6 +1,8 @@
 //! Sequences over a real arena: the KV of each token follows from all tokens before it, is written once, and
 //! is read back through tables, forks, shared prefixes and evictions.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
+
 use mooncrate_core::rng::Rng;
 use mooncrate_paged::{
     Admission, ArenaShape, AttentionSpec, BlockId, Cache, CacheConfig, CacheError, DType, Geometry,
@@ -34,6 +36,12 @@ fn kv(tenant: u32, tokens: &[u32]) -> Vec<u8> {
         .collect()
 }
 
+/// Where the KV of a token lies.
+fn part(table: &[BlockId], token: usize) -> Part {
+    let slot = token as u32 % BLOCK;
+    Part::block(table[token / BLOCK as usize]).tokens(slot..slot + 1)
+}
+
 /// A sequence, and what must be in it.
 struct Model {
     id: String,
@@ -42,18 +50,13 @@ struct Model {
 }
 
 impl Model {
-    fn part(&self, table: &[BlockId], token: usize) -> Part {
-        let slot = token as u32 % BLOCK;
-        Part::block(table[token / BLOCK as usize]).tokens(slot..slot + 1)
-    }
-
     /// Writes the KV of the tokens from `from` on, and publishes.
     fn write(&self, cache: &Cache, from: usize) {
         let mut table = Vec::new();
         assert_eq!(cache.block_table(&self.id, &mut table).unwrap(), self.tokens.len() as u64);
         for token in from..self.tokens.len() {
             let bytes = kv(self.tenant, &self.tokens[..=token]);
-            cache.arena().write(&self.part(&table, token), Order::Tokens, &bytes).unwrap();
+            cache.arena().write(&part(&table, token), Order::Tokens, &bytes).unwrap();
         }
         cache.publish(&self.id, self.tokens.len() as u64).unwrap();
     }
@@ -65,9 +68,8 @@ impl Model {
         assert_eq!(table.len(), tokens.div_ceil(BLOCK as usize));
         let mut found = vec![0; 64];
         for token in 0..tokens {
-            let part = self.part(&table, token);
             // Two readers of one block never meet a writer: published blocks are not written.
-            cache.arena().read(&part, Order::Tokens, &mut found).unwrap();
+            cache.arena().read(&part(&table, token), Order::Tokens, &mut found).unwrap();
             let wanted = kv(self.tenant, &self.tokens[..=token]);
             assert_eq!(found, wanted, "token {token} of {}", self.id);
         }
@@ -79,7 +81,7 @@ fn step(cache: &Cache, rng: &mut Rng, live: &mut Vec<Model>, thread: u64, n: u64
     match rng.below(10) {
         0..4 => {
             let (family, shared) = (rng.below(4) as u32, rng.below(40) as usize);
-            let tokens: Vec<u32> = (0..1 + rng.below(60) as usize)
+            let tokens: Vec<u32> = (0..=rng.below(60) as usize)
                 .map(|at| if at < shared { family } else { rng.below(3) as u32 + 10 })
                 .collect();
             let model = Model { id: format!("{thread}/{n}"), tenant: rng.below(2) as u32, tokens };
@@ -101,7 +103,7 @@ fn step(cache: &Cache, rng: &mut Rng, live: &mut Vec<Model>, thread: u64, n: u64
         }
         4..7 if !live.is_empty() => {
             let at = rng.below(live.len() as u64) as usize;
-            let more: Vec<u32> = (0..1 + rng.below(9)).map(|_| rng.below(5) as u32).collect();
+            let more: Vec<u32> = (0..=rng.below(9)).map(|_| rng.below(5) as u32).collect();
             let model = &mut live[at];
             match cache.append_tokens(&model.id, &more) {
                 Ok(_) => {

@@ -87,7 +87,8 @@ impl Bits {
         self.total.load(Ordering::Acquire)
     }
 
-    /// Blocks that nobody has taken; while others take and give, as of some moment during the call.
+    /// Blocks that nobody has taken. While others take and give it is an estimate: blocks that one thread takes and
+    /// another gives back between two reads below are counted at one of them only.
     pub(crate) fn free(&self) -> u32 {
         let balance = |seat: usize| self.seats[seat].balance.load(Ordering::Relaxed);
         let taken: i64 = seats::ever().map(balance).sum();
@@ -134,7 +135,7 @@ impl Bits {
             }
         }
         if filled > 0 {
-            self.book(seat, filled as i64);
+            self.book(seat, signed(filled));
         }
         filled
     }
@@ -147,7 +148,7 @@ impl Bits {
             for word in 0..self.words.len() {
                 filled += self.take_from(word, &mut out[filled..]);
             }
-            self.book(seat, filled as i64);
+            self.book(seat, signed(filled));
         }
         filled
     }
@@ -157,7 +158,7 @@ impl Bits {
     /// before the answer is that there is none.
     pub(crate) fn take_run(&self, seat: usize, count: u32, thorough: bool) -> Option<BlockId> {
         let order = count.max(1).next_power_of_two().trailing_zeros();
-        let height = order.saturating_sub(WHOLE as u32 - 1);
+        let height = order.saturating_sub(u32::from(WHOLE) - 1);
         let home = self.seats[seat].home.load(Ordering::Relaxed) as usize;
         let mut found = None;
         for _ in 0..TRIES {
@@ -188,7 +189,7 @@ impl Bits {
     /// Takes blocks back. The caller owned each of them.
     pub(crate) fn give(&self, seat: usize, blocks: &[BlockId]) {
         self.release(blocks);
-        self.book(seat, -(blocks.len() as i64));
+        self.book(seat, -signed(blocks.len()));
     }
 
     /// Takes a contiguous run back. The caller owned all of it.
@@ -390,7 +391,7 @@ impl Bits {
         }
         let mut node = (self.leaves + at) >> height;
         while node > 1 {
-            if node % 2 == 0
+            if node.is_multiple_of(2)
                 && self.hints[node + 1].load(Ordering::Relaxed) >= need
                 && let Some(word) = self.descend(node + 1, need, height)
             {
@@ -419,16 +420,15 @@ impl Bits {
                 let child = [2 * node, 2 * node + 1];
                 child.into_iter().find(|at| self.hints[*at].load(Ordering::Relaxed) >= need)
             };
-            match kept {
-                Some(child) => node = child,
-                None => {
-                    self.lower(node);
-                    if node == top {
-                        return None;
-                    }
-                    node /= 2;
-                }
+            if let Some(child) = kept {
+                node = child;
+                continue;
             }
+            self.lower(node);
+            if node == top {
+                return None;
+            }
+            node /= 2;
         }
     }
 
@@ -467,6 +467,11 @@ impl Bits {
             self.hints[node].fetch_max(promise, Ordering::AcqRel);
         }
     }
+}
+
+/// A number of blocks as a change of a balance; block ids are `u32`, so their number fits.
+fn signed(blocks: usize) -> i64 {
+    i64::from(blocks as u32)
 }
 
 /// Where threads of a seat begin to look: neighbours in number begin far apart.

@@ -24,14 +24,14 @@ impl Allocator {
         );
         let scale = if per_cell > 1 { format!(", + = some of {per_cell}") } else { String::new() };
         let _ = write!(text, "  Block map (. = free, X = used{scale}):");
-        for (n, used) in self.cells().enumerate() {
-            if n as u32 % LINE == 0 {
+        for (n, used) in (0u32..).zip(self.cells()) {
+            if n.is_multiple_of(LINE) {
                 text.push_str("\n    ");
             }
             text.push(match used {
                 0 => '.',
                 used if used == per_cell => 'X',
-                _ if n as u32 == (total - 1) / per_cell && used == tail(total, per_cell) => 'X',
+                _ if n == (total - 1) / per_cell && used == tail(total, per_cell) => 'X',
                 _ => '+',
             });
         }

@@ -302,7 +302,8 @@ impl Allocator {
         })
     }
 
-    /// Blocks that nobody has; while other threads allocate, as of some moment during the call.
+    /// Blocks that nobody has. While other threads allocate and free it is an estimate, and may exceed the total:
+    /// each thread counts for itself, and the counts are read one after the other.
     pub fn free_blocks(&self) -> u32 {
         self.bits.free()
     }
