@@ -45,7 +45,7 @@ pub fn run(allocator: &Arc<Allocator>, count: usize) -> Work<'static> {
 pub fn take(pool: &Arc<Pool>, count: usize) -> Work<'static> {
     let (pool, mut table) = (Arc::clone(pool), vec![BlockId::default(); count]);
     Box::new(move || {
-        pool.take(1, &mut table, |_| {}).expect("room");
+        pool.take(1, &mut table, |_| Ok(())).expect("room");
         pool.abandon(&table);
         count
     })
@@ -65,7 +65,7 @@ fn fill(pool: &Pool, hashes: &[BlockHash]) {
     if pool.count_prefix(hashes) == hashes.len() {
         return;
     }
-    pool.take(1, &mut table, |_| {}).expect("room");
+    pool.take(1, &mut table, |_| Ok(())).expect("room");
     for (block, hash) in table.iter().zip(hashes) {
         pool.register(*block, *hash, 0);
     }
@@ -106,7 +106,7 @@ pub fn register(pool: &Arc<Pool>, thread: u32, count: usize) -> Work<'static> {
     let (pool, mut table) = (Arc::clone(pool), vec![BlockId::default(); count]);
     let mut next = u64::from(thread) << 40;
     Box::new(move || {
-        pool.take(1, &mut table, |_| {}).expect("room");
+        pool.take(1, &mut table, |_| Ok(())).expect("room");
         for block in &table {
             next += 1;
             let mixed = next.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -43,9 +43,9 @@ use crate::arena::{Arena, ArenaError};
 use crate::geometry::{CacheIdentity, Geometry, Half, TokenPlace};
 use crate::hash::{BlockHash, Identity};
 use crate::part::{BlockCopy, BlockRun};
-use crate::pool::{Full, Pool};
+use crate::pool::{Full, Pool, TakeError};
 use crate::sequence::{Sequence, Start};
-use crate::view::{BlockView, ViewError};
+use crate::view::{BlockView, View, ViewError};
 use crate::{BlockId, Policy, ResizeError};
 use mooncrate_lock::Mutex;
 use std::cell::RefCell;
@@ -159,6 +159,15 @@ pub enum CacheError {
     Resize(#[from] ResizeError),
 }
 
+impl From<TakeError> for CacheError {
+    fn from(error: TakeError) -> Self {
+        match error {
+            TakeError::Full(full) => Self::Full(full),
+            TakeError::Arena(error) => Self::Arena(error),
+        }
+    }
+}
+
 /// How full a cache is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheStats {
@@ -262,22 +271,23 @@ impl Cache {
             rank: how.rank,
             contiguous: how.contiguous,
         };
-        let mut zeroing = Zeroing::new(&*self.shared.arena);
         let sequence = match prompt {
             Prompt::Tokens(tokens) if self.shared.config.prefix_caching => {
                 let identity = Arc::new(self.identity(how.tenant, &how.adapter));
                 HASHES.with_borrow_mut(|hashes| {
-                    let clean = |block| zeroing.zero(block);
+                    let clean = |blocks: &[BlockId]| self.shared.arena.zero_blocks(blocks);
                     Sequence::of_prompt(&self.shared.pool, &start, &identity, tokens, hashes, clean)
                 })
             }
-            _ => Sequence::of_count(&self.shared.pool, &start, tokens, |block| zeroing.zero(block)),
+            _ => Sequence::of_count(&self.shared.pool, &start, tokens, |blocks| {
+                self.shared.arena.zero_blocks(blocks)
+            }),
         }?;
         let admitted = Admitted {
             blocks: sequence.table().len(),
             cached_tokens: sequence.published() as u64 * u64::from(sequence.block_tokens()),
         };
-        self.admit(id, sequence, zeroing)?;
+        self.admit(id, sequence)?;
         Ok(admitted)
     }
 
@@ -287,23 +297,25 @@ impl Cache {
         let live = self.find(id)?;
         let guard = live.sequence.lock();
         let sequence = guard.as_ref().expect("a live sequence has blocks");
-        let mut zeroing = Zeroing::new(&*self.shared.arena);
         let mut copies = Vec::new();
         let copy = |source, target| copies.push(BlockCopy { source, target });
-        let forked = sequence.fork(&self.shared.pool, |block| zeroing.zero(block), copy)?;
+        let forked = sequence.fork(
+            &self.shared.pool,
+            |blocks| self.shared.arena.zero_blocks(blocks),
+            copy,
+        )?;
         if let Err(error) = self.shared.arena.copy_blocks(&copies) {
             forked.free(&self.shared.pool);
             return Err(error.into());
         }
         drop(guard);
-        self.admit(child, forked, zeroing)
+        self.admit(child, forked)
     }
 
     /// Puts a sequence into the table, or gives its blocks back.
-    fn admit(&self, id: &str, sequence: Sequence, zeroing: Zeroing<'_>) -> Result<(), CacheError> {
+    fn admit(&self, id: &str, sequence: Sequence) -> Result<(), CacheError> {
         let live = Live { cache: Arc::clone(&self.shared), sequence: Mutex::new(Some(sequence)) };
         // An error drops `live`, and that frees the blocks.
-        zeroing.result?;
         match self.shared.shard(id).lock().entry(id.into()) {
             Entry::Vacant(place) => {
                 place.insert(Arc::new(live));
@@ -320,15 +332,18 @@ impl Cache {
 
     /// Adds tokens whose KV is about to be written; how many blocks were added for them.
     pub fn append_tokens(&self, id: &str, tokens: &[u32]) -> Result<usize, CacheError> {
-        self.change(id, tokens.len() as u64, |sequence, zeroing| {
-            sequence.append(&self.shared.pool, tokens, |block| zeroing.zero(block))
+        self.change(id, tokens.len() as u64, |sequence| {
+            sequence
+                .append(&self.shared.pool, tokens, |blocks| self.shared.arena.zero_blocks(blocks))
         })
     }
 
     /// The same for tokens that the cache does not know; the sequence is not shared from here on.
     pub fn append_count(&self, id: &str, tokens: u64) -> Result<usize, CacheError> {
-        self.change(id, tokens, |sequence, zeroing| {
-            sequence.append_count(&self.shared.pool, tokens, |block| zeroing.zero(block))
+        self.change(id, tokens, |sequence| {
+            sequence.append_count(&self.shared.pool, tokens, |blocks| {
+                self.shared.arena.zero_blocks(blocks)
+            })
         })
     }
 
@@ -336,16 +351,13 @@ impl Cache {
         &self,
         id: &str,
         tokens: u64,
-        work: impl FnOnce(&mut Sequence, &mut Zeroing<'_>) -> Result<usize, Full>,
+        work: impl FnOnce(&mut Sequence) -> Result<usize, TakeError>,
     ) -> Result<usize, CacheError> {
         let live = self.find(id)?;
         let mut guard = live.sequence.lock();
         let sequence = guard.as_mut().expect("a live sequence has blocks");
         check_tokens(sequence.tokens().saturating_add(tokens))?;
-        let mut zeroing = Zeroing::new(&*self.shared.arena);
-        let added = work(sequence, &mut zeroing)?;
-        zeroing.result?;
-        Ok(added)
+        Ok(work(sequence)?)
     }
 
     /// The engine has written the KV of the first `written` tokens: full blocks among them can be shared, and
@@ -548,27 +560,15 @@ impl SequenceView {
         &self.view
     }
 
+    /// The bytes, where the processor can address them; `None` for memory of a device. Until the result is
+    /// dropped, the blocks of the view cannot be written.
+    pub fn bind(&self) -> Result<Option<View<'_>>, ArenaError> {
+        self.live.cache.arena.host().map(|host| host.view(&self.view)).transpose()
+    }
+
     /// The arena that it is in.
     pub fn arena(&self) -> &Arc<dyn Arena> {
         &self.live.cache.arena
-    }
-}
-
-/// Zeroes blocks that change their tenant; keeps the first error.
-struct Zeroing<'a> {
-    arena: &'a dyn Arena,
-    result: Result<(), ArenaError>,
-}
-
-impl<'a> Zeroing<'a> {
-    fn new(arena: &'a dyn Arena) -> Self {
-        Self { arena, result: Ok(()) }
-    }
-
-    fn zero(&mut self, block: BlockId) {
-        if self.result.is_ok() {
-            self.result = self.arena.zero_blocks(&[block]);
-        }
     }
 }
 

@@ -89,7 +89,15 @@ impl CudaArena {
     }
 
     fn copy_claimed(&self, copies: &[BlockCopy]) -> Result<(), ArenaError> {
-        let Work { stream, kernels } = &*self.work.lock();
+        let work = self.work.lock();
+        let queued = self.queue_copies(&work, copies);
+        // Also after an error: what was queued must not run when the claims have ended.
+        let ended = work.stream.synchronize();
+        queued.and(Ok(ended?))
+    }
+
+    fn queue_copies(&self, work: &Work, copies: &[BlockCopy]) -> Result<(), ArenaError> {
+        let Work { stream, kernels } = work;
         if let Ok(space) = self.space() {
             let pairs: Vec<BlockPair> = copies
                 .iter()
@@ -107,17 +115,18 @@ impl CudaArena {
                 }
             }
         }
-        Ok(stream.synchronize()?)
+        Ok(())
     }
 
     fn zero_claimed(&self, blocks: &[BlockId]) -> Result<(), ArenaError> {
-        let Work { stream, .. } = &*self.work.lock();
-        for block in blocks {
-            for run in self.block_runs(*block) {
-                self.span().part(run.offset()..run.end())?.fill(0, stream)?;
-            }
-        }
-        Ok(stream.synchronize()?)
+        let work = self.work.lock();
+        let runs = blocks.iter().flat_map(|block| self.block_runs(*block));
+        let queued = runs
+            .into_iter()
+            .try_for_each(|run| self.span().part(run.offset()..run.end())?.fill(0, &work.stream));
+        // Also after an error: what was queued must not run when the claims have ended.
+        let ended = work.stream.synchronize();
+        Ok(queued.and(ended)?)
     }
 }
 
@@ -148,9 +157,11 @@ impl Arena for CudaArena {
                 return Err(ArenaError::refused(refusal, now));
             }
         }
-        // Zeroed when they begin: nobody touches an absent block.
-        let begin: Vec<BlockId> = (now..blocks).map(BlockId).collect();
-        self.zero_claimed(&begin)?;
+        if blocks > now {
+            // Zeroed when they begin: nobody touches an absent block.
+            let begin: Vec<BlockId> = (now..blocks).map(BlockId).collect();
+            self.zero_claimed(&begin)?;
+        }
         (now..blocks).for_each(|id| self.claims.admit(BlockId(id)));
         self.present.store(blocks, Ordering::Relaxed);
         Ok(())

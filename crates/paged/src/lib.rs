@@ -117,11 +117,14 @@ mod layout;
 mod loom;
 mod part;
 mod policy;
+#[cfg(not(loom))]
 mod pool;
 mod records;
 #[cfg(not(loom))]
 mod remap;
+#[cfg(not(loom))]
 pub mod replay;
+#[cfg(not(loom))]
 mod sequence;
 mod tables;
 mod tensor;
@@ -154,10 +157,12 @@ pub use layout::{ArenaShape, Axis, Coordinate, CoordinateError, Layout, ShapeErr
 pub use mooncrate_mem::Pages;
 pub use part::{BlockCopy, BlockRun, Order, Part, Runs, Step};
 pub use policy::{Policy, UnknownPolicy};
-pub use pool::{Full, Pool};
+#[cfg(not(loom))]
+pub use pool::{Full, Pool, TakeError};
 pub use records::Registered;
 #[cfg(not(loom))]
 pub use remap::{ArenaRef, Contiguous, Piece, RemapError};
+#[cfg(not(loom))]
 pub use sequence::{Sequence, Start};
 pub use tables::{
     BlockTable, CsrChange, CsrTable, NO_SLOT, NewTokens, SequenceBlocks, TableError, fill_slots,

@@ -96,7 +96,7 @@ fn what_is_found_is_of_the_name() {
     loom::model(|| {
         let shared = Arc::new((Records::new(1), Bytes::new()));
         let (records, bytes) = &*shared;
-        records.begin(BLOCK, 0);
+        records.begin(BLOCK);
         bytes.write(7);
         assert_eq!(records.register(BLOCK, OLD, 0), Registered::Named);
         records.unpin(BLOCK);
@@ -111,8 +111,8 @@ fn what_is_found_is_of_the_name() {
                 }
             }
         });
-        if records.reclaim(BLOCK) {
-            records.begin(BLOCK, 0);
+        if records.reclaim(BLOCK).is_some() {
+            records.begin(BLOCK);
             bytes.write(8);
             records.register(BLOCK, NEW, 0);
             records.unpin(BLOCK);
@@ -127,11 +127,12 @@ fn what_is_found_is_of_the_name() {
 fn the_last_of_two_references_frees_once() {
     loom::model(|| {
         let records = Arc::new(Records::new(1));
-        records.begin(BlockId(0), 0);
+        records.begin(BlockId(0));
         records.publish(BlockId(0));
         assert!(records.share(BlockId(0)));
         let other = Arc::clone(&records);
-        let release = |records: &Records| records.unpin(BlockId(0)) && records.reclaim(BlockId(0));
+        let release =
+            |records: &Records| records.unpin(BlockId(0)) && records.reclaim(BlockId(0)).is_some();
         let thread = thread::spawn(move || release(&other));
         let freed = [release(&records), thread.join().unwrap()];
         assert_eq!(freed.iter().filter(|freed| **freed).count(), 1);

@@ -16,7 +16,8 @@
 //! waited for: the bit is set, and whoever evicts puts the block at the young end instead. An entry for a block
 //! that lives another life by now does no harm: a reclaim asks the word, not the list.
 
-use crate::alloc::{Bits, seat};
+use crate::alloc::{Bits, Tally, seat};
+use crate::arena::ArenaError;
 use crate::hash::BlockHash;
 use crate::records::Records;
 use crate::{BLOCKS_MAX, BlockId, Policy, Registered, ResizeError};
@@ -64,6 +65,8 @@ pub struct Pool {
     bits: Bits,
     records: Records,
     lists: Box<[List]>,
+    /// Named blocks without pins. The lists hold more: a block that was found again stays in its list.
+    idle: Tally,
     max: u32,
     /// One thread at a time grows or shrinks.
     resizing: Mutex<()>,
@@ -92,6 +95,17 @@ pub struct Full {
     pub total: u32,
 }
 
+/// Why blocks were not taken. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeError {
+    /// Not enough blocks.
+    #[error(transparent)]
+    Full(#[from] Full),
+    /// Blocks of another tenant could not be zeroed.
+    #[error("blocks of another tenant could not be zeroed: {0}")]
+    Arena(#[from] ArenaError),
+}
+
 impl Pool {
     /// `total` free blocks, with room for `max` later.
     pub fn new(total: u32, max: u32, policy: Policy) -> Result<Self, ResizeError> {
@@ -112,31 +126,27 @@ impl Pool {
         Ok(Self {
             bits: Bits::new(total, max),
             records: Records::new(max),
+            idle: Tally::new(),
             lists: (0..lists).map(|_| list()).collect(),
             max,
             resizing: Mutex::new(()),
         })
     }
 
-    /// Fills `table` with private blocks, evicting cached ones if it has to: all of it, or none. `clean` is
-    /// told of blocks that hold bytes of another tenant.
+    /// Fills `table` with private blocks, evicting cached ones if it has to: all of it, or none. `clean` zeroes
+    /// blocks that hold bytes of another tenant; if it fails, the blocks go back as they were.
     pub fn take(
         &self,
         tenant: u32,
         table: &mut [BlockId],
-        mut clean: impl FnMut(BlockId),
-    ) -> Result<(), Full> {
+        clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
+    ) -> Result<(), TakeError> {
         let seat = seat();
         let free = self.bits.take_some(seat, table);
         if free < table.len() {
             self.take_evicting(seat, table, free)?;
         }
-        for block in table {
-            if self.records.begin(*block, tenant) {
-                clean(*block);
-            }
-        }
-        Ok(())
+        self.begin(tenant, table, clean)
     }
 
     /// The same with blocks in a row, if the hints know such a run; else any blocks.
@@ -144,18 +154,59 @@ impl Pool {
         &self,
         tenant: u32,
         table: &mut [BlockId],
-        mut clean: impl FnMut(BlockId),
-    ) -> Result<(), Full> {
+        clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
+    ) -> Result<(), TakeError> {
         let count = u32::try_from(table.len()).unwrap_or(u32::MAX);
         let run = if count > 0 { self.bits.take_run(seat(), count, false) } else { None };
         let Some(first) = run else { return self.take(tenant, table, clean) };
-        for (block, place) in (first.0..).zip(table) {
+        for (block, place) in (first.0..).zip(table.iter_mut()) {
             *place = BlockId(block);
-            if self.records.begin(*place, tenant) {
-                clean(*place);
+        }
+        self.begin(tenant, table, clean)
+    }
+
+    /// Makes blocks that were taken private ones of a tenant.
+    fn begin(
+        &self,
+        tenant: u32,
+        table: &[BlockId],
+        mut clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
+    ) -> Result<(), TakeError> {
+        let mut foreign = 0;
+        for block in table {
+            self.records.begin(*block);
+            foreign += u32::from(self.records.tenant(*block) != tenant);
+        }
+        if foreign == 0 { Ok(()) } else { self.clean(tenant, table, &mut clean) }
+    }
+
+    /// Lets the caller zero the blocks that hold bytes of another tenant, some at a time.
+    #[cold]
+    fn clean(
+        &self,
+        tenant: u32,
+        table: &[BlockId],
+        clean: &mut dyn FnMut(&[BlockId]) -> Result<(), ArenaError>,
+    ) -> Result<(), TakeError> {
+        let mut foreign = [BlockId::default(); 64];
+        let mut rest = table.iter().filter(|block| self.records.tenant(**block) != tenant);
+        loop {
+            let mut count = 0;
+            for (place, block) in foreign.iter_mut().zip(rest.by_ref()) {
+                *place = *block;
+                count += 1;
+            }
+            if count == 0 {
+                return Ok(());
+            }
+            if let Err(error) = clean(&foreign[..count]) {
+                self.abandon(table);
+                return Err(error.into());
+            }
+            for block in &foreign[..count] {
+                self.records.set_tenant(*block, tenant);
             }
         }
-        Ok(())
     }
 
     /// Fills the rest of a table, of which the first `filled` blocks are there, with evicted blocks.
@@ -167,15 +218,19 @@ impl Pool {
         mut filled: usize,
     ) -> Result<(), Full> {
         for _ in 0..ROUNDS {
-            // What the own list holds is enough as a rule. Otherwise nothing is evicted in vain.
+            // Nothing is evicted in vain; a single block cannot be.
             let missing = table.len() - filled;
-            if self.own_list(seat).len() < missing && (self.cached_blocks() as usize) < missing {
+            if missing > 1 && (self.cached_blocks() as usize) < missing {
                 break;
             }
+            let before = filled;
             filled += self.evict_into(seat, &mut table[filled..]);
             filled += self.bits.take_some(seat, &mut table[filled..]);
             if filled == table.len() {
                 return Ok(());
+            }
+            if filled == before {
+                break;
             }
         }
         filled += self.bits.take_hidden(seat, &mut table[filled..]);
@@ -209,8 +264,8 @@ impl Pool {
     /// The longest run of names from the first on that have blocks: these are pinned and written to `table`.
     /// Their number.
     pub fn match_prefix(&self, hashes: &[BlockHash], table: &mut [BlockId]) -> usize {
-        let mut matched = 0;
-        for (names, places) in hashes.chunks(AHEAD).zip(table.chunks_mut(AHEAD)) {
+        let (mut matched, mut woken) = (0, 0);
+        'names: for (names, places) in hashes.chunks(AHEAD).zip(table.chunks_mut(AHEAD)) {
             let mut seen = [None; AHEAD];
             for name in hashes.iter().skip(matched + AHEAD).take(AHEAD) {
                 self.records.prefetch(*name);
@@ -219,13 +274,18 @@ impl Pool {
                 *seen = self.records.look(*name);
             }
             for ((seen, name), place) in seen.iter().zip(names).zip(places) {
-                let pinned =
-                    seen.filter(|(block, generation)| self.records.pin(*block, *generation));
-                let block = pinned.map(|(block, _)| block).or_else(|| self.records.find(*name));
-                let Some(block) = block else { return matched };
+                let pinned = seen.and_then(|(block, generation)| {
+                    Some((block, self.records.pin(block, generation)?))
+                });
+                let found = pinned.or_else(|| self.records.find(*name));
+                let Some((block, was_idle)) = found else { break 'names };
+                woken += i64::from(was_idle);
                 *place = block;
                 matched += 1;
             }
+        }
+        if woken > 0 {
+            self.idle.add(seat(), -woken);
         }
         matched
     }
@@ -247,20 +307,26 @@ impl Pool {
     pub fn release(&self, table: &mut [BlockId]) {
         let own = seat() % self.lists.len();
         let mut open = Open { own, list: None, busy: usize::MAX };
-        let mut freed = table.len();
+        let (mut freed, mut idle) = (table.len(), 0);
         for at in (0..table.len()).rev() {
             let block = table[at];
+            // Asked while it is pinned: afterwards the block may be evicted and live another life.
+            let named = self.records.named(block);
             if !self.records.unpin(block) {
                 continue;
             }
-            if self.records.named(block) {
+            if named {
+                idle += 1;
                 self.keep(block, &mut open);
-            } else if self.records.reclaim(block) {
+            } else if self.ended(block) {
                 freed -= 1;
                 table[freed] = block;
             }
         }
         drop(open);
+        if idle > 0 {
+            self.idle.add(seat(), idle);
+        }
         self.bits.give(seat(), &table[freed..]);
     }
 
@@ -367,19 +433,34 @@ impl Pool {
         while filled < out.len() {
             let Some(Slot(victim)) = policy.victim() else { break };
             let block = BlockId(victim);
-            // AcqRel: pairs with those who set the bit in `keep`.
-            let was = self.records.list(block).swap(0, Ordering::AcqRel);
-            if was & USED != 0 {
-                self.records.list(block).store(was & !USED, Ordering::Release);
+            let place = self.records.list(block);
+            let seen = place.load(Ordering::Relaxed);
+            // AcqRel: pairs with those who set the bit in `keep`: either they see that the block is in no
+            // list, or this exchange fails. The list part of the byte is ours to change: we hold its lock.
+            if seen & USED == 0
+                && place.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                if self.ended(block) {
+                    out[filled] = block;
+                    filled += 1;
+                }
+            } else {
+                place.fetch_and(!USED, Ordering::AcqRel);
                 policy.insert_as(Slot(victim), self.worth(block));
-            } else if self.records.reclaim(block) {
-                out[filled] = block;
-                filled += 1;
             }
         }
         list.len.store(policy.len() as u32, Ordering::Relaxed);
         list.evicted.fetch_add(filled as u64, Ordering::Relaxed);
         filled
+    }
+
+    /// Ends a published block that nobody uses; whether the caller has it now.
+    fn ended(&self, block: BlockId) -> bool {
+        let Some(reclaimed) = self.records.reclaim(block) else { return false };
+        if reclaimed.named {
+            self.idle.add(seat(), -1);
+        }
+        reclaimed.usable
     }
 
     /// Changes the number of blocks while others are in use. Cached blocks beyond the new end are evicted; if
@@ -395,7 +476,7 @@ impl Pool {
         self.bits.grow(total);
         for block in (total..self.total_blocks()).map(BlockId) {
             self.unlist(block);
-            if self.records.reclaim(block) {
+            if self.ended(block) {
                 self.bits.give(seat(), &[block]);
             }
         }
@@ -411,9 +492,10 @@ impl Pool {
         self.bits.free()
     }
 
-    /// Blocks that nobody uses, kept for their names. Some of them may be in use again.
+    /// Blocks that nobody uses, kept for their names; while others work, an estimate.
     pub fn cached_blocks(&self) -> u32 {
-        self.lists.iter().map(|list| list.len.load(Ordering::Relaxed)).sum()
+        let total = i64::from(self.total_blocks());
+        u32::try_from(self.idle.sum().clamp(0, total)).expect("at most the total")
     }
 
     /// Blocks there are.

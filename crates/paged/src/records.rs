@@ -55,6 +55,15 @@ pub(crate) struct Records {
     index: Index,
 }
 
+/// A published block that was ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reclaimed {
+    /// It had a name.
+    pub(crate) named: bool,
+    /// It can be handed out again.
+    pub(crate) usable: bool,
+}
+
 /// What became of a block that was registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Registered {
@@ -80,18 +89,22 @@ impl Records {
         Self { blocks: (0..max).map(|_| dead()).collect(), index: Index::new(max) }
     }
 
-    /// The caller took the block from the free ones: it is private from now on. Whether its bytes are
-    /// another tenant's, which must not be seen (B6).
-    pub(crate) fn begin(&self, block: BlockId, tenant: u32) -> bool {
+    /// The caller took the block from the free ones: it is private from now on.
+    pub(crate) fn begin(&self, block: BlockId) {
         let record = self.record(block);
         let word = record.word.load();
         debug_assert_eq!(word.state(), ReplicaState::Dead, "{block:?}");
         record.word.own(Word::new(word.generation(), ReplicaState::Writing, 1));
-        let before = record.tenant.load(Ordering::Relaxed);
-        if before != tenant {
-            record.tenant.store(tenant, Ordering::Relaxed);
-        }
-        before != tenant
+    }
+
+    /// Whose bytes a private block may hold.
+    pub(crate) fn tenant(&self, block: BlockId) -> u32 {
+        self.record(block).tenant.load(Ordering::Relaxed)
+    }
+
+    /// A private block holds no bytes of other tenants any more (B6).
+    pub(crate) fn set_tenant(&self, block: BlockId, tenant: u32) {
+        self.record(block).tenant.store(tenant, Ordering::Relaxed);
     }
 
     /// A private block ends. The caller gives it back to the free ones.
@@ -151,23 +164,23 @@ impl Records {
         self.index.candidates(hash).find_map(|block| Some((block, self.is_named(block, hash)?)))
     }
 
-    /// Pins what [`Records::look`] found; false if that life has ended.
-    pub(crate) fn pin(&self, block: BlockId, generation: Generation) -> bool {
-        self.record(block).word.pin(generation).is_ok()
+    /// Pins what [`Records::look`] found; whether nobody used it before. `None` if that life has ended.
+    pub(crate) fn pin(&self, block: BlockId, generation: Generation) -> Option<bool> {
+        self.record(block).word.pin(generation).ok().map(|word| word.pins() == 1)
     }
 
-    /// Finds a block by its name and pins it.
-    pub(crate) fn find(&self, hash: BlockHash) -> Option<BlockId> {
+    /// Finds a block by its name and pins it; also whether nobody used it before.
+    pub(crate) fn find(&self, hash: BlockHash) -> Option<(BlockId, bool)> {
         self.index.candidates(hash).find_map(|block| {
             let generation = self.is_named(block, hash)?;
-            self.pin(block, generation).then_some(block)
+            Some((block, self.pin(block, generation)?))
         })
     }
 
     /// One more reference to a published block of which the caller holds one.
     pub(crate) fn share(&self, block: BlockId) -> bool {
         let generation = self.record(block).word.load().generation();
-        self.pin(block, generation)
+        self.pin(block, generation).is_some()
     }
 
     /// Gives a reference to a published block up; whether it was the last one.
@@ -176,25 +189,23 @@ impl Records {
     }
 
     /// Ends a published block that nobody uses: its name is gone, and the caller gives it back to the free
-    /// ones. False if somebody uses it, or it is no published block.
-    pub(crate) fn reclaim(&self, block: BlockId) -> bool {
+    /// ones. `None` if somebody uses it, or it is no published block.
+    pub(crate) fn reclaim(&self, block: BlockId) -> Option<Reclaimed> {
         let record = self.record(block);
         let word = record.word.load();
         if word.state() != ReplicaState::Ready || word.pins() > 0 {
-            return false;
+            return None;
         }
-        let Ok(dead) = record.word.apply(word.generation(), Event::Reclaim { pins: 0 }) else {
-            return false;
-        };
-        let hash = self.hash(block);
-        if self.named(block) {
+        let dead = record.word.apply(word.generation(), Event::Reclaim { pins: 0 }).ok()?;
+        let (hash, named) = (self.hash(block), self.named(block));
+        if named {
             record.named.store(0, Ordering::Relaxed);
             self.index.remove(hash, block);
         }
         record.hash[0].store(0, Ordering::Relaxed);
         record.hash[1].store(0, Ordering::Relaxed);
         // At the last generation the block is used up (G4): it stays dead and is never handed out again.
-        dead.generation() != Generation::MAX
+        Some(Reclaimed { named, usable: dead.generation() != Generation::MAX })
     }
 
     /// The name of a published block; none otherwise.

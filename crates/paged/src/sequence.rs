@@ -14,8 +14,9 @@
 //! deviates: the seed appends within a fixed allocation, and refuses token 513 of a prompt of 512 although
 //! blocks are free.
 
+use crate::arena::ArenaError;
 use crate::hash::{BlockHash, Identity};
-use crate::pool::{Full, Pool};
+use crate::pool::{Full, Pool, TakeError};
 use crate::{BlockId, Registered};
 use std::sync::Arc;
 
@@ -67,10 +68,11 @@ impl Sequence {
         identity: &Arc<Identity>,
         prompt: &[u32],
         hashes: &mut Vec<BlockHash>,
-        clean: impl FnMut(BlockId),
-    ) -> Result<Self, Full> {
+        clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
+    ) -> Result<Self, TakeError> {
         let size = start.block_tokens as usize;
         identity.chain(prompt, size, hashes);
+        check_room(pool, prompt.len() as u64, start.block_tokens)?;
         let findable = prompt.len().saturating_sub(1) / size;
         let mut table = vec![BlockId::default(); prompt.len().div_ceil(size)];
         let matched = pool.match_prefix(&hashes[..findable.min(hashes.len())], &mut table);
@@ -91,8 +93,8 @@ impl Sequence {
         pool: &Pool,
         start: &Start,
         tokens: u64,
-        clean: impl FnMut(BlockId),
-    ) -> Result<Self, Full> {
+        clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
+    ) -> Result<Self, TakeError> {
         let mut table =
             vec![BlockId::default(); tokens.div_ceil(start.block_tokens.into()) as usize];
         take(pool, start, &mut table, clean)?;
@@ -115,8 +117,8 @@ impl Sequence {
         &mut self,
         pool: &Pool,
         tokens: &[u32],
-        clean: impl FnMut(BlockId),
-    ) -> Result<usize, Full> {
+        clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
+    ) -> Result<usize, TakeError> {
         let added = self.grow(pool, tokens.len() as u64, clean)?;
         if let Some(names) = &mut self.names {
             names.rest.extend_from_slice(tokens);
@@ -129,8 +131,8 @@ impl Sequence {
         &mut self,
         pool: &Pool,
         tokens: u64,
-        clean: impl FnMut(BlockId),
-    ) -> Result<usize, Full> {
+        clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
+    ) -> Result<usize, TakeError> {
         let added = self.grow(pool, tokens, clean)?;
         if tokens > 0 {
             self.names = None;
@@ -142,11 +144,12 @@ impl Sequence {
         &mut self,
         pool: &Pool,
         tokens: u64,
-        clean: impl FnMut(BlockId),
-    ) -> Result<usize, Full> {
+        clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
+    ) -> Result<usize, TakeError> {
         let before = self.table.len();
         let needed = (self.tokens + tokens).div_ceil(self.block_tokens.into()) as usize;
         if needed > before {
+            check_room(pool, self.tokens + tokens, self.block_tokens)?;
             self.table.resize(needed, BlockId::default());
             if let Err(full) = pool.take(self.tenant, &mut self.table[before..], clean) {
                 self.table.truncate(before);
@@ -188,9 +191,9 @@ impl Sequence {
     pub fn fork(
         &self,
         pool: &Pool,
-        clean: impl FnMut(BlockId),
+        clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
         mut copy: impl FnMut(BlockId, BlockId),
-    ) -> Result<Self, Full> {
+    ) -> Result<Self, TakeError> {
         let mut table = self.table.clone();
         pool.take(self.tenant, &mut table[self.published..], clean)?;
         pool.share(&table[..self.published]);
@@ -240,12 +243,24 @@ impl Sequence {
     }
 }
 
+/// Refuses what cannot fit even into an empty pool, before memory for its table is taken.
+fn check_room(pool: &Pool, tokens: u64, block_tokens: u32) -> Result<(), TakeError> {
+    let needed = tokens.div_ceil(block_tokens.into());
+    let total = pool.total_blocks();
+    if needed <= total.into() {
+        return Ok(());
+    }
+    let wanted = u32::try_from(needed).unwrap_or(u32::MAX);
+    let (free, cached) = (pool.free_blocks(), pool.cached_blocks());
+    Err(Full { wanted, free, cached, total }.into())
+}
+
 fn take(
     pool: &Pool,
     start: &Start,
     table: &mut [BlockId],
-    clean: impl FnMut(BlockId),
-) -> Result<(), Full> {
+    clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
+) -> Result<(), TakeError> {
     if start.contiguous {
         pool.take_run(start.tenant, table, clean)
     } else {

@@ -41,7 +41,7 @@ fn cost(requests: &[Request], block_tokens: u32) -> Cost {
     for request in requests {
         let tokens = request.prompt + request.answer;
         computed += (request.prompt - 1) % u64::from(block_tokens) + 1;
-        let sequence = Sequence::of_count(&pool, &start, tokens, |_| {}).expect("room for one");
+        let sequence = Sequence::of_count(&pool, &start, tokens, |_| Ok(())).expect("room for one");
         let (table, slots) = (sequence.table().len() as u64, sequence.capacity());
         unused += slots - tokens;
         unused_max = unused_max.max(slots - tokens);

@@ -6,7 +6,7 @@
 use mooncrate_core::rng::Rng;
 use mooncrate_paged::{
     Admission, ArenaShape, AttentionSpec, BlockId, Cache, CacheConfig, CacheError, DType, Geometry,
-    Half, HostArena, Layout, Order, Pages, Part, Policy, Prompt, ResizeError,
+    Half, HostArena, Layout, Order, PageOrder, Pages, Part, Policy, Prompt, ResizeError,
 };
 use std::sync::Arc;
 
@@ -269,4 +269,65 @@ fn the_dump_names_sequences_and_sizes() {
     let dump = cache.dump();
     assert!(dump.contains("Layers: 1, KV heads: 2, Head dim: 4"), "{dump}");
     assert!(dump.contains("req_001: 32/32 tokens, blocks [0, +8], 0 published"), "{dump}");
+}
+
+/// B6: a block that could not be zeroed stays unclean: its next owner of another tenant gets it zeroed.
+#[test]
+fn no_tenant_reads_what_another_one_wrote() {
+    let cache = cache(2, 2, Policy::Lru, Layout::Nhd);
+    let of = |tenant| Admission { tenant, ..Admission::default() };
+    cache.allocate("a", Prompt::Count(8), &of(1)).unwrap();
+    let secret = vec![9; cache.geometry().block_bytes() as usize];
+    for block in [BlockId(0), BlockId(1)] {
+        cache.arena().write(&Part::block(block), Order::Tokens, &secret).unwrap();
+    }
+    cache.free_for("a").unwrap();
+    // Somebody looks at the memory, so it cannot be zeroed now.
+    let pages = cache.arena().shape().pages_view(0, PageOrder::Nhd).unwrap();
+    let bound = cache.arena().host().unwrap().view(&pages).unwrap();
+    let refused = cache.allocate("b", Prompt::Count(4), &of(2)).unwrap_err();
+    assert!(matches!(refused, CacheError::Arena(_)), "{refused}");
+    drop(bound);
+    assert_eq!(cache.stats().free_blocks, 2);
+
+    cache.allocate("b", Prompt::Count(4), &of(2)).unwrap();
+    let bound = cache.arena().host().unwrap().view(&pages).unwrap();
+    cache.append_count("b", 1).unwrap_err();
+    assert_eq!(cache.used_tokens("b").unwrap(), 4, "an append that failed changed nothing");
+    drop(bound);
+    cache.append_count("b", 1).unwrap();
+    let mut found = secret.clone();
+    for block in [BlockId(0), BlockId(1)] {
+        cache.arena().read(&Part::block(block), Order::Tokens, &mut found).unwrap();
+        assert!(found.iter().all(|byte| *byte == 0), "{block:?} shows the bytes of tenant 1");
+    }
+}
+
+/// Blocks that were found again are used, not cached; and what cannot succeed evicts nothing.
+#[test]
+fn blocks_that_are_found_again_count_as_used() {
+    let cache = cache(16, 16, Policy::Lru, Layout::Nhd);
+    let (one, other): (Vec<u32>, Vec<u32>) = ((0..32).collect(), (100..120).collect());
+    for (id, prompt) in [("a", &one), ("b", &other)] {
+        cache.allocate_for(id, Prompt::Tokens(prompt)).unwrap();
+        cache.publish(id, prompt.len() as u64).unwrap();
+        cache.free_for(id).unwrap();
+    }
+    assert_eq!(cache.stats().cached_blocks, 8 + 5);
+    let again = cache.allocate_for("a", Prompt::Tokens(&one)).unwrap();
+    assert_eq!(again.cached_tokens, 28);
+    let stats = cache.stats();
+    assert_eq!((stats.used_blocks, stats.cached_blocks, stats.free_blocks), (8, 1 + 5, 2));
+    // 8 are in use, so 10 do not fit, whatever is evicted.
+    assert!(matches!(cache.allocate_for("c", Prompt::Count(40)), Err(CacheError::Full(_))));
+    assert_eq!(cache.stats(), stats, "evicted in vain");
+    cache.allocate_for("c", Prompt::Count(32)).unwrap();
+    assert_eq!(cache.stats().free_blocks + cache.stats().cached_blocks, 0);
+}
+
+#[test]
+fn a_prompt_that_can_never_fit_is_refused_before_memory_is_taken() {
+    let cache = cache(4, 4, Policy::Lru, Layout::Nhd);
+    let error = cache.allocate_for("a", Prompt::Count(i32::MAX as u64)).unwrap_err();
+    assert!(matches!(error, CacheError::Full(full) if full.wanted == 1 << 29), "{error}");
 }

@@ -252,10 +252,6 @@ mod tests {
         for policy in Policy::ALL {
             report.add(policy.name(), |trace, capacity| replay(trace, policy, capacity));
         }
-        if args.block_manager {
-            let policy = args.policy.first().copied().unwrap_or(Policy::Lru);
-            report.add("manager", |trace, capacity| replay_pool(trace, policy, capacity));
-        }
         report.add(OPTIMAL, optimal);
         for line in &mut report.lines {
             line.took = Duration::from_millis(1);

@@ -16,13 +16,13 @@
 //! nowhere is paid for by an earlier claim.
 //!
 //! Lowering a hint and raising it can race, and the hint may then stay too low. Nothing depends on it: before
-//! a call answers that there is no room although the counters say that there is, it scans the words.
+//! a call answers that there is no room, it scans the words.
 //!
 //! Counters are kept per seat ([`super::seats`]): who takes blocks writes only memory of its own.
 
-use super::seats::{self, SEATS, SHARED};
+use super::seats::{SEATS, Tally};
 use crate::BlockId;
-use crate::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Blocks of one word.
 const WORD: u32 = 64;
@@ -31,15 +31,10 @@ const WHOLE: u8 = 7;
 /// How often a contiguous run is claimed where a hint promises it, before the words are scanned.
 const TRIES: u32 = 64;
 
-/// What one seat knows. On cache lines of its own: 128 bytes, because processors fetch lines in pairs.
+/// The word that the last batch of a seat came from. On cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Seat {
-    /// Blocks taken minus blocks given back by threads of this seat. Only they write it.
-    balance: AtomicI64,
-    /// The word that the last batch came from.
-    home: AtomicU32,
-}
+struct Home(AtomicU32);
 
 /// The set of free blocks.
 #[derive(Debug)]
@@ -50,7 +45,10 @@ pub(crate) struct Bits {
     leaves: usize,
     /// Blocks there are; more can come, up to the bits of the words.
     total: AtomicU32,
-    seats: Box<[Seat]>,
+    /// Where each seat looks first.
+    homes: Box<[Home]>,
+    /// Blocks taken minus blocks given back.
+    taken: Tally,
 }
 
 /// Blocks that stand in the way of a smaller arena.
@@ -70,12 +68,8 @@ impl Bits {
             hints: (0..2 * leaves).map(|_| AtomicU8::new(0)).collect(),
             leaves,
             total: AtomicU32::new(0),
-            seats: (0..SEATS)
-                .map(|seat| Seat {
-                    balance: AtomicI64::new(0),
-                    home: AtomicU32::new(first_home(seat, count)),
-                })
-                .collect(),
+            homes: (0..SEATS).map(|seat| Home(AtomicU32::new(first_home(seat, count)))).collect(),
+            taken: Tally::new(),
         };
         bits.grow(total);
         bits
@@ -90,9 +84,8 @@ impl Bits {
     /// Blocks that nobody has taken. While others take and give it is an estimate: blocks that one thread takes and
     /// another gives back between two reads below are counted at one of them only.
     pub(crate) fn free(&self) -> u32 {
-        let balance = |seat: usize| self.seats[seat].balance.load(Ordering::Relaxed);
-        let taken: i64 = seats::ever().map(balance).sum();
-        u32::try_from((i64::from(self.total()) - taken).max(0)).unwrap_or(u32::MAX)
+        let total = i64::from(self.total());
+        u32::try_from((total - self.taken.sum()).clamp(0, total)).expect("at most the total")
     }
 
     /// Whether the block is free.
@@ -116,7 +109,7 @@ impl Bits {
     /// Fills the front of `out` with blocks where the hints say that some are free; how many.
     #[inline]
     pub(crate) fn take_some(&self, seat: usize, out: &mut [BlockId]) -> usize {
-        let home = &self.seats[seat].home;
+        let home = &self.homes[seat].0;
         let at = home.load(Ordering::Relaxed) as usize;
         let mut filled = self.take_from(at, out);
         if filled < out.len() {
@@ -135,21 +128,22 @@ impl Bits {
             }
         }
         if filled > 0 {
-            self.book(seat, signed(filled));
+            self.taken.add(seat, signed(filled));
         }
         filled
     }
 
-    /// The same where the hints are wrong: looks at every word, if the counters say that blocks are free.
+    /// The same where the hints are wrong: looks at every word. For calls that would otherwise fail.
     #[cold]
     pub(crate) fn take_hidden(&self, seat: usize, out: &mut [BlockId]) -> usize {
         let mut filled = 0;
-        if self.free() > 0 {
-            for word in 0..self.words.len() {
-                filled += self.take_from(word, &mut out[filled..]);
+        for word in 0..self.words.len() {
+            filled += self.take_from(word, &mut out[filled..]);
+            if filled == out.len() {
+                break;
             }
-            self.book(seat, signed(filled));
         }
+        self.taken.add(seat, signed(filled));
         filled
     }
 
@@ -159,7 +153,7 @@ impl Bits {
     pub(crate) fn take_run(&self, seat: usize, count: u32, thorough: bool) -> Option<BlockId> {
         let order = count.max(1).next_power_of_two().trailing_zeros();
         let height = order.saturating_sub(u32::from(WHOLE) - 1);
-        let home = self.seats[seat].home.load(Ordering::Relaxed) as usize;
+        let home = self.homes[seat].0.load(Ordering::Relaxed) as usize;
         let mut found = None;
         for _ in 0..TRIES {
             let Some(word) = self.search(home, order as u8 + 1, height) else { break };
@@ -182,20 +176,20 @@ impl Bits {
         }
         let scanned = || if thorough { self.scan(count) } else { None };
         let found = found.or_else(scanned)?;
-        self.book(seat, i64::from(count));
+        self.taken.add(seat, i64::from(count));
         Some(found)
     }
 
     /// Takes blocks back. The caller owned each of them.
     pub(crate) fn give(&self, seat: usize, blocks: &[BlockId]) {
         self.release(blocks);
-        self.book(seat, -signed(blocks.len()));
+        self.taken.add(seat, -signed(blocks.len()));
     }
 
     /// Takes a contiguous run back. The caller owned all of it.
     pub(crate) fn give_run(&self, seat: usize, first: BlockId, count: u32) {
         self.release_run(first.0, count);
-        self.book(seat, -i64::from(count));
+        self.taken.add(seat, -i64::from(count));
     }
 
     /// Adds blocks, up to `total` in all. One thread at a time grows or shrinks.
@@ -302,9 +296,6 @@ impl Bits {
 
     /// Claims the first run of `count` blocks, wherever it begins; its first block.
     fn scan(&self, count: u32) -> Option<BlockId> {
-        if self.free() < count {
-            return None;
-        }
         let (total, mut first, mut run) = (self.total(), 0, 0);
         let mut at = 0;
         while at < total {
@@ -319,10 +310,15 @@ impl Bits {
             }
             run += ones;
             at += ones;
-            if run >= count && self.claim(first, count).is_ok() {
-                return Some(BlockId(first));
-            }
-            if at % WORD != 0 {
+            if run >= count {
+                if self.claim(first, count).is_ok() {
+                    return Some(BlockId(first));
+                }
+                // Somebody took a block of it: look again from the next one on.
+                first += 1;
+                at = first;
+                run = 0;
+            } else if at % WORD != 0 {
                 run = 0;
                 first = at;
             }
@@ -370,16 +366,6 @@ impl Bits {
             promise = self.promise(node / 2, height + 1);
             node /= 2;
             height += 1;
-        }
-    }
-
-    fn book(&self, seat: usize, change: i64) {
-        let balance = &self.seats[seat].balance;
-        if seat == SHARED {
-            balance.fetch_add(change, Ordering::Relaxed);
-        } else {
-            let now = balance.load(Ordering::Relaxed);
-            balance.store(now + change, Ordering::Relaxed);
         }
     }
 

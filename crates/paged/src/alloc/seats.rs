@@ -7,6 +7,7 @@
 //!
 //! No lock: a child forked while another thread took its seat must not inherit a locked one.
 
+use crate::atomic::{AtomicI64, Ordering::Relaxed};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -80,6 +81,38 @@ fn sit() -> usize {
 pub(crate) fn ever() -> impl Iterator<Item = usize> {
     let ever = if cfg!(loom) { (1 << SEATS) - 1 } else { EVER.load(Ordering::Relaxed) };
     (0..SEATS).filter(move |seat| ever >> seat & 1 == 1)
+}
+
+/// A number that all threads change and few read: a part for each seat, which only its threads write.
+#[derive(Debug)]
+pub(crate) struct Tally(Box<[Part]>);
+
+/// On a cache line of its own; two, because processors fetch lines in pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Part(AtomicI64);
+
+impl Tally {
+    /// Zero.
+    pub(crate) fn new() -> Self {
+        Self((0..SEATS).map(|_| Part(AtomicI64::new(0))).collect())
+    }
+
+    /// Changes the number, for a thread at `seat`.
+    #[inline]
+    pub(crate) fn add(&self, seat: usize, change: i64) {
+        let part = &self.0[seat].0;
+        if seat == SHARED {
+            part.fetch_add(change, Relaxed);
+        } else {
+            part.store(part.load(Relaxed) + change, Relaxed);
+        }
+    }
+
+    /// The number. While others change it, an estimate: the parts are read one after the other.
+    pub(crate) fn sum(&self) -> i64 {
+        ever().map(|seat| self.0[seat].0.load(Relaxed)).sum()
+    }
 }
 
 #[cfg(test)]

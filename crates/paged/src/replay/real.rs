@@ -39,7 +39,7 @@ impl Cache for Real {
         self.table.clear();
         self.table.resize(kept, BlockId::default());
         let found = self.pool.match_prefix(&self.hashes, &mut self.table);
-        let taken = self.pool.take(0, &mut self.table[found..], |_| {});
+        let taken = self.pool.take(0, &mut self.table[found..], |_| Ok(()));
         taken.expect("nothing else is in use, and the request fits");
         for (block, hash) in self.table.iter().zip(&self.hashes).skip(found) {
             self.pool.register(*block, *hash, 0);
