@@ -1,0 +1,685 @@
+"""The paged cache: sequences, sharing, tables in place, views, bad input, threads."""
+
+import gc
+import pathlib
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import mooncrate
+from conftest import PATIENCE, python
+from mooncrate.paged import Admitted, Geometry, PagedCache, TokenPlace
+
+EXAMPLE = pathlib.Path(__file__).parent.parent.parent / "examples/python/paged_scheduler.py"
+TOKENS, HEADS, DIM = 4, 2, 8
+LAYOUTS = ["nhd", "hnd", "token-major", "head-major", "block-first", "layer-block-head"]
+
+
+def geometry(dtype="float32", layers=2):
+    return Geometry(
+        layers=layers, kv_heads=HEADS, head_dim=DIM, block_tokens=TOKENS, dtype=dtype
+    )
+
+
+def made(blocks=16, **more):
+    return PagedCache(geometry(), blocks, model="test", **more)
+
+
+@pytest.fixture
+def cache():
+    return made()
+
+
+def stamped(tokens, start=0, half=0):
+    """KV whose every element says which one it is."""
+    shape = (tokens, HEADS, DIM)
+    return (np.arange(np.prod(shape)).reshape(shape) + 1000 * start + 100_000 * half).astype("f4")
+
+
+# Sequences
+
+
+def test_a_prefix_is_found_again_and_never_all_of_a_prompt(cache):
+    assert cache.allocate("a", range(12)) == Admitted(blocks=3, cached_tokens=0)
+    k, v = stamped(12), stamped(12, half=1)
+    for layer in range(2):
+        cache.write_tokens("a", layer, 0, k + layer, v + layer)
+    assert cache.publish("a", 12) == 3
+    assert cache.allocate("b", np.arange(12)).cached_tokens == 8
+    assert cache.allocate("c", np.arange(14, dtype="i4")).cached_tokens == 12
+    shared = cache.block_table("a")[:2]
+    assert cache.block_table("b")[:2] == shared and cache.block_table("c")[:2] == shared
+    assert cache.block_table("b")[2] not in cache.block_table("a")
+    for layer in range(2):
+        found_k, found_v = cache.read_tokens("b", layer, 0, 8)
+        assert (found_k == k[:8] + layer).all() and (found_v == v[:8] + layer).all()
+    cache.free("a")
+    assert "a" not in cache and "b" in cache
+    assert cache.allocate("d", list(range(12))).cached_tokens == 8
+
+
+@pytest.mark.parametrize("other", [{"tenant": 1}, {"adapter": "lora"}])
+def test_others_share_nothing(cache, other):
+    cache.allocate("a", range(12))
+    cache.write_tokens("a", 0, 0, stamped(12), stamped(12))
+    cache.publish("a", 12)
+    assert cache.allocate("b", range(12), **other).cached_tokens == 0
+    assert cache.allocate("c", range(12)).cached_tokens == 8
+    assert not set(cache.block_table("a")) & set(cache.block_table("b"))
+
+
+def test_a_tenant_never_sees_the_bytes_of_another():
+    cache = made(blocks=2)
+    cache.allocate("a", count=8, tenant=1)
+    cache.write_tokens("a", 1, 0, stamped(8) + 1, stamped(8) + 1)
+    cache.free("a")
+    cache.allocate("b", count=8, tenant=2)
+    k, v = cache.read_tokens("b", 1)
+    assert not k.any() and not v.any()
+
+
+def test_without_prefix_caching_nothing_is_shared():
+    cache = made(prefix_caching=False)
+    cache.allocate("a", range(12))
+    cache.publish("a", 12)
+    assert cache.allocate("b", range(12)).cached_tokens == 0
+
+
+def test_append_takes_a_block_at_each_multiple(cache):
+    cache.allocate("a", count=3)
+    assert (cache.append("a", [1]), cache.used_tokens("a")) == (0, 4)
+    assert cache.token_place("a") == TokenPlace(0, 3)
+    assert cache.append("a", np.array([5, 6], "u4")) == 1
+    assert cache.token_place("a") == TokenPlace(logical_block=1, slot=1)
+    assert (cache.append("a", count=11), cache.used_tokens("a")) == (3, 17)
+    assert cache.append("a", []) == 0
+    assert cache.stats()["used_blocks"] == 5
+
+
+def test_generated_tokens_are_found_by_the_next_turn(cache):
+    cache.allocate("turn 1", range(6))
+    cache.append("turn 1", [6, 7, 8])
+    assert cache.publish("turn 1", 9) == 2
+    cache.free("turn 1")
+    assert cache.allocate("turn 2", range(20)).cached_tokens == 8
+
+
+def test_a_fork_shares_what_is_published_and_copies_the_rest(cache):
+    cache.allocate("a", range(10))
+    cache.write_tokens("a", 0, 0, stamped(10), stamped(10, half=1))
+    cache.publish("a", 10)
+    cache.fork("a", "b")
+    a, b = cache.block_table("a"), cache.block_table("b")
+    assert a[:2] == b[:2] and a[2] != b[2]
+    cache.write_tokens("b", 0, 9, stamped(1) - 7, stamped(1) - 7)
+    assert (cache.read_tokens("a", 0)[0] == stamped(10)).all(), "the parent is as it was"
+    assert (cache.read_tokens("b", 0, 8, 9)[0] == stamped(10)[8:9]).all()
+    assert sorted(cache.block_map().replace(".", "")) == ["#", "#", "2", "2"]
+    cache.free("a")
+    assert cache.used_tokens("b") == 10
+    with pytest.raises(mooncrate.Invalid, match="already"):
+        cache.fork("b", "b")
+
+
+def test_eviction_takes_what_was_not_used_for_the_longest_time():
+    cache = made(blocks=6)
+    for name, first in [("old", 0), ("new", 100)]:
+        cache.allocate(name, range(first, first + 9))
+        cache.publish(name, 8)
+        cache.free(name)
+    assert cache.stats()["cached_blocks"] == 4
+    assert cache.block_map().count("c") == 4
+    cache.allocate("big", count=16)
+    stats = cache.stats()
+    assert (stats["evicted_blocks"], stats["cached_blocks"]) == (2, 2)
+    cache.free("big")
+    assert cache.allocate("new again", range(100, 109)).cached_tokens == 8
+    assert cache.allocate("old again", range(9)).cached_tokens == 0
+
+
+def test_a_full_cache_says_so_and_stays_as_it_was():
+    cache = made(blocks=4)
+    cache.allocate("a", count=12)
+    before = cache.stats()
+    for call in (
+        lambda: cache.allocate("b", count=8),
+        lambda: cache.append("a", count=9),
+        lambda: cache.fork("a", "b"),
+    ):
+        with pytest.raises(mooncrate.Full, match="free a sequence") as caught:
+            call()
+        error = caught.value
+        assert isinstance(error, mooncrate.Busy)
+        assert (error.advice, error.kind) == ("retry", "no room") and error.retry_after is not None
+    assert cache.stats() == before and cache.used_tokens("a") == 12
+    with pytest.raises(mooncrate.TooLarge, match="resize") as caught:
+        cache.allocate("b", count=17)
+    assert caught.value.advice == "give up"
+    cache.free("a")
+    cache.allocate("b", count=8)
+
+
+def test_resize_keeps_sequences_and_refuses_to_cut_them():
+    cache = made(blocks=2, blocks_max=8)
+    cache.allocate("a", count=8)
+    cache.write_tokens("a", 0, 0, stamped(8), stamped(8))
+    cache.resize(8)
+    cache.append("a", count=24)
+    assert cache.stats()["free_blocks"] == 0
+    with pytest.raises(mooncrate.Busy, match="in use"):
+        cache.resize(2)
+    for wrong in (0, 9):
+        with pytest.raises(mooncrate.Invalid):
+            cache.resize(wrong)
+    assert (cache.read_tokens("a", 0, 0, 8)[0] == stamped(8)).all()
+    cache.free("a")
+    cache.resize(2)
+    assert cache.stats()["total_blocks"] == 2 and len(cache.block_map()) == 2
+
+
+def test_stats_dump_and_map_agree(cache):
+    assert cache.block_map() == "." * 16
+    cache.allocate("a", range(10))
+    cache.publish("a", 10)
+    cache.allocate("b", range(10))
+    assert sorted(cache.block_map().replace(".", "")) == ["#", "#", "2", "2"]
+    stats = cache.stats()
+    assert (stats["sequences"], stats["used_blocks"], stats["free_blocks"]) == (2, 4, 12)
+    assert stats["block_bytes"] == cache.geometry.block_bytes == 2 * 2 * TOKENS * HEADS * DIM * 4
+    assert "a: 10/12 tokens" in cache.dump() and "KV cache of test" in cache.dump()
+    assert "4 of 16 blocks used" in repr(cache)
+
+
+# Tables
+
+
+def test_tables_are_filled_in_place(cache):
+    cache.allocate("a", count=9)
+    cache.allocate("b", count=4)
+    a, b = cache.block_table("a"), cache.block_table("b")
+    row = np.full(5, 77, "i4")
+    assert cache.block_table("a", row) == 3
+    assert row.tolist() == [*a, -1, -1]
+    table = np.full((3, 4), 77, "i4")
+    address = table.ctypes.data
+    assert cache.fill_block_tables(["b", "a"], table, pad=-9) is None
+    assert table.tolist() == [[*b, -9, -9, -9], [*a, -9], [-9] * 4]
+    assert table.ctypes.data == address
+    slots = np.full(13, 77, "i8")
+    assert cache.slot_mapping([("a", 3, 6), "b", ("b", 2, 2)], slots) == 7
+    wanted = [a[0] * 4 + 3, a[1] * 4, a[1] * 4 + 1, *(b[0] * 4 + slot for slot in range(4))]
+    assert slots.tolist() == wanted + [-1] * 6
+
+
+def test_the_tables_of_flashinfer(cache):
+    cache.allocate("a", count=9)
+    cache.allocate("b", count=4)
+    a, b = cache.block_table("a"), cache.block_table("b")
+    indptr, indices, last = (np.full(size, 77, "i4") for size in (4, 8, 3))
+    assert cache.csr(["a", "b"], indptr, indices, last) == 4
+    assert indptr.tolist() == [0, 3, 4, 4], "the third place is an empty sequence"
+    assert indices[:4].tolist() == [*a, *b] and indices[4:].tolist() == [77] * 4
+    assert last[:2].tolist() == [1, 4]
+
+
+def test_tables_that_do_not_fit_leave_the_arrays_alone(cache):
+    cache.allocate("a", count=9)
+    cache.allocate("b", count=4)
+    row, table, slots = np.full(2, 77, "i4"), np.full((1, 4), 77, "i4"), np.full(3, 77, "i8")
+    three = [np.full(size, 77, "i4") for size in (3, 2, 2)]
+    short = [np.full(size, 77, "i4") for size in (2, 9, 2)]
+    for call in (
+        lambda: cache.block_table("a", row),
+        lambda: cache.fill_block_tables(["a", "b"], table),
+        lambda: cache.slot_mapping(["b"], slots),
+        lambda: cache.slot_mapping([("b", 3, 5)], slots),
+        lambda: cache.csr(["a"], *three),
+        lambda: cache.csr(["a"], *short),
+    ):
+        with pytest.raises(mooncrate.Invalid):
+            call()
+    with pytest.raises(mooncrate.UnknownSequence):
+        cache.fill_block_tables(["b", "nobody"], table)
+    for array in (row, table, slots, *three, *short):
+        assert (array == 77).all()
+
+
+def test_one_array_for_two_tables_is_a_mess_but_no_harm(cache):
+    cache.allocate("a", count=9)
+    both = np.zeros(5, "i4")
+    assert cache.csr(["a"], both, both, np.zeros(1, "i4")) == 3
+
+
+# Views
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_written_through_arrays_is_read_as_tokens(layout):
+    cache = made(layout=layout)
+    cache.allocate("a", count=10, contiguous=True)
+    for half, name in enumerate("kv"):
+        blocks = cache.view("a", 1, name).numpy()
+        assert blocks.shape == (HEADS, 3, TOKENS, DIM) and blocks.flags.writeable
+        wanted = np.zeros((12, HEADS, DIM), "f4")
+        wanted[:10] = stamped(10, half=half)
+        # From [tokens, heads, dim] to [heads, blocks, tokens of a block, dim].
+        blocks[:] = wanted.reshape(3, TOKENS, HEADS, DIM).transpose(2, 0, 1, 3)
+    k, v = cache.read_tokens("a", 1)
+    assert (k == stamped(10)).all() and (v == stamped(10, half=1)).all()
+    assert not cache.read_tokens("a", 0)[0].any(), "the other layer"
+    pages = cache.pages(1, "nhd").numpy()
+    assert pages.shape == (16, 2, TOKENS, HEADS, DIM)
+    ids = cache.block_table("a")
+    assert (pages[ids, 1].reshape(12, HEADS, DIM)[:10] == stamped(10, half=1)).all()
+    heads_first = cache.pages(1, "hnd").numpy()
+    assert (heads_first == pages.transpose(0, 1, 3, 2, 4)).all()
+    if layout in ("token-major", "head-major"):
+        tokens = cache.tokens_view("a", 1, "v").numpy()
+        assert tokens.shape == (HEADS, 10, DIM)
+        assert (tokens.transpose(1, 0, 2) == stamped(10, half=1)).all()
+    else:
+        with pytest.raises(mooncrate.Invalid, match="head-major"):
+            cache.tokens_view("a", 1, "v")
+
+
+def test_the_arrays_of_a_view_are_the_memory_itself(cache):
+    cache.allocate("a", count=8)
+    view = cache.view("a", 0, "k")
+    other = cache.view("a", 0, "k")
+    arrays = [view.numpy(), np.asarray(view), np.from_dlpack(view), other.numpy()]
+    assert {array.ctypes.data for array in arrays} == {view.data_ptr}
+    assert all(array.strides == tuple(4 * step for step in view.strides) for array in arrays)
+    arrays[0][1, 1, 2, 3] = 42
+    assert all(array[1, 1, 2, 3] == 42 for array in arrays)
+    assert cache.read_tokens("a", 0)[0][6, 1, 3] == 42
+    copy = np.from_dlpack(view, copy=True)
+    assert (copy == arrays[0]).all() and copy.ctypes.data != view.data_ptr
+    assert view.__dlpack_device__() == (1, 0) and "float32 [2, 2, 4, 8]" in repr(view)
+
+
+def test_torch_shows_the_memory_itself():
+    torch = pytest.importorskip(
+        "torch", reason="torch is not installed; ./dev test --torch installs it"
+    )
+    names = ["float32", "float16", "bfloat16", "int8"]
+    for dtype in names:
+        cache = PagedCache(geometry(dtype), 8)
+        cache.allocate("a", count=8)
+        view = cache.view("a", 0, "v")
+        tensor = torch.from_dlpack(view)
+        assert tensor.data_ptr() == view.data_ptr and tensor.stride() == view.strides
+        assert tensor.dtype == getattr(torch, dtype) and tuple(tensor.shape) == view.shape
+        tensor.fill_(3)
+        assert (torch.from_dlpack(cache.pages(0))[cache.block_table("a"), 1] == 3).all()
+        k = torch.arange(2 * HEADS * DIM).reshape(2, HEADS, DIM).to(getattr(torch, dtype))
+        cache.write_tokens("a", 1, 3, k, k)
+        bits = cache.read_tokens("a", 1, 3, 5, raw=True)[0]
+        raw = k.view(torch.uint8).numpy().reshape(-1)
+        assert bits.reshape(-1).view("u1").tolist() == raw.tolist()
+    out = torch.full((2, 3), 7, dtype=torch.int32)
+    cache.fill_block_tables(["a"], out)
+    assert out.tolist() == [[*cache.block_table("a"), -1], [-1, -1, -1]]
+    cache.publish("a", 8)
+    tensor = torch.from_dlpack(cache.view("a", 0, "k"))
+    assert tensor.data_ptr() == cache.view("a", 0, "k").data_ptr
+
+
+def test_published_blocks_are_shown_read_only(cache):
+    cache.allocate("a", range(10))
+    early = cache.view("a", 0, "k")
+    assert not early.readonly
+    cache.publish("a", 10)
+    view = cache.view("a", 0, "k")
+    assert view.readonly and early.readonly, "what is exported from now on"
+    for array in (view.numpy(), np.from_dlpack(view), np.asarray(view)):
+        assert not array.flags.writeable
+    assert np.from_dlpack(view, copy=True).flags.writeable
+    with pytest.raises(BufferError, match="copy=True"):
+        view.__dlpack__()
+    own = cache.view("a", 0, "k", own=True)
+    assert own.shape == (HEADS, 1, TOKENS, DIM) and not own.readonly
+    own.numpy()[:, 0, 1] = 5
+    assert (cache.read_tokens("a", 0, 9, 10)[0] == 5).all()
+    own.__dlpack__()  # the older form is enough where nothing has to be said
+    assert cache.tokens_view("a", 0, "v", own=True).shape == (HEADS, 2, DIM)
+    with pytest.raises(mooncrate.Invalid, match="write from token 8"):
+        cache.write_tokens("a", 0, 7, stamped(1), stamped(1))
+    cache.append("a", count=2)
+    cache.publish("a", 12)
+    with pytest.raises(mooncrate.Invalid, match="append tokens"):
+        cache.view("a", 0, "k", own=True)
+
+
+def test_an_array_keeps_the_blocks_of_its_sequence():
+    cache = made(blocks=4)
+    cache.allocate("a", count=8)
+    array = cache.view("a", 0, "k").numpy()
+    array[:] = 9
+    cache.free("a")
+    assert "a" not in cache and cache.stats()["used_blocks"] == 2
+    with pytest.raises(mooncrate.Full):
+        cache.allocate("b", count=12)
+    cache.allocate("b", count=8)
+    cache.write_tokens("b", 0, 0, stamped(8), stamped(8))
+    assert (array == 9).all()
+    part = array[1:, :, 2]
+    del array
+    gc.collect()
+    assert cache.stats()["used_blocks"] == 4, "a part of an array is an array"
+    del part
+    gc.collect()
+    assert cache.stats()["used_blocks"] == 2
+    tensor = np.from_dlpack(cache.view("b", 0, "k"))
+    cache.free("b")
+    assert cache.stats()["used_blocks"] == 2
+    del tensor
+    gc.collect()
+    assert cache.stats()["used_blocks"] == 0
+
+
+def test_arrays_outlive_the_cache():
+    cache = made()
+    cache.allocate("a", count=8)
+    arrays = [cache.view("a", 0, "k").numpy(), np.from_dlpack(cache.pages(1))]
+    cache.write_tokens("a", 0, 0, stamped(8), stamped(8))
+    del cache
+    gc.collect()
+    assert (arrays[0].transpose(1, 2, 0, 3).reshape(8, HEADS, DIM) == stamped(8)).all()
+    arrays[1][:] = 1
+
+
+def test_capsules_that_nobody_takes_keep_nothing(cache):
+    cache.allocate("a", count=8)
+    view = cache.view("a", 0, "k")
+    for _ in range(1000):
+        view.__dlpack__()
+        view.__dlpack__(max_version=(1, 0))
+        view.__dlpack__(copy=True)
+    del view
+    cache.free("a")
+    assert cache.stats()["used_blocks"] == 0
+
+
+def test_blocks_that_lie_anywhere_have_no_view_but_a_table(cache):
+    for name in "abc":
+        cache.allocate(name, count=4)
+    cache.free("b")
+    cache.allocate("paged", count=4)
+    cache.append("paged", count=12)
+    ids = cache.block_table("paged")
+    if ids == list(range(ids[0], ids[0] + len(ids))):
+        pytest.fail(f"this test needs blocks that do not lie in a row: {ids}")
+    with pytest.raises(mooncrate.Invalid, match="do not lie in a row") as caught:
+        cache.view("paged", 0, "k")
+    assert caught.value.kind == "paged"
+    cache.write_tokens("paged", 0, 0, stamped(16), stamped(16))
+    assert (cache.read_tokens("paged", 0)[0] == stamped(16)).all()
+
+
+def test_an_mla_cache_has_one_vector_and_no_v():
+    shape = Geometry.mla(layers=2, latent_dim=12, rope_dim=4, block_tokens=4, dtype="float16")
+    cache = PagedCache(shape, 8)
+    assert cache.layout == "mla" and (shape.kv_heads, shape.head_dim, shape.is_mla) == (1, 16, True)
+    cache.allocate("a", count=6)
+    latent = np.arange(6 * 16).reshape(6, 16).astype("f2")
+    cache.write_tokens("a", 1, 0, latent)
+    k, v = cache.read_tokens("a", 1)
+    assert v is None and (k[:, 0] == latent).all()
+    pages = cache.pages(1).numpy()
+    assert pages.shape == (8, 4, 16)
+    assert (pages[cache.block_table("a")].reshape(8, 16)[:6] == latent).all()
+    assert cache.tokens_view("a", 1).shape == (1, 6, 16)
+    with pytest.raises(mooncrate.Invalid):
+        cache.view("a", 1, "v")
+    with pytest.raises(mooncrate.Invalid, match="leave it out"):
+        cache.write_tokens("a", 1, 0, latent, latent)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", "u2"), ("float8_e4m3fn", "u1")])
+def test_types_that_numpy_has_not(dtype, bits):
+    cache = PagedCache(geometry(dtype), 8)
+    cache.allocate("a", count=4)
+    view = cache.view("a", 0, "k")
+    raw = view.numpy(raw=True)
+    assert raw.dtype == np.dtype(bits) and raw.ctypes.data == view.data_ptr
+    raw[:] = 7
+    read = cache.read_tokens("a", 0, raw=True)[0]
+    assert read.dtype == np.dtype(bits) and (read == 7).all()
+    cache.write_tokens("a", 0, 1, read[:1] + 1, read[:1] + 1)
+    assert raw[0, 0, 1, 0] == 8
+    if dtype.startswith("float8"):
+        with pytest.raises(BufferError, match=r"1\.1"):
+            view.__dlpack__(max_version=(1, 0))
+        assert "versioned" in repr(view.__dlpack__(max_version=(1, 1)))
+    try:
+        import ml_dtypes
+    except ImportError:
+        with pytest.raises(mooncrate.Invalid, match="raw=True"):
+            view.numpy()
+    else:
+        assert view.numpy().dtype == getattr(ml_dtypes, dtype)
+
+
+# Bad input
+
+
+def test_geometries_say_what_is_wrong():
+    good = {"layers": 2, "kv_heads": 2, "head_dim": 8, "block_tokens": 4}
+    for name in good:
+        with pytest.raises(mooncrate.Invalid, match=name):
+            Geometry(**{**good, name: 0})
+        for wrong in (-1, 2**32, 2**70):
+            with pytest.raises(mooncrate.Invalid, match="out of range"):
+                Geometry(**{**good, name: wrong})
+        with pytest.raises(TypeError):
+            Geometry(**{**good, name: 1.5})
+    with pytest.raises(mooncrate.Invalid, match="float16"):
+        Geometry(**good, dtype="float64")
+    with pytest.raises(mooncrate.Invalid, match="limit"):
+        Geometry(layers=2**20, kv_heads=2**10, head_dim=2**10)
+    with pytest.raises(TypeError):
+        Geometry(2, 2, 8, 4)
+    assert Geometry(**good, dtype=np.float16) == Geometry(**good, dtype=np.dtype("f2"))
+    assert len({Geometry(**good), Geometry(**good), Geometry(**good, dtype="int8")}) == 2
+    assert eval(repr(Geometry(**good))) == Geometry(**good)
+    assert Geometry(**good).blocks_for(9) == 3
+
+
+def test_caches_say_what_is_wrong():
+    for wrong, words in [
+        ({"layout": "diagonal"}, "choose of layer-block-head"),
+        ({"layout": "mla"}, "NHD"),
+        ({"policy": "random"}, "choose fifo, lru"),
+        ({"blocks_max": 3}, "blocks_max"),
+        ({"blocks": 0}, "at least 1"),
+        ({"blocks": 2**31}, "limit"),
+        ({"blocks": -1}, "out of range"),
+    ]:
+        with pytest.raises(mooncrate.Invalid, match=words):
+            made(**wrong)
+    with pytest.raises(TypeError):
+        PagedCache("geometry", 4)
+    cache = made(layout="Token_Major", policy="s3fifo")
+    assert (cache.layout, cache.policy, cache.model) == ("token-major", "s3fifo", "test")
+
+
+def test_tokens_say_what_is_wrong(cache):
+    for wrong in (7, "text", b"bytes", bytearray(4), None, 1.5, [1.5], ["a"], np.zeros(3, "f4"), np.zeros(3, "u1")):
+        with pytest.raises((TypeError, mooncrate.Invalid)):
+            cache.allocate("a", wrong)
+    for wrong in ([-1], [2**32], np.array([-1]), np.array([2**32]), np.array([-1], "i4"), np.zeros((2, 2), "i8"), []):
+        with pytest.raises(mooncrate.Invalid):
+            cache.allocate("a", wrong)
+    with pytest.raises(TypeError, match=r"write \[7\] for one token"):
+        cache.append("a", 7)
+    for wrong in (0, -1, 2**31, 2**64):
+        with pytest.raises(mooncrate.Invalid):
+            cache.allocate("a", count=wrong)
+    with pytest.raises(mooncrate.Invalid, match="either"):
+        cache.allocate("a", [1], count=1)
+    for more in ({"tenant": -1}, {"tenant": 2**32}, {"rank": 256}):
+        with pytest.raises(mooncrate.Invalid, match="out of range"):
+            cache.allocate("a", [1], **more)
+    assert cache.stats()["used_blocks"] == 0
+    cache.allocate("a", [1])
+    with pytest.raises(mooncrate.Invalid, match="already") as caught:
+        cache.allocate("a", [1])
+    assert caught.value.kind == "duplicate"
+
+
+def test_a_sequence_that_is_not_there_is_a_key_error(cache):
+    arrays = [np.zeros(4, "i4") for _ in range(3)]
+    for call in (
+        lambda: cache.append("nobody", [1]),
+        lambda: cache.publish("nobody", 1),
+        lambda: cache.fork("nobody", "b"),
+        lambda: cache.free("nobody"),
+        lambda: cache.used_tokens("nobody"),
+        lambda: cache.token_place("nobody"),
+        lambda: cache.block_table("nobody"),
+        lambda: cache.block_table("nobody", arrays[0]),
+        lambda: cache.fill_block_tables(["nobody"], np.zeros((1, 4), "i4")),
+        lambda: cache.slot_mapping(["nobody"], np.zeros(4, "i8")),
+        lambda: cache.csr(["nobody"], np.zeros(5, "i4"), *arrays[1:]),
+        lambda: cache.view("nobody", 0),
+        lambda: cache.tokens_view("nobody", 0),
+        lambda: cache.read_tokens("nobody", 0),
+        lambda: cache.write_tokens("nobody", 0, 0, stamped(1), stamped(1)),
+    ):
+        with pytest.raises(KeyError) as caught:
+            call()
+        assert isinstance(caught.value, mooncrate.UnknownSequence)
+        assert str(caught.value).startswith('there is no sequence "nobody"')
+
+
+def test_arrays_and_layers_say_what_is_wrong(cache):
+    cache.allocate("a", count=8)
+    frozen = np.zeros(4, "i4")
+    frozen.flags.writeable = False
+    for wrong in (np.zeros(4, "i8"), np.zeros(4, "f4"), [0] * 4, 7, "text", frozen):
+        with pytest.raises(TypeError):
+            cache.block_table("a", wrong)
+    for wrong in (np.zeros((2, 2), "i4"), np.zeros(8, "i4")[::2], np.zeros(0, "i4")):
+        with pytest.raises(mooncrate.Invalid):
+            cache.block_table("a", wrong)
+    for wrong in ("a", 7, [7], None):
+        with pytest.raises(TypeError):
+            cache.fill_block_tables(wrong, np.zeros((1, 4), "i4"))
+    slots = np.zeros(9, "i8")
+    for wrong in ([7], [("a", 1)], [("a", "x", 2)]):
+        with pytest.raises(TypeError):
+            cache.slot_mapping(wrong, slots)
+    for wrong in ([("a", 2, 1)], [("a", -1, 2)], [("a", 0, 9)]):
+        with pytest.raises(mooncrate.Invalid):
+            cache.slot_mapping(wrong, slots)
+    for layer in (2, -1, 2**32):
+        with pytest.raises(mooncrate.Invalid):
+            cache.view("a", layer)
+        with pytest.raises(mooncrate.Invalid):
+            cache.pages(layer)
+    with pytest.raises(mooncrate.Invalid, match="neither"):
+        cache.view("a", 0, "q")
+    with pytest.raises(mooncrate.Invalid, match="neither"):
+        cache.pages(0, "dhn")
+    good = stamped(2)
+    for k, v in [(good, None), (good, stamped(1)), (good[0], good), (good.astype("f2"), good)]:
+        with pytest.raises(mooncrate.Invalid):
+            cache.write_tokens("a", 0, 0, k, v)
+    for start in (7, 8, -1, 2**63 - 1):
+        with pytest.raises(mooncrate.Invalid):
+            cache.write_tokens("a", 0, start, good, good)
+    for start, stop in [(0, 9), (5, 4), (-1, 2)]:
+        with pytest.raises(mooncrate.Invalid):
+            cache.read_tokens("a", 0, start, stop)
+    assert not cache.read_tokens("a", 0)[0].any()
+
+
+# Threads and processes
+
+
+def test_eight_threads_never_see_each_others_bytes():
+    """Each thread checks what it wrote, and prefixes that it found, while all of them evict."""
+    cache = made(blocks=48)
+    failures, done = [], []
+
+    def worker(number):
+        try:
+            for step in range(60):
+                name = f"{number}/{step}"
+                # A prefix that all threads share, whose KV follows from its tokens.
+                tokens = [*range(8), *(100 * number + step % 5 + place for place in range(9))]
+                try:
+                    admitted = cache.allocate(name, tokens)
+                except mooncrate.Full:
+                    continue
+                kv = np.repeat(np.array(tokens, "f4"), HEADS * DIM).reshape(-1, HEADS, DIM)
+                found = admitted.cached_tokens
+                k, v = cache.read_tokens(name, 1, 0, found)
+                assert (k == kv[:found]).all() and (v == kv[:found]).all()
+                cache.write_tokens(name, 1, found, kv[found:], kv[found:])
+                cache.publish(name, len(tokens))
+                table = np.zeros(8, "i4")
+                assert cache.block_table(name, table) == admitted.blocks
+                assert (cache.read_tokens(name, 1)[0] == kv).all()
+                if step % 3 == 0:
+                    try:
+                        cache.fork(name, name + "/child")
+                    except mooncrate.Full:
+                        pass
+                    else:
+                        assert (cache.read_tokens(name + "/child", 1)[1] == kv).all()
+                        cache.free(name + "/child")
+                cache.free(name)
+                done.append(found)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=worker, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert not failures, failures
+    assert any(done), "prefixes were found"
+    stats = cache.stats()
+    assert (stats["sequences"], stats["used_blocks"]) == (0, 0)
+
+
+def test_a_forked_child_is_told_and_harms_nothing():
+    said = python(
+        """
+        import os, sys, warnings, numpy, mooncrate
+        from mooncrate.paged import Geometry, PagedCache
+        warnings.simplefilter("ignore", DeprecationWarning)
+        cache = PagedCache(Geometry(layers=1, kv_heads=1, head_dim=8, dtype="float32"), 4)
+        cache.allocate("a", count=8)
+        view = cache.view("a", 0, "k")
+        shown, other = numpy.from_dlpack(view), view.numpy()
+        shown[:] = 5
+        child = os.fork()
+        if child == 0:
+            for call in (cache.stats, view.numpy, lambda: cache.free("a")):
+                try:
+                    call()
+                except mooncrate.Closed:
+                    continue
+                sys.exit(1)
+            assert "another process" in repr(cache) and "another process" in repr(view)
+            del shown, other, view, cache
+            sys.exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown.sum(), cache.used_tokens("a"))
+        """
+    )
+    assert said == f"7 {5.0 * 16 * 8} 8\n"
+
+
+def test_the_scheduler_runs_to_its_end():
+    command = [sys.executable, str(EXAMPLE), "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for word in ("admitted", "preempted", "resumed", "found again", "all of 12 requests finished"):
+        assert word in done.stdout, done.stdout
