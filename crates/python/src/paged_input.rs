@@ -8,7 +8,7 @@ use mooncrate_paged::{Half, TOKENS_MAX};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyInt, PyString};
+use pyo3::types::{PyByteArray, PyBytes, PyInt, PyString, PyTuple};
 
 /// A whole number from 0 to `MAX`. Others are an `Invalid`, which is a `ValueError`.
 #[derive(Clone, Copy, Debug)]
@@ -155,14 +155,13 @@ impl<'py> FromPyObject<'_, 'py> for Slots {
         if object.is_instance_of::<PyString>() {
             return Ok(Self { id: object.extract()?, tokens: None });
         }
-        let (id, start, stop): (String, Index, Index) =
-            object.extract().map_err(|error: PyErr| {
-                if error.is_instance_of::<PyTypeError>(object.py()) {
-                    PyTypeError::new_err("an item is the id of a sequence, or (id, start, stop)")
-                } else {
-                    error
-                }
-            })?;
+        let wrong =
+            || PyTypeError::new_err("an item is the id of a sequence, or (id, start, stop)");
+        let tuple = object.cast::<PyTuple>().ok().filter(|tuple| tuple.len() == 3);
+        let parts = tuple.ok_or_else(wrong)?.extract::<(String, Index, Index)>();
+        let (id, start, stop) = parts.map_err(|error| {
+            if error.is_instance_of::<PyTypeError>(object.py()) { wrong() } else { error }
+        })?;
         if start.0 > stop.0 {
             let words = format!("tokens {} to {} of {id:?} are none; swap them", start.0, stop.0);
             return Err(invalid(object.py(), &words));

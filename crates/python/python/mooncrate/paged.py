@@ -15,6 +15,7 @@ show. NumPy is imported when it is needed.
 """
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mooncrate import _native
@@ -142,12 +143,12 @@ class PagedCache(_native.PagedCache):
         shape = (stop - start, geometry.kv_heads, geometry.head_dim)
         found = []
         for name in ["k"] if geometry.is_mla else ["k", "v"]:
-            room = numpy.empty(shape, BITS.get(geometry.dtype, geometry.dtype))
+            room: Any = numpy.empty(shape, BITS.get(geometry.dtype, geometry.dtype))
             self._read_tokens(id, layer, name, start, room)
             found.append(typed(room, geometry.dtype, raw))
         return found[0], found[1] if len(found) > 1 else None
 
-    def _bits(self, array: Any, name: str) -> "numpy.ndarray[Any, Any]":
+    def _bits(self, array: Any, name: str) -> Any:
         """The elements of K or V in C order, as an array of the right shape."""
         import numpy
 
@@ -191,7 +192,7 @@ def typed(array: "numpy.ndarray[Any, Any]", name: str, raw: bool) -> "numpy.ndar
     if name not in BITS:
         return array
     try:
-        import ml_dtypes
+        ml_dtypes = import_module("ml_dtypes")
     except ImportError:
         words = f"NumPy has no {name}; install ml_dtypes, use torch.from_dlpack(view), or ask for raw=True"
         raise Invalid(words) from None
