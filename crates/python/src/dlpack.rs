@@ -153,7 +153,8 @@ impl Wish {
 #[derive(Clone, Copy)]
 pub(crate) struct Form {
     pub(crate) kind: DlpackType,
-    pub(crate) rank: usize,
+    /// Dimensions, at most as many as the arrays below have.
+    pub(crate) rank: u8,
     pub(crate) shape: [i64; RANK_MAX],
     /// In elements.
     pub(crate) strides: [i64; RANK_MAX],
@@ -171,7 +172,8 @@ impl Form {
     /// The same elements without gaps.
     pub(crate) fn dense(mut self) -> Self {
         let mut inside = 1;
-        for (count, stride) in self.shape.iter().zip(&mut self.strides).take(self.rank).rev() {
+        for (count, stride) in self.shape.iter().zip(&mut self.strides).take(self.rank.into()).rev()
+        {
             *stride = inside;
             inside *= (*count).max(1);
         }
@@ -216,7 +218,7 @@ fn wrapped<H: Head, O: Send + 'static>(
         data: first.cast(),
         device_kind: HOST.0,
         device: HOST.1,
-        dimensions: form.rank as i32,
+        dimensions: i32::from(form.rank),
         kind: DataType { code, bits, lanes },
         // Set below, when the export has its place.
         shape: std::ptr::null_mut(),

@@ -16,7 +16,7 @@ use crate::fork::{Own, drop_detached};
 use crate::paged_error::{exception, forked};
 use crate::paged_geometry::{Geometry, layout};
 use mooncrate_paged::{
-    ArenaShape, Cache, CacheConfig, CacheError, HostArena, Layout, Pages, Policy,
+    Arena, ArenaShape, Cache, CacheConfig, CacheError, HostArena, Layout, Pages, Policy,
 };
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -100,4 +100,14 @@ pub(crate) fn block_map(cache: &Cache) -> String {
         _ => '+',
     };
     (0..pool.total_blocks()).map(|block| letter(mooncrate_paged::BlockId(block))).collect()
+}
+
+/// Whether these bytes are memory of the cache, as those of an array made of a view are. Copies to and from
+/// a cache must not overlap them, so they go through memory of ours.
+pub(crate) fn is_inside(cache: &Cache, bytes: &[u8]) -> bool {
+    let Some(host) = cache.arena().host() else { return false };
+    let first = host.base().as_ptr() as usize;
+    let end = first + host.shape().bytes() as usize;
+    let start = bytes.as_ptr() as usize;
+    start < end && start + bytes.len() > first
 }

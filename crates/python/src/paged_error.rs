@@ -47,7 +47,6 @@ pub(crate) fn exception(py: Python<'_>, error: CacheError) -> PyErr {
 }
 
 /// A table that was not written.
-#[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` hands over")]
 pub(crate) fn table_exception(py: Python<'_>, error: TableError) -> PyErr {
     invalid(py, &error.to_string())
 }

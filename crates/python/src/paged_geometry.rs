@@ -49,7 +49,7 @@ impl Geometry {
     }
 }
 
-/// The name of an element type, as `PyTorch` and NumPy write it.
+/// The name of an element type, as `PyTorch` and `NumPy` write it.
 pub(crate) const fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float32",
@@ -61,7 +61,7 @@ pub(crate) const fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-/// An element type by its name, or as an object of torch or NumPy.
+/// An element type by its name, or as an object of torch or `NumPy`.
 #[derive(Clone, Copy)]
 pub(crate) struct AnyDType(DType);
 

@@ -2,7 +2,7 @@
 
 use crate::buffer::{Source, Target};
 use crate::error::invalid;
-use crate::paged::{Making, PagedCache, block_map};
+use crate::paged::{Making, PagedCache, block_map, is_inside};
 use crate::paged_geometry::{Geometry, layout_name};
 use crate::paged_input::{Index, Numbers, Slots, Tokens, Whole, Word, half};
 use crate::paged_tables::{self, CsrOut};
@@ -246,6 +246,7 @@ impl PagedCache {
     }
 
     /// Internal: the bytes of K or V of tokens from `start` on; how many tokens.
+    #[expect(clippy::needless_pass_by_value, reason = "it is what Python hands over")]
     fn _write_tokens(
         &self,
         py: Python<'_>,
@@ -257,7 +258,11 @@ impl PagedCache {
     ) -> PyResult<u64> {
         let half = half(py, name)?;
         let source = &source;
-        self.call(py, |cache| cache.write_tokens(id, layer.get(), half, start.0, source.bytes()))
+        self.call(py, |cache| {
+            let bytes = source.bytes();
+            let copy = if is_inside(cache, bytes) { Some(bytes.to_vec()) } else { None };
+            cache.write_tokens(id, layer.get(), half, start.0, copy.as_deref().unwrap_or(bytes))
+        })
     }
 
     /// Internal: the same the other way, as many tokens as fill the target.
@@ -272,7 +277,16 @@ impl PagedCache {
     ) -> PyResult<()> {
         let half = half(py, name)?;
         let target = &mut target;
-        self.call(py, |cache| cache.read_tokens(id, layer.get(), half, start.0, target.bytes()))
+        self.call(py, |cache| {
+            let bytes = target.bytes();
+            if !is_inside(cache, bytes) {
+                return cache.read_tokens(id, layer.get(), half, start.0, bytes);
+            }
+            let mut copy = vec![0; bytes.len()];
+            cache.read_tokens(id, layer.get(), half, start.0, &mut copy)?;
+            bytes.copy_from_slice(&copy);
+            Ok(())
+        })
     }
 
     /// Changes the number of blocks, up to `blocks_max`, while sequences use others.

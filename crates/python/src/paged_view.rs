@@ -5,12 +5,12 @@
 //!                                     └── the blocks stay with the sequence until the last share is gone
 //! ```
 //!
-//! What must stay true: the memory stays mapped while anything here shows it. NumPy keeps the view itself
+//! What must stay true: the memory stays mapped while anything here shows it. `NumPy` keeps the view itself
 //! (`__array_interface__`), so a view has no `release`: it ends when nobody has it.
 //!
 //! Published blocks are shared and never change, so a view that has one is exported read-only: by the flag of
-//! `DLPack` 1.0, and by the one of NumPy. A view of private blocks may be written. Which it is is asked at
-//! each export: blocks that were published meanwhile count.
+//! `DLPack` 1.0, and by the one of `NumPy`. A view of private blocks may be written. This is asked at each
+//! export: blocks that were published meanwhile count.
 
 use crate::dlpack::{self, Form, HOST, Kept, Wish};
 use crate::fork::{Own, drop_detached};
@@ -49,9 +49,13 @@ impl Shown {
         self.view().tensor()
     }
 
-    fn first(&self) -> *mut u8 {
+    fn base(&self) -> *mut u8 {
         let host = self.cache.arena().host().expect("the cache was made in host memory");
-        host.base().as_ptr().wrapping_add(self.tensor().byte_offset() as usize)
+        host.base().as_ptr()
+    }
+
+    fn first(&self) -> *mut u8 {
+        self.base().wrapping_add(self.tensor().byte_offset() as usize)
     }
 
     /// Whether it has blocks that others may share. Of the pages of all blocks the engine knows which.
@@ -69,35 +73,33 @@ impl Shown {
         let rank = tensor.shape().len();
         shape[..rank].copy_from_slice(tensor.shape());
         strides[..rank].copy_from_slice(tensor.strides());
-        Form { kind: tensor.dtype().dlpack(), rank, shape, strides }
+        Form { kind: tensor.dtype().dlpack(), rank: rank as u8, shape, strides }
     }
 
     /// The elements without gaps, in memory that any element type is aligned in.
     fn dense(&self) -> Vec<u64> {
-        let (tensor, first) = (self.tensor(), self.first());
-        let element = tensor.dtype().bytes() as usize;
-        let (rows, row) = match tensor.shape().split_last() {
-            Some((row, outer)) => (outer.iter().product::<i64>() as usize, *row as usize * element),
-            None => (0, 0),
-        };
+        let (tensor, base) = (self.tensor(), self.base());
+        let shape: Vec<u64> = tensor.shape().iter().map(|count| count.cast_unsigned()).collect();
+        let Some((row, outer)) = shape.split_last() else { return Vec::new() };
+        let row = (*row * u64::from(tensor.dtype().bytes())) as usize;
+        let rows = outer.iter().product::<u64>() as usize;
         let mut dense = vec![0_u64; (rows * row).div_ceil(8)];
         let target = dense.as_mut_ptr().cast::<u8>();
-        let mut index = [0_i64; RANK_MAX];
-        let rank = tensor.shape().len() - 1;
+        let mut index = vec![0; outer.len()];
         for number in 0..rows {
-            let steps = index.iter().zip(tensor.strides()).take(rank);
-            let elements: i64 = steps.map(|(at, stride)| at * stride).sum();
-            let source = first.wrapping_add(elements as usize * element);
+            let offset = tensor.offset_of(&index).expect("the index counts inside of the shape");
+            let source = base.wrapping_add(offset as usize);
             let to = target.wrapping_add(number * row);
             // SAFETY: the vectors of a tensor of an arena lie in its mapping, which `self` keeps, and their
             // elements are neighbours; `dense` has room for all rows. It is new, so they do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(source, to, row) };
-            for place in (0..rank).rev() {
-                index[place] += 1;
-                if index[place] < tensor.shape()[place] {
+            // Like an odometer: the last place turns, and where it is full the one before.
+            for (at, count) in index.iter_mut().zip(outer).rev() {
+                *at += 1;
+                if *at < *count {
                     break;
                 }
-                index[place] = 0;
+                *at = 0;
             }
         }
         dense
@@ -128,7 +130,7 @@ impl Drop for PagedView {
     }
 }
 
-/// Types that NumPy has no name for are shown as so many bytes without a meaning.
+/// Types that `NumPy` has no name for are shown as so many bytes without a meaning.
 const fn typestr(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "<f4",
@@ -192,7 +194,7 @@ impl PagedView {
         Ok(self.shown(py)?.tensor().is_contiguous())
     }
 
-    /// An array of NumPy over the same memory, which keeps the view. With `raw` its elements are unsigned
+    /// An array of `NumPy` over the same memory, which keeps the view. With `raw` its elements are unsigned
     /// integers, the bits.
     #[pyo3(signature = (*, raw=false))]
     fn numpy<'py>(slf: &Bound<'py, Self>, raw: bool) -> PyResult<Bound<'py, PyAny>> {
