@@ -340,6 +340,21 @@ def test_torch_shows_the_memory_itself():
     assert tensor.data_ptr() == cache.view("a", 0, "k").data_ptr
 
 
+def test_mlx_reads_the_memory():
+    """It takes the values; that it copies them is its own choice."""
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'mlx[cpu]'")
+    for dtype in ("float32", "float16", "bfloat16", "int8"):
+        cache = PagedCache(geometry(dtype), 8)
+        cache.allocate("a", count=8, contiguous=True)
+        view = cache.view("a", 1, "v")
+        bits = view.numpy(raw=True)
+        bits[:] = np.arange(bits.size).reshape(bits.shape) % 100
+        array = mx.from_dlpack(view)
+        assert (array.shape, array.dtype) == (view.shape, getattr(mx, dtype))
+        shown = np.array(array.view(getattr(mx, bits.dtype.name)))
+        assert (shown == bits).all()
+
+
 def test_published_blocks_are_shown_read_only(cache):
     cache.allocate("a", range(10), contiguous=True)
     early = cache.view("a", 0, "k")
