@@ -42,6 +42,7 @@
 use crate::arena::{Arena, ArenaError};
 use crate::geometry::{CacheIdentity, Geometry, Half, TokenPlace};
 use crate::hash::{BlockHash, Identity};
+use crate::layout::ArenaShape;
 use crate::part::{BlockCopy, BlockRun};
 use crate::pool::{Full, Pool, TakeError};
 use crate::sequence::{Sequence, Start};
@@ -154,6 +155,36 @@ pub enum CacheError {
         /// The id.
         id: String,
     },
+    /// All blocks of the sequence are published, so it has none of its own.
+    #[error("all blocks of {id:?} are published and never change; append tokens, and write those")]
+    NoneOwn {
+        /// The id.
+        id: String,
+    },
+    /// A write to a published block.
+    #[error(
+        "token {token} of {id:?} is in a published block, which never changes; write from token {own} on"
+    )]
+    Published {
+        /// The id.
+        id: String,
+        /// The first token of the write.
+        token: u64,
+        /// The first token that may be written.
+        own: u64,
+    },
+    /// Tokens that the sequence does not have.
+    #[error("tokens {start} to {end} of {id:?} were asked for, it has {tokens}; append them first")]
+    Outside {
+        /// The id.
+        id: String,
+        /// The first token asked for.
+        start: u64,
+        /// The token after the last one.
+        end: u64,
+        /// Tokens that there are.
+        tokens: u64,
+    },
     /// The cache did not change its size.
     #[error(transparent)]
     Resize(#[from] ResizeError),
@@ -217,6 +248,12 @@ struct Shared {
 struct Live {
     cache: Arc<Shared>,
     sequence: Mutex<Option<Sequence>>,
+}
+
+impl Live {
+    fn with<T>(&self, work: impl FnOnce(&mut Sequence) -> T) -> T {
+        work(self.sequence.lock().as_mut().expect("a live sequence has blocks"))
+    }
 }
 
 impl Drop for Live {
@@ -283,10 +320,8 @@ impl Cache {
                 self.shared.arena.zero_blocks(blocks)
             }),
         }?;
-        let admitted = Admitted {
-            blocks: sequence.table().len(),
-            cached_tokens: sequence.published() as u64 * u64::from(sequence.block_tokens()),
-        };
+        let admitted =
+            Admitted { blocks: sequence.table().len(), cached_tokens: sequence.published_tokens() };
         self.admit(id, sequence)?;
         Ok(admitted)
     }
@@ -413,18 +448,55 @@ impl Cache {
         self.view(id, |shape, run, tokens| shape.tokens_view(run, tokens, layer, half))
     }
 
-    fn view(
+    /// The same two of the blocks that are not published, as far as those lie in a row: what this sequence
+    /// alone has, and may write to. Their first token is the first one after the published blocks.
+    pub fn own_blocks_view(
         &self,
         id: &str,
-        make: impl FnOnce(&crate::ArenaShape, BlockRun, u64) -> Result<BlockView, ViewError>,
+        layer: u32,
+        half: Half,
     ) -> Result<SequenceView, CacheError> {
+        self.own_view(id, |shape, run, _| shape.blocks_view(run, layer, half))
+    }
+
+    /// See [`Cache::own_blocks_view`].
+    pub fn own_tokens_view(
+        &self,
+        id: &str,
+        layer: u32,
+        half: Half,
+    ) -> Result<SequenceView, CacheError> {
+        self.own_view(id, |shape, run, tokens| shape.tokens_view(run, tokens, layer, half))
+    }
+
+    fn view(&self, id: &str, make: impl MakeView) -> Result<SequenceView, CacheError> {
         let live = self.find(id)?;
-        let guard = live.sequence.lock();
-        let sequence = guard.as_ref().expect("a live sequence has blocks");
-        let run = sequence.run().ok_or_else(|| CacheError::Paged { id: id.to_owned() })?;
-        let run = BlockRun { first: run.0, count: run.1 };
-        let view = make(self.shared.arena.shape(), run, sequence.tokens())?;
-        drop(guard);
+        let (run, tokens) = live.with(|sequence| (sequence.run(), sequence.tokens()));
+        self.view_of(live, id, run, tokens, make)
+    }
+
+    fn own_view(&self, id: &str, make: impl MakeView) -> Result<SequenceView, CacheError> {
+        let live = self.find(id)?;
+        let (run, tokens, has_own) = live.with(|sequence| {
+            let tokens = sequence.tokens() - sequence.published_tokens();
+            (sequence.own_run(), tokens, sequence.published() < sequence.table().len())
+        });
+        if !has_own {
+            return Err(CacheError::NoneOwn { id: id.to_owned() });
+        }
+        self.view_of(live, id, run, tokens, make)
+    }
+
+    fn view_of(
+        &self,
+        live: Arc<Live>,
+        id: &str,
+        run: Option<(BlockId, u32)>,
+        tokens: u64,
+        make: impl MakeView,
+    ) -> Result<SequenceView, CacheError> {
+        let (first, count) = run.ok_or_else(|| CacheError::Paged { id: id.to_owned() })?;
+        let view = make(self.shared.arena.shape(), BlockRun { first, count }, tokens)?;
         Ok(SequenceView { live, view })
     }
 
@@ -528,10 +600,12 @@ impl Cache {
         Identity::new(&config.model, adapter, geometry_id, &tenant.to_le_bytes())
     }
 
-    fn with<T>(&self, id: &str, work: impl FnOnce(&mut Sequence) -> T) -> Result<T, CacheError> {
-        let live = self.find(id)?;
-        let mut guard = live.sequence.lock();
-        Ok(work(guard.as_mut().expect("a live sequence has blocks")))
+    pub(crate) fn with<T>(
+        &self,
+        id: &str,
+        work: impl FnOnce(&mut Sequence) -> T,
+    ) -> Result<T, CacheError> {
+        Ok(self.find(id)?.with(work))
     }
 
     fn find(&self, id: &str) -> Result<Arc<Live>, CacheError> {
@@ -571,6 +645,10 @@ impl SequenceView {
         &self.live.cache.arena
     }
 }
+
+/// Makes the descriptor of a run of blocks that holds so many tokens.
+trait MakeView: FnOnce(&ArenaShape, BlockRun, u64) -> Result<BlockView, ViewError> {}
+impl<F: FnOnce(&ArenaShape, BlockRun, u64) -> Result<BlockView, ViewError>> MakeView for F {}
 
 fn describe(sequence: &Sequence) -> String {
     let place = match sequence.run() {

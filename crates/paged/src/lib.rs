@@ -129,6 +129,8 @@ mod sequence;
 mod tables;
 mod tensor;
 #[cfg(not(loom))]
+mod tokens;
+#[cfg(not(loom))]
 mod view;
 
 pub use alloc::{

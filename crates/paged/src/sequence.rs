@@ -230,6 +230,11 @@ impl Sequence {
         self.published
     }
 
+    /// Tokens in those.
+    pub const fn published_tokens(&self) -> u64 {
+        self.published as u64 * self.block_tokens as u64
+    }
+
     /// Tokens of a block.
     pub const fn block_tokens(&self) -> u32 {
         self.block_tokens
@@ -237,10 +242,19 @@ impl Sequence {
 
     /// The first block and the number of blocks, if they lie in a row.
     pub fn run(&self) -> Option<(BlockId, u32)> {
-        let first = *self.table.first()?;
-        let in_row = |(n, block): (u32, &BlockId)| block.0 == first.0 + n;
-        (0..).zip(&self.table).all(in_row).then_some((first, self.table.len() as u32))
+        in_a_row(&self.table)
     }
+
+    /// The same of the blocks that are not published: this sequence alone has them, and writes to them.
+    pub fn own_run(&self) -> Option<(BlockId, u32)> {
+        in_a_row(&self.table[self.published..])
+    }
+}
+
+fn in_a_row(table: &[BlockId]) -> Option<(BlockId, u32)> {
+    let first = *table.first()?;
+    let in_row = |(n, block): (u32, &BlockId)| block.0 == first.0 + n;
+    (0..).zip(table).all(in_row).then_some((first, table.len() as u32))
 }
 
 /// Refuses what cannot fit even into an empty pool, before memory for its table is taken.

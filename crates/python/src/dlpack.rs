@@ -1,4 +1,4 @@
-//! `DLPack`: the bytes of a view as a tensor of another library, without a copy.
+//! `DLPack`: memory as a tensor of another library, without a copy.
 //!
 //! ```text
 //!   view.__dlpack__() ──► capsule ──consumed──► array of NumPy, torch, …
@@ -10,6 +10,7 @@
 //! that it is, which the older form cannot.
 
 use crate::fork::{Own, drop_detached};
+use mooncrate_paged::{DlpackType, RANK_MAX};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -18,11 +19,10 @@ use std::mem::offset_of;
 
 /// Memory of the host, as `DLPack` numbers it.
 pub(crate) const HOST: (i32, i32) = (1, 0);
+/// Nothing newer is used but the numbers of the eight-bit floats, which only those are given who ask for 1.1.
 const VERSION: [u32; 2] = [1, 0];
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
-/// Unsigned integers of eight bits, one to an element.
-const BYTES: DataType = DataType { code: 1, bits: 8, lanes: 1 };
 
 #[repr(C)]
 struct DataType {
@@ -68,7 +68,7 @@ const _: () = assert!(offset_of!(ManagedVersioned, tensor) == 32);
 trait Head: Sized + 'static {
     /// What a capsule is called until somebody has taken the tensor out of it.
     const NAME: &'static CStr;
-    fn new(tensor: Tensor, copied: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self;
+    fn new(tensor: Tensor, flags: u64, deleter: unsafe extern "C" fn(*mut Self)) -> Self;
     fn parts(&mut self) -> (&mut Tensor, &mut *mut c_void);
     fn context(&self) -> *mut c_void;
 }
@@ -76,7 +76,7 @@ trait Head: Sized + 'static {
 impl Head for Managed {
     const NAME: &'static CStr = c"dltensor";
 
-    fn new(tensor: Tensor, _copied: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
+    fn new(tensor: Tensor, _flags: u64, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
         Self { tensor, context: std::ptr::null_mut(), deleter }
     }
 
@@ -92,8 +92,7 @@ impl Head for Managed {
 impl Head for ManagedVersioned {
     const NAME: &'static CStr = c"dltensor_versioned";
 
-    fn new(tensor: Tensor, copied: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
-        let flags = if copied { IS_COPIED } else { READ_ONLY };
+    fn new(tensor: Tensor, flags: u64, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
         Self { version: VERSION, context: std::ptr::null_mut(), deleter, flags, tensor }
     }
 
@@ -109,9 +108,8 @@ impl Head for ManagedVersioned {
 /// A head, and all that it points to.
 struct Export<H, O: Send + 'static> {
     head: H,
-    /// How many bytes, and that they follow each other.
-    shape: [i64; 1],
-    strides: [i64; 1],
+    shape: [i64; RANK_MAX],
+    strides: [i64; RANK_MAX],
     owner: Own<O>,
 }
 
@@ -125,8 +123,9 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
-    /// Refuses what host memory that never changes cannot be.
-    pub(crate) fn check(&self) -> PyResult<()> {
+    /// Refuses what host memory cannot be. `instead`: the memory is read-only, and this is how to get it
+    /// where a consumer cannot be told so.
+    pub(crate) fn check(&self, instead: Option<&str>) -> PyResult<()> {
         if self.stream {
             return Err(PyBufferError::new_err("a view is host memory: stream must be None"));
         }
@@ -134,10 +133,12 @@ impl Wish {
             let words = "a view is host memory, device (1, 0); copy the array to the other device";
             return Err(PyBufferError::new_err(words));
         }
+        let Some(instead) = instead else { return Ok(()) };
         if self.copy != Some(true) && !self.is_versioned() {
-            let words = "a view is read-only, and this consumer cannot be told: it asked for DLPack \
-                         without max_version=(1, 0); ask for a copy with copy=True, or use the buffer \
-                         protocol, as in numpy.frombuffer(view, dtype)";
+            let words = format!(
+                "a view is read-only, and this consumer cannot be told: it asked for DLPack without \
+                 max_version=(1, 0); ask for a copy with copy=True, or use {instead}"
+            );
             return Err(PyBufferError::new_err(words));
         }
         Ok(())
@@ -148,46 +149,84 @@ impl Wish {
     }
 }
 
-/// Bytes, and whoever keeps them where they are.
+/// What the elements are, how many there are, and how far apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Form {
+    pub(crate) kind: DlpackType,
+    /// Dimensions, at most as many as the arrays below have.
+    pub(crate) rank: u8,
+    pub(crate) shape: [i64; RANK_MAX],
+    /// In elements.
+    pub(crate) strides: [i64; RANK_MAX],
+}
+
+impl Form {
+    /// So many bytes that follow each other.
+    pub(crate) fn bytes(len: usize) -> Self {
+        let kind = DlpackType { code: 1, bits: 8, lanes: 1 };
+        let (mut shape, mut strides) = ([0; RANK_MAX], [0; RANK_MAX]);
+        (shape[0], strides[0]) = (len.cast_signed() as i64, 1);
+        Self { kind, rank: 1, shape, strides }
+    }
+
+    /// The same elements without gaps.
+    pub(crate) fn dense(mut self) -> Self {
+        let mut inside = 1;
+        for (count, stride) in self.shape.iter().zip(&mut self.strides).take(self.rank.into()).rev()
+        {
+            *stride = inside;
+            inside *= (*count).max(1);
+        }
+        self
+    }
+}
+
+/// Memory, and whoever keeps it where it is.
 pub(crate) struct Kept<O> {
     pub(crate) first: *mut u8,
-    pub(crate) len: usize,
+    pub(crate) form: Form,
+    /// Whether its consumer may only read. A copy belongs to the consumer and never is.
+    pub(crate) read_only: bool,
     pub(crate) owner: O,
 }
 
-/// A capsule that shows the bytes. They may be written only if they are a copy that nobody else has.
+/// A capsule that shows the memory, which the wish was checked for.
 pub(crate) fn capsule<'py, O: Send + 'static>(
     py: Python<'py>,
     kept: Kept<O>,
     wish: &Wish,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let copied = wish.copy == Some(true);
+    let mut flags = if kept.read_only { READ_ONLY } else { 0 };
+    if wish.copy == Some(true) {
+        flags |= IS_COPIED;
+    }
     if wish.is_versioned() {
-        wrapped::<ManagedVersioned, O>(py, kept, copied)
+        wrapped::<ManagedVersioned, O>(py, kept, flags)
     } else {
-        wrapped::<Managed, O>(py, kept, copied)
+        wrapped::<Managed, O>(py, kept, flags)
     }
 }
 
 fn wrapped<H: Head, O: Send + 'static>(
     py: Python<'_>,
     kept: Kept<O>,
-    copied: bool,
+    flags: u64,
 ) -> PyResult<Bound<'_, PyAny>> {
-    let Kept { first, len, owner } = kept;
+    let Kept { first, form, owner, .. } = kept;
+    let DlpackType { code, bits, lanes } = form.kind;
     let tensor = Tensor {
         data: first.cast(),
         device_kind: HOST.0,
         device: HOST.1,
-        dimensions: 1,
-        kind: BYTES,
+        dimensions: i32::from(form.rank),
+        kind: DataType { code, bits, lanes },
         // Set below, when the export has its place.
         shape: std::ptr::null_mut(),
         strides: std::ptr::null_mut(),
         byte_offset: 0,
     };
-    let head = H::new(tensor, copied, delete::<H, O>);
-    let (shape, strides, owner) = ([len.cast_signed() as i64], [1], Own::new(owner));
+    let head = H::new(tensor, flags, delete::<H, O>);
+    let (shape, strides, owner) = (form.shape, form.strides, Own::new(owner));
     let export = Box::into_raw(Box::new(Export { head, shape, strides, owner }));
     // SAFETY: it was made above, and nobody else has it.
     let made = unsafe { &mut *export };

@@ -17,21 +17,25 @@ use pyo3::types::{PyDict, PyType};
 pub(crate) enum Class {
     Error,
     Busy,
+    Full,
     Unavailable,
     Denied,
     TooLarge,
     Invalid,
+    UnknownSequence,
     Closed,
 }
 
 impl Class {
-    const ALL: [(Self, &'static str); 7] = [
+    const ALL: [(Self, &'static str); 9] = [
         (Self::Error, "Error"),
         (Self::Busy, "Busy"),
+        (Self::Full, "Full"),
         (Self::Unavailable, "Unavailable"),
         (Self::Denied, "Denied"),
         (Self::TooLarge, "TooLarge"),
         (Self::Invalid, "Invalid"),
+        (Self::UnknownSequence, "UnknownSequence"),
         (Self::Closed, "Closed"),
     ];
 

@@ -39,7 +39,7 @@ fn forks() -> u64 {
 /// Something that only the process that made it may use or drop.
 #[derive(Debug)]
 pub(crate) struct Own<T> {
-    /// Taken by `drop` only.
+    /// Taken by `take` and `drop` only.
     value: Option<T>,
     made_after: u64,
 }
@@ -52,6 +52,11 @@ impl<T> Own<T> {
     /// The value, unless this process is a child of the one that made it.
     pub(crate) fn get(&self) -> Option<&T> {
         if self.made_after == forks() { self.value.as_ref() } else { None }
+    }
+
+    /// Takes the value out, under the same condition: for those who drop it elsewhere.
+    pub(crate) fn take(&mut self) -> Option<T> {
+        if self.made_after == forks() { self.value.take() } else { None }
     }
 }
 

@@ -3,6 +3,7 @@
 //! ```text
 //!   mooncrate/__init__.py  Store, View, the exceptions        what people import
 //!   mooncrate/aio.py       AsyncStore: the same calls for a loop, on a bounded number of threads
+//!   mooncrate/paged.py     PagedCache: the KV blocks of running sequences, in this process
 //!   mooncrate/_cli.py      the command `mooncrate`, in this very process
 //!   mooncrate._native      this crate: arguments in, bytes moved without the GIL, results out
 //! ```
@@ -28,6 +29,13 @@ mod kind;
 mod list;
 mod methods;
 mod options;
+mod paged;
+mod paged_error;
+mod paged_geometry;
+mod paged_input;
+mod paged_methods;
+mod paged_tables;
+mod paged_view;
 mod probe;
 mod queue;
 mod queue_methods;
@@ -52,6 +60,12 @@ mod _native {
     use crate::command::_cli;
     #[pymodule_export]
     use crate::list::Listing;
+    #[pymodule_export]
+    use crate::paged::PagedCache;
+    #[pymodule_export]
+    use crate::paged_geometry::Geometry;
+    #[pymodule_export]
+    use crate::paged_view::PagedView;
     #[pymodule_export]
     use crate::queue::Calls;
     #[pymodule_export]

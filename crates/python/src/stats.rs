@@ -1,6 +1,7 @@
-//! `stats()`: the numbers of a cluster and of this client, as plain dictionaries.
+//! `stats()`: the numbers of a cluster and of this client, or of a paged cache, as plain dictionaries.
 
 use mooncrate::{ClusterStat, Counts};
+use mooncrate_paged::CacheStats;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -65,4 +66,19 @@ pub(crate) fn dict<'py>(
     );
     dict.set_item("client", client)?;
     Ok(dict)
+}
+
+/// The numbers of a paged cache.
+pub(crate) fn paged<'py>(py: Python<'py>, stats: &CacheStats) -> PyResult<Bound<'py, PyDict>> {
+    Ok(fields!(
+        py,
+        stats,
+        sequences,
+        total_blocks,
+        free_blocks,
+        cached_blocks,
+        used_blocks,
+        evicted_blocks,
+        block_bytes,
+    ))
 }

@@ -7,13 +7,25 @@
         assert store.get("prompt/42") == b"kv pages"
         with store.view("prompt/42") as view:   # no copy, read-only, pinned
             assert bytes(view) == b"kv pages"
+
+The KV blocks of running sequences, in this process, are in `mooncrate.paged`.
 """
 
 from pkgutil import extend_path
 
 from mooncrate._native import View, __version__
 from mooncrate.aio import AsyncStore
-from mooncrate.errors import Busy, Closed, Denied, Error, Invalid, TooLarge, Unavailable
+from mooncrate.errors import (
+    Busy,
+    Closed,
+    Denied,
+    Error,
+    Full,
+    Invalid,
+    TooLarge,
+    Unavailable,
+    UnknownSequence,
+)
 from mooncrate.store import Store
 
 # The format of our gRPC is the package `mooncrate.v1`: what is generated from it lies beside this package.
@@ -25,10 +37,12 @@ __all__ = [
     "Closed",
     "Denied",
     "Error",
+    "Full",
     "Invalid",
     "Store",
     "TooLarge",
     "Unavailable",
+    "UnknownSequence",
     "View",
     "__version__",
 ]

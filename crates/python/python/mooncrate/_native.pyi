@@ -8,6 +8,7 @@ from typing import Any, Generic, Self, TypeVar, final
 
 from typing_extensions import Buffer, disjoint_base
 
+from mooncrate._native_paged import Geometry, PagedCache, PagedView
 from mooncrate.errors import Error
 from mooncrate.stats import Stats
 
@@ -17,9 +18,12 @@ __all__ = [
     "BufferHandle",
     "BufferLeaseView",
     "Calls",
+    "Geometry",
     "GetSession",
     "Lender",
     "Listing",
+    "PagedCache",
+    "PagedView",
     "PutSession",
     "Raw",
     "Store",

@@ -31,6 +31,10 @@ class Busy(Error):
     """The store is there and cannot do it now: it is full, rebuilding, or the key is in use."""
 
 
+class Full(Busy):
+    """All blocks of a paged cache are in use. Free a sequence, or end some views, and try again."""
+
+
 class Unavailable(Error):
     """The master, or the owner of the bytes, did not answer in time."""
 
@@ -45,6 +49,13 @@ class TooLarge(Error, ValueError):
 
 class Invalid(Error, ValueError):
     """The arguments make no sense: sending them again changes nothing."""
+
+
+class UnknownSequence(Error, KeyError):
+    """A paged cache has no sequence of this id: it was never allocated, or freed."""
+
+    # That of KeyError shows its argument, quotes and all.
+    __str__ = Exception.__str__
 
 
 class Closed(Error):

@@ -1,4 +1,4 @@
-"""The shape of what `Store.stats` gives."""
+"""The shape of what `Store.stats` and `PagedCache.stats` give."""
 
 from typing import TypedDict
 
@@ -50,3 +50,15 @@ class Stats(TypedDict):
     index_bytes: int
     counted: Counted
     client: Client
+
+
+class PagedStats(TypedDict):
+    """How full a paged cache is. Blocks that several sequences share are used once."""
+
+    sequences: int
+    total_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    evicted_blocks: int
+    block_bytes: int
