@@ -28,6 +28,10 @@ mod records;
 mod remap;
 pub mod replay;
 mod sequence;
+#[cfg(not(loom))]
+mod spill;
+#[cfg(not(loom))]
+mod suspend;
 mod tables;
 mod tensor;
 #[cfg(not(loom))]
@@ -62,6 +66,10 @@ pub use records::Registered;
 #[cfg(not(loom))]
 pub use remap::{ArenaRef, Contiguous, Piece, RemapError};
 pub use sequence::{Sequence, Start};
+#[cfg(not(loom))]
+pub use spill::{Fetch, PinnedBlocks, SpillKey};
+#[cfg(not(loom))]
+pub use suspend::{OwnBlock, ResumeError, Resuming, Suspension, Ticket};
 pub use tables::{
     BlockTable, CsrChange, CsrTable, NO_SLOT, NewTokens, SequenceBlocks, TableError, fill_slots,
 };
