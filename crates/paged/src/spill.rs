@@ -189,9 +189,8 @@ impl Fetch {
         let mut zeroing = Zeroing::new(&**arena);
         pool.take(self.tenant, &mut taken, |block| zeroing.zero(block))?;
         let [block] = taken;
-        let written = zeroing.result.and_then(|()| {
-            arena.write(&Part::block(block), Order::Tokens, payload)
-        });
+        let written =
+            zeroing.result.and_then(|()| arena.write(&Part::block(block), Order::Tokens, payload));
         if let Err(error) = written {
             pool.abandon(&taken);
             return Err(error.into());
@@ -262,8 +261,7 @@ impl Cache {
     /// Pins blocks to which the caller holds references, as far as they have names.
     pub(crate) fn pin_published(&self, published: &[BlockId]) -> PinnedBlocks {
         let pool = self.pool();
-        let names: Vec<BlockHash> =
-            published.iter().map_while(|block| pool.hash(*block)).collect();
+        let names: Vec<BlockHash> = published.iter().map_while(|block| pool.hash(*block)).collect();
         let table = published[..names.len()].to_vec();
         pool.share(&table);
         PinnedBlocks::new(self, names, table)
@@ -280,11 +278,8 @@ impl Cache {
     /// Begins to fetch the blocks of a prompt that are not in the cache. As for [`Cache::allocate`] the block of
     /// the last token is not among them. A cache that shares no prefixes wants none.
     pub fn fetch(&self, prompt: &[u32], how: &Admission) -> Fetch {
-        let findable = if self.shared.config.prefix_caching {
-            prompt.len().saturating_sub(1)
-        } else {
-            0
-        };
+        let findable =
+            if self.shared.config.prefix_caching { prompt.len().saturating_sub(1) } else { 0 };
         let names = self.block_names(&prompt[..findable], how.tenant, &how.adapter);
         Fetch::new(self, names, how)
     }

@@ -324,7 +324,8 @@ impl Resuming {
 
     /// Whether all blocks have come back.
     pub fn is_whole(&self) -> bool {
-        self.fetch.blocks() == self.manifest.names.len() && self.own.len() == self.manifest.own.len()
+        self.fetch.blocks() == self.manifest.names.len()
+            && self.own.len() == self.manifest.own.len()
     }
 
     /// All blocks are there: the sequence goes on under this id. Its `cached_tokens` are those whose KV is in
@@ -453,4 +454,70 @@ fn front<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ResumeError> {
     let (first, after) = rest.split_first_chunk().ok_or(ResumeError::Damaged)?;
     *rest = after;
     Ok(*first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        ArenaShape, AttentionSpec, CacheConfig, DType, Geometry, HostArena, Layout, Pages, Prompt,
+    };
+
+    fn cache() -> Cache {
+        let spec = AttentionSpec {
+            layers: 1,
+            kv_heads: 2,
+            head_dim: 4,
+            block_tokens: 4,
+            dtype: DType::F32,
+        };
+        let shape = ArenaShape::new(Geometry::attention(spec).unwrap(), Layout::Nhd, 16).unwrap();
+        let arena = HostArena::anonymous(shape, 16, Pages::Small).unwrap();
+        Cache::new(CacheConfig::new("test"), Arc::new(arena)).unwrap()
+    }
+
+    fn manifest(cache: &Cache) -> Vec<u8> {
+        cache.allocate_for("a", Prompt::Tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])).unwrap();
+        let mut suspension = cache.suspend("a", 9).unwrap();
+        assert_eq!((suspension.named().len(), suspension.own_blocks()), (2, 1));
+        let mut payload = vec![0; 4 * 64];
+        assert_eq!(suspension.read_own(&mut payload).unwrap().bytes, 64);
+        let (ticket, _, bytes) = suspension.manifest();
+        assert_eq!(ticket, Ticket::of(&bytes));
+        suspension.finish().unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_manifest_reads_back() {
+        let bytes = manifest(&cache());
+        let parsed = Manifest::parse(&bytes).unwrap();
+        assert_eq!((parsed.tokens, parsed.written, &parsed.rest[..]), (10, 9, &[9, 10][..]));
+        assert_eq!((parsed.published(), parsed.own_tokens(0)), (2, 1));
+        assert_eq!(parsed.to_bytes(), bytes);
+    }
+
+    /// Whoever knows the format can make a ticket for any bytes: none of them may do harm.
+    #[test]
+    fn manifests_that_do_not_add_up_are_refused() {
+        let cache = cache();
+        let bytes = manifest(&cache);
+        let resume = |bytes: &[u8]| cache.resume(&Ticket::of(bytes), bytes, &Admission::default());
+        assert!(resume(&bytes).is_ok());
+        for len in 0..bytes.len() {
+            assert!(matches!(resume(&bytes[..len]), Err(ResumeError::Damaged)), "{len}");
+        }
+        assert!(matches!(resume(&[&bytes[..], b"x"].concat()), Err(ResumeError::Damaged)));
+        let mut newer = bytes.clone();
+        newer[4] = 2;
+        assert!(matches!(resume(&newer), Err(ResumeError::Version { found: 2 })));
+        // Every number of the head, one bit after the other; the names and tokens behind it are free.
+        for bit in 0..HEAD_BYTES * 8 {
+            let mut other = bytes.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            assert!(resume(&other).is_err(), "bit {bit}");
+        }
+        cache.pool().evict(u32::MAX);
+        assert_eq!(cache.stats().free_blocks, 16);
+    }
 }

@@ -27,7 +27,9 @@ pub enum SpillError {
         wanted: u64,
     },
     /// Too much waits to be saved.
-    #[error("{queued_bytes} bytes wait to be saved, and {more_bytes} more are over the limit of {max}")]
+    #[error(
+        "{queued_bytes} bytes wait to be saved, and {more_bytes} more are over the limit of {max}"
+    )]
     QueueFull {
         /// Bytes of blocks that wait.
         queued_bytes: u64,
@@ -37,7 +39,9 @@ pub enum SpillError {
         max: u64,
     },
     /// Other calls have all bytes in flight.
-    #[error("{max} bytes are on their way between cache and store; none became free in {waited_ms} ms")]
+    #[error(
+        "{max} bytes are on their way between cache and store; none became free in {waited_ms} ms"
+    )]
     Busy {
         /// The limit.
         max: u64,
@@ -45,7 +49,9 @@ pub enum SpillError {
         waited_ms: u64,
     },
     /// Blocks that are larger than any value.
-    #[error("a block of {block_bytes} bytes is larger than the largest value, {VALUE_BYTES_MAX}; use smaller blocks")]
+    #[error(
+        "a block of {block_bytes} bytes is larger than the largest value, {VALUE_BYTES_MAX}; use smaller blocks"
+    )]
     BlockTooLarge {
         /// Bytes of a block.
         block_bytes: u64,

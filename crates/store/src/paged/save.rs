@@ -156,11 +156,7 @@ impl Queue {
         }
         let progress = Arc::new(Progress::default());
         state.bytes += bytes;
-        state.jobs.push_back(Job {
-            pinned: Some(pinned),
-            bytes,
-            progress: Arc::clone(&progress),
-        });
+        state.jobs.push_back(Job { pinned: Some(pinned), bytes, progress: Arc::clone(&progress) });
         drop(state);
         self.changed.notify_one();
         Ok(Saving { progress })
@@ -204,11 +200,7 @@ impl Queue {
 }
 
 /// Stores blocks in order, batch by batch, while `goes_on` says so.
-pub(super) fn save_all(
-    link: &Link,
-    pinned: &PinnedBlocks,
-    goes_on: impl Fn() -> bool,
-) -> Saved {
+pub(super) fn save_all(link: &Link, pinned: &PinnedBlocks, goes_on: impl Fn() -> bool) -> Saved {
     let mut saved = Saved { blocks: pinned.len(), ..Saved::default() };
     for start in (0..pinned.len()).step_by(link.batch_blocks) {
         if !goes_on() {
@@ -235,8 +227,7 @@ fn save_batch(
     let asked: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
     let there = link.store.exists_batch(&asked)?;
     // A key of which it is not known is put: that tells.
-    let absent: Vec<usize> =
-        (0..keys.len()).filter(|at| !matches!(there[*at], Ok(true))).collect();
+    let absent: Vec<usize> = (0..keys.len()).filter(|at| !matches!(there[*at], Ok(true))).collect();
     saved.there += keys.len() - absent.len();
     if absent.is_empty() {
         return Ok(());
