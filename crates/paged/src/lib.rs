@@ -20,6 +20,8 @@ mod index;
 mod layout;
 #[cfg(all(test, loom))]
 mod loom;
+#[cfg(not(loom))]
+mod manifest;
 mod part;
 mod policy;
 mod pool;
@@ -58,6 +60,8 @@ pub use host::HostArena;
 pub use ids::BlockId;
 pub use layout::{ArenaShape, Axis, Coordinate, CoordinateError, Layout, ShapeError, Strides};
 #[cfg(not(loom))]
+pub use manifest::{ResumeError, Ticket};
+#[cfg(not(loom))]
 pub use mooncrate_mem::Pages;
 pub use part::{BlockRun, Order, Part, Runs, Step};
 pub use policy::{Policy, UnknownPolicy};
@@ -69,7 +73,7 @@ pub use sequence::{Sequence, Start};
 #[cfg(not(loom))]
 pub use spill::{Fetch, PinnedBlocks, SpillKey};
 #[cfg(not(loom))]
-pub use suspend::{OwnBlock, ResumeError, Resuming, Suspension, Ticket};
+pub use suspend::{OwnBlock, Resuming, Suspension};
 pub use tables::{
     BlockTable, CsrChange, CsrTable, NO_SLOT, NewTokens, SequenceBlocks, TableError, fill_slots,
 };

@@ -3,8 +3,8 @@
 
 use mooncrate_core::rng::Rng;
 use mooncrate_paged::{
-    Admission, Arena, ArenaShape, AttentionSpec, BlockId, Cache, CacheConfig, CacheError, DType,
-    Geometry, Half, HostArena, Layout, Order, Pages, Part, Policy, Prompt, ResizeError,
+    Admission, ArenaShape, AttentionSpec, BlockId, Cache, CacheConfig, CacheError, DType, Geometry,
+    Half, HostArena, Layout, Order, Pages, Part, Policy, Prompt, ResizeError,
 };
 use std::sync::Arc;
 
