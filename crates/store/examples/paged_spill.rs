@@ -60,7 +60,7 @@ fn spill(
         segment_bytes: bytes + bytes / 2,
         ..EmbeddedOptions::default()
     })?;
-    let spill = Spill::new(&store, &cache, SpillConfig::default())?;
+    let spill = Spill::new(&store, &cache, &SpillConfig::default())?;
     let prompt: Vec<u32> = (0..=blocks * geometry.block_tokens()).collect();
     let (mut saves, mut loads, mut table) = (Vec::new(), Vec::new(), Vec::new());
     let mut block = vec![0_u8; geometry.block_bytes() as usize];
@@ -76,9 +76,9 @@ fn spill(
         }
         cache.publish("a", prompt.len() as u64)?;
         let began = boottime();
-        let saved = spill.save("a")?.wait(LONG).map_err(|_| "the save did not end")?;
+        let done = spill.save("a")?.wait(LONG).map_err(|_| "the save did not end")?;
         saves.push(rate(bytes, began));
-        assert_eq!(saved.stored, blocks as usize, "{saved:?}");
+        assert_eq!(done.stored, blocks as usize, "{done:?}");
         cache.free_for("a")?;
         cache.pool().evict(u32::MAX);
 

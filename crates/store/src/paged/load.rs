@@ -2,7 +2,7 @@
 
 use super::{Link, Spill, SpillError};
 use crate::Error;
-use mooncrate_paged::{Admission, Admitted, Fetch, Resuming, Ticket};
+use mooncrate_paged::{Admission, Admitted, Fetch, Resuming, SpillKey, Ticket};
 
 /// Why a load ended where it did.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ impl Link {
             };
             let targets = buffer.chunks_exact_mut(block_bytes);
             let mut items: Vec<(&[u8], &mut [u8])> =
-                keys.iter().map(|key| key.as_bytes()).zip(targets).collect();
+                keys.iter().map(SpillKey::as_bytes).zip(targets).collect();
             let found = self.store.get_into_batch(&mut items);
             for (found, payload) in found.into_iter().zip(buffer.chunks_exact(block_bytes)) {
                 match judge(found, block_bytes) {

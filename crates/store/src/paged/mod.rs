@@ -16,7 +16,7 @@
 //! let arena = HostArena::anonymous(shape, 64, Pages::Small)?;
 //! let cache = Cache::new(CacheConfig::new("tiny"), Arc::new(arena))?;
 //! let store = Store::embedded(EmbeddedOptions::default())?;
-//! let spill = Spill::new(&store, &cache, SpillConfig::default())?;
+//! let spill = Spill::new(&store, &cache, &SpillConfig::default())?;
 //!
 //! let prompt: Vec<u32> = (0..100).collect();
 //! cache.allocate_for("a", Prompt::Tokens(&prompt))?;
@@ -109,7 +109,7 @@ impl Link {
 
 impl Spill {
     /// Between this store and this cache.
-    pub fn new(store: &Store, cache: &Cache, config: SpillConfig) -> Result<Self, SpillError> {
+    pub fn new(store: &Store, cache: &Cache, config: &SpillConfig) -> Result<Self, SpillError> {
         let block_bytes = cache.geometry().block_bytes();
         if block_bytes > VALUE_BYTES_MAX {
             return Err(SpillError::BlockTooLarge { block_bytes });

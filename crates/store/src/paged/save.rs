@@ -12,7 +12,7 @@
 use super::{Link, SpillError};
 use crate::Stored;
 use mooncrate_lock::{Condvar, Mutex};
-use mooncrate_paged::PinnedBlocks;
+use mooncrate_paged::{PinnedBlocks, SpillKey};
 use mooncrate_wire::clock::boottime;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -224,7 +224,7 @@ fn save_batch(
     saved: &mut Saved,
 ) -> Result<(), SpillError> {
     let keys: Vec<_> = batch.clone().map(|at| pinned.key(at)).collect();
-    let asked: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+    let asked: Vec<&[u8]> = keys.iter().map(SpillKey::as_bytes).collect();
     let there = link.store.exists_batch(&asked)?;
     // A key of which it is not known is put: that tells.
     let absent: Vec<usize> = (0..keys.len()).filter(|at| !matches!(there[*at], Ok(true))).collect();

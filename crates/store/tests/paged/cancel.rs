@@ -12,7 +12,7 @@ use mooncrate_paged::{Admission, Layout};
 fn slow(store: &Store, cache: &mooncrate_paged::Cache, queue_bytes_max: u64) -> Spill {
     let bytes_in_flight_max = block_bytes() as u64;
     let config = SpillConfig { bytes_in_flight_max, queue_bytes_max, ..SpillConfig::default() };
-    Spill::new(store, cache, config).unwrap()
+    Spill::new(store, cache, &config).unwrap()
 }
 
 #[test]
@@ -24,7 +24,9 @@ fn a_cancelled_save_leaves_what_it_stored_and_no_pin() {
     let savings: Vec<_> = (0..8).map(|_| spill.save("a").unwrap()).collect();
     // The blocks of saves that wait cannot be evicted.
     cache.free_for("a").unwrap();
-    savings.iter().for_each(|saving| saving.cancel());
+    for saving in &savings {
+        saving.cancel();
+    }
     for saving in savings {
         let saved = done(saving);
         assert_eq!(saved.blocks, 500);
@@ -65,11 +67,11 @@ fn a_wait_that_is_over_gives_the_handle_back() {
     let (store, cache, plain) = (embedded(), cache(Layout::Nhd, 600), Admission::default());
     compute(&cache, "a", &prompt(3, 8001), &plain);
     let spill = slow(&store, &cache, 1 << 30);
-    let mut saving = spill.save("a").unwrap();
+    let mut handle = spill.save("a").unwrap();
     let saved = loop {
-        match saving.wait(std::time::Duration::ZERO) {
+        match handle.wait(std::time::Duration::ZERO) {
             Ok(saved) => break saved,
-            Err(still) => saving = still,
+            Err(still) => handle = still,
         }
     };
     assert_eq!((saved.stored, saved.blocks), (500, 500));

@@ -60,7 +60,7 @@ pub(crate) fn embedded() -> Store {
 pub(crate) fn spill(store: &Store, cache: &Cache) -> Spill {
     let bytes_in_flight_max = 4 * 3 * cache.geometry().block_bytes();
     let config = SpillConfig { bytes_in_flight_max, ..SpillConfig::default() };
-    Spill::new(store, cache, config).unwrap()
+    Spill::new(store, cache, &config).unwrap()
 }
 
 pub(crate) fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
