@@ -71,7 +71,7 @@ fn a_wait_that_is_over_gives_the_handle_back() {
     let saved = loop {
         match handle.wait(std::time::Duration::ZERO) {
             Ok(saved) => break saved,
-            Err(still) => handle = still,
+            Err(unfinished) => handle = unfinished,
         }
     };
     assert_eq!((saved.stored, saved.blocks), (500, 500));
