@@ -94,6 +94,7 @@ impl Identity {
     }
 
     /// 128 bits that tell identities apart and do not give the key away.
+    #[cfg(not(loom))]
     pub(crate) fn fingerprint(&self) -> BlockHash {
         self.child(BlockHash::NONE, &[])
     }

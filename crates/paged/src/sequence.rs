@@ -112,6 +112,7 @@ impl Sequence {
 
     /// A sequence as it was before it was suspended. `names` are its identity and the tokens after its last
     /// published block; `table` holds a reference to each of the first `published` blocks, the rest is private.
+    #[cfg(not(loom))]
     pub(crate) fn restored(
         pool: &Pool,
         start: &Start,
@@ -129,11 +130,13 @@ impl Sequence {
 
     /// What it needs to share blocks by name, if it can: its identity, and the tokens after its last published
     /// block.
+    #[cfg(not(loom))]
     pub(crate) fn names(&self) -> Option<(&Identity, &[u32])> {
         self.names.as_ref().map(|names| (&*names.identity, &names.rest[..]))
     }
 
     /// Whose it is.
+    #[cfg(not(loom))]
     pub(crate) const fn tenant(&self) -> u32 {
         self.tenant
     }
