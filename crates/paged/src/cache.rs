@@ -185,6 +185,12 @@ pub enum CacheError {
         /// Tokens that there are.
         tokens: u64,
     },
+    /// The sequence got tokens, or was freed, while it was being suspended.
+    #[error("the sequence {id:?} changed while it was suspended, and goes on; suspend it again")]
+    Changed {
+        /// The id.
+        id: String,
+    },
     /// The cache did not change its size.
     #[error(transparent)]
     Resize(#[from] ResizeError),
@@ -228,15 +234,16 @@ impl CacheStats {
 /// A KV cache in blocks. Clones are the same cache.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    pool: Pool,
-    arena: Arc<dyn Arena>,
-    config: CacheConfig,
-    geometry_id: [u8; 16],
+pub(crate) struct Shared {
+    pub(crate) pool: Pool,
+    pub(crate) arena: Arc<dyn Arena>,
+    pub(crate) config: CacheConfig,
+    /// Geometry and model, without the layout: names of blocks mean the same in every layout.
+    pub(crate) geometry_id: [u8; 16],
     shards: [Mutex<HashMap<Box<str>, Arc<Live>>>; SHARDS],
     hasher: RandomState,
     /// One call at a time changes the size of pool and arena.
@@ -245,9 +252,9 @@ struct Shared {
 
 /// A sequence in the cache. Its blocks go back when the last one who uses it is done.
 #[derive(Debug)]
-struct Live {
+pub(crate) struct Live {
     cache: Arc<Shared>,
-    sequence: Mutex<Option<Sequence>>,
+    pub(crate) sequence: Mutex<Option<Sequence>>,
 }
 
 impl Live {
@@ -269,7 +276,7 @@ impl Cache {
     pub fn new(config: CacheConfig, arena: Arc<dyn Arena>) -> Result<Self, CacheError> {
         let shape = arena.shape();
         let pool = Pool::new(arena.blocks(), shape.blocks(), config.policy)?;
-        let id = CacheIdentity::new(shape.geometry(), shape.layout(), &config.model);
+        let id = CacheIdentity::of_tokens(shape.geometry(), &config.model);
         let shared = Shared {
             pool,
             geometry_id: id.bytes(),
@@ -348,7 +355,7 @@ impl Cache {
     }
 
     /// Puts a sequence into the table, or gives its blocks back.
-    fn admit(&self, id: &str, sequence: Sequence) -> Result<(), CacheError> {
+    pub(crate) fn admit(&self, id: &str, sequence: Sequence) -> Result<(), CacheError> {
         let live = Live { cache: Arc::clone(&self.shared), sequence: Mutex::new(Some(sequence)) };
         // An error drops `live`, and that frees the blocks.
         match self.shared.shard(id).lock().entry(id.into()) {
@@ -608,14 +615,14 @@ impl Cache {
         Ok(self.find(id)?.with(work))
     }
 
-    fn find(&self, id: &str) -> Result<Arc<Live>, CacheError> {
+    pub(crate) fn find(&self, id: &str) -> Result<Arc<Live>, CacheError> {
         let found = self.shared.shard(id).lock().get(id).cloned();
         found.ok_or_else(|| unknown(id))
     }
 }
 
 impl Shared {
-    fn shard(&self, id: &str) -> &Mutex<HashMap<Box<str>, Arc<Live>>> {
+    pub(crate) fn shard(&self, id: &str) -> &Mutex<HashMap<Box<str>, Arc<Live>>> {
         &self.shards[(self.hasher.hash_one(id) % SHARDS as u64) as usize]
     }
 }
@@ -667,6 +674,6 @@ fn check_tokens(tokens: u64) -> Result<(), CacheError> {
     }
 }
 
-fn unknown(id: &str) -> CacheError {
+pub(crate) fn unknown(id: &str) -> CacheError {
     CacheError::Unknown { id: id.to_owned() }
 }

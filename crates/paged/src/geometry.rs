@@ -338,6 +338,9 @@ fn refuse_zeros(fields: &[(&'static str, u32)]) -> Result<(), GeometryError> {
     }
 }
 
+/// Stands for a layout where the bytes do not depend on it. No layout has this code.
+const ANY_LAYOUT: u8 = u8::MAX;
+
 /// 128 bits that name a geometry, a layout and a model. The number of blocks is not part of it: a block
 /// means the same in a larger arena.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -347,13 +350,22 @@ impl CacheIdentity {
     /// The identity of blocks of `geometry` in `layout`, computed by `model`. Whatever changes the values
     /// (weights, revision, quantisation) belongs into the model's name.
     pub fn new(geometry: &Geometry, layout: Layout, model: &str) -> Self {
+        Self::of(geometry, layout.code(), model)
+    }
+
+    /// The same for bytes in [`Order::Tokens`](crate::Order::Tokens), which mean the same in every layout.
+    pub fn of_tokens(geometry: &Geometry, model: &str) -> Self {
+        Self::of(geometry, ANY_LAYOUT, model)
+    }
+
+    fn of(geometry: &Geometry, layout: u8, model: &str) -> Self {
         // The context separates these hashes from all others; it names the version of the encoding.
         let mut hasher = blake3::Hasher::new_derive_key("mooncrate paged cache identity v1");
         let Geometry { layers, halves, kv_heads, head_dim, block_tokens, dtype } = *geometry;
         for number in [layers, halves, kv_heads, head_dim, block_tokens] {
             hasher.update(&number.to_le_bytes());
         }
-        hasher.update(&[dtype.code(), layout.code()]);
+        hasher.update(&[dtype.code(), layout]);
         hasher.update(model.as_bytes());
         let mut bytes = [0; 16];
         hasher.finalize_xof().fill(&mut bytes);

@@ -103,6 +103,8 @@ fn identities_differ_by_each_part() {
         CacheIdentity::new(&base, Layout::Hnd, "m"),
         CacheIdentity::new(&base, Layout::Nhd, "n"),
         CacheIdentity::new(&base, Layout::Nhd, ""),
+        CacheIdentity::of_tokens(&base, "m"),
+        CacheIdentity::of_tokens(&base, "n"),
         CacheIdentity::new(&Geometry::mla(mla).unwrap(), Layout::Nhd, "m"),
         of(AttentionSpec { kv_heads: 1, ..SEED }),
         of(AttentionSpec { layers: 33, ..SEED }),

@@ -31,6 +31,13 @@ impl BlockHash {
         bytes
     }
 
+    /// The name with these bytes.
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        let (low, high) = bytes.split_at(8);
+        let half = |half: &[u8]| u64::from_le_bytes(half.try_into().expect("eight bytes"));
+        Self([half(low), half(high)])
+    }
+
     fn of(digest: &blake3::Hash) -> Self {
         let half = |at: usize| {
             u64::from_le_bytes(digest.as_bytes()[at..at + 8].try_into().expect("eight bytes"))
@@ -84,6 +91,12 @@ impl Identity {
             hasher.update(&token.to_le_bytes());
         }
         BlockHash::of(&hasher.finalize())
+    }
+
+    /// 128 bits that tell identities apart and do not give the key away.
+    #[cfg(not(loom))]
+    pub(crate) fn fingerprint(&self) -> BlockHash {
+        self.child(BlockHash::NONE, &[])
     }
 
     /// The names of all full blocks of a prompt, into `hashes`, which is emptied first.

@@ -115,6 +115,8 @@ pub mod kernels;
 mod layout;
 #[cfg(all(test, loom))]
 mod loom;
+#[cfg(not(loom))]
+mod manifest;
 mod part;
 mod policy;
 #[cfg(not(loom))]
@@ -126,6 +128,10 @@ mod remap;
 pub mod replay;
 #[cfg(not(loom))]
 mod sequence;
+#[cfg(not(loom))]
+mod spill;
+#[cfg(not(loom))]
+mod suspend;
 mod tables;
 mod tensor;
 #[cfg(not(loom))]
@@ -156,6 +162,8 @@ pub use host::HostArena;
 pub use ids::BlockId;
 pub use layout::{ArenaShape, Axis, Coordinate, CoordinateError, Layout, ShapeError, Strides};
 #[cfg(not(loom))]
+pub use manifest::{ResumeError, Ticket};
+#[cfg(not(loom))]
 pub use mooncrate_mem::Pages;
 pub use part::{BlockCopy, BlockRun, Order, Part, Runs, Step};
 pub use policy::{Policy, UnknownPolicy};
@@ -166,6 +174,10 @@ pub use records::Registered;
 pub use remap::{ArenaRef, Contiguous, Piece, RemapError};
 #[cfg(not(loom))]
 pub use sequence::{Sequence, Start};
+#[cfg(not(loom))]
+pub use spill::{Fetch, PinnedBlocks, SpillKey};
+#[cfg(not(loom))]
+pub use suspend::{OwnBlock, Resuming, Suspension};
 pub use tables::{
     BlockTable, CsrChange, CsrTable, NO_SLOT, NewTokens, SequenceBlocks, TableError, fill_slots,
 };

@@ -112,6 +112,37 @@ impl Sequence {
         Self { table, tokens, published, block_tokens, tenant, rank, names }
     }
 
+    /// A sequence as it was before it was suspended. `names` are its identity and the tokens after its last
+    /// published block; `table` holds a reference to each of the first `published` blocks, the rest is private.
+    #[cfg(not(loom))]
+    pub(crate) fn restored(
+        pool: &Pool,
+        start: &Start,
+        table: Vec<BlockId>,
+        tokens: u64,
+        published: usize,
+        names: Option<(Arc<Identity>, Vec<u32>)>,
+    ) -> Self {
+        let names = names.map(|(identity, rest)| {
+            let last = published.checked_sub(1).and_then(|last| pool.hash(table[last]));
+            Names { identity, parent: last.unwrap_or(BlockHash::NONE), rest }
+        });
+        Self::new(table, tokens, published, start, names)
+    }
+
+    /// What it needs to share blocks by name, if it can: its identity, and the tokens after its last published
+    /// block.
+    #[cfg(not(loom))]
+    pub(crate) fn names(&self) -> Option<(&Identity, &[u32])> {
+        self.names.as_ref().map(|names| (&*names.identity, &names.rest[..]))
+    }
+
+    /// Whose it is.
+    #[cfg(not(loom))]
+    pub(crate) const fn tenant(&self) -> u32 {
+        self.tenant
+    }
+
     /// Adds tokens whose KV is about to be written; how many blocks were added for them.
     pub fn append(
         &mut self,

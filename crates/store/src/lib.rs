@@ -22,6 +22,7 @@
 
 mod error;
 mod host;
+pub mod paged;
 mod ranges;
 mod security;
 mod server;

@@ -1,0 +1,291 @@
+//! What a suspended sequence consists of, as bytes in a store, and the ticket that names them.
+//!
+//! ```text
+//! manifest    little-endian
+//!   0     4        8           24            40       44             48       56        64      68     72    76
+//!   ├magic┼version─┼ identity ─┼ names' key ─┼ tenant ┼ block tokens ┼ tokens ┼ written ┼ named ┼ rest ┼ own ┤
+//!   named x 16: names of blocks     rest x 4: tokens after the last full block     own x 16: digests of own blocks
+//! ticket      the first 128 bits of BLAKE3(manifest)
+//! ```
+//!
+//! `written` is the number of tokens whose KV is in place. The ticket is a hash of the manifest and the manifest
+//! holds hashes of the own blocks, so a ticket names one state of one sequence: two engines cannot overwrite each
+//! other, and bytes are verified on the way back. Names of blocks say all that is known of the tokens before the
+//! last full block: a [`crate::Sequence`] does not keep those either.
+//!
+//! What must stay true: whatever the bytes are, a [`Manifest`] that exists adds up.
+
+use crate::cache::CacheError;
+use crate::hash::BlockHash;
+use std::fmt;
+use std::str::FromStr;
+
+const MAGIC: &[u8; 4] = b"MCPS";
+const VERSION: u32 = 1;
+const HEAD_BYTES: usize = 76;
+
+/// Names a suspended sequence, in any process. As text it has 32 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ticket([u8; 16]);
+
+impl Ticket {
+    pub(crate) fn of(manifest: &[u8]) -> Self {
+        Self(digest("mooncrate paged ticket v1", &[manifest]))
+    }
+
+    pub(crate) const fn bytes(&self) -> [u8; 16] {
+        self.0
+    }
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ticket({self})")
+    }
+}
+
+impl FromStr for Ticket {
+    type Err = ResumeError;
+
+    fn from_str(text: &str) -> Result<Self, ResumeError> {
+        let digits = text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let bits = u128::from_str_radix(text, 16).ok().filter(|_| digits);
+        bits.map(|bits| Self(bits.to_be_bytes())).ok_or(ResumeError::NoTicket)
+    }
+}
+
+/// Why a suspended sequence cannot come back here. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResumeError {
+    /// Text that is no ticket.
+    #[error("a ticket has 32 hexadecimal digits")]
+    NoTicket,
+    /// Bytes that are not what the ticket names.
+    #[error("the bytes are not those that the ticket names; the sequence has to be computed anew")]
+    Damaged,
+    /// A manifest of another version of this program.
+    #[error("the sequence was suspended in format {found}, this program reads format {VERSION}")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// A sequence of another model, geometry, adapter or tenant.
+    #[error("the sequence belongs to another model, geometry, adapter or tenant")]
+    Foreign,
+    /// The cache refused.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+/// What a suspended sequence consists of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Manifest {
+    pub(crate) identity: [u8; 16],
+    /// [`crate::Identity::fingerprint`], which names the adapter too; `None` for a sequence without names.
+    pub(crate) fingerprint: Option<BlockHash>,
+    pub(crate) tenant: u32,
+    pub(crate) block_tokens: u32,
+    pub(crate) tokens: u64,
+    pub(crate) written: u64,
+    pub(crate) names: Vec<BlockHash>,
+    pub(crate) rest: Vec<u32>,
+    pub(crate) own: Vec<[u8; 16]>,
+}
+
+impl Manifest {
+    /// Blocks without names that hold KV.
+    pub(crate) fn own_blocks(&self) -> usize {
+        self.written.div_ceil(self.block_tokens.into()) as usize - self.names.len()
+    }
+
+    /// Tokens in place in an own block.
+    pub(crate) fn own_tokens(&self, at: usize) -> u32 {
+        let size = u64::from(self.block_tokens);
+        (self.written - (self.names.len() + at) as u64 * size).min(size) as u32
+    }
+
+    /// The hash by which an own block with this payload is found.
+    pub(crate) fn own_digest(&self, payload: &[u8]) -> [u8; 16] {
+        // The tenant too: what one tenant has stored tells another one nothing.
+        let tenant = self.tenant.to_le_bytes();
+        digest("mooncrate paged own block v1", &[&self.identity, &tenant, payload])
+    }
+
+    /// Full blocks.
+    pub(crate) fn published(&self) -> usize {
+        (self.written / u64::from(self.block_tokens)) as usize
+    }
+
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEAD_BYTES);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&self.identity);
+        bytes.extend_from_slice(&self.fingerprint.unwrap_or(BlockHash::NONE).to_bytes());
+        bytes.extend_from_slice(&self.tenant.to_le_bytes());
+        bytes.extend_from_slice(&self.block_tokens.to_le_bytes());
+        bytes.extend_from_slice(&self.tokens.to_le_bytes());
+        bytes.extend_from_slice(&self.written.to_le_bytes());
+        for count in [self.names.len(), self.rest.len(), self.own.len()] {
+            let count = u32::try_from(count).expect("a sequence has less than 2^31 tokens");
+            bytes.extend_from_slice(&count.to_le_bytes());
+        }
+        bytes.extend(self.names.iter().flat_map(|name| name.to_bytes()));
+        bytes.extend(self.rest.iter().flat_map(|token| token.to_le_bytes()));
+        bytes.extend(self.own.iter().flatten());
+        bytes
+    }
+
+    /// Bytes that a ticket names were written by this code: what does not fit is a version to come.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, ResumeError> {
+        let mut rest = bytes;
+        let magic: [u8; 4] = front(&mut rest)?;
+        let version = u32::from_le_bytes(front(&mut rest)?);
+        if magic != *MAGIC {
+            return Err(ResumeError::Damaged);
+        }
+        if version != VERSION {
+            return Err(ResumeError::Version { found: version });
+        }
+        let identity = front(&mut rest)?;
+        let fingerprint = BlockHash::from_bytes(front(&mut rest)?);
+        let tenant = u32::from_le_bytes(front(&mut rest)?);
+        let block_tokens = u32::from_le_bytes(front(&mut rest)?);
+        let tokens = u64::from_le_bytes(front(&mut rest)?);
+        let written = u64::from_le_bytes(front(&mut rest)?);
+        let mut counts = [0; 3];
+        for count in &mut counts {
+            *count = u64::from(u32::from_le_bytes(front(&mut rest)?));
+        }
+        // Before anything is allocated by these numbers.
+        if counts[0] * 16 + counts[1] * 4 + counts[2] * 16 != rest.len() as u64 {
+            return Err(ResumeError::Damaged);
+        }
+        let (names, rest) = rest.split_at(counts[0] as usize * 16);
+        let (tail, own) = rest.split_at(counts[1] as usize * 4);
+        let token = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
+        let manifest = Self {
+            identity,
+            fingerprint: Some(fingerprint).filter(|name| *name != BlockHash::NONE),
+            tenant,
+            block_tokens,
+            tokens,
+            written,
+            names: names.as_chunks().0.iter().copied().map(BlockHash::from_bytes).collect(),
+            rest: tail.as_chunks().0.iter().map(token).collect(),
+            own: own.as_chunks().0.to_vec(),
+        };
+        manifest.check()
+    }
+
+    /// The numbers agree with each other.
+    fn check(self) -> Result<Self, ResumeError> {
+        let size = u64::from(self.block_tokens);
+        let full = self.names.len() as u64;
+        let agree = size > 0
+            && self.written <= self.tokens
+            && (1..=crate::TOKENS_MAX).contains(&self.tokens)
+            && full <= self.written / size
+            && self.own.len() as u64 == self.written.div_ceil(size) - full
+            && match self.fingerprint {
+                Some(_) => {
+                    full == self.written / size
+                        && self.rest.len() as u64 == self.tokens - full * size
+                }
+                None => self.rest.is_empty(),
+            };
+        if agree { Ok(self) } else { Err(ResumeError::Damaged) }
+    }
+}
+
+fn digest(context: &str, parts: &[&[u8]]) -> [u8; 16] {
+    let mut hasher = blake3::Hasher::new_derive_key(context);
+    for part in parts {
+        hasher.update(part);
+    }
+    let mut bytes = [0; 16];
+    hasher.finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+/// Takes the first bytes off.
+fn front<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ResumeError> {
+    let (first, after) = rest.split_first_chunk().ok_or(ResumeError::Damaged)?;
+    *rest = after;
+    Ok(*first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Admission, ArenaShape, AttentionSpec, Cache, CacheConfig, DType, Geometry, HostArena,
+        Layout, Pages, Prompt,
+    };
+    use std::sync::Arc;
+
+    fn cache() -> Cache {
+        let spec = AttentionSpec {
+            layers: 1,
+            kv_heads: 2,
+            head_dim: 4,
+            block_tokens: 4,
+            dtype: DType::F32,
+        };
+        let shape = ArenaShape::new(Geometry::attention(spec).unwrap(), Layout::Nhd, 16).unwrap();
+        let arena = HostArena::anonymous(shape, 16, Pages::Small).unwrap();
+        Cache::new(CacheConfig::new("test"), Arc::new(arena)).unwrap()
+    }
+
+    fn manifest(cache: &Cache) -> Vec<u8> {
+        cache.allocate_for("a", Prompt::Tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])).unwrap();
+        let mut suspension = cache.suspend("a", 9).unwrap();
+        assert_eq!((suspension.named().len(), suspension.own_blocks()), (2, 1));
+        let mut payload = vec![0; 4 * 64];
+        assert_eq!(suspension.read_own(&mut payload).unwrap().bytes, 64);
+        let (ticket, _, bytes) = suspension.manifest();
+        assert_eq!(ticket, Ticket::of(&bytes));
+        suspension.finish().unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_manifest_reads_back() {
+        let bytes = manifest(&cache());
+        let parsed = Manifest::parse(&bytes).unwrap();
+        assert_eq!((parsed.tokens, parsed.written, &parsed.rest[..]), (10, 9, &[9, 10][..]));
+        assert_eq!((parsed.published(), parsed.own_tokens(0)), (2, 1));
+        assert_eq!(parsed.to_bytes(), bytes);
+    }
+
+    /// Whoever knows the format can make a ticket for any bytes: none of them may do harm.
+    #[test]
+    fn manifests_that_do_not_add_up_are_refused() {
+        let cache = cache();
+        let bytes = manifest(&cache);
+        let resume = |bytes: &[u8]| cache.resume(&Ticket::of(bytes), bytes, &Admission::default());
+        assert!(resume(&bytes).is_ok());
+        for len in 0..bytes.len() {
+            assert!(matches!(resume(&bytes[..len]), Err(ResumeError::Damaged)), "{len}");
+        }
+        assert!(matches!(resume(&[&bytes[..], b"x"].concat()), Err(ResumeError::Damaged)));
+        let mut newer = bytes.clone();
+        newer[4] = 2;
+        assert!(matches!(resume(&newer), Err(ResumeError::Version { found: 2 })));
+        // Every number of the head, one bit after the other; the names and tokens behind it are free.
+        for bit in 0..HEAD_BYTES * 8 {
+            let mut other = bytes.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            assert!(resume(&other).is_err(), "bit {bit}");
+        }
+        cache.pool().evict(u32::MAX);
+        assert_eq!(cache.stats().free_blocks, 16);
+    }
+}

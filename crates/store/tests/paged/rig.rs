@@ -1,0 +1,242 @@
+//! Caches whose blocks say whose they are, and processes (this very program, started again with one test to run
+//! and a line that says what to be).
+
+use mooncrate::paged::{Saved, Saving, Spill, SpillConfig};
+use mooncrate::{
+    Address, ClientConfig, ConnectOptions, EmbeddedOptions, NodeOptions, Store, run_node,
+};
+use mooncrate_check::{PutId, payload};
+use mooncrate_core::key;
+use mooncrate_paged::{
+    Admission, Admitted, ArenaShape, AttentionSpec, BlockHash, Cache, CacheConfig, DType, Geometry,
+    HostArena, Layout, Order, Pages, Part, Prompt,
+};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) const MODEL: &str = "stamped";
+pub(crate) const BLOCK_TOKENS: usize = 16;
+pub(crate) const SPEC: AttentionSpec = AttentionSpec {
+    layers: 3,
+    kv_heads: 2,
+    head_dim: 8,
+    block_tokens: BLOCK_TOKENS as u32,
+    dtype: DType::F32,
+};
+/// Longer than anything takes here, so that a test that hangs fails.
+pub(crate) const LONG: Duration = Duration::from_mins(2);
+pub(crate) const CALL_TIME: Duration = Duration::from_secs(2);
+const CHILD: &str = "MOONCRATE_PAGED_TEST_CHILD";
+/// So that the harness's own lines are not taken for the child's.
+const MARK: &str = "@@";
+
+pub(crate) fn cache_of(model: &str, spec: AttentionSpec, layout: Layout, blocks: u32) -> Cache {
+    let shape = ArenaShape::new(Geometry::attention(spec).unwrap(), layout, blocks).unwrap();
+    let arena = HostArena::anonymous(shape, blocks, Pages::Small).unwrap();
+    Cache::new(CacheConfig::new(model), Arc::new(arena)).unwrap()
+}
+
+pub(crate) fn cache(layout: Layout, blocks: u32) -> Cache {
+    cache_of(MODEL, SPEC, layout, blocks)
+}
+
+pub(crate) fn block_bytes() -> usize {
+    Geometry::attention(SPEC).unwrap().block_bytes() as usize
+}
+
+pub(crate) fn token_bytes() -> usize {
+    block_bytes() / BLOCK_TOKENS
+}
+
+pub(crate) fn embedded() -> Store {
+    let options = EmbeddedOptions { segment_bytes: 16 << 20, ..EmbeddedOptions::default() };
+    Store::embedded(options).unwrap()
+}
+
+/// Batches of three blocks: prompts of these tests need several.
+pub(crate) fn spill(store: &Store, cache: &Cache) -> Spill {
+    let bytes_in_flight_max = 4 * 3 * cache.geometry().block_bytes();
+    let config = SpillConfig { bytes_in_flight_max, ..SpillConfig::default() };
+    Spill::new(store, cache, &config).unwrap()
+}
+
+pub(crate) fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|n| n.wrapping_mul(2_654_435_761) ^ seed).collect()
+}
+
+/// The KV of a full block. It follows from the name, and so from all tokens up to its end.
+pub(crate) fn stamp(name: BlockHash) -> Vec<u8> {
+    stamp_bytes(&name.to_bytes(), block_bytes())
+}
+
+fn stamp_bytes(name: &[u8], len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    payload::fill(&mut bytes, PutId::new(1, 1, 1), key::hash(name));
+    bytes
+}
+
+/// The KV of tokens of a block that is not full.
+pub(crate) fn tail_stamp(tokens: &[u32]) -> Vec<u8> {
+    let name: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    stamp_bytes(&name, tokens.len() * token_bytes())
+}
+
+/// Admits a prompt, judges what is cached of it, computes the rest, and publishes.
+pub(crate) fn compute(cache: &Cache, id: &str, prompt: &[u32], how: &Admission) -> Admitted {
+    let admitted = cache.allocate(id, Prompt::Tokens(prompt), how).unwrap();
+    let names = cache.block_names(prompt, how.tenant, &how.adapter);
+    let cached = admitted.cached_tokens as usize / BLOCK_TOKENS;
+    judge(cache, id, &names[..cached]);
+    let mut table = Vec::new();
+    cache.block_table(id, &mut table).unwrap();
+    for (block, name) in table.iter().zip(&names).skip(cached) {
+        cache.arena().write(&Part::block(*block), Order::Tokens, &stamp(*name)).unwrap();
+    }
+    let tail = &prompt[names.len() * BLOCK_TOKENS..];
+    if !tail.is_empty() {
+        let part = Part::block(table[names.len()]).tokens(0..tail.len() as u32);
+        cache.arena().write(&part, Order::Tokens, &tail_stamp(tail)).unwrap();
+    }
+    cache.publish(id, prompt.len() as u64).unwrap();
+    admitted
+}
+
+/// The first blocks of a sequence are, to the last byte, those with these names.
+pub(crate) fn judge(cache: &Cache, id: &str, names: &[BlockHash]) {
+    let (mut table, mut found) = (Vec::new(), vec![0; block_bytes()]);
+    cache.block_table(id, &mut table).unwrap();
+    for (n, name) in names.iter().enumerate() {
+        cache.arena().read(&Part::block(table[n]), Order::Tokens, &mut found).unwrap();
+        let whose = payload::examine_as(&found, PutId::new(1, 1, 1), key::hash(&name.to_bytes()));
+        assert!(whose.is_ok(), "block {n} of {id}: {whose:?}");
+        assert_eq!(found, stamp(*name), "block {n} of {id}");
+    }
+}
+
+/// Nothing is in the cache any more.
+pub(crate) fn empty(cache: &Cache) {
+    cache.pool().evict(u32::MAX);
+    let stats = cache.stats();
+    assert_eq!((stats.sequences, stats.used_blocks, stats.cached_blocks), (0, 0, 0), "{stats:?}");
+    assert_eq!(stats.free_blocks, stats.total_blocks);
+}
+
+pub(crate) fn done(saving: Saving) -> Saved {
+    saving.wait(LONG).expect("a save ends")
+}
+
+/// Saves a prompt that was computed, all of it.
+pub(crate) fn save(spill: &Spill, id: &str) -> Saved {
+    let saved = done(spill.save(id).unwrap());
+    assert!(saved.is_whole() && saved.failed.is_none() && !saved.cancelled, "{saved:?}");
+    saved
+}
+
+pub(crate) fn connect(master: &Address, shared_memory: bool) -> Store {
+    let client = ClientConfig { call_time: CALL_TIME, ..ClientConfig::default() };
+    let master = master.clone().into();
+    Store::connect(ConnectOptions { master, shared_memory, client, ..ConnectOptions::default() })
+        .unwrap()
+}
+
+/// A process that does a part.
+pub(crate) struct Process {
+    child: Child,
+    says: BufReader<ChildStdout>,
+    /// The child ends when this is closed, so it cannot outlive us.
+    _hears: ChildStdin,
+}
+
+impl Process {
+    pub(crate) fn start(part: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["rig::as_a_child", "--exact", "--ignored", "--nocapture"])
+            .env(CHILD, part)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let says = BufReader::new(child.stdout.take().unwrap());
+        let hears = child.stdin.take().unwrap();
+        Self { child, says, _hears: hears }
+    }
+
+    pub(crate) fn word(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.says.read_line(&mut line).unwrap() > 0, "the child ended");
+            if let Some((_, word)) = line.split_once(MARK) {
+                return word.trim().to_owned();
+            }
+        }
+    }
+
+    /// SIGKILL, and gone when this returns.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Not a test of its own: what the started processes do.
+#[test]
+#[ignore = "started by the tests of this program"]
+#[expect(clippy::disallowed_methods, reason = "a started process is told its part this way")]
+fn as_a_child() {
+    let Ok(part) = std::env::var(CHILD) else { return };
+    let words: Vec<&str> = part.split(' ').collect();
+    match words[..] {
+        ["node", name, master, folder] => {
+            let _running = run_node(NodeOptions {
+                name: name.into(),
+                master: master.parse::<Address>().unwrap().into(),
+                listen: Some(Address::Tcp("127.0.0.1:0".into())),
+                unix: Some(Path::new(folder).join(format!("{name}.sock"))),
+                segment_bytes: 16 << 20,
+                ..NodeOptions::default()
+            })
+            .unwrap();
+            say("ready");
+            wait_for_the_end();
+        }
+        ["computes", master, path, seed, tokens] => {
+            let store = connect(&master.parse().unwrap(), path == "shared");
+            let cache = cache(Layout::Nhd, 128);
+            let prompt = prompt(seed.parse().unwrap(), tokens.parse().unwrap());
+            compute(&cache, "a", &prompt, &Admission::default());
+            say(&save(&spill(&store, &cache), "a").stored.to_string());
+            wait_for_the_end();
+        }
+        ["loads", master, path, seed, tokens] => {
+            let store = connect(&master.parse().unwrap(), path == "shared");
+            // Another layout than the one that computed.
+            let cache = cache(Layout::Hnd, 128);
+            let prompt = prompt(seed.parse().unwrap(), tokens.parse().unwrap());
+            let loaded = spill(&store, &cache).load(&prompt, &Admission::default());
+            let admitted = compute(&cache, "b", &prompt, &Admission::default());
+            assert_eq!(admitted.cached_tokens, loaded.tokens());
+            say(&loaded.tokens().to_string());
+        }
+        _ => panic!("no part {part}"),
+    }
+}
+
+fn wait_for_the_end() {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+}
+
+#[expect(clippy::print_stdout, reason = "the pipe to the process that started this one")]
+fn say(word: &str) {
+    println!("{MARK}{word}");
+}

@@ -1,0 +1,121 @@
+//! Real processes over a real cluster.
+
+use crate::rig::{CALL_TIME, LONG, Process, cache, compute, connect, prompt, save, spill};
+use mooncrate::paged::{Ended, Loaded};
+use mooncrate::{Address, CatalogConfig, MasterOptions, Running, Store, run_master};
+use mooncrate_paged::{Admission, Layout};
+use mooncrate_wire::clock::boottime;
+use std::time::Duration;
+
+/// What a busy machine may add to any time.
+const SLACK: Duration = Duration::from_secs(8);
+
+struct Cluster {
+    _folder: tempfile::TempDir,
+    master: Running,
+    nodes: Vec<Process>,
+}
+
+impl Cluster {
+    fn start(names: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let catalog = CatalogConfig {
+            registration: Duration::from_secs(4),
+            silent_after: Duration::from_millis(1500),
+            put_timeout: Duration::from_secs(1),
+            order_retry: Duration::from_millis(200),
+            ..CatalogConfig::default()
+        };
+        let listen = Address::Tcp("127.0.0.1:0".into());
+        let state_file = Some(folder.path().join("state"));
+        let options = MasterOptions { listen, state_file, catalog, ..MasterOptions::default() };
+        let master = run_master(options).unwrap();
+        let address = master.master_address().unwrap();
+        let nodes = names.iter().map(|name| {
+            let part = format!("node {name} {address} {}", folder.path().display());
+            let mut process = Process::start(&part);
+            assert_eq!(process.word(), "ready");
+            process
+        });
+        let nodes = nodes.collect();
+        Self { _folder: folder, master, nodes }
+    }
+
+    fn address(&self) -> Address {
+        self.master.master_address().unwrap()
+    }
+}
+
+#[test]
+fn a_prefix_that_one_process_computed_is_found_by_another() {
+    let cluster = Cluster::start(&["a", "b"]);
+    let address = cluster.address();
+    for (seed, path) in [(1, "shared"), (2, "stream")] {
+        let mut computes = Process::start(&format!("computes {address} {path} {seed} 805"));
+        assert_eq!(computes.word(), "50");
+        // Its memory is gone; what it saved belongs to the nodes.
+        computes.kill();
+        let mut loads = Process::start(&format!("loads {address} {path} {seed} 805"));
+        assert_eq!(loads.word(), "800");
+        // Another prompt with the same beginning: as far as they match.
+        let mut shorter = Process::start(&format!("loads {address} {path} {seed} 130"));
+        assert_eq!(shorter.word(), "128");
+        let mut other = Process::start(&format!("loads {address} {path} 99 805"));
+        assert_eq!(other.word(), "0");
+    }
+    cluster.master.master().unwrap().audit().unwrap();
+}
+
+/// Loads into an empty cache and judges every byte of it.
+fn load_and_judge(store: &Store, prompt: &[u32]) -> Loaded {
+    let cache = cache(Layout::BlockFirst, 64);
+    let began = boottime();
+    let loaded = spill(store, &cache).load(prompt, &Admission::default());
+    let took = boottime().since(began);
+    // The first batch that cannot be read ends it: by the deadline of one call, and what a busy machine adds.
+    assert!(took < CALL_TIME + SLACK, "{took:?}");
+    let admitted = compute(&cache, "judged", prompt, &Admission::default());
+    assert_eq!(admitted.cached_tokens, loaded.tokens());
+    loaded
+}
+
+#[test]
+fn a_killed_owner_leaves_a_shorter_prefix_and_no_wrong_byte() {
+    let mut cluster = Cluster::start(&["a", "b"]);
+    let address = cluster.address();
+    let owner = cache(Layout::Nhd, 64);
+    let prompt = prompt(3, 805);
+    compute(&owner, "a", &prompt, &Admission::default());
+    let stores = [connect(&address, false), connect(&address, true)];
+    assert_eq!(save(&spill(&stores[0], &owner), "a").stored, 50);
+    for store in &stores {
+        assert_eq!(load_and_judge(store, &prompt).tokens(), 800);
+    }
+    cluster.nodes[0].kill();
+    // Over TCP nobody answers for its blocks. In its memory, which is still mapped, they can be read until its
+    // serving lease ends.
+    let loaded = load_and_judge(&stores[0], &prompt);
+    assert!(loaded.tokens() < 800, "{loaded:?}");
+    assert!(!matches!(loaded.ended, Ended::Whole), "{loaded:?}");
+    let end = boottime().deadline_in(LONG);
+    for store in &stores {
+        while !matches!(load_and_judge(store, &prompt).ended, Ended::Missing) {
+            assert!(!end.passed(boottime()), "the master never forgot the dead node");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    // Its keys are free again: who has the blocks saves what is lacking.
+    let spill = spill(&stores[0], &owner);
+    let saved = loop {
+        let saved = spill.save("a").unwrap().wait(LONG).unwrap();
+        if saved.failed.is_none() {
+            break saved;
+        }
+        assert!(!end.passed(boottime()), "{saved:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(saved.is_whole() && saved.there > 0, "{saved:?}");
+    for store in &stores {
+        assert_eq!(load_and_judge(store, &prompt).tokens(), 800);
+    }
+}
