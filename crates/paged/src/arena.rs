@@ -13,7 +13,7 @@ use crate::host::HostArena;
 use crate::ids::BlockId;
 use crate::kernels::KernelError;
 use crate::layout::{ArenaShape, CoordinateError};
-use crate::part::{BlockCopy, Order, Part};
+use crate::part::{BlockCopy, Order, Part, Runs};
 use mooncrate_core::{Advice, Medium};
 use mooncrate_gpu::GpuError;
 use std::fmt;
@@ -125,4 +125,20 @@ pub trait Arena: Send + Sync + fmt::Debug {
 
     /// The arena as host memory, for views; `None` where the processor cannot address the bytes.
     fn host(&self) -> Option<&HostArena>;
+}
+
+/// The runs of a part, if the caller's buffer has exactly its length.
+pub(crate) fn runs_for(
+    shape: &ArenaShape,
+    part: &Part,
+    order: Order,
+    buffer: usize,
+) -> Result<Runs, ArenaError> {
+    let runs = shape.runs(part, order)?;
+    let (part_bytes, buffer_bytes) = (runs.bytes(), buffer as u64);
+    if part_bytes == buffer_bytes {
+        Ok(runs)
+    } else {
+        Err(ArenaError::WrongLength { part_bytes, buffer_bytes })
+    }
 }

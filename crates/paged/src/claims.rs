@@ -16,6 +16,7 @@
 use crate::atomic::{AtomicU32, Ordering};
 use crate::ids::BlockId;
 use crate::part::{BlockCopy, BlockRun};
+use std::ops::Range;
 
 /// One thread writes.
 const WRITER: u32 = u32::MAX;
@@ -124,6 +125,20 @@ impl Claims {
     /// Ends the write claim.
     pub(crate) fn end_write(&self, block: BlockId) {
         self.exchange(block, WRITER, 0).expect("the write claim ends once, by its holder");
+    }
+
+    /// Takes blocks out of the arena, if nobody touches any of them: all or none.
+    pub(crate) fn retire_all(&self, blocks: Range<u32>) -> Result<(), Refusal> {
+        for id in blocks.clone() {
+            let retired = self.retire(BlockId(id));
+            retired.inspect_err(|_| self.admit_all(blocks.start..id))?;
+        }
+        Ok(())
+    }
+
+    /// Brings blocks into the arena.
+    pub(crate) fn admit_all(&self, blocks: Range<u32>) {
+        blocks.for_each(|id| self.admit(BlockId(id)));
     }
 
     /// Takes a block out of the arena, if nobody touches it.

@@ -8,7 +8,7 @@
 //! address are ordered by the engine: it publishes a block after the kernel that wrote it has ended, and
 //! frees a sequence after the last kernel that read it.
 
-use crate::arena::{Arena, ArenaError};
+use crate::arena::{Arena, ArenaError, runs_for};
 use crate::claims::Claims;
 use crate::host::HostArena;
 use crate::ids::BlockId;
@@ -70,16 +70,6 @@ impl CudaArena {
     /// The memory with its strides, for [`Kernels`]; refused if a row is no multiple of 16 bytes.
     pub fn space(&self) -> Result<BlockSpace<'_>, ArenaError> {
         Ok(BlockSpace::new(self.span(), Strides::of(&self.shape), self.shape.blocks())?)
-    }
-
-    fn runs(&self, part: &Part, order: Order, buffer: usize) -> Result<Runs, ArenaError> {
-        let runs = self.shape.runs(part, order)?;
-        let (part_bytes, buffer_bytes) = (runs.bytes(), buffer as u64);
-        if part_bytes == buffer_bytes {
-            Ok(runs)
-        } else {
-            Err(ArenaError::WrongLength { part_bytes, buffer_bytes })
-        }
     }
 
     /// The runs of a whole block that the caller has claimed.
@@ -151,24 +141,20 @@ impl Arena for CudaArena {
         }
         let _resizing = self.resizing.lock();
         let now = self.blocks();
-        for id in blocks..now {
-            if let Err(refusal) = self.claims.retire(BlockId(id)) {
-                (blocks..id).for_each(|id| self.claims.admit(BlockId(id)));
-                return Err(ArenaError::refused(refusal, now));
-            }
-        }
+        let retired = self.claims.retire_all(blocks..now);
+        retired.map_err(|refusal| ArenaError::refused(refusal, now))?;
         if blocks > now {
             // Zeroed when they begin: nobody touches an absent block.
             let begin: Vec<BlockId> = (now..blocks).map(BlockId).collect();
             self.zero_claimed(&begin)?;
         }
-        (now..blocks).for_each(|id| self.claims.admit(BlockId(id)));
+        self.claims.admit_all(now..blocks);
         self.present.store(blocks, Ordering::Relaxed);
         Ok(())
     }
 
     fn read(&self, part: &Part, order: Order, target: &mut [u8]) -> Result<(), ArenaError> {
-        let runs = self.runs(part, order, target.len())?;
+        let runs = runs_for(&self.shape, part, order, target.len())?;
         let run = BlockRun { first: part.id(), count: 1 };
         let refused = |refusal| ArenaError::refused(refusal, self.blocks());
         let _claim = self.claims.read(run).map_err(refused)?;
@@ -181,7 +167,7 @@ impl Arena for CudaArena {
     }
 
     fn write(&self, part: &Part, order: Order, source: &[u8]) -> Result<(), ArenaError> {
-        let runs = self.runs(part, order, source.len())?;
+        let runs = runs_for(&self.shape, part, order, source.len())?;
         let refused = |refusal| ArenaError::refused(refusal, self.blocks());
         let _claim = self.claims.write(part.id()).map_err(refused)?;
         let bytes = runs.run_bytes().max(1) as usize;

@@ -15,11 +15,11 @@
 //! from a `View` only, and a view's read claim keeps writers away. What remains are raw pointers
 //! ([`HostArena::base`]) and other processes ([`HostArena::fd`]), whose users promise the same.
 
-use crate::arena::{Arena, ArenaError};
+use crate::arena::{Arena, ArenaError, runs_for};
 use crate::claims::{Claims, Refusal};
 use crate::ids::BlockId;
 use crate::layout::{ArenaShape, Axis};
-use crate::part::{BlockCopy, BlockRun, Order, Part, Runs};
+use crate::part::{BlockCopy, BlockRun, Order, Part};
 use crate::view::{BlockView, View};
 use mooncrate_core::{Extent, Medium};
 use mooncrate_lock::Mutex;
@@ -144,16 +144,6 @@ impl HostArena {
         self.region.check(extent).expect("the shape lies inside the region that was made for it")
     }
 
-    fn runs(&self, part: &Part, order: Order, buffer: usize) -> Result<Runs, ArenaError> {
-        let runs = self.shape.runs(part, order)?;
-        let (part_bytes, buffer_bytes) = (runs.bytes(), buffer as u64);
-        if part_bytes == buffer_bytes {
-            Ok(runs)
-        } else {
-            Err(ArenaError::WrongLength { part_bytes, buffer_bytes })
-        }
-    }
-
     /// Makes the blocks from `first` on zero, and gives their whole pages back. The caller made them absent.
     fn discard_from(&self, first: u32) {
         let stride = self.shape.strides().block;
@@ -248,24 +238,19 @@ impl Arena for HostArena {
         }
         let _resizing = self.resizing.lock();
         let now = self.blocks();
-        for id in blocks..now {
-            if let Err(refusal) = self.claims.retire(BlockId(id)) {
-                (blocks..id).for_each(|id| self.claims.admit(BlockId(id)));
-                return Err(self.refused(refusal));
-            }
-        }
+        self.claims.retire_all(blocks..now).map_err(|refusal| self.refused(refusal))?;
         if blocks < now {
             // From the new end up to the reserved one, not only to the old end: a page that two shrinks
             // share is free after the second.
             self.discard_from(blocks);
         }
-        (now..blocks).for_each(|id| self.claims.admit(BlockId(id)));
+        self.claims.admit_all(now..blocks);
         self.present.store(blocks, Ordering::Relaxed);
         Ok(())
     }
 
     fn read(&self, part: &Part, order: Order, target: &mut [u8]) -> Result<(), ArenaError> {
-        let runs = self.runs(part, order, target.len())?;
+        let runs = runs_for(&self.shape, part, order, target.len())?;
         let run = BlockRun { first: part.id(), count: 1 };
         let _claim = self.claims.read(run).map_err(|refusal| self.refused(refusal))?;
         let bytes = runs.run_bytes() as usize;
@@ -279,7 +264,7 @@ impl Arena for HostArena {
     }
 
     fn write(&self, part: &Part, order: Order, source: &[u8]) -> Result<(), ArenaError> {
-        let runs = self.runs(part, order, source.len())?;
+        let runs = runs_for(&self.shape, part, order, source.len())?;
         let _claim = self.claims.write(part.id()).map_err(|refusal| self.refused(refusal))?;
         let bytes = runs.run_bytes() as usize;
         for (run, source) in iter::zip(runs, source.chunks_exact(bytes.max(1))) {
