@@ -66,9 +66,7 @@ fn fill(pool: &Pool, hashes: &[BlockHash]) {
         return;
     }
     pool.take(1, &mut table, |_| Ok(())).expect("room");
-    for (block, hash) in table.iter().zip(hashes) {
-        pool.register(*block, *hash, 0);
-    }
+    pool.register_all(&table, hashes, 0);
     pool.release(&mut table);
 }
 
@@ -104,14 +102,15 @@ pub fn matched_any(pool: &Arc<Pool>) -> Work<'static> {
 /// New names all the time: after the first round of the pool each block that is taken is evicted first.
 pub fn register(pool: &Arc<Pool>, thread: u32, count: usize) -> Work<'static> {
     let (pool, mut table) = (Arc::clone(pool), vec![BlockId::default(); count]);
-    let mut next = u64::from(thread) << 40;
+    let (mut next, mut hashes) = (u64::from(thread) << 40, vec![BlockHash::NONE; count]);
     Box::new(move || {
-        pool.take(1, &mut table, |_| Ok(())).expect("room");
-        for block in &table {
+        for hash in &mut hashes {
             next += 1;
             let mixed = next.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            pool.register(*block, BlockHash([mixed, mixed.rotate_left(32) ^ next]), 0);
+            *hash = BlockHash([mixed, mixed.rotate_left(32) ^ next]);
         }
+        pool.take(1, &mut table, |_| Ok(())).expect("room");
+        pool.register_all(&table, &hashes, 0);
         pool.release(&mut table);
         count
     })

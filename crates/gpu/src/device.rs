@@ -3,8 +3,9 @@
 use crate::driver;
 use crate::error::{GpuError, check};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
+use std::collections::BTreeMap;
 use std::ffi::CStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A GPU. Clones are the same GPU; the context is released when the last of them is gone.
 #[derive(Clone, Debug)]
@@ -23,6 +24,7 @@ struct Context {
     sm_count: u32,
     compute: (u32, u32),
     driver: u32,
+    uuid: [u8; 16],
 }
 
 // SAFETY: a context may be current to several threads at once; the driver locks inside.
@@ -49,14 +51,30 @@ impl Gpu {
         let sm_count = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let uuid = uuid(device)?;
         let mut raw: CUcontext = std::ptr::null_mut();
         // SAFETY: `device` came from the driver, and `raw` is a place for one pointer.
         let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) };
         check("make the context of the GPU", retained)?;
         let compute = (major, minor);
-        let inner = Context { ordinal, device, raw, name, memory_bytes, sm_count, compute, driver };
+        let inner =
+            Context { ordinal, device, raw, name, memory_bytes, sm_count, compute, driver, uuid };
         let gpu = Self { inner: Arc::new(inner) };
         gpu.bind()?;
+        Ok(gpu)
+    }
+
+    /// The same, or the one that somebody in this process has open: for callers that come often.
+    pub fn shared(ordinal: u32) -> Result<Self, GpuError> {
+        static OPEN: Mutex<BTreeMap<u32, Weak<Context>>> = Mutex::new(BTreeMap::new());
+        let table = || OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = table().get(&ordinal).and_then(Weak::upgrade);
+        if let Some(inner) = open {
+            return Ok(Self { inner });
+        }
+        // Out of the lock: the first use of a GPU takes long. Two who open it have the same context.
+        let gpu = Self::open(ordinal)?;
+        table().insert(ordinal, Arc::downgrade(&gpu.inner));
         Ok(gpu)
     }
 
@@ -68,6 +86,11 @@ impl Gpu {
     /// What the maker calls it.
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// What tells it from every other GPU, in every process; numbers differ from process to process.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.inner.uuid
     }
 
     /// Bytes of device memory in all.
@@ -139,6 +162,14 @@ fn name(device: CUdevice) -> Result<String, GpuError> {
     check("ask for the name of the GPU", asked)?;
     let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())
+}
+
+fn uuid(device: CUdevice) -> Result<[u8; 16], GpuError> {
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: `uuid` is a place for one.
+    let asked = unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) };
+    check("ask for the UUID of the GPU", asked)?;
+    Ok(uuid.bytes.map(i8::cast_unsigned))
 }
 
 fn memory_bytes(device: CUdevice) -> Result<u64, GpuError> {

@@ -10,10 +10,30 @@ use std::sync::OnceLock;
 /// CUDA 13.0: the first version whose driver takes the PTX version that our kernels are written in.
 pub(crate) const NEEDED: u32 = 13000;
 
+static STARTED: OnceLock<Result<u32, GpuError>> = OnceLock::new();
+
 /// Loads and starts the driver once; the version that it supports.
 pub(crate) fn start() -> Result<u32, GpuError> {
-    static STARTED: OnceLock<Result<u32, GpuError>> = OnceLock::new();
     STARTED.get_or_init(load).clone()
+}
+
+/// Whether this crate has started it.
+pub(crate) fn is_started() -> bool {
+    matches!(STARTED.get(), Some(Ok(_)))
+}
+
+/// Whether it is in this process, whoever loaded it. A process that uses no GPU gets nothing loaded.
+pub(crate) fn is_loaded() -> bool {
+    is_started() || {
+        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+        // SAFETY: the name is static; nothing is loaded, so no initialiser runs.
+        let found = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), flags) };
+        if !found.is_null() {
+            // SAFETY: it gives back what was just taken; its first user keeps it.
+            unsafe { libc::dlclose(found) };
+        }
+        !found.is_null()
+    }
 }
 
 fn load() -> Result<u32, GpuError> {

@@ -10,6 +10,9 @@
 //!      ├─ AddressRange ─┼─► Span     a run of device memory: copy, fill, address for kernels
 //!      ├─ IpcBuffer ────┘
 //!      ├─ PinnedBuffer               page-locked host memory, plain bytes to Rust
+//!      ├─ Pinned                     page-locks memory that somebody else mapped
+//!      ├─ Transit                    a pinned buffer with a stream: bytes on their way
+//!      ├─ ForeignStream              a stream of another library, to order copies against
 //!      ├─ SharedMemory               physical memory that another process can import by descriptor
 //!      ├─ Module ── Kernel           PTX text to functions that can be launched
 //!      └─ Graph                      recorded work of a stream, launched as one
@@ -22,7 +25,7 @@
 //! Whatever could break this (kernels and graphs, which follow any address they were given) is
 //! `unsafe` to launch. Objects that free or unmap device memory wait for the whole device first.
 //!
-//! **Deliberately absent.** Keys, segments and clusters; a default stream; managed memory; memory pools
+//! **Deliberately absent.** Keys, segments and clusters; a default stream of our own; managed memory; memory pools
 //! of the driver (an allocation here is rare and large); textures; more than the primary context;
 //! FABRIC handles and multicast (refused on the machines we know); compiling CUDA C++ at run time.
 //! A child made by `fork` must not touch any of these objects: CUDA does not survive a fork.
@@ -30,6 +33,7 @@
 mod device;
 mod driver;
 mod error;
+mod foreign;
 mod graph;
 mod ipc;
 mod memory;
@@ -38,14 +42,17 @@ mod pinned;
 mod shared;
 mod span;
 mod stream;
+mod transit;
 
 pub use device::Gpu;
 pub use error::GpuError;
+pub use foreign::{ForeignStream, Found, KeptContext, device_of, driver_is_loaded, look};
 pub use graph::Graph;
 pub use ipc::{IPC_HANDLE_BYTES, IpcBuffer, IpcHandle};
 pub use memory::DeviceBuffer;
 pub use module::{Kernel, Launch, Module, Param, Plain};
-pub use pinned::{Pending, PinnedBuffer};
+pub use pinned::{Pending, Pinned, PinnedBuffer};
 pub use shared::{AddressRange, SharedMemory};
 pub use span::Span;
 pub use stream::{Event, Stream};
+pub use transit::Transit;

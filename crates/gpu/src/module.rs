@@ -135,8 +135,9 @@ pub struct Launch {
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
     /// Programmatic dependent launch: the blocks may start while the kernel before them in the stream
-    /// still runs. Only for a kernel that waits for its predecessor itself (`griddepcontrol.wait`)
-    /// before it touches anything that the predecessor writes.
+    /// still runs. Only for a kernel each of whose threads waits for its predecessor itself
+    /// (`griddepcontrol.wait`), before it touches anything that the predecessor or work before that reads
+    /// or writes, and before it ends: what is queued later waits for this kernel alone.
     pub dependent: bool,
 }
 

@@ -1,5 +1,8 @@
 //! Page-locked host memory: plain bytes to Rust, and the only host memory that the GPU copies
 //! from and to in the background.
+//!
+//! The driver allocates it ([`PinnedBuffer`]), or locks pages that somebody else mapped ([`Pinned`]).
+//! [`Gpu::is_pinned`] tells whether bytes of unknown origin are page-locked.
 
 use crate::device::Gpu;
 use crate::error::{GpuError, check};
@@ -74,6 +77,75 @@ impl Drop for PinnedBuffer {
             let _ = unsafe { sys::cuMemFreeHost(self.base.as_ptr().cast()) };
         }
     }
+}
+
+/// Page-locks host memory that somebody else mapped, until this is dropped.
+#[derive(Debug)]
+pub struct Pinned {
+    base: NonNull<u8>,
+    /// Held so that the context outlives the lock.
+    gpu: Gpu,
+}
+
+// SAFETY: the driver unlocks memory from any thread.
+unsafe impl Send for Pinned {}
+// SAFETY: `&Pinned` gives out nothing but the GPU.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Locks `len` bytes from `base` on. Every page gets memory now, which is slow: at start.
+    ///
+    /// # Safety
+    ///
+    /// The bytes stay mapped until this is dropped, and their pages are not exchanged: no `munmap`, and no
+    /// `madvise` that gives them back. The GPU would go on using the pages that were there before.
+    pub unsafe fn new(gpu: &Gpu, base: NonNull<u8>, len: usize) -> Result<Self, GpuError> {
+        gpu.bind()?;
+        // Portable: every context of this process treats it as page-locked.
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
+        // SAFETY: a context is current; that the bytes are mapped is the caller's promise.
+        let locked = unsafe { sys::cuMemHostRegister_v2(base.as_ptr().cast(), len, flags) };
+        check("page-lock host memory", locked)?;
+        Ok(Self { base, gpu: gpu.clone() })
+    }
+
+    /// The GPU whose driver locked the memory.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // Copies from or to the memory must have ended. If the wait fails, the context is broken, and its
+        // end unlocks everything.
+        if self.gpu.synchronize().is_ok() {
+            // SAFETY: it was locked by `new`, exactly so, and nobody else unlocks it.
+            let _ = unsafe { sys::cuMemHostUnregister(self.base.as_ptr().cast()) };
+        }
+    }
+}
+
+impl Gpu {
+    /// Whether the driver knows these host bytes as page-locked, whoever locked them.
+    ///
+    /// It looks at the first and the last byte. A copy from or to bytes with a gap of ordinary memory
+    /// between them is slower, or refused by the driver.
+    pub fn is_pinned(&self, bytes: &[u8]) -> bool {
+        let ends = [bytes.first(), bytes.last()];
+        self.bind().is_ok() && ends.into_iter().flatten().all(is_pinned_at)
+    }
+}
+
+/// A context is current to this thread.
+fn is_pinned_at(byte: &u8) -> bool {
+    let mut kind: u32 = 0;
+    let which = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    let address = std::ptr::from_ref(byte) as u64;
+    // SAFETY: the driver takes any address and answers with an error for memory that it does not know;
+    // `kind` is a place for one C enum.
+    let asked = unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), which, address) };
+    asked == sys::CUresult::CUDA_SUCCESS && kind == sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32
 }
 
 /// A copy from or to pinned memory that may still be going on. It owns the buffer until then.

@@ -24,6 +24,15 @@ impl<'a> Span<'a> {
         Self { gpu, address, bytes }
     }
 
+    /// Device memory that another library of this process has allocated, such as a tensor of torch.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are device memory that this GPU can use, and stay allocated for `'a`.
+    pub unsafe fn of_others(gpu: &'a Gpu, address: u64, bytes: u64) -> Self {
+        Self::new(gpu, address, bytes)
+    }
+
     /// The GPU that can use it.
     pub fn gpu(&self) -> &'a Gpu {
         self.gpu
@@ -116,17 +125,14 @@ impl<'a> Span<'a> {
         pending.mark(stream)
     }
 
-    /// Queues a copy of a whole pinned buffer to here and returns at once.
+    /// Queues a copy of host bytes to here and returns at once. Only from pinned memory does the copy go
+    /// on in the background, at the speed of the link; of other memory the driver makes a copy first.
     ///
     /// # Safety
     ///
     /// Until the copy has ended, `source` stays alive and nobody writes to it. In a recording that
     /// is: whenever the graph is launched.
-    pub unsafe fn enqueue_upload(
-        &self,
-        source: &PinnedBuffer,
-        stream: &Stream,
-    ) -> Result<(), GpuError> {
+    pub unsafe fn enqueue_upload(&self, source: &[u8], stream: &Stream) -> Result<(), GpuError> {
         let target = self.part(0..source.len() as u64)?;
         target.usable(stream)?;
         let (from, handle) = (source.as_ptr().cast(), stream.handle());
@@ -136,7 +142,7 @@ impl<'a> Span<'a> {
         check("copy from pinned host memory", queued)
     }
 
-    /// Queues a copy from here to a whole pinned buffer and returns at once.
+    /// Queues a copy from here to host bytes and returns at once, as [`Span::enqueue_upload`] does.
     ///
     /// # Safety
     ///
@@ -144,7 +150,7 @@ impl<'a> Span<'a> {
     /// that is: whenever the graph is launched.
     pub unsafe fn enqueue_download(
         &self,
-        target: &mut PinnedBuffer,
+        target: &mut [u8],
         stream: &Stream,
     ) -> Result<(), GpuError> {
         let source = self.part(0..target.len() as u64)?;

@@ -107,11 +107,40 @@ impl Event {
         Ok(Self { raw, gpu: gpu.clone() })
     }
 
+    /// The same without times, which costs the GPU less.
+    pub fn untimed(gpu: &Gpu) -> Result<Self, GpuError> {
+        gpu.bind()?;
+        let mut raw: CUevent = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: a context is current, and `raw` is a place for one pointer.
+        check("make an event", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
+        Ok(Self { raw, gpu: gpu.clone() })
+    }
+
     /// Marks the end of what `stream` has queued so far.
     pub fn record(&self, stream: &Stream) -> Result<(), GpuError> {
+        self.record_raw(stream.handle())
+    }
+
+    /// The same for a stream whose owner keeps it alive during the call.
+    pub(crate) fn record_raw(&self, stream: CUstream) -> Result<(), GpuError> {
         self.gpu.bind()?;
         // SAFETY: both handles live as long as their owners.
-        check("record an event", unsafe { sys::cuEventRecord(self.raw, stream.handle()) })
+        check("record an event", unsafe { sys::cuEventRecord(self.raw, stream) })
+    }
+
+    pub(crate) fn handle(&self) -> CUevent {
+        self.raw
+    }
+
+    /// Whether the GPU has passed the event; also if it was never recorded.
+    pub fn is_passed(&self) -> Result<bool, GpuError> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives as long as `self`.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            answer => check("ask for an event", answer).map(|()| true),
+        }
     }
 
     /// Waits until the GPU has passed the event.
@@ -119,6 +148,16 @@ impl Event {
         self.gpu.bind()?;
         // SAFETY: the event lives as long as `self`.
         check("wait for an event", unsafe { sys::cuEventSynchronize(self.raw) })
+    }
+
+    /// Whether the GPU has passed the event. It does not wait; errors of kernels show up here.
+    pub fn passed(&self) -> Result<bool, GpuError> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives as long as `self`.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            answer => check("ask for an event", answer).map(|()| true),
+        }
     }
 
     /// Microseconds from `earlier` to this one; both must have been passed.

@@ -7,12 +7,13 @@
 
 use mooncrate_gpu::{
     AddressRange, DeviceBuffer, Event, Gpu, GpuError, Graph, IPC_HANDLE_BYTES, IpcBuffer,
-    IpcHandle, Kernel, Launch, Module, PinnedBuffer, SharedMemory, Stream,
+    IpcHandle, Kernel, Launch, Module, Pinned, PinnedBuffer, SharedMemory, Stream,
 };
 use std::io::{Read, Write};
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::process::{Command, Output, Stdio};
+use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Adds a number to each of `count` words, after its predecessor has ended.
@@ -145,6 +146,36 @@ fn pinned_memory_is_copied_in_the_background() {
     drop(device.span().download(target, &stream).unwrap());
 }
 
+/// Memory of ours that the driver locks is copied in the background, and is known as pinned until it is
+/// unlocked.
+#[test]
+fn memory_of_others_is_pinned_and_unpinned() {
+    let Some(gpu) = gpu("memory_of_others_is_pinned_and_unpinned") else { return };
+    let stream = Stream::new(&gpu).unwrap();
+    let device = DeviceBuffer::new(&gpu, 1 << 20).unwrap();
+    let mut memory = pattern(4, 1 << 20);
+    assert!(!gpu.is_pinned(&memory));
+    let base = NonNull::from(&mut memory[0]);
+    // SAFETY: the vector lives longer than the lock, and nobody gives its pages back.
+    let pinned = unsafe { Pinned::new(&gpu, base, 1 << 20) }.unwrap();
+    assert!(gpu.is_pinned(&memory) && gpu.is_pinned(&memory[77..78]) && pinned.gpu().is(&gpu));
+    // SAFETY: as above, and this one is dropped at once.
+    let twice = unsafe { Pinned::new(&gpu, base, 4096) }.unwrap_err();
+    assert!(matches!(twice, GpuError::Cuda { code: 712, .. }), "{twice}");
+    // SAFETY: nobody touches the vector until the stream has ended.
+    unsafe { device.span().enqueue_upload(&memory, &stream) }.unwrap();
+    stream.synchronize().unwrap();
+    memory.fill(0);
+    // SAFETY: as above.
+    unsafe { device.span().enqueue_download(&mut memory[5..], &stream) }.unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(memory[5..], pattern(4, 1 << 20)[..(1 << 20) - 5]);
+    drop(pinned);
+    assert!(!gpu.is_pinned(&memory));
+    let buffer = PinnedBuffer::new(&gpu, 4096).unwrap();
+    assert!(gpu.is_pinned(&buffer));
+}
+
 #[test]
 fn events_order_streams_and_take_the_time() {
     let Some(gpu) = gpu("events_order_streams_and_take_the_time") else { return };
@@ -159,6 +190,7 @@ fn events_order_streams_and_take_the_time() {
     two.span().copy_from(one.span(), &second).unwrap();
     assert!(two.span().to_vec(&second).unwrap().iter().all(|byte| *byte == 7));
     done.synchronize().unwrap();
+    assert!(begun.passed().unwrap() && done.passed().unwrap());
     assert!(done.micros_since(&begun).unwrap() > 0.0);
 }
 

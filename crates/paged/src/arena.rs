@@ -9,10 +9,11 @@
 //! system, and blocks that begin are zero.
 
 use crate::claims::Refusal;
+use crate::cuda::CudaArena;
 use crate::host::HostArena;
 use crate::ids::BlockId;
-use crate::kernels::KernelError;
-use crate::layout::{ArenaShape, CoordinateError};
+use crate::kernels::{KernelError, RowMove, Slot};
+use crate::layout::{ArenaShape, Axis, CoordinateError};
 use crate::part::{BlockCopy, Order, Part, Runs};
 use mooncrate_core::{Advice, Medium};
 use mooncrate_gpu::GpuError;
@@ -123,8 +124,17 @@ pub trait Arena: Send + Sync + fmt::Debug {
     /// no tenant sees the bytes of another.
     fn zero_blocks(&self, blocks: &[BlockId]) -> Result<(), ArenaError>;
 
+    /// Copies single tokens, in all layers, from their source slots to their target slots: all, or none. No slot
+    /// may be written twice, and no block be read and written: the result would depend on the order.
+    fn compact(&self, moves: &[RowMove]) -> Result<(), ArenaError>;
+
     /// The arena as host memory, for views; `None` where the processor cannot address the bytes.
     fn host(&self) -> Option<&HostArena>;
+
+    /// The arena as memory of a GPU, for kernels and exporters; `None` for memory of the host.
+    fn cuda(&self) -> Option<&CudaArena> {
+        None
+    }
 }
 
 /// The runs of a part, if the caller's buffer has exactly its length.
@@ -141,4 +151,41 @@ pub(crate) fn runs_for(
     } else {
         Err(ArenaError::WrongLength { part_bytes, buffer_bytes })
     }
+}
+
+/// The blocks that moves of tokens read, and those that they write, each named once. Refuses slots outside of the
+/// shape, and slots that are written twice.
+pub(crate) fn moved_blocks(
+    shape: &ArenaShape,
+    moves: &[RowMove],
+) -> Result<(Vec<BlockId>, Vec<BlockId>), ArenaError> {
+    let block_tokens = shape.geometry().block_tokens();
+    let block = |slot: Slot| {
+        let inside = slot.split(shape.blocks(), block_tokens);
+        inside.map(|(block, _)| BlockId(block)).ok_or_else(|| {
+            let value = slot.0.cast_unsigned() / u64::from(block_tokens);
+            CoordinateError { axis: Axis::Block, value, limit: u64::from(shape.blocks()) }
+        })
+    };
+    let mut written: Vec<Slot> = moves.iter().map(|step| step.target).collect();
+    written.sort_unstable();
+    if let Some(twice) = written.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(ArenaError::Busy { block: block(twice[0])? });
+    }
+    let blocks = |slots: &mut dyn Iterator<Item = Slot>| {
+        let mut blocks = slots.map(block).collect::<Result<Vec<_>, _>>()?;
+        blocks.sort_unstable();
+        blocks.dedup();
+        Ok::<_, CoordinateError>(blocks)
+    };
+    let sources = blocks(&mut moves.iter().map(|step| step.source))?;
+    Ok((sources, blocks(&mut written.into_iter())?))
+}
+
+/// The runs of so many tokens from a slot on, in one block that the caller has claimed.
+pub(crate) fn token_runs(shape: &ArenaShape, slot: Slot, count: u32) -> Runs {
+    let place = slot.split(shape.blocks(), shape.geometry().block_tokens());
+    let (block, token) = place.expect("a claimed block is inside the shape");
+    let part = Part::block(BlockId(block)).tokens(token..token + count);
+    shape.runs(&part, Order::Stored).expect("a claimed block is inside the shape")
 }

@@ -39,25 +39,20 @@
 //! Calls for different sequences run side by side; calls for one sequence wait for each other. A view keeps
 //! the blocks of its sequence in use until it is dropped, whatever becomes of the sequence (B4).
 
-use crate::arena::{Arena, ArenaError};
-use crate::geometry::{CacheIdentity, Geometry, Half, TokenPlace};
+use crate::arena::Arena;
+use crate::error::CacheError;
+use crate::geometry::{CacheIdentity, Geometry, TokenPlace};
 use crate::hash::{BlockHash, Identity};
-use crate::layout::ArenaShape;
-use crate::part::{BlockCopy, BlockRun};
-use crate::pool::{Full, Pool, TakeError};
+use crate::live::Sequences;
+use crate::part::BlockCopy;
+use crate::pool::{Pool, TakeError};
 use crate::sequence::{Sequence, Start};
-use crate::view::{BlockView, View, ViewError};
-use crate::{BlockId, Policy, ResizeError};
+use crate::stats::CacheTally;
+use crate::{BlockId, Policy};
 use mooncrate_lock::Mutex;
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::fmt::Write;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-/// Parts of the table of sequences; each has a lock.
-const SHARDS: usize = 16;
 /// Most tokens of one sequence: their number must fit the tables of engines.
 pub const TOKENS_MAX: u64 = i32::MAX as u64;
 
@@ -115,122 +110,6 @@ pub struct Admitted {
     pub cached_tokens: u64,
 }
 
-/// Why a call of a cache failed. Nothing was changed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CacheError {
-    /// No sequence has this id.
-    #[error("there is no sequence {id:?}; it was never allocated, or freed")]
-    Unknown {
-        /// The id.
-        id: String,
-    },
-    /// A sequence has this id already.
-    #[error("there is a sequence {id:?} already; free it first, or choose another id")]
-    Duplicate {
-        /// The id.
-        id: String,
-    },
-    /// A sequence of no tokens.
-    #[error("a sequence needs at least one token")]
-    NoTokens,
-    /// More tokens than fit the tables of engines.
-    #[error("a sequence of {tokens} tokens is too long; at most {TOKENS_MAX} fit")]
-    TooManyTokens {
-        /// Tokens that it would have.
-        tokens: u64,
-    },
-    /// No room, even after evicting what nobody uses.
-    #[error(transparent)]
-    Full(#[from] Full),
-    /// The arena refused.
-    #[error(transparent)]
-    Arena(#[from] ArenaError),
-    /// The layout has no such view.
-    #[error(transparent)]
-    View(#[from] ViewError),
-    /// The blocks of the sequence do not lie in a row.
-    #[error("the blocks of {id:?} do not lie in a row; use its block table, or map them in a row")]
-    Paged {
-        /// The id.
-        id: String,
-    },
-    /// All blocks of the sequence are published, so it has none of its own.
-    #[error("all blocks of {id:?} are published and never change; append tokens, and write those")]
-    NoneOwn {
-        /// The id.
-        id: String,
-    },
-    /// A write to a published block.
-    #[error(
-        "token {token} of {id:?} is in a published block, which never changes; write from token {own} on"
-    )]
-    Published {
-        /// The id.
-        id: String,
-        /// The first token of the write.
-        token: u64,
-        /// The first token that may be written.
-        own: u64,
-    },
-    /// Tokens that the sequence does not have.
-    #[error("tokens {start} to {end} of {id:?} were asked for, it has {tokens}; append them first")]
-    Outside {
-        /// The id.
-        id: String,
-        /// The first token asked for.
-        start: u64,
-        /// The token after the last one.
-        end: u64,
-        /// Tokens that there are.
-        tokens: u64,
-    },
-    /// The sequence got tokens, or was freed, while it was being suspended.
-    #[error("the sequence {id:?} changed while it was suspended, and goes on; suspend it again")]
-    Changed {
-        /// The id.
-        id: String,
-    },
-    /// The cache did not change its size.
-    #[error(transparent)]
-    Resize(#[from] ResizeError),
-}
-
-impl From<TakeError> for CacheError {
-    fn from(error: TakeError) -> Self {
-        match error {
-            TakeError::Full(full) => Self::Full(full),
-            TakeError::Arena(error) => Self::Arena(error),
-        }
-    }
-}
-
-/// How full a cache is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheStats {
-    /// Sequences in it.
-    pub sequences: usize,
-    /// Blocks there are.
-    pub total_blocks: u32,
-    /// Blocks that hold nothing.
-    pub free_blocks: u32,
-    /// Blocks that nobody uses, kept for their names.
-    pub cached_blocks: u32,
-    /// Blocks of sequences; one that several share counts once.
-    pub used_blocks: u32,
-    /// Blocks that were evicted so far.
-    pub evicted_blocks: u64,
-    /// Bytes of a block, keys and values.
-    pub block_bytes: u64,
-}
-
-impl CacheStats {
-    /// Whether no sequence can get a block.
-    pub const fn is_full(&self) -> bool {
-        self.free_blocks == 0 && self.cached_blocks == 0
-    }
-}
-
 /// A KV cache in blocks. Clones are the same cache.
 #[derive(Clone, Debug)]
 pub struct Cache {
@@ -244,31 +123,10 @@ pub(crate) struct Shared {
     pub(crate) config: CacheConfig,
     /// Geometry and model, without the layout: names of blocks mean the same in every layout.
     pub(crate) geometry_id: [u8; 16],
-    shards: [Mutex<HashMap<Box<str>, Arc<Live>>>; SHARDS],
-    hasher: RandomState,
+    pub(crate) sequences: Sequences,
+    pub(crate) tally: CacheTally,
     /// One call at a time changes the size of pool and arena.
     resizing: Mutex<()>,
-}
-
-/// A sequence in the cache. Its blocks go back when the last one who uses it is done.
-#[derive(Debug)]
-pub(crate) struct Live {
-    cache: Arc<Shared>,
-    pub(crate) sequence: Mutex<Option<Sequence>>,
-}
-
-impl Live {
-    fn with<T>(&self, work: impl FnOnce(&mut Sequence) -> T) -> T {
-        work(self.sequence.lock().as_mut().expect("a live sequence has blocks"))
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        if let Some(sequence) = self.sequence.get_mut().take() {
-            sequence.free(&self.cache.pool);
-        }
-    }
 }
 
 impl Cache {
@@ -282,8 +140,8 @@ impl Cache {
             geometry_id: id.bytes(),
             arena,
             config,
-            shards: std::array::from_fn(|_| Mutex::new(HashMap::new())),
-            hasher: RandomState::new(),
+            sequences: Sequences::new(),
+            tally: CacheTally::default(),
             resizing: Mutex::new(()),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -306,7 +164,7 @@ impl Cache {
             Prompt::Count(count) => count,
         };
         check_tokens(tokens)?;
-        if self.shared.shard(id).lock().contains_key(id) {
+        if self.shared.sequences.contains(id) {
             return Err(CacheError::Duplicate { id: id.to_owned() });
         }
         let start = Start {
@@ -329,42 +187,31 @@ impl Cache {
         }?;
         let admitted =
             Admitted { blocks: sequence.table().len(), cached_tokens: sequence.published_tokens() };
+        let hit_blocks = sequence.published() as u64;
         self.admit(id, sequence)?;
+        self.shared.tally.admitted(tokens, &admitted, hit_blocks);
         Ok(admitted)
     }
 
     /// A second sequence with the tokens of the first: full blocks that were published are shared, the others
     /// are copied. For beams and parallel samples.
     pub fn fork(&self, id: &str, child: &str) -> Result<(), CacheError> {
-        let live = self.find(id)?;
-        let guard = live.sequence.lock();
-        let sequence = guard.as_ref().expect("a live sequence has blocks");
-        let mut copies = Vec::new();
-        let copy = |source, target| copies.push(BlockCopy { source, target });
-        let forked = sequence.fork(
-            &self.shared.pool,
-            |blocks| self.shared.arena.zero_blocks(blocks),
-            copy,
-        )?;
-        if let Err(error) = self.shared.arena.copy_blocks(&copies) {
-            forked.free(&self.shared.pool);
-            return Err(error.into());
-        }
-        drop(guard);
-        self.admit(child, forked)
-    }
-
-    /// Puts a sequence into the table, or gives its blocks back.
-    pub(crate) fn admit(&self, id: &str, sequence: Sequence) -> Result<(), CacheError> {
-        let live = Live { cache: Arc::clone(&self.shared), sequence: Mutex::new(Some(sequence)) };
-        // An error drops `live`, and that frees the blocks.
-        match self.shared.shard(id).lock().entry(id.into()) {
-            Entry::Vacant(place) => {
-                place.insert(Arc::new(live));
-                Ok(())
+        let forked = self.with(id, |sequence| {
+            let mut copies = Vec::new();
+            let copy = |source, target| copies.push(BlockCopy { source, target });
+            let clean = |blocks: &[BlockId]| self.shared.arena.zero_blocks(blocks);
+            let forked = sequence.fork(&self.shared.pool, clean, copy)?;
+            if let Err(error) = self.shared.arena.copy_blocks(&copies) {
+                forked.free(&self.shared.pool);
+                return Err(CacheError::from(error));
             }
-            Entry::Occupied(_) => Err(CacheError::Duplicate { id: id.to_owned() }),
-        }
+            Ok(forked)
+        })??;
+        let copied = forked.table().len() - forked.published();
+        self.admit(child, forked)?;
+        self.shared.tally.forks.one();
+        self.shared.tally.copied_blocks.add(copied as u64);
+        Ok(())
     }
 
     /// Adds a token whose KV is about to be written; how many blocks were added for it.
@@ -395,11 +242,10 @@ impl Cache {
         tokens: u64,
         work: impl FnOnce(&mut Sequence) -> Result<usize, TakeError>,
     ) -> Result<usize, CacheError> {
-        let live = self.find(id)?;
-        let mut guard = live.sequence.lock();
-        let sequence = guard.as_mut().expect("a live sequence has blocks");
-        check_tokens(sequence.tokens().saturating_add(tokens))?;
-        Ok(work(sequence)?)
+        self.with(id, |sequence| {
+            check_tokens(sequence.next_position().saturating_add(tokens))?;
+            Ok(work(sequence)?)
+        })?
     }
 
     /// The engine has written the KV of the first `written` tokens: full blocks among them can be shared, and
@@ -411,8 +257,7 @@ impl Cache {
     /// Ends a sequence. Its blocks go back when the last view of it is dropped; those with names stay cached
     /// until their room is needed.
     pub fn free_for(&self, id: &str) -> Result<(), CacheError> {
-        let gone = self.shared.shard(id).lock().remove(id);
-        gone.map(drop).ok_or_else(|| unknown(id))
+        self.shared.sequences.remove(id).map(drop)
     }
 
     /// Tokens of a sequence.
@@ -435,78 +280,6 @@ impl Cache {
         })
     }
 
-    /// A view `[heads, blocks, block tokens, dim]` of a sequence whose blocks lie in a row.
-    pub fn blocks_view(
-        &self,
-        id: &str,
-        layer: u32,
-        half: Half,
-    ) -> Result<SequenceView, CacheError> {
-        self.view(id, |shape, run, _| shape.blocks_view(run, layer, half))
-    }
-
-    /// A view `[heads, tokens, dim]` of a sequence whose blocks lie in a row, where the layout has one.
-    pub fn tokens_view(
-        &self,
-        id: &str,
-        layer: u32,
-        half: Half,
-    ) -> Result<SequenceView, CacheError> {
-        self.view(id, |shape, run, tokens| shape.tokens_view(run, tokens, layer, half))
-    }
-
-    /// The same two of the blocks that are not published, as far as those lie in a row: what this sequence
-    /// alone has, and may write to. Their first token is the first one after the published blocks.
-    pub fn own_blocks_view(
-        &self,
-        id: &str,
-        layer: u32,
-        half: Half,
-    ) -> Result<SequenceView, CacheError> {
-        self.own_view(id, |shape, run, _| shape.blocks_view(run, layer, half))
-    }
-
-    /// See [`Cache::own_blocks_view`].
-    pub fn own_tokens_view(
-        &self,
-        id: &str,
-        layer: u32,
-        half: Half,
-    ) -> Result<SequenceView, CacheError> {
-        self.own_view(id, |shape, run, tokens| shape.tokens_view(run, tokens, layer, half))
-    }
-
-    fn view(&self, id: &str, make: impl MakeView) -> Result<SequenceView, CacheError> {
-        let live = self.find(id)?;
-        let (run, tokens) = live.with(|sequence| (sequence.run(), sequence.tokens()));
-        self.view_of(live, id, run, tokens, make)
-    }
-
-    fn own_view(&self, id: &str, make: impl MakeView) -> Result<SequenceView, CacheError> {
-        let live = self.find(id)?;
-        let (run, tokens, has_own) = live.with(|sequence| {
-            let tokens = sequence.tokens() - sequence.published_tokens();
-            (sequence.own_run(), tokens, sequence.published() < sequence.table().len())
-        });
-        if !has_own {
-            return Err(CacheError::NoneOwn { id: id.to_owned() });
-        }
-        self.view_of(live, id, run, tokens, make)
-    }
-
-    fn view_of(
-        &self,
-        live: Arc<Live>,
-        id: &str,
-        run: Option<(BlockId, u32)>,
-        tokens: u64,
-        make: impl MakeView,
-    ) -> Result<SequenceView, CacheError> {
-        let (first, count) = run.ok_or_else(|| CacheError::Paged { id: id.to_owned() })?;
-        let view = make(self.shared.arena.shape(), BlockRun { first, count }, tokens)?;
-        Ok(SequenceView { live, view })
-    }
-
     /// Changes the number of blocks while sequences use others. Cached blocks beyond the new end are evicted;
     /// blocks of sequences there keep the cache as it is.
     pub fn resize(&self, blocks: u32) -> Result<(), CacheError> {
@@ -525,65 +298,6 @@ impl Cache {
             return Err(error.into());
         }
         Ok(())
-    }
-
-    /// How full it is.
-    pub fn stats(&self) -> CacheStats {
-        let pool = &self.shared.pool;
-        let (total, free, cached) = (pool.total_blocks(), pool.free_blocks(), pool.cached_blocks());
-        CacheStats {
-            sequences: self.shared.shards.iter().map(|shard| shard.lock().len()).sum(),
-            total_blocks: total,
-            free_blocks: free,
-            cached_blocks: cached,
-            used_blocks: total.saturating_sub(free).saturating_sub(cached),
-            evicted_blocks: pool.evicted_blocks(),
-            block_bytes: self.geometry().block_bytes(),
-        }
-    }
-
-    /// The cache in words, one line for each sequence.
-    pub fn dump(&self) -> String {
-        let (geometry, stats) = (self.geometry(), self.stats());
-        // Hundredths of a MiB, rounded, in integers. An arena has at most 2^46 bytes, so nothing overflows.
-        let mib = |blocks: u32| {
-            let bytes = u64::from(blocks) * stats.block_bytes;
-            let hundredths = (bytes * 100 + (1 << 19)) >> 20;
-            format!("{}.{:02}", hundredths / 100, hundredths % 100)
-        };
-        let mut text = format!(
-            "=== KV cache of {} ===\n\
-             Configuration:\n  Layers: {}, KV heads: {}, Head dim: {}\n  Block: {} tokens, {} bytes (K and V), {} blocks\n\n\
-             Allocation:\n  Sequences: {}\n  Used: {} MiB\n  Cached: {} MiB\n  Free: {} MiB\n  Evicted so far: {} blocks\n\n\
-             Sequences:\n",
-            self.shared.config.model,
-            geometry.layers(),
-            geometry.kv_heads(),
-            geometry.head_dim(),
-            geometry.block_tokens(),
-            stats.block_bytes,
-            stats.total_blocks,
-            stats.sequences,
-            mib(stats.used_blocks),
-            mib(stats.cached_blocks),
-            mib(stats.free_blocks),
-            stats.evicted_blocks,
-        );
-        let mut lines: Vec<String> = Vec::new();
-        for shard in &self.shared.shards {
-            let live: Vec<(Box<str>, Arc<Live>)> =
-                shard.lock().iter().map(|(id, live)| (id.clone(), Arc::clone(live))).collect();
-            for (id, live) in live {
-                if let Some(sequence) = live.sequence.lock().as_ref() {
-                    lines.push(format!("  {id}: {}", describe(sequence)));
-                }
-            }
-        }
-        lines.sort();
-        for line in lines {
-            let _ = writeln!(text, "{line}");
-        }
-        text
     }
 
     /// Geometry of its blocks.
@@ -606,64 +320,6 @@ impl Cache {
         let Shared { config, geometry_id, .. } = &*self.shared;
         Identity::new(&config.model, adapter, geometry_id, &tenant.to_le_bytes())
     }
-
-    pub(crate) fn with<T>(
-        &self,
-        id: &str,
-        work: impl FnOnce(&mut Sequence) -> T,
-    ) -> Result<T, CacheError> {
-        Ok(self.find(id)?.with(work))
-    }
-
-    pub(crate) fn find(&self, id: &str) -> Result<Arc<Live>, CacheError> {
-        let found = self.shared.shard(id).lock().get(id).cloned();
-        found.ok_or_else(|| unknown(id))
-    }
-}
-
-impl Shared {
-    pub(crate) fn shard(&self, id: &str) -> &Mutex<HashMap<Box<str>, Arc<Live>>> {
-        &self.shards[(self.hasher.hash_one(id) % SHARDS as u64) as usize]
-    }
-}
-
-/// A view of a sequence. Its blocks stay while it lives, also after the sequence was freed.
-#[derive(Debug)]
-pub struct SequenceView {
-    /// Keeps the blocks.
-    live: Arc<Live>,
-    view: BlockView,
-}
-
-impl SequenceView {
-    /// Shape, strides and place in the arena.
-    pub const fn view(&self) -> &BlockView {
-        &self.view
-    }
-
-    /// The bytes, where the processor can address them; `None` for memory of a device. Until the result is
-    /// dropped, the blocks of the view cannot be written.
-    pub fn bind(&self) -> Result<Option<View<'_>>, ArenaError> {
-        self.live.cache.arena.host().map(|host| host.view(&self.view)).transpose()
-    }
-
-    /// The arena that it is in.
-    pub fn arena(&self) -> &Arc<dyn Arena> {
-        &self.live.cache.arena
-    }
-}
-
-/// Makes the descriptor of a run of blocks that holds so many tokens.
-trait MakeView: FnOnce(&ArenaShape, BlockRun, u64) -> Result<BlockView, ViewError> {}
-impl<F: FnOnce(&ArenaShape, BlockRun, u64) -> Result<BlockView, ViewError>> MakeView for F {}
-
-fn describe(sequence: &Sequence) -> String {
-    let place = match sequence.run() {
-        Some((first, count)) => format!("blocks [{}, +{count}]", first.0),
-        None => format!("{} blocks, paged", sequence.table().len()),
-    };
-    let (tokens, capacity) = (sequence.tokens(), sequence.capacity());
-    format!("{tokens}/{capacity} tokens, {place}, {} published", sequence.published())
 }
 
 fn check_tokens(tokens: u64) -> Result<(), CacheError> {
@@ -672,8 +328,4 @@ fn check_tokens(tokens: u64) -> Result<(), CacheError> {
         _ if tokens > TOKENS_MAX => Err(CacheError::TooManyTokens { tokens }),
         _ => Ok(()),
     }
-}
-
-pub(crate) fn unknown(id: &str) -> CacheError {
-    CacheError::Unknown { id: id.to_owned() }
 }

@@ -34,9 +34,9 @@ pub(crate) enum Refusal {
     Busy(BlockId),
 }
 
-/// The words of all blocks that an arena reserved room for.
+/// The words of all blocks that an arena reserved room for. Other crates can neither name nor use it.
 #[derive(Debug)]
-pub(crate) struct Claims {
+pub struct Claims {
     words: Box<[AtomicU32]>,
 }
 
@@ -98,6 +98,27 @@ impl Claims {
             self.end_read(copy.source);
             self.end_write(copy.target);
         }
+    }
+
+    /// Claims blocks that tokens move between, sources for reading and targets for writing: all or none. Refuses
+    /// a target that is named twice or is also a source. [`Claims::end_moves`] must follow.
+    pub(crate) fn begin_moves(
+        &self,
+        sources: &[BlockId],
+        targets: &[BlockId],
+    ) -> Result<(), Refusal> {
+        for (place, source) in sources.iter().enumerate() {
+            self.begin_read(*source).inspect_err(|_| self.end_moves(&sources[..place], &[]))?;
+        }
+        self.begin_writes(targets).inspect_err(|_| self.end_moves(sources, &[]))
+    }
+
+    /// Ends what [`Claims::begin_moves`] began.
+    pub(crate) fn end_moves(&self, sources: &[BlockId], targets: &[BlockId]) {
+        for block in sources {
+            self.end_read(*block);
+        }
+        self.end_writes(targets);
     }
 
     /// Claims blocks for writing: all or none. [`Claims::end_writes`] must follow.

@@ -7,6 +7,7 @@ use crate::arena::{Arena, ArenaError};
 use crate::dtype::DType;
 use crate::geometry::{AttentionSpec, Geometry};
 use crate::ids::BlockId;
+use crate::kernels::{RowMove, Slot};
 use crate::layout::tests::small_shapes;
 use crate::layout::{ArenaShape, Axis, Layout};
 use crate::part::{BlockCopy, Order, Part};
@@ -85,6 +86,18 @@ fn wrong_calls_change_nothing_and_say_why(make: Make) {
     ] {
         assert!(arena.copy_blocks(&copies).is_err(), "{copies:?}");
     }
+    let step = |source, target| RowMove { source: Slot(source), target: Slot(target) };
+    for moves in [
+        [step(0, 16), step(2, 16)],  // one slot twice
+        [step(0, 16), step(17, 32)], // a block that is read and written
+        [step(0, 16), step(1, 2)],   // the same block
+        [step(0, 16), step(-1, 17)], // no slot
+        [step(0, 16), step(64, 17)], // a block that is not there now
+        [step(0, 16), step(1, 128)], // a block that can never be there
+    ] {
+        assert!(arena.compact(&moves).is_err(), "{moves:?}");
+    }
+    arena.compact(&[]).unwrap();
     assert_eq!(read(&*arena, 1, Order::Stored), before);
     // No claim was left behind.
     arena.zero_blocks(&[BlockId(0), BlockId(1), BlockId(2), BlockId(3)]).unwrap();
@@ -152,10 +165,26 @@ fn distinct_blocks_from_several_threads(make: Make) {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Write { block: u32, layer: u32, tokens: (u32, u32), salt: u8 },
-    Copy { source: u32, target: u32 },
-    Zero { block: u32 },
-    Resize { blocks: u32 },
+    Write {
+        block: u32,
+        layer: u32,
+        tokens: (u32, u32),
+        salt: u8,
+    },
+    Copy {
+        source: u32,
+        target: u32,
+    },
+    Zero {
+        block: u32,
+    },
+    /// Places as block and token.
+    Compact {
+        moves: Vec<[(u32, u32); 2]>,
+    },
+    Resize {
+        blocks: u32,
+    },
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
@@ -165,6 +194,11 @@ fn any_op() -> impl Strategy<Value = Op> {
             .prop_map(|(block, layer, tokens, salt)| Op::Write { block, layer, tokens, salt }),
         (id.clone(), id.clone()).prop_map(|(source, target)| Op::Copy { source, target }),
         id.clone().prop_map(|block| Op::Zero { block }),
+        vec(([0..4_u32, 0..4_u32], [id.clone(), id.clone()]), 0..5).prop_map(|picks| {
+            let step =
+                |(tokens, blocks): ([u32; 2], [u32; 2])| [0, 1].map(|n| (blocks[n], tokens[n]));
+            Op::Compact { moves: picks.into_iter().map(step).collect() }
+        }),
         id.prop_map(|blocks| Op::Resize { blocks: blocks + 1 }),
     ]
 }
@@ -188,10 +222,40 @@ fn apply_to_model(model: &mut Vec<Vec<u8>>, shape: &ArenaShape, op: &Op) -> bool
             model[*target as usize] = model[*source as usize].clone();
         }
         Op::Zero { block } if live(block) => model[*block as usize].fill(0),
+        Op::Compact { moves } => return compact_model(model, shape, moves),
         Op::Resize { blocks } if *blocks <= shape.blocks() => {
             model.resize(*blocks as usize, vec![0; shape.geometry().block_bytes() as usize]);
         }
         _ => return false,
+    }
+    true
+}
+
+/// A place on an axis of tokens that may be shorter than what was drawn.
+fn token_at(shape: &ArenaShape, pick: u32) -> u32 {
+    pick % shape.count(Axis::Token)
+}
+
+fn compact_model(model: &mut [Vec<u8>], shape: &ArenaShape, moves: &[[(u32, u32); 2]]) -> bool {
+    let place = |(block, token)| (block, token_at(shape, token));
+    let moves: Vec<_> = moves.iter().map(|step| step.map(place)).collect();
+    let fine = moves.iter().enumerate().all(|(n, [_, target])| {
+        moves.iter().all(|[source, _]| source.0 != target.0)
+            && moves[..n].iter().all(|[_, other]| other != target)
+    });
+    let live = moves.iter().flatten().all(|(block, _)| (*block as usize) < model.len());
+    if !fine || !live {
+        return false;
+    }
+    let row = shape.geometry().row_bytes() as usize * shape.count(Axis::Head) as usize;
+    let (slots, outer) =
+        (shape.count(Axis::Token), shape.count(Axis::Layer) * shape.count(Axis::Half));
+    for [source, target] in moves {
+        for layer_half in 0..outer {
+            let at = |token: u32| (layer_half * slots + token) as usize * row;
+            let kv = model[source.0 as usize][at(source.1)..][..row].to_vec();
+            model[target.0 as usize][at(target.1)..][..row].copy_from_slice(&kv);
+        }
     }
     true
 }
@@ -216,6 +280,17 @@ fn apply(arena: &dyn Arena, op: &Op) -> Result<(), ArenaError> {
             arena.copy_blocks(&[BlockCopy { source, target }])
         }
         Op::Zero { block } => arena.zero_blocks(&[BlockId(*block)]),
+        Op::Compact { moves } => {
+            let slot = |(block, token)| {
+                let size = arena.shape().count(Axis::Token);
+                Slot::new(BlockId(block), token_at(arena.shape(), token), size)
+            };
+            let step = |step: &[(u32, u32); 2]| {
+                let [source, target] = step.map(slot);
+                RowMove { source, target }
+            };
+            arena.compact(&moves.iter().map(step).collect::<Vec<_>>())
+        }
         Op::Resize { blocks } => arena.resize(*blocks),
     }
 }

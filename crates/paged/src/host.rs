@@ -1,4 +1,5 @@
-//! An arena in host memory: anonymous, or a memfd that can be shared and remapped.
+//! An arena in host memory: anonymous, or a memfd that can be shared and remapped; pageable, or page-locked
+//! for a GPU.
 //!
 //! Room for all reserved blocks is mapped at once and costs nothing until it is touched. Shrinking gives the
 //! pages of the blocks that end back to the system. In most layouts the blocks that end are not one run but
@@ -8,6 +9,10 @@
 //!   layer 0: b0 b1 b2 ░░ ░░ │ layer 1: b0 b1 b2 ░░ ░░ │ …      ░ given back; b0 of layer 1 did not move
 //! ```
 //!
+//! Page-locked ("pinned") memory is what a GPU copies from and to at the speed of the link. The driver locks all
+//! reserved blocks at once, so they take memory from the start. Shrinking then zeroes blocks and gives nothing
+//! back: the GPU would go on using the old pages while the processor gets new ones.
+//!
 //! **Why the safe calls are safe.** The mapping is never exposed as a slice of its own. Each call claims its
 //! blocks (`claims.rs`), then copies through raw pointers, then ends the claims. The layout is a bijection, so
 //! bytes of distinct blocks are disjoint: two calls that run at once either touch disjoint bytes, or both
@@ -15,13 +20,15 @@
 //! from a `View` only, and a view's read claim keeps writers away. What remains are raw pointers
 //! ([`HostArena::base`]) and other processes ([`HostArena::fd`]), whose users promise the same.
 
-use crate::arena::{Arena, ArenaError, runs_for};
+use crate::arena::{Arena, ArenaError, moved_blocks, runs_for, token_runs};
 use crate::claims::{Claims, Refusal};
 use crate::ids::BlockId;
+use crate::kernels::{RowMove, Slot};
 use crate::layout::{ArenaShape, Axis};
 use crate::part::{BlockCopy, BlockRun, Order, Part};
 use crate::view::{BlockView, View};
 use mooncrate_core::{Extent, Medium};
+use mooncrate_gpu::{Gpu, Pinned};
 use mooncrate_lock::Mutex;
 use mooncrate_mem::{Backing, Pages, Region};
 use rustix::mm::Advice as PageAdvice;
@@ -54,6 +61,8 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// ```
 #[derive(Debug)]
 pub struct HostArena {
+    /// Unlocked before the region below is unmapped. `None`: pageable memory.
+    pinned: Option<Pinned>,
     shape: ArenaShape,
     region: Region,
     /// Bytes by which the system takes memory back and maps parts of a memfd.
@@ -87,7 +96,28 @@ impl HostArena {
         };
         let claims = Claims::new(shape.blocks(), blocks);
         let present = AtomicU32::new(blocks);
-        Ok(Self { shape, region, page_bytes, claims, present, resizing: Mutex::new(()) })
+        let resizing = Mutex::new(());
+        Ok(Self { pinned: None, shape, region, page_bytes, claims, present, resizing })
+    }
+
+    /// The same arena, page-locked: GPUs copy from and to it at the speed of the link. All reserved blocks take
+    /// memory from now on.
+    ///
+    /// Without a driver there is no [`Gpu`] to pass: `Gpu::open` says so
+    /// ([`GpuError::NoDriver`](mooncrate_gpu::GpuError::NoDriver)).
+    pub fn pinned(mut self, gpu: &Gpu) -> Result<Self, ArenaError> {
+        if self.pinned.is_none() {
+            let len = self.region.len() as usize;
+            // SAFETY: the region is unmapped after `pinned` is dropped, because it is the later field.
+            // Nothing gives pages of it back while `pinned` is set: see `discard`.
+            self.pinned = Some(unsafe { Pinned::new(gpu, self.base(), len) }?);
+        }
+        Ok(self)
+    }
+
+    /// The GPU whose driver page-locked the memory; `None` for pageable memory.
+    pub fn pinned_for(&self) -> Option<&Gpu> {
+        self.pinned.as_ref().map(Pinned::gpu)
     }
 
     /// The address of the first byte, for exporters and engines. It never changes, whatever the size.
@@ -117,8 +147,9 @@ impl HostArena {
         self.page_bytes
     }
 
-    /// Binds a view to this memory, until the result is dropped. Until then its blocks cannot be written.
-    pub fn view(&self, view: &BlockView) -> Result<View<'_>, ArenaError> {
+    /// Binds a view to this memory, until the result is dropped. Until then its blocks cannot be written, and
+    /// whatever lent the descriptor, such as a [`SequenceView`](crate::SequenceView), keeps them.
+    pub fn view<'a>(&'a self, view: &'a BlockView) -> Result<View<'a>, ArenaError> {
         if *view.shape() != self.shape {
             return Err(ArenaError::ForeignView);
         }
@@ -180,7 +211,8 @@ impl HostArena {
             Some(_) => PageAdvice::LinuxRemove,
             None => PageAdvice::LinuxDontNeed,
         };
-        let given_back = bytes > 0 && {
+        // Locked pages stay: the GPU would go on using them while this process got others.
+        let given_back = self.pinned.is_none() && bytes > 0 && {
             let at = self.at(first_page, bytes).as_ptr().cast();
             // SAFETY: whole pages of our mapping, all bytes of which belong to absent blocks. Nobody reads
             // or writes those, and afterwards they read as zero, which is what a block begins with.
@@ -190,7 +222,7 @@ impl HostArena {
             self.zero(start, first_page);
             self.zero(last_page, end);
         } else {
-            // Locked pages cannot be given back. The blocks still have to be zero when they begin again.
+            // Pages that stay still have to be zero when their blocks begin again.
             self.zero(start, end);
         }
     }
@@ -212,6 +244,20 @@ impl HostArena {
             let target = self.at(run.offset() - from + to, run.len());
             // SAFETY: `at` checked both. The caller claimed the source for reading and the target for
             // writing, so they are distinct blocks, which share no byte, and no other thread writes either.
+            unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_ptr(), bytes) };
+        }
+    }
+
+    /// Copies so many tokens that follow each other in one block to slots that follow each other in another.
+    fn copy_tokens(&self, first: RowMove, count: u32) {
+        let runs = |slot| token_runs(&self.shape, slot, count);
+        for (source, target) in iter::zip(runs(first.source), runs(first.target)) {
+            let bytes = source.len() as usize;
+            let source = self.at(source.offset(), source.len());
+            let target = self.at(target.offset(), target.len());
+            // SAFETY: `at` checked both, and runs of equal parts have equal lengths. The caller claimed the block
+            // of the source for reading and that of the target for writing, so they are distinct blocks, which
+            // share no byte, and no other thread writes either.
             unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_ptr(), bytes) };
         }
     }
@@ -296,6 +342,22 @@ impl Arena for HostArena {
             }
         }
         self.claims.end_writes(blocks);
+        Ok(())
+    }
+
+    fn compact(&self, moves: &[RowMove]) -> Result<(), ArenaError> {
+        let (sources, targets) = moved_blocks(&self.shape, moves)?;
+        let begun = self.claims.begin_moves(&sources, &targets);
+        begun.map_err(|refusal| self.refused(refusal))?;
+        let block_tokens = i64::from(self.shape.geometry().block_tokens());
+        let follows = |one: Slot, next: Slot| next.0 == one.0 + 1 && next.0 % block_tokens != 0;
+        // Kept tokens mostly stand in groups, and a group is one copy per run instead of one per token.
+        for group in moves.chunk_by(|one, next| {
+            follows(one.source, next.source) && follows(one.target, next.target)
+        }) {
+            self.copy_tokens(group[0], group.len() as u32);
+        }
+        self.claims.end_moves(&sources, &targets);
         Ok(())
     }
 

@@ -11,9 +11,9 @@
 //! The table has at least twice as many entries as there are blocks, and a name goes into the emptier one of
 //! its two buckets. If both are full the block stays without an entry: it is not found, and not wrong.
 
-use crate::BlockId;
 use crate::atomic::{AtomicU64, Ordering};
 use crate::hash::BlockHash;
+use crate::{BlockId, large};
 
 const ENTRIES: usize = 8;
 
@@ -32,17 +32,13 @@ impl Index {
     pub(crate) fn new(blocks: u32) -> Self {
         let buckets = (blocks as usize * 2).div_ceil(ENTRIES).next_power_of_two();
         let empty = || Bucket(std::array::from_fn(|_| AtomicU64::new(0)));
-        Self { buckets: (0..buckets).map(|_| empty()).collect() }
+        Self { buckets: large::table(buckets, empty) }
     }
 
-    /// Blocks that may have this name; the caller asks each.
-    pub(crate) fn candidates(&self, hash: BlockHash) -> impl Iterator<Item = BlockId> {
-        let tag = tag(hash);
-        self.places(hash).into_iter().flat_map(|bucket| &bucket.0).filter_map(move |entry| {
-            // Acquire: pairs with the Release in `insert`, so the block's record is there.
-            let entry = entry.load(Ordering::Acquire);
-            (entry & TAG == tag && entry != 0).then(|| BlockId(entry as u32 - 1))
-        })
+    /// The buckets of a name.
+    #[inline]
+    pub(crate) fn scan(&self, hash: BlockHash) -> Scan<'_> {
+        Scan { places: self.places(hash), tag: tag(hash) }
     }
 
     /// Tells the processor that a name will be looked up soon.
@@ -52,32 +48,15 @@ impl Index {
         }
     }
 
-    /// Adds a name; false if there is no room for it.
-    pub(crate) fn insert(&self, hash: BlockHash, block: BlockId) -> bool {
-        let places = self.places(hash);
-        let full = |bucket: &Bucket| {
-            bucket.0.iter().filter(|entry| entry.load(Ordering::Relaxed) != 0).count()
-        };
-        let order = if full(places[0]) <= full(places[1]) { [0, 1] } else { [1, 0] };
-        let entry = entry(hash, block);
-        let mut free = order.into_iter().flat_map(|at| &places[at].0);
-        // Release: pairs with the Acquire in `candidates`.
-        free.any(|place| {
-            place.load(Ordering::Relaxed) == 0
-                && place.compare_exchange(0, entry, Ordering::Release, Ordering::Relaxed).is_ok()
-        })
+    /// Tells the processor that the entry of a name will be removed soon.
+    pub(crate) fn prefetch_place(&self, hash: BlockHash, place: Place) {
+        prefetch(self.places(hash)[place.bucket()]);
     }
 
-    /// Removes the entry of a block, if it has one.
-    pub(crate) fn remove(&self, hash: BlockHash, block: BlockId) {
-        let gone = entry(hash, block);
-        for place in self.places(hash).into_iter().flat_map(|bucket| &bucket.0) {
-            let found = place.load(Ordering::Relaxed) == gone
-                && place.compare_exchange(gone, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-            if found {
-                return;
-            }
-        }
+    /// Empties the place of an entry. The caller has ended the one life of the block that the entry names,
+    /// so no other thread writes to this place: inserts only write to empty ones.
+    pub(crate) fn remove(&self, hash: BlockHash, place: Place) {
+        self.places(hash)[place.bucket()].0[place.entry()].store(0, Ordering::Relaxed);
     }
 
     fn places(&self, hash: BlockHash) -> [&Bucket; 2] {
@@ -89,16 +68,100 @@ impl Index {
     }
 }
 
-fn prefetch(bucket: &Bucket) {
+/// The two buckets of a name.
+#[derive(Debug)]
+pub(crate) struct Scan<'a> {
+    places: [&'a Bucket; 2],
+    tag: u64,
+}
+
+/// Which entry of the two buckets of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place(u8);
+
+impl Place {
+    /// As a byte that is not 0.
+    pub(crate) const fn to_byte(self) -> u8 {
+        self.0 + 1
+    }
+
+    /// The place of such a byte; none of 0.
+    pub(crate) const fn from_byte(byte: u8) -> Option<Self> {
+        match byte.checked_sub(1) {
+            Some(place) => Some(Self(place)),
+            None => None,
+        }
+    }
+
+    const fn bucket(self) -> usize {
+        (self.0 as usize / ENTRIES) & 1
+    }
+
+    const fn entry(self) -> usize {
+        self.0 as usize % ENTRIES
+    }
+}
+
+impl Scan<'_> {
+    /// Blocks that may have the name; the caller asks each.
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = BlockId> {
+        let tagged = |bucket| bits(which(bucket, |entry| entry & TAG == self.tag));
+        self.places.into_iter().flat_map(move |bucket| {
+            tagged(bucket).filter_map(move |n| {
+                // Acquire: pairs with the Release in `insert`, so the block's record is there.
+                let entry = bucket.0[n].load(Ordering::Acquire);
+                (entry & TAG == self.tag && entry != 0).then(|| BlockId(entry as u32 - 1))
+            })
+        })
+    }
+
+    /// Adds an entry of a block under this name to the emptier bucket. `note` is told the place before the
+    /// entry can be found there; it may be told several, of which the last one holds. False: no room.
+    pub(crate) fn insert(&self, block: BlockId, note: impl Fn(Place)) -> bool {
+        let empty = |entry: u64| entry == 0;
+        let free = self.places.map(|bucket| which(bucket, empty));
+        let order = if free[0].count_ones() >= free[1].count_ones() { [0, 1] } else { [1, 0] };
+        let entry = self.tag | (u64::from(block.0) + 1);
+        order.into_iter().any(|bucket| {
+            bits(free[bucket]).any(|n| {
+                note(Place((bucket * ENTRIES + n) as u8));
+                // Release: pairs with the Acquire in `candidates`.
+                let place = &self.places[bucket].0[n];
+                place.compare_exchange(0, entry, Ordering::Release, Ordering::Relaxed).is_ok()
+            })
+        })
+    }
+}
+
+/// The entries of a bucket for which a condition holds, as bits. Without a branch per entry: where a name lies
+/// in its bucket is random, so a branch would be predicted wrongly for most names, which costs more than
+/// to look at all entries.
+#[inline]
+fn which(bucket: &Bucket, holds: impl Fn(u64) -> bool) -> u32 {
+    let at = |n: usize| u32::from(holds(bucket.0[n].load(Ordering::Relaxed))) << n;
+    at(0) | at(1) | at(2) | at(3) | at(4) | at(5) | at(6) | at(7)
+}
+
+/// The numbers of the bits that are set.
+fn bits(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let lowest = (set != 0).then(|| set.trailing_zeros() as usize % ENTRIES);
+        set &= set.wrapping_sub(1);
+        lowest
+    })
+}
+
+/// Tells the processor that a value will be read or written soon.
+pub(crate) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let line = std::ptr::from_ref(bucket).cast::<i8>();
+        let line = std::ptr::from_ref(value).cast::<i8>();
         // SAFETY: a prefetch reads nothing and cannot fault; every x86-64 processor has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = bucket;
+    let _ = value;
 }
 
 /// The upper half of an entry.
@@ -106,8 +169,4 @@ const TAG: u64 = !(u32::MAX as u64);
 
 const fn tag(hash: BlockHash) -> u64 {
     hash.0[1] & TAG
-}
-
-const fn entry(hash: BlockHash, block: BlockId) -> u64 {
-    tag(hash) | (block.0 as u64 + 1)
 }

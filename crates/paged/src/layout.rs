@@ -122,9 +122,9 @@ impl fmt::Display for Layout {
     }
 }
 
-/// Bytes from one coordinate to the next on each axis, and the bytes of an element. The fields stand in
-/// this order, each as 64 bits, so that a kernel can take the struct as it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Bytes from one coordinate to the next on each axis. The fields stand in this order, each as 64 bits, so that
+/// a kernel can take the struct as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Strides {
     /// From block to block.
@@ -133,15 +133,13 @@ pub struct Strides {
     pub layer: u64,
     /// From K to V.
     pub half: u64,
-    /// From head to head.
-    pub head: u64,
     /// From token slot to token slot of one block.
     pub token: u64,
-    /// From element to element.
-    pub element: u64,
+    /// From head to head.
+    pub head: u64,
 }
 
-const _: () = assert!(size_of::<Strides>() == 48);
+const _: () = assert!(size_of::<Strides>() == 40);
 
 impl Strides {
     /// The stride of an axis.
@@ -155,7 +153,7 @@ impl Strides {
         }
     }
 
-    fn set(&mut self, axis: Axis, stride: u64) {
+    pub(crate) const fn set(&mut self, axis: Axis, stride: u64) {
         *match axis {
             Axis::Layer => &mut self.layer,
             Axis::Half => &mut self.half,
@@ -234,9 +232,7 @@ impl ArenaShape {
             return Err(ShapeError::MlaLayout);
         }
         let bytes = geometry.arena_bytes(blocks)?;
-        let element = u64::from(geometry.dtype().bytes());
-        let strides = Strides { block: 0, layer: 0, half: 0, head: 0, token: 0, element };
-        let mut shape = Self { geometry, layout, blocks, strides, bytes };
+        let mut shape = Self { geometry, layout, blocks, strides: Strides::default(), bytes };
         // From the fastest axis to the slowest: each step is as long as all that lies inside. The last
         // product is `bytes`, so none of them overflows.
         let mut inside = geometry.row_bytes();

@@ -105,14 +105,22 @@ mod conformance;
 #[cfg(not(loom))]
 mod cuda;
 mod dtype;
+#[cfg(not(loom))]
+mod error;
 mod geometry;
 mod hash;
 #[cfg(not(loom))]
 mod host;
 mod ids;
+#[cfg(not(loom))]
+mod importance;
 mod index;
 pub mod kernels;
+mod large;
 mod layout;
+mod lists;
+#[cfg(not(loom))]
+mod live;
 #[cfg(all(test, loom))]
 mod loom;
 #[cfg(not(loom))]
@@ -121,6 +129,8 @@ mod part;
 mod policy;
 #[cfg(not(loom))]
 mod pool;
+#[cfg(not(loom))]
+mod positions;
 mod records;
 #[cfg(not(loom))]
 mod remap;
@@ -129,7 +139,13 @@ pub mod replay;
 #[cfg(not(loom))]
 mod sequence;
 #[cfg(not(loom))]
+mod sequence_view;
+#[cfg(not(loom))]
 mod spill;
+#[cfg(not(loom))]
+mod staging;
+#[cfg(not(loom))]
+mod stats;
 #[cfg(not(loom))]
 mod suspend;
 mod tables;
@@ -145,13 +161,12 @@ pub use alloc::{
 #[cfg(not(loom))]
 pub use arena::{Arena, ArenaError};
 #[cfg(not(loom))]
-pub use cache::{
-    Admission, Admitted, Cache, CacheConfig, CacheError, CacheStats, Prompt, SequenceView,
-    TOKENS_MAX,
-};
+pub use cache::{Admission, Admitted, Cache, CacheConfig, Prompt, TOKENS_MAX};
 #[cfg(not(loom))]
 pub use cuda::CudaArena;
 pub use dtype::{DType, DlpackType};
+#[cfg(not(loom))]
+pub use error::CacheError;
 pub use geometry::{
     ARENA_BYTES_MAX, AttentionSpec, BLOCK_BYTES_MAX, BLOCK_TOKENS_MAX, CacheIdentity, Geometry,
     GeometryError, Half, MlaSpec, TokenPlace,
@@ -160,6 +175,8 @@ pub use hash::{BlockHash, Identity};
 #[cfg(not(loom))]
 pub use host::HostArena;
 pub use ids::BlockId;
+#[cfg(not(loom))]
+pub use importance::Kept;
 pub use layout::{ArenaShape, Axis, Coordinate, CoordinateError, Layout, ShapeError, Strides};
 #[cfg(not(loom))]
 pub use manifest::{ResumeError, Ticket};
@@ -171,11 +188,15 @@ pub use policy::{Policy, UnknownPolicy};
 pub use pool::{Full, Pool, TakeError};
 pub use records::Registered;
 #[cfg(not(loom))]
-pub use remap::{ArenaRef, Contiguous, Piece, RemapError};
+pub use remap::{ArenaRef, BlockHold, Contiguous, HeldSequence, Piece, Remap, RemapError, Unheld};
 #[cfg(not(loom))]
 pub use sequence::{Sequence, Start};
 #[cfg(not(loom))]
+pub use sequence_view::SequenceView;
+#[cfg(not(loom))]
 pub use spill::{Fetch, PinnedBlocks, SpillKey};
+#[cfg(not(loom))]
+pub use stats::CacheStats;
 #[cfg(not(loom))]
 pub use suspend::{OwnBlock, Resuming, Suspension};
 pub use tables::{

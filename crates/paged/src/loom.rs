@@ -3,10 +3,11 @@
 //!
 //! Run with `./dev test loom`.
 
-use crate::BlockId;
 use crate::alloc::Bits;
 use crate::hash::BlockHash;
+use crate::lists::{Evicted, Lists};
 use crate::records::{Records, Registered};
+use crate::{BlockId, Policy};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -136,5 +137,101 @@ fn the_last_of_two_references_frees_once() {
         let thread = thread::spawn(move || release(&other));
         let freed = [release(&records), thread.join().unwrap()];
         assert_eq!(freed.iter().filter(|freed| **freed).count(), 1);
+    });
+}
+
+const NAME: BlockHash = BlockHash([7, 7]);
+
+/// A block and two eviction lists.
+struct Kept {
+    records: Records,
+    lists: Lists,
+}
+
+impl Kept {
+    /// The block has a name and one pin, and is in no list.
+    fn new() -> Self {
+        let kept = Self { records: Records::new(1), lists: Lists::with(2, Policy::Lru) };
+        kept.records.begin(BlockId(0));
+        assert_eq!(kept.records.register(BlockId(0), NAME, 0), Registered::Named);
+        kept
+    }
+
+    /// Gives up a pin, as the pool does.
+    fn release(&self, list: usize) {
+        if self.records.unpin(BlockId(0)) {
+            let mut open = self.lists.open(list);
+            self.lists.keep(&self.records, BlockId(0), &mut open);
+        }
+    }
+
+    /// How many blocks an eviction gets from a list.
+    fn evict(&self, list: usize) -> usize {
+        let (mut out, mut evicted) = ([BlockId::default(); 2], Evicted::default());
+        self.lists.evict_from(&self.records, list, &mut out, &mut evicted);
+        evicted.blocks
+    }
+}
+
+/// A cached block is found and released by one thread while another evicts: it is evicted, or it is in a list
+/// from which it can be.
+#[test]
+fn a_block_that_is_released_while_others_evict_stays_in_a_list() {
+    loom::model(|| {
+        let kept = Arc::new(Kept::new());
+        kept.release(0);
+        let other = Arc::clone(&kept);
+        let thread = thread::spawn(move || {
+            if other.records.find(NAME).is_some() {
+                other.release(1);
+            }
+        });
+        let evicted = kept.evict(0);
+        thread.join().unwrap();
+        assert_eq!(evicted + kept.evict(0) + kept.evict(1), 1);
+    });
+}
+
+/// Two threads release a block, and one of them finds and releases it again: each may be the last for a moment.
+/// It is in one list.
+#[test]
+fn a_block_that_two_threads_release_is_in_one_list() {
+    loom::model(|| {
+        let kept = Arc::new(Kept::new());
+        assert!(kept.records.share(BlockId(0)));
+        let other = Arc::clone(&kept);
+        let thread = thread::spawn(move || other.release(1));
+        kept.release(0);
+        if kept.records.find(NAME).is_some() {
+            kept.release(0);
+        }
+        thread.join().unwrap();
+        assert_eq!([kept.evict(0), kept.evict(1)].iter().sum::<usize>(), 1);
+    });
+}
+
+/// A block in the pocket of a seat that runs while another thread needs it: one of them has it.
+#[test]
+fn a_block_in_a_pocket_can_be_had_by_others() {
+    loom::model(|| {
+        let shared = Arc::new((Bits::new(1, 1), Bytes::new()));
+        let mut table = [BlockId::default()];
+        assert!(shared.0.take(0, &mut table));
+        shared.1.write(1);
+        shared.0.give(0, &table);
+        let other = Arc::clone(&shared);
+        let thread = thread::spawn(move || {
+            let took = other.0.take(1, &mut [BlockId::default()]);
+            if took {
+                other.1.write(2);
+            }
+            took
+        });
+        let took = shared.0.take(0, &mut table);
+        if took {
+            shared.1.write(3);
+        }
+        assert_eq!(usize::from(took) + usize::from(thread.join().unwrap()), 1);
+        assert_eq!(shared.0.free(), 0);
     });
 }

@@ -5,6 +5,7 @@
 //!   0     4        8           24            40       44             48       56        64      68     72    76
 //!   ├magic┼version─┼ identity ─┼ names' key ─┼ tenant ┼ block tokens ┼ tokens ┼ written ┼ named ┼ rest ┼ own ┤
 //!   named x 16: names of blocks     rest x 4: tokens after the last full block     own x 16: digests of own blocks
+//! version 2   of a sequence that dropped tokens: after the head  kept:4 dropped:8,  at the end  kept x 4: positions
 //! ticket      the first 128 bits of BLAKE3(manifest)
 //! ```
 //!
@@ -15,13 +16,17 @@
 //!
 //! What must stay true: whatever the bytes are, a [`Manifest`] that exists adds up.
 
-use crate::cache::CacheError;
+use crate::error::CacheError;
 use crate::hash::BlockHash;
+use crate::positions::Positions;
 use std::fmt;
 use std::str::FromStr;
 
 const MAGIC: &[u8; 4] = b"MCPS";
+/// Of a sequence that has all its tokens.
 const VERSION: u32 = 1;
+/// Of one that has dropped some.
+const VERSION_DROPPED: u32 = 2;
 const HEAD_BYTES: usize = 76;
 
 /// Names a suspended sequence, in any process. As text it has 32 hexadecimal digits.
@@ -71,7 +76,9 @@ pub enum ResumeError {
     #[error("the bytes are not those that the ticket names; the sequence has to be computed anew")]
     Damaged,
     /// A manifest of another version of this program.
-    #[error("the sequence was suspended in format {found}, this program reads format {VERSION}")]
+    #[error(
+        "the sequence was suspended in format {found}, this program reads formats {VERSION} and {VERSION_DROPPED}"
+    )]
     Version {
         /// Its version.
         found: u32,
@@ -97,6 +104,7 @@ pub(crate) struct Manifest {
     pub(crate) names: Vec<BlockHash>,
     pub(crate) rest: Vec<u32>,
     pub(crate) own: Vec<[u8; 16]>,
+    pub(crate) positions: Positions,
 }
 
 impl Manifest {
@@ -126,20 +134,28 @@ impl Manifest {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD_BYTES);
         bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        let dropped = self.positions.dropped;
+        let version = if dropped > 0 { VERSION_DROPPED } else { VERSION };
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&self.identity);
         bytes.extend_from_slice(&self.fingerprint.unwrap_or(BlockHash::NONE).to_bytes());
         bytes.extend_from_slice(&self.tenant.to_le_bytes());
         bytes.extend_from_slice(&self.block_tokens.to_le_bytes());
         bytes.extend_from_slice(&self.tokens.to_le_bytes());
         bytes.extend_from_slice(&self.written.to_le_bytes());
-        for count in [self.names.len(), self.rest.len(), self.own.len()] {
-            let count = u32::try_from(count).expect("a sequence has less than 2^31 tokens");
+        let kept = &self.positions.kept;
+        let counts = [self.names.len(), self.rest.len(), self.own.len(), kept.len()];
+        for count in &counts[..if dropped > 0 { 4 } else { 3 }] {
+            let count = u32::try_from(*count).expect("a sequence has less than 2^31 tokens");
             bytes.extend_from_slice(&count.to_le_bytes());
+        }
+        if dropped > 0 {
+            bytes.extend_from_slice(&dropped.to_le_bytes());
         }
         bytes.extend(self.names.iter().flat_map(|name| name.to_bytes()));
         bytes.extend(self.rest.iter().flat_map(|token| token.to_le_bytes()));
         bytes.extend(self.own.iter().flatten());
+        bytes.extend(kept.iter().flat_map(|position| position.to_le_bytes()));
         bytes
     }
 
@@ -151,7 +167,7 @@ impl Manifest {
         if magic != *MAGIC {
             return Err(ResumeError::Damaged);
         }
-        if version != VERSION {
+        if version != VERSION && version != VERSION_DROPPED {
             return Err(ResumeError::Version { found: version });
         }
         let identity = front(&mut rest)?;
@@ -160,17 +176,23 @@ impl Manifest {
         let block_tokens = u32::from_le_bytes(front(&mut rest)?);
         let tokens = u64::from_le_bytes(front(&mut rest)?);
         let written = u64::from_le_bytes(front(&mut rest)?);
-        let mut counts = [0; 3];
-        for count in &mut counts {
+        let mut counts = [0; 4];
+        for count in &mut counts[..if version == VERSION { 3 } else { 4 }] {
             *count = u64::from(u32::from_le_bytes(front(&mut rest)?));
         }
+        let dropped = if version == VERSION { 0 } else { u64::from_le_bytes(front(&mut rest)?) };
         // Before anything is allocated by these numbers.
-        if counts[0] * 16 + counts[1] * 4 + counts[2] * 16 != rest.len() as u64 {
+        let sizes = [16, 4, 16, 4];
+        let needed: u64 = counts.iter().zip(sizes).map(|(count, size)| count * size).sum();
+        if needed != rest.len() as u64 || (version == VERSION_DROPPED && dropped == 0) {
             return Err(ResumeError::Damaged);
         }
         let (names, rest) = rest.split_at(counts[0] as usize * 16);
-        let (tail, own) = rest.split_at(counts[1] as usize * 4);
-        let token = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
+        let (tail, rest) = rest.split_at(counts[1] as usize * 4);
+        let (own, kept) = rest.split_at(counts[2] as usize * 16);
+        let numbers = |bytes: &[u8]| -> Vec<u32> {
+            bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
+        };
         let manifest = Self {
             identity,
             fingerprint: Some(fingerprint).filter(|name| *name != BlockHash::NONE),
@@ -179,8 +201,9 @@ impl Manifest {
             tokens,
             written,
             names: names.as_chunks().0.iter().copied().map(BlockHash::from_bytes).collect(),
-            rest: tail.as_chunks().0.iter().map(token).collect(),
+            rest: numbers(tail),
             own: own.as_chunks().0.to_vec(),
+            positions: Positions { kept: numbers(kept), dropped },
         };
         manifest.check()
     }
@@ -194,9 +217,12 @@ impl Manifest {
             && (1..=crate::TOKENS_MAX).contains(&self.tokens)
             && full <= self.written / size
             && self.own.len() as u64 == self.written.div_ceil(size) - full
+            && self.positions.fit(self.tokens)
             && match self.fingerprint {
+                // Tokens of which some were dropped are no prefix, so no block after them has a name.
                 Some(_) => {
-                    full == self.written / size
+                    self.positions.dropped == 0
+                        && full == self.written / size
                         && self.rest.len() as u64 == self.tokens - full * size
                 }
                 None => self.rest.is_empty(),
@@ -277,15 +303,46 @@ mod tests {
         }
         assert!(matches!(resume(&[&bytes[..], b"x"].concat()), Err(ResumeError::Damaged)));
         let mut newer = bytes.clone();
-        newer[4] = 2;
-        assert!(matches!(resume(&newer), Err(ResumeError::Version { found: 2 })));
+        newer[4] = 3;
+        assert!(matches!(resume(&newer), Err(ResumeError::Version { found: 3 })));
         // Every number of the head, one bit after the other; the names and tokens behind it are free.
         for bit in 0..HEAD_BYTES * 8 {
             let mut other = bytes.clone();
             other[bit / 8] ^= 1 << (bit % 8);
             assert!(resume(&other).is_err(), "bit {bit}");
         }
+        // Of a sequence that dropped tokens. How many it dropped, and how many it has beyond those that are
+        // written, is free: nothing else in the manifest says so.
+        let bytes = dropped(&cache);
+        assert_eq!(Manifest::parse(&bytes).unwrap().to_bytes(), bytes);
+        for len in 0..bytes.len() {
+            assert!(matches!(resume(&bytes[..len]), Err(ResumeError::Damaged)), "{len}");
+        }
+        for bit in (0..48 * 8).chain(56 * 8..(HEAD_BYTES + 4) * 8) {
+            let mut other = bytes.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            assert!(resume(&other).is_err(), "bit {bit}");
+        }
         cache.pool().evict(u32::MAX);
         assert_eq!(cache.stats().free_blocks, 16);
+    }
+
+    /// The manifest of a sequence of ten tokens that lost four.
+    fn dropped(cache: &Cache) -> Vec<u8> {
+        cache.allocate_for("b", Prompt::Tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])).unwrap();
+        let scores = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0];
+        cache.publish("b", 4).unwrap();
+        cache.keep_important("b", &scores, 6).unwrap();
+        let mut suspension = cache.suspend("b", 6).unwrap();
+        assert_eq!((suspension.named().len(), suspension.own_blocks()), (1, 1));
+        suspension.read_own(&mut [0; 4 * 64]).unwrap();
+        let (_, _, bytes) = suspension.manifest();
+        suspension.finish().unwrap();
+        let parsed = Manifest::parse(&bytes).unwrap();
+        assert_eq!(
+            (&parsed.positions.kept[..], parsed.positions.dropped),
+            (&[0, 1, 2, 3, 7, 9][..], 4)
+        );
+        bytes
     }
 }

@@ -6,79 +6,33 @@
 //!   └──── free ◄─────────────────── evict ◄──────────────────┘
 //! ```
 //!
-//! Every step is a few atomic operations on memory of the block, except for the order of eviction, which has a
-//! lock. Released blocks go into the list of the thread that released them (one of a few), so that threads
-//! rarely meet; a match takes no lock at all. It leaves the block in its list, and whoever evicts meets a
-//! block in use there, drops it from the list, and goes on: its next release puts it back.
-//!
-//! A block can be in one list at most; which one is in its record, in one byte: 1 + the list, 0 for none, and
-//! a bit that says that the block was used since. The list of another thread that is locked just now is not
-//! waited for: the bit is set, and whoever evicts puts the block at the young end instead. An entry for a block
-//! that lives another life by now does no harm: a reclaim asks the word, not the list.
+//! Every step is a few atomic operations on memory of the block, except for the order of eviction, which has
+//! locks ([`crate::lists`]). A match takes no lock at all.
 
 use crate::alloc::{Bits, Tally, seat};
 use crate::arena::ArenaError;
 use crate::hash::BlockHash;
+use crate::lists::Lists;
 use crate::records::Records;
 use crate::{BLOCKS_MAX, BlockId, Policy, Registered, ResizeError};
-use mooncrate_core::Slot;
-use mooncrate_core::evict::{EvictPolicy, Worth};
-use mooncrate_lock::{Mutex, MutexGuard};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use mooncrate_lock::Mutex;
 
-/// Most lists. Each may need 8 bytes for every block.
-const LISTS_MAX: usize = 8;
-/// Blocks for each further list: a small pool has one list, and its order is exact.
-const BLOCKS_PER_LIST: usize = 4096;
 /// Names that are looked up before the first of them is pinned: their cache misses overlap.
 const AHEAD: usize = 8;
 /// How often a call looks again for blocks that others have freed meanwhile.
 const ROUNDS: u32 = 16;
-/// How often evictions from a list happen before it is compared with the others.
-const LOOK_AROUND: u32 = 32;
-/// In the list byte of a block: it was used since its list was told so.
-const USED: u8 = 0x80;
-
-type Order = Box<dyn EvictPolicy>;
-
-/// Cached blocks in the order of their eviction.
-#[derive(Debug)]
-#[repr(align(128))]
-struct List {
-    policy: Mutex<Order>,
-    /// Blocks in it, for those who look without the lock.
-    len: AtomicU32,
-    evicted: AtomicU64,
-    /// Evictions from this list by its own threads.
-    turn: AtomicU32,
-}
-
-impl List {
-    fn len(&self) -> usize {
-        self.len.load(Ordering::Relaxed) as usize
-    }
-}
 
 /// The blocks of one arena.
 #[derive(Debug)]
 pub struct Pool {
     bits: Bits,
     records: Records,
-    lists: Box<[List]>,
+    lists: Lists,
     /// Named blocks without pins. The lists hold more: a block that was found again stays in its list.
     idle: Tally,
     max: u32,
     /// One thread at a time grows or shrinks.
     resizing: Mutex<()>,
-}
-
-/// The list that a release has locked.
-struct Open<'a> {
-    /// Where blocks go that are in no list.
-    own: usize,
-    list: Option<(usize, MutexGuard<'a, Order>)>,
-    /// A list that another thread had locked; it is not tried again for each block.
-    busy: usize,
 }
 
 /// Not enough blocks are free or can be evicted.
@@ -116,18 +70,11 @@ impl Pool {
         if max > BLOCKS_MAX {
             return Err(ResizeError::TooLarge { wanted: max, max: BLOCKS_MAX });
         }
-        let lists = (max as usize / BLOCKS_PER_LIST).clamp(1, LISTS_MAX);
-        let list = || List {
-            policy: Mutex::new(policy.build()),
-            len: AtomicU32::new(0),
-            evicted: AtomicU64::new(0),
-            turn: AtomicU32::new(0),
-        };
         Ok(Self {
             bits: Bits::new(total, max),
             records: Records::new(max),
             idle: Tally::new(),
-            lists: (0..lists).map(|_| list()).collect(),
+            lists: Lists::new(max, policy),
             max,
             resizing: Mutex::new(()),
         })
@@ -217,6 +164,13 @@ impl Pool {
         table: &mut [BlockId],
         mut filled: usize,
     ) -> Result<(), Full> {
+        // What is free comes first: blocks in pockets of other threads, too.
+        if self.bits.empty_pockets() {
+            filled += self.bits.take_some(seat, &mut table[filled..]);
+            if filled == table.len() {
+                return Ok(());
+            }
+        }
         for _ in 0..ROUNDS {
             // Nothing is evicted in vain; a single block cannot be.
             let missing = table.len() - filled;
@@ -261,24 +215,44 @@ impl Pool {
         self.records.register(block, hash, rank)
     }
 
+    /// The same for several private blocks, each under the name at its place: faster than one after the other.
+    /// How many got their names.
+    pub fn register_all(&self, blocks: &[BlockId], hashes: &[BlockHash], rank: u8) -> usize {
+        assert_eq!(blocks.len(), hashes.len(), "a name for each block");
+        let mut named = 0;
+        for name in hashes.iter().take(AHEAD) {
+            self.records.prefetch(*name);
+        }
+        for (n, (block, name)) in blocks.iter().zip(hashes).enumerate() {
+            if let Some(later) = hashes.get(n + AHEAD) {
+                self.records.prefetch(*later);
+            }
+            named += usize::from(self.register(*block, *name, rank) == Registered::Named);
+        }
+        named
+    }
+
     /// The longest run of names from the first on that have blocks: these are pinned and written to `table`.
     /// Their number.
     pub fn match_prefix(&self, hashes: &[BlockHash], table: &mut [BlockId]) -> usize {
         let (mut matched, mut woken) = (0, 0);
-        'names: for (names, places) in hashes.chunks(AHEAD).zip(table.chunks_mut(AHEAD)) {
-            let mut seen = [None; AHEAD];
-            for name in hashes.iter().skip(matched + AHEAD).take(AHEAD) {
+        let chunk = |n: usize| hashes.chunks(AHEAD).nth(n).unwrap_or_default();
+        // Three steps, each a cache miss ahead of the next: buckets, records, pins.
+        for name in hashes.iter().take(2 * AHEAD) {
+            self.records.prefetch(*name);
+        }
+        let mut next = self.guess(chunk(0));
+        'names: for (n, places) in table.chunks_mut(AHEAD).enumerate() {
+            let names = chunk(n);
+            for name in chunk(n + 2) {
                 self.records.prefetch(*name);
             }
-            for (seen, name) in seen.iter_mut().zip(names) {
-                *seen = self.records.look(*name);
-            }
-            for ((seen, name), place) in seen.iter().zip(names).zip(places) {
-                let pinned = seen.and_then(|(block, generation)| {
-                    Some((block, self.records.pin(block, generation)?))
-                });
-                let found = pinned.or_else(|| self.records.find(*name));
-                let Some((block, was_idle)) = found else { break 'names };
+            let guesses = std::mem::replace(&mut next, self.guess(chunk(n + 1)));
+            for ((name, guess), place) in names.iter().zip(guesses).zip(places) {
+                let pinned = guess.and_then(|block| self.records.pin_named(block, *name));
+                let Some((block, was_idle)) = pinned.or_else(|| self.records.find(*name)) else {
+                    break 'names;
+                };
                 woken += i64::from(was_idle);
                 *place = block;
                 matched += 1;
@@ -290,9 +264,18 @@ impl Pool {
         matched
     }
 
+    /// Blocks that probably have these names.
+    fn guess(&self, names: &[BlockHash]) -> [Option<BlockId>; AHEAD] {
+        let mut guesses = [None; AHEAD];
+        for (guess, name) in guesses.iter_mut().zip(names) {
+            *guess = self.records.guess(*name);
+        }
+        guesses
+    }
+
     /// How many of these names have blocks, from the first on. Pins nothing.
     pub fn count_prefix(&self, hashes: &[BlockHash]) -> usize {
-        hashes.iter().take_while(|hash| self.records.look(**hash).is_some()).count()
+        hashes.iter().take_while(|hash| self.records.is_known(**hash)).count()
     }
 
     /// One more reference to each of these published blocks, of which the caller holds one.
@@ -305,11 +288,24 @@ impl Pool {
     /// Gives up one reference to each of these published blocks, the last one of the table first: so a chain
     /// is evicted from its end, and what is left of it can be found. The table holds nothing of use after it.
     pub fn release(&self, table: &mut [BlockId]) {
-        let own = seat() % self.lists.len();
-        let mut open = Open { own, list: None, busy: usize::MAX };
+        self.release_as(table, true);
+    }
+
+    /// The same for a caller that only looked at the blocks, as one that saves them: those that are in an eviction
+    /// list keep their places there.
+    pub fn put_back(&self, table: &mut [BlockId]) {
+        self.release_as(table, false);
+    }
+
+    fn release_as(&self, table: &mut [BlockId], used: bool) {
+        let seat = seat();
+        let mut open = self.lists.open(seat);
         let (mut freed, mut idle) = (table.len(), 0);
         for at in (0..table.len()).rev() {
             let block = table[at];
+            if let Some(later) = at.checked_sub(AHEAD) {
+                self.records.prefetch_block(table[later]);
+            }
             // Asked while it is pinned: afterwards the block may be evicted and live another life.
             let named = self.records.named(block);
             if !self.records.unpin(block) {
@@ -317,74 +313,35 @@ impl Pool {
             }
             if named {
                 idle += 1;
-                self.keep(block, &mut open);
-            } else if self.ended(block) {
+                if used {
+                    self.lists.keep(&self.records, block, &mut open);
+                } else {
+                    self.lists.put_back(&self.records, block, &mut open);
+                }
+            } else if self.records.reclaim(block).is_some_and(|ended| ended.usable) {
+                // Not counted as idle before, also if it has got a name meanwhile.
                 freed -= 1;
                 table[freed] = block;
             }
         }
         drop(open);
         if idle > 0 {
-            self.idle.add(seat(), idle);
+            self.idle.add(seat, idle);
         }
-        self.bits.give(seat(), &table[freed..]);
+        if freed < table.len() {
+            self.bits.give(seat, &table[freed..]);
+        }
     }
 
-    /// Puts a block that nobody uses into an eviction list, or tells its list that it was used.
-    fn keep<'a>(&'a self, block: BlockId, open: &mut Open<'a>) {
-        let place = self.records.list(block);
-        loop {
-            let seen = place.load(Ordering::Relaxed);
-            let list = if seen & !USED == 0 { open.own } else { usize::from(seen & !USED) - 1 };
-            if open.list.as_ref().is_none_or(|(at, _)| *at != list) && open.busy != list {
-                // One lock at a time: two threads must not wait for each other's.
-                open.list = None;
-                let lock = &self.lists[list].policy;
-                let got = if list == open.own { Some(lock.lock()) } else { lock.try_lock() };
-                open.busy = if got.is_none() { list } else { usize::MAX };
-                open.list = got.map(|policy| (list, policy));
+    /// The names of cached blocks in the order in which they would be evicted, at most about `most`. Each call goes
+    /// on where the last one ended, and at the end of the order the next one starts over. Pins nothing.
+    pub fn ahead(&self, most: usize, names: &mut Vec<BlockHash>) {
+        self.lists.ahead(most, |block| {
+            // A block in use may still be in its list. It leaves it when an eviction meets it.
+            if self.records.references(block) == 0 {
+                names.extend(self.hash(block));
             }
-            let Some((_, policy)) = open.list.as_mut().filter(|(at, _)| *at == list) else {
-                // AcqRel: whoever evicts swaps the byte after this, and then sees that the pin is gone; or it
-                // has done so before, and this call sees that the block is in no list.
-                if place.fetch_or(USED, Ordering::AcqRel) & !USED != 0 {
-                    return;
-                }
-                continue;
-            };
-            // From here on the byte changes from none to this list by this exchange, and from this list to
-            // none by those who hold the lock.
-            let mine = list as u8 + 1;
-            if seen & !USED == 0 {
-                if place.compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    policy.insert_as(Slot(block.0), self.worth(block));
-                    self.lists[list].len.store(policy.len() as u32, Ordering::Relaxed);
-                    return;
-                }
-            } else if place.load(Ordering::Relaxed) & !USED == mine {
-                policy.touch(Slot(block.0));
-                return;
-            }
-        }
-    }
-
-    /// What the eviction policy is told of a block.
-    fn worth(&self, block: BlockId) -> Worth {
-        Worth { key: self.records.hash(block).0[0], rank: self.records.rank(block).into() }
-    }
-
-    /// Takes a block out of its eviction list, if it is in one.
-    fn unlist(&self, block: BlockId) {
-        let place = self.records.list(block);
-        let list = place.load(Ordering::Relaxed) & !USED;
-        let Some(at) = usize::from(list).checked_sub(1) else { return };
-        let mut policy = self.lists[at].policy.lock();
-        // Whoever evicts may have been faster.
-        if place.load(Ordering::Relaxed) & !USED == list {
-            place.swap(0, Ordering::AcqRel);
-            policy.remove(Slot(block.0));
-            self.lists[at].len.store(policy.len() as u32, Ordering::Relaxed);
-        }
+        });
     }
 
     /// Evicts up to `count` cached blocks; how many were.
@@ -405,53 +362,9 @@ impl Pool {
 
     /// Evicts cached blocks into the front of `out`; how many. They belong to the caller, and are not free.
     fn evict_into(&self, seat: usize, out: &mut [BlockId]) -> usize {
-        let own = self.own_list(seat);
-        // The own list is nobody else's as a rule; but lists of idle threads must not grow old. Looking at
-        // all of them costs a cache miss each, so it is done now and then.
-        let turn = own.turn.load(Ordering::Relaxed).wrapping_add(1);
-        own.turn.store(turn, Ordering::Relaxed);
-        let looks = turn.is_multiple_of(LOOK_AROUND) || own.len() == 0;
-        let mut filled = if looks { 0 } else { self.evict_from(own, out) };
-        for _ in 0..=self.lists.len() {
-            if filled == out.len() {
-                break;
-            }
-            let longest = self.lists.iter().max_by_key(|list| list.len()).expect("a list");
-            let list = if own.len() > longest.len() / 2 { own } else { longest };
-            filled += self.evict_from(list, &mut out[filled..]);
-        }
-        filled
-    }
-
-    fn own_list(&self, seat: usize) -> &List {
-        &self.lists[seat % self.lists.len()]
-    }
-
-    fn evict_from(&self, list: &List, out: &mut [BlockId]) -> usize {
-        let mut filled = 0;
-        let mut policy = list.policy.lock();
-        while filled < out.len() {
-            let Some(Slot(victim)) = policy.victim() else { break };
-            let block = BlockId(victim);
-            let place = self.records.list(block);
-            let seen = place.load(Ordering::Relaxed);
-            // AcqRel: pairs with those who set the bit in `keep`: either they see that the block is in no
-            // list, or this exchange fails. The list part of the byte is ours to change: we hold its lock.
-            if seen & USED == 0
-                && place.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            {
-                if self.ended(block) {
-                    out[filled] = block;
-                    filled += 1;
-                }
-            } else {
-                place.fetch_and(!USED, Ordering::AcqRel);
-                policy.insert_as(Slot(victim), self.worth(block));
-            }
-        }
-        list.len.store(policy.len() as u32, Ordering::Relaxed);
-        list.evicted.fetch_add(filled as u64, Ordering::Relaxed);
-        filled
+        let evicted = self.lists.evict(&self.records, seat, out);
+        self.idle.add(seat, -i64::from(evicted.named));
+        evicted.blocks
     }
 
     /// Ends a published block that nobody uses; whether the caller has it now.
@@ -475,7 +388,7 @@ impl Pool {
         }
         self.bits.grow(total);
         for block in (total..self.total_blocks()).map(BlockId) {
-            self.unlist(block);
+            self.lists.remove(&self.records, block);
             if self.ended(block) {
                 self.bits.give(seat(), &[block]);
             }
@@ -505,7 +418,7 @@ impl Pool {
 
     /// Blocks that were evicted so far.
     pub fn evicted_blocks(&self) -> u64 {
-        self.lists.iter().map(|list| list.evicted.load(Ordering::Relaxed)).sum()
+        self.lists.evicted()
     }
 
     /// Sequences that use a block.

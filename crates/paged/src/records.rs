@@ -20,10 +20,10 @@
 //! A reclaim bumps the generation, then removes the index entry, then the block can be taken again. A reader
 //! that still holds the old entry finds another generation or another name.
 
-use crate::BlockId;
 use crate::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use crate::hash::BlockHash;
-use crate::index::Index;
+use crate::index::{Index, Place, prefetch};
+use crate::{BlockId, large};
 use mooncrate_core::state::Event;
 use mooncrate_core::word::Word;
 use mooncrate_core::{Generation, ReplicaState};
@@ -40,8 +40,9 @@ struct Record {
     tenant: AtomicU32,
     /// What its eviction policy is told of it.
     rank: AtomicU8,
-    /// Whether the index names it. Written by the owner that registers and by the thread that reclaims.
-    named: AtomicU8,
+    /// Where in its buckets the index names it; 0: it does not. Written by the owner that registers and by the
+    /// thread that reclaims.
+    place: AtomicU8,
     /// The eviction list that it is in; see [`crate::pool`].
     list: AtomicU8,
 }
@@ -83,10 +84,10 @@ impl Records {
             hash: [AtomicU64::new(0), AtomicU64::new(0)],
             tenant: AtomicU32::new(0),
             rank: AtomicU8::new(0),
-            named: AtomicU8::new(0),
+            place: AtomicU8::new(0),
             list: AtomicU8::new(0),
         };
-        Self { blocks: (0..max).map(|_| dead()).collect(), index: Index::new(max) }
+        Self { blocks: large::table(max as usize, dead), index: Index::new(max) }
     }
 
     /// The caller took the block from the free ones: it is private from now on.
@@ -132,15 +133,17 @@ impl Records {
         record.hash[1].store(hash.0[1], Ordering::Relaxed);
         record.rank.store(rank, Ordering::Relaxed);
         self.publish(block);
-        if self.index.candidates(hash).any(|other| self.is_named(other, hash).is_some()) {
+        let scan = self.index.scan(hash);
+        if scan.candidates().any(|other| self.is_named(other, hash).is_some()) {
             return Registered::Duplicate;
         }
-        // Before it can be found: who finds and releases it must see that it stays.
-        record.named.store(1, Ordering::Relaxed);
-        if self.index.insert(hash, block) {
+        // The place is noted before the block can be found there: who finds and releases it must see that it
+        // has a name.
+        let note = |place: Place| record.place.store(place.to_byte(), Ordering::Relaxed);
+        if scan.insert(block, note) {
             return Registered::Named;
         }
-        record.named.store(0, Ordering::Relaxed);
+        record.place.store(0, Ordering::Relaxed);
         Registered::NoRoom
     }
 
@@ -159,28 +162,48 @@ impl Records {
         self.index.prefetch(hash);
     }
 
-    /// A block of this name that could be pinned a moment ago, and its generation.
-    pub(crate) fn look(&self, hash: BlockHash) -> Option<(BlockId, Generation)> {
-        self.index.candidates(hash).find_map(|block| Some((block, self.is_named(block, hash)?)))
+    /// Tells the processor that the record of a block will be needed soon.
+    pub(crate) fn prefetch_block(&self, block: BlockId) {
+        prefetch(self.record(block));
     }
 
-    /// Pins what [`Records::look`] found; whether nobody used it before. `None` if that life has ended.
-    pub(crate) fn pin(&self, block: BlockId, generation: Generation) -> Option<bool> {
-        self.record(block).word.pin(generation).ok().map(|word| word.pins() == 1)
+    /// Tells the processor that a block will be ended soon, and its entry removed.
+    pub(crate) fn prefetch_entry(&self, block: BlockId) {
+        // If the block has another life by now, the wrong line is fetched.
+        let place = self.record(block).place.load(Ordering::Relaxed);
+        if let Some(place) = Place::from_byte(place) {
+            self.index.prefetch_place(self.hash(block), place);
+        }
+    }
+
+    /// A block that probably has this name. Its record will be needed soon.
+    pub(crate) fn guess(&self, hash: BlockHash) -> Option<BlockId> {
+        let block = self.index.scan(hash).candidates().next()?;
+        self.prefetch_block(block);
+        Some(block)
+    }
+
+    /// Whether a block of this name could be pinned a moment ago.
+    pub(crate) fn is_known(&self, hash: BlockHash) -> bool {
+        self.index.scan(hash).candidates().any(|block| self.is_named(block, hash).is_some())
+    }
+
+    /// Pins a block if it has this name; the block, and whether nobody used it before.
+    pub(crate) fn pin_named(&self, block: BlockId, hash: BlockHash) -> Option<(BlockId, bool)> {
+        let generation = self.is_named(block, hash)?;
+        let word = self.record(block).word.pin(generation).ok()?;
+        Some((block, word.pins() == 1))
     }
 
     /// Finds a block by its name and pins it; also whether nobody used it before.
     pub(crate) fn find(&self, hash: BlockHash) -> Option<(BlockId, bool)> {
-        self.index.candidates(hash).find_map(|block| {
-            let generation = self.is_named(block, hash)?;
-            Some((block, self.pin(block, generation)?))
-        })
+        self.index.scan(hash).candidates().find_map(|block| self.pin_named(block, hash))
     }
 
     /// One more reference to a published block of which the caller holds one.
     pub(crate) fn share(&self, block: BlockId) -> bool {
         let generation = self.record(block).word.load().generation();
-        self.pin(block, generation).is_some()
+        self.record(block).word.pin(generation).is_ok()
     }
 
     /// Gives a reference to a published block up; whether it was the last one.
@@ -197,15 +220,15 @@ impl Records {
             return None;
         }
         let dead = record.word.apply(word.generation(), Event::Reclaim { pins: 0 }).ok()?;
-        let (hash, named) = (self.hash(block), self.named(block));
-        if named {
-            record.named.store(0, Ordering::Relaxed);
-            self.index.remove(hash, block);
+        let place = Place::from_byte(record.place.load(Ordering::Relaxed));
+        if let Some(place) = place {
+            record.place.store(0, Ordering::Relaxed);
+            self.index.remove(self.hash(block), place);
         }
         record.hash[0].store(0, Ordering::Relaxed);
         record.hash[1].store(0, Ordering::Relaxed);
         // At the last generation the block is used up (G4): it stays dead and is never handed out again.
-        Some(Reclaimed { named, usable: dead.generation() != Generation::MAX })
+        Some(Reclaimed { named: place.is_some(), usable: dead.generation() != Generation::MAX })
     }
 
     /// The name of a published block; none otherwise.
@@ -216,7 +239,7 @@ impl Records {
 
     /// Whether the index names it.
     pub(crate) fn named(&self, block: BlockId) -> bool {
-        self.record(block).named.load(Ordering::Relaxed) == 1
+        self.record(block).place.load(Ordering::Relaxed) != 0
     }
 
     /// Whether one sequence owns it, and may write into it.

@@ -14,11 +14,17 @@
 //! deviates: the seed appends within a fixed allocation, and refuses token 513 of a prompt of 512 although
 //! blocks are free.
 
+use crate::BlockId;
 use crate::arena::ArenaError;
 use crate::hash::{BlockHash, Identity};
+use crate::kernels::{RowMove, Slot};
 use crate::pool::{Full, Pool, TakeError};
-use crate::{BlockId, Registered};
+use crate::positions::Positions;
 use std::sync::Arc;
+
+/// Names that are computed before the first of them is registered, so that the pool can fetch what it needs for
+/// the later ones meanwhile. They lie on the stack: a call allocates nothing.
+const NAMES_AT_ONCE: usize = 64;
 
 /// What a sequence needs to know to share blocks with others by name.
 #[derive(Clone, Debug)]
@@ -28,6 +34,25 @@ struct Names {
     parent: BlockHash,
     /// Tokens after it.
     rest: Vec<u32>,
+}
+
+impl Names {
+    /// Publishes the next blocks under the names of the tokens that they hold.
+    fn register(&mut self, pool: &Pool, blocks: &[BlockId], block_tokens: usize, rank: u8) {
+        let mut tokens = self.rest.chunks_exact(block_tokens);
+        let mut names = [BlockHash::NONE; NAMES_AT_ONCE];
+        for some in blocks.chunks(NAMES_AT_ONCE) {
+            let names = &mut names[..some.len()];
+            for name in &mut *names {
+                let own = tokens.next().expect("a sequence knows the tokens of its full blocks");
+                self.parent = self.identity.child(self.parent, own);
+                *name = self.parent;
+            }
+            // A duplicate or one without room in the index serves this sequence all the same.
+            pool.register_all(some, names, rank);
+        }
+        self.rest.drain(..blocks.len() * block_tokens);
+    }
 }
 
 /// The blocks of one sequence. It must be [freed](Sequence::free): dropping it leaks its blocks.
@@ -43,6 +68,7 @@ pub struct Sequence {
     /// What a policy by rank is told of its blocks.
     rank: u8,
     names: Option<Names>,
+    positions: Positions,
 }
 
 /// How a sequence begins.
@@ -109,7 +135,8 @@ impl Sequence {
         names: Option<Names>,
     ) -> Self {
         let Start { block_tokens, tenant, rank, .. } = *start;
-        Self { table, tokens, published, block_tokens, tenant, rank, names }
+        let positions = Positions::default();
+        Self { table, tokens, published, block_tokens, tenant, rank, names, positions }
     }
 
     /// A sequence as it was before it was suspended. `names` are its identity and the tokens after its last
@@ -122,12 +149,13 @@ impl Sequence {
         tokens: u64,
         published: usize,
         names: Option<(Arc<Identity>, Vec<u32>)>,
+        positions: Positions,
     ) -> Self {
         let names = names.map(|(identity, rest)| {
             let last = published.checked_sub(1).and_then(|last| pool.hash(table[last]));
             Names { identity, parent: last.unwrap_or(BlockHash::NONE), rest }
         });
-        Self::new(table, tokens, published, start, names)
+        Self { positions, ..Self::new(table, tokens, published, start, names) }
     }
 
     /// What it needs to share blocks by name, if it can: its identity, and the tokens after its last published
@@ -195,26 +223,14 @@ impl Sequence {
     /// found by others. How many were published.
     pub fn publish(&mut self, pool: &Pool, written: u64) -> usize {
         let full = (written.min(self.tokens) / u64::from(self.block_tokens)) as usize;
-        let before = self.published;
-        let mut used = 0;
-        while self.published < full {
-            let block = self.table[self.published];
-            match &mut self.names {
-                Some(names) => {
-                    let end = used + self.block_tokens as usize;
-                    names.parent = names.identity.child(names.parent, &names.rest[used..end]);
-                    // A duplicate or one without room in the index serves this sequence all the same.
-                    let _: Registered = pool.register(block, names.parent, self.rank);
-                    used = end;
-                }
-                None => pool.publish(block),
-            }
-            self.published += 1;
+        let blocks = self.table.get(self.published..full).unwrap_or_default();
+        match &mut self.names {
+            Some(names) => names.register(pool, blocks, self.block_tokens as usize, self.rank),
+            None => blocks.iter().for_each(|block| pool.publish(*block)),
         }
-        if let Some(names) = &mut self.names {
-            names.rest.drain(..used);
-        }
-        self.published - before
+        let added = blocks.len();
+        self.published += added;
+        added
     }
 
     /// A second sequence with the same tokens. Published blocks are shared; `copy` is told of the others,
@@ -231,8 +247,36 @@ impl Sequence {
         for (source, target) in self.table.iter().zip(&table).skip(self.published) {
             copy(*source, *target);
         }
-        let names = self.names.clone();
-        Ok(Self { table, names, ..*self })
+        let (names, positions) = (self.names.clone(), self.positions.clone());
+        Ok(Self { table, names, positions, ..*self })
+    }
+
+    /// A sequence of some tokens of this one, at least one, in ascending order. Published blocks at the front that
+    /// lose no token are shared; `copy` is told of the tokens after them, which go to new private blocks. The new
+    /// sequence has no names: its tokens are no prefix.
+    pub fn retain(
+        &self,
+        pool: &Pool,
+        survivors: &[u32],
+        clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
+        mut copy: impl FnMut(RowMove),
+    ) -> Result<Self, TakeError> {
+        let size = self.block_tokens;
+        let unmoved = (0..).zip(survivors).take_while(|(at, token)| at == *token).count();
+        let shared = (unmoved / size as usize).min(self.published);
+        let mut table = self.table[..shared].to_vec();
+        table.resize(survivors.len().div_ceil(size as usize), BlockId::default());
+        pool.take(self.tenant, &mut table[shared..], clean)?;
+        pool.share(&table[..shared]);
+        let slot = |table: &[BlockId], token: u32| {
+            Slot::new(table[(token / size) as usize], token % size, size)
+        };
+        for (at, token) in (0..).zip(survivors).skip(shared * size as usize) {
+            copy(RowMove { source: slot(&self.table, *token), target: slot(&table, at) });
+        }
+        let positions = self.positions.retain(self.tokens, survivors);
+        let tokens = survivors.len() as u64;
+        Ok(Self { table, tokens, published: shared, names: None, positions, ..*self })
     }
 
     /// Gives all blocks back; those with names stay cached until their room is needed.
@@ -244,6 +288,21 @@ impl Sequence {
     /// Tokens of it.
     pub const fn tokens(&self) -> u64 {
         self.tokens
+    }
+
+    /// The position of a token in the text: its index, unless tokens before it were dropped.
+    pub fn position(&self, token: u64) -> u64 {
+        self.positions.of(token)
+    }
+
+    /// The position that the next token will have.
+    pub const fn next_position(&self) -> u64 {
+        self.tokens + self.positions.dropped
+    }
+
+    /// The positions of all tokens.
+    pub(crate) const fn positions(&self) -> &Positions {
+        &self.positions
     }
 
     /// Tokens that its blocks have room for.

@@ -13,7 +13,8 @@
 
 use crate::BlockId;
 use crate::arena::ArenaError;
-use crate::cache::{Admission, Cache, CacheError};
+use crate::cache::{Admission, Cache};
+use crate::error::CacheError;
 use crate::hash::BlockHash;
 use crate::part::{Order, Part};
 use crate::records::Registered;
@@ -64,8 +65,8 @@ impl fmt::Debug for SpillKey {
     }
 }
 
-/// Published blocks of a prefix, in order, that stay in the cache while this lives: they can be read, and
-/// nothing can evict them. Dropping it gives the references back.
+/// Published blocks that stay in the cache while this lives: they can be read, and nothing can evict them. Dropping
+/// it gives the references back, and counts as no use of the blocks: those that were cold stay cold.
 #[derive(Debug)]
 pub struct PinnedBlocks {
     cache: Cache,
@@ -80,7 +81,7 @@ impl PinnedBlocks {
         Self { cache: cache.clone(), names, table }
     }
 
-    /// Their names, in the order of the prefix.
+    /// Their names; of a prefix, in its order.
     pub fn names(&self) -> &[BlockHash] {
         &self.names
     }
@@ -102,13 +103,15 @@ impl PinnedBlocks {
 
     /// Copies the payload of one of them; `target` has the bytes of a block.
     pub fn read(&self, at: usize, target: &mut [u8]) -> Result<(), ArenaError> {
-        self.cache.arena().read(&Part::block(self.table[at]), Order::Tokens, target)
+        self.cache.arena().read(&Part::block(self.table[at]), Order::Tokens, target)?;
+        self.cache.shared.tally.spilled(target.len() as u64);
+        Ok(())
     }
 }
 
 impl Drop for PinnedBlocks {
     fn drop(&mut self) {
-        self.cache.pool().release(&mut self.table);
+        self.cache.pool().put_back(&mut self.table);
     }
 }
 
@@ -164,6 +167,7 @@ impl Fetch {
     pub fn accept(&mut self, payload: &[u8]) -> Result<bool, CacheError> {
         let name = self.names[self.table.len()];
         let block = self.write(payload)?;
+        self.cache.shared.tally.fetched(payload.len() as u64);
         let pool = self.cache.pool();
         if pool.register(block, name, self.rank) == Registered::Named {
             self.table.push(block);
@@ -248,11 +252,7 @@ impl Cache {
 
     /// Pins the published blocks of a sequence, from the first on, as far as they have names.
     pub fn pin_sequence(&self, id: &str) -> Result<PinnedBlocks, CacheError> {
-        let live = self.find(id)?;
-        let guard = live.sequence.lock();
-        let sequence = guard.as_ref().expect("a live sequence has blocks");
-        let published = &sequence.table()[..sequence.published()];
-        Ok(self.pin_published(published))
+        self.with(id, |sequence| self.pin_published(&sequence.table()[..sequence.published()]))
     }
 
     /// Pins blocks to which the caller holds references, as far as they have names.
@@ -270,6 +270,22 @@ impl Cache {
         let found = self.pool().match_prefix(names, &mut table);
         table.truncate(found);
         PinnedBlocks::new(self, names[..found].to_vec(), table)
+    }
+
+    /// Pins cached blocks that would be evicted next, of which `wanted` says that they are to be: at most about
+    /// `most`, the next ones first. Each call goes on where the last one ended, and at the end of the order of
+    /// eviction the next one starts over.
+    pub fn cold_blocks(&self, most: usize, wanted: impl FnMut(&BlockHash) -> bool) -> PinnedBlocks {
+        let (mut names, mut table) = (Vec::new(), Vec::new());
+        self.pool().ahead(most, &mut names);
+        names.retain(wanted);
+        names.retain(|name| {
+            let mut block = [BlockId::default()];
+            let found = self.pool().match_prefix(&[*name], &mut block) == 1;
+            table.extend(block.iter().filter(|_| found));
+            found
+        });
+        PinnedBlocks::new(self, names, table)
     }
 
     /// Begins to fetch the blocks of a prompt that are not in the cache. As for [`Cache::allocate`] the block of

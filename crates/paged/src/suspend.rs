@@ -11,7 +11,9 @@
 
 use crate::BlockId;
 use crate::arena::ArenaError;
-use crate::cache::{Admission, Admitted, Cache, CacheError, Live, unknown};
+use crate::cache::{Admission, Admitted, Cache};
+use crate::error::CacheError;
+use crate::live::Live;
 use crate::manifest::{Manifest, ResumeError, Ticket};
 use crate::part::{Order, Part};
 use crate::sequence::{Sequence, Start};
@@ -62,6 +64,7 @@ impl Suspension {
         self.cache.arena().read(&part, Order::Tokens, target)?;
         let digest = self.manifest.own_digest(target);
         self.manifest.own.push(digest);
+        self.cache.shared.tally.spilled(bytes);
         Ok(OwnBlock { key: self.cache.own_key(digest), bytes })
     }
 
@@ -75,15 +78,10 @@ impl Suspension {
 
     /// Everything is stored: frees the sequence, unless it has changed meanwhile.
     pub fn finish(self) -> Result<(), CacheError> {
-        let mut shard = self.cache.shared.shard(&self.id).lock();
-        let same = shard.get(&*self.id).is_some_and(|live| Arc::ptr_eq(live, &self.live));
-        let tokens = self.live.sequence.lock().as_ref().map(Sequence::tokens);
-        if !same || tokens != Some(self.manifest.tokens) {
-            return Err(CacheError::Changed { id: self.id.clone() });
-        }
-        let gone = shard.remove(&*self.id);
-        drop(shard);
-        gone.map(drop).ok_or_else(|| unknown(&self.id))
+        let tokens = self.manifest.tokens;
+        self.cache.remove_same(&self.id, &self.live, |sequence| sequence.tokens() == tokens)?;
+        self.cache.shared.tally.suspended_sequences.one();
+        Ok(())
     }
 }
 
@@ -128,6 +126,7 @@ impl Resuming {
             cache.pool().abandon(&taken);
             return Err(CacheError::from(error).into());
         }
+        cache.shared.tally.fetched(payload.len() as u64);
         self.own.push(block);
         Ok(())
     }
@@ -167,9 +166,11 @@ impl Resuming {
         };
         let identity = || Arc::new(cache.identity(self.how.tenant, &self.how.adapter));
         let names = manifest.fingerprint.map(|_| (identity(), manifest.rest.clone()));
-        let sequence =
-            Sequence::restored(pool, &start, table, manifest.tokens, manifest.published(), names);
+        let (tokens, published) = (manifest.tokens, manifest.published());
+        let positions = manifest.positions.clone();
+        let sequence = Sequence::restored(pool, &start, table, tokens, published, names, positions);
         cache.admit(id, sequence)?;
+        cache.shared.tally.resumed_sequences.one();
         Ok(Admitted { blocks, cached_tokens: manifest.written })
     }
 }
@@ -184,9 +185,16 @@ impl Cache {
     /// Begins to suspend a sequence of whose tokens the first `written` have their KV in place; full blocks
     /// among them are published. Nobody may append to it until the suspension is finished or dropped.
     pub fn suspend(&self, id: &str, written: u64) -> Result<Suspension, CacheError> {
-        let live = self.find(id)?;
-        let mut guard = live.sequence.lock();
-        let sequence = guard.as_mut().expect("a live sequence has blocks");
+        self.with_live(id, |live, sequence| self.suspension(id, live, sequence, written))
+    }
+
+    fn suspension(
+        &self,
+        id: &str,
+        live: &Arc<Live>,
+        sequence: &mut Sequence,
+        written: u64,
+    ) -> Suspension {
         sequence.publish(self.pool(), written);
         let (size, published) = (u64::from(sequence.block_tokens()), sequence.published());
         let written = written.min(sequence.tokens()).max(published as u64 * size);
@@ -202,11 +210,12 @@ impl Cache {
             names: pinned.names().to_vec(),
             rest: names.map(|(_, rest)| rest.to_vec()).unwrap_or_default(),
             own: Vec::new(),
+            positions: sequence.positions().clone(),
         };
         let first = pinned.len();
         let own = sequence.table()[first..first + manifest.own_blocks()].to_vec();
-        drop(guard);
-        Ok(Suspension { cache: self.clone(), id: id.to_owned(), pinned, own, manifest, live })
+        let (cache, live) = (self.clone(), Arc::clone(live));
+        Suspension { cache, id: id.to_owned(), pinned, own, manifest, live }
     }
 
     /// Begins to bring a suspended sequence back, from the bytes that were stored under its ticket. `how` names

@@ -4,7 +4,8 @@
 //! freed between the check and the copy, and no block changes its owner under it.
 
 use crate::arena::ArenaError;
-use crate::cache::{Cache, CacheError};
+use crate::cache::Cache;
+use crate::error::CacheError;
 use crate::geometry::Half;
 use crate::ids::BlockId;
 use crate::part::{Order, Part};

@@ -13,8 +13,9 @@
 //! wrong from the second block on unless there is one head. [`ArenaShape::tokens_view`] refuses that and
 //! names the layouts that allow it; [`ArenaShape::blocks_view`] gives the 4-D tensor that always exists.
 //!
-//! Descriptors ([`BlockView`]) hold no pointer. [`View`] is one bound to memory: it borrows the arena and
-//! holds a read claim on its blocks, so it cannot outlive the arena and no arena call can write below it.
+//! Descriptors ([`BlockView`]) hold no pointer. [`View`] is one bound to memory: it borrows the arena and the
+//! descriptor, and holds a read claim on its blocks. So it cannot outlive the arena, nor the sequence that the
+//! descriptor belongs to, and no arena call can write below it.
 
 use crate::claims::ReadClaim;
 use crate::dtype::DType;
@@ -72,7 +73,28 @@ pub enum ViewError {
 }
 
 /// A tensor over neighbouring blocks of arenas of one shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// It is no `Copy`, and a [`View`] of memory borrows it: so what a sequence lends out
+/// ([`SequenceView::view`](crate::SequenceView::view)) cannot be used after the sequence's blocks were given
+/// back.
+///
+/// ```compile_fail,E0505
+/// use mooncrate_paged::{HostArena, SequenceView};
+///
+/// fn too_late(arena: &HostArena, guard: SequenceView) {
+///     let view = arena.view(guard.view()).unwrap();
+///     drop(guard);
+///     view.f32_at(&[0, 0, 0, 0]);
+/// }
+/// ```
+///
+/// ```compile_fail,E0507
+/// # use mooncrate_paged::{BlockView, SequenceView};
+/// fn kept(guard: SequenceView) -> BlockView {
+///     *guard.view()
+/// }
+/// ```
+#[derive(Debug, PartialEq, Eq)]
 pub struct BlockView {
     tensor: Tensor,
     /// All blocks whose bytes the tensor can reach; a [`View`] claims them.
@@ -184,7 +206,7 @@ impl ArenaShape {
     /// The elements of one vector.
     pub(crate) fn vector(&self) -> Dimension {
         let count = u64::from(self.geometry().head_dim());
-        Dimension { count, stride: self.strides().element }
+        Dimension { count, stride: u64::from(self.geometry().dtype().bytes()) }
     }
 
     fn start_of(&self, run: BlockRun, layer: u32, half: Half) -> Result<u64, ViewError> {

@@ -110,14 +110,16 @@ fn a_view_reads_what_was_written() {
         let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
         arena.write(&part, Order::Tokens, &bytes).unwrap();
     }
-    let view = arena.view(&shape.tokens_view(run(3, 3), 5, 1, Half::Value).unwrap()).unwrap();
+    let tokens = shape.tokens_view(run(3, 3), 5, 1, Half::Value).unwrap();
+    let view = arena.view(&tokens).unwrap();
     for (head, token, dim) in [(0, 0, 0), (2, 4, 3), (1, 2, 1), (2, 1, 0)] {
         assert_eq!(view.f32_at(&[head, token, dim]), Some(value(head, token, dim)));
     }
     assert_eq!(view.f32_at(&[0, 5, 0]), None);
     assert_eq!(view.f32_at(&[0, 0, 4]), None);
     assert_eq!(view.row(&[0]), None);
-    let blocks = arena.view(&shape.blocks_view(run(3, 3), 1, Half::Value).unwrap()).unwrap();
+    let blocks = shape.blocks_view(run(3, 3), 1, Half::Value).unwrap();
+    let blocks = arena.view(&blocks).unwrap();
     assert_eq!(blocks.f32_at(&[2, 1, 1, 2]), Some(value(2, 3, 2)));
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| view.f32_at(&[1, 1, 1]));

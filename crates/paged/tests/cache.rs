@@ -8,6 +8,7 @@ use mooncrate_paged::{
     Admission, ArenaShape, AttentionSpec, BlockId, Cache, CacheConfig, CacheError, DType, Geometry,
     Half, HostArena, Layout, Order, PageOrder, Pages, Part, Policy, Prompt, ResizeError,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const BLOCK: u32 = 4;
@@ -46,54 +47,97 @@ fn part(table: &[BlockId], token: usize) -> Part {
 struct Model {
     id: String,
     tenant: u32,
-    tokens: Vec<u32>,
+    /// All tokens that it ever had.
+    text: Vec<u32>,
+    /// Those of them that were not dropped.
+    positions: Vec<usize>,
 }
 
 impl Model {
+    fn new(id: &str, tenant: u32, text: Vec<u32>) -> Self {
+        let positions = (0..text.len()).collect();
+        Self { id: id.into(), tenant, text, positions }
+    }
+
+    /// Adds what was appended.
+    fn extend(&mut self, more: &[u32]) {
+        self.positions.extend(self.text.len()..self.text.len() + more.len());
+        self.text.extend(more);
+    }
+
     /// Writes the KV of the tokens from `from` on, and publishes.
     fn write(&self, cache: &Cache, from: usize) {
-        let mut table = Vec::new();
-        assert_eq!(cache.block_table(&self.id, &mut table).unwrap(), self.tokens.len() as u64);
-        for token in from..self.tokens.len() {
-            let bytes = kv(self.tenant, &self.tokens[..=token]);
+        let (mut table, tokens) = (Vec::new(), self.positions.len());
+        assert_eq!(cache.block_table(&self.id, &mut table).unwrap(), tokens as u64);
+        for token in from..tokens {
+            let bytes = kv(self.tenant, &self.text[..=self.positions[token]]);
             cache.arena().write(&part(&table, token), Order::Tokens, &bytes).unwrap();
         }
-        cache.publish(&self.id, self.tokens.len() as u64).unwrap();
+        cache.publish(&self.id, tokens as u64).unwrap();
     }
 
     fn judge(&self, cache: &Cache) {
-        let mut table = Vec::new();
+        let (mut table, mut positions) = (Vec::new(), Vec::new());
         let tokens = cache.block_table(&self.id, &mut table).unwrap() as usize;
-        assert_eq!(tokens, self.tokens.len());
+        assert_eq!(tokens, self.positions.len());
         assert_eq!(table.len(), tokens.div_ceil(BLOCK as usize));
+        let next = cache.positions(&self.id, &mut positions).unwrap();
+        assert!(positions.iter().map(|at| *at as usize).eq(self.positions.iter().copied()));
+        assert_eq!(next, self.text.len() as u64);
         let mut found = vec![0; 64];
-        for token in 0..tokens {
+        for (token, position) in self.positions.iter().enumerate() {
             // Two readers of one block never meet a writer: published blocks are not written.
             cache.arena().read(&part(&table, token), Order::Tokens, &mut found).unwrap();
-            let wanted = kv(self.tenant, &self.tokens[..=token]);
+            let wanted = kv(self.tenant, &self.text[..=*position]);
             assert_eq!(found, wanted, "token {token} of {}", self.id);
         }
+    }
+
+    /// Drops tokens by random scores, and says which ones those are in the plainest way.
+    fn drop_some(&mut self, cache: &Cache, rng: &mut Rng) {
+        let drawn: Vec<u8> = self.positions.iter().map(|_| rng.below(4) as u8).collect();
+        let scores: Vec<f32> = drawn.iter().copied().map(f32::from).collect();
+        let keep = 1 + rng.below(self.positions.len() as u64 + 2);
+        let before = self.positions.len() as u64;
+        match cache.keep_important(&self.id, &scores, keep) {
+            Ok(kept) => {
+                let mut by_score: Vec<usize> = (0..scores.len()).collect();
+                by_score.sort_by_key(|token| (drawn[*token], *token));
+                let drop = scores.len().saturating_sub(keep as usize);
+                let dropped: BTreeSet<usize> = by_score[..drop].iter().copied().collect();
+                let mut token = 0;
+                self.positions.retain(|_| {
+                    token += 1;
+                    !dropped.contains(&(token - 1))
+                });
+                assert_eq!((kept.tokens, kept.dropped), (keep.min(before), drop as u64));
+                assert_eq!(kept.blocks, (kept.tokens as usize).div_ceil(BLOCK as usize));
+            }
+            Err(CacheError::Full(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        self.judge(cache);
     }
 }
 
 /// One random step of one thread.
 fn step(cache: &Cache, rng: &mut Rng, live: &mut Vec<Model>, thread: u64, n: u64) {
-    match rng.below(10) {
+    match rng.below(11) {
         0..4 => {
             let (family, shared) = (rng.below(4) as u32, rng.below(40) as usize);
             let tokens: Vec<u32> = (0..=rng.below(60) as usize)
                 .map(|at| if at < shared { family } else { rng.below(3) as u32 + 10 })
                 .collect();
-            let model = Model { id: format!("{thread}/{n}"), tenant: rng.below(2) as u32, tokens };
+            let model = Model::new(&format!("{thread}/{n}"), rng.below(2) as u32, tokens);
             let how = Admission {
                 tenant: model.tenant,
                 contiguous: rng.below(4) == 0,
                 rank: rng.below(64) as u8,
                 ..Admission::default()
             };
-            match cache.allocate(&model.id, Prompt::Tokens(&model.tokens), &how) {
+            match cache.allocate(&model.id, Prompt::Tokens(&model.text), &how) {
                 Ok(admitted) => {
-                    assert!(admitted.cached_tokens < model.tokens.len() as u64);
+                    assert!(admitted.cached_tokens < model.text.len() as u64);
                     model.write(cache, admitted.cached_tokens as usize);
                     live.push(model);
                 }
@@ -107,8 +151,8 @@ fn step(cache: &Cache, rng: &mut Rng, live: &mut Vec<Model>, thread: u64, n: u64
             let model = &mut live[at];
             match cache.append_tokens(&model.id, &more) {
                 Ok(_) => {
-                    let from = model.tokens.len();
-                    model.tokens.extend(more);
+                    let from = model.positions.len();
+                    model.extend(&more);
                     model.write(cache, from);
                 }
                 Err(CacheError::Full(_)) => model.judge(cache),
@@ -120,13 +164,18 @@ fn step(cache: &Cache, rng: &mut Rng, live: &mut Vec<Model>, thread: u64, n: u64
             let child = Model {
                 id: format!("{thread}/{n}"),
                 tenant: parent.tenant,
-                tokens: parent.tokens.clone(),
+                text: parent.text.clone(),
+                positions: parent.positions.clone(),
             };
             match cache.fork(&parent.id, &child.id) {
                 Ok(()) => live.push(child),
                 Err(CacheError::Full(_)) => {}
                 Err(error) => panic!("{error}"),
             }
+        }
+        8 if !live.is_empty() => {
+            let at = rng.below(live.len() as u64) as usize;
+            live[at].drop_some(cache, rng);
         }
         _ if !live.is_empty() => {
             let model = live.swap_remove(rng.below(live.len() as u64) as usize);
@@ -190,6 +239,32 @@ fn a_sequence_grows_past_its_prompt() {
     assert_eq!(cache.stats().free_blocks, 129);
 }
 
+/// Names are computed and registered many at a time; where a call ends must not change them.
+#[test]
+fn names_do_not_depend_on_the_pieces_in_which_they_are_published() {
+    let prompt: Vec<u32> = (0..=300 * BLOCK).collect();
+    for pieces in [&[300][..], &[1, 0, 63, 64, 65, 107], &[64, 64, 172], &[129, 171]] {
+        let cache = cache(700, 700, Policy::Lru, Layout::Nhd);
+        cache.allocate_for("writer", Prompt::Tokens(&prompt)).unwrap();
+        let mut published = 0;
+        for piece in pieces {
+            published += piece;
+            let written = u64::from(BLOCK) * published as u64 + 1;
+            assert_eq!(cache.publish("writer", written).unwrap(), *piece);
+            // Fewer than before is nothing new.
+            assert_eq!(cache.publish("writer", 3).unwrap(), 0);
+        }
+        let found = cache.allocate_for("reader", Prompt::Tokens(&prompt)).unwrap();
+        assert_eq!(found.cached_tokens, 300 * u64::from(BLOCK), "{pieces:?}");
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        cache.block_table("reader", &mut ours).unwrap();
+        cache.block_table("writer", &mut theirs).unwrap();
+        assert_eq!(ours[..300], theirs[..300], "in the same order");
+        cache.free_for("writer").unwrap();
+        cache.free_for("reader").unwrap();
+    }
+}
+
 #[test]
 fn bad_calls_are_refused_and_change_nothing() {
     let cache = cache(8, 16, Policy::Lru, Layout::Nhd);
@@ -222,12 +297,29 @@ fn bad_calls_are_refused_and_change_nothing() {
 }
 
 /// B4: the blocks of a view stay, also when its sequence is freed.
+/// The story: a sequence held its cache, which holds its sequences. A cache that was dropped while sequences ran
+/// kept its memory until the process ended.
+#[test]
+fn a_dropped_cache_gives_its_memory_back() {
+    let cache = cache(8, 8, Policy::Lru, Layout::HeadMajor);
+    let how = Admission { contiguous: true, ..Admission::default() };
+    for id in ["a", "b"] {
+        cache.allocate(id, Prompt::Count(10), &how).unwrap();
+    }
+    let view = cache.tokens_view("a", 0, Half::Key).unwrap();
+    let arena = Arc::downgrade(cache.arena());
+    drop(cache);
+    assert_eq!(view.bind().unwrap().unwrap().f32_at(&[1, 9, 3]), Some(0.0), "the view keeps it");
+    drop(view);
+    assert!(arena.upgrade().is_none());
+}
+
 #[test]
 fn a_view_keeps_the_blocks_of_its_sequence() {
     let cache = cache(8, 8, Policy::Lru, Layout::HeadMajor);
     let how = Admission { contiguous: true, ..Admission::default() };
     cache.allocate("a", Prompt::Count(10), &how).unwrap();
-    let model = Model { id: "a".into(), tenant: 0, tokens: (0..10).collect() };
+    let model = Model::new("a", 0, (0..10).collect());
     model.write(&cache, 0);
     let view = cache.tokens_view("a", 0, Half::Key).unwrap();
     assert_eq!(view.view().tensor().shape(), [2, 10, 4]);
@@ -238,7 +330,7 @@ fn a_view_keeps_the_blocks_of_its_sequence() {
     assert!(matches!(cache.tokens_view("a", 0, Half::Key), Err(CacheError::Unknown { .. })));
     let host = cache.arena().host().unwrap();
     let bytes = host.view(view.view()).unwrap();
-    let wanted = kv(0, &model.tokens[..=9]);
+    let wanted = kv(0, &model.text[..=9]);
     assert_eq!(bytes.row(&[0, 9]), Some(&wanted[..16]));
     drop(bytes);
     drop(view);

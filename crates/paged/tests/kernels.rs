@@ -8,26 +8,26 @@
 
 use mooncrate_core::rng::Rng;
 use mooncrate_gpu::{DeviceBuffer, Gpu, Graph, Span, Stream};
-use mooncrate_paged::BlockId;
 use mooncrate_paged::kernels::{
-    Axis, BlockPair, BlockSpace, DeviceList, Entries, HostRows, KernelError, Kernels, NewRows,
-    RowMove, Shape, Slot, Strides, TargetBlock, append_oracle, compact_oracle, copy_blocks_oracle,
+    BlockPair, BlockRows, BlockSpace, DeviceList, Entries, HostRows, KernelError, Kernels, NewRows,
+    RowMove, Shape, Slot, TargetBlock, append_oracle, compact_oracle, copy_blocks_oracle,
     gather_oracle, scatter_oracle,
 };
+use mooncrate_paged::{Axis, BlockId};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// NHD and HND of `FlashInfer`, K and V apart as in vLLM, and whole blocks as they are spilled.
 const ORDERS: [[Axis; 5]; 4] = [
-    [Axis::Layer, Axis::Block, Axis::Kind, Axis::Token, Axis::Head],
-    [Axis::Layer, Axis::Block, Axis::Kind, Axis::Head, Axis::Token],
-    [Axis::Layer, Axis::Kind, Axis::Block, Axis::Token, Axis::Head],
-    [Axis::Block, Axis::Layer, Axis::Kind, Axis::Token, Axis::Head],
+    [Axis::Layer, Axis::Block, Axis::Half, Axis::Token, Axis::Head],
+    [Axis::Layer, Axis::Block, Axis::Half, Axis::Head, Axis::Token],
+    [Axis::Layer, Axis::Half, Axis::Block, Axis::Token, Axis::Head],
+    [Axis::Block, Axis::Layer, Axis::Half, Axis::Token, Axis::Head],
 ];
 /// An odd number, so that nothing divides evenly.
 const BLOCKS: u32 = 13;
 
-const fn shape(layers: u32, kinds: u32, block_tokens: u32, heads: u32, row_bytes: u32) -> Shape {
-    Shape { layers, kinds, block_tokens, heads, row_bytes }
+const fn shape(layers: u32, halves: u32, block_tokens: u32, heads: u32, row_bytes: u32) -> Shape {
+    Shape { layers, halves, block_tokens, heads, row_bytes }
 }
 
 /// Eight heads of 128 bf16; one row for K and V; the smallest; odd in every way; rows of many tiles.
@@ -112,21 +112,22 @@ impl Rig {
 }
 
 /// All shapes in all orders, and once more with gaps between the blocks.
-fn cases() -> Vec<(String, Strides)> {
+fn cases() -> Vec<(String, BlockRows)> {
     let mut cases = Vec::new();
     for shape in SHAPES {
         for order in ORDERS {
-            let strides = Strides::packed(shape, BLOCKS, order).unwrap();
+            let strides = BlockRows::packed(shape, BLOCKS, order).unwrap();
             cases.push((format!("{shape:?} in {order:?}"), strides));
         }
-        let packed = Strides::packed(shape, BLOCKS, ORDERS[3]).unwrap();
-        let gaps = Strides { block_bytes: packed.block_bytes + 80, ..packed };
+        let packed = BlockRows::packed(shape, BLOCKS, ORDERS[3]).unwrap();
+        let mut gaps = packed;
+        gaps.strides.block += 80;
         cases.push((format!("{shape:?} with gaps"), gaps));
     }
     cases
 }
 
-fn bytes_of(strides: &Strides, blocks: u32) -> u64 {
+fn bytes_of(strides: &BlockRows, blocks: u32) -> u64 {
     strides.check(blocks).unwrap()
 }
 
@@ -168,7 +169,7 @@ fn gather_does_what_its_oracle_does() {
         let device = rig.upload(&host);
         let arena = BlockSpace::new(device.span(), from, BLOCKS).unwrap();
         for (order, count) in ORDERS.into_iter().zip([1, 7, 13, 17]) {
-            let to = Strides::packed(from.shape(), 17, order).unwrap();
+            let to = BlockRows::packed(from.shape(), 17, order).unwrap();
             let mut dense = vec![0xa5; bytes_of(&to, 17) as usize];
             let target = rig.upload(&dense);
             let buffer = BlockSpace::new(target.span(), to, 17).unwrap();
@@ -193,7 +194,7 @@ fn scatter_does_what_its_oracle_does() {
         let device = rig.upload(&host);
         let arena = BlockSpace::new(device.span(), to, BLOCKS).unwrap();
         for (order, count) in ORDERS.into_iter().zip([1, 7, 13, 5]) {
-            let from = Strides::packed(to.shape(), BLOCKS, order).unwrap();
+            let from = BlockRows::packed(to.shape(), BLOCKS, order).unwrap();
             let dense = rig.random(bytes_of(&from, BLOCKS));
             let source = rig.upload(&dense);
             let buffer = BlockSpace::new(source.span(), from, BLOCKS).unwrap();
@@ -265,11 +266,11 @@ fn compact_does_what_its_oracle_does() {
 fn indices_that_do_not_exist_are_counted_and_write_nothing() {
     let name = "indices_that_do_not_exist_are_counted_and_write_nothing";
     let Some(mut rig) = Rig::new(name) else { return };
-    let strides = Strides::packed(SHAPES[3], BLOCKS, ORDERS[0]).unwrap();
+    let strides = BlockRows::packed(SHAPES[3], BLOCKS, ORDERS[0]).unwrap();
     let host = rig.random(bytes_of(&strides, BLOCKS));
     let device = rig.upload(&host);
     let arena = BlockSpace::new(device.span(), strides, BLOCKS).unwrap();
-    let dense = Strides::packed(SHAPES[3], 4, ORDERS[3]).unwrap();
+    let dense = BlockRows::packed(SHAPES[3], 4, ORDERS[3]).unwrap();
     let other = vec![0xa5; bytes_of(&dense, 4) as usize];
     let buffer = rig.upload(&other);
     let buffer_space = BlockSpace::new(buffer.span(), dense, 4).unwrap();
@@ -310,7 +311,7 @@ fn indices_that_do_not_exist_are_counted_and_write_nothing() {
 fn wrong_arguments_are_refused_before_the_launch() {
     let name = "wrong_arguments_are_refused_before_the_launch";
     let Some(rig) = Rig::new(name) else { return };
-    let strides = Strides::packed(SHAPES[2], BLOCKS, ORDERS[3]).unwrap();
+    let strides = BlockRows::packed(SHAPES[2], BLOCKS, ORDERS[3]).unwrap();
     let len = bytes_of(&strides, BLOCKS);
     let device = DeviceBuffer::new(&rig.gpu, 2 * len + 16).unwrap();
     let part = |from: u64, to: u64| device.span().part(from..to).unwrap();
@@ -323,12 +324,12 @@ fn wrong_arguments_are_refused_before_the_launch() {
     let table = DeviceList::upload(&[BlockId(0)], &arena, &rig.stream).unwrap();
     let error = rig.kernels.gather(&rig.stream, &over, &arena, table.entries()).unwrap_err();
     assert!(error.to_string().contains("lies inside of the arena"), "{error}");
-    let other = Strides::packed(SHAPES[1], 1, ORDERS[3]).unwrap();
+    let other = BlockRows::packed(SHAPES[1], 1, ORDERS[3]).unwrap();
     let memory = DeviceBuffer::new(&rig.gpu, bytes_of(&other, 1)).unwrap();
     let unlike = BlockSpace::new(memory.span(), other, 1).unwrap();
     let error = rig.kernels.gather(&rig.stream, &unlike, &arena, table.entries()).unwrap_err();
     assert!(error.to_string().contains("do not fit"), "{error}");
-    let one = Strides::packed(SHAPES[2], 1, ORDERS[3]).unwrap();
+    let one = BlockRows::packed(SHAPES[2], 1, ORDERS[3]).unwrap();
     let small = BlockSpace::new(part(len, 2 * len), one, 1).unwrap();
     let table = DeviceList::upload(&[BlockId(0); 2], &arena, &rig.stream).unwrap();
     let error = rig.kernels.gather(&rig.stream, &small, &arena, table.entries()).unwrap_err();
@@ -351,8 +352,8 @@ fn wrong_arguments_are_refused_before_the_launch() {
 fn a_recorded_launch_follows_the_list_of_the_day() {
     let name = "a_recorded_launch_follows_the_list_of_the_day";
     let Some(mut rig) = Rig::new(name) else { return };
-    let from = Strides::packed(SHAPES[0], BLOCKS, ORDERS[0]).unwrap();
-    let to = Strides::packed(SHAPES[0], 3, ORDERS[3]).unwrap();
+    let from = BlockRows::packed(SHAPES[0], BLOCKS, ORDERS[0]).unwrap();
+    let to = BlockRows::packed(SHAPES[0], 3, ORDERS[3]).unwrap();
     let host = rig.random(bytes_of(&from, BLOCKS));
     let device = rig.upload(&host);
     let arena = BlockSpace::new(device.span(), from, BLOCKS).unwrap();
@@ -374,13 +375,65 @@ fn a_recorded_launch_follows_the_list_of_the_day() {
     }
 }
 
+/// Each launch reads what the one before wrote, and writes what the one before read. They start early, so one
+/// that did not wait would read old bytes.
+#[test]
+fn launches_in_a_row_see_all_that_came_before() {
+    let name = "launches_in_a_row_see_all_that_came_before";
+    let Some(mut rig) = Rig::new(name) else { return };
+    let strides = BlockRows::packed(shape(8, 2, 16, 8, 256), BLOCKS, ORDERS[0]).unwrap();
+    let mut host = rig.random(bytes_of(&strides, BLOCKS));
+    let device = rig.upload(&host);
+    let arena = BlockSpace::new(device.span(), strides, BLOCKS).unwrap();
+    let dense = BlockRows::packed(strides.shape(), 4, ORDERS[3]).unwrap();
+    let mut buffer_host = vec![0xa5; bytes_of(&dense, 4) as usize];
+    let buffer_device = rig.upload(&buffer_host);
+    let buffer = BlockSpace::new(buffer_device.span(), dense, 4).unwrap();
+    let upper = [4, 5, 6, 7].map(BlockId);
+    let lower = [0, 1, 2, 3].map(|block| TargetBlock(BlockId(block)));
+    let pairs = [0, 1, 2, 3].map(|n| BlockPair { source: BlockId(n), target: BlockId(n + 4) });
+    // Tokens of the copies go back to the blocks that they were copied from, each to the next place.
+    let tokens = i64::from(4 * strides.block_tokens);
+    let moves: Vec<RowMove> = (0..tokens)
+        .map(|n| RowMove { source: Slot(tokens + n), target: Slot((n + 1) % tokens) })
+        .collect();
+    let on_pairs = DeviceList::upload(&pairs, &arena, &rig.stream).unwrap();
+    let on_moves = DeviceList::upload(&moves, &arena, &rig.stream).unwrap();
+    let on_upper = DeviceList::upload(&upper, &arena, &rig.stream).unwrap();
+    let on_lower = DeviceList::upload(&lower, &arena, &rig.stream).unwrap();
+    let round = |stream: &Stream| {
+        rig.kernels.copy_blocks(stream, &arena, on_pairs.entries())?;
+        rig.kernels.compact(stream, &arena, on_moves.entries())?;
+        rig.kernels.copy_blocks(stream, &arena, on_pairs.entries())?;
+        rig.kernels.gather(stream, &buffer, &arena, on_upper.entries())?;
+        rig.kernels.compact(stream, &arena, on_moves.entries())?;
+        rig.kernels.scatter(stream, &arena, &buffer, on_lower.entries())
+    };
+    let rounds = |stream: &Stream| (0..20).try_for_each(|_| round(stream));
+    rounds(&rig.stream).unwrap();
+    let graph = Graph::record(&rig.stream, rounds).unwrap();
+    // SAFETY: arena, buffer, lists and kernels live until the end of this test.
+    unsafe { graph.launch(&rig.stream) }.unwrap();
+    for _ in 0..40 {
+        copy_blocks_oracle(&mut host, &strides, BLOCKS, &pairs);
+        compact_oracle(&mut host, &strides, BLOCKS, &moves);
+        copy_blocks_oracle(&mut host, &strides, BLOCKS, &pairs);
+        gather_oracle(&mut buffer_host, &dense, &host, &strides, BLOCKS, &upper);
+        compact_oracle(&mut host, &strides, BLOCKS, &moves);
+        scatter_oracle(&mut host, &strides, BLOCKS, &buffer_host, &dense, &lower);
+    }
+    rig.compare("the arena", device.span(), &host);
+    rig.compare("the buffer", buffer_device.span(), &buffer_host);
+    assert_eq!(rig.refused(), 0);
+}
+
 /// Blocks beyond 4 GiB: an offset of 32 bits would wrap around and hit another block.
 #[test]
 fn offsets_have_64_bits() {
     let Some(mut rig) = Rig::new("offsets_have_64_bits") else { return };
     let shape = shape(32, 2, 16, 8, 256);
     let (blocks, bytes) = (2_100, shape.block_bytes());
-    let strides = Strides::packed(shape, blocks, ORDERS[3]).unwrap();
+    let strides = BlockRows::packed(shape, blocks, ORDERS[3]).unwrap();
     let device = DeviceBuffer::new(&rig.gpu, bytes_of(&strides, blocks)).unwrap();
     device.span().fill(0xa5, &rig.stream).unwrap();
     let arena = BlockSpace::new(device.span(), strides, blocks).unwrap();

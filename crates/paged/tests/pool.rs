@@ -71,6 +71,20 @@ fn finish(pool: &Pool, bytes: &Bytes, hashes: &[BlockHash], mut table: Vec<Block
     pool.release(&mut table);
 }
 
+/// Looks at blocks that would be evicted soon, as one who saves them: without using them.
+fn look(pool: &Pool, bytes: &Bytes, most: usize) {
+    let (mut names, mut table) = (Vec::new(), Vec::new());
+    pool.ahead(most, &mut names);
+    for name in names {
+        let mut block = [BlockId::default()];
+        if pool.match_prefix(&[name], &mut block) == 1 {
+            bytes.judge(block[0], name);
+            table.extend(block);
+        }
+    }
+    pool.put_back(&mut table);
+}
+
 /// Nobody uses anything any more: all blocks are free or cached, and evicting frees all of them.
 fn empty(pool: &Pool) {
     let total = pool.total_blocks();
@@ -136,6 +150,7 @@ fn eight_threads_find_what_was_written() {
                             let (hashes, table) = live.swap_remove(0);
                             finish(pool, bytes, &hashes, table);
                         }
+                        look(pool, bytes, rng.below(20) as usize);
                     }
                     for (hashes, table) in live {
                         finish(pool, bytes, &hashes, table);
@@ -171,6 +186,42 @@ fn a_small_pool_evicts_what_was_released_first() {
         released.insert(own, now);
     }
     empty(&pool);
+}
+
+/// The walk ahead tells what is evicted next, in order, and whoever looks at blocks does not change that order.
+#[test]
+fn what_is_told_to_be_evicted_next_is() {
+    let identity = Identity::new("m", "", b"g", b"");
+    for policy in [Policy::Lru, Policy::Fifo, Policy::Priority, Policy::Importance] {
+        let (pool, bytes) = (Pool::new(20, 20, policy).unwrap(), Bytes::new(20));
+        for own in 0..4 {
+            let hashes = prompt(&identity, 0, 0, own, 5);
+            let table = admit(&pool, &bytes, &hashes).unwrap();
+            finish(&pool, &bytes, &hashes, table);
+        }
+        // One chain is in use again: it cannot be evicted, so it is not told.
+        let used = prompt(&identity, 0, 0, 1, 5);
+        let held = admit(&pool, &bytes, &used).unwrap();
+        let mut told = Vec::new();
+        for _ in 0..3 {
+            pool.ahead(7, &mut told);
+        }
+        assert_eq!(told.len(), 15, "{policy}: all that are cached, once");
+        assert!(told.iter().all(|name| !used.contains(name)));
+        // At the end of the order the walk has ended; the next call starts over.
+        let mut again = Vec::new();
+        pool.ahead(7, &mut again);
+        pool.ahead(7, &mut again);
+        assert_eq!(again[..4], told[..4], "{policy}");
+        look(&pool, &bytes, 20);
+        for name in told {
+            assert_eq!(pool.count_prefix(&[name]), 1);
+            assert_eq!(pool.evict(1), 1);
+            assert_eq!(pool.count_prefix(&[name]), 0, "{policy}: {name:?} was told to be next");
+        }
+        finish(&pool, &bytes, &used, held);
+        empty(&pool);
+    }
 }
 
 /// A chain is evicted from its end: what is left of it is a prefix that can be found.

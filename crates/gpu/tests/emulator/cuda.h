@@ -1,12 +1,18 @@
-// The words of CUDA C++ that our kernels use, for an ordinary C++ compiler: one thread after the other.
+// The words of CUDA C++ that our kernels use, for an ordinary C++ compiler: one thread after the other, or,
+// where they wait for each other, one after the other up to each barrier.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <ctime>
 
 #define __device__
 #define __global__
 #define __forceinline__ inline
 #define __grid_constant__
+// Blocks run one after the other.
+#define __shared__ static
 
 struct uint4 {
     unsigned x, y, z, w;
@@ -14,7 +20,10 @@ struct uint4 {
 struct Dimensions {
     unsigned x = 1, y = 1, z = 1;
 };
-static Dimensions blockIdx, blockDim, threadIdx;
+static Dimensions blockIdx, blockDim, gridDim, threadIdx;
+
+// In driver.cpp.
+void __syncthreads();
 
 using std::min;
 
@@ -23,8 +32,64 @@ T __ldcg(const T* at) {
     return *at;
 }
 
-inline unsigned atomicAdd(unsigned* at, unsigned more) {
-    const unsigned before = *at;
-    *at += more;
-    return before;
+template <class T>
+T atomicAdd(T* at, T more) {
+    return __atomic_fetch_add(at, more, __ATOMIC_RELAXED);
 }
+inline unsigned atomicOr(unsigned* at, unsigned bits) {
+    return __atomic_fetch_or(at, bits, __ATOMIC_RELAXED);
+}
+inline unsigned long long atomicXor(unsigned long long* at, unsigned long long bits) {
+    return __atomic_fetch_xor(at, bits, __ATOMIC_RELAXED);
+}
+inline unsigned long long atomicMin(unsigned long long* at, unsigned long long other) {
+    unsigned long long seen = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (other < seen && !__atomic_compare_exchange_n(at, &seen, other, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return seen;
+}
+
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    return std::memcpy(&value, &bits, 4), value;
+}
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    return std::memcpy(&bits, &value, 4), bits;
+}
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+
+// What `nano.cuh` and `ep.cuh` write in PTX.
+inline unsigned long long cas_acq_rel_sys(unsigned long long* at, unsigned long long seen,
+                                          unsigned long long next) {
+    __atomic_compare_exchange_n(at, &seen, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return seen;
+}
+inline unsigned long long cas_relaxed_sys(unsigned long long* at, unsigned long long seen,
+                                          unsigned long long next) {
+    return cas_acq_rel_sys(at, seen, next);
+}
+inline void fence_sys() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+inline unsigned long long load_acquire_sys(unsigned long long* at) {
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+inline unsigned add_acq_rel_gpu(unsigned* at, unsigned more) {
+    return __atomic_fetch_add(at, more, __ATOMIC_ACQ_REL);
+}
+inline void store_relaxed_sys(unsigned long long* at, unsigned long long value) {
+    __atomic_store_n(at, value, __ATOMIC_RELAXED);
+}
+inline void store_piece(uint4* at, const uint4& piece) { *at = piece; }
+inline unsigned long long nanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (unsigned long long)(now.tv_sec) * 1000000000ull + (unsigned long long)(now.tv_nsec);
+}
+
+// Whether the running thread has waited for the work before its kernel.
+static bool waited;
+inline void cudaGridDependencySynchronize() { waited = true; }
+inline void cudaTriggerProgrammaticLaunchCompletion() {}

@@ -1,27 +1,47 @@
 // An emulator of the CUDA driver, for tests on machines without a GPU. It is built as `libcuda.so`, and
-// the tests of `gpu` and `paged` load it in the place of NVIDIA's.
+// the tests of `gpu`, `paged`, `nano` and `ep` load it in the place of NVIDIA's.
 //
 // Kernels are the `.cu` files themselves, compiled for the host: what they compute is what a GPU computes,
 // as long as no two threads touch the same bytes. Device memory is a memfd, so that other processes can
-// map it. Streams do everything at once, unless they are being recorded.
+// map it. Streams do everything at once, unless they are being recorded, or wait for a stream that a test holds.
 //
 // What it cannot show: anything about time, memory order, alignment, the PTX, or the real driver's
 // answers. Only `./dev gpu` on a GPU shows that.
 #include "cuda.h"
 
+#include "../../../ep/src/kernels/combine.cu"
+#include "../../../ep/src/kernels/dispatch.cu"
+#include "../../../ep/src/kernels/experts.cu"
+#include "../../../ep/src/kernels/give_back.cu"
+#include "../../../ep/src/kernels/pack.cu"
+#include "../../../ep/src/kernels/scale.cu"
+#include "../../../ep/src/kernels/wait.cu"
+#include "../../../nano/src/kernels/host.cu"
+#include "../../../nano/src/kernels/push.cu"
+#include "../../../nano/src/kernels/read.cu"
+#include "../../../nano/src/kernels/stamp.cu"
+#include "../../../nano/src/kernels/sums.cu"
+#include "../../../nano/src/kernels/words.cu"
 #include "../../../paged/src/kernels/append.cu"
 #include "../../../paged/src/kernels/compact.cu"
 #include "../../../paged/src/kernels/copy_blocks.cu"
 #include "../../../paged/src/kernels/gather.cu"
 
+#include <csetjmp>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <deque>
 #include <fcntl.h>
 #include <functional>
+#include <iterator>
 #include <map>
+#include <mutex>
+#include <set>
 #include <string>
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -35,12 +55,17 @@ enum Answer {
     INVALID_CONTEXT = 201,
     INVALID_PTX = 218,
     NOT_FOUND = 500,
+    NOT_READY = 600,
+    ALREADY_REGISTERED = 712,
+    NOT_REGISTERED = 713,
+    LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900,
 };
 
 // What `gpu/tests/add_number.ptx` does.
 static void add_number(u32* at, u32 count, u32 number) {
     const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
+    cudaGridDependencySynchronize();
     if (index < count) {
         at[index] += number;
     }
@@ -51,15 +76,21 @@ static void add_number(u32* at, u32 count, u32 number) {
 struct Function {
     std::vector<size_t> sizes;
     std::function<void(void**)> run;
+    // Whether its threads wait for each other.
+    bool waits;
 };
 
 template <class... T, size_t... I>
-Function function(void (*kernel)(T...), std::index_sequence<I...>) {
-    return {{sizeof(T)...}, [=](void** params) { kernel(*static_cast<T*>(params[I])...); }};
+Function function(void (*kernel)(T...), bool waits, std::index_sequence<I...>) {
+    return {{sizeof(T)...}, [=](void** params) { kernel(*static_cast<T*>(params[I])...); }, waits};
 }
 template <class... T>
 Function function(void (*kernel)(T...)) {
-    return function(kernel, std::index_sequence_for<T...>());
+    return function(kernel, false, std::index_sequence_for<T...>());
+}
+template <class... T>
+Function waiting(void (*kernel)(T...)) {
+    return function(kernel, true, std::index_sequence_for<T...>());
 }
 
 static std::map<std::string, Function>& functions() {
@@ -67,6 +98,15 @@ static std::map<std::string, Function>& functions() {
         {"add_number", function(add_number)},         {"append_rows", function(append_rows)},
         {"gather_blocks", function(gather_blocks)},   {"scatter_blocks", function(scatter_blocks)},
         {"copy_blocks", function(copy_blocks)},       {"compact_rows", function(compact_rows)},
+        {"word_steps", function(word_steps)},         {"few_steps", function(few_steps)},
+        {"reap_pins", function(reap_pins)},
+        {"push_pages", waiting(push_pages)},          {"read_value", waiting(read_value)},
+        {"fill_lines", function(fill_lines)},         {"verify_lines", function(verify_lines)},
+        {"page_sums", waiting(page_sums)},            {"copy_bytes", function(copy_bytes)},
+        {"ep_dispatch", waiting(ep_dispatch)},        {"ep_wait", waiting(ep_wait)},
+        {"ep_pack", waiting(ep_pack)},                {"ep_give_back", waiting(ep_give_back)},
+        {"ep_combine", function(ep_combine)},         {"ep_scale", function(ep_scale)},
+        {"ep_up", waiting(ep_up)},                    {"ep_down", waiting(ep_down)},
     };
     return all;
 }
@@ -87,14 +127,20 @@ DRIVER cuDeviceGetAttribute(int* value, int which, int) {
     // Multiprocessors, and compute capability 9.0.
     return *value = which == 16 ? 132 : which == 75 ? 9 : 0, OK;
 }
+DRIVER cuDeviceGetUuid_v2(char* uuid, int device) {
+    return std::memset(uuid, 0xe0 + device, 16), OK;
+}
 DRIVER cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t(16) << 30, OK; }
 DRIVER cuDevicePrimaryCtxRetain(void** context, int) {
     contexts++;
     return *context = &contexts, OK;
 }
 DRIVER cuDevicePrimaryCtxRelease_v2(int) { return contexts--, OK; }
+DRIVER cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
+    return *flags = 0, *active = contexts > 0, OK;
+}
 DRIVER cuCtxSetCurrent(void* context) { return current = context, OK; }
-DRIVER cuCtxSynchronize() { return current ? OK : INVALID_CONTEXT; }
+DRIVER cuCtxGetCurrent(void** context) { return *context = current, OK; }
 DRIVER cuMemGetInfo_v2(size_t* free, size_t* total) {
     return *free = size_t(8) << 30, *total = size_t(16) << 30, OK;
 }
@@ -113,53 +159,200 @@ DRIVER cuGetErrorString(int, const char** text) { return *text = "said by the em
 
 using Work = std::vector<std::function<void()>>;
 
-struct Stream {
-    bool recording = false;
-    Work work;
+struct Stream;
+
+// Passed up to the record of this number, with the time of it in milliseconds.
+struct Event {
+    unsigned long long recorded = 0, passed = 0;
+    double time = 0;
+    // The stream whose recording it is part of.
+    Stream* part = nullptr;
 };
+
+// What a stream does next: work, or nothing before an event was passed.
+struct Queued {
+    std::function<void()> work;
+    const Event* after;
+    unsigned long long number;
+};
+
+// A stream does everything at once, unless it is recorded, held by a test, or waits for an event that
+// another stream has not passed.
+// A stream that waits for an event of a recording joins it, until the recording ends. What the streams of
+// a recording queue is kept, and done, in the order of the calls.
+struct Stream {
+    bool recording = false, held = false;
+    Work work;
+    std::deque<Queued> pending;
+    Stream* joined = nullptr;
+    std::vector<Stream*> others;
+
+    Stream* origin() { return joined ? joined : this; }
+};
+
+static std::recursive_mutex streams_lock;
+static std::set<Stream*> streams;
+
+// The default streams: of all threads, and of each thread.
+static Stream* real(Stream* stream) {
+    const auto handle = reinterpret_cast<unsigned long long>(stream);
+    if (handle > 2) {
+        return stream;
+    }
+    static Stream shared;
+    // Not given back with its thread: others may still look at it.
+    thread_local Stream* own = new Stream;
+    Stream* found = handle == 2 ? own : &shared;
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    return streams.insert(found), found;
+}
+
+// Does what can be done in all streams. The caller holds the lock.
+static void go_ahead() {
+    for (bool more = true; more;) {
+        more = false;
+        for (Stream* stream : streams) {
+            while (!stream->held && !stream->pending.empty()) {
+                const Queued step = stream->pending.front();
+                if (step.after && step.after->passed < step.number) {
+                    break;
+                }
+                stream->pending.pop_front();
+                if (step.work) {
+                    step.work();
+                }
+                more = true;
+            }
+        }
+    }
+}
 
 static int queue(Stream* stream, std::function<void()> work) {
     if (!current) {
         return INVALID_CONTEXT;
     }
-    if (stream->recording) {
-        stream->work.push_back(std::move(work));
+    stream = real(stream);
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    if (stream->origin()->recording) {
+        stream->origin()->work.push_back(std::move(work));
     } else {
-        work();
+        stream->pending.push_back({std::move(work), nullptr, 0});
+        go_ahead();
     }
     return OK;
 }
 
-DRIVER cuStreamCreate(Stream** stream, unsigned) { return *stream = new Stream, OK; }
+// Waits until nothing is left to do, in one stream or in all.
+static void until_idle(Stream* one) {
+    for (;;) {
+        {
+            const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+            bool idle = true;
+            for (Stream* stream : streams) {
+                idle &= (one && one != stream) || stream->pending.empty();
+            }
+            if (idle) {
+                return;
+            }
+        }
+        usleep(200);
+    }
+}
+
+DRIVER cuStreamCreate(Stream** stream, unsigned) {
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    return streams.insert(*stream = new Stream), OK;
+}
 DRIVER cuStreamDestroy_v2(Stream* stream) {
+    until_idle(stream);
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    streams.erase(stream);
     delete stream;
     return OK;
 }
-DRIVER cuStreamSynchronize(Stream* stream) { return stream->recording ? CAPTURE_UNSUPPORTED : OK; }
-DRIVER cuStreamIsCapturing(Stream* stream, int* status) { return *status = stream->recording, OK; }
-DRIVER cuStreamWaitEvent(Stream*, double*, unsigned) { return OK; }
-
-// An event is the time at which it was passed, in milliseconds.
-DRIVER cuEventCreate(double** event, unsigned) { return *event = new double(0), OK; }
-DRIVER cuEventDestroy_v2(double* event) {
-    delete event;
+DRIVER cuStreamSynchronize(Stream* stream) {
+    if (real(stream)->origin()->recording) {
+        return CAPTURE_UNSUPPORTED;
+    }
+    return until_idle(real(stream)), OK;
+}
+DRIVER cuCtxSynchronize() {
+    if (!current) {
+        return INVALID_CONTEXT;
+    }
+    return until_idle(nullptr), OK;
+}
+DRIVER cuStreamIsCapturing(Stream* stream, int* status) {
+    return *status = real(stream)->origin()->recording, OK;
+}
+DRIVER cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    stream = real(stream);
+    if (event->part && event->part->recording) {
+        if (stream != event->part && !stream->joined) {
+            stream->joined = event->part;
+            event->part->others.push_back(stream);
+        }
+    } else if (!stream->origin()->recording) {
+        stream->pending.push_back({nullptr, event, event->recorded});
+        go_ahead();
+    }
     return OK;
 }
-DRIVER cuEventRecord(double* event, Stream* stream) {
+
+// A test stands for a kernel that takes long: nothing of a held stream is done before it is let go.
+DRIVER emulatorHold(Stream* stream, int held) {
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    real(stream)->held = held;
+    return go_ahead(), OK;
+}
+// Work of a test in a stream: fills memory.
+DRIVER emulatorFill(Stream* stream, unsigned char* at, unsigned char byte, size_t bytes) {
+    current = current ? current : &contexts;
+    return queue(stream, [=] { std::memset(at, byte, bytes); });
+}
+
+// Events are never deleted: a stream may still wait for one whose owner is gone.
+DRIVER cuEventCreate(Event** event, unsigned) { return *event = new Event, OK; }
+DRIVER cuEventDestroy_v2(Event*) { return OK; }
+DRIVER cuEventRecord(Event* event, Stream* stream) {
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    // As in the driver, an event of a recording has no time and is not part of the graph.
+    Stream* origin = real(stream)->origin();
+    event->part = origin->recording ? origin : nullptr;
+    if (event->part) {
+        return OK;
+    }
+    const unsigned long long number = ++event->recorded;
     return queue(stream, [=] {
         timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
-        *event = double(now.tv_sec) * 1e3 + double(now.tv_nsec) / 1e6;
+        event->time = double(now.tv_sec) * 1e3 + double(now.tv_nsec) / 1e6;
+        event->passed = std::max(event->passed, number);
     });
 }
-DRIVER cuEventSynchronize(double*) { return OK; }
-DRIVER cuEventElapsedTime_v2(float* milliseconds, double* from, double* to) {
-    return *milliseconds = float(*to - *from), OK;
+DRIVER cuEventQuery(Event* event) {
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    return event->passed < event->recorded ? NOT_READY : OK;
+}
+DRIVER cuEventSynchronize(Event* event) {
+    while (cuEventQuery(event) == NOT_READY) {
+        usleep(200);
+    }
+    return OK;
+}
+DRIVER cuEventElapsedTime_v2(float* milliseconds, Event* from, Event* to) {
+    return *milliseconds = float(to->time - from->time), OK;
 }
 
-DRIVER cuStreamBeginCapture_v2(Stream* stream, int) { return stream->recording = true, OK; }
+DRIVER cuStreamBeginCapture_v2(Stream* stream, int) { return real(stream)->recording = true, OK; }
 DRIVER cuStreamEndCapture(Stream* stream, Work** graph) {
+    stream = real(stream);
     stream->recording = false;
+    for (Stream* other : stream->others) {
+        other->joined = nullptr;
+    }
+    stream->others.clear();
     *graph = new Work(std::move(stream->work));
     return stream->work.clear(), OK;
 }
@@ -213,6 +406,60 @@ DRIVER cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size
     return *offset = 0, *bytes = function->sizes[index], OK;
 }
 
+// The threads of a block that wait for each other: each has a stack of its own, and a barrier goes on with
+// the next one. One that has ended is not waited for, as on a GPU. They are made once and serve all blocks:
+// to begin one takes a system call, to switch takes none.
+static struct {
+    jmp_buf launcher, threads[1024];
+    std::vector<char> stacks[1024];
+    bool ended[1024];
+    Function* function;
+    void** params;
+} together;
+constexpr size_t STACK = 64 << 10;
+
+void __syncthreads() {
+    if (_setjmp(together.threads[threadIdx.x]) == 0) {
+        _longjmp(together.launcher, 1);
+    }
+}
+static void thread_of_blocks() {
+    for (;;) {
+        together.function->run(together.params);
+        together.ended[threadIdx.x] = true;
+        __syncthreads();
+    }
+}
+static void go_on() {
+    if (_setjmp(together.launcher) != 0) {
+        return;
+    }
+    std::vector<char>& stack = together.stacks[threadIdx.x];
+    if (!stack.empty()) {
+        _longjmp(together.threads[threadIdx.x], 1);
+    }
+    stack.resize(STACK);
+    ucontext_t thread;
+    getcontext(&thread);
+    thread.uc_stack.ss_sp = stack.data();
+    thread.uc_stack.ss_size = STACK;
+    makecontext(&thread, thread_of_blocks, 0);
+    setcontext(&thread);
+}
+static void run_together(Function* function, void** params) {
+    together.function = function, together.params = params;
+    std::fill_n(together.ended, blockDim.x, false);
+    for (bool more = true; more;) {
+        more = false;
+        for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++) {
+            if (!together.ended[threadIdx.x]) {
+                go_on();
+                more |= !together.ended[threadIdx.x];
+            }
+        }
+    }
+}
+
 struct LaunchConfig {
     unsigned grid[3], block[3], shared_bytes;
     Stream* stream;
@@ -228,15 +475,26 @@ DRIVER cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** p
         values.emplace_back(value, value + function->sizes[i]);
     }
     const unsigned blocks = config->grid[0], threads = config->block[0];
+    // The only attribute that is ever set is the early start.
+    const bool early = config->attribute_count > 0;
     return queue(config->stream, [=]() mutable {
         std::vector<void*> pointers;
         for (auto& value : values) {
             pointers.push_back(value.data());
         }
-        blockDim.x = threads;
+        blockDim.x = threads, gridDim.x = blocks;
         for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
+            if (function->waits) {
+                run_together(function, pointers.data());
+                continue;
+            }
             for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) {
+                waited = false;
                 function->run(pointers.data());
+                if (early && !waited) {
+                    std::fputs("a kernel that starts early ended without a wait\n", stderr);
+                    std::abort();
+                }
             }
         }
     });
@@ -253,6 +511,10 @@ struct Memory {
 };
 static std::map<Address, Memory> buffers, opened, handles;
 static Address next_handle = 1;
+// Mapped pieces of shared memory, by address.
+static std::map<Address, size_t> mapped;
+// Tests run in several threads.
+static std::recursive_mutex memory_lock;
 
 static bool make(Memory& memory, size_t bytes) {
     memory = {memfd_create("device memory", 0), bytes};
@@ -263,6 +525,7 @@ static Address map_anywhere(const Memory& memory) {
     return at == MAP_FAILED ? 0 : reinterpret_cast<Address>(at);
 }
 static int close_one(std::map<Address, Memory>& all, Address address) {
+    const std::lock_guard<std::recursive_mutex> hold(memory_lock);
     const auto found = all.find(address);
     if (found == all.end()) {
         return INVALID_VALUE;
@@ -278,24 +541,128 @@ DRIVER cuMemAlloc_v2(Address* address, size_t bytes) {
     if (bytes > size_t(16) << 30 || !make(memory, bytes) || !(*address = map_anywhere(memory))) {
         return OUT_OF_MEMORY;
     }
+    const std::lock_guard<std::recursive_mutex> hold(memory_lock);
     return buffers[*address] = memory, OK;
 }
 DRIVER cuMemFree_v2(Address address) { return close_one(buffers, address); }
+static void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+// Page-locked host memory by its first byte: length, and whether it was allocated here. Tests run in several
+// threads, and more than one of them may lock memory.
+struct Locked {
+    size_t bytes;
+    bool own;
+};
+static std::map<Address, Locked> locked;
+static std::mutex locked_lock;
+
+// Whether any of these bytes is page-locked. The caller holds the lock.
+static bool is_locked(Address first, size_t bytes) {
+    const auto after = locked.lower_bound(first + bytes);
+    if (after == locked.begin()) {
+        return false;
+    }
+    const auto before = std::prev(after);
+    return before->first + before->second.bytes > first;
+}
+static int unlock(void* base, bool own) {
+    const std::lock_guard<std::mutex> hold(locked_lock);
+    const auto found = locked.find(reinterpret_cast<Address>(base));
+    if (found == locked.end() || found->second.own != own) {
+        return own ? INVALID_VALUE : NOT_REGISTERED;
+    }
+    return locked.erase(found), OK;
+}
+
 DRIVER cuMemHostAlloc(void** base, size_t bytes, unsigned) {
+    const std::lock_guard<std::mutex> hold(locked_lock);
     *base = operator new(bytes);
+    locked[reinterpret_cast<Address>(*base)] = {bytes, true};
     // The caller may not count on zeros.
     return std::memset(*base, 0x77, bytes), OK;
 }
 DRIVER cuMemFreeHost(void* base) {
-    operator delete(base);
+    const int answer = unlock(base, true);
+    if (answer == OK) {
+        operator delete(base);
+    }
+    return answer;
+}
+DRIVER cuMemHostRegister_v2(void* base, size_t bytes, unsigned) {
+    const std::lock_guard<std::mutex> hold(locked_lock);
+    const Address first = reinterpret_cast<Address>(base);
+    if (!current || !bytes) {
+        return current ? INVALID_VALUE : INVALID_CONTEXT;
+    }
+    if (is_locked(first, bytes)) {
+        return ALREADY_REGISTERED;
+    }
+    return locked[first] = {bytes, false}, OK;
+}
+DRIVER cuMemHostUnregister(void* base) { return unlock(base, false); }
+DRIVER cuPointerGetAttribute(unsigned* value, int which, Address address) {
+    const std::lock_guard<std::mutex> hold(locked_lock);
+    // Attribute 2 is the kind of memory, and 1 is the host's. Of device memory all attributes are asked for.
+    if (which != 2 || !is_locked(address, 1)) {
+        return INVALID_VALUE;
+    }
+    return *value = 1, OK;
+}
+// The piece of device memory that has this address: its start and its length, or zeros.
+static std::pair<Address, size_t> device_piece(Address address) {
+    const std::lock_guard<std::recursive_mutex> hold(memory_lock);
+    for (const auto* all : {&buffers, &opened}) {
+        const auto after = all->upper_bound(address);
+        if (after != all->begin()) {
+            const auto& [start, memory] = *std::prev(after);
+            if (address < start + memory.bytes) {
+                return {start, memory.bytes};
+            }
+        }
+    }
+    const auto after = mapped.upper_bound(address);
+    if (after != mapped.begin()) {
+        const auto& [start, bytes] = *std::prev(after);
+        if (address < start + bytes) {
+            return {start, bytes};
+        }
+    }
+    return {0, 0};
+}
+// Memory that it does not know has zeros everywhere, as NVIDIA's driver says it.
+DRIVER cuPointerGetAttributes(unsigned count, const int* which, void** values, Address address) {
+    if (!current) {
+        return INVALID_CONTEXT;
+    }
+    const auto [start, bytes] = device_piece(address);
+    bool host;
+    {
+        const std::lock_guard<std::recursive_mutex> hold(memory_lock);
+        const std::lock_guard<std::mutex> also(locked_lock);
+        host = !bytes && is_locked(address, 1);
+    }
+    for (unsigned i = 0; i < count; i++) {
+        switch (which[i]) {
+        case 2: *static_cast<unsigned*>(values[i]) = bytes ? 2 : host ? 1 : 0; break;
+        case 8: *static_cast<unsigned*>(values[i]) = 0; break;
+        case 9: *static_cast<int*>(values[i]) = bytes || host ? 0 : -2; break;
+        case 11: *static_cast<Address*>(values[i]) = start; break;
+        case 12: *static_cast<size_t*>(values[i]) = bytes; break;
+        default: return INVALID_VALUE;
+        }
+    }
     return OK;
 }
-static void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+// A GPU that fails on demand: as soon as this file exists, no copy between host and device succeeds.
+static bool fails() {
+    static const char* const file = std::getenv("EMULATOR_FAILS_IF");
+    return file && access(file, F_OK) == 0;
+}
 DRIVER cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* stream) {
-    return queue(stream, [=] { std::memcpy(pointer(to), from, bytes); });
+    return fails() ? LAUNCH_FAILED : queue(stream, [=] { std::memcpy(pointer(to), from, bytes); });
 }
 DRIVER cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream) {
-    return queue(stream, [=] { std::memcpy(to, pointer(from), bytes); });
+    return fails() ? LAUNCH_FAILED : queue(stream, [=] { std::memcpy(to, pointer(from), bytes); });
 }
 DRIVER cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* stream) {
     return queue(stream, [=] { std::memcpy(pointer(to), pointer(from), bytes); });
@@ -338,14 +705,16 @@ DRIVER cuMemMap(Address address, size_t bytes, size_t, Address handle, unsigned 
     }
     // Without access, until `cuMemSetAccess`.
     mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory.fd, 0);
-    return OK;
+    const std::lock_guard<std::recursive_mutex> hold(memory_lock);
+    return mapped[address] = bytes, OK;
 }
 DRIVER cuMemSetAccess(Address address, size_t bytes, const void*, size_t) {
     return mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE), OK;
 }
 DRIVER cuMemUnmap(Address address, size_t bytes) {
     mmap(pointer(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    return OK;
+    const std::lock_guard<std::recursive_mutex> hold(memory_lock);
+    return mapped.erase(mapped.lower_bound(address), mapped.lower_bound(address + bytes)), OK;
 }
 
 // A handle names a process, a descriptor in it, and a length.
@@ -372,7 +741,8 @@ DRIVER cuIpcCloseMemHandle(Address address) { return close_one(opened, address);
 // Whatever is left at the end was leaked: the tests give everything back. The library is also loaded and
 // unloaded once to see whether it is there.
 __attribute__((destructor)) static void account() {
-    const size_t left = size_t(contexts) + buffers.size() + opened.size() + handles.size();
+    const size_t left =
+        size_t(contexts) + buffers.size() + opened.size() + handles.size() + locked.size();
     if (left > 0) {
         std::fprintf(stderr, "emulator: %d contexts and %zu pieces of memory were leaked\n", contexts,
                      left - size_t(contexts));

@@ -4,17 +4,17 @@ use crate::report::{Figure, Report};
 use crate::timer::{ROUNDS, Time, time};
 use mooncrate_core::rng::Rng;
 use mooncrate_gpu::{DeviceBuffer, Gpu, PinnedBuffer, Span, Stream};
-use mooncrate_paged::BlockId;
 use mooncrate_paged::kernels::{
-    Axis, BlockPair, BlockSpace, DeviceList, Entries, Entry, KernelError, Kernels, NewRows,
-    RowMove, Shape, Slot, Strides, TargetBlock,
+    BlockPair, BlockRows, BlockSpace, DeviceList, Entries, Entry, KernelError, Kernels, NewRows,
+    RowMove, Shape, Slot, TargetBlock,
 };
+use mooncrate_paged::{Axis, BlockId};
 
 /// 32 layers, 8 KV heads of 128 bf16, 16 tokens: a block has 2 MiB.
-const SHAPE: Shape = Shape { layers: 32, kinds: 2, block_tokens: 16, heads: 8, row_bytes: 256 };
-const NHD: [Axis; 5] = [Axis::Layer, Axis::Block, Axis::Kind, Axis::Token, Axis::Head];
-const HND: [Axis; 5] = [Axis::Layer, Axis::Block, Axis::Kind, Axis::Head, Axis::Token];
-const SPILL: [Axis; 5] = [Axis::Block, Axis::Layer, Axis::Kind, Axis::Token, Axis::Head];
+const SHAPE: Shape = Shape { layers: 32, halves: 2, block_tokens: 16, heads: 8, row_bytes: 256 };
+const NHD: [Axis; 5] = [Axis::Layer, Axis::Block, Axis::Half, Axis::Token, Axis::Head];
+const HND: [Axis; 5] = [Axis::Layer, Axis::Block, Axis::Half, Axis::Head, Axis::Token];
+const SPILL: [Axis; 5] = [Axis::Block, Axis::Layer, Axis::Half, Axis::Token, Axis::Head];
 /// Blocks of the arena, 2.25 GiB: also room for the sources and targets of plain copies.
 const BLOCKS: u32 = 1_152;
 /// What rotating sets add up to, at least: far more than any L2 cache.
@@ -341,7 +341,7 @@ impl<'a> Bench<'a> {
 
     /// For each set a contiguous run of blocks in the buffer, as blocks are spilled.
     fn places(&self, sets: Sets) -> Result<Vec<BlockSpace<'_>>, KernelError> {
-        let strides = Strides::packed(SHAPE, sets.blocks, SPILL)?;
+        let strides = BlockRows::packed(SHAPE, sets.blocks, SPILL)?;
         (0..u64::from(sets.count))
             .map(|set| {
                 let memory =
@@ -353,7 +353,7 @@ impl<'a> Bench<'a> {
 }
 
 fn blocks_of(buffer: &DeviceBuffer, order: [Axis; 5]) -> Result<BlockSpace<'_>, KernelError> {
-    let strides = Strides::packed(SHAPE, BLOCKS, order)?;
+    let strides = BlockRows::packed(SHAPE, BLOCKS, order)?;
     BlockSpace::new(buffer.span(), strides, BLOCKS)
 }
 
@@ -370,13 +370,13 @@ fn row_of<'a>(
 
 /// K and V of all tokens of a block in one layer: contiguous in NHD.
 fn slab<'a>(space: &BlockSpace<'a>, block: u32, layer: u32) -> Result<Span<'a>, KernelError> {
-    let at = space.strides().offset(block, layer, 0, 0, 0);
+    let at = space.rows().offset(block, layer, 0, 0, 0);
     Ok(space.memory().part(at..at + SHAPE.block_bytes() / u64::from(SHAPE.layers))?)
 }
 
 /// The row of `[layer, kind, token, head]` of a block.
 fn row<'a>(space: &BlockSpace<'a>, block: u32, at: [u32; 4]) -> Result<Span<'a>, KernelError> {
-    let at = space.strides().offset(block, at[0], at[1], at[2], at[3]);
+    let at = space.rows().offset(block, at[0], at[1], at[2], at[3]);
     Ok(space.memory().part(at..at + u64::from(SHAPE.row_bytes))?)
 }
 

@@ -78,7 +78,7 @@ impl Report {
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!(
             "{}\n\nGraphs of {ROUNDS} rounds, median of {REPLAYS} replays after {WARM_UPS} warm-ups; random data; \
-             one process, no MPS, no programmatic dependent launch; up to 256 threads per block. \
+             one process, no MPS; kernels with programmatic dependent launch; up to 256 threads per block. \
              GB/s counts reads and writes on the device, and bytes once between host and device.\n\n",
             self.machine
         );

@@ -18,8 +18,12 @@
 //! Lowering a hint and raising it can race, and the hint may then stay too low. Nothing depends on it: before
 //! a call answers that there is no room, it scans the words.
 //!
+//! Blocks that were given back one at a time are in the [pockets](super::pockets) of the threads that did so;
+//! they are free, though their bits are not set.
+//!
 //! Counters are kept per seat ([`super::seats`]): who takes blocks writes only memory of its own.
 
+use super::pockets::Pockets;
 use super::seats::{SEATS, Tally};
 use crate::BlockId;
 use crate::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -47,6 +51,8 @@ pub(crate) struct Bits {
     total: AtomicU32,
     /// Where each seat looks first.
     homes: Box<[Home]>,
+    /// Single blocks that were given back.
+    pockets: Pockets,
     /// Blocks taken minus blocks given back.
     taken: Tally,
 }
@@ -69,6 +75,7 @@ impl Bits {
             leaves,
             total: AtomicU32::new(0),
             homes: (0..SEATS).map(|seat| Home(AtomicU32::new(first_home(seat, count)))).collect(),
+            pockets: Pockets::new(),
             taken: Tally::new(),
         };
         bits.grow(total);
@@ -88,18 +95,34 @@ impl Bits {
         u32::try_from((total - self.taken.sum()).clamp(0, total)).expect("at most the total")
     }
 
-    /// Whether the block is free.
+    /// Sets the bits of the blocks in pockets; whether there were any. For calls that would otherwise fail,
+    /// evict, or not see them.
+    pub(crate) fn empty_pockets(&self) -> bool {
+        let mut any = false;
+        for block in self.pockets.drain() {
+            self.release(&[block]);
+            any = true;
+        }
+        any
+    }
+
+    /// Whether the bit of the block is set; see [`Bits::empty_pockets`].
     pub(crate) fn is_free(&self, block: BlockId) -> bool {
         let word = self.words.get((block.0 / WORD) as usize);
         word.is_some_and(|word| word.load(Ordering::Relaxed) >> (block.0 % WORD) & 1 == 1)
     }
 
     /// Fills `out` with blocks, or takes none and answers false.
+    #[inline]
     pub(crate) fn take(&self, seat: usize, out: &mut [BlockId]) -> bool {
-        let mut filled = self.take_some(seat, out);
-        if filled < out.len() {
-            filled += self.take_hidden(seat, &mut out[filled..]);
-        }
+        let filled = self.take_some(seat, out);
+        filled == out.len() || self.take_rest(seat, out, filled)
+    }
+
+    /// The rest of [`Bits::take`] where the hints did not find enough.
+    #[cold]
+    fn take_rest(&self, seat: usize, out: &mut [BlockId], mut filled: usize) -> bool {
+        filled += self.take_hidden(seat, &mut out[filled..]);
         if filled < out.len() {
             self.give(seat, &out[..filled]);
         }
@@ -109,6 +132,17 @@ impl Bits {
     /// Fills the front of `out` with blocks where the hints say that some are free; how many.
     #[inline]
     pub(crate) fn take_some(&self, seat: usize, out: &mut [BlockId]) -> usize {
+        if let [place] = out
+            && let Some(block) = self.pockets.take(seat)
+        {
+            *place = block;
+            self.taken.add(seat, 1);
+            return 1;
+        }
+        self.take_bits(seat, out)
+    }
+
+    fn take_bits(&self, seat: usize, out: &mut [BlockId]) -> usize {
         let home = &self.homes[seat].0;
         let at = home.load(Ordering::Relaxed) as usize;
         let mut filled = self.take_from(at, out);
@@ -133,9 +167,11 @@ impl Bits {
         filled
     }
 
-    /// The same where the hints are wrong: looks at every word. For calls that would otherwise fail.
+    /// The same in pockets and where the hints are wrong: looks at every word. For calls that would otherwise
+    /// fail.
     #[cold]
     pub(crate) fn take_hidden(&self, seat: usize, out: &mut [BlockId]) -> usize {
+        self.empty_pockets();
         let mut filled = 0;
         for word in 0..self.words.len() {
             filled += self.take_from(word, &mut out[filled..]);
@@ -174,20 +210,33 @@ impl Bits {
                 Err(taken) => self.lower_above(taken, height),
             }
         }
-        let scanned = || if thorough { self.scan(count) } else { None };
+        let scanned = || {
+            if !thorough {
+                return None;
+            }
+            self.empty_pockets();
+            self.scan(count)
+        };
         let found = found.or_else(scanned)?;
         self.taken.add(seat, i64::from(count));
         Some(found)
     }
 
     /// Takes blocks back. The caller owned each of them.
+    #[inline]
     pub(crate) fn give(&self, seat: usize, blocks: &[BlockId]) {
-        self.release(blocks);
+        match blocks {
+            [block] if self.pockets.put(seat, *block) => {}
+            _ => self.release(blocks),
+        }
         self.taken.add(seat, -signed(blocks.len()));
     }
 
     /// Takes a contiguous run back. The caller owned all of it.
     pub(crate) fn give_run(&self, seat: usize, first: BlockId, count: u32) {
+        if count == 1 {
+            return self.give(seat, &[first]);
+        }
         self.release_run(first.0, count);
         self.taken.add(seat, -i64::from(count));
     }
@@ -205,6 +254,7 @@ impl Bits {
 
     /// Gives up the blocks from `total` on, if all of them are free. One thread at a time grows or shrinks.
     pub(crate) fn shrink(&self, total: u32) -> Result<(), InUse> {
+        self.empty_pockets();
         let before = self.total();
         let mut kept: Vec<(u32, u64)> = Vec::new();
         let mut in_use = InUse { blocks: 0, highest: BlockId(total) };
@@ -230,6 +280,7 @@ impl Bits {
 
     /// Blocks of the longest run of free blocks. Reads all words.
     pub(crate) fn largest_run(&self) -> u32 {
+        self.empty_pockets();
         let (mut longest, mut run) = (0, 0);
         for word in &self.words {
             let mut bits = word.load(Ordering::Relaxed);

@@ -73,6 +73,7 @@ impl Allocator {
 
     /// Used blocks of each cell.
     fn cells(&self) -> impl Iterator<Item = u32> {
+        self.bits.empty_pockets();
         let (total, per_cell) = (self.total_blocks(), self.per_cell());
         (0..total).step_by(per_cell as usize).map(move |first| {
             let cell = first..total.min(first + per_cell);

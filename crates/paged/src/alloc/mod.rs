@@ -29,6 +29,7 @@
 mod bits;
 mod magazine;
 mod map;
+mod pockets;
 mod seats;
 
 pub use magazine::Magazine;
@@ -208,12 +209,30 @@ impl Allocator {
     }
 
     /// Fills the caller's table with blocks: all of it, or none.
+    #[inline]
     pub fn allocate(&self, table: &mut [BlockId], how: Contiguity) -> Result<Handle, AllocError> {
-        let wanted = u32::try_from(table.len()).unwrap_or(u32::MAX);
-        if wanted == 0 {
-            return Err(AllocError::Nothing);
-        }
         let seat = seat();
+        // A single block is a run, whatever was asked for.
+        let first = if table.len() > 1 {
+            self.fill(seat, table, how)?
+        } else if self.bits.take(seat, table) {
+            Some(*table.first().ok_or(AllocError::Nothing)?)
+        } else {
+            return Err(self.refused(1, Contiguity::None));
+        };
+        let stamp = self.stamp(seat);
+        self.sign(table, stamp);
+        Ok(Handle { allocator: self.id, count: table.len() as u32, stamp, first })
+    }
+
+    /// Fills a table of several blocks; the first of them, if they lie in a row.
+    fn fill(
+        &self,
+        seat: usize,
+        table: &mut [BlockId],
+        how: Contiguity,
+    ) -> Result<Option<BlockId>, AllocError> {
+        let wanted = u32::try_from(table.len()).unwrap_or(u32::MAX);
         let run = match how {
             Contiguity::None => None,
             Contiguity::Preferred => self.bits.take_run(seat, wanted, false),
@@ -226,10 +245,7 @@ impl Allocator {
         } else if how == Contiguity::Required || !self.bits.take(seat, table) {
             return Err(self.refused(wanted, how));
         }
-        let stamp = self.stamp(seat);
-        self.sign(table, stamp);
-        let first = run.or_else(|| (wanted == 1).then(|| table[0]));
-        Ok(Handle { allocator: self.id, count: wanted, stamp, first })
+        Ok(run)
     }
 
     /// Adds blocks to an allocation: fills the caller's table, or takes none.
@@ -253,6 +269,7 @@ impl Allocator {
     }
 
     /// Takes the blocks of an allocation back; `table` names all of them, in any order.
+    #[inline]
     pub fn free(&self, handle: Handle, table: &[BlockId]) -> Result<(), FreeError> {
         if handle.allocator != self.id {
             return Err(FreeError::Foreign(handle));
@@ -334,6 +351,7 @@ impl Allocator {
         1.0 - f64::from(self.largest_run().min(free)) / f64::from(free)
     }
 
+    #[cold]
     fn refused(&self, wanted: u32, how: Contiguity) -> AllocError {
         let (free, total) = (self.free_blocks(), self.total_blocks());
         if how == Contiguity::Required && free >= wanted {

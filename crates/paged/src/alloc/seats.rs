@@ -17,8 +17,8 @@ pub(crate) const SEATS: usize = if cfg!(loom) { 4 } else { 64 };
 pub(crate) const SHARED: usize = SEATS - 1;
 const NONE: usize = usize::MAX;
 
-/// One bit for each seat that is taken.
-static TAKEN: AtomicU64 = AtomicU64::new(1 << SHARED);
+/// The seats of this process.
+static BOARD: Board = Board::new();
 
 /// One bit for each seat that was ever taken: what the others count is zero.
 static EVER: AtomicU64 = AtomicU64::new(1 << SHARED);
@@ -29,6 +29,42 @@ thread_local! {
     static LEAVING: Leaving = const { Leaving(Cell::new(NONE)) };
 }
 
+/// One bit for each seat that is taken. The shared one always is.
+struct Board(AtomicU64);
+
+impl Board {
+    const fn new() -> Self {
+        Self(AtomicU64::new(1 << SHARED))
+    }
+
+    /// The lowest free seat, or the shared one.
+    fn take(&self) -> usize {
+        let mut taken = self.0.load(Ordering::Relaxed);
+        loop {
+            let free = (!taken).trailing_zeros() as usize;
+            if free >= SHARED {
+                return SHARED;
+            }
+            // Acquire: pairs with the Release of the thread that left this seat.
+            let claimed = taken | 1 << free;
+            match self.0.compare_exchange_weak(taken, claimed, Ordering::Acquire, Ordering::Relaxed)
+            {
+                Ok(_) => return free,
+                Err(now) => taken = now,
+            }
+        }
+    }
+
+    /// Gives a seat back.
+    fn leave(&self, seat: usize) {
+        if seat < SHARED {
+            // Release: pairs with the Acquire in `take`, so the next thread at this seat goes on from the
+            // last value of each counter.
+            self.0.fetch_and(!(1 << seat), Ordering::Release);
+        }
+    }
+}
+
 struct Leaving(Cell<usize>);
 
 impl Drop for Leaving {
@@ -37,9 +73,7 @@ impl Drop for Leaving {
         if seat < SHARED {
             // Destructors of other thread-locals may still allocate or free.
             SEAT.set(SHARED);
-            // Release: pairs with the Acquire in `sit`, so the next thread at this seat goes on from the
-            // last value of each counter.
-            TAKEN.fetch_and(!(1 << seat), Ordering::Release);
+            BOARD.leave(seat);
         }
     }
 }
@@ -53,22 +87,10 @@ pub(crate) fn seat() -> usize {
 
 #[cold]
 fn sit() -> usize {
-    let mut taken = TAKEN.load(Ordering::Relaxed);
-    let seat = loop {
-        let free = (!taken).trailing_zeros() as usize;
-        if free >= SHARED {
-            break SHARED;
-        }
-        // Acquire: pairs with the Release of the thread that left this seat.
-        let claimed = taken | 1 << free;
-        match TAKEN.compare_exchange_weak(taken, claimed, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => break free,
-            Err(now) => taken = now,
-        }
-    };
+    let seat = BOARD.take();
     // A thread whose thread-locals are gone already cannot give a seat back later.
     if seat < SHARED && LEAVING.try_with(|leaving| leaving.0.set(seat)).is_err() {
-        TAKEN.fetch_and(!(1 << seat), Ordering::Release);
+        BOARD.leave(seat);
         SEAT.set(SHARED);
         return SHARED;
     }
@@ -79,8 +101,12 @@ fn sit() -> usize {
 
 /// The seats that threads have sat at so far.
 pub(crate) fn ever() -> impl Iterator<Item = usize> {
-    let ever = if cfg!(loom) { (1 << SEATS) - 1 } else { EVER.load(Ordering::Relaxed) };
-    (0..SEATS).filter(move |seat| ever >> seat & 1 == 1)
+    let mut ever = if cfg!(loom) { (1 << SEATS) - 1 } else { EVER.load(Ordering::Relaxed) };
+    std::iter::from_fn(move || {
+        let seat = (ever != 0).then(|| ever.trailing_zeros() as usize);
+        ever &= ever.wrapping_sub(1);
+        seat
+    })
 }
 
 /// A number that all threads change and few read: a part for each seat, which only its threads write.
@@ -120,47 +146,68 @@ mod tests {
     use super::*;
     use std::sync::Barrier;
 
+    /// The seats that so many threads have at the same time.
+    fn together(threads: usize, seat: impl Fn() -> usize + Sync) -> Vec<usize> {
+        let all_sit = Barrier::new(threads);
+        std::thread::scope(|scope| {
+            let sit = || {
+                let own = seat();
+                all_sit.wait();
+                own
+            };
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(sit)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    // Tests of one process run side by side and hold seats, so what depends on how many are free has a board of
+    // its own.
     #[test]
     fn threads_that_run_together_sit_apart_and_seats_return() {
+        let board = Board::new();
         for _ in 0..3 {
-            let together = Barrier::new(40);
-            let seats: Vec<usize> = std::thread::scope(|scope| {
-                let threads: Vec<_> = (0..40)
-                    .map(|_| {
-                        scope.spawn(|| {
-                            let seat = seat();
-                            together.wait();
-                            assert_eq!(seat, super::seat(), "a seat is kept");
-                            seat
-                        })
-                    })
-                    .collect();
-                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-            });
-            let mut own: Vec<usize> = seats.into_iter().filter(|seat| *seat < SHARED).collect();
-            own.sort_unstable();
-            // Other tests of this process may hold some seats, but not as many as there are.
-            assert!(own.len() >= 20, "{own:?}");
-            assert!(own.windows(2).all(|pair| pair[0] != pair[1]), "{own:?}");
+            let mut seats = together(40, || board.take());
+            seats.sort_unstable();
+            assert!(seats.iter().copied().eq(0..40), "the lowest ones, each once: {seats:?}");
+            for seat in seats {
+                board.leave(seat);
+            }
         }
     }
 
     #[test]
     fn more_threads_than_seats_share_the_last_one() {
-        let together = Barrier::new(SEATS + 8);
-        let shared = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..SEATS + 8)
-                .map(|_| {
-                    scope.spawn(|| {
-                        let seat = seat();
-                        together.wait();
-                        seat
-                    })
-                })
-                .collect();
-            let seats = threads.into_iter().map(|thread| thread.join().unwrap());
-            seats.filter(|seat| *seat == SHARED).count()
+        let board = Board::new();
+        let mut seats = together(SEATS + 8, || board.take());
+        seats.sort_unstable();
+        assert!(seats.iter().copied().eq((0..SHARED).chain([SHARED; 9])), "{seats:?}");
+        board.leave(SHARED);
+        assert_eq!(board.take(), SHARED, "nobody gives the shared seat away");
+    }
+
+    #[test]
+    fn a_thread_keeps_its_seat_and_no_other_has_it() {
+        let mut own = together(40, || {
+            let own = seat();
+            assert_eq!(own, seat(), "a seat is kept");
+            own
         });
-        assert!(shared >= 9, "{shared}");
+        own.retain(|seat| *seat < SHARED);
+        own.sort_unstable();
+        assert!(own.windows(2).all(|pair| pair[0] != pair[1]), "{own:?}");
+    }
+
+    #[test]
+    fn a_thread_that_ends_gives_its_seat_back() {
+        // Threads of other tests may hold every seat for a while, so this goes on until twice as many threads as
+        // there are seats have had one of their own. If seats did not return, that would never come.
+        let mut had_their_own = 0;
+        for _ in 0..1_000_000 {
+            had_their_own += usize::from(together(1, seat)[0] < SHARED);
+            if had_their_own == 2 * SEATS {
+                return;
+            }
+        }
+        panic!("of a million threads only {had_their_own} had a seat of their own");
     }
 }

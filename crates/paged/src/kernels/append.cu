@@ -12,6 +12,7 @@ extern "C" __global__ void append_rows(u8* arena, const __grid_constant__ Stride
     const u32 tile = blockIdx.x % tiles;
     const u32 token = item / kinds;
     const u32 kind = item % kinds;
+    wait_for_earlier_work();
     const i64 slot = slots[token];
     if (slot < 0) {
         return;

@@ -1,9 +1,10 @@
 //! `append`: the K and V rows of new tokens of one layer go to their slots.
 
 use super::launch::cover;
+use super::rows::merge;
 use super::space::{aligned, on_gpu_of};
-use super::strides::merge;
-use super::{BlockSpace, Entries, KernelError, Kernels, Slot, Strides};
+use super::{BlockRows, BlockSpace, Entries, KernelError, Kernels, Slot};
+use crate::layout::Strides;
 use mooncrate_gpu::{Span, Stream};
 
 /// Compiled from `append.cu` by `./dev kernels`.
@@ -24,13 +25,14 @@ pub struct NewRows<'a> {
 }
 
 impl NewRows<'_> {
-    /// The strides of one token of one kind.
-    fn strides(&self, to: &Strides) -> Strides {
-        Strides { head_bytes: to.row_bytes, token_bytes: self.token_bytes, ..*to }
+    /// The rows of one token, of K or of V.
+    fn rows(&self, to: &BlockRows) -> BlockRows {
+        let strides = Strides { head: to.row_bytes, token: self.token_bytes, ..to.strides };
+        BlockRows { strides, ..*to }
     }
 
     fn check(&self, arena: &BlockSpace<'_>, tokens: u32) -> Result<(), KernelError> {
-        let strides = arena.strides();
+        let strides = arena.rows();
         if self.layer >= strides.layers {
             let (index, count) = (i64::from(self.layer), u64::from(strides.layers));
             return Err(KernelError::OutOfRange { what: "layer", index, count });
@@ -40,7 +42,7 @@ impl NewRows<'_> {
         let needed = if tokens == 0 { 0 } else { last.saturating_add(token) };
         aligned("the stride of new tokens", self.token_bytes)?;
         let both = [("the new K rows", self.keys), ("the new V rows", self.values)];
-        for (what, rows) in both.into_iter().take(strides.kinds as usize) {
+        for (what, rows) in both.into_iter().take(strides.halves as usize) {
             aligned(what, rows.address())?;
             if needed > rows.len() {
                 return Err(KernelError::TooShort { what, needed, given: rows.len() });
@@ -67,26 +69,26 @@ impl Kernels {
     ) -> Result<(), KernelError> {
         on_gpu_of(stream, &[arena.memory(), rows.keys, rows.values, slots.memory()])?;
         rows.check(arena, slots.count())?;
-        let whole = arena.strides();
-        if whole.kinds > 2 {
-            return Err(KernelError::Shape(format!("{} kinds; there are K and V", whole.kinds)));
+        let whole = arena.rows();
+        if whole.halves > 2 {
+            return Err(KernelError::Shape(format!("{} halves; there are K and V", whole.halves)));
         }
-        let mut to = Strides { layers: 1, kinds: 1, ..whole.one_token() };
-        let mut from = rows.strides(&to);
+        let mut to = BlockRows { layers: 1, halves: 1, ..whole.one_token() };
+        let mut from = rows.rows(&to);
         merge(&mut to, &mut from);
-        let items = u64::from(slots.count()) * u64::from(whole.kinds);
+        let items = u64::from(slots.count()) * u64::from(whole.halves);
         let Some((launch, tiles)) = cover(items, &to)? else { return Ok(()) };
-        let layer = arena.memory().address() + u64::from(rows.layer) * whole.layer_bytes;
+        let layer = arena.memory().address() + u64::from(rows.layer) * whole.strides.layer;
         let (keys, values) = (rows.keys.address(), rows.values.address());
         let (list, refused) = (slots.memory().address(), self.refused.span().address());
         let slot_count = arena.slots();
         let params = [
             (&layer).into(),
             (&to).into(),
-            (&whole.kind_bytes).into(),
+            (&whole.strides.half).into(),
             (&slot_count).into(),
             (&whole.block_tokens).into(),
-            (&whole.kinds).into(),
+            (&whole.halves).into(),
             (&keys).into(),
             (&values).into(),
             (&from).into(),

@@ -1,6 +1,6 @@
 //! `append` on host memory: what the kernel must do, byte for byte.
 
-use super::{Slot, Strides};
+use super::{BlockRows, Slot};
 
 /// New rows of one layer in host memory: [`NewRows`](super::NewRows) of the oracle.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ pub struct HostRows<'a> {
 /// Copies token `i` of `rows` to `slots[i]`. Gives how many were refused, counted once per kind.
 pub fn append_oracle(
     arena: &mut [u8],
-    strides: &Strides,
+    strides: &BlockRows,
     blocks: u32,
     rows: &HostRows<'_>,
     slots: &[Slot],
@@ -27,10 +27,10 @@ pub fn append_oracle(
     let mut refused = 0;
     for (token, slot) in (0u64..).zip(slots).filter(|(_, slot)| slot.0 >= 0) {
         let Some((block, place)) = slot.split(blocks, strides.block_tokens) else {
-            refused += strides.kinds;
+            refused += strides.halves;
             continue;
         };
-        for (kind, source) in (0..strides.kinds).zip([rows.keys, rows.values]) {
+        for (kind, source) in (0..strides.halves).zip([rows.keys, rows.values]) {
             for head in 0..strides.heads {
                 let from =
                     (token * rows.token_bytes + u64::from(head) * strides.row_bytes) as usize;
@@ -45,14 +45,15 @@ pub fn append_oracle(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::{Axis, Shape};
+    use crate::kernels::Shape;
+    use crate::layout::Axis;
 
-    const SHAPE: Shape = Shape { layers: 2, kinds: 2, block_tokens: 2, heads: 2, row_bytes: 16 };
+    const SHAPE: Shape = Shape { layers: 2, halves: 2, block_tokens: 2, heads: 2, row_bytes: 16 };
 
     #[test]
     fn rows_go_to_their_slots_and_nowhere_else() {
-        let order = [Axis::Layer, Axis::Block, Axis::Kind, Axis::Token, Axis::Head];
-        let strides = Strides::packed(SHAPE, 3, order).unwrap();
+        let order = [Axis::Layer, Axis::Block, Axis::Half, Axis::Token, Axis::Head];
+        let strides = BlockRows::packed(SHAPE, 3, order).unwrap();
         let mut arena = vec![0xee; 3 * SHAPE.block_bytes() as usize];
         // Three tokens of two heads; token t, head h is filled with 10 t + h, V with 100 more.
         let rows = |base: u8| -> Vec<u8> {
@@ -70,13 +71,13 @@ mod tests {
         assert_eq!([row(2, 1, 0, 1, 0), row(2, 1, 0, 1, 1), row(2, 1, 1, 1, 1)], [0, 1, 101]);
         assert_eq!([row(0, 1, 0, 0, 0), row(0, 1, 1, 0, 1)], [20, 121]);
         let touched = arena.iter().filter(|byte| **byte != 0xee).count();
-        assert_eq!(touched, 2 * 2 * 2 * 16, "two tokens, two kinds, two heads");
+        assert_eq!(touched, 2 * 2 * 2 * 16, "two tokens, two halves, two heads");
     }
 
     #[test]
     fn slots_that_do_not_exist_are_counted() {
-        let order = [Axis::Block, Axis::Layer, Axis::Kind, Axis::Head, Axis::Token];
-        let strides = Strides::packed(SHAPE, 3, order).unwrap();
+        let order = [Axis::Block, Axis::Layer, Axis::Half, Axis::Head, Axis::Token];
+        let strides = BlockRows::packed(SHAPE, 3, order).unwrap();
         let mut arena = vec![0xee; 3 * SHAPE.block_bytes() as usize];
         let bytes = [7; 64];
         let rows = HostRows { layer: 0, keys: &bytes, values: &bytes, token_bytes: 32 };

@@ -13,6 +13,7 @@ extern "C" __global__ void compact_rows(u8* arena, const __grid_constant__ Strid
                                         u32 tiles, u32* refused) {
     const u32 item = blockIdx.x / tiles;
     const u32 tile = blockIdx.x % tiles;
+    wait_for_earlier_work();
     const i64 source = moves[item].source;
     const i64 target = moves[item].target;
     // A negative slot is a large one without its sign.

@@ -6,8 +6,8 @@
 //! afterwards. Compacting in place would need two passes over the same bytes and would break sharing.
 
 use super::launch::cover;
+use super::rows::merge;
 use super::space::on_gpu_of;
-use super::strides::merge;
 use super::{BlockSpace, Entries, KernelError, Kernels, RowMove};
 use mooncrate_gpu::Stream;
 
@@ -25,7 +25,7 @@ impl Kernels {
         moves: Entries<'_, RowMove>,
     ) -> Result<(), KernelError> {
         on_gpu_of(stream, &[arena.memory(), moves.memory()])?;
-        let mut strides = arena.strides().one_token();
+        let mut strides = arena.rows().one_token();
         let mut same = strides;
         merge(&mut strides, &mut same);
         let Some((launch, tiles)) = cover(u64::from(moves.count()), &strides)? else {
@@ -38,7 +38,7 @@ impl Kernels {
             (&at).into(),
             (&strides).into(),
             (&slot_count).into(),
-            (&arena.strides().block_tokens).into(),
+            (&arena.rows().block_tokens).into(),
             (&list).into(),
             (&tiles).into(),
             (&refused).into(),

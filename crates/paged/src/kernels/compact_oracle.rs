@@ -1,9 +1,14 @@
 //! `compact` on host memory: what the kernel must do, byte for byte.
 
-use super::{RowMove, Strides};
+use super::{BlockRows, RowMove};
 
 /// Copies each move's source slot to its target slot, in all layers. Gives how many were refused.
-pub fn compact_oracle(arena: &mut [u8], strides: &Strides, blocks: u32, moves: &[RowMove]) -> u32 {
+pub fn compact_oracle(
+    arena: &mut [u8],
+    strides: &BlockRows,
+    blocks: u32,
+    moves: &[RowMove],
+) -> u32 {
     let len = strides.row_bytes as usize;
     let mut refused = 0;
     for step in moves {
@@ -14,7 +19,7 @@ pub fn compact_oracle(arena: &mut [u8], strides: &Strides, blocks: u32, moves: &
             continue;
         };
         for layer in 0..strides.layers {
-            for kind in 0..strides.kinds {
+            for kind in 0..strides.halves {
                 for head in 0..strides.heads {
                     let from = strides.offset(here, layer, kind, from_token, head) as usize;
                     let to = strides.offset(there, layer, kind, to_token, head) as usize;
@@ -29,13 +34,14 @@ pub fn compact_oracle(arena: &mut [u8], strides: &Strides, blocks: u32, moves: &
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::{Axis, Entry, Shape, Slot};
+    use crate::kernels::{Entry, Shape, Slot};
+    use crate::layout::Axis;
 
     #[test]
     fn kept_tokens_lie_together_in_new_blocks() {
-        let shape = Shape { layers: 2, kinds: 1, block_tokens: 4, heads: 1, row_bytes: 16 };
-        let order = [Axis::Layer, Axis::Block, Axis::Kind, Axis::Token, Axis::Head];
-        let strides = Strides::packed(shape, 3, order).unwrap();
+        let shape = Shape { layers: 2, halves: 1, block_tokens: 4, heads: 1, row_bytes: 16 };
+        let order = [Axis::Layer, Axis::Block, Axis::Half, Axis::Token, Axis::Head];
+        let strides = BlockRows::packed(shape, 3, order).unwrap();
         // A byte names its layer and slot; blocks 0 and 1 are the sequence, block 2 is new.
         let old: Vec<u8> =
             (0..2u8).flat_map(|l| (0..12u8).flat_map(move |slot| [100 * l + slot; 16])).collect();

@@ -9,17 +9,19 @@
 // compiler never uses the read-only cache. A bad index is counted and writes nothing; nothing traps.
 #pragma once
 
+#include "../../../gpu/src/early.cuh"
+
 using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
-// In bytes, from one to the next; `row` is the length of a row. Mirrors `Strides` in strides.rs.
+// In bytes, from one to the next; `row` is the length of a row. Mirrors `BlockRows` in rows.rs.
 struct Strides {
     u64 block, layer, kind, token, head, row;
     u32 layers, kinds, tokens, heads;
 };
-static_assert(sizeof(Strides) == 64, "Strides is 64 bytes in Rust as well");
+static_assert(sizeof(Strides) == 64, "BlockRows is 64 bytes in Rust");
 
 // 16-byte pieces that each thread has in flight. `PIECES` in launch.rs.
 constexpr u32 PIECES = 4;

@@ -11,6 +11,7 @@ extern "C" __global__ void copy_blocks(u8* arena, const __grid_constant__ Stride
                                        u32* refused) {
     const u32 item = blockIdx.x / tiles;
     const u32 tile = blockIdx.x % tiles;
+    wait_for_earlier_work();
     const u32 source = pairs[item].source;
     const u32 target = pairs[item].target;
     if (source >= block_count || target >= block_count) {

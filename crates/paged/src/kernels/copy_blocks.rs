@@ -1,8 +1,8 @@
 //! `copy_blocks`: whole blocks of one arena, all layers in one launch.
 
 use super::launch::cover;
+use super::rows::merge;
 use super::space::on_gpu_of;
-use super::strides::merge;
 use super::{BlockPair, BlockSpace, Entries, KernelError, Kernels};
 use mooncrate_gpu::Stream;
 
@@ -21,7 +21,7 @@ impl Kernels {
         pairs: Entries<'_, BlockPair>,
     ) -> Result<(), KernelError> {
         on_gpu_of(stream, &[arena.memory(), pairs.memory()])?;
-        let (mut strides, mut same) = (*arena.strides(), *arena.strides());
+        let (mut strides, mut same) = (*arena.rows(), *arena.rows());
         merge(&mut strides, &mut same);
         let Some((launch, tiles)) = cover(u64::from(pairs.count()), &strides)? else {
             return Ok(());

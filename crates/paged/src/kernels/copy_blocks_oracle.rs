@@ -1,11 +1,11 @@
 //! `copy_blocks` on host memory: what the kernel must do, byte for byte.
 
-use super::{BlockPair, Strides};
+use super::{BlockPair, BlockRows};
 
 /// Copies each pair's source to its target. Gives how many were refused.
 pub fn copy_blocks_oracle(
     arena: &mut [u8],
-    strides: &Strides,
+    strides: &BlockRows,
     blocks: u32,
     pairs: &[BlockPair],
 ) -> u32 {
@@ -17,7 +17,7 @@ pub fn copy_blocks_oracle(
             continue;
         }
         for layer in 0..strides.layers {
-            for kind in 0..strides.kinds {
+            for kind in 0..strides.halves {
                 for token in 0..strides.block_tokens {
                     for head in 0..strides.heads {
                         let from = strides.offset(pair.source.0, layer, kind, token, head) as usize;
@@ -35,13 +35,14 @@ pub fn copy_blocks_oracle(
 mod tests {
     use super::*;
     use crate::BlockId;
-    use crate::kernels::{Axis, Shape};
+    use crate::kernels::Shape;
+    use crate::layout::Axis;
 
     #[test]
     fn a_target_becomes_its_source_in_all_layers() {
-        let shape = Shape { layers: 2, kinds: 2, block_tokens: 2, heads: 1, row_bytes: 16 };
-        let order = [Axis::Layer, Axis::Kind, Axis::Block, Axis::Token, Axis::Head];
-        let strides = Strides::packed(shape, 4, order).unwrap();
+        let shape = Shape { layers: 2, halves: 2, block_tokens: 2, heads: 1, row_bytes: 16 };
+        let order = [Axis::Layer, Axis::Half, Axis::Block, Axis::Token, Axis::Head];
+        let strides = BlockRows::packed(shape, 4, order).unwrap();
         // Each layer and kind is a run of four blocks of 32 bytes; a byte names run and block.
         let mut arena: Vec<u8> =
             (0..4u8).flat_map(|run| (0..4u8).flat_map(move |b| [16 * run + b; 32])).collect();

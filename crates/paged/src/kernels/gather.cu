@@ -7,6 +7,7 @@ extern "C" __global__ void gather_blocks(u8* target, const __grid_constant__ Str
                                          u32 block_count, const u32* table, u32 tiles, u32* refused) {
     const u32 item = blockIdx.x / tiles;
     const u32 tile = blockIdx.x % tiles;
+    wait_for_earlier_work();
     const u32 block = table[item];
     if (block >= block_count) {
         refuse(refused, tile);
@@ -22,6 +23,7 @@ extern "C" __global__ void scatter_blocks(u8* arena, const __grid_constant__ Str
                                           u32* refused) {
     const u32 item = blockIdx.x / tiles;
     const u32 tile = blockIdx.x % tiles;
+    wait_for_earlier_work();
     const u32 block = table[item];
     if (block >= block_count) {
         refuse(refused, tile);

@@ -1,8 +1,8 @@
 //! `gather` and `scatter`: the blocks of a sequence to and from a contiguous buffer.
 
 use super::launch::cover;
+use super::rows::merge;
 use super::space::on_gpu_of;
-use super::strides::merge;
 use super::{BlockSpace, Entries, Entry, KernelError, Kernels, TargetBlock};
 use crate::BlockId;
 use mooncrate_gpu::{Kernel, Stream};
@@ -47,7 +47,7 @@ impl Kernels {
     ) -> Result<(), KernelError> {
         let Sides { target, source, arena, buffer } = sides;
         on_gpu_of(stream, &[target.memory(), source.memory(), table.memory()])?;
-        let (mut to, mut from) = (*target.strides(), *source.strides());
+        let (mut to, mut from) = (*target.rows(), *source.rows());
         if to.shape() != from.shape() {
             let (to, from) = (to.shape(), from.shape());
             return Err(KernelError::Shape(format!("blocks of {from:?} do not fit {to:?}")));

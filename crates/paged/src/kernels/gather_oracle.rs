@@ -1,14 +1,14 @@
 //! `gather` and `scatter` on host memory: what the kernels must do, byte for byte.
 
-use super::{Strides, TargetBlock};
+use super::{BlockRows, TargetBlock};
 use crate::BlockId;
 
 /// Copies block `table[i]` of the arena to place `i` of the buffer. Gives how many were refused.
 pub fn gather_oracle(
     buffer: &mut [u8],
-    to: &Strides,
+    to: &BlockRows,
     arena: &[u8],
-    from: &Strides,
+    from: &BlockRows,
     blocks: u32,
     table: &[BlockId],
 ) -> u32 {
@@ -26,10 +26,10 @@ pub fn gather_oracle(
 /// Copies place `i` of the buffer to block `table[i]` of the arena. Gives how many were refused.
 pub fn scatter_oracle(
     arena: &mut [u8],
-    to: &Strides,
+    to: &BlockRows,
     blocks: u32,
     buffer: &[u8],
-    from: &Strides,
+    from: &BlockRows,
     table: &[TargetBlock],
 ) -> u32 {
     let mut refused = 0;
@@ -44,11 +44,11 @@ pub fn scatter_oracle(
 }
 
 /// Row by row, by the strides of each side.
-fn copy_block(target: (&mut [u8], &Strides, u32), source: (&[u8], &Strides, u32)) {
+fn copy_block(target: (&mut [u8], &BlockRows, u32), source: (&[u8], &BlockRows, u32)) {
     let ((target, to, there), (source, from, here)) = (target, source);
     let len = from.row_bytes as usize;
     for layer in 0..from.layers {
-        for kind in 0..from.kinds {
+        for kind in 0..from.halves {
             for token in 0..from.block_tokens {
                 for head in 0..from.heads {
                     let at = from.offset(here, layer, kind, token, head) as usize;
@@ -64,17 +64,20 @@ fn copy_block(target: (&mut [u8], &Strides, u32), source: (&[u8], &Strides, u32)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::{Axis, Shape};
+    use crate::kernels::Shape;
+    use crate::layout::Axis;
     use mooncrate_core::rng::Rng;
 
-    const SHAPE: Shape = Shape { layers: 3, kinds: 2, block_tokens: 4, heads: 3, row_bytes: 32 };
-    const HND: [Axis; 5] = [Axis::Layer, Axis::Block, Axis::Kind, Axis::Head, Axis::Token];
-    const SPILL: [Axis; 5] = [Axis::Block, Axis::Layer, Axis::Kind, Axis::Token, Axis::Head];
+    const SHAPE: Shape = Shape { layers: 3, halves: 2, block_tokens: 4, heads: 3, row_bytes: 32 };
+    const HND: [Axis; 5] = [Axis::Layer, Axis::Block, Axis::Half, Axis::Head, Axis::Token];
+    const SPILL: [Axis; 5] = [Axis::Block, Axis::Layer, Axis::Half, Axis::Token, Axis::Head];
 
     #[test]
     fn blocks_lie_in_the_order_of_the_table() {
-        let (from, to) =
-            (Strides::packed(SHAPE, 5, HND).unwrap(), Strides::packed(SHAPE, 2, SPILL).unwrap());
+        let (from, to) = (
+            BlockRows::packed(SHAPE, 5, HND).unwrap(),
+            BlockRows::packed(SHAPE, 2, SPILL).unwrap(),
+        );
         let mut arena = vec![0; 5 * SHAPE.block_bytes() as usize];
         // Each row names its block, layer, kind, token and head.
         let tag =
@@ -98,8 +101,10 @@ mod tests {
 
     #[test]
     fn scatter_undoes_gather_and_touches_nothing_else() {
-        let (from, to) =
-            (Strides::packed(SHAPE, 5, HND).unwrap(), Strides::packed(SHAPE, 3, SPILL).unwrap());
+        let (from, to) = (
+            BlockRows::packed(SHAPE, 5, HND).unwrap(),
+            BlockRows::packed(SHAPE, 3, SPILL).unwrap(),
+        );
         let mut rng = Rng::new(1);
         let arena: Vec<u8> = (0..5 * SHAPE.block_bytes()).map(|_| rng.below(256) as u8).collect();
         let mut buffer = vec![0; 3 * SHAPE.block_bytes() as usize];
@@ -111,7 +116,7 @@ mod tests {
         for block in [3, 0] {
             for layer in 0..3 {
                 let at = from.offset(block, layer, 0, 0, 0) as usize;
-                copy[at..at + from.block_bytes as usize].fill(0xaa);
+                copy[at..at + from.strides.block as usize].fill(0xaa);
             }
         }
         assert_ne!(copy, arena);

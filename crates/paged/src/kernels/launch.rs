@@ -1,6 +1,6 @@
 //! How many threads a copy gets.
 
-use super::{KernelError, Strides};
+use super::{BlockRows, KernelError};
 use mooncrate_gpu::Launch;
 
 /// 16-byte pieces per thread: `PIECES` in `copy.cuh`.
@@ -12,7 +12,7 @@ const GRID_MAX: u64 = (1 << 31) - 1;
 
 /// The launch that copies `items` items of these strides, and how many tiles an item is cut into.
 /// `None` for nothing to do.
-pub(super) fn cover(items: u64, strides: &Strides) -> Result<Option<(Launch, u32)>, KernelError> {
+pub(super) fn cover(items: u64, strides: &BlockRows) -> Result<Option<(Launch, u32)>, KernelError> {
     if items == 0 {
         return Ok(None);
     }
@@ -26,18 +26,21 @@ pub(super) fn cover(items: u64, strides: &Strides) -> Result<Option<(Launch, u32
             pieces * 16
         )));
     }
-    Ok(Some((Launch::linear(grid as u32, threads as u32), tiles as u32)))
+    // Every kernel here waits for the one before it by itself: `wait_for_earlier_work` in `copy.cuh`.
+    let launch = Launch { dependent: true, ..Launch::linear(grid as u32, threads as u32) };
+    Ok(Some((launch, tiles as u32)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::{Axis, Shape};
+    use crate::kernels::Shape;
+    use crate::layout::Axis;
 
-    fn strides(row_bytes: u32, heads: u32) -> Strides {
-        let shape = Shape { layers: 1, kinds: 1, block_tokens: 1, heads, row_bytes };
-        let order = [Axis::Layer, Axis::Block, Axis::Kind, Axis::Token, Axis::Head];
-        Strides::packed(shape, 1, order).unwrap()
+    fn strides(row_bytes: u32, heads: u32) -> BlockRows {
+        let shape = Shape { layers: 1, halves: 1, block_tokens: 1, heads, row_bytes };
+        let order = [Axis::Layer, Axis::Block, Axis::Half, Axis::Token, Axis::Head];
+        BlockRows::packed(shape, 1, order).unwrap()
     }
 
     #[test]

@@ -276,7 +276,7 @@ impl<T: Entry> DeviceList<T> {
         space: &BlockSpace<'_>,
         stream: &Stream,
     ) -> Result<(), KernelError> {
-        T::check(list, space.blocks(), space.strides().block_tokens)?;
+        T::check(list, space.blocks(), space.rows().block_tokens)?;
         let mut bytes = Vec::with_capacity(list.len() * T::BYTES as usize);
         for entry in list {
             entry.encode(&mut bytes);

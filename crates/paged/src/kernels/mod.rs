@@ -14,10 +14,10 @@
 //! What must stay true: a launch is checked before it is queued, and a kernel checks every index that it
 //! reads from device memory: a bad one is counted ([`Kernels::refused`]) and nothing is written for it.
 //! So no list, however wrong, makes a kernel write outside of the memory that it was given. Kernels never
-//! wait for each other and never trap. Work is ordered by the stream alone.
+//! trap, and wait for nothing but the end of the work before them in the stream, which alone orders them.
 //!
 //! Deliberately absent: knowledge of sequences, of layouts by name, and of element types. Strides are
-//! data ([`Strides`]); a row is bytes.
+//! data ([`BlockRows`]); a row is bytes.
 
 mod append;
 mod append_oracle;
@@ -29,8 +29,8 @@ mod gather;
 mod gather_oracle;
 mod launch;
 mod list;
+mod rows;
 mod space;
-mod strides;
 
 pub use append::NewRows;
 pub use append_oracle::{HostRows, append_oracle};
@@ -38,8 +38,8 @@ pub use compact_oracle::compact_oracle;
 pub use copy_blocks_oracle::copy_blocks_oracle;
 pub use gather_oracle::{gather_oracle, scatter_oracle};
 pub use list::{BlockPair, DeviceList, Entries, Entry, RowMove, Slot, TargetBlock};
+pub use rows::{BlockRows, Shape};
 pub use space::BlockSpace;
-pub use strides::{Axis, Shape, Strides};
 
 use mooncrate_gpu::{DeviceBuffer, Gpu, GpuError, Kernel, Module, Stream};
 
@@ -188,6 +188,29 @@ mod tests {
                 let banned = ["trap", "bar", "barrier", "nanosleep", "membar", "fence", "call"];
                 let local = operation.starts_with("ld.local") || operation.starts_with("st.local");
                 assert!(!banned.contains(&word) && !local, "{name}: {operation}");
+            }
+        }
+    }
+
+    /// They start while the kernel before them still runs. Before the wait nothing is read but parameters, and
+    /// nobody branches around it or ends.
+    #[test]
+    fn kernels_wait_for_the_one_before_them_first_of_all() {
+        for (name, ptx) in ALL {
+            for kernel in ptx.split(".visible .entry").skip(1) {
+                let operations: Vec<&str> = operations(kernel).collect();
+                let places = |of: &str| -> Vec<usize> {
+                    let is = |place: &usize| operations[*place].starts_with(of);
+                    (0..operations.len()).filter(is).collect()
+                };
+                let waits = places("griddepcontrol.wait");
+                assert_eq!(waits.len(), 1, "{name}");
+                for later in ["ld.global", "st.", "atom.", "red.", "bra", "ret", "griddepcontrol.l"]
+                {
+                    let first = places(later).first().copied().unwrap_or(usize::MAX);
+                    assert!(waits[0] < first, "{name}: {later}");
+                }
+                assert_eq!(places("griddepcontrol.launch_dependents").len(), 1, "{name}");
             }
         }
     }

@@ -1,27 +1,27 @@
-//! Device memory that holds blocks, with its strides: checked once, used by every launch.
+//! Device memory that holds blocks, with its rows: checked once, used by every launch.
 
-use super::strides::UNIT;
-use super::{KernelError, Strides};
+use super::rows::UNIT;
+use super::{BlockRows, KernelError};
 use mooncrate_gpu::{Span, Stream};
 
 /// Device memory that holds `blocks` blocks: an arena, or a contiguous buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSpace<'a> {
     memory: Span<'a>,
-    strides: Strides,
+    rows: BlockRows,
     blocks: u32,
 }
 
 impl<'a> BlockSpace<'a> {
     /// The blocks in `memory`. Refuses memory that is too short or not aligned to 16 bytes.
-    pub fn new(memory: Span<'a>, strides: Strides, blocks: u32) -> Result<Self, KernelError> {
-        let needed = strides.check(blocks)?;
+    pub fn new(memory: Span<'a>, rows: BlockRows, blocks: u32) -> Result<Self, KernelError> {
+        let needed = rows.check(blocks)?;
         if needed > memory.len() {
             let (what, given) = ("the memory of the blocks", memory.len());
             return Err(KernelError::TooShort { what, needed, given });
         }
         aligned("the address of the blocks", memory.address())?;
-        Ok(Self { memory, strides, blocks })
+        Ok(Self { memory, rows, blocks })
     }
 
     /// Its memory.
@@ -30,8 +30,8 @@ impl<'a> BlockSpace<'a> {
     }
 
     /// Where the rows lie.
-    pub fn strides(&self) -> &Strides {
-        &self.strides
+    pub fn rows(&self) -> &BlockRows {
+        &self.rows
     }
 
     /// How many blocks it holds.
@@ -41,7 +41,7 @@ impl<'a> BlockSpace<'a> {
 
     /// How many token slots it holds.
     pub fn slots(&self) -> u64 {
-        u64::from(self.blocks) * u64::from(self.strides.block_tokens)
+        u64::from(self.blocks) * u64::from(self.rows.block_tokens)
     }
 }
 

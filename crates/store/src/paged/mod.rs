@@ -36,21 +36,30 @@
 //! compared, and the identity is part of the key. A block that is missing, cannot be read or has another length
 //! ends the prefix: what came before it is used.
 //!
+//! With [`SpillConfig::free_blocks_low`] cold blocks are saved before they are evicted, by a thread of its own.
+//! Where the memory of the cache is a GPU's, an embedded store is the tier of host memory behind it, and with a disk
+//! the one behind that.
+//!
 //! [`Spill::save`] returns at once, and a thread copies and stores. [`Spill::load`], [`Spill::suspend`] and
 //! [`Spill::resume`] work in the caller's thread. All of them together hold at most
 //! [`SpillConfig::bytes_in_flight_max`] bytes outside of cache and store.
 
 mod buffers;
+mod cold;
 mod error;
 mod load;
+mod metrics;
 mod save;
 
+pub use cold::ColdCounts;
 pub use error::SpillError;
 pub use load::{Ended, Loaded, Resumed};
+pub use metrics::{CacheMetrics, metrics_text};
 pub use save::{Saved, Saving};
 
 use crate::Store;
 use buffers::Buffers;
+use cold::ColdTally;
 use mooncrate_core::limits::{BATCH_ITEMS_MAX, VALUE_BYTES_MAX};
 use mooncrate_paged::{BlockHash, Cache, Ticket};
 use save::{Queue, save_all};
@@ -70,6 +79,9 @@ pub struct SpillConfig {
     pub queue_bytes_max: u64,
     /// How long a call waits for others that have all bytes in flight.
     pub wait_max: Duration,
+    /// While fewer blocks of the cache are free, cached blocks are saved in the order in which they would be
+    /// evicted. 0: never.
+    pub free_blocks_low: u32,
 }
 
 impl Default for SpillConfig {
@@ -78,6 +90,7 @@ impl Default for SpillConfig {
             bytes_in_flight_max: 64 << 20,
             queue_bytes_max: 1 << 30,
             wait_max: Duration::from_secs(5),
+            free_blocks_low: 0,
         }
     }
 }
@@ -88,8 +101,9 @@ impl Default for SpillConfig {
 pub struct Spill {
     link: Link,
     queue: Arc<Queue>,
-    /// Saves; joined when this is dropped.
-    worker: Option<JoinHandle<()>>,
+    cold: Arc<ColdTally>,
+    /// The one that saves, and the one that looks for cold blocks; joined when this is dropped.
+    workers: Vec<JoinHandle<()>>,
 }
 
 /// What a save or a load works with.
@@ -123,11 +137,23 @@ impl Spill {
         };
         let queue = Arc::new(Queue::new(config.queue_bytes_max));
         let (work, jobs) = (link.clone(), Arc::clone(&queue));
-        let worker = Builder::new()
-            .name("paged-spill".into())
-            .spawn(move || jobs.work(&work))
-            .map_err(crate::Error::io("starting the thread that spills"))?;
-        Ok(Self { link, queue, worker: Some(worker) })
+        let starting = crate::Error::io("starting the thread that spills");
+        let worker = Builder::new().name("paged-spill".into()).spawn(move || jobs.work(&work));
+        // Made before the second thread is started: an error drops it, and that ends the first.
+        let workers = vec![worker.map_err(starting)?];
+        let mut spill = Self { link, queue, cold: Arc::default(), workers };
+        if config.free_blocks_low > 0 {
+            let Self { link, queue, cold, .. } = &spill;
+            let started = cold::start(link, queue, cold, config.free_blocks_low);
+            let starting = crate::Error::io("starting the thread that spills cold blocks");
+            spill.workers.push(started.map_err(starting)?);
+        }
+        Ok(spill)
+    }
+
+    /// What became of cold blocks so far; nothing without [`SpillConfig::free_blocks_low`].
+    pub fn cold(&self) -> ColdCounts {
+        self.cold.now()
     }
 
     /// Begins to store the published blocks of a sequence. They are pinned until that is done, whatever becomes
@@ -174,7 +200,9 @@ impl Spill {
 impl Drop for Spill {
     fn drop(&mut self) {
         self.queue.stop();
-        // A panic of the worker was printed where it happened; the jobs it left were ended by their drops.
-        let _ = self.worker.take().map(JoinHandle::join);
+        for worker in self.workers.drain(..) {
+            // A panic of the worker was printed where it happened; the jobs it left were ended by their drops.
+            let _ = worker.join();
+        }
     }
 }

@@ -10,7 +10,7 @@
 //! chain for eviction by its last block first only if it gets the whole chain.
 
 use super::{Link, SpillError};
-use crate::Stored;
+use crate::{Looked, Stored};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_paged::{PinnedBlocks, SpillKey};
 use mooncrate_wire::clock::boottime;
@@ -81,6 +81,17 @@ impl Saving {
         Err(self)
     }
 
+    /// Waits for the end, which comes: every save is done, or ended when its queue is.
+    pub(super) fn until_done(self) -> Saved {
+        let mut state = self.progress.state.lock();
+        loop {
+            if let Some(saved) = state.done.take() {
+                return saved;
+            }
+            self.progress.ended.wait(&mut state);
+        }
+    }
+
     /// Whether it has ended.
     pub fn is_done(&self) -> bool {
         self.progress.state.lock().done.is_some()
@@ -124,6 +135,8 @@ pub(super) struct Queue {
     state: Mutex<Waiting>,
     /// A job came, or the end.
     changed: Condvar,
+    /// The end came. Apart from `changed`, so that a job never wakes the wrong thread.
+    stopped: Condvar,
     bytes_max: u64,
 }
 
@@ -137,7 +150,8 @@ struct Waiting {
 
 impl Queue {
     pub(super) fn new(bytes_max: u64) -> Self {
-        Self { state: Mutex::new(Waiting::default()), changed: Condvar::new(), bytes_max }
+        let (changed, stopped) = (Condvar::new(), Condvar::new());
+        Self { state: Mutex::new(Waiting::default()), changed, stopped, bytes_max }
     }
 
     pub(super) fn push(
@@ -155,8 +169,15 @@ impl Queue {
             });
         }
         let progress = Arc::new(Progress::default());
+        let job = Job { pinned: Some(pinned), bytes, progress: Arc::clone(&progress) };
+        if state.stopped {
+            drop(state);
+            // Ends it as cancelled.
+            drop(job);
+            return Ok(Saving { progress });
+        }
         state.bytes += bytes;
-        state.jobs.push_back(Job { pinned: Some(pinned), bytes, progress: Arc::clone(&progress) });
+        state.jobs.push_back(job);
         drop(state);
         self.changed.notify_one();
         Ok(Saving { progress })
@@ -188,6 +209,20 @@ impl Queue {
         }
     }
 
+    /// Whether it is stopped, or will be within this time.
+    pub(super) fn is_stopped(&self, within: Duration) -> bool {
+        let deadline = boottime().deadline_in(within);
+        let mut state = self.state.lock();
+        while !state.stopped {
+            let left = deadline.left(boottime());
+            if left.is_zero() {
+                break;
+            }
+            self.stopped.wait_for(&mut state, left);
+        }
+        state.stopped
+    }
+
     /// Ends all saves, but for a batch that is on its way.
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
@@ -195,6 +230,7 @@ impl Queue {
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
         self.changed.notify_all();
+        self.stopped.notify_all();
         drop(jobs);
     }
 }
@@ -225,9 +261,8 @@ fn save_batch(
 ) -> Result<(), SpillError> {
     let keys: Vec<_> = batch.clone().map(|at| pinned.key(at)).collect();
     let asked: Vec<&[u8]> = keys.iter().map(SpillKey::as_bytes).collect();
-    let there = link.store.exists_batch(&asked)?;
-    // A key of which it is not known is put: that tells.
-    let absent: Vec<usize> = (0..keys.len()).filter(|at| !matches!(there[*at], Ok(true))).collect();
+    let there = there(link, &asked)?;
+    let absent: Vec<usize> = (0..keys.len()).filter(|at| !there[*at]).collect();
     saved.there += keys.len() - absent.len();
     if absent.is_empty() {
         return Ok(());
@@ -248,4 +283,23 @@ fn save_batch(
         }
     }
     failed.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// Which of these keys the store has a block under. A value of another length is no block: nobody can use it, and a
+/// put would be told that there is one, so it is removed.
+fn there(link: &Link, keys: &[&[u8]]) -> Result<Vec<bool>, SpillError> {
+    let block_bytes = link.block_bytes() as u64;
+    let mut there = Vec::with_capacity(keys.len());
+    for (key, looked) in keys.iter().zip(link.store.look(keys, false, false)?) {
+        there.push(match looked {
+            Ok(Looked::Here { len, .. }) if len == block_bytes => true,
+            Ok(Looked::Here { .. }) => {
+                link.store.remove(key, false)?;
+                false
+            }
+            // One that is being written, or of which nothing is known, is put: that tells.
+            _ => false,
+        });
+    }
+    Ok(there)
 }

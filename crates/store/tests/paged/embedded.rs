@@ -160,7 +160,16 @@ fn a_value_of_another_length_is_refused() {
         store.put(cache.block_key(names[2]).as_bytes(), &vec![7; len]).unwrap();
         compute(&cache, "a", &prompt, &plain);
         let saved = save(&spill, "a");
-        assert_eq!((saved.stored, saved.there), (5, 1));
+        assert_eq!((saved.stored, saved.there), (6, 0), "a save puts the block in its place");
+        assert_eq!(save(&spill, "a").there, 6);
+        assert_eq!(
+            store.size(cache.block_key(names[2]).as_bytes()).unwrap(),
+            Some(block_bytes() as u64)
+        );
+
+        // Somebody does it again, and nobody saves.
+        store.remove(cache.block_key(names[2]).as_bytes(), false).unwrap();
+        store.put(cache.block_key(names[2]).as_bytes(), &vec![7; len]).unwrap();
         cache.free_for("a").unwrap();
         empty(&cache);
         let loaded = spill.load(&prompt, &plain);

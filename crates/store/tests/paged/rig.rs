@@ -1,19 +1,14 @@
-//! Caches whose blocks say whose they are, and processes (this very program, started again with one test to run
-//! and a line that says what to be).
+//! Caches whose blocks say whose they are, and what started processes do with them.
 
+use crate::processes::{be_a_node, child_part, connect, say, wait_for_the_end};
 use mooncrate::paged::{Saved, Saving, Spill, SpillConfig};
-use mooncrate::{
-    Address, ClientConfig, ConnectOptions, EmbeddedOptions, NodeOptions, Store, run_node,
-};
+use mooncrate::{EmbeddedOptions, Store};
 use mooncrate_check::{PutId, payload};
 use mooncrate_core::key;
 use mooncrate_paged::{
     Admission, Admitted, ArenaShape, AttentionSpec, BlockHash, Cache, CacheConfig, DType, Geometry,
     HostArena, Layout, Order, Pages, Part, Prompt,
 };
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,10 +23,6 @@ pub(crate) const SPEC: AttentionSpec = AttentionSpec {
 };
 /// Longer than anything takes here, so that a test that hangs fails.
 pub(crate) const LONG: Duration = Duration::from_mins(2);
-pub(crate) const CALL_TIME: Duration = Duration::from_secs(2);
-const CHILD: &str = "MOONCRATE_PAGED_TEST_CHILD";
-/// So that the harness's own lines are not taken for the child's.
-const MARK: &str = "@@";
 
 pub(crate) fn cache_of(model: &str, spec: AttentionSpec, layout: Layout, blocks: u32) -> Cache {
     let shape = ArenaShape::new(Geometry::attention(spec).unwrap(), layout, blocks).unwrap();
@@ -135,80 +126,14 @@ pub(crate) fn save(spill: &Spill, id: &str) -> Saved {
     saved
 }
 
-pub(crate) fn connect(master: &Address, shared_memory: bool) -> Store {
-    let client = ClientConfig { call_time: CALL_TIME, ..ClientConfig::default() };
-    let master = master.clone().into();
-    Store::connect(ConnectOptions { master, shared_memory, client, ..ConnectOptions::default() })
-        .unwrap()
-}
-
-/// A process that does a part.
-pub(crate) struct Process {
-    child: Child,
-    says: BufReader<ChildStdout>,
-    /// The child ends when this is closed, so it cannot outlive us.
-    _hears: ChildStdin,
-}
-
-impl Process {
-    pub(crate) fn start(part: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["rig::as_a_child", "--exact", "--ignored", "--nocapture"])
-            .env(CHILD, part)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let says = BufReader::new(child.stdout.take().unwrap());
-        let hears = child.stdin.take().unwrap();
-        Self { child, says, _hears: hears }
-    }
-
-    pub(crate) fn word(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert!(self.says.read_line(&mut line).unwrap() > 0, "the child ended");
-            if let Some((_, word)) = line.split_once(MARK) {
-                return word.trim().to_owned();
-            }
-        }
-    }
-
-    /// SIGKILL, and gone when this returns.
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Not a test of its own: what the started processes do.
 #[test]
 #[ignore = "started by the tests of this program"]
-#[expect(clippy::disallowed_methods, reason = "a started process is told its part this way")]
 fn as_a_child() {
-    let Ok(part) = std::env::var(CHILD) else { return };
+    let Some(part) = child_part() else { return };
     let words: Vec<&str> = part.split(' ').collect();
     match words[..] {
-        ["node", name, master, folder] => {
-            let _running = run_node(NodeOptions {
-                name: name.into(),
-                master: master.parse::<Address>().unwrap().into(),
-                listen: Some(Address::Tcp("127.0.0.1:0".into())),
-                unix: Some(Path::new(folder).join(format!("{name}.sock"))),
-                segment_bytes: 16 << 20,
-                ..NodeOptions::default()
-            })
-            .unwrap();
-            say("ready");
-            wait_for_the_end();
-        }
+        ["node", name, master, folder] => be_a_node(name, master, folder),
         ["computes", master, path, seed, tokens] => {
             let store = connect(&master.parse().unwrap(), path == "shared");
             let cache = cache(Layout::Nhd, 128);
@@ -229,14 +154,4 @@ fn as_a_child() {
         }
         _ => panic!("no part {part}"),
     }
-}
-
-fn wait_for_the_end() {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-}
-
-#[expect(clippy::print_stdout, reason = "the pipe to the process that started this one")]
-fn say(word: &str) {
-    println!("{MARK}{word}");
 }

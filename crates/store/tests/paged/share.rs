@@ -1,8 +1,9 @@
 //! Real processes over a real cluster.
 
-use crate::rig::{CALL_TIME, LONG, Process, cache, compute, connect, prompt, save, spill};
+use crate::processes::{CALL_TIME, Fleet, Process, connect};
+use crate::rig::{LONG, cache, compute, prompt, save, spill};
+use mooncrate::Store;
 use mooncrate::paged::{Ended, Loaded};
-use mooncrate::{Address, CatalogConfig, MasterOptions, Running, Store, run_master};
 use mooncrate_paged::{Admission, Layout};
 use mooncrate_wire::clock::boottime;
 use std::time::Duration;
@@ -10,46 +11,10 @@ use std::time::Duration;
 /// What a busy machine may add to any time.
 const SLACK: Duration = Duration::from_secs(8);
 
-struct Cluster {
-    _folder: tempfile::TempDir,
-    master: Running,
-    nodes: Vec<Process>,
-}
-
-impl Cluster {
-    fn start(names: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let catalog = CatalogConfig {
-            registration: Duration::from_secs(4),
-            silent_after: Duration::from_millis(1500),
-            put_timeout: Duration::from_secs(1),
-            order_retry: Duration::from_millis(200),
-            ..CatalogConfig::default()
-        };
-        let listen = Address::Tcp("127.0.0.1:0".into());
-        let state_file = Some(folder.path().join("state"));
-        let options = MasterOptions { listen, state_file, catalog, ..MasterOptions::default() };
-        let master = run_master(options).unwrap();
-        let address = master.master_address().unwrap();
-        let nodes = names.iter().map(|name| {
-            let part = format!("node {name} {address} {}", folder.path().display());
-            let mut process = Process::start(&part);
-            assert_eq!(process.word(), "ready");
-            process
-        });
-        let nodes = nodes.collect();
-        Self { _folder: folder, master, nodes }
-    }
-
-    fn address(&self) -> Address {
-        self.master.master_address().unwrap()
-    }
-}
-
 #[test]
 fn a_prefix_that_one_process_computed_is_found_by_another() {
-    let cluster = Cluster::start(&["a", "b"]);
-    let address = cluster.address();
+    let fleet = Fleet::start(&["a", "b"]);
+    let address = fleet.address.clone();
     for (seed, path) in [(1, "shared"), (2, "stream")] {
         let mut computes = Process::start(&format!("computes {address} {path} {seed} 805"));
         assert_eq!(computes.word(), "50");
@@ -63,7 +28,7 @@ fn a_prefix_that_one_process_computed_is_found_by_another() {
         let mut other = Process::start(&format!("loads {address} {path} 99 805"));
         assert_eq!(other.word(), "0");
     }
-    cluster.master.master().unwrap().audit().unwrap();
+    fleet.master.as_ref().unwrap().master().unwrap().audit().unwrap();
 }
 
 /// Loads into an empty cache and judges every byte of it.
@@ -81,8 +46,8 @@ fn load_and_judge(store: &Store, prompt: &[u32]) -> Loaded {
 
 #[test]
 fn a_killed_owner_leaves_a_shorter_prefix_and_no_wrong_byte() {
-    let mut cluster = Cluster::start(&["a", "b"]);
-    let address = cluster.address();
+    let mut fleet = Fleet::start(&["a", "b"]);
+    let address = fleet.address.clone();
     let owner = cache(Layout::Nhd, 64);
     let prompt = prompt(3, 805);
     compute(&owner, "a", &prompt, &Admission::default());
@@ -91,7 +56,7 @@ fn a_killed_owner_leaves_a_shorter_prefix_and_no_wrong_byte() {
     for store in &stores {
         assert_eq!(load_and_judge(store, &prompt).tokens(), 800);
     }
-    cluster.nodes[0].kill();
+    fleet.nodes[0].kill();
     // Over TCP nobody answers for its blocks. In its memory, which is still mapped, they can be read until its
     // serving lease ends.
     let loaded = load_and_judge(&stores[0], &prompt);

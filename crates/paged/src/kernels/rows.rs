@@ -1,7 +1,8 @@
-//! Where the rows of a block lie: strides as data, so that no kernel knows a layout.
+//! Where the rows of a block lie: strides as data, so that no kernel knows a layout. Axes and strides are those
+//! of the arena ([`crate::layout`]).
 
 use super::KernelError;
-use crate::layout::ArenaShape;
+use crate::layout::{ArenaShape, Axis, Strides};
 use mooncrate_gpu::Plain;
 
 /// Bytes that a thread moves at once.
@@ -15,7 +16,7 @@ pub struct Shape {
     /// Layers of the model.
     pub layers: u32,
     /// 2 where K and V are kept apart, 1 where one row serves as both.
-    pub kinds: u32,
+    pub halves: u32,
     /// Tokens of a block.
     pub block_tokens: u32,
     /// KV heads of a token.
@@ -27,117 +28,90 @@ pub struct Shape {
 impl Shape {
     /// Bytes of a block, all layers.
     pub fn block_bytes(&self) -> u64 {
-        [self.layers, self.kinds, self.block_tokens, self.heads, self.row_bytes]
+        [self.layers, self.halves, self.block_tokens, self.heads, self.row_bytes]
             .iter()
             .fold(1, |product: u64, count| product.saturating_mul(u64::from(*count)))
     }
 }
 
-/// A dimension of the memory that holds blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the words are those of `Shape`")]
-pub enum Axis {
-    Block,
-    Layer,
-    Kind,
-    Token,
-    Head,
-}
-
-/// The steps, in bytes, from one block, layer, kind, token or head to the next, and how many there are.
-/// It is passed to kernels as it is: `Strides` in `copy.cuh` has the same fields.
+/// The rows of a block: the steps from one to the next, in bytes, and how many there are. It is passed to kernels
+/// as it is: `Strides` in `copy.cuh` has the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Strides {
-    /// From a block to the next.
-    pub block_bytes: u64,
-    /// From a layer to the next.
-    pub layer_bytes: u64,
-    /// From K to V.
-    pub kind_bytes: u64,
-    /// From a token to the next.
-    pub token_bytes: u64,
-    /// From a head to the next.
-    pub head_bytes: u64,
+pub struct BlockRows {
+    /// From one block, layer, half, token or head to the next.
+    pub strides: Strides,
     /// The length of a row, which is contiguous.
     pub row_bytes: u64,
     /// Layers.
     pub layers: u32,
-    /// Kinds: K and V, or one for both.
-    pub kinds: u32,
+    /// K and V, or one for both.
+    pub halves: u32,
     /// Tokens of a block.
     pub block_tokens: u32,
     /// Heads of a token.
     pub heads: u32,
 }
 
-const _: () = assert!(size_of::<Strides>() == 64 && align_of::<Strides>() == 8);
+const _: () = assert!(size_of::<BlockRows>() == 64 && align_of::<BlockRows>() == 8);
 
 // SAFETY: `repr(C)`, numbers only, 6 × 8 + 4 × 4 bytes without padding; `copy.cuh` mirrors it.
-unsafe impl Plain for Strides {}
+unsafe impl Plain for BlockRows {}
 
-impl Strides {
-    /// The strides of an arena.
+impl BlockRows {
+    /// The rows of an arena.
     pub fn of(shape: &ArenaShape) -> Self {
-        let (geometry, strides) = (shape.geometry(), shape.strides());
+        let geometry = shape.geometry();
         Self {
-            block_bytes: strides.block,
-            layer_bytes: strides.layer,
-            kind_bytes: strides.half,
-            token_bytes: strides.token,
-            head_bytes: strides.head,
+            strides: *shape.strides(),
             row_bytes: geometry.row_bytes(),
             layers: geometry.layers(),
-            kinds: geometry.halves(),
+            halves: geometry.halves(),
             block_tokens: geometry.block_tokens(),
             heads: geometry.kv_heads(),
         }
     }
 
-    /// The strides of memory without gaps, its axes named from the outermost to the innermost. Rows are
+    /// The rows of memory without gaps, its axes named from the outermost to the innermost. Rows are
     /// innermost always.
     ///
-    /// The layout of `FlashInfer` called NHD is `[Layer, Block, Kind, Token, Head]`; HND swaps the last two; a
-    /// spilled block is `[Block, Layer, Kind, Token, Head]`.
+    /// The layout of `FlashInfer` called NHD is `[Layer, Block, Half, Token, Head]`; HND swaps the last two; a
+    /// spilled block is `[Block, Layer, Half, Token, Head]`.
     pub fn packed(shape: Shape, blocks: u32, order: [Axis; 5]) -> Result<Self, KernelError> {
-        let mut strides = Self {
-            block_bytes: 0,
-            layer_bytes: 0,
-            kind_bytes: 0,
-            token_bytes: 0,
-            head_bytes: 0,
+        let mut rows = Self {
+            strides: Strides::default(),
             row_bytes: u64::from(shape.row_bytes),
             layers: shape.layers,
-            kinds: shape.kinds,
+            halves: shape.halves,
             block_tokens: shape.block_tokens,
             heads: shape.heads,
         };
         let too_large =
             || KernelError::Shape(format!("{blocks} blocks of {shape:?} are too large"));
-        let mut step = strides.row_bytes;
-        for axis in order.into_iter().rev() {
-            let (place, count) = match axis {
-                Axis::Block => (&mut strides.block_bytes, blocks),
-                Axis::Layer => (&mut strides.layer_bytes, shape.layers),
-                Axis::Kind => (&mut strides.kind_bytes, shape.kinds),
-                Axis::Token => (&mut strides.token_bytes, shape.block_tokens),
-                Axis::Head => (&mut strides.head_bytes, shape.heads),
-            };
-            if *place != 0 {
+        let mut step = rows.row_bytes;
+        for (place, axis) in order.into_iter().enumerate().rev() {
+            if order[..place].contains(&axis) {
                 return Err(KernelError::Shape(format!("{axis:?} stands twice in {order:?}")));
             }
-            *place = step;
+            let count = match axis {
+                Axis::Block => blocks,
+                Axis::Layer => shape.layers,
+                Axis::Half => shape.halves,
+                Axis::Token => shape.block_tokens,
+                Axis::Head => shape.heads,
+            };
+            rows.strides.set(axis, step);
             step = step.checked_mul(u64::from(count)).ok_or_else(too_large)?;
         }
-        strides.check(blocks)?;
-        Ok(strides)
+        rows.check(blocks)?;
+        Ok(rows)
     }
 
     /// What a block holds.
     pub fn shape(&self) -> Shape {
         Shape {
             layers: self.layers,
-            kinds: self.kinds,
+            halves: self.halves,
             block_tokens: self.block_tokens,
             heads: self.heads,
             row_bytes: self.row_bytes as u32,
@@ -145,12 +119,12 @@ impl Strides {
     }
 
     /// Where a row begins.
-    pub fn offset(&self, block: u32, layer: u32, kind: u32, token: u32, head: u32) -> u64 {
-        u64::from(block) * self.block_bytes
-            + u64::from(layer) * self.layer_bytes
-            + u64::from(kind) * self.kind_bytes
-            + u64::from(token) * self.token_bytes
-            + u64::from(head) * self.head_bytes
+    pub fn offset(&self, block: u32, layer: u32, half: u32, token: u32, head: u32) -> u64 {
+        u64::from(block) * self.strides.block
+            + u64::from(layer) * self.strides.layer
+            + u64::from(half) * self.strides.half
+            + u64::from(token) * self.strides.token
+            + u64::from(head) * self.strides.head
     }
 
     /// Refuses strides that no kernel can follow, or by which two rows would overlap. Gives the bytes
@@ -172,11 +146,11 @@ impl Strides {
         }
         let row = ("the length of a row", 1, self.row_bytes);
         let mut axes = [
-            ("the stride of blocks", blocks, self.block_bytes),
-            ("the stride of layers", self.layers, self.layer_bytes),
-            ("the stride from K to V", self.kinds, self.kind_bytes),
-            ("the stride of tokens", self.block_tokens, self.token_bytes),
-            ("the stride of heads", self.heads, self.head_bytes),
+            ("the stride of blocks", blocks, self.strides.block),
+            ("the stride of layers", self.layers, self.strides.layer),
+            ("the stride from K to V", self.halves, self.strides.half),
+            ("the stride of tokens", self.block_tokens, self.strides.token),
+            ("the stride of heads", self.heads, self.strides.head),
         ];
         for (what, _, value) in axes.into_iter().chain([row]) {
             if !value.is_multiple_of(UNIT) {
@@ -207,7 +181,7 @@ impl Strides {
     /// 16-byte pieces of an item.
     pub(super) fn pieces(&self) -> u64 {
         let rows = u64::from(self.layers)
-            * u64::from(self.kinds)
+            * u64::from(self.halves)
             * u64::from(self.block_tokens)
             * u64::from(self.heads);
         rows * (self.row_bytes / UNIT)
@@ -216,13 +190,13 @@ impl Strides {
 
 /// Joins the dimensions that are contiguous on both sides into longer rows. The bytes that an item
 /// consists of, and their order within a row, stay the same; kernels then divide less.
-pub(super) fn merge(one: &mut Strides, other: &mut Strides) {
+pub(super) fn merge(one: &mut BlockRows, other: &mut BlockRows) {
     loop {
         let axes = [
-            (one.head_bytes, other.head_bytes, one.heads),
-            (one.token_bytes, other.token_bytes, one.block_tokens),
-            (one.kind_bytes, other.kind_bytes, one.kinds),
-            (one.layer_bytes, other.layer_bytes, one.layers),
+            (one.strides.head, other.strides.head, one.heads),
+            (one.strides.token, other.strides.token, one.block_tokens),
+            (one.strides.half, other.strides.half, one.halves),
+            (one.strides.layer, other.strides.layer, one.layers),
         ];
         let joins = |(a, b, count): &(u64, u64, u32)| {
             *count > 1 && *a == one.row_bytes && *b == other.row_bytes
@@ -233,7 +207,7 @@ pub(super) fn merge(one: &mut Strides, other: &mut Strides) {
             let count = match joined {
                 0 => &mut side.heads,
                 1 => &mut side.block_tokens,
-                2 => &mut side.kinds,
+                2 => &mut side.halves,
                 _ => &mut side.layers,
             };
             *count = 1;
@@ -244,57 +218,60 @@ pub(super) fn merge(one: &mut Strides, other: &mut Strides) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Axis::{Block, Head, Kind, Layer, Token};
+    use Axis::{Block, Half, Head, Layer, Token};
 
-    const SHAPE: Shape = Shape { layers: 3, kinds: 2, block_tokens: 4, heads: 2, row_bytes: 32 };
+    const SHAPE: Shape = Shape { layers: 3, halves: 2, block_tokens: 4, heads: 2, row_bytes: 32 };
 
     #[test]
     fn packed_strides_follow_the_order_of_the_axes() {
-        let nhd = Strides::packed(SHAPE, 5, [Layer, Block, Kind, Token, Head]).unwrap();
-        assert_eq!((nhd.head_bytes, nhd.token_bytes, nhd.kind_bytes), (32, 64, 256));
-        assert_eq!((nhd.block_bytes, nhd.layer_bytes), (512, 2_560));
+        let nhd = BlockRows::packed(SHAPE, 5, [Layer, Block, Half, Token, Head]).unwrap();
+        assert_eq!((nhd.strides.head, nhd.strides.token, nhd.strides.half), (32, 64, 256));
+        assert_eq!((nhd.strides.block, nhd.strides.layer), (512, 2_560));
         assert_eq!(nhd.offset(4, 2, 1, 3, 1) + 32, 7_680);
         assert_eq!(nhd.check(5).unwrap(), 7_680);
         assert_eq!(nhd.shape(), SHAPE);
-        let twice = Strides::packed(SHAPE, 5, [Layer, Block, Kind, Token, Token]);
+        let twice = BlockRows::packed(SHAPE, 5, [Layer, Block, Half, Token, Token]);
         assert!(twice.unwrap_err().to_string().contains("Token stands twice"));
     }
 
     #[test]
     fn strides_that_overlap_or_are_not_aligned_are_refused() {
-        let good = Strides::packed(SHAPE, 5, [Block, Layer, Kind, Token, Head]).unwrap();
-        let error = Strides { token_bytes: 48, ..good }.check(5).unwrap_err().to_string();
+        let good = BlockRows::packed(SHAPE, 5, [Block, Layer, Half, Token, Head]).unwrap();
+        let with = |strides| BlockRows { strides, ..good };
+        let error = with(Strides { token: 48, ..good.strides }).check(5).unwrap_err().to_string();
         assert_eq!(error, "the stride of tokens is 48, but what it steps over has 64 bytes");
-        let error = Strides { head_bytes: 40, ..good }.check(5).unwrap_err();
+        let error = with(Strides { head: 40, ..good.strides }).check(5).unwrap_err();
         let what = "the stride of heads";
         assert_eq!(error, KernelError::Misaligned { what, value: 40, unit: 16 });
-        assert!(Strides { layers: 0, ..good }.check(5).is_err());
+        assert!(BlockRows { layers: 0, ..good }.check(5).is_err());
         assert!(good.check(0).is_err());
-        assert!(Strides { block_bytes: u64::MAX - 15, ..good }.check(5).is_err());
-        assert!(Strides { row_bytes: 1 << 33, ..good }.check(5).is_err());
+        assert!(with(Strides { block: u64::MAX - 15, ..good.strides }).check(5).is_err());
+        assert!(BlockRows { row_bytes: 1 << 33, ..good }.check(5).is_err());
         // Gaps between blocks are allowed, and a stride that nothing follows does not matter.
-        assert!(Strides { block_bytes: 1 << 20, ..good }.check(5).is_ok());
-        assert!(Strides { kinds: 1, kind_bytes: 0, ..good }.check(5).is_ok());
+        assert!(with(Strides { block: 1 << 20, ..good.strides }).check(5).is_ok());
+        assert!(
+            BlockRows { halves: 1, ..with(Strides { half: 0, ..good.strides }) }.check(5).is_ok()
+        );
         let odd = Shape { row_bytes: 24, ..SHAPE };
-        assert!(Strides::packed(odd, 5, [Block, Layer, Kind, Token, Head]).is_err());
+        assert!(BlockRows::packed(odd, 5, [Block, Layer, Half, Token, Head]).is_err());
     }
 
     #[test]
     fn contiguous_dimensions_become_one_row() {
-        let mut nhd = Strides::packed(SHAPE, 5, [Layer, Block, Kind, Token, Head]).unwrap();
-        let mut spill = Strides::packed(SHAPE, 7, [Block, Layer, Kind, Token, Head]).unwrap();
+        let mut nhd = BlockRows::packed(SHAPE, 5, [Layer, Block, Half, Token, Head]).unwrap();
+        let mut spill = BlockRows::packed(SHAPE, 7, [Block, Layer, Half, Token, Head]).unwrap();
         merge(&mut nhd, &mut spill);
         // K and V of all tokens and heads; layers lie apart on one side.
-        assert_eq!((nhd.row_bytes, nhd.layers, nhd.kinds), (512, 3, 1));
+        assert_eq!((nhd.row_bytes, nhd.layers, nhd.halves), (512, 3, 1));
         assert_eq!((nhd.block_tokens, nhd.heads, nhd.pieces()), (1, 1, 96));
         assert_eq!(spill.row_bytes, 512);
-        let mut hnd = Strides::packed(SHAPE, 5, [Layer, Block, Kind, Head, Token]).unwrap();
+        let mut hnd = BlockRows::packed(SHAPE, 5, [Layer, Block, Half, Head, Token]).unwrap();
         let mut other = hnd;
         merge(&mut hnd, &mut other);
         assert_eq!((hnd.row_bytes, hnd.pieces()), (512, 96));
         // Heads inside of tokens on one side, tokens inside of heads on the other: nothing joins.
-        let mut nhd = Strides::packed(SHAPE, 5, [Layer, Block, Kind, Token, Head]).unwrap();
-        let mut hnd = Strides::packed(SHAPE, 5, [Layer, Block, Kind, Head, Token]).unwrap();
+        let mut nhd = BlockRows::packed(SHAPE, 5, [Layer, Block, Half, Token, Head]).unwrap();
+        let mut hnd = BlockRows::packed(SHAPE, 5, [Layer, Block, Half, Head, Token]).unwrap();
         merge(&mut nhd, &mut hnd);
         assert_eq!((nhd.row_bytes, nhd.pieces()), (32, 96));
     }

@@ -1,8 +1,9 @@
 //! Contiguous addresses for a sequence whose blocks lie anywhere: the pages of its blocks are mapped a second
-//! time, one after the other.
+//! time, one after the other. Host memory does it with a memfd (`host.rs`), device memory with the driver's
+//! virtual memory management (`cuda.rs`).
 //!
 //! ```text
-//!   arena (memfd):   … b7 … b2 … b9 …          the same pages, seen twice
+//!   arena:           … b7 … b2 … b9 …          the same pages, seen twice
 //!                       │    │    │
 //!   reserved range:   ┌─▼──┬─▼──┬─▼──┐
 //!                     │ b7 │ b2 │ b9 │         one run of addresses, no copy
@@ -11,24 +12,31 @@
 //!
 //! What is mapped of each block is the part that lies in one run: a **piece**. Axes slower than the blocks
 //! are fixed by the caller, the others are inside the piece. In the NHD layout a piece is K and V of one
-//! layer, in the head-major layout the tokens of one head. Pieces must be whole pages.
+//! layer, in the head-major layout the tokens of one head, in the block-first layout the whole block. Pieces
+//! must be whole pages: 4 KiB on most hosts, 2 MiB on GPUs.
 //!
-//! What must stay true: the range stays mapped as long as the [`Contiguous`] lives; the file behind it cannot
-//! shrink, so no access can fault; reads and writes take the same claims as calls of the arena, because the
-//! bytes are the same.
+//! What must stay true: the range stays mapped as long as the [`Contiguous`] lives, and so do its blocks, by
+//! whatever holds them ([`BlockHold`]); the memory behind it cannot shrink, so no access can fault; reads and
+//! writes take the same claims as calls of the arena, because the bytes are the same.
 
-use crate::arena::ArenaError;
+mod cuda;
+mod hold;
+mod host;
+
+pub(crate) use cuda::PieceMemory;
+pub use hold::{BlockHold, HeldSequence, Unheld};
+
+use crate::arena::{Arena, ArenaError};
+use crate::cuda::CudaArena;
 use crate::geometry::Half;
 use crate::host::HostArena;
 use crate::ids::BlockId;
 use crate::layout::{ArenaShape, Axis, Coordinate, CoordinateError};
 use crate::tensor::{Dimension, Tensor};
 use crate::view::ViewError;
-use rustix::mm::{MapFlags, ProtFlags};
+use sealed::Mapper as _;
 use std::io;
-use std::ops::{Deref, Range};
-use std::os::fd::BorrowedFd;
-use std::ptr::{self, NonNull};
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// Which piece of each block: one coordinate for each axis slower than the blocks, and zero (or K) for the
@@ -47,13 +55,16 @@ pub struct Piece {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemapError {
-    /// Anonymous memory has no second mapping.
-    #[error("the arena is anonymous memory; make it with HostArena::memfd to map its blocks again")]
-    NotShared,
+    /// The arena's memory has no second mapping.
+    #[error("the blocks of this arena cannot be mapped again; make it with {instead}")]
+    NotShared {
+        /// What makes an arena whose blocks can.
+        instead: &'static str,
+    },
     /// A piece ends inside a page.
     #[error(
-        "a block has {piece_bytes} bytes here, which is no multiple of the page of {page_bytes}; \
-         use blocks of {block_tokens_fit} tokens"
+        "a piece of a block has {piece_bytes} bytes, which is no multiple of the page of {page_bytes}; \
+         use blocks of {block_tokens_fit} tokens, or the block-first layout, whose pieces are longest"
     )]
     NotPageSized {
         /// Bytes of the piece.
@@ -75,6 +86,9 @@ pub enum RemapError {
         /// Which axis.
         axis: Axis,
     },
+    /// The arena or the GPU refused.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
     /// The system refused, for instance because the process has too many mappings (`vm.max_map_count`).
     #[error("mapping {blocks} blocks one after the other failed: {error}")]
     Map {
@@ -85,87 +99,151 @@ pub enum RemapError {
     },
 }
 
+/// An arena whose blocks can be mapped a second time: a [`HostArena`] or a [`CudaArena`].
+pub trait Remap: Arena + sealed::Mapper {}
+
+impl Remap for HostArena {}
+impl Remap for CudaArena {}
+
 /// What keeps an arena: a reference, or an `Arc`. No other type can be one: a `Deref` that named another arena
 /// from call to call would take the claims of one and touch the bytes of the other.
-pub trait ArenaRef: Deref<Target = HostArena> + sealed::Sealed {}
+pub trait ArenaRef: Deref<Target: Remap> + sealed::Reference {}
 
-impl ArenaRef for &HostArena {}
-impl ArenaRef for Arc<HostArena> {}
+impl<T: Remap> ArenaRef for &T {}
+impl<T: Remap> ArenaRef for Arc<T> {}
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for &super::HostArena {}
-    impl Sealed for std::sync::Arc<super::HostArena> {}
+    use super::{ArenaError, BlockId, RemapError};
+    use crate::claims::Claims;
+    use std::fmt::Debug;
+    use std::sync::Arc;
+
+    pub trait Reference {}
+    impl<T: super::Remap> Reference for &T {}
+    impl<T: super::Remap> Reference for Arc<T> {}
+
+    /// What an arena does for [`super::Contiguous`], which checks the arguments and takes the claims. Users of
+    /// the crate can reach these methods through the bounds of generic code, so what needs claims is unsafe.
+    pub trait Mapper {
+        /// Owns the second mapping and unmaps it.
+        type Mapping: Debug + Send + Sync;
+
+        /// Bytes that pieces are multiples of; refused where the memory has no second mapping.
+        fn remap_page_bytes(&self) -> Result<u64, RemapError>;
+
+        /// Maps `piece_bytes` bytes of each block, of which there is at least one. In block 0 they begin
+        /// at `start`.
+        fn map_pieces(
+            &self,
+            blocks: &[BlockId],
+            start: u64,
+            piece_bytes: u64,
+        ) -> Result<Self::Mapping, RemapError>;
+
+        /// Copies bytes out of the mapping.
+        ///
+        /// # Safety
+        /// The mapping is one of this arena, the bytes lie inside, and their blocks are claimed for reading.
+        unsafe fn copy_out(
+            &self,
+            mapping: &Self::Mapping,
+            offset: u64,
+            target: &mut [u8],
+        ) -> Result<(), ArenaError>;
+
+        /// Copies bytes into the mapping.
+        ///
+        /// # Safety
+        /// The mapping is one of this arena, the bytes lie inside, and their blocks are claimed for writing.
+        unsafe fn copy_in(
+            &self,
+            mapping: &Self::Mapping,
+            offset: u64,
+            source: &[u8],
+        ) -> Result<(), ArenaError>;
+
+        fn remap_claims(&self) -> &Claims;
+    }
 }
 
-/// The blocks of a sequence at contiguous addresses, until it is dropped. `A` is what keeps the arena.
+/// The blocks of a sequence at contiguous addresses, until it is dropped. `A` is what keeps the arena, `B` what
+/// keeps the blocks.
 ///
 /// ```
 /// use mooncrate_mem::Pages;
 /// use mooncrate_paged::{Arena, ArenaShape, AttentionSpec, BlockId, Contiguous, DType, Geometry};
-/// use mooncrate_paged::{Half, HostArena, Layout, Order, Part, Piece};
+/// use mooncrate_paged::{BlockHold, Cache, CacheConfig, Half, HostArena, Layout, Order, Part, Piece, Prompt};
+/// use std::sync::Arc;
 ///
 /// let spec = AttentionSpec { layers: 2, kv_heads: 4, head_dim: 64, block_tokens: 16, dtype: DType::F16 };
 /// let shape = ArenaShape::new(Geometry::attention(spec)?, Layout::TokenMajor, 100)?;
-/// let arena = HostArena::memfd(shape, 100, Pages::Small)?;
+/// let arena = Arc::new(HostArena::memfd(shape, 100, Pages::Small)?);
+/// let cache = Cache::new(CacheConfig::new("tiny"), arena.clone())?;
+/// cache.allocate_for("a", Prompt::Count(40))?;
 ///
-/// let blocks = [BlockId(7), BlockId(2), BlockId(9)];
 /// let piece = Piece { layer: 1, half: Half::Key, head: 0 };
-/// let sequence = Contiguous::map(&arena, &blocks, piece)?;
+/// let sequence = Contiguous::map(arena.clone(), cache.hold("a")?, piece)?;
 /// assert_eq!(sequence.tokens_view(40)?.shape(), [4, 40, 64]);
 ///
-/// let part = Part::block(BlockId(2)).layer(1).half(Half::Key);
+/// // The sequence ends; its blocks stay until the mapping is dropped.
+/// let second: BlockId = sequence.blocks()[1];
+/// cache.free_for("a")?;
+/// assert_eq!(cache.stats().used_blocks, 3);
+/// let part = Part::block(second).layer(1).half(Half::Key);
 /// arena.write(&part, Order::Stored, &[5; 8192])?;
 /// let mut bytes = [0; 8192];
 /// sequence.read(8192, &mut bytes)?;
 /// assert_eq!(bytes, [5; 8192]);
+/// drop(sequence);
+/// assert_eq!(cache.stats().used_blocks, 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// A mapping of borrowed blocks cannot outlive their sequence:
+///
+/// ```compile_fail,E0505
+/// use mooncrate_paged::{Contiguous, HostArena, Piece, Pool, Sequence};
+///
+/// fn too_late(arena: &HostArena, sequence: Sequence, pool: &Pool, piece: Piece) {
+///     let mapped = Contiguous::map(arena, &sequence, piece).unwrap();
+///     sequence.free(pool);
+///     mapped.read(0, &mut [0; 16]).unwrap();
+/// }
+/// ```
 #[derive(Debug)]
-pub struct Contiguous<A: ArenaRef> {
-    /// Unmapped first; the arena below is only needed for claims.
-    range: Reserved,
+pub struct Contiguous<A: ArenaRef, B: BlockHold> {
+    /// Unmapped before the blocks below are given back.
+    mapping: <A::Target as sealed::Mapper>::Mapping,
+    /// What `hold` named when they were mapped; claims are taken on these.
     blocks: Box<[BlockId]>,
     piece_bytes: u64,
+    /// Keeps the blocks from being given to another sequence.
+    hold: B,
     arena: A,
 }
 
-impl<A: ArenaRef> Contiguous<A> {
+impl<A: ArenaRef, B: BlockHold> Contiguous<A, B> {
     /// Maps one piece of each block, in the order of the list.
-    pub fn map(arena: A, blocks: &[BlockId], piece: Piece) -> Result<Self, RemapError> {
-        let shape = *arena.shape_ref();
-        let fd = arena.own_fd().ok_or(RemapError::NotShared)?;
+    pub fn map(arena: A, hold: B, piece: Piece) -> Result<Self, RemapError> {
+        let shape = *arena.shape();
+        let page_bytes = arena.remap_page_bytes()?;
         let start = piece_start(&shape, piece)?;
-        let piece_bytes = check_pages(&shape, arena.page_bytes())?;
-        for block in blocks {
-            shape.check(Axis::Block, u64::from(block.0))?;
-        }
-        let failed = |error| RemapError::Map { blocks: blocks.len(), error };
-        let bytes = (blocks.len() as u64).saturating_mul(piece_bytes);
-        if bytes == 0 {
+        let piece_bytes = check_pages(&shape, page_bytes)?;
+        let blocks: Box<[BlockId]> = hold.blocks().into();
+        if blocks.is_empty() {
             return Err(RemapError::NoBlocks);
         }
-        let len = usize::try_from(bytes).map_err(|error| failed(io::Error::other(error)))?;
-        let range = Reserved::new(len).map_err(failed)?;
-        let mut done = 0;
-        for run in neighbours(blocks) {
-            let first = start + u64::from(run[0].0) * piece_bytes;
-            let len = run.len() as u64 * piece_bytes;
-            range.place(fd, done..done + len, first).map_err(failed)?;
-            done += len;
+        for block in &blocks {
+            shape.check(Axis::Block, u64::from(block.0))?;
         }
-        Ok(Self { range, blocks: blocks.into(), piece_bytes, arena })
-    }
-
-    /// The address of the first byte, for exporters and engines; valid until this is dropped. Whoever follows
-    /// it keeps the rule that [`HostArena::base`] states.
-    pub fn base(&self) -> NonNull<u8> {
-        self.range.base
+        let mapping = arena.map_pieces(&blocks, start, piece_bytes)?;
+        Ok(Self { mapping, blocks, piece_bytes, hold, arena })
     }
 
     /// Bytes from the first block to the last.
     pub fn bytes(&self) -> u64 {
-        self.range.len as u64
+        // So many bytes were mapped, so they fit an address space: no overflow.
+        self.blocks.len() as u64 * self.piece_bytes
     }
 
     /// The blocks, in the order of their addresses.
@@ -173,19 +251,24 @@ impl<A: ArenaRef> Contiguous<A> {
         &self.blocks
     }
 
-    /// `[heads, tokens, dim]` from [`Contiguous::base`]: the tensor of the whole sequence, where one block
+    /// What keeps the blocks.
+    pub fn hold(&self) -> &B {
+        &self.hold
+    }
+
+    /// `[heads, tokens, dim]` from the first byte on: the tensor of the whole sequence, where one block
     /// follows the other at the token stride. In the head-major layout it has the one head of the piece.
     pub fn tokens_view(&self, tokens: u64) -> Result<Tensor, ViewError> {
-        let shape = self.arena.shape_ref();
+        let shape = self.arena.shape();
         shape.tokens_fit(self.blocks.len() as u64, tokens)?;
         let token = Dimension { count: tokens, ..shape.dimension(Axis::Token) };
         Ok(self.tensor(0, &[self.heads(), token, shape.vector()]))
     }
 
-    /// `[heads, blocks, block tokens, dim]` from [`Contiguous::base`], of one layer and half inside the piece.
+    /// `[heads, blocks, block tokens, dim]` from the first byte on, of one layer and half inside the piece.
     /// For axes outside the piece the coordinate is ignored: the piece has one.
     pub fn blocks_view(&self, layer: u32, half: Half) -> Result<Tensor, ViewError> {
-        let shape = self.arena.shape_ref();
+        let shape = self.arena.shape();
         let mut offset = 0;
         for (axis, value) in [(Axis::Layer, layer), (Axis::Half, half.index())] {
             if shape.outside_block().all(|outside| outside != axis) {
@@ -201,29 +284,24 @@ impl<A: ArenaRef> Contiguous<A> {
     /// Copies bytes out, from `offset` on.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), ArenaError> {
         let touched = self.touched(offset, target.len())?;
-        let claims = self.arena.claims();
+        let claims = self.arena.remap_claims();
         let _claims =
             Held::begin(touched, |block| claims.begin_read(block), |b| claims.end_read(b))
-                .map_err(|refusal| self.arena.refused(refusal))?;
-        let first = self.range.base.as_ptr().wrapping_add(offset as usize);
-        // SAFETY: `touched` checked that the bytes lie in the range, which is mapped as long as `self`. All
-        // blocks that they belong to have read claims, so nobody writes them.
-        unsafe { ptr::copy_nonoverlapping(first, target.as_mut_ptr(), target.len()) };
-        Ok(())
+                .map_err(|refusal| ArenaError::refused(refusal, self.arena.blocks()))?;
+        // SAFETY: the arena made the mapping in `map`; `touched` checked the bytes and named their blocks,
+        // which are claimed until `_claims` is dropped.
+        unsafe { self.arena.copy_out(&self.mapping, offset, target) }
     }
 
     /// Copies bytes in, from `offset` on. The arena has them at once: the pages are the same.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), ArenaError> {
         let touched = self.touched(offset, source.len())?;
-        let claims = self.arena.claims();
+        let claims = self.arena.remap_claims();
         let _claims =
             Held::begin(touched, |block| claims.begin_write(block), |b| claims.end_write(b))
-                .map_err(|refusal| self.arena.refused(refusal))?;
-        let first = self.range.base.as_ptr().wrapping_add(offset as usize);
-        // SAFETY: as in `read`, with write claims: nobody else touches these blocks, here or in the arena.
-        // The source cannot be one of them: a slice into the arena comes from a view with a read claim.
-        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), first, source.len()) };
-        Ok(())
+                .map_err(|refusal| ArenaError::refused(refusal, self.arena.blocks()))?;
+        // SAFETY: as in `read`, with claims for writing.
+        unsafe { self.arena.copy_in(&self.mapping, offset, source) }
     }
 
     /// The blocks that `len` bytes from `offset` on belong to.
@@ -239,14 +317,14 @@ impl<A: ArenaRef> Contiguous<A> {
 
     /// The heads that a piece has.
     fn heads(&self) -> Dimension {
-        let shape = self.arena.shape_ref();
+        let shape = self.arena.shape();
         let heads = shape.dimension(Axis::Head);
         let fixed = shape.outside_block().any(|axis| axis == Axis::Head);
         if fixed { Dimension { count: 1, ..heads } } else { heads }
     }
 
     fn tensor(&self, offset: u64, dimensions: &[Dimension]) -> Tensor {
-        Tensor::new(offset, self.arena.shape_ref().geometry().dtype(), dimensions)
+        Tensor::new(offset, self.arena.shape().geometry().dtype(), dimensions)
     }
 }
 
@@ -263,7 +341,7 @@ fn piece_start(shape: &ArenaShape, piece: Piece) -> Result<u64, RemapError> {
 
 /// Bytes of a piece, if they are whole pages. Strides of slower axes are multiples of it, so every piece
 /// then begins at a page.
-fn check_pages(shape: &ArenaShape, page_bytes: u64) -> Result<u64, RemapError> {
+pub(crate) fn check_pages(shape: &ArenaShape, page_bytes: u64) -> Result<u64, RemapError> {
     let piece_bytes = shape.strides().block;
     if piece_bytes.is_multiple_of(page_bytes) {
         return Ok(piece_bytes);
@@ -280,11 +358,6 @@ fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
         (a, b) = (b, a % b);
     }
     a
-}
-
-/// Maximal runs of ascending neighbours: one mapping each, because a process may not have many.
-fn neighbours(blocks: &[BlockId]) -> impl Iterator<Item = &[BlockId]> {
-    blocks.chunk_by(|one, next| one.0.checked_add(1) == Some(next.0))
 }
 
 /// Claims on a list of blocks, ended when this is dropped.
@@ -317,48 +390,5 @@ impl<E: Fn(BlockId)> Drop for Held<'_, E> {
     }
 }
 
-/// A range of addresses that belongs to us, at first without memory.
-#[derive(Debug)]
-struct Reserved {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: it owns its mapping, which is not bound to a thread.
-unsafe impl Send for Reserved {}
-// SAFETY: `&Reserved` gives out a raw pointer only; whoever follows it proves that access himself.
-unsafe impl Sync for Reserved {}
-
-impl Reserved {
-    fn new(len: usize) -> io::Result<Self> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        let at = ptr::null_mut();
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let base = unsafe { rustix::mm::mmap_anonymous(at, len, ProtFlags::empty(), flags) }?;
-        let base = NonNull::new(base.cast()).expect("the kernel does not map address 0");
-        Ok(Self { base, len })
-    }
-
-    /// Maps the file from `first` on over a part of the range.
-    fn place(&self, fd: BorrowedFd<'_>, part: Range<u64>, first: u64) -> io::Result<()> {
-        assert!(part.start <= part.end && part.end <= self.len as u64, "inside the range");
-        let at = self.base.as_ptr().wrapping_add(part.start as usize).cast();
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the part lies in our own reservation, to which nobody has a pointer yet.
-        unsafe { rustix::mm::mmap(at, (part.end - part.start) as usize, prot, flags, fd, first) }?;
-        Ok(())
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        // SAFETY: the range is our mapping; whoever followed a pointer into it did so while it lived.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok(), "our own mapping can be unmapped: {unmapped:?}");
-    }
-}
-
 #[cfg(test)]
-#[path = "remap_tests.rs"]
 mod tests;

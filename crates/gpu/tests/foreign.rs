@@ -1,0 +1,141 @@
+//! Memory and streams of others, and bytes on their way, on a real GPU or on the emulator of the driver.
+//!
+//! Without a GPU each of these tests says `SKIPPED`, with its name and the reason.
+
+use mooncrate_gpu::{
+    AddressRange, DeviceBuffer, ForeignStream, Found, Gpu, GpuError, Graph, KeptContext,
+    PinnedBuffer, SharedMemory, Stream, Transit, device_of, driver_is_loaded, look,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const PAGE: u64 = 2 << 20;
+
+/// A GPU for one test at a time, or the word that the test was skipped.
+fn gpu(test: &str) -> Option<(Gpu, MutexGuard<'static, ()>)> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    match Gpu::shared(0) {
+        Ok(gpu) => Some((gpu, turn)),
+        Err(error) if error.is_absent() => {
+            eprintln!("SKIPPED {test}: {error}");
+            None
+        }
+        Err(error) => panic!("{test}: {error}"),
+    }
+}
+
+#[test]
+fn the_driver_tells_whose_memory_it_is() {
+    let Some((gpu, _turn)) = gpu("the_driver_tells_whose_memory_it_is") else { return };
+    assert!(driver_is_loaded());
+    let buffer = DeviceBuffer::new(&gpu, 3 * PAGE).unwrap();
+    let at = buffer.span().address();
+    let Found::Device { ordinal: 0, start, bytes } = look(at + 100).unwrap() else {
+        panic!("{:?}", look(at))
+    };
+    assert!(start <= at && start + bytes >= at + 3 * PAGE);
+    assert_eq!(device_of(at, 3 * PAGE), Ok(0));
+    assert_eq!(device_of(at + 7, 3 * PAGE - 7), Ok(0));
+    let error = device_of(at, 1 << 40).unwrap_err();
+    assert!(error.to_string().contains("bytes are allocated on GPU 0"), "{error}");
+    assert!(device_of(at, u64::MAX).is_err());
+    let pinned = PinnedBuffer::new(&gpu, 4096).unwrap();
+    assert_eq!(look(pinned.device_address()), Ok(Found::Host));
+    let host = [0_u8; 64];
+    let error = device_of(host.as_ptr() as u64, 64).unwrap_err();
+    assert!(error.to_string().contains("not memory of a GPU"), "{error}");
+    drop(buffer);
+    assert!(device_of(at, PAGE).is_err(), "freed memory");
+}
+
+/// Memory that was mapped piece by piece is one, however the driver tells it. A hole in a range that somebody has
+/// reserved is not found: the driver names the whole range.
+#[test]
+fn memory_in_pieces_is_found_as_one() {
+    let Some((gpu, _turn)) = gpu("memory_in_pieces_is_found_as_one") else { return };
+    let mut range = AddressRange::reserve(&gpu, 4 * PAGE).unwrap();
+    for piece in [0, 1, 3] {
+        range.map(piece * PAGE, &SharedMemory::create(&gpu, PAGE).unwrap()).unwrap();
+    }
+    let base = range.span(0..PAGE).unwrap().address();
+    assert_eq!(device_of(base, 2 * PAGE), Ok(0));
+    assert_eq!(device_of(base + 3 * PAGE, PAGE), Ok(0));
+}
+
+#[test]
+fn bytes_travel_in_the_order_of_a_stream_of_others() {
+    let Some((gpu, _turn)) = gpu("bytes_travel_in_the_order_of_a_stream_of_others") else { return };
+    let own = Stream::new(&gpu).unwrap();
+    let buffer = DeviceBuffer::new(&gpu, 1 << 20).unwrap();
+    let mut transit = Transit::new(&gpu, 1 << 20).unwrap();
+    // SAFETY: the stream outlives its use below.
+    let named = unsafe { ForeignStream::of_others(&gpu, own.raw()) };
+    for stream in [&named, &ForeignStream::legacy(&gpu)] {
+        buffer.span().fill(7, &own).unwrap();
+        own.synchronize().unwrap();
+        let mark = stream.mark().unwrap();
+        transit.wait_for(&mark).unwrap();
+        transit.download(buffer.span().part(0..1000).unwrap(), 24).unwrap();
+        while !transit.poll().unwrap() {}
+        assert!(transit.bytes()[24..1024].iter().all(|byte| *byte == 7));
+        transit.bytes_mut()[..1000].fill(9);
+        transit.upload(0..1000, buffer.span().part(500..1500).unwrap()).unwrap();
+        stream.wait(transit.mark().unwrap()).unwrap();
+        transit.synchronize().unwrap();
+        let found = buffer.span().part(499..1501).unwrap().to_vec(&own).unwrap();
+        assert!(found[0] == 7 && found[1001] == 7 && found[1..1001] == [9; 1000]);
+    }
+    assert!(named.is(&named.clone()) && !named.is(&ForeignStream::legacy(&gpu)));
+    let outside = transit.download(buffer.span().part(0..8).unwrap(), (1 << 20) - 7);
+    assert!(matches!(outside, Err(GpuError::OutOfBounds { .. })), "{outside:?}");
+    assert!(transit.upload(0..8, buffer.span().part(0..9).unwrap()).is_err());
+}
+
+#[test]
+fn bytes_on_their_way_are_shown_to_nobody() {
+    let Some((gpu, _turn)) = gpu("bytes_on_their_way_are_shown_to_nobody") else { return };
+    let buffer = DeviceBuffer::new(&gpu, 4096).unwrap();
+    let mut transit = Transit::new(&gpu, 4096).unwrap();
+    transit.download(buffer.span(), 0).unwrap();
+    let looked = catch_unwind(AssertUnwindSafe(|| transit.bytes().len()));
+    assert!(looked.is_err(), "a copy may be under way");
+    transit.synchronize().unwrap();
+    assert_eq!(transit.bytes().len(), 4096);
+}
+
+#[test]
+fn a_stream_that_is_recorded_is_not_waited_for() {
+    let Some((gpu, _turn)) = gpu("a_stream_that_is_recorded_is_not_waited_for") else { return };
+    let own = Stream::new(&gpu).unwrap();
+    // SAFETY: the stream outlives its use below.
+    let named = unsafe { ForeignStream::of_others(&gpu, own.raw()) };
+    let event = named.mark().unwrap();
+    let buffer = DeviceBuffer::new(&gpu, 64).unwrap();
+    let recorded = Graph::record(&own, |stream| {
+        buffer.span().fill(1, stream)?;
+        for refused in [named.mark().map(drop), named.wait(&event)] {
+            assert!(matches!(refused, Err(GpuError::Recording { .. })), "{refused:?}");
+        }
+        Ok::<(), GpuError>(())
+    });
+    drop(recorded.unwrap());
+    named.wait(&event).unwrap();
+    own.synchronize().unwrap();
+    assert!(event.is_passed().unwrap());
+}
+
+#[test]
+fn the_context_of_a_thread_is_put_back() {
+    let Some((gpu, _turn)) = gpu("the_context_of_a_thread_is_put_back") else { return };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // A thread that has none: without the guard the call below would leave one.
+            {
+                let _kept = KeptContext::new();
+                gpu.synchronize().unwrap();
+            }
+            assert!(look(0x1000).is_ok(), "it finds a context of its own");
+        });
+    });
+}
