@@ -1,0 +1,258 @@
+//! Heaps in the memory of GPUs: every step on a word is a kernel, and so is every sum.
+//!
+//! Calls of one rank follow each other on one stream, and each waits for its end. Kernels of the caller that
+//! push or read by a plan are ordered by the caller, and publish and pin by themselves.
+
+use crate::error::NanoError;
+use crate::kernels::{self, Action, Counts, Kernels, Outcome, Outcomes, Steps};
+use crate::layout::{HeapLayout, PIECE};
+use crate::reach::{Reach, Source, Step, Stepped, Target, Touch};
+use mooncrate_core::header::{HEADER_BYTES, Header};
+use mooncrate_core::limits::SLICE_BYTES;
+use mooncrate_core::word::{Word, WordError};
+use mooncrate_core::{Extent, Medium, Slot};
+use mooncrate_gpu::{DeviceBuffer, Gpu, Span, Stream};
+use mooncrate_heap::{Heap, Rank};
+use mooncrate_lock::Mutex;
+use mooncrate_mem::crc::crc;
+use mooncrate_mem::region::OutOfBounds;
+
+/// Steps of one launch.
+const BATCH: usize = 1024;
+/// How often a step is tried again that others kept from happening.
+const TRIES: usize = 8;
+/// Up to so many words are read one by one; for more, all headers are.
+const FEW_WORDS: usize = 4;
+
+/// The hands of a rank on a GPU.
+#[derive(Debug)]
+pub struct CudaReach {
+    heap: Heap,
+    layout: HeapLayout,
+    kernels: Kernels,
+    work: Mutex<Work>,
+}
+
+#[derive(Debug)]
+struct Work {
+    stream: Stream,
+    steps: Steps,
+    outcomes: Outcomes,
+    counts: Counts,
+}
+
+impl CudaReach {
+    /// The hands of the rank whose heap this is, which must be on this GPU.
+    pub fn new(gpu: &Gpu, heap: Heap, layout: HeapLayout) -> Result<Self, NanoError> {
+        let kernels = Kernels::load(gpu, layout)?;
+        let work = Work {
+            stream: Stream::new(gpu)?,
+            steps: Steps::new(gpu, BATCH as u32)?,
+            outcomes: Outcomes::new(gpu, BATCH as u32)?,
+            counts: Counts::new(gpu)?,
+        };
+        Ok(Self { heap, layout, kernels, work: Mutex::new(work) })
+    }
+
+    fn span(&self, owner: Rank) -> Result<Span<'_>, NanoError> {
+        self.heap.span(owner).ok_or(NanoError::OtherMemory(Medium::Dram))
+    }
+
+    /// A part of a heap.
+    fn part(&self, owner: Rank, offset: u64, len: u64) -> Result<Span<'_>, NanoError> {
+        let span = self.span(owner)?;
+        let end = offset.checked_add(len).filter(|end| *end <= span.len());
+        let Some(end) = end else {
+            let extent = Extent::new(offset, len).or(Extent::new(offset, u64::MAX - offset));
+            let extent = extent.expect("the second one never overflows");
+            return Err(OutOfBounds { extent, len: span.len() }.into());
+        };
+        Ok(span.part(offset..end)?)
+    }
+
+    /// One batch; each step is tried again while others keep it from happening.
+    fn batch(&self, owner: Rank, steps: &[Step]) -> Result<Vec<Stepped>, NanoError> {
+        let asked: Vec<kernels::Step> = steps.iter().map(asked).collect();
+        let mut results: Vec<Option<Stepped>> = vec![None; steps.len()];
+        let mut left: Vec<usize> = (0..steps.len()).collect();
+        for _ in 0..TRIES {
+            let batch: Vec<kernels::Step> = left.iter().map(|at| asked[*at]).collect();
+            let outcomes = self.launch(owner, &batch)?;
+            let busy = left.into_iter().zip(outcomes).filter_map(|(at, outcome)| {
+                results[at] = judge(&steps[at], outcome);
+                results[at].is_none().then_some(at)
+            });
+            left = busy.collect();
+            if left.is_empty() {
+                break;
+            }
+        }
+        results.into_iter().map(|result| result.ok_or(NanoError::Unsettled)).collect()
+    }
+
+    fn launch(&self, owner: Rank, batch: &[kernels::Step]) -> Result<Vec<Outcome>, NanoError> {
+        let Work { stream, steps, outcomes, .. } = &mut *self.work.lock();
+        if batch.len() <= kernels::FEW {
+            self.kernels.act(stream, &self.heap, owner, batch, outcomes)?;
+        } else {
+            steps.set(batch, &self.layout, stream)?;
+            self.kernels.words(stream, &self.heap, owner, steps, outcomes)?;
+        }
+        Ok(outcomes.read(batch.len() as u32, stream)?)
+    }
+
+    /// The sums of the slices of device memory; of memory that no kernel can read 16 bytes at a time, by the
+    /// processor.
+    fn sum(&self, value: Span<'_>) -> Result<Vec<u64>, NanoError> {
+        let Work { stream, .. } = &*self.work.lock();
+        if !value.address().is_multiple_of(PIECE) {
+            let bytes = value.to_vec(stream)?;
+            return Ok(bytes.chunks(SLICE_BYTES as usize).map(crc).collect());
+        }
+        let slices = value.len().div_ceil(SLICE_BYTES);
+        if slices == 0 {
+            return Ok(Vec::new());
+        }
+        let sums = DeviceBuffer::new(value.gpu(), slices * 8)?;
+        self.kernels.sums(stream, value, SLICE_BYTES as u32, sums.span())?;
+        let bytes = sums.span().to_vec(stream)?;
+        let sums = bytes.chunks_exact(8);
+        Ok(sums.map(|sum| u64::from_le_bytes(sum.try_into().expect("eight bytes"))).collect())
+    }
+}
+
+fn asked(step: &Step) -> kernels::Step {
+    let action = match &step.touch {
+        Touch::Begin(header) => Action::Open(**header),
+        Touch::Apply(event) => Action::Event(*event),
+        Touch::Pin(rank) => Action::Pin(*rank),
+        Touch::Unpin(rank) => Action::Unpin(*rank),
+    };
+    kernels::Step { slot: step.slot.0, generation: step.generation, action }
+}
+
+/// What an outcome means; `None`: ask again. Why a step was refused is what `Word` says of the word found.
+fn judge(step: &Step, outcome: Outcome) -> Option<Stepped> {
+    let found = match outcome {
+        Outcome::Done(word) => return Some(Ok(word)),
+        Outcome::Refused(word) => word,
+        Outcome::Busy(_) | Outcome::Missing => return None,
+    };
+    let refused = match &step.touch {
+        Touch::Apply(event) => found.after(step.generation, *event).err(),
+        Touch::Pin(rank) => found.pinned_by(step.generation, rank.number()).err(),
+        Touch::Begin(_) | Touch::Unpin(_) => None,
+    };
+    Some(Err(refused.unwrap_or(WordError::Stale { wanted: step.generation, found })))
+}
+
+impl Reach for CudaReach {
+    fn heap(&self) -> &Heap {
+        &self.heap
+    }
+
+    fn medium(&self) -> Medium {
+        Medium::Vram
+    }
+
+    fn step(&self, owner: Rank, steps: &[Step]) -> Result<Vec<Stepped>, NanoError> {
+        let mut results = Vec::with_capacity(steps.len());
+        for batch in steps.chunks(BATCH) {
+            results.extend(self.batch(owner, batch)?);
+        }
+        Ok(results)
+    }
+
+    fn words(&self, owner: Rank, slots: &[Slot]) -> Result<Vec<Word>, NanoError> {
+        let place = |slot: &Slot| self.layout.word(slot.0).unwrap_or(u64::MAX - 7);
+        let word =
+            |bytes: &[u8]| Word(bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)));
+        if slots.len() <= FEW_WORDS {
+            let one = |slot: &Slot| {
+                let span = self.part(owner, place(slot), 8)?;
+                Ok(word(&span.to_vec(&self.work.lock().stream)?))
+            };
+            return slots.iter().map(one).collect();
+        }
+        let all = u64::from(self.layout.slots()) * HEADER_BYTES as u64;
+        let headers = self.part(owner, 0, all)?.to_vec(&self.work.lock().stream)?;
+        let one = |slot: &Slot| {
+            let bytes = usize::try_from(place(slot)).ok().and_then(|at| headers.get(at..));
+            bytes.map(word).ok_or_else(|| {
+                let extent = Extent::new(place(slot), 7).expect("it ends with the numbers");
+                OutOfBounds { extent, len: all }.into()
+            })
+        };
+        slots.iter().map(one).collect()
+    }
+
+    fn reap(&self, owner: Rank, gone: Rank) -> Result<(), NanoError> {
+        let Work { stream, counts, .. } = &*self.work.lock();
+        for _ in 0..TRIES {
+            counts.clear(stream)?;
+            self.kernels.reap(stream, &self.heap, owner, 0..self.layout.slots(), gone, counts)?;
+            if let [_, 0] = counts.read(stream)? {
+                return Ok(());
+            }
+        }
+        Err(NanoError::Unsettled)
+    }
+
+    fn header(&self, owner: Rank, slot: Slot) -> Result<Header, NanoError> {
+        let place = self.layout.header(slot.0).map_or(u64::MAX, Extent::offset);
+        let span = self.part(owner, place, HEADER_BYTES as u64)?;
+        let bytes = span.to_vec(&self.work.lock().stream)?;
+        let mut fields = [0; HEADER_BYTES / 8];
+        for (field, bytes) in fields.iter_mut().zip(bytes.chunks_exact(8)) {
+            *field = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        }
+        Ok(Header::from_words(&fields))
+    }
+
+    fn write(&self, owner: Rank, offset: u64, source: Source<'_>) -> Result<(), NanoError> {
+        if source.is_empty() {
+            return Ok(());
+        }
+        let target = self.part(owner, offset, source.len())?;
+        let Work { stream, .. } = &*self.work.lock();
+        match source {
+            Source::Host(bytes) => target.write(bytes, stream)?,
+            Source::Device(span) => {
+                target.copy_from(span, stream)?;
+                stream.synchronize()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, owner: Rank, offset: u64, target: &mut Target<'_>) -> Result<(), NanoError> {
+        if target.is_empty() {
+            return Ok(());
+        }
+        let source = self.part(owner, offset, target.len())?;
+        let Work { stream, .. } = &*self.work.lock();
+        match target {
+            Target::Host(bytes) => source.read(bytes, stream)?,
+            Target::Device(span) => {
+                span.copy_from(source, stream)?;
+                stream.synchronize()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<(), NanoError> {
+        Ok(self.work.lock().stream.gpu().synchronize()?)
+    }
+
+    fn sums(&self, owner: Rank, offset: u64, len: u64) -> Result<Vec<u64>, NanoError> {
+        self.sum(self.part(owner, offset, len)?)
+    }
+
+    fn sums_of(&self, target: &Target<'_>) -> Result<Vec<u64>, NanoError> {
+        match target {
+            Target::Host(bytes) => Ok(bytes.chunks(SLICE_BYTES as usize).map(crc).collect()),
+            Target::Device(span) => self.sum(*span),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What steps on control words came to: arrays in device memory that kernels write.
+
+use super::KernelError;
+use mooncrate_core::word::Word;
+use mooncrate_gpu::{DeviceBuffer, Gpu, Span, Stream};
+
+/// Bytes of an outcome in device memory: the word, a code, and zeros. `Outcome` in `nano.cuh`.
+const OUTCOME_BYTES: u64 = 16;
+/// Bytes of a counter; its outcome begins at 16. `Counter` in `nano.cuh`.
+const COUNTER_BYTES: u64 = 32;
+const COUNTER_OUTCOME: u64 = 16;
+
+/// What became of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It never ran.
+    Missing,
+    /// The word after it.
+    Done(Word),
+    /// The word that forbids it. Asking `Word` again with this word gives the reason.
+    Refused(Word),
+    /// Others kept changing the word: ask again.
+    Busy(Word),
+}
+
+impl Outcome {
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let number = |from: usize| {
+            let bytes = bytes.get(from..from + 8).and_then(|bytes| bytes.try_into().ok());
+            u64::from_le_bytes(bytes.unwrap_or_default())
+        };
+        let word = Word(number(0));
+        match number(8) {
+            1 => Self::Done(word),
+            2 => Self::Refused(word),
+            3 => Self::Busy(word),
+            _ => Self::Missing,
+        }
+    }
+}
+
+/// Room for the outcomes of a batch of steps. Launches that write the same ones follow each other.
+#[derive(Debug)]
+pub struct Outcomes {
+    memory: DeviceBuffer,
+    capacity: u32,
+}
+
+impl Outcomes {
+    /// Room for so many, none of them there yet.
+    pub fn new(gpu: &Gpu, capacity: u32) -> Result<Self, KernelError> {
+        let memory = zeroed(gpu, u64::from(capacity) * OUTCOME_BYTES)?;
+        Ok(Self { memory, capacity })
+    }
+
+    /// How many there is room for.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// The first `count` of them, after everything that is queued on `stream`.
+    pub fn read(&self, count: u32, stream: &Stream) -> Result<Vec<Outcome>, KernelError> {
+        let bytes = self.memory.span().part(0..u64::from(count) * OUTCOME_BYTES)?.to_vec(stream)?;
+        Ok(bytes.chunks_exact(OUTCOME_BYTES as usize).map(Outcome::from_bytes).collect())
+    }
+
+    /// The outcome of one step, for a kernel that goes on only if it was done.
+    pub fn at(&self, index: u32) -> Result<OutcomeAt<'_>, KernelError> {
+        let from = u64::from(index) * OUTCOME_BYTES;
+        Ok(OutcomeAt(self.memory.span().part(from..from + OUTCOME_BYTES)?))
+    }
+
+    pub(super) fn memory(&self) -> Span<'_> {
+        self.memory.span()
+    }
+}
+
+/// One outcome in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct OutcomeAt<'a>(pub(super) Span<'a>);
+
+/// What a launch of many blocks counts them with, and where the last one leaves the outcome of its step.
+///
+/// It belongs to one stream: launches that shared it at the same time would take each other's blocks for
+/// their own, and publish too early.
+#[derive(Debug)]
+pub struct Counter {
+    memory: DeviceBuffer,
+    stream: u64,
+}
+
+impl Counter {
+    /// One for launches on this stream.
+    pub fn new(stream: &Stream) -> Result<Self, KernelError> {
+        Ok(Self { memory: zeroed(stream.gpu(), COUNTER_BYTES)?, stream: stream.raw() })
+    }
+
+    /// What the last block of the last launch did, after everything that is queued on `stream`.
+    pub fn outcome(&self, stream: &Stream) -> Result<Outcome, KernelError> {
+        let place = self.memory.span().part(COUNTER_OUTCOME..COUNTER_BYTES)?;
+        Ok(Outcome::from_bytes(&place.to_vec(stream)?))
+    }
+
+    /// Its address, for a launch on its own stream.
+    pub(super) fn address(&self, stream: &Stream) -> Result<u64, KernelError> {
+        if stream.raw() == self.stream {
+            return Ok(self.memory.span().address());
+        }
+        Err(KernelError::Shape("a counter of another stream: each stream has its own".into()))
+    }
+}
+
+/// Two numbers to which kernels add.
+#[derive(Debug)]
+pub struct Counts {
+    memory: DeviceBuffer,
+}
+
+impl Counts {
+    /// Both 0.
+    pub fn new(gpu: &Gpu) -> Result<Self, KernelError> {
+        Ok(Self { memory: zeroed(gpu, 16)? })
+    }
+
+    /// Sets both to 0, after everything that is queued on `stream`.
+    pub fn clear(&self, stream: &Stream) -> Result<(), KernelError> {
+        Ok(self.memory.span().fill(0, stream)?)
+    }
+
+    /// Both, after everything that is queued on `stream`.
+    pub fn read(&self, stream: &Stream) -> Result<[u64; 2], KernelError> {
+        let bytes = self.memory.span().to_vec(stream)?;
+        let at =
+            |from: usize| bytes[from..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+        Ok([at(0), at(8)])
+    }
+
+    pub(super) fn memory(&self) -> Span<'_> {
+        self.memory.span()
+    }
+}
+
+fn zeroed(gpu: &Gpu, bytes: u64) -> Result<DeviceBuffer, KernelError> {
+    let memory = DeviceBuffer::new(gpu, bytes)?;
+    let stream = Stream::new(gpu)?;
+    memory.span().fill(0, &stream)?;
+    stream.synchronize()?;
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_is_a_word_and_a_code() {
+        let bytes = |code: u64| [0x0102_0304_0506_0708_u64, code].map(u64::to_le_bytes).concat();
+        let word = Word(0x0102_0304_0506_0708);
+        assert_eq!(Outcome::from_bytes(&bytes(0)), Outcome::Missing);
+        assert_eq!(Outcome::from_bytes(&bytes(1)), Outcome::Done(word));
+        assert_eq!(Outcome::from_bytes(&bytes(2)), Outcome::Refused(word));
+        assert_eq!(Outcome::from_bytes(&bytes(3)), Outcome::Busy(word));
+        assert_eq!(Outcome::from_bytes(&[]), Outcome::Missing);
+    }
+}

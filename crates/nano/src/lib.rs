@@ -1,0 +1,25 @@
+//! cache: KV objects in the memory of GPUs. A prefill kernel pushes pages straight into memory that another
+//! rank owns and publishes them with one word; any rank pins and reads them in place.
+//!
+//! Local word: a **page** is the unit in which a value is pushed; all but the last one are full.
+
+mod cache;
+mod cuda;
+mod duty;
+mod error;
+pub mod kernels;
+mod layout;
+mod owner;
+mod plan;
+mod reach;
+mod room;
+mod tally;
+
+pub use cache::{Gone, Nano, NanoConfig, route};
+pub use cuda::CudaReach;
+pub use error::NanoError;
+pub use layout::{HeapLayout, PAGE_BYTES, Pages};
+pub use plan::{Place, WritePlan};
+pub use reach::{HostReach, Reach, Source, Step, Stepped, Target, Touch};
+pub use room::Usage;
+pub use tally::{Stats, Timings};
