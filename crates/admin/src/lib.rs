@@ -16,7 +16,7 @@ mod guard;
 mod page;
 
 pub use guard::window;
-pub use page::{Page, Shown, metrics, metrics_older};
+pub use page::{Page, Shown, metrics, metrics_older, metrics_text};
 pub use prometheus_client::collector::Collector;
 pub use prometheus_client::encoding::DescriptorEncoder;
 pub use prometheus_client::registry::Registry;

@@ -122,7 +122,8 @@ fn older(text: &str) -> String {
     page
 }
 
-fn metrics_text(registry: &Registry) -> String {
+/// The text of [`metrics`], for programs that answer Prometheus by themselves.
+pub fn metrics_text(registry: &Registry) -> String {
     let mut text = String::new();
     let written = prometheus_client::encoding::text::encode(&mut text, registry);
     written.expect("a String takes everything, and our families are well formed");
@@ -159,8 +160,7 @@ mod tests {
         sample.0.note(Duration::from_mins(1));
         let mut registry = Registry::default();
         registry.register_collector(Box::new(sample));
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = metrics_text(&registry);
         for line in [
             "# HELP a_things Things.",
             "# TYPE a_things counter",

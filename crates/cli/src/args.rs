@@ -328,6 +328,10 @@ pub(crate) struct NodeFlags {
     /// Make the memory of huge pages
     #[arg(long)]
     pub(crate) huge_pages: bool,
+    /// A GPU, by its number, and how much of its memory to lend for values that are put there; may be given
+    /// several times, for one GPU each [default: off]
+    #[arg(long, value_name = "GPU=SIZE")]
+    pub(crate) vram: Vec<String>,
     /// A directory on a disk, and how much of it to use, for what memory cannot hold and what outlives a
     /// restart; may be given several times [default: off]
     ///

@@ -8,10 +8,15 @@ mod metrics;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 mod support;
 
-use metrics::{Family, Scrape};
+use metrics::{Scrape, documented};
+use mooncrate::nano::{NanoBackend, NanoOptions, NanoRank};
+use mooncrate_paged::{
+    ArenaShape, AttentionSpec, Cache, CacheConfig, DType, Geometry, HostArena, Layout, Pages,
+};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use support::{Cluster, Server, ask, fetch, mooncrate};
 
@@ -22,18 +27,13 @@ fn file(path: &str) -> String {
     std::fs::read_to_string(root.join(path)).unwrap()
 }
 
-/// The tables of the page: name, type, labels, meaning.
-fn documented() -> BTreeMap<String, Family> {
-    let page = file("docs/metrics.md");
-    let rows = page.lines().filter(|line| line.starts_with("| `mooncrate_"));
-    rows.map(|row| {
-        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-        let [name, kind, labels, help] = cells[..] else { panic!("four columns: {row}") };
-        let labels = labels.split_whitespace().map(str::to_owned).collect();
-        let family = Family { kind: kind.to_owned(), labels, help: help.to_owned() };
-        (name.trim_matches('`').to_owned(), family)
-    })
-    .collect()
+/// A paged cache as an engine has it; no server shows its numbers.
+fn paged_cache() -> Cache {
+    let spec =
+        AttentionSpec { layers: 1, kv_heads: 1, head_dim: 8, block_tokens: 16, dtype: DType::F16 };
+    let shape = ArenaShape::new(Geometry::attention(spec).unwrap(), Layout::Nhd, 4).unwrap();
+    let arena = HostArena::anonymous(shape, 4, Pages::Small).unwrap();
+    Cache::new(CacheConfig::new("doors"), Arc::new(arena)).unwrap()
 }
 
 #[test]
@@ -41,15 +41,27 @@ fn the_page_of_metrics_lists_exactly_what_is_shown() {
     let folder = tempfile::tempdir().unwrap();
     let disk = format!("{}=64MiB", folder.path().join("ssd").display());
     let cluster = Cluster::start(&["--segment-size", "16MiB", "--ssd", &disk]);
-    let shown = Scrape::read(&cluster.page("/metrics"));
+    let mut shown = Scrape::read(&cluster.page("/metrics"));
+    shown.families.extend(Scrape::read(&mooncrate::paged::metrics_text(&paged_cache())).families);
+    shown.families.extend(Scrape::read(&nano_page(folder.path())).families);
     let documented = documented();
     for (name, family) in &shown.families {
         assert_eq!(Some(family), documented.get(name), "docs/metrics.md about {name}");
     }
-    let missing: Vec<_> =
-        documented.keys().filter(|name| !shown.families.contains_key(*name)).collect();
+    // Those of a GPU are compared where there is one, in `vram.rs`.
+    let here = documented.keys().filter(|name| !name.starts_with("mooncrate_node_vram_"));
+    let missing: Vec<_> = here.filter(|name| !shown.families.contains_key(*name)).collect();
     assert!(missing.is_empty(), "in docs/metrics.md, and not shown: {missing:?}");
     assert!(documented.len() > 30, "the tables were found");
+}
+
+/// The page of a rank that is alone.
+fn nano_page(folder: &Path) -> String {
+    let options = NanoOptions::new(folder.join("meet"), 0, 1, NanoBackend::Host);
+    let rank = NanoRank::join(&options).unwrap();
+    let page = mooncrate::nano::metrics_text(rank.nano());
+    rank.leave().unwrap();
+    page
 }
 
 #[test]

@@ -4,6 +4,7 @@
 #![expect(clippy::float_cmp, reason = "counts are whole numbers, which floats hold exactly")]
 
 #[path = "support/metrics.rs"]
+#[expect(dead_code, reason = "each test binary uses a part of it")]
 mod metrics;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 mod support;

@@ -20,6 +20,7 @@ use mooncrate_wire::message::{
 };
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A program's door to the store. Cheap to share: all methods take `&self`.
 pub struct Client {
@@ -68,6 +69,11 @@ impl Client {
             owners: Owners::default(),
             turn: boottime().0,
         }
+    }
+
+    /// How long a call may take.
+    pub fn call_time(&self) -> Duration {
+        self.config.call_time
     }
 
     /// When a call that starts now must have ended. Reads of earlier calls are told, if it is time.

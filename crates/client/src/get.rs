@@ -405,7 +405,9 @@ impl Client {
                 let turn = (at.segment.0 ^ self.turn).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 // A copy in memory, however far, is nearer than one on a disk.
                 let distance = self.engine.distance(at, deadline);
-                (at.stripe, at.segment.medium() == Medium::Ssd, distance, turn)
+                let medium = at.segment.medium();
+                // The owner copies out of VRAM before it can answer.
+                (at.stripe, medium == Medium::Ssd, distance, medium == Medium::Vram, turn)
             });
         }
         let located = Arc::new(located);

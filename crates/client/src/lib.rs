@@ -18,6 +18,7 @@ mod cache;
 mod client;
 mod config;
 mod counts;
+mod direct;
 mod error;
 mod get;
 mod get_session;

@@ -65,7 +65,10 @@ impl<'a> Put<'a> {
 fn for_want_of_owners(error: &PutError) -> bool {
     matches!(
         error,
-        PutError::NoSegments | PutError::TooFewNodes { .. } | PutError::LargerThanAnySegment { .. }
+        PutError::NoSegments
+            | PutError::NoMedium { .. }
+            | PutError::TooFewNodes { .. }
+            | PutError::LargerThanAnySegment { .. }
     )
 }
 

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use mooncrate_client::{Client, ClientConfig};
+use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Locator, Looked, PutConfig, ReadMark, WritePlan};
@@ -14,8 +15,8 @@ use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{EngineConfig, Segments};
 use mooncrate_wire::api::Batch;
 use mooncrate_wire::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Heartbeat, List, Listing, Look,
-    MarksHeard, Mount, Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEndItem, PutItem,
+    Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Evict, Heartbeat, List, Listing,
+    Look, MarksHeard, Mount, Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEndItem, PutItem,
     PutReplan, PutRevokeItem, RemoveMatching, Removed, SetQuota, Unmount,
 };
 use mooncrate_wire::{CallError, MasterApi};
@@ -118,6 +119,10 @@ impl MasterApi for Master {
     }
 
     fn drain(&self, _: &Drain, deadline: Deadline) -> Result<Option<DrainStat>, CallError> {
+        silence(deadline)
+    }
+
+    fn evict(&self, _: &Evict, deadline: Deadline) -> Result<Option<InUse>, CallError> {
         silence(deadline)
     }
 

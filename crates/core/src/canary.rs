@@ -69,11 +69,13 @@ pub enum Canary {
     StampIgnored = 31,
     /// 32: memory that came late serves before it has dropped what it must.
     LateMemoryServes = 32,
+    /// 33: a replica that nobody asked VRAM for lands there.
+    VramUnasked = 33,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
@@ -105,6 +107,7 @@ impl Canary {
         Self::NewnessAssumed,
         Self::StampIgnored,
         Self::LateMemoryServes,
+        Self::VramUnasked,
     ];
 
     /// Its number in the table of `docs/testing.md`.

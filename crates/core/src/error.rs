@@ -2,6 +2,7 @@
 
 use crate::key::KeyError;
 use crate::limits::{REPLICAS_MAX, VALUE_BYTES_MAX};
+use crate::plan::Medium;
 
 /// What a caller does about an error. Wire codes, CLI hints and exceptions all come from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +67,14 @@ pub enum PutError {
         nodes: u32,
     },
     /// No node has mounted a segment.
-    #[error("no segment is mounted; start a node, or wait for it to register")]
+    #[error("no segment is mounted that could take it; start a node, or wait for it to register")]
     NoSegments,
+    /// No node has a segment of the medium that the put asks for.
+    #[error("no node lends {}; {}", medium.words(), way_out(*medium))]
+    NoMedium {
+        /// Asked for.
+        medium: Medium,
+    },
     /// Everything that could be evicted is pinned, leased or being written.
     #[error("the pool is full and everything in it is in use; try again in {after_ms} ms")]
     Busy {
@@ -139,6 +146,15 @@ pub enum PutError {
     NoSuchPut,
 }
 
+/// What to do where nobody has a medium.
+const fn way_out(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Vram => "start one with --vram, or put without a medium",
+        Medium::Dram => "start one with --segment-size, or ask for VRAM",
+        Medium::Ssd => "start one with --ssd, or put without a medium",
+    }
+}
+
 impl PutError {
     /// What the caller does next.
     pub const fn advice(&self) -> Advice {
@@ -156,6 +172,7 @@ impl PutError {
             | Self::LargerThanAnySegment { .. }
             | Self::BadReplicas { .. }
             | Self::TooFewNodes { .. }
+            | Self::NoMedium { .. }
             | Self::Quota { .. }
             | Self::HardFull { .. }
             | Self::BadSeals { .. }

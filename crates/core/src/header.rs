@@ -8,7 +8,7 @@
 //!   0 key_hash u64          8 key_fp_hi u64       16 key_len u32        20 header_version u32
 //!  24 payload_base u64     32 bytes_total u64     40 page_size u32      44 n_pages u32
 //!  48 last_page_bytes u32  52 epoch u32           56 control word u64
-//!  64 state_ts u64         72 last_access u64     80 flags u32          84 reserved u32
+//!  64 state_ts u64         72 last_access u64     80 flags u32          84 producer_rank u32
 //!  88 seal u64             96 object epoch u64   104 object sequence u64
 //! 112 key_fp_lo u64       120 extent_bytes u64
 //! ```
@@ -53,8 +53,8 @@ pub struct Header {
     pub last_access: u64,
     /// None defined yet.
     pub flags: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The rank that writes or wrote it, where ranks write by themselves; else zero.
+    pub producer_rank: u32,
     /// The object's seal, valid once READY.
     pub seal: u64,
     /// Object id: leader epoch.
@@ -65,6 +65,63 @@ pub struct Header {
     pub key_fp_lo: u64,
     /// Bytes of the extent: the value, its slice table, rounded up.
     pub extent_bytes: u64,
+}
+
+const WORDS: usize = HEADER_BYTES / 8;
+
+impl Header {
+    /// The header as its numbers, two halves joined where two share one.
+    pub fn to_words(&self) -> [u64; WORDS] {
+        [
+            self.key_hash,
+            self.key_fp_hi,
+            pair(self.key_len, self.header_version),
+            self.payload_base,
+            self.bytes_total,
+            pair(self.page_size, self.n_pages),
+            pair(self.last_page_bytes, self.epoch),
+            self.word,
+            self.state_ts,
+            self.last_access,
+            pair(self.flags, self.producer_rank),
+            self.seal,
+            self.object_epoch,
+            self.object_sequence,
+            self.key_fp_lo,
+            self.extent_bytes,
+        ]
+    }
+
+    /// The header of which these are the numbers.
+    pub fn from_words(w: &[u64; WORDS]) -> Header {
+        let (low, high) = (|at: usize| w[at] as u32, |at: usize| (w[at] >> 32) as u32);
+        Header {
+            key_hash: w[0],
+            key_fp_hi: w[1],
+            key_len: low(2),
+            header_version: high(2),
+            payload_base: w[3],
+            bytes_total: w[4],
+            page_size: low(5),
+            n_pages: high(5),
+            last_page_bytes: low(6),
+            epoch: high(6),
+            word: w[7],
+            state_ts: w[8],
+            last_access: w[9],
+            flags: low(10),
+            producer_rank: high(10),
+            seal: w[11],
+            object_epoch: w[12],
+            object_sequence: w[13],
+            key_fp_lo: w[14],
+            extent_bytes: w[15],
+        }
+    }
+}
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
 }
 
 const _: () = {

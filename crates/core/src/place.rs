@@ -1,7 +1,7 @@
 //! Placement: which segment gets the next replica.
 //!
 //! Preferred segments come first, in the caller's order; then a strategy decides. A pick does not
-//! walk all segments: it draws at most `DRAWS` of a group (everybody, one host, one zone) until
+//! walk all segments: it draws at most `DRAWS` of a group (one medium, one host, one zone) until
 //! it has `CANDIDATES` that may serve, and chooses among those. Only when no group gave any does it
 //! walk the loads, once; then the pool is nearly full and the caller is about to evict anyway.
 //!
@@ -18,6 +18,7 @@
 
 mod topology;
 
+use crate::canary::{self, Canary};
 use crate::ids::{HostId, NodeId, SegmentId, TenantId, ZoneId};
 use crate::plan::Medium;
 use crate::rng::Rng;
@@ -72,8 +73,8 @@ pub struct Ask<'a> {
     pub zone: ZoneId,
     /// Whose object it is.
     pub tenant: TenantId,
-    /// The medium it must be on; `None`: memory of a host.
-    pub medium: Option<Medium>,
+    /// The medium it must be on.
+    pub medium: Medium,
     /// Nodes that hold another replica.
     pub avoid_nodes: &'a [NodeId],
     /// Segments that just failed the writer.
@@ -90,11 +91,17 @@ impl Ask<'_> {
         load.open
             && load.capacity >= self.bytes
             && (!self.need_free || load.free >= self.bytes)
-            && load.medium == self.medium.unwrap_or(Medium::Dram)
+            && self.on_medium(load)
             && load.tenant.is_none_or(|tenant| tenant == self.tenant)
             && !self.avoid_nodes.contains(&load.node)
             && !self.avoid.contains(&load.segment)
             && !self.tried.contains(&index)
+    }
+
+    fn on_medium(&self, load: &SegmentLoad) -> bool {
+        let unasked = canary::on(Canary::VramUnasked)
+            && (self.medium, load.medium) == (Medium::Dram, Medium::Vram);
+        load.medium == self.medium || unasked
     }
 }
 
@@ -160,30 +167,6 @@ impl FromStr for PlacementKind {
     }
 }
 
-/// Who is drawn from.
-#[derive(Clone, Copy)]
-enum Group<'a> {
-    /// Loads `0..n`.
-    All(usize),
-    Some(&'a [usize]),
-}
-
-impl Group<'_> {
-    const fn len(&self) -> usize {
-        match self {
-            Self::All(len) => *len,
-            Self::Some(members) => members.len(),
-        }
-    }
-
-    const fn at(&self, position: usize) -> usize {
-        match self {
-            Self::All(_) => position,
-            Self::Some(members) => members[position],
-        }
-    }
-}
-
 /// All four strategies: they differ only in the groups that they ask, and in whether use counts.
 #[derive(Debug)]
 struct Strategy {
@@ -198,8 +181,9 @@ impl Placement for Strategy {
         if let Some(index) = self.preferred(loads, ask) {
             return Some(index);
         }
-        let all = Group::All(loads.len());
         let Self { kind, rng, topology } = self;
+        // Of its medium: among a thousand segments, those of a rare one would hardly be drawn.
+        let all = topology.on_medium(ask.medium);
         let mut draws = Draws { loads, rng, candidates: Vec::new() };
         match kind {
             PlacementKind::Random => {
@@ -210,8 +194,8 @@ impl Placement for Strategy {
                 draws.from(all, CANDIDATES, |index, load| ask.allows(index, load));
             }
             PlacementKind::LocalFirst => {
-                let host = Group::Some(topology.on_host(ask.host));
-                let zone = Group::Some(topology.in_zone(ask.zone));
+                let host = topology.on_host(ask.host);
+                let zone = topology.in_zone(ask.zone);
                 draws.from(host, CANDIDATES, |index, load| {
                     load.host == ask.host && ask.allows(index, load)
                 });
@@ -228,7 +212,7 @@ impl Placement for Strategy {
                 let start = ZoneId(draws.rng.next());
                 let zones = topology.zones_from(start).filter(|(zone, _)| !used.contains(zone));
                 for (_, members) in zones.take(ZONES) {
-                    draws.or_from(Group::Some(members), fresh);
+                    draws.or_from(members, fresh);
                 }
                 draws.or_from(all, |index, load| ask.allows(index, load));
             }
@@ -285,7 +269,7 @@ struct Draws<'a> {
 
 impl Draws<'_> {
     /// Looks at up to [`DRAWS`] of `group` and keeps up to `most` that pass.
-    fn from(&mut self, group: Group<'_>, most: usize, pass: impl Fn(usize, &SegmentLoad) -> bool) {
+    fn from(&mut self, group: &[usize], most: usize, pass: impl Fn(usize, &SegmentLoad) -> bool) {
         let len = group.len();
         // Few enough to look at everybody, each once, as a deck that is shuffled while it is dealt.
         // Windows of neighbours would be cheaper, but then the same ones always compete.
@@ -298,7 +282,7 @@ impl Draws<'_> {
             } else {
                 self.rng.below(len as u64) as usize
             };
-            let index = group.at(position);
+            let index = group[position];
             let passes = self.loads.get(index).is_some_and(|load| pass(index, load));
             if passes && !self.candidates.contains(&index) {
                 self.candidates.push(index);
@@ -310,7 +294,7 @@ impl Draws<'_> {
     }
 
     /// The same, unless an earlier group gave candidates.
-    fn or_from(&mut self, group: Group<'_>, pass: impl Fn(usize, &SegmentLoad) -> bool) {
+    fn or_from(&mut self, group: &[usize], pass: impl Fn(usize, &SegmentLoad) -> bool) {
         if self.candidates.is_empty() {
             self.from(group, CANDIDATES, pass);
         }

@@ -9,6 +9,8 @@ use crate::ids::{
 use crate::label::Label;
 use crate::limits::STRIPES_MAX;
 use crate::seal::Seal;
+use std::fmt;
+use std::str::FromStr;
 
 /// What a segment is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,6 +35,35 @@ impl Medium {
             Self::Dram => "dram",
             Self::Ssd => "ssd",
         }
+    }
+
+    /// What its owner calls it, in sentences.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Vram => "VRAM",
+            Self::Dram => "host memory",
+            Self::Ssd => "a disk",
+        }
+    }
+}
+
+impl fmt::Display for Medium {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No medium has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no medium {0:?}; choose vram, dram or ssd")]
+pub struct UnknownMedium(pub String);
+
+impl FromStr for Medium {
+    type Err = UnknownMedium;
+
+    fn from_str(name: &str) -> Result<Self, UnknownMedium> {
+        let found = Self::ALL.into_iter().find(|medium| medium.name() == name);
+        found.ok_or_else(|| UnknownMedium(name.to_owned()))
     }
 }
 
@@ -307,16 +338,19 @@ impl PutConfig {
         if copies == 0 { 0 } else { copies.saturating_sub(self.disk_copies()).max(1) }
     }
 
-    /// The medium of the `nth` copy that is written; `None`: memory of a host.
-    pub fn medium(&self, nth: u32) -> Option<Medium> {
-        let mut before = 0;
-        for medium in [Medium::Vram, Medium::Dram] {
-            before += u32::from(self.media[medium as usize]);
-            if nth < before {
-                return Some(medium);
-            }
-        }
-        None
+    /// The same wishes, with all of its `replicas` asked for on one medium. Memory of a host is where
+    /// they go without this, and VRAM is used only where it is asked for; a copy on a disk is made when
+    /// the put has ended, from one in memory.
+    #[must_use]
+    pub fn on(mut self, medium: Medium) -> Self {
+        self.media = [0; 3];
+        self.media[medium as usize] = self.replicas;
+        self
+    }
+
+    /// Copies that its writer writes to VRAM; the others go to memory of hosts.
+    pub fn vram_copies(&self) -> u32 {
+        u32::from(self.media[Medium::Vram as usize]).min(self.memory_copies())
     }
 
     /// What an owner keeps beside the header of one stripe of such a put.
@@ -497,5 +531,33 @@ impl AnnouncedObject {
     /// Which stripe of the value it is.
     pub fn stripe(&self) -> u8 {
         self.label.stripe.map_or(0, |of| of.stripe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn media_have_names() {
+        for medium in Medium::ALL {
+            assert_eq!(medium.to_string().parse(), Ok(medium));
+        }
+        let refused = "gpu".parse::<Medium>().unwrap_err();
+        assert!(refused.to_string().contains("vram, dram or ssd"));
+    }
+
+    #[test]
+    fn a_put_asks_for_its_medium() {
+        let two = PutConfig { replicas: 2, ..PutConfig::default() };
+        assert_eq!((two.vram_copies(), two.memory_copies()), (0, 2));
+        let vram = two.clone().on(Medium::Vram);
+        assert_eq!((vram.vram_copies(), vram.memory_copies(), vram.copies()), (2, 2, 2));
+        let host = vram.on(Medium::Dram);
+        assert_eq!((host.vram_copies(), host.memory_copies()), (0, 2));
+        let disk = host.on(Medium::Ssd);
+        assert_eq!((disk.vram_copies(), disk.memory_copies(), disk.disk_copies()), (0, 1, 2));
+        let mixed = PutConfig { media: [1, 0, 1], ..two };
+        assert_eq!((mixed.vram_copies(), mixed.memory_copies()), (1, 1));
     }
 }

@@ -11,6 +11,15 @@ const STATE_BITS: u32 = 4;
 const PIN_MASK: u64 = (1 << PIN_BITS) - 1;
 const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
 const _: () = assert!((PINS_MAX as u64) <= PIN_MASK);
+/// Where readers pin by themselves, as GPUs do, the pins are counted for each of 8 ranks: 3 bits each,
+/// from the lowest on. A rank that is gone is taken out by a mask, whatever it held.
+const RANK_BITS: u32 = 3;
+const RANK_MASK: u64 = (1 << RANK_BITS) - 1;
+/// Most ranks that can be told apart.
+pub const PIN_RANKS: u8 = 8;
+/// Most pins of one rank on one object.
+pub const RANK_PINS_MAX: u32 = RANK_MASK as u32;
+const _: () = assert!(RANK_BITS * (PIN_RANKS as u32) <= PIN_BITS);
 
 /// A reading of the control word.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -79,6 +88,37 @@ impl Word {
         Ok(Self(self.0 + 1))
     }
 
+    /// One more pin of that rank.
+    pub fn pinned_by(self, generation: Generation, rank: u8) -> Result<Self, WordError> {
+        if !self.readable(generation) {
+            return Err(WordError::Stale { wanted: generation, found: self });
+        }
+        if self.pins_of(rank) >= RANK_PINS_MAX {
+            return Err(WordError::Pinned { pins: self.pins_of(rank) });
+        }
+        Ok(Self(self.0 + Self::pin_of(rank)))
+    }
+
+    /// Pins of that rank.
+    pub const fn pins_of(self, rank: u8) -> u32 {
+        ((self.0 >> Self::shift(rank)) & RANK_MASK) as u32
+    }
+
+    /// What one pin of that rank adds to the word.
+    pub const fn pin_of(rank: u8) -> u64 {
+        1 << Self::shift(rank)
+    }
+
+    /// The bits of a word in which that rank's pins are.
+    pub const fn mask_of(rank: u8) -> u64 {
+        RANK_MASK << Self::shift(rank)
+    }
+
+    const fn shift(rank: u8) -> u32 {
+        assert!(rank < PIN_RANKS, "pins are told apart for 8 ranks");
+        rank as u32 * RANK_BITS
+    }
+
     /// The state after `event` in the life `generation`; the pins stay. `Abort` and `Reclaim` bump
     /// the generation in the same step, so every old locator is dead before the range is free (R1).
     pub fn after(self, generation: Generation, event: Event) -> Result<Self, WordError> {
@@ -129,6 +169,21 @@ mod tests {
         assert!(ready.pinned(Generation(6)).is_err());
         assert!(Word::new(G, S::Retiring, 0).pinned(G).is_err());
         assert!(Word::new(G, S::Ready, PINS_MAX).pinned(G).is_err());
+    }
+
+    #[test]
+    fn ranks_have_their_own_pins() {
+        let mut word = Word::new(G, S::Ready, 0);
+        for _ in 0..RANK_PINS_MAX {
+            word = word.pinned_by(G, 7).unwrap();
+        }
+        assert_eq!(word.pinned_by(G, 7), Err(WordError::Pinned { pins: RANK_PINS_MAX }));
+        word = word.pinned_by(G, 0).unwrap();
+        assert_eq!((word.pins_of(0), word.pins_of(1), word.pins_of(7)), (1, 0, RANK_PINS_MAX));
+        let rest = Word(word.0 & !Word::mask_of(7));
+        assert_eq!(rest, Word::new(G, S::Ready, 1));
+        assert!(word.after(G, Event::Reclaim { pins: 0 }).is_err());
+        assert!(word.pinned_by(Generation(6), 1).is_err());
     }
 
     #[test]

@@ -171,3 +171,33 @@ fn one_copy_goes_and_is_not_missed() {
     assert_eq!(rig.look(ms(3_000), b"k", GLANCE), Ok(Looked::Missing));
     rig.put(ms(3_000), b"k", &two).unwrap();
 }
+
+/// Oldest first, step by step; what is leased stays, and bytes on their way out are told apart.
+#[test]
+fn a_segment_is_emptied_to_a_mark() {
+    let mut rig = Rig::new(2, 1 << 20);
+    let here = PutConfig { preferred: vec![SegmentId(1)], ..PutConfig::default() };
+    for n in 0..200_u8 {
+        rig.put(ms(1), &[n], &here).unwrap();
+    }
+    let before = rig.0.evict_below(ms(2), SegmentId(1), u64::MAX).unwrap();
+    assert_eq!(before.ending_bytes, 0, "nothing had to go");
+    let each = before.used_bytes / 200;
+    let mark = 50 * each;
+    let mut steps = 0;
+    loop {
+        let left = rig.0.evict_below(ms(2), SegmentId(1), mark).unwrap();
+        steps += 1;
+        if left.used_bytes <= mark {
+            assert!(left.ending_bytes > 0, "its owner has not obeyed yet");
+            break;
+        }
+    }
+    assert!((2..200).contains(&steps), "bounded steps, {steps} of them");
+    rig.obey(ms(2));
+    let after = rig.0.evict_below(ms(2), SegmentId(1), mark).unwrap();
+    assert_eq!((after.used_bytes, after.ending_bytes), (mark, 0));
+    assert_eq!(rig.look(ms(2), &[0], GLANCE), Ok(Looked::Missing));
+    assert!(matches!(rig.look(ms(2), &[199], GLANCE), Ok(Looked::Here { .. })));
+    assert_eq!(rig.0.evict_below(ms(2), SegmentId(9), 0), None);
+}

@@ -32,7 +32,7 @@ const ASK: Ask<'static> = Ask {
     host: HostId(u64::MAX),
     zone: ZoneId(u64::MAX),
     tenant: TenantId::DEFAULT,
-    medium: None,
+    medium: Medium::Dram,
     avoid_nodes: &[],
     avoid: &[],
     tried: &[],
@@ -56,20 +56,24 @@ fn may_serve(load: &SegmentLoad, index: usize, ask: &Ask<'_>) -> bool {
         && !ask.tried.contains(&index)
         && !ask.avoid_nodes.contains(&load.node)
         && !ask.avoid.contains(&load.segment)
-        && load.medium == ask.medium.unwrap_or(Medium::Dram)
+        && load.medium == ask.medium
         && load.tenant.is_none_or(|tenant| tenant == ask.tenant)
+}
+
+fn any_medium() -> impl Strategy<Value = Medium> {
+    prop_oneof![6 => Just(Medium::Dram), 2 => Just(Medium::Vram), 1 => Just(Medium::Ssd)]
 }
 
 prop_compose! {
     fn any_load()(
         segment in 0u64..50, node in 0u64..12, host in 0u64..6, zone in 0u64..3,
         capacity in 0u64..1000, free in 0u64..1000, open in prop::bool::weighted(0.7),
-        ssd in prop::bool::weighted(0.1), tenant in prop::option::weighted(0.2, 0u32..3),
+        medium in any_medium(), tenant in prop::option::weighted(0.2, 0u32..3),
     ) -> SegmentLoad {
         SegmentLoad {
             segment: SegmentId(segment), node: NodeId(node), host: HostId(host),
             zone: ZoneId(zone), capacity, free: free.min(capacity), open,
-            medium: if ssd { Medium::Ssd } else { Medium::Dram }, tenant: tenant.map(TenantId),
+            medium, tenant: tenant.map(TenantId),
         }
     }
 }
@@ -85,7 +89,7 @@ proptest! {
         tried in prop::collection::vec(0usize..40, 0..6),
         host in 0u64..7, zone in 0u64..4, need_free: bool, seed: u64,
         failed in prop::collection::vec((0u64..50).prop_map(SegmentId), 0..3),
-        tenant in 0u32..3, ssd in prop::bool::weighted(0.2),
+        tenant in 0u32..3, medium in any_medium(),
     ) {
         for kind in PlacementKind::ALL {
             let (mut it, mut twin) = (kind.build(seed), kind.build(seed));
@@ -93,7 +97,7 @@ proptest! {
                 let ask = Ask {
                     bytes, preferred: &preferred, host: HostId(host), zone: ZoneId(zone),
                     avoid_nodes: &avoid, avoid: &failed, tried: &tried, need_free,
-                    tenant: TenantId(tenant), medium: ssd.then_some(Medium::Ssd),
+                    tenant: TenantId(tenant), medium,
                 };
                 let pick = it.pick(loads, &ask);
                 prop_assert_eq!(pick, twin.pick(loads, &ask), "{} must follow its seed", kind);

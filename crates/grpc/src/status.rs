@@ -50,7 +50,7 @@ impl From<PutError> for Judged {
             E::TooLarge { .. } | E::LargerThanAnySegment { .. } => C::TooLarge,
             E::BadReplicas { .. } => C::BadReplicas,
             E::TooFewNodes { .. } => C::TooFewNodes,
-            E::NoSegments => C::NoSegments,
+            E::NoSegments | E::NoMedium { .. } => C::NoSegments,
             E::Busy { .. } | E::Reclaiming { .. } | E::Held { .. } => C::Busy,
             E::Rebuilding { .. } => C::Rebuilding,
             E::Quota { .. } => C::Quota,
@@ -156,6 +156,7 @@ bare_answers!(MountSegmentResponse, UnmountSegmentResponse);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mooncrate_core::Medium;
     use tonic::Code;
 
     /// Numbers are a promise to programs that others have built.
@@ -170,6 +171,7 @@ mod tests {
             (PutError::BadReplicas { wanted: 9 }.into(), -8),
             (PutError::TooFewNodes { wanted: 2, nodes: 1 }.into(), -9),
             (PutError::NoSegments.into(), -10),
+            (PutError::NoMedium { medium: Medium::Vram }.into(), -10),
             (PutError::Busy { after_ms: 1 }.into(), -11),
             (PutError::Held { after_ms: 1 }.into(), -11),
             (PutError::Rebuilding { after_ms: 1 }.into(), -12),

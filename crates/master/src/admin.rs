@@ -142,6 +142,9 @@ fn counters_json(counters: &Counters) -> Value {
         "ledger_struck": counters.ledger_struck,
         "late_dropped": counters.late_dropped,
         "bad_replicas": counters.bad_replicas,
+        "hits_vram": counters.hits_vram,
+        "demoted": counters.demoted,
+        "demoted_bytes": counters.demoted_bytes,
     })
 }
 

@@ -12,8 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 const NEVER: Deadline = Deadline::NEVER;
 
-/// A master that knows one segment and the given keys.
-pub(crate) fn master(keys: &[&[u8]]) -> Arc<Master> {
+/// A master and a segment that has mounted and is not open yet.
+pub(crate) fn mounting() -> (Arc<Master>, SegmentOffer) {
     let master =
         Master::new(MasterConfig { new_cluster: true, ..MasterConfig::default() }, LeaderEpoch(3))
             .unwrap();
@@ -45,9 +45,15 @@ pub(crate) fn master(keys: &[&[u8]]) -> Arc<Master> {
         fence_ms: None,
         draining: Vec::new(),
     };
-    let scope = master.scope(TenantId::DEFAULT);
-    scope.mount(&mount, NEVER).unwrap().unwrap();
+    master.scope(TenantId::DEFAULT).mount(&mount, NEVER).unwrap().unwrap();
+    (master, offer)
+}
+
+/// A master that knows one segment and the given keys.
+pub(crate) fn master(keys: &[&[u8]]) -> Arc<Master> {
+    let (master, offer) = mounting();
     master.open_segment(offer.segment, offer.incarnation).unwrap();
+    let scope = master.scope(TenantId::DEFAULT);
     for key in keys {
         let items = [PutItem { key, len: 100 }];
         let plans = scope.put_start(&PutConfig::default(), &items, NEVER).unwrap();

@@ -2,11 +2,12 @@
 //! orders; what became of it comes back with their notices.
 
 use crate::service::{Master, Mind};
+use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode, DrainStat};
 use mooncrate_core::error::CopyError;
 use mooncrate_core::{Name, NodeId, TenantId};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{Command, CopyKey, Drain, DrainWish, DropCopy, NodeCommand};
+use mooncrate_wire::message::{Command, CopyKey, Drain, DrainWish, DropCopy, Evict, NodeCommand};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Hint when the deadline of a copy came before the copy did.
@@ -97,6 +98,16 @@ impl Master {
             tracing::info!(%node, ?wish, "drain");
         }
         stat
+    }
+
+    pub(crate) fn evict_below(&self, ask: &Evict) -> Option<InUse> {
+        let (left, orders) = {
+            let mut mind = self.mind();
+            let left = mind.catalog.evict_below(boottime(), ask.segment, ask.used_max);
+            (left, self.sort_orders(&mut mind))
+        };
+        self.carry_out(&orders);
+        left
     }
 
     /// One attempt at a copy; `None`: not yet.

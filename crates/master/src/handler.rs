@@ -4,6 +4,7 @@
 
 use crate::audit;
 use crate::service::Master;
+use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Looked, PutConfig, ReadMark, WritePlan};
@@ -12,10 +13,10 @@ use mooncrate_core::{LeaderEpoch, ObjectId, TenantId};
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, DrainWish, DropCopy, Heartbeat, List, Listing,
-    Look, MarksHeard, Mount, Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEnd, PutEndItem,
-    PutItem, PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching, Removed, SetQuota,
-    Unmount,
+    Announce, ClusterStat, Command, CopyKey, Drain, DrainWish, DropCopy, Evict, Heartbeat, List,
+    Listing, Look, MarksHeard, Mount, Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEnd,
+    PutEndItem, PutItem, PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching, Removed,
+    SetQuota, Unmount,
 };
 use mooncrate_wire::{
     Answer, CallError, Caller, Handler, Kind, MasterApi, Refusal, RefusalCode, Reply, Request,
@@ -403,6 +404,10 @@ impl MasterApi for Scope {
 
     fn drain(&self, ask: &Drain, _deadline: Deadline) -> Result<Option<DrainStat>, CallError> {
         Ok(self.master.drain_node(ask))
+    }
+
+    fn evict(&self, ask: &Evict, _deadline: Deadline) -> Result<Option<InUse>, CallError> {
+        Ok(self.master.evict_below(ask))
     }
 
     fn copy(

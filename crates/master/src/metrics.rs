@@ -157,14 +157,20 @@ fn disks(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
         ),
         (
             "mooncrate_master_refused_offloads",
-            "Copies that a disk refused or did not finish in time.",
+            "Copies that a disk, or memory below VRAM, refused or did not finish in time.",
             counters.offloads_refused,
         ),
         (
             "mooncrate_master_unsaved_evictions",
-            "Evicted replicas that were the last ones and that no disk took.",
+            "Evicted replicas that were the last ones and that nothing below took.",
             counters.evicted_unsaved,
         ),
+        (
+            "mooncrate_master_demoted_replicas",
+            "Replicas moved from VRAM to memory of hosts to make room.",
+            counters.demoted,
+        ),
+        ("mooncrate_master_demoted_bytes", "Bytes of demoted replicas.", counters.demoted_bytes),
         (
             "mooncrate_master_promoted_replicas",
             "Replicas copied from disks into memory because they were read again.",
@@ -204,9 +210,16 @@ fn disks(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
     ] {
         page.one(name, help, &Shown::Count(value))?;
     }
-    // dram + ssd + miss = asked: every key that was asked for is in one of them.
+    tiers(page, counters)
+}
+
+/// Where what was asked for was found.
+fn tiers(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
+    // vram + dram + ssd + miss = asked: every key that was asked for is in one of them.
+    let elsewhere = counters.hits_disk + counters.hits_vram;
     let tiers = [
-        ([("tier", "dram")], Shown::Count(counters.hits.saturating_sub(counters.hits_disk))),
+        ([("tier", "vram")], Shown::Count(counters.hits_vram)),
+        ([("tier", "dram")], Shown::Count(counters.hits.saturating_sub(elsewhere))),
         ([("tier", "ssd")], Shown::Count(counters.hits_disk)),
         ([("tier", "miss")], Shown::Count(counters.misses)),
     ];

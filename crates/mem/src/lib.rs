@@ -65,6 +65,8 @@ pub mod clock;
 #[cfg(not(loom))]
 pub mod crc;
 #[cfg(not(loom))]
+pub mod far;
+#[cfg(not(loom))]
 pub mod life;
 #[cfg(not(loom))]
 pub mod mapping;
@@ -84,6 +86,7 @@ pub mod word;
 
 #[cfg(not(loom))]
 pub use {
+    far::{Far, FarShare, Room},
     life::Life,
     mapping::{Mapping, StoreError},
     read::{OneSided, ReadError, Reading},

@@ -37,8 +37,11 @@ pub enum ReadError {
     #[error("the locator reaches outside of the segment or does not fit the length asked for")]
     OutOfBounds,
     /// Too many readers are inside.
-    #[error("too many readers hold the object; try again in a moment")]
+    #[error("too many readers hold the object, or are at its GPU; try again in a moment")]
     Busy,
+    /// The device that the bytes lie on did not copy them.
+    #[error("the GPU that the bytes lie on did not copy them; its owner's log says why")]
+    Device,
 }
 
 impl ReadError {
@@ -47,6 +50,7 @@ impl ReadError {
         match self {
             Self::Stale | Self::Fenced => Advice::Retry { after_ms: 0 },
             Self::Busy => Advice::Retry { after_ms: 1 },
+            Self::Device => Advice::Retry { after_ms: 100 },
             Self::Corrupt => Advice::TreatAsMiss,
             Self::OutOfBounds => Advice::GiveUp,
         }

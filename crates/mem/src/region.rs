@@ -5,6 +5,8 @@
 //! write to shared bytes; a shared file can neither shrink nor grow (sealed), so no access can
 //! fault. Pages that nobody touches cost nothing.
 
+use crate::atomic::AtomicU64;
+use crate::crc::Crc;
 use mooncrate_core::Extent;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -166,6 +168,42 @@ impl Region {
         Ok(unsafe { self.base.add(extent.offset() as usize) })
     }
 
+    /// The address of its first byte in this process, for kernels that take bases; nobody else follows it.
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// Copies bytes in. Others may load or store there meanwhile; then which bytes they get is unspecified.
+    pub fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        assert_eq!(self.access, Access::ReadWrite, "nobody stores to memory that is only read");
+        let target = self.check(reaching(offset, bytes.len() as u64))?;
+        // SAFETY: `check` proved the target; the source is a slice of the same length, and no part of this
+        // mapping, into which Rust never holds a reference.
+        let _ = unsafe { Crc::new().copy(target.as_ptr(), bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes out. Others may store there meanwhile; then what arrives is a mixture.
+    pub fn load(&self, offset: u64, target: &mut [u8]) -> Result<(), OutOfBounds> {
+        let source = self.check(reaching(offset, target.len() as u64))?;
+        // SAFETY: as in `store`; the copy is opaque, so others may write to the source meanwhile.
+        let _ = unsafe { Crc::new().copy(target.as_mut_ptr(), source.as_ptr(), target.len()) };
+        Ok(())
+    }
+
+    /// Eight bytes as an atomic, which everybody touches as such; the offset must be a multiple of 8.
+    pub fn atomic(&self, offset: u64) -> Result<&AtomicU64, OutOfBounds> {
+        assert_eq!(self.access, Access::ReadWrite, "nobody stores to memory that is only read");
+        let extent = reaching(offset, 8);
+        if !offset.is_multiple_of(8) {
+            return Err(OutOfBounds { extent, len: self.len() });
+        }
+        let place = self.check(extent)?.cast::<AtomicU64>();
+        // SAFETY: the place is inside of a mapping that lives as long as `self`, aligned because mappings
+        // begin at pages, and any eight bytes are a number. Rust never holds a plain reference to it.
+        Ok(unsafe { place.as_ref() })
+    }
+
     /// From now on nobody can get a new writable mapping or write through the fd; mappings that
     /// exist, such as the owner's, stay as they are. Nobody can add further seals either.
     pub fn seal_writes(&self) -> io::Result<()> {
@@ -256,6 +294,12 @@ pub(crate) fn file_page_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(if kind & 0xffff_ffff == HUGETLBFS { block } else { page_bytes() as u64 })
 }
 
+/// So many bytes from there, or all up to the end of numbers, which fits nowhere.
+fn reaching(offset: u64, len: u64) -> Extent {
+    let extent = Extent::new(offset, len).or(Extent::new(offset, u64::MAX - offset));
+    extent.expect("the second one never overflows")
+}
+
 fn page_bytes() -> usize {
     static PAGE: OnceLock<usize> = OnceLock::new();
     *PAGE.get_or_init(rustix::param::page_size)
@@ -274,6 +318,7 @@ fn invalid(text: String) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::atomic::Ordering;
 
     fn extent(offset: u64, len: u64) -> Extent {
         Extent::new(offset, len).unwrap()
@@ -299,6 +344,32 @@ mod tests {
         // SAFETY: as above.
         assert_eq!(unsafe { there.read_volatile() }, 42);
         assert_eq!(other.access(), Access::ReadOnly);
+    }
+
+    #[test]
+    fn bytes_and_words_cross_between_mappings() {
+        let region = Region::memfd("test", 4096, Pages::Small).unwrap();
+        let other = Region::map(region.fd().unwrap(), 4096, Access::ReadWrite).unwrap();
+        region.store(4000, b"here").unwrap();
+        let mut came = [0; 4];
+        other.load(4000, &mut came).unwrap();
+        assert_eq!(&came, b"here");
+        other.atomic(8).unwrap().fetch_add(7, Ordering::AcqRel);
+        assert_eq!(region.atomic(8).unwrap().load(Ordering::Acquire), 7);
+        for offset in [4093, 4096, u64::MAX - 1, u64::MAX] {
+            assert!(region.store(offset, b"four").is_err(), "{offset}");
+            assert!(region.load(offset, &mut came).is_err(), "{offset}");
+        }
+        assert!(region.atomic(4096).is_err() && region.atomic(4).is_err());
+        region.store(4096, b"").unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody stores")]
+    fn what_is_only_read_is_not_stored_to() {
+        let region = Region::memfd("test", 4096, Pages::Small).unwrap();
+        let other = Region::map(region.fd().unwrap(), 4096, Access::ReadOnly).unwrap();
+        let _ = other.store(0, b"x");
     }
 
     #[test]

@@ -157,7 +157,7 @@ impl Table {
 
     /// Writes a whole header, all but its control word.
     pub(crate) fn write(&self, slot: Slot, header: &Header) {
-        for (at, value) in to_words(header).into_iter().enumerate() {
+        for (at, value) in header.to_words().into_iter().enumerate() {
             if at != CONTROL {
                 self.set(slot, at, value);
             }
@@ -171,7 +171,7 @@ impl Table {
             // Relaxed: as in `value`.
             *word = self.header_word(slot, at)?.load(Ordering::Relaxed);
         }
-        Some(from_words(&words))
+        Some(Header::from_words(&words))
     }
 
     fn set(&self, slot: Slot, at: usize, value: u64) {
@@ -210,57 +210,6 @@ fn preamble(identity: &Identity) -> [(usize, u64); 6] {
     ]
 }
 
-fn pair(low: u32, high: u32) -> u64 {
-    u64::from(low) | u64::from(high) << 32
-}
-
-fn to_words(h: &Header) -> [u64; HEADER_WORDS] {
-    [
-        h.key_hash,
-        h.key_fp_hi,
-        pair(h.key_len, h.header_version),
-        h.payload_base,
-        h.bytes_total,
-        pair(h.page_size, h.n_pages),
-        pair(h.last_page_bytes, h.epoch),
-        h.word,
-        h.state_ts,
-        h.last_access,
-        pair(h.flags, h.reserved),
-        h.seal,
-        h.object_epoch,
-        h.object_sequence,
-        h.key_fp_lo,
-        h.extent_bytes,
-    ]
-}
-
-fn from_words(w: &[u64; HEADER_WORDS]) -> Header {
-    let (low, high) = (|at: usize| w[at] as u32, |at: usize| (w[at] >> 32) as u32);
-    Header {
-        key_hash: w[0],
-        key_fp_hi: w[1],
-        key_len: low(2),
-        header_version: high(2),
-        payload_base: w[3],
-        bytes_total: w[4],
-        page_size: low(5),
-        n_pages: high(5),
-        last_page_bytes: low(6),
-        epoch: high(6),
-        word: w[7],
-        state_ts: w[8],
-        last_access: w[9],
-        flags: low(10),
-        reserved: high(10),
-        seal: w[11],
-        object_epoch: w[12],
-        object_sequence: w[13],
-        key_fp_lo: w[14],
-        extent_bytes: w[15],
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,20 +226,20 @@ mod tests {
     fn numbered() -> Header {
         let mut words = [0; HEADER_WORDS];
         for (at, word) in words.iter_mut().enumerate() {
-            *word = pair(at as u32 + 100, at as u32 + 200);
+            *word = (at as u64 + 100) | (at as u64 + 200) << 32;
         }
-        from_words(&words)
+        Header::from_words(&words)
     }
 
     /// The words must stand where the layout of `core` puts the fields.
     #[test]
     fn words_and_fields_agree() {
         let header = numbered();
-        let words = to_words(&header);
+        let words = Header::to_words(&header);
         // SAFETY: the header is 128 bytes without padding, as `core` asserts by its offsets.
         let bytes: [u64; HEADER_WORDS] = unsafe { std::mem::transmute(header) };
         assert_eq!(words, bytes);
-        assert_eq!(from_words(&words), header);
+        assert_eq!(Header::from_words(&words), header);
     }
 
     #[test]

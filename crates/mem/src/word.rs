@@ -38,6 +38,13 @@ impl AtomicWord {
         Self(AtomicU64::new(word.0))
     }
 
+    /// Eight shared bytes, as the word that they are.
+    #[cfg(not(loom))]
+    pub fn of(atomic: &AtomicU64) -> &Self {
+        // SAFETY: the two have the same representation.
+        unsafe { &*std::ptr::from_ref(atomic).cast() }
+    }
+
     /// What the word says.
     pub fn load(&self) -> Word {
         // Acquire: pairs with the Release of `apply` that published, so the bytes are there.
@@ -59,15 +66,31 @@ impl AtomicWord {
 
     /// One more reader, if the slot is READY in this generation (R2, N1).
     pub fn pin(&self, generation: Generation) -> Result<Word, WordError> {
+        self.pin_as(generation, 1, Word::pinned)
+    }
+
+    /// The same, booked to a rank (N6): for headers that readers of other processes pin by themselves.
+    pub fn pin_by(&self, generation: Generation, rank: u8) -> Result<Word, WordError> {
+        self.pin_as(generation, Word::pin_of(rank), |word, generation| {
+            word.pinned_by(generation, rank)
+        })
+    }
+
+    fn pin_as(
+        &self,
+        generation: Generation,
+        pin: u64,
+        step: impl Fn(Word, Generation) -> Result<Word, WordError>,
+    ) -> Result<Word, WordError> {
         if canary::on(Canary::SeparateReaderCount) {
             self.load().pinned(generation)?;
-            return Ok(self.pin_blindly());
+            return Ok(self.pin_blindly(pin));
         }
         let mut seen = self.load();
         let mut spins = 1;
         loop {
             let wanted = generation_or_any(generation, seen);
-            let next = seen.pinned(wanted)?;
+            let next = step(seen, wanted)?;
             // Acquire: pairs with the Release of the publish, so the bytes are there. Nothing is
             // released: the reader has written nothing.
             match self.0.compare_exchange_weak(seen.0, next.0, Ordering::Acquire, Ordering::Acquire)
@@ -81,14 +104,14 @@ impl AtomicWord {
 
     /// Counts a reader without looking at the state: the second step of a reader count that is kept apart
     /// from the state. Only bugs on purpose do this.
-    fn pin_blindly(&self) -> Word {
-        Word(self.0.fetch_add(1, Ordering::Acquire) + 1)
+    fn pin_blindly(&self, pin: u64) -> Word {
+        Word(self.0.fetch_add(pin, Ordering::Acquire) + pin)
     }
 
     /// The second half of canary 8, for a rig that puts something between look and count.
     #[cfg(canary)]
     pub fn pin_without_look(&self) -> Word {
-        self.pin_blindly()
+        self.pin_blindly(1)
     }
 
     /// Sets the word of a slot that nobody but the caller can change: it is not READY, so no pin succeeds,
@@ -107,6 +130,24 @@ impl AtomicWord {
         let before = Word(self.0.fetch_sub(1, Ordering::Release));
         assert!(before.pins() > 0, "unpinned more often than pinned: {before:?}");
         Word(before.0 - 1)
+    }
+
+    /// One pin of that rank less. Only the holder of such a pin may call this, once.
+    pub fn unpin_by(&self, rank: u8) -> Word {
+        let seen = self.load();
+        // Before the step: a borrow would take the pin of another rank. The pin that is given back is in there.
+        assert!(seen.pins_of(rank) > 0, "unpinned more often than pinned: {seen:?}");
+        // Release: as in `unpin`.
+        let before = self.0.fetch_sub(Word::pin_of(rank), Ordering::Release);
+        Word(before - Word::pin_of(rank))
+    }
+
+    /// Takes back all pins of a rank whose process is gone (N6).
+    pub fn reap(&self, rank: u8) -> Word {
+        // Release: the rank's last load was before its end, which the caller has seen; whoever reclaims
+        // sees it, too.
+        let before = self.0.fetch_and(!Word::mask_of(rank), Ordering::AcqRel);
+        Word(before & !Word::mask_of(rank))
     }
 
     /// The owner's step in the life `generation`. A reclaim fails while readers are inside, whatever

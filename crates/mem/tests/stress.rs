@@ -209,7 +209,13 @@ fn readers_get_the_object_or_a_miss() {
             scope.spawn(move || read_pinned(shared, seed));
             scope.spawn(move || read_one_sided(shared, mapping, seed + 100));
         }
-        std::thread::sleep(RUN);
+        // On a busy machine the threads may hardly meet: go on until they have.
+        for _ in 0..20 {
+            std::thread::sleep(RUN);
+            if shared.stale.load(Ordering::Relaxed) > 0 {
+                break;
+            }
+        }
         shared.stop.store(true, Ordering::Relaxed);
     });
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

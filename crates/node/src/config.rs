@@ -2,6 +2,7 @@
 
 use crate::disk::TierConfig;
 use crate::guard::GuardCommand;
+use crate::vram::VramConfig;
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_mem::{Segment, SegmentSpec};
@@ -43,6 +44,8 @@ pub struct NodeConfig {
     pub incarnation: Incarnation,
     /// Its disks.
     pub tier: TierConfig,
+    /// GPUs whose memory it lends.
+    pub vram: Vec<VramConfig>,
     /// Time between heartbeats.
     pub heartbeat: Duration,
     /// Time between looks at what waits to be freed.
@@ -76,6 +79,7 @@ impl Default for NodeConfig {
             unix: None,
             incarnation: Incarnation(1),
             tier: TierConfig::default(),
+            vram: Vec::new(),
             heartbeat: Duration::from_millis(500),
             tick: Duration::from_millis(5),
             copy_threads: copy_threads(),
@@ -113,11 +117,12 @@ impl NodeConfig {
 
     /// A segment as wanted. Where several tenants meet, ranges are zeroed between lives.
     pub(crate) fn create(&self, spec: SegmentSpec) -> io::Result<Arc<Segment>> {
-        if self.gate.is_guarded() && self.tenant.is_none() {
-            Segment::create_wiping(spec)
-        } else {
-            Segment::create(spec)
-        }
+        if self.wipes() { Segment::create_wiping(spec) } else { Segment::create(spec) }
+    }
+
+    /// Whether ranges are zeroed between lives.
+    pub(crate) fn wipes(&self) -> bool {
+        self.gate.is_guarded() && self.tenant.is_none()
     }
 
     /// The memory that its disks load into.

@@ -29,6 +29,8 @@ const UNTOLD_MAX: usize = 1024;
 /// copy of a small value; the master keeps many more copies under way, so nobody waits for these.
 const TOLD_TOGETHER: usize = 16;
 const TOLD_BYTES: u64 = 1 << 20;
+/// Bytes that are fetched at a time on the way to a GPU: whole slices.
+const FAR_PIECE_BYTES: u64 = 16 << 20;
 /// How long the owner of a source is looked for before the next one has its turn.
 const ROUTE_TIME: Duration = Duration::from_secs(2);
 /// How long a thread waits before it looks whether the node stops.
@@ -209,9 +211,13 @@ impl Node {
                 hash: LabelHash::of(&label),
             },
         )?;
-        self.fill(&mut guard, order, deadline)?;
-        // Summed once more on its way: what is published is what was sealed.
-        guard.filled(order.len as usize)?;
+        if segment.is_in_place() {
+            self.fill(&mut guard, order, deadline)?;
+            // Summed once more on its way: what is published is what was sealed.
+            guard.filled(order.len as usize)?;
+        } else {
+            self.fill_far(&mut guard, order, deadline)?;
+        }
         let published = guard.publish(boottime(), order.token, order.seal);
         Ok(published.map_err(|refused| refused.error)?)
     }
@@ -228,13 +234,32 @@ impl Node {
                 break;
             }
             // Nothing counts as written before `filled`, so the next source starts anew.
-            let into = guard.buffer(order.len as usize);
-            match self.fetch_from(source, order, into, deadline) {
+            let into = guard.buffer(order.len as usize)?;
+            match self.fetch_from(source, order, 0, into, deadline) {
                 Ok(()) => return Ok(()),
                 Err(error) => last = error,
             }
         }
         Err(last)
+    }
+
+    /// The same into memory of a GPU: piece by piece, each verified by the seal of the value, so that a
+    /// thread needs memory for one piece.
+    fn fill_far(
+        &self,
+        guard: &mut WriteGuard,
+        order: &CopyOrder,
+        deadline: Deadline,
+    ) -> Result<(), TransferError> {
+        let mut piece = vec![0; order.len.min(FAR_PIECE_BYTES) as usize];
+        while guard.seen() < order.len {
+            let start = guard.seen();
+            let len = (order.len - start).min(FAR_PIECE_BYTES) as usize;
+            let into = &mut piece[..len];
+            self.fetch_part(order, start, into, deadline, || guard.aborted())?;
+            guard.write(start, into)?;
+        }
+        Ok(())
     }
 
     /// Fetches the value of an order into memory of ours, from the first owner that has it.
@@ -245,12 +270,24 @@ impl Node {
         deadline: Deadline,
         aborted: impl Fn() -> bool,
     ) -> Result<(), TransferError> {
+        self.fetch_part(order, 0, into, deadline, aborted)
+    }
+
+    /// The same for the part that starts there and is as long as `into`.
+    fn fetch_part(
+        &self,
+        order: &CopyOrder,
+        start: u64,
+        into: &mut [u8],
+        deadline: Deadline,
+        aborted: impl Fn() -> bool,
+    ) -> Result<(), TransferError> {
         let mut last = TransferError::NoRoute;
         for source in &order.sources {
             if aborted() || self.stopping() {
                 break;
             }
-            match self.fetch_from(source, order, into, deadline) {
+            match self.fetch_from(source, order, start, into, deadline) {
                 Ok(()) => return Ok(()),
                 Err(error) => last = error,
             }
@@ -262,13 +299,19 @@ impl Node {
         &self,
         source: &Locator,
         order: &CopyOrder,
+        start: u64,
         into: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), TransferError> {
         // A master that stands still is not asked for the way for as long as a copy may take.
         let soon = boottime().deadline_in(ROUTE_TIME).min(deadline);
         let transport = self.copier().engine.transport(source, soon)?;
-        let mut reads = [Read::new(*source, order.len, order.seal, into)];
+        let whole = start == 0 && into.len() as u64 == order.len;
+        let mut reads = [if whole {
+            Read::new(*source, order.len, order.seal, into)
+        } else {
+            Read::part(*source, order.len, order.seal, start, into)
+        }];
         transport.read(&mut reads, deadline);
         let [read] = reads;
         let result = read.result;

@@ -8,6 +8,7 @@ use crate::guard::Guard;
 use crate::metrics::Tally;
 use crate::orders::Unheard;
 use crate::registration::Standing;
+use crate::vram::Lent;
 use mooncrate_core::error::MountError;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, Now, SegmentId};
@@ -55,6 +56,14 @@ pub enum NodeError {
         /// Why.
         source: io::Error,
     },
+    /// Memory of a GPU could not be had.
+    #[error("the memory of GPU {device} cannot be lent: {text}")]
+    Vram {
+        /// Which one.
+        device: u32,
+        /// Why, and what helps.
+        text: String,
+    },
     /// The master was not reached.
     #[error("the master did not answer: {0}")]
     Call(#[from] CallError),
@@ -76,6 +85,7 @@ pub struct Node {
     copier: Copier,
     unheard: Mutex<Unheard>,
     tier: Option<Arc<Tier>>,
+    lent: Lent,
     /// Says farewell for a process that cannot; `None`: nobody does.
     guard: Option<Guard>,
     tally: Tally,
@@ -135,6 +145,10 @@ impl Node {
         // Before anybody can map anything.
         let guard = guard_of(&config, &segments);
         segments.insert(segment);
+        let lent = Lent::default();
+        for segment in lent.open(&config)? {
+            segments.insert(segment);
+        }
         let tier = tier_of(&config, &segments, disks)?;
         let server_config = DataServerConfig {
             name: config.name.clone(),
@@ -179,6 +193,7 @@ impl Node {
             copier,
             unheard: Mutex::default(),
             tier,
+            lent,
             guard,
             stopping: AtomicBool::new(false),
             alarm: Mutex::new(false),
@@ -196,6 +211,10 @@ impl Node {
         let tick = self.config.tick;
         self.start("node-heart", Self::stay_known)?;
         self.start("node-tick", move |node| node.every(tick, Self::tick))?;
+        for (id, _) in self.lent.all() {
+            let work = move |node: &Self| node.tick_vram(id);
+            self.start("node-vram", move |node| node.every(tick, work))?;
+        }
         if !local {
             self.start("node-orders", Self::follow_orders)?;
         }
@@ -396,6 +415,11 @@ impl Node {
     /// Its disks and their staging memory, if it has some.
     pub(crate) fn tier(&self) -> Option<&Arc<Tier>> {
         self.tier.as_ref()
+    }
+
+    /// The GPUs whose memory it lends.
+    pub(crate) fn lent(&self) -> &Lent {
+        &self.lent
     }
 
     /// Its disks.

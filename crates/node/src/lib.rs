@@ -30,6 +30,7 @@ pub mod mooncake;
 mod orders;
 mod registration;
 mod resize;
+mod vram;
 
 pub use config::NodeConfig;
 pub use disk::{Io, Listener, OnProgress, OpenDisks, SsdConfig, TierConfig};
@@ -37,3 +38,4 @@ pub use duty::{Node, NodeError};
 pub use guard::{GuardCommand, keep_watch};
 pub use metrics::NodeMetrics;
 pub use mooncrate_ssd::{Evict, Kind as BackendKind, Progress};
+pub use vram::VramConfig;

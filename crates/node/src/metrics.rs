@@ -6,6 +6,7 @@
 //! their clients count them.
 
 mod disks;
+mod vram;
 
 use crate::duty::Node;
 use mooncrate_admin::{Collector, DescriptorEncoder, Page, Shown};
@@ -57,7 +58,8 @@ impl Collector for NodeMetrics {
         duties(&mut page, tally)?;
         standing(&mut page, &self.0)?;
         slots(&mut page, &self.0)?;
-        disks::show(&mut page, &self.0)
+        disks::show(&mut page, &self.0)?;
+        vram::show(&mut page, &self.0)
     }
 }
 

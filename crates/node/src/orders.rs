@@ -102,7 +102,9 @@ impl Node {
     pub(crate) fn tick(&self) {
         let mut notices = Vec::new();
         for segment in self.segments().all() {
-            segment.tick(boottime(), &mut notices);
+            if segment.far().is_none() {
+                segment.tick(boottime(), &mut notices);
+            }
         }
         if let Some(tier) = self.tier() {
             tier.staging.sweep(boottime());

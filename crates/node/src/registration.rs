@@ -232,7 +232,12 @@ impl Node {
             tier.staging.segment().set_serve_until(Now(0));
             tier.staging.clear(boottime());
         }
-        match old.iter().map(anew).collect::<Result<Vec<_>, _>>() {
+        let (far, near): (Vec<_>, Vec<_>) = old.into_iter().partition(|old| old.far().is_some());
+        for old in far {
+            // By a thread that may wait for the GPU; here a heart beats.
+            self.lend_later(old);
+        }
+        match near.iter().map(anew).collect::<Result<Vec<_>, _>>() {
             Ok(fresh) => {
                 for segment in fresh {
                     self.segments().insert(segment);

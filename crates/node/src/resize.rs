@@ -6,8 +6,10 @@ use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::MountError;
 use mooncrate_core::limits::SEGMENTS_PER_NODE_MAX;
 use mooncrate_core::{Incarnation, Now, SegmentId};
+use mooncrate_mem::Segment;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::message::{Drain, DrainWish, Mount, Unmount};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a call to the master may take.
@@ -27,39 +29,46 @@ impl Node {
             let count = SEGMENTS_PER_NODE_MAX as u32;
             return Err(MountError::TooManySegments { count }.into());
         }
-        let (spec, fence_ms) = {
-            let mut standing = self.standing().lock();
-            // A mount that was given up never comes back under its number (M8).
-            standing.incarnation = Incarnation(standing.incarnation.0 + 1);
-            let spec = self.config().spec_of(index, bytes, standing.incarnation);
-            (spec, standing.fence_ms(boottime()))
-        };
+        let spec = self.config().spec_of(index, bytes, self.next_mount());
         let io = |source| NodeError::Io { doing: "reserving memory for the segment", source };
-        let segment = self.config().create(spec).map_err(io)?;
+        self.mount_one(&self.config().create(spec).map_err(io)?)?;
+        Ok(id)
+    }
+
+    /// The number of a mount to come.
+    pub(crate) fn next_mount(&self) -> Incarnation {
+        let mut standing = self.standing().lock();
+        // A mount that was given up never comes back under its number (M8).
+        standing.incarnation = Incarnation(standing.incarnation.0 + 1);
+        standing.incarnation
+    }
+
+    /// Mounts a segment that is new, and announces it.
+    pub(crate) fn mount_one(&self, segment: &Arc<Segment>) -> Result<(), NodeError> {
         let sent = boottime();
         let mount = Mount {
             info: self.info().clone(),
             seen: self.segments().all().iter().map(|s| s.epoch()).max().unwrap_or_default(),
             offers: vec![self.offer(segment.spec(), false)],
-            fence_ms,
+            fence_ms: self.standing().lock().fence_ms(sent),
             // It is new: what was drained under its name is gone.
             draining: Vec::new(),
         };
         let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
         segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
-        self.segments().insert(std::sync::Arc::clone(&segment));
-        let told = self.announce(&segment, mounted.epoch);
+        self.segments().insert(Arc::clone(segment));
+        let told = self.announce(segment, mounted.epoch);
         let mut standing = self.standing().lock();
         if told.is_err() || standing.mounted != Some(mounted.epoch) {
             // The next heartbeat mounts all of them again: this leader may know of this one alone.
             standing.mounted = None;
-            return told.map(|_| id);
+            return told.map(|_| ());
         }
         drop(standing);
         // It serves from the next heartbeat on, if the node does.
         self.acknowledged(sent, mounted.registration_ms, mounted.epoch, false);
         self.alarm();
-        Ok(id)
+        Ok(())
     }
 
     /// Gives a segment up, with what it still holds. A drain before it loses nothing.
@@ -69,15 +78,17 @@ impl Node {
 
     /// The same for any segment, of memory or of a disk.
     pub(crate) fn unmount(&self, id: SegmentId) -> Result<(), NodeError> {
-        let segment = {
-            // Under the lock: no heartbeat on its way may give leave to serve it again.
-            let mut standing = self.standing().lock();
-            standing.draining.retain(|(drained, _)| *drained != id);
-            let Some(segment) = self.segments().remove(id) else { return Ok(()) };
-            segment.set_serve_until(Now(0));
-            segment
-        };
-        self.say_unmounted(id, segment.spec().incarnation)
+        self.take_out(id).map_or(Ok(()), |mount| self.say_unmounted(id, mount))
+    }
+
+    /// Nobody finds a segment any more, and nobody is served from it; which mount that was.
+    pub(crate) fn take_out(&self, id: SegmentId) -> Option<Incarnation> {
+        // Under the lock: no heartbeat on its way may give leave to serve it again.
+        let mut standing = self.standing().lock();
+        standing.draining.retain(|(drained, _)| *drained != id);
+        let segment = self.segments().remove(id)?;
+        segment.set_serve_until(Now(0));
+        Some(segment.spec().incarnation)
     }
 
     /// Tells the master of a segment that is gone already.

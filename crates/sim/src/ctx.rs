@@ -110,6 +110,8 @@ pub struct Ctx {
     pub calm: bool,
     /// Puts that were told to have finished. Looked up, never walked.
     pub finished: HashSet<ObjectId>,
+    /// Objects that somebody asked VRAM for. Looked up, never walked.
+    pub in_vram: HashSet<ObjectId>,
     /// Which keys may vanish with which mount.
     pub ledger: Ledger,
     /// Which node owns which segment.
@@ -149,6 +151,7 @@ impl Ctx {
             failure: None,
             calm: false,
             finished: HashSet::new(),
+            in_vram: HashSet::new(),
             ledger: Ledger::default(),
             owners: Vec::new(),
             scratch: Vec::new(),

@@ -7,7 +7,7 @@ use crate::node::Node;
 use mooncrate_check::{Event, What, audit};
 use mooncrate_core::catalog::Catalog;
 use mooncrate_core::plan::Announced;
-use mooncrate_core::{Extent, Key, Now, ObjectId, Slot, TenantId};
+use mooncrate_core::{Extent, Key, Locator, Medium, Now, ObjectId, Slot, TenantId};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -40,6 +40,13 @@ impl Ctx {
         self.trace.say(self.now, || format!("k{key} history {event}"));
         if let Err(violation) = self.oracle.observe(&event) {
             self.fail(&format!("{:?}", violation.rule), Some(key), violation.to_string());
+        }
+    }
+
+    /// A leader plans a replica: in VRAM only what somebody asked VRAM for (M14).
+    pub fn judge_medium(&mut self, object: ObjectId, at: &Locator) {
+        if at.segment.medium() == Medium::Vram && !self.in_vram.contains(&object) {
+            self.fail("M14", None, format!("{object} shall lie in VRAM, and nobody asked: {at:?}"));
         }
     }
 

@@ -166,6 +166,14 @@ marks! {
     DiskRestored = "disk_restored",
     /// A leader has begun without the state of the last one.
     Forgotten = "forgotten",
+    /// A put asked for VRAM, and got it.
+    VramPut = "vram_put",
+    /// A put asked for VRAM while nobody lent any.
+    NoVram = "no_vram",
+    /// A get was served by VRAM.
+    VramRead = "vram_read",
+    /// VRAM let go of a value, which moved to memory of a host.
+    Demoted = "demoted",
     /// A value came back into memory.
     Promoted = "promoted",
     /// A disk came back with what it held.

@@ -19,6 +19,7 @@ use mooncrate_core::plan::SegmentOffer;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{
     Incarnation, LeaderEpoch, Medium, NodeId, Now, ObjectId, PutConfig, SegmentId, TenantId,
+    WritePlan,
 };
 use std::time::Duration;
 
@@ -374,8 +375,8 @@ impl Master {
             Ask::Replan { token, failed, wishes } => {
                 let config = PutConfig { avoid: vec![failed], ..wishes.config() };
                 let plan = catalog.put_replan(now, key, token, &[failed], &config);
-                for locator in plan.iter().flat_map(|plan| &plan.replicas) {
-                    ctx.ledger.planned(call.key, locator);
+                if let Ok(plan) = &plan {
+                    judge_plan(ctx, call.key, plan);
                 }
                 Answer::Plan(plan)
             }
@@ -466,8 +467,12 @@ impl Master {
         let catalog = self.catalog.as_mut()?;
         let key = ctx.keys[usize::from(call.key)].name();
         let result = catalog.put_start(now, key, len, &wishes.config());
-        for locator in result.iter().flat_map(|plan| &plan.replicas) {
-            ctx.ledger.planned(call.key, locator);
+        if let Ok(plan) = &result {
+            if wishes.vram > 0 {
+                ctx.mark(Mark::VramPut);
+                ctx.in_vram.insert(plan.object);
+            }
+            judge_plan(ctx, call.key, plan);
         }
         match result {
             Err(PutError::Reclaiming { .. }) if !late => {
@@ -499,6 +504,7 @@ impl Master {
             if let Some(key) = ctx.key_number(&order.label) {
                 ctx.ledger.planned(key, &order.target);
             }
+            ctx.judge_medium(order.object, &order.target);
             let copies = ToNode::Copies { list: vec![order] };
             ctx.to_node(Actor::Master(self.ix), crate::node::index(node), copies);
         }
@@ -553,7 +559,16 @@ impl Master {
         marks.hit_times(Mark::LateDropped, now.late_dropped - before.late_dropped);
         marks.hit_times(Mark::DiskLedgerStruck, now.ledger_struck - before.ledger_struck);
         marks.hit_times(Mark::DiskDroppedUnknown, now.disk_dropped - before.disk_dropped);
+        marks.hit_times(Mark::Demoted, now.demoted - before.demoted);
         marks.hit_times(Mark::BadDropped, now.bad_replicas - before.bad_replicas);
         self.counted = now;
+    }
+}
+
+/// Notes where a put may store its copies, and looks whether it may.
+fn judge_plan(ctx: &mut Ctx, key: u16, plan: &WritePlan) {
+    for locator in &plan.replicas {
+        ctx.ledger.planned(key, locator);
+        ctx.judge_medium(plan.object, locator);
     }
 }

@@ -70,6 +70,8 @@ pub struct Wishes {
     pub upsert: bool,
     /// Removed so long after its first get; 0: not.
     pub expire_ms: u32,
+    /// Copies in VRAM.
+    pub vram: u8,
 }
 
 /// Stripes of a value at most, here.
@@ -98,8 +100,9 @@ impl Seals {
 impl Wishes {
     /// In the master's words.
     pub fn config(self) -> PutConfig {
-        let Self { replicas, best_effort, upsert, expire_ms } = self;
-        PutConfig { replicas, best_effort, upsert, expire_ms, ..PutConfig::default() }
+        let Self { replicas, best_effort, upsert, expire_ms, vram } = self;
+        let media = [vram, 0, 0];
+        PutConfig { replicas, best_effort, media, upsert, expire_ms, ..PutConfig::default() }
     }
 }
 

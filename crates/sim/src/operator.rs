@@ -14,7 +14,7 @@ use mooncrate_check::What;
 use mooncrate_core::catalog::Catalog;
 use mooncrate_core::copy::{DrainMode, DrainStat};
 use mooncrate_core::error::CopyError;
-use mooncrate_core::{LeaderEpoch, SegmentId, Slot};
+use mooncrate_core::{LeaderEpoch, Medium, SegmentId, Slot};
 
 /// Between two looks.
 const LOOK: Nanos = 15 * MS;
@@ -63,8 +63,10 @@ impl World {
         self.ctx.after(LOOK, Event::Operator);
         let Some(drain) = self.drain else { return };
         let over = self.ctx.calm || drain.until <= self.ctx.now;
-        let disks = u32::from(self.ctx.swarm.disks.is_some());
-        let (id, segments) = (node::id(drain.node), u32::from(self.ctx.swarm.segments) + disks);
+        let swarm = &self.ctx.swarm;
+        let vram = swarm.vram.is_some_and(|vram| vram.on(drain.node));
+        let others = u32::from(swarm.disks.is_some()) + u32::from(vram);
+        let (id, segments) = (node::id(drain.node), u32::from(swarm.segments) + others);
         let Some(catalog) = self.leading() else { return };
         let epoch = catalog.epoch();
         if over {
@@ -146,6 +148,8 @@ impl World {
         let key = self.ctx.keys[self.rng.below(self.ctx.keys.len() as u64) as usize].clone();
         let now = self.ctx.lease_clock(self.ctx.master_host());
         let Some(catalog) = self.leading() else { return };
+        // By name VRAM is asked for as by a put.
+        let asked = catalog.peek(key.name()).filter(|_| to.medium() == Medium::Vram);
         let begun = if moves {
             let mut from =
                 segments.iter().map(|from| catalog.copy(now, key.name(), Some(*from), to));
@@ -153,6 +157,7 @@ impl World {
         } else {
             catalog.copy(now, key.name(), None, to)
         };
+        self.ctx.in_vram.extend(asked.map(|at| at.object));
         self.ctx.say(|| format!("{:?} to {to}, moves: {moves}: {begun:?}", key.bytes));
         match begun {
             Ok(true) => self.ctx.mark(Mark::CopyThere),

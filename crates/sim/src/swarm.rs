@@ -58,8 +58,30 @@ pub struct Swarm {
     pub load: Load,
     /// Each node has a disk; `None`: none has.
     pub disks: Option<Disks>,
+    /// Some nodes have VRAM; `None`: none has.
+    pub vram: Option<Vram>,
     /// Leaders that are killed and whose state is lost with them, in parts per thousand.
     pub forgets: u32,
+}
+
+/// What VRAM is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Vram {
+    /// Bytes of a segment.
+    pub bytes: u64,
+    /// Its headers.
+    pub slots: u32,
+    /// Nodes that have one, as bits.
+    pub nodes: u8,
+    /// Puts that ask for it, in parts per thousand.
+    pub asked: u32,
+}
+
+impl Vram {
+    /// Whether a node has VRAM.
+    pub const fn on(&self, node: u8) -> bool {
+        self.nodes & 1 << node != 0
+    }
 }
 
 /// What disks are like; chances in parts per thousand.
@@ -150,9 +172,11 @@ impl Swarm {
             faults,
             load: draw_load(rng, flips),
             disks: None,
+            vram: None,
             forgets: 0,
         };
         swarm.draw_disks();
+        swarm.draw_vram();
         swarm.draw_losses();
         let pool = u64::from(swarm.nodes) * u64::from(swarm.segments) * swarm.segment_bytes;
         swarm.quota = (share > 0).then_some(pool * share / 1000);
@@ -187,6 +211,26 @@ impl Swarm {
         if rng.chance(600) {
             let patterns = *pick(rng, &[0, 0, 5, 100]);
             (self.disks, self.catalog) = (Some(Disks { patterns, ..disks }), catalog);
+        }
+    }
+
+    /// VRAM, from a stream of its own.
+    fn draw_vram(&mut self) {
+        let rng = &mut Rng::stream(self.seed, "vram");
+        let some = rng.chance(350);
+        let vram = Vram {
+            bytes: *pick(rng, &[16 << 10, 32 << 10, 64 << 10]),
+            slots: *pick(rng, &[8, 24, 96]),
+            // At least one node, and rarely all.
+            nodes: (between(rng, 1, 31) & between(rng, 1, 31)) as u8 | 1 << rng.below(3),
+            asked: *pick(rng, &[100, 400, 800]),
+        };
+        let off = rng.chance(150);
+        if some {
+            self.vram = Some(vram);
+            if off {
+                self.catalog.offload = Offload::Off;
+            }
         }
     }
 

@@ -1,6 +1,8 @@
 //! What can go wrong, for a program that uses the store or runs a part of it.
 
+use crate::device_error::DeviceError;
 use mooncrate_core::error::Advice;
+use mooncrate_gpu::GpuError;
 use mooncrate_wire::auth::TokenError;
 use mooncrate_wire::tls::TlsError;
 use std::io;
@@ -11,6 +13,9 @@ pub enum Error {
     /// A call of the client.
     #[error(transparent)]
     Client(#[from] mooncrate_client::Error),
+    /// The way between a GPU and the store.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// A node could not start.
     #[error("node: {0}")]
     Node(#[from] mooncrate_node::NodeError),
@@ -63,6 +68,7 @@ impl Error {
     pub const fn advice(&self) -> Advice {
         match self {
             Self::Client(error) => error.advice(),
+            Self::Device(error) => error.advice(),
             Self::Node(_)
             | Self::Election(_)
             | Self::Io { .. }
@@ -86,5 +92,11 @@ impl Error {
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let doing = doing.into();
         move |source| Self::Io { doing, source }
+    }
+}
+
+impl From<GpuError> for Error {
+    fn from(error: GpuError) -> Self {
+        DeviceError::from(error).into()
     }
 }

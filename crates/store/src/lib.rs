@@ -16,20 +16,31 @@
 //! # Ok::<(), mooncrate::Error>(())
 //! ```
 //!
-//! This crate composes the roles and adds nothing of its own: [`Store`] is a client with whatever
+//! This crate composes the roles, and takes values from GPUs and to them (`docs/devices.md`), which needs both the
+//! client and the driver. Otherwise it adds nothing of its own: [`Store`] is a client with whatever
 //! it needs around it, [`run_master`], [`run_node`] and [`run_both`] are the server processes.
 #![forbid(unsafe_code)]
 
+mod device;
+mod device_error;
+mod device_get;
+mod direct;
 mod error;
 mod host;
+pub mod nano;
 pub mod paged;
 mod ranges;
 mod security;
 mod server;
 mod session;
 mod ssd;
+mod staging;
 mod store;
 
+pub use device::{Arriving, DeviceMemory, Part, PartsItem};
+pub use device_error::DeviceError;
+pub use device_get::{Landed, LandedItem, Lengths};
+pub use direct::DeviceCounts;
 pub use error::Error;
 pub use host::this_host;
 pub use mooncrate_client::{ClientConfig, Counts, RangeInto, SessionError, Stored, View};
@@ -39,7 +50,7 @@ pub use mooncrate_core::error::Advice;
 pub use mooncrate_core::plan::{Looked, PutConfig};
 pub use mooncrate_master::{ElectionConfig, Master, Seat};
 pub use mooncrate_node::{
-    BackendKind, Evict, GuardCommand, Io, Listener, Progress, SsdConfig, TierConfig,
+    BackendKind, Evict, GuardCommand, Io, Listener, Progress, SsdConfig, TierConfig, VramConfig,
 };
 pub use mooncrate_transfer::{Lanes, Path};
 pub use mooncrate_wire::auth::{ClusterSecret, Token};
@@ -51,4 +62,5 @@ pub use security::{Credentials, Security};
 pub use server::{MasterOptions, NodeOptions, Running, guard_node, run_both, run_master, run_node};
 pub use session::{GetSession, PutSession};
 pub use ssd::{parse_ssd, parse_ssds};
+pub use staging::StagingConfig;
 pub use store::{ConnectOptions, EmbeddedOptions, Store};

@@ -10,7 +10,9 @@ use mooncrate_grpc::{GrpcConfig, GrpcServing, Parts, Status, View, serve_grpc};
 use mooncrate_master::{
     Election, ElectionConfig, Master, MasterConfig, Seat, Serving, StateDisk, serve, serve_seat,
 };
-use mooncrate_node::{GuardCommand, Node, NodeConfig, OpenDisks, TierConfig, keep_watch};
+use mooncrate_node::{
+    GuardCommand, Node, NodeConfig, OpenDisks, TierConfig, VramConfig, keep_watch,
+};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{
     Address, Hello, LinkConfig, LinkKind, MasterApi, MasterLink, MasterPools, Masters, NodeApi,
@@ -89,6 +91,8 @@ pub struct NodeOptions {
     pub share_users: Vec<u32>,
     /// Its disks.
     pub tier: TierConfig,
+    /// GPUs whose memory it lends.
+    pub vram: Vec<VramConfig>,
     /// How a guard is started that tells the master at once when this process was killed; `None`: the
     /// master finds out when the registration has lapsed.
     pub guard: Option<GuardCommand>,
@@ -111,6 +115,7 @@ impl Default for NodeOptions {
             tenant: None,
             share_users: Vec::new(),
             tier: TierConfig::default(),
+            vram: Vec::new(),
             guard: None,
         }
     }
@@ -443,6 +448,7 @@ fn node_config(options: NodeOptions) -> NodeConfig {
         tenant: options.tenant,
         share_users: options.share_users,
         tier: options.tier,
+        vram: options.vram,
         guard: options.guard,
         links: PoolConfig { link, ..PoolConfig::default() },
         ..NodeConfig::default()

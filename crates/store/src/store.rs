@@ -1,16 +1,19 @@
 //! The store as a program sees it.
 
+use crate::direct::Direct;
 use crate::error::Error;
 use crate::host::{this_host, this_start};
 use crate::server::{join, master_beside};
+use crate::staging::{Staging, StagingConfig};
 use mooncrate_client::{Client, ClientConfig, Counts, Stored, View};
 use mooncrate_core::catalog;
 use mooncrate_core::copy::{DrainMode, DrainStat};
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::plan::{Looked, PutConfig};
+use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
-use mooncrate_node::{Node, NodeConfig, OpenDisks, SsdConfig, TierConfig};
+use mooncrate_node::{Node, NodeConfig, OpenDisks, SsdConfig, TierConfig, VramConfig};
 use mooncrate_transfer::{EngineConfig, Lanes, Path, Segments};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
@@ -32,10 +35,14 @@ pub struct EmbeddedOptions {
     pub slots: Option<u32>,
     /// Directories on disks that hold what memory cannot, and what outlives the process.
     pub ssd: Vec<SsdConfig>,
+    /// GPUs whose memory holds what is put there.
+    pub vram: Vec<VramConfig>,
     /// How it places and evicts.
     pub catalog: catalog::Config,
     /// How calls behave.
     pub client: ClientConfig,
+    /// How much page-locked memory values of GPUs travel through.
+    pub staging: StagingConfig,
 }
 
 impl Default for EmbeddedOptions {
@@ -44,8 +51,10 @@ impl Default for EmbeddedOptions {
             segment_bytes: 256 << 20,
             slots: None,
             ssd: Vec::new(),
+            vram: Vec::new(),
             catalog: catalog::Config::default(),
             client: ClientConfig::default(),
+            staging: StagingConfig::default(),
         }
     }
 }
@@ -69,6 +78,8 @@ pub struct ConnectOptions {
     pub links: PoolConfig,
     /// Over how many of them a large value travels.
     pub lanes: Lanes,
+    /// How much page-locked memory values of GPUs travel through.
+    pub staging: StagingConfig,
 }
 
 impl Default for ConnectOptions {
@@ -82,6 +93,7 @@ impl Default for ConnectOptions {
             admin: false,
             links: PoolConfig::default(),
             lanes: Lanes::default(),
+            staging: StagingConfig::default(),
         }
     }
 }
@@ -93,6 +105,9 @@ pub struct Store {
 }
 
 struct Inner {
+    /// Rooms for values of GPUs. Empty, and nothing of a driver is loaded, until one is used.
+    staging: Staging,
+    direct: Direct,
     client: Client,
     /// Only of an embedded store. Dropped with the last clone.
     own: Option<Own>,
@@ -138,6 +153,7 @@ impl Store {
             shared: false,
             incarnation: this_start(),
             tier,
+            vram: options.vram,
             ..NodeConfig::default()
         };
         // Before the master, whose state is beside them: a disk that somebody else has is left as it is.
@@ -152,7 +168,8 @@ impl Store {
         let segments = Arc::clone(node.segments());
         let client = Client::new(options.client, engine, scope, segments);
         let own = Some(Own { node, master, _serving: serving });
-        Ok(Self { inner: Arc::new(Inner { client, own }) })
+        let staging = Staging::new(options.staging);
+        Ok(Self { inner: Arc::new(Inner { staging, direct: Direct::default(), client, own }) })
     }
 
     /// A client of a cluster. Fails if its master does not answer.
@@ -173,7 +190,23 @@ impl Store {
         let client = ClientConfig { zone: ZoneId(name_hash(&options.zone)), ..options.client };
         let client = Client::new(client, engine, master, Arc::new(Segments::default()));
         client.ping()?;
-        Ok(Self { inner: Arc::new(Inner { client, own: None }) })
+        let staging = Staging::new(options.staging);
+        Ok(Self {
+            inner: Arc::new(Inner { staging, direct: Direct::default(), client, own: None }),
+        })
+    }
+
+    pub(crate) fn staging(&self) -> &Staging {
+        &self.inner.staging
+    }
+
+    pub(crate) fn direct(&self) -> &Direct {
+        &self.inner.direct
+    }
+
+    /// When a call that starts now must have ended.
+    pub(crate) fn deadline(&self) -> Deadline {
+        boottime().deadline_in(self.inner.client.call_time())
     }
 
     pub(crate) fn client(&self) -> &Client {

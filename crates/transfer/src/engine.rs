@@ -1,6 +1,7 @@
 //! The engine picks a path per segment, once: same process, same host, or the network.
 
 use crate::Transport;
+use crate::device::DeviceDoor;
 use crate::error::TransferError;
 use crate::lanes::Lanes;
 use crate::local::Local;
@@ -182,6 +183,27 @@ impl Engine {
         Ok(self.transport(locator, soon)?.hasty(silence_max))
     }
 
+    /// The way by which a GPU of this process reaches a replica in VRAM; `None`: its owner is not on this
+    /// host, or the replica is not in VRAM. Whether the owner lends its memory, [`DeviceDoor::lend`] tells.
+    pub fn device_door(
+        &self,
+        locator: &Locator,
+        deadline: Deadline,
+    ) -> Result<Option<DeviceDoor>, TransferError> {
+        let (segment, incarnation) = (locator.segment, locator.incarnation);
+        if segment.medium() != Medium::Vram {
+            return Ok(None);
+        }
+        if self.config.local && self.segments.holds(segment, incarnation) {
+            return Ok(Some(DeviceDoor::here(&self.segments)));
+        }
+        let route = self.directory.route(segment, incarnation, deadline);
+        let route = route.map_err(TransferError::Unrouted)?.ok_or(TransferError::NoRoute)?;
+        let near = self.config.shared_memory && route.host == self.config.host;
+        let unix = route.unix.filter(|_| near);
+        Ok(unix.map(|unix| DeviceDoor::near(self.shared_peer(&unix))))
+    }
+
     /// Whether a read of `locator` waits for its owner, as far as its way is known.
     pub fn waits(&self, locator: &Locator) -> bool {
         let (segment, incarnation) = (locator.segment, locator.incarnation);
@@ -198,11 +220,13 @@ impl Engine {
         if let Some((known, transport)) = self.known.read().get(&segment)
             && *known == incarnation
         {
-            return match transport.path() {
-                Path::Local => 0,
-                Path::Shared => 1,
-                Path::Stream => 2,
-            };
+            match transport.path() {
+                Path::Local => return 0,
+                Path::Shared => return 1,
+                // Memory of a GPU is read over a socket, also where its owner is near.
+                Path::Stream if segment.medium() == Medium::Vram => {}
+                Path::Stream => return 2,
+            }
         }
         if self.config.local && self.segments.holds(segment, incarnation) {
             return 0;

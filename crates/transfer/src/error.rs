@@ -89,6 +89,7 @@ impl From<ReadError> for TransferError {
             ReadError::Corrupt => DataError::Corrupt.into(),
             ReadError::OutOfBounds => DataError::OutOfBounds.into(),
             ReadError::Busy => DataError::Busy { after_ms: 1 }.into(),
+            ReadError::Device => DataError::Device.into(),
         }
     }
 }
@@ -104,13 +105,7 @@ impl From<SegmentError> for TransferError {
 
 impl From<WriteError> for TransferError {
     fn from(error: WriteError) -> Self {
-        match error {
-            WriteError::Aborted => DataError::BadToken.into(),
-            WriteError::Elsewhere => DataError::Unsupported.into(),
-            WriteError::OutOfOrder { .. } | WriteError::TooLong { .. } => {
-                DataError::OutOfBounds.into()
-            }
-        }
+        unwritten(&error).into()
     }
 }
 
@@ -140,10 +135,23 @@ pub(crate) fn refusal(error: &SegmentError) -> DataError {
         | SegmentError::UsedUp { .. }
         | SegmentError::Fenced => DataError::Stale,
         SegmentError::Busy { .. } => DataError::Busy { after_ms: 1 },
+        SegmentError::NoRoom => DataError::Busy { after_ms: 5 },
+        SegmentError::Device => DataError::Device,
         SegmentError::NoSuchSlot { .. }
         | SegmentError::OutOfBounds(_)
         | SegmentError::BadExtent { .. }
         | SegmentError::BadLabel { .. } => DataError::OutOfBounds,
+    }
+}
+
+/// Why the owner's memory took no bytes, as it travels.
+pub(crate) fn unwritten(error: &WriteError) -> DataError {
+    match error {
+        WriteError::Aborted => DataError::BadToken,
+        WriteError::Elsewhere => DataError::Unsupported,
+        WriteError::Busy => DataError::Busy { after_ms: 5 },
+        WriteError::Device => DataError::Device,
+        WriteError::OutOfOrder { .. } | WriteError::TooLong { .. } => DataError::OutOfBounds,
     }
 }
 
@@ -152,6 +160,8 @@ pub(crate) fn unpublished(error: &PublishError) -> DataError {
     match error {
         PublishError::BadToken | PublishError::Aborted => DataError::BadToken,
         PublishError::Elsewhere => DataError::Unsupported,
+        PublishError::Busy => DataError::Busy { after_ms: 5 },
+        PublishError::Device => DataError::Device,
         PublishError::Incomplete { .. } | PublishError::Corrupt { .. } => DataError::Corrupt,
     }
 }

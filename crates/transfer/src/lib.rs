@@ -19,6 +19,7 @@
 //! Deliberately absent: keys, objects, replicas, retries; of the master, all but its list of nodes. A
 //! label is opaque here.
 
+mod device;
 mod engine;
 mod error;
 mod lanes;
@@ -33,6 +34,7 @@ mod stager;
 mod staging;
 mod stream;
 
+pub use device::{DeviceDoor, DevicePin, DevicePut, LentMemory};
 pub use engine::{Directory, Engine, EngineConfig, Path, Route};
 pub use error::TransferError;
 pub use lanes::Lanes;

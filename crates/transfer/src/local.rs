@@ -109,7 +109,7 @@ impl Transport for Local {
         seal: Seal,
         _deadline: Deadline,
     ) -> Result<Option<View>, TransferError> {
-        if locator.segment.medium() == Medium::Ssd {
+        if locator.segment.medium() != Medium::Dram {
             return Ok(None);
         }
         let pin = self.pin(locator)?;
@@ -174,8 +174,7 @@ struct LocalOpen {
 
 impl OpenPut for LocalOpen {
     fn write(&mut self, offset: u64, part: &[u8], _: Deadline) -> Result<(), TransferError> {
-        self.guard.place(offset, part.len())?.copy_from_slice(part);
-        Ok(())
+        Ok(self.guard.write_part(offset, part)?)
     }
 
     fn signal(self: Box<Self>, seal: Seal, _: Deadline) -> Result<(), TransferError> {

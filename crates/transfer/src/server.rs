@@ -3,6 +3,7 @@
 //! pinned is booked to it and ends with it (R4, R7).
 
 mod connection;
+mod far;
 mod staging;
 mod tally;
 
@@ -10,8 +11,9 @@ pub use tally::{DataTally, Refusals};
 
 use crate::segments::Segments;
 use connection::Connection;
-use mooncrate_core::{HostId, LeaderEpoch, TenantId};
+use mooncrate_core::{HostId, LeaderEpoch, Now, TenantId};
 use mooncrate_lock::{Condvar, Mutex};
+use mooncrate_mem::WriteGuard;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::link::{Accepted, Closer};
@@ -58,6 +60,9 @@ pub struct DataServerConfig {
     pub dedicated: Option<TenantId>,
     /// Users, besides our own and root, whose processes may map the memory.
     pub share_users: Vec<u32>,
+    /// How long a range of GPU memory is kept that a process was storing to when it hung up: its GPU may
+    /// still be at it until the driver has ended the work of a dead process.
+    pub device_grace: Duration,
 }
 
 impl Default for DataServerConfig {
@@ -73,6 +78,7 @@ impl Default for DataServerConfig {
             gate: Gate::default(),
             dedicated: None,
             share_users: Vec::new(),
+            device_grace: Duration::from_secs(5),
         }
     }
 }
@@ -95,6 +101,9 @@ pub(crate) struct Inner {
     threads: AtomicUsize,
     open: Mutex<BTreeMap<u64, OpenConnection>>,
     closed: Condvar,
+    /// Puts of GPU processes that hung up, and until when their ranges are kept (R7). No more than fit
+    /// the segments.
+    late: Mutex<Vec<(Now, WriteGuard)>>,
 }
 
 #[derive(Debug)]
@@ -121,6 +130,7 @@ impl DataServer {
             threads: AtomicUsize::new(0),
             open: Mutex::default(),
             closed: Condvar::new(),
+            late: Mutex::default(),
         });
         let mut listeners = Vec::new();
         for socket in sockets {
@@ -167,8 +177,23 @@ impl Inner {
         self.stopping.load(Ordering::Acquire)
     }
 
+    /// Keeps the range of a put whose writer hung up while its GPU may still store there.
+    pub(crate) fn keep_late(&self, guard: WriteGuard) {
+        let until = boottime().plus(self.config.device_grace);
+        self.late.lock().push((until, guard));
+    }
+
+    /// Gives such ranges back when their time is over.
+    fn end_late(&self) {
+        let now = boottime();
+        // Dropped outside of the lock: that may zero the range.
+        let over: Vec<_> = self.late.lock().extract_if(.., |(until, _)| *until <= now).collect();
+        drop(over);
+    }
+
     fn accept_loop(self: &Arc<Self>, socket: &Bound) {
         while !self.stopping() {
+            self.end_late();
             match accept(socket) {
                 Ok(Some((connection, unix))) => self.welcome(connection, unix),
                 Ok(None) => {}

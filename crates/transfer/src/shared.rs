@@ -124,6 +124,24 @@ impl Shared {
         self.read_one(read)
     }
 
+    /// The way that needs no shared memory.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Has the owner keep a value in place for us.
+    pub(crate) fn pin_at_owner(
+        &self,
+        locator: &Locator,
+        deadline: Deadline,
+    ) -> Result<PinnedByOwner, TransferError> {
+        let deadline = self.stream.soon(deadline);
+        let link = self.pin_link(deadline)?;
+        let id = link.pin(locator, deadline).inspect_err(|_| forget_broken(&self.pins, &link))?;
+        let pins = Arc::clone(&self.pins);
+        Ok(PinnedByOwner { link, id, pins, within: None })
+    }
+
     fn pin_link(&self, deadline: Deadline) -> Result<Arc<PinLink>, CallError> {
         let mut pins = self.pins.lock();
         // Looking costs a system call, the pin a round trip: a peer that hung up is found out here.
@@ -215,23 +233,21 @@ impl Transport for Shared {
         seal: Seal,
         deadline: Deadline,
     ) -> Result<Option<View>, TransferError> {
-        if locator.segment.medium() == Medium::Ssd {
+        if locator.segment.medium() != Medium::Dram {
             return Ok(None);
         }
         let mapping = self.mapping(locator)?;
         if extent_bytes(len) != locator.extent.len() {
             return Err(DataError::OutOfBounds.into());
         }
-        let deadline = self.stream.soon(deadline);
-        let link = self.pin_link(deadline)?;
-        let id = link.pin(locator, deadline).inspect_err(|_| forget_broken(&self.pins, &link))?;
-        let (locator, pins) = (*locator, Arc::clone(&self.pins));
-        let within = Some(deadline);
-        let mut pin = SharedPin { mapping, locator, len, link, id, pins, within };
+        let mut pin = self.pin_at_owner(locator, deadline)?;
+        // Until it is known to be good, it is a part of this call.
+        pin.within = Some(self.stream.soon(deadline));
+        let mut pin = SharedPin { mapping, locator: *locator, len, pin };
         if seal_of(pin.bytes()) != seal {
             return Err(DataError::Corrupt.into());
         }
-        pin.within = None;
+        pin.pin.within = None;
         Ok(Some(View { bytes: ViewBytes::Shared(pin) }))
     }
 
@@ -322,9 +338,15 @@ pub(crate) struct SharedPin {
     mapping: Arc<Mapping>,
     locator: Locator,
     len: u64,
+    pin: PinnedByOwner,
+}
+
+/// A pin that the owner holds for us.
+#[derive(Debug)]
+pub(crate) struct PinnedByOwner {
     link: Arc<PinLink>,
     id: PinId,
-    /// Where `link` is kept for the next view.
+    /// Where `link` is kept for the next pin.
     pins: Arc<Mutex<Option<Arc<PinLink>>>>,
     /// Until when it may be given back, while the call that made it lasts.
     within: Option<Deadline>,
@@ -332,14 +354,14 @@ pub(crate) struct SharedPin {
 
 impl SharedPin {
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the owner pinned this life for `self.link`, which `self` keeps open; a link that
+        // SAFETY: the owner pinned this life for the link of `self.pin`, which keeps it open; a link that
         // met an error is not closed before its last pin is dropped.
         let bytes = unsafe { self.mapping.pinned_bytes(&self.locator, self.len) };
         bytes.expect("the pin was granted for this locator")
     }
 }
 
-impl Drop for SharedPin {
+impl Drop for PinnedByOwner {
     fn drop(&mut self) {
         let unpin = message::Unpin { ids: Cow::Borrowed(std::slice::from_ref(&self.id)) };
         let soon = boottime().deadline_in(UNPIN_TIME);

@@ -7,11 +7,12 @@
 use crate::clock::boottime;
 use crate::error::{CallError, Refusal};
 use crate::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Heartbeat, List, Listing, Look,
-    MarksHeard, Mount, Mounted, NodeCommand, NodeEntry, OrderBatch, Orders, Pong, Pulse,
+    Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Evict, Heartbeat, List, Listing,
+    Look, MarksHeard, Mount, Mounted, NodeCommand, NodeEntry, OrderBatch, Orders, Pong, Pulse,
     PutEndItem, PutItem, PutReplan, PutRevokeItem, RemoveMatching, Removed, Reply, Request,
     SetQuota, Unmount,
 };
+use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::{CopyOrder, DrainStat};
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
@@ -74,6 +75,9 @@ pub trait MasterApi: Send + Sync {
 
     /// Empties the segments of a node, or tells how far that is; `None`: there are none.
     fn drain(&self, ask: &Drain, deadline: Deadline) -> Result<Option<DrainStat>, CallError>;
+
+    /// Evicts from a segment, a bounded step; how it stands then. `None`: it is not there, or on a disk.
+    fn evict(&self, ask: &Evict, deadline: Deadline) -> Result<Option<InUse>, CallError>;
 
     /// Copies or moves an object; answers when that is done, or the deadline is near.
     fn copy(
@@ -191,6 +195,7 @@ pub fn answer(master: &(impl MasterApi + ?Sized), request: Request<'_>, until: D
         }
         Request::SetQuota(ask) => master.set_quota(&ask, until).map(Reply::SetQuota),
         Request::Drain(ask) => master.drain(&ask, until).map(Reply::Drain),
+        Request::Evict(ask) => master.evict(&ask, until).map(Reply::Evict),
         Request::Copy(ask) => master.copy(&ask, until).map(Reply::Copy),
         Request::DropCopy(ask) => master.drop_copy(&ask, until).map(Reply::DropCopy),
         Request::Command(ask) => master.command(&ask, until).map(Reply::Command),

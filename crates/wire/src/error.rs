@@ -409,6 +409,9 @@ pub enum DataError {
     /// Not on this kind of link, or not on this medium.
     #[error("this link or segment cannot do that")]
     Unsupported,
+    /// The device that the bytes lie on did not move them: a GPU or its driver failed.
+    #[error("the owner's GPU did not copy the bytes; see its log, or read another copy")]
+    Device,
 }
 
 impl DataError {
@@ -417,7 +420,8 @@ impl DataError {
         match *self {
             // With a fresh locator, from the master.
             Self::Stale | Self::UnknownSegment => Advice::Retry { after_ms: 0 },
-            Self::OldEpoch => Advice::Retry { after_ms: 100 },
+            // The owner gives up a device that fails; the master knows another copy, or none, then.
+            Self::OldEpoch | Self::Device => Advice::Retry { after_ms: 100 },
             Self::Busy { after_ms } => Advice::Retry { after_ms },
             Self::Corrupt => Advice::TreatAsMiss,
             Self::BadToken | Self::OutOfBounds | Self::Unsupported | Self::Denied => Advice::GiveUp,

@@ -110,6 +110,8 @@ kinds! {
     Command = 0x34, "command";
     /// Ends one copy of an object.
     DropCopy = 0x35, "drop_copy";
+    /// Evicts until a segment holds no more than so much.
+    Evict = 0x36, "evict";
     /// Reads that asked nobody.
     ReadMarks = 0x38, "read_marks";
     /// A node offers segments.
@@ -148,6 +150,8 @@ kinds! {
     Release = 0x4b, "release";
     /// Sum a replica that a reader found wrong.
     Verify = 0x4c, "verify";
+    /// Descriptor of a segment in memory of a GPU.
+    Lend = 0x4d, "lend";
 }
 
 impl Kind {

@@ -9,13 +9,14 @@ use crate::frame::BODY_BYTES_MAX;
 use crate::guard::Guard;
 use crate::masters::MasterPools;
 use crate::message::{
-    Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Exist, Heartbeat, List, Listing,
-    Locate, Look, MarksHeard, Mount, Mounted, NodeEntry, Nodes, OrderBatch, Orders, Ping, Pulse,
-    PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove,
+    Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Evict, Exist, Heartbeat, List,
+    Listing, Locate, Look, MarksHeard, Mount, Mounted, NodeEntry, Nodes, OrderBatch, Orders, Ping,
+    Pulse, PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove,
     RemoveMatching, Removed, Reply, Request, SetQuota, Stat, Unmount,
 };
 use crate::pool::LinkPool;
 use crate::reports::Reports;
+use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::LeaderEpoch;
@@ -195,6 +196,10 @@ impl MasterApi for MasterLink {
 
     fn drain(&self, ask: &Drain, deadline: Deadline) -> Result<Option<DrainStat>, CallError> {
         ask!(self, Drain, ask.clone(), deadline)
+    }
+
+    fn evict(&self, ask: &Evict, deadline: Deadline) -> Result<Option<InUse>, CallError> {
+        ask!(self, Evict, ask.clone(), deadline)
     }
 
     fn copy(

@@ -276,6 +276,7 @@ fn node_options(settings: &Settings, security: Security, guard: bool) -> NodeOpt
         host: settings.host.clone(),
         zone: settings.zone.clone(),
         huge_pages: settings.huge_pages,
+        vram: settings.vram.clone(),
         security,
         tenant: settings.tenant,
         share_users: settings.share_users.clone(),

@@ -5,6 +5,7 @@
 //! value that is good in one place is good in the others.
 
 use bytesize::ByteSize;
+use mooncrate::VramConfig;
 use mooncrate_core::TenantId;
 use mooncrate_core::catalog::Offload;
 use mooncrate_core::evict::PolicyKind;
@@ -40,6 +41,8 @@ pub(crate) enum Kind {
     SizeOrOff,
     /// Directories on disks with their sizes, or off.
     Disks,
+    /// Numbers of GPUs with sizes, or off.
+    Gpus,
     /// Time, as in 5s.
     Span,
     /// Time, or off.
@@ -106,6 +109,7 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("segment_size", "256MiB", Kind::Size),
     spec("slots", AUTO, Kind::CountOrAuto),
     spec("huge_pages", "false", Kind::Switch),
+    spec("vram", OFF, Kind::Gpus),
     spec("ssd", OFF, Kind::Disks),
     spec("staging_size", "256MiB", Kind::Size),
     spec("ssd_writes_per_day", OFF, Kind::SizeOrOff),
@@ -165,6 +169,7 @@ impl Spec {
             | Kind::SpanOrOff
             | Kind::SizeOrOff
             | Kind::Disks
+            | Kind::Gpus
                 if text == OFF =>
             {
                 Ok(())
@@ -184,6 +189,7 @@ impl Spec {
             Kind::Socket | Kind::File | Kind::Name => Ok(()),
             Kind::Size | Kind::SizeOrOff => size(text).map(drop),
             Kind::Disks => mooncrate::parse_ssds(text).map(drop),
+            Kind::Gpus => gpus(text).map(drop),
             Kind::Span | Kind::SpanOrOff => span(text).map(drop),
             Kind::Count | Kind::CountOrAuto => count(text).map(drop),
             Kind::Switch => switch(text).map(drop),
@@ -228,6 +234,22 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
         Ok(ByteSize(0)) => Err("0 bytes are too few".to_owned()),
         Ok(ByteSize(bytes)) => Ok(bytes),
         Err(_) => Err(format!("`{text}` is no size; write it as 256MiB or 1GiB")),
+    }
+}
+
+/// GPUs, and how much of the memory of each.
+pub(crate) fn gpus(text: &str) -> Result<Vec<VramConfig>, String> {
+    let one = |part: &str| {
+        let (device, bytes) = part.split_once('=').unwrap_or((part, ""));
+        let Ok(device) = device.parse() else {
+            return Err(format!("`{part}` is no GPU with a size; write it as 0=8GiB"));
+        };
+        Ok(VramConfig { device, bytes: size(bytes)? })
+    };
+    let all = text.split(',').map(one).collect::<Result<Vec<_>, _>>()?;
+    match (1..all.len()).find(|at| all[..*at].iter().any(|gpu| gpu.device == all[*at].device)) {
+        Some(at) => Err(format!("GPU {} is named twice", all[at].device)),
+        None => Ok(all),
     }
 }
 
@@ -339,6 +361,9 @@ mod tests {
             ("master", "a:1,a:1", "twice"),
             ("etcd", "127.0.0.1:2379", "http://127.0.0.1:2379"),
             ("etcd", "https://a:1", "http://"),
+            ("vram", "8GiB", "0=8GiB"),
+            ("vram", "0=", "256MiB"),
+            ("vram", "0=1GiB,1=1GiB,0=2GiB", "twice"),
             ("advertise", "here", "host:port"),
             ("admin", "unix:/x", "host:port"),
             ("grpc", "unix:/x", "host:port"),

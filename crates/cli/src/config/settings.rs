@@ -2,9 +2,10 @@
 
 use super::Layers;
 use super::keys::{
-    AUTO, OFF, address, count, endpoints, masters, permille, size, span, switch, tenant, users,
+    AUTO, OFF, address, count, endpoints, gpus, masters, permille, size, span, switch, tenant,
+    users,
 };
-use mooncrate::{Credentials, TierConfig, TlsFiles, parse_ssds};
+use mooncrate::{Credentials, TierConfig, TlsFiles, VramConfig, parse_ssds};
 use mooncrate_core::TenantId;
 use mooncrate_core::catalog::Offload;
 use mooncrate_core::evict::PolicyKind;
@@ -86,6 +87,8 @@ pub(crate) struct Settings {
     pub(crate) slots: Option<u32>,
     /// Whether it is made of huge pages.
     pub(crate) huge_pages: bool,
+    /// GPUs whose memory it lends.
+    pub(crate) vram: Vec<VramConfig>,
     /// Its disks.
     pub(crate) tier: TierConfig,
     /// The node's name.
@@ -174,6 +177,7 @@ impl Settings {
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
+            vram: or_off("vram").map_or_else(Vec::new, |text| gpus(text).expect(CHECKED)),
             node_name: or_auto("node_name").map_or_else(
                 || {
                     let kept = tier.disks.first().map(|disk| disk_label(&disk.path));
@@ -319,6 +323,11 @@ mod tests {
         assert_eq!(settings(&[("grpc", "off")]).grpc, Grpc::Off);
         let at = Grpc::At(Address::Tcp("127.0.0.1:9".into()));
         assert_eq!(settings(&[("grpc", "127.0.0.1:9")]).grpc, at);
+        let two = settings(&[("vram", "0=8GiB,2=1MiB")]).vram;
+        assert_eq!(
+            two.iter().map(|gpu| (gpu.device, gpu.bytes)).collect::<Vec<_>>(),
+            [(0, 8 << 30), (2, 1 << 20)]
+        );
         let s = settings(&[("node_name", "n"), ("deadline", "2min"), ("huge_pages", "true")]);
         assert_eq!(s.node_name, "n");
         // A disk names its node: the same one after every restart, whatever port it gets.

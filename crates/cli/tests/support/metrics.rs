@@ -99,3 +99,17 @@ impl Scrape {
         *self.samples.get(sample).unwrap_or_else(|| panic!("no sample {sample}"))
     }
 }
+
+/// The tables of the page: name, type, labels, meaning.
+pub(crate) fn documented() -> BTreeMap<String, Family> {
+    let page = include_str!("../../../../docs/metrics.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `mooncrate_"));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, kind, labels, help] = cells[..] else { panic!("four columns: {row}") };
+        let labels = labels.split_whitespace().map(str::to_owned).collect();
+        let family = Family { kind: kind.to_owned(), labels, help: help.to_owned() };
+        (name.trim_matches('`').to_owned(), family)
+    })
+    .collect()
+}

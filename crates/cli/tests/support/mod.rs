@@ -32,7 +32,10 @@ pub(crate) fn run(folder: &Path, args: &[&str]) -> Answer {
 
 /// The command, in a folder of its own and without settings of whoever runs the tests.
 pub(crate) fn mooncrate(folder: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mooncrate"));
+    // A test that was packed for another machine finds the command where it is told.
+    let packed = std::env::var_os("MOONCRATE_BINARY");
+    let mut command =
+        Command::new(packed.unwrap_or_else(|| env!("CARGO_BIN_EXE_mooncrate").into()));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("MOONCRATE_") {
             command.env_remove(name);
@@ -95,14 +98,20 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `serve`, `master` or `node` and waits until it is ready.
     pub(crate) fn start(folder: &Path, args: &[&str]) -> Self {
+        Self::start_with(folder, args, |_| ())
+    }
+
+    /// The same; `change` sees the command before it runs.
+    pub(crate) fn start_with(
+        folder: &Path,
+        args: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
         let log = std::fs::File::create(folder.join(format!("{}.log", args[0]))).unwrap();
-        let mut child = mooncrate(folder)
-            .args(args)
-            .arg("--json")
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        let mut command = mooncrate(folder);
+        command.args(args).arg("--json").stdout(Stdio::piped()).stderr(log);
+        change(&mut command);
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         let (give, take) = mpsc::channel();
         std::thread::Builder::new()

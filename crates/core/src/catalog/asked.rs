@@ -7,6 +7,7 @@ use crate::error::CopyError;
 use crate::ids::SegmentId;
 use crate::key::{self, Name};
 use crate::limits::REPLICAS_MAX;
+use crate::plan::Medium;
 use crate::time::Now;
 
 /// Hint for a caller while copies are under way, or room is made.
@@ -50,9 +51,14 @@ impl Catalog {
         let segments = &self.segments;
         let first = entry.parts.as_slice().iter().filter(|part| part.stripe == 0);
         let memory = first.filter(|part| !segments.is_disk(part.segment));
-        let have = memory.filter(|part| part.state == PartState::Here).count();
+        let here = memory.filter(|part| part.state == PartState::Here);
+        let have = here.clone().count();
+        let vram = here.filter(|part| segments.medium(part.segment) == Medium::Vram).count();
         if have > entry.copies() {
-            entry.extra_mut().copies = have.min(REPLICAS_MAX) as u8;
+            let extra = entry.extra_mut();
+            extra.copies = have.min(REPLICAS_MAX) as u8;
+            // In VRAM as many as there are, because a copy there was asked for by name.
+            extra.in_vram = Some(extra.in_vram.unwrap_or(0).max(vram as u8));
         }
     }
 

@@ -71,7 +71,7 @@ impl Catalog {
         for id in 0..self.objects.positions() {
             let Some(entry) = self.objects.get(id) else { continue };
             writing += usize::from(entry.stage == Stage::Writing);
-            *charges.entry(entry.tenant).or_default() += self.charge_of(entry);
+            *charges.entry(entry.tenant).or_default() += self.charge_of(entry).total();
             for part in entry.parts.as_slice() {
                 if part.state != PartState::Evicting {
                     ranges[part.segment as usize].push(entry.extent(part));

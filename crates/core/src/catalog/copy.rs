@@ -6,20 +6,18 @@
 //! too long, is given up like a copy of a put that is planned anew: the key is not free before its
 //! owner has answered for it (G6).
 //!
-//! A copy to a disk has a budget of its own, so that a slow disk holds up nothing but itself: `offload.rs`.
+//! A copy to a disk has a budget of its own, so that a slow disk holds up nothing but itself: `offload.rs`. So
+//! has what VRAM lets go of: `demote.rs`.
 
 use super::Catalog;
-use super::evict::Reclaim;
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
-use super::segments::NOBODY;
 use crate::copy::{CopyDone, CopyOrder};
-use crate::error::PutError;
 use crate::ids::{Generation, NodeId, ObjectId, PutToken, SegmentId, Slot};
 use crate::key::Key;
 use crate::label::{Label, StripeOf};
 use crate::lease;
 use crate::limits::REPLICAS_MAX;
-use crate::plan::{Action, Keep, Locator, Medium, PutConfig};
+use crate::plan::{Action, Keep, Locator, Medium};
 use crate::seal::Seal;
 use crate::time::Now;
 use std::collections::{BTreeMap, VecDeque};
@@ -36,10 +34,10 @@ pub(super) struct Copies {
     ends: VecDeque<(Now, SegmentIndex, Slot, Generation)>,
     /// When each is ordered again, in the order of the last time.
     repeats: VecDeque<(Now, SegmentIndex, Slot, Generation)>,
-    /// How many of them go to memory.
+    /// How many of them have no budget of their own.
     to_memory: usize,
     /// Number and bytes of those by the node that fetches.
-    by_node: BTreeMap<NodeId, (u32, u64)>,
+    pub(super) by_node: BTreeMap<NodeId, (u32, u64)>,
     outbox: Vec<(NodeId, CopyOrder)>,
 }
 
@@ -56,8 +54,10 @@ pub(super) struct Running {
     leaving: Option<Part>,
     /// That one was chosen to be evicted, and waits for this.
     victim: bool,
-    /// It goes to a disk.
-    disk: bool,
+    /// What it goes to.
+    to: Medium,
+    /// The segment that takes it counts it: it goes to a disk, or down from VRAM.
+    booked: bool,
     /// It brings into memory what was on disks only.
     promotes: bool,
 }
@@ -73,6 +73,8 @@ pub(super) struct Purpose {
     pub spare_room: bool,
     /// Others may be evicted for it.
     pub make_room: bool,
+    /// If it goes to memory, to VRAM: only what takes the place of a replica there may.
+    pub vram: bool,
     /// Which way it goes.
     pub way: Way,
 }
@@ -89,11 +91,25 @@ pub(super) enum Way {
     Down,
     /// The same, and the replica that leaves was chosen to be evicted, and is no candidate meanwhile.
     Out,
+    /// To memory of a host, from VRAM, where the replica that leaves was chosen to be evicted.
+    Demote,
 }
 
 impl Way {
-    const fn is_down(self) -> bool {
-        matches!(self, Self::Down | Self::Out)
+    const fn is_victim(self) -> bool {
+        matches!(self, Self::Out | Self::Demote)
+    }
+}
+
+impl Purpose {
+    /// What the copy goes to.
+    fn medium(&self) -> Medium {
+        match (self.to, self.way) {
+            (Some(to), _) => to.medium(),
+            (None, Way::Down | Way::Out) => Medium::Ssd,
+            (None, Way::Memory) if self.vram => Medium::Vram,
+            (None, Way::Memory | Way::Up | Way::Demote) => Medium::Dram,
+        }
     }
 }
 
@@ -120,7 +136,7 @@ impl Copies {
     /// A copy is over, well or not; what it was.
     fn end(&mut self, segment: SegmentIndex, slot: Slot) -> Option<Running> {
         let ended = self.running.remove(&(segment, slot))?;
-        if ended.disk {
+        if ended.booked {
             return Some(ended);
         }
         self.to_memory -= 1;
@@ -144,7 +160,7 @@ impl Copies {
     }
 
     fn begin(&mut self, at: &Part, repeat_at: Now, copy: Running) {
-        if !copy.disk {
+        if !copy.booked {
             self.to_memory += 1;
             let (count, bytes) = self.by_node.entry(copy.node).or_default();
             *count += 1;
@@ -170,8 +186,10 @@ impl Catalog {
         stripe: u8,
         purpose: Purpose,
     ) -> Result<(), NoCopy> {
-        let disk = purpose.way.is_down() || purpose.to.is_some_and(|to| to.medium() == Medium::Ssd);
-        if !disk && self.copies.to_memory >= self.config.copies_max {
+        let to = purpose.medium();
+        let disk = to == Medium::Ssd;
+        let booked = disk || purpose.way == Way::Demote;
+        if !booked && self.copies.to_memory >= self.config.copies_max {
             return Err(NoCopy::Later);
         }
         let entry = self.objects.entry(id);
@@ -196,9 +214,9 @@ impl Catalog {
         let rivals: Vec<Part> = rivals.copied().collect();
         let part = match purpose.to {
             Some(to) => self.reserve_at(now, id, stripe, &rivals, (to, purpose.make_room))?,
-            None if disk => {
+            None if booked => {
                 let near = purpose.leaving.or(others.first().copied());
-                self.reserve_on_disk(now, id, stripe, &rivals, near)?
+                self.reserve_below(now, id, stripe, &rivals, (to, near))?
             }
             None => self.reserve_copy(now, id, stripe, &rivals, purpose)?,
         };
@@ -215,8 +233,9 @@ impl Catalog {
             bytes,
             until: now.plus(self.config.put_timeout),
             leaving: purpose.leaving,
-            victim: purpose.way == Way::Out,
-            disk,
+            victim: purpose.way.is_victim(),
+            to,
+            booked,
             promotes: purpose.way == Way::Up,
         };
         self.copies.begin(&part, now.plus(self.config.order_retry), copy);
@@ -229,9 +248,10 @@ impl Catalog {
         Ok(())
     }
 
-    /// Books a copy that begins on the disk that takes it and on the segment that it makes room in.
+    /// Books a copy that begins on the segment that takes it, if it is moved down, and on the one that it
+    /// makes room in.
     fn book_copy(&mut self, now: Now, part: &Part, copy: &Running) {
-        if copy.disk {
+        if copy.booked {
             let intake = &mut self.segments.book_mut(part.segment).intake;
             if intake.coming == 0 {
                 intake.moved_at = now;
@@ -253,14 +273,15 @@ impl Catalog {
         book.moving_bytes += bytes;
     }
 
-    /// A victim whose copy is on its way to a disk already: it goes when that is there. Whether there is
-    /// such a copy.
+    /// A victim whose copy is on its way down already: it goes when that is there. Whether there is such a
+    /// copy.
     pub(super) fn leave_for_running(&mut self, now: Now, id: EntryId, victim: Part) -> bool {
+        let from = self.segments.medium(victim.segment);
         let parts = self.objects.entry(id).parts.as_slice().iter();
         let mut coming = parts.filter(|part| {
             part.stripe == victim.stripe
                 && part.state == PartState::Copying
-                && self.segments.is_disk(part.segment)
+                && self.segments.medium(part.segment) > from
         });
         let Some(at) = coming.next().map(Part::slot_of) else { return false };
         let Some(copy) = self.copies.running.get_mut(&at) else { return false };
@@ -290,7 +311,7 @@ impl Catalog {
         slot: Slot,
     ) -> Option<Running> {
         let copy = self.copies.end(segment, slot)?;
-        if copy.disk {
+        if copy.booked {
             let intake = &mut self.segments.book_mut(segment).intake;
             intake.coming -= 1;
             intake.coming_bytes -= copy.bytes;
@@ -324,13 +345,19 @@ impl Catalog {
         tenant.quota.is_some_and(|quota| total > quota)
     }
 
-    /// Readable copies of a stripe: memory before disks, those on silent nodes last.
+    /// Readable copies of a stripe: memory of hosts first, then VRAM, which its owner must load from, then
+    /// disks; those on silent nodes last.
     fn sources(&self, entry: &Entry, stripe: u8) -> Vec<Locator> {
         let parts = entry.parts.as_slice().iter();
         let mut readable: Vec<&Part> =
             parts.filter(|part| part.stripe == stripe && self.part_readable(part)).collect();
         readable.sort_by_key(|part| {
-            (self.is_silent(part.segment), self.segments.is_disk(part.segment))
+            let rank = match self.segments.medium(part.segment) {
+                Medium::Dram => 0,
+                Medium::Vram => 1,
+                Medium::Ssd => 2,
+            };
+            (self.is_silent(part.segment), rank)
         });
         readable
             .into_iter()
@@ -341,95 +368,6 @@ impl Catalog {
     fn is_silent(&self, segment: SegmentIndex) -> bool {
         let node = self.segments.book(segment).offer.node;
         self.nodes.get(&node).is_none_or(|member| member.silent)
-    }
-
-    /// A range for a copy, on a node that has no other copy of the stripe.
-    fn reserve_copy(
-        &mut self,
-        now: Now,
-        id: EntryId,
-        stripe: u8,
-        others: &[Part],
-        purpose: Purpose,
-    ) -> Result<Part, NoCopy> {
-        let entry = self.objects.entry(id);
-        let (tenant, bytes) = (entry.tenant, entry.extent_bytes(stripe));
-        let node = |part: &Part| self.segments.book(part.segment).offer.node;
-        let mut avoid: Vec<NodeId> = others.iter().map(node).collect();
-        let leaving = purpose.leaving.filter(|part| !self.segments.is_disk(part.segment));
-        let like = leaving.or(others.first().copied());
-        let medium = like.map(|part| self.segments.book(part.segment).offer.medium);
-        let held = avoid.len();
-        avoid.extend(self.busy_nodes(bytes));
-        let config = PutConfig::default();
-        let Some(one) = self.reserve_one(tenant, bytes, stripe, medium, &config, &avoid) else {
-            if avoid.len() > held {
-                return Err(NoCopy::Later);
-            }
-            if !purpose.make_room {
-                return Err(NoCopy::NoRoom);
-            }
-            let refused = self.reclaim_for_put(now, tenant, bytes, medium, &config, &avoid);
-            let coming = matches!(refused, PutError::Reclaiming { .. });
-            return Err(if coming { NoCopy::Later } else { NoCopy::NoRoom });
-        };
-        let book = self.segments.book(one.part.segment);
-        let low = u128::from(book.offer.bytes) * u128::from(self.config.low_permille) / 1000;
-        if purpose.spare_room && u128::from(book.used_bytes()) > low {
-            self.segments.book_mut(one.part.segment).unreserve(one.part.slot, one.allocation);
-            self.segments.refresh(one.part.segment);
-            return Err(NoCopy::NoRoom);
-        }
-        Ok(Part { state: PartState::Copying, ..one.part })
-    }
-
-    /// A range for a copy in one segment and no other.
-    fn reserve_at(
-        &mut self,
-        now: Now,
-        id: EntryId,
-        stripe: u8,
-        others: &[Part],
-        (to, make_room): (SegmentId, bool),
-    ) -> Result<Part, NoCopy> {
-        let entry = self.objects.entry(id);
-        let bytes = entry.extent_bytes(stripe);
-        let segment = self.segments.find(to).ok_or(NoCopy::NoRoom)?;
-        let load = self.segments.loads[usize::from(segment)];
-        let held = others.iter().any(|o| self.segments.book(o.segment).offer.node == load.node);
-        let foreign = load.tenant.is_some_and(|tenant| tenant != entry.tenant);
-        if !load.open || held || foreign || load.capacity < bytes {
-            return Err(NoCopy::NoRoom);
-        }
-        if load.medium == Medium::Ssd {
-            self.takes(now, segment, Some(entry.tenant), bytes)?;
-        } else if self.busy_nodes(bytes).contains(&load.node) {
-            return Err(NoCopy::Later);
-        }
-        let book = self.segments.book_mut(segment);
-        let Some((slot, generation, allocation)) = book.reserve(bytes, NOBODY) else {
-            if !make_room || load.medium == Medium::Ssd {
-                return Err(NoCopy::NoRoom);
-            }
-            return Err(match self.reclaim(now, segment, bytes) {
-                Reclaim::Ordered => NoCopy::Later,
-                Reclaim::InUse => NoCopy::NoRoom,
-            });
-        };
-        self.segments.refresh(segment);
-        let (offset, handle) = (allocation.extent.offset(), allocation.handle);
-        let state = PartState::Copying;
-        Ok(Part { offset, slot, generation, handle, segment, stripe, state })
-    }
-
-    /// Nodes that fetch as much as they may.
-    fn busy_nodes(&self, bytes: u64) -> Vec<NodeId> {
-        let (most, most_bytes) =
-            (self.config.copies_per_node_max, self.config.copy_bytes_per_node_max);
-        let busy = self.copies.by_node.iter().filter(|(_, (count, sum))| {
-            *count >= most || *count > 0 && sum.saturating_add(bytes) > most_bytes
-        });
-        busy.map(|(node, _)| *node).collect()
     }
 
     fn copy_order(
@@ -495,7 +433,7 @@ impl Catalog {
         let copy = self.end_copy(now, segment, done.slot).expect("looked up above");
         let part = self.objects.entry(copy.entry).part(segment, done.slot);
         if !done.ok {
-            self.copy_refused(now, segment, copy.entry, part.stripe);
+            self.copy_refused(now, segment, &copy, part.stripe);
             self.copy_unsaved(&copy);
             self.end_part(now, copy.entry, &part, Action::Abort);
             self.copy_failed(now);
@@ -508,24 +446,24 @@ impl Catalog {
         }
     }
 
-    /// A copy came to nothing. If there is something to copy, and it should go to a disk, the disk did not
-    /// take it.
+    /// A copy came to nothing. If there is something to copy, and it should move down, the segment below did
+    /// not take it.
     pub(super) fn copy_refused(
         &mut self,
         now: Now,
         segment: SegmentIndex,
-        id: EntryId,
+        copy: &Running,
         stripe: u8,
     ) {
-        let there = !self.sources(self.objects.entry(id), stripe).is_empty();
-        if there && self.segments.is_disk(segment) {
+        let there = !self.sources(self.objects.entry(copy.entry), stripe).is_empty();
+        if there && copy.booked {
             self.refused(now, segment);
         }
     }
 
     /// A copy to a disk came to nothing: the next walk may begin it again.
     pub(super) fn copy_unsaved(&mut self, copy: &Running) {
-        if copy.disk {
+        if copy.to == Medium::Ssd {
             self.objects.entry_mut(copy.entry).saved = false;
         }
     }
@@ -533,10 +471,15 @@ impl Catalog {
     fn count_copy(&mut self, now: Now, segment: SegmentIndex, copy: &Running) {
         self.counters.copied += 1;
         self.counters.copied_bytes += copy.bytes;
-        if copy.disk {
+        if copy.booked {
             self.taken(now, segment);
+        }
+        if copy.to == Medium::Ssd {
             self.counters.offloaded += 1;
             self.counters.offloaded_bytes += copy.bytes;
+        } else if copy.booked {
+            self.counters.demoted += 1;
+            self.counters.demoted_bytes += copy.bytes;
         } else if copy.promotes {
             self.counters.promoted += 1;
             self.counters.promoted_bytes += copy.bytes;
@@ -646,7 +589,7 @@ impl Catalog {
             self.copies.ends.pop_front();
             if current && self.segments.book(segment).is_open() {
                 let copy = self.end_copy(now, segment, slot).expect("looked up above");
-                if copy.disk {
+                if copy.booked {
                     self.refused(now, segment);
                 }
                 self.copy_unsaved(&copy);

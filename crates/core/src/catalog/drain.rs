@@ -4,8 +4,8 @@
 //! let go only when its stripe has enough copies on segments that stay, or its mode says that it may
 //! be lost; hard pins never are. Readers of a replica that went ask the master again.
 //!
-//! Memory moves to memory, and to disks where memory has no room. A disk moves to disks, and to memory
-//! only where nobody misses the room.
+//! Memory moves to memory, and to disks where memory has no room. VRAM moves to other VRAM where
+//! nobody misses the room, else like memory. A disk moves to disks, and to memory only where nobody misses the room.
 
 use super::Catalog;
 use super::copy::{NoCopy, Purpose, Way};
@@ -14,7 +14,7 @@ use super::segments::{Book, NOBODY};
 use crate::canary::{self, Canary};
 use crate::copy::{DrainMode, DrainStat};
 use crate::ids::{NodeId, SegmentId, Slot};
-use crate::plan::Action;
+use crate::plan::{Action, Medium};
 use crate::time::Now;
 
 /// Slots looked at in one tick.
@@ -254,15 +254,24 @@ impl Catalog {
     }
 
     fn move_part(&mut self, now: Now, id: EntryId, part: Part, staying: usize) -> Step {
-        let disk = self.segments.is_disk(part.segment);
+        let medium = self.segments.medium(part.segment);
+        let disk = medium == Medium::Ssd;
         let like = Purpose { leaving: Some(part), ..Purpose::default() };
+        let to_vram = Purpose { vram: true, spare_room: true, ..like };
         let to_memory = Purpose { make_room: !disk, spare_room: disk, ..like };
         let to_disk = Purpose { way: Way::Down, ..like };
-        let (first, then) = if disk { (to_disk, to_memory) } else { (to_memory, to_disk) };
-        let begun = match self.copy_start(now, id, part.stripe, first) {
-            Err(NoCopy::NoRoom) => self.copy_start(now, id, part.stripe, then),
-            begun => begun,
+        let ways: &[Purpose] = match medium {
+            Medium::Vram => &[to_vram, to_memory, to_disk],
+            Medium::Dram => &[to_memory, to_disk],
+            Medium::Ssd => &[to_disk, to_memory],
         };
+        let mut begun = Err(NoCopy::NoRoom);
+        for way in ways {
+            begun = self.copy_start(now, id, part.stripe, *way);
+            if begun != Err(NoCopy::NoRoom) {
+                break;
+            }
+        }
         match begun {
             Ok(()) if canary::on(Canary::DrainFreesEarly) => {
                 self.retire_part(now, id, &part);

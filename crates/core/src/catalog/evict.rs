@@ -1,13 +1,14 @@
 //! evict: choose victims by bytes, order their eviction, and know when everything is in use.
 //!
-//! A victim that has another copy goes at once. One that has none is copied to a disk first, if one takes
-//! it, and goes when it is there: whoever needs the room waits meanwhile.
+//! A victim that has another copy goes at once. One that has none is copied to the medium below first, from
+//! VRAM to memory of a host and from there to a disk, if something takes it, and goes when it is there:
+//! whoever needs the room waits meanwhile.
 
 use super::Catalog;
-use super::copy::{NoCopy, Purpose, Way};
+use super::copy::NoCopy;
 use super::objects::{EntryId, Part, PartState, SegmentIndex};
 use super::segments::Book;
-use crate::ids::Slot;
+use crate::ids::{SegmentId, Slot};
 use crate::plan::Action;
 use crate::time::Now;
 use std::time::Duration;
@@ -23,12 +24,15 @@ const STREAK_PAUSE: Duration = Duration::from_millis(10);
 /// Victims ordered beside one put while a segment is above its high watermark.
 const BESIDE_PUT_MAX: usize = 8;
 
+/// How a put makes room: candidates looked at, and what may go.
+pub(super) const FOR_PUT: (usize, Cause) = (LOOKS_MAX, Cause::Put);
+
 /// What room is made for, and so what may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     /// A put: everything that is not in use, soft pins last.
     Put,
-    /// A segment above its high watermark: everything but soft pins.
+    /// A segment above its high watermark, or a victim of VRAM: everything but soft pins.
     Watermark,
     /// A copy that is only welcome: nothing that would be lost by it.
     Promotion,
@@ -38,12 +42,21 @@ pub(super) enum Cause {
 enum Fate {
     /// It can go at once.
     Goes,
-    /// It goes when its copy on a disk is there.
+    /// It goes when its copy below is there.
     Moves,
-    /// The disks are busy: it stays where it is in the order.
+    /// What lies below is busy: it stays where it is in the order.
     Waits,
     /// It would be lost, and must not be.
     Stays,
+}
+
+/// What a segment holds, as an eviction leaves it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InUse {
+    /// Bytes of values and open puts.
+    pub used_bytes: u64,
+    /// Bytes that were ordered to go, and wait for their owner, readers or leases.
+    pub ending_bytes: u64,
 }
 
 /// What became of an attempt to make room.
@@ -56,8 +69,14 @@ pub(super) enum Reclaim {
 }
 
 impl Catalog {
-    /// Orders evictions in one segment for a put that needs `bytes`.
-    pub(super) fn reclaim(&mut self, now: Now, segment: SegmentIndex, bytes: u64) -> Reclaim {
+    /// Orders evictions in one segment for somebody who needs `bytes`.
+    pub(super) fn reclaim(
+        &mut self,
+        now: Now,
+        segment: SegmentIndex,
+        bytes: u64,
+        (looks, cause): (usize, Cause),
+    ) -> Reclaim {
         let book = self.segments.book_mut(segment);
         if book.all_in_use() {
             if now.since(book.pinned_at) < STREAK_PAUSE {
@@ -71,7 +90,7 @@ impl Catalog {
         let none = book.evicting == 0 && moving == 0;
         let mut waits = false;
         if none || book.ending_bytes + moving < bytes {
-            waits = self.evict_bytes(now, segment, bytes, LOOKS_MAX, Cause::Put);
+            waits = self.evict_bytes(now, segment, bytes, looks, cause);
         }
         let book = self.segments.book(segment);
         let coming = book.evicting > 0 || book.moving_out(now) > 0 || waits;
@@ -94,8 +113,24 @@ impl Catalog {
         }
     }
 
+    /// Orders evictions until at most `used_max` bytes of a segment are in use, or a bounded step of them;
+    /// how it stands then. `None`: there is no such segment, or its owner alone evicts from it.
+    pub fn evict_below(&mut self, now: Now, segment: SegmentId, used_max: u64) -> Option<InUse> {
+        let index = self.segments.find(segment)?;
+        let book = self.segments.book(index);
+        if book.is_disk() || !book.is_open() {
+            return None;
+        }
+        let used = book.used_bytes().saturating_sub(book.moving_out(now));
+        if used > used_max {
+            self.evict_bytes(now, index, used - used_max, LOOKS_MAX, Cause::Watermark);
+        }
+        let book = self.segments.book(index);
+        Some(InUse { used_bytes: book.used_bytes(), ending_bytes: book.ending_bytes })
+    }
+
     /// Orders evictions for at least `bytes`, looking at no more than `looks` candidates; whether it
-    /// ended because the disks are busy. Soft pins go only for a put, and only when nothing else can.
+    /// ended because what lies below is busy. Soft pins go only for a put, and only when nothing else can.
     pub(super) fn evict_bytes(
         &mut self,
         now: Now,
@@ -139,7 +174,7 @@ impl Catalog {
         false
     }
 
-    /// What becomes of a victim. A copy of it to a disk is begun, where it needs one.
+    /// What becomes of a victim. A copy of it to the medium below is begun, where it needs one.
     fn fate(&mut self, now: Now, id: EntryId, part: Part, cause: Cause) -> Fate {
         if self.has_other(id, &part) {
             return Fate::Goes;
@@ -147,18 +182,12 @@ impl Catalog {
         if self.leave_for_running(now, id, part) {
             return Fate::Moves;
         }
-        let purpose = Purpose { way: Way::Out, leaving: Some(part), ..Purpose::default() };
-        let begun = if self.offloads() {
-            self.copy_start(now, id, part.stripe, purpose)
-        } else {
-            Err(NoCopy::Impossible)
-        };
-        match begun {
+        match self.save(now, id, part) {
             Ok(()) => Fate::Moves,
             Err(NoCopy::Later) => Fate::Waits,
             Err(_) if cause == Cause::Promotion => Fate::Stays,
             Err(_) => {
-                self.counters.evicted_unsaved += u64::from(self.offloads());
+                self.counters.evicted_unsaved += u64::from(self.saves(part.segment));
                 Fate::Goes
             }
         }

@@ -92,8 +92,17 @@ impl Catalog {
         if self.only_on_disk(self.objects.entry(id)) {
             self.counters.hits_disk += 1;
             self.read_from_disk(now, id);
+        } else if self.all_in_vram(self.objects.entry(id)) {
+            self.counters.hits_vram += 1;
         }
         Ok(located)
+    }
+
+    fn all_in_vram(&self, entry: &Entry) -> bool {
+        let here = |part: &Part| {
+            self.segments.medium(part.segment) == Medium::Vram && self.part_readable(part)
+        };
+        !self.segments.open_on(Medium::Vram).segments.is_empty() && entry.complete(here)
     }
 
     /// Where the readable copies of a key are, for somebody who only looks: grants nothing, touches
@@ -119,12 +128,13 @@ impl Catalog {
             return None;
         }
         if replicas.len() > 1 {
-            // Copies of one stripe stand together: first memory, those on silent nodes last.
+            // Copies of one stripe stand together: first memory, those on silent nodes last. Memory of a host
+            // before VRAM, which most readers cannot map: one with a GPU chooses for itself.
             replicas.sort_by_key(|locator| {
                 let index = self.segments.find(locator.segment);
                 let open = index.is_some_and(|index| self.segments.loads[index as usize].open);
-                let disk = locator.segment.medium() == Medium::Ssd;
-                (locator.stripe, disk, !open)
+                let medium = locator.segment.medium();
+                (locator.stripe, medium == Medium::Ssd, !open, medium == Medium::Vram)
             });
         }
         let more_seals = entry.extra.as_ref().map_or(Vec::new(), |extra| extra.more_seals.to_vec());

@@ -7,7 +7,7 @@ use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
 use super::segments::NOBODY;
 use crate::ids::{GroupId, TenantId};
 use crate::limits::GROUP_MEMBERS_MAX;
-use crate::plan::Keep;
+use crate::plan::{Keep, Medium};
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -26,11 +26,31 @@ pub struct Tenant {
     pub quota: Option<u64>,
 }
 
-/// Charges by tenant, and the sum of all hard pins.
+/// Bytes of replicas in memory, in the order of [`Medium::ALL`]. What lies on disks is not charged: it went
+/// there by the master's choice, and a tenant that had filled its quota with it could put no more.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Charge([u64; 2]);
+
+impl Charge {
+    /// Books bytes on a medium.
+    pub(super) fn add(&mut self, medium: Medium, bytes: u64) {
+        if let Some(sum) = self.0.get_mut(medium as usize) {
+            *sum += bytes;
+        }
+    }
+
+    /// All of them.
+    pub(super) fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+/// Charges by tenant, and the sum of all hard pins on each medium: where VRAM is large, pins must not take
+/// all of the memory of hosts.
 #[derive(Debug, Default)]
 pub(super) struct Tenants {
     all: BTreeMap<TenantId, Tenant>,
-    hard: u64,
+    hard: Charge,
 }
 
 /// Objects that are evicted together, as lists through their entries.
@@ -51,8 +71,8 @@ pub(super) struct Ends {
 }
 
 impl Tenants {
-    pub(super) fn hard(&self) -> u64 {
-        self.hard
+    pub(super) fn hard(&self, medium: Medium) -> u64 {
+        self.hard.0[medium as usize]
     }
 }
 
@@ -73,58 +93,69 @@ impl Catalog {
         self.tenants.all.get(&tenant).copied().unwrap_or(nothing)
     }
 
-    /// Bytes that may be pinned hard.
-    pub(super) fn hard_limit(&self) -> u64 {
-        let share = u128::from(self.segments.open_bytes) * u128::from(self.config.hard_permille);
-        (share / 1000) as u64
+    /// Bytes of a medium that may be pinned hard.
+    pub(super) fn hard_limit(&self, medium: Medium) -> u64 {
+        let bytes = self.segments.open_on(medium).bytes;
+        (u128::from(bytes) * u128::from(self.config.hard_permille) / 1000) as u64
     }
 
-    /// Bytes of all its replicas in memory: what its tenant is charged. What lies on disks is not: it went
-    /// there by the master's choice, and a tenant that had filled its quota with it could put no more.
-    pub(super) fn charge_of(&self, entry: &Entry) -> u64 {
-        let parts = entry.parts.as_slice().iter();
-        let charged = parts.filter(|part| !self.segments.is_disk(part.segment));
-        charged.map(|part| entry.extent_bytes(part.stripe)).sum()
+    /// What all replicas of an entry are charged.
+    pub(super) fn charge_of(&self, entry: &Entry) -> Charge {
+        let mut charge = Charge::default();
+        for part in entry.parts.as_slice() {
+            charge.add(self.segments.medium(part.segment), entry.extent_bytes(part.stripe));
+        }
+        charge
+    }
+
+    fn charge_of_part(&self, id: EntryId, part: &Part) -> Charge {
+        let mut charge = Charge::default();
+        let bytes = self.objects.entry(id).extent_bytes(part.stripe);
+        charge.add(self.segments.medium(part.segment), bytes);
+        charge
     }
 
     /// Books one more replica on its tenant.
     pub(super) fn charge_part(&mut self, id: EntryId, part: &Part) {
-        if !self.segments.is_disk(part.segment) {
-            self.charge(id, self.objects.entry(id).extent_bytes(part.stripe));
-        }
+        self.charge(id, self.charge_of_part(id, part));
     }
 
     /// Takes one off again.
     pub(super) fn discharge_part(&mut self, id: EntryId, part: &Part) {
-        if !self.segments.is_disk(part.segment) {
-            self.discharge(id, self.objects.entry(id).extent_bytes(part.stripe));
-        }
+        self.discharge(id, self.charge_of_part(id, part));
     }
 
     /// Books bytes of an entry's parts on its tenant.
-    pub(super) fn charge(&mut self, id: EntryId, bytes: u64) {
-        let entry = self.objects.entry(id);
-        let hard = if entry.is_hard() { bytes } else { 0 };
-        let nothing = Tenant { used: 0, hard: 0, quota: None };
-        let tenant = self.tenants.all.entry(entry.tenant).or_insert(nothing);
-        tenant.used += bytes;
-        tenant.hard += hard;
-        self.tenants.hard += hard;
-    }
-
-    /// Takes bytes off again.
-    pub(super) fn discharge(&mut self, id: EntryId, bytes: u64) {
-        // An entry that has lost its last part owes nothing, and its tenant may be forgotten already.
-        if bytes == 0 {
+    pub(super) fn charge(&mut self, id: EntryId, charge: Charge) {
+        if charge.total() == 0 {
             return;
         }
         let entry = self.objects.entry(id);
-        let hard = if entry.is_hard() { bytes } else { 0 };
+        let hard = if entry.is_hard() { charge } else { Charge::default() };
+        let nothing = Tenant { used: 0, hard: 0, quota: None };
+        let tenant = self.tenants.all.entry(entry.tenant).or_insert(nothing);
+        tenant.used += charge.total();
+        tenant.hard += hard.total();
+        for (sum, bytes) in self.tenants.hard.0.iter_mut().zip(hard.0) {
+            *sum += bytes;
+        }
+    }
+
+    /// Takes bytes off again.
+    pub(super) fn discharge(&mut self, id: EntryId, charge: Charge) {
+        // An entry that has lost its last part owes nothing, and its tenant may be forgotten already.
+        if charge.total() == 0 {
+            return;
+        }
+        let entry = self.objects.entry(id);
+        let hard = if entry.is_hard() { charge } else { Charge::default() };
         let id = entry.tenant;
         let tenant = self.tenants.all.get_mut(&id).expect("it was charged");
-        tenant.used -= bytes;
-        tenant.hard -= hard;
-        self.tenants.hard -= hard;
+        tenant.used -= charge.total();
+        tenant.hard -= hard.total();
+        for (sum, bytes) in self.tenants.hard.0.iter_mut().zip(hard.0) {
+            *sum -= bytes;
+        }
         if tenant.used == 0 && tenant.quota.is_none() {
             self.tenants.all.remove(&id);
         }

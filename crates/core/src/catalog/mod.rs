@@ -21,6 +21,7 @@
 //!  rebuild.rs  whom a new leader waits for, and fences
 //!  offload.rs  copies on disks                      promote.rs  back into memory
 //!  trust.rs    disks that come back                 room.rs     ranges of memory, bytes of disks
+//!  demote.rs   what VRAM lets go of
 //! ```
 //!
 //! Cost: every call is O(1) in the number of objects; sweeps run in bounded slices from `tick`.
@@ -28,6 +29,7 @@
 mod asked;
 mod audit;
 mod copy;
+mod demote;
 mod drain;
 mod evict;
 mod get;
@@ -51,6 +53,7 @@ mod tick;
 mod trust;
 
 pub use audit::AuditError;
+pub use evict::InUse;
 pub use get::{ListPage, Listed};
 pub use life::Tenant;
 pub use look::LookFor;
@@ -113,11 +116,11 @@ pub struct Config {
     pub hot_replicas_max: u8,
     /// Objects that may have such copies at a time.
     pub hot_objects_max: usize,
-    /// When copies on disks are made.
+    /// When copies on disks are made, and whether victims move down rather than go.
     pub offload: Offload,
     /// They are made ahead of evictions in segments fuller than this, in parts per thousand.
     pub offload_permille: u32,
-    /// Copies that one disk takes at a time …
+    /// Copies that one disk takes at a time, or one segment of memory from VRAM …
     pub offloads_per_disk_max: u32,
     /// … and their bytes; one copy may be larger.
     pub offload_bytes_per_disk_max: u64,
@@ -222,9 +225,9 @@ pub struct Counters {
     pub offloaded: u64,
     /// Their bytes.
     pub offloaded_bytes: u64,
-    /// Copies that a disk refused, or did not finish in time.
+    /// Copies that a disk, or memory below VRAM, refused or did not finish in time.
     pub offloads_refused: u64,
-    /// Evicted replicas that were the last ones and that no disk took.
+    /// Evicted replicas that were the last ones and that nothing below took.
     pub evicted_unsaved: u64,
     /// Replicas that were copied from disks into memory because they were read.
     pub promoted: u64,
@@ -244,6 +247,12 @@ pub struct Counters {
     pub late_dropped: u64,
     /// Replicas in memory whose owners found that their bytes are not those that were sealed.
     pub bad_replicas: u64,
+    /// Located keys of which VRAM has all.
+    pub hits_vram: u64,
+    /// Replicas that moved from VRAM to memory of hosts, because VRAM needed the room.
+    pub demoted: u64,
+    /// Their bytes.
+    pub demoted_bytes: u64,
 }
 
 /// The master's mind.

@@ -3,6 +3,7 @@
 //! The index is cut into shards so that a growing table is rehashed a thousandth at a time, and the
 //! slab grows in chunks: no call pays for ten million objects.
 
+use crate::alloc::Allocation;
 use crate::chunked::Chunked;
 use crate::extent::Extent;
 use crate::ids::{Generation, GroupId, ObjectId, Slot, TenantId};
@@ -60,6 +61,18 @@ pub(super) enum PartState {
 }
 
 impl Part {
+    /// A replica that its owner is about to fetch.
+    pub(super) fn copying(
+        segment: SegmentIndex,
+        slot: Slot,
+        generation: Generation,
+        allocation: Allocation,
+        stripe: u8,
+    ) -> Self {
+        let (offset, handle) = (allocation.extent.offset(), allocation.handle);
+        Self { offset, slot, generation, handle, segment, stripe, state: PartState::Copying }
+    }
+
     /// Which slot of which segment.
     pub(super) fn slot_of(&self) -> (SegmentIndex, Slot) {
         (self.segment, self.slot)
@@ -115,7 +128,9 @@ pub(super) struct Extra {
     pub replaced_by: EntryId,
     /// Copies in memory that its put asked for.
     pub copies: u8,
-    /// Copies on disks that its put asked for. A new leader does not know of this wish any more.
+    /// How many of them in VRAM. A new leader does not know of this wish, nor of the next one, any more.
+    pub in_vram: Option<u8>,
+    /// Copies on disks that its put asked for.
     pub on_disk: u8,
 }
 
@@ -150,6 +165,7 @@ impl Default for Extra {
             replaces: None,
             replaced_by: EntryId::MAX,
             copies: 1,
+            in_vram: None,
             on_disk: 0,
         }
     }
@@ -279,6 +295,11 @@ impl Entry {
     /// Copies that its put asked for.
     pub(super) fn copies(&self) -> usize {
         self.extra.as_ref().map_or(1, |extra| usize::from(extra.copies))
+    }
+
+    /// Copies in VRAM that its put asked for; `None`: nobody knows.
+    pub(super) fn in_vram(&self) -> Option<usize> {
+        self.extra.as_ref().and_then(|extra| extra.in_vram).map(usize::from)
     }
 
     /// Copies on disks that its put asked for.

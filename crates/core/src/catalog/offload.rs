@@ -1,7 +1,8 @@
 //! offload: copies on disks, so that memory can be given up without losing what it holds.
 //!
 //! A disk is a segment, and an offload a copy into it. When copies are made, the policy says; whatever it
-//! says, a victim that has no other copy is moved rather than dropped, while a disk takes it. A disk does
+//! says, a victim that has no other copy is moved rather than dropped, while a disk takes it (what VRAM lets
+//! go of moves to memory of a host instead: `demote.rs`). A disk does
 //! not take more than its budget at a time; whoever needs the room waits for it, which is back-pressure. One
 //! that refuses, or moves nothing for [`PATIENCE`], is left alone for a while, and victims are dropped
 //! meanwhile: a cache that stands still is worse than one that forgets.
@@ -11,9 +12,10 @@
 
 use super::Catalog;
 use super::copy::{NoCopy, Purpose, Way};
-use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
+use super::objects::{Entry, EntryId, PartState, SegmentIndex, Stage};
 use super::segments::NOBODY;
 use crate::ids::{NodeId, ObjectId, TenantId};
+use crate::plan::Medium;
 use crate::rng::Rng;
 use crate::time::Now;
 use std::collections::VecDeque;
@@ -29,7 +31,7 @@ const WANTED_LOOKS_MAX: usize = 256;
 const AHEAD_MAX: usize = 1024;
 /// A walk that found nothing to do rests for this long.
 const REST: Duration = Duration::from_secs(1);
-/// Disks of other nodes that are looked at for one copy.
+/// Disks of other nodes, or segments of their memory, that are looked at for one copy.
 const DRAWS: usize = 8;
 /// A disk that has its budget and moves nothing for this long does not take anything any more.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -42,7 +44,7 @@ const CRUMB: u64 = 64;
 /// When copies on disks are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
-    /// Never: what is evicted is gone.
+    /// Never: what is evicted is gone, from VRAM too.
     Off,
     /// When a victim is chosen.
     Evict,
@@ -104,16 +106,11 @@ impl Offloads {
 }
 
 impl Catalog {
-    /// Whether victims are moved to disks.
-    pub(super) fn offloads(&self) -> bool {
-        self.config.offload != Offload::Off && !self.segments.disks.is_empty()
-    }
-
     /// A put has ended: its object wants to be on a disk, by its own wish or by the policy.
     pub(super) fn offload_ended(&mut self, id: EntryId) {
         let entry = self.objects.entry(id);
         let wished = entry.on_disk() > 0 || self.config.offload == Offload::Eager;
-        let disks = !self.segments.disks.is_empty();
+        let disks = !self.segments.disks().is_empty();
         if wished && disks && self.offloads.wanted.len() < WANTED_MAX {
             self.offloads.wanted.push_back((id, entry.object));
         }
@@ -121,7 +118,7 @@ impl Catalog {
 
     /// A slice of the copies that shall be on disks.
     pub(super) fn offload(&mut self, now: Now) {
-        if self.segments.disks.is_empty() {
+        if self.segments.disks().is_empty() {
             return;
         }
         self.offload_wanted(now);
@@ -177,7 +174,8 @@ impl Catalog {
     /// that are left.
     fn offload_ahead(&mut self, now: Now, index: SegmentIndex, steps: usize) -> usize {
         let book = self.segments.book(index);
-        if book.is_disk() || !book.is_open() || book.ahead.rests_until > now {
+        // What VRAM holds goes to memory of a host when it goes, and is met again there.
+        if book.offer.medium != Medium::Dram || !book.is_open() || book.ahead.rests_until > now {
             return steps;
         }
         if book.used_bytes() <= book.share(self.config.offload_permille) {
@@ -187,7 +185,10 @@ impl Catalog {
         let mut look = true;
         for left in (0..steps).rev() {
             // Looked at first, because the walk does not come back to one that it has passed.
-            if look && self.disk_for(now, None, CRUMB, Some(node), &[]).is_err() {
+            let taken = |catalog: &mut Self| {
+                catalog.taker(now, (Medium::Ssd, false), (None, CRUMB), Some(node), &[])
+            };
+            if look && taken(self).is_err() {
                 return left;
             }
             look = false;
@@ -214,58 +215,30 @@ impl Catalog {
         0
     }
 
-    /// A place on a disk, near the replica `near` if one there takes it.
-    pub(super) fn reserve_on_disk(
+    /// The segment of a medium that takes so many bytes of a tenant, or of anybody: of this node, or else
+    /// any; the least busy one. `spare`: only where it takes no room that puts would miss.
+    pub(super) fn taker(
         &mut self,
         now: Now,
-        id: EntryId,
-        stripe: u8,
-        rivals: &[Part],
-        near: Option<Part>,
-    ) -> Result<Part, NoCopy> {
-        let entry = self.objects.entry(id);
-        let (tenant, bytes) = (entry.tenant, entry.extent_bytes(stripe));
-        let node = |part: &Part| self.segments.book(part.segment).offer.node;
-        let avoid: Vec<NodeId> = rivals.iter().map(node).collect();
-        let near = near.as_ref().map(node);
-        let segment = self.disk_for(now, Some(tenant), bytes, near, &avoid)?;
-        let reserved = self.segments.book_mut(segment).reserve(bytes, NOBODY);
-        let (slot, generation, allocation) = reserved.ok_or(NoCopy::NoRoom)?;
-        self.segments.refresh(segment);
-        let (offset, handle) = (allocation.extent.offset(), allocation.handle);
-        let state = PartState::Copying;
-        Ok(Part { offset, slot, generation, handle, segment, stripe, state })
-    }
-
-    /// The disk that takes so many bytes of a tenant, or of anybody: of this node, or else any; the least
-    /// busy one.
-    fn disk_for(
-        &mut self,
-        now: Now,
-        tenant: Option<TenantId>,
-        bytes: u64,
+        (medium, spare): (Medium, bool),
+        what: (Option<TenantId>, u64),
         near: Option<NodeId>,
         avoid: &[NodeId],
     ) -> Result<SegmentIndex, NoCopy> {
-        let own = near.and_then(|node| self.nodes.get(&node));
-        let own: Vec<SegmentIndex> = own
-            .into_iter()
-            .flat_map(|member| &member.segments)
-            .filter_map(|id| self.segments.find(*id))
-            .filter(|index| self.segments.is_disk(*index))
-            .collect();
-        let near = self.least_busy(now, tenant, bytes, &own, avoid);
+        let room = |catalog: &Self, index: &SegmentIndex| {
+            let book = catalog.segments.book(*index);
+            let used = book.used_bytes().saturating_add(what.1);
+            !spare || used <= book.share(catalog.config.low_permille)
+        };
+        let mut own = near.map_or(Vec::new(), |node| self.of_node_on(node, medium));
+        own.retain(|index| room(self, index));
+        let near = self.least_busy(now, what, &own, avoid);
         if near.is_ok() {
             return near;
         }
-        let disks = &self.segments.disks;
-        let drawn: Vec<SegmentIndex> = if disks.len() <= DRAWS {
-            disks.clone()
-        } else {
-            let rng = &mut self.offloads.rng;
-            (0..DRAWS).map(|_| disks[rng.below(disks.len() as u64) as usize]).collect()
-        };
-        let far = self.least_busy(now, tenant, bytes, &drawn, avoid);
+        let mut drawn = self.drawn(medium);
+        drawn.retain(|index| room(self, index));
+        let far = self.least_busy(now, what, &drawn, avoid);
         match (near, far) {
             (_, Ok(index)) => Ok(index),
             (Err(NoCopy::Later), _) | (_, Err(NoCopy::Later)) => Err(NoCopy::Later),
@@ -273,17 +246,33 @@ impl Catalog {
         }
     }
 
+    /// Segments of a node on a medium.
+    pub(super) fn of_node_on(&self, node: NodeId, medium: Medium) -> Vec<SegmentIndex> {
+        let segments = self.nodes.get(&node).into_iter().flat_map(|member| &member.segments);
+        let found = segments.filter(|id| id.medium() == medium);
+        found.filter_map(|id| self.segments.find(*id)).collect()
+    }
+
+    /// All open segments of a medium, or some of them where there are many.
+    pub(super) fn drawn(&mut self, medium: Medium) -> Vec<SegmentIndex> {
+        let open = &self.segments.open_on(medium).segments;
+        if open.len() <= DRAWS {
+            return open.clone();
+        }
+        let rng = &mut self.offloads.rng;
+        (0..DRAWS).map(|_| open[rng.below(open.len() as u64) as usize]).collect()
+    }
+
     fn least_busy(
         &self,
         now: Now,
-        tenant: Option<TenantId>,
-        bytes: u64,
-        disks: &[SegmentIndex],
+        (tenant, bytes): (Option<TenantId>, u64),
+        segments: &[SegmentIndex],
         avoid: &[NodeId],
     ) -> Result<SegmentIndex, NoCopy> {
         let mut found = Err(NoCopy::NoRoom);
         let mut least = (u64::MAX, u64::MAX);
-        for &index in disks {
+        for &index in segments {
             let book = self.segments.book(index);
             if avoid.contains(&book.offer.node) {
                 continue;
@@ -302,7 +291,8 @@ impl Catalog {
         found
     }
 
-    /// Whether a disk takes so many bytes now. `Later`: it is at work with as much as it may have.
+    /// Whether a segment takes so many bytes from above now. `Later`: it is at work with as much as it may
+    /// have.
     pub(super) fn takes(
         &self,
         now: Now,
@@ -327,15 +317,15 @@ impl Catalog {
         Err(if hangs { NoCopy::NoRoom } else { NoCopy::Later })
     }
 
-    /// A disk has taken a copy.
+    /// A copy that was moved down was taken.
     pub(super) fn taken(&mut self, now: Now, index: SegmentIndex) {
         let intake = &mut self.segments.book_mut(index).intake;
         intake.moved_at = now;
         intake.pause = Duration::ZERO;
     }
 
-    /// A disk has refused a copy, or let its time pass: it is left alone for a while, and longer each
-    /// time. Those that were under way when it refused the first one count as one refusal.
+    /// A copy that was moved down was refused, or its time let pass: the segment is left alone for a while,
+    /// and longer each time. Those that were under way when it refused the first one count as one refusal.
     pub(super) fn refused(&mut self, now: Now, index: SegmentIndex) {
         self.counters.offloads_refused += 1;
         let intake = &mut self.segments.book_mut(index).intake;

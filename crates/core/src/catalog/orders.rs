@@ -273,7 +273,7 @@ impl Catalog {
         let allocation = Allocation { extent: entry.extent(&part), handle: part.handle };
         let writing = entry.stage == Stage::Writing;
         if let Some(copy) = self.end_copy(now, segment, slot) {
-            self.copy_refused(now, segment, id, part.stripe);
+            self.copy_refused(now, segment, &copy, part.stripe);
             self.copy_unsaved(&copy);
             self.copy_failed(now);
         } else if self.segments.is_disk(segment) {

@@ -72,7 +72,7 @@ impl Catalog {
     /// Whether some part of an object is on disks only, as far as it can be read.
     pub(super) fn only_on_disk(&self, entry: &Entry) -> bool {
         let memory = |part: &Part| !self.segments.is_disk(part.segment) && self.part_readable(part);
-        !self.segments.disks.is_empty() && !entry.complete(memory)
+        !self.segments.disks().is_empty() && !entry.complete(memory)
     }
 
     /// Begins the copies of what was admitted.

@@ -3,14 +3,14 @@
 use super::Catalog;
 use super::objects::{Entry, EntryId, Extra, Part, Parts, Stage};
 use super::remove::DEFERRED_MS;
-use super::reserve::Reserved;
+use super::reserve::{Reserved, Spread};
 use crate::canary::{self, Canary};
 use crate::error::PutError;
 use crate::ids::{GroupId, ObjectId, PutToken, SegmentId};
 use crate::key::{self, Name};
 use crate::lease;
 use crate::limits::{REPLICAS_MAX, SLICE_BYTES, STRIPES_MAX, VALUE_BYTES_MAX};
-use crate::plan::{Action, Keep, PutConfig, Striping, WritePlan};
+use crate::plan::{Action, Keep, Medium, PutConfig, Striping, WritePlan};
 use crate::seal::{self, Seal};
 use crate::time::Now;
 use std::collections::VecDeque;
@@ -86,9 +86,9 @@ impl Catalog {
     ) -> Result<WritePlan, PutError> {
         let name = name.into();
         let hidden = self.check_put(now, name, len, config)?;
-        let striping = self.cut(len);
-        let copies = self.check_room(name, striping, config)?;
-        let reserved = self.reserve(now, name.tenant, striping, copies, config)?;
+        let striping = self.cut(len, Spread::of(config));
+        let spread = self.check_room(name, striping, config)?;
+        let reserved = self.reserve(now, name.tenant, striping, spread, config)?;
 
         self.sequence += 1;
         let object = ObjectId { epoch: self.epoch, sequence: self.sequence };
@@ -145,13 +145,23 @@ impl Catalog {
                 .map(|other| self.segments.book(other.segment).offer.node)
                 .collect::<Vec<_>>();
             let bytes = seal::extent_bytes(striping.stripe_len(part.stripe));
-            match self.reserve_one(tenant, bytes, part.stripe, None, config, &nodes) {
+            // What lost its place in VRAM may go to memory of a host rather than nowhere, never the other
+            // way round: its writer did not ask for that.
+            let media = match self.segments.medium(part.segment) {
+                Medium::Vram => &[Medium::Vram, Medium::Dram][..],
+                _ => &[Medium::Dram],
+            };
+            let mut picks = media.iter().filter_map(|medium| {
+                self.reserve_one(tenant, bytes, part.stripe, *medium, config, &nodes)
+            });
+            match picks.next() {
                 Some(one) => fresh.push(one),
                 // Fewer copies are better than none; one of each stripe there must be.
                 None if !nodes.is_empty() => {}
                 None => {
                     self.unreserve(fresh);
-                    return Err(self.reclaim_for_put(now, tenant, bytes, None, config, &nodes));
+                    let host = Medium::Dram;
+                    return Err(self.reclaim_for_put(now, tenant, bytes, host, config, &nodes));
                 }
             }
         }
@@ -391,9 +401,10 @@ impl Catalog {
     }
 
     /// How a value is cut: not at all where one stripe holds it or one segment is all there is.
-    fn cut(&self, len: u64) -> Striping {
+    fn cut(&self, len: u64, spread: Spread) -> Striping {
         let unit = self.config.stripe_bytes;
-        if len <= unit || self.segments.open_count < 2 {
+        let open = |(medium, _)| self.segments.open_on(medium).segments.len();
+        if len <= unit || spread.each().map(open).min().unwrap_or(0) < 2 {
             return Striping::whole(len);
         }
         let stripes = len.div_ceil(unit).min(STRIPES_MAX as u64);
@@ -401,42 +412,57 @@ impl Catalog {
         Striping::checked(len, stripe_bytes).unwrap_or(Striping::whole(len))
     }
 
-    /// Whether there could be room at all; the copies that the put gets.
+    /// Whether there could be room at all; the copies that the put gets. Each medium is judged by its own
+    /// segments.
     fn check_room(
         &self,
         name: Name<'_>,
         striping: Striping,
         config: &PutConfig,
-    ) -> Result<u32, PutError> {
-        if self.segments.largest == 0 {
-            return Err(PutError::NoSegments);
-        }
+    ) -> Result<Spread, PutError> {
         let bytes = seal::extent_bytes(striping.stripe_len(0));
-        if bytes > self.segments.largest {
-            let largest = self.segments.largest;
-            return Err(PutError::LargerThanAnySegment { wanted: bytes, largest });
-        }
-        let (mut copies, nodes) = (config.memory_copies(), self.segments.open_nodes);
-        if copies > nodes {
-            if !config.best_effort {
-                return Err(PutError::TooFewNodes { wanted: copies, nodes });
+        for (medium, _) in Spread::of(config).each() {
+            let largest = self.segments.open_on(medium).largest;
+            if largest == 0 {
+                return Err(no_segments(medium));
             }
-            copies = nodes;
+            if bytes > largest {
+                return Err(PutError::LargerThanAnySegment { wanted: bytes, largest });
+            }
         }
+        let spread = self.check_nodes(config)?;
         let each: u64 = (0..striping.stripes() as u8)
             .map(|stripe| seal::extent_bytes(striping.stripe_len(stripe)))
             .sum();
-        let wanted = each * u64::from(copies);
         let tenant = self.tenant(name.tenant);
-        let total = tenant.used.saturating_add(wanted);
+        let total = tenant.used.saturating_add(each * u64::from(spread.total()));
         if let Some(quota) = tenant.quota.filter(|quota| total > *quota) {
             return Err(PutError::Quota { quota, total });
         }
-        let (limit, total) = (self.hard_limit(), self.tenants.hard().saturating_add(wanted));
-        if config.keep == Keep::Hard && total > limit {
-            return Err(PutError::HardFull { limit, total });
+        for (medium, copies) in spread.each().filter(|_| config.keep == Keep::Hard) {
+            let wanted = each * u64::from(copies);
+            let total = self.tenants.hard(medium).saturating_add(wanted);
+            let limit = self.hard_limit(medium);
+            if total > limit {
+                return Err(PutError::HardFull { limit, total });
+            }
         }
-        Ok(copies)
+        Ok(spread)
+    }
+
+    /// Whether there are nodes enough; the copies that the put gets.
+    fn check_nodes(&self, config: &PutConfig) -> Result<Spread, PutError> {
+        let wanted = Spread::of(config);
+        let nodes = |medium| self.segments.open_on(medium).nodes;
+        let vram = wanted.vram.min(nodes(Medium::Vram));
+        let most = nodes(Medium::Dram).min(self.segments.memory_nodes.saturating_sub(vram));
+        let spread = Spread { vram, dram: wanted.dram.min(most) };
+        if spread == wanted || config.best_effort && spread.total() > 0 {
+            return Ok(spread);
+        }
+        let (wanted, nodes) =
+            if vram < wanted.vram { (wanted.vram, vram) } else { (wanted.total(), spread.total()) };
+        Err(PutError::TooFewNodes { wanted, nodes })
     }
 
     /// Why a key that cannot be read cannot be put either.
@@ -449,6 +475,15 @@ impl Catalog {
             }
             _ => PutError::InProgress { after_ms: IN_PROGRESS_MS },
         }
+    }
+}
+
+/// Why a put that needs a medium is refused where nobody has it. Whoever puts without a wish waits for
+/// nodes to register.
+pub(super) const fn no_segments(medium: Medium) -> PutError {
+    match medium {
+        Medium::Dram => PutError::NoSegments,
+        medium => PutError::NoMedium { medium },
     }
 }
 
@@ -477,6 +512,7 @@ fn extra(striping: Striping, config: &PutConfig) -> Option<Box<Extra>> {
         group: config.group,
         expire_ms: config.expire_ms,
         copies,
+        in_vram: Some(config.vram_copies() as u8),
         on_disk,
         ..Extra::default()
     }))

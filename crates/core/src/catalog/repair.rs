@@ -6,6 +6,7 @@
 use super::Catalog;
 use super::copy::{NoCopy, Purpose, Way};
 use super::objects::{EntryId, PartState, Stage};
+use crate::plan::Medium;
 use crate::time::Now;
 use std::time::Duration;
 
@@ -21,6 +22,17 @@ pub(super) struct Repairs {
     next: Option<EntryId>,
     /// Something was left over: walk again then.
     again_at: Option<Now>,
+}
+
+/// What a stripe has that stays.
+#[derive(Clone, Copy, Debug, Default)]
+struct Staying {
+    /// Nodes that have it, in memory or on a disk.
+    nodes: usize,
+    /// Copies in VRAM.
+    vram: usize,
+    /// Whether some memory of a host has it.
+    dram: bool,
 }
 
 impl Catalog {
@@ -64,24 +76,35 @@ impl Catalog {
         }
     }
 
-    /// Nodes that have a copy of a stripe, in memory or on a disk, and whether some memory has. A node
-    /// counts once: what is in its memory and on its disk goes with it. Not counted: what is evicted,
-    /// what leaves, and what is on a segment that empties itself.
-    fn staying(&self, id: EntryId, stripe: u8) -> (usize, bool) {
+    /// What a stripe has that stays. A node counts once: what is in its memory, its VRAM and on its disk
+    /// goes with it. Not counted: what is evicted, what leaves, and what is on a segment that empties itself.
+    fn staying(&self, id: EntryId, stripe: u8) -> Staying {
         let mut nodes = Vec::new();
-        let mut memory = false;
+        let mut staying = Staying::default();
         for part in self.objects.entry(id).parts.as_slice() {
             let book = self.segments.book(part.segment);
             let stays = book.is_open() && book.drain.is_none();
             if part.stripe != stripe || !stays || part.state == PartState::Evicting {
                 continue;
             }
-            memory |= !book.is_disk();
+            match book.offer.medium {
+                Medium::Vram => staying.vram += 1,
+                Medium::Dram => staying.dram = true,
+                Medium::Ssd => {}
+            }
             if !nodes.contains(&book.offer.node) {
                 nodes.push(book.offer.node);
             }
         }
-        (nodes.len(), memory)
+        staying.nodes = nodes.len();
+        staying
+    }
+
+    /// Whether the next copy of an object should be in VRAM: because its put asked for more there than it
+    /// has, or, where nobody knows that any more, because all that it has in memory is there.
+    fn lacks_vram(&self, id: EntryId, staying: &Staying) -> bool {
+        let alone = staying.vram > 0 && !staying.dram;
+        self.objects.entry(id).in_vram().map_or(alone, |wished| staying.vram < wished)
     }
 
     /// Starts the copies that an object lacks.
@@ -90,20 +113,21 @@ impl Catalog {
         if entry.stage != Stage::Ready || entry.hidden {
             return Ok(());
         }
-        let wished = entry.copies().min(self.segments.open_nodes as usize);
+        let copies = entry.copies();
         if entry.on_disk() > 0 {
             self.offload_ended(id);
         }
-        if wished <= 1 {
+        if copies <= 1 {
             return Ok(());
         }
         for stripe in 0..self.objects.entry(id).stripes() as u8 {
-            let (have, memory) = self.staying(id, stripe);
-            for _ in have..wished {
-                // What is on disks only stays there: it is not repaired into memory.
-                let way = if memory { Way::Memory } else { Way::Down };
-                let purpose = Purpose { spare_room: true, way, ..Purpose::default() };
-                match self.copy_start(now, id, stripe, purpose) {
+            let mut staying = self.staying(id, stripe);
+            // Nodes that have nothing but VRAM count only for those that may go there.
+            let vram = staying.vram > 0 || self.lacks_vram(id, &staying);
+            let host = self.segments.open_on(Medium::Dram).nodes;
+            let nodes = if vram { self.segments.memory_nodes } else { host };
+            for _ in staying.nodes..copies.min(nodes as usize) {
+                match self.repair_stripe(now, id, stripe, &mut staying) {
                     Ok(()) => {}
                     Err(NoCopy::Later) => return Err(NoCopy::Later),
                     Err(NoCopy::NoRoom) => self.look_again_for_missing_copies(now),
@@ -112,5 +136,30 @@ impl Catalog {
             }
         }
         Ok(())
+    }
+
+    /// Starts one more copy of a stripe. What is on disks only stays there: it is not repaired into memory.
+    fn repair_stripe(
+        &mut self,
+        now: Now,
+        id: EntryId,
+        stripe: u8,
+        staying: &mut Staying,
+    ) -> Result<(), NoCopy> {
+        let spare = Purpose { spare_room: true, ..Purpose::default() };
+        if staying.vram == 0 && !staying.dram {
+            return self.copy_start(now, id, stripe, Purpose { way: Way::Down, ..spare });
+        }
+        if self.lacks_vram(id, staying) {
+            match self.copy_start(now, id, stripe, Purpose { vram: true, ..spare }) {
+                Ok(()) => {
+                    staying.vram += 1;
+                    return Ok(());
+                }
+                Err(NoCopy::NoRoom) => {}
+                begun => return begun,
+            }
+        }
+        self.copy_start(now, id, stripe, spare)
     }
 }

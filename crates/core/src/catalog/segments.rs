@@ -1,9 +1,10 @@
 //! The book of each segment: its allocator, its slots, its eviction policy, and the slots whose
 //! life is ending.
 
+use super::demote::{self, Waits};
 use super::drain::Drain;
 use super::objects::{EntryId, SegmentIndex};
-use super::offload::PATIENCE;
+use super::offload;
 use super::room::{Room, Told};
 use super::trust::Trust;
 use crate::alloc::Allocation;
@@ -48,7 +49,7 @@ pub(super) struct Ending {
     pub unwanted: bool,
 }
 
-/// How well a disk takes what is copied to it.
+/// How well a disk takes what is copied to it, and memory of a host what VRAM lets go of.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Intake {
     /// Copies on their way in …
@@ -121,15 +122,17 @@ pub(super) struct Book {
     pub drain: Option<Drain>,
     /// A drain that begins when the owner has announced everything.
     pub wish: Option<DrainMode>,
-    /// Victims that are being copied to a disk before they go, and their bytes.
+    /// Victims that are being copied down before they go, and their bytes.
     pub moving: u32,
     pub moving_bytes: u64,
     /// When the last of them was done with, or the first begun.
     pub moving_at: Now,
     /// The walk that makes copies on disks ahead of evictions.
     pub ahead: Ahead,
-    /// Of a disk: how well it takes copies.
+    /// How well it takes what is moved down to it.
     pub intake: Intake,
+    /// Of VRAM: victims that wait until something takes them.
+    pub waits: Waits,
     /// Whether what it announces is kept.
     pub trust: Trust,
     /// Objects that it announced and was told to drop.
@@ -173,6 +176,7 @@ impl Book {
             moving_at: Now(0),
             ahead: Ahead::default(),
             intake: Intake::default(),
+            waits: Waits::default(),
             trust,
             early: BTreeSet::new(),
             unwanted: 0,
@@ -291,10 +295,12 @@ impl Book {
         self.allocator.used_bytes().saturating_sub(self.ending_bytes)
     }
 
-    /// Bytes of victims that go when their copy is there. Not those of a disk that hangs: nobody waits for
-    /// them.
+    /// Bytes of victims that go when their copy is there. Not those that nothing happens with: nobody waits
+    /// for a disk that hangs.
     pub(super) fn moving_out(&self, now: Now) -> u64 {
-        if now.since(self.moving_at) > PATIENCE { 0 } else { self.moving_bytes }
+        let vram = self.offer.medium == Medium::Vram;
+        let patience = if vram { demote::PATIENCE } else { offload::PATIENCE };
+        if now.since(self.moving_at) > patience { 0 } else { self.moving_bytes }
     }
 
     /// So many parts per thousand of it.
@@ -332,20 +338,37 @@ pub(super) struct Segments {
     by_id: BTreeMap<SegmentId, SegmentIndex>,
     /// The last mount that left, by segment: an older one never comes back (M8).
     left: BTreeMap<SegmentId, Incarnation>,
-    /// Bytes of the largest open segment. In this and the next three, disks do not count: puts never go
-    /// there.
+    /// What is open, in the order of [`Medium::ALL`]. Apart, because a put goes to the medium that it asks
+    /// for: what another one could hold says nothing about it.
+    open: [Open; 3],
+    /// Nodes with open memory, of a host or of a GPU.
+    pub memory_nodes: u32,
+}
+
+/// The open segments of one medium.
+#[derive(Debug, Default)]
+pub(super) struct Open {
+    /// Which ones.
+    pub segments: Vec<SegmentIndex>,
+    /// Bytes of the largest.
     pub largest: u64,
-    /// Nodes with an open segment.
-    pub open_nodes: u32,
-    /// Open segments.
-    pub open_count: u32,
-    /// Bytes of all open segments.
-    pub open_bytes: u64,
-    /// Disks that are open.
-    pub disks: Vec<SegmentIndex>,
+    /// Bytes of all.
+    pub bytes: u64,
+    /// Nodes that have one.
+    pub nodes: u32,
 }
 
 impl Segments {
+    /// What is open on a medium.
+    pub(super) fn open_on(&self, medium: Medium) -> &Open {
+        &self.open[medium as usize]
+    }
+
+    /// Disks that are open.
+    pub(super) fn disks(&self) -> &[SegmentIndex] {
+        &self.open_on(Medium::Ssd).segments
+    }
+
     pub(super) fn find(&self, segment: SegmentId) -> Option<SegmentIndex> {
         self.by_id.get(&segment).copied()
     }
@@ -362,9 +385,14 @@ impl Segments {
         self.books.iter().enumerate().filter_map(|(i, b)| Some((i as SegmentIndex, b.as_ref()?)))
     }
 
+    /// What a segment is made of.
+    pub(super) fn medium(&self, index: SegmentIndex) -> Medium {
+        self.loads[usize::from(index)].medium
+    }
+
     /// Whether a segment is on a disk.
     pub(super) fn is_disk(&self, index: SegmentIndex) -> bool {
-        self.loads[usize::from(index)].medium == Medium::Ssd
+        self.medium(index) == Medium::Ssd
     }
 
     pub(super) fn indexes(&self) -> Vec<SegmentIndex> {
@@ -436,15 +464,21 @@ impl Segments {
         }
         self.loads[index as usize].open = open;
         self.refresh(index);
-        let disks = (0..self.loads.len()).filter(|at| self.loads[*at].open);
-        let disks = disks.map(|at| at as SegmentIndex).filter(|index| self.is_disk(*index));
-        self.disks = disks.collect();
-        let open = self.loads.iter().filter(|load| load.open && load.medium != Medium::Ssd);
-        self.largest = open.clone().map(|load| load.capacity).max().unwrap_or(0);
-        self.open_count = open.clone().count() as u32;
-        self.open_bytes = open.clone().map(|load| load.capacity).sum();
-        let nodes: std::collections::BTreeSet<_> = open.map(|load| load.node).collect();
-        self.open_nodes = nodes.len() as u32;
+        self.open = Medium::ALL.map(|medium| self.count_open(medium));
+        let memory = self.loads.iter().filter(|load| load.open && load.medium != Medium::Ssd);
+        self.memory_nodes = memory.map(|load| load.node).collect::<BTreeSet<_>>().len() as u32;
+    }
+
+    fn count_open(&self, medium: Medium) -> Open {
+        let loads = self.loads.iter().enumerate();
+        let open = loads.filter(|(_, load)| load.open && load.medium == medium);
+        let nodes: BTreeSet<_> = open.clone().map(|(_, load)| load.node).collect();
+        Open {
+            segments: open.clone().map(|(at, _)| at as SegmentIndex).collect(),
+            largest: open.clone().map(|(_, load)| load.capacity).max().unwrap_or(0),
+            bytes: open.map(|(_, load)| load.capacity).sum(),
+            nodes: nodes.len() as u32,
+        }
     }
 
     pub(super) fn stats(&self) -> Vec<SegmentStat> {

@@ -19,10 +19,7 @@ impl EvictPolicy for Lru {
     }
 
     fn touch(&mut self, slot: Slot) {
-        // Reads come in bursts; the one that is youngest already need not move.
-        if self.0.list().youngest != slot.0 && self.0.take(slot).is_some() {
-            self.0.push(slot);
-        }
+        self.0.renew(slot);
     }
 
     fn remove(&mut self, slot: Slot) -> bool {

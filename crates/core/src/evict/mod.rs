@@ -73,6 +73,18 @@ pub trait EvictPolicy: Send + fmt::Debug {
         Some(slot)
     }
 
+    /// Takes several candidates out, as [`EvictPolicy::victim`] does; how many there were. Who evicts many can
+    /// have the memory of all of them fetched at once.
+    fn victims(&mut self, out: &mut [Slot]) -> usize {
+        let mut taken = 0;
+        while taken < out.len() {
+            let Some(slot) = self.victim() else { break };
+            out[taken] = slot;
+            taken += 1;
+        }
+        taken
+    }
+
     /// One step of a walk ahead of the evictions, in their order and over and over: a candidate, and
     /// whether it would be spared now because it was read. `None`: the walk is at its end, and the next
     /// step starts over. Whatever comes and goes, the walk never misses its place.

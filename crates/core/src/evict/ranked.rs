@@ -100,12 +100,10 @@ impl EvictPolicy for Ranked {
             return;
         }
         let list = &mut self.lists[usize::from(self.ranks[slot])];
-        if list.youngest != slot {
-            let link = list.take(&mut self.links, slot);
-            list.push(&mut self.links, slot);
-            if self.ahead == slot {
-                self.ahead = link.younger;
-            }
+        if let Some(link) = list.renew(&mut self.links, slot)
+            && self.ahead == slot
+        {
+            self.ahead = link.younger;
         }
     }
 
@@ -116,7 +114,7 @@ impl EvictPolicy for Ranked {
         }
         let rank = self.ranks[slot];
         let list = &mut self.lists[usize::from(rank)];
-        let link = list.take(&mut self.links, slot);
+        let link = list.take(&mut self.links, slot).expect("the slot is in a list");
         if list.len == 0 {
             self.present &= !(1 << rank);
         }

@@ -88,7 +88,7 @@ impl S3Fifo {
     /// Takes a candidate out of its queue. The walk ahead goes on with the one after it.
     fn leave(&mut self, slot: u32) {
         let list = if self.bits[slot] & MAIN == 0 { &mut self.small } else { &mut self.main };
-        let link = list.take(&mut self.links, slot);
+        let link = list.take(&mut self.links, slot).expect("the slot is in a list");
         if self.ahead == slot {
             self.ahead = link.younger;
         }

@@ -1,4 +1,4 @@
-//! Who stands where: the segments of a list of loads by id, node, host and zone.
+//! Who stands where: the segments of a list of loads by id, node, host, zone and medium.
 //!
 //! A strategy that wants "a segment of this host" cannot walk a thousand loads for every put. So it
 //! remembers their places and compares only [`STEP`] of them per call, in turn, besides all that
@@ -8,6 +8,7 @@
 
 use super::SegmentLoad;
 use crate::ids::{HostId, NodeId, SegmentId, ZoneId};
+use crate::plan::Medium;
 use std::collections::BTreeMap;
 
 /// Loads that are compared with memory in one call.
@@ -20,11 +21,13 @@ struct Place {
     node: NodeId,
     host: HostId,
     zone: ZoneId,
+    medium: Medium,
 }
 
 impl Place {
     const fn of(load: &SegmentLoad) -> Self {
-        Self { segment: load.segment, node: load.node, host: load.host, zone: load.zone }
+        let SegmentLoad { segment, node, host, zone, medium, .. } = *load;
+        Self { segment, node, host, zone, medium }
     }
 }
 
@@ -36,6 +39,7 @@ pub(super) struct Topology {
     by_node: BTreeMap<NodeId, Vec<usize>>,
     by_host: BTreeMap<HostId, Vec<usize>>,
     by_zone: BTreeMap<ZoneId, Vec<usize>>,
+    by_medium: BTreeMap<Medium, Vec<usize>>,
     /// Where the next comparison starts.
     cursor: usize,
 }
@@ -78,6 +82,11 @@ impl Topology {
         self.by_zone.get(&zone).map_or(&[], Vec::as_slice)
     }
 
+    /// Loads of a medium.
+    pub(super) fn on_medium(&self, medium: Medium) -> &[usize] {
+        self.by_medium.get(&medium).map_or(&[], Vec::as_slice)
+    }
+
     /// All zones from `from` on, then those before it.
     pub(super) fn zones_from(&self, from: ZoneId) -> impl Iterator<Item = (ZoneId, &[usize])> {
         let zones = self.by_zone.range(from..).chain(self.by_zone.range(..from));
@@ -94,15 +103,16 @@ impl Topology {
     }
 
     fn remember(&mut self, index: usize) {
-        let Place { segment, node, host, zone } = self.places[index];
+        let Place { segment, node, host, zone, medium } = self.places[index];
         self.by_segment.insert(segment, index);
         self.by_node.entry(node).or_default().push(index);
         self.by_host.entry(host).or_default().push(index);
         self.by_zone.entry(zone).or_default().push(index);
+        self.by_medium.entry(medium).or_default().push(index);
     }
 
     fn forget(&mut self, index: usize) {
-        let Place { segment, node, host, zone } = self.places[index];
+        let Place { segment, node, host, zone, medium } = self.places[index];
         // The same segment may have been mounted again elsewhere in the list meanwhile.
         if self.by_segment.get(&segment) == Some(&index) {
             self.by_segment.remove(&segment);
@@ -110,6 +120,7 @@ impl Topology {
         leave(&mut self.by_node, &node, index);
         leave(&mut self.by_host, &host, index);
         leave(&mut self.by_zone, &zone, index);
+        leave(&mut self.by_medium, &medium, index);
     }
 }
 

@@ -584,7 +584,8 @@ fn more_copies_than_nodes_are_refused_or_fewer_as_configured() {
     let media = with(|config| config.media = [0, 2, 0]);
     assert_eq!(rig.put(key(b"m"), 1, &media).unwrap().replicas.len(), 2);
     let vram = with(|config| config.media = [1, 0, 0]);
-    assert_eq!(rig.put(key(b"v"), 1, &vram), Err(PutError::NoSegments));
+    let refused = rig.put(key(b"v"), 1, &vram);
+    assert_eq!(refused, Err(PutError::NoMedium { medium: Medium::Vram }));
 }
 
 #[test]

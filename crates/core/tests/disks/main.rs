@@ -7,3 +7,4 @@ mod offload;
 mod returns;
 mod rig;
 mod tells;
+mod vram;

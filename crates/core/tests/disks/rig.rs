@@ -16,6 +16,7 @@ use std::time::Duration;
 pub(crate) const KIB: u64 = 1024;
 pub(crate) const MEMORY: u64 = 16 * KIB;
 pub(crate) const DISK: u64 = 64 * KIB;
+pub(crate) const VRAM: u64 = 8 * KIB;
 
 pub(crate) fn ms(ms: u64) -> Now {
     Now(1_000_000_000).plus(Duration::from_millis(ms))
@@ -27,7 +28,11 @@ pub(crate) fn offer(node: u64, medium: Medium, incarnation: u64) -> SegmentOffer
         incarnation: Incarnation(incarnation),
         node: NodeId(node),
         medium,
-        bytes: if medium == Medium::Ssd { DISK } else { MEMORY },
+        bytes: match medium {
+            Medium::Vram => VRAM,
+            Medium::Dram => MEMORY,
+            Medium::Ssd => DISK,
+        },
         slots: 256,
         host: HostId(node),
         zone: ZoneId(0),
@@ -38,6 +43,10 @@ pub(crate) fn offer(node: u64, medium: Medium, incarnation: u64) -> SegmentOffer
 
 pub(crate) fn memory(node: u64) -> SegmentId {
     SegmentId::on(Medium::Dram, NodeId(node), 0)
+}
+
+pub(crate) fn vram(node: u64) -> SegmentId {
+    SegmentId::on(Medium::Vram, NodeId(node), 0)
 }
 
 pub(crate) fn disk(node: u64) -> SegmentId {
@@ -76,12 +85,19 @@ impl Rig {
     }
 
     pub(crate) fn with(config: Config, nodes: u64) -> Self {
+        let all = [Medium::Dram, Medium::Ssd];
+        let lent: Vec<(u64, Medium)> =
+            (1..=nodes).flat_map(|node| all.map(|medium| (node, medium))).collect();
+        Self::of(config, &lent)
+    }
+
+    /// A cluster of nodes that lend these media.
+    pub(crate) fn of(config: Config, lent: &[(u64, Medium)]) -> Self {
         let catalog = Catalog::new(config, LeaderEpoch(1), Start::New, ms(0));
         let (disks, copies, orders) = (BTreeMap::new(), Vec::new(), Vec::new());
         let mut rig = Self { catalog, disks, copies, orders };
-        for node in 1..=nodes {
-            rig.mount(ms(0), node, Medium::Dram, 1, &[]).unwrap();
-            rig.mount(ms(0), node, Medium::Ssd, 1, &[]).unwrap();
+        for (node, medium) in lent {
+            rig.mount(ms(0), *node, *medium, 1, &[]).unwrap();
         }
         rig.keep();
         rig
@@ -179,8 +195,13 @@ impl Rig {
 
     /// A put that waits for room as a master lets it wait.
     pub(crate) fn put(&mut self, now: Now, key: &[u8]) -> ObjectId {
+        self.put_as(now, key, &PutConfig::default())
+    }
+
+    /// The same, with wishes.
+    pub(crate) fn put_as(&mut self, now: Now, key: &[u8], config: &PutConfig) -> ObjectId {
         for _ in 0..100 {
-            match self.start(now, key, &PutConfig::default()) {
+            match self.start(now, key, config) {
                 Err(PutError::Reclaiming { .. }) => {
                     self.obey(now);
                     self.copy(now, true);

@@ -94,9 +94,11 @@ async fn find(master: Arc<Master>, name: &str) -> Result<Option<Segment>, Wrong>
     Ok(all(master).await?.into_iter().find(|segment| segment.name == name))
 }
 
-/// One name per line; nothing at all while no node has mounted anything, which callers poll for.
+/// One name per line. Callers poll for a name and then put, so a segment that has mounted and still tells
+/// what it holds is not there yet.
 pub(super) async fn names(State(master): State<Arc<Master>>) -> Result<String, Wrong> {
-    let segments = all(master).await?;
+    let mut segments = all(master).await?;
+    segments.retain(|segment| segment.status() != OK || segment.rows().any(|(_, row)| row.open));
     Ok(segments.iter().flat_map(|segment| [segment.name.as_str(), "\n"]).collect())
 }
 

@@ -2,7 +2,7 @@
 
 use super::Mooncake;
 use crate::admin::routes_with_mooncake;
-use crate::admin::tests::{Lines, exchange_over, master, registry, request};
+use crate::admin::tests::{Lines, exchange_over, master, mounting, registry, request};
 use crate::{Master, MasterConfig};
 use mooncrate_core::error::RemoveError;
 use mooncrate_core::plan::{Keep, PutConfig};
@@ -134,6 +134,9 @@ fn segments_are_nodes_under_their_names() {
         Master::new(MasterConfig { new_cluster: true, ..MasterConfig::default() }, LeaderEpoch(3))
             .unwrap();
     assert_eq!(get_all(&empty, &["/get_all_segments"])[0], (200, String::new()));
+    let (mounted, _) = mounting();
+    let told = get_all(&mounted, &["/get_all_segments"]);
+    assert_eq!(told[0], (200, String::new()), "puts would be refused");
     let master = master(&[b"k"]);
     let texts = get_all(
         &master,

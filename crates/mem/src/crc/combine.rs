@@ -23,8 +23,8 @@ pub fn combine(first: u64, second: u64, mut bytes: u64) -> u64 {
     multiply(first, shift) ^ second
 }
 
-/// The product of two polynomials, modulo ours.
-const fn multiply(a: u64, mut b: u64) -> u64 {
+/// The product of two polynomials, modulo ours. Bit 63 stands for `x^0`.
+pub const fn multiply(a: u64, mut b: u64) -> u64 {
     let (mut product, mut bit) = (0, ONE);
     while bit > 0 {
         if a & bit != 0 {

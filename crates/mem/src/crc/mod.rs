@@ -14,7 +14,7 @@ mod combine;
 mod constants;
 mod portable;
 
-pub use combine::combine;
+pub use combine::{combine, multiply};
 
 use std::sync::OnceLock;
 

@@ -11,6 +11,7 @@
 
 use super::{Segment, SegmentError};
 use crate::atomic::Ordering;
+use crate::read::ReadError;
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::plan::{Notice, OrderResult};
 use mooncrate_core::{Generation, Locator, Now, Slot};
@@ -26,8 +27,12 @@ impl Segment {
     /// sealed. If not, nobody can read the value from here on, and [`Segment::tick`] tells so.
     pub fn verify(self: &Arc<Self>, now: Now, locator: &Locator) -> Result<bool, SegmentError> {
         let pin = self.pin(now, locator)?;
-        if pin.verify().is_ok() || canary::on(Canary::BadCopyKept) {
-            return Ok(true);
+        match pin.verify() {
+            // Nobody has seen the bytes: that says nothing about them.
+            Err(ReadError::Busy) => return Err(SegmentError::NoRoom),
+            Err(ReadError::Device) => return Err(SegmentError::Device),
+            verified if verified.is_ok() || canary::on(Canary::BadCopyKept) => return Ok(true),
+            _ => {}
         }
         drop(pin);
         let (slot, generation) = (locator.slot, locator.generation);

@@ -81,6 +81,12 @@ pub enum SegmentError {
     /// This owner may not serve now (R10).
     #[error("this owner's leave to serve has run out")]
     Fenced,
+    /// All rooms of a device are in use.
+    #[error("all rooms for copies from and to the GPU are in use; try again in a moment")]
+    NoRoom,
+    /// A device did not copy.
+    #[error("the GPU that the bytes lie on did not copy them; its owner's log says why")]
+    Device,
 }
 
 impl SegmentError {
@@ -92,6 +98,8 @@ impl SegmentError {
                 Advice::Retry { after_ms: 0 }
             }
             Self::Busy { .. } => Advice::Retry { after_ms: 1 },
+            Self::NoRoom => Advice::Retry { after_ms: 5 },
+            Self::Device => Advice::Retry { after_ms: 100 },
             Self::OtherSegment { .. }
             | Self::NoSuchSlot { .. }
             | Self::OutOfBounds(_)
@@ -136,6 +144,12 @@ pub enum WriteError {
     /// The bytes of this segment are on a disk.
     #[error("the bytes of this segment are not in memory")]
     Elsewhere,
+    /// All rooms of a device are in use.
+    #[error("all rooms for copies to the GPU are in use; try again in a moment")]
+    Busy,
+    /// A device did not copy: this put is over.
+    #[error("the GPU did not take the bytes; its owner's log says why")]
+    Device,
 }
 
 /// Why a value was not published.
@@ -166,6 +180,12 @@ pub enum PublishError {
     /// The bytes of this segment are on a disk, or those of another one are not.
     #[error("a value is published where its bytes are, in memory or on a disk")]
     Elsewhere,
+    /// All rooms of a device are in use.
+    #[error("all rooms for copies from the GPU are in use; try again in a moment")]
+    Busy,
+    /// A device did not copy: this put is over.
+    #[error("the GPU did not take the bytes; its owner's log says why")]
+    Device,
 }
 
 impl PublishError {
@@ -174,6 +194,8 @@ impl PublishError {
         match self {
             Self::BadToken | Self::Aborted | Self::Elsewhere => Advice::GiveUp,
             Self::Incomplete { .. } | Self::Corrupt { .. } => Advice::Retry { after_ms: 0 },
+            Self::Busy => Advice::Retry { after_ms: 5 },
+            Self::Device => Advice::Retry { after_ms: 100 },
         }
     }
 }

@@ -11,7 +11,7 @@
 
 use super::lives::Life;
 use super::write::{BeginWrite, LabelHash, Unpublished};
-use super::{PinGuard, PublishError, Segment, SegmentError, SegmentSpec, WriteGuard};
+use super::{Payload, PinGuard, PublishError, Segment, SegmentError, SegmentSpec, WriteGuard};
 use crate::region::{Pages, Region};
 use crate::table::Table;
 use mooncrate_core::plan::{Notice, OrderResult};
@@ -48,17 +48,22 @@ impl Segment {
         let spec = SegmentSpec { shared: false, huge: false, ..spec };
         let identity = spec.identity();
         let headers = Region::anonymous(identity.table_bytes(), Pages::Small)?;
-        Ok(Arc::new(Self::with(spec, Table::create(headers, &identity), None, false)))
+        Ok(Arc::new(Self::with(spec, Table::create(headers, &identity), Payload::Kept, false)))
     }
 
     /// Whether its bytes are kept on a disk.
     pub fn is_kept(&self) -> bool {
-        self.payload.is_none()
+        matches!(self.payload, Payload::Kept)
+    }
+
+    /// Whether its bytes lie in memory of this process, where they can be looked at in place.
+    pub fn is_in_place(&self) -> bool {
+        self.payload.region().is_some()
     }
 
     /// The first byte of an extent that fits; of no meaning where the bytes are elsewhere.
     pub(super) fn first_byte(&self, extent: Extent) -> Result<*mut u8, SegmentError> {
-        if let Some(payload) = &self.payload {
+        if let Some(payload) = self.payload.region() {
             return Ok(payload.check(extent)?.as_ptr());
         }
         if extent.fits(self.spec.bytes) {
@@ -239,7 +244,7 @@ mod tests {
             assert_eq!(guard.place(0, 0).map(|_| ()), Err(WriteError::Elsewhere));
             assert_eq!(guard.room().map(|_| ()), Err(WriteError::Elsewhere));
             assert_eq!(guard.filled(0), Err(WriteError::Elsewhere));
-            assert!(guard.buffer(10).is_empty());
+            assert_eq!(guard.buffer(10).map(|_| ()), Err(WriteError::Elsewhere));
             let mut refused = guard.publish(T, PutToken(9), SEAL).unwrap_err();
             assert_eq!(refused.error, PublishError::Elsewhere);
             refused = refused.guard.publish_direct(T, PutToken(9), SEAL).unwrap_err();

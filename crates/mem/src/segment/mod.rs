@@ -20,6 +20,7 @@
 mod announce;
 mod bad;
 mod error;
+mod far;
 mod kept;
 mod lives;
 mod orders;
@@ -36,6 +37,7 @@ pub use pin::PinGuard;
 pub use write::{BeginWrite, LabelHash, Unpublished, WriteGuard};
 
 use crate::atomic::{AtomicU64, Ordering};
+use crate::far::Far;
 use crate::read::{self, OneSided};
 use crate::region::{Backing, Pages, Region};
 use crate::table::{Identity, Table};
@@ -117,10 +119,7 @@ pub struct SegmentStats {
 pub struct Segment {
     spec: SegmentSpec,
     table: Table,
-    /// `None`: the bytes lie elsewhere, on a disk.
-    payload: Option<Region>,
-    /// The payload for those who only read it; `None`: not shared.
-    readers: Option<OwnedFd>,
+    payload: Payload,
     /// What headers cannot hold: labels, tokens, waiting times. One lock per slot.
     lives: Lives,
     front: Mutex<Front>,
@@ -134,6 +133,30 @@ pub struct Segment {
     bad: AtomicU64,
     /// Whether a range is zeroed between two lives.
     wipes: bool,
+}
+
+/// Where the bytes lie.
+#[derive(Debug)]
+enum Payload {
+    /// In memory of this process.
+    Host {
+        region: Region,
+        /// The same for those who only read it; `None`: not shared.
+        readers: Option<OwnedFd>,
+    },
+    /// On a disk.
+    Kept,
+    /// In memory of a device.
+    Far(Arc<dyn Far>),
+}
+
+impl Payload {
+    fn region(&self) -> Option<&Region> {
+        match self {
+            Self::Host { region, .. } => Some(region),
+            Self::Kept | Self::Far(_) => None,
+        }
+    }
 }
 
 /// What a new leader learns and what an old one may no longer change. One lock, so that a plan of an
@@ -163,33 +186,26 @@ impl Segment {
         let bytes = usize::try_from(spec.bytes).map_err(io::Error::other)?;
         let pages = if spec.huge { Pages::Huge } else { Pages::Transparent };
         // The table keeps small pages: slots that nobody uses shall cost nothing.
-        let (headers, payload) = if spec.shared {
+        let (headers, region) = if spec.shared {
             let headers = Region::memfd("mooncrate-headers", identity.table_bytes(), Pages::Small)?;
-            let payload = Region::memfd("mooncrate-payload", bytes, pages)?;
+            let region = Region::memfd("mooncrate-payload", bytes, pages)?;
             headers.seal_writes()?;
-            payload.seal_seals()?;
-            (headers, payload)
+            region.seal_seals()?;
+            (headers, region)
         } else {
             let headers = Region::anonymous(identity.table_bytes(), Pages::Small)?;
             (headers, Region::anonymous(bytes, pages)?)
         };
         let table = Table::create(headers, &identity);
-        let readers = payload.read_only_fd()?;
-        Ok(Arc::new(Self::with(spec, table, Some((payload, readers)), wipes)))
+        let readers = region.read_only_fd()?;
+        Ok(Arc::new(Self::with(spec, table, Payload::Host { region, readers }, wipes)))
     }
 
-    fn with(
-        spec: SegmentSpec,
-        table: Table,
-        payload: Option<(Region, Option<OwnedFd>)>,
-        wipes: bool,
-    ) -> Self {
-        let (payload, readers) = payload.unzip();
+    fn with(spec: SegmentSpec, table: Table, payload: Payload, wipes: bool) -> Self {
         Self {
             spec,
             table,
             payload,
-            readers: readers.flatten(),
             lives: Lives::new(spec.slots),
             front: Mutex::default(),
             counts: Default::default(),
@@ -207,23 +223,24 @@ impl Segment {
 
     /// Which pages the payload got.
     pub fn backing(&self) -> Backing {
-        self.payload.as_ref().map_or(Backing::Small, Region::backing)
+        self.payload.region().map_or(Backing::Small, Region::backing)
     }
 
     /// Header table and payload, to be passed to processes of this machine that read; `None` if not
     /// shared. Neither can be mapped for writing.
     pub fn fds(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
-        Some((self.table.region().fd()?, self.readers.as_ref()?.as_fd()))
+        let Payload::Host { readers, .. } = &self.payload else { return None };
+        Some((self.table.region().fd()?, readers.as_ref()?.as_fd()))
     }
 
     /// The payload, to be passed to a process that has begun a put and stores into it directly.
     pub fn writable_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.payload.as_ref()?.fd()
+        self.payload.region()?.fd()
     }
 
     /// Where the payload lies in this process, and its bytes; for devices that prepare for memory.
     pub fn payload_at(&self) -> Option<(usize, usize)> {
-        let payload = self.payload.as_ref()?;
+        let payload = self.payload.region()?;
         let all = Extent::new(0, self.spec.bytes)?;
         Some((payload.check(all).ok()?.as_ptr().addr(), self.spec.bytes as usize))
     }
@@ -255,7 +272,7 @@ impl Segment {
 
     /// The steps of an unpinned read, as a client that mapped the segment would do them.
     pub fn one_sided(&self) -> OneSided<'_> {
-        OneSided::new(&self.table, self.payload.as_ref())
+        OneSided::new(&self.table, self.payload.region())
     }
 
     /// What it holds.
@@ -350,7 +367,7 @@ impl Segment {
     /// the zeros for a value (R1), and under the slot's lock, so neither a notice nor an announcement
     /// can say that the range is free before it is clean.
     fn wipe(&self, extent: Extent) {
-        let Some(payload) = self.payload.as_ref().filter(|_| self.wipes) else { return };
+        let Some(payload) = self.payload.region().filter(|_| self.wipes) else { return };
         let start = payload.check(extent).expect("`begin` checked the extent of this life");
         before_first_byte();
         // SAFETY: `check` proved that the extent lies in the payload, which lives as long as `self`.

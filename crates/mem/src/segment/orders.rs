@@ -21,6 +21,9 @@ const TICK_WIPE_BYTES: u64 = 64 << 20;
 /// How soon a slot that was due but pinned is looked at again.
 const PINNED_POLL: Duration = Duration::from_millis(1);
 
+/// How soon a range that could not be zeroed is tried again.
+const WIPE_AGAIN: Duration = Duration::from_secs(1);
+
 /// Retiring slots by the time to look at them, soonest first.
 pub(super) type Queue = BinaryHeap<Reverse<(Now, Slot, Generation)>>;
 
@@ -70,7 +73,12 @@ impl Segment {
                 wiped += self.extent(slot).len();
             }
             let told = life.as_ref().is_some_and(|life| life.told_freed);
-            let result = self.free_or_wait(now, slot, generation, &mut life);
+            let result = if self.wipes_far().is_some() {
+                drop(life);
+                self.wipe_and_free(now, slot, generation)
+            } else {
+                self.free_or_wait(now, slot, generation, &mut life)
+            };
             if !told && let OrderResult::Freed { .. } = result {
                 news.push(self.notice(slot, generation, result));
             }
@@ -153,6 +161,13 @@ impl Segment {
         if canary::on(Canary::FreeBeforeBump) {
             return Ok(self.evict_without_bump(now, slot, generation, life));
         }
+        if self.wipes_far().is_some() {
+            if self.load(slot).pins() > 0 {
+                return Ok(OrderResult::Pinned);
+            }
+            self.step(Some(now), slot, generation, Event::Unlink)?;
+            return Ok(self.free_or_wait(now, slot, generation, life));
+        }
         match self.step(Some(now), slot, generation, RECLAIM) {
             Ok(word) => {
                 self.wipe(self.extent(slot));
@@ -200,7 +215,8 @@ impl Segment {
             unreachable!("slot {slot} is retiring without a life");
         };
         let mut look_at = known.free_after;
-        if look_at <= now {
+        // A range of far memory is zeroed by a tick, which holds no lock meanwhile.
+        if look_at <= now && self.wipes_far().is_none() {
             match self.step(Some(now), slot, generation, RECLAIM) {
                 Ok(word) => {
                     self.wipe(self.extent(slot));
@@ -214,6 +230,39 @@ impl Segment {
             known.queued = true;
             self.queue.lock().push(Reverse((look_at, slot, generation)));
         }
+        OrderResult::Waiting
+    }
+
+    /// Zeroes the far range of a Retiring slot whose time is over and whose readers have left, and frees
+    /// it. Nobody can pin it any more, so nobody needs the lock to keep away from the range; until it is
+    /// clean the slot stays Retiring, so nobody is told that it is free.
+    fn wipe_and_free(&self, now: Now, slot: Slot, generation: Generation) -> OrderResult {
+        let due = {
+            let mut life = self.lives.lock(slot);
+            let Some(known) = life.as_mut().filter(|_| self.load(slot).generation() == generation)
+            else {
+                return OrderResult::Waiting;
+            };
+            // Its place in the queue is ours until the range is clean.
+            known.queued = true;
+            known.free_after <= now && self.load(slot).pins() == 0
+        };
+        let clean = due && self.wipe_far(self.extent(slot));
+        let mut life = self.lives.lock(slot);
+        if self.load(slot).generation() != generation {
+            return OrderResult::Waiting;
+        }
+        let Some(known) = life.as_mut() else { return OrderResult::Waiting };
+        if clean
+            && known.free_after <= now
+            && let Ok(word) = self.step(Some(now), slot, generation, RECLAIM)
+        {
+            *life = None;
+            return OrderResult::Freed { next: word.generation() };
+        }
+        let pause = if due { WIPE_AGAIN } else { PINNED_POLL };
+        let look_at = known.free_after.max(now.plus(pause));
+        self.queue.lock().push(Reverse((look_at, slot, generation)));
         OrderResult::Waiting
     }
 

@@ -88,10 +88,10 @@ impl PinGuard {
         ObjectId { epoch: LeaderEpoch(header.object_epoch), sequence: header.object_sequence }
     }
 
-    /// The value; nothing, if it lies on a disk. Not verified: whoever hands it on verifies, or lets the
+    /// The value; nothing, if it does not lie in memory of this process. Not verified: whoever hands it on verifies, or lets the
     /// receiver do it.
     pub fn bytes(&self) -> &[u8] {
-        if self.segment.is_kept() {
+        if !self.segment.is_in_place() {
             return &[];
         }
         // SAFETY: inside of the payload; published bytes are never written again, and the pin keeps
@@ -102,7 +102,7 @@ impl PinGuard {
     /// The sums of the slices as they lie behind the value; empty for a value of one slice.
     pub fn table_bytes(&self) -> &[u8] {
         let (start, bytes) = table(self.len);
-        if self.segment.is_kept() {
+        if !self.segment.is_in_place() {
             return &[];
         }
         // SAFETY: as in `bytes`; the extent of a value holds its table.
@@ -116,7 +116,7 @@ impl PinGuard {
     pub fn sealed_bytes(&self) -> &[u8] {
         let (start, bytes) = table(self.len);
         let end = if bytes > 0 { start + bytes } else { self.len };
-        if self.segment.is_kept() {
+        if !self.segment.is_in_place() {
             return &[];
         }
         // SAFETY: as in `bytes`; the extent of a value holds its table, and publishing wrote both and
@@ -128,6 +128,9 @@ impl PinGuard {
     pub fn read_into(&self, seal: Seal, target: &mut [u8]) -> Result<(), ReadError> {
         if target.len() as u64 != self.len || self.segment.is_kept() {
             return Err(ReadError::OutOfBounds);
+        }
+        if !self.segment.is_in_place() {
+            return self.far_read(seal, target);
         }
         // SAFETY: the value is `len` bytes from `start`, pinned.
         let found = unsafe { sums::read_value(target, self.start) };
@@ -146,6 +149,9 @@ impl PinGuard {
         if self.segment.is_kept() {
             return Err(ReadError::OutOfBounds);
         }
+        if !self.segment.is_in_place() {
+            return self.far_read_part(seal, start, target);
+        }
         // SAFETY: the value and its table lie in the extent, pinned, and the part in the value.
         let good = unsafe { sums::read_part(target, self.start, self.len, start, seal) };
         if good { Ok(()) } else { Err(ReadError::Corrupt) }
@@ -156,6 +162,9 @@ impl PinGuard {
     pub fn verify(&self) -> Result<(), ReadError> {
         if self.segment.is_kept() {
             return Err(ReadError::OutOfBounds);
+        }
+        if !self.segment.is_in_place() {
+            return self.far_verify();
         }
         let mut sums = SliceSums::new();
         sums.update(self.bytes());

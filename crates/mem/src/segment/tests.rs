@@ -132,12 +132,12 @@ fn a_receiver_fills_the_buffer_in_place() {
     let mut guard = begin(&segment, at, value.len() as u64);
     while guard.seen() < value.len() as u64 {
         let seen = guard.seen() as usize;
-        let buffer = guard.buffer(70_001);
+        let buffer = guard.buffer(70_001).unwrap();
         let len = buffer.len();
         buffer.copy_from_slice(&value[seen..][..len]);
         guard.filled(len).unwrap();
     }
-    assert!(guard.buffer(9).is_empty());
+    assert!(guard.buffer(9).unwrap().is_empty());
     assert!(matches!(guard.filled(1), Err(WriteError::TooLong { .. })));
     guard.publish(T, TOKEN, seal_of(&value)).unwrap();
     assert_eq!(segment.pin(T, &at).unwrap().bytes(), value);
@@ -643,7 +643,7 @@ fn a_life_that_ends_during_the_copy_is_stale() {
 
 /// The bytes of a range, whoever they belong to.
 fn raw(segment: &Segment, extent: Extent) -> Vec<u8> {
-    let start = segment.payload.as_ref().unwrap().check(extent).unwrap().as_ptr();
+    let start = segment.payload.region().unwrap().check(extent).unwrap().as_ptr();
     // SAFETY: inside of the payload, and nobody writes in these tests.
     unsafe { std::slice::from_raw_parts(start, extent.len() as usize) }.to_vec()
 }

@@ -2,6 +2,7 @@
 //! publishing. As long as the guard lives, somebody may store into the range; so only its end fences
 //! an aborted slot (R7), and dropping it without publishing gives the range back.
 
+use super::far::Bounce;
 use super::lives::Life;
 use super::{PublishError, Segment, SegmentError, WriteError};
 use crate::sums::{SliceSums, write_table};
@@ -71,6 +72,8 @@ pub struct WriteGuard {
     epoch: LeaderEpoch,
     /// What went through this guard, in order.
     pub(super) sums: SliceSums,
+    /// Bytes on their way to memory of a device; `None`: none yet.
+    pub(super) bounce: Option<Box<Bounce>>,
     /// Set by publishing; then dropping changes nothing.
     published: bool,
 }
@@ -152,6 +155,7 @@ impl Segment {
             token: wanted.token,
             epoch: wanted.epoch,
             sums: SliceSums::new(),
+            bounce: None,
             published: false,
         })
     }
@@ -237,6 +241,9 @@ impl WriteGuard {
         if self.aborted() {
             return Err(WriteError::Aborted);
         }
+        if !self.segment.is_in_place() {
+            return self.far_write(bytes);
+        }
         let target = self.start.wrapping_add(expected as usize);
         before_first_byte();
         // SAFETY: the target is a part of the extent, which is ours until the guard ends, and no
@@ -246,17 +253,20 @@ impl WriteGuard {
     }
 
     /// The place of the next bytes, at most `max` and at most the rest, for a receiver that fills it
-    /// and then says how much by [`WriteGuard::filled`].
-    pub fn buffer(&mut self, max: usize) -> &mut [u8] {
+    /// and then says how much by [`WriteGuard::filled`]. On the way to a device it may be less than that.
+    pub fn buffer(&mut self, max: usize) -> Result<&mut [u8], WriteError> {
         let seen = self.seen();
         let len = max.min((self.len - seen) as usize);
         if self.segment.is_kept() {
-            return &mut [];
+            return Err(WriteError::Elsewhere);
+        }
+        if !self.segment.is_in_place() {
+            return self.far_buffer(len);
         }
         before_first_byte();
         // SAFETY: a part of the extent, which is ours until the guard ends; `&mut self` keeps it the
         // only slice. Readers of an earlier life copy opaquely and discard what they got.
-        unsafe { std::slice::from_raw_parts_mut(self.start.wrapping_add(seen as usize), len) }
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start.wrapping_add(seen as usize), len) })
     }
 
     /// The first `len` bytes of the buffer have arrived; sums them while they are in cache.
@@ -267,6 +277,9 @@ impl WriteGuard {
         }
         if self.segment.is_kept() {
             return Err(WriteError::Elsewhere);
+        }
+        if !self.segment.is_in_place() {
+            return self.far_filled(len);
         }
         let start = self.start.wrapping_add(seen as usize);
         // SAFETY: as in `buffer`; the bytes are initialised, because mappings start as zeros.
@@ -280,6 +293,10 @@ impl WriteGuard {
     pub fn publish(self, now: Now, token: PutToken, seal: Seal) -> Result<(), Box<Unpublished>> {
         if let Err(error) = self.check_complete(token, seal) {
             return Err(Box::new(Unpublished { error, guard: self }));
+        }
+        if !self.segment.is_in_place() {
+            // The copy of the last byte brought the table along.
+            return self.flip(now, seal);
         }
         // SAFETY: the extent is ours and was made for a value of this length.
         unsafe { write_table(self.start, self.len, self.sums.sums()) };
@@ -314,6 +331,9 @@ impl WriteGuard {
         }
         if self.segment.is_kept() {
             return Err(PublishError::Elsewhere);
+        }
+        if self.far_failed() {
+            return Err(PublishError::Device);
         }
         if canary::on(Canary::EarlyPublish) {
             return Ok(());
@@ -367,6 +387,14 @@ impl Drop for WriteGuard {
         let mut life = self.segment.lives.lock(slot);
         // An abort order may have been first; then the slot stands at `next` already.
         let _ = self.segment.step(None, slot, generation, Event::Abort);
+        if self.segment.wipes_far().is_some() {
+            drop(life);
+            if !self.segment.wipe_far(self.locator.extent) {
+                // It stays in quarantine: nobody gets a range that another tenant's bytes may lie in.
+                return;
+            }
+            life = self.segment.lives.lock(slot);
+        }
         self.segment
             .step(None, slot, next, Event::Fence)
             .expect("an unpublished life is Failed, and only its guard fences it");

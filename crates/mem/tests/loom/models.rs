@@ -236,3 +236,65 @@ fn a_fence_after_the_second_look_is_none() {
     });
     assert!(said.contains("missed the change"), "{said}");
 }
+
+/// Headers in VRAM: readers of two ranks pin by themselves, one of them dies with its pin, and the owner
+/// reaps that rank. Proves N1 and N6: no foreign bytes, nothing freed under the other reader, no pin left.
+#[test]
+fn the_pins_of_a_dead_rank_are_reaped() {
+    loom::model(|| {
+        let slot = Arc::new(Pinned {
+            word: AtomicWord::store_new(Word::new(OLD, ReplicaState::Ready, 0)),
+            bytes: UnsafeCell::new(1),
+        });
+        let read = |rank: u8, dies: bool| {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || {
+                if slot.word.pin_by(OLD, rank).is_ok() {
+                    assert_eq!(slot.read(), 1, "foreign bytes");
+                    if !dies {
+                        slot.word.unpin_by(rank);
+                    }
+                }
+            })
+        };
+        let (alive, dead) = (read(0, false), read(1, true));
+        slot.step(OLD, Event::Unlink);
+        // Its process is seen to be gone: everything it did happened before.
+        dead.join().unwrap();
+        assert_eq!(slot.word.reap(1).pins_of(1), 0);
+        if slot.step(OLD, RECLAIM) {
+            slot.store(2);
+        }
+        alive.join().unwrap();
+        assert_eq!(slot.word.load().pins(), 0);
+    });
+}
+
+/// A producer that comes late meets a watchdog that has given up on it: exactly one of the two wins, and the
+/// range is handed out only after the producer was fenced.
+#[test]
+fn a_late_producer_cannot_publish_what_was_given_up() {
+    loom::model(|| {
+        let slot = Arc::new(Pinned {
+            word: AtomicWord::store_new(Word::new(OLD, ReplicaState::Writing, 0)),
+            bytes: UnsafeCell::new(0),
+        });
+        let producer = {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || {
+                slot.store(1);
+                slot.step(OLD, Event::Publish)
+            })
+        };
+        let given_up = slot.step(OLD, Event::Abort);
+        let published = producer.join().unwrap();
+        assert!(given_up != published);
+        if given_up {
+            assert_eq!(slot.word.load(), Word::new(NEW, ReplicaState::Failed, 0));
+            assert!(slot.step(NEW, Event::Fence) && slot.step(NEW, Event::Reserve));
+            slot.store(2);
+        } else {
+            assert_eq!(slot.word.pin_by(OLD, 3).unwrap().pins_of(3), 1);
+        }
+    });
+}

@@ -201,7 +201,7 @@ impl Node {
         end: Deadline,
     ) -> Result<Source, TransferError> {
         for source in &order.sources {
-            let pinned = self.segments().find(source).ok().filter(|segment| !segment.is_kept());
+            let pinned = self.segments().find(source).ok().filter(|segment| segment.is_in_place());
             if let Some(Ok(pin)) = pinned.map(|segment| segment.pin(boottime(), source))
                 && pin.value_len() == order.len
             {

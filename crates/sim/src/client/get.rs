@@ -226,8 +226,13 @@ impl Client {
             ctx.recycle(old);
             get.buffer = ctx.buffer(whole as usize);
         }
-        let memory = locator.segment.medium() != Medium::Ssd;
-        let one_sided = memory
+        let maps = match locator.segment.medium() {
+            Medium::Dram => true,
+            // Under a pin of its owner, and not otherwise.
+            Medium::Vram => get.mode == Mode::Pinned,
+            Medium::Ssd => false,
+        };
+        let one_sided = maps
             && here
             && (get.mode == Mode::LeaseOnly || self.rng.chance(ctx.swarm.load.one_sided));
         if one_sided {
@@ -287,7 +292,8 @@ impl Client {
     /// The segment is mapped: pin through the owner, or copy at once.
     fn get_mapped(&mut self, ctx: &mut Ctx, op: &mut Op) -> Flow {
         let locator = op.get().locator.expect("a replica was chosen");
-        if op.get().mode == Mode::Pinned && self.rng.chance(500) {
+        let vram = locator.segment.medium() == Medium::Vram;
+        if op.get().mode == Mode::Pinned && (vram || self.rng.chance(500)) {
             let get = op.get();
             get.waits = Waits::Pin;
             let pin = ToNode::Pin { call: get.call, locator };

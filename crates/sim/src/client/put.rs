@@ -68,7 +68,13 @@ impl Client {
             (self.rng.chance(ctx.swarm.load.upsert), self.rng.chance(ctx.swarm.load.expire));
         let expire_ms =
             if expires && !ctx.calm { between(&mut self.rng, 1, 400) as u32 } else { 0 };
-        Wishes { replicas, best_effort, upsert: upsert && !ctx.calm, expire_ms }
+        let vram = match ctx.swarm.vram {
+            Some(vram) if self.rng.chance(vram.asked) => {
+                between(&mut self.rng, 1, u64::from(replicas)) as u8
+            }
+            _ => 0,
+        };
+        Wishes { replicas, best_effort, upsert: upsert && !ctx.calm, expire_ms, vram }
     }
 
     pub(super) fn put_planned(
@@ -85,6 +91,7 @@ impl Client {
                 match error {
                     PutError::Rebuilding { .. } => ctx.mark(Mark::Rebuilding),
                     PutError::TooFewNodes { .. } => ctx.mark(Mark::TooFewNodes),
+                    PutError::NoMedium { .. } => ctx.mark(Mark::NoVram),
                     _ => {}
                 }
                 ctx.say(|| format!("k{key} put refused: {error}"));

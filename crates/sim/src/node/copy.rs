@@ -184,12 +184,12 @@ impl Node {
         };
         let owner = ctx.owner(source.segment);
         let near = owner % ctx.swarm.hosts == self.host;
-        let from_disk = source.segment.medium() == Medium::Ssd;
+        let from_memory = source.segment.medium() == Medium::Dram;
         job.buffer = vec![0; job.order.len as usize];
         job.stage = Stage::Asked;
         job.turn += 1;
         let (id, turn, len) = (job.id, job.turn, job.order.len);
-        let mapped = near && !from_disk && self.rng.chance(ctx.swarm.load.one_sided);
+        let mapped = near && from_memory && self.rng.chance(ctx.swarm.load.one_sided);
         let fetch = ToNode::Fetch { job: id, locator: source, len, mapped };
         ctx.call_peer(&mut Link::new(near), self.ix, owner, fetch);
         ctx.after(between(&mut self.rng, 20, 90) * MS, Event::NodeCopy(id, turn));

@@ -193,7 +193,9 @@ impl Node {
             PublishError::BadToken
             | PublishError::Incomplete { .. }
             | PublishError::Corrupt { .. }
-            | PublishError::Elsewhere => DataError::Refused,
+            | PublishError::Elsewhere
+            | PublishError::Busy
+            | PublishError::Device => DataError::Refused,
         });
         ctx.say(|| format!("k{key} n{} publishes {locator:?}: {result:?}", self.ix));
         ctx.call_client(&mut link, self.ix, call, ToClient::Written { call, result });
@@ -211,6 +213,7 @@ impl Node {
         match result {
             Err(SegmentError::Fenced) => ctx.mark(Mark::FencedRead),
             Err(SegmentError::Stale { .. }) => ctx.mark(Mark::GenMismatch),
+            Ok(_) if locator.segment.medium() == Medium::Vram => ctx.mark(Mark::VramRead),
             _ => {}
         }
         result.map_err(DataError::from)

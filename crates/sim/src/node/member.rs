@@ -8,7 +8,7 @@ use crate::swarm::REGISTRATION;
 use mooncrate_core::catalog::Mounted;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::{Evidence, SegmentOffer};
-use mooncrate_core::{HostId, LeaderEpoch, Medium, Now, Slot, ZoneId, lease};
+use mooncrate_core::{HostId, LeaderEpoch, Now, Slot, ZoneId, lease};
 use std::time::Duration;
 
 /// Slots told in one message.
@@ -120,7 +120,7 @@ impl Node {
                 segment: spec.segment,
                 incarnation: spec.incarnation,
                 node: super::id(self.ix),
-                medium: Medium::Dram,
+                medium: spec.segment.medium(),
                 bytes: spec.bytes,
                 slots: spec.slots,
                 host: HostId(self.host.into()),

@@ -188,6 +188,9 @@ impl Node {
         for segment in 0..ctx.swarm.segments {
             ctx.owners.push((SegmentId::of(id(ix), segment.into()), ix));
         }
+        if ctx.swarm.vram.is_some_and(|vram| vram.on(ix)) {
+            ctx.owners.push((SegmentId::on(Medium::Vram, id(ix), 0), ix));
+        }
         if let Some(load) = ctx.swarm.disks {
             let segment = SegmentId::on(Medium::Ssd, id(ix), 0);
             ctx.owners.push((segment, ix));
@@ -206,6 +209,10 @@ impl Node {
         self.stores = (0..ctx.swarm.segments)
             .map(|n| Store::new(SegmentId::of(id(self.ix), n.into()), incarnation, bytes, slots))
             .collect();
+        if let Some(vram) = ctx.swarm.vram.filter(|vram| vram.on(self.ix)) {
+            let segment = SegmentId::on(Medium::Vram, id(self.ix), 0);
+            self.stores.push(Store::new(segment, incarnation, vram.bytes, vram.slots));
+        }
         if let Some(disk) = &mut self.disk {
             disk.recover(incarnation);
         }

@@ -1,110 +1,32 @@
-//! Clusters of this test: masters in threads, nodes in threads or in processes of their own (this
-//! very program, started again with one test to run and a line that says what to be).
+//! Clusters of this test: masters in threads or processes, nodes in processes, what can be done to them, and stamped
+//! values.
 
-use mooncrate::{
-    Address, CatalogConfig, ClientConfig, ConnectOptions, Error, MasterOptions, NodeOptions,
-    Running, Store, run_master, run_node,
+pub(crate) use crate::processes::{
+    CALL_TIME, Fleet, Process, REGISTRATION, any_port, catalog, connect, master, node,
 };
+use crate::processes::{be_a_node, child_part, say, wait_for_the_end};
+use mooncrate::{Address, CatalogConfig, Error, MasterOptions, run_master};
 use mooncrate_check::{PutId, payload};
 use mooncrate_core::ids::{NodeId, SegmentId};
 use mooncrate_core::key;
 use mooncrate_wire::clock::boottime;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-/// How long a master keeps a silent node in these tests; half of it is the leave to serve (R10).
-pub(crate) const REGISTRATION: Duration = Duration::from_secs(4);
-/// The same for masters in processes of their own, which are away for longer than the tests above take.
+/// What [`REGISTRATION`] is for masters in processes of their own, which are away for longer than tests with a
+/// master in a thread take.
 pub(crate) const LONG_REGISTRATION: Duration = Duration::from_secs(20);
-pub(crate) const CALL_TIME: Duration = Duration::from_secs(2);
 /// What a busy machine may add to any time.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
-const CHILD: &str = "MOONCRATE_TEST_CHILD";
-/// So that the harness's own lines are not taken for the child's.
-const MARK: &str = "@@";
-
-pub(crate) fn any_port() -> Address {
-    Address::Tcp("127.0.0.1:0".into())
-}
-
-pub(crate) fn catalog() -> CatalogConfig {
-    CatalogConfig {
-        registration: REGISTRATION,
-        silent_after: Duration::from_millis(1500),
-        put_timeout: Duration::from_secs(1),
-        order_retry: Duration::from_millis(200),
-        ..CatalogConfig::default()
-    }
-}
-
-pub(crate) fn master() -> MasterOptions {
-    MasterOptions { listen: any_port(), catalog: catalog(), ..MasterOptions::default() }
-}
-
-pub(crate) fn node(name: &str, master: &Address, folder: &Path) -> NodeOptions {
-    NodeOptions {
-        name: name.into(),
-        master: master.clone().into(),
-        listen: Some(any_port()),
-        unix: Some(folder.join(format!("{name}.sock"))),
-        segment_bytes: 32 << 20,
-        ..NodeOptions::default()
-    }
-}
-
-/// A client that maps memory where it can, or goes over TCP.
-pub(crate) fn connect(master: &Address, shared_memory: bool) -> Store {
-    let client = ClientConfig { call_time: CALL_TIME, ..ClientConfig::default() };
-    let master = master.clone().into();
-    Store::connect(ConnectOptions { master, shared_memory, client, ..ConnectOptions::default() })
-        .unwrap()
-}
-
 /// The segment of a node, to prefer it.
 pub(crate) fn segment(node: &str) -> SegmentId {
     SegmentId::of(NodeId::named(node), 0)
 }
 
-/// A master in this process and nodes in others.
-pub(crate) struct Fleet {
-    pub(crate) folder: tempfile::TempDir,
-    pub(crate) master: Option<Running>,
-    pub(crate) address: Address,
-    pub(crate) nodes: Vec<Process>,
-}
-
 impl Fleet {
-    /// The master keeps its state in a file; `names` are processes.
-    pub(crate) fn start(names: &[&str]) -> Self {
-        Self::start_with(names, catalog())
-    }
-
-    /// The same with other times.
-    pub(crate) fn start_with(names: &[&str], catalog: CatalogConfig) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let state_file = Some(folder.path().join("state"));
-        let options = MasterOptions { state_file, catalog, ..master() };
-        let master = run_master(options).unwrap();
-        let address = master.master_address().unwrap();
-        let mut fleet = Self { folder, master: Some(master), address, nodes: Vec::new() };
-        for name in names {
-            fleet.start_node(name);
-        }
-        fleet
-    }
-
-    pub(crate) fn start_node(&mut self, name: &str) {
-        let folder = self.folder.path().display();
-        let mut process = Process::start(&format!("node {name} {} {folder}", self.address));
-        assert_eq!(process.word(), "ready");
-        self.nodes.push(process);
-    }
-
     /// Ends the master and starts it again at the same address.
     pub(crate) fn restart_master(&mut self, with_state: bool) {
         self.master.take().unwrap().stop();
@@ -122,38 +44,7 @@ impl Fleet {
     }
 }
 
-/// A process that does a part.
-pub(crate) struct Process {
-    child: Child,
-    says: BufReader<ChildStdout>,
-    /// The child ends when this is closed, so it cannot outlive us.
-    _hears: ChildStdin,
-}
-
 impl Process {
-    pub(crate) fn start(part: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["fleet::as_a_child", "--exact", "--ignored", "--nocapture"])
-            .env(CHILD, part)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let says = BufReader::new(child.stdout.take().unwrap());
-        let hears = child.stdin.take().unwrap();
-        Self { child, says, _hears: hears }
-    }
-
-    pub(crate) fn word(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert!(self.says.read_line(&mut line).unwrap() > 0, "the child ended");
-            if let Some((_, word)) = line.split_once(MARK) {
-                return word.trim().to_owned();
-            }
-        }
-    }
-
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.child.id().cast_signed()).unwrap();
         kill_process(pid, signal).unwrap();
@@ -189,36 +80,16 @@ impl Process {
             })
         });
     }
-
-    /// SIGKILL, and gone when this returns.
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Not a test of its own: what the started processes do.
 #[test]
 #[ignore = "started by the tests of this program"]
-#[expect(clippy::disallowed_methods, reason = "a started process is told its part this way")]
 fn as_a_child() {
-    let Ok(part) = std::env::var(CHILD) else { return };
+    let Some(part) = child_part() else { return };
     let words: Vec<&str> = part.split(' ').collect();
     match words[..] {
-        ["node", name, master, folder] => {
-            let options = node(name, &master.parse().unwrap(), Path::new(folder));
-            let _running = run_node(options).unwrap();
-            say("ready");
-            let mut line = String::new();
-            std::io::stdin().read_line(&mut line).unwrap();
-        }
+        ["node", name, master, folder] => be_a_node(name, master, folder),
         ["master", address, folder] => {
             let listen = address.parse().unwrap();
             let state_file = Some(Path::new(folder).join("state"));
@@ -226,8 +97,7 @@ fn as_a_child() {
             let options = MasterOptions { listen, state_file, catalog, ..MasterOptions::default() };
             let running = run_master(options).unwrap();
             say(&running.master_address().unwrap().to_string());
-            let mut line = String::new();
-            std::io::stdin().read_line(&mut line).unwrap();
+            wait_for_the_end();
         }
         ["writer", master, shared] => write_for_ever(&master.parse().unwrap(), shared == "shared"),
         ["session", master, shared] => {
@@ -235,16 +105,10 @@ fn as_a_child() {
             let session = store.put_session(b"layers", 400_000, &store.put_config()).unwrap();
             session.write(100_000, &vec![7; 100_000]).unwrap();
             say("ready");
-            let mut line = String::new();
-            std::io::stdin().read_line(&mut line).unwrap();
+            wait_for_the_end();
         }
         _ => panic!("no part {part}"),
     }
-}
-
-#[expect(clippy::print_stdout, reason = "the pipe to the process that started this one")]
-fn say(word: &str) {
-    println!("{MARK}{word}");
 }
 
 /// Puts, looks and removes until somebody ends it.

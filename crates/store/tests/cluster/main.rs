@@ -20,8 +20,13 @@ mod faults;
 mod fleet;
 #[path = "../../examples/full_pool/judge.rs"]
 mod judge;
+#[path = "../shared/processes.rs"]
+mod processes;
 mod ranges;
 mod reads;
 mod restart;
 mod sessions;
 mod silence;
+
+/// The test that a started process runs.
+const CHILD_TEST: &str = "fleet::as_a_child";

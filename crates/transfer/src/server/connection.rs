@@ -1,14 +1,16 @@
 //! One connection: requests in, replies out, and everything it has begun or pinned.
 
 use super::Inner;
+use super::far::{bytes_deadline, publish_parts, stores_directly, wait_for_room};
 use super::staging::Booked;
+use crate::error::unwritten;
 use crate::local::in_memory;
 use mooncrate_core::label;
 use mooncrate_core::plan::{Locator, Right};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{Generation, PutToken, Seal, SegmentId, Slot};
+use mooncrate_core::{Generation, SegmentId, Slot};
 use mooncrate_mem::clock::boottime;
-use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, Segment, WriteError, WriteGuard};
+use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, Segment, WriteGuard};
 use mooncrate_wire::auth::GrantError;
 use mooncrate_wire::clock::wall_seconds;
 use mooncrate_wire::message::{
@@ -29,7 +31,7 @@ const OPEN_PUTS_MAX: usize = 1024;
 /// A peer that takes this long over one request is cut off.
 const REQUEST_TIME_MAX: Duration = Duration::from_mins(1);
 /// Hint when a connection holds too much.
-const BUSY_MS: u32 = 5;
+pub(super) const BUSY_MS: u32 = 5;
 
 pub(super) type Life = (SegmentId, Slot, Generation);
 
@@ -51,8 +53,8 @@ enum How {
 }
 
 pub(super) struct Connection<'a> {
-    server: &'a Inner,
-    link: Link,
+    pub(super) server: &'a Inner,
+    pub(super) link: Link,
     /// Who is at the other end.
     peer: Credential,
     unix: bool,
@@ -80,6 +82,7 @@ enum Asked {
     Stage(Vec<StageItem>),
     Release(Vec<Locator>),
     Verify(Locator),
+    Lend(SegmentId),
 }
 
 /// The start of a put.
@@ -137,6 +140,7 @@ impl<'a> Connection<'a> {
         let reply = match asked {
             Asked::Read(read) => return self.read(id, &read, deadline),
             Asked::Attach(segment) => return self.attach(id, segment, deadline),
+            Asked::Lend(segment) => return self.lend(id, segment, deadline),
             Asked::Write(put) => DataReply::Write(self.write(put, deadline)?),
             Asked::Begin(put) => return self.begin(id, put, deadline),
             Asked::Open(put) => DataReply::Open(self.open(put)),
@@ -147,9 +151,7 @@ impl<'a> Connection<'a> {
                 DataReply::Release(())
             }
             Asked::Verify(locator) => DataReply::Verify(self.verify(&locator)),
-            Asked::Signal(signal) => {
-                DataReply::Signal(self.signal(&signal.locator, signal.token, signal.seal))
-            }
+            Asked::Signal(signal) => DataReply::Signal(self.signal(&signal, deadline)),
             Asked::Pin(locators) => {
                 DataReply::Pin(locators.iter().map(|locator| self.pin(locator)).collect())
             }
@@ -183,6 +185,13 @@ impl<'a> Connection<'a> {
             Ok(pin) => pin,
             Err(error) => return self.link.send_reply(id, &refused(error), &[], deadline),
         };
+        if pin.segment().far().is_some() {
+            if let Some(sent) = self.read_far(id, read, &pin, deadline)? {
+                tally.reads.note(boottime().since(began));
+                tally.read_bytes.add(sent);
+            }
+            return Ok(());
+        }
         let bytes = pin.sealed_bytes();
         let part = usize::try_from(read.start)
             .ok()
@@ -222,7 +231,7 @@ impl<'a> Connection<'a> {
 
     /// Whether this peer may map our memory: one memfd never holds values of two tenants, and the
     /// kernel must know the user.
-    fn may_share(&self) -> bool {
+    pub(super) fn may_share(&self) -> bool {
         let config = &self.server.config;
         let own_tenant = !config.gate.is_guarded() || config.dedicated == Some(self.peer.tenant);
         let own = rustix::process::geteuid().as_raw();
@@ -276,9 +285,23 @@ impl<'a> Connection<'a> {
         let mut at = 0;
         while at < put.len {
             let len = (put.len - at).min(CHUNK_BYTES) as usize;
-            self.link.recv_attachment(guard.buffer(len), |_| (), deadline)?;
-            guard.filled(len).expect("the buffer was cut to the value");
-            at += len as u64;
+            wait_for_room(&mut guard, deadline, |guard| guard.buffer(len).map(|_| ()));
+            let soon = bytes_deadline(&guard, deadline);
+            let taken = match guard.buffer(len) {
+                Ok(buffer) => {
+                    self.link.recv_attachment(buffer, |_| (), soon)?;
+                    let len = buffer.len();
+                    guard.filled(len).map(|()| len as u64)
+                }
+                Err(error) => Err(error),
+            };
+            match taken {
+                Ok(len) => at += len,
+                Err(error) => {
+                    self.link.skip_attachment(deadline)?;
+                    return Ok(Err(self.server.tally.refused.wire(unwritten(&error))));
+                }
+            }
         }
         self.puts.insert(life(&put.locator), OpenPut { guard, how: How::Streamed });
         self.server.tally.writes.note(boottime().since(began));
@@ -302,7 +325,7 @@ impl<'a> Connection<'a> {
         self.room_for_put(&put.locator)?;
         let segment = self.server.segments.find(&put.locator)?;
         // Whoever cannot map the memory cannot have stored anything in it.
-        if !self.may_share() || segment.writable_fd().is_none() {
+        if !self.may_share() || !stores_directly(&segment) {
             return Err(self.server.tally.refused.wire(DataError::Unsupported));
         }
         self.puts.insert(life(&put.locator), OpenPut { guard: put.begun?, how: How::Direct });
@@ -325,20 +348,35 @@ impl<'a> Connection<'a> {
         let leave = granted(self.server, self.peer, &part.locator, Right::Write);
         let open = self.puts.get_mut(&life(&part.locator));
         let ours = open.filter(|put| put.how == How::Parts && put.guard.token() == part.token);
-        let place = leave.and(ours.ok_or(DataError::BadToken)).and_then(|put| {
-            put.guard.place(part.offset, part.len as usize).map_err(|error| match error {
-                WriteError::Aborted => DataError::BadToken,
-                _ => DataError::OutOfBounds,
-            })
-        });
-        match place {
-            Ok(place) => {
-                self.link.recv_attachment(place, |_| (), deadline)?;
-                Ok(Ok(()))
-            }
+        let guard = match leave.and(ours.ok_or(DataError::BadToken)) {
+            Ok(put) => &mut put.guard,
             Err(error) => {
                 self.link.skip_attachment(deadline)?;
-                Ok(Err(refused.wire(error)))
+                return Ok(Err(refused.wire(error)));
+            }
+        };
+        let mut at = 0;
+        loop {
+            let (offset, left) = (part.offset.saturating_add(at), (part.len - at) as usize);
+            wait_for_room(guard, deadline, |guard| guard.place(offset, left).map(|_| ()));
+            let soon = bytes_deadline(guard, deadline);
+            let taken = match guard.place(offset, left) {
+                Ok(place) => {
+                    self.link.recv_attachment(place, |_| (), soon)?;
+                    let len = place.len();
+                    guard.placed().map(|()| len as u64)
+                }
+                Err(error) => Err(error),
+            };
+            match taken {
+                Ok(len) => at += len,
+                Err(error) => {
+                    self.link.skip_attachment(deadline)?;
+                    return Ok(Err(refused.wire(unwritten(&error))));
+                }
+            }
+            if at >= part.len {
+                return Ok(Ok(()));
             }
         }
     }
@@ -358,7 +396,8 @@ impl<'a> Connection<'a> {
     }
 
     /// Publishes, after the last byte; a put that cannot be published is over.
-    fn signal(&mut self, locator: &Locator, token: PutToken, seal: Seal) -> Result<(), DataError> {
+    fn signal(&mut self, signal: &message::Signal, deadline: Deadline) -> Result<(), DataError> {
+        let message::Signal { ref locator, token, seal } = *signal;
         let tally = &self.server.tally;
         granted(self.server, self.peer, locator, Right::Write)
             .map_err(|error| tally.refused.wire(error))?;
@@ -368,7 +407,7 @@ impl<'a> Connection<'a> {
         let published = match how {
             How::Streamed => guard.publish(now, token, seal),
             How::Direct => guard.publish_direct(now, token, seal),
-            How::Parts => guard.publish_placed(now, token, seal),
+            How::Parts => publish_parts(guard, token, seal, deadline),
         };
         published.map_err(|refused| tally.refused.unpublished(&refused.error))?;
         tally.published.one();
@@ -427,6 +466,11 @@ impl Drop for Connection<'_> {
     /// Its pins end with it, and what was staged for it.
     fn drop(&mut self) {
         self.server.tally.pins.lower(self.pins.len() as u64);
+        for OpenPut { guard, how } in std::mem::take(&mut self.puts).into_values() {
+            if how == How::Direct && guard.segment().far().is_some() {
+                self.server.keep_late(guard);
+            }
+        }
         self.booked.release_all(self.server);
     }
 }
@@ -451,6 +495,7 @@ fn take(server: &Inner, peer: Credential, request: DataRequest<'_>) -> Asked {
         DataRequest::Stage(stage) => Asked::Stage(stage.items.into_owned()),
         DataRequest::Release(release) => Asked::Release(release.locators.into_owned()),
         DataRequest::Verify(verify) => Asked::Verify(verify.locator),
+        DataRequest::Lend(lend) => Asked::Lend(lend.segment),
     }
 }
 

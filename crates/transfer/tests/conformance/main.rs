@@ -6,11 +6,16 @@
 //! ```
 //!
 //! What differs by design is said where it is tested: `Stream` shows nothing in place, `Shared`
-//! reads without asking, `Local` has no peer that could be silent.
+//! reads without asking, `Local` has no peer that could be silent. The `far` ones have the bytes in memory of
+//! a device, which is host memory here that only copies reach.
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
 mod batches;
 mod disks;
+#[path = "../../../mem/tests/far/double.rs"]
+#[expect(dead_code, reason = "each test binary uses a part of it")]
+mod double;
+mod far;
 mod flips;
 mod hang_up;
 mod large;
@@ -30,6 +35,9 @@ macro_rules! conformance {
         conformance!(@ shared, $($module::$test),*);
         conformance!(@ stream, $($module::$test),*);
         conformance!(@ lanes, $($module::$test),*);
+        conformance!(@ far_local, $($module::$test),*);
+        conformance!(@ far_stream, $($module::$test),*);
+        conformance!(@ far_lanes, $($module::$test),*);
     };
     (@ $name:ident, $($module:ident :: $test:ident),*) => {
         mod $name {

@@ -1,6 +1,7 @@
 //! An owner with one segment behind all its doors, one transport to it, and a planner that stands
 //! in for the master: it hands out slots and ranges, and gives the owner its orders.
 
+use crate::double::{Device, Memory};
 use mooncrate_check::payload;
 use mooncrate_check::{BadLine, PutId};
 use mooncrate_core::plan::{Action, Locator, Order, OrderResult};
@@ -18,18 +19,26 @@ use mooncrate_transfer::{
     Shared, Stream, TransferError, Transport, Write,
 };
 use mooncrate_wire::address::Bound;
-use mooncrate_wire::{Address, PoolConfig};
+use mooncrate_wire::{Address, Gate, Hello, Link, LinkConfig, LinkKind, PoolConfig, Role};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub(crate) const SEGMENT: SegmentId = SegmentId(0x5e6);
+/// The same on a GPU, as its id says.
+pub(crate) const VRAM: SegmentId = SegmentId(0x5e6 | 2 << 62);
+/// Rooms of the device, and their bytes: no multiple of a slice.
+const ROOMS: usize = 4;
+const ROOM_BYTES: usize = (1 << 20) + 4321;
 pub(crate) const MOUNT: Incarnation = Incarnation(7);
 pub(crate) const EPOCH: LeaderEpoch = LeaderEpoch(3);
 pub(crate) const SEGMENT_BYTES: u64 = 64 << 20;
 pub(crate) const SLOTS: u32 = 4096;
 /// What the fault matrix allows for taking back what a dead client held.
 pub(crate) const HANG_UP: Duration = Duration::from_secs(1);
+
+/// How long the range of a GPU process that hung up is kept.
+pub(crate) const DEVICE_GRACE: Duration = Duration::from_millis(1500);
 
 /// An owner and a way to it.
 pub(crate) struct Rig {
@@ -40,10 +49,12 @@ pub(crate) struct Rig {
     pub(crate) tally: Arc<DataTally>,
     pub(crate) tcp: Address,
     pub(crate) unix: Address,
+    /// Where the bytes lie, if not in host memory.
+    pub(crate) device: Option<Arc<Device>>,
     server: Option<DataServer>,
     slots: AtomicU32,
     offset: AtomicU64,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 /// A rig of each kind, named as the tests are.
@@ -59,26 +70,48 @@ pub(crate) fn stream() -> Rig {
     Rig::new(Path::Stream)
 }
 
+/// In memory of a device, in the owner's process.
+pub(crate) fn far_local() -> Rig {
+    Rig::far(Path::Local)
+}
+
+/// The same from elsewhere.
+pub(crate) fn far_stream() -> Rig {
+    Rig::far(Path::Stream)
+}
+
+/// The same with large values on several links, each of which loads its own part.
+pub(crate) fn far_lanes() -> Rig {
+    let mut rig = far_stream();
+    rig.transport = laned(&rig.tcp);
+    rig
+}
+
 /// Over the network, with every value of more than one slice on several links.
 pub(crate) fn lanes() -> Rig {
     let mut rig = stream();
-    let lanes = Lanes { count: 3, bytes_min: 0 };
-    let stream = Stream::new(rig.tcp.clone(), &PoolConfig::default()).with_lanes(lanes);
-    rig.transport = Arc::new(stream);
+    rig.transport = laned(&rig.tcp);
     rig
+}
+
+fn laned(tcp: &Address) -> Arc<dyn Transport> {
+    let lanes = Lanes { count: 3, bytes_min: 0 };
+    Arc::new(Stream::new(tcp.clone(), &PoolConfig::default()).with_lanes(lanes))
 }
 
 impl Rig {
     pub(crate) fn new(path: Path) -> Self {
-        let spec = SegmentSpec {
-            segment: SEGMENT,
-            incarnation: MOUNT,
-            bytes: SEGMENT_BYTES,
-            slots: SLOTS,
-            shared: true,
-            huge: false,
-        };
-        let segment = Segment::create(spec).unwrap();
+        Self::over(path, Segment::create(spec(SEGMENT)).unwrap(), None)
+    }
+
+    pub(crate) fn far(path: Path) -> Self {
+        let device = Device::new(SEGMENT_BYTES as usize, ROOMS, ROOM_BYTES);
+        let memory = Arc::new(Memory(Arc::clone(&device)));
+        let segment = Segment::create_far(spec(VRAM), memory, false).unwrap();
+        Self::over(path, segment, Some(device))
+    }
+
+    fn over(path: Path, segment: Arc<Segment>, device: Option<Arc<Device>>) -> Self {
         segment.witness(EPOCH).unwrap();
         segment.set_serve_until(Now(u64::MAX));
         let segments = Arc::new(Segments::default());
@@ -107,11 +140,32 @@ impl Rig {
             tally,
             tcp,
             unix,
+            device,
             server,
             slots,
             offset,
-            _folder: folder,
+            folder,
         }
+    }
+
+    /// A link of its own to the owner's Unix socket.
+    pub(crate) fn unix_link(&self) -> Link {
+        Self::link(&self.unix, &LinkConfig::default())
+    }
+
+    /// The same to another one.
+    pub(crate) fn link(address: &Address, config: &LinkConfig) -> Link {
+        let hello = Hello::new(Role::Client, LinkKind::Data, "a test");
+        Link::connect(address, &hello, config, soon()).unwrap()
+    }
+
+    /// A second server over the same segments, which asks callers for proofs.
+    pub(crate) fn serve_guarded(&self, gate: Gate) -> (DataServer, Address) {
+        let unix = Address::Unix(self.folder.path().join("guarded"));
+        let config = DataServerConfig { gate, ..DataServerConfig::default() };
+        let (segments, tally) = (Arc::clone(&self.segments), Arc::clone(&self.tally));
+        let sockets = vec![Bound::listen(&unix).unwrap()];
+        (DataServer::start(segments, config, tally, sockets).unwrap(), unix)
     }
 
     /// Connections that the owner has.
@@ -135,7 +189,13 @@ impl Rig {
         assert!(extent.fits(SEGMENT_BYTES) && slot.0 < SLOTS, "the test wants too much");
         let generation = Generation(0);
         let (incarnation, stripe, grant) = (MOUNT, 0, None);
-        Locator { segment: SEGMENT, incarnation, slot, generation, extent, stripe, grant }
+        let segment = self.segment.spec().segment;
+        Locator { segment, incarnation, slot, generation, extent, stripe, grant }
+    }
+
+    /// Whether nothing can be shown in place.
+    pub(crate) fn copies(&self) -> bool {
+        self.transport.path() == Path::Stream || self.device.is_some()
     }
 
     /// A stamped value of this length with a place of its own.
@@ -218,12 +278,21 @@ impl Rig {
 
     /// Changes a byte in the owner's memory, as a broken DIMM or a wild pointer would.
     pub(crate) fn flip(&self, offset: u64) {
+        if let Some(device) = &self.device {
+            let byte = device.peek(offset as usize, 1)[0];
+            return device.poke(offset as usize, &[byte ^ 0x10]);
+        }
         let payload = self.segment.writable_fd().unwrap();
         let mut byte = [0];
         assert_eq!(rustix::io::pread(payload, &mut byte, offset).unwrap(), 1);
         byte[0] ^= 0x10;
         assert_eq!(rustix::io::pwrite(payload, &byte, offset).unwrap(), 1);
     }
+}
+
+fn spec(segment: SegmentId) -> SegmentSpec {
+    let (incarnation, bytes, slots) = (MOUNT, SEGMENT_BYTES, SLOTS);
+    SegmentSpec { segment, incarnation, bytes, slots, shared: true, huge: false }
 }
 
 impl Drop for Rig {
@@ -235,7 +304,8 @@ impl Drop for Rig {
 }
 
 fn serve(segments: &Arc<Segments>, tally: &Arc<DataTally>, sockets: Vec<Bound>) -> DataServer {
-    let config = DataServerConfig { name: "rig".into(), ..DataServerConfig::default() };
+    let (name, device_grace) = ("rig".into(), DEVICE_GRACE);
+    let config = DataServerConfig { name, device_grace, ..DataServerConfig::default() };
     DataServer::start(Arc::clone(segments), config, Arc::clone(tally), sockets).unwrap()
 }
 

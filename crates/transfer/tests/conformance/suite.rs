@@ -4,7 +4,7 @@ use crate::rig::{EPOCH, MOUNT, Rig, SEGMENT_BYTES, SLOTS, Value, soon};
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Now;
 use mooncrate_core::{Extent, Generation, Incarnation, LeaderEpoch, Seal, SegmentId, Slot};
-use mooncrate_transfer::{Path, Read, TransferError};
+use mooncrate_transfer::{Read, TransferError};
 use mooncrate_wire::DataError;
 
 /// Around a line, a page, the length up to which `Shared` goes through the socket, a slice.
@@ -33,7 +33,7 @@ pub(crate) fn every_length_is_bit_exact(rig: &mut Rig) {
         let value = rig.stored(len);
         rig.read_value(&value).unwrap();
         let view = rig.transport.view(&value.locator, len, value.seal, soon()).unwrap();
-        assert_eq!(view.is_none(), rig.transport.path() == Path::Stream);
+        assert_eq!(view.is_none(), rig.copies());
         if let Some(view) = view {
             assert!(view.is_in_place());
             value.judge(&view).unwrap();
@@ -62,7 +62,7 @@ pub(crate) fn a_wrong_seal_is_corrupt(rig: &mut Rig) {
         let wrong = Seal(value.seal.0 ^ (1 << 40));
         expect(rig.read(value.locator, len, wrong), DataError::Corrupt);
         match rig.transport.view(&value.locator, len, wrong, soon()) {
-            Ok(None) => assert_eq!(rig.transport.path(), Path::Stream),
+            Ok(None) => assert!(rig.copies()),
             shown => expect(shown, DataError::Corrupt),
         }
         // Nothing was broken by asking.
@@ -79,7 +79,7 @@ pub(crate) fn a_wrong_length_is_never_ok(rig: &mut Rig) {
         let read = rig.read(value.locator, len, value.seal);
         expect_any(read, &[DataError::Corrupt, DataError::OutOfBounds]);
         match rig.transport.view(&value.locator, len, value.seal, soon()) {
-            Ok(None) => assert_eq!(rig.transport.path(), Path::Stream),
+            Ok(None) => assert!(rig.copies()),
             shown => expect_any(shown, &[DataError::Corrupt, DataError::OutOfBounds]),
         }
     }
@@ -113,7 +113,7 @@ pub(crate) fn reads_of_what_is_not_there_are_refused(rig: &mut Rig) {
     for (locator, errors) in cases {
         expect_any(rig.read(locator, 5000, value.seal), errors);
         match rig.transport.view(&locator, 5000, value.seal, soon()) {
-            Ok(None) => assert_eq!(rig.transport.path(), Path::Stream),
+            Ok(None) => assert!(rig.copies()),
             shown => expect_any(shown, errors),
         }
     }
@@ -172,7 +172,7 @@ pub(crate) fn a_fenced_owner_serves_nobody(rig: &mut Rig) {
     let refused = rig.read_value(&value).unwrap_err();
     assert!(refused.is_stale(), "{refused}");
     match rig.transport.view(&value.locator, len, value.seal, soon()) {
-        Ok(None) => assert_eq!(rig.transport.path(), Path::Stream),
+        Ok(None) => assert!(rig.copies()),
         shown => assert!(shown.unwrap_err().is_stale()),
     }
     rig.segment.set_serve_until(Now(u64::MAX));
@@ -243,7 +243,7 @@ pub(crate) fn flipped_bytes_are_found(rig: &mut Rig) {
             rig.flip(offset);
             expect(rig.read(value.locator, len, value.seal), DataError::Corrupt);
             match rig.transport.view(&value.locator, len, value.seal, soon()) {
-                Ok(None) => assert_eq!(rig.transport.path(), Path::Stream),
+                Ok(None) => assert!(rig.copies()),
                 shown => expect(shown, DataError::Corrupt),
             }
             rig.flip(offset);

@@ -24,8 +24,8 @@ pub const fn may(role: Role, kind: Kind) -> bool {
         | Kind::ReadMarks
         | Kind::List => matches!(role, Client | Admin),
         Kind::SetQuota | Kind::Command => matches!(role, Admin),
-        // A node hands over what it holds before it stops.
-        Kind::Drain => matches!(role, Node | Admin),
+        // A node hands over what it holds before it stops, and may make room in what it offers.
+        Kind::Drain | Kind::Evict => matches!(role, Node | Admin),
         Kind::Mount | Kind::Announce | Kind::Unmount | Kind::Heartbeat | Kind::Orders => {
             matches!(role, Node)
         }
@@ -42,7 +42,8 @@ pub const fn may(role: Role, kind: Kind) -> bool {
         | Kind::WritePart
         | Kind::Stage
         | Kind::Release
-        | Kind::Verify => matches!(role, Client | Node | Admin),
+        | Kind::Verify
+        | Kind::Lend => matches!(role, Client | Node | Admin),
     }
 }
 
@@ -58,6 +59,7 @@ pub const fn mutates(kind: Kind) -> bool {
             | Kind::RemoveMatching
             | Kind::SetQuota
             | Kind::Drain
+            | Kind::Evict
             | Kind::Copy
             | Kind::DropCopy
             | Kind::Command
@@ -81,9 +83,9 @@ mod tests {
                 0x10 | 0x18 | 0x19 => &[Role::Client, Role::Node, Role::Master, Role::Admin],
                 0x11..0x18 | 0x1a..0x1d | 0x32 | 0x35 | 0x38 => &[Role::Client, Role::Admin],
                 0x30 | 0x34 => &[Role::Admin],
-                0x31 => &[Role::Node, Role::Admin],
+                0x31 | 0x36 => &[Role::Node, Role::Admin],
                 0x20..0x25 => &[Role::Node],
-                0x40..0x4d => &[Role::Client, Role::Node, Role::Admin],
+                0x40..0x4e => &[Role::Client, Role::Node, Role::Admin],
                 _ => &[],
             };
             assert_eq!(roles, expected, "{kind}");

@@ -9,6 +9,7 @@ use super::{Field, Reader};
 use crate::error::{DataError, DecodeError, Refusal, RefusalCode};
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::key::KeyError;
+use mooncrate_core::plan::Medium;
 
 /// What travels.
 type Coded = (u16, u64, u64);
@@ -31,6 +32,12 @@ fn unknown(code: u16) -> DecodeError {
 fn narrow(number: u64) -> Result<u32, DecodeError> {
     u32::try_from(number)
         .map_err(|_| DecodeError::BadValue { what: "a number of an error", value: number })
+}
+
+/// The medium with this code.
+fn medium_of(number: u64) -> Result<Medium, DecodeError> {
+    let medium = Medium::ALL.into_iter().find(|medium| u64::from(*medium as u8) == number);
+    medium.ok_or(DecodeError::BadValue { what: "a medium", value: number })
 }
 
 const fn key_code(error: KeyError) -> Coded {
@@ -91,6 +98,7 @@ fn put_code(error: PutError) -> Coded {
         PutError::BadSeals { stripes, seals } => (0x1d, stripes.into(), seals.into()),
         PutError::Quota { quota, total } => (0x1e, quota, total),
         PutError::HardFull { limit, total } => (0x1f, limit, total),
+        PutError::NoMedium { medium } => (0x70, u64::from(medium as u8), 0),
     }
 }
 
@@ -116,6 +124,7 @@ fn put_error(coded: Coded) -> Result<PutError, DecodeError> {
         0x1d => PutError::BadSeals { stripes: narrow(first)?, seals: narrow(second)? },
         0x1e => PutError::Quota { quota: first, total: second },
         0x1f => PutError::HardFull { limit: first, total: second },
+        0x70 => PutError::NoMedium { medium: medium_of(first)? },
         _ => return Err(unknown(code)),
     })
 }
@@ -198,6 +207,7 @@ fn data_code(error: DataError) -> Coded {
         DataError::UnknownSegment => (0x56, 0, 0),
         DataError::Unsupported => (0x57, 0, 0),
         DataError::Denied => (0x58, 0, 0),
+        DataError::Device => (0x59, 0, 0),
     }
 }
 
@@ -212,6 +222,7 @@ fn data_error((code, first, _): Coded) -> Result<DataError, DecodeError> {
         0x56 => DataError::UnknownSegment,
         0x57 => DataError::Unsupported,
         0x58 => DataError::Denied,
+        0x59 => DataError::Device,
         _ => return Err(unknown(code)),
     })
 }
@@ -269,7 +280,7 @@ mod tests {
     /// The codes are part of the protocol; this list may only grow.
     #[test]
     fn codes_are_distinct_and_come_back() {
-        for code in 0..=0x70_u16 {
+        for code in 0..=0x80_u16 {
             let mut body = Vec::new();
             put_coded((code, 0, 0), &mut body);
             let families = [
@@ -283,7 +294,7 @@ mod tests {
             let known = families.iter().flatten().count();
             let expected = match code {
                 1 | 2 => 4,
-                0x10..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x58 | 0x60..=0x64 => 1,
+                0x10..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x59 | 0x60..=0x64 | 0x70 => 1,
                 _ => 0,
             };
             assert_eq!(known, expected, "code {code:#x}");
@@ -299,5 +310,8 @@ mod tests {
         let mut body = Vec::new();
         put_coded((0x17, 1 << 32, 0), &mut body);
         assert!(decode::<PutError>(&body).is_err());
+        let mut body = Vec::new();
+        put_coded((0x70, 3, 0), &mut body);
+        assert!(decode::<PutError>(&body).is_err(), "there are three media");
     }
 }

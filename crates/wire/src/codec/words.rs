@@ -3,6 +3,7 @@
 use super::{Field, Reader, fields, put_bytes, put_list, take_list};
 use crate::error::DecodeError;
 use mooncrate_core::catalog::Counters;
+use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainStat};
 use mooncrate_core::extent::Extent;
 use mooncrate_core::ids::{
@@ -103,6 +104,9 @@ fields!(Counters {
     ledger_struck: u64,
     late_dropped: u64,
     bad_replicas: u64,
+    hits_vram: u64,
+    demoted: u64,
+    demoted_bytes: u64,
 });
 fields!(Order {
     segment: SegmentId,
@@ -135,6 +139,7 @@ fields!(DrainStat {
     dropped: u64,
     stuck: u64,
 });
+fields!(InUse { used_bytes: u64, ending_bytes: u64 });
 fields!(Announced { slot: Slot, generation: Generation, life: Option<AnnouncedLife> });
 fields!(AnnouncedLife { extent: Extent, object: Option<AnnouncedObject> });
 fields!(AnnouncedObject { label: Label, object: ObjectId, len: u64, seal: Seal });

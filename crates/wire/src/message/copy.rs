@@ -96,6 +96,17 @@ message! {
 }
 
 message! {
+    /// Evict from a segment, in the order that it evicts in anyway, a bounded step. The caller comes again
+    /// until enough is gone.
+    pub struct Evict {
+        /// Which.
+        pub segment: SegmentId,
+        /// Bytes that may stay in use.
+        pub used_max: u64,
+    }
+}
+
+message! {
     /// What a client has read without asking where it is. Only the eviction order depends on it, so a
     /// report that is lost is not repeated.
     pub struct ReadMarks<'a> {

@@ -30,6 +30,29 @@ message! {
     }
 }
 
+message! {
+    /// Share the memory of a GPU that a segment lies in. On a Unix socket the reply brings one descriptor,
+    /// which the driver of a GPU imports; no processor can map it.
+    pub struct Lend {
+        /// Which segment.
+        pub segment: SegmentId,
+    }
+}
+
+message! {
+    /// What was shared.
+    pub struct Lent {
+        /// Which mount.
+        pub incarnation: Incarnation,
+        /// Bytes of payload: extents lie in these.
+        pub bytes: u64,
+        /// Bytes of the allocation behind the descriptor, as the driver wants to hear them.
+        pub memory_bytes: u64,
+        /// The UUID of the GPU.
+        pub device: [u8; 16],
+    }
+}
+
 /// What an owner must know to take a value in: the plan's part for this replica, and the label that
 /// it keeps beside the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

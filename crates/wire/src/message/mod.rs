@@ -15,10 +15,12 @@ pub use client::{
     PutEnd, PutEndItem, PutItem, PutReplan, PutRevoke, PutRevokeItem, PutStart, Remove,
     RemoveMatching, Removed, SealList, SegmentRow, SetQuota, Stat, TenantRow,
 };
-pub use copy::{Command, CopyKey, Drain, DrainWish, DropCopy, MarksHeard, NodeCommand, ReadMarks};
+pub use copy::{
+    Command, CopyKey, Drain, DrainWish, DropCopy, Evict, MarksHeard, NodeCommand, ReadMarks,
+};
 pub use data::{
-    Abandon, Attach, Attached, Begin, BeginWrite, Open, Pin, PinId, Read, ReadReply, Release,
-    Signal, Stage, StageItem, Staged, Unpin, Verify, Write, WritePart,
+    Abandon, Attach, Attached, Begin, BeginWrite, Lend, Lent, Open, Pin, PinId, Read, ReadReply,
+    Release, Signal, Stage, StageItem, Staged, Unpin, Verify, Write, WritePart,
 };
 pub use hello::{
     Challenge, Claim, Hello, HelloAck, NAME_BYTES_MAX, Proof, Role, ServerProof, agree,
@@ -28,6 +30,7 @@ pub use node::{Announce, Heartbeat, Mount, Mounted, NodeInfo, OrderBatch, Orders
 use crate::codec::{Field, Reader};
 use crate::error::{DataError, DecodeError, Refusal};
 use crate::kind::Kind;
+use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Looked, WritePlan};
@@ -131,6 +134,8 @@ family! {
         SetQuota(SetQuota),
         /// Empty segments, or look how far that is.
         Drain(Drain),
+        /// Evict from a segment.
+        Evict(Evict),
         /// Copy or move an object.
         Copy(CopyKey<'a>),
         /// End one copy of an object.
@@ -186,6 +191,8 @@ family! {
         SetQuota(()),
         /// How far it is; `None`: there is no such node or segment.
         Drain(Option<DrainStat>),
+        /// How it stands then; `None`: there is no such segment in memory.
+        Evict(Option<InUse>),
         /// The copy is there, or not.
         Copy(Result<(), CopyError>),
         /// The copy is gone, or not.
@@ -238,6 +245,8 @@ family! {
         Release(Release<'a>),
         /// Sum a replica that a reader found wrong.
         Verify(Verify),
+        /// Descriptor of a segment in memory of a GPU.
+        Lend(Lend),
     }
 }
 
@@ -270,6 +279,8 @@ family! {
         Release(()),
         /// Whether the bytes are those that were sealed; `false`: the owner has retired the replica.
         Verify(Result<bool, DataError>),
+        /// The memory; its descriptor travels with the frame.
+        Lend(Result<Lent, DataError>),
         /// The request was not handled at all.
         Refuse(Refusal),
     }

@@ -2,6 +2,7 @@
 //! pipelining.
 
 use crate::toy::*;
+use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::DrainMode;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::*;
@@ -51,6 +52,10 @@ fn every_call(master: &impl MasterApi) {
     assert_eq!(master.look(&look, t).unwrap(), looked);
     let gone = DropCopy { key: b"k", segment: SegmentId(2) };
     assert_eq!(master.drop_copy(&gone, t).unwrap(), Err(CopyError::NoSource));
+    let room = |segment| Evict { segment: SegmentId(segment), used_max: 5 };
+    let left = InUse { used_bytes: 5, ending_bytes: 1 };
+    assert_eq!(master.evict(&room(2), t).unwrap(), Some(left));
+    assert_eq!(master.evict(&room(3), t).unwrap(), None);
     let leased = Err(RemoveError::Leased { left_ms: 9 });
     assert_eq!(master.remove(false, &[b"k"], t).unwrap(), [leased]);
     assert_eq!(master.remove(true, &[b"k"], t).unwrap(), [Ok(())]);

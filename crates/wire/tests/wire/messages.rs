@@ -59,8 +59,8 @@ proptest! {
                 seen += 1;
             }
         }
-        // 24 control and 13 data operations, both ways, and the refusal on both kinds of link.
-        prop_assert_eq!(seen, 2 * (24 + 13) + 2);
+        // 25 control and 14 data operations, both ways, and the refusal on both kinds of link.
+        prop_assert_eq!(seen, 2 * (25 + 14) + 2);
         let hello = samples.hello();
         check(&hello, body(|out| hello.encode(out)), Hello::decode)?;
         let ack = samples.hello_ack();

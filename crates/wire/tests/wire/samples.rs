@@ -1,8 +1,11 @@
 //! Random messages of every kind, from a seed: edges, short and empty lists, every variant of every error.
 
+mod copies;
+mod data;
 mod errors;
+mod stats;
 
-use mooncrate_core::catalog::Counters;
+use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode, DrainStat};
 use mooncrate_core::error::CopyError;
 use mooncrate_core::ids::*;
@@ -303,9 +306,12 @@ impl Samples {
                 tenant: TenantId(self.u32()),
                 quota: self.optional(Self::u64),
             }),
-            Kind::Drain | Kind::Copy | Kind::DropCopy | Kind::ReadMarks | Kind::Command => {
-                self.copy_request(kind)
-            }
+            Kind::Drain
+            | Kind::Evict
+            | Kind::Copy
+            | Kind::DropCopy
+            | Kind::ReadMarks
+            | Kind::Command => self.copy_request(kind),
             Kind::Mount | Kind::Announce | Kind::Unmount | Kind::Heartbeat | Kind::Orders => {
                 self.node_request(kind)
             }
@@ -350,12 +356,10 @@ impl Samples {
             }
             Kind::SetQuota => Reply::SetQuota(()),
             Kind::Drain => Reply::Drain(self.optional(Self::drain_stat)),
+            Kind::Evict => Reply::Evict(self.optional(Self::in_use)),
             Kind::Copy => Reply::Copy(self.result(|_| (), Self::copy_error)),
             Kind::DropCopy => Reply::DropCopy(self.result(|_| (), Self::copy_error)),
-            Kind::ReadMarks => Reply::ReadMarks(MarksHeard {
-                pause_ms: self.u32(),
-                outdated: self.list(Self::read_mark),
-            }),
+            Kind::ReadMarks => Reply::ReadMarks(self.marks_heard()),
             Kind::Command => Reply::Command(self.yes()),
             Kind::Mount => {
                 let good = |s: &mut Self| Mounted { epoch, registration_ms, fence_ms: s.u32() };
@@ -384,19 +388,6 @@ impl Samples {
             Kind::Refuse => Reply::Refuse(self.refusal()),
             _ => return None,
         })
-    }
-
-    fn drain_stat(&mut self) -> DrainStat {
-        DrainStat {
-            draining: self.u32(),
-            start_bytes: self.u64(),
-            start_replicas: self.u64(),
-            left_bytes: self.u64(),
-            left_replicas: self.u64(),
-            moved: self.u64(),
-            dropped: self.u64(),
-            stuck: self.u64(),
-        }
     }
 
     fn node_request(&mut self, kind: Kind) -> Request<'static> {
@@ -429,30 +420,6 @@ impl Samples {
                 wait_ms: self.u32(),
             }),
             kind => unreachable!("{kind} is not asked by a node"),
-        }
-    }
-
-    /// What administrators and readers ask about copies.
-    fn copy_request(&mut self, kind: Kind) -> Request<'static> {
-        match kind {
-            Kind::Drain => Request::Drain(Drain {
-                node: NodeId(self.u64()),
-                segment: self.optional(|s| SegmentId(s.u64())),
-                wish: [DrainWish::Look, DrainWish::Move, DrainWish::Drop, DrainWish::Undo]
-                    [self.0.below(4) as usize],
-            }),
-            Kind::Copy => Request::Copy(CopyKey {
-                key: self.key(),
-                from: self.optional(|s| SegmentId(s.u64())),
-                to: SegmentId(self.u64()),
-            }),
-            Kind::DropCopy => {
-                Request::DropCopy(DropCopy { key: self.key(), segment: SegmentId(self.u64()) })
-            }
-            Kind::ReadMarks => {
-                Request::ReadMarks(ReadMarks { marks: self.list(Self::read_mark).into() })
-            }
-            _ => Request::Command(Command { node: NodeId(self.u64()), command: self.command() }),
         }
     }
 
@@ -530,153 +497,6 @@ impl Samples {
             lease_ms: self.u32(),
             replicas: self.list(Self::locator),
         }
-    }
-
-    fn stat(&mut self, epoch: LeaderEpoch) -> ClusterStat {
-        ClusterStat {
-            epoch,
-            leader: self.text(),
-            rebuilding: self.yes(),
-            nodes: self.u32(),
-            objects: self.u64(),
-            open_puts: self.u64(),
-            capacity_bytes: self.u64(),
-            used_bytes: self.u64(),
-            quarantined_bytes: self.u64(),
-            largest_free_run: self.u64(),
-            counters: self.counters(),
-            index_bytes: self.u64(),
-            segments: self.list(|s| SegmentRow {
-                offer: s.offer(),
-                open: s.yes(),
-                used_bytes: s.u64(),
-                quarantined_bytes: s.u64(),
-                largest_free_run: s.u64(),
-                objects: s.u64(),
-            }),
-            tenants: self.list(|s| TenantRow {
-                tenant: TenantId(s.u32()),
-                used_bytes: s.u64(),
-                hard_bytes: s.u64(),
-                quota: s.optional(Self::u64),
-            }),
-        }
-    }
-
-    fn counters(&mut self) -> Counters {
-        Counters {
-            puts: self.u64(),
-            hits: self.u64(),
-            misses: self.u64(),
-            removed: self.u64(),
-            evicted: self.u64(),
-            evicted_bytes: self.u64(),
-            evict_skipped: self.u64(),
-            busy: self.u64(),
-            expired: self.u64(),
-            replaced: self.u64(),
-            replanned: self.u64(),
-            puts_expired: self.u64(),
-            stale_tokens: self.u64(),
-            nodes_lost: self.u64(),
-            announced_dropped: self.u64(),
-            copied: self.u64(),
-            copied_bytes: self.u64(),
-            copies_failed: self.u64(),
-            hits_disk: self.u64(),
-            offloaded: self.u64(),
-            offloaded_bytes: self.u64(),
-            offloads_refused: self.u64(),
-            evicted_unsaved: self.u64(),
-            promoted: self.u64(),
-            promoted_bytes: self.u64(),
-            disk_evicted: self.u64(),
-            disk_lost: self.u64(),
-            disks_returned: self.u64(),
-            disk_dropped: self.u64(),
-            ledger_struck: self.u64(),
-            late_dropped: self.u64(),
-            bad_replicas: self.u64(),
-        }
-    }
-
-    fn begin_write(&mut self) -> BeginWrite<'static> {
-        BeginWrite {
-            locator: self.locator(),
-            token: PutToken(self.u64()),
-            object: self.object(),
-            epoch: LeaderEpoch(self.u64()),
-            len: self.u64(),
-            label: self.key(),
-        }
-    }
-
-    pub(crate) fn data_request(&mut self, kind: Kind) -> Option<DataRequest<'static>> {
-        let (locator, token) = (self.locator(), PutToken(self.u64()));
-        Some(match kind {
-            Kind::Attach => DataRequest::Attach(Attach { segment: SegmentId(self.u64()) }),
-            Kind::Begin => DataRequest::Begin(Begin { put: self.begin_write() }),
-            Kind::Write => DataRequest::Write(Write { put: self.begin_write() }),
-            Kind::Signal => DataRequest::Signal(Signal { locator, token, seal: Seal(self.u64()) }),
-            Kind::Read => DataRequest::Read(Read { locator, start: self.u64(), len: self.u64() }),
-            Kind::Pin => DataRequest::Pin(Pin { locators: self.list(Self::locator).into() }),
-            Kind::Unpin => DataRequest::Unpin(Unpin { ids: self.list(|s| PinId(s.u64())).into() }),
-            Kind::Abandon => DataRequest::Abandon(Abandon { locator, token }),
-            Kind::Open => DataRequest::Open(Open { put: self.begin_write() }),
-            Kind::WritePart => {
-                let (len, offset) = (self.u64(), self.u64());
-                DataRequest::WritePart(WritePart { len, locator, token, offset })
-            }
-            Kind::Stage => {
-                let item =
-                    |s: &mut Self| StageItem { locator: s.locator(), start: s.u64(), len: s.u64() };
-                DataRequest::Stage(Stage { items: self.list(item).into() })
-            }
-            Kind::Release => {
-                DataRequest::Release(Release { locators: self.list(Self::locator).into() })
-            }
-            Kind::Verify => DataRequest::Verify(Verify { locator }),
-            _ => return None,
-        })
-    }
-
-    pub(crate) fn data_reply(&mut self, kind: Kind) -> Option<DataReply> {
-        Some(match kind {
-            Kind::Attach => {
-                let good = |s: &mut Self| Attached {
-                    incarnation: Incarnation(s.u64()),
-                    slots: s.u32(),
-                    bytes: s.u64(),
-                };
-                DataReply::Attach(self.result(good, Self::data_error))
-            }
-            Kind::Begin => DataReply::Begin(self.result(|_| (), Self::data_error)),
-            Kind::Write => DataReply::Write(self.result(|_| (), Self::data_error)),
-            Kind::Signal => DataReply::Signal(self.result(|_| (), Self::data_error)),
-            Kind::Read => {
-                DataReply::Read(ReadReply { result: self.result(Self::u64, Self::data_error) })
-            }
-            Kind::Pin => {
-                DataReply::Pin(self.list(|s| s.result(|s| PinId(s.u64()), Self::data_error)))
-            }
-            Kind::Unpin => DataReply::Unpin(()),
-            Kind::Abandon => DataReply::Abandon(self.result(|_| (), Self::data_error)),
-            Kind::Open => DataReply::Open(self.result(|_| (), Self::data_error)),
-            Kind::WritePart => DataReply::WritePart(self.result(|_| (), Self::data_error)),
-            Kind::Stage => {
-                let good = |s: &mut Self| Staged {
-                    locator: s.locator(),
-                    len: s.u64(),
-                    seal: Seal(s.u64()),
-                    lease_ms: s.u32(),
-                };
-                DataReply::Stage(self.list(|s| s.result(good, Self::data_error)))
-            }
-            Kind::Release => DataReply::Release(()),
-            Kind::Verify => DataReply::Verify(self.result(|s| s.0.chance(500), Self::data_error)),
-            Kind::Refuse => DataReply::Refuse(self.refusal()),
-            _ => return None,
-        })
     }
 
     pub(crate) fn hello(&mut self) -> Hello {

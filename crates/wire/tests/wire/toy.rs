@@ -1,6 +1,6 @@
 //! A toy master behind a real server on a thread of its own: enough behaviour to see what arrives.
 
-use mooncrate_core::catalog::Counters;
+use mooncrate_core::catalog::{Counters, InUse};
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::ids::*;
@@ -164,6 +164,11 @@ impl MasterApi for Toy {
         let left_bytes = ask.node.0;
         Ok((ask.wish == DrainWish::Look)
             .then_some(DrainStat { left_bytes, ..DrainStat::default() }))
+    }
+
+    fn evict(&self, ask: &Evict, _: Deadline) -> Result<Option<InUse>, CallError> {
+        let used_bytes = ask.used_max.min(7);
+        Ok((ask.segment == SegmentId(2)).then_some(InUse { used_bytes, ending_bytes: 1 }))
     }
 
     fn copy(&self, ask: &CopyKey<'_>, _: Deadline) -> Result<Result<(), CopyError>, CallError> {

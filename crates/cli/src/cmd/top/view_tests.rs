@@ -27,7 +27,7 @@ fn row(node: u64, segment: u64, used: u64) -> SegmentRow {
     }
 }
 
-fn look(second: u64, counters: Counters) -> Look {
+fn look(second: u64, counters: &Counters) -> Look {
     let segments = vec![row(3, 30, 0), row(2, 20, 1 << 29), row(1, 10, 1)];
     let stat = ClusterStat {
         epoch: LeaderEpoch(7),
@@ -40,7 +40,7 @@ fn look(second: u64, counters: Counters) -> Look {
         used_bytes: (1 << 29) + 1,
         quarantined_bytes: 3 * 4096,
         largest_free_run: 1 << 30,
-        counters,
+        counters: *counters,
         index_bytes: 123_456,
         segments,
         tenants: Vec::new(),
@@ -65,8 +65,8 @@ fn busy_second() -> Counters {
 #[test]
 fn a_cluster_at_work_is_one_picture() {
     let mut view = View::new("127.0.0.1:7411".into());
-    view.see(look(10, Counters::default()));
-    view.see(look(12, busy_second()));
+    view.see(look(10, &Counters::default()));
+    view.see(look(12, &busy_second()));
     insta::assert_snapshot!("top", view.lines(110, 40).join("\n"));
     view.lost("connection refused".into());
     let lines = view.lines(110, 40);
@@ -78,7 +78,7 @@ fn a_cluster_at_work_is_one_picture() {
 #[test]
 fn a_small_terminal_is_not_overrun() {
     let mut view = View::new("127.0.0.1:7411".into());
-    view.see(look(1, Counters::default()));
+    view.see(look(1, &Counters::default()));
     for (width, height) in [(40, 12), (1, 1), (80, 5), (200, 13)] {
         let lines = view.lines(width, height);
         assert!(lines.len() <= height, "{width}x{height}: {lines:?}");
@@ -90,14 +90,14 @@ fn a_small_terminal_is_not_overrun() {
 
 #[test]
 fn rates_are_per_second_and_end_with_the_leader() {
-    let before = look(10, Counters::default());
-    let rates = rates(&before, &look(12, busy_second())).unwrap();
+    let before = look(10, &Counters::default());
+    let rates = rates(&before, &look(12, &busy_second())).unwrap();
     assert_eq!((rates.puts, rates.lookups, rates.hit_percent), (50.0, 500.0, Some(90.0)));
-    let mut replaced = look(12, busy_second());
+    let mut replaced = look(12, &busy_second());
     replaced.stat.epoch = LeaderEpoch(8);
     assert_eq!(super::rates(&before, &replaced), None, "another leader counts from 0");
-    assert_eq!(super::rates(&look(12, busy_second()), &look(13, Counters::default())), None);
-    let idle = super::rates(&before, &look(11, Counters::default())).unwrap();
+    assert_eq!(super::rates(&look(12, &busy_second()), &look(13, &Counters::default())), None);
+    let idle = super::rates(&before, &look(11, &Counters::default())).unwrap();
     assert_eq!(idle.hit_percent, None, "nothing was asked for");
 }
 

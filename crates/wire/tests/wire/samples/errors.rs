@@ -3,6 +3,7 @@
 use super::Samples;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::key::KeyError;
+use mooncrate_core::plan::Medium;
 use mooncrate_wire::{DataError, Refusal, RefusalCode};
 
 impl Samples {
@@ -12,7 +13,7 @@ impl Samples {
 
     pub(crate) fn put_error(&mut self) -> PutError {
         let after_ms = self.u32();
-        match self.0.below(17) {
+        match self.0.below(18) {
             0 => PutError::Key(self.key_error()),
             1 => PutError::Exists,
             2 => PutError::InProgress { after_ms },
@@ -29,6 +30,7 @@ impl Samples {
             13 => PutError::BadSeals { stripes: self.u32(), seals: self.u32() },
             14 => PutError::Quota { quota: self.u64(), total: self.u64() },
             15 => PutError::HardFull { limit: self.u64(), total: self.u64() },
+            16 => PutError::NoMedium { medium: Medium::ALL[self.0.below(3) as usize] },
             _ => PutError::NoSuchPut,
         }
     }
@@ -64,7 +66,7 @@ impl Samples {
     }
 
     pub(super) fn data_error(&mut self) -> DataError {
-        match self.0.below(8) {
+        match self.0.below(10) {
             0 => DataError::Stale,
             1 => DataError::Busy { after_ms: self.u32() },
             2 => DataError::OldEpoch,
@@ -72,6 +74,8 @@ impl Samples {
             4 => DataError::Corrupt,
             5 => DataError::OutOfBounds,
             6 => DataError::UnknownSegment,
+            7 => DataError::Denied,
+            8 => DataError::Device,
             _ => DataError::Unsupported,
         }
     }
