@@ -1,6 +1,8 @@
 //! What can be typed.
 
+use crate::ep::EpArgs;
 use crate::kill_one::KillOne;
+use crate::nano::NanoArgs;
 use crate::reads::Reads;
 use crate::tier::Tier;
 use crate::verify::Verify;
@@ -66,6 +68,10 @@ pub(crate) enum Command {
     Tier(Tier),
     /// Whether what is read most stays: hot values beside cold puts, values of a disk, a trace
     Reads(Reads),
+    /// Check the GPU-resident cache: the same list on every backend, with real processes
+    Nano(NanoArgs),
+    /// Check the expert exchange: the same list on every backend, with real processes
+    Ep(EpArgs),
     /// Clients and nodes over TCP, beside bare sockets; small gets beside large transfers
     Scale,
     /// Kill a master with many objects and see how fast it knows them again

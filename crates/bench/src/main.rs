@@ -19,6 +19,8 @@
 //!   verify  ── no figures: a workload that judges every answer, for others to torment; kill_one
 //!              torments it once, by itself
 //!   tier    ── a server with a disk: filled, evicted from, slowed down; every answer judged
+//!   nano    ── the conformance list of the GPU-resident cache, on every backend
+//!   ep      ── the same of the expert exchange
 //!   reads   ── whether what is read most stays: hot values, values of a disk, a trace
 //! ```
 //!
@@ -38,6 +40,7 @@ mod copy;
 mod cores;
 mod drain;
 mod effort;
+mod ep;
 mod failover;
 mod fleet;
 mod floors;
@@ -46,6 +49,7 @@ mod index;
 mod kill_one;
 mod machine;
 mod measure;
+mod nano;
 mod neighbours;
 mod paths;
 mod peer;
@@ -80,6 +84,8 @@ fn main() -> ExitCode {
         Some(Command::KillOne(wanted)) => Some(kill_one::run(wanted)),
         Some(Command::Tier(wanted)) => Some(tier::run(wanted)),
         Some(Command::Reads(wanted)) => Some(reads::run(wanted)),
+        Some(Command::Nano(wanted)) => Some(nano::run(wanted)),
+        Some(Command::Ep(wanted)) => Some(ep::run(wanted)),
         _ => None,
     };
     let ran = match proof {
@@ -154,6 +160,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         | Command::KillOne(_)
         | Command::Tier(_)
         | Command::Reads(_)
+        | Command::Nano(_)
+        | Command::Ep(_)
         | Command::DrainNodeForBench { .. } => unreachable!("answered above"),
     };
     let others = Moment::now().zip(before).map(|(after, before)| after.others_since(before));

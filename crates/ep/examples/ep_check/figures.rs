@@ -1,0 +1,290 @@
+//! What is measured: the exchange alone, the full path, and their parts, beside plain copies.
+
+use crate::experts;
+use crate::report::{Figure, Report};
+use crate::team::Team;
+use crate::timer::{Effort, Time, spread, time};
+use mooncrate_core::rng::Rng;
+use mooncrate_ep::seat::CudaSeat;
+use mooncrate_ep::{EpConfig, EpError, Payload, Tuning};
+use mooncrate_gpu::{DeviceBuffer, Event, Gpu, Graph, Stream};
+use std::fmt::Display;
+use std::rc::Rc;
+
+const MODES: [(&str, usize); 2] = [("hot", 1), ("rotating", 6)];
+
+/// What is repeated.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Round {
+    /// Dispatch, both waits, combine.
+    Short,
+    /// The same with pack and return.
+    Full,
+    Dispatch,
+    Combine,
+}
+
+/// Measures everything, and goes on where something fails.
+pub(crate) fn all(gpu: &Gpu, report: &mut Report, quick: bool) {
+    let effort = if quick {
+        Effort { rounds: 3, replays: 3, singles: 20 }
+    } else {
+        Effort { rounds: 60, replays: 25, singles: 10_000 }
+    };
+    let config = if quick {
+        EpConfig {
+            world: 4,
+            tokens_max: 4,
+            hidden: 64,
+            experts: 16,
+            top_k: 4,
+            ..EpConfig::default()
+        }
+    } else {
+        EpConfig::default()
+    };
+    let bench = Bench { gpu, effort, config };
+    let full = bench.config.tokens_max as u32;
+    // A short round waits twice in one kernel, so ranks must run at the same time; the emulator has no such time.
+    let tuning = if quick { Tuning::default() } else { bench.tune(report) };
+    for round in [Round::Dispatch, Round::Combine, Round::Full] {
+        for (mode, sets) in MODES {
+            report.add("part", bench.figure(round, mode, sets, full, tuning));
+        }
+    }
+    if !quick {
+        for tokens in [0, 1, 8, 64, 128] {
+            report.add("tokens", bench.with_tokens(tokens, tuning));
+        }
+        let config = EpConfig { payload: Payload::Fp8, ..bench.config.clone() };
+        let fp8 = Bench { config, ..bench };
+        for (mode, sets) in MODES {
+            report.add("fp8", fp8.figure(Round::Short, mode, sets, full, tuning));
+        }
+        for world in [2, 4] {
+            let config = EpConfig { world, ..bench.config.clone() };
+            let bench = Bench { config, ..bench };
+            report.add("world", bench.figure(Round::Short, "rotating", 6, full, tuning));
+        }
+    }
+    let inter = if quick { 32 } else { 2048 };
+    match experts::figures(gpu, &bench.config, effort, inter, tuning) {
+        Ok(figures) => figures.into_iter().for_each(|figure| report.add("experts", Ok(figure))),
+        Err(error) => report.add("experts", Err(error)),
+    }
+    match bench.replays(tuning) {
+        Ok(text) => report.note(text),
+        Err(error) => report.add("single replays", Err(error)),
+    }
+}
+
+#[derive(Clone)]
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    effort: Effort,
+    config: EpConfig,
+}
+
+fn name_of(tuning: Tuning) -> String {
+    let early = if tuning.early { "early start" } else { "no early start" };
+    format!("{} blocks per row, {early}", tuning.parts)
+}
+
+fn each(
+    seats: &[Rc<CudaSeat>],
+    call: impl Fn(&CudaSeat) -> Result<(), EpError>,
+) -> Result<(), EpError> {
+    seats.iter().try_for_each(|seat| call(seat))
+}
+
+/// The calls of one round of all ranks.
+fn calls(round: Round, seats: &[Rc<CudaSeat>], layer: u16) -> Result<(), EpError> {
+    match round {
+        Round::Dispatch => return each(seats, |seat| seat.dispatch_alone(layer)),
+        Round::Combine => return each(seats, CudaSeat::combine_alone),
+        Round::Short => {
+            each(seats, |seat| seat.dispatch(layer))?;
+            each(seats, CudaSeat::await_both)?;
+        }
+        Round::Full => {
+            each(seats, |seat| seat.dispatch(layer))?;
+            each(seats, CudaSeat::await_rows)?;
+            each(seats, CudaSeat::pack)?;
+            if seats.iter().all(|seat| seat.ep.shape().payload() == Payload::Bf16) {
+                each(seats, CudaSeat::give_back_packed)?;
+            } else {
+                each(seats, CudaSeat::experts)?;
+                each(seats, CudaSeat::give_back)?;
+            }
+            each(seats, CudaSeat::await_results)?;
+        }
+    }
+    each(seats, CudaSeat::combine)
+}
+
+impl Bench<'_> {
+    /// Short rounds with all ways to make launches, at the size that the goals are about; gives the fastest.
+    fn tune(&self, report: &mut Report) -> Tuning {
+        let full = self.config.tokens_max as u32;
+        let mut best = (f64::MAX, Tuning::default());
+        for parts in [1, 2, 4] {
+            for early in [false, true] {
+                let tuning = Tuning { parts, early };
+                for (mode, sets) in MODES {
+                    let figure = self.figure(Round::Short, mode, sets, full, tuning);
+                    if let Ok(figure) = &figure
+                        && mode == "rotating"
+                        && figure.time.median < best.0
+                    {
+                        best = (figure.time.median, tuning);
+                    }
+                    report.add("short round", figure);
+                }
+            }
+        }
+        let name = name_of(best.1);
+        let step = 58.0 * best.0 / 1000.0;
+        let verdict = if step <= 1.2 { "met" } else { "MISSED" };
+        report.note(format!(
+            "58 layers: short rounds take {step:.2} ms of a step, rotating; goal 1.2 ms: {verdict}."
+        ));
+        report.note(format!("The other rows are with {name}: the fastest rotating short round."));
+        best.1
+    }
+
+    fn figure(
+        &self,
+        round: Round,
+        mode: &'static str,
+        sets: usize,
+        tokens: u32,
+        tuning: Tuning,
+    ) -> Result<Figure, String> {
+        let team = Team::new(self.gpu, &self.config, sets, tokens, tuning).map_err(text)?;
+        // One full layer in each set puts results in place, which short rounds and sums need.
+        let first = team.record(sets, |seats, layer| calls(Round::Full, seats, layer));
+        first.and_then(|graph| graph.queue().and_then(|()| graph.wait())).map_err(text)?;
+        team.check()?;
+        if !matches!(round, Round::Dispatch) {
+            // What is compared afterwards is what the rounds have made.
+            team.spoil().map_err(text)?;
+        }
+        let rounds = self.effort.rounds;
+        let graph = team.record(rounds, |seats, layer| calls(round, seats, layer)).map_err(text)?;
+        let time = time(&team.stream, &graph, rounds, self.effort.replays).map_err(text)?;
+        team.check()?;
+        let (token, row) = (team.shape.token_bytes(), team.shape.row_bytes());
+        let (copies, own) = (team.copies(), team.tokens());
+        // Each token is read once and stored at every rank that it goes to; results the other way round.
+        let (there, back) = ((own + copies) * token, (own + copies) * row);
+        let routes = own * u64::from(team.shape.top_k());
+        let bytes = match round {
+            Round::Dispatch => there,
+            Round::Combine => back,
+            Round::Short => there + back,
+            // Pack reads what came and stores it for each expert; the return reads that and stores sums.
+            Round::Full => there + back + (copies + routes) * (token + row),
+        };
+        let goal = match (round, mode, self.is_default(tokens)) {
+            (Round::Short, "hot", true) => Some(17.0),
+            (Round::Short, _, true) => Some(20.0),
+            (Round::Full, _, true) => Some(1.3 * 38.0),
+            _ => None,
+        };
+        let name = match round {
+            Round::Short if team.shape.payload() == Payload::Fp8 => {
+                "short round, fp8 tokens".into()
+            }
+            Round::Short => format!("short round, {}", name_of(tuning)),
+            Round::Full => "full path without experts".into(),
+            Round::Dispatch => "dispatch alone, no wait".into(),
+            Round::Combine => "combine alone, no wait".into(),
+        };
+        let plain = (bytes > 0).then(|| self.plain(bytes, sets)).transpose().map_err(text)?;
+        let of = (team.shape.ranks(), tokens.into());
+        Ok(Figure { name, mode, of, bytes, time, plain, goal })
+    }
+
+    fn is_default(&self, tokens: u32) -> bool {
+        self.config == EpConfig::default() && tokens as usize == self.config.tokens_max
+    }
+
+    /// Short rounds with another number of tokens, and room for as many.
+    fn with_tokens(&self, tokens: u32, tuning: Tuning) -> Result<Figure, String> {
+        let tokens_max = self.config.tokens_max.max(tokens as usize);
+        let bench = Self { config: EpConfig { tokens_max, ..self.config.clone() }, ..self.clone() };
+        bench.figure(Round::Short, "rotating", 6, tokens, tuning)
+    }
+
+    /// Copies on the device that read and write as many bytes, one in each direction of a round.
+    fn plain(&self, bytes: u64, sets: usize) -> Result<Time, EpError> {
+        let stream = Stream::new(self.gpu)?;
+        // A copy reads and writes each byte.
+        let each = (bytes / 4).next_multiple_of(16).max(16);
+        let buffer = |_| DeviceBuffer::new(self.gpu, each);
+        let buffers = (0..2 * sets).map(buffer).collect::<Result<Vec<_>, _>>()?;
+        let graph = Graph::record::<EpError>(&stream, |stream| {
+            for round in 0..self.effort.rounds {
+                let at = 2 * (round % sets);
+                buffers[at].span().copy_from(buffers[at + 1].span(), stream)?;
+                buffers[at + 1].span().copy_from(buffers[at].span(), stream)?;
+            }
+            Ok(())
+        })?;
+        let (started, ended) = (Event::new(self.gpu)?, Event::new(self.gpu)?);
+        let mut times = Vec::new();
+        for replay in 0..crate::timer::WARM_UPS + self.effort.replays {
+            started.record(&stream)?;
+            // SAFETY: the graph copies between buffers that live until after the wait below.
+            unsafe { graph.launch(&stream) }?;
+            ended.record(&stream)?;
+            stream.synchronize()?;
+            if replay >= crate::timer::WARM_UPS {
+                #[expect(clippy::cast_precision_loss, reason = "a small number")]
+                times.push(ended.micros_since(&started)? / self.effort.rounds as f64);
+            }
+        }
+        Ok(spread(times, 1.0))
+    }
+
+    /// Many replays of one layer, each timed, with another number of tokens each time.
+    fn replays(&self, tuning: Tuning) -> Result<String, String> {
+        let tokens_max = self.config.tokens_max as u32;
+        let team = Team::new(self.gpu, &self.config, 1, tokens_max, tuning).map_err(text)?;
+        let graph =
+            team.record(1, |seats, layer| calls(Round::Full, seats, layer)).map_err(text)?;
+        let (started, ended) = (Event::new(self.gpu), Event::new(self.gpu));
+        let (started, ended) = (started.map_err(text)?, ended.map_err(text)?);
+        let (mut rng, mut times) = (Rng::new(7), Vec::new());
+        for _ in 0..self.effort.singles {
+            for seat in &team.sets[0] {
+                let tokens = rng.below(u64::from(tokens_max) + 1) as u32;
+                seat.set_tokens(tokens).map_err(text)?;
+            }
+            started.record(&team.stream).map_err(text)?;
+            graph.queue().map_err(text)?;
+            ended.record(&team.stream).map_err(text)?;
+            graph.wait().map_err(text)?;
+            times.push(ended.micros_since(&started).map_err(text)?);
+            for seat in &team.sets[0] {
+                seat.ep.status().map_err(text)?;
+            }
+        }
+        for seat in &team.sets[0] {
+            seat.set_tokens(tokens_max).map_err(text)?;
+        }
+        graph.queue().and_then(|()| graph.wait()).map_err(text)?;
+        team.check()?;
+        let Time { median, most, .. } = spread(times, 0.99);
+        let verdict = if most <= 1.5 * median { "met" } else { "MISSED" };
+        Ok(format!(
+            "{} replays of a full layer as one graph, 0 to {tokens_max} tokens of each rank, changing: p50 {median:.2} \
+             µs, p99 {most:.2} µs, goal p99 at most 1.5 × p50: {verdict}; error words 0, last output compared.",
+            self.effort.singles
+        ))
+    }
+}
+
+fn text(error: impl Display) -> String {
+    error.to_string()
+}

@@ -1,0 +1,526 @@
+//! An exchange in the memory of GPUs. Calls queue kernels on a stream and return at once: no count comes to the
+//! host, nothing is allocated, and everything can be recorded into a graph and replayed. The phase lives in
+//! device memory, so several graphs and plain calls share one communicator.
+//!
+//! Whether a step failed is in [`CudaEp::status`], which looks at host memory and waits for nobody. Outputs of a
+//! failed step are unspecified.
+
+use crate::barrier::{Fault, Op, Tag};
+use crate::config::{EpConfig, Shape, TOP_K_MAX};
+use crate::error::EpError;
+use crate::host::{agree, check_heap, check_products};
+use crate::kernels::{EpKernels, RawBatch, RawExperts, RawStep, Tuning};
+use crate::layout::{EpLayout, ctl};
+use crate::stage::Stage;
+use mooncrate_core::time::nanos;
+use mooncrate_gpu::{DeviceBuffer, Event, Gpu, PinnedBuffer, Span, Stream};
+use mooncrate_heap::{Group, Heap, Rank, Ranks, Watch};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// Offsets in the host memory that the GPU tells errors in, and reads which ranks are gone.
+const REPORT: u64 = 0;
+const ABORT: u64 = 32;
+const STATUS_BYTES: usize = 64;
+/// Looks for the end of a stream before the thread sleeps between two of them: some hundred microseconds.
+const FINISH_SPINS: u32 = 256;
+const FINISH_PAUSE: Duration = Duration::from_micros(200);
+
+/// The tokens of a rank in device memory, with room for `tokens_max` of them. Their number is read on the
+/// device, too.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaBatch<'a> {
+    /// u32: how many tokens there are.
+    pub tokens: Span<'a>,
+    /// `[tokens_max]` tokens of bf16, or of fp8 with scales ([`crate::fp8`]); aligned to 16 bytes.
+    pub x: Span<'a>,
+    /// `[tokens_max, top_k]`, i32.
+    pub experts: Span<'a>,
+    /// `[tokens_max, top_k]`, f32.
+    pub weights: Span<'a>,
+}
+
+/// The weights of a rank's experts in device memory, bf16, aligned to 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaWeights<'a> {
+    /// Elements between the two products of an expert, a multiple of 8.
+    pub inter: u32,
+    /// `[local_experts, 2, inter, hidden]`: the gate, then what it is multiplied with.
+    pub w13: Span<'a>,
+    /// `[local_experts, hidden, inter]`.
+    pub w2: Span<'a>,
+}
+
+/// Memory that a layer needs between its kernels. Ranks of one stream may use the same for all layers.
+#[derive(Clone, Copy, Debug)]
+pub struct Scratch<'a> {
+    /// `[local_experts, rows_max]`: packed tokens.
+    pub x: Span<'a>,
+    /// `[local_experts]`, u32: tokens of each expert.
+    pub counts: Span<'a>,
+    /// `[local_experts, rows_max, inter]`, bf16: between the two products.
+    pub act: Span<'a>,
+    /// `[local_experts, rows_max, hidden]`, bf16: results.
+    pub y: Span<'a>,
+}
+
+/// One rank of an exchange on a GPU. It belongs to one stream at a time: calls, and replays of graphs that
+/// were recorded from calls, follow each other in it, in the order of layers.
+#[derive(Debug)]
+pub struct CudaEp {
+    kernels: EpKernels,
+    layout: EpLayout,
+    step: RawStep,
+    tuning: Tuning,
+    /// Nanoseconds: of every phase, and of the first.
+    timeouts: [u64; 2],
+    stage: Cell<Stage>,
+    layer: Cell<u16>,
+    watch: Watch,
+    /// What `pack` tells `give_back`, `[slots, 8]` i32.
+    places: DeviceBuffer,
+    /// The end of what `finish` waits for.
+    done: Event,
+    status: PinnedBuffer,
+    /// After what points into them: their owners wait for the device before they free.
+    heap: Arc<Heap>,
+}
+
+impl CudaEp {
+    /// Makes heaps for the processes of a group, and an exchange on them. All ranks call it together.
+    pub fn join(
+        group: &mut Group,
+        gpu: &Gpu,
+        config: &EpConfig,
+        within: Duration,
+    ) -> Result<Self, EpError> {
+        let layout = agree(group, config, within)?;
+        let heap = Heap::cuda(group, gpu, layout.bytes(), within)?;
+        let kernels = EpKernels::load(gpu);
+        let ep = kernels
+            .map_err(EpError::from)
+            .and_then(|kernels| Self::over(gpu, Arc::new(heap), group.watch(), kernels, config));
+        group.barrier("start the exchange", within)?;
+        ep
+    }
+
+    /// An exchange on heaps that are there, all zero, on this GPU. A heap serves one communicator.
+    pub fn over(
+        gpu: &Gpu,
+        heap: Arc<Heap>,
+        watch: Watch,
+        kernels: EpKernels,
+        config: &EpConfig,
+    ) -> Result<Self, EpError> {
+        let shape = config.shape()?;
+        let layout = EpLayout::new(shape);
+        check_heap(&heap, &layout)?;
+        // Each rank has one block that waits and holds its place; if all ranks are on this GPU, all of them
+        // must find one. A multiprocessor has room for more than one block of 32 threads.
+        if shape.ranks() > gpu.sm_count() {
+            let (ranks, places) = (shape.ranks(), gpu.sm_count());
+            let text = format!("{ranks} ranks need as many multiprocessors; this GPU has {places}");
+            return Err(EpError::WrongHeap(text));
+        }
+        let stream = Stream::new(gpu)?;
+        claim(&heap, &stream)?;
+        let status = PinnedBuffer::new(gpu, STATUS_BYTES)?;
+        let address = status.device_address();
+        let (bases, me) = (heap.bases(), heap.rank());
+        let step = RawStep::new(&layout, bases, me, address + REPORT, address + ABORT);
+        let places = DeviceBuffer::new(gpu, u64::from(shape.slots() * TOP_K_MAX) * 4)?;
+        Ok(Self {
+            kernels,
+            layout,
+            step,
+            tuning: Tuning::default(),
+            timeouts: [nanos(config.timeout), nanos(config.first_timeout)],
+            stage: Cell::new(Stage::Combined),
+            layer: Cell::new(0),
+            watch,
+            places,
+            done: Event::new(gpu)?,
+            status,
+            heap,
+        })
+    }
+
+    /// How launches are made from now on. Graphs keep what they were recorded with.
+    pub fn tune(&mut self, tuning: Tuning) -> Result<(), EpError> {
+        if tuning.parts == 0 || tuning.parts > 16 {
+            let parts = tuning.parts;
+            return Err(EpError::Shape(format!("{parts} blocks for a row; choose 1 to 16")));
+        }
+        self.tuning = tuning;
+        Ok(())
+    }
+
+    /// Who this is.
+    pub fn rank(&self) -> Rank {
+        self.heap.rank()
+    }
+
+    /// What the exchange is made for.
+    pub fn shape(&self) -> &Shape {
+        self.layout.shape()
+    }
+
+    /// Where everything lies in the heaps.
+    pub fn layout(&self) -> &EpLayout {
+        &self.layout
+    }
+
+    /// The heaps, as this rank sees them.
+    pub fn heap(&self) -> &Heap {
+        &self.heap
+    }
+
+    /// For tests. The row of the packed tokens that each slot has at each top-k position, `[slots, 8]` i32; -1: none.
+    pub fn places(&self) -> Span<'_> {
+        self.places.span()
+    }
+
+    fn tag(&self, op: Op) -> Tag {
+        Tag::new(self.layer.get(), op, self.shape().hash())
+    }
+
+    fn to(&self, next: Stage) -> Result<(), EpError> {
+        self.stage.get().may(next)
+    }
+
+    /// Queues the sending of this rank's tokens.
+    pub fn dispatch(
+        &self,
+        stream: &Stream,
+        layer: u16,
+        batch: &CudaBatch<'_>,
+    ) -> Result<(), EpError> {
+        self.to(Stage::Dispatched)?;
+        let shape = self.shape();
+        let routes = u64::from(shape.tokens_max() * shape.top_k()) * 4;
+        device("the number of tokens", stream, batch.tokens, 4, 4)?;
+        device("the tokens", stream, batch.x, shape.batch_bytes(), 16)?;
+        device("the experts", stream, batch.experts, routes, 4)?;
+        device("the weights", stream, batch.weights, routes, 4)?;
+        let raw = RawBatch {
+            x: batch.x.address(),
+            experts: batch.experts.address(),
+            weights: batch.weights.address(),
+            tokens: batch.tokens.address(),
+        };
+        self.layer.set(layer);
+        let tag = self.tag(Op::Dispatch);
+        // SAFETY: the heaps are of the layout, and live as long as `self`; the status is host memory of
+        // `self`; the batch was checked to be as long as the kernel takes it for, on this GPU. Owners of
+        // device and pinned memory wait for the device before they free.
+        unsafe { self.kernels.dispatch(stream, self.step, tag, self.tuning, raw) }?;
+        self.stage.set(Stage::Dispatched);
+        Ok(())
+    }
+
+    fn wait(&self, stream: &Stream, tag: Tag, then: Option<Tag>) -> Result<(), EpError> {
+        on_gpu(stream, self.places.span())?;
+        // SAFETY: as in `dispatch`.
+        unsafe { self.kernels.wait(stream, self.step, tag, then, self.tuning, self.timeouts) }?;
+        Ok(())
+    }
+
+    /// Queues the wait for the tokens of all ranks.
+    pub fn await_rows(&self, stream: &Stream) -> Result<(), EpError> {
+        self.to(Stage::Arrived)?;
+        self.wait(stream, self.tag(Op::Dispatch), None)?;
+        self.stage.set(Stage::Arrived);
+        Ok(())
+    }
+
+    /// Queues both waits of a layer in which this rank computes nothing: what lies in the return buffers is
+    /// combined next. That is the exchange alone, for figures.
+    pub fn await_both(&self, stream: &Stream) -> Result<(), EpError> {
+        self.to(Stage::Arrived)?;
+        self.wait(stream, self.tag(Op::Dispatch), Some(self.tag(Op::Return)))?;
+        self.stage.set(Stage::Returned);
+        Ok(())
+    }
+
+    /// Queues the packing of what came: `x` is `[local_experts, rows_max]` tokens, `counts` has a u32 for each
+    /// local expert.
+    pub fn pack(&self, stream: &Stream, x: Span<'_>, counts: Span<'_>) -> Result<(), EpError> {
+        self.to(Stage::Packed)?;
+        let shape = self.shape();
+        device("the packed tokens", stream, x, shape.packed_bytes(), 16)?;
+        device("the counts", stream, counts, u64::from(shape.local_experts()) * 4, 4)?;
+        let to = (x.address(), counts.address(), self.places.span().address());
+        // SAFETY: as in `dispatch`; the kernel writes to rows below `rows_max` of local experts only.
+        unsafe { self.kernels.pack(stream, self.step, self.tag(Op::Dispatch), self.tuning, to) }?;
+        self.stage.set(Stage::Packed);
+        Ok(())
+    }
+
+    /// Queues the sending of what the experts made of the packed tokens: `y` is `[local_experts, rows_max,
+    /// hidden]`, bf16.
+    pub fn give_back(&self, stream: &Stream, y: Span<'_>) -> Result<(), EpError> {
+        self.to(Stage::GivenBack)?;
+        device("the results", stream, y, self.shape().results_bytes(), 16)?;
+        let from = (y.address(), self.places.span().address());
+        // SAFETY: as in `dispatch`; the rows that it reads are those that `pack` has written.
+        unsafe {
+            self.kernels.give_back(stream, self.step, self.tag(Op::Return), self.tuning, from)
+        }?;
+        self.stage.set(Stage::GivenBack);
+        Ok(())
+    }
+
+    /// Queues a dispatch, or a combine, that does not count: the layer stays where it is, so that a figure can
+    /// repeat one kernel. What it stores is what it stored before.
+    pub(crate) fn alone(
+        &self,
+        call: impl FnOnce(&Self) -> Result<(), EpError>,
+        before: Stage,
+    ) -> Result<(), EpError> {
+        let stage = self.stage.replace(before);
+        let called = call(self);
+        self.stage.set(stage);
+        called
+    }
+
+    /// Queues the wait for the results of all ranks.
+    pub fn await_results(&self, stream: &Stream) -> Result<(), EpError> {
+        self.to(Stage::Returned)?;
+        self.wait(stream, self.tag(Op::Return), None)?;
+        self.stage.set(Stage::Returned);
+        Ok(())
+    }
+
+    /// Queues the sums of what came back: `out` is `[tokens_max, hidden]` bf16; rows after the last token
+    /// stay as they are.
+    pub fn combine(&self, stream: &Stream, out: Span<'_>) -> Result<(), EpError> {
+        self.to(Stage::Combined)?;
+        device("the output", stream, out, self.shape().output_bytes(), 16)?;
+        // SAFETY: as in `dispatch`.
+        unsafe { self.kernels.combine(stream, self.step, self.tuning, out.address()) }?;
+        self.stage.set(Stage::Combined);
+        Ok(())
+    }
+
+    /// Queues the experts on packed tokens: `y = w2 · (silu(gate · x) × (up · x))`. Sums have a fixed order.
+    pub fn experts(
+        &self,
+        stream: &Stream,
+        weights: &CudaWeights<'_>,
+        scratch: &Scratch<'_>,
+    ) -> Result<(), EpError> {
+        let (shape, inter) = (self.shape(), weights.inter);
+        check_products(shape, inter)?;
+        let local = u64::from(shape.local_experts());
+        let matrix = local * u64::from(inter) * shape.row_bytes();
+        let act = local * u64::from(shape.rows_max()) * u64::from(inter) * 2;
+        device("the weights of the first product", stream, weights.w13, 2 * matrix, 16)?;
+        device("the weights of the second product", stream, weights.w2, matrix, 16)?;
+        device("the packed tokens", stream, scratch.x, shape.packed_bytes(), 16)?;
+        device("the counts", stream, scratch.counts, local * 4, 4)?;
+        device("the memory between the products", stream, scratch.act, act, 16)?;
+        device("the results", stream, scratch.y, shape.results_bytes(), 16)?;
+        let raw = RawExperts {
+            inter,
+            x: scratch.x.address(),
+            counts: scratch.counts.address(),
+            w13: weights.w13.address(),
+            w2: weights.w2.address(),
+            act: scratch.act.address(),
+            y: scratch.y.address(),
+        };
+        // SAFETY: as in `dispatch`; counts are at most `rows_max`, whatever the memory says.
+        unsafe { self.kernels.experts(stream, self.step, self.tuning, raw) }?;
+        Ok(())
+    }
+
+    /// Queues a whole layer: tokens to their experts, the experts, and the results back into `out`. All ranks
+    /// queue it; where several of them share a stream, use the single calls, phase by phase.
+    pub fn forward(
+        &self,
+        stream: &Stream,
+        layer: u16,
+        batch: &CudaBatch<'_>,
+        weights: &CudaWeights<'_>,
+        scratch: &Scratch<'_>,
+        out: Span<'_>,
+    ) -> Result<(), EpError> {
+        self.dispatch(stream, layer, batch)?;
+        self.await_rows(stream)?;
+        self.pack(stream, scratch.x, scratch.counts)?;
+        self.experts(stream, weights, scratch)?;
+        self.give_back(stream, scratch.y)?;
+        self.await_results(stream)?;
+        self.combine(stream, out)
+    }
+
+    /// Queues the experts of tests: `y` gets each row of `x` times the number of its expert, as
+    /// [`crate::oracle::test_expert`] does it. `x` and `counts` are what [`CudaEp::pack`] has written.
+    pub fn scale(
+        &self,
+        stream: &Stream,
+        x: Span<'_>,
+        counts: Span<'_>,
+        y: Span<'_>,
+    ) -> Result<(), EpError> {
+        let shape = self.shape();
+        device("the packed tokens", stream, x, shape.packed_bytes(), 16)?;
+        device("the counts", stream, counts, u64::from(shape.local_experts()) * 4, 4)?;
+        device("the results", stream, y, shape.results_bytes(), 16)?;
+        let all = (x.address(), y.address(), counts.address());
+        // SAFETY: as in `dispatch`; counts are at most `rows_max`, whatever the memory says.
+        unsafe { self.kernels.scale(stream, self.step, self.tuning, all) }?;
+        Ok(())
+    }
+
+    /// Why this rank has failed, if it has: what the GPU has told so far. It waits for nobody, so ask after
+    /// the stream has come to its end.
+    pub fn status(&self) -> Result<(), EpError> {
+        let word = |at: u64| {
+            let place = (self.status.device_address() + REPORT + at) as *const u64;
+            // SAFETY: the place is in page-locked memory of `self`, aligned, and any 8 bytes are a number.
+            // The GPU may store to it meanwhile, so it is read by one volatile access and no reference
+            // to it is made.
+            unsafe { place.read_volatile() }
+        };
+        // The GPU stores the first word last.
+        let first = word(0);
+        match Fault::read(self.rank(), [first, word(8), word(16)]) {
+            None => Ok(()),
+            Some(fault) => Err(EpError::Fault(fault)),
+        }
+    }
+
+    /// Waits until everything that is queued on the stream has ended, and tells whether this rank has failed.
+    /// Meanwhile it looks which processes of the group have ended ([`CudaEp::notice`]), so that nobody waits for
+    /// them until the timeout.
+    pub fn finish(&self, stream: &Stream) -> Result<(), EpError> {
+        self.done.record(stream)?;
+        let mut looks = 0u32;
+        // Every wait on the GPU has a timeout, so this ends.
+        while !self.done.passed()? {
+            looks = looks.saturating_add(1);
+            if looks < FINISH_SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.notice();
+            sleep(FINISH_PAUSE);
+        }
+        self.status()
+    }
+
+    /// Lets waits of this rank end that wait for one of these ranks.
+    pub fn abort(&self, ranks: Ranks) {
+        self.tell(ABORT, u64::from(ranks.bits()));
+    }
+
+    /// Looks which processes of the group have ended, and lets waits for them end. [`CudaEp::finish`] does so;
+    /// who waits for the stream in another way calls it from time to time, or the timeout tells.
+    pub fn notice(&self) -> Ranks {
+        let gone = self.watch.gone();
+        if !gone.is_empty() {
+            self.abort(gone);
+        }
+        gone
+    }
+
+    fn tell(&self, at: u64, value: u64) {
+        let place = (self.status.device_address() + at) as *mut u64;
+        // SAFETY: the place is in page-locked memory of `self` and aligned. The GPU only reads the word of
+        // aborts, and stores to the report only while a kernel of this rank runs.
+        unsafe { place.write_volatile(value) };
+    }
+
+    /// After a failure: all ranks forget it and begin again with phase 1. All ranks call it together.
+    pub fn reset(
+        &self,
+        group: &mut Group,
+        stream: &Stream,
+        within: Duration,
+    ) -> Result<(), EpError> {
+        // Whoever comes to the group has no kernel that stores or waits any more.
+        stream.synchronize()?;
+        let epoch = self.epoch(stream)?.to_le_bytes();
+        let epochs = group.gather("reset the exchange", &epoch, None, within)?;
+        let epochs = epochs.iter().filter_map(|shared| shared.body.first_chunk());
+        let epoch = epochs.map(|bytes| u64::from_le_bytes(*bytes)).max().unwrap_or(0) + 1;
+        let cleared = self.clear(stream, epoch);
+        group.barrier("start the exchange again", within)?;
+        cleared
+    }
+
+    /// How often the group was reset.
+    pub fn epoch(&self, stream: &Stream) -> Result<u64, EpError> {
+        let mut bytes = [0; 8];
+        own(&self.heap)?.part(ctl::EPOCH..ctl::EPOCH + 8)?.read(&mut bytes, stream)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// This rank's part of a reset, where all ranks are in one process: no kernel of any rank may run, and
+    /// none may be launched before all ranks have done this.
+    pub fn clear(&self, stream: &Stream, epoch: u64) -> Result<(), EpError> {
+        let own = own(&self.heap)?;
+        let sig = self.layout.signal(0, 0);
+        own.part(sig..sig + 16 * mooncrate_heap::RANKS_MAX as u64)?.fill(0, stream)?;
+        let mut words = [0; ctl::BYTES as usize];
+        words[ctl::CLAIM as usize] = 1;
+        words[ctl::EPOCH as usize..][..8].copy_from_slice(&epoch.to_le_bytes());
+        words[ctl::BAD as usize..][..8].fill(0xff);
+        own.part(0..ctl::BYTES)?.write(&words, stream)?;
+        for at in (0..STATUS_BYTES as u64).step_by(8) {
+            self.tell(at, 0);
+        }
+        self.stage.set(Stage::Combined);
+        Ok(())
+    }
+}
+
+fn own(heap: &Heap) -> Result<Span<'_>, EpError> {
+    heap.span(heap.rank()).ok_or_else(|| EpError::WrongHeap("CudaEp wants heaps on a GPU".into()))
+}
+
+/// Takes the heap, if nobody has taken it before. All of a rank's communicators are in its own process.
+fn claim(heap: &Heap, stream: &Stream) -> Result<(), EpError> {
+    let own = own(heap)?;
+    let claim = own.part(ctl::CLAIM..ctl::CLAIM + 8)?;
+    if claim.to_vec(stream)? != [0; 8] {
+        return Err(EpError::InUse);
+    }
+    claim.write(&1u64.to_le_bytes(), stream)?;
+    own.part(ctl::BAD..ctl::BAD + 8)?.write(&[0xff; 8], stream)?;
+    Ok(())
+}
+
+fn on_gpu(stream: &Stream, memory: Span<'_>) -> Result<(), EpError> {
+    if memory.gpu().is(stream.gpu()) {
+        return Ok(());
+    }
+    let (there, here) = (memory.gpu().ordinal(), stream.gpu().ordinal());
+    let text = format!("memory of GPU {there} on a stream of GPU {here}; use one GPU for a rank");
+    Err(EpError::Shape(text))
+}
+
+/// Refuses memory that is too short, not aligned, or on another GPU.
+fn device(
+    what: &str,
+    stream: &Stream,
+    memory: Span<'_>,
+    needed: u64,
+    align: u64,
+) -> Result<(), EpError> {
+    on_gpu(stream, memory)?;
+    if memory.len() < needed {
+        let given = memory.len();
+        return Err(EpError::Shape(format!(
+            "{what}: {needed} bytes are needed, {given} are given"
+        )));
+    }
+    if !memory.address().is_multiple_of(align) {
+        let text = format!("{what}: the address is no multiple of {align}");
+        return Err(EpError::Shape(text));
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+// dispatch: tokens of this rank go to every rank that has one of their experts; the last block signals.
+#include "ep.cuh"
+
+namespace ep {
+
+// What is wrong with one position of a route. The lowest position of the lowest token counts, as in the oracle.
+__device__ __forceinline__ u64 judge_position(const Step& step, const int* chosen, float weight, u32 token, u32 k) {
+    const u32 expert = u32(chosen[k]), bits = __float_as_uint(weight);
+    if (expert >= step.local_experts * step.ranks) {
+        return violation_of(BAD_EXPERT, token, k, expert);
+    }
+    for (u32 before = 0; before < k; before++) {
+        if (chosen[before] == chosen[k]) {
+            return violation_of(TWICE_EXPERT, token, k, expert);
+        }
+    }
+    return (bits & 0x7f800000u) == 0x7f800000u ? violation_of(BAD_WEIGHT, token, k, bits) : NO_VIOLATION;
+}
+
+// The 16 bytes number `part` of the metadata row for rank `target`.
+__device__ __forceinline__ uint4 meta_piece(const Step& step, const int* chosen, const float* weights, u32 mask,
+                                            u32 target, u32 part, u32 stamp) {
+    const bool routed = mask >> target & 1;
+    u32 words[4] = {0, 0, 0, 0};
+    u32 count = 0;
+    for (u32 k = 0; k < TOP_K_MAX; k++) {
+        const bool here = routed && k < step.top_k && u32(chosen[k]) / step.local_experts == target;
+        count += here;
+        if (part == 0) {
+            const u32 half = here ? u32(chosen[k]) % step.local_experts : 0xffff;
+            words[k / 2] |= half << (16 * (k & 1));
+        } else if (here && part == 1 + k / 4) {
+            words[k % 4] = __float_as_uint(weights[k]);
+        }
+    }
+    if (part == 3) {
+        words[0] = count, words[1] = stamp;
+    }
+    return {words[0], words[1], words[2], words[3]};
+}
+
+} // namespace ep
+
+// A block, or `parts` of them, for each of `tokens_max` tokens. `tokens` says how many there are.
+extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, const uint4* x,
+                                       const int* experts, const float* weights, const unsigned* tokens) {
+    using namespace ep;
+    __shared__ int chosen[TOP_K_MAX];
+    __shared__ float chosen_weights[TOP_K_MAX];
+    __shared__ u64 shared_bad;
+    __shared__ u32 shared_mask;
+    const Start start = begin(step);
+    cudaTriggerProgrammaticLaunchCompletion();
+    const u32 token = blockIdx.x / step.parts, part = blockIdx.x % step.parts;
+    const u32 phase = start.passed + 1, slot = step.me * step.tokens_max + token;
+    const u32 given = __ldcg(tokens);
+    const u32 k = threadIdx.x;
+    int expert = -1;
+    float weight = 0;
+    if (k < step.top_k) {
+        expert = __ldcg(experts + u64(token) * step.top_k + k);
+        weight = __ldcg(weights + u64(token) * step.top_k + k);
+    }
+    // Rows after the last token are memory of the caller as well, so the first pieces may be asked for.
+    const uint4* source = x + u64(token) * step.token_pieces;
+    const Share own = share(step, step.token_pieces, part);
+    u32 piece = own.first + threadIdx.x, second = piece + blockDim.x;
+    uint4 one = {0, 0, 0, 0}, two = {0, 0, 0, 0};
+    if (piece < own.end) {
+        one = __ldcg(source + piece);
+    }
+    if (second < own.end) {
+        two = __ldcg(source + second);
+    }
+    if (!start.good) {
+        return;
+    }
+    const u32 live = given > step.tokens_max ? 0 : given;
+    if (threadIdx.x < TOP_K_MAX) {
+        chosen[k] = expert, chosen_weights[k] = weight;
+    }
+    if (threadIdx.x == 0) {
+        shared_mask = 0;
+        shared_bad = given > step.tokens_max ? violation_of(TOO_MANY_TOKENS, 0, 0, given) : NO_VIOLATION;
+    }
+    __syncthreads();
+    if (token < live && k < step.top_k) {
+        const u64 bad = judge_position(step, chosen, weight, token, k);
+        if (bad == NO_VIOLATION) {
+            atomicOr(&shared_mask, 1u << u32(expert) / step.local_experts);
+        } else {
+            atomicMin(&shared_bad, bad);
+        }
+    }
+    __syncthreads();
+    const u32 mask = shared_bad == NO_VIOLATION ? shared_mask : 0;
+    if (threadIdx.x == 0) {
+        if (shared_bad != NO_VIOLATION) {
+            atomicMin(ctl(step) + BAD, shared_bad);
+        }
+        if (part == 0) {
+            u8* sent = place(step, step.me, step.sent);
+            reinterpret_cast<u32*>(sent + SENT_HEAD)[token] = mask;
+            if (token == 0) {
+                *reinterpret_cast<u32*>(sent) = live;
+            }
+        }
+    }
+    if (part == 0 && threadIdx.x < step.ranks * ROW_PIECES) {
+        const u32 target = threadIdx.x / ROW_PIECES, at = threadIdx.x % ROW_PIECES;
+        store_piece(meta_at(step, target, slot) + at,
+                    meta_piece(step, chosen, chosen_weights, mask, target, at, phase));
+    }
+    while (mask != 0 && piece < own.end) {
+#pragma unroll
+        for (u32 target = 0; target < RANKS_MAX; target++) {
+            if (mask >> target & 1) {
+                uint4* row = token_at(step, target, slot);
+                store_piece(row + piece, one);
+                if (second < own.end) {
+                    store_piece(row + second, two);
+                }
+            }
+        }
+        piece += 2 * blockDim.x, second += 2 * blockDim.x;
+        if (piece < own.end) {
+            one = __ldcg(source + piece);
+        }
+        if (second < own.end) {
+            two = __ldcg(source + second);
+        }
+    }
+    if (!last_of_all(step)) {
+        return;
+    }
+    const u64 bad = __ldcg(ctl(step) + BAD);
+    if (bad == NO_VIOLATION) {
+        signal_all(step, step.tag, phase);
+    } else {
+        fail_violation(step, bad, phase);
+    }
+}

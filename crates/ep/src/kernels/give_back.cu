@@ -1,0 +1,52 @@
+// give_back: what this rank's experts made of a token is added up and goes to the token's rank.
+#include "ep.cuh"
+
+// A block, or `parts` of them, for each slot. `y` is [local_experts, rows_max, hidden], and `rows` is what it wrote.
+extern "C" __global__ void ep_give_back(const __grid_constant__ ep::Step step, const uint4* y, const int* rows) {
+    using namespace ep;
+    const Start start = begin(step);
+    cudaTriggerProgrammaticLaunchCompletion();
+    const u32 slot = blockIdx.x / step.parts, part = blockIdx.x % step.parts;
+    const u32 phase = start.passed + 1;
+    const uint4* meta = meta_at(step, step.me, slot);
+    const uint4 low = __ldcg(meta + 1), high = __ldcg(meta + 2), end = __ldcg(meta + 3);
+    const u32 bits[TOP_K_MAX] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    int row[TOP_K_MAX];
+#pragma unroll
+    for (u32 k = 0; k < TOP_K_MAX; k++) {
+        row[k] = __ldcg(rows + u64(slot) * TOP_K_MAX + k);
+    }
+    if (!start.good) {
+        return;
+    }
+    if (end.x != 0) {
+        const u32 owner = slot / step.tokens_max, token = slot % step.tokens_max;
+        uint4* target = result_at(step, owner, u64(step.me) * step.tokens_max + token);
+        const Share own = share(step, step.pieces, part);
+        for (u32 piece = own.first + threadIdx.x; piece < own.end; piece += blockDim.x) {
+            uint4 held[TOP_K_MAX];
+#pragma unroll
+            for (u32 k = 0; k < TOP_K_MAX; k++) {
+                if (row[k] >= 0) {
+                    held[k] = __ldcg(y + u64(row[k]) * step.pieces + piece);
+                }
+            }
+            float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+#pragma unroll
+            for (u32 k = 0; k < TOP_K_MAX; k++) {
+                if (row[k] >= 0) {
+                    float values[8];
+                    unpack(held[k], values);
+#pragma unroll
+                    for (u32 i = 0; i < 8; i++) {
+                        sum[i] = __fmaf_rn(__uint_as_float(bits[k]), values[i], sum[i]);
+                    }
+                }
+            }
+            store_piece(target + piece, rounded_piece(sum));
+        }
+    }
+    if (last_of_all(step)) {
+        signal_all(step, step.tag, phase);
+    }
+}

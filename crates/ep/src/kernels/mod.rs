@@ -1,0 +1,165 @@
+//! The steps of a layer: kernels, and the same on host memory.
+//!
+//! | kernel | what it does |
+//! |---|---|
+//! | `ep_dispatch` | tokens and metadata rows of this rank → all ranks, then a signal |
+//! | `ep_wait` | looks at the signals of all ranks until they are there, or the time is over |
+//! | `ep_pack` | what came, in the order of this rank's experts |
+//! | `ep_give_back` | sums over this rank's experts → the rank of the token, then a signal |
+//! | `ep_combine` | sums over ranks → the output |
+//! | `ep_up`, `ep_down` | experts: two products and the gate between them |
+//! | `ep_scale` | experts for tests: each element times a number of the expert's own |
+//!
+//! Each kernel is `x.cu` (and the PTX made from it, committed beside it) and `x_oracle.rs`, the same on host
+//! memory (of `ep_scale` it is [`crate::oracle::scale_expert`]); `launch.rs` launches all of them. Kernel and oracle agree byte for byte, also in what they leave in
+//! the heaps of others when a step fails. The CPU backend runs the oracles.
+//!
+//! What must stay true: data kernels never wait; `ep_wait` is one block per rank (E8), and lets its successor
+//! start only after its wait is over. A signal follows the last byte of all blocks. A data kernel that meets bad
+//! input writes nothing out of range, and its last block poisons the group instead of signalling.
+
+mod combine_oracle;
+mod dispatch_oracle;
+mod experts_oracle;
+mod give_back_oracle;
+mod launch;
+mod pack_oracle;
+mod wait_oracle;
+
+pub use combine_oracle::combine_oracle;
+pub use dispatch_oracle::{Batch, dispatch_oracle};
+pub use experts_oracle::{Weights, expert_oracle, experts_oracle};
+pub use give_back_oracle::give_back_oracle;
+pub use launch::{EpKernels, Tuning};
+pub(crate) use launch::{RawBatch, RawExperts, RawStep};
+pub use pack_oracle::{Packed, pack_oracle};
+pub use wait_oracle::{fail, failed, look_oracle, next_phase, pass};
+
+#[cfg(test)]
+mod tests {
+    //! What the committed PTX promises; the compiler is not needed for this.
+
+    use super::launch::{COMBINE, DISPATCH, EXPERTS, GIVE_BACK, PACK, SCALE, WAIT};
+
+    const ALL: [(&str, &str); 7] = [
+        ("dispatch", DISPATCH),
+        ("wait", WAIT),
+        ("pack", PACK),
+        ("give_back", GIVE_BACK),
+        ("combine", COMBINE),
+        ("scale", SCALE),
+        ("experts", EXPERTS),
+    ];
+
+    /// The instructions, without their operands and predicates.
+    fn operations(ptx: &str) -> impl Iterator<Item = &str> {
+        ptx.lines()
+            .map(str::trim)
+            .filter(|line| !line.starts_with("//"))
+            .filter_map(|line| line.split_whitespace().find(|word| !word.starts_with('@')))
+            .map(|word| word.trim_end_matches(';'))
+    }
+
+    fn places(ptx: &str, is: impl Fn(&str) -> bool) -> Vec<usize> {
+        operations(ptx).enumerate().filter(|(_, op)| is(op)).map(|(at, _)| at).collect()
+    }
+
+    /// All stores of data, then the barrier of the block, then the count of blocks, then the fence at system
+    /// scope, and then the signals.
+    #[test]
+    fn a_signal_follows_the_last_byte_of_all_blocks() {
+        for (name, ptx) in [("dispatch", DISPATCH), ("give_back", GIVE_BACK)] {
+            let data = places(ptx, |op| op.starts_with("st.global.v4."));
+            let barrier = places(ptx, |op| op == "bar.sync");
+            let count = places(ptx, |op| op == "atom.acq_rel.gpu.global.add.u32");
+            let fence = places(ptx, |op| op == "fence.acq_rel.sys");
+            let signal = places(ptx, |op| op == "st.relaxed.sys.global.u64");
+            assert_eq!(count.len(), 1, "{name}");
+            assert!(!data.is_empty() && !signal.is_empty() && !fence.is_empty(), "{name}");
+            assert!(data.last() < barrier.last(), "{name}: a byte is stored after the barrier");
+            assert!(barrier.last() < count.first() && count.first() < fence.first(), "{name}");
+            assert!(fence.first() < signal.first(), "{name}");
+        }
+    }
+
+    /// Only one kernel looks at a word that another rank writes, and it does so by acquire loads.
+    #[test]
+    fn only_the_wait_looks_at_signals() {
+        for (name, ptx) in ALL {
+            let looks = places(ptx, |op| op.starts_with("ld.acquire")).len();
+            assert_eq!(looks > 0, name == "wait", "{name}");
+            let sys = places(ptx, |op| op == "ld.acquire.sys.global.u64").len();
+            assert_eq!(looks, sys, "{name}: at system scope");
+        }
+        assert!(places(WAIT, |op| op.starts_with("atom") || op.starts_with("red")).is_empty());
+    }
+
+    /// A kernel waits for the one before it before anything else, and lets the next one start after that; the
+    /// one that spins only after its last look.
+    #[test]
+    fn kernels_may_start_early_and_wait_first() {
+        for (name, ptx) in ALL {
+            let wait = places(ptx, |op| op == "griddepcontrol.wait");
+            let next = places(ptx, |op| op == "griddepcontrol.launch_dependents");
+            let memory = places(ptx, |op| {
+                ["ld.global", "st.global", "ld.acquire", "st.relaxed", "atom"]
+                    .iter()
+                    .any(|kind| op.starts_with(kind))
+            });
+            // One of each kernel; the file of experts has two.
+            let kernels = ptx.matches(".entry ").count();
+            assert_eq!((wait.len(), next.len()), (kernels, kernels), "{name}");
+            assert!(wait[0] < memory[0] && wait[0] < next[0], "{name}");
+            let looks = places(ptx, |op| op.starts_with("ld.acquire"));
+            assert!(looks.iter().all(|look| *look < next[0]), "{name}");
+        }
+    }
+
+    #[test]
+    fn rows_are_moved_16_bytes_at_a_time() {
+        for (name, ptx, loads, stores) in [
+            // Two pieces for each of eight ranks, and the metadata; the first two pieces are read ahead.
+            ("dispatch", DISPATCH, 4, 17),
+            ("give_back", GIVE_BACK, 8 + 3, 1),
+            ("combine", COMBINE, 8, 1),
+        ] {
+            assert_eq!(places(ptx, |op| op == "ld.global.cg.v4.u32").len(), loads, "{name}");
+            assert_eq!(places(ptx, |op| op == "st.global.v4.u32").len(), stores, "{name}");
+        }
+        assert_eq!(places(PACK, |op| op == "st.global.v4.u32").len(), 16);
+    }
+
+    /// The order of sums is fixed, and nothing is flushed to zero.
+    #[test]
+    fn sums_round_to_nearest_and_keep_small_numbers() {
+        assert!(!places(GIVE_BACK, |op| op == "fma.rn.f32").is_empty());
+        assert!(!places(COMBINE, |op| op == "add.rn.f32" || op == "add.f32").is_empty());
+        for (name, ptx) in ALL {
+            assert!(places(ptx, |op| op.contains(".ftz")).is_empty(), "{name}");
+        }
+        assert!(places(COMBINE, |op| op.starts_with("fma")).is_empty());
+    }
+
+    #[test]
+    fn kernels_neither_trap_nor_sleep_nor_use_stale_caches() {
+        for (name, ptx) in ALL {
+            for op in operations(ptx) {
+                let word = op.split('.').next().unwrap_or_default();
+                let banned = ["trap", "nanosleep", "membar", "call", "brkpt"];
+                assert!(!banned.contains(&word), "{name}: {op}");
+                assert!(!op.contains(".nc") && !op.contains(".local"), "{name}: {op}");
+            }
+        }
+    }
+
+    /// Comments of the compiler name its build; the file is the same wherever it is made.
+    #[test]
+    fn ptx_names_its_source_and_no_machine() {
+        for (name, ptx) in ALL {
+            let comments: Vec<&str> = ptx.lines().filter(|line| line.contains("//")).collect();
+            assert_eq!(comments.len(), 1, "{name}: {comments:?}");
+            assert!(comments[0].starts_with("// Made by `./dev kernels` from"), "{name}");
+            assert!(ptx.contains(".target sm_90\n"), "{name}");
+        }
+    }
+}

@@ -1,0 +1,691 @@
+//! Every kernel beside its oracle, on a real GPU or the emulator of one: equal in every byte of every heap, in
+//! good steps and in failed ones.
+//!
+//! All ranks are in this process. Where they share a stream, the calls of a phase are made for all ranks before
+//! those of the next one. Without a GPU each test says `SKIPPED`, with its name and the reason; the oracles have
+//! tests of their own that run everywhere.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
+
+use mooncrate_core::rng::Rng;
+use mooncrate_ep::barrier::{Cause, Fault, Kind, Look, Op, Signal, Tag, give_up};
+use mooncrate_ep::heaps::{Copies, Heaps};
+use mooncrate_ep::kernels::{
+    combine_oracle, dispatch_oracle, expert_oracle, experts_oracle, fail, failed, give_back_oracle,
+    look_oracle, next_phase, pack_oracle, pass,
+};
+use mooncrate_ep::layout::ctl;
+use mooncrate_ep::oracle::{dense_of, test_expert};
+use mooncrate_ep::workload::{Drawn, DrawnWeights, Routing};
+use mooncrate_ep::{
+    CudaBatch, CudaEp, CudaWeights, EpConfig, EpError, EpKernels, EpLayout, Packed, Payload,
+    Scratch, Shape, TOP_K_MAX, Tuning,
+};
+use mooncrate_gpu::{DeviceBuffer, Event, Gpu, Graph, Span, Stream};
+use mooncrate_heap::{Heap, Rank, Ranks, Watch};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+const SEED: u64 = 3;
+/// A NaN of bf16, so that what was not written shows up in every sum.
+const POISON: u8 = 0xff;
+
+/// A rank and its memory on the GPU.
+struct Seat {
+    ep: CudaEp,
+    tokens: DeviceBuffer,
+    x: DeviceBuffer,
+    experts: DeviceBuffer,
+    weights: DeviceBuffer,
+    packed: DeviceBuffer,
+    counts: DeviceBuffer,
+    y: DeviceBuffer,
+    out: DeviceBuffer,
+    stream: Stream,
+}
+
+/// What a rank's experts made of its tokens, and the places of those.
+type Results = (Vec<u16>, Vec<i32>);
+
+struct Rig {
+    seats: Vec<Seat>,
+    stream: Stream,
+    shape: Shape,
+    gpu: Gpu,
+    heaps: Vec<Arc<Heap>>,
+    config: EpConfig,
+    /// One test at a time: the emulator has one set of threads.
+    _turn: MutexGuard<'static, ()>,
+}
+
+fn small(world: usize) -> EpConfig {
+    EpConfig {
+        world,
+        tokens_max: 5,
+        top_k: 3,
+        hidden: 72,
+        experts: 4 * world,
+        timeout: Duration::from_millis(40),
+        first_timeout: Duration::from_millis(80),
+        ..EpConfig::default()
+    }
+}
+
+fn bytes_of<const N: usize, T: Copy>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|value| to(*value)).collect()
+}
+
+fn halves(bytes: &[u8]) -> Vec<u16> {
+    bytes.chunks_exact(2).map(|two| u16::from_le_bytes([two[0], two[1]])).collect()
+}
+
+impl Rig {
+    fn new(test: &str, config: &EpConfig) -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpu = match Gpu::open(0) {
+            Ok(gpu) => gpu,
+            Err(error) if error.is_absent() => {
+                eprintln!("SKIPPED {test}: {error}");
+                return None;
+            }
+            Err(error) => panic!("{test}: {error}"),
+        };
+        let shape = config.shape().unwrap();
+        let layout = EpLayout::new(shape);
+        let heaps = Heap::cuda_ranks(&gpu, shape.world(), layout.bytes()).unwrap();
+        let heaps: Vec<Arc<Heap>> = heaps.into_iter().map(Arc::new).collect();
+        let kernels = EpKernels::load(&gpu).unwrap();
+        let seat = |heap: &Arc<Heap>| {
+            let (heap, watch) = (Arc::clone(heap), Watch::default());
+            let ep = CudaEp::over(&gpu, heap, watch, kernels.clone(), config).unwrap();
+            let room = |bytes| DeviceBuffer::new(&gpu, bytes).unwrap();
+            let routes = u64::from(shape.tokens_max() * shape.top_k()) * 4;
+            Seat {
+                ep,
+                tokens: room(4),
+                x: room(shape.batch_bytes()),
+                experts: room(routes),
+                weights: room(routes),
+                packed: room(shape.packed_bytes()),
+                counts: room(u64::from(shape.local_experts()) * 4),
+                y: room(shape.results_bytes()),
+                out: room(shape.output_bytes()),
+                stream: Stream::new(&gpu).unwrap(),
+            }
+        };
+        let seats = heaps.iter().map(seat).collect();
+        let stream = Stream::new(&gpu).unwrap();
+        Some(Self { seats, stream, shape, gpu, heaps, config: config.clone(), _turn: turn })
+    }
+
+    fn tune(&mut self, tuning: Tuning) {
+        for seat in &mut self.seats {
+            seat.ep.tune(tuning).unwrap();
+        }
+    }
+
+    fn layout(&self) -> EpLayout {
+        *self.seats[0].ep.layout()
+    }
+
+    fn span(&self, rank: usize) -> Span<'_> {
+        self.heaps[0].span(self.rank(rank)).unwrap()
+    }
+
+    fn rank(&self, rank: usize) -> Rank {
+        self.shape.world().rank(rank).unwrap()
+    }
+
+    /// What is in the heaps now.
+    fn copies(&self) -> Copies {
+        self.stream.synchronize().unwrap();
+        // Heaps are whole pages of 2 MiB; nobody uses what comes after the layout.
+        let used = 0..self.layout().bytes();
+        let part = |rank| self.span(rank).part(used.clone()).unwrap();
+        let heap = |rank| part(rank).to_vec(&self.stream).unwrap();
+        Copies::new((0..self.seats.len()).map(heap).collect())
+    }
+
+    /// The heaps are as the oracle left them.
+    fn compare(&self, expected: Copies, what: &str) -> Copies {
+        let (found, expected) = (self.copies().into_inner(), expected.into_inner());
+        for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let differs = found.iter().zip(expected).position(|(a, b)| a != b);
+            let layout = self.layout();
+            assert_eq!(differs, None, "{what}: heap of rank {rank}, parts at {layout:?}");
+        }
+        Copies::new(expected)
+    }
+
+    /// Puts the batches of a step into the memory of the ranks.
+    fn upload(&self, drawn: &[Drawn]) {
+        for (seat, drawn) in self.seats.iter().zip(drawn) {
+            let drawn = drawn.clone().padded(&self.shape);
+            let write = |to: &DeviceBuffer, bytes: Vec<u8>| {
+                to.span().write(&bytes, &self.stream).unwrap();
+            };
+            write(&seat.tokens, drawn.tokens.to_le_bytes().to_vec());
+            write(&seat.x, bytes_of(&drawn.x, u16::to_le_bytes));
+            write(&seat.experts, bytes_of(&drawn.experts, i32::to_le_bytes));
+            write(&seat.weights, bytes_of(&drawn.weights, f32::to_le_bytes));
+            for buffer in [&seat.packed, &seat.y, &seat.out] {
+                buffer.span().fill(POISON, &self.stream).unwrap();
+            }
+        }
+        self.stream.synchronize().unwrap();
+    }
+
+    fn draw(&self, routing: Routing, step: u64) -> Vec<Drawn> {
+        let ranks = 0..self.seats.len() as u32;
+        ranks.map(|rank| Drawn::new(&self.shape, routing, SEED, rank, step)).collect()
+    }
+
+    fn all(&self, call: impl Fn(&Seat) -> Result<(), EpError>) {
+        self.seats.iter().for_each(|seat| call(seat).unwrap());
+    }
+
+    /// What each rank says of itself.
+    fn said(&self) -> Vec<Option<String>> {
+        self.stream.synchronize().unwrap();
+        self.seats.iter().map(|seat| seat.ep.status().err().map(|e| e.to_string())).collect()
+    }
+
+    /// The experts of a rank, on the host: the packed tokens as they are there, and what becomes of them.
+    fn experts(&self, seat: &Seat, rank: usize) -> (Vec<u16>, Vec<u32>, Vec<u16>) {
+        let x = halves(&seat.packed.span().to_vec(&self.stream).unwrap());
+        let counts = seat.counts.span().to_vec(&self.stream).unwrap();
+        let counts: Vec<u32> = counts
+            .chunks_exact(4)
+            .map(|four| u32::from_le_bytes(four.try_into().unwrap()))
+            .collect();
+        let (hidden, local) = (self.shape.hidden() as usize, self.shape.local_experts());
+        let (words, compute) = (self.shape.token_words(), test_expert(&self.shape));
+        let mut y = vec![0xffff; (self.shape.results_bytes() / 2) as usize];
+        for (expert, count) in counts.iter().enumerate() {
+            for row in 0..*count as usize {
+                let at = expert * self.shape.rows_max() as usize + row;
+                let number = rank as u32 * local + expert as u32;
+                compute(number, &x[at * words..][..words], &mut y[at * hidden..][..hidden]);
+            }
+        }
+        (x, counts, y)
+    }
+
+    /// The first half of a layer on one stream: kernels and oracles side by side.
+    fn dispatched(&self, layer: u16, drawn: &[Drawn]) -> Copies {
+        let (layout, tag) = (self.layout(), Tag::new(layer, Op::Dispatch, self.shape.hash()));
+        self.upload(drawn);
+        let copies = self.copies();
+        self.all(|seat| seat.ep.dispatch(&self.stream, layer, &seat.batch()));
+        for (rank, drawn) in drawn.iter().enumerate() {
+            let drawn = drawn.clone().padded(&self.shape);
+            dispatch_oracle(&copies, &layout, self.rank(rank), tag, &drawn.batch());
+        }
+        self.compare(copies, "dispatch")
+    }
+
+    fn waited(&self, copies: Copies, tag: Tag, what: &str) -> Copies {
+        for rank in 0..self.seats.len() as u32 {
+            match look_oracle(&copies, &self.layout(), rank, tag) {
+                Look::All => pass(&copies, rank),
+                Look::Failed(record) => fail(&copies, &self.layout(), rank, &record),
+                Look::Missing(ranks) => panic!("{what}: rank {rank} misses {ranks}"),
+            }
+        }
+        self.compare(copies, what)
+    }
+
+    /// Packing, and what the pack oracle makes of the same heaps. Gives each rank's results.
+    fn packed(&self, copies: Copies, layer: u16) -> (Copies, Vec<Results>) {
+        let (shape, tag) = (self.shape, Tag::new(layer, Op::Dispatch, self.shape.hash()));
+        self.all(|seat| seat.ep.pack(&self.stream, seat.packed.span(), seat.counts.span()));
+        let mut results = Vec::new();
+        for (rank, seat) in self.seats.iter().enumerate() {
+            let mut x = vec![0xffff; (shape.packed_bytes() / 2) as usize];
+            let mut counts = vec![0; shape.local_experts() as usize];
+            let mut rows = vec![7; (shape.slots() * TOP_K_MAX) as usize];
+            let mut packed = Packed { x: &mut x, counts: &mut counts, rows: &mut rows };
+            pack_oracle(&copies, &self.layout(), self.rank(rank), tag, &mut packed);
+            let (found, found_counts, y) = self.experts(seat, rank);
+            assert_eq!(found_counts, counts, "counts of rank {rank}");
+            assert_eq!(found, x, "packed tokens of rank {rank}");
+            let places = seat.ep.places().to_vec(&self.stream).unwrap();
+            assert_eq!(places, bytes_of(&rows, i32::to_le_bytes), "places of rank {rank}");
+            seat.y.span().write(&bytes_of(&y, u16::to_le_bytes), &self.stream).unwrap();
+            results.push((y, rows));
+        }
+        (self.compare(copies, "pack"), results)
+    }
+
+    /// A whole layer, kernels and oracles side by side.
+    fn layer(&self, layer: u16, drawn: &[Drawn]) {
+        let (layout, hash) = (self.layout(), self.shape.hash());
+        let copies = self.dispatched(layer, drawn);
+        self.all(|seat| seat.ep.await_rows(&self.stream));
+        let copies = self.waited(copies, Tag::new(layer, Op::Dispatch, hash), "wait for rows");
+        let (copies, results) = self.packed(copies, layer);
+        let tag = Tag::new(layer, Op::Return, hash);
+        self.all(|seat| seat.ep.give_back(&self.stream, seat.y.span()));
+        for (rank, (y, rows)) in results.iter().enumerate() {
+            give_back_oracle(&copies, &layout, self.rank(rank), tag, y, rows);
+        }
+        let copies = self.compare(copies, "give back");
+        self.all(|seat| seat.ep.await_results(&self.stream));
+        let copies = self.waited(copies, tag, "wait for results");
+        self.all(|seat| seat.ep.combine(&self.stream, seat.out.span()));
+        for (rank, seat) in self.seats.iter().enumerate() {
+            let mut out = vec![0xffff; (self.shape.output_bytes() / 2) as usize];
+            combine_oracle(&copies, &layout, self.rank(rank), &mut out);
+            let found = halves(&seat.out.span().to_vec(&self.stream).unwrap());
+            assert_eq!(found, out, "output of rank {rank}");
+            let dense = dense_of(&self.shape, &drawn[rank].batch(), &test_expert(&self.shape));
+            assert_eq!(found[..dense.len()], dense, "dense reference of rank {rank}");
+        }
+        self.compare(copies, "combine");
+        assert_eq!(self.said(), vec![None; self.seats.len()]);
+    }
+
+    fn set_word(&self, rank: usize, offset: u64, value: u64) {
+        let place = self.span(rank).part(offset..offset + 8).unwrap();
+        place.write(&value.to_le_bytes(), &self.stream).unwrap();
+    }
+
+    fn clear(&self, epoch: u64) {
+        self.gpu.synchronize().unwrap();
+        self.all(|seat| seat.ep.clear(&self.stream, epoch));
+        assert_eq!(self.seats[0].ep.epoch(&self.stream).unwrap(), epoch);
+    }
+}
+
+impl Seat {
+    fn batch(&self) -> CudaBatch<'_> {
+        CudaBatch {
+            tokens: self.tokens.span(),
+            x: self.x.span(),
+            experts: self.experts.span(),
+            weights: self.weights.span(),
+        }
+    }
+}
+
+#[test]
+fn every_step_of_every_routing_is_that_of_the_oracle() {
+    let large = EpConfig { hidden: 520, top_k: 8, tokens_max: 7, ..small(8) };
+    let one = EpConfig { hidden: 8, top_k: 1, tokens_max: 1, ..small(2) };
+    let fp8 = EpConfig { hidden: 384, payload: Payload::Fp8, ..small(4) };
+    for (config, parts) in [(small(3), 1), (large, 1), (one, 1), (small(4), 3), (fp8, 2)] {
+        let Some(mut rig) = Rig::new("every_step", &config) else { return };
+        rig.tune(Tuning { parts, early: parts == 1 });
+        for (step, routing) in Routing::ALL.into_iter().enumerate() {
+            rig.layer(step as u16, &rig.draw(routing, step as u64));
+        }
+        // The phase is a number of 32 bits that wraps.
+        rig.clear(1);
+        for rank in 0..config.world {
+            rig.set_word(rank, ctl::PHASE, u64::from(u32::MAX) - 1);
+            for source in 0..config.world as u32 {
+                for phase in 0..2 {
+                    let tag = Tag::new(0, Op::Return, 0);
+                    let old = Signal::at(tag, u32::MAX - 1 - phase).0;
+                    rig.set_word(rank, rig.layout().signal(phase, source), old);
+                }
+            }
+        }
+        rig.layer(1, &rig.draw(Routing::Full, 100));
+        rig.layer(2, &rig.draw(Routing::Random, 101));
+    }
+}
+
+/// Input that is wrong: kernels and oracles fail the same way, and a reset brings everybody back.
+#[test]
+fn failed_steps_are_those_of_the_oracle() {
+    type Spoil = fn(&mut Drawn);
+    let Some(rig) = Rig::new("failed_steps", &small(4)) else { return };
+    let cases: [(Spoil, &str); 6] = [
+        (|drawn| drawn.experts[4] = 16, "rank 2 routes token 1 to expert 16 in place 1"),
+        (|drawn| drawn.experts[5] = -7, "rank 2 routes token 1 to expert -7 in place 2"),
+        (|drawn| drawn.experts[5] = drawn.experts[3], "twice, again in place 2"),
+        (|drawn| drawn.weights[3] = f32::NAN, "token 1 the weight NaN in place 0"),
+        (|drawn| drawn.weights[7] = f32::INFINITY, "token 2 the weight inf in place 1"),
+        (|drawn| drawn.tokens = 6, "rank 2 has 6 tokens, more than tokens_max"),
+    ];
+    for (epoch, (spoil, words)) in (1..).zip(cases) {
+        let mut drawn = rig.draw(Routing::Full, epoch);
+        spoil(&mut drawn[2]);
+        // Two mistakes: the lower one is named.
+        drawn[2].experts.extend([0; 3]);
+        drawn[2].weights.extend([f32::NAN; 3]);
+        let copies = rig.dispatched(9, &drawn);
+        let record = failed(&copies, 2).unwrap();
+        let expected = Fault { rank: rig.rank(2), record }.to_string();
+        assert!(expected.contains(words), "{expected}");
+        assert_eq!(rig.said(), [None, None, Some(expected), None]);
+        rig.all(|seat| seat.ep.await_rows(&rig.stream));
+        let tag = Tag::new(9, Op::Dispatch, rig.shape.hash());
+        // The rank that has failed leaves its kernels at once.
+        for rank in [0, 1, 3] {
+            let Look::Failed(record) = look_oracle(&copies, &rig.layout(), rank, tag) else {
+                panic!("rank {rank} does not see it")
+            };
+            fail(&copies, &rig.layout(), rank, &record);
+        }
+        let copies = rig.compare(copies, "wait of a failed step");
+        // What follows in a graph touches nothing.
+        rig.all(|seat| seat.ep.pack(&rig.stream, seat.packed.span(), seat.counts.span()));
+        rig.all(|seat| seat.ep.give_back(&rig.stream, seat.y.span()));
+        rig.all(|seat| seat.ep.await_results(&rig.stream));
+        rig.all(|seat| seat.ep.combine(&rig.stream, seat.out.span()));
+        rig.compare(copies, "the rest of a failed step");
+        for seat in &rig.seats {
+            let out = seat.out.span().to_vec(&rig.stream).unwrap();
+            assert!(out.iter().all(|byte| *byte == POISON));
+        }
+        assert!(rig.said()[0].as_ref().unwrap().contains("found by rank 2, heard from rank"));
+        rig.clear(epoch);
+        rig.layer(9, &rig.draw(Routing::Full, 50 + epoch));
+    }
+}
+
+#[test]
+fn rows_of_other_steps_and_experts_without_room_end_the_step() {
+    let config = EpConfig { rows_max: Some(3), ..small(3) };
+    let Some(rig) = Rig::new("rows_of_other_steps", &config) else { return };
+    let tag = Tag::new(1, Op::Dispatch, rig.shape.hash());
+    for epoch in 1..4 {
+        let routing = if epoch == 2 { Routing::OneExpert } else { Routing::Empty };
+        let copies = rig.dispatched(1, &rig.draw(routing, epoch));
+        rig.all(|seat| seat.ep.await_rows(&rig.stream));
+        let copies = rig.waited(copies, tag, "wait");
+        if epoch != 2 {
+            // Somebody has changed the stamps of two rows, or an expert.
+            let stamp = if epoch == 1 { 52 } else { 0 };
+            for slot in [8, 11] {
+                let at = rig.layout().meta(slot) + stamp;
+                copies.store(0, at, &77u32.to_le_bytes());
+                rig.span(0)
+                    .part(at..at + 4)
+                    .unwrap()
+                    .write(&77u32.to_le_bytes(), &rig.stream)
+                    .unwrap();
+            }
+        }
+        let (copies, _) = rig.packed(copies, 1);
+        let said = rig.said();
+        assert!(said.iter().any(Option::is_some), "{said:?}");
+        for rank in 0..3 {
+            let record = failed(&copies, rank);
+            let text =
+                record.map(|record| Fault { rank: rig.rank(rank as usize), record }.to_string());
+            assert_eq!(said[rank as usize], text);
+        }
+        let words = if epoch == 2 {
+            "more than rows_max"
+        } else {
+            "rank 1 did not write row 8 of this step"
+        };
+        assert!(said.iter().flatten().any(|text| text.contains(words)), "{said:?}");
+        rig.clear(epoch);
+    }
+}
+
+/// Signals that are not there, of another layer, or poison: what a wait makes of them is what `look` says.
+#[test]
+fn waits_see_what_the_oracle_sees() {
+    let Some(rig) = Rig::new("waits", &small(3)) else { return };
+    let (layout, hash) = (rig.layout(), rig.shape.hash());
+    let tag = Tag::new(6, Op::Dispatch, hash);
+    let cause = Cause { kind: Kind::Overflow, origin: 2, ranks: Ranks::from_bits(5), phase: 7 };
+    let here = Signal::at(tag, 7);
+    let cases = [
+        [here, here, Signal::at(tag, 5)],
+        [here, Signal::default(), Signal::at(tag, 6)],
+        [here, here, Signal::at(Tag::new(7, Op::Dispatch, hash), 7)],
+        [here, Signal::at(tag, 5), Signal::poison(cause, 6)],
+        [here, here, Signal::poison(cause, 7)],
+        [here, Signal::poison(cause, 5), Signal::poison(cause, 6)],
+        [here, Signal::at(tag, 9), here],
+        [here, Signal::at(tag, 7 + (1 << 31)), here],
+    ];
+    for (epoch, signals) in (1..).zip(cases) {
+        rig.clear(epoch);
+        rig.upload(&rig.draw(Routing::Empty, 0));
+        for (source, signal) in (0..).zip(signals) {
+            rig.set_word(0, layout.signal(7, source), signal.0);
+        }
+        rig.set_word(0, ctl::PHASE, 6);
+        let copies = rig.copies();
+        let expected = look_oracle(&copies, &layout, 0, tag);
+        match expected {
+            Look::All => pass(&copies, 0),
+            Look::Failed(record) => fail(&copies, &layout, 0, &record),
+            Look::Missing(ranks) => {
+                let record = give_up(Kind::Timeout, ranks, 0, tag, next_phase(&copies, 0));
+                fail(&copies, &layout, 0, &record);
+            }
+        }
+        // Without a dispatch: its signals would be in the way. So the call is asked for by its kernel alone.
+        let seat = &rig.seats[0];
+        wait_only(&rig, seat, 6);
+        let copies = rig.compare(copies, &format!("case {epoch}: {expected:?}"));
+        let record = failed(&copies, 0);
+        let text = record.map(|record| Fault { rank: rig.rank(0), record }.to_string());
+        assert_eq!(rig.said()[0], text, "case {epoch}");
+    }
+    // The host knows better than the timeout.
+    rig.clear(100);
+    rig.seats[0].ep.abort(Ranks::from_bits(0b10));
+    rig.set_word(0, layout.signal(1, 0), Signal::at(tag, 1).0);
+    wait_only(&rig, &rig.seats[0], 6);
+    assert!(rig.said()[0].as_ref().unwrap().contains("phase 1 (dispatch), layer 6: rank 1 ended"));
+}
+
+/// A wait of a rank that has not dispatched: its dispatch goes to a recording that is thrown away.
+fn wait_only(rig: &Rig, seat: &Seat, layer: u16) {
+    let thrown =
+        Graph::record(&rig.stream, |stream| seat.ep.dispatch(stream, layer, &seat.batch()));
+    drop(thrown.unwrap());
+    seat.ep.await_rows(&rig.stream).unwrap();
+    rig.stream.synchronize().unwrap();
+}
+
+/// Records a layer of all ranks, each on its stream, into one graph that begins and ends on the common one. The
+/// experts are those of the host, from the step before: `y` is what it is when the graph runs.
+fn record(rig: &Rig, layer: u16) -> Graph {
+    let event = || Event::new(&rig.gpu).unwrap();
+    let (begin, ends): (Event, Vec<Event>) = (event(), rig.seats.iter().map(|_| event()).collect());
+    Graph::record::<EpError>(&rig.stream, |stream| {
+        begin.record(stream)?;
+        rig.seats.iter().try_for_each(|seat| seat.stream.wait(&begin))?;
+        rig.seats
+            .iter()
+            .try_for_each(|seat| seat.ep.dispatch(&seat.stream, layer, &seat.batch()))?;
+        rig.seats.iter().try_for_each(|seat| seat.ep.await_rows(&seat.stream))?;
+        rig.seats.iter().try_for_each(|seat| {
+            seat.ep.pack(&seat.stream, seat.packed.span(), seat.counts.span())
+        })?;
+        // An expert that changes nothing: what was packed goes back.
+        rig.seats
+            .iter()
+            .try_for_each(|seat| seat.ep.give_back(&seat.stream, seat.packed.span()))?;
+        rig.seats.iter().try_for_each(|seat| seat.ep.await_results(&seat.stream))?;
+        rig.seats.iter().try_for_each(|seat| seat.ep.combine(&seat.stream, seat.out.span()))?;
+        for (seat, end) in rig.seats.iter().zip(&ends) {
+            end.record(&seat.stream)?;
+            stream.wait(end)?;
+        }
+        Ok(())
+    })
+    .unwrap()
+}
+
+fn same(_: u32, x: &[u16], y: &mut [u16]) {
+    y.copy_from_slice(x);
+}
+
+/// Two graphs and plain calls share one communicator, in any order.
+#[test]
+fn graphs_and_plain_calls_share_a_communicator() {
+    let Some(rig) = Rig::new("graphs", &small(4)) else { return };
+    let graphs = [record(&rig, 0), record(&rig, 1)];
+    let mut rng = Rng::new(SEED);
+    for step in 0..60u64 {
+        let drawn = rig.draw(Routing::ALL[step as usize % Routing::ALL.len()], step);
+        rig.upload(&drawn);
+        match rng.below(3) {
+            2 => {
+                rig.layer(2, &drawn);
+                continue;
+            }
+            // SAFETY: everything that was recorded belongs to the rig, which lives longer.
+            number => unsafe { graphs[number as usize].launch(&rig.stream) }.unwrap(),
+        }
+        rig.stream.synchronize().unwrap();
+        for (seat, drawn) in rig.seats.iter().zip(&drawn) {
+            let out = halves(&seat.out.span().to_vec(&rig.stream).unwrap());
+            let dense = dense_of(&rig.shape, &drawn.batch(), &same);
+            assert_eq!(out[..dense.len()], dense, "step {step}");
+            assert!(out[dense.len()..].iter().all(|bits| *bits == 0xffff), "step {step}");
+        }
+    }
+    assert_eq!(rig.said(), vec![None; 4]);
+}
+
+/// Whole layers with experts: what the kernels compute is what the oracle computes, and the dense reference.
+#[test]
+fn layers_with_experts_are_those_of_the_oracle() {
+    let large = EpConfig { hidden: 520, top_k: 2, tokens_max: 6, ..small(3) };
+    for (config, inter) in [(small(2), 40), (large, 264)] {
+        let Some(rig) = Rig::new("layers_with_experts", &config) else { return };
+        let shape = rig.shape;
+        let weights: Vec<DrawnWeights> = (0..config.world as u32)
+            .map(|rank| DrawnWeights::new(&shape, inter, 9, rank))
+            .collect();
+        for (step, routing) in [(0, Routing::Random), (1, Routing::OneExpert)] {
+            let drawn = rig.draw(routing, step);
+            let copies = rig.dispatched(3, &drawn);
+            rig.all(|seat| seat.ep.await_rows(&rig.stream));
+            let tag = Tag::new(3, Op::Dispatch, shape.hash());
+            let copies = rig.waited(copies, tag, "wait for rows");
+            let _ = rig.packed(copies, 3);
+            for (rank, seat) in rig.seats.iter().enumerate() {
+                compare_experts(&rig, seat, rank, &weights[rank]);
+            }
+            rig.all(|seat| seat.ep.give_back(&rig.stream, seat.y.span()));
+            rig.all(|seat| seat.ep.await_results(&rig.stream));
+            rig.all(|seat| seat.ep.combine(&rig.stream, seat.out.span()));
+            let dense = |expert: u32, x: &[u16], y: &mut [u16]| {
+                let local = shape.local_experts();
+                let weights = weights[(expert / local) as usize].weights();
+                let mut act = vec![0; inter as usize];
+                expert_oracle(&weights, (expert % local) as usize, x, &mut act, y);
+            };
+            for (seat, drawn) in rig.seats.iter().zip(&drawn) {
+                let found = halves(&seat.out.span().to_vec(&rig.stream).unwrap());
+                let expected = dense_of(&shape, &drawn.batch(), &dense);
+                assert_eq!(found[..expected.len()], expected, "{routing:?}");
+            }
+            assert_eq!(rig.said(), vec![None; config.world]);
+        }
+    }
+}
+
+/// Runs the experts of one rank on its packed tokens, and the oracle on the same.
+fn compare_experts(rig: &Rig, seat: &Seat, rank: usize, weights: &DrawnWeights) {
+    let (shape, inter) = (rig.shape, weights.inter as usize);
+    let upload = |values: &[u16]| {
+        let buffer = DeviceBuffer::new(&rig.gpu, values.len() as u64 * 2).unwrap();
+        buffer.span().write(&bytes_of(values, u16::to_le_bytes), &rig.stream).unwrap();
+        buffer
+    };
+    let rows = (shape.local_experts() * shape.rows_max()) as usize;
+    let mut act = vec![0xffff; rows * inter];
+    let (w13, w2, between) = (upload(&weights.w13), upload(&weights.w2), upload(&act));
+    seat.y.span().fill(POISON, &rig.stream).unwrap();
+    let device = CudaWeights { inter: weights.inter, w13: w13.span(), w2: w2.span() };
+    let scratch = Scratch {
+        x: seat.packed.span(),
+        counts: seat.counts.span(),
+        act: between.span(),
+        y: seat.y.span(),
+    };
+    seat.ep.experts(&rig.stream, &device, &scratch).unwrap();
+    let (x, counts, _) = rig.experts(seat, rank);
+    let mut y = vec![0xffff; x.len()];
+    experts_oracle(&shape, &weights.weights(), &x, &counts, &mut act, &mut y);
+    let found = halves(&between.span().to_vec(&rig.stream).unwrap());
+    assert_eq!(found, act, "between the products of rank {rank}");
+    let found = halves(&seat.y.span().to_vec(&rig.stream).unwrap());
+    assert_eq!(found, y, "results of rank {rank}");
+    let odd = CudaWeights { inter: 12, ..device };
+    let text = seat.ep.experts(&rig.stream, &odd, &scratch).unwrap_err().to_string();
+    assert!(text.starts_with("inter is 12; choose a multiple of 8"), "{text}");
+    let short = CudaWeights { w2: w2.span().part(0..16).unwrap(), ..device };
+    let text = seat.ep.experts(&rig.stream, &short, &scratch).unwrap_err().to_string();
+    assert!(text.starts_with("the weights of the second product: "), "{text}");
+}
+
+/// An exchange without results of its own: both waits in one kernel.
+#[test]
+fn both_waits_fit_in_one_kernel() {
+    let Some(rig) = Rig::new("both_waits", &small(2)) else { return };
+    // Ranks wait for each other inside of one kernel, so each needs a stream that runs at the same time, which
+    // the emulator does not have. There the other rank's second signal is put in place before.
+    let emulated = rig.gpu.name() == "emulator";
+    let drawn = rig.draw(Routing::Full, 1);
+    rig.upload(&drawn);
+    let tag = Tag::new(4, Op::Return, rig.shape.hash());
+    for seat in &rig.seats {
+        seat.ep.dispatch(&seat.stream, 4, &seat.batch()).unwrap();
+    }
+    for (rank, seat) in rig.seats.iter().enumerate() {
+        if emulated {
+            let other = 1 - rank;
+            rig.set_word(rank, rig.layout().signal(2, other as u32), Signal::at(tag, 2).0);
+        }
+        seat.ep.await_both(&seat.stream).unwrap();
+    }
+    for seat in &rig.seats {
+        seat.ep.combine(&seat.stream, seat.out.span()).unwrap();
+    }
+    rig.gpu.synchronize().unwrap();
+    assert_eq!(rig.said(), [None, None]);
+    let copies = rig.copies();
+    for rank in 0..2 {
+        assert_eq!(copies.word(rank, ctl::PHASE), 2);
+        assert_eq!(copies.word(1 - rank, rig.layout().signal(2, rank)), Signal::at(tag, 2).0);
+    }
+}
+
+#[test]
+fn bad_calls_are_refused_before_anything_is_queued() {
+    let Some(mut rig) = Rig::new("bad_calls", &small(2)) else { return };
+    let said = |answer: Result<(), EpError>| answer.unwrap_err().to_string();
+    {
+        let (seat, stream) = (&rig.seats[0], &rig.stream);
+        let batch = seat.batch();
+        assert!(
+            said(seat.ep.combine(stream, seat.out.span())).starts_with("combine after combine")
+        );
+        let short = CudaBatch { x: batch.x.part(0..704).unwrap(), ..batch };
+        let text = said(seat.ep.dispatch(stream, 0, &short));
+        assert_eq!(text, "the tokens: 720 bytes are needed, 704 are given");
+        let askew = DeviceBuffer::new(&rig.gpu, 1024).unwrap();
+        let askew = CudaBatch { x: askew.span().part(8..1024).unwrap(), ..batch };
+        assert!(said(seat.ep.dispatch(stream, 0, &askew)).contains("no multiple of 16"));
+        let none = CudaBatch { tokens: batch.tokens.part(0..0).unwrap(), ..batch };
+        assert!(
+            said(seat.ep.dispatch(stream, 0, &none)).starts_with("the number of tokens: 4 bytes")
+        );
+        let short = CudaBatch { weights: batch.tokens, ..batch };
+        assert!(said(seat.ep.dispatch(stream, 0, &short)).starts_with("the weights: 60 bytes"));
+        let heap = Arc::clone(&rig.heaps[0]);
+        let kernels = EpKernels::load(&rig.gpu).unwrap();
+        let second = CudaEp::over(&rig.gpu, heap, Watch::default(), kernels, &rig.config);
+        assert!(second.unwrap_err().to_string().starts_with("a communicator has used this heap"));
+    }
+    assert!(
+        said(rig.seats[0].ep.tune(Tuning { parts: 0, early: true })).contains("choose 1 to 16")
+    );
+    rig.layer(0, &rig.draw(Routing::Full, 0));
+}
