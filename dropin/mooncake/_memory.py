@@ -1,7 +1,8 @@
 """Memory that callers name by address: which of it is registered, and what cannot be an address.
 
 What cannot be an address is refused here: null, in the first page, negative, or past the end of memory.
-Registered memory is looked at once, when it is registered, and must stay mapped until it is unregistered.
+Registered memory is looked at once, when it is registered, and must stay mapped until it is unregistered. Memory
+of a GPU may be registered and need not be: the driver knows it.
 Other memory is looked at by each call that uses it, right before the use. No look helps against a thread
 that unmaps memory while a call uses it.
 """
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any
 
-from mooncrate._native import memory_access
+from mooncrate._native import memory_access, memory_device
 
 from ._codes import log
 from ._fork import Lock
@@ -51,17 +52,21 @@ class Registry:
         """Takes a range in; False if it overlaps with another one, or is not readable memory."""
         if size == 0 or not is_memory(address, size):
             return False
-        found = memory_access(address, size)
-        if found is not None and not found[0]:
-            log.error(
-                "the %d bytes at %#x are not registered: they are not readable memory of this process, or "
-                "memory of a GPU, which is not supported yet: copy it through host memory",
-                size,
-                address,
-            )
-            return False
-        # Where the kernel shows no table of mappings, each call looks for itself.
-        readable, writable = found or (False, False)
+        if memory_device(address, size) is not None:
+            # Memory of a GPU: each call asks the driver, which costs less than a look at host memory.
+            readable = writable = False
+        else:
+            found = memory_access(address, size)
+            if found is not None and not found[0]:
+                log.error(
+                    "the %d bytes at %#x are not registered: they are not readable memory of this process, "
+                    "and not all of them are allocated on a GPU",
+                    size,
+                    address,
+                )
+                return False
+            # Where the kernel shows no table of mappings, each call looks for itself.
+            readable, writable = found or (False, False)
         with self._lock:
             place = bisect.bisect_right(self._starts, address)
             if place > 0:

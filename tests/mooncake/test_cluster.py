@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from conftest import MIB, PATIENCE, after_lease, memory
@@ -153,13 +154,25 @@ def test_a_master_that_dies_and_comes_back(make_store, own_master):
     assert taken < PATIENCE
 
 
+def stop(master):
+    """Stops the process, and waits until all of its threads stand still: the signal takes effect later."""
+    master.process.send_signal(signal.SIGSTOP)
+    tasks = Path(f"/proc/{master.process.pid}/task")
+    until = time.monotonic() + 10
+    while any(state(task) != "T" for task in tasks.iterdir()):
+        assert time.monotonic() < until, "the master did not stop"
+        time.sleep(0.001)
+
+
+def state(task):
+    """The letter of a thread's state: it follows the name, which stands in brackets."""
+    return (task / "stat").read_text().rpartition(") ")[2][0]
+
+
 # How the master goes away, and comes back.
 OUTAGES = {
     "dead": (lambda master: master.kill(), lambda master: master.start()),
-    "stopped": (
-        lambda master: master.process.send_signal(signal.SIGSTOP),
-        lambda master: master.process.send_signal(signal.SIGCONT),
-    ),
+    "stopped": (stop, lambda master: master.process.send_signal(signal.SIGCONT)),
 }
 
 

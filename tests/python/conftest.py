@@ -5,7 +5,9 @@ The binary is $MOONCRATE_BINARY; `./dev test python` builds it and the package a
 
 import json
 import os
+import pathlib
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,13 +27,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 class Server:
     """`mooncrate serve` on free ports, in a folder of its own."""
 
-    def __init__(self, folder, more=("--segment-size", "64MiB")):
+    def __init__(self, folder, more=("--segment-size", "64MiB"), environment=()):
         self.folder = folder
         self.binary = os.environ["MOONCRATE_BINARY"]
         self.environment = {
             name: value for name, value in os.environ.items() if not name.startswith("MOONCRATE_")
         }
         self.environment["XDG_RUNTIME_DIR"] = str(folder)
+        self.environment.update(environment)
         arguments = [self.binary, "serve", "--json"]
         for door in ("--master", "--admin", "--data"):
             arguments += [door, "127.0.0.1:0"]
@@ -60,6 +63,20 @@ def server(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("serve"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory):
+    """A folder for LD_LIBRARY_PATH with a CUDA driver that needs no GPU: device memory is host memory."""
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator of the driver needs g++")
+    folder = tmp_path_factory.mktemp("emulator")
+    source = pathlib.Path(__file__).parent.parent.parent / "crates/gpu/tests/emulator/driver.cpp"
+    command = ["g++", "-std=c++17", "-O1", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
+    subprocess.run([*command, "-o", folder / "libcuda.so", source], check=True, timeout=5 * PATIENCE)
+    # By this name it is looked for where nothing shall be loaded.
+    (folder / "libcuda.so.1").symlink_to("libcuda.so")
+    return str(folder)
 
 
 @pytest.fixture

@@ -247,6 +247,12 @@ STORE = {
     "get": (mooncrate.Store.get, made(good_key)),
     "get again": (mooncrate.Store.get, made(good_key)),
     "get_into": (mooncrate.Store.get_into, made(good_key, target)),
+    "get_into_batch": (
+        lambda store, first, second, into, other: store.get_into_batch(
+            [(first, into), (second, other)]
+        ),
+        made(good_key, good_key, target, target),
+    ),
     "get_range": (
         mooncrate.Store.get_range,
         made(good_key, number(0, 5, 2**40, -1), number(0, 1, 100, 2**62)),

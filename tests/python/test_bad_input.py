@@ -19,6 +19,7 @@ def every_call(store):
         "put": lambda: store.put("k", b"v"),
         "get": lambda: store.get("k"),
         "get_into": lambda: store.get_into("k", target),
+        "get_into_batch": lambda: store.get_into_batch([("k", target)]),
         "get_range": lambda: store.get_range("k", 0, 1),
         "view": lambda: store.view("k"),
         "put_parts": lambda: store.put_parts("k", [b"v", b"w"]),

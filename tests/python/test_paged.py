@@ -11,7 +11,7 @@ import pytest
 
 import mooncrate
 from conftest import PATIENCE, python
-from mooncrate.paged import Admitted, Geometry, PagedCache, TokenPlace
+from mooncrate.paged import Admitted, Geometry, Kept, PagedCache, TokenPlace
 
 EXAMPLE = pathlib.Path(__file__).parent.parent.parent / "examples/python/paged_scheduler.py"
 TOKENS, HEADS, DIM = 4, 2, 8
@@ -124,6 +124,25 @@ def test_a_fork_shares_what_is_published_and_copies_the_rest(cache):
         cache.fork("b", "b")
 
 
+@pytest.mark.parametrize("kind", [list, np.float16, np.float32, np.float64])
+def test_the_least_important_tokens_are_dropped(cache, kind):
+    cache.allocate("a", range(10))
+    cache.write_tokens("a", 1, 0, stamped(10), stamped(10, half=1))
+    cache.publish("a", 10)
+    cache.fork("a", "b")
+    scores = [9, 9, 9, 9, 1, 0, 0, float("inf"), 0, 1]
+    scores = scores if kind is list else np.array(scores, kind)
+    assert cache.keep_important("a", scores, 7) == Kept(tokens=7, dropped=3, blocks=2)
+    left = [0, 1, 2, 3, 4, 7, 9]
+    assert cache.positions("a") == left and cache.next_position("a") == 10
+    k, v = cache.read_tokens("a", 1)
+    assert (k == stamped(10)[left]).all() and (v == stamped(10, half=1)[left]).all()
+    assert cache.block_table("a")[0] == cache.block_table("b")[0]
+    assert (cache.read_tokens("b", 1)[0] == stamped(10)).all(), "the fork is as it was"
+    cache.append("a", [10])
+    assert cache.positions("a")[-1] == 10 and cache.positions("b") == list(range(10))
+
+
 def test_eviction_takes_what_was_not_used_for_the_longest_time():
     cache = made(blocks=6)
     for name, first in [("old", 0), ("new", 100)]:
@@ -193,6 +212,25 @@ def test_stats_dump_and_map_agree(cache):
     assert stats["block_bytes"] == cache.geometry.block_bytes == 2 * 2 * TOKENS * HEADS * DIM * 4
     assert "a: 10/12 tokens" in cache.dump() and "KV cache of test" in cache.dump()
     assert "4 of 16 blocks used" in repr(cache)
+
+
+def test_metrics_are_what_stats_says(cache):
+    cache.allocate("a", range(10))
+    cache.publish("a", 10)
+    cache.allocate("b", range(10))
+    cache.fork("a", "c")
+    cache.keep_important("b", [1] * 10, 9)
+    with pytest.raises(mooncrate.Full):
+        cache.allocate("d", count=60)
+    stats = cache.stats()
+    assert (stats["hit_tokens"], stats["miss_tokens"]) == (8, 12)
+    assert (stats["hit_blocks"], stats["miss_blocks"]) == (2, 4)
+    assert (stats["forks"], stats["copied_blocks"], stats["dropped_tokens"]) == (1, 1, 1)
+    lines = cache.metrics().splitlines()
+    assert lines[-1] == "# EOF"
+    shown = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    shown = {name.removeprefix("mooncrate_paged_").removesuffix("_total"): float(n) for name, n in shown.items()}
+    assert shown == stats
 
 
 # Tables

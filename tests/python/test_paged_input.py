@@ -53,6 +53,26 @@ def test_caches_say_what_is_wrong():
     assert (cache.layout, cache.policy, cache.model) == ("token-major", "s3fifo", "test")
 
 
+def test_scores_say_what_is_wrong(cache):
+    cache.allocate("a", range(10))
+    for wrong in (7, "text", None, ["a"] * 10, np.zeros(10, "i8")):
+        with pytest.raises(TypeError):
+            cache.keep_important("a", wrong, 5)
+    for scores, keep, words in [
+        ([1] * 9, 5, "10 tokens"),
+        ([], 5, "0 scores"),
+        ([1] * 10, 0, "at least one"),
+        ([1] * 10, -1, "out of range"),
+        ([1] * 9 + [float("nan")], 5, 'token 9 of "a" is NaN'),
+        (np.zeros((2, 5), "f4"), 5, "one dimension"),
+    ]:
+        with pytest.raises(mooncrate.Invalid, match=words):
+            cache.keep_important("a", scores, keep)
+    with pytest.raises(mooncrate.UnknownSequence):
+        cache.keep_important("b", [1], 1)
+    assert cache.used_tokens("a") == 10 and cache.positions("a") == list(range(10))
+
+
 def test_tokens_say_what_is_wrong(cache):
     arrays = [np.zeros(3, "f4"), np.zeros(3, "u1")]
     for wrong in (7, "text", b"bytes", bytearray(4), None, 1.5, [1.5], ["a"], *arrays):

@@ -51,7 +51,8 @@ def test_a_damaged_head_is_refused_or_describes_the_same_bytes(place, flip):
         read = tensors.parse(stored)
     except ValueError:
         return
-    assert (read.dtype, read.shape, read.whole) == (SHARD.dtype, SHARD.shape, SHARD.whole)
+    # Another type of the same width is a good head too: the bytes of the value have a checksum, the head has none.
+    assert (read.nbytes, read.shape, read.whole) == (SHARD.nbytes, SHARD.shape, SHARD.whole)
 
 
 @settings(deadline=None)

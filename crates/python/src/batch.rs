@@ -1,14 +1,15 @@
 //! The calls for many keys: one result each, at its own index. An error is an object in the list, so that
 //! one bad key spoils no other; what concerns the whole call is raised.
 
-use crate::buffer::{Key, Source};
+use crate::buffer::Key;
+use crate::device::{Goal, Value};
 use crate::error::exception_object;
 use mooncrate::{Error, PutConfig, Stored};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString};
+use pyo3::types::{PyBytes, PyDict, PyIterator, PyList, PyString};
 
 /// The keys of a call. A single text or `bytes` is refused: its letters are hardly meant.
 pub(crate) struct Keys(pub(crate) Vec<Key>);
@@ -26,18 +27,31 @@ impl<'py> FromPyObject<'_, 'py> for Keys {
 }
 
 /// The items of a put: a dict, or pairs of key and value.
-pub(crate) struct Items(pub(crate) Vec<(Key, Source)>);
+pub(crate) struct Items(pub(crate) Vec<(Key, Value)>);
 
 impl<'py> FromPyObject<'_, 'py> for Items {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let items = if let Ok(dict) = object.cast::<PyDict>() {
-            dict.items().into_any().try_iter()?
-        } else {
-            object.try_iter()?
-        };
-        Ok(Self(items.map(|item| item?.extract()).collect::<PyResult<_>>()?))
+        Ok(Self(pairs(&object)?.map(|item| item?.extract()).collect::<PyResult<_>>()?))
+    }
+}
+
+/// The items of a get: a dict, or pairs of key and memory for its value.
+pub(crate) struct Goals(pub(crate) Vec<(Key, Goal)>);
+
+impl<'py> FromPyObject<'_, 'py> for Goals {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(Self(pairs(&object)?.map(|item| item?.extract()).collect::<PyResult<_>>()?))
+    }
+}
+
+fn pairs<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
+    match object.cast::<PyDict>() {
+        Ok(dict) => dict.items().into_any().try_iter(),
+        Err(_) => object.try_iter(),
     }
 }
 

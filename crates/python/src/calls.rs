@@ -1,15 +1,17 @@
 //! What can be asked of a store, each as a [`Call`]; the two classes only say when it runs.
 
-use crate::batch::{Items, Keys, put_all, result, results};
+use crate::batch::{Goals, Items, Keys, put_all, result, results};
 use crate::buffer::{Key, Room, Source, Target, no_memory, slices};
 use crate::call::{Call, ask, call};
+use crate::device::{Given, Goal, Reached, Value};
 use crate::error::exception;
 use crate::options::Wishes;
 use crate::stats;
 use crate::store::Store;
 use crate::view::View;
-use mooncrate::{Error, Stored};
+use mooncrate::{Arriving, Error, LandedItem, Part, PartsItem, Stored};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
+use mooncrate_gpu::{ForeignStream, KeptContext};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -41,6 +43,26 @@ pub(crate) fn put(
     }))
 }
 
+/// The same where parts are arrays, on a GPU perhaps.
+pub(crate) fn put_arrays(
+    py: Python<'_>,
+    store: &Store,
+    key: Key,
+    parts: Vec<Value>,
+    stream: Option<&Bound<'_, PyAny>>,
+    wishes: &Wishes,
+) -> PyResult<impl Call> {
+    let config = wishes.onto(py, store.live(py)?.store().put_config())?;
+    let parts = parts.into_iter().map(|part| Given::of(py, part, stream));
+    let parts: Vec<Given> = parts.collect::<PyResult<_>>()?;
+    Ok(ask(move |store| {
+        let _kept = KeptContext::new();
+        let parts: Vec<Part<'_>> = parts.iter().map(Given::part).collect();
+        let mut stored = store.put_mixed(&[(key.bytes(), &parts)], &config);
+        stored.pop().expect("one result per item").map(|stored| stored == Stored::New)
+    }))
+}
+
 /// Reads a value.
 pub(crate) fn get(key: Key) -> impl Call {
     call(
@@ -65,6 +87,76 @@ pub(crate) fn get(key: Key) -> impl Call {
 /// Copies a value.
 pub(crate) fn get_into(key: Key, mut target: Target) -> impl Call {
     ask(move |store| store.get_into(key.bytes(), target.bytes()))
+}
+
+/// The same into an array, on a GPU perhaps.
+pub(crate) fn get_into_array(
+    py: Python<'_>,
+    key: Key,
+    goal: Goal,
+    stream: Option<&Bound<'_, PyAny>>,
+) -> PyResult<impl Call> {
+    let mut target = Reached::of(py, goal, stream)?;
+    // The caller's stream waits for the copy in the caller's thread, where the call ends.
+    let streams = target.device().map(|device| device.stream().clone());
+    let streams: Vec<ForeignStream> = streams.into_iter().collect();
+    Ok(call(
+        move |live| -> (Result<Option<u64>, Error>, Arriving) {
+            let _kept = KeptContext::new();
+            let mut items = [(key.bytes(), vec![target.landed()])];
+            let (mut found, arriving) = live.store().get_into_mixed(&mut items, false);
+            (found.pop().expect("one result per item"), arriving)
+        },
+        move |py, (found, arriving)| {
+            joined(py, arriving, &streams)?;
+            found.map_err(|error| exception(py, error))?.into_py_any(py)
+        },
+    ))
+}
+
+/// Copies many values.
+pub(crate) fn get_into_batch(
+    py: Python<'_>,
+    items: Goals,
+    stream: Option<&Bound<'_, PyAny>>,
+) -> PyResult<impl Call> {
+    let items = items.0.into_iter().map(|(key, goal)| Ok((key, Reached::of(py, goal, stream)?)));
+    let mut items: Vec<(Key, Reached)> = items.collect::<PyResult<_>>()?;
+    let streams = items.iter().filter_map(|(_, target)| Some(target.device()?.stream().clone()));
+    let streams: Vec<ForeignStream> = streams.collect();
+    let on_host = streams.is_empty();
+    Ok(call(
+        move |live| -> (Vec<Result<Option<u64>, Error>>, Arriving) {
+            if on_host {
+                let mut targets: Vec<(&[u8], &mut [u8])> = items
+                    .iter_mut()
+                    .map(|(key, target)| {
+                        (key.bytes(), target.bytes().expect("all are host memory"))
+                    })
+                    .collect();
+                let chunks = targets.chunks_mut(BATCH_ITEMS_MAX);
+                let found = chunks.flat_map(|some| live.store().get_into_batch(some));
+                let found = found.map(|one| one.map(|len| len.map(|len| len as u64)));
+                return (found.collect(), Arriving::default());
+            }
+            let _kept = KeptContext::new();
+            let mut targets: Vec<LandedItem<'_>> = items
+                .iter_mut()
+                .map(|(key, target)| (key.bytes(), vec![target.landed()]))
+                .collect();
+            live.store().get_into_mixed(&mut targets, false)
+        },
+        move |py, (found, arriving)| {
+            joined(py, arriving, &streams)?;
+            Ok(results(py, found)?.into_any().unbind())
+        },
+    ))
+}
+
+/// Lets the streams of a caller wait for copies that are under way. In the caller's thread.
+fn joined(py: Python<'_>, arriving: Arriving, streams: &[ForeignStream]) -> PyResult<()> {
+    let _kept = KeptContext::new();
+    arriving.join_all(streams).map_err(|error| exception(py, error))
 }
 
 /// Reads a part of a value.
@@ -153,10 +245,13 @@ pub(crate) fn page(prefix: Option<Key>, cursor: u64) -> impl Call {
 /// The cluster, and this client, in numbers.
 pub(crate) fn stats() -> impl Call {
     call(
-        |live| Ok((live.store().stat()?, live.store().counts())),
+        |live| {
+            let store = live.store();
+            Ok((store.stat()?, store.counts(), store.device_counts()))
+        },
         |py, found: Result<_, Error>| {
-            let (stat, counts) = found.map_err(|error| exception(py, error))?;
-            Ok(stats::dict(py, &stat, &counts)?.into_any().unbind())
+            let (stat, counts, device) = found.map_err(|error| exception(py, error))?;
+            Ok(stats::dict(py, &stat, &counts, &device)?.into_any().unbind())
         },
     )
 }
@@ -166,17 +261,28 @@ pub(crate) fn put_batch(
     py: Python<'_>,
     store: &Store,
     items: Items,
+    stream: Option<&Bound<'_, PyAny>>,
     wishes: &Wishes,
 ) -> PyResult<impl Call> {
     let config = wishes.onto(py, store.live(py)?.store().put_config())?;
+    let items = items.0.into_iter().map(|(key, value)| Ok((key, Given::of(py, value, stream)?)));
+    let items: Vec<(Key, Given)> = items.collect::<PyResult<_>>()?;
     Ok(call(
         move |live| {
-            let values: Vec<[&[u8]; 1]> =
-                items.0.iter().map(|(_, value)| [value.bytes()]).collect();
-            let keys = items.0.iter().map(|(key, _)| key.bytes());
-            let parts: Vec<(&[u8], &[&[u8]])> =
+            let bytes = items.iter().map(|(_, value)| Some([value.bytes()?]));
+            let keys = items.iter().map(|(key, _)| key.bytes());
+            if let Some(values) = bytes.collect::<Option<Vec<[&[u8]; 1]>>>() {
+                let parts: Vec<(&[u8], &[&[u8]])> =
+                    keys.zip(values.iter().map(|value| &value[..])).collect();
+                return put_all(live.store(), &parts, &config);
+            }
+            let _kept = KeptContext::new();
+            let values: Vec<[Part<'_>; 1]> =
+                items.iter().map(|(_, value)| [value.part()]).collect();
+            let parts: Vec<PartsItem<'_>> =
                 keys.zip(values.iter().map(|value| &value[..])).collect();
-            put_all(live.store(), &parts, &config)
+            let stored = live.store().put_mixed(&parts, &config).into_iter();
+            stored.map(|one| one.map(|stored| stored == Stored::New)).collect()
         },
         |py, stored| Ok(results(py, stored)?.into_any().unbind()),
     ))

@@ -19,6 +19,8 @@ use std::mem::offset_of;
 
 /// Memory of the host, as `DLPack` numbers it.
 pub(crate) const HOST: (i32, i32) = (1, 0);
+/// Memory of the host that is page-locked for GPUs.
+const PINNED: (i32, i32) = (3, 0);
 /// Nothing newer is used but the numbers of the eight-bit floats, which only those are given who ask for 1.1.
 const VERSION: [u32; 2] = [1, 0];
 const READ_ONLY: u64 = 1;
@@ -113,6 +115,27 @@ struct Export<H, O: Send + 'static> {
     owner: Own<O>,
 }
 
+/// Where memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Host,
+    /// The host, page-locked.
+    Pinned,
+    /// The GPU of this number.
+    Cuda(i32),
+}
+
+impl Place {
+    /// As `DLPack` numbers it.
+    pub(crate) const fn device(self) -> (i32, i32) {
+        match self {
+            Self::Host => HOST,
+            Self::Pinned => PINNED,
+            Self::Cuda(ordinal) => (2, ordinal),
+        }
+    }
+}
+
 /// What a consumer asks for.
 pub(crate) struct Wish {
     /// The latest version it understands; `None`: the older form only.
@@ -123,17 +146,19 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
-    /// Refuses what host memory cannot be. `instead`: the memory is read-only, and this is how to get it
-    /// where a consumer cannot be told so.
-    pub(crate) fn check(&self, instead: Option<&str>) -> PyResult<()> {
-        if self.stream {
+    /// Refuses what memory at this place cannot be. `instead`: the memory is read-only, and this is how to
+    /// get it where a consumer cannot be told so. Gives the device that the capsule names.
+    pub(crate) fn check(&self, place: Place, instead: Option<&str>) -> PyResult<(i32, i32)> {
+        // Every call of ours has ended when it returns, so a stream of the consumer has nothing to wait for.
+        if self.stream && place == Place::Host {
             return Err(PyBufferError::new_err("a view is host memory: stream must be None"));
         }
-        if self.device.is_some_and(|device| device != HOST) {
-            let words = "a view is host memory, device (1, 0); copy the array to the other device";
+        let device = self.device_for(place)?;
+        if self.copy == Some(true) && matches!(place, Place::Cuda(_)) {
+            let words = "a view of GPU memory is not copied here; clone the tensor that shows it";
             return Err(PyBufferError::new_err(words));
         }
-        let Some(instead) = instead else { return Ok(()) };
+        let Some(instead) = instead else { return Ok(device) };
         if self.copy != Some(true) && !self.is_versioned() {
             let words = format!(
                 "a view is read-only, and this consumer cannot be told: it asked for DLPack without \
@@ -141,7 +166,29 @@ impl Wish {
             );
             return Err(PyBufferError::new_err(words));
         }
-        Ok(())
+        Ok(device)
+    }
+
+    /// Pinned memory is memory of the host, too. Unless its consumer asks for the number of pinned memory,
+    /// the capsule has the one of the host: torch shows such memory and knows by itself that it is pinned,
+    /// but refuses the number.
+    fn device_for(&self, place: Place) -> PyResult<(i32, i32)> {
+        let fits: &[(i32, i32)] = match place {
+            Place::Pinned => &[HOST, PINNED],
+            Place::Host | Place::Cuda(_) => &[place.device()],
+        };
+        let asked = self.device.unwrap_or(fits[0]);
+        if fits.contains(&asked) {
+            return Ok(asked);
+        }
+        let (what, (kind, number)) = match place {
+            Place::Host | Place::Pinned => ("host memory".to_owned(), HOST),
+            Place::Cuda(ordinal) => (format!("memory of GPU {ordinal}"), place.device()),
+        };
+        let words = format!(
+            "a view is {what}, device ({kind}, {number}); copy the array to the other device"
+        );
+        Err(PyBufferError::new_err(words))
     }
 
     fn is_versioned(&self) -> bool {
@@ -183,7 +230,9 @@ impl Form {
 
 /// Memory, and whoever keeps it where it is.
 pub(crate) struct Kept<O> {
+    /// An address of the device below.
     pub(crate) first: *mut u8,
+    pub(crate) device: (i32, i32),
     pub(crate) form: Form,
     /// Whether its consumer may only read. A copy belongs to the consumer and never is.
     pub(crate) read_only: bool,
@@ -212,12 +261,12 @@ fn wrapped<H: Head, O: Send + 'static>(
     kept: Kept<O>,
     flags: u64,
 ) -> PyResult<Bound<'_, PyAny>> {
-    let Kept { first, form, owner, .. } = kept;
+    let Kept { first, form, owner, device, .. } = kept;
     let DlpackType { code, bits, lanes } = form.kind;
     let tensor = Tensor {
         data: first.cast(),
-        device_kind: HOST.0,
-        device: HOST.1,
+        device_kind: device.0,
+        device: device.1,
         dimensions: i32::from(form.rank),
         kind: DataType { code, bits, lanes },
         // Set below, when the export has its place.
@@ -273,4 +322,62 @@ unsafe extern "C" fn forsaken<H: Head, O: Send + 'static>(capsule: *mut ffi::PyO
     let head = unsafe { ffi::PyCapsule_GetPointer(capsule, H::NAME.as_ptr()) };
     // SAFETY: nobody took the tensor, so the deleter was not called and will not be.
     unsafe { delete::<H, O>(head.cast()) };
+}
+
+/// Where the memory of a capsule is, how long it is, whether it lies in one run in C order, and whether it may
+/// only be read. The capsule keeps the memory, and is not consumed.
+#[pyfunction]
+pub(crate) fn dlpack_memory(capsule: &Bound<'_, PyAny>) -> PyResult<(usize, usize, bool, bool)> {
+    if let Some(head) = pointer::<ManagedVersioned>(capsule) {
+        // SAFETY: a capsule of this name has such a head, which lives as long as the capsule.
+        let major = unsafe { (*head).version }[0];
+        if major != VERSION[0] {
+            let words = format!("the capsule has DLPack {major}, and 1 is understood");
+            return Err(PyBufferError::new_err(words));
+        }
+        // SAFETY: as above.
+        let flags = unsafe { (*head).flags };
+        // SAFETY: as above; its fields are plain numbers and pointers.
+        let tensor = unsafe { &(*head).tensor };
+        return described(tensor, flags & READ_ONLY != 0);
+    }
+    if let Some(head) = pointer::<Managed>(capsule) {
+        // SAFETY: a capsule of this name has such a head, which lives as long as the capsule.
+        let tensor = unsafe { &(*head).tensor };
+        return described(tensor, false);
+    }
+    Err(PyBufferError::new_err("the capsule holds no tensor, or it was taken out already"))
+}
+
+/// The head of a capsule of this form, if it is one.
+fn pointer<H: Head>(capsule: &Bound<'_, PyAny>) -> Option<*const H> {
+    // SAFETY: the object is alive; the question raises nothing.
+    if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), H::NAME.as_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: it is valid under this name, as asked above.
+    let head = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), H::NAME.as_ptr()) };
+    Some(head.cast_const().cast())
+}
+
+fn described(tensor: &Tensor, read_only: bool) -> PyResult<(usize, usize, bool, bool)> {
+    let senseless = || PyBufferError::new_err("the tensor has a shape that no memory has");
+    let rank = usize::try_from(tensor.dimensions).map_err(|_| senseless())?;
+    let (mut count, mut dense) = (1_i64, true);
+    for at in (0..rank).rev() {
+        // SAFETY: a tensor has as many lengths as dimensions.
+        let len = unsafe { tensor.shape.wrapping_add(at).read() };
+        // Without strides it lies in C order.
+        if !tensor.strides.is_null() {
+            // SAFETY: and as many strides, if it has any.
+            let stride = unsafe { tensor.strides.wrapping_add(at).read() };
+            dense &= len == 1 || stride == count;
+        }
+        count = count.checked_mul(len).filter(|count| *count >= 0).ok_or_else(senseless)?;
+    }
+    let bits = u64::from(tensor.kind.bits) * u64::from(tensor.kind.lanes);
+    let bits = bits.checked_mul(count.cast_unsigned()).ok_or_else(senseless)?;
+    let bytes = usize::try_from(bits.div_ceil(8)).map_err(|_| senseless())?;
+    let first = (tensor.data as usize).checked_add(tensor.byte_offset as usize);
+    Ok((first.ok_or_else(senseless)?, bytes, dense || count == 0, read_only))
 }

@@ -3,9 +3,10 @@
 //! The classes are written in Python (`mooncrate/errors.py`), where people read them; here an error
 //! finds its class.
 
-use mooncrate::{Advice, Error};
+use mooncrate::{Advice, DeviceError, Error};
 use mooncrate_client::Error as ClientError;
 use mooncrate_core::error::{GetError, PutError, RemoveError};
+use mooncrate_gpu::GpuError;
 use mooncrate_transfer::TransferError;
 use mooncrate_wire::{CallError, DataError};
 use pyo3::prelude::*;
@@ -45,6 +46,7 @@ impl Class {
         }
         match error {
             Error::Client(error) => of_client(error),
+            Error::Device(error) => of_device(error),
             Error::Token(_) | Error::Tls(_) | Error::DerivedToken => Self::Denied,
             Error::OpenBind { .. } | Error::GrpcInTheClear { .. } => Self::Invalid,
             Error::Node(_) | Error::Election(_) | Error::Io { .. } => by_advice(error.advice()),
@@ -60,6 +62,22 @@ impl Class {
         })?;
         let index = Self::ALL.iter().position(|(class, _)| *class == self);
         Ok(classes[index.expect("all classes are in the list")].bind(py).clone())
+    }
+}
+
+/// A GPU that is not there may come; memory or a stream that cannot be used is a mistake of the caller.
+fn of_device(error: &DeviceError) -> Class {
+    match error {
+        DeviceError::Gpu(error) => match error {
+            GpuError::NoDriver | GpuError::NoDevice { .. } | GpuError::OldDriver { .. } => {
+                Class::Unavailable
+            }
+            GpuError::Invalid(_) | GpuError::OutOfBounds { .. } | GpuError::Recording { .. } => {
+                Class::Invalid
+            }
+            _ => Class::Error,
+        },
+        DeviceError::Late { .. } | DeviceError::NoRoom { .. } => Class::Busy,
     }
 }
 
@@ -84,7 +102,7 @@ fn of_client(error: &ClientError) -> Class {
 }
 
 /// Who did not answer is not there; who answered that it has no time is busy.
-fn of_call(error: &CallError) -> Class {
+pub(crate) fn of_call(error: &CallError) -> Class {
     match error {
         CallError::Io { .. }
         | CallError::Deadline { .. }
@@ -95,7 +113,7 @@ fn of_call(error: &CallError) -> Class {
     }
 }
 
-const fn by_advice(advice: Advice) -> Class {
+pub(crate) const fn by_advice(advice: Advice) -> Class {
     match advice {
         Advice::Retry { .. } => Class::Busy,
         Advice::GiveUp | Advice::TreatAsDone | Advice::TreatAsMiss => Class::Error,

@@ -3,7 +3,7 @@
 //!
 //! What must stay true: a word means the same for ever; a new error may get a new word.
 
-use mooncrate::{Error, SessionError};
+use mooncrate::{DeviceError, Error, SessionError};
 use mooncrate_client::Error as ClientError;
 use mooncrate_core::error::{CopyError, GetError, PutError, RemoveError};
 use mooncrate_transfer::TransferError;
@@ -16,6 +16,11 @@ pub(crate) fn kind(error: &Error) -> &'static str {
     }
     match error {
         Error::Client(error) => of_client(error),
+        Error::Device(error) => match error {
+            DeviceError::Gpu(_) => "gpu",
+            DeviceError::Late { .. } => "late stream",
+            DeviceError::NoRoom { .. } => "no pinned room",
+        },
         Error::Node(_) => "node",
         Error::Election(_) => "election",
         Error::Io { .. } => "io",
@@ -68,6 +73,7 @@ const fn of_put(error: &PutError) -> &'static str {
         | PutError::Busy { .. }
         | PutError::Reclaiming { .. }
         | PutError::NoSegments
+        | PutError::NoMedium { .. }
         | PutError::HardFull { .. } => "no room",
         PutError::BadReplicas { .. } | PutError::TooFewNodes { .. } => "bad replicas",
         PutError::Rebuilding { .. } => "rebuilding",

@@ -4,6 +4,7 @@
 //!   mooncrate/__init__.py  Store, View, the exceptions        what people import
 //!   mooncrate/aio.py       AsyncStore: the same calls for a loop, on a bounded number of threads
 //!   mooncrate/paged.py     PagedCache: the KV blocks of running sequences, in this process
+//!   mooncrate/nano.py      NanoKVCache: KV objects in the memory of GPUs, one process for each rank
 //!   mooncrate/_cli.py      the command `mooncrate`, in this very process
 //!   mooncrate._native      this crate: arguments in, bytes moved without the GIL, results out
 //! ```
@@ -22,17 +23,24 @@ mod buffer;
 mod call;
 mod calls;
 mod command;
+mod device;
 mod dlpack;
 mod error;
 mod fork;
 mod kind;
 mod list;
 mod methods;
+mod nano;
+mod nano_error;
+mod nano_memory;
+mod nano_methods;
+mod nano_plan;
 mod options;
 mod paged;
 mod paged_error;
 mod paged_geometry;
 mod paged_input;
+mod paged_memory;
 mod paged_methods;
 mod paged_tables;
 mod paged_view;
@@ -40,6 +48,7 @@ mod probe;
 mod queue;
 mod queue_methods;
 mod raw;
+mod raw_device;
 mod raw_lend;
 mod raw_memory;
 mod raw_session;
@@ -59,7 +68,13 @@ mod _native {
     #[pymodule_export]
     use crate::command::_cli;
     #[pymodule_export]
+    use crate::dlpack::dlpack_memory;
+    #[pymodule_export]
     use crate::list::Listing;
+    #[pymodule_export]
+    use crate::nano::NanoRank;
+    #[pymodule_export]
+    use crate::nano_plan::{ObjMeta, WritePlan};
     #[pymodule_export]
     use crate::paged::PagedCache;
     #[pymodule_export]
@@ -69,7 +84,7 @@ mod _native {
     #[pymodule_export]
     use crate::queue::Calls;
     #[pymodule_export]
-    use crate::raw::{memory_access, memory_is_usable};
+    use crate::raw::{memory_access, memory_device, memory_is_usable};
     #[pymodule_export]
     use crate::raw_lend::Lender;
     #[pymodule_export]

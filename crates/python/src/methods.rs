@@ -1,9 +1,10 @@
 //! The methods of `Store`, as Python sees them: arguments in, one call, results out.
 #![expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
 
-use crate::batch::{Items, Keys};
-use crate::buffer::{Key, Source, Target};
+use crate::batch::{Goals, Items, Keys};
+use crate::buffer::Key;
 use crate::calls;
+use crate::device::{Goal, Value, all_host};
 use crate::list::Listing;
 use crate::options::{Disks, Opening, Size, Wishes, span};
 use crate::raw_session::{GetSession, PutSession};
@@ -62,42 +63,54 @@ impl Store {
 
     /// Stores a value; False if the key has one already, which stays, unless `upsert`.
     #[pyo3(signature = (key, value, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
-        expire=None, upsert=false))]
+        expire=None, upsert=false, medium=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn put(
         &self,
         py: Python<'_>,
         key: Key,
-        value: Source,
+        value: Value,
         replicas: Option<u8>,
         soft_pin: Option<f64>,
         hard_pin: bool,
         group: Option<String>,
         expire: Option<f64>,
         upsert: bool,
+        medium: Option<String>,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> Answer {
-        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
-        self.run(py, calls::put(py, self, key, vec![value], &wishes)?)
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert, medium };
+        match value {
+            Value::Host(source) => self.run(py, calls::put(py, self, key, vec![source], &wishes)?),
+            array @ Value::Array(_) => {
+                self.run(py, calls::put_arrays(py, self, key, vec![array], stream, &wishes)?)
+            }
+        }
     }
 
     /// The same for a value that lies in parts, one after the other.
     #[pyo3(signature = (key, parts, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
-        expire=None, upsert=false))]
+        expire=None, upsert=false, medium=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn put_parts(
         &self,
         py: Python<'_>,
         key: Key,
-        parts: Vec<Source>,
+        parts: Vec<Value>,
         replicas: Option<u8>,
         soft_pin: Option<f64>,
         hard_pin: bool,
         group: Option<String>,
         expire: Option<f64>,
         upsert: bool,
+        medium: Option<String>,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> Answer {
-        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
-        self.run(py, calls::put(py, self, key, parts, &wishes)?)
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert, medium };
+        match all_host(parts) {
+            Ok(parts) => self.run(py, calls::put(py, self, key, parts, &wishes)?),
+            Err(parts) => self.run(py, calls::put_arrays(py, self, key, parts, stream, &wishes)?),
+        }
     }
 
     /// The value, verified; None if there is none.
@@ -105,9 +118,31 @@ impl Store {
         self.run(py, calls::get(key))
     }
 
-    /// Copies the value to the front of a writable buffer; its length, or None if there is none.
-    fn get_into(&self, py: Python<'_>, key: Key, target: Target) -> Answer {
-        self.run(py, calls::get_into(key, target))
+    /// Copies the value to the front of a writable buffer, or of memory of a GPU; its length, or None if
+    /// there is none.
+    #[pyo3(signature = (key, target, *, stream=None))]
+    fn get_into(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        target: Goal,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> Answer {
+        match target {
+            Goal::Host(target) => self.run(py, calls::get_into(key, target)),
+            array @ Goal::Array(_) => self.run(py, calls::get_into_array(py, key, array, stream)?),
+        }
+    }
+
+    /// Copies many values at once: for each what `get_into` gives, or its error as an object.
+    #[pyo3(signature = (items, *, stream=None))]
+    fn get_into_batch(
+        &self,
+        py: Python<'_>,
+        items: Goals,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> Answer {
+        self.run(py, calls::get_into_batch(py, items, stream)?)
     }
 
     /// A part of the value, verified; None if there is no value.
@@ -155,7 +190,7 @@ impl Store {
 
     /// Reserves room for a value that is written in parts and appears at the end.
     #[pyo3(signature = (key, size, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
-        expire=None))]
+        expire=None, medium=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn put_session(
         &self,
@@ -167,8 +202,10 @@ impl Store {
         hard_pin: bool,
         group: Option<String>,
         expire: Option<f64>,
+        medium: Option<String>,
     ) -> PyResult<PutSession> {
-        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert: false };
+        let upsert = false;
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert, medium };
         let config = wishes.onto(py, self.live(py)?.store().put_config())?;
         let opened = self.call(py, |store| store.put_session(key.bytes(), size, &config))?;
         Ok(PutSession::new(opened))
@@ -222,7 +259,7 @@ impl Store {
 
     /// Stores many values at once: for each what `put` gives, or its error as an object.
     #[pyo3(signature = (items, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
-        expire=None, upsert=false))]
+        expire=None, upsert=false, medium=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn put_batch(
         &self,
@@ -234,9 +271,11 @@ impl Store {
         group: Option<String>,
         expire: Option<f64>,
         upsert: bool,
+        medium: Option<String>,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> Answer {
-        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
-        self.run(py, calls::put_batch(py, self, items, &wishes)?)
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert, medium };
+        self.run(py, calls::put_batch(py, self, items, stream, &wishes)?)
     }
 
     /// Many values at once: for each what `get` gives, or its error as an object.

@@ -9,7 +9,7 @@ use mooncrate::{
 };
 use mooncrate_core::TenantId;
 use mooncrate_core::ids::GroupId;
-use mooncrate_core::plan::Keep;
+use mooncrate_core::plan::{Keep, Medium, UnknownMedium};
 use mooncrate_wire::{Address, LinkConfig, PoolConfig};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -222,6 +222,8 @@ pub(crate) struct Wishes {
     pub(crate) group: Option<String>,
     pub(crate) expire: Option<f64>,
     pub(crate) upsert: bool,
+    /// Where all copies shall lie.
+    pub(crate) medium: Option<String>,
 }
 
 impl Wishes {
@@ -245,6 +247,11 @@ impl Wishes {
             config.expire_ms = millis(py, "expire", time)?;
         }
         config.upsert = self.upsert;
+        if let Some(medium) = &self.medium {
+            let medium: Medium =
+                medium.parse().map_err(|error: UnknownMedium| invalid(py, &error.to_string()))?;
+            config = config.on(medium);
+        }
         Ok(config)
     }
 }

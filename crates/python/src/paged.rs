@@ -1,4 +1,4 @@
-//! `PagedCache`: the KV blocks of running sequences, in memory of this process.
+//! `PagedCache`: the KV blocks of running sequences, in memory of this process or of a GPU.
 //!
 //! ```text
 //!   engine ── allocate, append, publish, free ──► PagedCache ──► tables, filled in place   (what kernels read)
@@ -15,11 +15,9 @@ use crate::error::invalid;
 use crate::fork::{Own, drop_detached};
 use crate::paged_error::{exception, forked};
 use crate::paged_geometry::{Geometry, layout};
-use mooncrate_paged::{
-    Arena, ArenaShape, Cache, CacheConfig, CacheError, HostArena, Layout, Pages, Policy,
-};
+use crate::paged_memory::Memory;
+use mooncrate_paged::{Arena, ArenaShape, Cache, CacheConfig, CacheError, Layout, Policy};
 use pyo3::prelude::*;
-use std::sync::Arc;
 
 /// The KV cache of running sequences, in blocks.
 #[pyclass(module = "mooncrate.paged", frozen, subclass, weakref)]
@@ -29,6 +27,9 @@ pub(crate) struct PagedCache {
     pub(crate) layout: Layout,
     pub(crate) policy: Policy,
     pub(crate) model: String,
+    pub(crate) memory: Memory,
+    /// The number of the GPU; of no meaning for memory of the host.
+    pub(crate) device: u32,
 }
 
 /// The arguments of `PagedCache(...)`.
@@ -40,14 +41,17 @@ pub(crate) struct Making<'a> {
     pub(crate) policy: &'a str,
     pub(crate) blocks_max: Option<u32>,
     pub(crate) prefix_caching: bool,
+    pub(crate) memory: &'a str,
+    pub(crate) device: u32,
 }
 
 impl PagedCache {
     pub(crate) fn make(py: Python<'_>, making: Making<'_>) -> PyResult<Self> {
-        let Making { geometry, blocks, model, blocks_max, prefix_caching, .. } = making;
+        let Making { geometry, blocks, model, blocks_max, prefix_caching, device, .. } = making;
         let wrong = |error: &dyn std::error::Error| invalid(py, &error.to_string());
         let layout = layout(py, making.layout, geometry.geometry())?;
         let policy: Policy = making.policy.parse().map_err(|error| wrong(&error))?;
+        let memory = Memory::of_name(py, making.memory)?;
         let most = blocks_max.unwrap_or(blocks);
         if most < blocks {
             let words =
@@ -57,12 +61,9 @@ impl PagedCache {
         let shape = ArenaShape::new(*geometry.geometry(), layout, most);
         let shape = shape.map_err(|error| wrong(&error))?;
         let config = CacheConfig { model: model.clone(), policy, prefix_caching };
-        let made = py.detach(|| {
-            let arena = HostArena::anonymous(shape, blocks, Pages::Small)?;
-            Cache::new(config, Arc::new(arena))
-        });
+        let made = py.detach(|| Cache::new(config, memory.arena(device, shape, blocks)?));
         let held = Own::new(made.map_err(|error| exception(py, error))?);
-        Ok(Self { held, geometry, layout, policy, model })
+        Ok(Self { held, geometry, layout, policy, model, memory, device })
     }
 
     /// The cache, unless this process is a child of the one that made it.

@@ -2,6 +2,8 @@
 
 use crate::error::{Class, invalid, make};
 use mooncrate::Advice;
+use mooncrate_gpu::GpuError;
+use mooncrate_paged::kernels::KernelError;
 use mooncrate_paged::{ArenaError, CacheError, ResizeError, TableError};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
@@ -21,7 +23,11 @@ fn sorted(error: &CacheError) -> (Class, Advice, &'static str) {
         | CacheError::Resize(ResizeError::InUse { .. }) => (Class::Busy, later, "in use"),
         CacheError::Paged { .. } => wrong("paged"),
         CacheError::Published { .. } | CacheError::NoneOwn { .. } => wrong("published"),
+        CacheError::WrongScores { .. } | CacheError::NotANumber { .. } => wrong("scores"),
         CacheError::View(_) => wrong("no such view"),
+        CacheError::Arena(ArenaError::Gpu(KernelError::Gpu(error))) if error.is_absent() => {
+            wrong("no gpu")
+        }
         _ => wrong("invalid"),
     }
 }
@@ -29,7 +35,9 @@ fn sorted(error: &CacheError) -> (Class, Advice, &'static str) {
 /// An error of a cache as an exception.
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` hands over")]
 pub(crate) fn exception(py: Python<'_>, error: CacheError) -> PyErr {
-    if let CacheError::Arena(ArenaError::Map { .. }) = &error {
+    if let CacheError::Arena(arena) = &error
+        && is_out_of_memory(arena)
+    {
         return PyMemoryError::new_err(error.to_string());
     }
     let (class, advice, kind) = sorted(&error);
@@ -44,6 +52,17 @@ pub(crate) fn exception(py: Python<'_>, error: CacheError) -> PyErr {
     // A class that takes no attributes has no kind: nothing else depends on it.
     let _ = made.value(py).setattr("kind", kind);
     made
+}
+
+/// The system, or the driver of a GPU, has too little memory.
+fn is_out_of_memory(error: &ArenaError) -> bool {
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    const OUT_OF_MEMORY: u32 = 2;
+    match error {
+        ArenaError::Map { .. } => true,
+        ArenaError::Gpu(KernelError::Gpu(GpuError::Cuda { code, .. })) => *code == OUT_OF_MEMORY,
+        _ => false,
+    }
 }
 
 /// A table that was not written.

@@ -111,11 +111,28 @@ fn array_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     Err(PyTypeError::new_err(words))
 }
 
+/// Scores of tokens: a list of numbers, or an array of floats of 32 or 64 bits.
+pub(crate) fn scores(scores: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
+    // SAFETY: asks the type of a live object, with the GIL held.
+    if unsafe { pyo3::ffi::PyObject_CheckBuffer(scores.as_ptr()) } == 1 {
+        if let Some(scores) = typed::<f32>(scores)? {
+            return Ok(scores);
+        }
+        if let Some(scores) = typed::<f64>(scores)? {
+            return Ok(scores.into_iter().map(|score| score as f32).collect());
+        }
+        let words = "an array of scores has floats of 32 or 64 bits; convert it, as in \
+                     scores.astype('float32')";
+        return Err(PyTypeError::new_err(words));
+    }
+    scores.try_iter()?.map(|score| score?.extract()).collect()
+}
+
 /// The elements of an array, if they have this type.
 fn typed<T: Element>(array: &Bound<'_, PyAny>) -> PyResult<Option<Vec<T>>> {
     let Ok(buffer) = PyBuffer::<T>::get(array) else { return Ok(None) };
     if buffer.dimensions() != 1 {
-        let words = format!("tokens have one dimension, not {}", buffer.dimensions());
+        let words = format!("the array has one dimension, not {}", buffer.dimensions());
         return Err(invalid(array.py(), &words));
     }
     buffer.to_vec(array.py()).map(Some)

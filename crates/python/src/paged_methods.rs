@@ -4,7 +4,8 @@ use crate::buffer::{Source, Target};
 use crate::error::invalid;
 use crate::paged::{Making, PagedCache, block_map, is_inside};
 use crate::paged_geometry::{Geometry, layout_name};
-use crate::paged_input::{Index, Numbers, Slots, Tokens, Whole, Word, half};
+use crate::paged_input::{self, Index, Numbers, Slots, Tokens, Whole, Word, half};
+use crate::paged_memory::Memory;
 use crate::paged_tables::{self, CsrOut};
 use crate::paged_view::PagedView;
 use mooncrate_paged::{Admission, CacheError, Layout, PageOrder, Prompt};
@@ -16,8 +17,8 @@ use pyo3::types::PyDict;
 impl PagedCache {
     #[new]
     #[pyo3(
-        signature = (geometry, blocks, *, layout=None, model=String::new(), policy="lru", blocks_max=None, prefix_caching=true),
-        text_signature = "(geometry, blocks, *, layout=None, model='', policy='lru', blocks_max=None, prefix_caching=True)"
+        signature = (geometry, blocks, *, layout=None, model=String::new(), policy="lru", blocks_max=None, prefix_caching=true, memory="host", device=Whole(0)),
+        text_signature = "(geometry, blocks, *, layout=None, model='', policy='lru', blocks_max=None, prefix_caching=True, memory='host', device=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
@@ -29,9 +30,21 @@ impl PagedCache {
         policy: &str,
         blocks_max: Option<Word>,
         prefix_caching: bool,
+        memory: &str,
+        device: Word,
     ) -> PyResult<Self> {
-        let (blocks, blocks_max) = (blocks.get(), blocks_max.map(Word::get));
-        let making = Making { geometry, blocks, layout, model, policy, blocks_max, prefix_caching };
+        let (blocks, blocks_max, device) = (blocks.get(), blocks_max.map(Word::get), device.get());
+        let making = Making {
+            geometry,
+            blocks,
+            layout,
+            model,
+            policy,
+            blocks_max,
+            prefix_caching,
+            memory,
+            device,
+        };
         Self::make(py, making)
     }
 
@@ -88,6 +101,33 @@ impl PagedCache {
     /// A second sequence with the tokens of the first.
     fn fork(&self, py: Python<'_>, id: &str, child: &str) -> PyResult<()> {
         self.call(py, |cache| cache.fork(id, child))
+    }
+
+    /// Keeps the tokens with the highest scores: its tokens, how many were dropped, its blocks.
+    fn keep_important(
+        &self,
+        py: Python<'_>,
+        id: &str,
+        scores: &Bound<'_, PyAny>,
+        keep: Index,
+    ) -> PyResult<(u64, u64, usize)> {
+        let scores = paged_input::scores(scores)?;
+        let kept = self.call(py, |cache| cache.keep_important(id, &scores, keep.0))?;
+        Ok((kept.tokens, kept.dropped, kept.blocks))
+    }
+
+    /// The position of each token in the text.
+    fn positions(&self, py: Python<'_>, id: &str) -> PyResult<Vec<u64>> {
+        self.call(py, |cache| {
+            let mut positions = Vec::new();
+            cache.positions(id, &mut positions)?;
+            Ok(positions)
+        })
+    }
+
+    /// The position that the next token will have.
+    fn next_position(&self, py: Python<'_>, id: &str) -> PyResult<u64> {
+        self.call(py, |cache| cache.next_position(id))
     }
 
     /// Ends a sequence; its blocks go back with the last view of it.
@@ -300,6 +340,11 @@ impl PagedCache {
         crate::stats::paged(py, &stats)
     }
 
+    /// The numbers of the cache as Prometheus reads them.
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        self.call(py, |cache| Ok(mooncrate::paged::metrics_text(cache)))
+    }
+
     /// The cache in words, one line for each sequence.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
         self.call(py, |cache| Ok(cache.dump()))
@@ -332,6 +377,18 @@ impl PagedCache {
     #[getter]
     fn model(&self) -> &str {
         &self.model
+    }
+
+    /// Where its blocks lie: "host", "pinned" or "cuda".
+    #[getter]
+    const fn memory(&self) -> &'static str {
+        self.memory.name()
+    }
+
+    /// The number of the GPU that its memory belongs to, or is pinned for; `None` in ordinary memory.
+    #[getter]
+    fn device(&self) -> Option<u32> {
+        (self.memory != Memory::Host).then_some(self.device)
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {

@@ -5,6 +5,11 @@
 //!                                     └── the blocks stay with the sequence until the last share is gone
 //! ```
 //!
+//! Memory of the host is shown by `NumPy`'s `__array_interface__` and by `DLPack`; memory of a GPU by
+//! `__cuda_array_interface__` and by `DLPack`. Calls of a cache have ended when they return, so a consumer's
+//! stream has nothing to wait for. The other way, whoever wrote by kernels of his own waits for them before he
+//! calls the cache.
+//!
 //! What must stay true: the memory stays mapped while anything here shows it. `NumPy` keeps the view itself
 //! (`__array_interface__`), so a view has no `release`: it ends when nobody has it.
 //!
@@ -12,12 +17,13 @@
 //! `DLPack` 1.0, and by the one of `NumPy`. A view of private blocks may be written. This is asked at each
 //! export: blocks that were published meanwhile count.
 
-use crate::dlpack::{self, Form, HOST, Kept, Wish};
+use crate::dlpack::{self, Form, Kept, Place, Wish};
 use crate::fork::{Own, drop_detached};
 use crate::paged_error::forked;
 use crate::paged_geometry::dtype_name;
+use crate::paged_memory::{base, place};
 use mooncrate_paged::{BlockId, BlockView, Cache, DType, RANK_MAX, SequenceView, Tensor};
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::Arc;
@@ -49,13 +55,13 @@ impl Shown {
         self.view().tensor()
     }
 
-    fn base(&self) -> *mut u8 {
-        let host = self.cache.arena().host().expect("the cache was made in host memory");
-        host.base().as_ptr()
+    fn place(&self) -> Place {
+        place(&**self.cache.arena())
     }
 
+    /// The address of the first element; on a GPU, if the memory lies there.
     fn first(&self) -> *mut u8 {
-        self.base().wrapping_add(self.tensor().byte_offset() as usize)
+        base(&**self.cache.arena()).wrapping_add(self.tensor().byte_offset() as usize)
     }
 
     /// Whether it has blocks that others may share. Of the pages of all blocks the engine knows which.
@@ -76,9 +82,10 @@ impl Shown {
         Form { kind: tensor.dtype().dlpack(), rank: rank as u8, shape, strides }
     }
 
-    /// The elements without gaps, in memory that any element type is aligned in.
+    /// The elements without gaps, in memory that any element type is aligned in. Of host memory only.
     fn dense(&self) -> Vec<u64> {
-        let (tensor, base) = (self.tensor(), self.base());
+        let host = self.cache.arena().host().expect("memory of a GPU was refused by `Wish::check`");
+        let (tensor, base) = (self.tensor(), host.base().as_ptr());
         let shape: Vec<u64> = tensor.shape().iter().map(|count| count.cast_unsigned()).collect();
         let Some((row, outer)) = shape.split_last() else { return Vec::new() };
         let row = (*row * u64::from(tensor.dtype().bytes())) as usize;
@@ -119,6 +126,31 @@ impl PagedView {
 
     fn shown(&self, py: Python<'_>) -> PyResult<&Arc<Shown>> {
         self.held.get().ok_or_else(|| forked(py))
+    }
+
+    /// Refuses what only memory of the host can do.
+    fn check_host(&self, py: Python<'_>) -> PyResult<()> {
+        let Place::Cuda(ordinal) = self.shown(py)?.place() else { return Ok(()) };
+        let words = format!(
+            "this view is memory of GPU {ordinal}, which NumPy cannot address; use \
+             torch.from_dlpack(view), or cache.read_tokens(...) for a copy on the host"
+        );
+        Err(PyTypeError::new_err(words))
+    }
+
+    /// What the two interfaces by dictionary have in common.
+    fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (shown, read_only) = (self.shown(py)?, self.readonly(py)?);
+        let tensor = shown.tensor();
+        let bytes = i64::from(tensor.dtype().bytes());
+        let strides = tensor.strides().iter().map(|stride| stride * bytes);
+        let dict = PyDict::new(py);
+        dict.set_item("version", 3)?;
+        dict.set_item("typestr", typestr(tensor.dtype()))?;
+        dict.set_item("shape", PyTuple::new(py, tensor.shape())?)?;
+        dict.set_item("strides", PyTuple::new(py, strides.collect::<Vec<i64>>())?)?;
+        dict.set_item("data", (shown.first() as usize, read_only))?;
+        Ok(dict)
     }
 }
 
@@ -199,6 +231,7 @@ impl PagedView {
     #[pyo3(signature = (*, raw=false))]
     fn numpy<'py>(slf: &Bound<'py, Self>, raw: bool) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
+        slf.get().check_host(py)?;
         let name = slf.get().dtype(py)?;
         let array = py.import("numpy")?.call_method1("asarray", (slf,))?;
         py.import("mooncrate.paged")?.call_method1("typed", (array, name, raw))
@@ -206,23 +239,42 @@ impl PagedView {
 
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (shown, read_only) = (self.shown(py)?, self.readonly(py)?);
-        let tensor = shown.tensor();
-        let bytes = i64::from(tensor.dtype().bytes());
-        let strides = tensor.strides().iter().map(|stride| stride * bytes);
-        let dict = PyDict::new(py);
-        dict.set_item("version", 3)?;
-        dict.set_item("typestr", typestr(tensor.dtype()))?;
-        dict.set_item("shape", PyTuple::new(py, tensor.shape())?)?;
-        dict.set_item("strides", PyTuple::new(py, strides.collect::<Vec<i64>>())?)?;
-        dict.set_item("data", (shown.first() as usize, read_only))?;
+        if let Place::Cuda(_) = self.shown(py)?.place() {
+            return Err(PyAttributeError::new_err("__array_interface__: this is memory of a GPU"));
+        }
+        self.interface(py)
+    }
+
+    /// What `NumPy` calls where there is no `__array_interface__`: it says why there is none.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        slf.get().check_host(py)?;
+        let more = PyDict::new(py);
+        more.set_item("dtype", dtype)?;
+        more.set_item("copy", copy)?;
+        py.import("numpy")?.call_method("array", (slf,), Some(&more))
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let Place::Cuda(_) = self.shown(py)?.place() else {
+            let words = "__cuda_array_interface__: this is memory of the host";
+            return Err(PyAttributeError::new_err(words));
+        };
+        let dict = self.interface(py)?;
+        // Nothing to wait for: calls of the cache have ended when they return.
+        dict.set_item("stream", py.None())?;
         Ok(dict)
     }
 
-    /// Where the memory is, for consumers of `DLPack`: the host.
-    #[expect(clippy::unused_self, reason = "a method by protocol")]
-    const fn __dlpack_device__(&self) -> (i32, i32) {
-        HOST
+    /// Where the memory is, for consumers of `DLPack`.
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        Ok(self.shown(py)?.place().device())
     }
 
     /// The memory as a tensor of another library, which keeps the blocks; with `copy=True` a copy.
@@ -238,16 +290,21 @@ impl PagedView {
         let (shown, read_only) = (self.shown(py)?, self.readonly(py)?);
         let stream = stream.is_some();
         let wish = Wish { version: max_version, device: dl_device, stream, copy };
-        wish.check(read_only.then_some("view.numpy()"))?;
+        let instead = match shown.place() {
+            Place::Cuda(_) => "cache.view(…, own=True), which shows no published block",
+            Place::Host | Place::Pinned => "view.numpy()",
+        };
+        let device = wish.check(shown.place(), read_only.then_some(instead))?;
         check_known(shown.tensor().dtype(), max_version)?;
         let form = shown.form();
         if copy == Some(true) {
             let mut own = py.detach(|| shown.dense());
             let (first, form) = (own.as_mut_ptr().cast(), form.dense());
-            return dlpack::capsule(py, Kept { first, form, read_only: false, owner: own }, &wish);
+            let kept = Kept { first, device, form, read_only: false, owner: own };
+            return dlpack::capsule(py, kept, &wish);
         }
         let (first, owner) = (shown.first(), Arc::clone(shown));
-        dlpack::capsule(py, Kept { first, form, read_only, owner }, &wish)
+        dlpack::capsule(py, Kept { first, device, form, read_only, owner }, &wish)
     }
 
     fn __repr__(&self) -> String {
@@ -257,6 +314,11 @@ impl PagedView {
         let tensor = shown.tensor();
         let access = if shown.is_read_only() { ", read-only" } else { "" };
         let (name, shape) = (dtype_name(tensor.dtype()), tensor.shape());
-        format!("<mooncrate.paged.PagedView, {name} {shape:?}{access}>")
+        let place = match shown.place() {
+            Place::Host => String::new(),
+            Place::Pinned => ", pinned".into(),
+            Place::Cuda(ordinal) => format!(", GPU {ordinal}"),
+        };
+        format!("<mooncrate.paged.PagedView, {name} {shape:?}{place}{access}>")
     }
 }

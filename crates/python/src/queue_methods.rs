@@ -1,9 +1,10 @@
 //! The methods of `Calls`, as Python sees them: those of `Store`, each with an answer that comes later.
 
 use crate::answer::Answer;
-use crate::batch::{Items, Keys};
-use crate::buffer::{Key, Source, Target};
+use crate::batch::{Goals, Items, Keys};
+use crate::buffer::Key;
 use crate::calls;
+use crate::device::{Goal, Value, all_host};
 use crate::options::Wishes;
 use crate::queue::Calls;
 use crate::store::Store;
@@ -53,25 +54,34 @@ impl Calls {
     }
 
     #[pyo3(signature = (key, parts, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
-        expire=None, upsert=false))]
+        expire=None, upsert=false, medium=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn put_parts<'py>(
         slf: &Bound<'py, Self>,
         key: Key,
-        parts: Vec<Source>,
+        parts: Vec<Value>,
         replicas: Option<u8>,
         soft_pin: Option<f64>,
         hard_pin: bool,
         group: Option<String>,
         expire: Option<f64>,
         upsert: bool,
+        medium: Option<String>,
+        stream: Option<&Bound<'py, PyAny>>,
     ) -> Later<'py> {
-        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
-        Self::submit(slf, calls::put(slf.py(), slf.get().store(), key, parts, &wishes)?)
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert, medium };
+        let (py, store) = (slf.py(), slf.get().store());
+        match all_host(parts) {
+            Ok(parts) => Self::submit(slf, calls::put(py, store, key, parts, &wishes)?),
+            Err(parts) => {
+                let call = calls::put_arrays(py, store, key, parts, stream, &wishes)?;
+                Self::submit(slf, call)
+            }
+        }
     }
 
     #[pyo3(signature = (items, *, replicas=None, soft_pin=None, hard_pin=false, group=None,
-        expire=None, upsert=false))]
+        expire=None, upsert=false, medium=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn put_batch<'py>(
         slf: &Bound<'py, Self>,
@@ -82,17 +92,40 @@ impl Calls {
         group: Option<String>,
         expire: Option<f64>,
         upsert: bool,
+        medium: Option<String>,
+        stream: Option<&Bound<'py, PyAny>>,
     ) -> Later<'py> {
-        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert };
-        Self::submit(slf, calls::put_batch(slf.py(), slf.get().store(), items, &wishes)?)
+        let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert, medium };
+        let (py, store) = (slf.py(), slf.get().store());
+        Self::submit(slf, calls::put_batch(py, store, items, stream, &wishes)?)
     }
 
     fn get<'py>(slf: &Bound<'py, Self>, key: Key) -> Later<'py> {
         Self::submit(slf, calls::get(key))
     }
 
-    fn get_into<'py>(slf: &Bound<'py, Self>, key: Key, target: Target) -> Later<'py> {
-        Self::submit(slf, calls::get_into(key, target))
+    #[pyo3(signature = (key, target, *, stream=None))]
+    fn get_into<'py>(
+        slf: &Bound<'py, Self>,
+        key: Key,
+        target: Goal,
+        stream: Option<&Bound<'py, PyAny>>,
+    ) -> Later<'py> {
+        match target {
+            Goal::Host(target) => Self::submit(slf, calls::get_into(key, target)),
+            array @ Goal::Array(_) => {
+                Self::submit(slf, calls::get_into_array(slf.py(), key, array, stream)?)
+            }
+        }
+    }
+
+    #[pyo3(signature = (items, *, stream=None))]
+    fn get_into_batch<'py>(
+        slf: &Bound<'py, Self>,
+        items: Goals,
+        stream: Option<&Bound<'py, PyAny>>,
+    ) -> Later<'py> {
+        Self::submit(slf, calls::get_into_batch(slf.py(), items, stream)?)
     }
 
     fn get_range<'py>(slf: &Bound<'py, Self>, key: Key, start: u64, length: usize) -> Later<'py> {

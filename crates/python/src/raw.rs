@@ -9,6 +9,7 @@
 use crate::batch::{Keys, put_all, result};
 use crate::error::{Class, invalid, make};
 use crate::probe::{self, Use, is_usable};
+use crate::raw_device;
 use crate::store::Store;
 use mooncrate::{Advice, Error, PutConfig, RangeInto, Ranges};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
@@ -29,8 +30,10 @@ const LOOK_BYTES_MAX: usize = 64 << 20;
 /// A piece of memory that was looked at, or that the caller vouches for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
-    address: usize,
-    size: usize,
+    pub(crate) address: usize,
+    pub(crate) size: usize,
+    /// The GPU whose memory it is; `None`: memory of the host.
+    pub(crate) gpu: Option<u32>,
 }
 
 impl Piece {
@@ -40,6 +43,25 @@ impl Piece {
             return Ok(());
         }
         Err(Refused::Unusable { address: self.address, size, wanted })
+    }
+
+    /// Finds out whose memory it is: an error, unless all of it can be used so.
+    fn place(&mut self, wanted: Use) -> Result<(), Refused> {
+        if raw_device::comes_first() {
+            self.gpu = raw_device::gpu_of(self.address, self.size);
+        }
+        if self.gpu.is_some() {
+            return Ok(());
+        }
+        self.look_all(wanted).or_else(|refused| {
+            self.gpu = raw_device::gpu_of(self.address, self.size);
+            self.gpu.map(|_| ()).ok_or(refused)
+        })
+    }
+
+    /// Whether its first byte can be written; that of memory of a GPU cannot.
+    pub(crate) fn starts_usable(self) -> bool {
+        self.size == 0 || is_usable(self.address, 1, Use::Write)
     }
 
     /// The same for all of it.
@@ -75,6 +97,8 @@ pub(crate) enum Refused {
     Senseless(&'static str),
     /// A piece is not memory of this process, or not memory for that use.
     Unusable { address: usize, size: usize, wanted: Use },
+    /// A piece is memory of a GPU, and the call takes none.
+    OfGpu,
 }
 
 impl Refused {
@@ -88,20 +112,24 @@ impl Refused {
                 };
                 let words = format!(
                     "the {size} bytes at {address:#x} cannot be {what}: they are not mapped in this process, \
-                     not for that use, or memory of a GPU, which is not supported yet: copy it through host \
-                     memory"
+                     not for that use, or reach past the end of an allocation on a GPU"
                 );
                 let made = make(py, Class::Invalid, &words, Advice::GiveUp);
                 // A class that takes no attributes has no kind: nothing else depends on it.
                 let _ = made.value(py).setattr("kind", "unusable memory");
                 made
             }
+            Self::OfGpu => invalid(
+                py,
+                "parts and ranges of values go to host memory alone; get the whole value into the memory of \
+                 the GPU, or go through host memory",
+            ),
         }
     }
 }
 
 /// What one key asks for, or why it is refused.
-type Asked = Result<Vec<Piece>, Refused>;
+pub(crate) type Asked = Result<Vec<Piece>, Refused>;
 
 /// Whether all bytes at an address can be read, or written.
 #[pyfunction]
@@ -118,6 +146,13 @@ pub(crate) fn memory_access(py: Python<'_>, address: usize, size: usize) -> Opti
     py.detach(|| probe::access(address, size)).map(|found| (found.read, found.write))
 }
 
+/// The GPU whose memory all bytes at an address are; None if they are not, or if nothing in this process uses
+/// a GPU, which is found out without loading anything.
+#[pyfunction]
+pub(crate) fn memory_device(py: Python<'_>, address: usize, size: usize) -> Option<u32> {
+    py.detach(|| raw_device::gpu_of(address, size))
+}
+
 /// Looks at all pieces of the keys that the caller does not know.
 fn look(asked: &mut [Asked], known: &Known, wanted: Use) {
     for (at, one) in asked.iter_mut().enumerate() {
@@ -126,7 +161,7 @@ fn look(asked: &mut [Asked], known: &Known, wanted: Use) {
         }
         if let Ok(pieces) = one {
             let looked: Result<(), Refused> =
-                pieces.iter().try_for_each(|piece| piece.look_all(wanted));
+                pieces.iter_mut().try_for_each(|piece| piece.place(wanted));
             if let Err(refused) = looked {
                 *one = Err(refused);
             }
@@ -167,10 +202,10 @@ fn of_one(addresses: &[usize], sizes: &[usize]) -> Asked {
 pub(crate) fn piece(address: usize, size: usize) -> Result<Piece, Refused> {
     let end = isize::try_from(size).ok().and_then(|_| address.checked_add(size));
     match end {
-        _ if size == 0 => Ok(Piece { address, size }),
+        _ if size == 0 => Ok(Piece { address, size, gpu: None }),
         _ if address == 0 => Err(Refused::Senseless("a piece has the address 0")),
         None => Err(Refused::Senseless("a piece reaches past the end of memory")),
-        Some(_) => Ok(Piece { address, size }),
+        Some(_) => Ok(Piece { address, size, gpu: None }),
     }
 }
 
@@ -201,6 +236,10 @@ pub(crate) fn put<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let mut asked = pieces(py, keys, addresses, sizes)?;
     py.detach(|| look(&mut asked, known, Use::Read));
+    if raw_device::any(&asked) {
+        let stored = raw_device::put(store, py, keys, &asked, config)?;
+        return merged(py, &asked, stored, |one| result(py, one));
+    }
     let good = keys.0.iter().zip(&asked).filter_map(|(key, one)| Some((key, one.as_ref().ok()?)));
     let (keys, values): (Vec<&[u8]>, Vec<Vec<&[u8]>>) = good
         .map(|(key, pieces)| (key.bytes(), pieces.iter().map(|piece| piece.bytes()).collect()))
@@ -212,7 +251,7 @@ pub(crate) fn put<'py>(
 }
 
 /// What became of one get.
-enum Got {
+pub(crate) enum Got {
     /// Bytes, or no value.
     Read(Option<usize>),
     Failed(Error),
@@ -225,7 +264,7 @@ enum Got {
 }
 
 /// A key and its pieces.
-type Item<'a> = (&'a [u8], &'a [Piece]);
+pub(crate) type Item<'a> = (&'a [u8], &'a [Piece]);
 
 /// Copies values into pieces, which together are at least as long as the value, or with `exact` as long.
 pub(crate) fn get<'py>(
@@ -243,10 +282,15 @@ pub(crate) fn get<'py>(
         Some(((key.bytes(), one.as_ref().ok()?.as_slice()), is_known(known, at)))
     });
     let good: Vec<(Item<'_>, bool)> = good.collect();
-    let got = store.detached(py, |live| -> Vec<Got> {
-        let chunks = good.chunks(BATCH_ITEMS_MAX);
-        chunks.flat_map(|some| get_some(live.store(), some, exact)).collect()
-    })?;
+    let on_gpus = raw_device::of_gpus(py, &good);
+    let got = if on_gpus.is_empty() {
+        store.detached(py, |live| -> Vec<Got> {
+            let chunks = good.chunks(BATCH_ITEMS_MAX);
+            chunks.flat_map(|some| get_some(live.store(), some, exact)).collect()
+        })?
+    } else {
+        raw_device::get(store, py, &good, &on_gpus, exact)?
+    };
     merged(py, &asked, got, |one| match one {
         Got::Read(len) => result(py, Ok(len)),
         Got::Failed(error) => result::<bool>(py, Err(error)),
@@ -261,7 +305,11 @@ pub(crate) fn get<'py>(
 
 /// Keys with one piece each that can be written are read straight into it. The others are read whole and
 /// cut: a value is verified as one, and its cuts lie anywhere.
-fn get_some(store: &mooncrate::Store, items: &[(Item<'_>, bool)], exact: bool) -> Vec<Got> {
+pub(crate) fn get_some(
+    store: &mooncrate::Store,
+    items: &[(Item<'_>, bool)],
+    exact: bool,
+) -> Vec<Got> {
     let in_place: Vec<bool> =
         items.iter().map(|(item, known)| is_in_place(item.1, *known)).collect();
     let (mut straight, mut whole) = (Vec::new(), Vec::new());
@@ -355,6 +403,11 @@ pub(crate) fn get_ranges<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let mut asked = pieces(py, keys, addresses, sizes)?;
     py.detach(|| look(&mut asked, known, Use::Write));
+    for one in &mut asked {
+        if one.as_ref().is_ok_and(|pieces| pieces.iter().any(|piece| piece.gpu.is_some())) {
+            *one = Err(Refused::OfGpu);
+        }
+    }
     if starts.len() != asked.len() {
         let words =
             format!("{} keys need as many lists of starts, not {}", asked.len(), starts.len());

@@ -1,6 +1,7 @@
-//! `stats()`: the numbers of a cluster and of this client, or of a paged cache, as plain dictionaries.
+//! `stats()`: the numbers of a cluster and of this client, of a paged cache, or of a rank, as plain dictionaries.
 
-use mooncrate::{ClusterStat, Counts};
+use mooncrate::{ClusterStat, Counts, DeviceCounts};
+use mooncrate_nano::{Stats as NanoStats, Usage};
 use mooncrate_paged::CacheStats;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -18,6 +19,7 @@ pub(crate) fn dict<'py>(
     py: Python<'py>,
     stat: &ClusterStat,
     counts: &Counts,
+    device: &DeviceCounts,
 ) -> PyResult<Bound<'py, PyDict>> {
     let dict = fields!(
         py,
@@ -64,6 +66,9 @@ pub(crate) fn dict<'py>(
         puts,
         bytes_written,
     );
+    client.set_item("direct_puts", device.direct_puts)?;
+    client.set_item("direct_gets", device.direct_gets)?;
+    client.set_item("device_fallbacks", device.fallbacks)?;
     dict.set_item("client", client)?;
     Ok(dict)
 }
@@ -80,5 +85,41 @@ pub(crate) fn paged<'py>(py: Python<'py>, stats: &CacheStats) -> PyResult<Bound<
         used_blocks,
         evicted_blocks,
         block_bytes,
+        hit_tokens,
+        miss_tokens,
+        hit_blocks,
+        miss_blocks,
+        forks,
+        copied_blocks,
+        dropped_tokens,
+        spilled_blocks,
+        spilled_bytes,
+        fetched_blocks,
+        fetched_bytes,
+        suspended_sequences,
+        resumed_sequences,
     ))
+}
+
+/// The numbers of a rank of the GPU-resident cache.
+pub(crate) fn nano<'py>(
+    py: Python<'py>,
+    stats: &NanoStats,
+    usage: &Usage,
+) -> PyResult<Bound<'py, PyDict>> {
+    let all = fields!(
+        py,
+        stats,
+        plans,
+        t_plan_us,
+        oom_count,
+        bytes_tx,
+        bytes_rx,
+        evict_count,
+        evict_in_use_retry,
+        stuck_put_reclaimed,
+        waiting,
+    );
+    all.update(fields!(py, usage, bytes_used, bytes_total, ready_count).as_mapping())?;
+    Ok(all)
 }

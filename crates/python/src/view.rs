@@ -10,7 +10,7 @@
 //! What must stay true: the bytes that Python can reach stay pinned, so they never change under it, and
 //! the client that holds the pin lives as long as the pin: an owner takes back pins of clients that went.
 
-use crate::dlpack::{self, Form, HOST, Kept, Wish};
+use crate::dlpack::{self, Form, HOST, Kept, Place, Wish};
 use crate::error::{forked, make};
 use crate::fork::{Own, drop_detached};
 use crate::store::Live;
@@ -134,15 +134,17 @@ impl View {
     ) -> PyResult<Bound<'py, PyAny>> {
         let stream = stream.is_some();
         let wish = Wish { version: max_version, device: dl_device, stream, copy };
-        wish.check(Some("the buffer protocol, as in numpy.frombuffer(view, dtype)"))?;
+        let instead = Some("the buffer protocol, as in numpy.frombuffer(view, dtype)");
+        let device = wish.check(Place::Host, instead)?;
         let pin = self.pin(py)?;
         if copy == Some(true) {
             let mut own = py.detach(|| pin.bytes.to_vec());
             let (first, form) = (own.as_mut_ptr(), Form::bytes(own.len()));
-            return dlpack::capsule(py, Kept { first, form, read_only: false, owner: own }, &wish);
+            let kept = Kept { first, device, form, read_only: false, owner: own };
+            return dlpack::capsule(py, kept, &wish);
         }
         let (first, form) = (pin.bytes.as_ptr().cast_mut(), Form::bytes(pin.bytes.len()));
-        dlpack::capsule(py, Kept { first, form, read_only: true, owner: pin }, &wish)
+        dlpack::capsule(py, Kept { first, device, form, read_only: true, owner: pin }, &wish)
     }
 
     /// # Safety

@@ -8,7 +8,8 @@
         with store.view("prompt/42") as view:   # no copy, read-only, pinned
             assert bytes(view) == b"kv pages"
 
-The KV blocks of running sequences, in this process, are in `mooncrate.paged`.
+The KV blocks of running sequences, in this process, are in `mooncrate.paged`; KV objects in the memory of GPUs
+are in `mooncrate.nano`.
 """
 
 from pkgutil import extend_path
@@ -26,6 +27,7 @@ from mooncrate.errors import (
     Unavailable,
     UnknownSequence,
 )
+from mooncrate.nano import NanoKVCache
 from mooncrate.store import Store
 
 # The format of our gRPC is the package `mooncrate.v1`: what is generated from it lies beside this package.
@@ -39,6 +41,7 @@ __all__ = [
     "Error",
     "Full",
     "Invalid",
+    "NanoKVCache",
     "Store",
     "TooLarge",
     "Unavailable",

@@ -4,10 +4,11 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextvars import Context
 from os import PathLike
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, final
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, final
 
 from typing_extensions import Buffer, disjoint_base
 
+from mooncrate._native_nano import NanoRank, ObjMeta, WritePlan
 from mooncrate._native_paged import Geometry, PagedCache, PagedView
 from mooncrate.errors import Error
 from mooncrate.stats import Stats
@@ -22,13 +23,18 @@ __all__ = [
     "GetSession",
     "Lender",
     "Listing",
+    "NanoRank",
+    "ObjMeta",
     "PagedCache",
     "PagedView",
     "PutSession",
     "Raw",
     "Store",
     "View",
+    "WritePlan",
+    "dlpack_memory",
     "memory_access",
+    "memory_device",
     "memory_is_usable",
     "__version__",
     "_cli",
@@ -37,6 +43,17 @@ __all__ = [
 __version__: str
 
 _Result = TypeVar("_Result", covariant=True)
+
+# Arrays of torch, CuPy, JAX and others: on a GPU, or on the host.
+class _DLPack(Protocol):
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __dlpack_device__(self) -> Any: ...
+
+class _CudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+_Memory: TypeAlias = Buffer | _DLPack | _CudaArray
 
 # Internal: the command, without care for Python's signal handlers; `mooncrate._cli` has it.
 def _cli(arguments: Sequence[str], /) -> int: ...
@@ -81,7 +98,7 @@ class Store:
     def put(
         self,
         key: str | bytes,
-        value: Buffer,
+        value: _Memory,
         *,
         replicas: int | None = None,
         soft_pin: float | None = None,
@@ -89,17 +106,21 @@ class Store:
         group: str | None = None,
         expire: float | None = None,
         upsert: bool = False,
+        medium: str | None = None,
+        stream: object | None = None,
     ) -> bool:
         """Stores a value; False if the key has one already, which stays, unless `upsert`.
 
         soft_pin: seconds in which it is evicted only when nothing else is left. hard_pin: it is never
         evicted. group: what it is evicted together with. expire: seconds after its first get when it goes.
+        medium: "vram" or "dram"; unless told otherwise memory of hosts. stream: of a value on a GPU, the
+        stream whose work comes first; torch's current one unless told otherwise.
         """
 
     def put_parts(
         self,
         key: str | bytes,
-        parts: Sequence[Buffer],
+        parts: Sequence[_Memory],
         *,
         replicas: int | None = None,
         soft_pin: float | None = None,
@@ -107,14 +128,28 @@ class Store:
         group: str | None = None,
         expire: float | None = None,
         upsert: bool = False,
+        medium: str | None = None,
+        stream: object | None = None,
     ) -> bool:
         """`put` of a value that lies in parts, one after the other."""
 
     def get(self, key: str | bytes) -> bytes | None:
         """The value, verified; None if there is none."""
 
-    def get_into(self, key: str | bytes, target: Buffer) -> int | None:
-        """Copies the value to the front of a writable buffer; its length, or None if there is none."""
+    def get_into(
+        self, key: str | bytes, target: _Memory, *, stream: object | None = None
+    ) -> int | None:
+        """Copies the value to the front of a writable buffer, or of an array on a GPU; its length, or None if
+        there is none. On a GPU the bytes are there for all that is queued on `stream` after this call; it
+        is torch's current one unless told otherwise."""
+
+    def get_into_batch(
+        self,
+        items: Mapping[str | bytes, _Memory] | Iterable[tuple[str | bytes, _Memory]],
+        *,
+        stream: object | None = None,
+    ) -> builtins.list[int | None | Error]:
+        """Copies many values at once: for each what `get_into` gives, or its error as an object."""
 
     def get_range(self, key: str | bytes, start: int, length: int) -> bytes | None:
         """A part of the value, verified; None if there is no value."""
@@ -148,6 +183,7 @@ class Store:
         hard_pin: bool = False,
         group: str | None = None,
         expire: float | None = None,
+        medium: str | None = None,
     ) -> PutSession:
         """Reserves room for a value that is written in parts and appears at the end, within 30 s. A key
         that has a value, or a put under way, is an error."""
@@ -177,7 +213,7 @@ class Store:
     ) -> None: ...
     def put_batch(
         self,
-        items: Mapping[str | bytes, Buffer] | Iterable[tuple[str | bytes, Buffer]],
+        items: Mapping[str | bytes, _Memory] | Iterable[tuple[str | bytes, _Memory]],
         *,
         replicas: int | None = None,
         soft_pin: float | None = None,
@@ -185,6 +221,8 @@ class Store:
         group: str | None = None,
         expire: float | None = None,
         upsert: bool = False,
+        medium: str | None = None,
+        stream: object | None = None,
     ) -> builtins.list[bool | Error]:
         """Stores many values at once: for each what `put` gives, or its error as an object."""
 
@@ -288,7 +326,7 @@ class Calls:
     def put_parts(
         self,
         key: str | bytes,
-        parts: Sequence[Buffer],
+        parts: Sequence[_Memory],
         *,
         replicas: int | None = None,
         soft_pin: float | None = None,
@@ -296,10 +334,12 @@ class Calls:
         group: str | None = None,
         expire: float | None = None,
         upsert: bool = False,
+        medium: str | None = None,
+        stream: object | None = None,
     ) -> Answer[bool]: ...
     def put_batch(
         self,
-        items: Mapping[str | bytes, Buffer] | Iterable[tuple[str | bytes, Buffer]],
+        items: Mapping[str | bytes, _Memory] | Iterable[tuple[str | bytes, _Memory]],
         *,
         replicas: int | None = None,
         soft_pin: float | None = None,
@@ -307,9 +347,19 @@ class Calls:
         group: str | None = None,
         expire: float | None = None,
         upsert: bool = False,
+        medium: str | None = None,
+        stream: object | None = None,
     ) -> Answer[list[bool | Error]]: ...
     def get(self, key: str | bytes) -> Answer[bytes | None]: ...
-    def get_into(self, key: str | bytes, target: Buffer) -> Answer[int | None]: ...
+    def get_into(
+        self, key: str | bytes, target: _Memory, *, stream: object | None = None
+    ) -> Answer[int | None]: ...
+    def get_into_batch(
+        self,
+        items: Mapping[str | bytes, _Memory] | Iterable[tuple[str | bytes, _Memory]],
+        *,
+        stream: object | None = None,
+    ) -> Answer[list[int | None | Error]]: ...
     def get_range(self, key: str | bytes, start: int, length: int) -> Answer[bytes | None]: ...
     def view(self, key: str | bytes) -> Answer[View | None]: ...
     def size(self, key: str | bytes) -> Answer[int | None]: ...
@@ -337,6 +387,14 @@ def memory_is_usable(address: int, size: int, *, write: bool = False) -> bool:
 def memory_access(address: int, size: int) -> tuple[bool, bool] | None:
     """Whether all bytes at an address may be read, and whether they may be written, by the table of
     mappings: nothing is touched. None if there is no such table."""
+
+def memory_device(address: int, size: int) -> int | None:
+    """The GPU whose memory all bytes at an address are; None if they are not, or if nothing in this process
+    uses a GPU, which is found out without loading anything."""
+
+def dlpack_memory(capsule: object) -> tuple[int, int, bool, bool]:
+    """Of the memory of a DLPack capsule: its address, its bytes, whether it lies in one run in C order, and
+    whether it may only be read. The capsule keeps it, and is not consumed."""
 
 _Keys = Iterable[str | bytes]
 _Numbers = builtins.list[builtins.list[int]]

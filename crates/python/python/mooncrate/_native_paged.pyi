@@ -68,7 +68,12 @@ class Geometry:
 class PagedView:
     """Memory of a paged cache as a tensor, in place. The blocks stay with their sequence until the view and
     every array made of it are gone. Blocks that were published are shown read-only; who writes to others
-    leaves them alone while anybody else reads or writes these tokens."""
+    leaves them alone while anybody else reads or writes these tokens.
+
+    Memory of a GPU is shown by `__cuda_array_interface__` (`torch.as_tensor`, CuPy, Numba) and by DLPack
+    (`torch.from_dlpack`); bfloat16 and eight-bit floats by DLPack only. Calls of the cache have ended when
+    they return. Kernels of the caller must have ended (`torch.cuda.synchronize()`, or an event) before
+    he calls the cache to read, publish or free what they touch."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -80,7 +85,7 @@ class PagedView:
     def dtype(self) -> str: ...
     @property
     def data_ptr(self) -> int:
-        """The address of the first element."""
+        """The address of the first element; of a GPU, if the memory lies there."""
 
     @property
     def readonly(self) -> bool:
@@ -88,12 +93,17 @@ class PagedView:
 
     @property
     def contiguous(self) -> bool: ...
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray[Any, Any]: ...
     def numpy(self, *, raw: bool = False) -> numpy.ndarray[Any, Any]:
         """An array over the same memory. With `raw` its elements are unsigned integers, the bits: for
-        types that NumPy has not, unless ml_dtypes is installed."""
+        types that NumPy has not, unless ml_dtypes is installed. TypeError for memory of a GPU."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3. AttributeError for memory of the host."""
+
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __dlpack__(
         self,
@@ -108,7 +118,7 @@ class PagedView:
 
 @disjoint_base
 class PagedCache:
-    """The KV cache of running sequences, in blocks, in memory of this process. Any thread may call.
+    """The KV cache of running sequences, in blocks, in memory of this process or of a GPU. Any thread may call.
 
     blocks: how many there are. blocks_max: how many `resize` may make of them; address space for all of
         these is reserved, memory is used when it is touched.
@@ -117,6 +127,10 @@ class PagedCache:
     model: whose KV it is, with all that changes the values: weights, revision, quantisation.
     policy: which cached blocks go first: "lru", "fifo", "sieve", "s3fifo", "priority" or "importance".
     prefix_caching: whether sequences that begin with the same tokens share blocks.
+    memory: "host"; "pinned", host memory that GPUs copy from and to at the speed of the link; or "cuda", memory
+        of a GPU. Pinned and GPU memory is taken at once for `blocks_max` blocks. Both need NVIDIA's driver
+        (Invalid says so, with the kind "no gpu"); nothing else of CUDA.
+    device: the number of the GPU, for "pinned" and "cuda".
     """
 
     def __new__(
@@ -129,6 +143,8 @@ class PagedCache:
         policy: str = "lru",
         blocks_max: int | None = None,
         prefix_caching: bool = True,
+        memory: str = "host",
+        device: int = 0,
     ) -> Self: ...
     def allocate(
         self,
@@ -153,6 +169,15 @@ class PagedCache:
 
     def fork(self, id: str, child: str) -> None:
         """A second sequence with the same tokens: published blocks are shared, others copied."""
+
+    def keep_important(
+        self, id: str, scores: Iterable[float] | Buffer, keep: int
+    ) -> tuple[int, int, int]: ...
+    def positions(self, id: str) -> list[int]:
+        """The position of each token in the text: 0, 1, 2 and so on, unless tokens were dropped."""
+
+    def next_position(self, id: str) -> int:
+        """The position that the next token will have: its tokens, and those that were dropped."""
 
     def free(self, id: str) -> None:
         """Ends a sequence. Its blocks go back with the last view of it; published ones stay cached until
@@ -202,6 +227,9 @@ class PagedCache:
         beyond the new end are in use."""
 
     def stats(self) -> PagedStats: ...
+    def metrics(self) -> str:
+        """The numbers of `stats` as a page that Prometheus reads, in the OpenMetrics format."""
+
     def dump(self) -> str:
         """The cache in words, one line for each sequence."""
 
@@ -217,3 +245,10 @@ class PagedCache:
     def policy(self) -> str: ...
     @property
     def model(self) -> str: ...
+    @property
+    def memory(self) -> str:
+        """Where its blocks lie: "host", "pinned" or "cuda"."""
+
+    @property
+    def device(self) -> int | None:
+        """The GPU that its memory belongs to, or is pinned for; None in ordinary memory."""

@@ -21,8 +21,8 @@ from mooncrate.store import TRIES, Store, moving
 
 if TYPE_CHECKING:
     import numpy
-    from typing_extensions import Buffer
 
+    from mooncrate._native import _Memory as Memory
     from mooncrate.stats import Stats
 
 __all__ = ["AsyncStore"]
@@ -112,12 +112,12 @@ class AsyncStore:
     ) -> None:
         await self.close()
 
-    def put(self, key: str | bytes, value: "Buffer", **wishes: Any) -> Later[bool]:
+    def put(self, key: str | bytes, value: "Memory", **wishes: Any) -> Later[bool]:
         """`Store.put`."""
         return self._call(Calls.put_parts, key, [value], **wishes)
 
     def put_parts(
-        self, key: str | bytes, parts: "builtins.list[Buffer]", **wishes: Any
+        self, key: str | bytes, parts: "builtins.list[Memory]", **wishes: Any
     ) -> Later[bool]:
         """`Store.put_parts`."""
         return self._call(Calls.put_parts, key, parts, **wishes)
@@ -126,9 +126,11 @@ class AsyncStore:
         """`Store.get`."""
         return self._call(Calls.get, key)
 
-    def get_into(self, key: str | bytes, target: "Buffer") -> Later[int | None]:
-        """`Store.get_into`."""
-        return self._call(Calls.get_into, key, target)
+    def get_into(
+        self, key: str | bytes, target: "Memory", *, stream: Any = None
+    ) -> Later[int | None]:
+        """`Store.get_into`. Memory of a GPU has the bytes for what is queued after the await."""
+        return self._call(Calls.get_into, key, target, stream=stream)
 
     def get_range(self, key: str | bytes, start: int, length: int) -> Later[bytes | None]:
         """`Store.get_range`."""
@@ -172,11 +174,20 @@ class AsyncStore:
 
     def put_batch(
         self,
-        items: "Mapping[str | bytes, Buffer] | Iterable[tuple[str | bytes, Buffer]]",
+        items: "Mapping[str | bytes, Memory] | Iterable[tuple[str | bytes, Memory]]",
         **wishes: Any,
     ) -> "Later[builtins.list[bool | Error]]":
         """`Store.put_batch`."""
         return self._call(Calls.put_batch, items, **wishes)
+
+    def get_into_batch(
+        self,
+        items: "Mapping[str | bytes, Memory] | Iterable[tuple[str | bytes, Memory]]",
+        *,
+        stream: Any = None,
+    ) -> "Later[builtins.list[int | None | Error]]":
+        """`Store.get_into_batch`."""
+        return self._call(Calls.get_into_batch, items, stream=stream)
 
     def get_batch(
         self, keys: Iterable[str | bytes]

@@ -1,7 +1,7 @@
 """Tensors of torch and arrays of NumPy, between their own memory and the stored form of `tensors`.
 
 Neither library is imported before it is needed. What must stay true: what lies in C order on the
-host is stored from where it lies, and a value is read once, into the memory that the result keeps.
+host or on a GPU is stored from where it lies, and a value is read once, into the memory that the result keeps.
 """
 
 import sys
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 
 def parts(tensor: Any) -> list[Any]:
-    """Head and elements of a tensor, those without a copy if they lie in C order on the host."""
+    """Head and elements of a tensor, those without a copy if they lie in C order."""
     # Who gives a tensor has imported its library.
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(tensor, torch.Tensor):
         name = str(tensor.dtype).removeprefix("torch.")
         first = head(known(name), tuple(tensor.shape))
-        dense = tensor.detach().resolve_neg().cpu().contiguous()
-        return [first, dense.reshape(-1).view(torch.uint8).numpy()]
+        dense = tensor.detach().resolve_neg()
+        if dense.is_cuda:
+            # The store takes it from the GPU, after what torch has queued.
+            return [first, dense.contiguous().reshape(-1).view(torch.uint8)]
+        return [first, dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()]
     if numpy is not None and isinstance(tensor, numpy.ndarray):
         first = head(known(tensor.dtype.name), tensor.shape)
         dense = numpy.ascontiguousarray(tensor, tensor.dtype.newbyteorder("="))

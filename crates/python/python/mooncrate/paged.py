@@ -1,4 +1,4 @@
-"""The KV cache of running sequences, in blocks, in memory of this process.
+"""The KV cache of running sequences, in blocks, in memory of this process or of a GPU.
 
     from mooncrate.paged import Geometry, PagedCache
 
@@ -9,6 +9,9 @@
     k[:] = 1
     cache.publish("a", 40)                    # two full blocks can be shared from now on
     cache.allocate("b", range(40))            # Admitted(blocks=3, cached_tokens=32)
+    cache.keep_important("a", k.sum((0, 2)), 30)  # Kept(tokens=30, dropped=10, blocks=2)
+
+With `memory="cuda"` the blocks lie on a GPU, and `torch.from_dlpack(view)` shows them without a copy.
 
 What must stay true: arrays made of views are the memory of the cache, and keep the blocks that they
 show. NumPy is imported when it is needed.
@@ -34,6 +37,7 @@ __all__ = [
     "Full",
     "Geometry",
     "Invalid",
+    "Kept",
     "PagedCache",
     "PagedView",
     "TokenPlace",
@@ -51,6 +55,17 @@ class Admitted(NamedTuple):
     """Its blocks."""
     cached_tokens: int
     """Tokens at the front whose KV is there already; never all of them."""
+
+
+class Kept(NamedTuple):
+    """What a sequence has after its least important tokens were dropped."""
+
+    tokens: int
+    """Its tokens."""
+    dropped: int
+    """Tokens that the call dropped."""
+    blocks: int
+    """Its blocks."""
 
 
 class TokenPlace(NamedTuple):
@@ -88,6 +103,16 @@ class PagedCache(_native.PagedCache):
         wishes: dict[str, Any] = {"tenant": tenant, "adapter": adapter, "rank": rank}
         taken = super().allocate(id, tokens, count=count, contiguous=contiguous, **wishes)
         return Admitted(*taken)
+
+    def keep_important(self, id: str, scores: "Iterable[float] | Buffer", keep: int) -> Kept:
+        """Keeps the `keep` tokens with the highest scores, drops the others, and gives their blocks back.
+
+        scores: one number for each token, as a list or an array of floats. Of equal scores the later token
+        stays; float("inf") for one that must stay. The survivors move together to the front, so the block
+        table and the indices of tokens are new; `positions` says where they came from. Needs free blocks
+        for the tokens that move: Full if there are too few.
+        """
+        return Kept(*super().keep_important(id, floats(scores), keep))
 
     def token_place(self, id: str) -> TokenPlace:
         """Where the last token of a sequence lies."""
@@ -181,8 +206,21 @@ def host(array: Any) -> Any:
     # Who gives a tensor has imported torch.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
+        if array.is_cuda:
+            words = "a table is filled on the host: pass a pinned tensor, then copy it to the GPU with copy_"
+            raise Invalid(words)
         return array.numpy()
     return array
+
+
+def floats(scores: Any) -> Any:
+    """Floats of any width as an array of float32; anything else as it is."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(scores, torch.Tensor) and scores.is_floating_point():
+        return scores.detach().float().cpu().numpy()
+    if numpy is not None and isinstance(scores, numpy.ndarray) and scores.dtype.kind == "f":
+        return scores.astype("float32", copy=False)
+    return scores
 
 
 def typed(array: "numpy.ndarray[Any, Any]", name: str, raw: bool) -> "numpy.ndarray[Any, Any]":

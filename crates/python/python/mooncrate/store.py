@@ -19,8 +19,8 @@ class Store(_native.Store):
     __doc__ = _native.Store.__doc__
 
     def put_tensor(self, key: str | bytes, tensor: Any, **wishes: Any) -> bool:
-        """Stores a tensor with its dtype and shape, as `put` does. What does not lie in C order on
-        the host is copied there first."""
+        """Stores a tensor with its dtype and shape, as `put` does. What does not lie in C order is
+        copied first."""
         return self.put_parts(key, arrays.parts(tensor), **wishes)
 
     def get_tensor(self, key: str | bytes) -> Any | None:

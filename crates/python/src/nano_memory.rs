@@ -1,0 +1,95 @@
+//! Memory of the caller that values come from and go to: on the host, through the buffer protocol; on a GPU,
+//! as the address and the length that `mooncrate.nano` found in a tensor.
+//!
+//! What must stay true: device memory that Python named stays allocated during the call, because its caller
+//! holds the tensor; work on it that was queued before has ended, which `mooncrate.nano` saw to.
+
+use crate::buffer;
+use mooncrate_core::Medium;
+use mooncrate_gpu::{Gpu, Span};
+use mooncrate_nano::{Nano, NanoError, Source, Target};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+/// Device memory by number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Device {
+    address: u64,
+    bytes: u64,
+}
+
+impl Device {
+    /// `None`: the object is no pair of numbers, so it is memory of the host.
+    fn of(object: Borrowed<'_, '_, PyAny>) -> PyResult<Option<Self>> {
+        if !object.is_instance_of::<PyTuple>() {
+            return Ok(None);
+        }
+        let (address, bytes) = object.extract()?;
+        Ok(Some(Self { address, bytes }))
+    }
+
+    /// The memory, for a cache whose heaps are on a GPU.
+    fn span(self, nano: &Nano) -> Result<Span<'_>, NanoError> {
+        let gpu = gpu(nano).ok_or(NanoError::OtherMemory(Medium::Dram))?;
+        // SAFETY: the caller of Python holds a tensor of this GPU with this memory during the call, as the
+        // head of this file says.
+        Ok(unsafe { Span::of_others(gpu, self.address, self.bytes) })
+    }
+}
+
+/// The GPU of a rank's heap; `None`: the heap is on the host.
+pub(crate) fn gpu(nano: &Nano) -> Option<&Gpu> {
+    nano.reach().heap().span(nano.rank()).map(|span| span.gpu())
+}
+
+/// What a value is read from.
+pub(crate) enum GivenSource {
+    Host(buffer::Source),
+    Device(Device),
+}
+
+impl GivenSource {
+    pub(crate) fn source<'a>(&'a self, nano: &'a Nano) -> Result<Source<'a>, NanoError> {
+        Ok(match self {
+            Self::Host(host) => Source::Host(host.bytes()),
+            Self::Device(device) => Source::Device(device.span(nano)?),
+        })
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for GivenSource {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(match Device::of(object)? {
+            Some(device) => Self::Device(device),
+            None => Self::Host(object.extract()?),
+        })
+    }
+}
+
+/// What a value is written to.
+pub(crate) enum GivenTarget {
+    Host(buffer::Target),
+    Device(Device),
+}
+
+impl GivenTarget {
+    pub(crate) fn target<'a>(&'a mut self, nano: &'a Nano) -> Result<Target<'a>, NanoError> {
+        Ok(match self {
+            Self::Host(host) => Target::Host(host.bytes()),
+            Self::Device(device) => Target::Device(device.span(nano)?),
+        })
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for GivenTarget {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(match Device::of(object)? {
+            Some(device) => Self::Device(device),
+            None => Self::Host(object.extract()?),
+        })
+    }
+}
