@@ -22,13 +22,14 @@ const TABLE: &[(&str, &[&str])] = &[
     ("ssd", &["core", "lock", "mem"]),
     ("gpu", &[]),
     ("paged", &["core", "lock", "mem", "gpu"]),
-    ("ep", &["core", "lock", "mem", "gpu", "wire"]),
+    ("heap", &["core", "lock", "mem", "gpu", "wire"]),
+    ("ep", &["core", "lock", "mem", "gpu", "wire", "heap"]),
     ("admin", &["core"]),
     ("grpc", &["core", "lock", "wire"]),
     ("master", &["core", "lock", "wire", "admin"]),
-    ("node", &["core", "lock", "mem", "wire", "transfer", "ssd", "admin"]),
+    ("node", &["core", "lock", "mem", "gpu", "wire", "transfer", "ssd", "admin"]),
     ("client", &["core", "lock", "mem", "wire", "transfer", "gpu", "paged"]),
-    ("nano", &["core", "lock", "mem", "wire", "transfer", "gpu", "paged"]),
+    ("nano", &["core", "lock", "mem", "wire", "transfer", "gpu", "heap"]),
     ("store", STORE),
     ("cli", DOORS),
     ("python", PYTHON),
@@ -40,26 +41,26 @@ const TABLE: &[(&str, &[&str])] = &[
 
 /// What the facade composes.
 const STORE: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "paged", "admin", "grpc", "master",
-    "node", "client",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "admin", "grpc",
+    "master", "node", "client", "nano",
 ];
 /// What the doors reach.
 const DOORS: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "paged", "ep", "admin", "grpc",
-    "master", "node", "client", "nano", "store",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
+    "grpc", "master", "node", "client", "nano", "store",
 ];
 /// The package brings the command along.
 const PYTHON: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "paged", "ep", "admin", "grpc",
-    "master", "node", "client", "nano", "store", "cli",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
+    "grpc", "master", "node", "client", "nano", "store", "cli",
 ];
 const SIM: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "paged", "ep", "admin", "master",
-    "node", "client", "nano", "check",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
+    "master", "node", "client", "nano", "check",
 ];
 const BENCH: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "paged", "ep", "admin", "grpc",
-    "master", "node", "client", "nano", "store", "check", "sim",
+    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
+    "grpc", "master", "node", "client", "nano", "store", "check", "sim",
 ];
 
 /// Packages from elsewhere that a crate may not name, with the reason.

@@ -13,7 +13,8 @@ use std::path::Path;
 const LINES_MAX: usize = 700;
 
 /// Crates that may hold unsafe code: they touch memory, the kernel or another language.
-const MAY_BE_UNSAFE: &[&str] = &["mem", "gpu", "transfer", "ssd", "paged", "ep", "nano", "python"];
+const MAY_BE_UNSAFE: &[&str] =
+    &["mem", "gpu", "heap", "transfer", "ssd", "paged", "ep", "nano", "python"];
 
 const FORBID: &str = "#![forbid(unsafe_code)]";
 
