@@ -33,6 +33,11 @@ impl Buffers {
         Self { state, freed: Condvar::new(), bytes_max, wait_max }
     }
 
+    /// How long a call waits for others.
+    pub(super) const fn wait_max(&self) -> Duration {
+        self.wait_max
+    }
+
     /// A buffer of this length. One that is larger than the bound counts as the bound: it travels alone.
     pub(super) fn take(&self, len: usize) -> Result<Buffer<'_>, SpillError> {
         let counted = (len as u64).min(self.bytes_max);

@@ -77,7 +77,7 @@ pub struct SpillConfig {
     pub bytes_in_flight_max: u64,
     /// Most bytes of blocks that wait to be saved; they cannot be evicted meanwhile. One save is always taken.
     pub queue_bytes_max: u64,
-    /// How long a call waits for others that have all bytes in flight.
+    /// How long a call waits for others that have all bytes in flight, or that are storing the same block.
     pub wait_max: Duration,
     /// While fewer blocks of the cache are free, cached blocks are saved in the order in which they would be
     /// evicted. 0: never.

@@ -10,7 +10,9 @@
 //! chain for eviction by its last block first only if it gets the whole chain.
 
 use super::{Link, SpillError};
-use crate::{Looked, Stored};
+use crate::{Error, Looked, Stored};
+use mooncrate_client::Error as ClientError;
+use mooncrate_core::error::PutError;
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_paged::{PinnedBlocks, SpillKey};
 use mooncrate_wire::clock::boottime;
@@ -273,16 +275,42 @@ fn save_batch(
         pinned.read(batch.start + at, payload)?;
     }
     let values = buffer.chunks_exact(block_bytes);
-    let items: Vec<(&[u8], &[u8])> = absent.iter().map(|at| asked[*at]).zip(values).collect();
-    let mut failed = None;
-    for stored in link.store.put_batch(&items) {
-        match stored {
-            Ok(Stored::New) => saved.stored += 1,
-            Ok(Stored::AlreadyThere) => saved.there += 1,
-            Err(error) => failed = failed.or(Some(error)),
+    let items = absent.iter().map(|at| asked[*at]).zip(values).collect();
+    put_all(link, items, saved)
+}
+
+/// Puts blocks. Engines share prefixes, so another one may be storing the same block at this moment: it is waited
+/// for, and if it gives up, the block is stored here.
+fn put_all(
+    link: &Link,
+    mut items: Vec<(&[u8], &[u8])>,
+    saved: &mut Saved,
+) -> Result<(), SpillError> {
+    let deadline = boottime().deadline_in(link.buffers.wait_max());
+    loop {
+        let (mut theirs, mut hint, mut failed) = (Vec::new(), 0, None);
+        for (item, stored) in items.iter().zip(link.store.put_batch(&items)) {
+            match stored {
+                Ok(Stored::New) => saved.stored += 1,
+                Ok(Stored::AlreadyThere) => saved.there += 1,
+                Err(Error::Client(ClientError::Put(PutError::InProgress { after_ms })))
+                    if !deadline.passed(boottime()) =>
+                {
+                    theirs.push(*item);
+                    hint = hint.max(after_ms);
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        if theirs.is_empty() {
+            return Ok(());
+        }
+        items = theirs;
+        std::thread::sleep(Duration::from_millis(hint.into()));
     }
-    failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Which of these keys the store has a block under. A value of another length is no block: nobody can use it, and a

@@ -2,9 +2,10 @@
 
 use crate::rig::{
     BLOCK_TOKENS, LONG, block_bytes, cache, compute, done, embedded, empty, prompt, save, spill,
+    stamp,
 };
 use mooncrate::paged::{Ended, Spill, SpillConfig, SpillError};
-use mooncrate::{Advice, EmbeddedOptions, Store};
+use mooncrate::{Advice, EmbeddedOptions, PutConfig, Store};
 use mooncrate_core::rng::Rng;
 use mooncrate_paged::{Admission, Layout};
 
@@ -151,6 +152,57 @@ fn a_store_without_room_fails_a_save_and_a_suspension() {
     assert_eq!(cache.used_tokens("a").unwrap(), 205);
     cache.free_for("a").unwrap();
     empty(&cache);
+}
+
+/// Two engines save one prefix at the same moment: blocks that the other one is storing are waited for. One of them
+/// comes, the other engine gives the second one up, and it is stored here.
+#[test]
+fn a_block_that_another_engine_is_storing_is_no_failure() {
+    let (store, cache, plain) = (embedded(), cache(Layout::Nhd, 40), Admission::default());
+    let spill = spill(&store, &cache);
+    let prompt = prompt(7, 205);
+    compute(&cache, "a", &prompt, &plain);
+    let names = cache.block_names(&prompt, plain.tenant, &plain.adapter);
+    let other = |at: usize| {
+        let key = cache.block_key(names[at]);
+        store.put_session(key.as_bytes(), block_bytes() as u64, &PutConfig::default()).unwrap()
+    };
+    let (comes, fails) = (other(1), other(2));
+    let saving = spill.save("a").unwrap();
+    // The three are one batch: once the first is there, the save was told of the other two.
+    let deadline = std::time::Instant::now() + LONG;
+    while !store.exists(cache.block_key(names[0]).as_bytes()).unwrap() {
+        assert!(std::time::Instant::now() < deadline, "the first block was not stored");
+        std::thread::yield_now();
+    }
+    comes.write(0, &stamp(names[1])).unwrap();
+    comes.end().unwrap();
+    fails.revoke();
+    let saved = done(saving);
+    assert!(saved.failed.is_none(), "{saved:?}");
+    assert_eq!((saved.blocks, saved.stored, saved.there), (12, 11, 1));
+    cache.free_for("a").unwrap();
+    empty(&cache);
+    assert_eq!(spill.load(&prompt, &plain).tokens(), 192);
+    assert_eq!(compute(&cache, "b", &prompt, &plain).cached_tokens, 192);
+}
+
+#[test]
+fn a_block_that_another_engine_never_finishes_fails_the_save() {
+    let (store, cache, plain) = (embedded(), cache(Layout::Nhd, 40), Admission::default());
+    let config = SpillConfig { wait_max: std::time::Duration::ZERO, ..SpillConfig::default() };
+    let spill = Spill::new(&store, &cache, &config).unwrap();
+    let prompt = prompt(8, 205);
+    compute(&cache, "a", &prompt, &plain);
+    let key = cache.block_key(cache.block_names(&prompt, plain.tenant, &plain.adapter)[3]);
+    let len = block_bytes() as u64;
+    let other = store.put_session(key.as_bytes(), len, &PutConfig::default()).unwrap();
+    let saved = done(spill.save("a").unwrap());
+    assert_eq!((saved.blocks, saved.stored), (12, 11), "{saved:?}");
+    let error = saved.failed.expect("a block that cannot be stored now");
+    assert!(matches!(error.advice(), Advice::Retry { .. }), "{error}");
+    drop(other);
+    assert_eq!(save(&spill, "a").stored, 1);
 }
 
 /// Engines in several threads over two caches and one store, all of them too small: blocks are evicted in the

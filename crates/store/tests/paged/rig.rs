@@ -50,7 +50,7 @@ pub(crate) fn embedded() -> Store {
 /// Batches of three blocks: prompts of these tests need several.
 pub(crate) fn spill(store: &Store, cache: &Cache) -> Spill {
     let bytes_in_flight_max = 4 * 3 * cache.geometry().block_bytes();
-    let config = SpillConfig { bytes_in_flight_max, ..SpillConfig::default() };
+    let config = SpillConfig { bytes_in_flight_max, wait_max: LONG, ..SpillConfig::default() };
     Spill::new(store, cache, &config).unwrap()
 }
 
