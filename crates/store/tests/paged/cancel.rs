@@ -8,6 +8,7 @@ use mooncrate::paged::{Ended, Spill, SpillConfig, SpillError};
 use mooncrate::{Advice, EmbeddedOptions, PutConfig, Store};
 use mooncrate_core::rng::Rng;
 use mooncrate_paged::{Admission, Layout};
+use mooncrate_wire::clock::boottime;
 
 /// Batches of one block, so that a save of many blocks has many ends.
 fn slow(store: &Store, cache: &mooncrate_paged::Cache, queue_bytes_max: u64) -> Spill {
@@ -170,9 +171,9 @@ fn a_block_that_another_engine_is_storing_is_no_failure() {
     let (comes, fails) = (other(1), other(2));
     let saving = spill.save("a").unwrap();
     // The three are one batch: once the first is there, the save was told of the other two.
-    let deadline = std::time::Instant::now() + LONG;
+    let deadline = boottime().deadline_in(LONG);
     while !store.exists(cache.block_key(names[0]).as_bytes()).unwrap() {
-        assert!(std::time::Instant::now() < deadline, "the first block was not stored");
+        assert!(!deadline.passed(boottime()), "the first block was not stored");
         std::thread::yield_now();
     }
     comes.write(0, &stamp(names[1])).unwrap();
