@@ -250,8 +250,8 @@ impl Rig {
             let (found, found_counts, y) = self.experts(seat, rank);
             assert_eq!(found_counts, counts, "counts of rank {rank}");
             assert_eq!(found, x, "packed tokens of rank {rank}");
-            let places = seat.ep.places().to_vec(&self.stream).unwrap();
-            assert_eq!(places, bytes_of(&rows, i32::to_le_bytes), "places of rank {rank}");
+            let places = seat.ep.places(&self.stream).unwrap();
+            assert_eq!(places, rows, "places of rank {rank}");
             seat.y.span().write(&bytes_of(&y, u16::to_le_bytes), &self.stream).unwrap();
             results.push((y, rows));
         }
@@ -276,7 +276,7 @@ impl Rig {
         self.all(|seat| seat.ep.combine(&self.stream, seat.out.span()));
         for (rank, seat) in self.seats.iter().enumerate() {
             let mut out = vec![0xffff; (self.shape.output_bytes() / 2) as usize];
-            combine_oracle(&copies, &layout, self.rank(rank), &mut out);
+            combine_oracle(&copies, &layout, self.rank(rank), tag, &mut out);
             let found = halves(&seat.out.span().to_vec(&self.stream).unwrap());
             assert_eq!(found, out, "output of rank {rank}");
             let dense = dense_of(&self.shape, &drawn[rank].batch(), &test_expert(&self.shape));
@@ -326,7 +326,7 @@ fn every_step_of_every_routing_is_that_of_the_oracle() {
             rig.set_word(rank, ctl::PHASE, u64::from(u32::MAX) - 1);
             for source in 0..config.world as u32 {
                 for phase in 0..2 {
-                    let tag = Tag::new(0, Op::Return, 0);
+                    let tag = Tag::new(0, Op::Return, 0).in_epoch(1);
                     let old = Signal::at(tag, u32::MAX - 1 - phase).0;
                     rig.set_word(rank, rig.layout().signal(phase, source), old);
                 }
@@ -439,54 +439,59 @@ fn waits_see_what_the_oracle_sees() {
     let here = Signal::at(tag, 7);
     let cases = [
         [here, here, Signal::at(tag, 5)],
+        // Of before a reset: they say nothing, however far their writers had come.
+        [here, here, Signal::at(tag.in_epoch(77), 7)],
+        [here, here, Signal::poison(cause, 7, 77)],
         [here, Signal::default(), Signal::at(tag, 6)],
         [here, here, Signal::at(Tag::new(7, Op::Dispatch, hash), 7)],
-        [here, Signal::at(tag, 5), Signal::poison(cause, 6)],
-        [here, here, Signal::poison(cause, 7)],
-        [here, Signal::poison(cause, 5), Signal::poison(cause, 6)],
+        [here, Signal::at(tag, 5), Signal::poison(cause, 6, 0)],
+        [here, here, Signal::poison(cause, 7, 0)],
+        [here, Signal::poison(cause, 5, 0), Signal::poison(cause, 6, 0)],
         [here, Signal::at(tag, 9), here],
         [here, Signal::at(tag, 7 + (1 << 31)), here],
     ];
     for (epoch, signals) in (1..).zip(cases) {
-        rig.clear(epoch);
-        rig.upload(&rig.draw(Routing::Empty, 0));
+        let seat = wait_alone(&rig, epoch, 6);
         for (source, signal) in (0..).zip(signals) {
-            rig.set_word(0, layout.signal(7, source), signal.0);
+            // The epoch is put in where a case has none.
+            let word = if signal.0 >> 36 & 0xff == 0 { signal.0 | epoch << 36 } else { signal.0 };
+            rig.set_word(0, layout.signal(7, source), word);
         }
-        rig.set_word(0, ctl::PHASE, 6);
         let copies = rig.copies();
         let expected = look_oracle(&copies, &layout, 0, tag);
         match expected {
             Look::All => pass(&copies, 0),
             Look::Failed(record) => fail(&copies, &layout, 0, &record),
             Look::Missing(ranks) => {
+                let tag = tag.in_epoch(epoch);
                 let record = give_up(Kind::Timeout, ranks, 0, tag, next_phase(&copies, 0));
                 fail(&copies, &layout, 0, &record);
             }
         }
-        // Without a dispatch: its signals would be in the way. So the call is asked for by its kernel alone.
-        let seat = &rig.seats[0];
-        wait_only(&rig, seat, 6);
+        seat.ep.await_rows(&rig.stream).unwrap();
         let copies = rig.compare(copies, &format!("case {epoch}: {expected:?}"));
         let record = failed(&copies, 0);
         let text = record.map(|record| Fault { rank: rig.rank(0), record }.to_string());
         assert_eq!(rig.said()[0], text, "case {epoch}");
     }
-    // The host knows better than the timeout.
-    rig.clear(100);
-    rig.seats[0].ep.abort(Ranks::from_bits(0b10));
-    rig.set_word(0, layout.signal(1, 0), Signal::at(tag, 1).0);
-    wait_only(&rig, &rig.seats[0], 6);
-    assert!(rig.said()[0].as_ref().unwrap().contains("phase 1 (dispatch), layer 6: rank 1 ended"));
+    // The host knows better than the timeout, and what it has said once stays.
+    let seat = wait_alone(&rig, 100, 0);
+    seat.ep.abort(Ranks::from_bits(0b10));
+    seat.ep.abort(Ranks::from_bits(0b100));
+    seat.ep.await_rows(&rig.stream).unwrap();
+    let said = rig.said()[0].clone().unwrap();
+    assert!(said.contains("phase 1 (dispatch), layer 6: ranks 1, 2 ended"), "{said}");
 }
 
-/// A wait of a rank that has not dispatched: its dispatch goes to a recording that is thrown away.
-fn wait_only(rig: &Rig, seat: &Seat, layer: u16) {
-    let thrown =
-        Graph::record(&rig.stream, |stream| seat.ep.dispatch(stream, layer, &seat.batch()));
-    drop(thrown.unwrap());
-    seat.ep.await_rows(&rig.stream).unwrap();
+/// A rank that has passed a phase of that epoch and dispatched layer 6, alone.
+fn wait_alone(rig: &Rig, epoch: u64, passed: u64) -> &Seat {
+    rig.clear(epoch);
+    rig.upload(&rig.draw(Routing::Empty, 0));
+    rig.set_word(0, ctl::PHASE, passed);
+    let seat = &rig.seats[0];
+    seat.ep.dispatch(&rig.stream, 6, &seat.batch()).unwrap();
     rig.stream.synchronize().unwrap();
+    seat
 }
 
 /// Records a layer of all ranks, each on its stream, into one graph that begins and ends on the common one. The
@@ -634,7 +639,7 @@ fn both_waits_fit_in_one_kernel() {
     let emulated = rig.gpu.name() == "emulator";
     let drawn = rig.draw(Routing::Full, 1);
     rig.upload(&drawn);
-    let tag = Tag::new(4, Op::Return, rig.shape.hash());
+    let tag = Tag::new(4, Op::Short, rig.shape.hash());
     for seat in &rig.seats {
         seat.ep.dispatch(&seat.stream, 4, &seat.batch()).unwrap();
     }

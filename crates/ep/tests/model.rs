@@ -188,7 +188,7 @@ impl Model {
             let record = Record::from_words(state.ranks[rank].record.unwrap()).unwrap();
             let (target, parity) = (told / 2, told % 2);
             state.signals[target][parity][rank] =
-                Signal::poison(record.cause, state.ranks[rank].phase);
+                Signal::poison(record.cause, state.ranks[rank].phase, 0);
             let all = told + 1 == 2 * self.world();
             state.ranks[rank].life = if all { Life::Failed } else { Life::Poisons(told + 1) };
             return None;

@@ -49,10 +49,10 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
     __shared__ float chosen_weights[TOP_K_MAX];
     __shared__ u64 shared_bad;
     __shared__ u32 shared_mask;
-    const Start start = begin(step);
+    const Start start = begin(step, 1);
     cudaTriggerProgrammaticLaunchCompletion();
     const u32 token = blockIdx.x / step.parts, part = blockIdx.x % step.parts;
-    const u32 phase = start.passed + 1, slot = step.me * step.tokens_max + token;
+    const u32 phase = start.phase, slot = step.me * step.tokens_max + token;
     const u32 given = __ldcg(tokens);
     const u32 k = threadIdx.x;
     int expert = -1;
@@ -75,13 +75,15 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
     if (!start.good) {
         return;
     }
-    const u32 live = given > step.tokens_max ? 0 : given;
+    const u32 live = !start.ordered || given > step.tokens_max ? 0 : given;
     if (threadIdx.x < TOP_K_MAX) {
         chosen[k] = expert, chosen_weights[k] = weight;
     }
     if (threadIdx.x == 0) {
         shared_mask = 0;
-        shared_bad = given > step.tokens_max ? violation_of(TOO_MANY_TOKENS, 0, 0, given) : NO_VIOLATION;
+        shared_bad = !start.ordered            ? out_of_order(start)
+                     : given > step.tokens_max ? violation_of(TOO_MANY_TOKENS, 0, 0, given)
+                                               : NO_VIOLATION;
     }
     __syncthreads();
     if (token < live && k < step.top_k) {
@@ -98,7 +100,7 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
         if (shared_bad != NO_VIOLATION) {
             atomicMin(ctl(step) + BAD, shared_bad);
         }
-        if (part == 0) {
+        if (part == 0 && start.ordered) {
             u8* sent = place(step, step.me, step.sent);
             reinterpret_cast<u32*>(sent + SENT_HEAD)[token] = mask;
             if (token == 0) {
@@ -106,7 +108,7 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
             }
         }
     }
-    if (part == 0 && threadIdx.x < step.ranks * ROW_PIECES) {
+    if (part == 0 && start.ordered && threadIdx.x < step.ranks * ROW_PIECES) {
         const u32 target = threadIdx.x / ROW_PIECES, at = threadIdx.x % ROW_PIECES;
         store_piece(meta_at(step, target, slot) + at,
                     meta_piece(step, chosen, chosen_weights, mask, target, at, phase));
@@ -135,8 +137,8 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
     }
     const u64 bad = __ldcg(ctl(step) + BAD);
     if (bad == NO_VIOLATION) {
-        signal_all(step, step.tag, phase);
+        signal_all(step, start.tag, phase);
     } else {
-        fail_violation(step, bad, phase);
+        fail_violation(step, bad, start.tag, phase);
     }
 }

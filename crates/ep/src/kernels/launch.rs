@@ -249,10 +249,11 @@ impl EpKernels {
         &self,
         stream: &Stream,
         step: RawStep,
+        tag: Tag,
         tuning: Tuning,
         out: u64,
     ) -> Result<(), GpuError> {
-        let step = step.with(Tag(0), tuning.parts);
+        let step = step.with(tag, tuning.parts);
         let params = [(&step).into(), (&out).into()];
         let launch = rows(&step, step.pieces, step.tokens_max * step.parts, tuning);
         // SAFETY: the parameters are those of `ep_combine`; the addresses are the caller's promise.

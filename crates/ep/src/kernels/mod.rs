@@ -33,7 +33,7 @@ pub use give_back_oracle::give_back_oracle;
 pub use launch::{EpKernels, Tuning};
 pub(crate) use launch::{RawBatch, RawExperts, RawStep};
 pub use pack_oracle::{Packed, pack_oracle};
-pub use wait_oracle::{fail, failed, look_oracle, next_phase, pass};
+pub use wait_oracle::{begin, fail, failed, look_oracle, next_phase, pass, tag_now};
 
 #[cfg(test)]
 mod tests {

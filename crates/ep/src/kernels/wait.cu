@@ -11,7 +11,10 @@ constexpr u32 LOOKS = 256;
 // `barrier::Signal::judge`. Of poison also the phase that its writer has passed.
 __device__ __forceinline__ u32 judge(u64 word, u32 tag, u32 phase, u32& passed) {
     const u32 found = u32(word >> 32), at = u32(word);
-    if (found == POISON) {
+    if (((found ^ tag) & 0xff0u) != 0) {
+        return NOT_YET;
+    }
+    if ((found | 0xff0u) == POISON) {
         passed = phase - u32(int((phase - at) << 17) >> 17);
         return int(passed - phase) >= 0 ? HERE : POISONED;
     }
@@ -27,8 +30,9 @@ struct Seen {
     u32 verdict;
 };
 
-// What one thread makes of all signals: `barrier::look`, and the end of patience.
-__device__ __forceinline__ u32 decide(const Step& step, const Seen& all, u32 tag, u32 phase, bool late) {
+// What one thread makes of all signals: `barrier::look`, and the end of patience. `late` and `told`, the host's word
+// of aborts, are of before the signals were looked at: who came in time, or before its end, is seen.
+__device__ __forceinline__ u32 decide(const Step& step, const Seen& all, u32 tag, u32 phase, bool late, u32 told) {
     u32 missing = 0, other = RANKS_MAX;
     for (u32 rank = 0; rank < step.ranks; rank++) {
         const u32 seen = all.seen[rank];
@@ -55,13 +59,10 @@ __device__ __forceinline__ u32 decide(const Step& step, const Seen& all, u32 tag
         ctl(step)[PHASE] = phase;
         return PASS;
     }
-    u32 gone = 0;
-    if (step.abort != 0) {
-        gone = u32(load_acquire_sys(reinterpret_cast<u64*>(step.abort))) & missing;
-    }
-    if (gone != 0 || late) {
-        const u32 kind = gone != 0 ? LOST : TIMEOUT;
-        const u32 ranks = gone != 0 ? gone : missing;
+    const u32 gone = told & missing;
+    if (gone != 0 || late || (told & LEAVES) != 0) {
+        const u32 kind = (told & LEAVES) != 0 ? LEFT : gone != 0 ? LOST : TIMEOUT;
+        const u32 ranks = kind == LEFT ? 1u << step.me : kind == LOST ? gone : missing;
         fail(step, record_of(kind, step.me, ranks, 0, phase), u64(tag) << 32 | tag, NO_VIOLATION);
         return FAIL;
     }
@@ -73,10 +74,9 @@ __device__ __forceinline__ u32 await_phase(const Step& step, Seen& all, u32 tag,
     const u32 rank = threadIdx.x;
     const u64 patience = phase == 1 ? first_timeout : timeout;
     const u64 began = nanoseconds();
-    u32 verdict = AGAIN;
+    u32 verdict = AGAIN, told = 0;
+    bool late = false;
     while (verdict == AGAIN) {
-        // Before the signals are looked at for the last time: who comes in time is seen.
-        const bool late = nanoseconds() - began > patience;
         if (rank < step.ranks) {
             u64* at = signal_at(step, step.me, phase, rank);
             u64 word = 0;
@@ -89,7 +89,12 @@ __device__ __forceinline__ u32 await_phase(const Step& step, Seen& all, u32 tag,
         }
         __syncthreads();
         if (rank == 0) {
-            all.verdict = decide(step, all, tag, phase, late);
+            all.verdict = decide(step, all, tag, phase, late, told);
+            // Before the signals are looked at again.
+            late = nanoseconds() - began > patience;
+            if (all.verdict == AGAIN && step.abort != 0) {
+                told = u32(load_acquire_sys(reinterpret_cast<u64*>(step.abort)));
+            }
         }
         __syncthreads();
         verdict = all.verdict;
@@ -106,18 +111,27 @@ extern "C" __global__ void ep_wait(const __grid_constant__ ep::Step step, unsign
                                    unsigned long long first_timeout, unsigned then) {
     using namespace ep;
     __shared__ Seen all;
-    const Start start = begin(step);
+    const Start start = begin(step, 1);
     if (!start.good) {
         return;
     }
-    const u32 phase = start.passed + 1;
-    const u32 verdict = await_phase(step, all, step.tag, phase, timeout, first_timeout);
-    if (verdict == PASS && then != 0) {
+    const u32 phase = start.phase;
+    if (!start.ordered) {
+        // What comes next starts when this block has ended, and leaves.
         if (threadIdx.x == 0) {
-            signal_all(step, then, phase + 1);
+            ctl(step)[BAD] = out_of_order(start);
+            fail_violation(step, out_of_order(start), start.tag, phase);
+        }
+        return;
+    }
+    const u32 verdict = await_phase(step, all, start.tag, phase, timeout, first_timeout);
+    if (verdict == PASS && then != 0) {
+        const u32 next = in_epoch(then, u64(start.tag) >> 4);
+        if (threadIdx.x == 0) {
+            signal_all(step, next, phase + 1);
         }
         __syncthreads();
-        await_phase(step, all, then, phase + 1, timeout, first_timeout);
+        await_phase(step, all, next, phase + 1, timeout, first_timeout);
     }
     // What comes next may start now, and not before: it would take the places of those who are waited for.
     cudaTriggerProgrammaticLaunchCompletion();
