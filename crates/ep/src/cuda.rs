@@ -587,3 +587,64 @@ impl Drop for CudaEp {
         let _ = self.leave();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seat::CudaSeat;
+    use crate::workload::{Drawn, Routing};
+
+    /// Only `pack` can write to the places, so this stands here and not beside the other tests of kernels.
+    #[test]
+    fn places_that_do_not_exist_are_named_and_not_read() {
+        let gpu = match Gpu::open(0) {
+            Ok(gpu) => gpu,
+            Err(error) if error.is_absent() => {
+                return eprintln!("SKIPPED places_that_do_not_exist: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let config = EpConfig {
+            world: 2,
+            tokens_max: 2,
+            top_k: 2,
+            hidden: 8,
+            experts: 4,
+            ..EpConfig::default()
+        };
+        let shape = config.shape().unwrap();
+        let kernels = EpKernels::load(&gpu).unwrap();
+        let most = shape.packed_rows() as i32;
+        for (bad, place) in [(most, 0), (i32::MAX, 1), (-2, 0), (i32::MIN, 1), (most - 1, 1)] {
+            let heaps =
+                Heap::cuda_ranks(&gpu, shape.world(), EpLayout::new(shape).bytes()).unwrap();
+            let seats: Vec<CudaSeat> = heaps
+                .into_iter()
+                .map(|heap| {
+                    let (heap, watch) = (Arc::new(heap), Watch::default());
+                    let ep = CudaEp::over(&gpu, heap, watch, kernels.clone(), &config).unwrap();
+                    CudaSeat::new(&gpu, ep).unwrap()
+                })
+                .collect();
+            // All tokens of both ranks go to both experts of one rank.
+            for seat in &seats {
+                let rank = u32::from(seat.ep.rank().number());
+                seat.upload(&Drawn::new(&shape, Routing::OneRank, 1, rank, 0)).unwrap();
+                seat.dispatch(0).unwrap();
+            }
+            seats.iter().for_each(|seat| seat.await_rows().unwrap());
+            seats.iter().for_each(|seat| seat.pack().unwrap());
+            seats.iter().for_each(|seat| seat.experts().unwrap());
+            let first = |seat: &CudaSeat| seat.ep.places(&seat.stream).unwrap()[0];
+            let busy = seats.iter().position(|seat| first(seat) >= 0).expect("tokens went there");
+            let (seat, at) = (&seats[busy], 4 * place);
+            let places = seat.ep.places.span();
+            places.part(at..at + 4).unwrap().write(&bad.to_le_bytes(), &seat.stream).unwrap();
+            seat.give_back().unwrap();
+            let said = seat.ep.finish(&seat.stream).err().map(|error| error.to_string());
+            let words =
+                format!("rank {busy} has row {bad} for slot 0 in place {place}: there is none");
+            assert_eq!(said.is_some_and(|said| said.contains(&words)), bad != most - 1, "{bad}");
+        }
+    }
+}
