@@ -403,6 +403,22 @@ impl CudaEp {
         Ok(())
     }
 
+    /// Queues a comparison: the pieces of 16 bytes of `out` that differ from `expected` are added to `differ`, a u64.
+    pub(crate) fn compare(
+        &self,
+        stream: &Stream,
+        out: Span<'_>,
+        expected: Span<'_>,
+        differ: Span<'_>,
+    ) -> Result<(), EpError> {
+        self.check_output(stream, out)?;
+        self.check_output(stream, expected)?;
+        device("the number of differences", stream, differ, 8, 8)?;
+        let all = (out.address(), expected.address(), differ.address());
+        // SAFETY: as in `dispatch`.
+        Ok(unsafe { self.kernels.compare(stream, self.step, self.tuning, all) }?)
+    }
+
     /// Why this rank has failed, if it has: what the GPU has told so far. It waits for nobody, so ask after
     /// the stream has come to its end.
     pub fn status(&self) -> Result<(), EpError> {

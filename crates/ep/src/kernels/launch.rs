@@ -14,6 +14,7 @@ pub(super) const GIVE_BACK: &str = include_str!("give_back.ptx");
 pub(super) const COMBINE: &str = include_str!("combine.ptx");
 pub(super) const SCALE: &str = include_str!("scale.ptx");
 pub(super) const EXPERTS: &str = include_str!("experts.ptx");
+pub(super) const COMPARE: &str = include_str!("compare.ptx");
 
 /// Most threads of a block that moves rows.
 const THREADS_MAX: u32 = 512;
@@ -133,6 +134,7 @@ pub struct EpKernels {
     scale: Kernel,
     up: Kernel,
     down: Kernel,
+    compare: Kernel,
 }
 
 impl EpKernels {
@@ -149,6 +151,7 @@ impl EpKernels {
             scale: kernel(SCALE, "ep_scale")?,
             up: experts.kernel("ep_up")?,
             down: experts.kernel("ep_down")?,
+            compare: kernel(COMPARE, "ep_compare")?,
         })
     }
 
@@ -308,6 +311,30 @@ impl EpKernels {
         };
         // SAFETY: the parameters are those of `ep_scale`; the addresses are the caller's promise.
         unsafe { self.scale.launch(stream, launch, &params) }
+    }
+}
+
+impl EpKernels {
+    /// Queues `ep_compare`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`EpKernels::dispatch`].
+    pub(crate) unsafe fn compare(
+        &self,
+        stream: &Stream,
+        step: RawStep,
+        tuning: Tuning,
+        (out, expected, differ): (u64, u64, u64),
+    ) -> Result<(), GpuError> {
+        let step = step.with(Tag(0), 1);
+        let pieces = step.tokens_max * step.pieces;
+        let params =
+            [(&step).into(), (&out).into(), (&expected).into(), (&differ).into(), (&pieces).into()];
+        let launch =
+            Launch { dependent: tuning.early, ..Launch::linear(step.tokens_max, THREADS_MAX / 2) };
+        // SAFETY: the parameters are those of `ep_compare`; the addresses are the caller's promise.
+        unsafe { self.compare.launch(stream, launch, &params) }
     }
 }
 

@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
 
 mod emulator;
+mod replays;
 mod rig;
 mod safety;
 

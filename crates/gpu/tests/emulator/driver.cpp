@@ -10,6 +10,7 @@
 #include "cuda.h"
 
 #include "../../../ep/src/kernels/combine.cu"
+#include "../../../ep/src/kernels/compare.cu"
 #include "../../../ep/src/kernels/dispatch.cu"
 #include "../../../ep/src/kernels/experts.cu"
 #include "../../../ep/src/kernels/give_back.cu"
@@ -106,6 +107,7 @@ static std::map<std::string, Function>& functions() {
         {"ep_dispatch", waiting(ep_dispatch)},        {"ep_wait", waiting(ep_wait)},
         {"ep_pack", waiting(ep_pack)},                {"ep_give_back", waiting(ep_give_back)},
         {"ep_combine", function(ep_combine)},         {"ep_scale", function(ep_scale)},
+        {"ep_compare", function(ep_compare)},
         {"ep_up", waiting(ep_up)},                    {"ep_down", waiting(ep_down)},
     };
     return all;
