@@ -25,8 +25,9 @@ __device__ __forceinline__ u64 judge_slot(const Step& step, const Start& start, 
 
 } // namespace ep
 
-// A block, or `parts` of them, for each slot. `y` is [local_experts, rows_max, hidden], and `rows` is what `pack` wrote.
-extern "C" __global__ void ep_give_back(const __grid_constant__ ep::Step step, const uint4* y, const int* rows) {
+// A block, or `parts` of them, for each slot; a thread for each piece, as far as a block has room. `y` is [local_experts, rows_max, hidden], and `rows` is what `pack` wrote.
+extern "C" __global__ void __launch_bounds__(1024)
+    ep_give_back(const __grid_constant__ ep::Step step, const uint4* y, const int* rows) {
     using namespace ep;
     const Start start = begin(step, 1);
     cudaTriggerProgrammaticLaunchCompletion();
@@ -34,11 +35,11 @@ extern "C" __global__ void ep_give_back(const __grid_constant__ ep::Step step, c
     const uint4* meta = meta_at(step, step.me, slot);
     const uint4 low = __ldcg(meta + 1), high = __ldcg(meta + 2), end = __ldcg(meta + 3);
     const u32 bits[TOP_K_MAX] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    int row[TOP_K_MAX];
-#pragma unroll
-    for (u32 k = 0; k < TOP_K_MAX; k++) {
-        row[k] = __ldcg(rows + u64(slot) * TOP_K_MAX + k);
-    }
+    // 8 numbers of 4 bytes: two pieces.
+    const uint4* places = reinterpret_cast<const uint4*>(rows) + u64(slot) * 2;
+    const uint4 one = __ldcg(places), two = __ldcg(places + 1);
+    const int row[TOP_K_MAX] = {int(one.x), int(one.y), int(one.z), int(one.w),
+                                int(two.x), int(two.y), int(two.z), int(two.w)};
     if (!start.good) {
         return;
     }

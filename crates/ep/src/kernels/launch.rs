@@ -18,6 +18,8 @@ pub(super) const COMPARE: &str = include_str!("compare.ptx");
 
 /// Most threads of a block that moves rows.
 const THREADS_MAX: u32 = 512;
+/// Most threads of a block that adds rows up; the kernels are compiled for as many.
+const SUM_THREADS_MAX: u32 = 1024;
 /// A metadata row for each of eight ranks is as many pieces.
 const THREADS_MIN: u32 = 32;
 
@@ -238,7 +240,7 @@ impl EpKernels {
         let step = step.with(tag, tuning.parts);
         let params = [(&step).into(), (&y).into(), (&places).into()];
         let slots = step.ranks * step.tokens_max;
-        let launch = rows(&step, step.pieces, slots * step.parts, tuning);
+        let launch = sums(&step, slots * step.parts, tuning);
         // SAFETY: the parameters are those of `ep_give_back`; the addresses are the caller's promise.
         unsafe { self.give_back.launch(stream, launch, &params) }
     }
@@ -258,7 +260,7 @@ impl EpKernels {
     ) -> Result<(), GpuError> {
         let step = step.with(tag, tuning.parts);
         let params = [(&step).into(), (&out).into()];
-        let launch = rows(&step, step.pieces, step.tokens_max * step.parts, tuning);
+        let launch = sums(&step, step.tokens_max * step.parts, tuning);
         // SAFETY: the parameters are those of `ep_combine`; the addresses are the caller's promise.
         unsafe { self.combine.launch(stream, launch, &params) }
     }
@@ -342,5 +344,12 @@ impl EpKernels {
 fn rows(step: &RawStep, pieces: u32, blocks: u32, tuning: Tuning) -> Launch {
     let threads = pieces.div_ceil(2 * step.parts).next_multiple_of(32);
     let threads = threads.clamp(THREADS_MIN, THREADS_MAX);
+    Launch { dependent: tuning.early, ..Launch::linear(blocks, threads) }
+}
+
+/// The same for results, of which each thread adds up one piece: it waits for up to eight loads already.
+fn sums(step: &RawStep, blocks: u32, tuning: Tuning) -> Launch {
+    let threads = step.pieces.div_ceil(step.parts).next_multiple_of(32);
+    let threads = threads.clamp(THREADS_MIN, SUM_THREADS_MAX);
     Launch { dependent: tuning.early, ..Launch::linear(blocks, threads) }
 }

@@ -157,7 +157,8 @@ mod tests {
         for (name, ptx, loads, stores) in [
             // Two pieces for each of eight ranks, and the metadata; the first two pieces are read ahead.
             ("dispatch", DISPATCH, 4, 17),
-            ("give_back", GIVE_BACK, 8 + 3, 1),
+            // Eight results, three pieces of the metadata row, two of places.
+            ("give_back", GIVE_BACK, 8 + 3 + 2, 1),
             ("combine", COMBINE, 8, 1),
         ] {
             assert_eq!(places(ptx, |op| op == "ld.global.cg.v4.u32").len(), loads, "{name}");

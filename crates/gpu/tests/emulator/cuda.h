@@ -11,6 +11,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __grid_constant__
+#define __launch_bounds__(threads)
 // Blocks run one after the other.
 #define __shared__ static
 
