@@ -648,9 +648,9 @@ mod tests {
                 seat.upload(&Drawn::new(&shape, Routing::OneRank, 1, rank, 0)).unwrap();
                 seat.dispatch(0).unwrap();
             }
-            seats.iter().for_each(|seat| seat.await_rows().unwrap());
-            seats.iter().for_each(|seat| seat.pack().unwrap());
-            seats.iter().for_each(|seat| seat.experts().unwrap());
+            seats.iter().try_for_each(CudaSeat::await_rows).unwrap();
+            seats.iter().try_for_each(CudaSeat::pack).unwrap();
+            seats.iter().try_for_each(CudaSeat::experts).unwrap();
             let first = |seat: &CudaSeat| seat.ep.places(&seat.stream).unwrap()[0];
             let busy = seats.iter().position(|seat| first(seat) >= 0).expect("tokens went there");
             let (seat, at) = (&seats[busy], 4 * place);

@@ -256,7 +256,7 @@ impl CudaSeat {
 pub struct Cases {
     seat: Rc<CudaSeat>,
     /// Memory as in [`CudaSeat`]: tokens, x, experts, weights, output.
-    cases: Vec<[DeviceBuffer; 5]>,
+    all: Vec<[DeviceBuffer; 5]>,
     /// u64: pieces of all outputs that were not what they must be.
     differ: DeviceBuffer,
 }
@@ -286,13 +286,13 @@ impl Cases {
                 upload(out.iter().flat_map(|v| v.to_le_bytes()).collect())?,
             ])
         };
-        let cases = cases.iter().map(case).collect::<Result<_, _>>()?;
-        Ok(Self { seat: Rc::clone(seat), cases, differ: upload(vec![0; 8])? })
+        let all = cases.iter().map(case).collect::<Result<_, _>>()?;
+        Ok(Self { seat: Rc::clone(seat), all, differ: upload(vec![0; 8])? })
     }
 
     /// Queues the copies of an input to where the graph finds it, and poisons the output.
     pub fn load(&self, number: usize, stream: &Stream) -> Result<(), EpError> {
-        let (seat, [tokens, x, experts, weights, _]) = (&self.seat, &self.cases[number]);
+        let (seat, [tokens, x, experts, weights, _]) = (&self.seat, &self.all[number]);
         for (to, from) in [
             (&seat.tokens, tokens),
             (&seat.x, x),
@@ -306,7 +306,7 @@ impl Cases {
 
     /// Queues the comparison of the output with that of an input.
     pub fn compare(&self, number: usize, stream: &Stream) -> Result<(), EpError> {
-        let (seat, [.., expected]) = (&self.seat, &self.cases[number]);
+        let (seat, [.., expected]) = (&self.seat, &self.all[number]);
         seat.ep.compare(stream, seat.out.span(), expected.span(), self.differ.span())
     }
 

@@ -169,7 +169,7 @@ fn empty_layer(ranks: &mut [Ep], layer: u16) {
     let empty = Batch { tokens: 0, x: &[], experts: &[], weights: &[] };
     let shape = *ranks[0].shape();
     let (mut x, mut counts) = (vec![0; (shape.packed_bytes() / 2) as usize], vec![0; 4]);
-    ranks.iter_mut().for_each(|rank| rank.dispatch(layer, &empty).unwrap());
+    ranks.iter_mut().try_for_each(|rank| rank.dispatch(layer, &empty)).unwrap();
     for rank in ranks.iter_mut() {
         rank.await_rows().unwrap();
         rank.pack(&mut x, &mut counts).unwrap();
@@ -197,7 +197,7 @@ fn a_rank_that_leaves_between_layers_is_named_at_once() {
     assert!(text.contains("phase 3 (dispatch), layer 1: rank 1 closed its communicator"), "{text}");
 }
 
-/// A row of another step that comes between pack and give_back, and a phase that is not that of the call.
+/// A row of another step that comes between pack and return, and a phase that is not that of the call.
 #[test]
 fn a_heap_that_somebody_else_writes_ends_the_step() {
     let empty = Batch { tokens: 0, x: &[], experts: &[], weights: &[] };
@@ -206,8 +206,8 @@ fn a_heap_that_somebody_else_writes_ends_the_step() {
         let mut ranks: Vec<Ep> = heaps.iter().map(open).collect();
         let shape = *ranks[0].shape();
         let (mut x, mut counts) = (vec![0; (shape.packed_bytes() / 2) as usize], vec![0; 4]);
-        ranks.iter_mut().for_each(|rank| rank.dispatch(0, &empty).unwrap());
-        ranks.iter_mut().for_each(|rank| rank.await_rows().unwrap());
+        ranks.iter_mut().try_for_each(|rank| rank.dispatch(0, &empty)).unwrap();
+        ranks.iter_mut().try_for_each(Ep::await_rows).unwrap();
         let layout = *ranks[0].layout();
         ranks[0].pack(&mut x, &mut counts).unwrap();
         let text = match case {

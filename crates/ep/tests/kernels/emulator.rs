@@ -36,18 +36,18 @@ fn function(name: &CStr) -> *mut c_void {
 pub(crate) fn hold(stream: u64, held: bool) {
     type Hold = unsafe extern "C" fn(u64, c_int) -> c_int;
     // SAFETY: this is the signature of `emulatorHold` in driver.cpp: a pointer and a number.
-    let hold: Hold = unsafe { std::mem::transmute(function(c"emulatorHold")) };
+    let call: Hold = unsafe { std::mem::transmute(function(c"emulatorHold")) };
     // SAFETY: the handle is that of a stream which the test keeps.
-    assert_eq!(unsafe { hold(stream, c_int::from(held)) }, 0);
+    assert_eq!(unsafe { call(stream, c_int::from(held)) }, 0);
 }
 
 /// The next time that a kernel looks at page-locked memory, `value` arrives at `address` first.
 pub(crate) fn arrive(address: u64, value: u64) {
     type Arrive = unsafe extern "C" fn(u64, u64) -> c_int;
     // SAFETY: this is the signature of `emulatorArrive` in driver.cpp: a pointer and a number.
-    let arrive: Arrive = unsafe { std::mem::transmute(function(c"emulatorArrive")) };
+    let call: Arrive = unsafe { std::mem::transmute(function(c"emulatorArrive")) };
     // SAFETY: the address is that of a word of a heap, which the test keeps.
-    assert_eq!(unsafe { arrive(address, value) }, 0);
+    assert_eq!(unsafe { call(address, value) }, 0);
 }
 
 /// Whether what a test needs is there; else it says why it does nothing.

@@ -174,7 +174,8 @@ fn waits_see_what_the_oracle_sees() {
         let seat = wait_alone(&rig, epoch, 6);
         for (source, signal) in (0..).zip(signals) {
             // The epoch is put in where a case has none.
-            let word = if signal.0 >> 36 & 0xff == 0 { signal.0 | epoch << 36 } else { signal.0 };
+            let now = Tag((signal.0 >> 32) as u32).epoch() == 0;
+            let word = if now { signal.0 | epoch << 36 } else { signal.0 };
             rig.set_word(0, layout.signal(7, source), word);
         }
         let copies = rig.copies();
