@@ -94,6 +94,13 @@ __device__ __forceinline__ void store_relaxed_sys(u64* at, u64 value) {
                  : "l"(__cvta_generic_to_global(at)), "l"(value)
                  : "memory");
 }
+// The same in one, where each lane of a warp tells another rank.
+__device__ __forceinline__ void store_release_sys(u64* at, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;"
+                 :
+                 : "l"(__cvta_generic_to_global(at)), "l"(value)
+                 : "memory");
+}
 __device__ __forceinline__ u32 add_acq_rel_gpu(u32* at, u32 more) {
     u32 found;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -121,6 +128,7 @@ using ::load_acquire_sys;
 using ::nanoseconds;
 using ::store_piece;
 using ::store_relaxed_sys;
+using ::store_release_sys;
 #endif
 
 // ---- life of a launch ---------------------------------------------------------------------------------

@@ -26,6 +26,27 @@ static Dimensions blockIdx, blockDim, gridDim, threadIdx;
 // In driver.cpp.
 void __syncthreads();
 
+// Lanes of a warp, for blocks of one warp whose threads wait for each other: all say something, then all hear it.
+// The first one begins.
+inline void __syncwarp() { __syncthreads(); }
+inline unsigned __ballot_sync(unsigned, bool vote) {
+    static unsigned votes;
+    votes = (threadIdx.x == 0 ? 0 : votes) | unsigned(vote) << threadIdx.x;
+    __syncthreads();
+    const unsigned all = votes;
+    __syncthreads();
+    return all;
+}
+inline unsigned __shfl_sync(unsigned, unsigned value, unsigned lane) {
+    static unsigned said;
+    said = threadIdx.x == lane ? value : said;
+    __syncthreads();
+    const unsigned heard = said;
+    __syncthreads();
+    return heard;
+}
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
 using std::min;
 
 template <class T>
@@ -93,6 +114,9 @@ inline unsigned add_acq_rel_gpu(unsigned* at, unsigned more) {
 }
 inline void store_relaxed_sys(unsigned long long* at, unsigned long long value) {
     __atomic_store_n(at, value, __ATOMIC_RELAXED);
+}
+inline void store_release_sys(unsigned long long* at, unsigned long long value) {
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 inline void store_piece(uint4* at, const uint4& piece) { *at = piece; }
 inline unsigned long long nanoseconds() {
