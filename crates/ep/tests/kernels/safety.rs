@@ -349,6 +349,17 @@ fn ranks_hear_at_once_of_one_that_leaves() {
     assert_eq!(rig.said(), [None, None]);
 }
 
+/// Waits until something is so; a test that never sees it has failed.
+fn until(so: impl Fn() -> bool) {
+    for _ in 0..60_000 {
+        if so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("it never came to that");
+}
+
 /// Work on another stream than the one that a reset is told ends before it.
 #[test]
 fn a_reset_waits_for_all_streams() {
@@ -361,7 +372,8 @@ fn a_reset_waits_for_all_streams() {
     let path = dir.path().join("meet");
     let within = Duration::from_mins(1);
     let spec = |rank| GroupSpec { path: path.clone(), rank, world: 2, layout: 0, within };
-    let (held, released) = (rig.seats[0].stream.raw(), AtomicBool::new(false));
+    let held = rig.seats[0].stream.raw();
+    let (begun, released) = (AtomicBool::new(false), AtomicBool::new(false));
     // A dispatch of rank 0 that has not begun when the reset does.
     emulator::hold(held, true);
     rig.seats[0].ep.dispatch(&rig.seats[0].stream, 5, &rig.seats[0].batch()).unwrap();
@@ -372,12 +384,14 @@ fn a_reset_waits_for_all_streams() {
             group.barrier("start the exchange again", within).unwrap();
         });
         threads.spawn(|| {
-            // However late this is, the reset has to wait for it.
+            until(|| begun.load(Ordering::SeqCst));
+            // However late this is, the reset has to wait for it. A reset that does not has ended by then.
             std::thread::sleep(Duration::from_millis(200));
             released.store(true, Ordering::SeqCst);
             emulator::hold(held, false);
         });
         let mut group = Group::join(&spec(0)).unwrap();
+        begun.store(true, Ordering::SeqCst);
         rig.seats[0].ep.reset(&mut group, &rig.stream, within).unwrap();
         assert!(released.load(Ordering::SeqCst), "a kernel of before the reset comes after it");
     });
