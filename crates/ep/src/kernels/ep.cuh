@@ -46,6 +46,8 @@ constexpr u32 POISON = 0xffffffffu;
 // `barrier::Kind`.
 constexpr u32 TIMEOUT = 1, LOST = 2, DESYNC = 3, STALE_ROW = 4, TOO_MANY_TOKENS = 5, BAD_EXPERT = 6,
               TWICE_EXPERT = 7, BAD_WEIGHT = 8, OVERFLOW_ = 9, LEFT = 10, OUT_OF_ORDER = 11, BAD_PLACE = 12;
+// A kind that a word says; one that this version does not know is a failure all the same.
+__device__ __forceinline__ u32 known(u32 kind) { return kind >= TIMEOUT && kind <= BAD_PLACE ? kind : LEFT; }
 // `barrier::Op`.
 constexpr u32 DISPATCH = 1;
 // In the host's word of aborts, after a bit for each rank: this rank gives its communicator up.
