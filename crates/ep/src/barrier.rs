@@ -2,8 +2,8 @@
 //! the CPU backend, the kernels' oracles and the model test all use these.
 //!
 //! ```text
-//! signal   63 ─── tag ─── 32 31 ─── phase ─── 0      tag: layer 16 | operation 4 | shape 12
-//! poison   all ones          kind 5 | origin 3 | ranks 8 | next 1 | passed 15
+//! signal   63 ─── tag ─── 32 31 ─── phase ─── 0      tag: layer 16 | operation 4 | epoch 8 | shape 4
+//! poison   ones but epoch 8  kind 5 | origin 3 | ranks 8 | next 1 | passed 15
 //! ```
 //!
 //! A layer has two phases: in odd ones tokens go out, in even ones results come back. A rank that has done its
@@ -14,6 +14,8 @@
 //! only after everybody has seen it, and the tag can be compared exactly. Poison is never overwritten: its
 //! writer signals nothing more until a reset. It may hide a signal that a slow rank has not seen yet, so it
 //! says which phase its writer has passed: up to there the writer was there, with the tags of all others.
+//!
+//! A word of another epoch says nothing: whoever wrote it belongs to before the last reset.
 
 use mooncrate_heap::{Rank, Ranks, World};
 use std::fmt;
@@ -26,6 +28,9 @@ pub enum Op {
     Dispatch = 1,
     /// Results come back: even phases.
     Return = 2,
+    /// Nothing comes back: the even phases of an exchange without results of its own. Ranks that do this and
+    /// ranks that return results are not in the same layer.
+    Short = 3,
 }
 
 impl Op {
@@ -40,21 +45,45 @@ impl fmt::Display for Op {
         f.write_str(match self {
             Self::Dispatch => "dispatch",
             Self::Return => "return",
+            Self::Short => "short round",
         })
     }
 }
 
-/// What a rank thinks that a phase is about. It is baked into a graph, while the phase is not.
+/// What a rank thinks that a phase is about. It is baked into a graph, while the phase is not; the epoch is put
+/// in when the work is done, so that graphs outlive a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag(pub u32);
 
 impl Tag {
-    /// No operation has this one.
+    /// No operation has this one, in whichever epoch.
     pub const POISON: Self = Self(u32::MAX);
+    const EPOCH_BITS: u32 = 0xff0;
 
-    /// The tag of one phase of a layer, for a shape with that hash.
+    /// The tag of one phase of a layer, for a shape with that hash, in epoch 0.
     pub const fn new(layer: u16, op: Op, shape: u64) -> Self {
-        Self((layer as u32) << 16 | (op as u32) << 12 | (shape as u32 & 0xfff))
+        Self((layer as u32) << 16 | (op as u32) << 12 | (shape as u32 & 0xf))
+    }
+
+    /// The same in another epoch.
+    #[must_use]
+    pub const fn in_epoch(self, epoch: u64) -> Self {
+        Self(self.0 & !Self::EPOCH_BITS | (epoch as u32) << 4 & Self::EPOCH_BITS)
+    }
+
+    /// The low bits of the epoch.
+    pub const fn epoch(self) -> u8 {
+        (self.0 >> 4) as u8
+    }
+
+    const fn is_poison(self) -> bool {
+        self.0 | Self::EPOCH_BITS == Self::POISON.0
+    }
+
+    /// Whether its operation belongs to such a phase. Work of a graph that holds a part of a layer, or that runs
+    /// in the middle of one, does not.
+    pub const fn fits(self, phase: u32) -> bool {
+        (self.0 >> 12 & 15 == Op::Dispatch as u32) == (phase & 1 == 1)
     }
 
     /// Which layer.
@@ -68,9 +97,11 @@ impl fmt::Display for Tag {
         let op = match self.0 >> 12 & 15 {
             1 => "dispatch",
             2 => "return",
+            3 => "short round",
             _ => return f.write_str("no operation"),
         };
-        write!(f, "{op} of layer {}, shape {:03x}", self.layer(), self.0 & 0xfff)
+        let (layer, epoch) = (self.layer(), self.epoch());
+        write!(f, "{op} of layer {layer}, epoch {epoch}, shape {:x}", self.0 & 0xf)
     }
 }
 
@@ -98,10 +129,15 @@ pub enum Kind {
     Overflow = 9,
     /// A rank gave its communicator up.
     Left = 10,
+    /// Work of a layer was done where something else comes next: a graph that holds a part of a layer, or that
+    /// ran in the middle of one.
+    OutOfOrder = 11,
+    /// A row of the packed tokens that does not exist: somebody has overwritten what `pack` found out.
+    BadPlace = 12,
 }
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 12] = [
         Self::Timeout,
         Self::Lost,
         Self::Desync,
@@ -112,6 +148,8 @@ impl Kind {
         Self::BadWeight,
         Self::Overflow,
         Self::Left,
+        Self::OutOfOrder,
+        Self::BadPlace,
     ];
 
     /// What a word says; `None`: nothing that this version knows.
@@ -184,16 +222,20 @@ impl Signal {
         Self((tag.0 as u64) << 32 | phase as u64)
     }
 
-    /// A rank that has passed phase `passed` has failed.
-    pub const fn poison(cause: Cause, passed: u32) -> Self {
-        Self((Tag::POISON.0 as u64) << 32 | cause.pack(passed) as u64)
+    /// A rank that has passed phase `passed` of that epoch has failed.
+    pub const fn poison(cause: Cause, passed: u32, epoch: u64) -> Self {
+        Self((Tag::POISON.in_epoch(epoch).0 as u64) << 32 | cause.pack(passed) as u64)
     }
 
     /// What it says to a rank that waits for `phase`. Phases are compared by their signed difference, so
-    /// that they may wrap, and a rank that is ahead is there (E1).
+    /// that they may wrap, and a rank that is ahead is there (E1). A word of another epoch is of before the
+    /// last reset, however far its writer had come: all ranks clear their words before anybody signals again.
     pub fn judge(self, tag: Tag, phase: u32) -> Seen {
         let (found, at) = (Tag((self.0 >> 32) as u32), self.0 as u32);
-        if found == Tag::POISON {
+        if found.epoch() != tag.epoch() {
+            return Seen::NotYet;
+        }
+        if found.is_poison() {
             let (cause, passed) = Cause::unpack(at, phase);
             let was_here = passed.wrapping_sub(phase).cast_signed() >= 0;
             return if was_here { Seen::Here } else { Seen::Poison(cause) };
@@ -419,6 +461,16 @@ impl Fault {
                 write!(f, "{ranks} got {value} rows for its expert {at}, more than rows_max")
             }
             Kind::Overflow => write!(f, "{ranks} got more rows for an expert than rows_max"),
+            Kind::OutOfOrder if known => {
+                let tag = Tag(value);
+                write!(f, "{ranks} ran {tag} out of order; record and replay whole layers")
+            }
+            Kind::OutOfOrder => write!(f, "{ranks} ran a part of a layer out of order"),
+            Kind::BadPlace if known => {
+                let value = value.cast_signed();
+                write!(f, "{ranks} has row {value} for slot {at} in place {k}: there is none")
+            }
+            Kind::BadPlace => write!(f, "{ranks} has a packed row that does not exist"),
         }
     }
 }
@@ -475,21 +527,48 @@ mod tests {
         assert_eq!(Signal::at(other, 9).judge(TAG, 9), Seen::Other(other));
     }
 
+    /// A kernel of before a reset that ends after it: neither its signal nor its poison is taken for one of now.
+    #[test]
+    fn words_of_another_epoch_say_nothing() {
+        let now = TAG.in_epoch(0x102);
+        assert_eq!((now.epoch(), now.layer()), (2, 3));
+        for epoch in [0, 1, 3, 255] {
+            for phase in [9, 10, 1000] {
+                let old = Signal::at(TAG.in_epoch(epoch), phase);
+                assert_eq!(old.judge(now, 9), Seen::NotYet);
+                assert_eq!(Signal::poison(LATE, phase, epoch).judge(now, 9), Seen::NotYet);
+            }
+        }
+        assert_eq!(Signal::at(now, 9).judge(now, 9), Seen::Here);
+        let poison = Signal::poison(Cause { phase: 9, ..LATE }, 8, 0x102);
+        assert_eq!(poison.judge(now, 9), Seen::Poison(Cause { phase: 9, ..LATE }));
+        assert_eq!(poison.judge(now, 8), Seen::Here);
+    }
+
+    #[test]
+    fn tokens_go_out_in_odd_phases_and_results_come_back_in_even_ones() {
+        for (op, odd) in [(Op::Dispatch, true), (Op::Return, false), (Op::Short, false)] {
+            let tag = Tag::new(u16::MAX, op, u64::MAX).in_epoch(u64::MAX);
+            assert_eq!((tag.fits(7), tag.fits(8)), (odd, !odd), "{tag}");
+            assert!(!tag.is_poison(), "{tag}");
+        }
+    }
+
     #[test]
     fn poison_says_what_happened_to_those_whom_it_concerns() {
         // The writer has passed 70,000 and failed in 70,001.
-        let word = Signal::poison(LATE, LATE.phase - 1);
+        let word = Signal::poison(LATE, LATE.phase - 1, 0);
         assert_eq!(word.judge(TAG, LATE.phase - 1), Seen::Here, "it was there");
         for near in [LATE.phase, LATE.phase + 1] {
             assert_eq!(word.judge(TAG, near), Seen::Poison(LATE));
         }
         // The writer failed in the phase that it had passed, or passes the word of another rank on.
-        let word = Signal::poison(LATE, LATE.phase);
+        let word = Signal::poison(LATE, LATE.phase, 0);
         assert_eq!(word.judge(TAG, LATE.phase), Seen::Here);
         assert_eq!(word.judge(TAG, LATE.phase + 1), Seen::Poison(LATE));
         let wrapped = Cause { phase: 0, ..LATE };
-        assert_eq!(Signal::poison(wrapped, u32::MAX).judge(TAG, 0), Seen::Poison(wrapped));
-        assert_eq!(Signal::poison(wrapped, u32::MAX).judge(TAG, u32::MAX), Seen::Here);
+        assert_eq!(Signal::poison(wrapped, u32::MAX, 0).judge(TAG, 0), Seen::Poison(wrapped));
+        assert_eq!(Signal::poison(wrapped, u32::MAX, 0).judge(TAG, u32::MAX), Seen::Here);
     }
 
     #[test]
@@ -518,7 +597,7 @@ mod tests {
         assert_eq!(look(&[here, late, late], 0, TAG, 9), Look::Missing(Ranks::from_bits(6)));
         let Look::Failed(record) = look(&[late, other, here], 2, TAG, 9) else { panic!("desync") };
         assert_eq!((record.cause.kind, record.cause.ranks.bits()), (Kind::Desync, 2));
-        let poisoned = [late, other, Signal::poison(LATE, LATE.phase - 1)];
+        let poisoned = [late, other, Signal::poison(LATE, LATE.phase - 1, 0)];
         let Look::Failed(record) = look(&poisoned, 2, TAG, LATE.phase) else { panic!("poison") };
         assert_eq!((record.cause, record.told_by), (LATE, Some(2)));
     }

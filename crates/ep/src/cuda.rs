@@ -5,13 +5,14 @@
 //! Whether a step failed is in [`CudaEp::status`], which looks at host memory and waits for nobody. Outputs of a
 //! failed step are unspecified.
 
-use crate::barrier::{Fault, Op, Tag};
+use crate::barrier::{Fault, Kind, Op, Record, Signal, Tag, give_up};
 use crate::config::{EpConfig, Shape, TOP_K_MAX};
 use crate::error::EpError;
 use crate::host::{agree, check_heap, check_products};
 use crate::kernels::{EpKernels, RawBatch, RawExperts, RawStep, Tuning};
 use crate::layout::{EpLayout, ctl};
-use crate::stage::Stage;
+use crate::memory::{claim, device, on_gpu, own};
+use crate::stage::{Course, Stage};
 use mooncrate_core::time::nanos;
 use mooncrate_gpu::{DeviceBuffer, Event, Gpu, PinnedBuffer, Span, Stream};
 use mooncrate_heap::{Group, Heap, Rank, Ranks, Watch};
@@ -24,6 +25,8 @@ use std::time::Duration;
 const REPORT: u64 = 0;
 const ABORT: u64 = 32;
 const STATUS_BYTES: usize = 64;
+/// In the word of aborts, after a bit for each rank: this rank gives its communicator up. Mirrors `ep.cuh`.
+const LEAVES: u64 = 1 << 8;
 /// Looks for the end of a stream before the thread sleeps between two of them: some hundred microseconds.
 const FINISH_SPINS: u32 = 256;
 const FINISH_PAUSE: Duration = Duration::from_micros(200);
@@ -76,14 +79,18 @@ pub struct CudaEp {
     tuning: Tuning,
     /// Nanoseconds: of every phase, and of the first.
     timeouts: [u64; 2],
-    stage: Cell<Stage>,
+    course: Course,
     layer: Cell<u16>,
     watch: Watch,
+    /// Ranks that waits are to give up, and [`LEAVES`].
+    aborted: Cell<u64>,
     /// What `pack` tells `give_back`, `[slots, 8]` i32.
     places: DeviceBuffer,
     /// The end of what `finish` waits for.
     done: Event,
     status: PinnedBuffer,
+    /// For what the host does itself.
+    side: Stream,
     /// After what points into them: their owners wait for the device before they free.
     heap: Arc<Heap>,
 }
@@ -124,25 +131,29 @@ impl CudaEp {
             let text = format!("{ranks} ranks need as many multiprocessors; this GPU has {places}");
             return Err(EpError::WrongHeap(text));
         }
-        let stream = Stream::new(gpu)?;
-        claim(&heap, &stream)?;
+        // Everything that can fail comes before the claim, which nobody takes back.
+        let side = Stream::new(gpu)?;
+        let done = Event::new(gpu)?;
         let status = PinnedBuffer::new(gpu, STATUS_BYTES)?;
         let address = status.device_address();
         let (bases, me) = (heap.bases(), heap.rank());
         let step = RawStep::new(&layout, bases, me, address + REPORT, address + ABORT);
         let places = DeviceBuffer::new(gpu, u64::from(shape.slots() * TOP_K_MAX) * 4)?;
+        claim(&heap, &side)?;
         Ok(Self {
             kernels,
             layout,
             step,
             tuning: Tuning::default(),
             timeouts: [nanos(config.timeout), nanos(config.first_timeout)],
-            stage: Cell::new(Stage::Combined),
+            course: Course::default(),
             layer: Cell::new(0),
             watch,
+            aborted: Cell::new(0),
             places,
-            done: Event::new(gpu)?,
+            done,
             status,
+            side,
             heap,
         })
     }
@@ -177,17 +188,16 @@ impl CudaEp {
         &self.heap
     }
 
-    /// For tests. The row of the packed tokens that each slot has at each top-k position, `[slots, 8]` i32; -1: none.
-    pub fn places(&self) -> Span<'_> {
-        self.places.span()
+    /// For tests. The row of the packed tokens that each slot has at each top-k position, `[slots, 8]`; -1: none.
+    /// It waits for the stream.
+    pub fn places(&self, stream: &Stream) -> Result<Vec<i32>, EpError> {
+        let bytes = self.places.span().to_vec(stream)?;
+        let number = |four: &[u8]| i32::from_le_bytes([four[0], four[1], four[2], four[3]]);
+        Ok(bytes.chunks_exact(4).map(number).collect())
     }
 
     fn tag(&self, op: Op) -> Tag {
         Tag::new(self.layer.get(), op, self.shape().hash())
-    }
-
-    fn to(&self, next: Stage) -> Result<(), EpError> {
-        self.stage.get().may(next)
     }
 
     /// Queues the sending of this rank's tokens.
@@ -197,13 +207,8 @@ impl CudaEp {
         layer: u16,
         batch: &CudaBatch<'_>,
     ) -> Result<(), EpError> {
-        self.to(Stage::Dispatched)?;
-        let shape = self.shape();
-        let routes = u64::from(shape.tokens_max() * shape.top_k()) * 4;
-        device("the number of tokens", stream, batch.tokens, 4, 4)?;
-        device("the tokens", stream, batch.x, shape.batch_bytes(), 16)?;
-        device("the experts", stream, batch.experts, routes, 4)?;
-        device("the weights", stream, batch.weights, routes, 4)?;
+        self.course.may(Stage::Dispatched, stream)?;
+        self.check_batch(stream, batch)?;
         let raw = RawBatch {
             x: batch.x.address(),
             experts: batch.experts.address(),
@@ -216,8 +221,16 @@ impl CudaEp {
         // `self`; the batch was checked to be as long as the kernel takes it for, on this GPU. Owners of
         // device and pinned memory wait for the device before they free.
         unsafe { self.kernels.dispatch(stream, self.step, tag, self.tuning, raw) }?;
-        self.stage.set(Stage::Dispatched);
-        Ok(())
+        self.course.came(Stage::Dispatched, stream)
+    }
+
+    fn check_batch(&self, stream: &Stream, batch: &CudaBatch<'_>) -> Result<(), EpError> {
+        let shape = self.shape();
+        let routes = u64::from(shape.tokens_max() * shape.top_k()) * 4;
+        device("the number of tokens", stream, batch.tokens, 4, 4)?;
+        device("the tokens", stream, batch.x, shape.batch_bytes(), 16)?;
+        device("the experts", stream, batch.experts, routes, 4)?;
+        device("the weights", stream, batch.weights, routes, 4)
     }
 
     fn wait(&self, stream: &Stream, tag: Tag, then: Option<Tag>) -> Result<(), EpError> {
@@ -229,47 +242,55 @@ impl CudaEp {
 
     /// Queues the wait for the tokens of all ranks.
     pub fn await_rows(&self, stream: &Stream) -> Result<(), EpError> {
-        self.to(Stage::Arrived)?;
+        self.course.may(Stage::Arrived, stream)?;
         self.wait(stream, self.tag(Op::Dispatch), None)?;
-        self.stage.set(Stage::Arrived);
-        Ok(())
+        self.course.came(Stage::Arrived, stream)
     }
 
     /// Queues both waits of a layer in which this rank computes nothing: what lies in the return buffers is
     /// combined next. That is the exchange alone, for figures.
     pub fn await_both(&self, stream: &Stream) -> Result<(), EpError> {
-        self.to(Stage::Arrived)?;
-        self.wait(stream, self.tag(Op::Dispatch), Some(self.tag(Op::Return)))?;
-        self.stage.set(Stage::Returned);
-        Ok(())
+        self.course.may(Stage::Arrived, stream)?;
+        self.wait(stream, self.tag(Op::Dispatch), Some(self.tag(Op::Short)))?;
+        self.course.came(Stage::Returned, stream)
     }
 
     /// Queues the packing of what came: `x` is `[local_experts, rows_max]` tokens, `counts` has a u32 for each
     /// local expert.
     pub fn pack(&self, stream: &Stream, x: Span<'_>, counts: Span<'_>) -> Result<(), EpError> {
-        self.to(Stage::Packed)?;
-        let shape = self.shape();
-        device("the packed tokens", stream, x, shape.packed_bytes(), 16)?;
-        device("the counts", stream, counts, u64::from(shape.local_experts()) * 4, 4)?;
+        self.course.may(Stage::Packed, stream)?;
+        self.check_packed(stream, x, counts)?;
         let to = (x.address(), counts.address(), self.places.span().address());
         // SAFETY: as in `dispatch`; the kernel writes to rows below `rows_max` of local experts only.
         unsafe { self.kernels.pack(stream, self.step, self.tag(Op::Dispatch), self.tuning, to) }?;
-        self.stage.set(Stage::Packed);
-        Ok(())
+        self.course.came(Stage::Packed, stream)
+    }
+
+    fn check_packed(&self, stream: &Stream, x: Span<'_>, counts: Span<'_>) -> Result<(), EpError> {
+        let shape = self.shape();
+        device("the packed tokens", stream, x, shape.packed_bytes(), 16)?;
+        device("the counts", stream, counts, u64::from(shape.local_experts()) * 4, 4)
+    }
+
+    fn check_results(&self, stream: &Stream, y: Span<'_>) -> Result<(), EpError> {
+        device("the results", stream, y, self.shape().results_bytes(), 16)
+    }
+
+    fn check_output(&self, stream: &Stream, out: Span<'_>) -> Result<(), EpError> {
+        device("the output", stream, out, self.shape().output_bytes(), 16)
     }
 
     /// Queues the sending of what the experts made of the packed tokens: `y` is `[local_experts, rows_max,
     /// hidden]`, bf16.
     pub fn give_back(&self, stream: &Stream, y: Span<'_>) -> Result<(), EpError> {
-        self.to(Stage::GivenBack)?;
-        device("the results", stream, y, self.shape().results_bytes(), 16)?;
+        self.course.may(Stage::GivenBack, stream)?;
+        self.check_results(stream, y)?;
         let from = (y.address(), self.places.span().address());
-        // SAFETY: as in `dispatch`; the rows that it reads are those that `pack` has written.
+        // SAFETY: as in `dispatch`; rows that the packed tokens do not have are not read.
         unsafe {
             self.kernels.give_back(stream, self.step, self.tag(Op::Return), self.tuning, from)
         }?;
-        self.stage.set(Stage::GivenBack);
-        Ok(())
+        self.course.came(Stage::GivenBack, stream)
     }
 
     /// Queues a dispatch, or a combine, that does not count: the layer stays where it is, so that a figure can
@@ -279,29 +300,25 @@ impl CudaEp {
         call: impl FnOnce(&Self) -> Result<(), EpError>,
         before: Stage,
     ) -> Result<(), EpError> {
-        let stage = self.stage.replace(before);
-        let called = call(self);
-        self.stage.set(stage);
-        called
+        self.course.aside(before, || call(self))
     }
 
     /// Queues the wait for the results of all ranks.
     pub fn await_results(&self, stream: &Stream) -> Result<(), EpError> {
-        self.to(Stage::Returned)?;
+        self.course.may(Stage::Returned, stream)?;
         self.wait(stream, self.tag(Op::Return), None)?;
-        self.stage.set(Stage::Returned);
-        Ok(())
+        self.course.came(Stage::Returned, stream)
     }
 
     /// Queues the sums of what came back: `out` is `[tokens_max, hidden]` bf16; rows after the last token
     /// stay as they are.
     pub fn combine(&self, stream: &Stream, out: Span<'_>) -> Result<(), EpError> {
-        self.to(Stage::Combined)?;
-        device("the output", stream, out, self.shape().output_bytes(), 16)?;
+        self.course.may(Stage::Combined, stream)?;
+        self.check_output(stream, out)?;
+        let tag = self.tag(Op::Return);
         // SAFETY: as in `dispatch`.
-        unsafe { self.kernels.combine(stream, self.step, self.tuning, out.address()) }?;
-        self.stage.set(Stage::Combined);
-        Ok(())
+        unsafe { self.kernels.combine(stream, self.step, tag, self.tuning, out.address()) }?;
+        self.course.came(Stage::Combined, stream)
     }
 
     /// Queues the experts on packed tokens: `y = w2 · (silu(gate · x) × (up · x))`. Sums have a fixed order.
@@ -311,19 +328,10 @@ impl CudaEp {
         weights: &CudaWeights<'_>,
         scratch: &Scratch<'_>,
     ) -> Result<(), EpError> {
-        let (shape, inter) = (self.shape(), weights.inter);
-        check_products(shape, inter)?;
-        let local = u64::from(shape.local_experts());
-        let matrix = local * u64::from(inter) * shape.row_bytes();
-        let act = local * u64::from(shape.rows_max()) * u64::from(inter) * 2;
-        device("the weights of the first product", stream, weights.w13, 2 * matrix, 16)?;
-        device("the weights of the second product", stream, weights.w2, matrix, 16)?;
-        device("the packed tokens", stream, scratch.x, shape.packed_bytes(), 16)?;
-        device("the counts", stream, scratch.counts, local * 4, 4)?;
-        device("the memory between the products", stream, scratch.act, act, 16)?;
-        device("the results", stream, scratch.y, shape.results_bytes(), 16)?;
+        self.course.between("experts", stream)?;
+        self.check_experts(stream, weights, scratch)?;
         let raw = RawExperts {
-            inter,
+            inter: weights.inter,
             x: scratch.x.address(),
             counts: scratch.counts.address(),
             w13: weights.w13.address(),
@@ -336,8 +344,27 @@ impl CudaEp {
         Ok(())
     }
 
+    fn check_experts(
+        &self,
+        stream: &Stream,
+        weights: &CudaWeights<'_>,
+        scratch: &Scratch<'_>,
+    ) -> Result<(), EpError> {
+        let (shape, inter) = (self.shape(), weights.inter);
+        check_products(shape, inter)?;
+        let local = u64::from(shape.local_experts());
+        let matrix = local * u64::from(inter) * shape.row_bytes();
+        let act = local * u64::from(shape.rows_max()) * u64::from(inter) * 2;
+        device("the weights of the first product", stream, weights.w13, 2 * matrix, 16)?;
+        device("the weights of the second product", stream, weights.w2, matrix, 16)?;
+        self.check_packed(stream, scratch.x, scratch.counts)?;
+        device("the memory between the products", stream, scratch.act, act, 16)?;
+        self.check_results(stream, scratch.y)
+    }
+
     /// Queues a whole layer: tokens to their experts, the experts, and the results back into `out`. All ranks
-    /// queue it; where several of them share a stream, use the single calls, phase by phase.
+    /// queue it; where several of them share a stream, use the single calls, phase by phase. Memory that does not
+    /// fit is refused before anything is queued.
     pub fn forward(
         &self,
         stream: &Stream,
@@ -347,6 +374,8 @@ impl CudaEp {
         scratch: &Scratch<'_>,
         out: Span<'_>,
     ) -> Result<(), EpError> {
+        self.check_experts(stream, weights, scratch)?;
+        self.check_output(stream, out)?;
         self.dispatch(stream, layer, batch)?;
         self.await_rows(stream)?;
         self.pack(stream, scratch.x, scratch.counts)?;
@@ -365,14 +394,29 @@ impl CudaEp {
         counts: Span<'_>,
         y: Span<'_>,
     ) -> Result<(), EpError> {
-        let shape = self.shape();
-        device("the packed tokens", stream, x, shape.packed_bytes(), 16)?;
-        device("the counts", stream, counts, u64::from(shape.local_experts()) * 4, 4)?;
-        device("the results", stream, y, shape.results_bytes(), 16)?;
+        self.course.between("scale", stream)?;
+        self.check_packed(stream, x, counts)?;
+        self.check_results(stream, y)?;
         let all = (x.address(), y.address(), counts.address());
         // SAFETY: as in `dispatch`; counts are at most `rows_max`, whatever the memory says.
         unsafe { self.kernels.scale(stream, self.step, self.tuning, all) }?;
         Ok(())
+    }
+
+    /// Queues a comparison: the pieces of 16 bytes of `out` that differ from `expected` are added to `differ`, a u64.
+    pub(crate) fn compare(
+        &self,
+        stream: &Stream,
+        out: Span<'_>,
+        expected: Span<'_>,
+        differ: Span<'_>,
+    ) -> Result<(), EpError> {
+        self.check_output(stream, out)?;
+        self.check_output(stream, expected)?;
+        device("the number of differences", stream, differ, 8, 8)?;
+        let all = (out.address(), expected.address(), differ.address());
+        // SAFETY: as in `dispatch`.
+        Ok(unsafe { self.kernels.compare(stream, self.step, self.tuning, all) }?)
     }
 
     /// Why this rank has failed, if it has: what the GPU has told so far. It waits for nobody, so ask after
@@ -412,9 +456,14 @@ impl CudaEp {
         self.status()
     }
 
-    /// Lets waits of this rank end that wait for one of these ranks.
+    /// Lets waits of this rank end that wait for one of these ranks, and of those that were given up before.
     pub fn abort(&self, ranks: Ranks) {
-        self.tell(ABORT, u64::from(ranks.bits()));
+        self.give_up(ranks.bits().into());
+    }
+
+    fn give_up(&self, bits: u64) {
+        self.aborted.set(self.aborted.get() | bits);
+        self.tell(ABORT, self.aborted.get());
     }
 
     /// Looks which processes of the group have ended, and lets waits for them end. [`CudaEp::finish`] does so;
@@ -441,8 +490,9 @@ impl CudaEp {
         stream: &Stream,
         within: Duration,
     ) -> Result<(), EpError> {
-        // Whoever comes to the group has no kernel that stores or waits any more.
-        stream.synchronize()?;
+        // Whoever comes to the group has no kernel that stores or waits any more, on whichever stream: calls may
+        // have been made on others, and graphs replayed on them.
+        stream.gpu().synchronize()?;
         let epoch = self.epoch(stream)?.to_le_bytes();
         let epochs = group.gather("reset the exchange", &epoch, None, within)?;
         let epochs = epochs.iter().filter_map(|shared| shared.body.first_chunk());
@@ -465,6 +515,8 @@ impl CudaEp {
         let own = own(&self.heap)?;
         let sig = self.layout.signal(0, 0);
         own.part(sig..sig + 16 * mooncrate_heap::RANKS_MAX as u64)?.fill(0, stream)?;
+        // Phases begin anew, so a stamp of before could be that of a step to come.
+        own.part(self.layout.meta(0)..self.layout.recv(0))?.fill(0, stream)?;
         let mut words = [0; ctl::BYTES as usize];
         words[ctl::CLAIM as usize] = 1;
         words[ctl::EPOCH as usize..][..8].copy_from_slice(&epoch.to_le_bytes());
@@ -473,54 +525,142 @@ impl CudaEp {
         for at in (0..STATUS_BYTES as u64).step_by(8) {
             self.tell(at, 0);
         }
-        self.stage.set(Stage::Combined);
+        self.aborted.set(0);
+        self.course.reset();
+        Ok(())
+    }
+
+    /// Gives the communicator up: the other ranks hear of it at once, if they come to another layer, and do not
+    /// wait for their timeout. Then all ranks together give their heaps back, so each has to call this.
+    /// A communicator that is dropped says the same, and waits for nobody; CUDA IPC does not allow that while
+    /// others still use the heap.
+    pub fn close(self, group: &mut Group, within: Duration) -> Result<(), EpError> {
+        let left = self.leave();
+        let heap = Arc::clone(&self.heap);
+        drop(self);
+        match Arc::into_inner(heap) {
+            Some(heap) => heap.close(group, within)?,
+            // Whoever made the heap holds it, and gives it back.
+            None => group.barrier("close heaps", within)?,
+        }
+        left
+    }
+
+    /// Tells all ranks that this one does not come any more, unless it has failed: then they know.
+    fn leave(&self) -> Result<(), EpError> {
+        self.give_up(LEAVES);
+        if self.course.is_under_way() {
+            // Ranks of this process may wait on the same GPU for what never comes: they are told first. A
+            // kernel of this rank that is under way may overwrite a half of it, so it is said again below.
+            self.poison()?;
+        }
+        // Then what was queued is done, and this rank's last signal is not hidden from anybody.
+        let ended = self.side.gpu().synchronize();
+        self.poison()?;
+        Ok(ended?)
+    }
+
+    /// [`crate::kernels::fail`], by the host.
+    fn poison(&self) -> Result<(), EpError> {
+        let own = own(&self.heap)?;
+        let bytes = own.part(0..ctl::BYTES)?.to_vec(&self.side)?;
+        let word = |at: u64| {
+            let eight = bytes[at as usize..].first_chunk().expect("a word of ctl");
+            u64::from_le_bytes(*eight)
+        };
+        let (me, epoch, passed) = (self.rank(), word(ctl::EPOCH), word(ctl::PHASE) as u32);
+        let phase = passed.wrapping_add(1);
+        let record = match Record::from_words([0, 8, 16].map(|at| word(ctl::ERROR + at))) {
+            Some(record) if record.cause.kind != Kind::Left => return Ok(()),
+            Some(record) => record,
+            None => {
+                let tag = self.tag(Op::of(phase)).in_epoch(epoch);
+                give_up(Kind::Left, Ranks::only(me), me.number(), tag, phase)
+            }
+        };
+        let write = |span: Span<'_>, at: u64, value: u64| -> Result<(), EpError> {
+            Ok(span.part(at..at + 8)?.write(&value.to_le_bytes(), &self.side)?)
+        };
+        let words = record.to_words();
+        for at in [2, 1, 0] {
+            // Kernels of this rank that come later leave.
+            write(own, ctl::ERROR + 8 * at, words[at as usize])?;
+            self.tell(REPORT + 8 * at, words[at as usize]);
+        }
+        let poison = Signal::poison(record.cause, passed, epoch).0;
+        for span in self.heap.world().ranks().filter_map(|rank| self.heap.span(rank)) {
+            for parity in 0..2 {
+                write(span, self.layout.signal(parity, me.number().into()), poison)?;
+            }
+        }
         Ok(())
     }
 }
 
-fn own(heap: &Heap) -> Result<Span<'_>, EpError> {
-    heap.span(heap.rank()).ok_or_else(|| EpError::WrongHeap("CudaEp wants heaps on a GPU".into()))
+impl Drop for CudaEp {
+    /// The others would wait for this rank until their timeout. Nobody is left to hear of an error.
+    fn drop(&mut self) {
+        let _ = self.leave();
+    }
 }
 
-/// Takes the heap, if nobody has taken it before. All of a rank's communicators are in its own process.
-fn claim(heap: &Heap, stream: &Stream) -> Result<(), EpError> {
-    let own = own(heap)?;
-    let claim = own.part(ctl::CLAIM..ctl::CLAIM + 8)?;
-    if claim.to_vec(stream)? != [0; 8] {
-        return Err(EpError::InUse);
-    }
-    claim.write(&1u64.to_le_bytes(), stream)?;
-    own.part(ctl::BAD..ctl::BAD + 8)?.write(&[0xff; 8], stream)?;
-    Ok(())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seat::CudaSeat;
+    use crate::workload::{Drawn, Routing};
 
-fn on_gpu(stream: &Stream, memory: Span<'_>) -> Result<(), EpError> {
-    if memory.gpu().is(stream.gpu()) {
-        return Ok(());
+    /// Only `pack` can write to the places, so this stands here and not beside the other tests of kernels.
+    #[test]
+    fn places_that_do_not_exist_are_named_and_not_read() {
+        let gpu = match Gpu::open(0) {
+            Ok(gpu) => gpu,
+            Err(error) if error.is_absent() => {
+                return eprintln!("SKIPPED places_that_do_not_exist: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let config = EpConfig {
+            world: 2,
+            tokens_max: 2,
+            top_k: 2,
+            hidden: 8,
+            experts: 4,
+            ..EpConfig::default()
+        };
+        let shape = config.shape().unwrap();
+        let kernels = EpKernels::load(&gpu).unwrap();
+        let most = shape.packed_rows() as i32;
+        for (bad, place) in [(most, 0), (i32::MAX, 1), (-2, 0), (i32::MIN, 1), (most - 1, 1)] {
+            let heaps =
+                Heap::cuda_ranks(&gpu, shape.world(), EpLayout::new(shape).bytes()).unwrap();
+            let seats: Vec<CudaSeat> = heaps
+                .into_iter()
+                .map(|heap| {
+                    let (heap, watch) = (Arc::new(heap), Watch::default());
+                    let ep = CudaEp::over(&gpu, heap, watch, kernels.clone(), &config).unwrap();
+                    CudaSeat::new(&gpu, ep).unwrap()
+                })
+                .collect();
+            // All tokens of both ranks go to both experts of one rank.
+            for seat in &seats {
+                let rank = u32::from(seat.ep.rank().number());
+                seat.upload(&Drawn::new(&shape, Routing::OneRank, 1, rank, 0)).unwrap();
+                seat.dispatch(0).unwrap();
+            }
+            seats.iter().try_for_each(CudaSeat::await_rows).unwrap();
+            seats.iter().try_for_each(CudaSeat::pack).unwrap();
+            seats.iter().try_for_each(CudaSeat::experts).unwrap();
+            let first = |seat: &CudaSeat| seat.ep.places(&seat.stream).unwrap()[0];
+            let busy = seats.iter().position(|seat| first(seat) >= 0).expect("tokens went there");
+            let (seat, at) = (&seats[busy], 4 * place);
+            let places = seat.ep.places.span();
+            places.part(at..at + 4).unwrap().write(&bad.to_le_bytes(), &seat.stream).unwrap();
+            seat.give_back().unwrap();
+            let said = seat.ep.finish(&seat.stream).err().map(|error| error.to_string());
+            let words =
+                format!("rank {busy} has row {bad} for slot 0 in place {place}: there is none");
+            assert_eq!(said.is_some_and(|said| said.contains(&words)), bad != most - 1, "{bad}");
+        }
     }
-    let (there, here) = (memory.gpu().ordinal(), stream.gpu().ordinal());
-    let text = format!("memory of GPU {there} on a stream of GPU {here}; use one GPU for a rank");
-    Err(EpError::Shape(text))
-}
-
-/// Refuses memory that is too short, not aligned, or on another GPU.
-fn device(
-    what: &str,
-    stream: &Stream,
-    memory: Span<'_>,
-    needed: u64,
-    align: u64,
-) -> Result<(), EpError> {
-    on_gpu(stream, memory)?;
-    if memory.len() < needed {
-        let given = memory.len();
-        return Err(EpError::Shape(format!(
-            "{what}: {needed} bytes are needed, {given} are given"
-        )));
-    }
-    if !memory.address().is_multiple_of(align) {
-        let text = format!("{what}: the address is no multiple of {align}");
-        return Err(EpError::Shape(text));
-    }
-    Ok(())
 }

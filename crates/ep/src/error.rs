@@ -41,13 +41,32 @@ pub enum EpError {
     Shape(String),
     /// Calls in another order than that of a layer. Nothing was sent.
     #[error(
-        "{called} after {before}; a layer is dispatch, await_rows, pack, give_back, await_results, combine"
+        "{called} after {before}; a layer is dispatch, await_rows, pack, give_back, await_results, combine; where a \
+         call failed in the middle of one, all ranks reset"
     )]
     Order {
         /// The call that was refused.
         called: &'static str,
         /// The call before it.
         before: &'static str,
+    },
+    /// A call on another stream than that of the layer's dispatch. Nothing was sent.
+    #[error(
+        "{called} on another stream than the dispatch of this layer; only one stream keeps their order: make all \
+         calls of a layer on it"
+    )]
+    OtherStream {
+        /// The call that was refused.
+        called: &'static str,
+    },
+    /// A call in another recording than the layer's dispatch, or outside of it. Nothing was sent.
+    #[error(
+        "{called} in another recording than the dispatch of this layer, or outside of it; record whole layers. If \
+         the recording failed, begin again with dispatch: nothing of it was done"
+    )]
+    OtherRecording {
+        /// The call that was refused.
+        called: &'static str,
     },
     /// The step failed, on all ranks.
     #[error("{0}")]

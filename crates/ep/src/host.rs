@@ -6,10 +6,10 @@ use crate::config::{EpConfig, HIDDEN_MAX, Payload, Shape};
 use crate::error::EpError;
 use crate::heaps::Heaps;
 use crate::kernels::{
-    Batch, Packed, Weights, combine_oracle, dispatch_oracle, experts_oracle, fail, failed,
-    give_back_oracle, look_oracle, next_phase, pack_oracle, pass,
+    Batch, Packed, Weights, begin, combine_oracle, dispatch_oracle, experts_oracle, fail, failed,
+    give_back_oracle, look_oracle, next_phase, pack_oracle, pass, tag_now,
 };
-use crate::layout::{EpLayout, ctl};
+use crate::layout::{EpLayout, ctl, row};
 use crate::stage::Stage;
 use mooncrate_core::Deadline;
 use mooncrate_heap::{Group, Heap, Rank, Ranks, Watch};
@@ -164,7 +164,7 @@ impl Ep {
         let tag = self.tag(Op::Return);
         give_back_oracle(&*self.heap, &self.layout, self.rank(), tag, y, &self.rows);
         self.stage = Stage::GivenBack;
-        Ok(())
+        self.status()
     }
 
     /// Waits until the results of all ranks have come.
@@ -182,11 +182,16 @@ impl Ep {
         self.stage.may(Stage::Combined)?;
         let mut tokens = [0; 4];
         self.heap.load(self.me(), self.layout.sent(), &mut tokens);
-        let needed = u64::from(u32::from_le_bytes(tokens)) * u64::from(self.shape().hidden());
-        at_least("the output", out.len(), needed)?;
-        combine_oracle(&*self.heap, &self.layout, self.rank(), out);
+        let tokens = u32::from_le_bytes(tokens).min(self.shape().tokens_max());
+        self.check_output(tokens, out)?;
+        let tag = self.tag(Op::Return);
+        combine_oracle(&*self.heap, &self.layout, self.rank(), tag, out);
         self.stage = Stage::Combined;
-        Ok(())
+        self.status()
+    }
+
+    fn check_output(&self, tokens: u32, out: &[u16]) -> Result<(), EpError> {
+        at_least("the output", out.len(), u64::from(tokens) * u64::from(self.shape().hidden()))
     }
 
     /// The experts on packed tokens: `y = w2 · (silu(gate · x) × (up · x))`. `act` is
@@ -236,7 +241,8 @@ impl Ep {
         let mut counts = vec![0; shape.local_experts() as usize];
         let rows = shape.local_experts() as usize * shape.rows_max() as usize;
         let mut act = vec![0; rows * weights.inter as usize];
-        // What is wrong with the weights is found before anything is sent.
+        // What is wrong with memory is found before anything is sent. Too many tokens are told to all ranks.
+        self.check_output(batch.tokens.min(shape.tokens_max()), out)?;
         self.experts(weights, &x, &counts, &mut act, &mut y)?;
         self.dispatch(layer, batch)?;
         self.await_rows()?;
@@ -260,12 +266,42 @@ impl Ep {
         Ok(())
     }
 
+    /// Gives the communicator up: the other ranks hear of it at once, if they come to another layer, and do not
+    /// wait for their timeout. Then all ranks together give their heaps back, so each has to call this. A
+    /// communicator that is dropped says the same, and waits for nobody.
+    pub fn close(self, group: &mut Group, within: Duration) -> Result<(), EpError> {
+        let heap = Arc::clone(&self.heap);
+        drop(self);
+        match Arc::into_inner(heap) {
+            Some(heap) => heap.close(group, within)?,
+            // Whoever made the heap holds it, and gives it back.
+            None => group.barrier("close heaps", within)?,
+        }
+        Ok(())
+    }
+
+    /// Tells all ranks that this one does not come any more, unless it has failed: then they know. Poison says
+    /// how far this rank has come, so it hides the last signal from nobody.
+    fn leave(&self) {
+        if failed(&*self.heap, self.me()).is_some() {
+            return;
+        }
+        let (me, phase) = (self.rank(), next_phase(&*self.heap, self.me()));
+        let tag = tag_now(&*self.heap, self.me(), self.tag(Op::of(phase)));
+        let record = give_up(Kind::Left, Ranks::only(me), me.number(), tag, phase);
+        fail(&*self.heap, &self.layout, self.me(), &record);
+    }
+
     fn clear(&mut self, epoch: u64) {
         let me = self.me();
         for phase in 0..2 {
             for source in 0..self.shape().ranks() {
                 self.heap.set_word(me, self.layout.signal(phase, source), 0);
             }
+        }
+        // Phases begin anew, so a stamp of before could be that of a step to come.
+        for slot in 0..self.shape().slots() {
+            self.heap.store(me, self.layout.meta(slot), &[0; row::BYTES]);
         }
         for word in [ctl::PHASE, ctl::ARRIVED, ctl::ERROR, ctl::ERROR + 8, ctl::ERROR + 16] {
             self.heap.set_word(me, word, 0);
@@ -277,7 +313,8 @@ impl Ep {
 
     /// Passes the next phase, or fails for everybody.
     fn wait(&self, tag: Tag) -> Result<(), EpError> {
-        let phase = next_phase(&*self.heap, self.me());
+        let began = begin(&*self.heap, &self.layout, self.rank(), tag, 1);
+        let Some((tag, phase)) = began else { return self.status() };
         let timeout = if phase == 1 { self.first_timeout } else { self.timeout };
         let until = boottime().deadline_in(timeout);
         let mut pause = Pause::default();
@@ -324,16 +361,9 @@ impl Ep {
 }
 
 impl Drop for Ep {
-    /// In the middle of a layer the others would wait for this rank until their timeout. Between layers
-    /// nothing is said: a poison could hide the last signal from a rank that has not seen it yet.
+    /// The others would wait for this rank until their timeout.
     fn drop(&mut self) {
-        let ended = failed(&*self.heap, self.me()).is_some() || self.stage == Stage::Combined;
-        if !ended {
-            let (me, phase) = (self.rank(), next_phase(&*self.heap, self.me()));
-            let tag = self.tag(Op::of(phase));
-            let record = give_up(Kind::Left, Ranks::only(me), me.number(), tag, phase);
-            fail(&*self.heap, &self.layout, self.me(), &record);
-        }
+        self.leave();
     }
 }
 

@@ -31,6 +31,7 @@ pub mod heaps;
 mod host;
 pub mod kernels;
 pub mod layout;
+mod memory;
 pub mod oracle;
 pub mod seat;
 mod stage;

@@ -250,6 +250,74 @@ impl CudaSeat {
     }
 }
 
+/// Inputs of a rank with their outputs, made ahead and kept on the GPU. A graph that was recorded once gets another
+/// one in each replay, and every output is compared without a wait of the host.
+#[derive(Debug)]
+pub struct Cases {
+    seat: Rc<CudaSeat>,
+    /// Memory as in [`CudaSeat`]: tokens, x, experts, weights, output.
+    all: Vec<[DeviceBuffer; 5]>,
+    /// u64: pieces of all outputs that were not what they must be.
+    differ: DeviceBuffer,
+}
+
+impl Cases {
+    /// Uploads inputs, and what must come out; rows after the last token must stay as they are.
+    pub fn new(
+        gpu: &Gpu,
+        seat: &Rc<CudaSeat>,
+        cases: &[(Drawn, Vec<u16>)],
+    ) -> Result<Self, EpError> {
+        let shape = *seat.ep.shape();
+        let upload = |bytes: Vec<u8>| -> Result<DeviceBuffer, EpError> {
+            let buffer = DeviceBuffer::new(gpu, bytes.len() as u64)?;
+            buffer.span().write(&bytes, &seat.stream)?;
+            Ok(buffer)
+        };
+        let case = |(drawn, out): &(Drawn, Vec<u16>)| -> Result<[DeviceBuffer; 5], EpError> {
+            let drawn = drawn.clone().padded(&shape);
+            let mut out = out.clone();
+            out.resize((shape.output_bytes() / 2) as usize, POISON);
+            Ok([
+                upload(drawn.tokens.to_le_bytes().to_vec())?,
+                upload(drawn.x.iter().flat_map(|v| v.to_le_bytes()).collect())?,
+                upload(drawn.experts.iter().flat_map(|v| v.to_le_bytes()).collect())?,
+                upload(drawn.weights.iter().flat_map(|v| v.to_le_bytes()).collect())?,
+                upload(out.iter().flat_map(|v| v.to_le_bytes()).collect())?,
+            ])
+        };
+        let all = cases.iter().map(case).collect::<Result<_, _>>()?;
+        Ok(Self { seat: Rc::clone(seat), all, differ: upload(vec![0; 8])? })
+    }
+
+    /// Queues the copies of an input to where the graph finds it, and poisons the output.
+    pub fn load(&self, number: usize, stream: &Stream) -> Result<(), EpError> {
+        let (seat, [tokens, x, experts, weights, _]) = (&self.seat, &self.all[number]);
+        for (to, from) in [
+            (&seat.tokens, tokens),
+            (&seat.x, x),
+            (&seat.experts, experts),
+            (&seat.weights, weights),
+        ] {
+            to.span().copy_from(from.span(), stream)?;
+        }
+        Ok(seat.out.span().fill(0xff, stream)?)
+    }
+
+    /// Queues the comparison of the output with that of an input.
+    pub fn compare(&self, number: usize, stream: &Stream) -> Result<(), EpError> {
+        let (seat, [.., expected]) = (&self.seat, &self.all[number]);
+        seat.ep.compare(stream, seat.out.span(), expected.span(), self.differ.span())
+    }
+
+    /// How many pieces of 16 bytes were wrong, in all comparisons so far. It waits for the stream.
+    pub fn mismatches(&self, stream: &Stream) -> Result<u64, EpError> {
+        let mut bytes = [0; 8];
+        self.differ.span().read(&mut bytes, stream)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+}
+
 /// Work of several ranks of one process in one graph: each rank on its own stream, all between the beginning and
 /// the end of a common one.
 pub struct Replay<'w> {

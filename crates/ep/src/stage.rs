@@ -1,6 +1,8 @@
 //! Where in a layer a communicator is: calls in another order are refused before anything is sent.
 
 use crate::error::EpError;
+use mooncrate_gpu::{GpuError, Stream};
+use std::cell::Cell;
 
 /// The last call of a layer that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +17,7 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Combined => "combine",
             Self::Dispatched => "dispatch",
@@ -44,5 +46,98 @@ impl Stage {
             return Ok(());
         }
         Err(EpError::Order { called: next.name(), before: self.name() })
+    }
+}
+
+/// Where work is queued: a stream, and the recording that it is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    stream: u64,
+    recording: Option<u64>,
+}
+
+/// The stage of a communicator whose calls queue: all calls of a layer follow each other in one stream, and in
+/// one recording or in none. Nothing else orders their kernels.
+#[derive(Debug)]
+pub(crate) struct Course {
+    stage: Cell<Stage>,
+    /// Where the dispatch of the layer that is under way went.
+    began: Cell<Option<Place>>,
+}
+
+impl Default for Course {
+    fn default() -> Self {
+        Self { stage: Cell::new(Stage::Combined), began: Cell::new(None) }
+    }
+}
+
+impl Course {
+    /// Refuses to come to `next` on this stream.
+    pub(crate) fn may(&self, next: Stage, stream: &Stream) -> Result<(), EpError> {
+        let here = Self::place(stream)?;
+        let began = self.began.get();
+        if next == Stage::Dispatched
+            && began
+                .is_some_and(|began| began.recording.is_some() && began.recording != here.recording)
+        {
+            // The recording ended in the middle of the layer, and nothing of it was done: the layer never began.
+            self.reset();
+        }
+        self.stage.get().may(next)?;
+        if next == Stage::Dispatched { Ok(()) } else { self.same(next.name(), here) }
+    }
+
+    /// Refuses a call between two stages of the layer on another stream than that of the layer.
+    pub(crate) fn between(&self, called: &'static str, stream: &Stream) -> Result<(), EpError> {
+        if self.stage.get() == Stage::Packed {
+            return self.same(called, Self::place(stream)?);
+        }
+        Ok(())
+    }
+
+    fn same(&self, called: &'static str, here: Place) -> Result<(), EpError> {
+        match self.began.get() {
+            Some(began) if began.recording != here.recording => {
+                Err(EpError::OtherRecording { called })
+            }
+            Some(began) if began.stream != here.stream => Err(EpError::OtherStream { called }),
+            _ => Ok(()),
+        }
+    }
+
+    fn place(stream: &Stream) -> Result<Place, GpuError> {
+        Ok(Place { stream: stream.raw(), recording: stream.recording()? })
+    }
+
+    /// The call was made.
+    pub(crate) fn came(&self, to: Stage, stream: &Stream) -> Result<(), EpError> {
+        match to {
+            Stage::Dispatched => self.began.set(Some(Self::place(stream)?)),
+            Stage::Combined => self.began.set(None),
+            _ => {}
+        }
+        self.stage.set(to);
+        Ok(())
+    }
+
+    /// Whether a layer is under way whose dispatch was done, or will be, without being replayed.
+    pub(crate) fn is_under_way(&self) -> bool {
+        let recorded = self.began.get().is_some_and(|began| began.recording.is_some());
+        self.stage.get() != Stage::Combined && !recorded
+    }
+
+    /// Nothing is under way.
+    pub(crate) fn reset(&self) {
+        self.stage.set(Stage::Combined);
+        self.began.set(None);
+    }
+
+    /// Does something as if the stage were `before`, on any stream, and comes back.
+    pub(crate) fn aside<T>(&self, before: Stage, call: impl FnOnce() -> T) -> T {
+        let (stage, began) = (self.stage.replace(before), self.began.take());
+        let called = call();
+        self.stage.set(stage);
+        self.began.set(began);
+        called
     }
 }

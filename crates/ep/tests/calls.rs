@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
 
+use mooncrate_ep::heaps::Heaps;
+use mooncrate_ep::layout::ctl;
 use mooncrate_ep::workload::{Drawn, DrawnWeights, Routing};
 use mooncrate_ep::{Batch, Ep, EpConfig, EpLayout, Weights};
 use mooncrate_heap::{Heap, Watch, World};
@@ -155,6 +157,78 @@ fn weights_that_do_not_fit_send_nothing() {
         let text = ep.forward(0, &empty, &weights, &mut []).unwrap_err().to_string();
         assert!(text.starts_with(said), "{text}");
     }
+    let full = Drawn::new(&shape, Routing::Full, 1, 0, 0);
+    let text = said(ep.forward(0, &full.batch(), &good, &mut [0; 63]));
+    assert_eq!(text, "the output: 64 elements are needed, 63 are given");
     // Nothing was sent, so the rank may still begin a layer.
     ep.dispatch(0, &empty).unwrap();
+}
+
+/// One layer of all ranks, without tokens.
+fn empty_layer(ranks: &mut [Ep], layer: u16) {
+    let empty = Batch { tokens: 0, x: &[], experts: &[], weights: &[] };
+    let shape = *ranks[0].shape();
+    let (mut x, mut counts) = (vec![0; (shape.packed_bytes() / 2) as usize], vec![0; 4]);
+    ranks.iter_mut().try_for_each(|rank| rank.dispatch(layer, &empty)).unwrap();
+    for rank in ranks.iter_mut() {
+        rank.await_rows().unwrap();
+        rank.pack(&mut x, &mut counts).unwrap();
+        rank.give_back(&x).unwrap();
+    }
+    for rank in ranks {
+        rank.await_results().unwrap();
+        rank.combine(&mut []).unwrap();
+    }
+}
+
+/// Between two layers as well: nobody waits for a rank that does not come any more.
+#[test]
+fn a_rank_that_leaves_between_layers_is_named_at_once() {
+    let heaps = heaps();
+    let long = Duration::from_hours(1);
+    let config = EpConfig { timeout: long, first_timeout: long, ..config() };
+    let open = |heap| Ep::over(Arc::clone(heap), Watch::default(), &config).unwrap();
+    let mut ranks: Vec<Ep> = heaps.iter().map(open).collect();
+    empty_layer(&mut ranks, 0);
+    drop(ranks.pop());
+    let empty = Batch { tokens: 0, x: &[], experts: &[], weights: &[] };
+    ranks[0].dispatch(1, &empty).unwrap();
+    let text = said(ranks[0].await_rows());
+    assert!(text.contains("phase 3 (dispatch), layer 1: rank 1 closed its communicator"), "{text}");
+}
+
+/// A row of another step that comes between pack and return, and a phase that is not that of the call.
+#[test]
+fn a_heap_that_somebody_else_writes_ends_the_step() {
+    let empty = Batch { tokens: 0, x: &[], experts: &[], weights: &[] };
+    for case in 0..3 {
+        let heaps = heaps();
+        let mut ranks: Vec<Ep> = heaps.iter().map(open).collect();
+        let shape = *ranks[0].shape();
+        let (mut x, mut counts) = (vec![0; (shape.packed_bytes() / 2) as usize], vec![0; 4]);
+        ranks.iter_mut().try_for_each(|rank| rank.dispatch(0, &empty)).unwrap();
+        ranks.iter_mut().try_for_each(Ep::await_rows).unwrap();
+        let layout = *ranks[0].layout();
+        ranks[0].pack(&mut x, &mut counts).unwrap();
+        let text = match case {
+            0 => {
+                heaps[0].store(0, layout.meta(5) + 52, &9u32.to_le_bytes());
+                said(ranks[0].give_back(&x))
+            }
+            1 => {
+                heaps[0].set_word(0, ctl::PHASE, 2);
+                said(ranks[0].give_back(&x))
+            }
+            _ => {
+                ranks[0].give_back(&x).unwrap();
+                heaps[0].set_word(0, ctl::PHASE, 2);
+                said(ranks[0].await_results())
+            }
+        };
+        let words = match case {
+            0 => "rank 1 did not write row 5 of this step (it is of phase 9)",
+            _ => "rank 0 ran return of layer 0, epoch 0, shape",
+        };
+        assert!(text.contains(words), "case {case}: {text}");
+    }
 }

@@ -100,7 +100,12 @@ fn a_rank() {
         "large" => steps(&mut stage, 14),
         "violations" => violations(&mut stage, group),
         "killed" | "stopped" => missing(&mut stage, &role),
-        "leaves" => leaves(stage, group),
+        "leaves" | "closes" => leaves(stage, group, &role),
+        "together" => {
+            stage.layer(0, &draw(&stage, Routing::Full, 0).batch()).unwrap();
+            stage.ep.close(group, WITHIN).unwrap();
+            println!("> closed");
+        }
         "forward" => forward(&mut stage),
         other => panic!("no role {other}"),
     }
@@ -339,22 +344,44 @@ fn a_rank_that_is_stopped_is_named_by_all_others_in_time() {
     stopped.wait().unwrap();
 }
 
-/// A rank gives its communicator up in the middle of a layer.
-fn leaves(mut stage: HostSeat, group: &mut Group) {
+/// A rank gives its communicator up: in the middle of a layer, or between two, by a call or by dropping it.
+fn leaves(mut stage: HostSeat, group: &mut Group, role: &str) {
     let drawn = draw(&stage, Routing::Full, 0);
-    if me(&stage) as usize == VICTIM {
-        stage.ep.dispatch(0, &drawn.batch()).unwrap();
-        drop(stage);
-    } else {
-        println!("> {}", stage.layer(0, &drawn.batch()).unwrap_err());
+    if role == "closes" {
+        stage.layer(0, &drawn.batch()).unwrap();
     }
-    group.barrier("end", WITHIN).unwrap();
+    if me(&stage) as usize == VICTIM {
+        if role == "leaves" {
+            stage.ep.dispatch(0, &drawn.batch()).unwrap();
+        }
+        return if role == "leaves" {
+            drop(stage);
+            group.barrier("end", WITHIN).unwrap();
+        } else {
+            stage.ep.close(group, WITHIN).unwrap();
+        };
+    }
+    println!("> {}", stage.layer(1, &drawn.batch()).unwrap_err());
+    if role == "leaves" {
+        group.barrier("end", WITHIN).unwrap();
+    } else {
+        stage.ep.close(group, WITHIN).unwrap();
+    }
 }
 
 #[test]
 fn a_rank_that_gives_up_is_named_at_once() {
-    let said = run("leaves", 4);
-    for rank in [0, 1, 3] {
-        assert!(said[rank][0].contains("layer 0: rank 2 closed its communicator"), "{said:?}");
+    for role in ["leaves", "closes"] {
+        let said = run(role, 4);
+        for rank in [0, 1, 3] {
+            let text = &said[rank][0];
+            assert!(text.contains("layer 1: rank 2 closed its communicator"), "{role}: {said:?}");
+        }
     }
+}
+
+/// All ranks close after the last layer: the one that is first fails nobody who still looks for its results.
+#[test]
+fn ranks_that_close_together_fail_nobody() {
+    assert_eq!(run("together", 8), vec![vec!["closed"]; 8]);
 }

@@ -5,6 +5,7 @@ use crate::error::{GpuError, check};
 use cudarc::driver::sys::{self, CUevent, CUstream, CUstreamCaptureStatus};
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ptr::null_mut;
 
 /// A queue of work on one GPU. One that was made here is never the default stream, so it waits for no other one.
 ///
@@ -65,6 +66,30 @@ impl Stream {
         // SAFETY: stream and event live as long as their owners; the driver keeps what it needs.
         let waits = unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) };
         check("let a stream wait for an event", waits)
+    }
+
+    /// The number of the recording that this stream is part of, no two of a process alike; `None`: what is
+    /// queued is done.
+    pub fn recording(&self) -> Result<Option<u64>, GpuError> {
+        self.gpu.bind()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut number = 0;
+        // SAFETY: the stream lives as long as `self`, there are places for status and number, and a null
+        // pointer asks for nothing.
+        let asked = unsafe {
+            sys::cuStreamGetCaptureInfo_v3(
+                self.raw,
+                &raw mut status,
+                &raw mut number,
+                null_mut(),
+                null_mut(),
+                null_mut(),
+                null_mut(),
+            )
+        };
+        check("ask whether a stream is recorded", asked)?;
+        let is = !matches!(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+        Ok(is.then_some(number))
     }
 
     /// The driver's handle, for other libraries of this process. It is valid while `self` lives.

@@ -13,7 +13,9 @@ fn sorted(error: &EpError) -> (Class, &'static str) {
     match error {
         EpError::Config(_) => (Class::Invalid, "invalid"),
         EpError::Shape(_) => (Class::Invalid, "wrong memory"),
-        EpError::Order { .. } => (Class::Invalid, "order"),
+        EpError::Order { .. } | EpError::OtherStream { .. } | EpError::OtherRecording { .. } => {
+            (Class::Invalid, "order")
+        }
         EpError::OtherShape(_) => (Class::Invalid, "other shape"),
         EpError::InUse | EpError::WrongHeap(_) => (Class::Invalid, "wrong heap"),
         EpError::Gpu(error) | EpError::Heap(HeapError::Gpu(error)) => (of_gpu(error), "gpu"),
@@ -41,6 +43,8 @@ fn of_fault(fault: &Fault) -> (Class, &'static str) {
         Kind::Desync => (Class::Error, "desync"),
         Kind::StaleRow => (Class::Error, "stale row"),
         Kind::Overflow => (Class::Error, "overflow"),
+        Kind::OutOfOrder => (Class::Error, "out of order"),
+        Kind::BadPlace => (Class::Error, "bad place"),
         Kind::TooManyTokens => (of_input, "too many tokens"),
         Kind::BadExpert => (of_input, "bad expert"),
         Kind::TwiceExpert => (of_input, "expert twice"),
@@ -60,7 +64,11 @@ const fn way_out(kind: Kind) -> (&'static str, Advice) {
             ("call the same layers in the same order, after reset() in every rank", again)
         }
         Kind::Overflow => ("make the communicators with a larger rows_max", Advice::GiveUp),
-        Kind::StaleRow => ("call reset() in every rank", again),
+        Kind::OutOfOrder => (
+            "capture whole layers, and replay them between layers only, after reset() in every rank",
+            again,
+        ),
+        Kind::StaleRow | Kind::BadPlace => ("call reset() in every rank", again),
         Kind::TooManyTokens | Kind::BadExpert | Kind::TwiceExpert | Kind::BadWeight => {
             ("mend the input, and call reset() in every rank", again)
         }
@@ -76,6 +84,13 @@ fn out_of_order(called: &str) -> &'static str {
     }
 }
 
+// The halves of a layer are one call of Python each, so it is always the second that goes astray.
+const OTHER_STREAM: &str = "combine is on another stream than the dispatch of this layer, and nothing else keeps \
+                            their order: give both the same stream";
+const OTHER_RECORDING: &str = "combine is in another capture than the dispatch of this layer, or outside of it: \
+                               capture whole layers. If the capture failed, begin again with dispatch: nothing of \
+                               it was done";
+
 /// A failed call as an exception.
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` hands over")]
 pub(crate) fn exception(py: Python<'_>, error: EpError) -> PyErr {
@@ -86,6 +101,8 @@ pub(crate) fn exception(py: Python<'_>, error: EpError) -> PyErr {
             (format!("{error}: {way}"), advice)
         }
         EpError::Order { called, .. } => (out_of_order(called).to_owned(), Advice::GiveUp),
+        EpError::OtherStream { .. } => (OTHER_STREAM.to_owned(), Advice::GiveUp),
+        EpError::OtherRecording { .. } => (OTHER_RECORDING.to_owned(), Advice::GiveUp),
         other => (other.to_string(), other.advice()),
     };
     let made = make(py, class, &words, advice);

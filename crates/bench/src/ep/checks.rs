@@ -35,6 +35,7 @@ const FP8: &[Check] = &[
     ("an expert that does not exist is named to all", |team| spoil(team, Kind::BadExpert)),
 ];
 const V3: &[Check] = &[("layers of DeepSeek-V3's shape are equal to the dense reference", v3)];
+const LEAVES: &[Check] = &[("a rank that closes between layers is named at once", deaths::closes)];
 const KILLED: &[Check] =
     &[("a rank that is killed is named", |team| deaths::missing(team, Signal::KILL, Kind::Lost))];
 const STOPPED: &[Check] = &[("a rank that is stopped is named in time", |team| {
@@ -67,6 +68,8 @@ fn config(args: &EpArgs, part: &str) -> EpConfig {
             let rows_max = (args.backend == Backend::Cpu).then_some(8 * world);
             EpConfig { world, experts, rows_max, ..EpConfig::default() }
         }
+        // Who waits for the timeout does not hear of it at once.
+        "rank-leaves" => EpConfig { timeout: deaths::NEVER, first_timeout: deaths::NEVER, ..small },
         "rank-killed" | "rank-stopped" => EpConfig { timeout: deaths::TIMEOUT, ..small },
         _ => small,
     }
@@ -80,6 +83,7 @@ pub(super) fn run(args: &EpArgs) -> Result<()> {
         "no-room" => NO_ROOM,
         "fp8" => FP8,
         "deepseek-v3" => V3,
+        "rank-leaves" => LEAVES,
         "rank-killed" => KILLED,
         "rank-stopped" => STOPPED,
         other => bail!("no part {other}"),

@@ -13,6 +13,30 @@ pub(super) const VICTIM: usize = 1;
 /// How long a rank waits in these parts.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A timeout that no check waits for.
+pub(super) const NEVER: Duration = Duration::from_hours(1);
+
+/// The victim gives its communicator up between two layers; the others come to the next one and hear of it.
+pub(super) fn closes(team: &mut Team) -> Result<()> {
+    let drawn = team.draw(Routing::Full, 0);
+    for answer in team.layer(|_| 0, &drawn) {
+        answer.context("a layer before the end")?;
+    }
+    // Where it is a process of its own, this ends when the others close as well.
+    team.close(|rank| rank as usize == VICTIM)?;
+    if team.seats.is_empty() {
+        return Ok(());
+    }
+    let drawn = team.draw(Routing::Full, 1);
+    for answer in team.layer(|_| 1, &drawn) {
+        let Err(error) = answer else { bail!("the layer came to its end") };
+        let fault = error.fault().with_context(|| format!("another error: {error}"))?;
+        ensure!(fault.record.cause.kind == Kind::Left, "another reason: {fault}");
+        ensure!(fault.ranks().bits() == 1 << VICTIM, "others are blamed: {fault}");
+    }
+    team.close(|_| true)
+}
+
 /// The victim gets a signal after the tokens have come; the others wait for its results.
 pub(super) fn missing(team: &mut Team, signal: Signal, kind: Kind) -> Result<()> {
     for step in 0..3 {

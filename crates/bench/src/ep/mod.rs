@@ -42,7 +42,8 @@ pub(crate) struct EpArgs {
 }
 
 /// Parts of the list that need a group of their own: another shape, or somebody who dies or stops.
-const PARTS: [&str; 6] = ["checks", "fp8", "no-room", "deepseek-v3", "rank-killed", "rank-stopped"];
+const PARTS: [&str; 7] =
+    ["checks", "fp8", "no-room", "deepseek-v3", "rank-leaves", "rank-killed", "rank-stopped"];
 /// What a process says about a check begins with this.
 const SAYS: &str = "check ";
 
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &EpArgs) -> Result<bool> {
     }
     let mut said: BTreeMap<String, Vec<String>> = BTreeMap::new();
     // Nobody dies on a GPU: under MPS that could end the other ranks, too.
-    let parts = if args.backend == Backend::Cpu { &PARTS[..] } else { &PARTS[..4] };
+    let parts = if args.backend == Backend::Cpu { &PARTS[..] } else { &PARTS[..5] };
     let processes = if args.backend == Backend::CudaVirtual { 1 } else { args.world };
     for part in parts {
         let dir = tempfile::tempdir().context("a place to meet")?;

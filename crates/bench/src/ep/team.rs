@@ -142,6 +142,22 @@ impl Team {
         Ok(())
     }
 
+    /// Those ranks of this process give their communicators up; with a group they wait until all have.
+    pub(super) fn close(&mut self, which: impl Fn(u32) -> bool) -> Result<()> {
+        let leave = self.seats.extract_if(.., |seat| which(seat.rank()));
+        for seat in leave.collect::<Vec<_>>() {
+            let Some(group) = &mut self.group else { continue };
+            match seat {
+                Seat::Host(seat) => seat.ep.close(group, WITHIN)?,
+                Seat::Cuda(seat) => {
+                    let seat = Rc::into_inner(seat).context("a graph holds the seat")?;
+                    seat.ep.close(group, WITHIN)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Waits until all processes have come to this point.
     pub(super) fn together(&mut self, doing: &'static str) -> Result<()> {
         match &mut self.group {

@@ -1,7 +1,7 @@
 //! All ranks of an exchange in this process, in one set of buffers or in several that take turns.
 
 use mooncrate_ep::oracle::{dense_of, test_expert};
-use mooncrate_ep::seat::{CudaSeat, Replay};
+use mooncrate_ep::seat::{Cases, CudaSeat, Replay};
 use mooncrate_ep::workload::{Drawn, Routing};
 use mooncrate_ep::{CudaEp, EpConfig, EpError, EpKernels, EpLayout, Payload, Shape, Tuning};
 use mooncrate_gpu::{Gpu, Stream};
@@ -89,6 +89,22 @@ impl Team {
     /// All tokens of a set.
     pub(crate) fn tokens(&self) -> u64 {
         self.drawn[0].iter().map(|drawn| u64::from(drawn.tokens)).sum()
+    }
+
+    /// For each rank of the first set, inputs of all routings with their outputs, ready on the GPU.
+    pub(crate) fn cases(&self, gpu: &Gpu, count: u64) -> Result<Vec<Cases>, EpError> {
+        let case = |rank: u32, number: u64| {
+            let routing = Routing::ALL[number as usize % Routing::ALL.len()];
+            let drawn = Drawn::new(&self.shape, routing, SEED + 1, rank, number);
+            let out = dense_of(&self.shape, &drawn.batch(), &same);
+            (drawn, out)
+        };
+        let of = |seat: &Rc<CudaSeat>| {
+            let rank = u32::from(seat.ep.rank().number());
+            let all: Vec<_> = (0..count).map(|number| case(rank, number)).collect();
+            Cases::new(gpu, seat, &all)
+        };
+        self.sets[0].iter().map(of).collect()
     }
 
     /// Overwrites all outputs.

@@ -1,16 +1,29 @@
 // combine: what came back for a token of this rank is added up, in the order of ranks.
 #include "ep.cuh"
 
-// A block, or `parts` of them, for each of `tokens_max` tokens. Rows after the last token stay as they are.
-extern "C" __global__ void ep_combine(const __grid_constant__ ep::Step step, uint4* out) {
+// A block, or `parts` of them, for each of `tokens_max` tokens; a thread for each piece, as far as a block has room. Rows after the last token stay as they are.
+extern "C" __global__ void __launch_bounds__(1024)
+    ep_combine(const __grid_constant__ ep::Step step, uint4* out) {
     using namespace ep;
-    const Start start = begin(step);
+    const Start start = begin(step, 0);
     cudaTriggerProgrammaticLaunchCompletion();
     const u32 token = blockIdx.x / step.parts, part = blockIdx.x % step.parts;
     const u8* sent = place(step, step.me, step.sent);
     const u32 tokens = __ldcg(reinterpret_cast<const u32*>(sent));
-    const u32 mask = __ldcg(reinterpret_cast<const u32*>(sent + SENT_HEAD) + token);
-    if (!start.good || token >= tokens) {
+    // What the heap says is not believed: there is no memory of a rank that does not exist.
+    const u32 mask = __ldcg(reinterpret_cast<const u32*>(sent + SENT_HEAD) + token) & ((1u << step.ranks) - 1);
+    if (!start.good) {
+        return;
+    }
+    if (!start.ordered) {
+        // Other blocks see the failure or the order; both end here.
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            ctl(step)[BAD] = out_of_order(start);
+            fail_violation(step, out_of_order(start), start.tag, start.phase);
+        }
+        return;
+    }
+    if (token >= tokens) {
         return;
     }
     const Share own = share(step, step.pieces, part);

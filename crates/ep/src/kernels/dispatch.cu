@@ -3,6 +3,14 @@
 
 namespace ep {
 
+// What a block knows of a token's route: for each position the expert, its rank and its number there, and its weight.
+// A division takes long, so each is made once.
+struct Route {
+    int expert[TOP_K_MAX];
+    u32 rank[TOP_K_MAX], local[TOP_K_MAX];
+    float weight[TOP_K_MAX];
+};
+
 // What is wrong with one position of a route. The lowest position of the lowest token counts, as in the oracle.
 __device__ __forceinline__ u64 judge_position(const Step& step, const int* chosen, float weight, u32 token, u32 k) {
     const u32 expert = u32(chosen[k]), bits = __float_as_uint(weight);
@@ -18,19 +26,19 @@ __device__ __forceinline__ u64 judge_position(const Step& step, const int* chose
 }
 
 // The 16 bytes number `part` of the metadata row for rank `target`.
-__device__ __forceinline__ uint4 meta_piece(const Step& step, const int* chosen, const float* weights, u32 mask,
-                                            u32 target, u32 part, u32 stamp) {
+__device__ __forceinline__ uint4 meta_piece(const Step& step, const Route& route, u32 mask, u32 target, u32 part,
+                                            u32 stamp) {
     const bool routed = mask >> target & 1;
     u32 words[4] = {0, 0, 0, 0};
     u32 count = 0;
     for (u32 k = 0; k < TOP_K_MAX; k++) {
-        const bool here = routed && k < step.top_k && u32(chosen[k]) / step.local_experts == target;
+        const bool here = routed && k < step.top_k && route.rank[k] == target;
         count += here;
         if (part == 0) {
-            const u32 half = here ? u32(chosen[k]) % step.local_experts : 0xffff;
+            const u32 half = here ? route.local[k] : 0xffff;
             words[k / 2] |= half << (16 * (k & 1));
         } else if (here && part == 1 + k / 4) {
-            words[k % 4] = __float_as_uint(weights[k]);
+            words[k % 4] = __float_as_uint(route.weight[k]);
         }
     }
     if (part == 3) {
@@ -45,14 +53,13 @@ __device__ __forceinline__ uint4 meta_piece(const Step& step, const int* chosen,
 extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, const uint4* x,
                                        const int* experts, const float* weights, const unsigned* tokens) {
     using namespace ep;
-    __shared__ int chosen[TOP_K_MAX];
-    __shared__ float chosen_weights[TOP_K_MAX];
+    __shared__ Route route;
     __shared__ u64 shared_bad;
     __shared__ u32 shared_mask;
-    const Start start = begin(step);
+    const Start start = begin(step, 1);
     cudaTriggerProgrammaticLaunchCompletion();
     const u32 token = blockIdx.x / step.parts, part = blockIdx.x % step.parts;
-    const u32 phase = start.passed + 1, slot = step.me * step.tokens_max + token;
+    const u32 phase = start.phase, slot = step.me * step.tokens_max + token;
     const u32 given = __ldcg(tokens);
     const u32 k = threadIdx.x;
     int expert = -1;
@@ -75,19 +82,23 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
     if (!start.good) {
         return;
     }
-    const u32 live = given > step.tokens_max ? 0 : given;
+    const u32 live = !start.ordered || given > step.tokens_max ? 0 : given;
+    const u32 rank = u32(expert) / step.local_experts;
     if (threadIdx.x < TOP_K_MAX) {
-        chosen[k] = expert, chosen_weights[k] = weight;
+        route.expert[k] = expert, route.weight[k] = weight;
+        route.rank[k] = rank, route.local[k] = u32(expert) - rank * step.local_experts;
     }
     if (threadIdx.x == 0) {
         shared_mask = 0;
-        shared_bad = given > step.tokens_max ? violation_of(TOO_MANY_TOKENS, 0, 0, given) : NO_VIOLATION;
+        shared_bad = !start.ordered            ? out_of_order(start)
+                     : given > step.tokens_max ? violation_of(TOO_MANY_TOKENS, 0, 0, given)
+                                               : NO_VIOLATION;
     }
     __syncthreads();
     if (token < live && k < step.top_k) {
-        const u64 bad = judge_position(step, chosen, weight, token, k);
+        const u64 bad = judge_position(step, route.expert, weight, token, k);
         if (bad == NO_VIOLATION) {
-            atomicOr(&shared_mask, 1u << u32(expert) / step.local_experts);
+            atomicOr(&shared_mask, 1u << rank);
         } else {
             atomicMin(&shared_bad, bad);
         }
@@ -98,18 +109,13 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
         if (shared_bad != NO_VIOLATION) {
             atomicMin(ctl(step) + BAD, shared_bad);
         }
-        if (part == 0) {
+        if (part == 0 && start.ordered) {
             u8* sent = place(step, step.me, step.sent);
             reinterpret_cast<u32*>(sent + SENT_HEAD)[token] = mask;
             if (token == 0) {
                 *reinterpret_cast<u32*>(sent) = live;
             }
         }
-    }
-    if (part == 0 && threadIdx.x < step.ranks * ROW_PIECES) {
-        const u32 target = threadIdx.x / ROW_PIECES, at = threadIdx.x % ROW_PIECES;
-        store_piece(meta_at(step, target, slot) + at,
-                    meta_piece(step, chosen, chosen_weights, mask, target, at, phase));
     }
     while (mask != 0 && piece < own.end) {
 #pragma unroll
@@ -130,13 +136,19 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
             two = __ldcg(source + second);
         }
     }
+    // After the rows, which take longer to arrive.
+    if (part == 0 && start.ordered && threadIdx.x < step.ranks * ROW_PIECES) {
+        const u32 target = threadIdx.x / ROW_PIECES, at = threadIdx.x % ROW_PIECES;
+        store_piece(meta_at(step, target, slot) + at,
+                    meta_piece(step, route, mask, target, at, phase));
+    }
     if (!last_of_all(step)) {
         return;
     }
     const u64 bad = __ldcg(ctl(step) + BAD);
     if (bad == NO_VIOLATION) {
-        signal_all(step, step.tag, phase);
+        signal_all(step, start.tag, phase);
     } else {
-        fail_violation(step, bad, phase);
+        fail_violation(step, bad, start.tag, phase);
     }
 }

@@ -27,6 +27,7 @@ struct Step {
     u64 sig, sent, meta, recv, ret;
     // Host memory: where the error of this rank is told, and which ranks the host knows to be gone.
     u64 report, abort;
+    // The tag is that of epoch 0; 0 where a kernel belongs to no phase.
     u32 ranks, me, tokens_max, top_k, pieces, local_experts, rows_max, tag;
     // Blocks that share one row.
     u32 parts;
@@ -36,7 +37,7 @@ struct Step {
 static_assert(sizeof(Step) == 160, "Step is 160 bytes in Rust as well");
 
 // Words of `ctl`: `layout::ctl`.
-constexpr u32 PHASE = 1, ARRIVED = 3, BAD = 4, ERROR = 5;
+constexpr u32 PHASE = 1, EPOCH = 2, ARRIVED = 3, BAD = 4, ERROR = 5;
 // `layout::row`, in pieces of 16 bytes: experts, weights twice, then count and stamp.
 constexpr u32 ROW_PIECES = 4;
 constexpr u32 SENT_HEAD = 16;
@@ -44,7 +45,11 @@ constexpr u64 NO_VIOLATION = ~0ull;
 constexpr u32 POISON = 0xffffffffu;
 // `barrier::Kind`.
 constexpr u32 TIMEOUT = 1, LOST = 2, DESYNC = 3, STALE_ROW = 4, TOO_MANY_TOKENS = 5, BAD_EXPERT = 6,
-              TWICE_EXPERT = 7, BAD_WEIGHT = 8, OVERFLOW_ = 9;
+              TWICE_EXPERT = 7, BAD_WEIGHT = 8, OVERFLOW_ = 9, LEFT = 10, OUT_OF_ORDER = 11, BAD_PLACE = 12;
+// `barrier::Op`.
+constexpr u32 DISPATCH = 1;
+// In the host's word of aborts, after a bit for each rank: this rank gives its communicator up.
+constexpr u32 LEAVES = 1u << 8;
 
 __device__ __forceinline__ u8* place(const Step& step, u32 rank, u64 offset) {
     u8* at = reinterpret_cast<u8*>(step.bases[rank] + offset);
@@ -89,6 +94,13 @@ __device__ __forceinline__ void store_relaxed_sys(u64* at, u64 value) {
                  : "l"(__cvta_generic_to_global(at)), "l"(value)
                  : "memory");
 }
+// The same in one, where each lane of a warp tells another rank.
+__device__ __forceinline__ void store_release_sys(u64* at, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;"
+                 :
+                 : "l"(__cvta_generic_to_global(at)), "l"(value)
+                 : "memory");
+}
 __device__ __forceinline__ u32 add_acq_rel_gpu(u32* at, u32 more) {
     u32 found;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -116,6 +128,7 @@ using ::load_acquire_sys;
 using ::nanoseconds;
 using ::store_piece;
 using ::store_relaxed_sys;
+using ::store_release_sys;
 #endif
 
 // ---- life of a launch ---------------------------------------------------------------------------------
@@ -124,16 +137,25 @@ using ::store_relaxed_sys;
 struct Start {
     // False: this rank has failed, and the kernel leaves.
     bool good;
-    u32 passed;
+    // False: the operation does not belong to such a phase (`barrier::Tag::fits`), and the step fails.
+    bool ordered;
+    // The phase that was passed, the one that the kernel is about, and its tag in this epoch.
+    u32 passed, phase, tag;
 };
+
+// `barrier::Tag::in_epoch`.
+__device__ __forceinline__ u32 in_epoch(u32 tag, u64 epoch) { return tag | (u32(epoch) & 255) << 4; }
 
 // Waits for the work before this kernel. No kernel of a rank fails while another one runs, so all threads get the
 // same answer. What a kernel needs from memory in any case it asks for before it looks at the answer: one
 // latency for all of it instead of several.
-__device__ __forceinline__ Start begin(const Step& step) {
+__device__ __forceinline__ Start begin(const Step& step, u32 ahead) {
     cudaGridDependencySynchronize();
-    const u64 error = __ldcg(ctl(step) + ERROR), phase = __ldcg(ctl(step) + PHASE);
-    return {error == 0, u32(phase)};
+    const u64* own = ctl(step);
+    const u64 error = __ldcg(own + ERROR), passed = __ldcg(own + PHASE), epoch = __ldcg(own + EPOCH);
+    const u32 phase = u32(passed) + ahead;
+    const bool ordered = ((step.tag >> 12 & 15) == DISPATCH) == ((phase & 1) == 1);
+    return {error == 0, ordered, u32(passed), phase, in_epoch(step.tag, epoch)};
 }
 
 // `barrier::Record`, its first two words.
@@ -141,16 +163,16 @@ __device__ __forceinline__ u64 record_of(u32 kind, u32 origin, u32 ranks, u32 to
     return u64(kind) | u64(origin) << 8 | u64(ranks) << 16 | u64(told) << 24 | u64(phase) << 32;
 }
 // `barrier::Signal::poison`.
-__device__ __forceinline__ u64 poison_of(u64 record, u32 passed) {
+__device__ __forceinline__ u64 poison_of(u64 record, u32 passed, u64 epoch) {
     const u32 next = u32(record >> 32) == passed ? 0 : 1u << 15;
     const u32 kind = u32(record) & 255, origin = u32(record >> 8) & 7, ranks = u32(record >> 16) & 255;
-    return u64(POISON) << 32 | (kind << 27 | origin << 24 | ranks << 16 | next | (passed & 0x7fff));
+    return u64(in_epoch(POISON & ~0xff0u, epoch)) << 32 | (kind << 27 | origin << 24 | ranks << 16 | next | (passed & 0x7fff));
 }
 
 // Keeps the record, tells the host, and poisons this rank's words at all ranks. One thread does it.
 __device__ __forceinline__ void fail(const Step& step, u64 record, u64 tags, u64 violation) {
     u64* own = ctl(step);
-    const u64 poison = poison_of(record, u32(__ldcg(own + PHASE)));
+    const u64 poison = poison_of(record, u32(__ldcg(own + PHASE)), __ldcg(own + EPOCH));
     own[ERROR + 2] = violation;
     own[ERROR + 1] = tags;
     own[ERROR] = record;
@@ -169,10 +191,10 @@ __device__ __forceinline__ void fail(const Step& step, u64 record, u64 tags, u64
     }
 }
 
-__device__ __forceinline__ void fail_violation(const Step& step, u64 violation, u32 phase) {
+__device__ __forceinline__ void fail_violation(const Step& step, u64 violation, u32 tag, u32 phase) {
     const u32 kind = u32(violation >> 32) & 255;
     const u32 guilty = kind == STALE_ROW ? u32(violation >> 48) / step.tokens_max : step.me;
-    const u64 tags = u64(step.tag) << 32 | step.tag;
+    const u64 tags = u64(tag) << 32 | tag;
     fail(step, record_of(kind, step.me, 1u << guilty, 0, phase), tags, violation);
 }
 
@@ -202,6 +224,11 @@ __device__ __forceinline__ bool last_of_all(const Step& step) {
 
 __device__ __forceinline__ u64 violation_of(u32 kind, u32 at, u32 position, u32 value) {
     return u64(at & 0xffff) << 48 | u64(position) << 40 | u64(kind) << 32 | value;
+}
+
+// What is wrong with work that is done where something else comes next.
+__device__ __forceinline__ u64 out_of_order(const Start& start) {
+    return violation_of(OUT_OF_ORDER, 0, 0, start.tag);
 }
 
 __device__ __forceinline__ float low_half(u32 two) { return __uint_as_float(two << 16); }

@@ -90,7 +90,7 @@ extern "C" __global__ void ep_up(const __grid_constant__ ep::Step step, const ui
                                  const uint4* w13, unsigned short* act, unsigned inter) {
     using namespace ep;
     __shared__ Parts parts;
-    if (!begin(step).good) {
+    if (!begin(step, 0).good) {
         return;
     }
     cudaTriggerProgrammaticLaunchCompletion();
@@ -121,7 +121,7 @@ extern "C" __global__ void ep_down(const __grid_constant__ ep::Step step, const 
                                    const uint4* w2, unsigned short* y, unsigned inter) {
     using namespace ep;
     __shared__ Parts parts;
-    if (!begin(step).good) {
+    if (!begin(step, 0).good) {
         return;
     }
     cudaTriggerProgrammaticLaunchCompletion();

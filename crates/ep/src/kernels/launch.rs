@@ -14,9 +14,12 @@ pub(super) const GIVE_BACK: &str = include_str!("give_back.ptx");
 pub(super) const COMBINE: &str = include_str!("combine.ptx");
 pub(super) const SCALE: &str = include_str!("scale.ptx");
 pub(super) const EXPERTS: &str = include_str!("experts.ptx");
+pub(super) const COMPARE: &str = include_str!("compare.ptx");
 
 /// Most threads of a block that moves rows.
 const THREADS_MAX: u32 = 512;
+/// Most threads of a block that adds rows up; the kernels are compiled for as many.
+const SUM_THREADS_MAX: u32 = 1024;
 /// A metadata row for each of eight ranks is as many pieces.
 const THREADS_MIN: u32 = 32;
 
@@ -133,6 +136,7 @@ pub struct EpKernels {
     scale: Kernel,
     up: Kernel,
     down: Kernel,
+    compare: Kernel,
 }
 
 impl EpKernels {
@@ -149,6 +153,7 @@ impl EpKernels {
             scale: kernel(SCALE, "ep_scale")?,
             up: experts.kernel("ep_up")?,
             down: experts.kernel("ep_down")?,
+            compare: kernel(COMPARE, "ep_compare")?,
         })
     }
 
@@ -235,7 +240,7 @@ impl EpKernels {
         let step = step.with(tag, tuning.parts);
         let params = [(&step).into(), (&y).into(), (&places).into()];
         let slots = step.ranks * step.tokens_max;
-        let launch = rows(&step, step.pieces, slots * step.parts, tuning);
+        let launch = sums(&step, slots * step.parts, tuning);
         // SAFETY: the parameters are those of `ep_give_back`; the addresses are the caller's promise.
         unsafe { self.give_back.launch(stream, launch, &params) }
     }
@@ -249,12 +254,13 @@ impl EpKernels {
         &self,
         stream: &Stream,
         step: RawStep,
+        tag: Tag,
         tuning: Tuning,
         out: u64,
     ) -> Result<(), GpuError> {
-        let step = step.with(Tag(0), tuning.parts);
+        let step = step.with(tag, tuning.parts);
         let params = [(&step).into(), (&out).into()];
-        let launch = rows(&step, step.pieces, step.tokens_max * step.parts, tuning);
+        let launch = sums(&step, step.tokens_max * step.parts, tuning);
         // SAFETY: the parameters are those of `ep_combine`; the addresses are the caller's promise.
         unsafe { self.combine.launch(stream, launch, &params) }
     }
@@ -310,9 +316,40 @@ impl EpKernels {
     }
 }
 
+impl EpKernels {
+    /// Queues `ep_compare`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`EpKernels::dispatch`].
+    pub(crate) unsafe fn compare(
+        &self,
+        stream: &Stream,
+        step: RawStep,
+        tuning: Tuning,
+        (out, expected, differ): (u64, u64, u64),
+    ) -> Result<(), GpuError> {
+        let step = step.with(Tag(0), 1);
+        let pieces = step.tokens_max * step.pieces;
+        let params =
+            [(&step).into(), (&out).into(), (&expected).into(), (&differ).into(), (&pieces).into()];
+        let launch =
+            Launch { dependent: tuning.early, ..Launch::linear(step.tokens_max, THREADS_MAX / 2) };
+        // SAFETY: the parameters are those of `ep_compare`; the addresses are the caller's promise.
+        unsafe { self.compare.launch(stream, launch, &params) }
+    }
+}
+
 /// A launch of `blocks` blocks of which each moves a row, or a part of one: two pieces for each thread.
 fn rows(step: &RawStep, pieces: u32, blocks: u32, tuning: Tuning) -> Launch {
     let threads = pieces.div_ceil(2 * step.parts).next_multiple_of(32);
     let threads = threads.clamp(THREADS_MIN, THREADS_MAX);
+    Launch { dependent: tuning.early, ..Launch::linear(blocks, threads) }
+}
+
+/// The same for results, of which each thread adds up one piece: it waits for up to eight loads already.
+fn sums(step: &RawStep, blocks: u32, tuning: Tuning) -> Launch {
+    let threads = step.pieces.div_ceil(step.parts).next_multiple_of(32);
+    let threads = threads.clamp(THREADS_MIN, SUM_THREADS_MAX);
     Launch { dependent: tuning.early, ..Launch::linear(blocks, threads) }
 }

@@ -9,6 +9,7 @@
 //! | `ep_combine` | sums over ranks → the output |
 //! | `ep_up`, `ep_down` | experts: two products and the gate between them |
 //! | `ep_scale` | experts for tests: each element times a number of the expert's own |
+//! | `ep_compare` | counts what is wrong in an output, for tests and figures |
 //!
 //! Each kernel is `x.cu` (and the PTX made from it, committed beside it) and `x_oracle.rs`, the same on host
 //! memory (of `ep_scale` it is [`crate::oracle::scale_expert`]); `launch.rs` launches all of them. Kernel and oracle agree byte for byte, also in what they leave in
@@ -33,15 +34,15 @@ pub use give_back_oracle::give_back_oracle;
 pub use launch::{EpKernels, Tuning};
 pub(crate) use launch::{RawBatch, RawExperts, RawStep};
 pub use pack_oracle::{Packed, pack_oracle};
-pub use wait_oracle::{fail, failed, look_oracle, next_phase, pass};
+pub use wait_oracle::{begin, fail, failed, look_oracle, next_phase, pass, tag_now};
 
 #[cfg(test)]
 mod tests {
     //! What the committed PTX promises; the compiler is not needed for this.
 
-    use super::launch::{COMBINE, DISPATCH, EXPERTS, GIVE_BACK, PACK, SCALE, WAIT};
+    use super::launch::{COMBINE, COMPARE, DISPATCH, EXPERTS, GIVE_BACK, PACK, SCALE, WAIT};
 
-    const ALL: [(&str, &str); 7] = [
+    const ALL: [(&str, &str); 8] = [
         ("dispatch", DISPATCH),
         ("wait", WAIT),
         ("pack", PACK),
@@ -49,7 +50,32 @@ mod tests {
         ("combine", COMBINE),
         ("scale", SCALE),
         ("experts", EXPERTS),
+        ("compare", COMPARE),
     ];
+
+    /// Every kernel of every file, by its own name.
+    fn kernels() -> impl Iterator<Item = (&'static str, &'static str)> {
+        ALL.iter()
+            .flat_map(|(_, ptx)| ptx.split(".visible .entry").skip(1))
+            .map(|kernel| (kernel.split('(').next().unwrap_or_default().trim(), kernel))
+    }
+
+    #[test]
+    fn every_kernel_is_looked_at() {
+        let names: Vec<&str> = kernels().map(|(name, _)| name).collect();
+        let all = [
+            "ep_dispatch",
+            "ep_wait",
+            "ep_pack",
+            "ep_give_back",
+            "ep_combine",
+            "ep_scale",
+            "ep_up",
+            "ep_down",
+            "ep_compare",
+        ];
+        assert_eq!(names, all);
+    }
 
     /// The instructions, without their operands and predicates.
     fn operations(ptx: &str) -> impl Iterator<Item = &str> {
@@ -94,24 +120,35 @@ mod tests {
         assert!(places(WAIT, |op| op.starts_with("atom") || op.starts_with("red")).is_empty());
     }
 
-    /// A kernel waits for the one before it before anything else, and lets the next one start after that; the
-    /// one that spins only after its last look.
+    /// A kernel waits for the one before it first of all: before the wait nothing is read but parameters, and nobody
+    /// branches around it or ends. It lets the next one start after that; the one that spins only after its
+    /// last look.
     #[test]
     fn kernels_may_start_early_and_wait_first() {
-        for (name, ptx) in ALL {
-            let wait = places(ptx, |op| op == "griddepcontrol.wait");
-            let next = places(ptx, |op| op == "griddepcontrol.launch_dependents");
-            let memory = places(ptx, |op| {
-                ["ld.global", "st.global", "ld.acquire", "st.relaxed", "atom"]
-                    .iter()
-                    .any(|kind| op.starts_with(kind))
-            });
-            // One of each kernel; the file of experts has two.
-            let kernels = ptx.matches(".entry ").count();
-            assert_eq!((wait.len(), next.len()), (kernels, kernels), "{name}");
-            assert!(wait[0] < memory[0] && wait[0] < next[0], "{name}");
-            let looks = places(ptx, |op| op.starts_with("ld.acquire"));
-            assert!(looks.iter().all(|look| *look < next[0]), "{name}");
+        for (name, kernel) in kernels() {
+            let waits = places(kernel, |op| op == "griddepcontrol.wait");
+            let lets = places(kernel, |op| op == "griddepcontrol.launch_dependents");
+            assert_eq!([waits.len(), lets.len()], [1, 1], "{name}");
+            for later in ["ld.global", "ld.acquire", "st.", "atom.", "red.", "bra", "ret"] {
+                let first = places(kernel, |op| op.starts_with(later));
+                assert!(first.iter().all(|at| waits[0] < *at), "{name}: {later}");
+            }
+            assert!(waits[0] < lets[0], "{name}");
+            let looks = places(kernel, |op| op.starts_with("ld.acquire"));
+            assert!(looks.iter().all(|look| *look < lets[0]), "{name}");
+        }
+    }
+
+    /// Memory that others write is read from L2: the cache of a multiprocessor does not see it.
+    #[test]
+    fn memory_is_read_through_l2() {
+        for (name, kernel) in kernels() {
+            for op in operations(kernel).filter(|op| op.starts_with("ld.global")) {
+                // Weights of experts are read by many warps of a block, and nobody writes to them.
+                let weights = ["ep_up", "ep_down"].contains(&name) && op == "ld.global.v4.u32";
+                assert!(weights || op.starts_with("ld.global.cg."), "{name}: {op}");
+            }
+            assert!(places(kernel, |op| op.contains("volatile")).is_empty(), "{name}");
         }
     }
 
@@ -120,7 +157,8 @@ mod tests {
         for (name, ptx, loads, stores) in [
             // Two pieces for each of eight ranks, and the metadata; the first two pieces are read ahead.
             ("dispatch", DISPATCH, 4, 17),
-            ("give_back", GIVE_BACK, 8 + 3, 1),
+            // Eight results, three pieces of the metadata row, two of places.
+            ("give_back", GIVE_BACK, 8 + 3 + 2, 1),
             ("combine", COMBINE, 8, 1),
         ] {
             assert_eq!(places(ptx, |op| op == "ld.global.cg.v4.u32").len(), loads, "{name}");

@@ -72,13 +72,17 @@ extern "C" __global__ void ep_pack(const __grid_constant__ ep::Step step, uint4*
     using namespace ep;
     __shared__ u32 count[LOCAL_EXPERTS_MAX];
     __shared__ int places[TOP_K_MAX];
-    const Start start = begin(step);
+    const Start start = begin(step, 0);
     cudaTriggerProgrammaticLaunchCompletion();
     if (!start.good) {
         return;
     }
-    const u32 slot = blockIdx.x, phase = start.passed;
-    if (slot == step.ranks * step.tokens_max) {
+    const u32 slot = blockIdx.x, phase = start.phase;
+    if (!start.ordered) {
+        if (threadIdx.x == 0) {
+            atomicMin(ctl(step) + BAD, out_of_order(start));
+        }
+    } else if (slot == step.ranks * step.tokens_max) {
         count_experts(step, phase, count, counts);
     } else {
         uint4 own;
@@ -142,6 +146,6 @@ extern "C" __global__ void ep_pack(const __grid_constant__ ep::Step step, uint4*
     }
     const u64 bad = __ldcg(ctl(step) + BAD);
     if (bad != NO_VIOLATION) {
-        fail_violation(step, bad, phase);
+        fail_violation(step, bad, start.tag, phase);
     }
 }

@@ -1,11 +1,11 @@
 //! `pack` on host memory: the tokens that came, in the order of experts.
 
 use super::dispatch_oracle::MetaRow;
-use super::wait_oracle::{fail, failed};
+use super::wait_oracle::{begin, fail};
 use crate::barrier::{Kind, Record, Tag, Violation, rank_of};
-use crate::config::TOP_K_MAX;
+use crate::config::{Shape, TOP_K_MAX};
 use crate::heaps::Heaps;
-use crate::layout::{EpLayout, ctl};
+use crate::layout::EpLayout;
 use mooncrate_heap::{Rank, Ranks};
 
 /// Where packed tokens go, and what is known about them.
@@ -28,10 +28,7 @@ pub fn pack_oracle(
     packed: &mut Packed<'_>,
 ) {
     let (shape, rank) = (layout.shape(), u32::from(me.number()));
-    if failed(heaps, rank).is_some() {
-        return;
-    }
-    let phase = heaps.word(rank, ctl::PHASE) as u32;
+    let Some((tag, phase)) = begin(heaps, layout, me, tag, 0) else { return };
     let (experts, words) = (shape.local_experts(), shape.token_words());
     let mut counts = vec![0u32; experts as usize];
     let (mut violation, mut bytes) = (Violation::NONE, vec![0; shape.token_bytes() as usize]);
@@ -70,11 +67,16 @@ pub fn pack_oracle(
     if violation == Violation::NONE {
         return;
     }
-    let source = rank_of(shape.world(), violation.at() / shape.tokens_max());
-    let guilty = match violation.kind() {
-        Some(Kind::StaleRow) => source.map_or(Ranks::default(), Ranks::only),
-        _ => Ranks::only(me),
-    };
+    let guilty = guilty_of(shape, me, violation);
     let record = Record::of(violation, me.number(), guilty, phase, tag);
     fail(heaps, layout, rank, &record);
+}
+
+/// Whose fault a violation is: a row that is not of this step is its writer's.
+pub(super) fn guilty_of(shape: &Shape, me: Rank, violation: Violation) -> Ranks {
+    let source = rank_of(shape.world(), violation.at() / shape.tokens_max());
+    match violation.kind() {
+        Some(Kind::StaleRow) => source.map_or(Ranks::default(), Ranks::only),
+        _ => Ranks::only(me),
+    }
 }

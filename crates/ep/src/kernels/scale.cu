@@ -37,7 +37,7 @@ __device__ __forceinline__ void elements(const Step& step, const uint4* token, u
 extern "C" __global__ void ep_scale(const __grid_constant__ ep::Step step, const uint4* x, uint4* y,
                                     const unsigned* counts) {
     using namespace ep;
-    if (!begin(step).good) {
+    if (!begin(step, 0).good) {
         return;
     }
     cudaTriggerProgrammaticLaunchCompletion();

@@ -1,12 +1,41 @@
 //! Signals on host memory: how a rank says that it is there, looks for the others, and fails.
 
-use crate::barrier::{Look, Record, Signal, Tag, Violation, look};
+use crate::barrier::{Kind, Look, Record, Signal, Tag, Violation, look};
 use crate::heaps::Heaps;
 use crate::layout::{EpLayout, ctl};
+use mooncrate_heap::{Rank, Ranks};
 
 /// The phase that comes next for a rank.
 pub fn next_phase(heaps: &impl Heaps, me: u32) -> u32 {
     (heaps.word(me, ctl::PHASE) as u32).wrapping_add(1)
+}
+
+/// A tag in the epoch that a rank is in.
+pub fn tag_now(heaps: &impl Heaps, me: u32, tag: Tag) -> Tag {
+    tag.in_epoch(heaps.word(me, ctl::EPOCH))
+}
+
+/// What every step does first: the phase that it is about, `ahead` of the passed one, and its tag. `None`: the
+/// rank has failed, or fails now, because the operation does not belong to such a phase.
+pub fn begin(
+    heaps: &impl Heaps,
+    layout: &EpLayout,
+    me: Rank,
+    tag: Tag,
+    ahead: u32,
+) -> Option<(Tag, u32)> {
+    let rank = u32::from(me.number());
+    if failed(heaps, rank).is_some() {
+        return None;
+    }
+    let tag = tag_now(heaps, rank, tag);
+    let phase = (heaps.word(rank, ctl::PHASE) as u32).wrapping_add(ahead);
+    if tag.fits(phase) {
+        return Some((tag, phase));
+    }
+    let violation = Violation::new(Kind::OutOfOrder, 0, 0, tag.0);
+    fail(heaps, layout, rank, &Record::of(violation, me.number(), Ranks::only(me), phase, tag));
+    None
 }
 
 /// Why a rank has failed; `None`: it has not.
@@ -27,7 +56,7 @@ pub(super) fn signal(heaps: &impl Heaps, layout: &EpLayout, me: u32, tag: Tag, p
 /// Keeps the record and tells every rank that the group is over. The first failure of a rank stays.
 pub fn fail(heaps: &impl Heaps, layout: &EpLayout, me: u32, record: &Record) {
     let (words, passed) = (record.to_words(), heaps.word(me, ctl::PHASE) as u32);
-    let poison = Signal::poison(record.cause, passed);
+    let poison = Signal::poison(record.cause, passed, heaps.word(me, ctl::EPOCH));
     if record.violation != Violation::NONE {
         heaps.set_word(me, ctl::BAD, record.violation.0);
     }
@@ -43,7 +72,7 @@ pub fn fail(heaps: &impl Heaps, layout: &EpLayout, me: u32, record: &Record) {
 
 /// One look at all signals of the phase that comes next.
 pub fn look_oracle(heaps: &impl Heaps, layout: &EpLayout, me: u32, tag: Tag) -> Look {
-    let phase = next_phase(heaps, me);
+    let (tag, phase) = (tag_now(heaps, me, tag), next_phase(heaps, me));
     let mut signals = [Signal::default(); mooncrate_heap::RANKS_MAX];
     let signals = &mut signals[..layout.shape().world().len()];
     for (source, place) in (0..).zip(signals.iter_mut()) {

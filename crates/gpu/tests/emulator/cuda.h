@@ -11,6 +11,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __grid_constant__
+#define __launch_bounds__(threads)
 // Blocks run one after the other.
 #define __shared__ static
 
@@ -24,6 +25,27 @@ static Dimensions blockIdx, blockDim, gridDim, threadIdx;
 
 // In driver.cpp.
 void __syncthreads();
+
+// Lanes of a warp, for blocks of one warp whose threads wait for each other: all say something, then all hear it.
+// The first one begins.
+inline void __syncwarp() { __syncthreads(); }
+inline unsigned __ballot_sync(unsigned, bool vote) {
+    static unsigned votes;
+    votes = (threadIdx.x == 0 ? 0 : votes) | unsigned(vote) << threadIdx.x;
+    __syncthreads();
+    const unsigned all = votes;
+    __syncthreads();
+    return all;
+}
+inline unsigned __shfl_sync(unsigned, unsigned value, unsigned lane) {
+    static unsigned said;
+    said = threadIdx.x == lane ? value : said;
+    __syncthreads();
+    const unsigned heard = said;
+    __syncthreads();
+    return heard;
+}
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 using std::min;
 
@@ -73,7 +95,18 @@ inline unsigned long long cas_relaxed_sys(unsigned long long* at, unsigned long 
     return cas_acq_rel_sys(at, seen, next);
 }
 inline void fence_sys() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+// What a test lets arrive while a kernel looks at page-locked memory.
+struct Arrival {
+    unsigned long long *at, value;
+};
+static Arrival arrives = {nullptr, 0};
+// In driver.cpp.
+bool is_page_locked(const void* at);
 inline unsigned long long load_acquire_sys(unsigned long long* at) {
+    if (arrives.at && is_page_locked(at)) {
+        __atomic_store_n(arrives.at, arrives.value, __ATOMIC_RELEASE);
+        arrives.at = nullptr;
+    }
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
 inline unsigned add_acq_rel_gpu(unsigned* at, unsigned more) {
@@ -81,6 +114,9 @@ inline unsigned add_acq_rel_gpu(unsigned* at, unsigned more) {
 }
 inline void store_relaxed_sys(unsigned long long* at, unsigned long long value) {
     __atomic_store_n(at, value, __ATOMIC_RELAXED);
+}
+inline void store_release_sys(unsigned long long* at, unsigned long long value) {
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 inline void store_piece(uint4* at, const uint4& piece) { *at = piece; }
 inline unsigned long long nanoseconds() {

@@ -10,6 +10,7 @@
 #include "cuda.h"
 
 #include "../../../ep/src/kernels/combine.cu"
+#include "../../../ep/src/kernels/compare.cu"
 #include "../../../ep/src/kernels/dispatch.cu"
 #include "../../../ep/src/kernels/experts.cu"
 #include "../../../ep/src/kernels/give_back.cu"
@@ -106,6 +107,7 @@ static std::map<std::string, Function>& functions() {
         {"ep_dispatch", waiting(ep_dispatch)},        {"ep_wait", waiting(ep_wait)},
         {"ep_pack", waiting(ep_pack)},                {"ep_give_back", waiting(ep_give_back)},
         {"ep_combine", function(ep_combine)},         {"ep_scale", function(ep_scale)},
+        {"ep_compare", function(ep_compare)},
         {"ep_up", waiting(ep_up)},                    {"ep_down", waiting(ep_down)},
     };
     return all;
@@ -182,6 +184,8 @@ struct Queued {
 // a recording queue is kept, and done, in the order of the calls.
 struct Stream {
     bool recording = false, held = false;
+    // Which recording it is, or was.
+    unsigned long long number = 0;
     Work work;
     std::deque<Queued> pending;
     Stream* joined = nullptr;
@@ -300,6 +304,12 @@ DRIVER cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     return OK;
 }
 
+// A test stands for a rank that signals late: the next time that a kernel looks at page-locked memory, `value` is
+// stored at `at` first.
+DRIVER emulatorArrive(unsigned long long* at, unsigned long long value) {
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    return arrives = {at, value}, OK;
+}
 // A test stands for a kernel that takes long: nothing of a held stream is done before it is let go.
 DRIVER emulatorHold(Stream* stream, int held) {
     const std::lock_guard<std::recursive_mutex> hold(streams_lock);
@@ -345,7 +355,16 @@ DRIVER cuEventElapsedTime_v2(float* milliseconds, Event* from, Event* to) {
     return *milliseconds = float(to->time - from->time), OK;
 }
 
-DRIVER cuStreamBeginCapture_v2(Stream* stream, int) { return real(stream)->recording = true, OK; }
+DRIVER cuStreamBeginCapture_v2(Stream* stream, int) {
+    static unsigned long long recordings = 0;
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    real(stream)->number = ++recordings;
+    return real(stream)->recording = true, OK;
+}
+DRIVER cuStreamGetCaptureInfo_v3(Stream* stream, int* status, unsigned long long* number, void*, void*, void*, void*) {
+    const Stream* origin = real(stream)->origin();
+    return *status = origin->recording, *number = origin->number, OK;
+}
 DRIVER cuStreamEndCapture(Stream* stream, Work** graph) {
     stream = real(stream);
     stream->recording = false;
@@ -564,6 +583,10 @@ static bool is_locked(Address first, size_t bytes) {
     }
     const auto before = std::prev(after);
     return before->first + before->second.bytes > first;
+}
+bool is_page_locked(const void* at) {
+    const std::lock_guard<std::mutex> hold(locked_lock);
+    return is_locked(reinterpret_cast<Address>(at), 1);
 }
 static int unlock(void* base, bool own) {
     const std::lock_guard<std::mutex> hold(locked_lock);
