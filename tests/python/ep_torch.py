@@ -8,11 +8,20 @@ clock starts: a real step would have to make them, too. A round is what a short 
 ranks of their experts (index_select and index_copy), and come back and are added up (index_add, in f32). The rounds
 are recorded into one CUDA graph; the figure is the median of 25 replays. It ends with 0, with 1 if sums are wrong, and
 with 77 if this machine cannot run it.
+
+    python3 ep_torch.py --exchange      with the package `mooncrate` beside it
+
+compares `mooncrate.ep` with the same sums by torch, bit for bit: two processes on this GPU (`ep_torch_ranks.py`), plain
+calls in several streams, and layers captured by torch.cuda.graph and replayed with other tokens. `./dev gpu` runs it.
 """
 
 import argparse
+import os
+import pathlib
 import statistics
+import subprocess
 import sys
+import tempfile
 
 ROW = "torch index operations, short round"
 RANKS, TOP_K, HIDDEN, EXPERTS = 8, 8, 7168, 256
@@ -20,7 +29,10 @@ RANKS, TOP_K, HIDDEN, EXPERTS = 8, 8, 7168, 256
 parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
 parser.add_argument("--tokens", type=int, default=32, help="tokens of each rank")
 parser.add_argument("--rounds", type=int, default=20, help="rounds of one graph")
+parser.add_argument("--exchange", action="store_true", help="check mooncrate.ep instead")
 options = parser.parse_args()
+if options.exchange:
+    ROW = "expert exchange from torch, two processes"
 
 try:
     import torch
@@ -96,6 +108,27 @@ def measure(sets):
             times.append(begin.elapsed_time(end) * 1000 / options.rounds)
     return statistics.median(times), all(exchange.right() for exchange in exchanges)
 
+
+def exchange():
+    """Starts the two ranks; what they say is the row."""
+    program = pathlib.Path(__file__).with_name("ep_torch_ranks.py")
+    with tempfile.TemporaryDirectory(prefix="mooncrate-ep-") as folder:
+        meet = os.path.join(folder, "meet")
+        command = [sys.executable, str(program), meet]
+        ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+        try:
+            said = [rank.communicate(timeout=280)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    print("".join(said), end="")
+    good = all(rank.returncode == 0 for rank in ranks)
+    print(f"{ROW} | {said[0].splitlines()[-1] if good else 'FAILED'}")
+    return 0 if good else 1
+
+
+if options.exchange:
+    sys.exit(exchange())
 
 FAILED = False
 for mode, sets in (("hot", 1), ("rotating", 6)):

@@ -12,7 +12,7 @@
 //!      ├─ PinnedBuffer               page-locked host memory, plain bytes to Rust
 //!      ├─ Pinned                     page-locks memory that somebody else mapped
 //!      ├─ Transit                    a pinned buffer with a stream: bytes on their way
-//!      ├─ ForeignStream              a stream of another library, to order copies against
+//!      ├─ ForeignStream              a stream of another library, to order copies against (to queue on: a Stream)
 //!      ├─ SharedMemory               physical memory that another process can import by descriptor
 //!      ├─ Module ── Kernel           PTX text to functions that can be launched
 //!      └─ Graph                      recorded work of a stream, launched as one

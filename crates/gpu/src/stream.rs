@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
-/// A queue of work on one GPU. It is never the default stream, so it waits for no other one.
+/// A queue of work on one GPU. One that was made here is never the default stream, so it waits for no other one.
 ///
 /// A stream can move to another thread but is not shared between threads: whether it is being
 /// recorded into a graph is then known for the whole of a call.
@@ -16,6 +16,8 @@ pub struct Stream {
     raw: CUstream,
     /// Held so that the context outlives the stream.
     gpu: Gpu,
+    /// Whether another library made it, and ends it.
+    borrowed: bool,
     /// Not shared between threads.
     alone: PhantomData<Cell<()>>,
 }
@@ -31,7 +33,19 @@ impl Stream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current, and `raw` is a place for one pointer.
         check("make a stream", unsafe { sys::cuStreamCreate(&raw mut raw, flags) })?;
-        Ok(Self { raw, gpu: gpu.clone(), alone: PhantomData })
+        Ok(Self { raw, gpu: gpu.clone(), borrowed: false, alone: PhantomData })
+    }
+
+    /// A stream that another library of this process made, such as torch: work is queued on it as the library
+    /// itself would, also while it is recorded into a graph. Handles 0 and 1 are the default stream that all
+    /// threads share, 2 the default stream of whichever thread calls.
+    ///
+    /// # Safety
+    ///
+    /// The handle is one of these, or a stream of this GPU that lives as long as this.
+    pub unsafe fn of_others(gpu: &Gpu, handle: u64) -> Self {
+        let raw = std::ptr::with_exposed_provenance_mut(handle as usize);
+        Self { raw, gpu: gpu.clone(), borrowed: true, alone: PhantomData }
     }
 
     /// The GPU that it works on.
@@ -88,7 +102,7 @@ impl Stream {
     }
 
     /// Refuses what would wait, or leave an address of the caller behind, in a graph.
-    pub(crate) fn not_recording(&self, operation: &'static str) -> Result<(), GpuError> {
+    pub fn not_recording(&self, operation: &'static str) -> Result<(), GpuError> {
         self.gpu.bind()?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream lives as long as `self`, and `status` is a place for its answer.
@@ -102,7 +116,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
+        if !self.borrowed && self.gpu.bind().is_ok() {
             // SAFETY: nobody else has the handle. Queued work goes on; the driver cleans up after it.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }

@@ -139,3 +139,31 @@ fn the_context_of_a_thread_is_put_back() {
         });
     });
 }
+
+/// Work is queued on a stream that somebody else made as its maker would queue it, also into its recording; and
+/// the stream stays.
+#[test]
+fn work_is_queued_on_a_stream_of_others() {
+    let Some((gpu, _turn)) = gpu("work_is_queued_on_a_stream_of_others") else { return };
+    let own = Stream::new(&gpu).unwrap();
+    let buffer = DeviceBuffer::new(&gpu, 64).unwrap();
+    for handle in [0, 1, own.raw()] {
+        // SAFETY: the stream outlives its use below.
+        let borrowed = unsafe { Stream::of_others(&gpu, handle) };
+        buffer.span().fill(handle as u8 | 1, &borrowed).unwrap();
+        borrowed.synchronize().unwrap();
+        assert_eq!(buffer.span().to_vec(&own).unwrap(), [handle as u8 | 1; 64]);
+    }
+    let graph = Graph::record(&own, |stream| {
+        // SAFETY: as above.
+        let borrowed = unsafe { Stream::of_others(&gpu, stream.raw()) };
+        assert!(matches!(borrowed.synchronize(), Err(GpuError::Recording { .. })));
+        buffer.span().fill(42, &borrowed)
+    });
+    let graph = graph.unwrap();
+    assert_eq!(graph.nodes(), 1);
+    assert_ne!(buffer.span().to_vec(&own).unwrap(), [42; 64], "it was recorded, not done");
+    // SAFETY: the graph fills a buffer that is there.
+    unsafe { graph.launch(&own) }.unwrap();
+    assert_eq!(buffer.span().to_vec(&own).unwrap(), [42; 64]);
+}

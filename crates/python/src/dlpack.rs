@@ -328,6 +328,23 @@ unsafe extern "C" fn forsaken<H: Head, O: Send + 'static>(capsule: *mut ffi::PyO
 /// only be read. The capsule keeps the memory, and is not consumed.
 #[pyfunction]
 pub(crate) fn dlpack_memory(capsule: &Bound<'_, PyAny>) -> PyResult<(usize, usize, bool, bool)> {
+    let (tensor, read_only) = held(capsule)?;
+    described(tensor, read_only)
+}
+
+/// What the elements of a capsule are, as (code, bits, lanes), and how many there are along each dimension.
+#[pyfunction]
+pub(crate) fn dlpack_tensor(capsule: &Bound<'_, PyAny>) -> PyResult<((u8, u8, u16), Vec<i64>)> {
+    let (tensor, _) = held(capsule)?;
+    let DataType { code, bits, lanes } = tensor.kind;
+    let rank = usize::try_from(tensor.dimensions).unwrap_or(0);
+    // SAFETY: a tensor has as many lengths as dimensions.
+    let shape = (0..rank).map(|at| unsafe { tensor.shape.wrapping_add(at).read() });
+    Ok(((code, bits, lanes), shape.collect()))
+}
+
+/// The tensor in a capsule, and whether it may only be read.
+fn held<'a>(capsule: &'a Bound<'_, PyAny>) -> PyResult<(&'a Tensor, bool)> {
     if let Some(head) = pointer::<ManagedVersioned>(capsule) {
         // SAFETY: a capsule of this name has such a head, which lives as long as the capsule.
         let major = unsafe { (*head).version }[0];
@@ -339,12 +356,12 @@ pub(crate) fn dlpack_memory(capsule: &Bound<'_, PyAny>) -> PyResult<(usize, usiz
         let flags = unsafe { (*head).flags };
         // SAFETY: as above; its fields are plain numbers and pointers.
         let tensor = unsafe { &(*head).tensor };
-        return described(tensor, flags & READ_ONLY != 0);
+        return Ok((tensor, flags & READ_ONLY != 0));
     }
     if let Some(head) = pointer::<Managed>(capsule) {
         // SAFETY: a capsule of this name has such a head, which lives as long as the capsule.
         let tensor = unsafe { &(*head).tensor };
-        return described(tensor, false);
+        return Ok((tensor, false));
     }
     Err(PyBufferError::new_err("the capsule holds no tensor, or it was taken out already"))
 }

@@ -68,16 +68,20 @@ impl Class {
 /// A GPU that is not there may come; memory or a stream that cannot be used is a mistake of the caller.
 fn of_device(error: &DeviceError) -> Class {
     match error {
-        DeviceError::Gpu(error) => match error {
-            GpuError::NoDriver | GpuError::NoDevice { .. } | GpuError::OldDriver { .. } => {
-                Class::Unavailable
-            }
-            GpuError::Invalid(_) | GpuError::OutOfBounds { .. } | GpuError::Recording { .. } => {
-                Class::Invalid
-            }
-            _ => Class::Error,
-        },
+        DeviceError::Gpu(error) => of_gpu(error),
         DeviceError::Late { .. } | DeviceError::NoRoom { .. } => Class::Busy,
+    }
+}
+
+pub(crate) const fn of_gpu(error: &GpuError) -> Class {
+    match error {
+        GpuError::NoDriver | GpuError::NoDevice { .. } | GpuError::OldDriver { .. } => {
+            Class::Unavailable
+        }
+        GpuError::Invalid(_) | GpuError::OutOfBounds { .. } | GpuError::Recording { .. } => {
+            Class::Invalid
+        }
+        _ => Class::Error,
     }
 }
 

@@ -5,6 +5,7 @@
 //!   mooncrate/aio.py       AsyncStore: the same calls for a loop, on a bounded number of threads
 //!   mooncrate/paged.py     PagedCache: the KV blocks of running sequences, in this process
 //!   mooncrate/nano.py      NanoKVCache: KV objects in the memory of GPUs, one process for each rank
+//!   mooncrate/ep.py        Communicator: tokens of a mixture of experts to their experts and back
 //!   mooncrate/_cli.py      the command `mooncrate`, in this very process
 //!   mooncrate._native      this crate: arguments in, bytes moved without the GIL, results out
 //! ```
@@ -25,6 +26,12 @@ mod calls;
 mod command;
 mod device;
 mod dlpack;
+mod ep;
+mod ep_error;
+mod ep_memory;
+mod ep_methods;
+mod ep_room;
+mod ep_step;
 mod error;
 mod fork;
 mod kind;
@@ -68,7 +75,11 @@ mod _native {
     #[pymodule_export]
     use crate::command::_cli;
     #[pymodule_export]
-    use crate::dlpack::dlpack_memory;
+    use crate::dlpack::{dlpack_memory, dlpack_tensor};
+    #[pymodule_export]
+    use crate::ep::EpRank;
+    #[pymodule_export]
+    use crate::ep_room::EpView;
     #[pymodule_export]
     use crate::list::Listing;
     #[pymodule_export]

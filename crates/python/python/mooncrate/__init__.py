@@ -9,7 +9,7 @@
             assert bytes(view) == b"kv pages"
 
 The KV blocks of running sequences, in this process, are in `mooncrate.paged`; KV objects in the memory of GPUs
-are in `mooncrate.nano`.
+are in `mooncrate.nano`; the expert exchange of MoE layers is in `mooncrate.ep`.
 """
 
 from pkgutil import extend_path

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, final
 
 from typing_extensions import Buffer, disjoint_base
 
+from mooncrate._native_ep import EpRank, EpView
 from mooncrate._native_nano import NanoRank, ObjMeta, WritePlan
 from mooncrate._native_paged import Geometry, PagedCache, PagedView
 from mooncrate.errors import Error
@@ -19,6 +20,8 @@ __all__ = [
     "BufferHandle",
     "BufferLeaseView",
     "Calls",
+    "EpRank",
+    "EpView",
     "Geometry",
     "GetSession",
     "Lender",
@@ -33,6 +36,7 @@ __all__ = [
     "View",
     "WritePlan",
     "dlpack_memory",
+    "dlpack_tensor",
     "memory_access",
     "memory_device",
     "memory_is_usable",
@@ -391,6 +395,9 @@ def memory_access(address: int, size: int) -> tuple[bool, bool] | None:
 def memory_device(address: int, size: int) -> int | None:
     """The GPU whose memory all bytes at an address are; None if they are not, or if nothing in this process
     uses a GPU, which is found out without loading anything."""
+
+def dlpack_tensor(capsule: object) -> tuple[tuple[int, int, int], list[int]]:
+    """What the elements of a DLPack capsule are (code, bits, lanes), and how many along each dimension."""
 
 def dlpack_memory(capsule: object) -> tuple[int, int, bool, bool]:
     """Of the memory of a DLPack capsule: its address, its bytes, whether it lies in one run in C order, and

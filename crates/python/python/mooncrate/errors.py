@@ -19,6 +19,10 @@ class Error(Exception):
     """What went wrong, in one or two words for programs (`"leased"`, `"no room"`, `"unreachable"`); empty
     where the class says it all."""
 
+    ranks: tuple[int, ...] = ()
+    """Ranks to look after, where a step of an expert exchange failed: those that are missing, differ, or gave bad
+    input."""
+
     def __init__(
         self, *words: object, advice: Advice = "give up", retry_after: float | None = None
     ) -> None:

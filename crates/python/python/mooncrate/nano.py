@@ -89,7 +89,7 @@ class NanoKVCache:
         rank, world = membership(rank, world)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if path is None:
-            path = self._meeting_place(rank, world)
+            path, self._folder = meeting_place(rank, world, "mooncrate-nano-")
         if device is None:
             device = current_device() if backend == "cuda" else 0
         try:
@@ -103,20 +103,6 @@ class NanoKVCache:
             raise
         # Kernels index the bases by these numbers: a rank of torch is the same rank here.
         assert (self._rank.rank, self._rank.world) == (rank, world)
-
-    def _meeting_place(self, rank: int, world: int) -> str:
-        group = distributed()
-        if group is None and world > 1:
-            words = "give path, a Unix socket where the ranks meet, or initialise torch.distributed first"
-            raise Invalid(words)
-        places: list[str | None] = [None]
-        if rank == 0:
-            self._folder = tempfile.TemporaryDirectory(prefix="mooncrate-nano-")
-            places = [os.path.join(self._folder.name, "meet")]
-        if group is not None:
-            group.broadcast_object_list(places, src=0)
-        assert places[0] is not None
-        return places[0]
 
     # Objects
 
@@ -337,6 +323,23 @@ def from_environment(name: str, given: int | None, variable: str) -> int:
     if not said.isdecimal():
         raise Invalid(f"give {name}, set {variable}, or initialise torch.distributed first")
     return int(said)
+
+
+def meeting_place(rank: int, world: int, prefix: str) -> "tuple[str, tempfile.TemporaryDirectory[str] | None]":
+    """A path where the ranks meet, which rank 0 tells the others by torch.distributed; its folder is rank 0's."""
+    group = distributed()
+    if group is None and world > 1:
+        words = "give path, a Unix socket where the ranks meet, or initialise torch.distributed first"
+        raise Invalid(words)
+    places: list[str | None] = [None]
+    folder = None
+    if rank == 0:
+        folder = tempfile.TemporaryDirectory(prefix=prefix)
+        places = [os.path.join(folder.name, "meet")]
+    if group is not None:
+        group.broadcast_object_list(places, src=0)
+    assert places[0] is not None
+    return places[0], folder
 
 
 def current_device() -> int:

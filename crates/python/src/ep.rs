@@ -1,0 +1,225 @@
+//! `EpRank`: one rank of the expert exchange, and how its calls leave Python.
+//!
+//! ```text
+//!   dispatch(x, ids, weights) ─► x to the experts' ranks, wait, pack ─► rows, counts     memory of the rank
+//!   combine(y)                ─► y to the tokens' ranks, wait, sum   ─► out
+//!   on the host all of it happens in the call; on a GPU it is queued on the caller's stream
+//! ```
+//!
+//! What must stay true: the lock around the rank is waited for without the GIL only. On a GPU a call neither
+//! allocates nor waits, and the memory of the rank stays where it is, so that calls can be recorded into a graph.
+//! The context that was current to the caller's thread is current again when a call returns: torch shares the
+//! thread.
+
+use crate::ep_error::{closed, exception, forked};
+use crate::ep_room::Rooms;
+use crate::fork::{Own, drop_detached};
+use mooncrate_ep::{CudaEp, Ep, EpConfig, EpError, Shape};
+use mooncrate_gpu::{Gpu, KeptContext, Stream};
+use mooncrate_heap::{Group, GroupSpec, Layout, Part, Ranks};
+use mooncrate_lock::Mutex;
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How a rank joins.
+pub(crate) struct Joining {
+    pub(crate) path: PathBuf,
+    pub(crate) rank: usize,
+    /// The number of the GPU; `None`: host memory.
+    pub(crate) device: Option<u32>,
+    pub(crate) config: EpConfig,
+    /// Elements between the products of the experts; `None`: there is no memory for experts here.
+    pub(crate) inter: Option<u32>,
+    pub(crate) within: Duration,
+}
+
+impl Joining {
+    /// What all ranks must agree on beside the shape, which the exchange compares itself.
+    fn agreement(&self) -> u64 {
+        let part = |name, bytes| Part { name, bytes, align: 1 };
+        let parts = [part("exchange", 1), part("backend", 1 + u64::from(self.device.is_some()))];
+        Layout::new(parts).map_or(0, |layout| layout.hash())
+    }
+
+    fn join(&self) -> Result<Live, EpError> {
+        let Self { path, rank, config, inter, within, .. } = self;
+        let shape = config.shape()?;
+        // First the driver: who has no GPU does not keep the others waiting for longer than it must.
+        let gpu = self.device.map(Gpu::shared).transpose()?;
+        let (path, layout) = (path.clone(), self.agreement());
+        let (rank, world, within) = (*rank, config.world, *within);
+        let mut group = Group::join(&GroupSpec { path, rank, world, layout, within })?;
+        let side = match gpu {
+            None => Side::Host(Box::new(Ep::host(&mut group, config, within)?)),
+            Some(gpu) => {
+                let ep = CudaEp::join(&mut group, &gpu, config, within)?;
+                Side::Cuda(Box::new(OnGpu { ep, own: Stream::new(&gpu)?, gpu }))
+            }
+        };
+        let rooms = Rooms::new(&shape, *inter, side.gpu())?;
+        Ok(Live { side, rooms, group, within, shape, tokens: 0 })
+    }
+}
+
+/// A rank at work. What it is made of goes before the group, which the others see.
+pub(crate) struct Live {
+    pub(crate) side: Side,
+    pub(crate) rooms: Rooms,
+    group: Group,
+    within: Duration,
+    pub(crate) shape: Shape,
+    /// Tokens of the last dispatch, or as many as fit if only the GPU knows.
+    pub(crate) tokens: u32,
+}
+
+pub(crate) enum Side {
+    Host(Box<Ep>),
+    Cuda(Box<OnGpu>),
+}
+
+pub(crate) struct OnGpu {
+    pub(crate) ep: CudaEp,
+    /// For what is not done in the caller's stream.
+    pub(crate) own: Stream,
+    pub(crate) gpu: Gpu,
+}
+
+impl Side {
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        match self {
+            Self::Host(_) => None,
+            Self::Cuda(cuda) => Some(&cuda.gpu),
+        }
+    }
+
+    /// Why this rank has failed, if it has; of a GPU, what it has told so far.
+    pub(crate) fn status(&self) -> Result<(), EpError> {
+        match self {
+            Self::Host(ep) => ep.status(),
+            Self::Cuda(cuda) => cuda.ep.status(),
+        }
+    }
+}
+
+impl Live {
+    /// Waits until what was queued on a stream has ended, and tells whether the rank has failed.
+    pub(crate) fn finish(&self, stream: u64) -> Result<(), EpError> {
+        match &self.side {
+            Side::Host(ep) => ep.status(),
+            Side::Cuda(cuda) => {
+                // SAFETY: the caller of Python keeps the stream that it names until the call is over.
+                let stream = unsafe { Stream::of_others(&cuda.gpu, stream) };
+                stream.not_recording("wait for a stream")?;
+                cuda.ep.finish(&stream)
+            }
+        }
+    }
+
+    /// Ranks whose processes have ended; waits for them end.
+    pub(crate) fn notice(&self) -> Ranks {
+        match &self.side {
+            Side::Host(_) => self.group.watch().gone(),
+            Side::Cuda(cuda) => cuda.ep.notice(),
+        }
+    }
+
+    /// All ranks begin again.
+    pub(crate) fn reset(&mut self) -> Result<(), EpError> {
+        let Self { side, group, within, .. } = self;
+        match side {
+            Side::Host(ep) => ep.reset(group, *within),
+            Side::Cuda(cuda) => {
+                // Whichever streams the kernels of this rank are in.
+                cuda.gpu.synchronize()?;
+                cuda.ep.reset(group, &cuda.own, *within)
+            }
+        }
+    }
+
+    /// How often the group was reset.
+    pub(crate) fn epoch(&self) -> Result<u64, EpError> {
+        match &self.side {
+            Side::Host(ep) => Ok(ep.epoch()),
+            Side::Cuda(cuda) => cuda.ep.epoch(&cuda.own),
+        }
+    }
+
+    /// Leaves with the others, who may still read what this rank has sent.
+    fn leave(self) -> Result<(), EpError> {
+        let Self { side, rooms, group, within, .. } = self;
+        let idle = side.gpu().map_or(Ok(()), Gpu::synchronize);
+        let left = group.leave(within);
+        drop((side, rooms));
+        idle?;
+        Ok(left?)
+    }
+}
+
+/// A rank of an exchange of tokens.
+#[pyclass(module = "mooncrate.ep", frozen, weakref)]
+pub(crate) struct EpRank {
+    /// `None` after `close`. The guard stands outside of the lock: in a forked child nobody may ever
+    /// open it.
+    held: Own<Mutex<Option<Live>>>,
+}
+
+impl EpRank {
+    /// Waits for the other ranks.
+    pub(crate) fn join(py: Python<'_>, joining: &Joining) -> PyResult<Self> {
+        let joined = py.detach(|| {
+            let _kept = KeptContext::new();
+            joining.join()
+        });
+        let live = joined.map_err(|error| exception(py, error))?;
+        Ok(Self { held: Own::new(Mutex::new(Some(live))) })
+    }
+
+    /// Does something with the rank, without the GIL.
+    pub(crate) fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Live) -> Result<T, EpError> + Send,
+    ) -> PyResult<T> {
+        let held = self.held.get().ok_or_else(|| forked(py))?;
+        let done = py.detach(|| {
+            let _kept = KeptContext::new();
+            held.lock().as_mut().map(work)
+        });
+        done.ok_or_else(|| closed(py))?.map_err(|error| exception(py, error))
+    }
+
+    /// Leaves: `together` waits for the others to do the same, otherwise they see that this rank is gone.
+    pub(crate) fn shut(&self, py: Python<'_>, together: bool) -> PyResult<()> {
+        let held = self.held.get().ok_or_else(|| forked(py))?;
+        let left = py.detach(|| {
+            let _kept = KeptContext::new();
+            let Some(live) = held.lock().take() else { return Ok(()) };
+            if together { live.leave() } else { Ok(()) }
+        });
+        left.map_err(|error| exception(py, error))
+    }
+
+    /// Whether it has left, or belongs to another process.
+    pub(crate) fn is_closed(&self, py: Python<'_>) -> bool {
+        self.held.get().is_none_or(|held| py.detach(|| held.lock().is_none()))
+    }
+}
+
+impl Drop for EpRank {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            drop_detached(Kept(held));
+        }
+    }
+}
+
+/// Puts the context of the thread back after the rank is gone.
+struct Kept(Mutex<Option<Live>>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _kept = KeptContext::new();
+        *self.0.lock() = None;
+    }
+}
