@@ -2,7 +2,7 @@
 
 use super::Catalog;
 use super::objects::{PartState, Stage};
-use super::segments::NOBODY;
+use super::segments::{NOBODY, Payer};
 use crate::extent::Extent;
 use crate::ids::{Generation, SegmentId, Slot, TenantId};
 use std::collections::BTreeMap;
@@ -65,12 +65,14 @@ pub enum AuditError {
 impl Catalog {
     /// Walks everything and says what does not add up.
     pub fn audit(&self) -> Result<(), AuditError> {
-        let mut writing = 0;
+        let mut open: BTreeMap<TenantId, usize> = BTreeMap::new();
         let mut charges: BTreeMap<TenantId, u64> = BTreeMap::new();
         let mut ranges: Vec<Vec<Extent>> = vec![Vec::new(); self.segments.loads.len()];
         for id in 0..self.objects.positions() {
             let Some(entry) = self.objects.get(id) else { continue };
-            writing += usize::from(entry.stage == Stage::Writing);
+            if entry.stage == Stage::Writing {
+                *open.entry(entry.tenant).or_default() += 1;
+            }
             *charges.entry(entry.tenant).or_default() += self.charge_of(entry).total();
             for part in entry.parts.as_slice() {
                 if part.state != PartState::Evicting {
@@ -78,9 +80,16 @@ impl Catalog {
                 }
             }
         }
-        let booked = self.open.len();
-        if writing != booked {
-            return Err(AuditError::OpenPuts { counted: writing, booked });
+        // What ends is paid for until it is free, by whoever had it (G16).
+        for ending in self.segments.iter().flat_map(|(_, book)| book.ending.values()) {
+            if let Payer::Tenant(tenant) = ending.payer {
+                *charges.entry(tenant).or_default() += ending.allocation.extent.len();
+            }
+        }
+        let booked = self.booked_open().iter().map(|(tenant, of)| (*tenant, of.puts));
+        if open != booked.collect() {
+            let (counted, booked) = (open.values().sum(), self.open.len());
+            return Err(AuditError::OpenPuts { counted, booked });
         }
         for (tenant, known) in self.tenants() {
             let counted = charges.remove(&tenant).unwrap_or(0);

@@ -193,7 +193,7 @@ impl Catalog {
             let extent = self.objects.entry(id).extent(part);
             // A segment that is leaving answers for its copy when it is fenced: `sweep`.
             if self.segments.book(part.segment).takes_orders() {
-                self.end_life(now, part, extent, action, Some(id));
+                self.end_life(now, part, extent, action, id);
             }
         }
         self.objects.entry_mut(id).parts = Parts::new(Vec::new());
