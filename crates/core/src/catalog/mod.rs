@@ -75,6 +75,7 @@ use crate::lease;
 use crate::place::{Placement, PlacementKind};
 use crate::plan::Order;
 use crate::time::Now;
+use crate::token::TokenKey;
 use objects::Objects;
 use open::OpenPuts;
 use segments::Segments;
@@ -133,8 +134,10 @@ pub struct Config {
     pub offload_bytes_per_disk_max: u64,
     /// Whether what is read from disks repeatedly comes back into memory.
     pub promote: bool,
-    /// Seeds placement and, with the object id, the put tokens.
+    /// Seeds placement.
     pub seed: u64,
+    /// What put tokens are made from. A master draws it when it starts; here it is all zeros, for tests.
+    pub token_key: TokenKey,
 }
 
 impl Default for Config {
@@ -165,6 +168,7 @@ impl Default for Config {
             offload_bytes_per_disk_max: 64 << 20,
             promote: true,
             seed: 0,
+            token_key: TokenKey::default(),
         }
     }
 }
@@ -442,13 +446,8 @@ impl Catalog {
         self.rebuild.is_some()
     }
 
-    /// Mints the token of a put: nobody can guess it without the seed, and it can be recomputed, so
-    /// the index does not store it.
+    /// Mints the token of a put.
     fn token(&self, object: ObjectId) -> PutToken {
-        let mut bytes = [0; 24];
-        bytes[..8].copy_from_slice(&self.config.seed.to_le_bytes());
-        bytes[8..16].copy_from_slice(&object.epoch.0.to_le_bytes());
-        bytes[16..].copy_from_slice(&object.sequence.to_le_bytes());
-        PutToken(xxhash_rust::xxh3::xxh3_64(&bytes))
+        self.config.token_key.token(object)
     }
 }
