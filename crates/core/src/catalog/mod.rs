@@ -55,7 +55,7 @@ mod trust;
 
 pub use audit::AuditError;
 pub use evict::InUse;
-pub use get::{ListPage, Listed};
+pub use get::{ListPage, ListSlice, Listed};
 pub use life::Tenant;
 pub use look::LookFor;
 pub use members::{AllTold, Mounted, Opening};

@@ -259,8 +259,8 @@ impl Catalog {
         let whole = entry.complete(|part| part.state != PartState::Copying);
         let (tenant, group) = (entry.tenant, entry.group());
         self.vacate(&part);
-        let whose = (Some(id), None);
-        self.book_ending(now, &part, extent, Action::Retire { free_after_ms: 0 }, whose);
+        let action = Action::Retire { free_after_ms: 0 };
+        self.book_ending(now, &part, extent, action, (Some(id), None));
         self.part_ended(now, id, any, whole);
         self.counters.disk_evicted += 1;
         if !whole {

@@ -401,10 +401,9 @@ impl Catalog {
         let total = tenant.used.saturating_add(wanted);
         if let Some(quota) = tenant.quota.filter(|quota| total > *quota) {
             // What it has let go of counts until it is free, and then there is room.
-            return Err(match total - tenant.ending <= quota {
-                true => PutError::Reclaiming { after_ms: ENDING_MS },
-                false => PutError::Quota { quota, total },
-            });
+            let room_comes = total - tenant.ending <= quota;
+            let coming = PutError::Reclaiming { after_ms: ENDING_MS };
+            return Err(if room_comes { coming } else { PutError::Quota { quota, total } });
         }
         self.check_open(name.tenant, wanted)?;
         for (medium, copies) in spread.each().filter(|_| config.keep == Keep::Hard) {
