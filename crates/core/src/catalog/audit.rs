@@ -52,6 +52,14 @@ pub enum AuditError {
         /// Booked.
         booked: u64,
     },
+    /// Memory is held that is on nobody's account.
+    #[error("{held} bytes of memory are held, {booked} are on accounts")]
+    Accounts {
+        /// By allocators, but for what has no name.
+        held: u64,
+        /// By all tenants.
+        booked: u64,
+    },
     /// The number of open puts is wrong.
     #[error("{counted} puts are open, {booked} are booked")]
     OpenPuts {
@@ -100,6 +108,7 @@ impl Catalog {
         if let Some((tenant, counted)) = charges.into_iter().find(|(_, bytes)| *bytes > 0) {
             return Err(AuditError::Charge { tenant, counted, booked: 0 });
         }
+        self.audit_accounts()?;
         for (index, book) in self.segments.iter() {
             if !book.takes_orders() {
                 continue;
@@ -135,6 +144,24 @@ impl Catalog {
             if accounted != book.slots.len() as usize {
                 return Err(AuditError::Slots { segment, lost });
             }
+        }
+        Ok(())
+    }
+
+    /// All memory that is not free is on somebody's account, by the allocators and not by the entries (G16).
+    /// While a segment comes or goes its ranges are known to one side only.
+    fn audit_accounts(&self) -> Result<(), AuditError> {
+        let memory = || self.segments.iter().map(|(_, book)| book).filter(|book| !book.is_disk());
+        if memory().any(|book| !book.is_open()) {
+            return Ok(());
+        }
+        let taken: u64 = memory().map(|book| book.allocator.used_bytes()).sum();
+        let ending = memory().flat_map(|book| book.ending.values());
+        let unnamed = ending.filter(|ending| ending.payer == Payer::Unnamed);
+        let unnamed: u64 = unnamed.map(|ending| ending.allocation.extent.len()).sum();
+        let (held, booked) = (taken - unnamed, self.tenants().map(|(_, of)| of.used).sum());
+        if held != booked {
+            return Err(AuditError::Accounts { held, booked });
         }
         Ok(())
     }

@@ -120,8 +120,9 @@ impl Catalog {
     ) {
         let payer = match tenant {
             _ if action == Action::Evict => Payer::Entry,
-            Some(tenant) if !self.segments.is_disk(part.segment) => Payer::Tenant(tenant),
-            _ => Payer::Nobody,
+            _ if self.segments.is_disk(part.segment) => Payer::Nobody,
+            Some(tenant) => Payer::Tenant(tenant),
+            None => Payer::Unnamed,
         };
         self.charge_ending(payer, extent.len());
         let book = self.segments.book_mut(part.segment);

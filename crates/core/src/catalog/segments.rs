@@ -59,7 +59,9 @@ pub(super) enum Payer {
     Entry,
     /// Taken off its entry; its tenant goes on paying.
     Tenant(TenantId),
-    /// Nobody: it lies on a disk, or an owner announced it without a name.
+    /// An owner announced it without a name: nobody knows whose it is.
+    Unnamed,
+    /// Nobody: it lies on a disk.
     Nobody,
 }
 
