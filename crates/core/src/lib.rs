@@ -40,6 +40,7 @@ pub mod seal;
 pub mod state;
 pub mod tally;
 pub mod time;
+pub mod token;
 pub mod word;
 
 pub use error::Advice;

@@ -4,7 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use mooncrate_core::catalog::{Catalog, Config, Mounted, Removal, Start};
+use mooncrate_core::catalog::{Catalog, Config, Mounted, Removal, Start, Tenant, Writer};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::lease;
 use mooncrate_core::plan::{Action, Evidence, Locator, Notice, Order, OrderResult, SegmentOffer};
@@ -25,7 +25,8 @@ const KEYS: u8 = 12;
 
 #[derive(Clone, Debug)]
 enum Op {
-    PutStart { key: u8, len: u64, replicas: u8 },
+    PutStart { key: u8, len: u64, replicas: u8, writer: u64 },
+    WriterGone { writer: u64 },
     PutEnd { nth: u8 },
     PutEndTwice { nth: u8 },
     Revoke { nth: u8 },
@@ -39,8 +40,9 @@ enum Op {
 
 fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        6 => (0..KEYS, 0..4000_u64, 1..3_u8)
-            .prop_map(|(key, len, replicas)| Op::PutStart { key, len, replicas }),
+        6 => (0..KEYS, 0..4000_u64, 1..3_u8, 0..4_u64)
+            .prop_map(|(key, len, replicas, writer)| Op::PutStart { key, len, replicas, writer }),
+        1 => (1..4_u64).prop_map(|writer| Op::WriterGone { writer }),
         5 => any::<u8>().prop_map(|nth| Op::PutEnd { nth }),
         1 => any::<u8>().prop_map(|nth| Op::PutEndTwice { nth }),
         1 => any::<u8>().prop_map(|nth| Op::Revoke { nth }),
@@ -276,15 +278,19 @@ impl Rig {
 
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match *op {
-            Op::PutStart { key: k, len, replicas } => {
+            Op::PutStart { key: k, len, replicas, writer } => {
                 let config = PutConfig { replicas, ..PutConfig::default() };
-                match self.catalog.put_start(self.now, &key(k), len, &config) {
+                let writer = Writer(writer);
+                match self.catalog.put_start_by(self.now, writer, &key(k), len, &config) {
                     Ok(plan) => {
+                        let Tenant { used, quota, .. } = self.catalog.tenant(TenantId::DEFAULT);
+                        prop_assert!(quota.is_none_or(|quota| used <= quota), "{used} bytes");
                         prop_assert_eq!(plan.replicas.len(), usize::from(replicas));
                         self.index.remove(&k);
                         self.open.push((k, plan));
                     }
                     Err(PutError::Exists) => prop_assert!(self.index.contains_key(&k)),
+                    Err(PutError::Quota { quota, total }) => prop_assert!(total > quota),
                     Err(
                         PutError::InProgress { .. }
                         | PutError::Reclaiming { .. }
@@ -326,10 +332,22 @@ impl Rig {
                     self.owners.word(&locator).0 -= 1;
                 }
             }
+            Op::WriterGone { writer } => {
+                self.catalog.writer_gone(self.now, Writer(writer), usize::MAX);
+            }
             Op::Owners { lose, twice } => self.run_owners(lose, twice),
             Op::Pass { ms } => self.pass(ms.into()),
             _ => {}
         }
+        Ok(())
+    }
+
+    /// One tenant has everything here: its account is what the segments hold, no more and no less, also of
+    /// what was removed and waits for readers, writers or owners (G16).
+    fn check_account(&self) -> Result<(), TestCaseError> {
+        let stats = self.catalog.segments();
+        let held: u64 = stats.iter().map(|stat| stat.used + stat.ending).sum();
+        prop_assert_eq!(self.catalog.tenant(TenantId::DEFAULT).used, held);
         Ok(())
     }
 
@@ -372,11 +390,17 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn catalog_agrees_with_a_plain_map(seed in any::<u64>(), ops in vec(any_op(), 0..200)) {
+    fn catalog_agrees_with_a_plain_map(
+        seed in any::<u64>(),
+        quota in prop_oneof![Just(None), (4096..3 * BYTES).prop_map(Some)],
+        ops in vec(any_op(), 0..200),
+    ) {
         let mut rig = Rig::new(seed);
+        rig.catalog.set_quota(TenantId::DEFAULT, quota);
         for op in &ops {
             rig.apply(op)?;
             rig.check_many()?;
+            rig.check_account()?;
             if let Err(error) = rig.catalog.audit() {
                 prop_assert!(false, "after {op:?}: {error}");
             }

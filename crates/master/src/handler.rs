@@ -4,7 +4,8 @@
 
 use crate::audit;
 use crate::service::Master;
-use mooncrate_core::catalog::InUse;
+use crate::writers::writer;
+use mooncrate_core::catalog::{InUse, Writer};
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Looked, PutConfig, ReadMark, WritePlan};
@@ -14,12 +15,13 @@ use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     Announce, ClusterStat, Command, CopyKey, Drain, DrainWish, DropCopy, Evict, Heartbeat, List,
-    Listing, Look, MarksHeard, Mount, Mounted, NodeEntry, OrderBatch, Orders, Pulse, PutEnd,
-    PutEndItem, PutItem, PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching, Removed,
-    SetQuota, Unmount,
+    Listing, Look, MarksHeard, Mount, Mounted, NodeEntry, OrderBatch, Orders, Pattern, Pulse,
+    PutEnd, PutEndItem, PutItem, PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching,
+    Removed, SetQuota, Unmount,
 };
 use mooncrate_wire::{
-    Answer, CallError, Caller, Handler, Kind, MasterApi, Refusal, RefusalCode, Reply, Request,
+    Answer, CallError, Caller, Handler, Kind, MasterApi, Peer, Refusal, RefusalCode, Reply,
+    Request, Role,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +49,7 @@ impl Handler for MasterHandler {
             Request::RemoveMatching(ask) => {
                 self.scope(caller).start_remove_matching(&ask, caller.deadline)
             }
+            Request::List(ask) => self.scope(caller).start_list(&ask, caller.deadline),
             Request::Copy(ask) => self.scope(caller).start_copy(&ask, caller.deadline),
             Request::Orders(orders) => poll(&self.0, &orders),
             Request::Drain(ask) if ask.wish != DrainWish::Look => {
@@ -85,12 +88,19 @@ impl Handler for MasterHandler {
 fn blocking(scope: Scope, request: Request<'static>, deadline: Deadline) -> Answer {
     Answer::Later(Box::pin(async move {
         let asked = tokio::task::spawn_blocking(move || api::answer(&scope, request, deadline));
-        asked.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "a request that is kept failed");
-            Reply::Refuse(Refusal::new(RefusalCode::Internal, "the master failed to answer"))
-        })
+        asked.await.unwrap_or_else(failed)
     }))
 }
+
+/// What a caller hears when the thread that worked for it has failed.
+#[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` hands over")]
+fn failed(error: tokio::task::JoinError) -> Reply {
+    tracing::error!(%error, "a request in a thread of its own failed");
+    Reply::Refuse(Refusal::new(RefusalCode::Internal, "the master failed to answer"))
+}
+
+/// What a step of a remove by pattern has done, or why it was refused.
+type Matched = Result<Result<Removed, RemoveError>, CallError>;
 
 /// Notes a request that waited when it ends, whether by its reply or because its caller gave up.
 struct Timed {
@@ -107,7 +117,9 @@ impl Drop for Timed {
 
 impl MasterHandler {
     fn scope(&self, caller: Caller<'_>) -> Scope {
-        Scope { master: Arc::clone(&self.0), tenant: caller.peer.tenant }
+        let Peer { role, tenant, ref name, .. } = *caller.peer;
+        let (all, writer) = (role == Role::Admin, writer(name));
+        Scope { master: Arc::clone(&self.0), tenant, writer, all }
     }
 }
 
@@ -116,12 +128,16 @@ impl MasterHandler {
 pub struct Scope {
     master: Arc<Master>,
     tenant: TenantId,
+    /// Who puts, where its end is seen.
+    writer: Writer,
+    /// Whether the accounts of all tenants are shown.
+    all: bool,
 }
 
 impl Master {
     /// This master as one tenant sees it.
     pub fn scope(self: &Arc<Self>, tenant: TenantId) -> Arc<Scope> {
-        Arc::new(Scope { master: Arc::clone(self), tenant })
+        Arc::new(Scope { master: Arc::clone(self), tenant, writer: Writer::UNSEEN, all: true })
     }
 }
 
@@ -131,24 +147,30 @@ impl Scope {
         &self.master
     }
 
+    /// For whom puts are begun.
+    fn puts_for(&self) -> (TenantId, Writer) {
+        (self.tenant, self.writer)
+    }
+
     /// Most puts find room at once; the others wait for owners, in a task of their own.
     fn start_put(self, put: &PutStart<'_>, deadline: Deadline) -> Answer {
         let mut results = vec![None; put.items.len()];
-        if self.master.try_put_start(self.tenant, &put.config, &put.items, &mut results) {
+        if self.master.try_put_start(self.puts_for(), &put.config, &put.items, &mut results) {
             return Answer::Now(Reply::PutStart(self.master.planned(self.tenant, results)));
         }
         let config = put.config.clone().into_owned();
         let items: Vec<(Box<[u8]>, u64)> =
             put.items.iter().map(|item| (item.key.into(), item.len)).collect();
         Answer::Later(Box::pin(async move {
-            let Self { master, tenant } = self;
+            let whose = self.puts_for();
+            let Self { master, tenant, .. } = self;
             let deadline = master.put_deadline(boottime(), deadline);
             let items: Vec<PutItem<'_>> =
                 items.iter().map(|(key, len)| PutItem { key, len: *len }).collect();
             loop {
                 let seen = master.news.version();
                 let now = boottime();
-                let decided = master.try_put_start(tenant, &config, &items, &mut results);
+                let decided = master.try_put_start(whose, &config, &items, &mut results);
                 if decided || deadline.passed(now) {
                     return Reply::PutStart(master.planned(tenant, results));
                 }
@@ -172,7 +194,7 @@ impl Scope {
 
     fn start_remove(self, remove: &Remove<'_>, deadline: Deadline) -> Answer {
         let mut waiting = Vec::new();
-        let Self { master, tenant } = &self;
+        let Self { master, tenant, .. } = &self;
         let mut results = master.start_remove(*tenant, remove.force, &remove.keys, &mut waiting);
         if master.check_removed(&mut waiting, &mut results) {
             return Answer::Now(Reply::Remove(results));
@@ -184,19 +206,74 @@ impl Scope {
     }
 
     fn start_remove_matching(self, ask: &RemoveMatching<'_>, deadline: Deadline) -> Answer {
-        let mut waiting = Vec::new();
-        let mut done = match self.master.start_remove_matching(self.tenant, ask, &mut waiting) {
-            Ok(Ok(done)) => done,
-            Ok(Err(error)) => return Answer::Now(Reply::RemoveMatching(Err(error))),
-            Err(error) => return Answer::Now(Reply::Refuse(error.refusal())),
+        let start = move |scope: &Self, ask: &RemoveMatching<'_>| {
+            let mut waiting = Vec::new();
+            let (tenant, until) = (scope.tenant, before(deadline));
+            let started = scope.master.start_remove_matching(tenant, ask, &mut waiting, until);
+            (started, waiting)
         };
+        let Pattern::Regex(regex) = ask.pattern else {
+            let started = start(&self, ask);
+            return Answer::Later(Box::pin(self.finish_remove_matching(started, deadline)));
+        };
+        let (regex, force, cursor) = (regex.to_owned(), ask.force, ask.cursor);
         Answer::Later(Box::pin(async move {
-            let mut results: [Result<(), RemoveError>; 1] = [Ok(())];
-            self.wait_removed(&mut waiting, &mut results, deadline).await;
-            done.deferred = waiting.len() as u64;
-            done.removed -= done.deferred;
-            Reply::RemoveMatching(Ok(done))
+            let started = self.in_turn(move |scope| {
+                start(scope, &RemoveMatching { pattern: Pattern::Regex(&regex), force, cursor })
+            });
+            match started.await {
+                Ok(started) => self.finish_remove_matching(started, deadline).await,
+                Err(refused) => refused,
+            }
         }))
+    }
+
+    /// Waits for the owners of what a step of a remove has hidden.
+    async fn finish_remove_matching(
+        self,
+        (started, mut waiting): (Matched, Vec<(usize, ObjectId)>),
+        deadline: Deadline,
+    ) -> Reply {
+        let mut done = match started {
+            Ok(Ok(done)) => done,
+            Ok(Err(error)) => return Reply::RemoveMatching(Err(error)),
+            Err(error) => return Reply::Refuse(error.refusal()),
+        };
+        let mut results: [Result<(), RemoveError>; 1] = [Ok(())];
+        self.wait_removed(&mut waiting, &mut results, deadline).await;
+        done.deferred = waiting.len() as u64;
+        done.removed -= done.deferred;
+        Reply::RemoveMatching(Ok(done))
+    }
+
+    /// A regular expression may take long for one key, and the thread of a link answers others.
+    fn start_list(self, ask: &List<'_>, deadline: Deadline) -> Answer {
+        let Pattern::Regex(regex) = ask.pattern else {
+            return Answer::Now(api::answer(&self, Request::List(ask.clone()), deadline));
+        };
+        let (regex, cursor, limit) = (regex.to_owned(), ask.cursor, ask.limit);
+        Answer::Later(Box::pin(async move {
+            let listed = self.in_turn(move |scope| {
+                let ask = List { pattern: Pattern::Regex(&regex), cursor, limit };
+                api::answer(scope, Request::List(ask), deadline)
+            });
+            listed.await.unwrap_or_else(|refused| refused)
+        }))
+    }
+
+    /// Works in a thread that may take its time, when it is this caller's turn.
+    async fn in_turn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Result<T, Reply> {
+        let turn = Arc::clone(&self.master.expressions).acquire_owned().await;
+        let scope = self.clone();
+        let worked = tokio::task::spawn_blocking(move || {
+            // Given back when the work is done, whether or not somebody still waits for it.
+            let _turn = turn;
+            work(&scope)
+        });
+        worked.await.map_err(failed)
     }
 
     /// A copy is answered when it is there.
@@ -330,7 +407,7 @@ impl MasterApi for Scope {
         loop {
             let seen = master.news.version();
             let now = boottime();
-            let decided = master.try_put_start(self.tenant, config, items, &mut results);
+            let decided = master.try_put_start(self.puts_for(), config, items, &mut results);
             if decided || deadline.passed(now) {
                 return Ok(master.planned(self.tenant, results));
             }
@@ -389,7 +466,8 @@ impl MasterApi for Scope {
         deadline: Deadline,
     ) -> Result<Result<Removed, RemoveError>, CallError> {
         let mut waiting = Vec::new();
-        let started = self.master.start_remove_matching(self.tenant, ask, &mut waiting)?;
+        let started =
+            self.master.start_remove_matching(self.tenant, ask, &mut waiting, deadline)?;
         let Ok(mut done) = started else { return Ok(started) };
         let mut results: [Result<(), RemoveError>; 1] = [Ok(())];
         self.block_removed(&mut waiting, &mut results, deadline);
@@ -444,12 +522,16 @@ impl MasterApi for Scope {
         Ok(self.master.command_node(ask))
     }
 
-    fn list(&self, ask: &List<'_>, _deadline: Deadline) -> Result<Listing, CallError> {
-        self.master.list_page(self.tenant, ask)
+    fn list(&self, ask: &List<'_>, deadline: Deadline) -> Result<Listing, CallError> {
+        self.master.list_page(self.tenant, ask, before(deadline))
     }
 
     fn stat(&self, _deadline: Deadline) -> Result<ClusterStat, CallError> {
-        Ok(self.master.cluster_stat())
+        let mut stat = self.master.cluster_stat();
+        if !self.all {
+            stat.tenants.retain(|row| row.tenant == self.tenant);
+        }
+        Ok(stat)
     }
 
     fn nodes(&self, _deadline: Deadline) -> Result<Vec<NodeEntry>, CallError> {

@@ -23,6 +23,7 @@ mod handler;
 mod intake;
 mod keeper;
 mod kept;
+mod listing;
 mod members;
 mod metrics;
 pub mod mooncake;
@@ -35,6 +36,7 @@ mod service;
 pub mod standby;
 mod state_file;
 mod term;
+mod writers;
 
 pub use config::{MasterConfig, StateDisk};
 pub use election::{Election, ElectionConfig, ElectionError};

@@ -53,6 +53,14 @@ impl<'a> Matcher<'a> {
             })
     }
 
+    /// What every key begins with that is meant; comparing it costs next to nothing.
+    pub(crate) fn prefix(&self) -> &[u8] {
+        match self {
+            Self::Prefix(prefix) => prefix,
+            Self::Regex(_) => b"",
+        }
+    }
+
     /// Whether a key is meant.
     pub(crate) fn matches(&self, key: &[u8]) -> bool {
         match self {

@@ -7,15 +7,19 @@
 
 use crate::handler::{MasterHandler, Scope};
 use crate::service::Master;
+use crate::writers::Writers;
 use mooncrate_core::{LeaderEpoch, TenantId};
 use mooncrate_lock::RwLock;
-use mooncrate_wire::{Answer, Caller, Handler, Refusal, Reply, Request};
+use mooncrate_wire::clock::boottime;
+use mooncrate_wire::{Answer, Caller, Handler, Peer, Refusal, Reply, Request};
 use std::sync::Arc;
 
 /// The place of a leader.
 #[derive(Debug)]
 pub struct Seat {
     state: RwLock<State>,
+    /// Who has links here: known also while nobody leads here, or the next leader would not see them go.
+    writers: Writers,
 }
 
 #[derive(Debug, Default)]
@@ -29,17 +33,25 @@ impl Seat {
     /// A seat that this master has for ever.
     pub fn always(master: Arc<Master>) -> Arc<Self> {
         let state = State { master: Some(master), elsewhere: None };
-        Arc::new(Self { state: RwLock::new(state) })
+        Arc::new(Self { state: RwLock::new(state), writers: Writers::default() })
     }
 
     /// A seat that waits for an election.
     pub(crate) fn vacant() -> Arc<Self> {
-        Arc::new(Self { state: RwLock::default() })
+        Arc::new(Self { state: RwLock::default(), writers: Writers::default() })
     }
 
     /// The master that leads here now.
     pub fn master(&self) -> Option<Arc<Master>> {
         self.state.read().master.clone().filter(|master| master.leads())
+    }
+
+    /// What time brings about where `master` leads.
+    pub(crate) fn tick(&self, master: &Master) {
+        while let Some(writer) = self.writers.next_gone(boottime()) {
+            master.writer_gone(writer);
+        }
+        master.tick();
     }
 
     /// Where the leader is, if it is elsewhere and known.
@@ -81,6 +93,14 @@ pub(crate) struct SeatHandler(pub(crate) Arc<Seat>);
 impl Handler for SeatHandler {
     fn epoch(&self) -> LeaderEpoch {
         self.0.master().map_or(LeaderEpoch(0), |master| master.leader_epoch())
+    }
+
+    fn came(&self, peer: &Peer) {
+        self.0.writers.came(&peer.name);
+    }
+
+    fn gone(&self, peer: &Peer) {
+        self.0.writers.left(&peer.name, boottime(), self.0.master().is_some());
     }
 
     fn handle(&self, request: Request<'_>, caller: Caller<'_>) -> Answer {

@@ -60,10 +60,12 @@ pub fn serve_seat(
 ) -> io::Result<Serving> {
     let (shutdown, down) = watch::channel(false);
     let mut serving = Serving { shutdown, threads: Vec::new() };
-    serving.threads.push(every("master-tick", tick, seat, &down, Master::tick)?);
+    serving.threads.push(every("master-tick", tick, seat, &down, Seat::tick)?);
     if seat.master().is_none_or(|master| master.keeps()) {
         // Nodes that were lost since the last mount.
-        serving.threads.push(every("master-keep", KEEP, seat, &down, Master::keep_or_say)?);
+        serving
+            .threads
+            .push(every("master-keep", KEEP, seat, &down, |_, master| master.keep_or_say())?);
     }
     for worker in 0..workers.max(1) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -101,13 +103,13 @@ fn every(
     pause: Duration,
     seat: &Arc<Seat>,
     down: &watch::Receiver<bool>,
-    work: fn(&Master),
+    work: fn(&Seat, &Master),
 ) -> io::Result<JoinHandle<()>> {
     let (seat, down) = (Arc::clone(seat), down.clone());
     Builder::new().name(name.into()).spawn(move || {
         while !*down.borrow() && down.has_changed().is_ok() {
             if let Some(master) = seat.master() {
-                work(&master);
+                work(&seat, &master);
             }
             std::thread::sleep(pause);
         }

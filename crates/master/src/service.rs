@@ -12,34 +12,41 @@ use crate::members::Directory;
 use crate::metrics::Requests;
 use crate::mooncake::jobs::Jobs;
 use crate::news::News;
-use crate::pattern::Matcher;
 use crate::state_file::StateFile;
 use crate::term::Term;
-use mooncrate_core::catalog::{AuditError, Catalog, Ended, LookFor, Removal, Start, replacing};
+use mooncrate_core::catalog::{
+    AuditError, Catalog, Ended, LookFor, Removal, Start, Writer, replacing,
+};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Looked, Order, PutConfig, ReadMark, WritePlan};
 use mooncrate_core::time::Deadline;
+use mooncrate_core::token::TokenKey;
 use mooncrate_core::{LeaderEpoch, Name, NodeId, Now, ObjectId, SegmentId, TenantId};
 use mooncrate_lock::{Mutex, MutexGuard};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
-    ClusterStat, List, Listed, Listing, Look, MarksHeard, PutEndItem, PutItem, PutReplan,
-    PutRevokeItem, RemoveMatching, Removed, SegmentRow, TenantRow,
+    ClusterStat, Look, MarksHeard, PutEndItem, PutItem, PutReplan, PutRevokeItem, SegmentRow,
+    TenantRow,
 };
 use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
+use tokio::sync::Semaphore;
 
 /// Rounds of local evictions for one put before it yields: each frees something or learns that it
 /// cannot.
 const LOCAL_ROUNDS_MAX: usize = 64;
 /// Orders that wait for one node; beyond, they are dropped, and the catalog repeats what matters.
 const MAIL_MAX: usize = 1 << 16;
+/// Regular expressions from peers that are at work at once.
+const EXPRESSIONS_MAX: usize = 2;
 /// Hint when the deadline of a put came before room did.
 const OUT_OF_TIME_MS: u32 = 10;
 /// Marks of reads that are taken in under one hold of the lock: some 10 µs.
 const MARKS_PER_SLICE: usize = 128;
+/// Puts of a writer that is gone that are given back under one hold of the lock.
+const ORPHANS_PER_SLICE: usize = 128;
 /// Hint when the deadline of a remove came before the owner's word did.
 const DEFERRED_MS: u32 = 50;
 
@@ -61,6 +68,8 @@ pub struct Master {
     pub(crate) requests: Requests,
     /// Drains that somebody follows by an id.
     pub(crate) jobs: Jobs,
+    /// Turns of regular expressions from peers: they take processors, and must not take all of them.
+    pub(crate) expressions: Arc<Semaphore>,
     /// A node in this process takes its orders by a call.
     local: OnceLock<(NodeId, LocalNode)>,
 }
@@ -136,7 +145,9 @@ impl Master {
                 (Start::Unknown, Vec::new())
             }
         };
-        let mut catalog = Catalog::new(config.catalog.clone(), epoch, start, boottime());
+        let catalog =
+            mooncrate_core::catalog::Config { token_key: token_key(), ..config.catalog.clone() };
+        let mut catalog = Catalog::new(catalog, epoch, start, boottime());
         for (tenant, bytes) in quotas {
             catalog.set_quota(tenant, Some(bytes));
         }
@@ -156,6 +167,7 @@ impl Master {
             intake: Intake::default(),
             requests: Requests::default(),
             jobs: Jobs::default(),
+            expressions: Arc::new(Semaphore::new(EXPRESSIONS_MAX)),
             local: OnceLock::new(),
         }
     }
@@ -197,6 +209,21 @@ impl Master {
         };
         self.carry_out(&orders);
         self.jobs.watch(self);
+    }
+
+    /// Gives back the puts of a writer that is gone.
+    pub(crate) fn writer_gone(&self, writer: Writer) {
+        loop {
+            let (done, orders) = {
+                let mut mind = self.mind();
+                let done = mind.catalog.writer_gone(boottime(), writer, ORPHANS_PER_SLICE);
+                (done, self.sort_orders(&mut mind))
+            };
+            self.carry_out(&orders);
+            if done {
+                return;
+            }
+        }
     }
 
     /// Walks the whole index and says what does not add up (G8). Linear, and under the lock: for
@@ -254,10 +281,16 @@ impl Master {
         self.mind.lock()
     }
 
+    /// Whether nobody has the lock.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.mind.try_lock().is_some()
+    }
+
     /// One attempt at the open items of a put: fills in what is decided. Whether all are.
     pub(crate) fn try_put_start(
         &self,
-        tenant: TenantId,
+        (tenant, writer): (TenantId, Writer),
         config: &PutConfig,
         items: &[PutItem<'_>],
         results: &mut [Option<Result<WritePlan, PutError>>],
@@ -272,7 +305,7 @@ impl Master {
                         continue;
                     }
                     let name = Name::new(tenant, item.key);
-                    match mind.catalog.put_start(now, name, item.len, config) {
+                    match mind.catalog.put_start_by(now, writer, name, item.len, config) {
                         Err(PutError::Reclaiming { .. }) => {
                             open = true;
                             break;
@@ -433,29 +466,6 @@ impl Master {
         results
     }
 
-    /// Removes what matches, one step; what waits for owners is in `waiting`.
-    pub(crate) fn start_remove_matching(
-        &self,
-        tenant: TenantId,
-        ask: &RemoveMatching<'_>,
-        waiting: &mut Vec<(usize, ObjectId)>,
-    ) -> Result<Result<Removed, RemoveError>, CallError> {
-        let pattern = Matcher::new(&ask.pattern)?;
-        let now = boottime();
-        let (page, orders) = {
-            let mut mind = self.mind();
-            let matches = |key: &[u8]| pattern.matches(key);
-            let page = mind.catalog.remove_matching(now, tenant, matches, ask.cursor, ask.force);
-            (page, self.sort_orders(&mut mind))
-        };
-        self.carry_out(&orders);
-        Ok(page.map(|page| {
-            waiting.extend(page.waiting.iter().map(|object| (0, *object)));
-            let removed = page.waiting.len() as u64;
-            Removed { removed, deferred: 0, leased: page.leased, next: page.next }
-        }))
-    }
-
     /// Looks again at objects that wait for their owners; whether none is left.
     pub(crate) fn check_removed<E>(
         &self,
@@ -471,19 +481,6 @@ impl Master {
             !done
         });
         waiting.is_empty()
-    }
-
-    pub(crate) fn list_page(&self, tenant: TenantId, ask: &List<'_>) -> Result<Listing, CallError> {
-        let pattern = Matcher::new(&ask.pattern)?;
-        let matches = |key: &[u8]| pattern.matches(key);
-        let page = self.mind().catalog.list(tenant, matches, ask.cursor, ask.limit.min(1024));
-        let entries = page.entries.into_iter().map(|listed| Listed {
-            key: listed.key,
-            len: listed.len,
-            object: listed.object,
-            replicas: listed.replicas,
-        });
-        Ok(Listing { entries: entries.collect(), next: page.next })
     }
 
     /// What a client has read without asking. The lock is given back between slices, because a report may
@@ -509,6 +506,8 @@ impl Master {
         self.keep().map_err(|error| cannot_keep("the quota", &error))
     }
 
+    /// The cluster in numbers. Tenants show up with their accounts; a caller hears of its own only, unless it
+    /// is an admin: see [`crate::handler::Scope`].
     pub(crate) fn cluster_stat(&self) -> ClusterStat {
         let mind = self.mind();
         let counters = mind.catalog.counters();
@@ -626,6 +625,18 @@ impl Master {
         drop(mind);
         self.news.publish();
     }
+}
+
+/// A key for the tokens of puts that nobody can guess, for as long as this master leads.
+fn token_key() -> TokenKey {
+    let draw = || {
+        let mut bytes = [0; 8];
+        // The kernel has numbers for everybody, once it is up; a master without them would hand out rights
+        // that others can guess.
+        mooncrate_wire::auth::random(&mut bytes).expect("the kernel gives random numbers");
+        u64::from_le_bytes(bytes)
+    };
+    TokenKey([draw(), draw()])
 }
 
 /// What a caller hears when what must outlive this master could not be written.

@@ -132,6 +132,10 @@ impl World {
                 let until = self.ctx.now + span(&mut self.rng, 5, 1000);
                 let client = self.rng.below(self.clients.len() as u64) as usize;
                 self.clients[client].pause(until);
+                // Of half of those that stand still, masters see the links end, although they live.
+                if until.is_multiple_of(2) {
+                    self.clients[client].cut_off(&mut self.ctx);
+                }
                 self.ctx.say(|| format!("c{client} is paused until {} ms", until / MS));
             }
             Fault::LeaderCrash | Fault::LeaderPause | Fault::LeaderCut => self.hit_leader(fault),

@@ -3,7 +3,7 @@
 
 use crate::ctx::Ctx;
 use crate::master::Master;
-use crate::node::Node;
+use crate::node::{Node, Store};
 use mooncrate_check::{Event, What, audit};
 use mooncrate_core::catalog::Catalog;
 use mooncrate_core::plan::Announced;
@@ -59,6 +59,20 @@ impl Ctx {
     }
 }
 
+/// What an owner holds and its leader has not booked: nobody would pay for it. Of what is booked the catalog's
+/// own audit knows who pays.
+fn unbooked(leader: &Catalog, store: &Store, live: &[Extent]) -> Option<String> {
+    let spec = store.segment.spec();
+    if !leader.takes_part(spec.segment, spec.incarnation) {
+        return None;
+    }
+    let stats = leader.segments();
+    let stat = stats.iter().find(|stat| stat.offer.segment == spec.segment && stat.open)?;
+    let held: u64 = live.iter().map(|extent| extent.len()).sum();
+    let booked = stat.used + stat.ending;
+    (held > booked).then(|| format!("{} holds {held} bytes, {booked} are booked", spec.segment))
+}
+
 /// Looks at everything that can be looked at while the run goes on.
 pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
     let leads = |master: &&Master| ctx.election.leader == Some(master.ix);
@@ -81,6 +95,9 @@ pub fn audit_all(ctx: &mut Ctx, masters: &[Master], nodes: &[Node]) {
             let (slots, _) = store.segment.announce(Slot(0), PAGE);
             let live: Vec<Extent> =
                 slots.iter().filter_map(|slot| Some(slot.life.as_ref()?.extent)).collect();
+            if let Some(text) = catalog.and_then(|leader| unbooked(leader, store, &live)) {
+                wrong = Some(("G16", format!("node {}: {text}", node.ix)));
+            }
             if let Err(error) = audit::disjoint(&live) {
                 wrong = Some(("G3", format!("node {}: {error}", node.ix)));
             }

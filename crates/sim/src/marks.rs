@@ -112,6 +112,10 @@ marks! {
     Expired = "expired",
     /// A put was refused because its tenant has enough.
     QuotaRefused = "quota_refused",
+    /// A put waited because its tenant's quota was full of what had ended and was not free yet.
+    QuotaWaited = "quota_waited",
+    /// An open put was given back because its writer had no link any more.
+    WriterGone = "writer_gone",
     /// A copy of an open put was planned anew.
     Replanned = "replanned",
     /// A put ended well although an owner had failed it.

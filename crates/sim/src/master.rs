@@ -7,11 +7,13 @@
 
 use crate::ctx::Ctx;
 use crate::marks::Mark;
-use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, ToClient, ToMaster, ToNode};
+use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, ToClient, ToMaster, ToNode, writer};
 use crate::swarm::{TERM, between};
 use crate::{MS, Nanos};
 use mooncrate_core::canary::{self, Canary};
-use mooncrate_core::catalog::{Catalog, Counters, Ended, Mounted, Removal, Start, replacing};
+use mooncrate_core::catalog::{
+    Catalog, Counters, Ended, Mounted, Removal, Start, Writer, replacing,
+};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::key::Name;
 use mooncrate_core::plan::OrderResult;
@@ -238,6 +240,7 @@ impl Master {
             ToMaster::Call(call) => self.call(ctx, call),
             // What a node may rely on is granted while the term lasts.
             _ if !self.leading(ctx) => {}
+            ToMaster::WriterGone(writer) => self.writer_gone(ctx, writer),
             ToMaster::Mount { node, round, sent, fence, offers } => {
                 self.mount(ctx, node, (round, sent), fence, &offers);
             }
@@ -292,6 +295,15 @@ impl Master {
             }
         }
         self.flush(ctx);
+    }
+
+    /// A client has no links any more: its puts are given back.
+    fn writer_gone(&mut self, ctx: &mut Ctx, writer: Writer) {
+        let now = ctx.lease_clock(ctx.master_host());
+        let catalog = self.catalog.as_mut().expect("the caller has looked");
+        let open = catalog.open_puts();
+        catalog.writer_gone(now, writer, usize::MAX);
+        ctx.marks.hit_times(Mark::WriterGone, (open - catalog.open_puts()) as u64);
     }
 
     /// A page of what a node holds.
@@ -466,8 +478,16 @@ impl Master {
         let zombie = !self.leading(ctx);
         let catalog = self.catalog.as_mut()?;
         let key = ctx.keys[usize::from(call.key)].name();
-        let result = catalog.put_start(now, key, len, &wishes.config());
+        let writer = writer(call.op.client, call.boot);
+        // All that the tenant holds before the plan: evictions beside it may begin moves, which count twice.
+        let account = catalog.tenant(key.tenant);
+        let result = catalog.put_start_by(now, writer, key, len, &wishes.config());
         if let Ok(plan) = &result {
+            let planned: u64 = plan.replicas.iter().map(|at| at.extent.len()).sum();
+            if account.quota.is_some_and(|quota| account.used + planned > quota) {
+                let text = format!("{} has {account:?}, and {planned} bytes more", key.tenant);
+                ctx.fail("G16", Some(call.key), text);
+            }
             if wishes.vram > 0 {
                 ctx.mark(Mark::VramPut);
                 ctx.in_vram.insert(plan.object);
@@ -476,6 +496,10 @@ impl Master {
         }
         match result {
             Err(PutError::Reclaiming { .. }) if !late => {
+                let full = account.quota.is_some_and(|quota| account.used + len > quota);
+                if full {
+                    ctx.mark(Mark::QuotaWaited);
+                }
                 let moving = ctx.swarm.disks.is_some() && catalog.copies_under_way() > 0;
                 if moving && !catalog.has_orders() {
                     ctx.mark(Mark::PutWaitedForDisk);
@@ -534,7 +558,9 @@ impl Master {
         let catalog = self.catalog.as_ref().filter(|leader| leader.copies_under_way() == 0)?;
         let mut over = catalog.tenants().filter_map(|(tenant, known)| {
             let most = known.quota?.max(self.brought[tenant.0 as usize]);
-            (known.used > most).then_some((tenant, known.used))
+            // A replica that has moved away is paid for until it is free; puts wait for that.
+            let live = known.used - known.ending;
+            (live > most).then_some((tenant, live))
         });
         over.next()
     }

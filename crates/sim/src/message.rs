@@ -3,7 +3,7 @@
 use crate::faults::Fault;
 use crate::node::Store;
 use mooncrate_check::PutId;
-use mooncrate_core::catalog::Mounted;
+use mooncrate_core::catalog::{Mounted, Writer};
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Announced, Notice, Order, ReadMark, SegmentOffer, Striping};
@@ -34,6 +34,11 @@ pub struct OpRef {
     pub lane: u8,
     /// Counts the operations of the client.
     pub id: u32,
+}
+
+/// A life of a client process, as masters know it by its links.
+pub fn writer(client: u8, boot: u32) -> Writer {
+    Writer((u64::from(client) + 1) << 32 | u64::from(boot))
 }
 
 /// A connection between a client and a node that serves one step of one operation. Messages of one
@@ -161,6 +166,8 @@ pub enum Ask {
 pub struct Call {
     /// For which operation.
     pub op: OpRef,
+    /// In which life of its client.
+    pub boot: u32,
     /// Which attempt: a late answer to an earlier one is ignored.
     pub attempt: u8,
     /// Which key, by its number in the run.
@@ -193,6 +200,8 @@ pub enum Answer {
 pub enum ToMaster {
     /// From a client.
     Call(Call),
+    /// The last link of a client has ended, a while ago.
+    WriterGone(Writer),
     /// A node offers its segments.
     Mount {
         /// Which node.

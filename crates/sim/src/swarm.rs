@@ -178,6 +178,7 @@ impl Swarm {
         swarm.draw_disks();
         swarm.draw_vram();
         swarm.draw_losses();
+        swarm.draw_open();
         let pool = u64::from(swarm.nodes) * u64::from(swarm.segments) * swarm.segment_bytes;
         swarm.quota = (share > 0).then_some(pool * share / 1000);
         swarm
@@ -242,6 +243,13 @@ impl Swarm {
         if let Some(disks) = &mut self.disks {
             (disks.pulled, disks.restored) = (pulled, restored);
         }
+    }
+
+    /// What tenants may have open, from a stream of its own.
+    fn draw_open(&mut self) {
+        let rng = &mut Rng::stream(self.seed, "open");
+        self.catalog.open_puts_max = *pick(rng, &[16_384, 16_384, 16_384, 6]);
+        self.catalog.open_permille = *pick(rng, &[500, 500, 100]);
     }
 
     /// Bytes of a new value: mostly small, now and then empty or large.

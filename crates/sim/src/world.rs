@@ -334,6 +334,7 @@ fn fingerprint(event: &Event) -> (u64, u64) {
         Event::Master(to, message) => {
             let detail = match message {
                 ToMaster::Call(call) => u64::from(call.op.id) << 16 | u64::from(call.key),
+                ToMaster::WriterGone(writer) => writer.0,
                 ToMaster::Mount { round, .. } => u64::from(*round),
                 ToMaster::Announce { page, .. } => u64::from(*page),
                 ToMaster::Beat { sent, .. } => sent.0,

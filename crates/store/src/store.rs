@@ -176,7 +176,7 @@ impl Store {
     pub fn connect(mut options: ConnectOptions) -> Result<Self, Error> {
         options.links.link.access.tenant = options.client.tenant;
         let role = if options.admin { Role::Admin } else { Role::Client };
-        let hello = Hello::new(role, LinkKind::Control, "client");
+        let hello = Hello::new(role, LinkKind::Control, &client_name());
         let pools = MasterPools::new(&options.master, &hello, &options.links);
         let master = Arc::new(MasterLink::guarded(pools));
         let engine = EngineConfig {
@@ -489,5 +489,15 @@ impl Store {
     /// The node of an embedded store, for tests that audit it.
     pub fn node(&self) -> Option<Arc<Node>> {
         self.inner.own.as_ref().map(|own| Arc::clone(&own.node))
+    }
+}
+
+/// A name that no other client says, so that the master knows when the last link of this one is gone and gives
+/// its puts back. Without numbers of the kernel it is one of many, and its puts wait for the watchdog.
+fn client_name() -> String {
+    let mut bytes = [0; 8];
+    match mooncrate_wire::auth::random(&mut bytes) {
+        Ok(()) => format!("client-{:016x}", u64::from_le_bytes(bytes)),
+        Err(_) => "client".to_owned(),
     }
 }

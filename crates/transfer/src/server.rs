@@ -4,6 +4,7 @@
 
 mod connection;
 mod far;
+mod pins;
 mod staging;
 mod tally;
 
@@ -18,6 +19,7 @@ use mooncrate_mem::clock::boottime;
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::link::{Accepted, Closer};
 use mooncrate_wire::{Gate, HelloAck, Kind, Link, LinkConfig, LinkKind, auth};
+use pins::PinBook;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -48,6 +50,10 @@ pub struct DataServerConfig {
     pub idle_time: Duration,
     /// Share of a segment, in percent, that one connection may pin for views.
     pub pinned_percent_max: u64,
+    /// The same for all connections of a tenant together, where others use the segment as well.
+    pub tenant_pinned_percent_max: u64,
+    /// A connection that has kept a removed value pinned for this long gets no more pins before it lets go.
+    pub pin_age_max: Duration,
     /// Share of a segment, in percent, that the unfinished puts of one connection may take.
     pub open_percent_max: u64,
     /// Bytes that one connection may have staged from disks; one value always finds leave.
@@ -73,6 +79,8 @@ impl Default for DataServerConfig {
             connections_max: 4096,
             idle_time: Duration::from_mins(1),
             pinned_percent_max: 25,
+            tenant_pinned_percent_max: 50,
+            pin_age_max: Duration::from_mins(5),
             open_percent_max: 10,
             staged_bytes_max: 64 << 20,
             gate: Gate::default(),
@@ -104,6 +112,8 @@ pub(crate) struct Inner {
     /// Puts of GPU processes that hung up, and until when their ranges are kept (R7). No more than fit
     /// the segments.
     late: Mutex<Vec<(Now, WriteGuard)>>,
+    /// What tenants have pinned.
+    pub(crate) pinned: PinBook,
 }
 
 #[derive(Debug)]
@@ -131,6 +141,7 @@ impl DataServer {
             open: Mutex::default(),
             closed: Condvar::new(),
             late: Mutex::default(),
+            pinned: PinBook::default(),
         });
         let mut listeners = Vec::new();
         for socket in sockets {

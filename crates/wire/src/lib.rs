@@ -58,4 +58,4 @@ pub use master_link::MasterLink;
 pub use masters::{MasterPools, Masters};
 pub use message::{DataReply, DataRequest, Hello, HelloAck, Reply, Request, Role};
 pub use pool::{LinkPool, PoolConfig};
-pub use server::{Answer, Caller, Handler, ServerConfig, serve_control};
+pub use server::{Answer, Caller, Handler, Peer, ServerConfig, serve_control};

@@ -2,7 +2,7 @@
 
 use super::Catalog;
 use super::objects::{PartState, Stage};
-use super::segments::NOBODY;
+use super::segments::{NOBODY, Payer};
 use crate::extent::Extent;
 use crate::ids::{Generation, SegmentId, Slot, TenantId};
 use std::collections::BTreeMap;
@@ -52,6 +52,14 @@ pub enum AuditError {
         /// Booked.
         booked: u64,
     },
+    /// Memory is held that is on nobody's account.
+    #[error("{held} bytes of memory are held, {booked} are on accounts")]
+    Accounts {
+        /// By allocators, but for what has no name.
+        held: u64,
+        /// By all tenants.
+        booked: u64,
+    },
     /// The number of open puts is wrong.
     #[error("{counted} puts are open, {booked} are booked")]
     OpenPuts {
@@ -65,12 +73,14 @@ pub enum AuditError {
 impl Catalog {
     /// Walks everything and says what does not add up.
     pub fn audit(&self) -> Result<(), AuditError> {
-        let mut writing = 0;
+        let mut open: BTreeMap<TenantId, usize> = BTreeMap::new();
         let mut charges: BTreeMap<TenantId, u64> = BTreeMap::new();
         let mut ranges: Vec<Vec<Extent>> = vec![Vec::new(); self.segments.loads.len()];
         for id in 0..self.objects.positions() {
             let Some(entry) = self.objects.get(id) else { continue };
-            writing += usize::from(entry.stage == Stage::Writing);
+            if entry.stage == Stage::Writing {
+                *open.entry(entry.tenant).or_default() += 1;
+            }
             *charges.entry(entry.tenant).or_default() += self.charge_of(entry).total();
             for part in entry.parts.as_slice() {
                 if part.state != PartState::Evicting {
@@ -78,9 +88,16 @@ impl Catalog {
                 }
             }
         }
-        let booked = self.open.len();
-        if writing != booked {
-            return Err(AuditError::OpenPuts { counted: writing, booked });
+        // What ends is paid for until it is free, by whoever had it (G16).
+        for ending in self.segments.iter().flat_map(|(_, book)| book.ending.values()) {
+            if let Payer::Tenant(tenant) = ending.payer {
+                *charges.entry(tenant).or_default() += ending.allocation.extent.len();
+            }
+        }
+        let booked = self.booked_open().iter().map(|(tenant, of)| (*tenant, of.puts));
+        if open != booked.collect() {
+            let (counted, booked) = (open.values().sum(), self.open.len());
+            return Err(AuditError::OpenPuts { counted, booked });
         }
         for (tenant, known) in self.tenants() {
             let counted = charges.remove(&tenant).unwrap_or(0);
@@ -91,6 +108,7 @@ impl Catalog {
         if let Some((tenant, counted)) = charges.into_iter().find(|(_, bytes)| *bytes > 0) {
             return Err(AuditError::Charge { tenant, counted, booked: 0 });
         }
+        self.audit_accounts()?;
         for (index, book) in self.segments.iter() {
             if !book.takes_orders() {
                 continue;
@@ -126,6 +144,24 @@ impl Catalog {
             if accounted != book.slots.len() as usize {
                 return Err(AuditError::Slots { segment, lost });
             }
+        }
+        Ok(())
+    }
+
+    /// All memory that is not free is on somebody's account, by the allocators and not by the entries (G16).
+    /// While a segment comes or goes its ranges are known to one side only.
+    fn audit_accounts(&self) -> Result<(), AuditError> {
+        let memory = || self.segments.iter().map(|(_, book)| book).filter(|book| !book.is_disk());
+        if memory().any(|book| !book.is_open()) {
+            return Ok(());
+        }
+        let taken: u64 = memory().map(|book| book.allocator.used_bytes()).sum();
+        let ending = memory().flat_map(|book| book.ending.values());
+        let unnamed = ending.filter(|ending| ending.payer == Payer::Unnamed);
+        let unnamed: u64 = unnamed.map(|ending| ending.allocation.extent.len()).sum();
+        let (held, booked) = (taken - unnamed, self.tenants().map(|(_, of)| of.used).sum());
+        if held != booked {
+            return Err(AuditError::Accounts { held, booked });
         }
         Ok(())
     }

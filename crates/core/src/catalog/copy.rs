@@ -538,7 +538,7 @@ impl Catalog {
         entry.extra_mut().orphans += 1;
         let any = entry.parts.drop_part(part.segment, part.slot);
         let whole = entry.complete(|part| part.state != PartState::Copying);
-        self.end_life(now, part, extent, action, Some(id));
+        self.end_life(now, part, extent, action, id);
         self.part_ended(now, id, any, whole);
     }
 

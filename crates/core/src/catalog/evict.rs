@@ -207,7 +207,7 @@ impl Catalog {
         entry.set_part(part.segment, part.slot, PartState::Evicting);
         let entry = self.objects.entry(id);
         let extent = entry.extent(&part);
-        self.order(now, &part, extent, Action::Evict, None);
+        self.order(now, &part, extent, Action::Evict, (None, None));
     }
 }
 

@@ -13,6 +13,9 @@ use std::ops::ControlFlow;
 
 /// Slab positions that one `list` call walks.
 const LIST_WALK_MAX: u32 = 8192;
+/// Slab positions that one slice of a listing walks, and bytes of keys that it copies: some 50 µs.
+const SLICE_WALK_MAX: u32 = 512;
+const SLICE_KEY_BYTES_MAX: usize = 64 << 10;
 /// Bytes of keys on one page: it must fit into a frame.
 const LIST_KEY_BYTES_MAX: usize = 4 << 20;
 
@@ -34,6 +37,15 @@ pub struct Listed {
 pub struct ListPage {
     /// What was found; may be empty though more follows.
     pub entries: Vec<Listed>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<u64>,
+}
+
+/// A slice of a listing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListSlice {
+    /// What was found, each with where to go on behind it.
+    pub entries: Vec<(u64, Listed)>,
     /// Where to go on; `None` at the end.
     pub next: Option<u64>,
 }
@@ -199,33 +211,55 @@ impl Catalog {
     ) -> ListPage {
         let mut entries = Vec::new();
         let mut key_bytes = 0;
-        let next = self.walk(cursor, |_, entry| {
+        let next = self.walk(cursor, LIST_WALK_MAX, |_, entry| {
             if entry.tenant != tenant || entry.stage != Stage::Ready || !matches(&entry.key) {
                 return ControlFlow::Continue(());
             }
-            let replicas = entry.parts.as_slice().iter().filter(|part| self.part_readable(part));
             key_bytes += entry.key.len();
-            entries.push(Listed {
-                key: Key::new(&entry.key).expect("indexed keys are valid"),
-                len: entry.len,
-                object: entry.object,
-                replicas: (replicas.count() / entry.stripes()) as u8,
-            });
+            entries.push(self.listed(entry));
             let full = entries.len() >= limit.max(1) as usize || key_bytes >= LIST_KEY_BYTES_MAX;
             if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         ListPage { entries, next }
     }
 
-    /// Visits entries from a cursor on, a bounded number of them; where to go on, if there is more.
-    pub(super) fn walk(
+    /// A few finished objects of a tenant whose keys begin so, each with the cursor behind it: what a caller
+    /// looks at when it has given the lock back, because a pattern of its own may take long for one key.
+    pub fn list_slice(&self, tenant: TenantId, prefix: &[u8], cursor: u64) -> ListSlice {
+        let mut entries = Vec::new();
+        let mut key_bytes = 0;
+        let next = self.walk(cursor, SLICE_WALK_MAX, |id, entry| {
+            let ours = entry.tenant == tenant && entry.stage == Stage::Ready;
+            if ours && entry.key.starts_with(prefix) {
+                key_bytes += entry.key.len();
+                entries.push((u64::from(id) + 1, self.listed(entry)));
+            }
+            let full = key_bytes >= SLICE_KEY_BYTES_MAX;
+            if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        ListSlice { entries, next }
+    }
+
+    fn listed(&self, entry: &Entry) -> Listed {
+        let replicas = entry.parts.as_slice().iter().filter(|part| self.part_readable(part));
+        Listed {
+            key: Key::new(&entry.key).expect("indexed keys are valid"),
+            len: entry.len,
+            object: entry.object,
+            replicas: (replicas.count() / entry.stripes()) as u8,
+        }
+    }
+
+    /// Visits entries from a cursor on, so many positions at most; where to go on, if there is more.
+    fn walk(
         &self,
         cursor: u64,
+        positions: u32,
         mut visit: impl FnMut(EntryId, &Entry) -> ControlFlow<()>,
     ) -> Option<u64> {
         let first = u32::try_from(cursor).unwrap_or(u32::MAX);
         let end = self.objects.positions();
-        let last = first.saturating_add(LIST_WALK_MAX).min(end);
+        let last = first.saturating_add(positions).min(end);
         for id in first..last {
             let Some(entry) = self.objects.get(id) else { continue };
             if visit(id, entry).is_break() && id + 1 < end {

@@ -4,7 +4,7 @@
 
 use super::Catalog;
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
-use super::segments::NOBODY;
+use super::segments::{NOBODY, Payer};
 use crate::ids::{GroupId, TenantId};
 use crate::limits::GROUP_MEMBERS_MAX;
 use crate::plan::{Keep, Medium};
@@ -16,10 +16,13 @@ use std::time::Duration;
 const SLICE_MAX: usize = 256;
 
 /// What the catalog knows of a tenant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tenant {
-    /// Bytes of its replicas and open puts.
+    /// Bytes of its replicas and open puts, and of those that have ended until they are free: a reader or
+    /// a writer may keep them.
     pub used: u64,
+    /// The part of them that has ended and is not free yet.
+    pub ending: u64,
     /// The part of them that is pinned hard.
     pub hard: u64,
     /// What it may use; `None`: everything.
@@ -79,7 +82,7 @@ impl Tenants {
 impl Catalog {
     /// Sets what a tenant may use; `None`: everything. What it has stays.
     pub fn set_quota(&mut self, tenant: TenantId, quota: Option<u64>) {
-        self.tenants.all.entry(tenant).or_insert(Tenant { used: 0, hard: 0, quota }).quota = quota;
+        self.tenants.all.entry(tenant).or_default().quota = quota;
     }
 
     /// All tenants that have something, or a quota.
@@ -89,8 +92,7 @@ impl Catalog {
 
     /// What a tenant has.
     pub fn tenant(&self, tenant: TenantId) -> Tenant {
-        let nothing = Tenant { used: 0, hard: 0, quota: None };
-        self.tenants.all.get(&tenant).copied().unwrap_or(nothing)
+        self.tenants.all.get(&tenant).copied().unwrap_or_default()
     }
 
     /// Bytes of a medium that may be pinned hard.
@@ -132,8 +134,7 @@ impl Catalog {
         }
         let entry = self.objects.entry(id);
         let hard = if entry.is_hard() { charge } else { Charge::default() };
-        let nothing = Tenant { used: 0, hard: 0, quota: None };
-        let tenant = self.tenants.all.entry(entry.tenant).or_insert(nothing);
+        let tenant = self.tenants.all.entry(entry.tenant).or_default();
         tenant.used += charge.total();
         tenant.hard += hard.total();
         for (sum, bytes) in self.tenants.hard.0.iter_mut().zip(hard.0) {
@@ -158,6 +159,27 @@ impl Catalog {
         }
         if tenant.used == 0 && tenant.quota.is_none() {
             self.tenants.all.remove(&id);
+        }
+    }
+
+    /// Bytes that were taken off an entry stay on an account until they are free.
+    pub(super) fn charge_ending(&mut self, payer: Payer, bytes: u64) {
+        if let (Payer::Tenant(id), true) = (payer, bytes > 0) {
+            let tenant = self.tenants.all.entry(id).or_default();
+            tenant.used += bytes;
+            tenant.ending += bytes;
+        }
+    }
+
+    /// They are free.
+    pub(super) fn discharge_ending(&mut self, payer: Payer, bytes: u64) {
+        if let (Payer::Tenant(id), true) = (payer, bytes > 0) {
+            let tenant = self.tenants.all.get_mut(&id).expect("it was charged");
+            tenant.used -= bytes;
+            tenant.ending -= bytes;
+            if tenant.used == 0 && tenant.quota.is_none() {
+                self.tenants.all.remove(&id);
+            }
         }
     }
 

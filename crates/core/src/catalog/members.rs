@@ -323,7 +323,7 @@ impl Catalog {
             }
             // Being written, retiring or in quarantine: blocked until its owner has freed it.
             _ => {
-                self.order(now, &part, life.extent, Action::Abort, None);
+                self.order(now, &part, life.extent, Action::Abort, (None, None));
                 if self.segments.is_disk(index) {
                     self.unwanted(&part);
                 }
@@ -432,7 +432,8 @@ impl Catalog {
             Stage::Removing(left) => *left += 1,
             _ => entry.extra_mut().orphans += 1,
         }
-        self.order(now, part, extent, Action::Retire { free_after_ms }, Some(id));
+        let whose = (Some(id), Some(self.objects.entry(id).tenant));
+        self.order(now, part, extent, Action::Retire { free_after_ms }, whose);
         self.unwanted(part);
     }
 

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  put.rs      put_start put_replan put_end put_revoke evict.rs    victims, watermarks
-//!  reserve.rs  ranges for replicas, all or none
+//!  reserve.rs  ranges for replicas, all or none         open.rs     open puts, their bounds and writers
 //!  get.rs      locate  exist  list                     orders.rs   notices of owners, re-issued orders
 //!  look.rs     look: found, not yet, not at all; holds
 //!  reads.rs    reads that asked nobody, told later
@@ -39,6 +39,7 @@ mod look;
 mod members;
 mod objects;
 mod offload;
+mod open;
 mod orders;
 mod promote;
 mod put;
@@ -54,11 +55,12 @@ mod trust;
 
 pub use audit::AuditError;
 pub use evict::InUse;
-pub use get::{ListPage, Listed};
+pub use get::{ListPage, ListSlice, Listed};
 pub use life::Tenant;
 pub use look::LookFor;
 pub use members::{AllTold, Mounted, Opening};
 pub use offload::{Offload, UnknownOffload};
+pub use open::{OpenOf, Writer};
 pub use put::{Ended, replacing};
 pub use reads::PAUSE_MIN as REPORT_PAUSE_MIN;
 pub use remove::{Removal, RemovedPage};
@@ -73,8 +75,9 @@ use crate::lease;
 use crate::place::{Placement, PlacementKind};
 use crate::plan::Order;
 use crate::time::Now;
+use crate::token::TokenKey;
 use objects::Objects;
-use put::OpenPuts;
+use open::OpenPuts;
 use segments::Segments;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -88,6 +91,11 @@ pub struct Config {
     pub low_permille: u32,
     /// An open put older than this gives its key back.
     pub put_timeout: Duration,
+    /// Puts that a tenant may have open; more are refused as Busy.
+    pub open_puts_max: usize,
+    /// What they may take of all memory, in parts per thousand, while other tenants have something there or
+    /// a quota. One put always has room.
+    pub open_permille: u32,
     /// A node not heard for this long, plus the guard, is gone.
     pub registration: Duration,
     /// A node not heard for this long gets no new objects.
@@ -126,8 +134,10 @@ pub struct Config {
     pub offload_bytes_per_disk_max: u64,
     /// Whether what is read from disks repeatedly comes back into memory.
     pub promote: bool,
-    /// Seeds placement and, with the object id, the put tokens.
+    /// Seeds placement.
     pub seed: u64,
+    /// What put tokens are made from. A master draws it when it starts; here it is all zeros, for tests.
+    pub token_key: TokenKey,
 }
 
 impl Default for Config {
@@ -136,6 +146,8 @@ impl Default for Config {
             high_permille: 950,
             low_permille: 900,
             put_timeout: Duration::from_secs(30),
+            open_puts_max: 16_384,
+            open_permille: 500,
             registration: Duration::from_secs(20),
             silent_after: Duration::from_secs(2),
             lease_ttl: Duration::from_secs(10),
@@ -156,6 +168,7 @@ impl Default for Config {
             offload_bytes_per_disk_max: 64 << 20,
             promote: true,
             seed: 0,
+            token_key: TokenKey::default(),
         }
     }
 }
@@ -205,7 +218,7 @@ pub struct Counters {
     pub replaced: u64,
     /// Copies of open puts that were planned anew, because their owner failed the writer.
     pub replanned: u64,
-    /// Open puts that the watchdog ended.
+    /// Open puts that the watchdog ended, or whose writer was gone.
     pub puts_expired: u64,
     /// `put_end`s and revokes with an old token.
     pub stale_tokens: u64,
@@ -412,11 +425,6 @@ impl Catalog {
         self.len() == 0
     }
 
-    /// Puts that were started and not ended.
-    pub fn open_puts(&self) -> usize {
-        self.open.len()
-    }
-
     /// Replicas that are pinned softly now.
     pub fn soft_pinned(&self) -> usize {
         self.segments.iter().map(|(_, book)| book.soft.len()).sum()
@@ -438,13 +446,8 @@ impl Catalog {
         self.rebuild.is_some()
     }
 
-    /// Mints the token of a put: nobody can guess it without the seed, and it can be recomputed, so
-    /// the index does not store it.
+    /// Mints the token of a put.
     fn token(&self, object: ObjectId) -> PutToken {
-        let mut bytes = [0; 24];
-        bytes[..8].copy_from_slice(&self.config.seed.to_le_bytes());
-        bytes[8..16].copy_from_slice(&object.epoch.0.to_le_bytes());
-        bytes[16..].copy_from_slice(&object.sequence.to_le_bytes());
-        PutToken(xxhash_rust::xxh3::xxh3_64(&bytes))
+        self.config.token_key.token(object)
     }
 }

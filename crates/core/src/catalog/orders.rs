@@ -3,11 +3,11 @@
 
 use super::Catalog;
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
-use super::segments::{Ending, NOBODY};
+use super::segments::{Ending, NOBODY, Payer};
 use crate::alloc::Allocation;
 use crate::canary::{self, Canary};
 use crate::extent::Extent;
-use crate::ids::{Generation, Slot};
+use crate::ids::{Generation, Slot, TenantId};
 use crate::lease;
 use crate::plan::{Action, Notice, Order, OrderResult};
 use crate::time::Now;
@@ -62,20 +62,21 @@ impl Catalog {
         }
     }
 
-    /// Takes one replica off its entry and orders its end. A segment that is leaving takes no orders;
-    /// its ranges go with it.
+    /// Takes one replica off its entry, which waits for the owner's word, and orders its end. Its tenant
+    /// pays for it until it is free. A segment that is leaving takes no orders; its ranges go with it.
     pub(super) fn end_life(
         &mut self,
         now: Now,
         part: &Part,
         extent: Extent,
         action: Action,
-        removing: Option<EntryId>,
+        id: EntryId,
     ) {
         self.end_copy(now, part.segment, part.slot);
         self.vacate(part);
         if self.segments.book(part.segment).takes_orders() {
-            self.order(now, part, extent, action, removing);
+            let tenant = self.objects.entry(id).tenant;
+            self.order(now, part, extent, action, (Some(id), Some(tenant)));
         }
     }
 
@@ -87,14 +88,15 @@ impl Catalog {
         book.live -= 1;
     }
 
-    /// Books an order as out and puts it into the outbox.
+    /// Books an order as out and puts it into the outbox. `whose`: the entry that waits for the owner's
+    /// word, and the tenant that pays for the bytes.
     pub(super) fn order(
         &mut self,
         now: Now,
         part: &Part,
         extent: Extent,
         action: Action,
-        removing: Option<EntryId>,
+        whose: (Option<EntryId>, Option<TenantId>),
     ) {
         // Who reads a disk reads through its owner, and nobody new does from now on: no lease needs time.
         let action = match action {
@@ -103,7 +105,7 @@ impl Catalog {
             }
             action => action,
         };
-        self.book_ending(now, part, extent, action, removing);
+        self.book_ending(now, part, extent, action, whose);
         self.send(part.segment, part.slot, part.generation, action);
     }
 
@@ -114,8 +116,15 @@ impl Catalog {
         part: &Part,
         extent: Extent,
         action: Action,
-        removing: Option<EntryId>,
+        (removing, tenant): (Option<EntryId>, Option<TenantId>),
     ) {
+        let payer = match tenant {
+            _ if action == Action::Evict => Payer::Entry,
+            _ if self.segments.is_disk(part.segment) => Payer::Nobody,
+            Some(tenant) => Payer::Tenant(tenant),
+            None => Payer::Unnamed,
+        };
+        self.charge_ending(payer, extent.len());
         let book = self.segments.book_mut(part.segment);
         let retry_at = now.plus(self.config.order_retry);
         let ending = Ending {
@@ -126,9 +135,11 @@ impl Catalog {
             repeated: false,
             retry_at,
             removing,
+            payer,
             unwanted: false,
         };
-        match book.ending.insert(part.slot, ending) {
+        let old = book.ending.insert(part.slot, ending);
+        match &old {
             // A remove overtakes an eviction: the bytes are counted already.
             Some(old) if old.action == Action::Evict => book.evicting -= 1,
             Some(_) => {}
@@ -138,6 +149,9 @@ impl Catalog {
             book.evicting += 1;
         }
         book.retry.push_back((retry_at, part.slot, part.generation));
+        if let Some(old) = old {
+            self.discharge_ending(old.payer, extent.len());
+        }
     }
 
     fn send(&mut self, segment: SegmentIndex, slot: Slot, generation: Generation, action: Action) {
@@ -193,6 +207,8 @@ impl Catalog {
         let book = self.segments.book_mut(segment);
         book.ending.remove(&slot);
         book.ending_bytes -= ending.allocation.extent.len();
+        self.discharge_ending(ending.payer, ending.allocation.extent.len());
+        let book = self.segments.book_mut(segment);
         if ending.action == Action::Evict {
             book.evicting -= 1;
             book.pinned_streak = 0;
@@ -244,7 +260,8 @@ impl Catalog {
         let whole = entry.complete(|part| part.state != PartState::Copying);
         let (tenant, group) = (entry.tenant, entry.group());
         self.vacate(&part);
-        self.book_ending(now, &part, extent, Action::Retire { free_after_ms: 0 }, Some(id));
+        let action = Action::Retire { free_after_ms: 0 };
+        self.book_ending(now, &part, extent, action, (Some(id), None));
         self.part_ended(now, id, any, whole);
         self.counters.disk_evicted += 1;
         if !whole {
@@ -271,7 +288,7 @@ impl Catalog {
         let entry = self.objects.entry(id);
         let part = entry.part(segment, slot);
         let allocation = Allocation { extent: entry.extent(&part), handle: part.handle };
-        let writing = entry.stage == Stage::Writing;
+        let (object, writing) = (entry.object, entry.stage == Stage::Writing);
         if let Some(copy) = self.end_copy(now, segment, slot) {
             self.copy_refused(now, segment, &copy, part.stripe);
             self.copy_unsaved(&copy);
@@ -285,7 +302,7 @@ impl Catalog {
         book.release(slot, next, allocation);
         self.segments.refresh(segment);
         if !self.drop_part(now, id, segment, slot) && writing {
-            self.close_put();
+            self.close_put(object);
         } else if writing {
             // One replica of the put is lost, so the put is: its plan cannot be kept.
             self.abort_put(now, id);
@@ -309,18 +326,18 @@ impl Catalog {
         let entry = self.objects.entry(id);
         let part = entry.part(segment, slot);
         let extent = entry.extent(&part);
-        let writing = entry.stage == Stage::Writing;
+        let (object, writing) = (entry.object, entry.stage == Stage::Writing);
         let (tenant, group) = (entry.tenant, entry.group());
         let free_after_ms = lease::left_ms(now, entry.lease_end);
         self.vacate(&part);
-        self.order(now, &part, extent, Action::Retire { free_after_ms }, None);
+        self.order(now, &part, extent, Action::Retire { free_after_ms }, (None, Some(tenant)));
         let stays = self.drop_part(now, id, segment, slot);
         if writing {
             // One replica of the put is lost, so the put is: its plan cannot be kept.
             if stays {
                 self.abort_put(now, id);
             } else {
-                self.close_put();
+                self.close_put(object);
             }
             return;
         }

@@ -2,6 +2,7 @@
 
 use super::Catalog;
 use super::objects::{Entry, EntryId, Extra, Part, Parts, Stage};
+use super::open::Writer;
 use super::remove::DEFERRED_MS;
 use super::reserve::{Reserved, Spread};
 use crate::canary::{self, Canary};
@@ -13,56 +14,13 @@ use crate::limits::{REPLICAS_MAX, SLICE_BYTES, STRIPES_MAX, VALUE_BYTES_MAX};
 use crate::plan::{Action, Keep, Medium, PutConfig, Striping, WritePlan};
 use crate::seal::{self, Seal};
 use crate::time::Now;
-use std::collections::VecDeque;
 
 /// Hint for a caller that meets another put of its key.
 const IN_PROGRESS_MS: u32 = 5;
+/// Hint for a tenant whose quota is full of what it has let go of and is not free yet.
+const ENDING_MS: u32 = 5;
 /// Hint for a caller whose upsert waits for the owners of the old value.
 const REPLACING_MS: u32 = 5;
-
-/// Open puts in the order of their start: the watchdog looks at the oldest only.
-#[derive(Debug, Default)]
-pub(super) struct OpenPuts {
-    queue: VecDeque<(Now, EntryId, ObjectId)>,
-    open: usize,
-}
-
-impl OpenPuts {
-    pub(super) fn len(&self) -> usize {
-        self.open
-    }
-
-    fn started(&mut self, deadline: Now, entry: EntryId, object: ObjectId) {
-        self.queue.push_back((deadline, entry, object));
-        self.open += 1;
-    }
-
-    /// One put ended. Its place in the queue is skipped when its time comes, or dropped early when
-    /// it stands at the head.
-    fn ended(&mut self) {
-        self.open -= 1;
-    }
-
-    /// The oldest put whose time is over.
-    pub(super) fn expired(&mut self, now: Now) -> Option<(EntryId, ObjectId)> {
-        let &(deadline, entry, object) = self.queue.front()?;
-        if deadline > now {
-            return None;
-        }
-        self.queue.pop_front();
-        Some((entry, object))
-    }
-
-    /// Drops finished puts from the head, so that the queue follows the open ones.
-    fn trim(&mut self, still_open: impl Fn(EntryId, ObjectId) -> bool) {
-        while let Some(&(_, entry, object)) = self.queue.front() {
-            if still_open(entry, object) {
-                return;
-            }
-            self.queue.pop_front();
-        }
-    }
-}
 
 /// How far the end of a put is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +38,18 @@ impl Catalog {
     pub fn put_start<'a>(
         &mut self,
         now: Now,
+        name: impl Into<Name<'a>>,
+        len: u64,
+        config: &PutConfig,
+    ) -> Result<WritePlan, PutError> {
+        self.put_start_by(now, Writer::UNSEEN, name, len, config)
+    }
+
+    /// The same for a writer whose end the caller sees: [`Catalog::writer_gone`].
+    pub fn put_start_by<'a>(
+        &mut self,
+        now: Now,
+        writer: Writer,
         name: impl Into<Name<'a>>,
         len: u64,
         config: &PutConfig,
@@ -112,7 +82,7 @@ impl Catalog {
             self.upserts.insert(name.hash().0, id);
         }
         self.charge(id, self.charge_of(self.objects.entry(id)));
-        self.open.started(now.plus(self.config.put_timeout), id, object);
+        self.open_put_of(now, id, writer);
         Ok(self.plan(now, id, &reserved))
     }
 
@@ -175,7 +145,7 @@ impl Catalog {
             let extent = self.objects.entry(id).extent(part);
             if self.segments.book(part.segment).is_open() {
                 self.objects.entry_mut(id).extra_mut().orphans += 1;
-                self.end_life(now, part, extent, Action::Abort, Some(id));
+                self.end_life(now, part, extent, Action::Abort, id);
             } else {
                 // Leaving: `sweep` finds nobody there, and nobody can read it from then on.
                 let book = self.segments.book_mut(part.segment);
@@ -248,7 +218,7 @@ impl Catalog {
         self.strike(self.objects.entry(id).hash);
         self.offload_ended(id);
         self.counters.puts += 1;
-        self.close_put();
+        self.close_put(self.objects.entry(id).object);
         if hidden {
             self.replace(now, id);
         }
@@ -320,26 +290,18 @@ impl Catalog {
         let parts = std::mem::replace(&mut entry.parts, Parts::new(Vec::new()));
         let left = parts.as_slice().len() as u16 + entry.orphans();
         entry.stage = Stage::Removing(left);
+        let object = entry.object;
         for part in parts.as_slice() {
             let extent = self.objects.entry(id).extent(part);
             // A segment that is leaving answers for its copy when it is fenced: `sweep`.
             if self.segments.book(part.segment).is_open() {
-                self.end_life(now, part, extent, Action::Abort, Some(id));
+                self.end_life(now, part, extent, Action::Abort, id);
             }
         }
         if left == 0 {
             self.forget(id);
         }
-        self.close_put();
-    }
-
-    /// Books that an open put is over.
-    pub(super) fn close_put(&mut self) {
-        self.open.ended();
-        let objects = &self.objects;
-        self.open.trim(|id, object| {
-            objects.get(id).is_some_and(|e| e.object == object && e.stage == Stage::Writing)
-        });
+        self.close_put(object);
     }
 
     /// The entry of the put that this token belongs to.
@@ -435,10 +397,15 @@ impl Catalog {
             .map(|stripe| seal::extent_bytes(striping.stripe_len(stripe)))
             .sum();
         let tenant = self.tenant(name.tenant);
-        let total = tenant.used.saturating_add(each * u64::from(spread.total()));
+        let wanted = each * u64::from(spread.total());
+        let total = tenant.used.saturating_add(wanted);
         if let Some(quota) = tenant.quota.filter(|quota| total > *quota) {
-            return Err(PutError::Quota { quota, total });
+            // What it has let go of counts until it is free, and then there is room.
+            let room_comes = total - tenant.ending <= quota;
+            let coming = PutError::Reclaiming { after_ms: ENDING_MS };
+            return Err(if room_comes { coming } else { PutError::Quota { quota, total } });
         }
+        self.check_open(name.tenant, wanted)?;
         for (medium, copies) in spread.each().filter(|_| config.keep == Keep::Hard) {
             let wanted = each * u64::from(copies);
             let total = self.tenants.hard(medium).saturating_add(wanted);

@@ -5,16 +5,17 @@ use super::objects::{EntryId, Part, PartState, Parts, Stage};
 use crate::canary::{self, Canary};
 use crate::error::{CopyError, RemoveError};
 use crate::ids::{ObjectId, SegmentId, TenantId};
-use crate::key::{self, Name};
+use crate::key::{self, Key, Name};
 use crate::lease;
 use crate::plan::Action;
 use crate::time::Now;
-use std::ops::ControlFlow;
 
 /// Hint while an owner has not answered.
 pub(super) const DEFERRED_MS: u32 = 5;
-/// Objects that one call of `remove_matching` takes.
+/// Objects that one call of `remove_matching` takes, about.
 const MATCHES_MAX: usize = 1024;
+/// Slices that it walks.
+const SLICES_MAX: usize = 16;
 
 /// How far a remove is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,29 +71,51 @@ impl Catalog {
         cursor: u64,
         force: bool,
     ) -> Result<RemovedPage, RemoveError> {
+        let mut page = RemovedPage::default();
+        let mut cursor = cursor;
+        for _ in 0..SLICES_MAX {
+            let slice = self.list_slice(tenant, b"", cursor);
+            let found = slice.entries.into_iter().map(|(_, listed)| (listed.key, listed.object));
+            let found: Vec<_> = found.filter(|(key, _)| matches(key.as_bytes())).collect();
+            self.remove_found(now, tenant, &found, force, &mut page)?;
+            page.next = slice.next;
+            match slice.next {
+                Some(next) if page.waiting.len() < MATCHES_MAX => cursor = next,
+                _ => break,
+            }
+        }
+        Ok(page)
+    }
+
+    /// Starts to remove objects that were listed, as far as they are still what their keys have. Without any
+    /// it says that a remove by pattern is under way, which what disks hold that are away must hear.
+    pub fn remove_found(
+        &mut self,
+        now: Now,
+        tenant: TenantId,
+        found: &[(Key, ObjectId)],
+        force: bool,
+        page: &mut RemovedPage,
+    ) -> Result<(), RemoveError> {
         if let Some(rebuild) = &self.rebuild {
             return Err(RemoveError::Rebuilding { after_ms: rebuild.hint_ms(now) });
         }
         // What disks that are away hold is known by hashes only.
         self.strike_whole(tenant);
-        let mut found = Vec::new();
-        let next = self.walk(cursor, |id, entry| {
-            let ours = entry.tenant == tenant && entry.stage == Stage::Ready && !entry.hidden;
-            if ours && matches(&entry.key) {
-                found.push(id);
-            }
-            let full = found.len() >= MATCHES_MAX;
-            if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
-        let mut page = RemovedPage { next, ..RemovedPage::default() };
-        for id in found {
+        for (key, object) in found {
+            let id = self.objects.find(Name::new(tenant, key.as_bytes()));
+            let same = |id: &EntryId| {
+                let entry = self.objects.entry(*id);
+                entry.object == *object && entry.stage == Stage::Ready
+            };
+            let Some(id) = id.filter(same) else { continue };
             match self.remove_entry(now, id, force) {
                 Ok(Removal::Waiting(object)) => page.waiting.push(object),
                 Ok(Removal::Done) => {}
                 Err(_) => page.leased += 1,
             }
         }
-        Ok(page)
+        Ok(())
     }
 
     fn remove_entry(&mut self, now: Now, id: EntryId, force: bool) -> Result<Removal, RemoveError> {
@@ -193,7 +216,7 @@ impl Catalog {
             let extent = self.objects.entry(id).extent(part);
             // A segment that is leaving answers for its copy when it is fenced: `sweep`.
             if self.segments.book(part.segment).takes_orders() {
-                self.end_life(now, part, extent, action, Some(id));
+                self.end_life(now, part, extent, action, id);
             }
         }
         self.objects.entry_mut(id).parts = Parts::new(Vec::new());

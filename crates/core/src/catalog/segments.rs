@@ -11,7 +11,7 @@ use crate::alloc::Allocation;
 use crate::chunked::Chunked;
 use crate::copy::DrainMode;
 use crate::evict::{EvictPolicy, PolicyKind, Worth};
-use crate::ids::{Generation, Incarnation, SegmentId, Slot};
+use crate::ids::{Generation, Incarnation, SegmentId, Slot, TenantId};
 use crate::place::SegmentLoad;
 use crate::plan::{Action, Keep, Medium, SegmentOffer};
 use crate::time::Now;
@@ -44,9 +44,25 @@ pub(super) struct Ending {
     pub retry_at: Now,
     /// The entry that waits for that word, if a remove does.
     pub removing: Option<EntryId>,
+    /// On whose account its bytes are until they are free.
+    pub payer: Payer,
     /// Told to go when it was announced: until all of those are gone, the next leader must not believe
     /// this disk.
     pub unwanted: bool,
+}
+
+/// On whose account the bytes of a life are that is ending. A reader or a writer may keep them for long: if
+/// nobody paid for them, a tenant could hold the whole pool beside its quota (G16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Payer {
+    /// An eviction: the entry still has the replica, and pays for it.
+    Entry,
+    /// Taken off its entry; its tenant goes on paying.
+    Tenant(TenantId),
+    /// An owner announced it without a name: nobody knows whose it is.
+    Unnamed,
+    /// Nobody: it lies on a disk.
+    Nobody,
 }
 
 /// How well a disk takes what is copied to it, and memory of a host what VRAM lets go of.
@@ -362,6 +378,12 @@ impl Segments {
     /// What is open on a medium.
     pub(super) fn open_on(&self, medium: Medium) -> &Open {
         &self.open[medium as usize]
+    }
+
+    /// So many parts per thousand of all open memory, of hosts and of GPUs.
+    pub(super) fn share_of_memory(&self, permille: u32) -> u64 {
+        let bytes = self.open_on(Medium::Dram).bytes + self.open_on(Medium::Vram).bytes;
+        (u128::from(bytes) * u128::from(permille) / 1000) as u64
     }
 
     /// Disks that are open.

@@ -24,7 +24,7 @@ impl Catalog {
     pub fn tick(&mut self, now: Now) {
         self.forgive_own_stall(now);
         self.watch_nodes(now);
-        self.watch_puts(now);
+        self.watch_puts(now, EXPIRED_MAX);
         self.expire(now);
         self.drop_incomplete(now);
         self.evict_groups(now);
@@ -90,20 +90,6 @@ impl Catalog {
         }
     }
 
-    fn watch_puts(&mut self, now: Now) {
-        for _ in 0..EXPIRED_MAX {
-            let Some((id, object)) = self.open.expired(now) else { return };
-            let open = self
-                .objects
-                .get(id)
-                .is_some_and(|entry| entry.object == object && entry.stage == Stage::Writing);
-            if open {
-                self.counters.puts_expired += 1;
-                self.abort_put(now, id);
-            }
-        }
-    }
-
     /// Takes the replicas of a segment that nobody can read any more out of their objects.
     fn sweep(&mut self, now: Now, index: SegmentIndex) {
         let Phase::Leaving { fenced_at, next } = self.segments.book(index).phase else { return };
@@ -114,12 +100,15 @@ impl Catalog {
         let end = next.saturating_add(SWEEP_MAX).min(slots);
         for slot in next..end {
             let id = self.segments.book(index).slots[slot].entry;
-            let writing = self.objects.get(id).is_some_and(|e| e.stage == Stage::Writing);
+            let writing = self.objects.get(id).filter(|e| e.stage == Stage::Writing);
+            let writing = writing.map(|entry| entry.object);
             self.detach(now, index, Slot(slot));
-            if writing && self.objects.get(id).is_some() {
-                self.abort_put(now, id);
-            } else if writing {
-                self.close_put();
+            if let Some(object) = writing {
+                if self.objects.get(id).is_some() {
+                    self.abort_put(now, id);
+                } else {
+                    self.close_put(object);
+                }
             }
         }
         if end == slots {
@@ -136,10 +125,11 @@ impl Catalog {
             self.copy_failed(now);
         }
         let book = self.segments.book_mut(index);
-        if let Some(ending) = book.ending.remove(&slot)
-            && !ending.settled
-        {
-            self.acknowledge(ending.removing);
+        if let Some(ending) = book.ending.remove(&slot) {
+            self.discharge_ending(ending.payer, ending.allocation.extent.len());
+            if !ending.settled {
+                self.acknowledge(ending.removing);
+            }
         }
         let book = self.segments.book_mut(index);
         let id = std::mem::replace(&mut book.slots[slot.0].entry, NOBODY);

@@ -416,7 +416,8 @@ impl Catalog {
         self.objects.entry_mut(id).extra_mut().orphans = 1;
         self.keep_key(id);
         self.count_dropped(part);
-        self.order(now, part, extent, Action::Retire { free_after_ms: 0 }, Some(id));
+        let whose = (Some(id), Some(told.label.tenant));
+        self.order(now, part, extent, Action::Retire { free_after_ms: 0 }, whose);
         self.unwanted(part);
     }
 }

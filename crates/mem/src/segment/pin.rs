@@ -8,7 +8,7 @@ use crate::sums::{self, SliceSums};
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::header::Header;
 use mooncrate_core::seal::table;
-use mooncrate_core::{LeaderEpoch, Locator, Now, ObjectId, Seal};
+use mooncrate_core::{LeaderEpoch, Locator, Now, ObjectId, ReplicaState, Seal};
 use std::sync::Arc;
 
 /// A pinned value: its bytes stay as they are until the guard is dropped.
@@ -70,6 +70,11 @@ impl PinGuard {
     /// The segment it is in.
     pub fn segment(&self) -> &Arc<Segment> {
         &self.segment
+    }
+
+    /// Whether the value was removed: nobody new can find it, and its range waits for this pin and others.
+    pub fn is_retired(&self) -> bool {
+        self.segment.load(self.locator.slot).state() == ReplicaState::Retiring
     }
 
     /// Bytes of the value.

@@ -13,7 +13,9 @@ pub use op::{Kind, Outcome};
 
 use crate::ctx::Ctx;
 use crate::marks::Mark;
-use crate::message::{Actor, Answer, Ask, Call, Event, OpRef, Seals, ToClient, ToMaster, ToNode};
+use crate::message::{
+    Actor, Answer, Ask, Call, Event, OpRef, Seals, ToClient, ToMaster, ToNode, writer,
+};
 use crate::node::Store;
 use crate::swarm::between;
 use crate::{MS, Nanos, US};
@@ -31,6 +33,8 @@ use write::Zombie;
 const TICK: Nanos = 4 * MS;
 /// How much later than its deadline a call may end: a tick and some.
 const DEADLINE_SLACK: Nanos = 3 * TICK;
+/// How long a client without links may come back before its puts are given back.
+const COMES_BACK: Nanos = 10 * MS;
 /// Older puts that a client remembers, to repeat what it said about them.
 const OLD_MAX: usize = 16;
 
@@ -131,6 +135,7 @@ impl Client {
             let gone = ToNode::Gone { client: self.ix, boot: self.boot };
             ctx.after(delay, Event::Node(node, gone));
         }
+        self.cut_off(ctx);
         self.up = false;
         self.boot += 1;
         self.zombies.clear();
@@ -138,6 +143,14 @@ impl Client {
         self.old.clear();
         self.cache.fill(None);
         self.reads.clear();
+    }
+
+    /// Its links to masters end. The leader counts it as gone a while later, whether or not it still lives.
+    pub fn cut_off(&mut self, ctx: &mut Ctx) {
+        let gone = writer(self.ix, self.boot);
+        let leader = ctx.election.leader.unwrap_or(0);
+        let delay = ctx.net.hang_up() + COMES_BACK;
+        ctx.after(delay, Event::Master(leader, ToMaster::WriterGone(gone)));
     }
 
     /// The process starts again.
@@ -253,7 +266,8 @@ impl Client {
             op.wait_until = op.deadline;
         }
         let budget_ms = (op.deadline.saturating_sub(ctx.now) / MS).saturating_sub(2) as u32;
-        let call = Call { op: op.me, attempt: op.attempt, key: op.key, budget_ms, ask };
+        let boot = self.boot;
+        let call = Call { op: op.me, boot, attempt: op.attempt, key: op.key, budget_ms, ask };
         let (from, call) = (Actor::Client(self.ix), ToMaster::Call(call));
         if once {
             // A second remove would strike what was put after the first.
@@ -266,7 +280,7 @@ impl Client {
     /// Tells the master something without waiting for an answer.
     fn tell(&mut self, ctx: &mut Ctx, key: u16, ask: Ask) {
         let op = OpRef { client: self.ix, lane: 0, id: 0 };
-        let call = Call { op, attempt: 0, key, budget_ms: 100, ask };
+        let call = Call { op, boot: self.boot, attempt: 0, key, budget_ms: 100, ask };
         ctx.to_master(Actor::Client(self.ix), self.leader, ToMaster::Call(call));
     }
 

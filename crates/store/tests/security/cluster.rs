@@ -15,7 +15,7 @@ use mooncrate_wire::message::{
 use mooncrate_wire::{Access, DataError, Gate, Link, LinkConfig, LinkKind, PoolConfig};
 use std::borrow::Cow;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -51,6 +51,8 @@ pub(crate) fn security() -> Security {
 pub(crate) struct Guarded {
     pub(crate) running: Running,
     pub(crate) folder: TempDir,
+    /// Links that planned a put: the put is given back when its writer has none.
+    planning: Mutex<Vec<Link>>,
 }
 
 impl Guarded {
@@ -85,7 +87,8 @@ impl Guarded {
             tier: tier(folder.path()),
             ..NodeOptions::default()
         };
-        Self { running: run_both(master, node).unwrap(), folder }
+        let running = run_both(master, node).unwrap();
+        Self { running, folder, planning: Mutex::default() }
     }
 
     pub(crate) fn master(&self) -> Address {
@@ -135,7 +138,9 @@ impl Guarded {
         let config = Cow::Owned(PutConfig::default());
         let items = Cow::Owned(vec![PutItem { key, len }]);
         let ask = Request::PutStart(PutStart { config, items });
-        match link.call(&ask, within(10_000)).unwrap() {
+        let planned = link.call(&ask, within(10_000)).unwrap();
+        self.planning.lock().unwrap().push(link);
+        match planned {
             Reply::PutStart(mut plans) => plans.remove(0).unwrap(),
             other => panic!("{other:?}"),
         }

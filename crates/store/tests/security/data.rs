@@ -47,7 +47,7 @@ fn security_a_locator_of_another_tenant_reads_nothing() {
     cluster.store("acme", false).put(b"k", b"a secret of acme").unwrap();
     let good = cluster.locate("acme", b"k").unwrap();
     assert_eq!(ask(&mut cluster.data("acme"), &read(good)), Ok(()));
-    assert_eq!(ask(&mut cluster.data("acme"), &pin(good)), Ok(()));
+    assert_eq!(ask(&mut cluster.data("acme"), &pin(good)), Err(DataError::Unsupported));
 
     let mut thief = cluster.data("evil");
     let grant = good.grant.unwrap();
@@ -95,7 +95,8 @@ fn security_a_read_grant_does_not_write_and_nobody_reads_what_is_not_published()
     let mut data = cluster.data("acme");
     // Who may write a range may read it; but nothing is there yet.
     assert_eq!(ask(&mut data, &read(plan.replicas[0])), Err(DataError::Stale));
-    assert_eq!(ask(&mut data, &pin(plan.replicas[0])), Err(DataError::Stale));
+    // And who cannot map it learns nothing by a pin.
+    assert_eq!(ask(&mut data, &pin(plan.replicas[0])), Err(DataError::Unsupported));
     let put = |locator| BeginWrite {
         locator,
         token: plan.token,

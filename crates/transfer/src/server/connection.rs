@@ -8,7 +8,7 @@ use crate::local::in_memory;
 use mooncrate_core::label;
 use mooncrate_core::plan::{Locator, Right};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{Generation, SegmentId, Slot};
+use mooncrate_core::{Generation, Now, SegmentId, Slot};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, Segment, WriteGuard};
 use mooncrate_wire::auth::GrantError;
@@ -28,6 +28,8 @@ use std::time::Duration;
 const CHUNK_BYTES: u64 = 256 << 10;
 /// Puts that one connection may have open.
 const OPEN_PUTS_MAX: usize = 1024;
+/// Pins that are looked at for their age before another one is given.
+const LOOKS_MAX: usize = 64;
 /// A peer that takes this long over one request is cut off.
 const REQUEST_TIME_MAX: Duration = Duration::from_mins(1);
 /// Hint when a connection holds too much.
@@ -52,6 +54,12 @@ enum How {
     Parts,
 }
 
+/// A pin that this connection has, and since when.
+struct Pinned {
+    guard: PinGuard,
+    since: Now,
+}
+
 pub(super) struct Connection<'a> {
     pub(super) server: &'a Inner,
     pub(super) link: Link,
@@ -60,7 +68,7 @@ pub(super) struct Connection<'a> {
     unix: bool,
     busy: Arc<AtomicBool>,
     puts: BTreeMap<Life, OpenPut>,
-    pins: BTreeMap<u64, PinGuard>,
+    pins: BTreeMap<u64, Pinned>,
     pinned_bytes: BTreeMap<SegmentId, u64>,
     next_pin: u64,
     /// What was staged for it.
@@ -421,17 +429,37 @@ impl<'a> Connection<'a> {
             .and_then(|()| self.server.segments.find(locator))
             .and_then(in_memory)
             .map_err(|error| tally.refused.wire(error))?;
-        let limit = segment.spec().identity().bytes / 100 * self.server.config.pinned_percent_max;
-        let held = self.pinned_bytes.entry(locator.segment).or_default();
-        if *held + locator.extent.len() > limit {
+        // Whoever cannot map the memory has nothing to keep in place.
+        if !self.may_share() {
+            return Err(tally.refused.wire(DataError::Unsupported));
+        }
+        let (now, bytes, config) = (boottime(), locator.extent.len(), &self.server.config);
+        let percent = segment.spec().identity().bytes / 100;
+        let held = self.pinned_bytes.get(&locator.segment).copied().unwrap_or(0);
+        let too_many = held.saturating_add(bytes) > percent * config.pinned_percent_max;
+        // A tenant that has the segment for itself takes nothing from others.
+        let alone = config.dedicated == Some(self.peer.tenant);
+        let share = if alone { u64::MAX } else { percent * config.tenant_pinned_percent_max };
+        let booked = || self.server.pinned.book(self.peer.tenant, locator.segment, bytes, share);
+        if too_many || self.overdue(now) || !booked() {
             return Err(tally.refused.wire(DataError::Busy { after_ms: BUSY_MS }));
         }
-        let pin = segment.pin(boottime(), locator).map_err(|error| tally.refused.memory(&error))?;
+        let guard = segment.pin(now, locator).map_err(|error| {
+            self.server.pinned.give_back(self.peer.tenant, locator.segment, bytes);
+            tally.refused.memory(&error)
+        })?;
         tally.pins.raise(1);
-        *held += locator.extent.len();
+        *self.pinned_bytes.entry(locator.segment).or_default() += bytes;
         self.next_pin += 1;
-        self.pins.insert(self.next_pin, pin);
+        self.pins.insert(self.next_pin, Pinned { guard, since: now });
         Ok(PinId(self.next_pin))
+    }
+
+    /// Whether one of its oldest pins keeps what was removed, and has for long.
+    fn overdue(&self, now: Now) -> bool {
+        let age = self.server.config.pin_age_max;
+        let old = self.pins.values().take(LOOKS_MAX).filter(|pin| now.since(pin.since) >= age);
+        old.into_iter().any(|pin| pin.guard.is_retired())
     }
 
     fn stage(&mut self, items: &[StageItem], deadline: Deadline) -> Vec<Result<Staged, DataError>> {
@@ -454,7 +482,8 @@ impl<'a> Connection<'a> {
 
     fn unpin(&mut self, id: PinId) {
         if let Some(pin) = self.pins.remove(&id.0) {
-            let locator = pin.locator();
+            let locator = pin.guard.locator();
+            self.server.pinned.give_back(self.peer.tenant, locator.segment, locator.extent.len());
             let held = self.pinned_bytes.entry(locator.segment).or_default();
             *held = held.saturating_sub(locator.extent.len());
             self.server.tally.pins.lower(1);
@@ -466,6 +495,11 @@ impl Drop for Connection<'_> {
     /// Its pins end with it, and what was staged for it.
     fn drop(&mut self) {
         self.server.tally.pins.lower(self.pins.len() as u64);
+        for Pinned { guard, .. } in std::mem::take(&mut self.pins).into_values() {
+            let (at, bytes) = (guard.locator().segment, guard.locator().extent.len());
+            drop(guard);
+            self.server.pinned.give_back(self.peer.tenant, at, bytes);
+        }
         for OpenPut { guard, how } in std::mem::take(&mut self.puts).into_values() {
             if how == How::Direct && guard.segment().far().is_some() {
                 self.server.keep_late(guard);

@@ -7,7 +7,7 @@ use crate::suite::expect;
 use mooncrate_core::plan::{Action, Locator, OrderResult};
 use mooncrate_core::{Extent, Generation, Slot};
 use mooncrate_mem::clock::boottime;
-use mooncrate_transfer::{Path, Stream, Transport};
+use mooncrate_transfer::{DataServerConfig, Path, Stream, Transport};
 use mooncrate_wire::message::{self, DataReply, DataRequest};
 use mooncrate_wire::{Address, DataError, PoolConfig};
 use rustix::process::{
@@ -279,6 +279,47 @@ fn all_that_a_connection_holds_ends_with_it() {
     assert_eq!(news.len(), 50);
     assert!(news.iter().all(|notice| matches!(notice.result, OrderResult::Freed { .. })));
     assert_eq!(rig.segment.epoch(), EPOCH);
+}
+
+fn pin_one(link: &mut mooncrate_wire::Link, value: &Value) -> Result<message::PinId, DataError> {
+    let locators = [value.locator];
+    let pin = DataRequest::Pin(message::Pin { locators: Cow::Borrowed(&locators) });
+    let DataReply::Pin(pins) = link.call_data(&pin, &[], soon()).unwrap() else { panic!() };
+    pins[0]
+}
+
+/// Pins are bounded per tenant over all its links, and a link that keeps what was removed gets no more of
+/// them; nothing is taken from under a reader.
+#[test]
+fn pins_are_bounded_over_links_and_by_age() {
+    let rig = Rig::new(Path::Local);
+    let bytes = rig.segment.spec().bytes;
+    let large: Vec<Value> = (0..5).map(|_| rig.stored(bytes / 8)).collect();
+    let settings = DataServerConfig { pin_age_max: Duration::ZERO, ..DataServerConfig::default() };
+    let (server, unix) = rig.serve_with(settings);
+    let mut links: Vec<_> = (0..5).map(|_| link(&unix)).collect();
+    let pinned: Vec<_> = links.iter_mut().zip(&large).map(|(l, v)| pin_one(l, v)).collect();
+    // An eighth of the segment and its sums each, half of it for all links together.
+    assert_eq!(pinned.iter().filter(|pin| pin.is_ok()).count(), 3, "{pinned:?}");
+    assert!(matches!(pinned[4], Err(DataError::Busy { .. })));
+    drop(links);
+    rig.until("pins end", HANG_UP, |s| s.pins() == 0);
+
+    let (kept, other) = (rig.stored(100), rig.stored(100));
+    let mut one = link(&unix);
+    let id = pin_one(&mut one, &kept).unwrap();
+    pin_one(&mut one, &other).unwrap();
+    let waits = rig.order(&kept.locator, Action::Retire { free_after_ms: 0 });
+    assert_eq!(waits, OrderResult::Waiting);
+    assert!(matches!(pin_one(&mut one, &other), Err(DataError::Busy { .. })));
+    assert_eq!(rig.segment.pins(), 2, "nothing is taken away");
+    let unpin =
+        DataRequest::Unpin(message::Unpin { ids: Cow::Borrowed(std::slice::from_ref(&id)) });
+    one.call_data(&unpin, &[], soon()).unwrap();
+    pin_one(&mut one, &other).unwrap();
+    drop(one);
+    rig.until("pins end", HANG_UP, |s| s.pins() == 0);
+    server.stop(Duration::ZERO);
 }
 
 /// A client whose pin or unpin went wrong used to keep the broken connection, and with it every pin

@@ -161,8 +161,12 @@ impl Rig {
 
     /// A second server over the same segments, which asks callers for proofs.
     pub(crate) fn serve_guarded(&self, gate: Gate) -> (DataServer, Address) {
+        self.serve_with(DataServerConfig { gate, ..DataServerConfig::default() })
+    }
+
+    /// A second server over the same segments, with settings of its own.
+    pub(crate) fn serve_with(&self, config: DataServerConfig) -> (DataServer, Address) {
         let unix = Address::Unix(self.folder.path().join("guarded"));
-        let config = DataServerConfig { gate, ..DataServerConfig::default() };
         let (segments, tally) = (Arc::clone(&self.segments), Arc::clone(&self.tally));
         let sockets = vec![Bound::listen(&unix).unwrap()];
         (DataServer::start(segments, config, tally, sockets).unwrap(), unix)

@@ -34,4 +34,4 @@ pub use gate::{Access, Credential, Gate, Seat};
 pub use grant::{GRANT_SECONDS, GrantError, GrantKey};
 pub(crate) use handshake::Meeting;
 pub use rules::{may, mutates};
-pub use token::{ClusterSecret, SECRET_BYTES, Token, TokenError};
+pub use token::{ClusterSecret, SECRET_BYTES, Token, TokenError, random};

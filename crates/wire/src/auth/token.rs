@@ -183,7 +183,7 @@ impl fmt::Debug for Token {
 }
 
 /// Fills `bytes` with random numbers of the kernel.
-pub(crate) fn random(bytes: &mut [u8]) -> io::Result<()> {
+pub fn random(bytes: &mut [u8]) -> io::Result<()> {
     let mut at = 0;
     while at < bytes.len() {
         let flags = rustix::rand::GetRandomFlags::empty();

@@ -124,6 +124,7 @@ pub(super) async fn serve<S, H>(
         }
         Ok(Err(_)) | Err(_) => return,
     }
+    this.handler.came(&this.peer);
     let _present = Present { handler: this.handler.clone(), peer: this.peer.clone() };
     let ended = this.run(&mut shutdown).await;
     if matches!(ended, Err(End::Protocol) | Ok(())) {

@@ -121,6 +121,11 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers a request. It runs on the server's thread, so it must not block.
     fn handle(&self, request: Request<'_>, caller: Caller<'_>) -> Answer;
 
+    /// A connection is there: its hello is over.
+    fn came(&self, peer: &Peer) {
+        let _ = peer;
+    }
+
     /// The connection is gone.
     fn gone(&self, peer: &Peer) {
         let _ = peer;

@@ -1,0 +1,151 @@
+//! A tenant cannot evade its quota, nor fill the pool with what it never finishes (G16).
+
+use super::*;
+use mooncrate_core::catalog::Writer;
+
+const POOL: u64 = 64 * MIB;
+
+/// Owners that have readers: they say that nobody new can enter, and free nothing.
+fn wait_for_readers(rig: &mut Rig) {
+    for (_, order) in rig.catalog.take_orders() {
+        let Order { segment, incarnation, slot, generation, .. } = order;
+        let result = OrderResult::Waiting;
+        rig.catalog.notice(ms(2), &Notice { segment, incarnation, slot, generation, result });
+        rig.held.push(order);
+    }
+}
+
+/// The story: a tenant with 8 MiB put 1 MiB, viewed it, removed it by force, and began again. Its account
+/// said 0 bytes, and it held all 64 MiB of the pool until its links closed.
+#[test]
+fn security_removed_bytes_that_are_pinned_stay_on_the_account() {
+    let mut rig = Rig::new(1, POOL);
+    rig.catalog.set_quota(ACME, Some(8 * MIB));
+    let mut rounds = 0;
+    let refused = loop {
+        let (name, key) = (Name::new(ACME, b"k"), PutConfig::default());
+        let plan = match rig.catalog.put_start(ms(1), name, MIB - 4096, &key) {
+            Ok(plan) => plan,
+            Err(refused) => break refused,
+        };
+        rig.catalog.put_end(ms(1), name, plan.token, &[Seal(1)]).unwrap();
+        rig.catalog.remove(ms(2), name, true).unwrap();
+        wait_for_readers(&mut rig);
+        rig.catalog.audit().unwrap();
+        rounds += 1;
+    };
+    let stat = &rig.catalog.segments()[0];
+    let tenant = rig.catalog.tenant(ACME);
+    println!(
+        "rounds {rounds}, held {} of {POOL} bytes, on the account {}, refused: {refused}",
+        stat.ending, tenant.used
+    );
+    assert_eq!(rounds, 8);
+    assert_eq!((tenant.used, tenant.ending), (stat.ending, stat.ending));
+    assert!(matches!(refused, PutError::Reclaiming { .. }), "there is room when its readers leave");
+    assert!(rig.put(key(b"others"), MIB, &PutConfig::default()).is_ok());
+    rig.obey(ms(3));
+    assert_eq!(rig.catalog.tenant(ACME).used, 0);
+    rig.put(Name::new(ACME, b"k"), MIB, &PutConfig::default()).unwrap();
+}
+
+/// The bytes of a segment that leaves are nobody's any more.
+#[test]
+fn what_ends_in_a_segment_that_leaves_is_not_paid_for() {
+    let mut rig = Rig::new(1, POOL);
+    rig.catalog.set_quota(ACME, Some(8 * MIB));
+    rig.put(Name::new(ACME, b"k"), MIB, &PutConfig::default()).unwrap();
+    rig.catalog.remove(ms(2), Name::new(ACME, b"k"), true).unwrap();
+    wait_for_readers(&mut rig);
+    assert!(rig.catalog.tenant(ACME).used > 0);
+    rig.catalog.unmount(ms(3), NodeId(1), &[SegmentId(1)]);
+    rig.catalog.tick(ms(4));
+    assert_eq!(rig.catalog.tenant(ACME).used, 0);
+    rig.catalog.audit().unwrap();
+}
+
+/// The story: 10,024 puts that one link began and never wrote filled the memory.
+#[test]
+fn security_open_puts_of_a_tenant_are_bounded() {
+    let config = Config { open_puts_max: 100, ..Config::default() };
+    let mut rig = Rig::with(1, POOL, config);
+    let name = |n: &u16| n.to_le_bytes();
+    let plain = PutConfig::default();
+    let begin = |rig: &mut Rig, n: u16, len| {
+        rig.catalog.put_start(ms(1), Name::new(ACME, &name(&n)), len, &plain)
+    };
+    let first = begin(&mut rig, 0, 64).unwrap();
+    for n in 1..100 {
+        begin(&mut rig, n, 64).unwrap();
+    }
+    assert!(matches!(begin(&mut rig, 100, 64), Err(PutError::Busy { .. })));
+    assert_eq!(rig.catalog.open_of(ACME).puts, 100);
+    // Others are not bothered, and whoever ends one may begin another.
+    rig.catalog.put_start(ms(1), key(b"others"), 64, &plain).unwrap();
+    rig.catalog.put_end(ms(2), Name::new(ACME, &name(&0)), first.token, &[Seal(1)]).unwrap();
+    begin(&mut rig, 100, 64).unwrap();
+    rig.catalog.audit().unwrap();
+}
+
+#[test]
+fn security_open_puts_leave_room_where_others_want_it() {
+    let mut rig = Rig::new(1, POOL);
+    let plain = PutConfig::default();
+    let fill = |rig: &mut Rig| {
+        let mut begin = |n: &u8| rig.catalog.put_start(ms(1), Name::new(ACME, &[*n]), MIB, &plain);
+        (0..60_u8).take_while(|n| begin(n).is_ok()).count()
+    };
+    // Alone it may have it all; beside others, half. One put always has room.
+    assert_eq!(fill(&mut rig), 60);
+    let mut rig = Rig::new(1, POOL);
+    rig.catalog.set_quota(TenantId(9), Some(MIB));
+    let begun = fill(&mut rig);
+    assert!((30..=32).contains(&begun), "{begun}");
+    let mut rig = Rig::new(1, POOL);
+    rig.catalog.set_quota(TenantId(9), Some(MIB));
+    let large = rig.catalog.put_start(ms(1), Name::new(ACME, b"large"), 40 * MIB, &plain);
+    assert!(large.is_ok());
+}
+
+/// Puts of a writer that is gone are given back at once: those that nobody began at their owner are free,
+/// those that somebody may still store to wait for the owner's word.
+#[test]
+fn puts_of_a_writer_that_is_gone_are_given_back() {
+    let mut rig = Rig::new(1, POOL);
+    let plain = PutConfig::default();
+    let begin = |rig: &mut Rig, writer, name: &[u8]| {
+        rig.catalog.put_start_by(ms(1), Writer(writer), Name::new(ACME, name), MIB, &plain)
+    };
+    for n in 0..10_u8 {
+        begin(&mut rig, 1, &[n]).unwrap();
+    }
+    let other = begin(&mut rig, 2, b"other").unwrap();
+    let unseen = rig.catalog.put_start(ms(1), Name::new(ACME, b"unseen"), MIB, &plain).unwrap();
+    assert!(!rig.catalog.writer_gone(ms(2), Writer(1), 4), "in slices");
+    assert!(rig.catalog.writer_gone(ms(2), Writer(1), 100));
+    assert!(rig.catalog.writer_gone(ms(2), Writer(7), 100), "nobody knows it");
+    assert_eq!(rig.catalog.open_of(ACME).puts, 2);
+    assert!(matches!(begin(&mut rig, 3, &[0]), Err(PutError::InProgress { .. })));
+    rig.obey(ms(3));
+    let extent = other.replicas[0].extent.len();
+    assert_eq!(rig.catalog.tenant(ACME).used, 2 * extent);
+    begin(&mut rig, 3, &[0]).unwrap();
+    for (name, plan) in [(&b"other"[..], other), (b"unseen", unseen)] {
+        rig.catalog.put_end(ms(4), Name::new(ACME, name), plan.token, &[Seal(1)]).unwrap();
+    }
+    // An ended put is not its writer's any more.
+    assert!(rig.catalog.writer_gone(ms(5), Writer(2), 100));
+    assert!(rig.has(Name::new(ACME, b"other")));
+    rig.catalog.audit().unwrap();
+}
+
+#[test]
+fn security_tokens_depend_on_the_key() {
+    use mooncrate_core::token::TokenKey;
+    let tokens = [[0, 0], [1, 2], [1, 2]].map(|key| {
+        let config = Config { token_key: TokenKey(key), ..Config::default() };
+        Rig::with(1, MIB, config).put(super::key(b"k"), 1, &PutConfig::default()).unwrap().token
+    });
+    assert_ne!(tokens[0], tokens[1]);
+    assert_eq!(tokens[1], tokens[2]);
+}
