@@ -223,6 +223,7 @@ impl CudaEp {
             experts: batch.experts.address(),
             weights: batch.weights.address(),
             tokens: batch.tokens.address(),
+            again: self.course.is_aside(),
         };
         self.layer.set(layer);
         let tag = self.tag(Op::Dispatch);

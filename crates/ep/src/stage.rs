@@ -63,11 +63,13 @@ pub(crate) struct Course {
     stage: Cell<Stage>,
     /// Where the dispatch of the layer that is under way went.
     began: Cell<Option<Place>>,
+    /// Whether a call does not count.
+    aside: Cell<bool>,
 }
 
 impl Default for Course {
     fn default() -> Self {
-        Self { stage: Cell::new(Stage::Combined), began: Cell::new(None) }
+        Self { stage: Cell::new(Stage::Combined), began: Cell::new(None), aside: Cell::new(false) }
     }
 }
 
@@ -126,6 +128,11 @@ impl Course {
         self.stage.get() != Stage::Combined && !recorded
     }
 
+    /// Whether this call does not count.
+    pub(crate) fn is_aside(&self) -> bool {
+        self.aside.get()
+    }
+
     /// Nothing is under way.
     pub(crate) fn reset(&self) {
         self.stage.set(Stage::Combined);
@@ -135,7 +142,9 @@ impl Course {
     /// Does something as if the stage were `before`, on any stream, and comes back.
     pub(crate) fn aside<T>(&self, before: Stage, call: impl FnOnce() -> T) -> T {
         let (stage, began) = (self.stage.replace(before), self.began.take());
+        self.aside.set(true);
         let called = call();
+        self.aside.set(false);
         self.stage.set(stage);
         self.began.set(began);
         called

@@ -160,6 +160,17 @@ __device__ __forceinline__ Start begin(const Step& step, u32 ahead) {
     return {error == 0, ordered, u32(passed), phase, in_epoch(step.tag, epoch)};
 }
 
+// The same for a kernel that signals, in odd phases or in even ones: work that this rank has signalled already is out of
+// order, too (`begin_once` of the oracles). The word has the parity of the kernel, so it is asked for with the phase.
+// With `again` that is allowed.
+__device__ __forceinline__ Start begin_once(const Step& step, u32 parity, bool again) {
+    Start start = begin(step, 1);
+    const u64 own = __ldcg(signal_at(step, step.me, parity, step.me));
+    const bool now = ((u32(own >> 32) ^ start.tag) & 0xff0u) == 0;
+    start.ordered = start.ordered && (again || !now || int(u32(own) - start.phase) < 0);
+    return start;
+}
+
 // `barrier::Record`, its first two words.
 __device__ __forceinline__ u64 record_of(u32 kind, u32 origin, u32 ranks, u32 told, u32 phase) {
     return u64(kind) | u64(origin) << 8 | u64(ranks) << 16 | u64(told) << 24 | u64(phase) << 32;

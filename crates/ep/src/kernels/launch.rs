@@ -109,6 +109,8 @@ pub(crate) struct RawBatch {
     pub(crate) experts: u64,
     pub(crate) weights: u64,
     pub(crate) tokens: u64,
+    /// A dispatch that does not count: its phase may have been signalled.
+    pub(crate) again: bool,
 }
 
 /// How launches are made; results do not depend on it.
@@ -176,8 +178,16 @@ impl EpKernels {
         batch: RawBatch,
     ) -> Result<(), GpuError> {
         let step = step.with(tag, tuning.parts);
-        let RawBatch { x, experts, weights, tokens } = &batch;
-        let params = [(&step).into(), x.into(), experts.into(), weights.into(), tokens.into()];
+        let RawBatch { x, experts, weights, tokens, again } = &batch;
+        let again = u32::from(*again);
+        let params = [
+            (&step).into(),
+            x.into(),
+            experts.into(),
+            weights.into(),
+            tokens.into(),
+            (&again).into(),
+        ];
         let launch = rows(&step, step.token_pieces, step.tokens_max * step.parts, tuning);
         // SAFETY: the parameters are those of `ep_dispatch`; the addresses are the caller's promise.
         unsafe { self.dispatch.launch(stream, launch, &params) }

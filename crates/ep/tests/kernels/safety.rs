@@ -178,6 +178,61 @@ fn oracle_alone(rig: &Rig, copies: &Copies, call: &str, drawn: &Drawn) {
     }
 }
 
+/// A graph that holds only the beginning of a layer, launched twice, or in the middle of a plain layer: the phase is
+/// that of a dispatch, but this one was done.
+#[test]
+fn a_phase_is_not_signalled_twice() {
+    let Some(rig) = Rig::new("twice", &small(2)) else { return };
+    let (seat, stream) = (&rig.seats[0], &rig.stream);
+    let part =
+        Graph::record::<EpError>(stream, |stream| seat.ep.dispatch(stream, 3, &seat.batch()));
+    let part = part.unwrap();
+    let tag = Tag::new(3, Op::Dispatch, rig.shape.hash());
+    for (epoch, plain) in [(1, false), (2, true)] {
+        rig.clear(epoch);
+        let drawn = rig.draw(Routing::Full, epoch);
+        rig.upload(&drawn);
+        if plain {
+            seat.ep.dispatch(stream, 3, &seat.batch()).unwrap();
+        } else {
+            // SAFETY: everything that was recorded belongs to the rig, which lives longer.
+            unsafe { part.launch(stream) }.unwrap();
+        }
+        assert_eq!(rig.said(), [None, None]);
+        let copies = rig.copies();
+        // Other tokens, which must not be mixed with those that may be on their way through a peer.
+        rig.upload(&rig.draw(Routing::OneRank, 9));
+        // SAFETY: as above.
+        unsafe { part.launch(stream) }.unwrap();
+        dispatch_oracle(
+            &copies,
+            &rig.layout(),
+            rig.rank(0),
+            tag,
+            &drawn[0].clone().padded(&rig.shape).batch(),
+        );
+        let copies = rig.compare(copies, "a second dispatch");
+        let said = said_as(&rig, &copies)[0].clone().expect("it is not done twice");
+        assert!(said.contains("rank 0 ran dispatch of layer 3"), "{said}");
+    }
+    // The return, the same: this rank's own word says that it was done.
+    rig.clear(3);
+    let copies = rig.dispatched(3, &rig.draw(Routing::Full, 3));
+    rig.all(|seat| seat.ep.await_rows(stream));
+    let copies = rig.waited(copies, tag, "wait");
+    let (copies, results) = rig.packed(copies, 3);
+    let back = Tag::new(3, Op::Return, rig.shape.hash());
+    let word = Signal::at(back.in_epoch(3), 2).0.to_le_bytes();
+    damage(&rig, &copies, 0, rig.layout().signal(2, 0), &word);
+    seat.ep.give_back(stream, seat.y.span()).unwrap();
+    give_back_oracle(&copies, &rig.layout(), rig.rank(0), back, &results[0].0, &results[0].1);
+    let copies = rig.compare(copies, "a second return");
+    let said = said_as(&rig, &copies)[0].clone().expect("it is not done twice");
+    assert!(said.contains("rank 0 ran return of layer 3"), "{said}");
+    rig.clear(4);
+    rig.layer(3, &rig.draw(Routing::Full, 4));
+}
+
 /// A rank that exchanges without results is not in the layer of one that returns them.
 #[test]
 fn an_exchange_without_results_is_an_operation_of_its_own() {
