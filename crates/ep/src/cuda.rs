@@ -88,8 +88,8 @@ pub struct CudaEp {
     places: DeviceBuffer,
     /// The end of what `finish` waits for.
     done: Event,
-    /// The end of the last layer that was queued.
-    end: Event,
+    /// The end of the last layer that was queued, and of the last one that was recorded.
+    ends: [Event; 2],
     /// Whether somebody has asked, and heard that this rank has failed.
     told: Cell<bool>,
     /// Whether this rank has given the communicator up.
@@ -139,7 +139,8 @@ impl CudaEp {
         }
         // Everything that can fail comes before the claim, which nobody takes back.
         let side = Stream::new(gpu)?;
-        let (done, end) = (Event::untimed(gpu)?, Event::untimed(gpu)?);
+        let done = Event::untimed(gpu)?;
+        let ends = [Event::untimed(gpu)?, Event::untimed(gpu)?];
         let status = PinnedBuffer::new(gpu, STATUS_BYTES)?;
         let address = status.device_address();
         let (bases, me) = (heap.bases(), heap.rank());
@@ -158,7 +159,7 @@ impl CudaEp {
             aborted: Cell::new(0),
             places,
             done,
-            end,
+            ends,
             told: Cell::new(false),
             left: Cell::new(false),
             status,
@@ -205,6 +206,11 @@ impl CudaEp {
         Ok(bytes.chunks_exact(4).map(number).collect())
     }
 
+    /// Marks the end of a layer on this stream. An event of a recording means nothing outside of it.
+    fn end_on(&self, stream: &Stream) -> Result<&Event, EpError> {
+        Ok(&self.ends[usize::from(stream.recording()?.is_some())])
+    }
+
     fn tag(&self, op: Op) -> Tag {
         Tag::new(self.layer.get(), op, self.shape().hash())
     }
@@ -225,6 +231,9 @@ impl CudaEp {
             tokens: batch.tokens.address(),
             again: self.course.is_aside(),
         };
+        if self.course.ended_elsewhere(stream)? {
+            stream.wait(self.end_on(stream)?)?;
+        }
         self.layer.set(layer);
         let tag = self.tag(Op::Dispatch);
         // SAFETY: the heaps are of the layout, and live as long as `self`; the status is host memory of
@@ -328,8 +337,8 @@ impl CudaEp {
         let tag = self.tag(Op::Return);
         // SAFETY: as in `dispatch`.
         unsafe { self.kernels.combine(stream, self.step, tag, self.tuning, out.address()) }?;
-        if stream.recording()?.is_none() {
-            self.end.record(stream)?;
+        if !self.course.is_aside() {
+            self.end_on(stream)?.record(stream)?;
         }
         self.course.came(Stage::Combined, stream)
     }
@@ -580,7 +589,7 @@ impl CudaEp {
             self.say_left(false)?;
         }
         // Otherwise what was queued is done as if nothing were: every wait on the GPU has a timeout, so this ends.
-        while !under_way && !self.end.passed()? {
+        while !under_way && !self.ends[0].passed()? {
             self.notice();
             sleep(FINISH_PAUSE);
         }

@@ -11,7 +11,7 @@ use mooncrate_ep::kernels::{
 use mooncrate_ep::layout::{ctl, row};
 use mooncrate_ep::workload::{Drawn, DrawnWeights, Routing};
 use mooncrate_ep::{CudaBatch, CudaWeights, EpConfig, EpError, Packed, Scratch};
-use mooncrate_gpu::{DeviceBuffer, Graph, Stream};
+use mooncrate_gpu::{DeviceBuffer, Event, Graph, Stream};
 use mooncrate_heap::{Group, GroupSpec, Ranks};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -297,6 +297,51 @@ fn a_layer_stays_on_its_stream() {
     // Nothing of what was refused was done, and the next layer may be elsewhere.
     assert_eq!(rig.said(), [None, None]);
     rig.layer(1, &rig.draw(Routing::Full, 1));
+}
+
+/// The next layer on another stream begins after the sums of the last one, plain and recorded.
+#[test]
+fn the_next_layer_on_another_stream_waits() {
+    let Some(rig) = Rig::new("another_stream", &small(2)) else { return };
+    if !emulator::needed("another_stream", &rig.stream) {
+        return;
+    }
+    rig.upload(&rig.draw(Routing::Full, 0));
+    let (seat, other) = (&rig.seats[0], Stream::new(&rig.gpu).unwrap());
+    rig.all(|seat| seat.ep.dispatch(&seat.stream, 0, &seat.batch()));
+    rig.all(|seat| seat.ep.await_rows(&seat.stream));
+    rig.all(|seat| seat.ep.pack(&seat.stream, seat.packed.span(), seat.counts.span()));
+    rig.all(|seat| seat.ep.give_back(&seat.stream, seat.packed.span()));
+    rig.all(|seat| seat.ep.await_results(&seat.stream));
+    let before = rig.copies();
+    // The sums have not begun when the next layer is queued elsewhere.
+    emulator::hold(seat.stream.raw(), true);
+    seat.ep.combine(&seat.stream, seat.out.span()).unwrap();
+    seat.ep.dispatch(&other, 1, &seat.batch()).unwrap();
+    let after = rig.copies();
+    emulator::hold(seat.stream.raw(), false);
+    assert_eq!(after.into_inner(), before.into_inner(), "what the sums read has changed");
+    let word = rig.copies().word(1, rig.layout().signal(3, 0));
+    assert_eq!(word as u32, 3, "the dispatch was done afterwards");
+    // In one recording the same calls are allowed; the emulator has no edges that would show more.
+    rig.clear(1);
+    let (begin, end) = (Event::new(&rig.gpu).unwrap(), Event::new(&rig.gpu).unwrap());
+    Graph::record::<EpError>(&rig.stream, |stream| {
+        begin.record(stream)?;
+        other.wait(&begin)?;
+        for (layer, stream) in [(0, stream), (1, &other)] {
+            seat.ep.dispatch(stream, layer, &seat.batch())?;
+            seat.ep.await_rows(stream)?;
+            seat.ep.pack(stream, seat.packed.span(), seat.counts.span())?;
+            seat.ep.give_back(stream, seat.packed.span())?;
+            seat.ep.await_results(stream)?;
+            seat.ep.combine(stream, seat.out.span())?;
+        }
+        end.record(&other)?;
+        stream.wait(&end).map_err(EpError::from)
+    })
+    .unwrap();
+    rig.layer(2, &rig.draw(Routing::Full, 1));
 }
 
 /// A recording that fails, or that holds a part of a layer, leaves nothing behind.
