@@ -415,6 +415,12 @@ impl Fault {
         self.record.cause.ranks
     }
 
+    /// Whether that rank has given its communicator up, and nothing else has happened to it.
+    pub(crate) fn is_leave_of(&self, rank: Rank) -> bool {
+        let own = self.record.told_by.is_none() && self.ranks() == Ranks::only(rank);
+        own && self.record.cause.kind == Kind::Left
+    }
+
     /// The phase of the rank that found it.
     pub fn phase(&self) -> u32 {
         self.record.cause.phase

@@ -7,7 +7,7 @@ use crate::error::EpError;
 use crate::heaps::Heaps;
 use crate::kernels::{
     Batch, Packed, Weights, begin, combine_oracle, dispatch_oracle, experts_oracle, fail, failed,
-    give_back_oracle, look_oracle, next_phase, pack_oracle, pass, tag_now,
+    give_back_oracle, leave_oracle, look_oracle, next_phase, pack_oracle, pass,
 };
 use crate::layout::{EpLayout, ctl, row};
 use crate::stage::Stage;
@@ -280,18 +280,6 @@ impl Ep {
         Ok(())
     }
 
-    /// Tells all ranks that this one does not come any more, unless it has failed: then they know. Poison says
-    /// how far this rank has come, so it hides the last signal from nobody.
-    fn leave(&self) {
-        if failed(&*self.heap, self.me()).is_some() {
-            return;
-        }
-        let (me, phase) = (self.rank(), next_phase(&*self.heap, self.me()));
-        let tag = tag_now(&*self.heap, self.me(), self.tag(Op::of(phase)));
-        let record = give_up(Kind::Left, Ranks::only(me), me.number(), tag, phase);
-        fail(&*self.heap, &self.layout, self.me(), &record);
-    }
-
     fn clear(&mut self, epoch: u64) {
         let me = self.me();
         for phase in 0..2 {
@@ -371,7 +359,7 @@ fn still_missing(kind: Kind, given_up: Ranks, missing: Ranks) -> Option<Ranks> {
 impl Drop for Ep {
     /// The others would wait for this rank until their timeout.
     fn drop(&mut self) {
-        self.leave();
+        leave_oracle(&*self.heap, &self.layout, self.rank(), self.layer);
     }
 }
 

@@ -219,7 +219,7 @@ impl CudaSeat {
         self.ep.combine(&self.stream, self.out.span())
     }
 
-    /// Queues a dispatch that does not count, for figures of it alone. Only between layers.
+    /// Queues a dispatch that does not count, for figures of it alone. Only between layers, and no layer comes after it.
     pub fn dispatch_alone(&self, layer: u16) -> Result<(), EpError> {
         let queue = |ep: &CudaEp| ep.dispatch(&self.stream, layer, &self.batch());
         self.ep.alone(queue, Stage::Combined)

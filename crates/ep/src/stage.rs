@@ -63,11 +63,20 @@ pub(crate) struct Course {
     stage: Cell<Stage>,
     /// Where the dispatch of the layer that is under way went.
     began: Cell<Option<Place>>,
+    /// Where the last layer ended that was done, and the last one that was recorded.
+    ended: [Cell<Option<Place>>; 2],
+    /// Whether a call does not count.
+    aside: Cell<bool>,
 }
 
 impl Default for Course {
     fn default() -> Self {
-        Self { stage: Cell::new(Stage::Combined), began: Cell::new(None) }
+        Self {
+            stage: Cell::new(Stage::Combined),
+            began: Cell::new(None),
+            ended: [Cell::new(None), Cell::new(None)],
+            aside: Cell::new(false),
+        }
     }
 }
 
@@ -113,17 +122,35 @@ impl Course {
     pub(crate) fn came(&self, to: Stage, stream: &Stream) -> Result<(), EpError> {
         match to {
             Stage::Dispatched => self.began.set(Some(Self::place(stream)?)),
-            Stage::Combined => self.began.set(None),
+            Stage::Combined if self.aside.get() => {}
+            Stage::Combined => {
+                let here = Self::place(stream)?;
+                self.ended[usize::from(here.recording.is_some())].set(Some(here));
+                self.began.set(None);
+            }
             _ => {}
         }
         self.stage.set(to);
         Ok(())
     }
 
+    /// Whether the layer before ended on another stream than this one, in the same recording or also in none. Then
+    /// nothing orders the two. What is between a recording and something else is up to who launches the graph.
+    pub(crate) fn ended_elsewhere(&self, stream: &Stream) -> Result<bool, EpError> {
+        let here = Self::place(stream)?;
+        let ended = self.ended[usize::from(here.recording.is_some())].get();
+        Ok(ended.is_some_and(|end| end.recording == here.recording && end.stream != here.stream))
+    }
+
     /// Whether a layer is under way whose dispatch was done, or will be, without being replayed.
     pub(crate) fn is_under_way(&self) -> bool {
         let recorded = self.began.get().is_some_and(|began| began.recording.is_some());
         self.stage.get() != Stage::Combined && !recorded
+    }
+
+    /// Whether this call does not count.
+    pub(crate) fn is_aside(&self) -> bool {
+        self.aside.get()
     }
 
     /// Nothing is under way.
@@ -135,7 +162,9 @@ impl Course {
     /// Does something as if the stage were `before`, on any stream, and comes back.
     pub(crate) fn aside<T>(&self, before: Stage, call: impl FnOnce() -> T) -> T {
         let (stage, began) = (self.stage.replace(before), self.began.take());
+        self.aside.set(true);
         let called = call();
+        self.aside.set(false);
         self.stage.set(stage);
         self.began.set(began);
         called

@@ -49,14 +49,16 @@ __device__ __forceinline__ uint4 meta_piece(const Step& step, const Route& route
 
 } // namespace ep
 
-// A block, or `parts` of them, for each of `tokens_max` tokens. `tokens` says how many there are.
+// A block, or `parts` of them, for each of `tokens_max` tokens. `tokens` says how many there are. With `again` a phase may
+// be signalled twice: that is for figures of this kernel alone.
 extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, const uint4* x,
-                                       const int* experts, const float* weights, const unsigned* tokens) {
+                                       const int* experts, const float* weights, const unsigned* tokens,
+                                       unsigned again) {
     using namespace ep;
     __shared__ Route route;
     __shared__ u64 shared_bad;
     __shared__ u32 shared_mask;
-    const Start start = begin(step, 1);
+    const Start start = begin_once(step, 1, again != 0);
     cudaTriggerProgrammaticLaunchCompletion();
     const u32 token = blockIdx.x / step.parts, part = blockIdx.x % step.parts;
     const u32 phase = start.phase, slot = step.me * step.tokens_max + token;

@@ -1,6 +1,6 @@
 //! `dispatch` on host memory: what the kernel must do, byte for byte. The CPU backend runs this.
 
-use super::wait_oracle::{begin, fail, signal};
+use super::wait_oracle::{begin_once, fail, signal};
 use crate::barrier::{Kind, Record, Tag, Violation};
 use crate::config::{Shape, TOP_K_MAX};
 use crate::heaps::Heaps;
@@ -70,7 +70,7 @@ pub fn dispatch_oracle(
     batch: &Batch<'_>,
 ) {
     let (shape, source) = (layout.shape(), u32::from(me.number()));
-    let Some((tag, phase)) = begin(heaps, layout, me, tag, 1) else { return };
+    let Some((tag, phase)) = begin_once(heaps, layout, me, tag) else { return };
     let violation = batch.violation(shape);
     let tokens = if batch.tokens > shape.tokens_max() { 0 } else { batch.tokens };
     heaps.store(source, layout.sent(), &tokens.to_le_bytes());

@@ -49,7 +49,7 @@ constexpr u32 TIMEOUT = 1, LOST = 2, DESYNC = 3, STALE_ROW = 4, TOO_MANY_TOKENS 
 // A kind that a word says; one that this version does not know is a failure all the same.
 __device__ __forceinline__ u32 known(u32 kind) { return kind >= TIMEOUT && kind <= BAD_PLACE ? kind : LEFT; }
 // `barrier::Op`.
-constexpr u32 DISPATCH = 1;
+constexpr u32 DISPATCH = 1, RETURN = 2;
 // In the host's word of aborts, after a bit for each rank: this rank gives its communicator up.
 constexpr u32 LEAVES = 1u << 8;
 
@@ -160,6 +160,17 @@ __device__ __forceinline__ Start begin(const Step& step, u32 ahead) {
     return {error == 0, ordered, u32(passed), phase, in_epoch(step.tag, epoch)};
 }
 
+// The same for a kernel that signals, in odd phases or in even ones: work that this rank has signalled already is out of
+// order, too (`begin_once` of the oracles). The word has the parity of the kernel, so it is asked for with the phase.
+// With `again` that is allowed.
+__device__ __forceinline__ Start begin_once(const Step& step, u32 parity, bool again) {
+    Start start = begin(step, 1);
+    const u64 own = __ldcg(signal_at(step, step.me, parity, step.me));
+    const bool now = ((u32(own >> 32) ^ start.tag) & 0xff0u) == 0;
+    start.ordered = start.ordered && (again || !now || int(u32(own) - start.phase) < 0);
+    return start;
+}
+
 // `barrier::Record`, its first two words.
 __device__ __forceinline__ u64 record_of(u32 kind, u32 origin, u32 ranks, u32 told, u32 phase) {
     return u64(kind) | u64(origin) << 8 | u64(ranks) << 16 | u64(told) << 24 | u64(phase) << 32;
@@ -169,6 +180,12 @@ __device__ __forceinline__ u64 poison_of(u64 record, u32 passed, u64 epoch) {
     const u32 next = u32(record >> 32) == passed ? 0 : 1u << 15;
     const u32 kind = u32(record) & 255, origin = u32(record >> 8) & 7, ranks = u32(record >> 16) & 255;
     return u64(in_epoch(POISON & ~0xff0u, epoch)) << 32 | (kind << 27 | origin << 24 | ranks << 16 | next | (passed & 0x7fff));
+}
+
+// Poisons this rank's words at one rank.
+__device__ __forceinline__ void poison_at(const Step& step, u32 rank, u64 poison) {
+    store_relaxed_sys(signal_at(step, rank, 0, step.me), poison);
+    store_relaxed_sys(signal_at(step, rank, 1, step.me), poison);
 }
 
 // Keeps the record, tells the host, and poisons this rank's words at all ranks. One thread does it.
@@ -188,8 +205,7 @@ __device__ __forceinline__ void fail(const Step& step, u64 record, u64 tags, u64
         store_relaxed_sys(report, record);
     }
     for (u32 rank = 0; rank < step.ranks; rank++) {
-        store_relaxed_sys(signal_at(step, rank, 0, step.me), poison);
-        store_relaxed_sys(signal_at(step, rank, 1, step.me), poison);
+        poison_at(step, rank, poison);
     }
 }
 

@@ -29,7 +29,7 @@ __device__ __forceinline__ u64 judge_slot(const Step& step, const Start& start, 
 extern "C" __global__ void __launch_bounds__(1024)
     ep_give_back(const __grid_constant__ ep::Step step, const uint4* y, const int* rows) {
     using namespace ep;
-    const Start start = begin(step, 1);
+    const Start start = begin_once(step, 0, false);
     cudaTriggerProgrammaticLaunchCompletion();
     const u32 slot = blockIdx.x / step.parts, part = blockIdx.x % step.parts;
     const uint4* meta = meta_at(step, step.me, slot);

@@ -2,7 +2,7 @@
 
 use super::dispatch_oracle::MetaRow;
 use super::pack_oracle::guilty_of;
-use super::wait_oracle::{begin, fail, signal};
+use super::wait_oracle::{begin_once, fail, signal};
 use crate::barrier::{Kind, Record, Tag, Violation};
 use crate::bf16;
 use crate::config::{Shape, TOP_K_MAX};
@@ -24,7 +24,7 @@ pub fn give_back_oracle(
     rows: &[i32],
 ) {
     let (shape, rank) = (layout.shape(), u32::from(me.number()));
-    let Some((tag, phase)) = begin(heaps, layout, me, tag, 1) else { return };
+    let Some((tag, phase)) = begin_once(heaps, layout, me, tag) else { return };
     let mut violation = Violation::NONE;
     let hidden = shape.hidden() as usize;
     let (mut sum, mut bytes) = (vec![0f32; hidden], Vec::with_capacity(2 * hidden));

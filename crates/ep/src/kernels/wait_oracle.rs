@@ -1,6 +1,6 @@
 //! Signals on host memory: how a rank says that it is there, looks for the others, and fails.
 
-use crate::barrier::{Kind, Look, Record, Signal, Tag, Violation, look};
+use crate::barrier::{Kind, Look, Record, Seen, Signal, Tag, Violation, look};
 use crate::heaps::Heaps;
 use crate::layout::{EpLayout, ctl};
 use mooncrate_heap::{Rank, Ranks};
@@ -33,9 +33,31 @@ pub fn begin(
     if tag.fits(phase) {
         return Some((tag, phase));
     }
-    let violation = Violation::new(Kind::OutOfOrder, 0, 0, tag.0);
-    fail(heaps, layout, rank, &Record::of(violation, me.number(), Ranks::only(me), phase, tag));
+    out_of_order(heaps, layout, me, tag, phase);
     None
+}
+
+/// The same for a step that ends with a signal: one that this rank has signalled already is out of order, too.
+pub(super) fn begin_once(
+    heaps: &impl Heaps,
+    layout: &EpLayout,
+    me: Rank,
+    tag: Tag,
+) -> Option<(Tag, u32)> {
+    let rank = u32::from(me.number());
+    let (tag, phase) = begin(heaps, layout, me, tag, 1)?;
+    let own = Signal(heaps.word(rank, layout.signal(phase, rank)));
+    if own.judge(tag, phase) == Seen::NotYet {
+        return Some((tag, phase));
+    }
+    out_of_order(heaps, layout, me, tag, phase);
+    None
+}
+
+fn out_of_order(heaps: &impl Heaps, layout: &EpLayout, me: Rank, tag: Tag, phase: u32) {
+    let violation = Violation::new(Kind::OutOfOrder, 0, 0, tag.0);
+    let record = Record::of(violation, me.number(), Ranks::only(me), phase, tag);
+    fail(heaps, layout, me.number().into(), &record);
 }
 
 /// Why a rank has failed; `None`: it has not.

@@ -3,15 +3,15 @@
 
 use crate::emulator;
 use crate::rig::{POISON, Rig, Seat, bytes_of, halves, small};
-use mooncrate_ep::barrier::{Fault, Op, Signal, Tag};
+use mooncrate_ep::barrier::{Fault, Kind, Op, Signal, Tag};
 use mooncrate_ep::heaps::{Copies, Heaps};
 use mooncrate_ep::kernels::{
-    begin, combine_oracle, dispatch_oracle, failed, give_back_oracle, pack_oracle,
+    begin, combine_oracle, dispatch_oracle, failed, give_back_oracle, leave_oracle, pack_oracle,
 };
 use mooncrate_ep::layout::{ctl, row};
 use mooncrate_ep::workload::{Drawn, DrawnWeights, Routing};
-use mooncrate_ep::{CudaWeights, EpConfig, EpError, Packed, Scratch};
-use mooncrate_gpu::{DeviceBuffer, Graph};
+use mooncrate_ep::{CudaBatch, CudaWeights, EpConfig, EpError, Packed, Scratch};
+use mooncrate_gpu::{DeviceBuffer, Event, Graph, Stream};
 use mooncrate_heap::{Group, GroupSpec, Ranks};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -178,6 +178,61 @@ fn oracle_alone(rig: &Rig, copies: &Copies, call: &str, drawn: &Drawn) {
     }
 }
 
+/// A graph that holds only the beginning of a layer, launched twice, or in the middle of a plain layer: the phase is
+/// that of a dispatch, but this one was done.
+#[test]
+fn a_phase_is_not_signalled_twice() {
+    let Some(rig) = Rig::new("twice", &small(2)) else { return };
+    let (seat, stream) = (&rig.seats[0], &rig.stream);
+    let part =
+        Graph::record::<EpError>(stream, |stream| seat.ep.dispatch(stream, 3, &seat.batch()));
+    let part = part.unwrap();
+    let tag = Tag::new(3, Op::Dispatch, rig.shape.hash());
+    for (epoch, plain) in [(1, false), (2, true)] {
+        rig.clear(epoch);
+        let drawn = rig.draw(Routing::Full, epoch);
+        rig.upload(&drawn);
+        if plain {
+            seat.ep.dispatch(stream, 3, &seat.batch()).unwrap();
+        } else {
+            // SAFETY: everything that was recorded belongs to the rig, which lives longer.
+            unsafe { part.launch(stream) }.unwrap();
+        }
+        assert_eq!(rig.said(), [None, None]);
+        let copies = rig.copies();
+        // Other tokens, which must not be mixed with those that may be on their way through a peer.
+        rig.upload(&rig.draw(Routing::OneRank, 9));
+        // SAFETY: as above.
+        unsafe { part.launch(stream) }.unwrap();
+        dispatch_oracle(
+            &copies,
+            &rig.layout(),
+            rig.rank(0),
+            tag,
+            &drawn[0].clone().padded(&rig.shape).batch(),
+        );
+        let copies = rig.compare(copies, "a second dispatch");
+        let said = said_as(&rig, &copies)[0].clone().expect("it is not done twice");
+        assert!(said.contains("rank 0 ran dispatch of layer 3"), "{said}");
+    }
+    // The return, the same: this rank's own word says that it was done.
+    rig.clear(3);
+    let copies = rig.dispatched(3, &rig.draw(Routing::Full, 3));
+    rig.all(|seat| seat.ep.await_rows(stream));
+    let copies = rig.waited(copies, tag, "wait");
+    let (copies, results) = rig.packed(copies, 3);
+    let back = Tag::new(3, Op::Return, rig.shape.hash());
+    let word = Signal::at(back.in_epoch(3), 2).0.to_le_bytes();
+    damage(&rig, &copies, 0, rig.layout().signal(2, 0), &word);
+    seat.ep.give_back(stream, seat.y.span()).unwrap();
+    give_back_oracle(&copies, &rig.layout(), rig.rank(0), back, &results[0].0, &results[0].1);
+    let copies = rig.compare(copies, "a second return");
+    let said = said_as(&rig, &copies)[0].clone().expect("it is not done twice");
+    assert!(said.contains("rank 0 ran return of layer 3"), "{said}");
+    rig.clear(4);
+    rig.layer(3, &rig.draw(Routing::Full, 4));
+}
+
 /// A rank that exchanges without results is not in the layer of one that returns them.
 #[test]
 fn an_exchange_without_results_is_an_operation_of_its_own() {
@@ -242,6 +297,51 @@ fn a_layer_stays_on_its_stream() {
     // Nothing of what was refused was done, and the next layer may be elsewhere.
     assert_eq!(rig.said(), [None, None]);
     rig.layer(1, &rig.draw(Routing::Full, 1));
+}
+
+/// The next layer on another stream begins after the sums of the last one, plain and recorded.
+#[test]
+fn the_next_layer_on_another_stream_waits() {
+    let Some(rig) = Rig::new("another_stream", &small(2)) else { return };
+    if !emulator::needed("another_stream", &rig.stream) {
+        return;
+    }
+    rig.upload(&rig.draw(Routing::Full, 0));
+    let (seat, other) = (&rig.seats[0], Stream::new(&rig.gpu).unwrap());
+    rig.all(|seat| seat.ep.dispatch(&seat.stream, 0, &seat.batch()));
+    rig.all(|seat| seat.ep.await_rows(&seat.stream));
+    rig.all(|seat| seat.ep.pack(&seat.stream, seat.packed.span(), seat.counts.span()));
+    rig.all(|seat| seat.ep.give_back(&seat.stream, seat.packed.span()));
+    rig.all(|seat| seat.ep.await_results(&seat.stream));
+    let before = rig.copies();
+    // The sums have not begun when the next layer is queued elsewhere.
+    emulator::hold(seat.stream.raw(), true);
+    seat.ep.combine(&seat.stream, seat.out.span()).unwrap();
+    seat.ep.dispatch(&other, 1, &seat.batch()).unwrap();
+    let after = rig.copies();
+    emulator::hold(seat.stream.raw(), false);
+    assert_eq!(after.into_inner(), before.into_inner(), "what the sums read has changed");
+    let word = rig.copies().word(1, rig.layout().signal(3, 0));
+    assert_eq!(word as u32, 3, "the dispatch was done afterwards");
+    // In one recording the same calls are allowed; the emulator has no edges that would show more.
+    rig.clear(1);
+    let (begin, end) = (Event::new(&rig.gpu).unwrap(), Event::new(&rig.gpu).unwrap());
+    Graph::record::<EpError>(&rig.stream, |stream| {
+        begin.record(stream)?;
+        other.wait(&begin)?;
+        for (layer, stream) in [(0, stream), (1, &other)] {
+            seat.ep.dispatch(stream, layer, &seat.batch())?;
+            seat.ep.await_rows(stream)?;
+            seat.ep.pack(stream, seat.packed.span(), seat.counts.span())?;
+            seat.ep.give_back(stream, seat.packed.span())?;
+            seat.ep.await_results(stream)?;
+            seat.ep.combine(stream, seat.out.span())?;
+        }
+        end.record(&other)?;
+        stream.wait(&end).map_err(EpError::from)
+    })
+    .unwrap();
+    rig.layer(2, &rig.draw(Routing::Full, 1));
 }
 
 /// A recording that fails, or that holds a part of a layer, leaves nothing behind.
@@ -347,6 +447,131 @@ fn ranks_hear_at_once_of_one_that_leaves() {
     rig.all(|seat| seat.ep.await_results(&rig.stream));
     rig.all(|seat| seat.ep.combine(&rig.stream, seat.out.span()));
     assert_eq!(rig.said(), [None, None]);
+}
+
+/// What a rank that leaves writes is what the oracle writes, in every phase.
+#[test]
+fn leaving_is_that_of_the_oracle() {
+    for calls in 0..3 {
+        let Some(mut rig) = Rig::new("leaving", &small(3)) else { return };
+        let drawn = rig.draw(Routing::Full, 0);
+        rig.clear(0x1ff);
+        rig.layer(4, &drawn);
+        rig.upload(&drawn);
+        if calls > 0 {
+            rig.all(|seat| seat.ep.dispatch(&rig.stream, 5, &seat.batch()));
+        }
+        if calls > 1 {
+            rig.all(|seat| seat.ep.await_rows(&rig.stream));
+        }
+        let copies = rig.copies();
+        let layer = if calls > 0 { 5 } else { 4 };
+        leave_oracle(&copies, &rig.layout(), rig.rank(2), layer);
+        drop(rig.seats.pop().unwrap().ep);
+        let own = rig.span(2).part(0..rig.layout().bytes()).unwrap();
+        let own = own.to_vec(&rig.stream).unwrap();
+        let mut expected = vec![0; own.len()];
+        copies.load(2, 0, &mut expected);
+        assert_eq!(own.iter().zip(&expected).position(|(a, b)| a != b), None, "after {calls}");
+        rig.compare(copies, "leave");
+    }
+}
+
+/// Whole layers that are queued when a rank closes are done; if one fails, the rank that closes hears of it, once.
+#[test]
+fn close_tells_how_the_last_layers_ended() {
+    let within = Duration::from_mins(1);
+    for asked in [false, true] {
+        let Some(mut rig) = Rig::new("close", &small(2)) else { return };
+        if !emulator::needed("close", &rig.stream) {
+            return;
+        }
+        rig.upload(&rig.draw(Routing::Full, 0));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("meet");
+        let spec = |rank| GroupSpec { path: path.clone(), rank, world: 2, layout: 0, within };
+        let Seat { ep, tokens, x, experts, weights, packed, counts, y, out, stream } =
+            rig.seats.remove(0);
+        let batch = CudaBatch {
+            tokens: tokens.span(),
+            x: x.span(),
+            experts: experts.span(),
+            weights: weights.span(),
+        };
+        // A whole layer, to which rank 1 never comes. It has not begun when the rank closes.
+        let held = stream.raw();
+        emulator::hold(held, true);
+        ep.dispatch(&stream, 5, &batch).unwrap();
+        ep.await_rows(&stream).unwrap();
+        ep.pack(&stream, packed.span(), counts.span()).unwrap();
+        ep.give_back(&stream, y.span()).unwrap();
+        ep.await_results(&stream).unwrap();
+        ep.combine(&stream, out.span()).unwrap();
+        ep.status().unwrap();
+        let begun = AtomicBool::new(asked);
+        let said = std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let mut group = Group::join(&spec(1)).unwrap();
+                group.barrier("close heaps", within).unwrap();
+            });
+            threads.spawn(|| {
+                until(|| begun.load(Ordering::SeqCst));
+                // However late this is: what was queued is waited for.
+                std::thread::sleep(Duration::from_millis(100));
+                emulator::hold(held, false);
+            });
+            let mut group = Group::join(&spec(0)).unwrap();
+            if asked {
+                ep.finish(&stream).unwrap_err();
+            }
+            begun.store(true, Ordering::SeqCst);
+            ep.close(&mut group, within)
+        });
+        let said = said.err().map(|error| error.to_string());
+        let words = "phase 1 (dispatch), layer 5: rank 1 did not come in time";
+        assert_eq!(said.as_ref().is_some_and(|said| said.contains(words)), !asked, "{said:?}");
+        assert_eq!(said.is_none(), asked, "nobody is told twice");
+        // The other rank hears why, too.
+        let record = failed(&rig.all_copies(), 0).unwrap();
+        assert!(Fault { rank: rig.rank(0), record }.to_string().contains(words));
+    }
+}
+
+/// A rank gives up while a kernel of it is under way: the others are told at once, and the kernel comes to its end as
+/// if nothing were. It must not find half-way that its rank has failed.
+#[test]
+fn a_rank_that_leaves_cuts_no_kernel_short() {
+    let Some(mut rig) = Rig::new("cuts_short", &small(2)) else { return };
+    if !emulator::needed("cuts_short", &rig.stream) {
+        return;
+    }
+    rig.upload(&rig.draw(Routing::Full, 0));
+    let seat = rig.seats.remove(0);
+    let held = seat.stream.raw();
+    emulator::hold(held, true);
+    seat.ep.dispatch(&seat.stream, 5, &seat.batch()).unwrap();
+    let word = rig.layout().signal(1, 0);
+    let (heap, gpu) = (&rig.heaps[1], &rig.gpu);
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            let stream = Stream::new(gpu).unwrap();
+            let own = heap.span(heap.rank()).unwrap().part(word..word + 8).unwrap();
+            until(|| own.to_vec(&stream).unwrap() != [0; 8]);
+            emulator::hold(held, false);
+        });
+        drop(seat);
+    });
+    let copies = rig.all_copies();
+    for token in 0..rig.shape.tokens_max() {
+        let mut stamp = [0; 4];
+        let row = rig.layout().meta(rig.shape.slot(0, token));
+        copies.load(1, row + row::STAMP as u64, &mut stamp);
+        assert_eq!(u32::from_le_bytes(stamp), 1, "token {token}: the dispatch was done");
+    }
+    let record = failed(&copies, 0).unwrap();
+    assert_eq!(record.cause.kind, Kind::Left);
+    let poison = Signal::poison(record.cause, 0, 0).0;
+    assert_eq!([0, 1].map(|phase| copies.word(1, rig.layout().signal(phase, 0))), [poison; 2]);
 }
 
 /// Waits until something is so; a test that never sees it has failed.
