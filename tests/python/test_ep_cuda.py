@@ -347,6 +347,31 @@ def test_a_rank_that_closes_early_is_named_at_once(tmp_path, emulator):
     together(tmp_path, 2, LEFT_EARLY, GPU, LD_LIBRARY_PATH=emulator)
 
 
+def test_close_raises_what_no_call_has_raised(tmp_path, emulator):
+    """What is queued is done first, and may fail."""
+    on_gpu(tmp_path, 2, """
+        import threading
+        ep, own = joined(), stream()
+        hold = lambda held: cuda.emulatorHold(ptr(own), int(held))
+        x, ids, weights = drawn(12, RANK, 0, tokens=6)
+        weights[3, 2] = float("nan") if RANK == 1 else 1
+        batch, room = arrays(x, ids, weights), Array(np.zeros((6, 32), "u2"))
+        assert hold(True) == 0
+        rows, counts = ep.dispatch(*batch, stream=own)
+        ep.combine(rows, out=room)
+        ep.check()
+        release = threading.Timer(0.2, hold, [False])
+        release.start()
+        error = refused("rank 1 gives", ep.close, kind=mooncrate.Error)
+        assert (error.kind, error.ranks) == ("bad weight", (1,))
+        release.join()
+        assert repr(ep).endswith("closed>")
+        ep.close()
+        del ep, rows, counts
+        given_back()
+    """, emulator)  # fmt: skip
+
+
 def test_bad_memory_is_refused_before_anything_is_sent(tmp_path, emulator):
     on_gpu(tmp_path, 2, """
         ep = joined()

@@ -328,10 +328,14 @@ impl Record {
         [first, tags, self.violation.0]
     }
 
-    /// What the words say; `None`: the rank has not failed.
+    /// What the words say; `None`: the rank has not failed. Whoever has failed for a reason that this version does not
+    /// know is taken for one that left: kernels of that rank do nothing more, so its outputs are not good.
     pub fn from_words([first, tags, violation]: [u64; 3]) -> Option<Self> {
+        if first == 0 {
+            return None;
+        }
         let byte = |at: u32| (first >> at) as u8;
-        let kind = Kind::from_code(first & 0xff)?;
+        let kind = Kind::from_code(first & 0xff).unwrap_or(Kind::Left);
         let (ranks, phase) = (Ranks::from_bits(byte(16)), (first >> 32) as u32);
         Some(Self {
             cause: Cause { kind, origin: byte(8), ranks, phase },
@@ -409,6 +413,12 @@ impl Fault {
     /// The ranks to look after: those that are missing, differ, or gave bad input.
     pub fn ranks(&self) -> Ranks {
         self.record.cause.ranks
+    }
+
+    /// Whether that rank has given its communicator up, and nothing else has happened to it.
+    pub(crate) fn is_leave_of(&self, rank: Rank) -> bool {
+        let own = self.record.told_by.is_none() && self.ranks() == Ranks::only(rank);
+        own && self.record.cause.kind == Kind::Left
     }
 
     /// The phase of the rank that found it.
@@ -580,6 +590,20 @@ mod tests {
             assert_eq!(Record::from_words(record.to_words()), Some(record));
         }
         assert_eq!(Record::from_words([0; 3]), None);
+    }
+
+    /// A rank that has failed for a reason without a name here has failed: its output is never taken for good.
+    #[test]
+    fn failures_of_unknown_kinds_are_failures() {
+        for kind in [0, 13, 31] {
+            let cause = Cause { phase: 9, ..LATE };
+            let first = give_up(cause.kind, cause.ranks, 5, TAG, 9).to_words()[0] & !0xff | kind;
+            let record = Record::from_words([first, 0, 0]).expect("it has failed");
+            assert_eq!(record.cause, Cause { kind: Kind::Left, ..cause }, "{kind}");
+            let word = Signal::poison(cause, 8, 0).0 & !(31 << 27) | kind << 27;
+            let left = Seen::Poison(Cause { kind: Kind::Left, ..cause });
+            assert_eq!(Signal(word).judge(TAG, 9), left, "{kind}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! Whether a step failed is in [`CudaEp::status`], which looks at host memory and waits for nobody. Outputs of a
 //! failed step are unspecified.
 
-use crate::barrier::{Fault, Kind, Op, Record, Signal, Tag, give_up};
+use crate::barrier::{Fault, Op, Tag};
 use crate::config::{EpConfig, Shape, TOP_K_MAX};
 use crate::error::EpError;
 use crate::host::{agree, check_heap, check_products};
@@ -88,6 +88,12 @@ pub struct CudaEp {
     places: DeviceBuffer,
     /// The end of what `finish` waits for.
     done: Event,
+    /// The end of the last layer that was queued.
+    end: Event,
+    /// Whether somebody has asked, and heard that this rank has failed.
+    told: Cell<bool>,
+    /// Whether this rank has given the communicator up.
+    left: Cell<bool>,
     status: PinnedBuffer,
     /// For what the host does itself.
     side: Stream,
@@ -133,7 +139,7 @@ impl CudaEp {
         }
         // Everything that can fail comes before the claim, which nobody takes back.
         let side = Stream::new(gpu)?;
-        let done = Event::new(gpu)?;
+        let (done, end) = (Event::untimed(gpu)?, Event::untimed(gpu)?);
         let status = PinnedBuffer::new(gpu, STATUS_BYTES)?;
         let address = status.device_address();
         let (bases, me) = (heap.bases(), heap.rank());
@@ -152,6 +158,9 @@ impl CudaEp {
             aborted: Cell::new(0),
             places,
             done,
+            end,
+            told: Cell::new(false),
+            left: Cell::new(false),
             status,
             side,
             heap,
@@ -318,6 +327,9 @@ impl CudaEp {
         let tag = self.tag(Op::Return);
         // SAFETY: as in `dispatch`.
         unsafe { self.kernels.combine(stream, self.step, tag, self.tuning, out.address()) }?;
+        if stream.recording()?.is_none() {
+            self.end.record(stream)?;
+        }
         self.course.came(Stage::Combined, stream)
     }
 
@@ -433,7 +445,10 @@ impl CudaEp {
         let first = word(0);
         match Fault::read(self.rank(), [first, word(8), word(16)]) {
             None => Ok(()),
-            Some(fault) => Err(EpError::Fault(fault)),
+            Some(fault) => {
+                self.told.set(true);
+                Err(EpError::Fault(fault))
+            }
         }
     }
 
@@ -526,13 +541,16 @@ impl CudaEp {
             self.tell(at, 0);
         }
         self.aborted.set(0);
+        self.told.set(false);
         self.course.reset();
         Ok(())
     }
 
     /// Gives the communicator up: the other ranks hear of it at once, if they come to another layer, and do not
-    /// wait for their timeout. Then all ranks together give their heaps back, so each has to call this.
-    /// A communicator that is dropped says the same, and waits for nobody; CUDA IPC does not allow that while
+    /// wait for their timeout. Whole layers that are queued are done first; the error is that of a failed one, if
+    /// [`CudaEp::status`] or [`CudaEp::finish`] has not told of it. A layer that was only begun is given up.
+    /// Then all ranks together give their heaps back, so each has to call this, after an error as well.
+    /// A communicator that is dropped says the same, and waits for no other rank; CUDA IPC does not allow that while
     /// others still use the heap.
     pub fn close(self, group: &mut Group, within: Duration) -> Result<(), EpError> {
         let left = self.leave();
@@ -546,53 +564,41 @@ impl CudaEp {
         left
     }
 
-    /// Tells all ranks that this one does not come any more, unless it has failed: then they know.
+    /// Tells all ranks that this one does not come any more, unless it has failed: then they know. Gives back how
+    /// what was queued has ended, if nobody was told.
     fn leave(&self) -> Result<(), EpError> {
-        self.give_up(LEAVES);
-        if self.course.is_under_way() {
-            // Ranks of this process may wait on the same GPU for what never comes: they are told first. A
-            // kernel of this rank that is under way may overwrite a half of it, so it is said again below.
-            self.poison()?;
+        if self.left.replace(true) {
+            return Ok(());
         }
-        // Then what was queued is done, and this rank's last signal is not hidden from anybody.
-        let ended = self.side.gpu().synchronize();
-        self.poison()?;
-        Ok(ended?)
+        let known = self.told.get();
+        let under_way = self.course.is_under_way();
+        if under_way {
+            // The rest of the layer never comes: nobody waits for it, neither this rank nor the others, who may be
+            // on the same GPU. A kernel that runs may signal over this, so it is said again below.
+            self.give_up(LEAVES);
+            self.say_left(false)?;
+        }
+        // Otherwise what was queued is done as if nothing were: every wait on the GPU has a timeout, so this ends.
+        while !under_way && !self.end.passed()? {
+            self.notice();
+            sleep(FINISH_PAUSE);
+        }
+        // Graphs of whole layers may be on other streams.
+        self.side.gpu().synchronize()?;
+        let ended = self.status();
+        self.give_up(LEAVES);
+        self.say_left(true)?;
+        self.side.synchronize()?;
+        match ended {
+            Err(EpError::Fault(fault)) if known || fault.is_leave_of(self.rank()) => Ok(()),
+            ended => ended,
+        }
     }
 
-    /// [`crate::kernels::fail`], by the host.
-    fn poison(&self) -> Result<(), EpError> {
-        let own = own(&self.heap)?;
-        let bytes = own.part(0..ctl::BYTES)?.to_vec(&self.side)?;
-        let word = |at: u64| {
-            let eight = bytes[at as usize..].first_chunk().expect("a word of ctl");
-            u64::from_le_bytes(*eight)
-        };
-        let (me, epoch, passed) = (self.rank(), word(ctl::EPOCH), word(ctl::PHASE) as u32);
-        let phase = passed.wrapping_add(1);
-        let record = match Record::from_words([0, 8, 16].map(|at| word(ctl::ERROR + at))) {
-            Some(record) if record.cause.kind != Kind::Left => return Ok(()),
-            Some(record) => record,
-            None => {
-                let tag = self.tag(Op::of(phase)).in_epoch(epoch);
-                give_up(Kind::Left, Ranks::only(me), me.number(), tag, phase)
-            }
-        };
-        let write = |span: Span<'_>, at: u64, value: u64| -> Result<(), EpError> {
-            Ok(span.part(at..at + 8)?.write(&value.to_le_bytes(), &self.side)?)
-        };
-        let words = record.to_words();
-        for at in [2, 1, 0] {
-            // Kernels of this rank that come later leave.
-            write(own, ctl::ERROR + 8 * at, words[at as usize])?;
-            self.tell(REPORT + 8 * at, words[at as usize]);
-        }
-        let poison = Signal::poison(record.cause, passed, epoch).0;
-        for span in self.heap.world().ranks().filter_map(|rank| self.heap.span(rank)) {
-            for parity in 0..2 {
-                write(span, self.layout.signal(parity, me.number().into()), poison)?;
-            }
-        }
+    /// State of this rank is changed by kernels only: words of 8 bytes arrive as one, and in the order of a stream.
+    fn say_left(&self, ended: bool) -> Result<(), EpError> {
+        // SAFETY: as in `dispatch`.
+        unsafe { self.kernels.leave(&self.side, self.step, self.tag(Op::Dispatch), ended) }?;
         Ok(())
     }
 }

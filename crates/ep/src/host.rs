@@ -7,7 +7,7 @@ use crate::error::EpError;
 use crate::heaps::Heaps;
 use crate::kernels::{
     Batch, Packed, Weights, begin, combine_oracle, dispatch_oracle, experts_oracle, fail, failed,
-    give_back_oracle, look_oracle, next_phase, pack_oracle, pass, tag_now,
+    give_back_oracle, leave_oracle, look_oracle, next_phase, pack_oracle, pass,
 };
 use crate::layout::{EpLayout, ctl, row};
 use crate::stage::Stage;
@@ -280,18 +280,6 @@ impl Ep {
         Ok(())
     }
 
-    /// Tells all ranks that this one does not come any more, unless it has failed: then they know. Poison says
-    /// how far this rank has come, so it hides the last signal from nobody.
-    fn leave(&self) {
-        if failed(&*self.heap, self.me()).is_some() {
-            return;
-        }
-        let (me, phase) = (self.rank(), next_phase(&*self.heap, self.me()));
-        let tag = tag_now(&*self.heap, self.me(), self.tag(Op::of(phase)));
-        let record = give_up(Kind::Left, Ranks::only(me), me.number(), tag, phase);
-        fail(&*self.heap, &self.layout, self.me(), &record);
-    }
-
     fn clear(&mut self, epoch: u64) {
         let me = self.me();
         for phase in 0..2 {
@@ -331,8 +319,8 @@ impl Ep {
                 // A rank may have signalled just before it ended.
                 if let Look::Missing(missing) =
                     look_oracle(&*self.heap, &self.layout, self.me(), tag)
+                    && let Some(guilty) = still_missing(kind, ranks, missing)
                 {
-                    let guilty = if kind == Kind::Lost { ranks } else { missing };
                     let me = self.rank().number();
                     return Err(self.fault(give_up(kind, guilty, me, tag, phase)));
                 }
@@ -360,10 +348,18 @@ impl Ep {
     }
 }
 
+/// Whose fault it is after one more look: of the ranks that were given up, those that have ended and are still
+/// `missing`; a timeout counts for all who are. `None`: those who ended were there, and the others may still come.
+fn still_missing(kind: Kind, given_up: Ranks, missing: Ranks) -> Option<Ranks> {
+    let here = given_up.without(missing);
+    let guilty = if kind == Kind::Lost { given_up.without(here) } else { missing };
+    (!guilty.is_empty()).then_some(guilty)
+}
+
 impl Drop for Ep {
     /// The others would wait for this rank until their timeout.
     fn drop(&mut self) {
-        self.leave();
+        leave_oracle(&*self.heap, &self.layout, self.rank(), self.layer);
     }
 }
 
@@ -470,5 +466,25 @@ impl Pause {
     /// Whether this takes so long that it is worth to ask who has ended.
     fn is_long(&self) -> bool {
         self.taken >= Self::YIELDS && self.taken.is_multiple_of(8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank that signalled just before it ended is not blamed, whoever else is late.
+    #[test]
+    fn only_ranks_that_are_still_missing_are_blamed() {
+        let ranks = Ranks::from_bits;
+        for (kind, given_up, missing, guilty) in [
+            (Kind::Lost, 0b0110, 0b1110, Some(0b0110)),
+            (Kind::Lost, 0b0110, 0b1010, Some(0b0010)),
+            (Kind::Lost, 0b0110, 0b1000, None),
+            (Kind::Timeout, 0b0110, 0b0100, Some(0b0100)),
+        ] {
+            let found = still_missing(kind, ranks(given_up), ranks(missing));
+            assert_eq!(found, guilty.map(ranks), "{kind:?} {given_up:b} {missing:b}");
+        }
     }
 }

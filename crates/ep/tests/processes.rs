@@ -352,7 +352,8 @@ fn leaves(mut stage: HostSeat, group: &mut Group, role: &str) {
     }
     if me(&stage) as usize == VICTIM {
         if role == "leaves" {
-            stage.ep.dispatch(0, &drawn.batch()).unwrap();
+            // The layer of the others: whether they see this signal before the poison or not, they hear the same.
+            stage.ep.dispatch(1, &drawn.batch()).unwrap();
         }
         return if role == "leaves" {
             drop(stage);

@@ -63,7 +63,7 @@ impl Joining {
         let rooms = Rooms::new(&shape, *inter, side.gpu())?;
         let longest = config.first_timeout.max(config.timeout);
         let reset_within = within.max(longest.saturating_add(COMING));
-        Ok(Live { side, rooms, group, within, reset_within, shape, tokens: 0, is_told: false })
+        Ok(Live { side, rooms, group, within, reset_within, shape, tokens: 0 })
     }
 }
 
@@ -78,8 +78,6 @@ pub(crate) struct Live {
     pub(crate) shape: Shape,
     /// Tokens of the last dispatch, or as many as fit if only the GPU knows.
     pub(crate) tokens: u32,
-    /// Whether a call has raised what failed since the last reset; `close` then does not say it again.
-    is_told: bool,
 }
 
 pub(crate) enum Side {
@@ -151,14 +149,13 @@ impl Live {
     pub(crate) fn reset(&mut self) -> Result<(), EpError> {
         let Self { side, group, reset_within: within, .. } = self;
         match side {
-            Side::Host(ep) => ep.reset(group, *within)?,
+            Side::Host(ep) => ep.reset(group, *within),
             Side::Cuda(cuda) => {
                 cuda.ep.reset(group, &cuda.own, *within)?;
                 cuda.under_way = None;
+                Ok(())
             }
         }
-        self.is_told = false;
-        Ok(())
     }
 
     /// How often the group was reset.
@@ -170,9 +167,10 @@ impl Live {
     }
 
     /// Leaves with the others. They are told first, so that whoever waits for this rank comes, too; nobody gives
-    /// a heap back that another one may still store to.
+    /// a heap back that another one may still store to. What is queued is done before; a failure of it that no call has
+    /// raised is raised here.
     fn leave(self) -> Result<(), EpError> {
-        let Self { side, rooms, mut group, within, is_told, .. } = self;
+        let Self { side, rooms, mut group, within, .. } = self;
         let closed = match side {
             Side::Host(ep) => ep.close(&mut group, within),
             Side::Cuda(cuda) => cuda.ep.close(&mut group, within),
@@ -180,10 +178,7 @@ impl Live {
         let left = group.leave(within);
         // Kernels read and wrote them until now.
         drop(rooms);
-        match closed {
-            Err(EpError::Fault(_)) if is_told => {}
-            closed => closed?,
-        }
+        closed?;
         Ok(left?)
     }
 }
@@ -216,11 +211,7 @@ impl EpRank {
         let held = self.held.get().ok_or_else(|| forked(py))?;
         let done = py.detach(|| {
             let _kept = KeptContext::new();
-            held.lock().as_mut().map(|live| {
-                let done = work(live);
-                live.is_told |= matches!(done, Err(EpError::Fault(_)));
-                done
-            })
+            held.lock().as_mut().map(work)
         });
         done.ok_or_else(|| closed(py))?.map_err(|error| exception(py, error))
     }

@@ -46,8 +46,10 @@ constexpr u32 POISON = 0xffffffffu;
 // `barrier::Kind`.
 constexpr u32 TIMEOUT = 1, LOST = 2, DESYNC = 3, STALE_ROW = 4, TOO_MANY_TOKENS = 5, BAD_EXPERT = 6,
               TWICE_EXPERT = 7, BAD_WEIGHT = 8, OVERFLOW_ = 9, LEFT = 10, OUT_OF_ORDER = 11, BAD_PLACE = 12;
+// A kind that a word says; one that this version does not know is a failure all the same.
+__device__ __forceinline__ u32 known(u32 kind) { return kind >= TIMEOUT && kind <= BAD_PLACE ? kind : LEFT; }
 // `barrier::Op`.
-constexpr u32 DISPATCH = 1;
+constexpr u32 DISPATCH = 1, RETURN = 2;
 // In the host's word of aborts, after a bit for each rank: this rank gives its communicator up.
 constexpr u32 LEAVES = 1u << 8;
 
@@ -169,6 +171,12 @@ __device__ __forceinline__ u64 poison_of(u64 record, u32 passed, u64 epoch) {
     return u64(in_epoch(POISON & ~0xff0u, epoch)) << 32 | (kind << 27 | origin << 24 | ranks << 16 | next | (passed & 0x7fff));
 }
 
+// Poisons this rank's words at one rank.
+__device__ __forceinline__ void poison_at(const Step& step, u32 rank, u64 poison) {
+    store_relaxed_sys(signal_at(step, rank, 0, step.me), poison);
+    store_relaxed_sys(signal_at(step, rank, 1, step.me), poison);
+}
+
 // Keeps the record, tells the host, and poisons this rank's words at all ranks. One thread does it.
 __device__ __forceinline__ void fail(const Step& step, u64 record, u64 tags, u64 violation) {
     u64* own = ctl(step);
@@ -186,8 +194,7 @@ __device__ __forceinline__ void fail(const Step& step, u64 record, u64 tags, u64
         store_relaxed_sys(report, record);
     }
     for (u32 rank = 0; rank < step.ranks; rank++) {
-        store_relaxed_sys(signal_at(step, rank, 0, step.me), poison);
-        store_relaxed_sys(signal_at(step, rank, 1, step.me), poison);
+        poison_at(step, rank, poison);
     }
 }
 

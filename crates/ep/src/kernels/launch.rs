@@ -14,6 +14,7 @@ pub(super) const GIVE_BACK: &str = include_str!("give_back.ptx");
 pub(super) const COMBINE: &str = include_str!("combine.ptx");
 pub(super) const SCALE: &str = include_str!("scale.ptx");
 pub(super) const EXPERTS: &str = include_str!("experts.ptx");
+pub(super) const LEAVE: &str = include_str!("leave.ptx");
 pub(super) const COMPARE: &str = include_str!("compare.ptx");
 
 /// Most threads of a block that moves rows.
@@ -137,6 +138,7 @@ pub struct EpKernels {
     up: Kernel,
     down: Kernel,
     compare: Kernel,
+    leave: Kernel,
 }
 
 impl EpKernels {
@@ -154,6 +156,7 @@ impl EpKernels {
             up: experts.kernel("ep_up")?,
             down: experts.kernel("ep_down")?,
             compare: kernel(COMPARE, "ep_compare")?,
+            leave: kernel(LEAVE, "ep_leave")?,
         })
     }
 
@@ -317,6 +320,24 @@ impl EpKernels {
 }
 
 impl EpKernels {
+    /// Queues `ep_leave`: `ended` once no other kernel of this rank is under way.
+    ///
+    /// # Safety
+    ///
+    /// As for [`EpKernels::dispatch`].
+    pub(crate) unsafe fn leave(
+        &self,
+        stream: &Stream,
+        step: RawStep,
+        tag: Tag,
+        ended: bool,
+    ) -> Result<(), GpuError> {
+        let (step, ended) = (step.with(tag, 1), u32::from(ended));
+        let params = [(&step).into(), (&ended).into()];
+        // SAFETY: the parameters are those of `ep_leave`; the addresses are the caller's promise.
+        unsafe { self.leave.launch(stream, Launch::linear(1, 1), &params) }
+    }
+
     /// Queues `ep_compare`.
     ///
     /// # Safety

@@ -7,6 +7,7 @@
 //! | `ep_pack` | what came, in the order of this rank's experts |
 //! | `ep_give_back` | sums over this rank's experts → the rank of the token, then a signal |
 //! | `ep_combine` | sums over ranks → the output |
+//! | `ep_leave` | a rank gives its communicator up: poison at the others |
 //! | `ep_up`, `ep_down` | experts: two products and the gate between them |
 //! | `ep_scale` | experts for tests: each element times a number of the expert's own |
 //! | `ep_compare` | counts what is wrong in an output, for tests and figures |
@@ -24,6 +25,7 @@ mod dispatch_oracle;
 mod experts_oracle;
 mod give_back_oracle;
 mod launch;
+mod leave_oracle;
 mod pack_oracle;
 mod wait_oracle;
 
@@ -33,6 +35,7 @@ pub use experts_oracle::{Weights, expert_oracle, experts_oracle};
 pub use give_back_oracle::give_back_oracle;
 pub use launch::{EpKernels, Tuning};
 pub(crate) use launch::{RawBatch, RawExperts, RawStep};
+pub use leave_oracle::leave_oracle;
 pub use pack_oracle::{Packed, pack_oracle};
 pub use wait_oracle::{begin, fail, failed, look_oracle, next_phase, pass, tag_now};
 
@@ -40,9 +43,9 @@ pub use wait_oracle::{begin, fail, failed, look_oracle, next_phase, pass, tag_no
 mod tests {
     //! What the committed PTX promises; the compiler is not needed for this.
 
-    use super::launch::{COMBINE, COMPARE, DISPATCH, EXPERTS, GIVE_BACK, PACK, SCALE, WAIT};
+    use super::launch::{COMBINE, COMPARE, DISPATCH, EXPERTS, GIVE_BACK, LEAVE, PACK, SCALE, WAIT};
 
-    const ALL: [(&str, &str); 8] = [
+    const ALL: [(&str, &str); 9] = [
         ("dispatch", DISPATCH),
         ("wait", WAIT),
         ("pack", PACK),
@@ -51,6 +54,7 @@ mod tests {
         ("scale", SCALE),
         ("experts", EXPERTS),
         ("compare", COMPARE),
+        ("leave", LEAVE),
     ];
 
     /// Every kernel of every file, by its own name.
@@ -73,6 +77,7 @@ mod tests {
             "ep_up",
             "ep_down",
             "ep_compare",
+            "ep_leave",
         ];
         assert_eq!(names, all);
     }

@@ -36,7 +36,7 @@ __device__ __forceinline__ u32 decide(const Step& step, u64 word, u32 seen, u32 
     // The lowest rank counts.
     if (poisoned != 0) {
         if (lane == lowest(poisoned)) {
-            const u32 low = u32(word), kind = low >> 27, origin = low >> 24 & 7, ranks = low >> 16 & 255;
+            const u32 low = u32(word), kind = known(low >> 27), origin = low >> 24 & 7, ranks = low >> 16 & 255;
             const u32 at = passed + (low >> 15 & 1);
             fail(step, record_of(kind, origin, ranks, lane + 1, at), u64(tag) << 32 | tag, NO_VIOLATION);
         }

@@ -149,6 +149,11 @@ fn rows_of_other_steps_and_experts_without_room_end_the_step() {
     }
 }
 
+/// The same poison with another number for its kind.
+fn of_kind(poison: Signal, kind: u64) -> Signal {
+    Signal(poison.0 & !(31 << 27) | kind << 27)
+}
+
 /// Signals that are not there, of another layer, or poison: what a wait makes of them is what `look` says.
 #[test]
 fn waits_see_what_the_oracle_sees() {
@@ -169,6 +174,10 @@ fn waits_see_what_the_oracle_sees() {
         [here, Signal::poison(cause, 5, 0), Signal::poison(cause, 6, 0)],
         [here, Signal::at(tag, 9), here],
         [here, Signal::at(tag, 7 + (1 << 31)), here],
+        // Poison of no kind that this version knows is poison all the same.
+        [here, here, of_kind(Signal::poison(cause, 6, 0), 0)],
+        [here, here, of_kind(Signal::poison(cause, 6, 0), 13)],
+        [here, here, of_kind(Signal::poison(cause, 6, 0), 31)],
     ];
     for (epoch, signals) in (1..).zip(cases) {
         let seat = wait_alone(&rig, epoch, 6);

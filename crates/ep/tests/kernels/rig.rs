@@ -129,14 +129,23 @@ impl Rig {
         self.shape.world().rank(rank).unwrap()
     }
 
-    /// What is in the heaps now.
+    /// What is in the heaps of all ranks that are there now.
     pub(crate) fn copies(&self) -> Copies {
+        self.copies_of(self.seats.len())
+    }
+
+    /// The same, also of ranks that have left.
+    pub(crate) fn all_copies(&self) -> Copies {
+        self.copies_of(self.heaps.len())
+    }
+
+    fn copies_of(&self, ranks: usize) -> Copies {
         self.stream.synchronize().unwrap();
         // Heaps are whole pages of 2 MiB; nobody uses what comes after the layout.
         let used = 0..self.layout().bytes();
         let part = |rank| self.span(rank).part(used.clone()).unwrap();
         let heap = |rank| part(rank).to_vec(&self.stream).unwrap();
-        Copies::new((0..self.seats.len()).map(heap).collect())
+        Copies::new((0..ranks).map(heap).collect())
     }
 
     /// The heaps are as the oracle left them.

@@ -3,15 +3,15 @@
 
 use crate::emulator;
 use crate::rig::{POISON, Rig, Seat, bytes_of, halves, small};
-use mooncrate_ep::barrier::{Fault, Op, Signal, Tag};
+use mooncrate_ep::barrier::{Fault, Kind, Op, Signal, Tag};
 use mooncrate_ep::heaps::{Copies, Heaps};
 use mooncrate_ep::kernels::{
-    begin, combine_oracle, dispatch_oracle, failed, give_back_oracle, pack_oracle,
+    begin, combine_oracle, dispatch_oracle, failed, give_back_oracle, leave_oracle, pack_oracle,
 };
 use mooncrate_ep::layout::{ctl, row};
 use mooncrate_ep::workload::{Drawn, DrawnWeights, Routing};
-use mooncrate_ep::{CudaWeights, EpConfig, EpError, Packed, Scratch};
-use mooncrate_gpu::{DeviceBuffer, Graph};
+use mooncrate_ep::{CudaBatch, CudaWeights, EpConfig, EpError, Packed, Scratch};
+use mooncrate_gpu::{DeviceBuffer, Graph, Stream};
 use mooncrate_heap::{Group, GroupSpec, Ranks};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -349,6 +349,142 @@ fn ranks_hear_at_once_of_one_that_leaves() {
     assert_eq!(rig.said(), [None, None]);
 }
 
+/// What a rank that leaves writes is what the oracle writes, in every phase.
+#[test]
+fn leaving_is_that_of_the_oracle() {
+    for calls in 0..3 {
+        let Some(mut rig) = Rig::new("leaving", &small(3)) else { return };
+        let drawn = rig.draw(Routing::Full, 0);
+        rig.clear(0x1ff);
+        rig.layer(4, &drawn);
+        rig.upload(&drawn);
+        if calls > 0 {
+            rig.all(|seat| seat.ep.dispatch(&rig.stream, 5, &seat.batch()));
+        }
+        if calls > 1 {
+            rig.all(|seat| seat.ep.await_rows(&rig.stream));
+        }
+        let copies = rig.copies();
+        let layer = if calls > 0 { 5 } else { 4 };
+        leave_oracle(&copies, &rig.layout(), rig.rank(2), layer);
+        drop(rig.seats.pop().unwrap().ep);
+        let own = rig.span(2).part(0..rig.layout().bytes()).unwrap();
+        let own = own.to_vec(&rig.stream).unwrap();
+        let mut expected = vec![0; own.len()];
+        copies.load(2, 0, &mut expected);
+        assert_eq!(own.iter().zip(&expected).position(|(a, b)| a != b), None, "after {calls}");
+        rig.compare(copies, "leave");
+    }
+}
+
+/// Whole layers that are queued when a rank closes are done; if one fails, the rank that closes hears of it, once.
+#[test]
+fn close_tells_how_the_last_layers_ended() {
+    let within = Duration::from_mins(1);
+    for asked in [false, true] {
+        let Some(mut rig) = Rig::new("close", &small(2)) else { return };
+        if !emulator::needed("close", &rig.stream) {
+            return;
+        }
+        rig.upload(&rig.draw(Routing::Full, 0));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("meet");
+        let spec = |rank| GroupSpec { path: path.clone(), rank, world: 2, layout: 0, within };
+        let Seat { ep, tokens, x, experts, weights, packed, counts, y, out, stream } =
+            rig.seats.remove(0);
+        let batch = CudaBatch {
+            tokens: tokens.span(),
+            x: x.span(),
+            experts: experts.span(),
+            weights: weights.span(),
+        };
+        // A whole layer, to which rank 1 never comes. It has not begun when the rank closes.
+        let held = stream.raw();
+        emulator::hold(held, true);
+        ep.dispatch(&stream, 5, &batch).unwrap();
+        ep.await_rows(&stream).unwrap();
+        ep.pack(&stream, packed.span(), counts.span()).unwrap();
+        ep.give_back(&stream, y.span()).unwrap();
+        ep.await_results(&stream).unwrap();
+        ep.combine(&stream, out.span()).unwrap();
+        ep.status().unwrap();
+        let begun = AtomicBool::new(asked);
+        let said = std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let mut group = Group::join(&spec(1)).unwrap();
+                group.barrier("close heaps", within).unwrap();
+            });
+            threads.spawn(|| {
+                until(|| begun.load(Ordering::SeqCst));
+                // However late this is: what was queued is waited for.
+                std::thread::sleep(Duration::from_millis(100));
+                emulator::hold(held, false);
+            });
+            let mut group = Group::join(&spec(0)).unwrap();
+            if asked {
+                ep.finish(&stream).unwrap_err();
+            }
+            begun.store(true, Ordering::SeqCst);
+            ep.close(&mut group, within)
+        });
+        let said = said.err().map(|error| error.to_string());
+        let words = "phase 1 (dispatch), layer 5: rank 1 did not come in time";
+        assert_eq!(said.as_ref().is_some_and(|said| said.contains(words)), !asked, "{said:?}");
+        assert_eq!(said.is_none(), asked, "nobody is told twice");
+        // The other rank hears why, too.
+        let record = failed(&rig.all_copies(), 0).unwrap();
+        assert!(Fault { rank: rig.rank(0), record }.to_string().contains(words));
+    }
+}
+
+/// A rank gives up while a kernel of it is under way: the others are told at once, and the kernel comes to its end as
+/// if nothing were. It must not find half-way that its rank has failed.
+#[test]
+fn a_rank_that_leaves_cuts_no_kernel_short() {
+    let Some(mut rig) = Rig::new("cuts_short", &small(2)) else { return };
+    if !emulator::needed("cuts_short", &rig.stream) {
+        return;
+    }
+    rig.upload(&rig.draw(Routing::Full, 0));
+    let seat = rig.seats.remove(0);
+    let held = seat.stream.raw();
+    emulator::hold(held, true);
+    seat.ep.dispatch(&seat.stream, 5, &seat.batch()).unwrap();
+    let word = rig.layout().signal(1, 0);
+    let (heap, gpu) = (&rig.heaps[1], &rig.gpu);
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            let stream = Stream::new(gpu).unwrap();
+            let own = heap.span(heap.rank()).unwrap().part(word..word + 8).unwrap();
+            until(|| own.to_vec(&stream).unwrap() != [0; 8]);
+            emulator::hold(held, false);
+        });
+        drop(seat);
+    });
+    let copies = rig.all_copies();
+    for token in 0..rig.shape.tokens_max() {
+        let mut stamp = [0; 4];
+        let row = rig.layout().meta(rig.shape.slot(0, token));
+        copies.load(1, row + row::STAMP as u64, &mut stamp);
+        assert_eq!(u32::from_le_bytes(stamp), 1, "token {token}: the dispatch was done");
+    }
+    let record = failed(&copies, 0).unwrap();
+    assert_eq!(record.cause.kind, Kind::Left);
+    let poison = Signal::poison(record.cause, 0, 0).0;
+    assert_eq!([0, 1].map(|phase| copies.word(1, rig.layout().signal(phase, 0))), [poison; 2]);
+}
+
+/// Waits until something is so; a test that never sees it has failed.
+fn until(so: impl Fn() -> bool) {
+    for _ in 0..60_000 {
+        if so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("it never came to that");
+}
+
 /// Work on another stream than the one that a reset is told ends before it.
 #[test]
 fn a_reset_waits_for_all_streams() {
@@ -361,7 +497,8 @@ fn a_reset_waits_for_all_streams() {
     let path = dir.path().join("meet");
     let within = Duration::from_mins(1);
     let spec = |rank| GroupSpec { path: path.clone(), rank, world: 2, layout: 0, within };
-    let (held, released) = (rig.seats[0].stream.raw(), AtomicBool::new(false));
+    let held = rig.seats[0].stream.raw();
+    let (begun, released) = (AtomicBool::new(false), AtomicBool::new(false));
     // A dispatch of rank 0 that has not begun when the reset does.
     emulator::hold(held, true);
     rig.seats[0].ep.dispatch(&rig.seats[0].stream, 5, &rig.seats[0].batch()).unwrap();
@@ -372,12 +509,14 @@ fn a_reset_waits_for_all_streams() {
             group.barrier("start the exchange again", within).unwrap();
         });
         threads.spawn(|| {
-            // However late this is, the reset has to wait for it.
+            until(|| begun.load(Ordering::SeqCst));
+            // However late this is, the reset has to wait for it. A reset that does not has ended by then.
             std::thread::sleep(Duration::from_millis(200));
             released.store(true, Ordering::SeqCst);
             emulator::hold(held, false);
         });
         let mut group = Group::join(&spec(0)).unwrap();
+        begun.store(true, Ordering::SeqCst);
         rig.seats[0].ep.reset(&mut group, &rig.stream, within).unwrap();
         assert!(released.load(Ordering::SeqCst), "a kernel of before the reset comes after it");
     });

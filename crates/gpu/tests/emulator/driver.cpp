@@ -14,6 +14,7 @@
 #include "../../../ep/src/kernels/dispatch.cu"
 #include "../../../ep/src/kernels/experts.cu"
 #include "../../../ep/src/kernels/give_back.cu"
+#include "../../../ep/src/kernels/leave.cu"
 #include "../../../ep/src/kernels/pack.cu"
 #include "../../../ep/src/kernels/scale.cu"
 #include "../../../ep/src/kernels/wait.cu"
@@ -107,7 +108,7 @@ static std::map<std::string, Function>& functions() {
         {"ep_dispatch", waiting(ep_dispatch)},        {"ep_wait", waiting(ep_wait)},
         {"ep_pack", waiting(ep_pack)},                {"ep_give_back", waiting(ep_give_back)},
         {"ep_combine", function(ep_combine)},         {"ep_scale", function(ep_scale)},
-        {"ep_compare", function(ep_compare)},
+        {"ep_compare", function(ep_compare)},         {"ep_leave", function(ep_leave)},
         {"ep_up", waiting(ep_up)},                    {"ep_down", waiting(ep_down)},
     };
     return all;

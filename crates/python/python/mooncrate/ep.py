@@ -271,7 +271,8 @@ class Communicator:
 
     def close(self) -> None:
         """Leaves the exchange, together with all other ranks: those that come to another layer instead are told at
-        once. Graphs that were captured from it must not be replayed any more. Again, it does nothing."""
+        once. What is queued is done before; if it fails, and no call has raised that, this one does when it has left.
+        Graphs that were captured from it must not be replayed any more. Again, it does nothing."""
         try:
             self._native.close()
         finally:
