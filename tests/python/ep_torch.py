@@ -12,7 +12,8 @@ with 77 if this machine cannot run it.
     python3 ep_torch.py --exchange      with the package `mooncrate` beside it
 
 compares `mooncrate.ep` with the same sums by torch, bit for bit: two processes on this GPU (`ep_torch_ranks.py`), plain
-calls in several streams, and layers captured by torch.cuda.graph and replayed with other tokens. `./dev gpu` runs it.
+calls in several streams, and layers captured by torch.cuda.graph and replayed with other tokens. `./dev gpu` runs it; the
+row says whether there was MPS.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 ROW = "torch index operations, short round"
 RANKS, TOP_K, HIDDEN, EXPERTS = 8, 8, 7168, 256
@@ -30,6 +32,7 @@ parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0
 parser.add_argument("--tokens", type=int, default=32, help="tokens of each rank")
 parser.add_argument("--rounds", type=int, default=20, help="rounds of one graph")
 parser.add_argument("--exchange", action="store_true", help="check mooncrate.ep instead")
+parser.add_argument("--patience", type=int, default=240, help="seconds that --exchange may take")
 options = parser.parse_args()
 if options.exchange:
     ROW = "expert exchange from torch, two processes"
@@ -109,21 +112,45 @@ def measure(sets):
     return statistics.median(times), all(exchange.right() for exchange in exchanges)
 
 
+def has_mps():
+    """Whether a daemon of MPS listens where the driver of this process looks for one."""
+    folder = pathlib.Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    if not (folder / "control").exists():
+        return False
+    try:
+        number = int((folder / "nvidia-cuda-mps-control.pid").read_text())
+    except (OSError, ValueError):
+        return True
+    # A daemon that was killed leaves its files behind.
+    return pathlib.Path(f"/proc/{number}").exists()
+
+
 def exchange():
-    """Starts the two ranks; what they say is the row."""
+    """Starts the two ranks; what they say is the row. It ends before `./dev gpu` loses its patience, so that no rank
+    is left behind."""
     program = pathlib.Path(__file__).with_name("ep_torch_ranks.py")
     with tempfile.TemporaryDirectory(prefix="mooncrate-ep-") as folder:
         meet = os.path.join(folder, "meet")
         command = [sys.executable, str(program), meet]
         ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+        until = time.monotonic() + options.patience
+        said, late = [], False
         try:
-            said = [rank.communicate(timeout=280)[0] for rank in ranks]
+            for rank in ranks:
+                try:
+                    said.append(rank.communicate(timeout=max(0, until - time.monotonic()))[0])
+                except subprocess.TimeoutExpired:
+                    late = True
+                    rank.kill()
+                    said.append(rank.communicate()[0])
         finally:
             for rank in ranks:
                 rank.kill()
     print("".join(said), end="")
     good = all(rank.returncode == 0 for rank in ranks)
-    print(f"{ROW} | {said[0].splitlines()[-1] if good else 'FAILED'}")
+    failed = f"FAILED: no end after {options.patience} s" if late else "FAILED"
+    mps = "under MPS" if has_mps() else "without MPS: the ranks take turns on the GPU"
+    print(f"{ROW} | {said[0].splitlines()[-1] if good else failed}, {mps}")
     return 0 if good else 1
 
 

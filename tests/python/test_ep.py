@@ -379,6 +379,49 @@ def test_a_rank_that_leaves_on_the_way(tmp_path):
     """, FRONT)  # fmt: skip
 
 
+# Rank 1 is done, rank 0 comes once more: it is told long before the timeout, and both of them leave.
+LEFT_EARLY = """
+    ep = joined(timeout=600, first_timeout=600, join_timeout=600)
+    given = globals().get("arrays", lambda *batch: batch)(*drawn(20, RANK, 0, tokens=6))
+    ep.combine(ep.dispatch(*given).rows)
+    ep.finish()
+    if RANK == 0:
+        def layer():
+            ep.dispatch(*given)
+            ep.finish()
+        error = refused("rank 1", layer, kind=mooncrate.Unavailable)
+        assert (error.kind, error.ranks) == ("left", (1,)), error
+    ep.close()
+    assert ep._native.closed
+    ep.close()
+    del ep
+    globals().get("given_back", lambda: None)()
+"""
+
+
+def test_a_rank_that_closes_early_is_named_at_once(tmp_path):
+    together(tmp_path, 2, LEFT_EARLY, FRONT)
+
+
+def test_a_reset_waits_for_a_rank_that_still_waits(tmp_path):
+    """A wait of the first phase may be longer than the time that ranks have to join."""
+    together(tmp_path, 2, """
+        import pathlib, time
+        here, there = (pathlib.Path(PATH).with_name(f"ready{rank}") for rank in (RANK, 1 - RANK))
+        def meet():
+            here.write_text("")
+            while not there.exists():
+                time.sleep(0.01)
+        meet()
+        ep = joined(timeout=1, first_timeout=12, join_timeout=10)
+        if RANK == 0:
+            refused("call reset() in every rank", ep.dispatch, *drawn(21, 0, 0), kind=mooncrate.Unavailable)
+        ep.reset()
+        assert ep.epoch == 1
+        ep.close()
+    """, FRONT)  # fmt: skip
+
+
 # Ranks meet
 
 
@@ -497,6 +540,8 @@ def test_other_threads_run_while_a_rank_waits(tmp_path):
             def release():
                 began.wait()
                 for _ in range(100):
+                    # It does not wait for the call that is under way.
+                    assert repr(ep).endswith("rank 0 of 2, host>")
                     time.sleep(0.001)
                 file.write_text("")
             threading.Thread(target=release).start()

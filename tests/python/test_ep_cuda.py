@@ -7,7 +7,7 @@ slow kernel would. What torch and a real GPU do is shown by `ep_torch.py`, which
 import signal
 
 from conftest import PATIENCE
-from test_ep import BAD_VALUES, FRONT, begun, together
+from test_ep import BAD_VALUES, FRONT, LEFT_EARLY, begun, together
 
 GPU = (
     FRONT
@@ -39,7 +39,9 @@ class Shown:
     """What knows DLPack alone."""
     def __init__(self, view):
         self.view = view
+        self.asked = []
     def __dlpack__(self, **more):
+        self.asked.append(more["stream"])
         return self.view.__dlpack__(**more)
     def __dlpack_device__(self):
         return self.view.__dlpack_device__()
@@ -119,6 +121,17 @@ def test_whole_layers_give_the_bits_of_the_host(tmp_path, emulator):
             ep.finish()
             assert (seen(out)[:tokens] == host.moe_forward(*batch, w13, w2)).all()
         refused("w13 has elements of <f4", ep.moe_forward, *arrays(*batch), Array(w13.astype("f4")), weights[1])
+        # Kernels read 16 bytes at a time. Nothing is sent before that is known, so the layer goes on.
+        odd = [Array(array, room=array.nbytes + 2) for array in (w13, w2)]
+        for array in odd:
+            array.__cuda_array_interface__["data"] = array.at + 2, False
+        batch = drawn(3, RANK, 9, tokens=6)
+        if RANK == 1:
+            refused("w13 begins at", ep.moe_forward, *arrays(*batch), odd[0], weights[1])
+            refused("w2 begins at", ep.moe_forward, *arrays(*batch), weights[0], odd[1])
+        out = ep.moe_forward(*arrays(*batch), *weights)
+        ep.finish()
+        assert (seen(out) == host.moe_forward(*batch, w13, w2)).all()
         host.close()
         ep.close()
         del ep, out
@@ -237,6 +250,122 @@ def test_calls_are_in_the_order_of_the_stream_and_do_not_wait(tmp_path, emulator
             assert hold(False) == 0
             ep.finish(own)
             assert (room.np == expected(ep, x, ids, weights, lambda expert, x: x)).all()
+        ep.close()
+        del ep, rows, counts
+        given_back()
+    """, emulator)  # fmt: skip
+
+
+def test_a_layer_stays_on_the_stream_of_its_dispatch(tmp_path, emulator):
+    """Also where nothing names it again. The default stream has two names, of which torch uses the other one."""
+    on_gpu(tmp_path, 2, """
+        import threading
+        ep, own, other = joined(), stream(), stream()
+        same = lambda expert, x: x
+        hold = lambda held: cuda.emulatorHold(ptr(own), int(held))
+        x, ids, weights = drawn(10, RANK, 0, tokens=6)
+        batch, room = arrays(x, ids, weights), Array(np.zeros((6, 32), "u2"))
+        wanted = expected(ep, x, ids, weights, same)
+        assert hold(True) == 0
+        rows, counts = ep.dispatch(*batch, stream=own)
+        ep.combine(rows, out=room)
+        assert not room.np.any(), "it was not queued behind its dispatch"
+        release = threading.Timer(0.2, hold, [False])
+        release.start()
+        ep.finish()
+        assert (room.np == wanted).all(), "it waited for another stream"
+        release.join()
+
+        class Default:
+            cuda_stream = 0
+
+        for first, second in [(Default(), 1), (1, 0), (None, Default()), (0, None), (own, own)]:
+            room.np[...] = 0
+            rows, counts = ep.dispatch(*batch, stream=first)
+            error = refused("give both the same stream", ep.combine, rows, stream=other)
+            assert error.kind == "order"
+            ep.combine(rows, out=room, stream=second)
+            ep.finish(second)
+            assert (room.np == wanted).all()
+        # Who knows DLPack is asked to be ready in the stream of the layer.
+        shown, goal = Shown(ep.dispatch(*batch, stream=own).rows), Shown(ep._views[2])
+        ep.combine(shown, out=goal)
+        ep.finish()
+        assert (shown.asked, goal.asked) == ([own], [own]) and (seen(goal.view) == wanted).all()
+        for number, named in [(other, other), (0, 1), (None, 1)]:
+            shown = [Shown(view) for view in (ep._views[2], ep._views[1], ep._views[1])]
+            refused("topk_ids has", ep.dispatch, *shown, stream=number)
+            assert shown[0].asked == [named]
+        ep.close()
+        del ep, rows, counts, shown, goal
+        given_back()
+    """, emulator)  # fmt: skip
+
+
+def test_a_dispatch_in_the_middle_of_a_layer_queues_nothing(tmp_path, emulator):
+    """What a layer has yet to read stays as it is; a layer whose capture has ended never began."""
+    on_gpu(tmp_path, 2, """
+        ep, own, other = joined(), stream(), stream()
+        same = lambda expert, x: x
+
+        def captured(stream, work):
+            graph, nodes = ptr(), size_t(99)
+            assert cuda.cuStreamBeginCapture_v2(ptr(stream), 2) == 0
+            work()
+            assert cuda.cuStreamEndCapture(ptr(stream), byref(graph)) == 0
+            assert cuda.cuGraphGetNodes(graph, None, byref(nodes)) == 0
+            assert cuda.cuGraphDestroy(graph) == 0
+            return nodes.value
+
+        x, ids, weights = drawn(11, RANK, 0, tokens=3)
+        batch, second = arrays(x, ids, weights), arrays(*drawn(11, RANK, 1, tokens=2))
+        assert captured(own, lambda: ep.dispatch(*second, stream=own)) > 3
+        error = refused("capture whole layers", ep.combine, ep._views[0], stream=own)
+        assert error.kind == "order"
+        for again in range(2):
+            rows, counts = ep.dispatch(*batch, stream=own)
+            words = "call combine before the next dispatch"
+            assert captured(other, lambda: refused(words, ep.dispatch, *second, stream=other)) == 0
+            assert captured(other, lambda: refused("capture whole layers", ep.combine, rows, stream=other)) == 0
+            out = ep.combine(rows, stream=own)
+            ep.finish(own)
+            assert (seen(out)[:3] == expected(ep, x, ids, weights, same)).all()
+        # A reset ends the layer, too.
+        ep.dispatch(*second, stream=own)
+        ep.reset()
+        rows, counts = ep.dispatch(*batch, stream=own)
+        out = ep.combine(rows)
+        ep.finish()
+        assert (seen(out)[:3] == expected(ep, x, ids, weights, same)).all()
+        ep.close()
+        del ep, rows, counts, out
+        given_back()
+    """, emulator)  # fmt: skip
+
+
+def test_a_rank_that_closes_early_is_named_at_once(tmp_path, emulator):
+    together(tmp_path, 2, LEFT_EARLY, GPU, LD_LIBRARY_PATH=emulator)
+
+
+def test_close_raises_what_no_call_has_raised(tmp_path, emulator):
+    """What is queued is done first, and may fail."""
+    on_gpu(tmp_path, 2, """
+        import threading
+        ep, own = joined(), stream()
+        hold = lambda held: cuda.emulatorHold(ptr(own), int(held))
+        x, ids, weights = drawn(12, RANK, 0, tokens=6)
+        weights[3, 2] = float("nan") if RANK == 1 else 1
+        batch, room = arrays(x, ids, weights), Array(np.zeros((6, 32), "u2"))
+        assert hold(True) == 0
+        rows, counts = ep.dispatch(*batch, stream=own)
+        ep.combine(rows, out=room)
+        ep.check()
+        release = threading.Timer(0.2, hold, [False])
+        release.start()
+        error = refused("rank 1 gives", ep.close, kind=mooncrate.Error)
+        assert (error.kind, error.ranks) == ("bad weight", (1,))
+        release.join()
+        assert repr(ep).endswith("closed>")
         ep.close()
         del ep, rows, counts
         given_back()

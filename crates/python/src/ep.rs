@@ -22,6 +22,9 @@ use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// How long a rank may take from the end of its longest wait to a reset that others are in already.
+const COMING: Duration = Duration::from_secs(10);
+
 /// How a rank joins.
 pub(crate) struct Joining {
     pub(crate) path: PathBuf,
@@ -54,11 +57,13 @@ impl Joining {
             None => Side::Host(Box::new(Ep::host(&mut group, config, within)?)),
             Some(gpu) => {
                 let ep = CudaEp::join(&mut group, &gpu, config, within)?;
-                Side::Cuda(Box::new(OnGpu { ep, own: Stream::new(&gpu)?, gpu }))
+                Side::Cuda(Box::new(OnGpu { ep, under_way: None, own: Stream::new(&gpu)?, gpu }))
             }
         };
         let rooms = Rooms::new(&shape, *inter, side.gpu())?;
-        Ok(Live { side, rooms, group, within, shape, tokens: 0 })
+        let longest = config.first_timeout.max(config.timeout);
+        let reset_within = within.max(longest.saturating_add(COMING));
+        Ok(Live { side, rooms, group, within, reset_within, shape, tokens: 0 })
     }
 }
 
@@ -68,6 +73,8 @@ pub(crate) struct Live {
     pub(crate) rooms: Rooms,
     group: Group,
     within: Duration,
+    /// Others may come to a reset when a wait of theirs has ended, so this is longer than any of them.
+    reset_within: Duration,
     pub(crate) shape: Shape,
     /// Tokens of the last dispatch, or as many as fit if only the GPU knows.
     pub(crate) tokens: u32,
@@ -80,9 +87,17 @@ pub(crate) enum Side {
 
 pub(crate) struct OnGpu {
     pub(crate) ep: CudaEp,
+    /// The layer whose dispatch was queued and whose combine was not; copies to the rooms of its batch wait for it.
+    pub(crate) under_way: Option<UnderWay>,
     /// For what is not done in the caller's stream.
     pub(crate) own: Stream,
     pub(crate) gpu: Gpu,
+}
+
+/// A layer that was begun.
+pub(crate) struct UnderWay {
+    /// The recording that its dispatch is part of.
+    pub(crate) recording: Option<u64>,
 }
 
 impl Side {
@@ -103,15 +118,21 @@ impl Side {
 }
 
 impl Live {
-    /// Waits until what was queued on a stream has ended, and tells whether the rank has failed.
-    pub(crate) fn finish(&self, stream: u64) -> Result<(), EpError> {
+    /// Waits until what was queued on streams has ended, and tells whether the rank has failed.
+    pub(crate) fn finish(&self, streams: &[u64]) -> Result<(), EpError> {
         match &self.side {
             Side::Host(ep) => ep.status(),
             Side::Cuda(cuda) => {
-                // SAFETY: the caller of Python keeps the stream that it names until the call is over.
-                let stream = unsafe { Stream::of_others(&cuda.gpu, stream) };
-                stream.not_recording("wait for a stream")?;
-                cuda.ep.finish(&stream)
+                let mut ended = Ok(());
+                for handle in streams {
+                    // SAFETY: the caller of Python keeps the streams that it names until the call is over, and
+                    // that of a layer until the next one.
+                    let stream = unsafe { Stream::of_others(&cuda.gpu, *handle) };
+                    stream.not_recording("wait for a stream")?;
+                    // Also after a failure: what is queued behind it has ended when this returns.
+                    ended = ended.and(cuda.ep.finish(&stream));
+                }
+                ended
             }
         }
     }
@@ -126,13 +147,13 @@ impl Live {
 
     /// All ranks begin again.
     pub(crate) fn reset(&mut self) -> Result<(), EpError> {
-        let Self { side, group, within, .. } = self;
+        let Self { side, group, reset_within: within, .. } = self;
         match side {
             Side::Host(ep) => ep.reset(group, *within),
             Side::Cuda(cuda) => {
-                // Whichever streams the kernels of this rank are in.
-                cuda.gpu.synchronize()?;
-                cuda.ep.reset(group, &cuda.own, *within)
+                cuda.ep.reset(group, &cuda.own, *within)?;
+                cuda.under_way = None;
+                Ok(())
             }
         }
     }
@@ -145,13 +166,19 @@ impl Live {
         }
     }
 
-    /// Leaves with the others, who may still read what this rank has sent.
+    /// Leaves with the others. They are told first, so that whoever waits for this rank comes, too; nobody gives
+    /// a heap back that another one may still store to. What is queued is done before; a failure of it that no call has
+    /// raised is raised here.
     fn leave(self) -> Result<(), EpError> {
-        let Self { side, rooms, group, within, .. } = self;
-        let idle = side.gpu().map_or(Ok(()), Gpu::synchronize);
+        let Self { side, rooms, mut group, within, .. } = self;
+        let closed = match side {
+            Side::Host(ep) => ep.close(&mut group, within),
+            Side::Cuda(cuda) => cuda.ep.close(&mut group, within),
+        };
         let left = group.leave(within);
-        drop((side, rooms));
-        idle?;
+        // Kernels read and wrote them until now.
+        drop(rooms);
+        closed?;
         Ok(left?)
     }
 }
@@ -200,9 +227,11 @@ impl EpRank {
         left.map_err(|error| exception(py, error))
     }
 
-    /// Whether it has left, or belongs to another process.
-    pub(crate) fn is_closed(&self, py: Python<'_>) -> bool {
-        self.held.get().is_none_or(|held| py.detach(|| held.lock().is_none()))
+    /// Whether it has left, or belongs to another process. It waits for nobody: what another thread is using has
+    /// not left.
+    pub(crate) fn is_closed(&self) -> bool {
+        let Some(held) = self.held.get() else { return true };
+        held.try_lock().is_some_and(|live| live.is_none())
     }
 }
 

@@ -93,8 +93,8 @@ impl EpRank {
     }
 
     #[getter]
-    fn closed(&self, py: Python<'_>) -> bool {
-        self.is_closed(py)
+    fn closed(&self) -> bool {
+        self.is_closed()
     }
 
     /// `rows_max`, and the bytes of a token on its way to the experts.
@@ -165,17 +165,17 @@ impl EpRank {
         })
     }
 
-    /// Raises what has failed so far. It waits for nobody.
+    /// Raises what has failed so far. It waits for no rank, only for calls of other threads.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |live| live.side.status())
     }
 
-    /// Waits until what is queued on a stream has ended, and raises what has failed.
-    fn finish(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
-        self.with(py, |live| live.finish(stream))
+    /// Waits until what is queued on streams has ended, and raises what has failed.
+    fn finish(&self, py: Python<'_>, streams: Vec<u64>) -> PyResult<()> {
+        self.with(py, |live| live.finish(&streams))
     }
 
-    /// Ranks whose processes have ended; waits for them end.
+    /// Ranks whose processes have ended; waits for them end. It waits for calls of other threads.
     fn notice<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let gone = self.with(py, |live| Ok(live.notice()))?;
         PyTuple::new(py, gone.iter().map(Rank::number).collect::<Vec<u8>>())

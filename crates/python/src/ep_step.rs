@@ -3,7 +3,7 @@
 //! What must stay true: whatever is wrong with the memory of the caller is found before anything is sent, so that
 //! the layer can go on with a better call.
 
-use crate::ep::{Live, OnGpu, Side};
+use crate::ep::{Live, OnGpu, Side, UnderWay};
 use crate::ep_memory::{Given, Goal, Number};
 use crate::ep_room::{BatchRooms, ExpertRooms, Rooms};
 use mooncrate_ep::{Batch, CudaBatch, CudaWeights, Ep, EpError, Scratch, Shape, Weights};
@@ -51,6 +51,16 @@ fn exactly(what: &str, given: u64, needed: u64) -> Result<(), EpError> {
     Err(EpError::Shape(format!("{what}: {needed} bytes are needed, {given} are given")))
 }
 
+/// Refuses weights that kernels, which read 16 bytes at a time, cannot read.
+fn aligned(what: &str, memory: Span<'_>) -> Result<(), EpError> {
+    let address = memory.address();
+    if address.is_multiple_of(16) {
+        return Ok(());
+    }
+    let text = format!("{what} begins at {address:#x}, which is no multiple of 16; give a copy");
+    Err(EpError::Shape(text))
+}
+
 impl Live {
     /// Sends the tokens of this rank, and has what came in `rows` and `counts`.
     pub(crate) fn dispatch(&mut self, given: &Sending, stream: u64) -> Result<(), EpError> {
@@ -77,7 +87,12 @@ impl Live {
                 products.w13.numbers::<u16>()?.len() as u64 * 2,
                 products.w2.numbers::<u16>()?.len() as u64 * 2,
             ),
-            Some(gpu) => (products.w13.span(gpu)?.len(), products.w2.span(gpu)?.len()),
+            Some(gpu) => {
+                let (w13, w2) = (products.w13.span(gpu)?, products.w2.span(gpu)?);
+                aligned("w13", w13)?;
+                aligned("w2", w2)?;
+                (w13.len(), w2.len())
+            }
         };
         exactly("w13", first, 2 * matrix)?;
         exactly("w2", second, matrix)
@@ -168,16 +183,24 @@ fn dispatch_on_host(ep: &mut Ep, rooms: &Rooms, given: &Sending) -> Result<(), E
 }
 
 fn dispatch_on_gpu(
-    cuda: &OnGpu,
+    cuda: &mut OnGpu,
     rooms: &Rooms,
     shape: &Shape,
     given: &Sending,
     stream: u64,
 ) -> Result<(), EpError> {
     let stream = queue(cuda, stream);
+    let recording = stream.recording()?;
+    // The exchange looks for it, too, but after copies to rooms that the layer has yet to read. A recording that
+    // ended in the middle of a layer left nothing behind: that layer never began.
+    let ended = |layer: &UnderWay| layer.recording.is_some() && layer.recording != recording;
+    if cuda.under_way.as_ref().is_some_and(|layer| !ended(layer)) {
+        return Err(EpError::Order { called: "dispatch", before: "pack" });
+    }
     let own = rooms.batch.as_ref().expect("a rank on a GPU has them");
     let batch = device_batch(own, shape, given, &cuda.gpu, &stream)?;
     cuda.ep.dispatch(&stream, given.layer, &batch)?;
+    cuda.under_way = Some(UnderWay { recording });
     cuda.ep.await_rows(&stream)?;
     cuda.ep.pack(&stream, rooms.rows.span(), rooms.counts.span())
 }
@@ -243,7 +266,7 @@ fn combine_on_host(
 }
 
 fn combine_on_gpu(
-    cuda: &OnGpu,
+    cuda: &mut OnGpu,
     rooms: &Rooms,
     shape: &Shape,
     tokens: u32,
@@ -266,6 +289,7 @@ fn combine_on_gpu(
     cuda.ep.give_back(&stream, results)?;
     cuda.ep.await_results(&stream)?;
     cuda.ep.combine(&stream, direct.unwrap_or_else(|| rooms.out.span()))?;
+    cuda.under_way = None;
     match (out, direct) {
         (Some(out), None) if needed > 0 => {
             out.copy_from(rooms.out.span().part(0..needed)?, &stream)?;

@@ -139,6 +139,9 @@ class Communicator:
         self._shown: dict[Any, tuple[Any, Any, Any]] = {None: self._views}
         # Tokens of the layer that is under way.
         self._sent: int | None = None
+        # The stream of the last dispatch, and whatever keeps it: a layer goes on where it began.
+        self._began: int | None = None
+        self._keeps: Any = None
 
     # A layer
 
@@ -160,7 +163,8 @@ class Communicator:
         tokens: on a GPU, an int32 tensor of one element that says how many of `tokens_max` rows count: it is read
             when the work runs, so a graph can be replayed with any number.
         layer: 0 to 65,535; ranks that come to different layers are told.
-        stream: a handle, or a stream of torch or CuPy; otherwise torch's current one.
+        stream: a handle, or a stream of torch or CuPy; otherwise torch's current one for tensors of torch, the one
+            that an array names, or the default stream. It lives until the next layer begins.
 
         A batch on a GPU that has room for fewer than `tokens_max` tokens is copied there first.
         """
@@ -170,6 +174,7 @@ class Communicator:
             count=batch.count, layer=layer, stream=batch.stream,
         )  # fmt: skip
         self._sent = batch.tokens
+        self._began, self._keeps = batch.stream, stream
         rows, counts, _ = self._results(batch.x.family)
         return Received(rows, counts)
 
@@ -180,14 +185,17 @@ class Communicator:
         y: `[local_experts, rows_max, hidden]` of bf16; rows after the counts are not read. `rows` itself may be it.
         out: `[tokens, hidden]`, or `[tokens_max, hidden]`, of bf16: the result is there. Otherwise it is in memory of
             the communicator, which the next layer overwrites; for neither torch nor NumPy with `tokens_max` rows.
+        stream: that of the dispatch, also where neither it nor an array names one.
         """
         if self._sent is None:
             # A dispatch that failed has said why, and says it again.
             self._native.check()
             raise Invalid("nothing was dispatched: call dispatch before combine")
-        results = self._array("y", y, "bfloat16", (self.local_experts, self._rows_max, self.hidden))
-        room = None if out is None else self._out(out, self._sent)
-        order = self._order([results] if room is None else [results, room], stream)
+        asked = self._asked(stream, (y, out))
+        ready = asked or self._began or LEGACY
+        results = self._array("y", y, "bfloat16", (self.local_experts, self._rows_max, self.hidden), ready)
+        room = None if out is None else self._out(out, self._sent, ready)
+        order = self._order([results] if room is None else [results, room], asked, ready)
         self._native.combine(results.memory, room and room.memory, stream=order)
         return self._combined(out, results.family)
 
@@ -214,14 +222,15 @@ class Communicator:
             raise Invalid("there is no memory for experts here: make the Communicator with inter=…")
         batch = self._batch(x, topk_ids, topk_weights, tokens, stream)
         local, inter = self.local_experts, self._inter
-        first = self._array("w13", w13, "bfloat16", (local, 2, inter, self.hidden))
-        second = self._array("w2", w2, "bfloat16", (local, self.hidden, inter))
-        room = None if out is None else self._out(out, batch.tokens)
+        first = self._array("w13", w13, "bfloat16", (local, 2, inter, self.hidden), batch.stream)
+        second = self._array("w2", w2, "bfloat16", (local, self.hidden, inter), batch.stream)
+        room = None if out is None else self._out(out, batch.tokens, batch.stream)
         self._native.forward(
             batch.x.memory, batch.ids.memory, batch.weights.memory, batch.tokens, first.memory, second.memory,
             room and room.memory, count=batch.count, layer=layer, stream=batch.stream,
         )  # fmt: skip
         self._sent = batch.tokens
+        self._began, self._keeps = batch.stream, stream
         return self._combined(out, batch.x.family)
 
     def _combined(self, out: Any, family: Any) -> Any:
@@ -234,34 +243,43 @@ class Communicator:
     # The group
 
     def check(self) -> None:
-        """Raises why this rank has failed, if it has; of a GPU, what it has told so far. It waits for nobody."""
+        """Raises why this rank has failed, if it has; of a GPU, what it has told so far. It waits for no rank and for
+        no stream, but for a call of another thread that is under way."""
         self._native.check()
 
     def finish(self, stream: Any = None) -> None:
         """Waits until what is queued on the stream has ended, and raises why this rank has failed, if it has. It also
-        notices processes that have ended, so that nobody waits for them until the timeout."""
-        self._native.finish(self._order([], stream))
+        notices processes that have ended, so that nobody waits for them until the timeout.
+
+        stream: otherwise that of the last layer, and torch's current one, where graphs may have been replayed.
+        """
+        asked = self._asked(stream, ())
+        streams = [asked] if asked else [self._began, self._current()]
+        self._native.finish(list(dict.fromkeys(number for number in streams if number)) or [LEGACY])
 
     def notice(self) -> tuple[int, ...]:
         """Ranks whose processes have ended. On a GPU, waits for them end at once, where otherwise they end after the
-        timeout: for those who wait for the stream without `finish`, now and then."""
+        timeout: for those who wait for the stream without `finish`, now and then, in the thread that makes the calls:
+        it waits for a call of another thread that is under way."""
         return self._native.notice()
 
     def reset(self) -> None:
         """After a failure: all ranks call it, forget the failure and the layer that was under way, and begin again.
         Graphs stay valid. If a rank is gone, make new communicators."""
         self._native.reset()
-        self._sent = None
+        self._sent = self._began = self._keeps = None
 
     def close(self) -> None:
-        """Leaves the exchange, together with all other ranks. Graphs that were captured from it must not be replayed
-        any more. Again, it does nothing."""
+        """Leaves the exchange, together with all other ranks: those that come to another layer instead are told at
+        once. What is queued is done before; if it fails, and no call has raised that, this one does when it has left.
+        Graphs that were captured from it must not be replayed any more. Again, it does nothing."""
         try:
             self._native.close()
         finally:
             self._tidy()
 
     def _tidy(self) -> None:
+        self._began = self._keeps = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -345,7 +363,9 @@ class Communicator:
     def _batch(self, x: Any, ids: Any, weights: Any, tokens: Any, stream: Any) -> Batch:
         bf16 = self._payload == "bf16"
         width = self.hidden if bf16 else self._token_bytes
-        given = self._array("x", x, "bfloat16" if bf16 else "uint8", (None, width))
+        asked = self._asked(stream, (x, ids, weights, tokens))
+        ready = asked or LEGACY
+        given = self._array("x", x, "bfloat16" if bf16 else "uint8", (None, width), ready)
         sent = given.shape[0]
         if sent > self.tokens_max:
             words = f"x has {sent} tokens, tokens_max is {self.tokens_max}"
@@ -353,8 +373,8 @@ class Communicator:
         routes = (sent, self.top_k)
         arrays = [
             given,
-            self._array("topk_ids", ids, "int32", routes),
-            self._array("topk_weights", weights, "float32", routes),
+            self._array("topk_ids", ids, "int32", routes, ready),
+            self._array("topk_weights", weights, "float32", routes, ready),
         ]
         count = None
         if tokens is not None:
@@ -362,38 +382,51 @@ class Communicator:
                 raise Invalid('tokens is for backend="cuda"; on the host give x[:tokens], and so on')
             if sent != self.tokens_max:
                 raise Invalid(f"with tokens, x has room for all {self.tokens_max} rows that may count, not {sent}")
-            arrays.append(self._array("tokens", tokens, "int32", None))
+            arrays.append(self._array("tokens", tokens, "int32", None, ready))
             if arrays[3].shape not in ((), (1,)):
                 raise Invalid(f"tokens has the shape {arrays[3].shape}; use one element")
             count = arrays[3].memory
-        order = self._order(arrays, stream)
+        order = self._order(arrays, asked, ready)
         return Batch(arrays[0], arrays[1], arrays[2], count, sent, order)
 
-    def _out(self, out: Any, sent: int) -> Array:
-        room = self._array("out", out, "bfloat16", (None, self.hidden), written=True)
+    def _out(self, out: Any, sent: int, ready: int) -> Array:
+        room = self._array("out", out, "bfloat16", (None, self.hidden), ready, written=True)
         if room.shape[0] not in (sent, self.tokens_max):
             words = f"out has the shape {room.shape}; use ({sent}, {self.hidden})"
             raise Invalid(f"{words}, or ({self.tokens_max}, {self.hidden})")
         return room
 
-    def _order(self, arrays: list[Array], stream: Any) -> int:
-        """The stream that work is queued on."""
+    def _asked(self, stream: Any, given: tuple[Any, ...]) -> int | None:
+        """The stream that the caller names: in words, or by tensors of torch. The default stream has two names, 0 and
+        LEGACY; here it has the second one, so that streams can be compared."""
         if self._device is None:
             if stream is not None:
                 raise Invalid('stream is for backend="cuda"; on the host calls have ended when they return')
-            return 0
+            return None
         number = handle(stream)
         if number is not None:
-            return number
-        if not arrays or any(array.family == "torch" for array in arrays):
-            torch = sys.modules.get("torch")
-            if torch is not None and torch.cuda.is_initialized():
-                current: int = torch.cuda.current_stream(self._device).cuda_stream
-                return current
-        named = {array.stream for array in arrays} - {None}
+            return number or LEGACY
+        torch = sys.modules.get("torch")
+        if torch is not None and any(isinstance(array, torch.Tensor) for array in given):
+            return self._current()
+        return None
+
+    def _current(self) -> int | None:
+        """The stream that torch works in, if it does."""
+        torch = sys.modules.get("torch")
+        if self._device is None or torch is None or not torch.cuda.is_initialized():
+            return None
+        current: int = torch.cuda.current_stream(self._device).cuda_stream
+        return current or LEGACY
+
+    def _order(self, arrays: list[Array], asked: int | None, otherwise: int) -> int:
+        """The stream that work is queued on: `otherwise` where neither the caller nor an array names one."""
+        if asked is not None:
+            return asked
+        named = {array.stream or LEGACY for array in arrays if array.stream is not None}
         if len(named) > 1:
             raise Invalid("the arrays are in the order of different streams; give stream, and let it wait for them")
-        return named.pop() or LEGACY if named else LEGACY
+        return named.pop() if named else otherwise
 
     def _results(self, family: Any) -> tuple[Any, Any, Any]:
         """The memory of the communicator as arrays of this family."""
@@ -413,16 +446,24 @@ class Communicator:
         return shown
 
     def _array(
-        self, name: str, given: Any, wanted: str, shape: tuple[int | None, ...] | None, *, written: bool = False
+        self,
+        name: str,
+        given: Any,
+        wanted: str,
+        shape: tuple[int | None, ...] | None,
+        ready: int,
+        *,
+        written: bool = False,
     ) -> Array:
-        """An argument that has this element type and this shape (None: any number), in the memory of the backend."""
+        """An argument that has this element type and this shape (None: any number), in the memory of the backend.
+        Who shows it by DLPack sees to it that it can be used on the stream `ready`."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(given, torch.Tensor):
             array = self._of_torch(torch, name, given, wanted)
         elif getattr(given, "__cuda_array_interface__", None) is not None:
             array = self._of_interface(name, given, wanted, written)
         elif self._device is not None and hasattr(given, "__dlpack__") and not hasattr(given, "__array_interface__"):
-            array = self._of_dlpack(name, given, wanted, written)
+            array = self._of_dlpack(name, given, wanted, ready, written)
         else:
             array = self._of_numpy(name, given, wanted, written)
         if shape is None:
@@ -471,11 +512,10 @@ class Communicator:
             raise Invalid(f"{name}: {error}") from None
         return Array((address, size, False), tuple(interface["shape"]), stream, None)
 
-    def _of_dlpack(self, name: str, given: Any, wanted: str, written: bool) -> Array:
+    def _of_dlpack(self, name: str, given: Any, wanted: str, ready: int, written: bool) -> Array:
         kind, index = given.__dlpack_device__()
         self._check_place(name, index if kind == CUDA else None)
-        # 1 is the default stream; whoever works elsewhere says so by `stream`, and lets it wait.
-        capsule = exported(given, {"stream": LEGACY})
+        capsule = exported(given, {"stream": ready})
         kind, shape = dlpack_tensor(capsule)
         if kind not in DLPACK[wanted]:
             raise Invalid(f"{name} has elements of another type (DLPack's {kind}); give {wanted}")
@@ -484,7 +524,7 @@ class Communicator:
             raise Invalid(f"{name} is not contiguous; give a copy in C order")
         if written and readonly:
             raise Invalid(f"{name} is read-only; give an array that may be written")
-        return Array((address, size, False), tuple(shape), LEGACY, None, (capsule, given))
+        return Array((address, size, False), tuple(shape), ready, None, (capsule, given))
 
     def _of_numpy(self, name: str, given: Any, wanted: str, written: bool) -> Array:
         import numpy
