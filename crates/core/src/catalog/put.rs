@@ -110,6 +110,7 @@ impl Catalog {
         // What is given up is paid for until it is free, so a plan anew takes a value more than the quota at
         // most, and the next one waits for that.
         self.check_quota(tenant, 0)?;
+        self.check_open_again(tenant)?;
         let mut fresh: Vec<Reserved> = Vec::with_capacity(lost.len());
         for part in &lost {
             let stays = kept.iter().chain(fresh.iter().map(|r| &r.part));

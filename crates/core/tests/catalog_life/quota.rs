@@ -190,6 +190,47 @@ fn security_open_puts_leave_room_where_others_want_it() {
     assert!(large.is_ok());
 }
 
+/// The story: who gave its puts up had none open, and the memory that they had begun in was still theirs.
+#[test]
+fn security_puts_that_were_given_up_count_as_open_until_they_are_free() {
+    let mut rig = Rig::new(1, POOL);
+    rig.catalog.set_quota(TenantId(9), Some(MIB));
+    let (name, plain) = (Name::new(ACME, b"k"), PutConfig::default());
+    let mut rounds = 0;
+    let refused = loop {
+        let plan = match rig.catalog.put_start(ms(1), name, MIB - 4096, &plain) {
+            Ok(plan) => plan,
+            Err(refused) => break refused,
+        };
+        rig.catalog.put_revoke(ms(1), name, plan.token).unwrap();
+        wait_for_readers(&mut rig);
+        rounds += 1;
+    };
+    assert!(matches!(refused, PutError::Busy { .. }), "{refused} after {rounds} rounds");
+    let tenant = rig.catalog.tenant(ACME);
+    assert_eq!((tenant.used, tenant.ending), (tenant.aborted, tenant.aborted));
+    assert!(tenant.aborted <= POOL / 2, "it holds {} of {POOL} bytes", tenant.aborted);
+    rig.obey(ms(2));
+    assert_eq!(rig.catalog.tenant(ACME).aborted, 0);
+    // A plan made anew is bounded alike, also without a quota. What was finished and removed is no open put.
+    let mut plan = rig.start(name, MIB - 4096, &plain).unwrap();
+    let refused = loop {
+        let failed = [plan.replicas[0].segment];
+        plan = match rig.catalog.put_replan(ms(3), name, plan.token, &failed, &plain) {
+            Ok(plan) => plan,
+            Err(refused) => break refused,
+        };
+        wait_for_readers(&mut rig);
+    };
+    assert!(matches!(refused, PutError::Busy { .. }), "{refused}");
+    assert!(rig.catalog.tenant(ACME).used <= POOL / 2 + MIB);
+    rig.obey(ms(4));
+    rig.catalog.put_end(ms(4), name, plan.token, &[Seal(1)]).unwrap();
+    rig.catalog.remove(ms(4), name, true).unwrap();
+    assert_eq!(rig.catalog.tenant(ACME).aborted, 0);
+    rig.obey(ms(5));
+}
+
 /// Puts of a writer that is gone are given back at once: those that nobody began at their owner are free,
 /// those that somebody may still store to wait for the owner's word.
 #[test]
