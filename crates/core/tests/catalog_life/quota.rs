@@ -63,13 +63,13 @@ fn security_removed_bytes_that_are_pinned_stay_on_the_account() {
 fn security_plans_made_anew_stay_within_the_quota() {
     let mut rig = Rig::new(2, POOL);
     rig.catalog.set_quota(ACME, Some(8 * MIB));
-    let (name, plain) = (Name::new(ACME, b"k"), PutConfig::default());
-    let mut plan = rig.catalog.put_start(ms(1), name, MIB - 4096, &plain).unwrap();
+    let (name, wishes) = (Name::new(ACME, b"k"), PutConfig::default());
+    let mut plan = rig.catalog.put_start(ms(1), name, MIB - 4096, &wishes).unwrap();
     let (token, extent) = (plan.token, plan.replicas[0].extent.len());
     let mut rounds = 0;
     let refused = loop {
         let failed = [plan.replicas[0].segment];
-        plan = match rig.catalog.put_replan(ms(1), name, token, &failed, &plain) {
+        plan = match rig.catalog.put_replan(ms(1), name, token, &failed, &wishes) {
             Ok(plan) => plan,
             Err(refused) => break refused,
         };
@@ -85,16 +85,16 @@ fn security_plans_made_anew_stay_within_the_quota() {
     rig.obey(ms(2));
     rig.catalog.set_quota(ACME, Some(extent));
     let failed = [plan.replicas[0].segment];
-    let plan = rig.catalog.put_replan(ms(2), name, token, &failed, &plain).unwrap();
+    let plan = rig.catalog.put_replan(ms(2), name, token, &failed, &wishes).unwrap();
     rig.obey(ms(3));
     rig.catalog.put_end(ms(3), name, plan.token, &[Seal(1)]).unwrap();
     // Nothing will make room where nothing ends.
     let name = Name::new(ACME, b"more");
     rig.catalog.set_quota(ACME, None);
-    let plan = rig.catalog.put_start(ms(4), name, MIB, &plain).unwrap();
+    let plan = rig.catalog.put_start(ms(4), name, MIB, &wishes).unwrap();
     rig.catalog.set_quota(ACME, Some(MIB));
     let failed = [plan.replicas[0].segment];
-    let refused = rig.catalog.put_replan(ms(4), name, plan.token, &failed, &plain);
+    let refused = rig.catalog.put_replan(ms(4), name, plan.token, &failed, &wishes);
     assert!(matches!(refused, Err(PutError::Quota { .. })), "{refused:?}");
 }
 
@@ -195,10 +195,10 @@ fn security_open_puts_leave_room_where_others_want_it() {
 fn security_puts_that_were_given_up_count_as_open_until_they_are_free() {
     let mut rig = Rig::new(1, POOL);
     rig.catalog.set_quota(TenantId(9), Some(MIB));
-    let (name, plain) = (Name::new(ACME, b"k"), PutConfig::default());
+    let (name, wishes) = (Name::new(ACME, b"k"), PutConfig::default());
     let mut rounds = 0;
     let refused = loop {
-        let plan = match rig.catalog.put_start(ms(1), name, MIB - 4096, &plain) {
+        let plan = match rig.catalog.put_start(ms(1), name, MIB - 4096, &wishes) {
             Ok(plan) => plan,
             Err(refused) => break refused,
         };
@@ -213,10 +213,10 @@ fn security_puts_that_were_given_up_count_as_open_until_they_are_free() {
     rig.obey(ms(2));
     assert_eq!(rig.catalog.tenant(ACME).aborted, 0);
     // A plan made anew is bounded alike, also without a quota. What was finished and removed is no open put.
-    let mut plan = rig.start(name, MIB - 4096, &plain).unwrap();
+    let mut plan = rig.start(name, MIB - 4096, &wishes).unwrap();
     let refused = loop {
         let failed = [plan.replicas[0].segment];
-        plan = match rig.catalog.put_replan(ms(3), name, plan.token, &failed, &plain) {
+        plan = match rig.catalog.put_replan(ms(3), name, plan.token, &failed, &wishes) {
             Ok(plan) => plan,
             Err(refused) => break refused,
         };
