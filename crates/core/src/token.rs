@@ -1,11 +1,12 @@
 //! Tokens of puts. A token is the right to store, to end and to give up one put, so nobody may guess
 //! another's: it is a keyed hash (SipHash-2-4) of the put's object id. It can be computed again, so the index
-//! does not store it. The key never leaves the leader, and lasts as long as it leads.
+//! does not store it. The key never leaves the masters of a cluster; one without a secret draws it anew
+//! for each leader.
 
 use crate::ids::{ObjectId, PutToken};
 use std::fmt;
 
-/// What tokens are made from. Whoever serves others draws it by chance; a simulation takes it from its seed.
+/// What tokens are made from. Nobody else may guess it; a simulation has one that everybody knows.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct TokenKey(pub [u64; 2]);
 

@@ -218,7 +218,7 @@ impl Scope {
         };
         let (regex, force, cursor) = (regex.to_owned(), ask.force, ask.cursor);
         Answer::Later(Box::pin(async move {
-            let started = self.in_turn(move |scope| {
+            let started = self.in_turn(deadline, move |scope| {
                 start(scope, &RemoveMatching { pattern: Pattern::Regex(&regex), force, cursor })
             });
             match started.await {
@@ -253,7 +253,7 @@ impl Scope {
         };
         let (regex, cursor, limit) = (regex.to_owned(), ask.cursor, ask.limit);
         Answer::Later(Box::pin(async move {
-            let listed = self.in_turn(move |scope| {
+            let listed = self.in_turn(deadline, move |scope| {
                 let ask = List { pattern: Pattern::Regex(&regex), cursor, limit };
                 api::answer(scope, Request::List(ask), deadline)
             });
@@ -261,12 +261,19 @@ impl Scope {
         }))
     }
 
-    /// Works in a thread that may take its time, when it is this caller's turn.
+    /// Works in a thread that may take its time, when it is this caller's turn. One whose turn does not come
+    /// in time hears so.
     async fn in_turn<T: Send + 'static>(
         &self,
+        deadline: Deadline,
         work: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> Result<T, Reply> {
-        let turn = Arc::clone(&self.master.expressions).acquire_owned().await;
+        let left = before(deadline).left(boottime());
+        let turn = Arc::clone(&self.master.expressions).acquire_owned();
+        let Ok(turn) = tokio::time::timeout(left, turn).await else {
+            let words = "other patterns were at work until the deadline";
+            return Err(Reply::Refuse(Refusal::new(RefusalCode::Deadline, words)));
+        };
         let scope = self.clone();
         let worked = tokio::task::spawn_blocking(move || {
             // Given back when the work is done, whether or not somebody still waits for it.
@@ -598,5 +605,33 @@ impl MasterApi for Scope {
                 _ => return Ok(batch),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::tests::master;
+
+    /// The story: a caller whose turn did not come waited for ever, whatever its deadline was.
+    #[test]
+    fn security_who_gets_no_turn_hears_so_by_its_deadline() {
+        let master = master(&[b"a"]);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let ask = List { pattern: Pattern::Regex("a"), cursor: 0, limit: 10 };
+        let list = |time| {
+            let deadline = boottime().deadline_in(time);
+            let scope = Scope::clone(&master.scope(TenantId::DEFAULT));
+            let Answer::Later(reply) = scope.start_list(&ask, deadline) else { panic!() };
+            let minute = Duration::from_mins(1);
+            runtime.block_on(async { tokio::time::timeout(minute, reply).await.unwrap() })
+        };
+        let all = Arc::clone(&master.expressions);
+        let turns = all.try_acquire_many(all.available_permits() as u32).unwrap();
+        let refused = list(Duration::from_millis(1));
+        assert!(matches!(&refused, Reply::Refuse(why) if why.code == RefusalCode::Deadline));
+        drop(turns);
+        let listed = list(Duration::from_mins(10));
+        assert!(matches!(listed, Reply::List(page) if page.entries.len() == 1));
     }
 }

@@ -49,7 +49,7 @@ impl Seat {
     /// What time brings about where `master` leads.
     pub(crate) fn tick(&self, master: &Master) {
         while let Some(writer) = self.writers.next_gone(boottime()) {
-            master.writer_gone(writer);
+            master.writer_gone(writer, || self.writers.is_here(writer));
         }
         master.tick();
     }

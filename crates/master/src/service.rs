@@ -23,6 +23,7 @@ use mooncrate_core::time::Deadline;
 use mooncrate_core::token::TokenKey;
 use mooncrate_core::{LeaderEpoch, Name, NodeId, Now, ObjectId, SegmentId, TenantId};
 use mooncrate_lock::{Mutex, MutexGuard};
+use mooncrate_wire::auth::GrantKey;
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     ClusterStat, Look, MarksHeard, PutEndItem, PutItem, PutReplan, PutRevokeItem, SegmentRow,
@@ -145,8 +146,8 @@ impl Master {
                 (Start::Unknown, Vec::new())
             }
         };
-        let catalog =
-            mooncrate_core::catalog::Config { token_key: token_key(), ..config.catalog.clone() };
+        let token_key = token_key(config.grants.as_ref());
+        let catalog = mooncrate_core::catalog::Config { token_key, ..config.catalog.clone() };
         let mut catalog = Catalog::new(catalog, epoch, start, boottime());
         for (tenant, bytes) in quotas {
             catalog.set_quota(tenant, Some(bytes));
@@ -211,11 +212,15 @@ impl Master {
         self.jobs.watch(self);
     }
 
-    /// Gives back the puts of a writer that is gone.
-    pub(crate) fn writer_gone(&self, writer: Writer) {
+    /// Gives back the puts of a writer that is gone, until it is here again: what it begins then is not meant.
+    pub(crate) fn writer_gone(&self, writer: Writer, is_here: impl Fn() -> bool) {
         loop {
             let (done, orders) = {
                 let mut mind = self.mind();
+                // Asked under the lock: a link is known before the first put that comes over it.
+                if is_here() {
+                    return;
+                }
                 let done = mind.catalog.writer_gone(boottime(), writer, ORPHANS_PER_SLICE);
                 (done, self.sort_orders(&mut mind))
             };
@@ -627,8 +632,9 @@ impl Master {
     }
 }
 
-/// A key for the tokens of puts that nobody can guess, for as long as this master leads.
-fn token_key() -> TokenKey {
+/// A key for the tokens of puts that nobody can guess. A cluster with a secret has one for all its leaders;
+/// without one it is drawn, and the next leader knows no token of this one.
+fn token_key(grants: Option<&GrantKey>) -> TokenKey {
     let draw = || {
         let mut bytes = [0; 8];
         // The kernel has numbers for everybody, once it is up; a master without them would hand out rights
@@ -636,7 +642,7 @@ fn token_key() -> TokenKey {
         mooncrate_wire::auth::random(&mut bytes).expect("the kernel gives random numbers");
         u64::from_le_bytes(bytes)
     };
-    TokenKey([draw(), draw()])
+    TokenKey(grants.map_or_else(|| [draw(), draw()], GrantKey::for_put_tokens))
 }
 
 /// What a caller hears when what must outlive this master could not be written.
@@ -659,3 +665,7 @@ impl Mind {
         self.parcels.forget(node);
     }
 }
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

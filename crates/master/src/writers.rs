@@ -2,8 +2,9 @@
 //! watchdog comes by.
 //!
 //! A writer is a name that clients say in their hello; ours say one that no other process says. It is gone
-//! when its last link is, and has not come back for a moment: a client whose links broke dials again at once,
-//! and may still end its puts. A name that several processes share is gone with the last of them; until then
+//! when its last link is, and has not come back for [`COMES_BACK`]: a client whose links broke dials again when it
+//! makes its next call, and may still end its puts. One that makes no call for longer than that after its last
+//! link broke loses its open puts, although it lives. A name that several processes share is gone with the last of them; until then
 //! the watchdog does the work. Nobody can make another's links go, so a name that was taken on purpose only
 //! keeps puts for as long as the watchdog lets it.
 
@@ -14,8 +15,9 @@ use mooncrate_lock::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How long a writer without links may come back.
-pub(crate) const COMES_BACK: Duration = Duration::from_secs(1);
+/// How long a writer without links may come back: longer than a client takes to suspect a master and to find
+/// the next one.
+pub(crate) const COMES_BACK: Duration = Duration::from_secs(5);
 
 /// The writers of a master process, whoever leads in it.
 #[derive(Debug, Default)]
@@ -64,6 +66,11 @@ impl Writers {
         }
     }
 
+    /// Whether it has a link.
+    pub(crate) fn is_here(&self, writer: Writer) -> bool {
+        self.0.lock().links.contains_key(&writer)
+    }
+
     /// A writer whose time to come back is over. Each is told once.
     pub(crate) fn next_gone(&self, now: Now) -> Option<Writer> {
         let mut state = self.0.lock();
@@ -92,15 +99,18 @@ mod tests {
         assert_eq!(writers.next_gone(at(5000)), None, "it has another link");
         writers.left("a", at(5000), true);
         writers.left("b", at(5001), true);
-        assert_eq!(writers.next_gone(at(5999)), None);
+        // A master is suspected after 3 s, and the way to the next may take 2 s.
+        assert_eq!(writers.next_gone(at(9999)), None);
+        assert!(!writers.is_here(writer("b")));
         writers.came("b");
-        assert_eq!(writers.next_gone(at(9000)), Some(writer("a")));
-        assert_eq!(writers.next_gone(at(9000)), None, "b came back");
-        writers.left("b", at(9000), true);
-        assert_eq!(writers.next_gone(at(10_000)), Some(writer("b")));
+        assert!(writers.is_here(writer("b")));
+        assert_eq!(writers.next_gone(at(10_001)), Some(writer("a")));
+        assert_eq!(writers.next_gone(at(10_001)), None, "b came back");
+        writers.left("b", at(20_000), true);
+        assert_eq!(writers.next_gone(at(25_000)), Some(writer("b")));
         writers.came("c");
-        writers.left("c", at(10_000), false);
-        assert_eq!(writers.next_gone(at(20_000)), None, "nobody led");
+        writers.left("c", at(25_000), false);
+        assert_eq!(writers.next_gone(at(40_000)), None, "nobody led");
         let state = writers.0.lock();
         assert!(state.links.is_empty() && state.gone.is_empty() && state.until.is_empty());
         assert_ne!(writer(""), Writer::UNSEEN);

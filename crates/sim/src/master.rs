@@ -386,8 +386,13 @@ impl Master {
             },
             Ask::Replan { token, failed, wishes } => {
                 let config = PutConfig { avoid: vec![failed], ..wishes.config() };
+                let account = catalog.tenant(key.tenant);
                 let plan = catalog.put_replan(now, key, token, &[failed], &config);
                 if let Ok(plan) = &plan {
+                    if account.quota.is_some_and(|quota| account.used > quota) {
+                        let text = format!("{} has {account:?}, and a new plan", key.tenant);
+                        ctx.fail("G16", Some(call.key), text);
+                    }
                     judge_plan(ctx, call.key, plan);
                 }
                 Answer::Plan(plan)

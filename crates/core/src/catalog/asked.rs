@@ -4,7 +4,7 @@ use super::Catalog;
 use super::copy::{NoCopy, Purpose};
 use super::objects::{EntryId, PartState, SegmentIndex, Stage};
 use crate::error::CopyError;
-use crate::ids::SegmentId;
+use crate::ids::{SegmentId, TenantId};
 use crate::key::{self, Name};
 use crate::limits::REPLICAS_MAX;
 use crate::plan::Medium;
@@ -62,6 +62,11 @@ impl Catalog {
         }
     }
 
+    fn holds_too_much(&self, tenant: TenantId) -> bool {
+        let tenant = self.tenant(tenant);
+        tenant.quota.is_some_and(|quota| tenant.used > quota)
+    }
+
     fn copy_stripe(
         &mut self,
         now: Now,
@@ -92,6 +97,11 @@ impl Catalog {
             }) =>
             {
                 return Err(CopyError::Busy { after_ms: BUSY_MS });
+            }
+            // What has moved is paid for in its old place until nobody views it there. Drains and demotions go on:
+            // the master begins those.
+            None if leaving.is_some() && self.holds_too_much(entry.tenant) => {
+                return Err(CopyError::NoRoom { after_ms: BUSY_MS });
             }
             None => {}
         }

@@ -4,10 +4,10 @@
 
 use super::Catalog;
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
-use super::segments::{NOBODY, Payer};
+use super::segments::{Ending, NOBODY, Payer};
 use crate::ids::{GroupId, TenantId};
 use crate::limits::GROUP_MEMBERS_MAX;
-use crate::plan::{Keep, Medium};
+use crate::plan::{Action, Keep, Medium};
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -23,6 +23,8 @@ pub struct Tenant {
     pub used: u64,
     /// The part of them that has ended and is not free yet.
     pub ending: u64,
+    /// The part of that which was being written, and may still be.
+    pub aborted: u64,
     /// The part of them that is pinned hard.
     pub hard: u64,
     /// What it may use; `None`: everything.
@@ -163,20 +165,23 @@ impl Catalog {
     }
 
     /// Bytes that were taken off an entry stay on an account until they are free.
-    pub(super) fn charge_ending(&mut self, payer: Payer, bytes: u64) {
+    pub(super) fn charge_ending(&mut self, payer: Payer, action: Action, bytes: u64) {
         if let (Payer::Tenant(id), true) = (payer, bytes > 0) {
             let tenant = self.tenants.all.entry(id).or_default();
             tenant.used += bytes;
             tenant.ending += bytes;
+            tenant.aborted += if action == Action::Abort { bytes } else { 0 };
         }
     }
 
     /// They are free.
-    pub(super) fn discharge_ending(&mut self, payer: Payer, bytes: u64) {
+    pub(super) fn discharge_ending(&mut self, ending: &Ending) {
+        let (payer, bytes) = (ending.payer, ending.allocation.extent.len());
         if let (Payer::Tenant(id), true) = (payer, bytes > 0) {
             let tenant = self.tenants.all.get_mut(&id).expect("it was charged");
             tenant.used -= bytes;
             tenant.ending -= bytes;
+            tenant.aborted -= if ending.action == Action::Abort { bytes } else { 0 };
             if tenant.used == 0 && tenant.quota.is_none() {
                 self.tenants.all.remove(&id);
             }

@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// Hint for a tenant that has too much open.
 const TOO_MUCH_OPEN_MS: u32 = 10;
 
-/// Who writes, as the master numbers it. A number is never used twice.
+/// Who writes: a number that the master makes of the name that a peer gave itself. Two that say the same name
+/// are one writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Writer(pub u64);
 
@@ -112,17 +113,32 @@ impl Catalog {
         self.open.of(tenant)
     }
 
-    /// Whether a tenant may open one more put of so many bytes. One always has room. Bytes are bounded
-    /// where others want the pool as well: whoever is alone in it may fill it.
+    /// Whether a tenant may open one more put of so many bytes. One always has room.
     pub(super) fn check_open(&self, tenant: TenantId, bytes: u64) -> Result<(), PutError> {
-        let of = self.open.of(tenant);
-        let alone = self.tenants().all(|(other, _)| other == tenant);
-        let share = self.segments.share_of_memory(self.config.open_permille);
-        let full = !alone && of.bytes.saturating_add(bytes) > share;
-        if of.puts > 0 && (of.puts >= self.config.open_puts_max || full) {
+        let puts = self.open.of(tenant).puts;
+        let some = puts > 0 || self.tenant(tenant).aborted > 0;
+        if some && (puts >= self.config.open_puts_max || self.opens_too_much(tenant, bytes)) {
             return Err(PutError::Busy { after_ms: TOO_MUCH_OPEN_MS });
         }
         Ok(())
+    }
+
+    /// Whether a tenant may plan a put anew: what it has given up for that counts.
+    pub(super) fn check_open_again(&self, tenant: TenantId) -> Result<(), PutError> {
+        if self.tenant(tenant).aborted > 0 && self.opens_too_much(tenant, 0) {
+            return Err(PutError::Busy { after_ms: TOO_MUCH_OPEN_MS });
+        }
+        Ok(())
+    }
+
+    /// Whether a tenant would have too many bytes open. What it gave up counts until it is free, because its
+    /// writer may still store there. Bytes are bounded where others want the pool as well: whoever is alone in
+    /// it may fill it.
+    fn opens_too_much(&self, tenant: TenantId, bytes: u64) -> bool {
+        let alone = self.tenants().all(|(other, _)| other == tenant);
+        let share = self.segments.share_of_memory(self.config.open_permille);
+        let open = self.open.of(tenant).bytes.saturating_add(self.tenant(tenant).aborted);
+        !alone && open.saturating_add(bytes) > share
     }
 
     /// A put begins.

@@ -124,7 +124,7 @@ impl Catalog {
             Some(tenant) => Payer::Tenant(tenant),
             None => Payer::Unnamed,
         };
-        self.charge_ending(payer, extent.len());
+        self.charge_ending(payer, action, extent.len());
         let book = self.segments.book_mut(part.segment);
         let retry_at = now.plus(self.config.order_retry);
         let ending = Ending {
@@ -150,7 +150,7 @@ impl Catalog {
         }
         book.retry.push_back((retry_at, part.slot, part.generation));
         if let Some(old) = old {
-            self.discharge_ending(old.payer, extent.len());
+            self.discharge_ending(&old);
         }
     }
 
@@ -207,7 +207,7 @@ impl Catalog {
         let book = self.segments.book_mut(segment);
         book.ending.remove(&slot);
         book.ending_bytes -= ending.allocation.extent.len();
-        self.discharge_ending(ending.payer, ending.allocation.extent.len());
+        self.discharge_ending(&ending);
         let book = self.segments.book_mut(segment);
         if ending.action == Action::Evict {
             book.evicting -= 1;

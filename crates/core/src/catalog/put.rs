@@ -7,7 +7,7 @@ use super::remove::DEFERRED_MS;
 use super::reserve::{Reserved, Spread};
 use crate::canary::{self, Canary};
 use crate::error::PutError;
-use crate::ids::{GroupId, ObjectId, PutToken, SegmentId};
+use crate::ids::{GroupId, ObjectId, PutToken, SegmentId, TenantId};
 use crate::key::{self, Name};
 use crate::lease;
 use crate::limits::{REPLICAS_MAX, SLICE_BYTES, STRIPES_MAX, VALUE_BYTES_MAX};
@@ -107,6 +107,10 @@ impl Catalog {
             |part: &&Part| failed.contains(&self.segments.book(part.segment).offer.segment);
         let parts = entry.parts.as_slice();
         let (lost, kept): (Vec<Part>, Vec<Part>) = parts.iter().partition(is_failed);
+        // What is given up is paid for until it is free, so a plan anew takes a value more than the quota at
+        // most, and the next one waits for that.
+        self.check_quota(tenant, 0)?;
+        self.check_open_again(tenant)?;
         let mut fresh: Vec<Reserved> = Vec::with_capacity(lost.len());
         for part in &lost {
             let stays = kept.iter().chain(fresh.iter().map(|r| &r.part));
@@ -396,15 +400,8 @@ impl Catalog {
         let each: u64 = (0..striping.stripes() as u8)
             .map(|stripe| seal::extent_bytes(striping.stripe_len(stripe)))
             .sum();
-        let tenant = self.tenant(name.tenant);
         let wanted = each * u64::from(spread.total());
-        let total = tenant.used.saturating_add(wanted);
-        if let Some(quota) = tenant.quota.filter(|quota| total > *quota) {
-            // What it has let go of counts until it is free, and then there is room.
-            let room_comes = total - tenant.ending <= quota;
-            let coming = PutError::Reclaiming { after_ms: ENDING_MS };
-            return Err(if room_comes { coming } else { PutError::Quota { quota, total } });
-        }
+        self.check_quota(name.tenant, wanted)?;
         self.check_open(name.tenant, wanted)?;
         for (medium, copies) in spread.each().filter(|_| config.keep == Keep::Hard) {
             let wanted = each * u64::from(copies);
@@ -415,6 +412,17 @@ impl Catalog {
             }
         }
         Ok(spread)
+    }
+
+    /// Whether a tenant may have so many bytes more.
+    fn check_quota(&self, tenant: TenantId, wanted: u64) -> Result<(), PutError> {
+        let tenant = self.tenant(tenant);
+        let total = tenant.used.saturating_add(wanted);
+        let Some(quota) = tenant.quota.filter(|quota| total > *quota) else { return Ok(()) };
+        // What it has let go of counts until it is free, and then there is room.
+        let room_comes = total - tenant.ending <= quota;
+        let coming = PutError::Reclaiming { after_ms: ENDING_MS };
+        Err(if room_comes { coming } else { PutError::Quota { quota, total } })
     }
 
     /// Whether there are nodes enough; the copies that the put gets.

@@ -126,7 +126,7 @@ impl Catalog {
         }
         let book = self.segments.book_mut(index);
         if let Some(ending) = book.ending.remove(&slot) {
-            self.discharge_ending(ending.payer, ending.allocation.extent.len());
+            self.discharge_ending(&ending);
             if !ending.settled {
                 self.acknowledge(ending.removing);
             }

@@ -2,6 +2,7 @@
 
 use super::*;
 use mooncrate_core::catalog::Writer;
+use mooncrate_core::copy::CopyDone;
 
 const POOL: u64 = 64 * MIB;
 
@@ -12,6 +13,13 @@ fn wait_for_readers(rig: &mut Rig) {
         let result = OrderResult::Waiting;
         rig.catalog.notice(ms(2), &Notice { segment, incarnation, slot, generation, result });
         rig.held.push(order);
+    }
+}
+
+/// Owners have fetched what they were told to copy.
+fn finish_copies(rig: &mut Rig) {
+    for (_, order) in rig.catalog.take_copies() {
+        rig.catalog.copied(ms(2), &CopyDone::of(&order.target, true));
     }
 }
 
@@ -47,6 +55,81 @@ fn security_removed_bytes_that_are_pinned_stay_on_the_account() {
     rig.obey(ms(3));
     assert_eq!(rig.catalog.tenant(ACME).used, 0);
     rig.put(Name::new(ACME, b"k"), MIB, &PutConfig::default()).unwrap();
+}
+
+/// The story: a writer began 1 MiB at its owner, said that the place had failed it, began at the next, and so
+/// on. Each old range waited for the writer's link, and nobody asked for the quota.
+#[test]
+fn security_plans_made_anew_stay_within_the_quota() {
+    let mut rig = Rig::new(2, POOL);
+    rig.catalog.set_quota(ACME, Some(8 * MIB));
+    let (name, wishes) = (Name::new(ACME, b"k"), PutConfig::default());
+    let mut plan = rig.catalog.put_start(ms(1), name, MIB - 4096, &wishes).unwrap();
+    let (token, extent) = (plan.token, plan.replicas[0].extent.len());
+    let mut rounds = 0;
+    let refused = loop {
+        let failed = [plan.replicas[0].segment];
+        plan = match rig.catalog.put_replan(ms(1), name, token, &failed, &wishes) {
+            Ok(plan) => plan,
+            Err(refused) => break refused,
+        };
+        wait_for_readers(&mut rig);
+        rig.catalog.audit().unwrap();
+        rounds += 1;
+        assert!(rounds < 100, "it holds {} bytes", rig.catalog.tenant(ACME).used);
+    };
+    assert!(matches!(refused, PutError::Reclaiming { .. }), "there is room when its writer leaves");
+    let used = rig.catalog.tenant(ACME).used;
+    assert!(used > 8 * MIB && used <= 8 * MIB + extent, "one value more at most: {used}");
+    // When the old ranges are free, it goes on; a tenant at its quota may plan anew.
+    rig.obey(ms(2));
+    rig.catalog.set_quota(ACME, Some(extent));
+    let failed = [plan.replicas[0].segment];
+    let plan = rig.catalog.put_replan(ms(2), name, token, &failed, &wishes).unwrap();
+    rig.obey(ms(3));
+    rig.catalog.put_end(ms(3), name, plan.token, &[Seal(1)]).unwrap();
+    // Nothing will make room where nothing ends.
+    let name = Name::new(ACME, b"more");
+    rig.catalog.set_quota(ACME, None);
+    let plan = rig.catalog.put_start(ms(4), name, MIB, &wishes).unwrap();
+    rig.catalog.set_quota(ACME, Some(MIB));
+    let failed = [plan.replicas[0].segment];
+    let refused = rig.catalog.put_replan(ms(4), name, plan.token, &failed, &wishes);
+    assert!(matches!(refused, Err(PutError::Quota { .. })), "{refused:?}");
+}
+
+/// The story: a client viewed a value, moved it, viewed it there, moved it back: each place it left was kept
+/// by a view, and a move did not ask for the quota.
+#[test]
+fn security_moves_that_a_client_asks_for_stay_within_the_quota() {
+    let mut rig = Rig::new(2, POOL);
+    rig.catalog.set_quota(ACME, Some(8 * MIB));
+    let name = Name::new(ACME, b"k");
+    let plan = rig.put(name, MIB - 4096, &PutConfig::default()).unwrap();
+    let extent = plan.replicas[0].extent.len();
+    let (mut from, mut rounds) = (plan.replicas[0].segment, 0);
+    let refused = loop {
+        let to = SegmentId(3 - from.0);
+        match rig.catalog.copy(ms(2), name, Some(from), to) {
+            Ok(done) => assert!(!done),
+            Err(refused) => break refused,
+        }
+        finish_copies(&mut rig);
+        wait_for_readers(&mut rig);
+        rig.catalog.audit().unwrap();
+        (from, rounds) = (to, rounds + 1);
+        assert!(rounds < 100, "it holds {} bytes", rig.catalog.tenant(ACME).used);
+    };
+    assert!(matches!(refused, CopyError::NoRoom { .. }), "{refused}");
+    let used = rig.catalog.tenant(ACME).used;
+    assert!(used > 8 * MIB && used <= 8 * MIB + extent, "one value more at most: {used}");
+    // A tenant at its quota may move; who is asked by nobody moves in any case: see the tests of drains.
+    rig.obey(ms(3));
+    rig.catalog.set_quota(ACME, Some(extent));
+    assert_eq!(rig.catalog.copy(ms(3), name, Some(from), SegmentId(3 - from.0)), Ok(false));
+    finish_copies(&mut rig);
+    rig.obey(ms(4));
+    assert_eq!(rig.catalog.tenant(ACME).used, extent);
 }
 
 /// The bytes of a segment that leaves are nobody's any more.
@@ -105,6 +188,47 @@ fn security_open_puts_leave_room_where_others_want_it() {
     rig.catalog.set_quota(TenantId(9), Some(MIB));
     let large = rig.catalog.put_start(ms(1), Name::new(ACME, b"large"), 40 * MIB, &plain);
     assert!(large.is_ok());
+}
+
+/// The story: who gave its puts up had none open, and the memory that they had begun in was still theirs.
+#[test]
+fn security_puts_that_were_given_up_count_as_open_until_they_are_free() {
+    let mut rig = Rig::new(1, POOL);
+    rig.catalog.set_quota(TenantId(9), Some(MIB));
+    let (name, wishes) = (Name::new(ACME, b"k"), PutConfig::default());
+    let mut rounds = 0;
+    let refused = loop {
+        let plan = match rig.catalog.put_start(ms(1), name, MIB - 4096, &wishes) {
+            Ok(plan) => plan,
+            Err(refused) => break refused,
+        };
+        rig.catalog.put_revoke(ms(1), name, plan.token).unwrap();
+        wait_for_readers(&mut rig);
+        rounds += 1;
+    };
+    assert!(matches!(refused, PutError::Busy { .. }), "{refused} after {rounds} rounds");
+    let tenant = rig.catalog.tenant(ACME);
+    assert_eq!((tenant.used, tenant.ending), (tenant.aborted, tenant.aborted));
+    assert!(tenant.aborted <= POOL / 2, "it holds {} of {POOL} bytes", tenant.aborted);
+    rig.obey(ms(2));
+    assert_eq!(rig.catalog.tenant(ACME).aborted, 0);
+    // A plan made anew is bounded alike, also without a quota. What was finished and removed is no open put.
+    let mut plan = rig.start(name, MIB - 4096, &wishes).unwrap();
+    let refused = loop {
+        let failed = [plan.replicas[0].segment];
+        plan = match rig.catalog.put_replan(ms(3), name, plan.token, &failed, &wishes) {
+            Ok(plan) => plan,
+            Err(refused) => break refused,
+        };
+        wait_for_readers(&mut rig);
+    };
+    assert!(matches!(refused, PutError::Busy { .. }), "{refused}");
+    assert!(rig.catalog.tenant(ACME).used <= POOL / 2 + MIB);
+    rig.obey(ms(4));
+    rig.catalog.put_end(ms(4), name, plan.token, &[Seal(1)]).unwrap();
+    rig.catalog.remove(ms(4), name, true).unwrap();
+    assert_eq!(rig.catalog.tenant(ACME).aborted, 0);
+    rig.obey(ms(5));
 }
 
 /// Puts of a writer that is gone are given back at once: those that nobody began at their owner are free,

@@ -28,11 +28,14 @@ impl PinBook {
     /// Books a pin, if the tenant may have one more; `limit`: bytes that it may pin in the segment.
     pub(crate) fn book(&self, tenant: TenantId, at: SegmentId, bytes: u64, limit: u64) -> bool {
         let mut book = self.0.lock();
-        let held = book.entry(tenant).or_default();
-        let sum = held.bytes.get(&at).copied().unwrap_or(0).saturating_add(bytes);
-        if held.pins >= PINS_MAX || sum > limit {
+        let held = book.get(&tenant);
+        let pinned = held.and_then(|held| held.bytes.get(&at)).copied().unwrap_or(0);
+        let sum = pinned.saturating_add(bytes);
+        if held.is_some_and(|held| held.pins >= PINS_MAX) || sum > limit {
+            // Nothing is left behind of a tenant that has no pin.
             return false;
         }
+        let held = book.entry(tenant).or_default();
         held.pins += 1;
         held.bytes.insert(at, sum);
         true
@@ -71,6 +74,8 @@ mod tests {
         book.give_back(ours, SegmentId(2), 60);
         book.give_back(theirs, at, 60);
         assert!(book.0.lock().is_empty());
+        assert!(!book.book(theirs, at, 101, 100));
+        assert!(book.0.lock().is_empty(), "who is refused leaves nothing behind");
         for _ in 0..PINS_MAX {
             assert!(book.book(ours, at, 0, 100));
         }

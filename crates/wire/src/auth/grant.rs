@@ -35,6 +35,15 @@ impl GrantKey {
         Self(secret.key_for("mooncrate 2026-11 grant"))
     }
 
+    /// What the tokens of puts are made from: the same at every master of a cluster, so the next leader knows
+    /// the tokens of the last.
+    pub fn for_put_tokens(&self) -> [u64; 2] {
+        let key = blake3::derive_key("mooncrate 2026-11 put token", &self.0);
+        let word =
+            |at: usize| u64::from_le_bytes(*key[at..].first_chunk().expect("a key has 32 bytes"));
+        [word(0), word(8)]
+    }
+
     /// Leave for `tenant` to use a locator until `now_s` plus an hour.
     pub fn mint(&self, locator: &Locator, tenant: TenantId, right: Right, now_s: u32) -> Grant {
         let expires_s = now_s.saturating_add(GRANT_SECONDS);
