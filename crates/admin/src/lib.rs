@@ -9,17 +9,21 @@
 //! shows its numbers to Prometheus; [`changed`] is the one line that the log gets for every change
 //! that somebody made through a window.
 //!
+//! Connections are kept by the keeper of all doors (`wire::door`), which is what this crate uses `wire` for.
+//!
 //! Deliberately absent: what is shown (that is the role's), keys in metrics, other machines.
 #![forbid(unsafe_code)]
 
 mod guard;
 mod page;
+mod serve;
 
 pub use guard::window;
 pub use page::{Page, Shown, metrics, metrics_older, metrics_text};
 pub use prometheus_client::collector::Collector;
 pub use prometheus_client::encoding::DescriptorEncoder;
 pub use prometheus_client::registry::Registry;
+pub use serve::{Settings, serve};
 
 use axum::Json;
 pub use axum::Router;
@@ -27,17 +31,6 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
-
-/// Answers until `stop` is done, then finishes the requests under way. The caller bounds that wait.
-/// `routes` come from [`window`].
-pub async fn serve(
-    listener: tokio::net::TcpListener,
-    routes: Router,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    let routes = routes.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, routes).with_graceful_shutdown(stop).await
-}
 
 /// A request that was not answered, and why.
 #[derive(Debug)]

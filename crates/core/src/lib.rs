@@ -23,6 +23,7 @@ pub mod canary;
 pub mod catalog;
 pub mod chunked;
 pub mod copy;
+pub mod door;
 pub mod error;
 pub mod evict;
 pub mod extent;

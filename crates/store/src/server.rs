@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::host::{this_host, this_start};
 use crate::security::Security;
 use mooncrate_core::catalog;
+use mooncrate_core::door::Limits;
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::{LeaderEpoch, Stamp, TenantId};
 use mooncrate_grpc::{GrpcConfig, GrpcServing, Parts, Status, View, serve_grpc};
@@ -14,6 +15,7 @@ use mooncrate_node::{
     GuardCommand, Node, NodeConfig, OpenDisks, TierConfig, VramConfig, keep_watch,
 };
 use mooncrate_wire::address::Bound;
+use mooncrate_wire::door::{Keeper, Turned, descriptor_share};
 use mooncrate_wire::{
     Address, Hello, LinkConfig, LinkKind, MasterApi, MasterLink, MasterPools, Masters, NodeApi,
     PoolConfig, Role, ServerConfig,
@@ -354,7 +356,10 @@ fn stand_for_election(
 }
 
 fn server_config(security: &Security) -> ServerConfig {
+    let limits = Limits::proving(descriptor_share(4, 10_000));
+    let crowded = |turned: &Turned| tracing::warn!("{turned}");
     ServerConfig {
+        keeper: Keeper::new("the control port", limits, crowded),
         host: HostId(name_hash(&this_host())),
         gate: security.gate.clone(),
         ..ServerConfig::default()

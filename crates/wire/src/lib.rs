@@ -29,6 +29,7 @@ pub mod api;
 pub mod auth;
 pub mod clock;
 mod codec;
+pub mod door;
 pub mod error;
 pub mod fds;
 pub mod frame;

@@ -20,6 +20,7 @@ use mooncrate::{
 use mooncrate_core::catalog;
 use mooncrate_lock::Mutex;
 use mooncrate_wire::Address;
+use mooncrate_wire::door::raise_descriptors;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -55,6 +56,10 @@ pub(crate) fn run(
     program: &str,
     out: Output,
 ) -> Result<(), Failure> {
+    // Before anything reckons with them: every connection needs one.
+    raise_descriptors().map_err(|error| {
+        Failure::failed(format!("cannot raise the limit of open files: {error}"))
+    })?;
     // One each: servers of one process count their callers by themselves.
     let security = (security(settings)?, security(settings)?);
     check(role, settings, &security.0)?;

@@ -2,12 +2,15 @@
 //! and pools live through it.
 
 use crate::toy::*;
+use mooncrate_core::door::Limits;
 use mooncrate_core::ids::NodeId;
 use mooncrate_wire::clock::boottime;
+use mooncrate_wire::door::Keeper;
 use mooncrate_wire::frame::*;
 use mooncrate_wire::message::*;
 use mooncrate_wire::{
-    CallError, Kind, Link, LinkConfig, LinkKind, LinkPool, PoolConfig, RefusalCode, ServerConfig,
+    Address, CallError, Kind, Link, LinkConfig, LinkKind, LinkPool, PoolConfig, RefusalCode,
+    ServerConfig,
 };
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -276,16 +279,69 @@ fn idle_connections_do_not_delay_a_shutdown() {
     assert!(links.iter().all(|link| !link.is_idle()));
 }
 
+fn kept(limits: Limits) -> ServerConfig {
+    let keeper = Keeper::new("a test", limits, |_| ());
+    ServerConfig { keeper, ..ServerConfig::default() }
+}
+
 #[test]
-fn beyond_the_limit_nobody_is_accepted_until_one_leaves() {
-    let config = ServerConfig { connections_max: 1, ..ServerConfig::default() };
-    let server = Server::start_with("127.0.0.1:0", config);
+fn beyond_the_limit_callers_are_hung_up_on_until_one_leaves() {
+    let limits = Limits { all: 1, strangers: 1, per_origin: 1 };
+    let server = Server::start_with("127.0.0.1:0", kept(limits));
     let first = server.link();
     let config = LinkConfig::default();
-    let error = Link::connect(&server.address, &hello(), &config, within(200)).unwrap_err();
-    assert!(matches!(error, CallError::Deadline { awaited: "the reply to hello", .. }), "{error}");
+    let error = Link::connect(&server.address, &hello(), &config, within(60_000)).unwrap_err();
+    assert!(matches!(error, CallError::Closed { .. } | CallError::Io { .. }), "{error}");
     drop(first);
-    server.link();
+    // Its place is free as soon as the server has noticed.
+    let reconnect_time = Duration::from_mins(1);
+    let patient = PoolConfig { reconnect_time, ..PoolConfig::default() };
+    server.pool(patient).checkout(within(60_000)).unwrap();
+}
+
+/// A connection on which nothing is ever said.
+struct Silent(socket2::Socket);
+
+impl Silent {
+    fn new(address: &Address) -> Self {
+        let at = address.resolve().unwrap().swap_remove(0);
+        let socket = socket2::Socket::new(at.domain(), socket2::Type::STREAM, None).unwrap();
+        socket.connect(&at).unwrap();
+        socket.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+        Self(socket)
+    }
+
+    /// Waits until the server hangs up.
+    fn read_end(&self) {
+        match (&self.0).read(&mut [0; 1]) {
+            Ok(0) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// As many as may be here, and they say nothing: the next ones come in all the same, and whoever has said
+/// hello stays.
+#[test]
+fn security_silent_callers_do_not_keep_others_out() {
+    let limits = Limits { all: 16, strangers: 8, per_origin: 8 };
+    let config = ServerConfig { handshake_time: Duration::from_hours(1), ..kept(limits) };
+    for path in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let unix = format!("unix:{}", folder.path().join("s").display());
+        let at = if path { &unix } else { "127.0.0.1:0" };
+        let server = Server::start_with(at, config.clone());
+        let mut known = server.link();
+        let silent: Vec<Silent> = (0..100).map(|_| Silent::new(&server.address)).collect();
+        let mut late = server.link();
+        assert!(late.call(&Request::Ping(Ping {}), within(60_000)).is_ok());
+        assert!(known.call(&Request::Ping(Ping {}), within(60_000)).is_ok());
+        assert_eq!(config.keeper.guests().0 - config.keeper.guests().1, 2);
+        // The first of them was hung up on: its read ends, and not by the hour of its hello.
+        silent[0].read_end();
+        drop((silent, known, late));
+    }
 }
 
 #[test]
