@@ -29,6 +29,7 @@ use axum::Json;
 pub use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use mooncrate_core::shown::shown;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -58,9 +59,24 @@ pub fn health(reasons: &[String], more: Value) -> Response {
     (code, Json(body)).into_response()
 }
 
+/// An outcome whose words were made for it, for [`changed`].
+pub fn told(outcome: &Result<String, String>) -> Result<&str, &str> {
+    outcome.as_ref().map(String::as_str).map_err(String::as_str)
+}
+
 /// One line for a change that somebody made, or tried to make: who, what, to what, and what became of
 /// it. The target `audit` lets an operator send these lines elsewhere. `subject` is free text without
-/// keys (their hash will do): a log is read by more people than the store.
-pub fn changed(who: SocketAddr, what: &str, subject: &str, outcome: &str) {
-    tracing::info!(target: "audit", %who, what, subject, outcome, "changed by an operator");
+/// keys (their hash will do): a log is read by more people than the store. `outcome`: what became of it, or
+/// why it was refused.
+pub fn changed(who: SocketAddr, what: &str, subject: &str, outcome: Result<&str, &str>) {
+    let subject = shown(subject);
+    match outcome {
+        Ok(outcome) => {
+            tracing::info!(target: "audit", %who, what, %subject, outcome, "changed by an operator");
+        }
+        Err(why) => {
+            let why = shown(why);
+            tracing::info!(target: "audit", %who, what, %subject, %why, "a change was refused");
+        }
+    }
 }

@@ -162,6 +162,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         | Command::Leaders(_)
         | Command::KillOne(_)
         | Command::Tier(_)
+        | Command::Doors(_)
         | Command::Reads(_)
         | Command::Nano(_)
         | Command::Ep(_)

@@ -114,3 +114,61 @@ fn security_an_open_bind_is_refused_with_every_way_out() {
     let admin = ["serve", "--admin", "0.0.0.0:0", "--token-file", &secret, "--insecure-listen"];
     refused(&run(folder.path(), &admin), 2, &["loopback only"]);
 }
+
+/// What cannot be, or would hang, is refused at start, with the way out.
+#[test]
+fn security_a_server_refuses_what_it_cannot_keep() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let serve = |more: &[&str]| {
+        let args = ["serve", "--master", ANY, "--admin", "off", "--data", ANY, "--unix", "off"];
+        run(folder, &[&args[..], more].concat())
+    };
+    refused(&serve(&["--ssd", "disk=16EiB"]), 2, &["its file system has", "ask for less"]);
+    let pipe = folder.join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+    let pipe = pipe.to_str().unwrap();
+    refused(&serve(&["--config", pipe]), 2, &["not a regular file"]);
+    refused(&serve(&["--config", "/dev/zero"]), 2, &["not a regular file"]);
+    refused(&serve(&["--state-file", pipe]), 1, &["not a regular file"]);
+    let last = format!("mooncrate-master 4\nepoch {}\nserial 1\nend\n", u64::MAX);
+    let state = keep(folder, "master.state", &last);
+    refused(&serve(&["--state-file", &state]), 1, &["damaged"]);
+    let ca = Authority::default();
+    let issued = ca.issue(&["client.mooncrate"]);
+    let (cert, key) = (keep(folder, "c.pem", &issued.cert), keep(folder, "c.key", &issued.key));
+    let tls = ["--tls-cert", &cert, "--tls-key", &key];
+    refused(&serve(&tls), 2, &["no client will accept it", "master.mooncrate"]);
+}
+
+/// A terminal that is closed ends a server as an operator would.
+#[test]
+fn security_a_hang_up_stops_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let args = ["serve", "--master", ANY, "--admin", ANY, "--data", ANY, "--unix", "s"];
+    let mut server = Server::start(folder, &args);
+    assert!(folder.join("s").exists());
+    let status = server.end_by(rustix::process::Signal::HUP);
+    assert!(status.success(), "{status:?}");
+    assert!(!folder.join("s").exists(), "it tidied up");
+}
+
+/// A node that calls itself by an escape sequence tells no terminal anything, and forges no line of a log.
+#[test]
+fn security_names_of_others_are_shown_escaped() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let name = "evil\u{1b}[2J\nINFO\u{202e}\u{200b}";
+    let args = ["serve", "--master", ANY, "--admin", ANY, "--data", ANY, "--node-name", name];
+    let server = Server::start(folder, &args);
+    let shown = ask(folder, server.address("master"), &["stat"], b"").good();
+    assert!(shown.contains(r"evil\u{1b}[2J\nINFO\u{202e}\u{200b}"), "{shown:?}");
+    let log = std::fs::read_to_string(folder.join("serve.log")).unwrap();
+    for text in [shown, log] {
+        for raw in ['\u{1b}', '\u{202e}', '\u{200b}'] {
+            assert!(!text.contains(raw), "{text:?}");
+        }
+        assert!(!text.lines().any(|line| line.starts_with("INFO")), "{text:?}");
+    }
+}

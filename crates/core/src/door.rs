@@ -47,18 +47,15 @@ pub struct Limits {
 impl Limits {
     /// For a door where a proof comes soon or never: a quarter for strangers, half of that for one origin.
     pub fn proving(all: usize) -> Self {
-        Self::with_strangers(all, all / 4)
+        let strangers = (all / 4).max(1);
+        Self { all: all.max(1), strangers, per_origin: strangers.div_ceil(2) }
     }
 
-    /// For a door where most have nothing to prove: a quarter is kept for those who do.
+    /// For a door where most have nothing to prove: a quarter is kept for those who do. All the others may
+    /// be of one origin, as they are on loopback.
     pub fn open(all: usize) -> Self {
-        Self::with_strangers(all, all - all / 4)
-    }
-
-    fn with_strangers(all: usize, strangers: usize) -> Self {
-        let all = all.max(1);
-        let strangers = strangers.clamp(1, all);
-        Self { all, strangers, per_origin: strangers.div_ceil(2) }
+        let strangers = (all - all / 4).max(1);
+        Self { all: all.max(1), strangers, per_origin: strangers }
     }
 }
 
@@ -225,6 +222,6 @@ mod tests {
     fn limits_leave_room_for_one_of_each() {
         assert_eq!(Limits::proving(0), Limits { all: 1, strangers: 1, per_origin: 1 });
         assert_eq!(Limits::proving(4096), Limits { all: 4096, strangers: 1024, per_origin: 512 });
-        assert_eq!(Limits::open(256), Limits { all: 256, strangers: 192, per_origin: 96 });
+        assert_eq!(Limits::open(256), Limits { all: 256, strangers: 192, per_origin: 192 });
     }
 }

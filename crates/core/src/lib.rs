@@ -38,6 +38,7 @@ pub mod place;
 pub mod plan;
 pub mod rng;
 pub mod seal;
+pub mod shown;
 pub mod state;
 pub mod tally;
 pub mod time;

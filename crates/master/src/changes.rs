@@ -23,6 +23,7 @@ use axum::routing::{get, put};
 use axum::{Json, Router};
 use mooncrate_admin::{Answer, Refused, changed};
 use mooncrate_core::copy::DrainStat;
+use mooncrate_core::shown as text;
 use mooncrate_core::{SegmentId, TenantId};
 use mooncrate_wire::auth::{AdminDenied, DENIED_PAUSE, admin_allowed};
 use mooncrate_wire::door::Pulse;
@@ -62,7 +63,7 @@ pub(crate) async fn guard(
     let Err(denied) = admin_allowed(&gate, who.ip(), shown, change) else {
         return next.run(request).await;
     };
-    changed(who, request.method().as_str(), "not looked at", &denied.to_string());
+    changed(who, request.method().as_str(), "not looked at", Err(&denied.to_string()));
     tokio::time::sleep(DENIED_PAUSE).await;
     let code = match denied {
         AdminDenied::Token(_) => StatusCode::UNAUTHORIZED,
@@ -97,7 +98,7 @@ async fn drain(
     })
     .await;
     let missing = || {
-        let name = name.escape_debug();
+        let name = text::shown(&name);
         let message =
             format!("no node {name} is mounted, or not that segment; /v1/nodes lists them");
         Refused(StatusCode::NOT_FOUND, message)
@@ -105,8 +106,8 @@ async fn drain(
     let stat = stat.and_then(|stat| stat.ok_or_else(missing));
     if wish != DrainWish::Look {
         let subject = match asked.segment {
-            Some(index) => format!("segment {index} of node {}", name.escape_debug()),
-            None => format!("node {}", name.escape_debug()),
+            Some(index) => format!("segment {index} of node {name}"),
+            None => format!("node {name}"),
         };
         changed(who, what, &subject, outcome(&stat));
     }
@@ -177,10 +178,10 @@ async fn set_quota(
 }
 
 /// What became of a change, for the audit log.
-fn outcome<T>(result: &Result<T, Refused>) -> &str {
+fn outcome<T>(result: &Result<T, Refused>) -> Result<&str, &str> {
     match result {
-        Ok(_) => "done",
-        Err(Refused(_, why)) => why,
+        Ok(_) => Ok("done"),
+        Err(Refused(_, why)) => Err(why),
     }
 }
 

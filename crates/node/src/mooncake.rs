@@ -23,6 +23,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use mooncrate_admin::Registry;
 use mooncrate_core::door::{Limits, Origin};
+use mooncrate_core::shown::shown;
 use mooncrate_wire::door::{Keeper, Turned};
 use serde_json::{Value, json};
 use std::io;
@@ -86,7 +87,7 @@ fn summary(node: &Node) -> String {
     format!(
         "role=client, health={words}, segment={}, memory={bytes} B, connections={}, read={} B, \
          published={} replicas, {} B\n",
-        node.info().name,
+        shown(&node.info().name),
         data.connections.value(),
         data.read_bytes.value(),
         data.published.value(),

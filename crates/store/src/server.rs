@@ -356,10 +356,10 @@ fn stand_for_election(
 }
 
 fn server_config(security: &Security) -> ServerConfig {
-    let limits = Limits::proving(descriptor_share(4, 10_000));
+    let limits = if security.gate.is_guarded() { Limits::proving } else { Limits::open };
     let crowded = |turned: &Turned| tracing::warn!("{turned}");
     ServerConfig {
-        keeper: Keeper::new("the control port", limits, crowded),
+        keeper: Keeper::new("the control port", limits(descriptor_share(4, 10_000)), crowded),
         host: HostId(name_hash(&this_host())),
         gate: security.gate.clone(),
         ..ServerConfig::default()

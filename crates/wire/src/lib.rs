@@ -32,6 +32,7 @@ mod codec;
 pub mod door;
 pub mod error;
 pub mod fds;
+pub mod files;
 pub mod frame;
 #[doc(hidden)]
 pub mod fuzzing;

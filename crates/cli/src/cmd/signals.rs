@@ -7,6 +7,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    hang_up: Signal,
 }
 
 impl Signals {
@@ -15,6 +16,8 @@ impl Signals {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            // The terminal is gone: that is no reason to end less orderly.
+            hang_up: signal(SignalKind::hangup())?,
         })
     }
 
@@ -23,6 +26,7 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
+            _ = self.hang_up.recv() => {}
         }
     }
 }

@@ -145,6 +145,14 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Sends a signal and waits for the end.
+    pub(crate) fn end_by(&mut self, signal: rustix::process::Signal) -> ExitStatus {
+        self.signal(signal);
+        wait(&mut self.child, COMMAND_MAX)
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();

@@ -185,7 +185,10 @@ where
         };
         match met {
             Ok((hello, version, credential)) => {
-                if !place.prove() {
+                // Where nobody has to prove anything, a hello says that somebody is there, and no more.
+                if !self.config.gate.is_guarded() {
+                    place.hear();
+                } else if !place.prove() {
                     return Err(End::Closed);
                 }
                 let ack = HelloAck {

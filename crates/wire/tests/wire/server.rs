@@ -4,16 +4,18 @@
 use crate::toy::*;
 use mooncrate_core::door::Limits;
 use mooncrate_core::ids::NodeId;
+use mooncrate_wire::auth::{ClusterSecret, Token};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::door::Keeper;
 use mooncrate_wire::frame::*;
 use mooncrate_wire::message::*;
 use mooncrate_wire::{
-    Address, CallError, Kind, Link, LinkConfig, LinkKind, LinkPool, PoolConfig, RefusalCode,
-    ServerConfig,
+    Access, Address, CallError, Gate, Kind, Link, LinkConfig, LinkKind, LinkPool, PoolConfig,
+    RefusalCode, ServerConfig,
 };
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -281,22 +283,32 @@ fn idle_connections_do_not_delay_a_shutdown() {
 
 fn kept(limits: Limits) -> ServerConfig {
     let keeper = Keeper::new("a test", limits, |_| ());
-    ServerConfig { keeper, ..ServerConfig::default() }
+    let gate = Gate::new(Some(ClusterSecret::from_bytes([5; 32])), None);
+    ServerConfig { keeper, gate, ..ServerConfig::default() }
+}
+
+/// A link that has proved who it is.
+fn known(server: &Server) -> Result<Link, CallError> {
+    let token = Some(Arc::new(Token::Cluster(ClusterSecret::from_bytes([5; 32]))));
+    let access = Access { token, ..Access::default() };
+    let config = LinkConfig { access, ..LinkConfig::default() };
+    Link::connect(&server.address, &hello(), &config, within(60_000))
 }
 
 #[test]
 fn beyond_the_limit_callers_are_hung_up_on_until_one_leaves() {
     let limits = Limits { all: 1, strangers: 1, per_origin: 1 };
     let server = Server::start_with("127.0.0.1:0", kept(limits));
-    let first = server.link();
-    let config = LinkConfig::default();
-    let error = Link::connect(&server.address, &hello(), &config, within(60_000)).unwrap_err();
+    let first = known(&server).unwrap();
+    let error = known(&server).unwrap_err();
     assert!(matches!(error, CallError::Closed { .. } | CallError::Io { .. }), "{error}");
     drop(first);
     // Its place is free as soon as the server has noticed.
-    let reconnect_time = Duration::from_mins(1);
-    let patient = PoolConfig { reconnect_time, ..PoolConfig::default() };
-    server.pool(patient).checkout(within(60_000)).unwrap();
+    let until = boottime().deadline_in(Duration::from_mins(1));
+    while let Err(error) = known(&server) {
+        assert!(!until.passed(boottime()), "{error}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// A connection on which nothing is ever said.
@@ -332,15 +344,15 @@ fn security_silent_callers_do_not_keep_others_out() {
         let unix = format!("unix:{}", folder.path().join("s").display());
         let at = if path { &unix } else { "127.0.0.1:0" };
         let server = Server::start_with(at, config.clone());
-        let mut known = server.link();
+        let mut early = known(&server).unwrap();
         let silent: Vec<Silent> = (0..100).map(|_| Silent::new(&server.address)).collect();
-        let mut late = server.link();
+        let mut late = known(&server).unwrap();
         assert!(late.call(&Request::Ping(Ping {}), within(60_000)).is_ok());
-        assert!(known.call(&Request::Ping(Ping {}), within(60_000)).is_ok());
+        assert!(early.call(&Request::Ping(Ping {}), within(60_000)).is_ok());
         assert_eq!(config.keeper.guests().0 - config.keeper.guests().1, 2);
         // The first of them was hung up on: its read ends, and not by the hour of its hello.
         silent[0].read_end();
-        drop((silent, known, late));
+        drop((silent, early, late));
     }
 }
 
@@ -365,6 +377,24 @@ fn a_pool_keeps_a_few_links_and_bounds_the_rest() {
     assert!(matches!(late.call(&stall, within(20)), Err(CallError::Deadline { .. })));
     drop(late);
     assert_eq!((pool.in_use(), pool.idle()), (0, 0));
+}
+
+/// One more than may be in use waits for one that comes back.
+#[test]
+fn a_caller_waits_for_a_link_that_others_use() {
+    let server = Server::start();
+    let reconnect_time = Duration::from_mins(1);
+    let pool = server.pool(PoolConfig { links_max: 1, reconnect_time, ..PoolConfig::default() });
+    let held = pool.checkout(within(60_000)).unwrap();
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| pool.checkout(within(60_000)).map(|link| link.is_reused()));
+        // Before or while it waits: it must come through either way.
+        std::thread::yield_now();
+        drop(held);
+        assert!(next.join().unwrap().unwrap(), "the very link that came back");
+    });
+    let _held = pool.checkout(within(60_000)).unwrap();
+    assert!(matches!(pool.checkout(within(50)).unwrap_err(), CallError::Busy { .. }));
 }
 
 #[test]
