@@ -40,7 +40,7 @@ impl Settings {
     pub fn new(name: &'static str) -> Self {
         let (first, idle) = (Duration::from_secs(10), Duration::from_mins(1));
         let times = Times { first, idle, write: first };
-        Self { name, connections: descriptor_share(1, 256), times }
+        Self { name, connections: descriptor_share(1, 1024), times }
     }
 }
 

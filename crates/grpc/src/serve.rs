@@ -63,7 +63,7 @@ impl Default for GrpcConfig {
     fn default() -> Self {
         Self {
             calls: 64,
-            connections: descriptor_share(2, 1024),
+            connections: descriptor_share(2, 4096),
             times: TIMES,
             calls_per_connection: 256,
             message_bytes: 8 << 20,

@@ -309,8 +309,8 @@ fn acceptable(
     let Some(ca) = ca else {
         let parsed =
             webpki::EndEntityCert::try_from(own).map_err(|error| bad(error.to_string()))?;
-        let named = parsed.valid_dns_names().any(|name| names.contains(&name));
-        return if named {
+        let fits = parsed.valid_dns_names().any(|name| names.contains(&name));
+        return if fits {
             Ok(())
         } else {
             Err(bad(certificate(&CertificateError::NotValidForName)))

@@ -1,7 +1,9 @@
-//! Connections that show no credential. One thread holds them all; whoever is hung up on comes back.
+//! Connections that show no credential. One thread holds them all; whoever is hung up on comes back a second
+//! later.
 
 use anyhow::{Context, Result};
 use mooncrate::Address;
+use mooncrate_core::Now;
 use mooncrate_wire::clock::boottime;
 use rustix::io::Errno;
 use rustix::net::{
@@ -17,6 +19,8 @@ use std::time::Duration;
 
 /// Between two looks at all connections.
 const SWEEP: Duration = Duration::from_millis(50);
+/// How long whoever was hung up on stays away.
+const AWAY: Duration = Duration::from_secs(1);
 /// Longest wait until the flood has come once: a door that takes no more makes callers wait.
 const COME_MAX: Duration = Duration::from_secs(5);
 
@@ -56,6 +60,28 @@ struct One {
     said: usize,
 }
 
+/// A place of the flood: taken, or free since then.
+enum Seat {
+    Taken(One),
+    Free(Option<Now>),
+}
+
+impl Seat {
+    fn look(&mut self, address: &Address, first: &[u8], manner: Manner) {
+        match self {
+            Self::Taken(one) => {
+                if !one.look(first, manner) {
+                    *self = Self::Free(Some(boottime()));
+                }
+            }
+            Self::Free(Some(since)) if boottime().since(*since) < AWAY => {}
+            Self::Free(_) => {
+                *self = One::come(address).map_or(Self::Free(None), Self::Taken);
+            }
+        }
+    }
+}
+
 impl Flood {
     pub(super) fn start(
         address: Address,
@@ -67,18 +93,17 @@ impl Flood {
         let came = Arc::<AtomicBool>::default();
         let (ends, shown, all) = (Arc::clone(&over), Arc::clone(&open), Arc::clone(&came));
         let work = move || {
-            let mut ones: Vec<Option<One>> = Vec::new();
-            ones.resize_with(count, || None);
+            let mut seats: Vec<Seat> = Vec::new();
+            seats.resize_with(count, || Seat::Free(None));
             while !ends.load(Ordering::Relaxed) {
-                for one in &mut ones {
+                for seat in &mut seats {
                     if ends.load(Ordering::Relaxed) {
                         return;
                     }
-                    if !one.as_mut().is_some_and(|one| one.look(first, manner)) {
-                        *one = One::come(&address);
-                    }
+                    seat.look(&address, first, manner);
                 }
-                shown.store(ones.iter().flatten().count(), Ordering::Relaxed);
+                let open = seats.iter().filter(|seat| matches!(seat, Seat::Taken(_))).count();
+                shown.store(open, Ordering::Relaxed);
                 all.store(true, Ordering::Relaxed);
                 std::thread::sleep(SWEEP);
             }

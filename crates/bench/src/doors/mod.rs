@@ -4,7 +4,7 @@
 //!   server   the `mooncrate serve` of a person, with a secret, every port on loopback
 //!   caller   a new connection, a proof, one call, hung up: again and again
 //!   flood    so many connections that say nothing, half a hello, or a byte now and then;
-//!            whoever is hung up on comes back
+//!            whoever is hung up on comes back a second later
 //! ```
 //!
 //! What must stay true: the flood shows no credential; all is on loopback and ends after its seconds; a row in

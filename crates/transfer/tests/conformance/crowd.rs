@@ -36,7 +36,7 @@ fn works(link: &mut Link) {
 /// has said it stays.
 #[test]
 fn security_silent_callers_do_not_keep_others_out() {
-    let rig = Rig::new(Path::Tcp);
+    let rig = Rig::new(Path::Local);
     let config =
         DataServerConfig { connections_max: 32, hello_time: HOUR, ..DataServerConfig::default() };
     let (server, addresses) = rig.serve_as(config);

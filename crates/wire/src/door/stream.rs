@@ -117,8 +117,8 @@ impl<S> KeptStream<S> {
             proved: AtomicBool::new(false),
             rests_since: AtomicU64::new(boottime().0),
         });
-        let timer = Box::pin(sleep(times.first));
-        Self { stream, pulse, displaced, times, timer, stuck: None, ended: None }
+        let patience = Box::pin(sleep(times.first));
+        Self { stream, pulse, displaced, times, timer: patience, stuck: None, ended: None }
     }
 
     /// Its life, for its door.

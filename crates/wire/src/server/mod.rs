@@ -224,7 +224,7 @@ impl Stream {
         match self {
             Self::Tcp(stream) => match config.gate.tls().map(TlsServer::acceptor) {
                 None => {
-                    connection::serve(stream, came(Vec::new()), handler, config, shutdown).await
+                    connection::serve(stream, came(Vec::new()), handler, config, shutdown).await;
                 }
                 Some(acceptor) => {
                     let Some((stream, names)) = encrypted(stream, acceptor, until).await else {
