@@ -114,12 +114,9 @@ async fn visit(ConnectInfo(came): ConnectInfo<Came>, mut request: Request, next:
     if let Some(pulse) = came.pulse {
         request.extensions_mut().insert(pulse);
     }
-    match tokio::time::timeout(REQUEST_TIME, next.run(request)).await {
-        Ok(answer) => answer,
-        Err(_) => {
-            let message =
-                format!("the request was not complete and answered within {REQUEST_TIME:?}");
-            Refused(StatusCode::REQUEST_TIMEOUT, message).into_response()
-        }
+    if let Ok(answer) = tokio::time::timeout(REQUEST_TIME, next.run(request)).await {
+        return answer;
     }
+    let message = format!("the request was not complete and answered within {REQUEST_TIME:?}");
+    Refused(StatusCode::REQUEST_TIMEOUT, message).into_response()
 }

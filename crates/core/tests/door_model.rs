@@ -1,5 +1,4 @@
 //! The book of a door against a naive twin: a list that is searched from its start.
-#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as its tests do")]
 
 use mooncrate_core::door::{Book, Guest, Limits, Origin, Verdict};
 use proptest::prelude::*;

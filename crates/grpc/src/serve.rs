@@ -189,6 +189,7 @@ async fn run(listener: TcpListener, parts: Parts, config: GrpcConfig, down: watc
 }
 
 /// Every call is a sign of life, those of health and reflection, which ask for nothing, too.
+#[expect(clippy::unnecessary_wraps, reason = "others of its kind refuse")]
 fn heard(request: Request<()>) -> Result<Request<()>, Status> {
     if let Some(came) = request.extensions().get::<Came>() {
         drop(came.pulse.visit());

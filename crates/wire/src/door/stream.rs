@@ -117,7 +117,8 @@ impl<S> KeptStream<S> {
             proved: AtomicBool::new(false),
             rests_since: AtomicU64::new(boottime().0),
         });
-        let patience = Box::pin(sleep(times.first));
+        // The shorter one: a library need not read again when a request has ended.
+        let patience = Box::pin(sleep(times.first.min(times.idle)));
         Self { stream, pulse, displaced, times, timer: patience, stuck: None, ended: None }
     }
 
