@@ -7,6 +7,7 @@ mod support;
 use mooncrate_check::certs::{Authority, Issued};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Stdio;
 use support::{Answer, Server, ask, keep, run};
 
 const ANY: &str = "127.0.0.1:0";
@@ -147,11 +148,48 @@ fn security_a_hang_up_stops_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let args = ["serve", "--master", ANY, "--admin", ANY, "--data", ANY, "--unix", "s"];
+    if ignores_hang_ups("self") {
+        // The server would inherit that, and is right to stay.
+        return eprintln!("skipped: this process runs under nohup");
+    }
     let mut server = Server::start(folder, &args);
     assert!(folder.join("s").exists());
     let status = server.end_by(rustix::process::Signal::HUP);
     assert!(status.success(), "{status:?}");
     assert!(!folder.join("s").exists(), "it tidied up");
+}
+
+/// Whether a process ignores SIGHUP, which is the first signal.
+fn ignores_hang_ups(process: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() & 1 == 1
+}
+
+/// Whoever starts a server with `nohup` wants it to outlive the terminal.
+#[test]
+fn a_server_under_nohup_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let args = ["serve", "--master", ANY, "--admin", ANY, "--data", ANY, "--unix", "off"];
+    let mut server = Server::start_with(folder, &args, |command| {
+        let mut nohup = std::process::Command::new("nohup");
+        nohup.arg(command.get_program()).args(command.get_args()).current_dir(folder);
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => nohup.env(name, value),
+                None => nohup.env_remove(name),
+            };
+        }
+        let log = std::fs::File::create(folder.join("serve.log")).unwrap();
+        nohup.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        *command = nohup;
+    });
+    server.signal(rustix::process::Signal::HUP);
+    assert!(ignores_hang_ups(&server.pid().to_string()), "a handler took the place of nohup");
+    ask(folder, server.address("master"), &["put", "k", "--value", "v"], b"").good();
+    let status = server.end_by(rustix::process::Signal::TERM);
+    assert!(status.success(), "{status:?}");
 }
 
 /// A node that calls itself by an escape sequence tells no terminal anything, and forges no line of a log.

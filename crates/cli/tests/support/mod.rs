@@ -138,6 +138,11 @@ impl Server {
         self.started[name].as_str().unwrap_or_else(|| panic!("{name} in {}", self.started))
     }
 
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal)
