@@ -44,11 +44,17 @@ pub struct Limits {
     pub per_origin: usize,
 }
 
+/// Strangers of one origin that a door has room for, where half of the door is that many.
+const ORIGIN_MIN: usize = 128;
+
 impl Limits {
     /// For a door where a proof comes soon or never: a quarter for strangers, half of that for one origin.
+    /// A small door gives up to half: the processes of one machine, or those behind one address, may all
+    /// start at once, and [`ORIGIN_MIN`] of them shall get through their hellos.
     pub fn proving(all: usize) -> Self {
-        let strangers = (all / 4).max(1);
-        Self { all: all.max(1), strangers, per_origin: strangers.div_ceil(2) }
+        let strangers = (all / 4).max(ORIGIN_MIN.min(all / 2)).max(1);
+        let per_origin = strangers.div_ceil(2).max(ORIGIN_MIN.min(strangers));
+        Self { all: all.max(1), strangers, per_origin }
     }
 
     /// For a door where most have nothing to prove: a quarter is kept for those who do. All the others may
@@ -222,6 +228,8 @@ mod tests {
     fn limits_leave_room_for_one_of_each() {
         assert_eq!(Limits::proving(0), Limits { all: 1, strangers: 1, per_origin: 1 });
         assert_eq!(Limits::proving(4096), Limits { all: 4096, strangers: 1024, per_origin: 512 });
+        assert_eq!(Limits::proving(512), Limits { all: 512, strangers: 128, per_origin: 128 });
+        assert_eq!(Limits::proving(192), Limits { all: 192, strangers: 96, per_origin: 96 });
         assert_eq!(Limits::open(256), Limits { all: 256, strangers: 192, per_origin: 192 });
     }
 }

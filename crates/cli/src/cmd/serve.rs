@@ -20,7 +20,6 @@ use mooncrate::{
 use mooncrate_core::catalog;
 use mooncrate_lock::Mutex;
 use mooncrate_wire::Address;
-use mooncrate_wire::door::raise_descriptors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,10 +55,6 @@ pub(crate) fn run(
     program: &str,
     out: Output,
 ) -> Result<(), Failure> {
-    // Before anything reckons with them: every connection needs one.
-    raise_descriptors().map_err(|error| {
-        Failure::failed(format!("cannot raise the limit of open files: {error}"))
-    })?;
     // One each: servers of one process count their callers by themselves.
     let security = (security(settings)?, security(settings)?);
     check(role, settings, &security.0)?;
@@ -142,9 +137,9 @@ fn check_disk(disk: &SsdConfig) -> Result<(), Failure> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         rustix::fs::statvfs(path).ok()
     });
-    let Some(all) = there.map(|about| about.f_blocks.saturating_mul(about.f_frsize)) else {
-        return Ok(());
-    };
+    let all = there.map(|about| about.f_blocks.saturating_mul(about.f_frsize));
+    // Some file systems do not tell their size: they report 0 blocks.
+    let Some(all) = all.filter(|all| *all > 0) else { return Ok(()) };
     if disk.bytes <= all {
         return Ok(());
     }

@@ -16,9 +16,10 @@ pub fn raise_descriptors() -> io::Result<u64> {
     Ok(limit.maximum.unwrap_or(PLENTY))
 }
 
-/// So many sixteenths of the descriptors of this process, at most `most`: doors that keep to their shares
-/// leave some for files and for one another.
+/// So many sixteenths of the descriptors that this process may have, at most `most`: doors that keep to their
+/// shares leave some for files and for one another. The hard limit counts: whoever starts a server raises the
+/// soft one to it, in a process of Python as well, where a node would else have room for a few dozen.
 pub fn descriptor_share(sixteenths: u64, most: usize) -> usize {
-    let all = getrlimit(Resource::Nofile).current.unwrap_or(PLENTY);
+    let all = getrlimit(Resource::Nofile).maximum.unwrap_or(PLENTY);
     most.min(usize::try_from(all / 16 * sixteenths).unwrap_or(most))
 }

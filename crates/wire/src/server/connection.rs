@@ -185,10 +185,9 @@ where
         };
         match met {
             Ok((hello, version, credential)) => {
-                // Where nobody has to prove anything, a hello says that somebody is there, and no more.
-                if !self.config.gate.is_guarded() {
-                    place.hear();
-                } else if !place.prove() {
+                // Where nobody has to prove anything, a hello is what tells a peer from a flood of silence;
+                // a poll that rests for seconds must not leave for one.
+                if !place.prove() {
                     return Err(End::Closed);
                 }
                 let ack = HelloAck {

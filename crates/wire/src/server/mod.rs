@@ -62,7 +62,7 @@ pub struct ServerConfig {
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        let limits = Limits::open(door::descriptor_share(4, 10_000));
+        let limits = Limits::proving(door::descriptor_share(4, 10_000));
         Self {
             name: "mooncrate".to_owned(),
             host: HostId(0),

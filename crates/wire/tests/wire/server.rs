@@ -356,6 +356,21 @@ fn security_silent_callers_do_not_keep_others_out() {
     }
 }
 
+/// The same where nobody has anything to prove: a hello is what a flood does not say.
+#[test]
+fn security_links_of_an_open_gate_outlive_a_flood() {
+    let limits = Limits { all: 16, strangers: 8, per_origin: 8 };
+    let time = Duration::from_hours(1);
+    let config = ServerConfig { handshake_time: time, gate: Gate::default(), ..kept(limits) };
+    let server = Server::start_with("127.0.0.1:0", config);
+    let mut early = server.link();
+    let silent: Vec<Silent> = (0..100).map(|_| Silent::new(&server.address)).collect();
+    // The server has met all of them but the last eight.
+    silent[91].read_end();
+    assert!(early.call(&Request::Ping(Ping {}), within(60_000)).is_ok());
+    assert!(server.link().call(&Request::Ping(Ping {}), within(60_000)).is_ok());
+}
+
 #[test]
 fn a_pool_keeps_a_few_links_and_bounds_the_rest() {
     let server = Server::start();
