@@ -19,8 +19,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 
-/// Longest time for a request whose head is here: its body, and the answer.
-const REQUEST_TIME: Duration = Duration::from_secs(30);
+/// Longest time for a request whose head is here: its body, and the answer. It must exceed every time that a
+/// handler sets itself (the longest: 30 s for removing all keys in the master), or the request is cut before
+/// the handler has said what it did, and the change leaves no audit line.
+const REQUEST_TIME: Duration = Duration::from_secs(45);
 /// Rest after an accept that failed: the system lacks something, and asking at once would spin.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -89,7 +91,7 @@ impl Listener for Kept {
             };
             let Some(place) = self.keeper.admit_task(Origin::of(from.ip())) else { continue };
             // Nobody has to prove anything to look.
-            let stream = KeptStream::new(stream, place, false, self.times);
+            let stream = KeptStream::new(stream, place, self.times).that_sends();
             let pulse = Some(stream.pulse());
             return (stream, Came { from, pulse });
         }

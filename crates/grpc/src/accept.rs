@@ -59,8 +59,7 @@ pub(crate) async fn accept(
     give: mpsc::Sender<io::Result<Counted>>,
 ) {
     // Where nobody has anything to prove, everybody is a stranger.
-    let guarded = gate.is_guarded();
-    let limits = if guarded { Limits::proving } else { Limits::open };
+    let limits = if gate.is_guarded() { Limits::proving } else { Limits::open };
     let crowded = |turned: &Turned| tracing::warn!("{turned}");
     let keeper = Keeper::new("the gRPC port", limits(config.connections), crowded);
     let tls = gate.tls().map(|tls| tls.speaking(PROTOCOL));
@@ -84,7 +83,7 @@ pub(crate) async fn accept(
         let Some(place) = keeper.admit_task(Origin::of(peer.ip())) else { continue };
         // Answers are small; waiting to fill a packet would cost more than sending one.
         let _ = stream.set_nodelay(true);
-        let stream = KeptStream::new(stream, place, guarded, config.times);
+        let stream = KeptStream::new(stream, place, config.times);
         let (tls, give) = (tls.clone(), give.clone());
         handshakes.spawn(async move {
             let pulse = stream.pulse();

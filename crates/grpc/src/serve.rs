@@ -26,7 +26,7 @@ const STOP_GRACE: Duration = Duration::from_secs(3);
 const PROBE: Duration = Duration::from_secs(1);
 /// A silent connection is asked after so long whether it is still there, and has so long to answer.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-/// A connection is closed that asks nothing for so long: at first, or while it has proved nothing; later.
+/// A connection is closed that asks nothing for so long: at first; later.
 const TIMES: Times = Times {
     first: Duration::from_secs(10),
     idle: Duration::from_mins(10),

@@ -50,7 +50,7 @@ fn security_silent_callers_do_not_keep_others_out() {
     ended(&mut crowd[0]);
 }
 
-/// Neither saying nothing nor calls without a token keep a connection.
+/// Whoever says nothing, or half of a beginning, is closed by the time for the first call.
 #[test]
 fn security_whoever_proves_nothing_is_hung_up_on() {
     let soon = Duration::from_millis(300);

@@ -23,9 +23,9 @@ use tokio::time::{Instant, Sleep, sleep};
 /// Times of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// Until the first request, and between two requests of who has proved nothing where that is asked for.
+    /// Until the first request.
     pub first: Duration,
-    /// Between two requests of others.
+    /// Between two requests.
     pub idle: Duration,
     /// For bytes that the peer does not take.
     pub write: Duration,
@@ -35,8 +35,6 @@ pub struct Times {
 #[derive(Debug)]
 pub struct Pulse {
     place: Place,
-    /// Whether a proof is asked for.
-    guarded: bool,
     visits: AtomicUsize,
     heard: AtomicBool,
     proved: AtomicBool,
@@ -66,9 +64,8 @@ impl Pulse {
         if self.visits.load(Ordering::Relaxed) > 0 {
             return times.first.min(times.idle);
         }
-        let heard = self.heard.load(Ordering::Relaxed);
-        let known = self.proved.load(Ordering::Relaxed) || !self.guarded;
-        let limit = if heard && known { times.idle } else { times.first };
+        // A stranger's calls count as well (a health check may watch for hours): it makes room when others come.
+        let limit = if self.heard.load(Ordering::Relaxed) { times.idle } else { times.first };
         limit.saturating_sub(boottime().since(Now(self.rests_since.load(Ordering::Relaxed))))
     }
 }
@@ -97,21 +94,17 @@ pub struct KeptStream<S> {
     timer: Pin<Box<Sleep>>,
     /// Since when the peer takes nothing.
     stuck: Option<Instant>,
+    /// Whether sending is no rest.
+    sends: bool,
     /// Why it has ended.
     ended: Option<io::ErrorKind>,
 }
 
 impl<S> KeptStream<S> {
-    /// Keeps `stream` in its place; `guarded`: whether its door asks for a proof.
-    pub fn new(
-        stream: S,
-        (place, displaced): (Place, Displaced),
-        guarded: bool,
-        times: Times,
-    ) -> Self {
+    /// Keeps `stream` in its place.
+    pub fn new(stream: S, (place, displaced): (Place, Displaced), times: Times) -> Self {
         let pulse = Arc::new(Pulse {
             place,
-            guarded,
             visits: AtomicUsize::new(0),
             heard: AtomicBool::new(false),
             proved: AtomicBool::new(false),
@@ -119,7 +112,23 @@ impl<S> KeptStream<S> {
         });
         // The shorter one: a library need not read again when a request has ended.
         let patience = Box::pin(sleep(times.first.min(times.idle)));
-        Self { stream, pulse, displaced, times, timer: patience, stuck: None, ended: None }
+        Self {
+            stream,
+            pulse,
+            displaced,
+            times,
+            timer: patience,
+            stuck: None,
+            sends: false,
+            ended: None,
+        }
+    }
+
+    /// Bytes that the peer takes put its rest off. Not for HTTP/2, where a peer can ask for bytes (PING)
+    /// without a request.
+    #[must_use]
+    pub fn that_sends(self) -> Self {
+        Self { sends: true, ..self }
     }
 
     /// Its life, for its door.
@@ -155,6 +164,14 @@ impl<S> KeptStream<S> {
         }
     }
 
+    /// An answer whose bytes are taken is no rest. The request has ended for its door when the head of the
+    /// answer was made; a long body goes out after that.
+    fn moved(&self, sent: &Poll<io::Result<usize>>) {
+        if self.sends && matches!(sent, Poll::Ready(Ok(1..))) {
+            self.pulse.rests_since.store(boottime().0, Ordering::Relaxed);
+        }
+    }
+
     /// The result of an attempt to send.
     fn sent<T>(&mut self, cx: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if sent.is_ready() {
@@ -187,6 +204,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for KeptStream<S> {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let sent = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.moved(&sent);
         self.sent(cx, sent)
     }
 
@@ -206,6 +224,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for KeptStream<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let sent = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.moved(&sent);
         self.sent(cx, sent)
     }
 
