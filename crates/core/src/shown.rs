@@ -1,7 +1,8 @@
 //! Text of others, for people: what a peer named itself, or a caller its key, reaches terminals and logs.
 //!
-//! What must stay true: no character of it moves a cursor, starts a line, hides, or turns the direction of what
-//! stands beside it; two texts that differ look different.
+//! What must stay true: no character of it moves a cursor, starts a line, or turns the direction of what stands
+//! beside it; two texts that differ are shown as different characters. They may still look alike: letters of two
+//! scripts do, and some characters that Unicode calls printable have no width.
 
 use std::fmt::{self, Write};
 

@@ -216,7 +216,8 @@ impl Inner {
 
     fn welcome(self: &Arc<Self>, socket: OwnedFd, from: Origin) {
         // Before a thread is spent on it. Relaxed: listeners may be one off, nobody reads more into it.
-        if self.threads.load(Ordering::Relaxed) >= self.config.connections_max + LEAVING_MAX {
+        let most = self.config.connections_max;
+        if self.threads.load(Ordering::Relaxed) >= most + LEAVING_MAX.min(most) {
             return;
         }
         let closer = match Closer::of(&socket) {

@@ -309,7 +309,10 @@ fn acceptable(
     let Some(ca) = ca else {
         let parsed =
             webpki::EndEntityCert::try_from(own).map_err(|error| bad(error.to_string()))?;
-        let fits = parsed.valid_dns_names().any(|name| names.contains(&name));
+        let fits = names.into_iter().any(|name| {
+            let name = ServerName::try_from(name).expect("a constant DNS name");
+            parsed.verify_is_valid_for_subject_name(&name).is_ok()
+        });
         return if fits {
             Ok(())
         } else {

@@ -38,9 +38,11 @@ pub(super) const TWO_TENANTS: &str =
 const WRONG_TOKEN: &str = "the token is not of this cluster; use the secret that its servers have, \
      or one that `mooncrate token derive` made from it";
 
-/// Whether a certificate does not say whose it is.
+/// Whether a certificate does not say whose it is: it names two tenants for one role. A node that is also the
+/// client of a tenant is told apart by the role in its hello.
 pub(super) fn of_two_tenants(names: &[Credential]) -> bool {
-    names.iter().any(|name| name.tenant != names[0].tenant)
+    let other = |a: &Credential, b: &Credential| a.role == b.role && a.tenant != b.tenant;
+    names.iter().any(|a| names.iter().any(|b| other(a, b)))
 }
 
 impl Gate {

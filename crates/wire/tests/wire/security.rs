@@ -327,6 +327,9 @@ fn security_credentials_that_do_not_agree_are_refused() {
     denied(link(&server.address, access(acme, Some("zeta"))), &["another tenant than the token"]);
     let both = &["client.acme.mooncrate", "client.zeta.mooncrate"][..];
     denied(link(&server.address, access(both, None)), &["two tenants"]);
+    // One for a node that is the client of a tenant as well: the role in the hello tells which.
+    let node = &["node.mooncrate", "client.acme.mooncrate"][..];
+    ping(&mut link(&server.address, access(node, None)).unwrap());
 }
 
 #[test]
@@ -351,13 +354,14 @@ fn security_a_server_says_at_start_that_nobody_will_accept_its_certificate() {
         assert_eq!(check(&ca.issue(names), Some(&ca)), Ok(()));
         assert_eq!(check(&ca.issue(names), None), Ok(()));
     }
-    let client = ca.issue(&["client.mooncrate"]);
-    for ca in [Some(&ca), None] {
-        let error = check(&client, ca).unwrap_err();
-        assert!(
-            error.contains("no client will accept it") && error.contains("DNS name"),
-            "{error}"
-        );
+    // Clients match no wildcard of a single label either.
+    for names in [["client.mooncrate"], ["*.mooncrate"]] {
+        let issued = ca.issue(&names);
+        for ca in [Some(&ca), None] {
+            let error = check(&issued, ca).unwrap_err();
+            let says = ["no client will accept it", "DNS name"];
+            assert!(says.iter().all(|part| error.contains(part)), "{error}");
+        }
     }
     let old = check(&ca.issue_expired(&["master.mooncrate"]), Some(&ca)).unwrap_err();
     assert!(old.contains("expired"), "{old}");
