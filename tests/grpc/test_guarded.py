@@ -168,12 +168,14 @@ def test_the_door_of_a_cluster_with_tls_is_encrypted(tmp_path, key):
         options = [("grpc.ssl_target_name_override", "master.mooncrate")]
         shown = grpc.ssl_channel_credentials(read("ca.pem"), read("acme.key"), read("acme.pem"))
         with grpc.secure_channel(server.started["grpc"], shown, options) as channel:
-            # By the certificate, then by a token, which counts more.
+            # By the certificate; a token of another tenant beside it counts for neither.
             acme = Master(channel, None, tls)
             acme.store(key, b"over TLS")
             assert fetch(acme.find(key), **acme.access) == b"over TLS"
             zeta = Master(channel, server.token("client", "zeta"), tls)
-            assert zeta.find(key).status_code == pb.NOT_FOUND
+            assert "another tenant" in refused(lambda: zeta.find(key), UNAUTHENTICATED)
+            both = Master(channel, server.token("client", "acme"), tls)
+            assert fetch(both.find(key), **both.access) == b"over TLS"
             wrong = Master(channel, "client.acme." + "0" * 64, tls)
             assert "not of this" in refused(lambda: wrong.find(key), UNAUTHENTICATED)
         # Not without a certificate of the CA, and not in the clear.

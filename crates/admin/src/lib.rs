@@ -9,17 +9,21 @@
 //! shows its numbers to Prometheus; [`changed`] is the one line that the log gets for every change
 //! that somebody made through a window.
 //!
+//! Connections are kept by the keeper of all doors (`wire::door`), which is what this crate uses `wire` for.
+//!
 //! Deliberately absent: what is shown (that is the role's), keys in metrics, other machines.
 #![forbid(unsafe_code)]
 
 mod guard;
 mod page;
+mod serve;
 
 pub use guard::window;
 pub use page::{Page, Shown, metrics, metrics_older, metrics_text};
 pub use prometheus_client::collector::Collector;
 pub use prometheus_client::encoding::DescriptorEncoder;
 pub use prometheus_client::registry::Registry;
+pub use serve::{Settings, serve};
 
 use axum::Json;
 pub use axum::Router;
@@ -27,17 +31,6 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
-
-/// Answers until `stop` is done, then finishes the requests under way. The caller bounds that wait.
-/// `routes` come from [`window`].
-pub async fn serve(
-    listener: tokio::net::TcpListener,
-    routes: Router,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    let routes = routes.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, routes).with_graceful_shutdown(stop).await
-}
 
 /// A request that was not answered, and why.
 #[derive(Debug)]
@@ -65,9 +58,23 @@ pub fn health(reasons: &[String], more: Value) -> Response {
     (code, Json(body)).into_response()
 }
 
+/// An outcome whose words were made for it, for [`changed`].
+pub fn told(outcome: &Result<String, String>) -> Result<&str, &str> {
+    outcome.as_ref().map(String::as_str).map_err(String::as_str)
+}
+
 /// One line for a change that somebody made, or tried to make: who, what, to what, and what became of
 /// it. The target `audit` lets an operator send these lines elsewhere. `subject` is free text without
-/// keys (their hash will do): a log is read by more people than the store.
-pub fn changed(who: SocketAddr, what: &str, subject: &str, outcome: &str) {
-    tracing::info!(target: "audit", %who, what, subject, outcome, "changed by an operator");
+/// keys (their hash will do): a log is read by more people than the store. `outcome`: what became of it, or
+/// why it was refused.
+pub fn changed(who: SocketAddr, what: &str, subject: &str, outcome: Result<&str, &str>) {
+    // As strings, which tracing quotes and escapes: bare, a subject with spaces could pass for more fields.
+    match outcome {
+        Ok(outcome) => {
+            tracing::info!(target: "audit", %who, what, subject, outcome, "changed by an operator");
+        }
+        Err(why) => {
+            tracing::info!(target: "audit", %who, what, subject, why, "a change was refused");
+        }
+    }
 }

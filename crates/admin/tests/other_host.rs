@@ -2,7 +2,7 @@
 //! namespace of its own, so that nothing of this machine's network matters or changes; that needs root.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
 
-use mooncrate_admin::{Router, serve, window};
+use mooncrate_admin::{Router, Settings, serve, window};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
@@ -47,7 +47,8 @@ fn in_a_namespace() {
         let port = listener.local_addr().unwrap().port();
         let routes = window(Router::new().fallback(|| async { "every key" }));
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let serving = serve(listener, routes, async move { drop(stopped.await) });
+        let serving =
+            serve(listener, routes, Settings::new("a test"), async move { drop(stopped.await) });
         let asking = async move {
             let answers = tokio::task::spawn_blocking(move || {
                 let at = |host: &str| SocketAddr::new(host.parse().unwrap(), port);

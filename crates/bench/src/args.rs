@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::doors::Doors;
 use crate::ep::EpArgs;
 use crate::kill_one::KillOne;
 use crate::nano::NanoArgs;
@@ -66,6 +67,8 @@ pub(crate) enum Command {
     KillOne(KillOne),
     /// A server with little memory and a disk: fill it, evict from it, slow it down
     Tier(Tier),
+    /// Call at every port of a guarded server while thousands without a credential crowd it
+    Doors(Doors),
     /// Whether what is read most stays: hot values beside cold puts, values of a disk, a trace
     Reads(Reads),
     /// Check the GPU-resident cache: the same list on every backend, with real processes

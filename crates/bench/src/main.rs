@@ -19,6 +19,7 @@
 //!   verify  ── no figures: a workload that judges every answer, for others to torment; kill_one
 //!              torments it once, by itself
 //!   tier    ── a server with a disk: filled, evicted from, slowed down; every answer judged
+//!   doors   ── callers with a credential at every port, while others crowd it
 //!   nano    ── the conformance list of the GPU-resident cache, on every backend
 //!   ep      ── the same of the expert exchange
 //!   reads   ── whether what is read most stays: hot values, values of a disk, a trace
@@ -38,6 +39,7 @@ mod args;
 mod control;
 mod copy;
 mod cores;
+mod doors;
 mod drain;
 mod effort;
 mod ep;
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
         Some(Command::Leaders(wanted)) => Some(verify::leaders::run(wanted)),
         Some(Command::KillOne(wanted)) => Some(kill_one::run(wanted)),
         Some(Command::Tier(wanted)) => Some(tier::run(wanted)),
+        Some(Command::Doors(wanted)) => Some(doors::run(wanted)),
         Some(Command::Reads(wanted)) => Some(reads::run(wanted)),
         Some(Command::Nano(wanted)) => Some(nano::run(wanted)),
         Some(Command::Ep(wanted)) => Some(ep::run(wanted)),
@@ -159,6 +162,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         | Command::Leaders(_)
         | Command::KillOne(_)
         | Command::Tier(_)
+        | Command::Doors(_)
         | Command::Reads(_)
         | Command::Nano(_)
         | Command::Ep(_)

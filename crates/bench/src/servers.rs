@@ -43,6 +43,11 @@ impl Server {
         address.parse().map_err(anyhow::Error::msg)
     }
 
+    /// What it said of itself when it was ready.
+    pub(crate) fn said(&self, field: &str) -> Option<&str> {
+        self.started[field].as_str()
+    }
+
     /// Its process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()

@@ -20,11 +20,15 @@ use support::{Server, fetch, finish, mooncrate, wait};
 /// Small file systems, and what makes them in the folder where it is started: memory, and one as servers have
 /// it, with direct I/O, a journal, and space that names and directories take as well.
 const FILE_SYSTEMS: [(&str, &str); 2] = [
-    ("tmpfs", "mkdir small && mount -t tmpfs -o size=24m,mode=700 tmpfs small"),
+    (
+        "tmpfs",
+        "mkdir small && mount -t tmpfs -o size=88m,mode=700 tmpfs small && \
+         fallocate -l 64m small/others",
+    ),
     (
         "ext4",
-        "truncate -s 30m image && mkfs.ext4 -q -F -b 4096 -m 0 image && mkdir small && \
-         mount -o loop image small && chmod 700 small",
+        "truncate -s 94m image && mkfs.ext4 -q -F -b 4096 -m 0 image && mkdir small && \
+         mount -o loop image small && chmod 700 small && fallocate -l 64m small/others",
     ),
 ];
 /// The rest of the words say which test goes on in there.
@@ -33,7 +37,8 @@ const GO_ON: &str = "exec \"$0\" \"$1\" --exact --ignored --nocapture";
 const PATIENCE: Duration = Duration::from_mins(2);
 const LEN: usize = 64 << 10;
 
-/// Runs an ignored test of this file where `small` is a file system of about 24 MiB, of each kind.
+/// Runs an ignored test of this file where `small` is a file system of each kind in which others have left about
+/// 24 MiB.
 fn in_small_file_system(name: &str) {
     std::thread::scope(|scope| {
         for (kind, setup) in FILE_SYSTEMS {
@@ -198,7 +203,7 @@ fn more_than_the_file_system_holds() {
 #[ignore = "started by the other test, in a namespace"]
 fn more_than_it_holds() {
     for backend in ["bucket", "per_key"] {
-        let rig = Rig::start(&format!("small/{backend}=256MiB,bucket_size=2MiB,backend={backend}"));
+        let rig = Rig::start(&format!("small/{backend}=64MiB,bucket_size=2MiB,backend={backend}"));
         // 64 MiB through a file system of about 24.
         for n in 0..1024 {
             rig.put(n);
@@ -242,7 +247,7 @@ fn removals_on_a_full_disk_end() {
 #[test]
 #[ignore = "started by the other test, in a namespace"]
 fn removals_end() {
-    let disk = "small/bucket=256MiB,bucket_size=2MiB";
+    let disk = "small/bucket=64MiB,bucket_size=2MiB";
     let mut rig = Rig::start(disk);
     for n in 0..100 {
         rig.put(n);
@@ -273,7 +278,7 @@ fn a_full_disk_comes_up_warm() {
 #[ignore = "started by the other test, in a namespace"]
 fn comes_up_warm() {
     for backend in ["bucket", "per_key"] {
-        let disk = format!("small/{backend}=256MiB,bucket_size=2MiB,backend={backend}");
+        let disk = format!("small/{backend}=64MiB,bucket_size=2MiB,backend={backend}");
         let mut rig = Rig::start(&disk);
         for n in 0..200 {
             rig.put(n);

@@ -7,6 +7,7 @@ mod support;
 use mooncrate_check::certs::{Authority, Issued};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Stdio;
 use support::{Answer, Server, ask, keep, run};
 
 const ANY: &str = "127.0.0.1:0";
@@ -113,4 +114,99 @@ fn security_an_open_bind_is_refused_with_every_way_out() {
     let secret = new_token(folder.path(), "cluster.token");
     let admin = ["serve", "--admin", "0.0.0.0:0", "--token-file", &secret, "--insecure-listen"];
     refused(&run(folder.path(), &admin), 2, &["loopback only"]);
+}
+
+/// What cannot be, or would hang, is refused at start, with the way out.
+#[test]
+fn security_a_server_refuses_what_it_cannot_keep() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let serve = |more: &[&str]| {
+        let args = ["serve", "--master", ANY, "--admin", "off", "--data", ANY, "--unix", "off"];
+        run(folder, &[&args[..], more].concat())
+    };
+    refused(&serve(&["--ssd", "disk=16EiB"]), 2, &["its file system has", "ask for less"]);
+    let pipe = folder.join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+    let pipe = pipe.to_str().unwrap();
+    refused(&serve(&["--config", pipe]), 2, &["not a regular file"]);
+    refused(&serve(&["--config", "/dev/zero"]), 2, &["not a regular file"]);
+    refused(&serve(&["--state-file", pipe]), 1, &["not a regular file"]);
+    let last = format!("mooncrate-master 4\nepoch {}\nserial 1\nend\n", u64::MAX);
+    let state = keep(folder, "master.state", &last);
+    refused(&serve(&["--state-file", &state]), 1, &["damaged"]);
+    let ca = Authority::default();
+    let issued = ca.issue(&["client.mooncrate"]);
+    let (cert, key) = (keep(folder, "c.pem", &issued.cert), keep(folder, "c.key", &issued.key));
+    let tls = ["--tls-cert", &cert, "--tls-key", &key];
+    refused(&serve(&tls), 2, &["no client will accept it", "master.mooncrate"]);
+}
+
+/// A terminal that is closed ends a server as an operator would.
+#[test]
+fn security_a_hang_up_stops_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let args = ["serve", "--master", ANY, "--admin", ANY, "--data", ANY, "--unix", "s"];
+    if ignores_hang_ups("self") {
+        // The server would inherit that, and is right to stay.
+        return eprintln!("skipped: this process runs under nohup");
+    }
+    let mut server = Server::start(folder, &args);
+    assert!(folder.join("s").exists());
+    let status = server.end_by(rustix::process::Signal::HUP);
+    assert!(status.success(), "{status:?}");
+    assert!(!folder.join("s").exists(), "it tidied up");
+}
+
+/// Whether a process ignores SIGHUP, which is the first signal.
+fn ignores_hang_ups(process: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() & 1 == 1
+}
+
+/// Whoever starts a server with `nohup` wants it to outlive the terminal.
+#[test]
+fn a_server_under_nohup_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let args = ["serve", "--master", ANY, "--admin", ANY, "--data", ANY, "--unix", "off"];
+    let mut server = Server::start_with(folder, &args, |command| {
+        let mut nohup = std::process::Command::new("nohup");
+        nohup.arg(command.get_program()).args(command.get_args()).current_dir(folder);
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => nohup.env(name, value),
+                None => nohup.env_remove(name),
+            };
+        }
+        let log = std::fs::File::create(folder.join("serve.log")).unwrap();
+        nohup.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        *command = nohup;
+    });
+    server.signal(rustix::process::Signal::HUP);
+    assert!(ignores_hang_ups(&server.pid().to_string()), "a handler took the place of nohup");
+    ask(folder, server.address("master"), &["put", "k", "--value", "v"], b"").good();
+    let status = server.end_by(rustix::process::Signal::TERM);
+    assert!(status.success(), "{status:?}");
+}
+
+/// A node that calls itself by an escape sequence tells no terminal anything, and forges no line of a log.
+#[test]
+fn security_names_of_others_are_shown_escaped() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let name = "evil\u{1b}[2J\nINFO\u{202e}\u{200b}";
+    let args = ["serve", "--master", ANY, "--admin", ANY, "--data", ANY, "--node-name", name];
+    let server = Server::start(folder, &args);
+    let shown = ask(folder, server.address("master"), &["stat"], b"").good();
+    assert!(shown.contains(r"evil\u{1b}[2J\nINFO\u{202e}\u{200b}"), "{shown:?}");
+    let log = std::fs::read_to_string(folder.join("serve.log")).unwrap();
+    for text in [shown, log] {
+        for raw in ['\u{1b}', '\u{202e}', '\u{200b}'] {
+            assert!(!text.contains(raw), "{text:?}");
+        }
+        assert!(!text.lines().any(|line| line.starts_with("INFO")), "{text:?}");
+    }
 }

@@ -120,25 +120,7 @@ pub fn fingerprint(bytes: &[u8]) -> Fingerprint {
 
 /// Shows key bytes: text as it is, everything else escaped.
 pub fn show(bytes: &[u8]) -> impl fmt::Display + '_ {
-    struct Shown<'a>(&'a [u8]);
-    impl fmt::Display for Shown<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            for chunk in self.0.utf8_chunks() {
-                for c in chunk.valid().chars() {
-                    if c.is_control() || c == '\\' {
-                        write!(f, "{}", c.escape_default())?;
-                    } else {
-                        write!(f, "{c}")?;
-                    }
-                }
-                for byte in chunk.invalid() {
-                    write!(f, "\\x{byte:02x}")?;
-                }
-            }
-            Ok(())
-        }
-    }
-    Shown(bytes)
+    crate::shown::shown_bytes(bytes)
 }
 
 impl fmt::Display for Key {

@@ -1,8 +1,11 @@
-//! Connections, counted, and encrypted where the cluster is. When as many are open as may be, the
-//! next ones wait in the system's backlog.
+//! Connections, kept (`wire::door`), and encrypted where the cluster is. When as many are open as may be,
+//! one that has proved nothing makes room for the next.
 
-use mooncrate_wire::Credential;
+use crate::serve::GrpcConfig;
+use mooncrate_core::door::{Limits, Origin};
+use mooncrate_wire::door::{Keeper, KeptStream, Pulse, Turned};
 use mooncrate_wire::tls::TlsServer;
+use mooncrate_wire::{Credential, Gate};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -11,7 +14,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 use tonic::transport::server::Connected;
 
@@ -20,6 +23,8 @@ use tonic::transport::server::Connected;
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a caller may take to agree on a key.
 const HANDSHAKE: Duration = Duration::from_secs(3);
+/// Handshakes at a time whose tasks have not ended: those of displaced callers are about to.
+const HANDSHAKES_MAX: usize = 4096;
 /// What HTTP/2 is called in that handshake.
 const PROTOCOL: &[u8] = b"h2";
 
@@ -34,49 +39,60 @@ pub(crate) struct Came {
     pub(crate) peer: SocketAddr,
     /// What the caller's certificate says of it.
     pub(crate) names: Arc<[Credential]>,
+    /// Its life at this door.
+    pub(crate) pulse: Arc<Pulse>,
     /// Held while a wrong credential waits for its refusal: one guess at a time.
     pub(crate) guess: Arc<Mutex<()>>,
 }
 
-/// A connection and its place among those that may be open.
+/// A connection in its place.
 pub(crate) struct Counted {
     stream: Box<dyn Stream>,
     came: Came,
-    _place: OwnedSemaphorePermit,
 }
 
 /// Accepts until nobody takes the connections any more.
 pub(crate) async fn accept(
     listener: TcpListener,
-    most: usize,
-    tls: Option<TlsServer>,
+    config: &GrpcConfig,
+    gate: &Gate,
     give: mpsc::Sender<io::Result<Counted>>,
 ) {
-    let places = Arc::new(Semaphore::new(most));
-    let tls = tls.map(|tls| tls.speaking(PROTOCOL));
-    // Each holds a place, so there are as many as there are places.
+    // Where nobody has anything to prove, everybody is a stranger.
+    let limits = if gate.is_guarded() { Limits::proving } else { Limits::open };
+    let crowded = |turned: &Turned| tracing::warn!("{turned}");
+    let keeper = Keeper::new("the gRPC port", limits(config.connections), crowded);
+    let tls = gate.tls().map(|tls| tls.speaking(PROTOCOL));
     let mut handshakes = JoinSet::new();
     loop {
         while handshakes.try_join_next().is_some() {}
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        if handshakes.len() >= HANDSHAKES_MAX {
+            handshakes.join_next().await;
+        }
         let (stream, peer) = tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "a gRPC connection was not accepted");
+                    keeper.failed(&error);
                     tokio::time::sleep(PAUSE).await;
                     continue;
                 }
             },
             () = give.closed() => return,
         };
+        let Some(place) = keeper.admit_task(Origin::of(peer.ip())) else { continue };
         // Answers are small; waiting to fill a packet would cost more than sending one.
         let _ = stream.set_nodelay(true);
+        let stream = KeptStream::new(stream, place, config.times);
         let (tls, give) = (tls.clone(), give.clone());
         handshakes.spawn(async move {
+            let pulse = stream.pulse();
             let Some((stream, names)) = encrypted(stream, tls).await else { return };
-            let came = Came { peer, names: names.into(), guess: Arc::default() };
-            let _ = give.send(Ok(Counted { stream, came, _place: place })).await;
+            if !names.is_empty() {
+                pulse.prove();
+            }
+            let came = Came { peer, names: names.into(), pulse, guess: Arc::default() };
+            let _ = give.send(Ok(Counted { stream, came })).await;
         });
     }
 }
@@ -84,7 +100,7 @@ pub(crate) async fn accept(
 /// The stream that calls travel on; `None`: the caller does not speak TLS, or not ours. TLS itself
 /// tells it why.
 async fn encrypted(
-    stream: TcpStream,
+    stream: KeptStream<TcpStream>,
     tls: Option<TlsServer>,
 ) -> Option<(Box<dyn Stream>, Vec<Credential>)> {
     let Some(tls) = tls else { return Some((Box::new(stream), Vec::new())) };

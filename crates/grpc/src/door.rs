@@ -114,6 +114,8 @@ impl Door {
         T: Answer,
     {
         let budget = deadline::of(request.metadata(), boottime(), self.config.call_max);
+        // While it is under way the connection does not rest.
+        let _visit = request.extensions().get::<Came>().map(|came| came.pulse.visit());
         let caller = self.admit(kind, &request).await?;
         let Ok(permit) = Arc::clone(&self.calls).try_acquire_owned() else {
             let most = self.config.calls;

@@ -33,7 +33,10 @@ impl Caller {
         let fit = |name: Credential| auth::may(name.role, kind);
         let header = metadata.get("authorization").map(|value| value.to_str().unwrap_or_default());
         match gate.bearer(header, &came.names, fit) {
-            Ok(shown) if fit(shown) => Ok(Self { tenant: shown.tenant, role: Some(shown.role) }),
+            Ok(shown) if fit(shown) => {
+                came.pulse.prove();
+                Ok(Self { tenant: shown.tenant, role: Some(shown.role) })
+            }
             Ok(Credential { role, .. }) => Err(Status::permission_denied(format!(
                 "a {role} may not do this; use a token or certificate of the role that may"
             ))),

@@ -47,6 +47,7 @@ pub mod pb {
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/master.bin"));
 
 pub use door::{Parts, View};
+pub use mooncrate_wire::door::Times;
 pub use segments::SegmentError;
 pub use serve::{GrpcConfig, GrpcServing, serve_grpc};
 pub use tonic::Status;

@@ -1,10 +1,11 @@
 //! The thread of the door: one runtime for the connections, a bounded pool for calls into the
 //! master, health and reflection beside the service.
 
-use crate::accept::accept;
+use crate::accept::{Came, accept};
 use crate::door::{Door, Parts};
 use crate::pb::master_service_server::MasterServiceServer;
 use mooncrate_wire::address::Bound;
+use mooncrate_wire::door::{Times, descriptor_share};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +14,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::InterceptorLayer;
 use tonic::transport::Server;
+use tonic::{Request, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
@@ -23,6 +26,12 @@ const STOP_GRACE: Duration = Duration::from_secs(3);
 const PROBE: Duration = Duration::from_secs(1);
 /// A silent connection is asked after so long whether it is still there, and has so long to answer.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+/// A connection is closed that asks nothing for so long: at first; later.
+const TIMES: Times = Times {
+    first: Duration::from_secs(10),
+    idle: Duration::from_mins(10),
+    write: Duration::from_secs(10),
+};
 /// Connections that are accepted but not yet served.
 const ACCEPTED: usize = 16;
 const OWN: &str = "descriptors that this build has compiled itself are well-formed";
@@ -34,8 +43,10 @@ const SERVICE: &str = "mooncrate.v1.MasterService";
 pub struct GrpcConfig {
     /// Calls under way at a time; beyond, `RESOURCE_EXHAUSTED`.
     pub calls: usize,
-    /// Connections open at a time; beyond, they wait.
+    /// Connections open at a time; beyond, those that have proved nothing make room.
     pub connections: usize,
+    /// How long they may rest.
+    pub times: Times,
     /// Calls under way on one connection; beyond, they wait.
     pub calls_per_connection: u32,
     /// Bytes of a message, either way.
@@ -52,7 +63,8 @@ impl Default for GrpcConfig {
     fn default() -> Self {
         Self {
             calls: 64,
-            connections: 1024,
+            connections: descriptor_share(2, 4096),
+            times: TIMES,
             calls_per_connection: 256,
             message_bytes: 8 << 20,
             call_max: Duration::from_secs(30),
@@ -126,8 +138,8 @@ pub fn serve_grpc(socket: Bound, parts: Parts, config: GrpcConfig) -> io::Result
 async fn run(listener: TcpListener, parts: Parts, config: GrpcConfig, down: watch::Receiver<bool>) {
     let (reporter, health) = tonic_health::server::health_reporter();
     let (give, take) = mpsc::channel(ACCEPTED);
-    let tls = parts.gate.tls().cloned();
-    let connections = accept(listener, config.connections, tls, give);
+    let (gate, bounds) = (parts.gate.clone(), config.clone());
+    let connections = async move { accept(listener, &bounds, &gate, give).await };
     let probe = watch_health(reporter.clone(), Arc::clone(&parts.leads), down.clone());
     let beside = async move {
         tokio::join!(connections, probe);
@@ -145,6 +157,7 @@ async fn run(listener: TcpListener, parts: Parts, config: GrpcConfig, down: watc
         .max_concurrent_streams(config.calls_per_connection)
         .http2_keepalive_interval(Some(KEEPALIVE.0))
         .http2_keepalive_timeout(Some(KEEPALIVE.1))
+        .layer(InterceptorLayer::new(heard))
         .add_service(health)
         .add_service(reflection().build_v1().expect(OWN))
         .add_service(reflection().build_v1alpha().expect(OWN))
@@ -173,6 +186,15 @@ async fn run(listener: TcpListener, parts: Parts, config: GrpcConfig, down: watc
         () = beside => {}
         () = too_long => tracing::debug!("gRPC calls under way were cut off"),
     }
+}
+
+/// Every call is a sign of life, those of health and reflection, which ask for nothing, too.
+#[expect(clippy::unnecessary_wraps, reason = "others of its kind refuse")]
+fn heard(request: Request<()>) -> Result<Request<()>, Status> {
+    if let Some(came) = request.extensions().get::<Came>() {
+        drop(came.pulse.visit());
+    }
+    Ok(request)
 }
 
 /// Until the door is told to close, or whoever could tell it is gone.

@@ -2,6 +2,7 @@
 //! bytes move over data frames as for any client.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
 
+#[expect(dead_code, reason = "each test binary uses a part of it")]
 mod support;
 
 use mooncrate_grpc::pb::buf_handle::BufStatus;

@@ -30,7 +30,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get};
 use axum::{Json, Router};
-use mooncrate_admin::{Answer, Refused, Registry, changed, health};
+use mooncrate_admin::{Answer, Refused, Registry, changed, health, told};
 use mooncrate_core::TenantId;
 use mooncrate_core::catalog::Counters;
 use mooncrate_core::error::RemoveError;
@@ -288,11 +288,12 @@ async fn remove(
     .await;
     let what = if force { "remove key, leased or not" } else { "remove key" };
     let outcome = match &removed {
-        Ok(Ok(())) => "removed".to_owned(),
-        Ok(Err(error)) => error.to_string(),
-        Err(Refused(_, why)) => why.clone(),
+        Ok(Ok(())) => Ok("removed".to_owned()),
+        Ok(Err(error @ RemoveError::Deferred { .. })) => Ok(error.to_string()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(Refused(_, why)) => Err(why.clone()),
     };
-    changed(who, what, &subject, &outcome);
+    changed(who, what, &subject, told(&outcome));
     let (status, state) = match removed? {
         Ok(()) => (StatusCode::OK, "removed"),
         Err(RemoveError::Deferred { .. }) => (StatusCode::ACCEPTED, "being removed"),

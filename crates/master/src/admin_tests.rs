@@ -123,7 +123,12 @@ pub(crate) fn exchange_over(routes: Router, requests: &[&str]) -> Vec<(u16, Stri
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let routes = mooncrate_admin::window(routes);
         let stop_asked = async move { drop(stopped.await) };
-        let serving = mooncrate_admin::serve(listener, routes, stop_asked);
+        let serving = mooncrate_admin::serve(
+            listener,
+            routes,
+            mooncrate_admin::Settings::new("a test"),
+            stop_asked,
+        );
         let asking = async move {
             let mut answers = Vec::new();
             for request in requests {

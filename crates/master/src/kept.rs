@@ -55,7 +55,10 @@ impl Kept {
         let mut lines = text.lines();
         let first = lines.next()?;
         let version = 1 + FIRST.iter().position(|line| *line == first)?;
-        let epoch = LeaderEpoch(lines.next()?.strip_prefix("epoch ")?.parse().ok()?);
+        let epoch: u64 = lines.next()?.strip_prefix("epoch ")?.parse().ok()?;
+        // The next leader is one above it; no cluster has had so many.
+        epoch.checked_add(1)?;
+        let epoch = LeaderEpoch(epoch);
         let mut kept = Self { epoch, ..Self::default() };
         // The line without a space is the end.
         while let Some((word, rest)) = lines.next()?.split_once(' ') {
@@ -116,6 +119,8 @@ mod tests {
             assert_eq!(Kept::parse(&odd), None, "{bad}");
         }
         assert_eq!(Kept::parse(&text.replace("master 4", "master 5")), None);
+        let last = text.replace("epoch 7", &format!("epoch {}", u64::MAX));
+        assert_eq!(Kept::parse(&last), None, "nobody could lead after it");
     }
 
     /// Files of the versions before are read, and believe no segment.

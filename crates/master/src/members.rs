@@ -5,6 +5,7 @@ use crate::service::Master;
 use mooncrate_core::copy::CopyDone;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::Notice;
+use mooncrate_core::shown::shown;
 use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, Now, SegmentId};
 use mooncrate_lock::MutexGuard;
 use mooncrate_wire::clock::boottime;
@@ -40,7 +41,7 @@ impl Master {
         mind.directory.nodes.insert(node, mount.info.clone());
         let epoch = mind.catalog.epoch();
         drop(mind);
-        tracing::info!(node = %mount.info.name, segments = mount.offers.len(), "node mounted");
+        tracing::info!(node = %shown(&mount.info.name), segments = mount.offers.len(), "node mounted");
         let fence_ms = u32::try_from(fence.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
         Ok(Mounted { epoch, registration_ms: self.registration_ms(), fence_ms })
     }

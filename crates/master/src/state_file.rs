@@ -2,10 +2,14 @@
 //! synced, renamed, directory synced.
 
 use crate::kept::Kept;
+use mooncrate_wire::files::read_small;
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+
+/// Far more than the lines of all nodes and segments of a cluster take.
+const STATE_BYTES_MAX: u64 = 64 << 20;
 
 /// The file, and what it says now.
 #[derive(Debug)]
@@ -18,14 +22,17 @@ pub(crate) struct StateFile {
 impl StateFile {
     /// Reads the file; `None` in place of what was kept if there is none yet.
     pub(crate) fn open(path: &Path) -> io::Result<(Self, Option<Kept>)> {
-        let kept = match fs::read_to_string(path) {
+        let kept = match read_small(path, STATE_BYTES_MAX) {
             Ok(text) => Some(Kept::parse(&text).ok_or_else(|| {
                 let name = path.display();
                 let fix = "it is damaged; move it away to start without it (values on disks are lost then)";
                 io::Error::new(io::ErrorKind::InvalidData, format!("{name}: {fix}"))
             })?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
+            Err(error) => {
+                let text = format!("{}: {error}", path.display());
+                return Err(io::Error::new(error.kind(), text));
+            }
         };
         let known = Some(kept.clone().unwrap_or_default());
         Ok((Self { path: path.into(), kept: known }, kept))

@@ -22,6 +22,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use mooncrate_admin::Registry;
+use mooncrate_core::door::{Limits, Origin};
+use mooncrate_core::shown::shown;
+use mooncrate_wire::door::{Keeper, Turned};
 use serde_json::{Value, json};
 use std::io;
 use std::sync::Arc;
@@ -37,7 +40,7 @@ const MASTER_GONE_SECONDS: f64 = 3.0;
 const QUESTION_BYTES_MAX: u64 = 256;
 /// How long a caller of the door may take.
 const CALLER_TIME: Duration = Duration::from_secs(2);
-/// Callers of the door at a time; more wait.
+/// Callers of the door at a time; of more, those that came first make room.
 const CALLERS_MAX: usize = 64;
 /// How long the door rests when the system has nothing left to accept a caller with.
 const REST: Duration = Duration::from_millis(50);
@@ -84,7 +87,7 @@ fn summary(node: &Node) -> String {
     format!(
         "role=client, health={words}, segment={}, memory={bytes} B, connections={}, read={} B, \
          published={} replicas, {} B\n",
-        node.info().name,
+        shown(&node.info().name),
         data.connections.value(),
         data.read_bytes.value(),
         data.published.value(),
@@ -100,13 +103,12 @@ pub fn introduction(master: &str, segment: &str, tenant: &str) -> Value {
 /// Answers at the door until `stop` is done.
 pub async fn serve_door(listener: TcpListener, answer: Value, stop: impl Future<Output = ()>) {
     let answer: Arc<str> = format!("{answer}\n").into();
+    let crowded = |turned: &Turned| tracing::warn!("{turned}");
+    let limits = Limits { all: CALLERS_MAX, strangers: CALLERS_MAX, per_origin: CALLERS_MAX };
+    let keeper = Keeper::new("the door for dummy stores", limits, crowded);
     let mut callers = JoinSet::new();
     tokio::pin!(stop);
     loop {
-        while callers.len() >= CALLERS_MAX {
-            // Each of them has its own limit of time.
-            callers.join_next().await;
-        }
         let accepted = tokio::select! {
             () = &mut stop => return,
             Some(_) = callers.join_next(), if !callers.is_empty() => continue,
@@ -115,14 +117,21 @@ pub async fn serve_door(listener: TcpListener, answer: Value, stop: impl Future<
         match accepted {
             Ok((stream, peer)) if peer.ip().to_canonical().is_loopback() => {
                 let answer = Arc::clone(&answer);
+                let Some((place, displaced)) = keeper.admit_task(Origin::of(peer.ip())) else {
+                    continue;
+                };
                 callers.spawn(async move {
+                    let _place = place;
                     // A caller that is too slow or talks nonsense is hung up on.
-                    let _ = timeout(CALLER_TIME, introduce(stream, &answer)).await;
+                    tokio::select! {
+                        _ = timeout(CALLER_TIME, introduce(stream, &answer)) => {}
+                        () = displaced => {}
+                    }
                 });
             }
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(%error, "the door for dummy stores cannot accept");
+                keeper.failed(&error);
                 tokio::time::sleep(REST).await;
             }
         }

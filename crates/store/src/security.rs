@@ -64,7 +64,12 @@ impl Credentials {
             None => None,
             Some(token) => Some(token.secret().ok_or(Error::DerivedToken)?.clone()),
         };
-        let tls = if self.tls.is_empty() { None } else { Some(self.tls.server()?) };
+        let tls = if self.tls.is_empty() {
+            None
+        } else {
+            self.tls.check_server()?;
+            Some(self.tls.server()?)
+        };
         let gate = Gate::new(secret, tls);
         // Without a CA a server cannot verify others, so it calls nobody over TLS.
         let tls = if self.tls.ca.is_some() { Some(self.tls.client()?) } else { None };

@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::host::{this_host, this_start};
 use crate::security::Security;
 use mooncrate_core::catalog;
+use mooncrate_core::door::Limits;
 use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::{LeaderEpoch, Stamp, TenantId};
 use mooncrate_grpc::{GrpcConfig, GrpcServing, Parts, Status, View, serve_grpc};
@@ -14,6 +15,7 @@ use mooncrate_node::{
     GuardCommand, Node, NodeConfig, OpenDisks, TierConfig, VramConfig, keep_watch,
 };
 use mooncrate_wire::address::Bound;
+use mooncrate_wire::door::{Keeper, Turned, descriptor_share, raise_descriptors};
 use mooncrate_wire::{
     Address, Hello, LinkConfig, LinkKind, MasterApi, MasterLink, MasterPools, Masters, NodeApi,
     PoolConfig, Role, ServerConfig,
@@ -209,8 +211,17 @@ impl Drop for Running {
     }
 }
 
+/// Raises the limit of open files of this process, whose program may be another one's (Python): the doors
+/// reckon with what the system allows, and below the usual 1,024 a flood would use up the files of all of it.
+fn allow_connections() {
+    if let Err(error) = raise_descriptors() {
+        tracing::warn!(%error, "cannot raise the limit of open files: a crowd may use them up");
+    }
+}
+
 /// Runs a master.
 pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
+    allow_connections();
     if let Some(election) = options.election.clone() {
         return stand_for_election(options, election);
     }
@@ -232,6 +243,7 @@ pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
 
 /// Runs a node, and waits until its master knows it.
 pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
+    allow_connections();
     let master: Arc<dyn MasterApi> = Arc::new(master_of(&options));
     let drain_on_stop = options.drain_on_stop;
     let sockets = listen_for_data(&options)?;
@@ -264,6 +276,7 @@ fn master_of(options: &NodeOptions) -> MasterLink {
 
 /// Runs a master and a node in one process: the small cluster that most people start with.
 pub fn run_both(mut master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
+    allow_connections();
     // A socket that nobody removed: the process before did not stop in order, and its memory may be mapped.
     let killed = node.unix.as_ref().is_some_and(|path| path.exists());
     master.new_cluster |= master.state_file.is_none() && !killed;
@@ -354,7 +367,11 @@ fn stand_for_election(
 }
 
 fn server_config(security: &Security) -> ServerConfig {
+    // At an open gate, too: a hello counts as the proof.
+    let limits = Limits::proving(descriptor_share(4, 10_000));
+    let crowded = |turned: &Turned| tracing::warn!("{turned}");
     ServerConfig {
+        keeper: Keeper::new("the control port", limits, crowded),
         host: HostId(name_hash(&this_host())),
         gate: security.gate.clone(),
         ..ServerConfig::default()

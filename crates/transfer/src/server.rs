@@ -12,11 +12,13 @@ pub use tally::{DataTally, Refusals};
 
 use crate::segments::Segments;
 use connection::Connection;
+use mooncrate_core::door::{Limits, Origin};
 use mooncrate_core::{HostId, LeaderEpoch, Now, TenantId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::WriteGuard;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::address::Bound;
+use mooncrate_wire::door::{Keeper, Place, Turned, descriptor_share, user_of};
 use mooncrate_wire::link::{Accepted, Closer};
 use mooncrate_wire::{Gate, HelloAck, Kind, Link, LinkConfig, LinkKind, auth};
 use pins::PinBook;
@@ -32,8 +34,8 @@ use std::time::Duration;
 
 /// How often a listener looks whether it should end.
 const ACCEPT_STEP: Duration = Duration::from_millis(100);
-/// How long a caller may take for its hello.
-const HELLO_TIME: Duration = Duration::from_secs(3);
+/// Threads beyond the connections that count: those whose callers were displaced and that are about to end.
+const LEAVING_MAX: usize = 1024;
 /// Pause after an accept that failed: out of descriptors does not get better by trying at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -44,8 +46,10 @@ pub struct DataServerConfig {
     pub name: String,
     /// The machine this is.
     pub host: HostId,
-    /// Connections at once; more are refused.
+    /// Connections at once, those that have said no hello among them; these make room for others.
     pub connections_max: usize,
+    /// From the connection to the end of its hello, TLS included.
+    pub hello_time: Duration,
     /// A connection without pins and open puts that says nothing for this long is closed.
     pub idle_time: Duration,
     /// Share of a segment, in percent, that one connection may pin for views.
@@ -76,7 +80,8 @@ impl Default for DataServerConfig {
         Self {
             name: String::new(),
             host: HostId(0),
-            connections_max: 4096,
+            connections_max: descriptor_share(3, 4096),
+            hello_time: Duration::from_secs(3),
             idle_time: Duration::from_mins(1),
             pinned_percent_max: 25,
             tenant_pinned_percent_max: 50,
@@ -105,6 +110,7 @@ pub(crate) struct Inner {
     pub(crate) tally: Arc<DataTally>,
     stopping: AtomicBool,
     next: AtomicU64,
+    keeper: Keeper,
     /// Connections with a thread, also those that have not said hello.
     threads: AtomicUsize,
     open: Mutex<BTreeMap<u64, OpenConnection>>,
@@ -118,7 +124,7 @@ pub(crate) struct Inner {
 
 #[derive(Debug)]
 struct OpenConnection {
-    closer: Closer,
+    closer: Arc<Closer>,
     /// A request is being handled; only then is there something to finish.
     busy: Arc<AtomicBool>,
 }
@@ -131,7 +137,10 @@ impl DataServer {
         tally: Arc<DataTally>,
         sockets: Vec<Bound>,
     ) -> io::Result<Self> {
+        let limits = Limits::proving(config.connections_max);
+        let crowded = |turned: &Turned| tracing::warn!("{turned}");
         let inner = Arc::new(Inner {
+            keeper: Keeper::new("the data port", limits, crowded),
             segments,
             config,
             tally,
@@ -206,38 +215,46 @@ impl Inner {
         while !self.stopping() {
             self.end_late();
             match accept(socket) {
-                Ok(Some((connection, unix))) => self.welcome(connection, unix),
+                Ok(Some((connection, from))) => self.welcome(connection, from),
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    self.keeper.failed(&error);
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
             }
         }
     }
 
-    fn welcome(self: &Arc<Self>, socket: OwnedFd, unix: bool) {
+    fn welcome(self: &Arc<Self>, socket: OwnedFd, from: Origin) {
         // Before a thread is spent on it. Relaxed: listeners may be one off, nobody reads more into it.
-        if self.threads.load(Ordering::Relaxed) >= self.config.connections_max {
+        let most = self.config.connections_max;
+        if self.threads.load(Ordering::Relaxed) >= most + LEAVING_MAX.min(most) {
             return;
         }
+        let closer = match Closer::of(&socket) {
+            Ok(closer) => Arc::new(closer),
+            Err(error) => return self.keeper.failed(&error),
+        };
+        let hang_up = Arc::clone(&closer);
+        let Some(place) = self.keeper.admit(from, move || hang_up.close()) else { return };
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let inner = Arc::clone(self);
         self.threads.fetch_add(1, Ordering::Relaxed);
         let thread = Builder::new().name(format!("data-{id}")).stack_size(256 << 10);
+        let unix = matches!(from, Origin::User(_));
         let started = thread.spawn(move || {
-            inner.converse(id, socket, unix);
+            inner.converse(id, socket, unix, &place, closer);
             inner.threads.fetch_sub(1, Ordering::Relaxed);
         });
         if let Err(error) = started {
             self.threads.fetch_sub(1, Ordering::Relaxed);
-            tracing::warn!(%error, "no thread for a connection");
+            self.keeper.failed(&error);
         }
     }
 
     /// One connection, from hello to hang-up.
-    fn converse(&self, id: u64, socket: OwnedFd, unix: bool) {
-        let deadline = boottime().deadline_in(HELLO_TIME);
+    fn converse(&self, id: u64, socket: OwnedFd, unix: bool, place: &Place, closer: Arc<Closer>) {
+        let deadline = boottime().deadline_in(self.config.hello_time);
         let hello = |_: &mooncrate_wire::Hello, version| HelloAck {
             version,
             name: self.config.name.clone(),
@@ -254,8 +271,10 @@ impl Inner {
         if gate.is_guarded() && !auth::may(credential.role, Kind::Read) {
             return tracing::debug!(role = %credential.role, "no business with values");
         }
+        if !place.prove() {
+            return tracing::debug!("a caller was displaced in its hello");
+        }
         let busy = Arc::new(AtomicBool::new(false));
-        let Ok(closer) = link.closer() else { return };
         {
             let mut open = self.open.lock();
             if self.stopping() {
@@ -280,7 +299,7 @@ impl Inner {
 }
 
 /// Waits a little for a connection.
-fn accept(socket: &Bound) -> io::Result<Option<(OwnedFd, bool)>> {
+fn accept(socket: &Bound) -> io::Result<Option<(OwnedFd, Origin)>> {
     let fd = match socket {
         Bound::Tcp(listener) => listener.as_fd(),
         Bound::Unix(listener) => listener.as_fd(),
@@ -292,8 +311,13 @@ fn accept(socket: &Bound) -> io::Result<Option<(OwnedFd, bool)>> {
         Err(error) => return Err(error.into()),
     }
     let accepted = match socket {
-        Bound::Tcp(listener) => listener.accept().map(|(stream, _)| (stream.into(), false)),
-        Bound::Unix(listener) => listener.accept().map(|(stream, _)| (stream.into(), true)),
+        Bound::Tcp(listener) => {
+            listener.accept().map(|(stream, from)| (stream.into(), Origin::of(from.ip())))
+        }
+        Bound::Unix(listener) => listener.accept().map(|(stream, _)| {
+            let user = user_of(&stream);
+            (stream.into(), user)
+        }),
     };
     match accepted {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),

@@ -4,6 +4,7 @@ use crate::address::Address;
 use crate::frame::{ATTACHMENT_BYTES_MAX, BODY_BYTES_MAX, VERSION_MAX, VERSION_MIN};
 use crate::kind::Kind;
 use mooncrate_core::error::Advice;
+use mooncrate_core::shown::shown;
 use std::io;
 use std::time::Duration;
 
@@ -186,7 +187,7 @@ impl RefusalCode {
 
 /// A reply of any request that was not handled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
+#[error("{}", shown(message))]
 pub struct Refusal {
     /// Why, for programs.
     pub code: RefusalCode,
@@ -250,7 +251,7 @@ pub enum CallError {
         for_ms: u64,
     },
     /// The peer answered that it will not.
-    #[error("refused: {message}")]
+    #[error("refused: {}", shown(message))]
     Refused {
         /// Why, for programs.
         code: RefusalCode,
@@ -258,7 +259,7 @@ pub enum CallError {
         message: String,
     },
     /// The peer is a master that does not lead: the request was not handled.
-    #[error("refused: {message}")]
+    #[error("refused: {}", shown(message))]
     NotLeader {
         /// Why, for people.
         message: String,

@@ -29,8 +29,10 @@ pub mod api;
 pub mod auth;
 pub mod clock;
 mod codec;
+pub mod door;
 pub mod error;
 pub mod fds;
+pub mod files;
 pub mod frame;
 #[doc(hidden)]
 pub mod fuzzing;

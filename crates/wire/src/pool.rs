@@ -11,7 +11,7 @@ use crate::message::{Hello, Reply, Request};
 use mooncrate_core::time::{Deadline, Now};
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A link that rested longer than this is asked for its health before it is used again. Shorter
@@ -28,9 +28,10 @@ pub struct PoolConfig {
     pub link: LinkConfig,
     /// Links kept while nobody uses them.
     pub idle_max: usize,
-    /// Links in use at once; beyond, callers are told `Busy`.
+    /// Links in use at once; beyond, callers wait for one, and are told `Busy` if none comes back.
     pub links_max: usize,
-    /// How long a caller keeps trying to connect, within its own deadline.
+    /// How long a caller keeps trying to connect, or waits for a link that others use, within its own
+    /// deadline.
     pub reconnect_time: Duration,
 }
 
@@ -52,6 +53,8 @@ pub struct LinkPool {
     hello: Hello,
     config: PoolConfig,
     state: Mutex<State>,
+    /// A link came back.
+    back: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -64,7 +67,7 @@ struct State {
 impl LinkPool {
     /// A pool without a connection yet: the first caller makes it.
     pub fn new(address: Address, hello: Hello, config: PoolConfig) -> Self {
-        Self { address, hello, config, state: Mutex::default() }
+        Self { address, hello, config, state: Mutex::default(), back: Condvar::new() }
     }
 
     /// Where the peer is.
@@ -74,7 +77,7 @@ impl LinkPool {
 
     /// A link of one's own; it comes back by being dropped, unless it is broken or busy.
     pub fn checkout(&self, deadline: Deadline) -> Result<PooledLink<'_>, CallError> {
-        let (mut held, found) = self.claim()?;
+        let (mut held, found) = self.claim(deadline)?;
         if let Some((link, since)) = found {
             if boottime().since(since) < TRUSTED || link.is_idle() {
                 held.link = Some(link);
@@ -137,8 +140,17 @@ impl LinkPool {
     }
 
     /// A place among the links in use, and a resting link if there is one.
-    fn claim(&self) -> Result<(PooledLink<'_>, Option<(Link, Now)>), CallError> {
+    fn claim(
+        &self,
+        deadline: Deadline,
+    ) -> Result<(PooledLink<'_>, Option<(Link, Now)>), CallError> {
         let mut state = self.lock();
+        if state.in_use >= self.config.links_max {
+            let budget = boottime().deadline_in(self.config.reconnect_time).min(deadline);
+            let full = |state: &mut State| state.in_use >= self.config.links_max;
+            let waited = self.back.wait_timeout_while(state, budget.left(boottime()), full);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
         if state.in_use >= self.config.links_max {
             return Err(CallError::Busy {
                 peer: self.address.to_string(),
@@ -223,6 +235,7 @@ impl Drop for PooledLink<'_> {
         let rested = self.link.take().filter(Link::at_rest);
         let mut state = self.pool.lock();
         state.in_use -= 1;
+        self.pool.back.notify_one();
         let mut surplus = None;
         if let Some(link) = rested {
             if state.idle.len() < self.pool.config.idle_max {

@@ -9,11 +9,13 @@ use crate::auth::Credential;
 use crate::kind::LinkKind;
 use crate::message::Role;
 use mooncrate_core::ids::TenantId;
+use rustls::client::danger::ServerCertVerifier;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{AlertDescription, CertificateError, RootCertStore};
 use std::fmt;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -55,7 +57,11 @@ pub enum TlsError {
 
 /// How a caller encrypts.
 #[derive(Clone)]
-pub struct TlsClient(Arc<rustls::ClientConfig>);
+pub struct TlsClient {
+    config: Arc<rustls::ClientConfig>,
+    /// What our certificate says of us.
+    names: Arc<[Credential]>,
+}
 
 /// How a server encrypts.
 #[derive(Clone)]
@@ -78,15 +84,18 @@ impl TlsFiles {
         let builder = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_root_certificates(roots(ca)?);
+        let mut names = Vec::new();
         let mut config = match (&self.cert, &self.key) {
             (None, None) => builder.with_no_client_auth(),
             (Some(cert), Some(key)) => {
-                builder.with_client_auth_cert(chain(cert)?, private(key)?)?
+                let chain = chain(cert)?;
+                names = credentials(Some(&chain));
+                builder.with_client_auth_cert(chain, private(key)?)?
             }
             _ => return Err(PAIR),
         };
         config.resumption = rustls::client::Resumption::disabled();
-        Ok(TlsClient(Arc::new(config)))
+        Ok(TlsClient { config: Arc::new(config), names: names.into() })
     }
 
     /// The server's side: with a CA, callers must show a certificate of it.
@@ -112,13 +121,27 @@ impl TlsFiles {
     }
 }
 
+impl TlsFiles {
+    /// Whether callers will accept the certificate of a server: it carries the name of one, its time is now,
+    /// and the CA has signed it. Without this a server starts well and nobody can reach it.
+    pub fn check_server(&self) -> Result<(), TlsError> {
+        let Some(path) = &self.cert else { return Err(PAIR) };
+        acceptable(path, &chain(path)?, self.ca.as_deref())
+    }
+}
+
 const PAIR: TlsError =
     TlsError::Missing("--tls-cert and --tls-key belong together: give both, or none");
 
 impl TlsClient {
+    /// What our certificate says of us; nothing, if we show none.
+    pub(crate) fn names(&self) -> &[Credential] {
+        &self.names
+    }
+
     pub(crate) fn session(&self, link: LinkKind) -> Result<rustls::Connection, rustls::Error> {
         let name = ServerName::try_from(server_name(link)).expect("a constant DNS name");
-        Ok(rustls::ClientConnection::new(Arc::clone(&self.0), name)?.into())
+        Ok(rustls::ClientConnection::new(Arc::clone(&self.config), name)?.into())
     }
 }
 
@@ -264,7 +287,57 @@ fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 }
 
 fn private(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    PrivateKeyDer::from_pem_file(path).map_err(|error| file("the key", path, error))
+    let bad = |why: String| file("the key", path, why);
+    let about = std::fs::metadata(path).map_err(|error| bad(error.to_string()))?;
+    let mode = about.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        let shown = path.display();
+        return Err(bad(format!("others may read it (mode {mode:03o}); chmod 600 {shown}")));
+    }
+    PrivateKeyDer::from_pem_file(path).map_err(|error| bad(error.to_string()))
+}
+
+fn acceptable(
+    path: &Path,
+    chain: &[CertificateDer<'static>],
+    ca: Option<&Path>,
+) -> Result<(), TlsError> {
+    let bad =
+        |why: String| file("the certificate", path, format!("no client will accept it: {why}"));
+    let (own, rest) = chain.split_first().expect("a chain is not empty");
+    let names = [LinkKind::Control, LinkKind::Data].map(server_name);
+    let Some(ca) = ca else {
+        let parsed =
+            webpki::EndEntityCert::try_from(own).map_err(|error| bad(error.to_string()))?;
+        let fits = names.into_iter().any(|name| {
+            let name = ServerName::try_from(name).expect("a constant DNS name");
+            parsed.verify_is_valid_for_subject_name(&name).is_ok()
+        });
+        return if fits {
+            Ok(())
+        } else {
+            Err(bad(certificate(&CertificateError::NotValidForName)))
+        };
+    };
+    let verifier = rustls::client::WebPkiServerVerifier::builder_with_provider(
+        Arc::new(roots(ca)?),
+        provider(),
+    )
+    .build()
+    .map_err(|error| file("the CA", ca, error))?;
+    let now = rustls::pki_types::UnixTime::now();
+    let mut why = None;
+    for name in names {
+        let name = ServerName::try_from(name).expect("a constant DNS name");
+        match verifier.verify_server_cert(own, rest, &name, &[], now) {
+            Ok(_) => return Ok(()),
+            Err(error) => why = Some(error),
+        }
+    }
+    Err(bad(match why {
+        Some(rustls::Error::InvalidCertificate(why)) => certificate(&why),
+        other => other.map_or_else(String::new, |error| error.to_string()),
+    }))
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, TlsError> {

@@ -24,7 +24,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("paged", &["core", "lock", "mem", "gpu"]),
     ("heap", &["core", "lock", "mem", "gpu", "wire"]),
     ("ep", &["core", "lock", "mem", "gpu", "wire", "heap"]),
-    ("admin", &["core"]),
+    ("admin", &["core", "wire"]),
     ("grpc", &["core", "lock", "wire"]),
     ("master", &["core", "lock", "wire", "admin"]),
     ("node", &["core", "lock", "mem", "gpu", "wire", "transfer", "ssd", "admin"]),

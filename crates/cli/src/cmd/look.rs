@@ -1,6 +1,7 @@
 //! One look at a cluster: its numbers, and the names of its nodes.
 
 use mooncrate::{ClusterStat, Error, SegmentRow, Store};
+use mooncrate_core::shown::shown;
 use mooncrate_core::{NodeId, Now};
 use mooncrate_wire::clock::boottime;
 use std::collections::BTreeMap;
@@ -17,7 +18,10 @@ impl Look {
     pub(crate) fn take(store: &Store) -> Result<Self, Error> {
         let stat = store.stat()?;
         let nodes = store.nodes()?;
-        let names = nodes.into_iter().map(|entry| (entry.info.node, entry.info.name)).collect();
+        let names = nodes
+            .into_iter()
+            .map(|entry| (entry.info.node, shown(&entry.info.name).to_string()))
+            .collect();
         Ok(Self { at: boottime(), stat, names })
     }
 

@@ -21,7 +21,7 @@ use mooncrate_core::catalog;
 use mooncrate_lock::Mutex;
 use mooncrate_wire::Address;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -85,6 +85,9 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
     }
     check_election(role, settings)?;
     check_eviction(settings)?;
+    if role != Role::Master {
+        settings.tier.disks.iter().try_for_each(check_disk)?;
+    }
     if let Some(grpc) = &grpc {
         security.check_grpc(grpc).map_err(|error| Failure::usage(error.to_string()))?;
         listen::check_free(Door { what: "gRPC", address: grpc, flag: "--grpc" })?;
@@ -125,6 +128,27 @@ fn grpc_address(role: Role, settings: &Settings) -> Option<Address> {
         Grpc::Auto if role == Role::Both && usual => Some(Address::Tcp(USUAL_GRPC.into())),
         _ => None,
     }
+}
+
+/// Whether a disk can ever hold what it shall. Less may be free now: others may make room.
+fn check_disk(disk: &SsdConfig) -> Result<(), Failure> {
+    // The directory is made later; its file system is that of the nearest one that is there.
+    let there = disk.path.ancestors().find_map(|path| {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        rustix::fs::statvfs(path).ok()
+    });
+    let all = there.map(|about| about.f_blocks.saturating_mul(about.f_frsize));
+    // Some file systems do not tell their size: they report 0 blocks.
+    let Some(all) = all.filter(|all| *all > 0) else { return Ok(()) };
+    if disk.bytes <= all {
+        return Ok(());
+    }
+    let message = format!(
+        "--ssd {}: {} bytes are asked for, and its file system has {all} in all",
+        disk.path.display(),
+        disk.bytes
+    );
+    Err(Failure::usage(message).hint("ask for less, or name a directory of a larger disk"))
 }
 
 /// Whether eviction can end.

@@ -127,13 +127,14 @@ async fn bind(door: Option<Door<'_>>) -> Result<Option<TcpListener>, Failure> {
 }
 
 async fn answer(
-    what: &str,
+    what: &'static str,
     listener: Option<TcpListener>,
     routes: Option<Router>,
     stops: watch::Receiver<()>,
 ) {
     let (Some(listener), Some(routes)) = (listener, routes) else { return over(stops).await };
-    if let Err(error) = mooncrate_admin::serve(listener, routes, over(stops)).await {
+    let settings = mooncrate_admin::Settings::new(what);
+    if let Err(error) = mooncrate_admin::serve(listener, routes, settings, over(stops)).await {
         tracing::error!(%error, "{what} ended");
     }
 }

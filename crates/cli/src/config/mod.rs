@@ -14,6 +14,7 @@ pub(crate) use settings::{Grpc, Mooncake, Settings};
 
 use crate::failure::Failure;
 use keys::{KEYS, Spec};
+use mooncrate_wire::files::read_small;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -23,6 +24,9 @@ use std::path::{Path, PathBuf};
 const CONFIG_VARIABLE: &str = "MOONCRATE_CONFIG";
 /// The file that is read when nobody names one.
 const CONFIG_FILE: &str = "mooncrate.toml";
+
+/// Nobody writes more than this by hand.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +112,7 @@ impl Layers {
     }
 
     fn take_file(&mut self, path: &Path, must_be_there: bool) -> Result<(), Failure> {
-        let text = match std::fs::read_to_string(path) {
+        let text = match read_small(path, FILE_BYTES_MAX) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_be_there => {
                 return Ok(());

@@ -138,10 +138,23 @@ impl Server {
         self.started[name].as_str().unwrap_or_else(|| panic!("{name} in {}", self.started))
     }
 
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal)
             .unwrap();
+    }
+}
+
+impl Server {
+    /// Sends a signal and waits for the end.
+    pub(crate) fn end_by(&mut self, signal: rustix::process::Signal) -> ExitStatus {
+        self.signal(signal);
+        wait(&mut self.child, COMMAND_MAX)
     }
 }
 

@@ -121,6 +121,11 @@ impl Cluster {
         }
     }
 
+    /// Where the door is.
+    pub(crate) fn door_address(&self) -> std::net::SocketAddr {
+        self.door.address()
+    }
+
     /// A client with the token of a role and a tenant.
     pub(crate) fn client_as(&self, role: Role, tenant: &str) -> Client {
         let token = secret().derive(role, tenant).unwrap();

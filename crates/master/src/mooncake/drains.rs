@@ -11,8 +11,9 @@ use crate::service::Master;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{ConnectInfo, RawQuery, State};
-use mooncrate_admin::changed;
+use mooncrate_admin::{changed, told};
 use mooncrate_core::NodeId;
+use mooncrate_core::shown::shown;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub(super) async fn create(
     body: Bytes,
 ) -> Answer {
     let names = wanted(&body)?;
-    let subject = format!("nodes {}", names.join(", ").escape_debug());
+    let subject = format!("nodes {}", names.join(", "));
     let begun = ask(master, move |scope, _| {
         let master = scope.master();
         let known = segments(master);
@@ -72,10 +73,10 @@ pub(super) async fn create(
     });
     let begun = begun.await?;
     let outcome = match &begun {
-        Ok(id) => format!("begun as {id}"),
-        Err(no) => format!("{no:?}"),
+        Ok(id) => Ok(format!("begun as {id}")),
+        Err(no) => Err(format!("{no:?}")),
     };
-    changed(who, "drain", &subject, &outcome);
+    changed(who, "drain", &subject, told(&outcome));
     let id = begun.map_err(|no| match no {
         NoJob::Gone(_) => Wrong::unknown(SEGMENT_NOT_FOUND),
         NoJob::Taken(name) => {
@@ -158,11 +159,13 @@ pub(super) async fn cancel(
     });
     let canceled = canceled.await?;
     let outcome = match &canceled {
-        None => "no such job".to_owned(),
-        Some(Err(state)) => format!("it is over already: {}", state.shown().1),
-        Some(Ok(job)) => format!("nodes {} take values again", job.segments().join(", ")),
+        None => Err("no such job".to_owned()),
+        Some(Err(state)) => Err(format!("it is over already: {}", state.shown().1)),
+        Some(Ok(job)) => {
+            Ok(format!("nodes {} take values again", shown(&job.segments().join(", "))))
+        }
     };
-    changed(who, "undrain", &format!("job {}", id.escape_debug()), &outcome);
+    changed(who, "undrain", &format!("job {id}"), told(&outcome));
     match canceled {
         None => Err(Wrong::unknown(JOB_NOT_FOUND)),
         Some(Err(state)) => {

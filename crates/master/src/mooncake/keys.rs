@@ -11,7 +11,7 @@ use axum::Json;
 use axum::extract::{ConnectInfo, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use mooncrate_admin::{Refused, changed};
+use mooncrate_admin::{Refused, changed, told};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use mooncrate_core::plan::{Located, Medium};
 use mooncrate_core::time::Deadline;
@@ -222,10 +222,10 @@ pub(super) async fn remove_all(
     let what = if force { "remove all, leased or not" } else { "remove all" };
     let subject = tenant.map_or("all tenants".to_owned(), |name| format!("tenant {name}"));
     let outcome = match &cleared {
-        Ok(Cleared { removed, .. }) => format!("{removed} removed"),
-        Err(Refused(_, why)) => why.clone(),
+        Ok(Cleared { removed, .. }) => Ok(format!("{removed} removed")),
+        Err(Refused(_, why)) => Err(why.clone()),
     };
-    changed(who, what, &subject, &outcome);
+    changed(who, what, &subject, told(&outcome));
     let Cleared { removed, cut } = cleared?;
     if cut {
         let text = format!("{removed} keys were removed and time is over; ask again for the rest");

@@ -108,9 +108,9 @@ async fn change(master: Arc<Master>, who: SocketAddr, name: String, quota: Optio
     let what =
         quota.map_or("clear quota".to_owned(), |bytes| format!("set quota to {bytes} bytes"));
     let outcome = match &set {
-        Ok(Some(_)) => "done",
-        Ok(None) => "it has none",
-        Err(Refused(_, why)) => why,
+        Ok(Some(_)) => Ok("done"),
+        Ok(None) => Err("it has none"),
+        Err(Refused(_, why)) => Err(why.as_str()),
     };
     changed(who, &what, &format!("tenant {name}"), outcome);
     let row = set?.ok_or_else(|| Wrong::unknown(TENANT_NOT_FOUND))?;

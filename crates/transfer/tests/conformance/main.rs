@@ -11,6 +11,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests; a failed step is a failed test")]
 
 mod batches;
+mod crowd;
 mod disks;
 #[path = "../../../mem/tests/far/double.rs"]
 #[expect(dead_code, reason = "each test binary uses a part of it")]

@@ -172,6 +172,16 @@ impl Rig {
         (DataServer::start(segments, config, tally, sockets).unwrap(), unix)
     }
 
+    /// Another one over the same segments, with these settings, on TCP and on a Unix socket.
+    pub(crate) fn serve_as(&self, config: DataServerConfig) -> (DataServer, [Address; 2]) {
+        let unix = Address::Unix(self.folder.path().join("more"));
+        let tcp = Bound::listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
+        let addresses = [tcp.address().unwrap(), unix.clone()];
+        let (segments, tally) = (Arc::clone(&self.segments), Arc::clone(&self.tally));
+        let sockets = vec![tcp, Bound::listen(&unix).unwrap()];
+        (DataServer::start(segments, config, tally, sockets).unwrap(), addresses)
+    }
+
     /// Connections that the owner has.
     pub(crate) fn connections(&self) -> usize {
         self.server.as_ref().unwrap().connections()

@@ -5,6 +5,7 @@
 //! cluster's secret is never taken as a bearer token, because its holder would get used to sending it.
 
 use super::gate::{Credential, Gate};
+use super::handshake::{OTHER_TENANT, TWO_TENANTS, of_two_tenants};
 use super::token::Token;
 use mooncrate_core::ids::TenantId;
 
@@ -35,6 +36,12 @@ pub enum BearerDenied {
          client.mooncrate, and leave the `authorization` away"
     )]
     NoTokens,
+    /// Token and certificate do not agree.
+    #[error("{OTHER_TENANT}")]
+    OtherTenant,
+    /// The certificate does not say whose it is.
+    #[error("{TWO_TENANTS}")]
+    TwoTenants,
 }
 
 impl Gate {
@@ -46,6 +53,9 @@ impl Gate {
         names: &[Credential],
         fit: impl Fn(Credential) -> bool,
     ) -> Result<Credential, BearerDenied> {
+        if of_two_tenants(names) {
+            return Err(BearerDenied::TwoTenants);
+        }
         let Some(header) = authorization else {
             let shown = names.iter().find(|name| fit(**name)).or(names.first());
             let missing = if self.secret().is_some() {
@@ -72,6 +82,9 @@ impl Gate {
         // `blake3::Hash` compares in constant time.
         if blake3::Hash::from(secret.token_key(role, &tenant)) != blake3::Hash::from(key) {
             return Err(BearerDenied::Wrong);
+        }
+        if !names.is_empty() && names.iter().all(|name| name.tenant != id) {
+            return Err(BearerDenied::OtherTenant);
         }
         Ok(Credential { role, tenant: id })
     }
@@ -135,6 +148,15 @@ mod tests {
         assert_eq!(ask(&with, None, &[acme]), Ok(acme));
         // A wrong token is not made good by a certificate.
         assert_eq!(ask(&with, Some("Bearer client.acme.00"), &[client]), Err(BearerDenied::Wrong));
+        // Nor does one of another tenant act as either.
+        let token = |tenant| secret.derive(Role::Client, tenant).unwrap().to_text();
+        let ask_as = |tenant, names: &[Credential]| {
+            ask(&with, Some(&format!("Bearer {}", token(tenant))), names)
+        };
+        assert_eq!(ask_as("acme", &[acme]), Ok(acme));
+        assert_eq!(ask_as("zeta", &[acme]), Err(BearerDenied::OtherTenant));
+        assert_eq!(ask_as("acme", &[client]), Err(BearerDenied::OtherTenant));
+        assert_eq!(ask(&with, None, &[client, acme]), Err(BearerDenied::TwoTenants));
         let without = Gate::default();
         assert_eq!(ask(&without, None, &[client]), Ok(client));
         assert_eq!(ask(&without, None, &[acme]), Err(BearerDenied::NoTokens));

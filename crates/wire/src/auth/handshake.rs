@@ -13,9 +13,10 @@
 //! and cannot be sent twice; and a server that does not know the secret cannot answer.
 
 use super::gate::{Access, Credential, Gate};
-use super::token::{SECRET_BYTES, random};
+use super::token::{SECRET_BYTES, Token, random};
 use crate::error::{CallError, Refusal, RefusalCode};
 use crate::message::{Challenge, Claim, Hello, Proof, ServerProof};
+use crate::tls::TlsClient;
 use mooncrate_core::ids::TenantId;
 
 /// Bytes of a nonce.
@@ -29,15 +30,29 @@ pub(crate) enum Meeting {
     Prove(Challenge),
 }
 
+pub(super) const OTHER_TENANT: &str = "the certificate is of another tenant than the token; show one of them, \
+     or both of the same tenant";
 const NO_TOKEN: &str = "this server asks for a token; give the cluster's with --token-file";
+pub(super) const TWO_TENANTS: &str =
+    "the certificate names two tenants, so nobody can tell whose it is; issue one for each";
 const WRONG_TOKEN: &str = "the token is not of this cluster; use the secret that its servers have, \
      or one that `mooncrate token derive` made from it";
+
+/// Whether a certificate does not say whose it is: it names two tenants for one role. A node that is also the
+/// client of a tenant is told apart by the role in its hello.
+pub(super) fn of_two_tenants(names: &[Credential]) -> bool {
+    let other = |a: &Credential, b: &Credential| a.role == b.role && a.tenant != b.tenant;
+    names.iter().any(|a| names.iter().any(|b| other(a, b)))
+}
 
 impl Gate {
     /// What to do with a caller; `names` are the roles that its certificate gives it.
     pub(crate) fn meet(&self, hello: &Hello, names: &[Credential]) -> Result<Meeting, Refusal> {
         if !self.is_guarded() {
             return Ok(Meeting::Known(Credential { role: hello.role, tenant: TenantId::DEFAULT }));
+        }
+        if of_two_tenants(names) {
+            return Err(Refusal::new(RefusalCode::Denied, TWO_TENANTS));
         }
         let shown = names.iter().find(|name| name.role == hello.role).or(names.first());
         if let Some(shown) = shown {
@@ -126,8 +141,17 @@ impl Access {
     /// A server that asked for nothing. Whoever holds a token talks to nobody who cannot prove to
     /// know the secret, unless the cluster's CA vouches for the server: no downgrade.
     pub(crate) fn unasked(&self, vouched: bool) -> Result<(), CallError> {
-        if self.token.is_none() || vouched {
-            return Ok(());
+        let Some(token) = &self.token else { return Ok(()) };
+        if vouched {
+            // The server went by the certificate. Acting as its tenant would be a surprise.
+            let names = self.tls.as_ref().map_or(&[][..], TlsClient::names);
+            let other = |tenant| names.iter().any(|name| Some(name.tenant) != tenant);
+            return match &**token {
+                Token::Derived { tenant, .. } if other(TenantId::named(tenant).ok()) => {
+                    Err(Refusal::new(RefusalCode::Denied, OTHER_TENANT).into())
+                }
+                _ => Ok(()),
+            };
         }
         let words = "the server did not ask for the token, so it is not of this cluster or runs \
                      without one; start it with --token-file, or leave the token away";
@@ -164,7 +188,7 @@ fn mac(
 
 #[cfg(test)]
 mod tests {
-    use super::super::token::{ClusterSecret, Token};
+    use super::super::token::ClusterSecret;
     use super::*;
     use crate::kind::LinkKind;
     use crate::message::Role;

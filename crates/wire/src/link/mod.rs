@@ -579,6 +579,11 @@ pub struct Closer {
 }
 
 impl Closer {
+    /// One for a connection that was accepted, before there is a link over it.
+    pub fn of(socket: &OwnedFd) -> io::Result<Self> {
+        Ok(Self { socket: socket.try_clone()?.into() })
+    }
+
     /// Every wait on the link ends with an error; the peer sees the end of the stream.
     pub fn close(&self) {
         // Not connected any more: then it is closed already, which is what was asked for.

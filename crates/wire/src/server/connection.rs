@@ -9,6 +9,7 @@
 use super::{Answer, Caller, Handler, Peer, ServerConfig, down, refused};
 use crate::auth::{self, Credential, Meeting, Seat};
 use crate::clock::{NO_DEADLINE_MS, boottime, deadline_of};
+use crate::door::Place;
 use crate::error::{DecodeError, FrameError, Refusal, RefusalCode};
 use crate::frame::{Frame, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
@@ -79,10 +80,20 @@ struct Connection<S, H> {
     closing: bool,
 }
 
+/// What is known of a connection before its first frame.
+pub(super) struct Came {
+    /// What the certificate of the caller says of it.
+    pub(super) names: Vec<Credential>,
+    /// Its place at the door.
+    pub(super) place: Place,
+    /// When its hello must be over.
+    pub(super) until: Instant,
+}
+
 /// Serves one connection to its end.
 pub(super) async fn serve<S, H>(
     stream: S,
-    names: Vec<Credential>,
+    came: Came,
     handler: Arc<H>,
     config: Arc<ServerConfig>,
     mut shutdown: watch::Receiver<bool>,
@@ -102,7 +113,7 @@ pub(super) async fn serve<S, H>(
         handler,
         config,
         peer: nobody,
-        names,
+        names: came.names,
         seat: None,
         version: VERSION_HELLO,
         inbox: Inbox::default(),
@@ -113,7 +124,7 @@ pub(super) async fn serve<S, H>(
         closing: false,
     };
     let greeted = tokio::select! {
-        greeted = timeout(this.config.handshake_time, this.greet()) => greeted,
+        greeted = timeout_at(came.until, this.greet(&came.place)) => greeted,
         () = down(&mut shutdown) => return,
     };
     match greeted {
@@ -156,7 +167,7 @@ where
     H: Handler,
 {
     /// Reads the hello, asks for a proof where the gate wants one, and answers.
-    async fn greet(&mut self) -> Result<(), End> {
+    async fn greet(&mut self, place: &Place) -> Result<(), End> {
         let frame = self.greeting().await?;
         let request = frame.header.request();
         let agreed = if frame.header.kind() == Kind::Hello && !frame.header.is_reply() {
@@ -175,6 +186,11 @@ where
         };
         match met {
             Ok((hello, version, credential)) => {
+                // Where nobody has to prove anything, a hello is what tells a peer from a flood of silence;
+                // a poll that rests for seconds must not leave for one.
+                if !place.prove() {
+                    return Err(End::Closed);
+                }
                 let ack = HelloAck {
                     version,
                     name: self.config.name.clone(),

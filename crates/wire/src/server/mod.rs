@@ -5,17 +5,19 @@
 //! What must stay true: nothing a peer does makes this side allocate before a limit was checked,
 //! wait without an end, or spin: a hello has a time, a begun frame has a time, a reply that is not
 //! taken has a time; at most so many connections, requests and bytes are held, and beyond them
-//! nobody is read. A shutdown finishes what is being handled and refuses the rest in words.
+//! nobody is read. Connections that have proved nothing make room for others (`door`). A shutdown finishes what is being handled and refuses the rest in words.
 
 mod connection;
 
 use crate::address::Bound;
 use crate::auth::{Credential, Gate};
+use crate::door::{self, Keeper, Place};
 use crate::error::{Refusal, RefusalCode};
 use crate::frame::MAGIC;
 use crate::message::{Reply, Request, Role};
 use crate::tcp;
 use crate::tls::{self, TlsServer};
+use mooncrate_core::door::{Limits, Origin};
 use mooncrate_core::ids::{HostId, LeaderEpoch, TenantId};
 use mooncrate_core::time::{Deadline, Now};
 use socket2::SockRef;
@@ -27,6 +29,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
 
 /// Limits and times of a server.
 #[derive(Clone, Debug)]
@@ -35,9 +38,9 @@ pub struct ServerConfig {
     pub name: String,
     /// Its machine.
     pub host: HostId,
-    /// Connections at once; beyond, nobody is accepted until one leaves.
-    pub connections_max: usize,
-    /// From the connection to the end of its hello.
+    /// Who may be connected. Clones of these settings share it, so workers of one door count together.
+    pub keeper: Keeper,
+    /// From the connection to the end of its hello, TLS included.
     pub handshake_time: Duration,
     /// From the first byte of a frame to its last.
     pub frame_time: Duration,
@@ -59,14 +62,15 @@ pub struct ServerConfig {
 
 impl Default for ServerConfig {
     fn default() -> Self {
+        let limits = Limits::proving(door::descriptor_share(4, 10_000));
         Self {
             name: "mooncrate".to_owned(),
             host: HostId(0),
-            connections_max: 10_000,
+            keeper: Keeper::new("the control port", limits, |_| ()),
             handshake_time: Duration::from_secs(3),
             frame_time: Duration::from_secs(10),
             write_time: Duration::from_secs(10),
-            idle_time: None,
+            idle_time: Some(Duration::from_mins(10)),
             later_time: Duration::from_mins(1),
             in_flight_max: 256,
             in_flight_bytes_max: 256 << 20,
@@ -144,18 +148,28 @@ pub async fn serve_control<H: Handler>(
     let listener = Listener::new(bound)?;
     let mut connections = JoinSet::new();
     loop {
-        let room = connections.len() < config.connections_max;
         tokio::select! {
             () = down(&mut shutdown) => break,
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            accepted = listener.accept(), if room => match accepted {
-                Ok(stream) => {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, origin)) => {
+                    // Whoever finds no place is hung up on: nobody waits for it in a queue.
+                    let Some((place, displaced)) = config.keeper.admit_task(origin) else { continue };
                     let (handler, config) = (handler.clone(), config.clone());
-                    connections.spawn(stream.serve(handler, config, shutdown.clone()));
+                    let serving = stream.serve(handler, config, place, shutdown.clone());
+                    connections.spawn(async move {
+                        tokio::select! {
+                            () = serving => {}
+                            () = displaced => {}
+                        }
+                    });
                 }
                 // Out of descriptors or memory, or a caller that left at once: the queue is still
                 // full, so trying again at once would spin.
-                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+                Err(error) => {
+                    config.keeper.failed(&error);
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
             },
         }
     }
@@ -186,14 +200,18 @@ impl Listener {
         })
     }
 
-    async fn accept(&self) -> io::Result<Stream> {
+    async fn accept(&self) -> io::Result<(Stream, Origin)> {
         match self {
             Self::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
+                let (stream, from) = listener.accept().await?;
                 tcp::tune(&SockRef::from(&stream), tcp::SILENCE)?;
-                Ok(Stream::Tcp(stream))
+                Ok((Stream::Tcp(stream), Origin::of(from.ip())))
             }
-            Self::Unix(listener) => Ok(Stream::Unix(listener.accept().await?.0)),
+            Self::Unix(listener) => {
+                let stream = listener.accept().await?.0;
+                let user = door::user_of(&stream);
+                Ok((Stream::Unix(stream), user))
+            }
         }
     }
 }
@@ -203,21 +221,25 @@ impl Stream {
         self,
         handler: Arc<H>,
         config: Arc<ServerConfig>,
+        place: Place,
         shutdown: watch::Receiver<bool>,
     ) {
+        let until = Instant::now() + config.handshake_time;
+        let came = |names| connection::Came { names, place, until };
         match self {
             Self::Tcp(stream) => match config.gate.tls().map(TlsServer::acceptor) {
-                None => connection::serve(stream, Vec::new(), handler, config, shutdown).await,
+                None => {
+                    connection::serve(stream, came(Vec::new()), handler, config, shutdown).await;
+                }
                 Some(acceptor) => {
-                    let limit = config.handshake_time;
-                    let Some((stream, names)) = encrypted(stream, acceptor, limit).await else {
+                    let Some((stream, names)) = encrypted(stream, acceptor, until).await else {
                         return;
                     };
-                    connection::serve(stream, names, handler, config, shutdown).await;
+                    connection::serve(stream, came(names), handler, config, shutdown).await;
                 }
             },
             Self::Unix(stream) => {
-                connection::serve(stream, Vec::new(), handler, config, shutdown).await;
+                connection::serve(stream, came(Vec::new()), handler, config, shutdown).await;
             }
         }
     }
@@ -228,16 +250,16 @@ impl Stream {
 async fn encrypted(
     mut stream: tokio::net::TcpStream,
     acceptor: tokio_rustls::TlsAcceptor,
-    limit: Duration,
+    until: Instant,
 ) -> Option<(tokio_rustls::server::TlsStream<tokio::net::TcpStream>, Vec<Credential>)> {
     let mut first = [0; 1];
-    tokio::time::timeout(limit, stream.peek(&mut first)).await.ok()?.ok()?;
+    timeout_at(until, stream.peek(&mut first)).await.ok()?.ok()?;
     if first[0] == MAGIC[0] {
         // A plain frame is answered as plainly, and with nothing else.
         connection::refuse_plain(&mut stream).await;
         return None;
     }
-    match tokio::time::timeout(limit, acceptor.accept(stream).into_fallible()).await.ok()? {
+    match timeout_at(until, acceptor.accept(stream).into_fallible()).await.ok()? {
         Ok(stream) => {
             let names = tls::credentials(stream.get_ref().1.peer_certificates());
             Some((stream, names))

@@ -15,6 +15,7 @@ use mooncrate_wire::{
 };
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -168,6 +169,7 @@ impl Files {
         self.count += 1;
         let path = self.folder.path().join(format!("{}.pem", self.count));
         std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         path
     }
 
@@ -304,4 +306,65 @@ fn security_data_links_ask_for_the_same_credentials() {
     let expired = ca.issue_expired(&["client.acme.mooncrate"]);
     denied(data(&address, files.access(Some(&expired), &ca)), &["expired"]);
     assert!(came.join().unwrap().unwrap_err().to_string().contains("expired"));
+}
+
+/// A certificate and a token of two tenants, or a certificate of two: nobody acts as either.
+#[test]
+fn security_credentials_that_do_not_agree_are_refused() {
+    let (mut files, ca) = (Files::new(), Authority::default());
+    let issued = ca.issue(&["master.mooncrate", "node.mooncrate"]);
+    let tls = files.tls(Some(&issued), Some(&ca)).server().unwrap();
+    let gate = Gate::new(Some(secret()), Some(tls));
+    let config = ServerConfig { gate, ..ServerConfig::default() };
+    let server = Server::start_with("127.0.0.1:0", config);
+    let mut access = |names: &[&str], tenant: Option<&str>| {
+        let token = tenant.map(|tenant| Arc::new(secret().derive(Role::Client, tenant).unwrap()));
+        Access { token, ..files.access(Some(&ca.issue(names)), &ca) }
+    };
+    let acme = &["client.acme.mooncrate"][..];
+    ping(&mut link(&server.address, access(acme, None)).unwrap());
+    ping(&mut link(&server.address, access(acme, Some("acme"))).unwrap());
+    denied(link(&server.address, access(acme, Some("zeta"))), &["another tenant than the token"]);
+    let both = &["client.acme.mooncrate", "client.zeta.mooncrate"][..];
+    denied(link(&server.address, access(both, None)), &["two tenants"]);
+    // One for a node that is the client of a tenant as well: the role in the hello tells which.
+    let node = &["node.mooncrate", "client.acme.mooncrate"][..];
+    ping(&mut link(&server.address, access(node, None)).unwrap());
+}
+
+#[test]
+fn security_a_key_that_others_may_read_is_refused() {
+    let (mut files, ca) = (Files::new(), Authority::default());
+    let tls = files.tls(Some(&ca.issue(&["master.mooncrate"])), Some(&ca));
+    tls.server().unwrap();
+    std::fs::set_permissions(tls.key.as_ref().unwrap(), PermissionsExt::from_mode(0o644)).unwrap();
+    for refused in [tls.server().map(drop), tls.client().map(drop)] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("mode 644") && error.contains("chmod 600 /"), "{error}");
+    }
+}
+
+#[test]
+fn security_a_server_says_at_start_that_nobody_will_accept_its_certificate() {
+    let (mut files, ca, other) = (Files::new(), Authority::default(), Authority::default());
+    let mut check = |issued: &Issued, ca: Option<&Authority>| {
+        files.tls(Some(issued), ca).check_server().map_err(|error| error.to_string())
+    };
+    for names in [&["master.mooncrate"][..], &["node.mooncrate", "client.mooncrate"]] {
+        assert_eq!(check(&ca.issue(names), Some(&ca)), Ok(()));
+        assert_eq!(check(&ca.issue(names), None), Ok(()));
+    }
+    // Clients match no wildcard of a single label either.
+    for names in [["client.mooncrate"], ["*.mooncrate"]] {
+        let issued = ca.issue(&names);
+        for ca in [Some(&ca), None] {
+            let error = check(&issued, ca).unwrap_err();
+            let says = ["no client will accept it", "DNS name"];
+            assert!(says.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+    let old = check(&ca.issue_expired(&["master.mooncrate"]), Some(&ca)).unwrap_err();
+    assert!(old.contains("expired"), "{old}");
+    let foreign = check(&other.issue(&["master.mooncrate"]), Some(&ca)).unwrap_err();
+    assert!(foreign.contains("same CA"), "{foreign}");
 }

@@ -2,15 +2,20 @@
 //! and pools live through it.
 
 use crate::toy::*;
+use mooncrate_core::door::Limits;
 use mooncrate_core::ids::NodeId;
+use mooncrate_wire::auth::{ClusterSecret, Token};
 use mooncrate_wire::clock::boottime;
+use mooncrate_wire::door::Keeper;
 use mooncrate_wire::frame::*;
 use mooncrate_wire::message::*;
 use mooncrate_wire::{
-    CallError, Kind, Link, LinkConfig, LinkKind, LinkPool, PoolConfig, RefusalCode, ServerConfig,
+    Access, Address, CallError, Gate, Kind, Link, LinkConfig, LinkKind, LinkPool, PoolConfig,
+    RefusalCode, ServerConfig,
 };
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -276,16 +281,94 @@ fn idle_connections_do_not_delay_a_shutdown() {
     assert!(links.iter().all(|link| !link.is_idle()));
 }
 
+fn kept(limits: Limits) -> ServerConfig {
+    let keeper = Keeper::new("a test", limits, |_| ());
+    let gate = Gate::new(Some(ClusterSecret::from_bytes([5; 32])), None);
+    ServerConfig { keeper, gate, ..ServerConfig::default() }
+}
+
+/// A link that has proved who it is.
+fn known(server: &Server) -> Result<Link, CallError> {
+    let token = Some(Arc::new(Token::Cluster(ClusterSecret::from_bytes([5; 32]))));
+    let access = Access { token, ..Access::default() };
+    let config = LinkConfig { access, ..LinkConfig::default() };
+    Link::connect(&server.address, &hello(), &config, within(60_000))
+}
+
 #[test]
-fn beyond_the_limit_nobody_is_accepted_until_one_leaves() {
-    let config = ServerConfig { connections_max: 1, ..ServerConfig::default() };
-    let server = Server::start_with("127.0.0.1:0", config);
-    let first = server.link();
-    let config = LinkConfig::default();
-    let error = Link::connect(&server.address, &hello(), &config, within(200)).unwrap_err();
-    assert!(matches!(error, CallError::Deadline { awaited: "the reply to hello", .. }), "{error}");
+fn beyond_the_limit_callers_are_hung_up_on_until_one_leaves() {
+    let limits = Limits { all: 1, strangers: 1, per_origin: 1 };
+    let server = Server::start_with("127.0.0.1:0", kept(limits));
+    let first = known(&server).unwrap();
+    let error = known(&server).unwrap_err();
+    assert!(matches!(error, CallError::Closed { .. } | CallError::Io { .. }), "{error}");
     drop(first);
-    server.link();
+    // Its place is free as soon as the server has noticed.
+    let until = boottime().deadline_in(Duration::from_mins(1));
+    while let Err(error) = known(&server) {
+        assert!(!until.passed(boottime()), "{error}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A connection on which nothing is ever said.
+struct Silent(socket2::Socket);
+
+impl Silent {
+    fn new(address: &Address) -> Self {
+        let at = address.resolve().unwrap().swap_remove(0);
+        let socket = socket2::Socket::new(at.domain(), socket2::Type::STREAM, None).unwrap();
+        socket.connect(&at).unwrap();
+        socket.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+        Self(socket)
+    }
+
+    /// Waits until the server hangs up.
+    fn read_end(&self) {
+        match (&self.0).read(&mut [0; 1]) {
+            Ok(0) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// As many as may be here, and they say nothing: the next ones come in all the same, and whoever has said
+/// hello stays.
+#[test]
+fn security_silent_callers_do_not_keep_others_out() {
+    let limits = Limits { all: 16, strangers: 8, per_origin: 8 };
+    let config = ServerConfig { handshake_time: Duration::from_hours(1), ..kept(limits) };
+    for path in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let unix = format!("unix:{}", folder.path().join("s").display());
+        let at = if path { &unix } else { "127.0.0.1:0" };
+        let server = Server::start_with(at, config.clone());
+        let mut early = known(&server).unwrap();
+        let silent: Vec<Silent> = (0..100).map(|_| Silent::new(&server.address)).collect();
+        let mut late = known(&server).unwrap();
+        assert!(late.call(&Request::Ping(Ping {}), within(60_000)).is_ok());
+        assert!(early.call(&Request::Ping(Ping {}), within(60_000)).is_ok());
+        assert_eq!(config.keeper.guests().0 - config.keeper.guests().1, 2);
+        // The first of them was hung up on: its read ends, and not by the hour of its hello.
+        silent[0].read_end();
+        drop((silent, early, late));
+    }
+}
+
+/// The same where nobody has anything to prove: a hello is what a flood does not say.
+#[test]
+fn security_links_of_an_open_gate_outlive_a_flood() {
+    let limits = Limits { all: 16, strangers: 8, per_origin: 8 };
+    let time = Duration::from_hours(1);
+    let config = ServerConfig { handshake_time: time, gate: Gate::default(), ..kept(limits) };
+    let server = Server::start_with("127.0.0.1:0", config);
+    let mut early = server.link();
+    let silent: Vec<Silent> = (0..100).map(|_| Silent::new(&server.address)).collect();
+    // The server has met all of them but the last eight.
+    silent[91].read_end();
+    assert!(early.call(&Request::Ping(Ping {}), within(60_000)).is_ok());
+    assert!(server.link().call(&Request::Ping(Ping {}), within(60_000)).is_ok());
 }
 
 #[test]
@@ -309,6 +392,24 @@ fn a_pool_keeps_a_few_links_and_bounds_the_rest() {
     assert!(matches!(late.call(&stall, within(20)), Err(CallError::Deadline { .. })));
     drop(late);
     assert_eq!((pool.in_use(), pool.idle()), (0, 0));
+}
+
+/// One more than may be in use waits for one that comes back.
+#[test]
+fn a_caller_waits_for_a_link_that_others_use() {
+    let server = Server::start();
+    let reconnect_time = Duration::from_mins(1);
+    let pool = server.pool(PoolConfig { links_max: 1, reconnect_time, ..PoolConfig::default() });
+    let held = pool.checkout(within(60_000)).unwrap();
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| pool.checkout(within(60_000)).map(|link| link.is_reused()));
+        // Before or while it waits: it must come through either way.
+        std::thread::yield_now();
+        drop(held);
+        assert!(next.join().unwrap().unwrap(), "the very link that came back");
+    });
+    let _held = pool.checkout(within(60_000)).unwrap();
+    assert!(matches!(pool.checkout(within(50)).unwrap_err(), CallError::Busy { .. }));
 }
 
 #[test]
