@@ -69,7 +69,9 @@ impl Cluster {
     fn connect(&self, shared_memory: bool) -> Store {
         let client = ClientConfig { call_time: Duration::from_secs(5), ..ClientConfig::default() };
         let master = self.addresses.clone();
-        let options = ConnectOptions { master, shared_memory, client, ..ConnectOptions::default() };
+        // As an admin: others see their own account only.
+        let default = ConnectOptions::default();
+        let options = ConnectOptions { master, shared_memory, client, admin: true, ..default };
         patiently("a client connects", || Store::connect(options.clone()))
     }
 
