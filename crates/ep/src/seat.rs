@@ -225,6 +225,12 @@ impl CudaSeat {
         self.ep.alone(queue, Stage::Combined)
     }
 
+    /// Queues a pack that does not count, for figures of it alone. Only where a pack comes next.
+    pub fn pack_alone(&self) -> Result<(), EpError> {
+        let queue = |ep: &CudaEp| ep.pack(&self.stream, self.packed.span(), self.counts.span());
+        self.ep.alone(queue, Stage::Arrived)
+    }
+
     /// Queues a combine that does not count, for figures of it alone. Only between layers.
     pub fn combine_alone(&self) -> Result<(), EpError> {
         let queue = |ep: &CudaEp| ep.combine(&self.stream, self.out.span());
@@ -365,18 +371,21 @@ impl<'w> Replay<'w> {
 
     /// One layer with the experts of tests.
     pub fn layer(stream: &Rc<Stream>, seats: &[Rc<CudaSeat>], layer: u16) -> Result<Self, EpError> {
-        Self::record(stream, seats, move |seats| {
-            let each = |call: fn(&CudaSeat) -> Result<(), EpError>| {
-                seats.iter().try_for_each(|seat| call(seat))
-            };
-            seats.iter().try_for_each(|seat| seat.dispatch(layer))?;
-            each(CudaSeat::await_rows)?;
-            each(CudaSeat::pack)?;
-            each(CudaSeat::experts)?;
-            each(CudaSeat::give_back)?;
-            each(CudaSeat::await_results)?;
-            each(CudaSeat::combine)
-        })
+        Self::record(stream, seats, move |seats| Self::calls(seats, layer))
+    }
+
+    /// Queues such a layer of all ranks.
+    pub fn calls(seats: &[Rc<CudaSeat>], layer: u16) -> Result<(), EpError> {
+        let each = |call: fn(&CudaSeat) -> Result<(), EpError>| {
+            seats.iter().try_for_each(|seat| call(seat))
+        };
+        seats.iter().try_for_each(|seat| seat.dispatch(layer))?;
+        each(CudaSeat::await_rows)?;
+        each(CudaSeat::pack)?;
+        each(CudaSeat::experts)?;
+        each(CudaSeat::give_back)?;
+        each(CudaSeat::await_results)?;
+        each(CudaSeat::combine)
     }
 
     /// Queues all of it, on the common stream.

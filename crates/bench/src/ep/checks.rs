@@ -1,7 +1,7 @@
 //! The checks, and what each of them promises.
 
 use super::team::{Seat, Team};
-use super::{EpArgs, SAYS, deaths};
+use super::{EpArgs, SAYS, deaths, figures};
 use crate::nano::Backend;
 use crate::render::say;
 use anyhow::{Context, Result, bail, ensure};
@@ -35,6 +35,7 @@ const FP8: &[Check] = &[
     ("an expert that does not exist is named to all", |team| spoil(team, Kind::BadExpert)),
 ];
 const V3: &[Check] = &[("layers of DeepSeek-V3's shape are equal to the dense reference", v3)];
+const FIGURES: &[Check] = &[("rounds that are timed are right", figures::rounds)];
 const LEAVES: &[Check] = &[("a rank that closes between layers is named at once", deaths::closes)];
 const KILLED: &[Check] =
     &[("a rank that is killed is named", |team| deaths::missing(team, Signal::KILL, Kind::Lost))];
@@ -62,7 +63,8 @@ fn config(args: &EpArgs, part: &str) -> EpConfig {
         "no-room" => EpConfig { rows_max: Some(3), ..small },
         "fp8" => EpConfig { payload: Payload::Fp8, ..small },
         // Its experts are shared by whole numbers.
-        "deepseek-v3" => {
+        "figures" if figures::is_short(args) => small,
+        "deepseek-v3" | "figures" => {
             let experts = 256usize.next_multiple_of(world);
             // With all rows that could come, eight processes would want 2 GB of the host.
             let rows_max = (args.backend == Backend::Cpu).then_some(8 * world);
@@ -83,6 +85,7 @@ pub(super) fn run(args: &EpArgs) -> Result<()> {
         "no-room" => NO_ROOM,
         "fp8" => FP8,
         "deepseek-v3" => V3,
+        "figures" => FIGURES,
         "rank-leaves" => LEAVES,
         "rank-killed" => KILLED,
         "rank-stopped" => STOPPED,
@@ -120,7 +123,7 @@ fn compare(team: &mut Team, steps: std::ops::Range<u64>, only: Option<Routing>) 
     Ok(())
 }
 
-fn same(team: &Team, drawn: &Drawn, out: &[u16]) -> Result<()> {
+pub(super) fn same(team: &Team, drawn: &Drawn, out: &[u16]) -> Result<()> {
     let expected = dense_of(&team.shape, &drawn.batch(), &test_expert(&team.shape));
     let differs = out.iter().zip(&expected).position(|(a, b)| a != b);
     ensure!(differs.is_none(), "WRONG BITS in element {differs:?}");

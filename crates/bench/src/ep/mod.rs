@@ -5,6 +5,7 @@
 
 mod checks;
 mod deaths;
+mod figures;
 mod team;
 
 use crate::nano::Backend;
@@ -42,19 +43,29 @@ pub(crate) struct EpArgs {
 }
 
 /// Parts of the list that need a group of their own: another shape, or somebody who dies or stops.
-const PARTS: [&str; 7] =
-    ["checks", "fp8", "no-room", "deepseek-v3", "rank-leaves", "rank-killed", "rank-stopped"];
+const PARTS: [&str; 8] = [
+    "figures",
+    "checks",
+    "fp8",
+    "no-room",
+    "deepseek-v3",
+    "rank-leaves",
+    "rank-killed",
+    "rank-stopped",
+];
 /// What a process says about a check begins with this.
 const SAYS: &str = "check ";
+/// And how long something took, in microseconds, with this.
+const FIGURE: &str = "figure ";
 
 /// Runs the list, or one process of it.
 pub(crate) fn run(args: &EpArgs) -> Result<bool> {
     if args.rank.is_some() {
         return checks::run(args).map(|()| true);
     }
-    let mut said: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut said = Said::default();
     // Nobody dies on a GPU: under MPS that could end the other ranks, too.
-    let parts = if args.backend == Backend::Cpu { &PARTS[..] } else { &PARTS[..5] };
+    let parts = if args.backend == Backend::Cpu { &PARTS[1..] } else { &PARTS[..6] };
     let processes = if args.backend == Backend::CudaVirtual { 1 } else { args.world };
     for part in parts {
         let dir = tempfile::tempdir().context("a place to meet")?;
@@ -76,7 +87,19 @@ pub(crate) fn run(args: &EpArgs) -> Result<bool> {
     sum_up(args, &said)
 }
 
-fn sum_up(args: &EpArgs, said: &BTreeMap<String, Vec<String>>) -> Result<bool> {
+/// What the processes said: what is wrong with each check, and what each figure was on each of them.
+#[derive(Default)]
+struct Said {
+    checks: BTreeMap<String, Vec<String>>,
+    figures: BTreeMap<String, Vec<f64>>,
+}
+
+fn sum_up(args: &EpArgs, said: &Said) -> Result<bool> {
+    for (name, micros) in &said.figures {
+        let slowest = micros.iter().copied().fold(0.0, f64::max);
+        say(&format!("{name}: {slowest:.1} µs on the slowest of {} processes", micros.len()))?;
+    }
+    let said = &said.checks;
     let mut failed = 0;
     for (check, errors) in said {
         say(&format!("{} {check}", if errors.is_empty() { "passed" } else { "FAILED" }))?;
@@ -121,15 +144,14 @@ fn queues(backend: Backend) -> &'static str {
     }
 }
 
-/// Takes down what a process said: `check NAME`, or `check NAME: what went wrong`.
-fn hear(
-    said: &mut BTreeMap<String, Vec<String>>,
-    part: &str,
-    rank: usize,
-    child: Child,
-) -> Result<()> {
+/// Takes down what a process said: `check NAME`, or `check NAME: what went wrong`, or `figure NAME: MICROSECONDS`.
+fn hear(said: &mut Said, part: &str, rank: usize, child: Child) -> Result<()> {
     let output = child.wait_with_output().context("waiting for a rank")?;
+    let Said { checks: said, figures } = said;
     for line in String::from_utf8_lossy(&output.stdout).lines() {
+        if let Some((name, micros)) = line.strip_prefix(FIGURE).and_then(|it| it.split_once(": ")) {
+            figures.entry(name.to_owned()).or_default().push(micros.parse().context("a figure")?);
+        }
         let Some(check) = line.strip_prefix(SAYS) else { continue };
         let (name, error) = check.split_once(": ").map_or((check, None), |(a, b)| (a, Some(b)));
         let errors = said.entry(format!("{part}: {name}")).or_default();

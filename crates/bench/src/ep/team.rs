@@ -34,7 +34,7 @@ pub(super) struct Team {
     group: Option<Group>,
     gpu: Option<Gpu>,
     /// Where graphs of all ranks of this process begin and end.
-    stream: Option<Rc<Stream>>,
+    pub(super) stream: Option<Rc<Stream>>,
     epoch: u64,
 }
 
