@@ -174,6 +174,11 @@ impl CudaEp {
             let parts = tuning.parts;
             return Err(EpError::Shape(format!("{parts} blocks for a row; choose 1 to 16")));
         }
+        if tuning.blocks == 0 {
+            return Err(EpError::Shape(
+                "0 blocks for the rows of all ranks; choose 1 or more".into(),
+            ));
+        }
         self.tuning = tuning;
         Ok(())
     }

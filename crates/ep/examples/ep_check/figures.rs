@@ -13,6 +13,8 @@ use std::rc::Rc;
 
 /// Inputs that replays take turns with.
 const CASES: u64 = 64;
+/// Packs in one round where their time is the question.
+const PACKS: u64 = 10;
 const MODES: [(&str, usize); 2] = [("hot", 1), ("rotating", 6)];
 
 /// What is repeated.
@@ -22,6 +24,8 @@ enum Round {
     Short,
     /// The same with pack and return.
     Full,
+    /// The full path with ten packs instead of one: the difference is what packs take.
+    Packs,
     Dispatch,
     Combine,
 }
@@ -49,14 +53,19 @@ pub(crate) fn all(gpu: &Gpu, report: &mut Report, quick: bool) {
     let full = bench.config.tokens_max as u32;
     // A short round waits twice in one kernel, so ranks must run at the same time; the emulator has no such time.
     let tuning = if quick { Tuning::default() } else { bench.tune(report) };
-    for round in [Round::Dispatch, Round::Combine, Round::Full] {
+    for (mode, sets) in MODES {
+        report.add("full path", bench.figure(Round::Full, mode, sets, full, tuning));
+    }
+    for round in [Round::Dispatch, Round::Packs, Round::Combine] {
         for (mode, sets) in MODES {
             report.add("part", bench.figure(round, mode, sets, full, tuning));
         }
     }
     if !quick {
-        for tokens in [0, 1, 8, 64, 128] {
-            report.add("tokens", bench.with_tokens(tokens, tuning));
+        for round in [Round::Short, Round::Full] {
+            for tokens in [0, 1, 8, 64, 128] {
+                report.add("tokens", bench.with_tokens(round, tokens, tuning));
+            }
         }
         let config = EpConfig { payload: Payload::Fp8, ..bench.config.clone() };
         let fp8 = Bench { config, ..bench };
@@ -89,7 +98,7 @@ struct Bench<'a> {
 
 fn name_of(tuning: Tuning) -> String {
     let early = if tuning.early { "early start" } else { "no early start" };
-    format!("{} blocks per row, {early}", tuning.parts)
+    format!("{} blocks per row, {} to pack, {early}", tuning.parts, tuning.blocks)
 }
 
 fn each(
@@ -108,9 +117,12 @@ fn calls(round: Round, seats: &[Rc<CudaSeat>], layer: u16) -> Result<(), EpError
             each(seats, |seat| seat.dispatch(layer))?;
             each(seats, CudaSeat::await_both)?;
         }
-        Round::Full => {
+        Round::Full | Round::Packs => {
             each(seats, |seat| seat.dispatch(layer))?;
             each(seats, CudaSeat::await_rows)?;
+            for _ in 1..if round == Round::Packs { PACKS } else { 1 } {
+                each(seats, CudaSeat::pack_alone)?;
+            }
             each(seats, CudaSeat::pack)?;
             if seats.iter().all(|seat| seat.ep.shape().payload() == Payload::Bf16) {
                 each(seats, CudaSeat::give_back_packed)?;
@@ -125,33 +137,47 @@ fn calls(round: Round, seats: &[Rc<CudaSeat>], layer: u16) -> Result<(), EpError
 }
 
 impl Bench<'_> {
-    /// Short rounds with all ways to make launches, at the size that the goals are about; gives the fastest.
+    /// Short rounds and full paths with all ways to make launches, at the size that the goals are about; gives the
+    /// fastest.
     fn tune(&self, report: &mut Report) -> Tuning {
-        let full = self.config.tokens_max as u32;
-        let mut best = (f64::MAX, Tuning::default());
-        for parts in [1, 2, 4] {
-            for early in [false, true] {
-                let tuning = Tuning { parts, early };
-                for (mode, sets) in MODES {
-                    let figure = self.figure(Round::Short, mode, sets, full, tuning);
-                    if let Ok(figure) = &figure
-                        && mode == "rotating"
-                        && figure.time.median < best.0
-                    {
-                        best = (figure.time.median, tuning);
-                    }
-                    report.add("short round", figure);
-                }
-            }
-        }
-        let name = name_of(best.1);
-        let step = 58.0 * best.0 / 1000.0;
+        let each = |parts| [false, true].map(|early| Tuning { parts, early, ..Tuning::default() });
+        let (tuning, short) =
+            self.fastest(report, Round::Short, [1, 2, 4].into_iter().flat_map(each));
+        let step = 58.0 * short / 1000.0;
         let verdict = if step <= 1.2 { "met" } else { "MISSED" };
         report.note(format!(
             "58 layers: short rounds take {step:.2} ms of a step, rotating; goal 1.2 ms: {verdict}."
         ));
-        report.note(format!("The other rows are with {name}: the fastest rotating short round."));
-        best.1
+        let each = |blocks| [1, 2].map(|parts| Tuning { parts, blocks, early: true });
+        let blocks = [66, 99, 132, 528];
+        let (full, _) = self.fastest(report, Round::Full, blocks.into_iter().flat_map(each));
+        let tuning = Tuning { blocks: full.blocks, ..tuning };
+        report.note(format!("The other rows are with {}.", name_of(tuning)));
+        tuning
+    }
+
+    /// The way to make launches that gives the fastest rotating round, and how long that takes.
+    fn fastest(
+        &self,
+        report: &mut Report,
+        round: Round,
+        ways: impl Iterator<Item = Tuning>,
+    ) -> (Tuning, f64) {
+        let mut best = (Tuning::default(), f64::MAX);
+        for tuning in ways {
+            for (mode, sets) in MODES {
+                let tokens = self.config.tokens_max as u32;
+                let figure = self.figure(round, mode, sets, tokens, tuning);
+                if let Ok(figure) = &figure
+                    && mode == "rotating"
+                    && figure.time.median < best.1
+                {
+                    best = (tuning, figure.time.median);
+                }
+                report.add("ways to launch", figure);
+            }
+        }
+        best
     }
 
     fn figure(
@@ -167,7 +193,7 @@ impl Bench<'_> {
         let first = team.record(sets, |seats, layer| calls(Round::Full, seats, layer));
         first.and_then(|graph| graph.queue().and_then(|()| graph.wait())).map_err(text)?;
         team.check()?;
-        if !matches!(round, Round::Dispatch) {
+        if round != Round::Dispatch {
             // What is compared afterwards is what the rounds have made.
             team.spoil().map_err(text)?;
         }
@@ -186,6 +212,7 @@ impl Bench<'_> {
             Round::Short => there + back,
             // Pack reads what came and stores it for each expert; the return reads that and stores sums.
             Round::Full => there + back + (copies + routes) * (token + row),
+            Round::Packs => there + back + (copies + routes) * (PACKS * token + row),
         };
         let goal = match (round, mode, self.is_default(tokens)) {
             (Round::Short, "hot", true) => Some(17.0),
@@ -198,7 +225,8 @@ impl Bench<'_> {
                 "short round, fp8 tokens".into()
             }
             Round::Short => format!("short round, {}", name_of(tuning)),
-            Round::Full => "full path without experts".into(),
+            Round::Full => format!("full path without experts, {}", name_of(tuning)),
+            Round::Packs => format!("the same with {PACKS} packs"),
             Round::Dispatch => "dispatch alone, no wait".into(),
             Round::Combine => "combine alone, no wait".into(),
         };
@@ -211,11 +239,11 @@ impl Bench<'_> {
         self.config == EpConfig::default() && tokens as usize == self.config.tokens_max
     }
 
-    /// Short rounds with another number of tokens, and room for as many.
-    fn with_tokens(&self, tokens: u32, tuning: Tuning) -> Result<Figure, String> {
+    /// Rounds with another number of tokens, and room for as many.
+    fn with_tokens(&self, round: Round, tokens: u32, tuning: Tuning) -> Result<Figure, String> {
         let tokens_max = self.config.tokens_max.max(tokens as usize);
         let bench = Self { config: EpConfig { tokens_max, ..self.config.clone() }, ..self.clone() };
-        bench.figure(Round::Short, "rotating", 6, tokens, tuning)
+        bench.figure(round, "rotating", 6, tokens, tuning)
     }
 
     /// Copies on the device that read and write as many bytes, one in each direction of a round.

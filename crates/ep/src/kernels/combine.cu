@@ -1,9 +1,8 @@
 // combine: what came back for a token of this rank is added up, in the order of ranks.
 #include "ep.cuh"
 
-// A block, or `parts` of them, for each of `tokens_max` tokens; a thread for each piece, as far as a block has room. Rows after the last token stay as they are.
-extern "C" __global__ void __launch_bounds__(1024)
-    ep_combine(const __grid_constant__ ep::Step step, uint4* out) {
+// A block, or `parts` of them, for each of `tokens_max` tokens. Rows after the last token stay as they are.
+extern "C" __global__ void ep_combine(const __grid_constant__ ep::Step step, uint4* out) {
     using namespace ep;
     const Start start = begin(step, 0);
     cudaTriggerProgrammaticLaunchCompletion();

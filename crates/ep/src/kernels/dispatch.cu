@@ -144,13 +144,10 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
         store_piece(meta_at(step, target, slot) + at,
                     meta_piece(step, route, mask, target, at, phase));
     }
-    if (!last_of_all(step)) {
-        return;
-    }
-    const u64 bad = __ldcg(ctl(step) + BAD);
-    if (bad == NO_VIOLATION) {
+    const End end = end_of_all(step, shared_bad != NO_VIOLATION);
+    if (end == End::GOOD) {
         signal_all(step, start.tag, phase);
-    } else {
-        fail_violation(step, bad, start.tag, phase);
+    } else if (end == End::FOUND_BAD) {
+        fail_violation(step, __ldcg(ctl(step) + BAD), start.tag, phase);
     }
 }

@@ -8,7 +8,7 @@
 //
 // Every thread of every kernel calls `begin` before it touches memory. Kernels may be launched while the one
 // before them still runs; in `begin` they wait until it has ended. All kernels of a rank do, so everything
-// before has ended, too.
+// before has ended, too. `ep_wait` looks at signals first, and waits in the same way before it ends or fails.
 #pragma once
 
 namespace ep {
@@ -19,6 +19,9 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 
 constexpr u32 RANKS_MAX = 8, TOP_K_MAX = 8, LOCAL_EXPERTS_MAX = 1024;
+
+// Slots that a block looks at together: one latency for all of them.
+constexpr u32 BATCH = 16;
 
 // Mirrors `RawStep` in launch.rs: where everything lies, and what this launch is about.
 struct Step {
@@ -96,18 +99,11 @@ __device__ __forceinline__ void store_relaxed_sys(u64* at, u64 value) {
                  : "l"(__cvta_generic_to_global(at)), "l"(value)
                  : "memory");
 }
-// The same in one, where each lane of a warp tells another rank.
-__device__ __forceinline__ void store_release_sys(u64* at, u64 value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;"
-                 :
-                 : "l"(__cvta_generic_to_global(at)), "l"(value)
-                 : "memory");
-}
-__device__ __forceinline__ u32 add_acq_rel_gpu(u32* at, u32 more) {
-    u32 found;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
-                 : "=r"(found)
-                 : "l"(__cvta_generic_to_global(at)), "r"(more)
+__device__ __forceinline__ u64 add_acq_rel_gpu(u64* at, u64 more) {
+    u64 found;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+                 : "=l"(found)
+                 : "l"(__cvta_generic_to_global(at)), "l"(more)
                  : "memory");
     return found;
 }
@@ -130,7 +126,6 @@ using ::load_acquire_sys;
 using ::nanoseconds;
 using ::store_piece;
 using ::store_relaxed_sys;
-using ::store_release_sys;
 #endif
 
 // ---- life of a launch ---------------------------------------------------------------------------------
@@ -148,16 +143,21 @@ struct Start {
 // `barrier::Tag::in_epoch`.
 __device__ __forceinline__ u32 in_epoch(u32 tag, u64 epoch) { return tag | (u32(epoch) & 255) << 4; }
 
-// Waits for the work before this kernel. No kernel of a rank fails while another one runs, so all threads get the
-// same answer. What a kernel needs from memory in any case it asks for before it looks at the answer: one
-// latency for all of it instead of several.
-__device__ __forceinline__ Start begin(const Step& step, u32 ahead) {
-    cudaGridDependencySynchronize();
+// What a kernel needs from memory in any case it asks for before it looks at the answer: one latency for all of it
+// instead of several.
+__device__ __forceinline__ Start begin_early(const Step& step, u32 ahead) {
     const u64* own = ctl(step);
     const u64 error = __ldcg(own + ERROR), passed = __ldcg(own + PHASE), epoch = __ldcg(own + EPOCH);
     const u32 phase = u32(passed) + ahead;
     const bool ordered = ((step.tag >> 12 & 15) == DISPATCH) == ((phase & 1) == 1);
     return {error == 0, ordered, u32(passed), phase, in_epoch(step.tag, epoch)};
+}
+
+// Waits for the work before this kernel. No kernel of a rank fails while another one runs, so all threads get the
+// same answer.
+__device__ __forceinline__ Start begin(const Step& step, u32 ahead) {
+    cudaGridDependencySynchronize();
+    return begin_early(step, ahead);
 }
 
 // The same for a kernel that signals, in odd phases or in even ones: work that this rank has signalled already is out of
@@ -224,18 +224,27 @@ __device__ __forceinline__ void signal_all(const Step& step, u32 tag, u32 phase)
     }
 }
 
-// Whether this is one thread of the block that came last: then everything that all blocks have stored is
-// ordered before what it does after `fence_sys`. Each block's own accesses are ordered by the barrier, the
-// blocks among each other by the acquire and release of the counter.
-__device__ __forceinline__ bool last_of_all(const Step& step) {
-    u32* arrived = reinterpret_cast<u32*>(ctl(step) + ARRIVED);
-    __syncthreads();
-    if (threadIdx.x != 0 || add_acq_rel_gpu(arrived, 1) != gridDim.x - 1) {
-        return false;
+// What a thread knows at the end of its kernel: it is the one that ends it for the whole rank, or not; and whether a
+// thread of any block has found something wrong, and said so in `BAD`.
+enum class End { NOT_MINE, GOOD, FOUND_BAD };
+
+// It ends with one thread of the block that comes last: then everything that all blocks have stored is ordered before
+// what it does after `fence_sys`. Each block's own accesses are ordered by the barrier, the blocks among each other by
+// the acquire and release of the counter. Blocks that found something are counted in its upper half, so that nobody
+// looks at `BAD` for nothing.
+__device__ __forceinline__ End end_of_all(const Step& step, bool found) {
+    u64* arrived = ctl(step) + ARRIVED;
+    const u64 more = __syncthreads_or(found) != 0 ? 1ull << 32 | 1 : 1;
+    if (threadIdx.x != 0) {
+        return End::NOT_MINE;
+    }
+    const u64 all = add_acq_rel_gpu(arrived, more) + more;
+    if (u32(all) != gridDim.x) {
+        return End::NOT_MINE;
     }
     // For the next launch, which begins after this one.
     *arrived = 0;
-    return true;
+    return all >> 32 == 0 ? End::GOOD : End::FOUND_BAD;
 }
 
 // ---- numbers ------------------------------------------------------------------------------------------

@@ -1,10 +1,14 @@
-//! `experts` on host memory: the same products in the same order, so the same bits.
+//! `experts` on host memory: the same products. Which sums are made is the same as in the kernel, too; but a tensor core
+//! adds up the 16 products of one instruction in a way of its own, so a GPU's bits differ within the rounding of bf16.
 
 use crate::bf16;
 use crate::config::Shape;
 
-/// Threads that share a product; each adds up every 32nd piece of eight elements.
-const LANES: usize = 32;
+/// Warps that share a product, of the first and of the second kind; each adds up every so many chunks of it.
+const UP_SHARE: usize = 8;
+const DOWN_SHARE: usize = 4;
+/// Elements of a chunk: a piece of eight for each of four threads.
+const CHUNK: usize = 32;
 
 /// The weights of a rank's experts, bf16.
 #[derive(Clone, Copy, Debug)]
@@ -52,21 +56,27 @@ pub fn expert_oracle(
             let from = ((expert * 2 + of) * inter + column) * hidden;
             &weights.w13[from..from + hidden]
         };
-        *value = bf16::from_f32(gated(dot(weight(0), x), dot(weight(1), x)));
+        *value =
+            bf16::from_f32(gated(dot::<UP_SHARE>(weight(0), x), dot::<UP_SHARE>(weight(1), x)));
     }
     for (column, value) in y.iter_mut().enumerate() {
         let from = (expert * hidden + column) * inter;
-        *value = bf16::from_f32(dot(&weights.w2[from..from + inter], act));
+        *value = bf16::from_f32(dot::<DOWN_SHARE>(&weights.w2[from..from + inter], act));
     }
 }
 
-/// A product in the order of the kernel: 32 partial sums, added up from +0.
-fn dot(weights: &[u16], x: &[u16]) -> f32 {
-    let mut parts = [0f32; LANES];
-    for (piece, (weights, x)) in weights.chunks_exact(8).zip(x.chunks_exact(8)).enumerate() {
-        let part = &mut parts[piece % LANES];
-        for (weight, x) in weights.iter().zip(x) {
-            *part = bf16::to_f32(*weight).mul_add(bf16::to_f32(*x), *part);
+/// A product in the order of the kernel: two instructions for each chunk, of 16 elements each; two neighbours of
+/// each piece of it, then two more.
+fn dot<const SHARE: usize>(weights: &[u16], x: &[u16]) -> f32 {
+    let mut parts = [0f32; SHARE];
+    for (chunk, (weights, x)) in weights.chunks(CHUNK).zip(x.chunks(CHUNK)).enumerate() {
+        let part = &mut parts[chunk % SHARE];
+        for pair in (0..8).step_by(2) {
+            for (weights, x) in weights.chunks_exact(8).zip(x.chunks_exact(8)) {
+                for i in [pair, pair + 1] {
+                    *part = bf16::to_f32(weights[i]).mul_add(bf16::to_f32(x[i]), *part);
+                }
+            }
         }
     }
     parts.iter().fold(0.0, |sum, part| sum + part)

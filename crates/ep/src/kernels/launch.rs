@@ -19,15 +19,16 @@ pub(super) const COMPARE: &str = include_str!("compare.ptx");
 
 /// Most threads of a block that moves rows.
 const THREADS_MAX: u32 = 512;
-/// Most threads of a block that adds rows up; the kernels are compiled for as many.
-const SUM_THREADS_MAX: u32 = 1024;
 /// A metadata row for each of eight ranks is as many pieces.
 const THREADS_MIN: u32 = 32;
 
-/// Columns of `ep_up` in a block; `ep_down` has twice as many.
-const COLUMNS: u32 = 8;
-/// A warp for each of them.
-const EXPERT_THREADS: u32 = 32 * COLUMNS;
+/// Threads of a multiprocessor that may wait for work before them: less than half of those that it has room for.
+const WAITING_MAX: u32 = 896;
+
+/// Columns of `ep_up` and of `ep_down` in a block.
+const UP_COLUMNS: u32 = 16;
+const DOWN_COLUMNS: u32 = 64;
+const EXPERT_THREADS: u32 = 256;
 
 /// Blocks that share the rows of an expert of `ep_scale`.
 const SCALE_PARTS: u32 = 4;
@@ -118,13 +119,16 @@ pub(crate) struct RawBatch {
 pub struct Tuning {
     /// Blocks that share a row in `dispatch`, `give_back` and `combine`.
     pub parts: u32,
+    /// Most blocks of `pack` and of `give_back`. They go over rows of all ranks, and a GPU has no more places at once;
+    /// ranks that share a GPU share them.
+    pub blocks: u32,
     /// Kernels may start while the one before them ends (programmatic dependent launch).
     pub early: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { parts: 1, early: true }
+        Self { parts: 2, blocks: 528, early: true }
     }
 }
 
@@ -207,10 +211,11 @@ impl EpKernels {
         tuning: Tuning,
         timeouts: [u64; 2],
     ) -> Result<(), GpuError> {
+        let room = u32::from(has_room(&step.with(tag, tuning.parts), stream.gpu().sm_count()));
         let (step, then) = (step.with(tag, 1), then.map_or(0, |tag| tag.0));
         let [timeout, first_timeout] = &timeouts;
-        let params: [Param<'_>; 4] =
-            [(&step).into(), timeout.into(), first_timeout.into(), (&then).into()];
+        let params: [Param<'_>; 5] =
+            [(&step).into(), timeout.into(), first_timeout.into(), (&then).into(), (&room).into()];
         // One warp: each lane looks at the signal of one rank.
         let launch = Launch { dependent: tuning.early, ..Launch::linear(1, 32) };
         // SAFETY: the parameters are those of `ep_wait`; the addresses are the caller's promise.
@@ -232,7 +237,8 @@ impl EpKernels {
     ) -> Result<(), GpuError> {
         let step = step.with(tag, 1);
         let params = [(&step).into(), (&packed).into(), (&counts).into(), (&places).into()];
-        let launch = rows(&step, step.token_pieces, step.ranks * step.tokens_max + 1, tuning);
+        let blocks = (step.ranks * step.tokens_max).min(tuning.blocks) + 1;
+        let launch = rows(&step, step.token_pieces, blocks, tuning);
         // SAFETY: the parameters are those of `ep_pack`; the addresses are the caller's promise.
         unsafe { self.pack.launch(stream, launch, &params) }
     }
@@ -252,8 +258,8 @@ impl EpKernels {
     ) -> Result<(), GpuError> {
         let step = step.with(tag, tuning.parts);
         let params = [(&step).into(), (&y).into(), (&places).into()];
-        let slots = step.ranks * step.tokens_max;
-        let launch = sums(&step, slots * step.parts, tuning);
+        let blocks = (step.ranks * step.tokens_max * step.parts).min(tuning.blocks);
+        let launch = rows(&step, step.pieces, blocks, tuning);
         // SAFETY: the parameters are those of `ep_give_back`; the addresses are the caller's promise.
         unsafe { self.give_back.launch(stream, launch, &params) }
     }
@@ -273,7 +279,7 @@ impl EpKernels {
     ) -> Result<(), GpuError> {
         let step = step.with(tag, tuning.parts);
         let params = [(&step).into(), (&out).into()];
-        let launch = sums(&step, step.tokens_max * step.parts, tuning);
+        let launch = rows(&step, step.pieces, step.tokens_max * step.parts, tuning);
         // SAFETY: the parameters are those of `ep_combine`; the addresses are the caller's promise.
         unsafe { self.combine.launch(stream, launch, &params) }
     }
@@ -300,10 +306,10 @@ impl EpKernels {
         };
         let up = [(&step).into(), x.into(), counts.into(), w13.into(), act.into(), inter.into()];
         // SAFETY: the parameters are those of `ep_up`; the addresses are the caller's promise.
-        unsafe { self.up.launch(stream, launch(*inter, COLUMNS), &up) }?;
+        unsafe { self.up.launch(stream, launch(*inter, UP_COLUMNS), &up) }?;
         let down = [(&step).into(), act.into(), counts.into(), w2.into(), y.into(), inter.into()];
         // SAFETY: the parameters are those of `ep_down`; the addresses are the caller's promise.
-        unsafe { self.down.launch(stream, launch(step.pieces * 8, 2 * COLUMNS), &down) }
+        unsafe { self.down.launch(stream, launch(step.pieces * 8, DOWN_COLUMNS), &down) }
     }
 
     /// Queues `ep_scale`.
@@ -371,16 +377,20 @@ impl EpKernels {
     }
 }
 
-/// A launch of `blocks` blocks of which each moves a row, or a part of one: two pieces for each thread.
+/// A launch of `blocks` blocks of which each moves a row, or a part of one.
 fn rows(step: &RawStep, pieces: u32, blocks: u32, tuning: Tuning) -> Launch {
-    let threads = pieces.div_ceil(2 * step.parts).next_multiple_of(32);
-    let threads = threads.clamp(THREADS_MIN, THREADS_MAX);
-    Launch { dependent: tuning.early, ..Launch::linear(blocks, threads) }
+    Launch { dependent: tuning.early, ..Launch::linear(blocks, threads(step, pieces)) }
 }
 
-/// The same for results, of which each thread adds up one piece: it waits for up to eight loads already.
-fn sums(step: &RawStep, blocks: u32, tuning: Tuning) -> Launch {
-    let threads = step.pieces.div_ceil(step.parts).next_multiple_of(32);
-    let threads = threads.clamp(THREADS_MIN, SUM_THREADS_MAX);
-    Launch { dependent: tuning.early, ..Launch::linear(blocks, threads) }
+/// Two pieces for each thread.
+fn threads(step: &RawStep, pieces: u32) -> u32 {
+    let threads = pieces.div_ceil(2 * step.parts).next_multiple_of(32);
+    threads.clamp(THREADS_MIN, THREADS_MAX)
+}
+
+/// Whether the combines of all ranks fit on one GPU at the same time, with a place left for every `ep_wait`. Otherwise
+/// blocks that have started early, and wait, could take the places of those whom they wait for.
+fn has_room(step: &RawStep, sms: u32) -> bool {
+    let blocks = u64::from(step.ranks) * u64::from(step.tokens_max) * u64::from(step.parts);
+    blocks * u64::from(threads(step, step.pieces)) <= u64::from(sms) * u64::from(WAITING_MAX)
 }

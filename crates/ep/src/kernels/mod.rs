@@ -13,8 +13,10 @@
 //! | `ep_compare` | counts what is wrong in an output, for tests and figures |
 //!
 //! Each kernel is `x.cu` (and the PTX made from it, committed beside it) and `x_oracle.rs`, the same on host
-//! memory (of `ep_scale` it is [`crate::oracle::scale_expert`]); `launch.rs` launches all of them. Kernel and oracle agree byte for byte, also in what they leave in
-//! the heaps of others when a step fails. The CPU backend runs the oracles.
+//! memory (of `ep_scale` it is [`crate::oracle::scale_expert`]); `launch.rs` launches all of them. Kernel and oracle
+//! agree byte for byte, also in what they leave in the heaps of others when a step fails; only products of experts
+//! differ on a GPU, within the rounding of bf16, because a tensor core adds up in a way of its own. The CPU backend
+//! runs the oracles.
 //!
 //! What must stay true: data kernels never wait; `ep_wait` is one block per rank (E8), and lets its successor
 //! start only after its wait is over. A signal follows the last byte of all blocks. A data kernel that meets bad
@@ -101,8 +103,8 @@ mod tests {
     fn a_signal_follows_the_last_byte_of_all_blocks() {
         for (name, ptx) in [("dispatch", DISPATCH), ("give_back", GIVE_BACK)] {
             let data = places(ptx, |op| op.starts_with("st.global.v4."));
-            let barrier = places(ptx, |op| op == "bar.sync");
-            let count = places(ptx, |op| op == "atom.acq_rel.gpu.global.add.u32");
+            let barrier = places(ptx, |op| op.starts_with("bar."));
+            let count = places(ptx, |op| op == "atom.acq_rel.gpu.global.add.u64");
             let fence = places(ptx, |op| op == "fence.acq_rel.sys");
             let signal = places(ptx, |op| op == "st.relaxed.sys.global.u64");
             assert_eq!(count.len(), 1, "{name}");
@@ -126,21 +128,36 @@ mod tests {
     }
 
     /// A kernel waits for the one before it first of all: before the wait nothing is read but parameters, and nobody
-    /// branches around it or ends. It lets the next one start after that; the one that spins only after its
-    /// last look.
+    /// branches around it or ends. It lets the next one start after that. The kernel that spins looks at signals
+    /// first; it waits before it ends, before it fails, and before it lets the next one start.
     #[test]
     fn kernels_may_start_early_and_wait_first() {
         for (name, kernel) in kernels() {
             let waits = places(kernel, |op| op == "griddepcontrol.wait");
             let lets = places(kernel, |op| op == "griddepcontrol.launch_dependents");
+            let ends = places(kernel, |op| op == "ret");
+            if name == "ep_wait" {
+                // Once more where there is room for those who come next; each right after a wait.
+                assert_eq!(lets.len(), 2, "{name}");
+                assert!(lets.iter().all(|at| waits.iter().any(|wait| wait < at && at - wait < 4)));
+                assert!(ends.iter().all(|end| waits[0] < *end), "{name}");
+                let looks = places(kernel, |op| op.starts_with("ld.acquire"));
+                assert!(looks.iter().all(|look| look < waits.last().unwrap()), "{name}");
+                assert_eq!(
+                    places(kernel, |op| op.starts_with("griddepcontrol")).last(),
+                    lets.last()
+                );
+                // Poison and records are stored after a wait.
+                let fails = places(kernel, |op| op == "fence.acq_rel.sys");
+                assert!(!fails.is_empty() && fails.iter().all(|fail| waits[0] < *fail), "{name}");
+                continue;
+            }
             assert_eq!([waits.len(), lets.len()], [1, 1], "{name}");
             for later in ["ld.global", "ld.acquire", "st.", "atom.", "red.", "bra", "ret"] {
                 let first = places(kernel, |op| op.starts_with(later));
                 assert!(first.iter().all(|at| waits[0] < *at), "{name}: {later}");
             }
             assert!(waits[0] < lets[0], "{name}");
-            let looks = places(kernel, |op| op.starts_with("ld.acquire"));
-            assert!(looks.iter().all(|look| *look < lets[0]), "{name}");
         }
     }
 
@@ -149,9 +166,7 @@ mod tests {
     fn memory_is_read_through_l2() {
         for (name, kernel) in kernels() {
             for op in operations(kernel).filter(|op| op.starts_with("ld.global")) {
-                // Weights of experts are read by many warps of a block, and nobody writes to them.
-                let weights = ["ep_up", "ep_down"].contains(&name) && op == "ld.global.v4.u32";
-                assert!(weights || op.starts_with("ld.global.cg."), "{name}: {op}");
+                assert!(op.starts_with("ld.global.cg."), "{name}: {op}");
             }
             assert!(places(kernel, |op| op.contains("volatile")).is_empty(), "{name}");
         }
@@ -162,14 +177,16 @@ mod tests {
         for (name, ptx, loads, stores) in [
             // Two pieces for each of eight ranks, and the metadata; the first two pieces are read ahead.
             ("dispatch", DISPATCH, 4, 17),
-            // Eight results, three pieces of the metadata row, two of places.
-            ("give_back", GIVE_BACK, 8 + 3 + 2, 1),
+            // Two pieces of two results; three of the metadata row, and two of places.
+            ("give_back", GIVE_BACK, 4 + 3 + 2, 2),
             ("combine", COMBINE, 8, 1),
         ] {
             assert_eq!(places(ptx, |op| op == "ld.global.cg.v4.u32").len(), loads, "{name}");
             assert_eq!(places(ptx, |op| op == "st.global.v4.u32").len(), stores, "{name}");
         }
         assert_eq!(places(PACK, |op| op == "st.global.v4.u32").len(), 16);
+        // Four rows of weights in four chunks, and each with four tiles of tokens, for each of two products.
+        assert_eq!(places(EXPERTS, |op| op == "ld.global.cg.v4.u32").len(), 2 * 4 * (4 + 4));
     }
 
     /// The order of sums is fixed, and nothing is flushed to zero.

@@ -25,6 +25,13 @@ __device__ __forceinline__ u32 judge(u64 word, u32 tag, u32 phase, u32& passed) 
     return found == tag ? HERE : OTHER;
 }
 
+// Whether this rank may fail here. The work before this kernel has ended then, so it does not signal over the poison;
+// if it has failed itself, its record stays.
+__device__ __forceinline__ bool may_fail(const Step& step) {
+    cudaGridDependencySynchronize();
+    return __ldcg(ctl(step) + ERROR) == 0;
+}
+
 // `barrier::look` and the end of patience, by all lanes together: each has the signal of one rank, `seen` in `word`, of
 // a rank that had `passed` so far. `late` and `told`, the host's word of aborts, are of before the signals were
 // looked at: who came in time, or before its end, is seen. One lane does what is to be done.
@@ -35,7 +42,7 @@ __device__ __forceinline__ u32 decide(const Step& step, u64 word, u32 seen, u32 
     const u32 missing = __ballot_sync(~0u, seen == NOT_YET);
     // The lowest rank counts.
     if (poisoned != 0) {
-        if (lane == lowest(poisoned)) {
+        if (may_fail(step) && lane == lowest(poisoned)) {
             const u32 low = u32(word), kind = known(low >> 27), origin = low >> 24 & 7, ranks = low >> 16 & 255;
             const u32 at = passed + (low >> 15 & 1);
             fail(step, record_of(kind, origin, ranks, lane + 1, at), u64(tag) << 32 | tag, NO_VIOLATION);
@@ -43,7 +50,7 @@ __device__ __forceinline__ u32 decide(const Step& step, u64 word, u32 seen, u32 
         return FAIL;
     }
     if (other != 0) {
-        if (lane == lowest(other)) {
+        if (may_fail(step) && lane == lowest(other)) {
             const u64 tags = (word >> 32) << 32 | tag;
             fail(step, record_of(DESYNC, step.me, 1u << lane, 0, phase), tags, NO_VIOLATION);
         }
@@ -59,7 +66,7 @@ __device__ __forceinline__ u32 decide(const Step& step, u64 word, u32 seen, u32 
     if (gone != 0 || late || (told & LEAVES) != 0) {
         const u32 kind = (told & LEAVES) != 0 ? LEFT : gone != 0 ? LOST : TIMEOUT;
         const u32 ranks = kind == LEFT ? 1u << step.me : kind == LOST ? gone : missing;
-        if (lane == 0) {
+        if (may_fail(step) && lane == 0) {
             fail(step, record_of(kind, step.me, ranks, 0, phase), u64(tag) << 32 | tag, NO_VIOLATION);
         }
         return FAIL;
@@ -104,18 +111,18 @@ __device__ __forceinline__ u32 await_phase(const Step& step, u32 tag, u32 phase,
 } // namespace ep
 
 // With `then`, the rank goes on at once: it signals the next phase with that tag and waits for it, too. That is
-// an exchange without results of its own.
+// an exchange without results of its own. With `room` what comes next may start before that second wait: the host knows
+// that it fits beside the waits of all ranks that share the GPU.
 extern "C" __global__ void ep_wait(const __grid_constant__ ep::Step step, unsigned long long timeout,
-                                   unsigned long long first_timeout, unsigned then) {
+                                   unsigned long long first_timeout, unsigned then, unsigned room) {
     using namespace ep;
-    const Start start = begin(step, 1);
-    if (!start.good) {
-        return;
-    }
+    // It runs beside the kernel before it, whose signal it looks for like those of other ranks. That one has begun, so
+    // what was there before it has ended, and the phase stays as it is.
+    const Start start = begin_early(step, 1);
     const u32 phase = start.phase;
-    if (!start.ordered) {
+    if (!start.good || !start.ordered) {
         // What comes next starts when this block has ended, and leaves.
-        if (threadIdx.x == 0) {
+        if (may_fail(step) && threadIdx.x == 0) {
             ctl(step)[BAD] = out_of_order(start);
             fail_violation(step, out_of_order(start), start.tag, phase);
         }
@@ -124,12 +131,19 @@ extern "C" __global__ void ep_wait(const __grid_constant__ ep::Step step, unsign
     const u32 verdict = await_phase(step, start.tag, phase, timeout, first_timeout);
     if (verdict == PASS && then != 0) {
         const u32 next = in_epoch(then, u64(start.tag) >> 4);
-        // A lane for each rank: nothing was stored that one fence for all would save.
+        // A lane for each rank. Nothing was stored or read since the last signal, so there is nothing to release.
         if (threadIdx.x < step.ranks) {
-            store_release_sys(signal_at(step, threadIdx.x, phase + 1, step.me), u64(next) << 32 | (phase + 1));
+            store_relaxed_sys(signal_at(step, threadIdx.x, phase + 1, step.me), u64(next) << 32 | (phase + 1));
+        }
+        if (room != 0) {
+            // Every rank has signalled, so nobody dispatches any more, and all that was before has ended.
+            cudaGridDependencySynchronize();
+            cudaTriggerProgrammaticLaunchCompletion();
         }
         await_phase(step, next, phase + 1, timeout, first_timeout);
     }
+    // All that was before has ended, for those who come next.
+    cudaGridDependencySynchronize();
     // What comes next may start now, and not before: it would take the places of those who are waited for.
     cudaTriggerProgrammaticLaunchCompletion();
 }

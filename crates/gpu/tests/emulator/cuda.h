@@ -11,7 +11,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __grid_constant__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 // Blocks run one after the other.
 #define __shared__ static
 
@@ -25,6 +25,16 @@ static Dimensions blockIdx, blockDim, gridDim, threadIdx;
 
 // In driver.cpp.
 void __syncthreads();
+
+// Whether any thread of the block has said so. The first one begins.
+inline int __syncthreads_or(int said) {
+    static int any;
+    any = (threadIdx.x == 0 ? 0 : any) | said;
+    __syncthreads();
+    const int heard = any;
+    __syncthreads();
+    return heard;
+}
 
 // Lanes of a warp, for blocks of one warp whose threads wait for each other: all say something, then all hear it.
 // The first one begins.
@@ -112,11 +122,33 @@ inline unsigned long long load_acquire_sys(unsigned long long* at) {
 inline unsigned add_acq_rel_gpu(unsigned* at, unsigned more) {
     return __atomic_fetch_add(at, more, __ATOMIC_ACQ_REL);
 }
+inline unsigned long long add_acq_rel_gpu(unsigned long long* at, unsigned long long more) {
+    return __atomic_fetch_add(at, more, __ATOMIC_ACQ_REL);
+}
 inline void store_relaxed_sys(unsigned long long* at, unsigned long long value) {
     __atomic_store_n(at, value, __ATOMIC_RELAXED);
 }
-inline void store_release_sys(unsigned long long* at, unsigned long long value) {
-    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+// Lanes of a warp, in a block whose warps all call it as often. Products are added up one after the other, in the order
+// of `experts_oracle`; a tensor core has an order of its own.
+inline void multiply_tile(float* sum, const unsigned* a, unsigned b_low, unsigned b_high) {
+    struct Held {
+        unsigned a[4], b[2];
+    };
+    static Held held[32][32];
+    Held* warp = held[threadIdx.x / 32];
+    const unsigned lane = threadIdx.x % 32;
+    warp[lane] = {{a[0], a[1], a[2], a[3]}, {b_low, b_high}};
+    __syncthreads();
+    const auto number = [](unsigned two, unsigned i) { return __uint_as_float((two >> (16 * i)) << 16); };
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned row = lane / 4, token = lane % 4 * 2 + i % 2;
+        for (unsigned element = 0; element < 16; element++) {
+            const unsigned half = element / 8, quad = element / 2 % 4;
+            sum[i] = std::fma(number(warp[row * 4 + quad].a[i / 2 + 2 * half], element % 2),
+                              number(warp[token * 4 + quad].b[half], element % 2), sum[i]);
+        }
+    }
+    __syncthreads();
 }
 inline void store_piece(uint4* at, const uint4& piece) { *at = piece; }
 inline unsigned long long nanoseconds() {
