@@ -21,7 +21,7 @@ pub mod ctl {
     pub const PHASE: u64 = 8;
     /// How often the group was reset.
     pub const EPOCH: u64 = 16;
-    /// Blocks of the running kernel that have ended, as 32 bits.
+    /// Blocks of the running kernel that have ended; in the upper half those that found something wrong.
     pub const ARRIVED: u64 = 24;
     /// The first violation of this step ([`crate::barrier::Violation`]); all ones: none.
     pub const BAD: u64 = 32;

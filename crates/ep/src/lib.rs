@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Every token has a fixed slot at every rank, so nobody asks for room and nothing is counted by a host. Sums
-//! have a fixed order: results are equal bit for bit between runs, ranks, backends and [`oracle::dense`].
+//! have a fixed order: results are equal bit for bit between runs, ranks, backends and [`oracle::dense`]. Only products
+//! of experts differ between a GPU and the host, within the rounding of bf16: tensor cores add up in a way of their own.
 //!
 //! Local words: a **slot** is the place of one rank's token at every rank; a **phase** is the time until all
 //! ranks have done the same part of a layer; **poison** is the word by which a rank tells that it has failed.
@@ -17,7 +18,7 @@
 //! A step ends with results or with an error that names rank, phase, operation and who is missing; the first
 //! failure is everybody's, and only a reset of all ranks ends it (E6).
 //!
-//! **Deliberately absent.** Tensor cores: [`CudaEp::experts`] is right and plain, and whoever has a faster grouped
+//! **Deliberately absent.** Experts for prefill: [`CudaEp::experts`] is made for decoding, and whoever has a faster grouped
 //! product calls it in its place. Other machines, a way to go on without a rank, allocation and counts on the
 //! host inside of a step, threads.
 

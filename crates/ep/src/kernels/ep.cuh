@@ -2,7 +2,8 @@
 //
 // Rules: 16 bytes per access; 64-bit offsets; memory that another rank may have written is read from L2
 // (`__ldcg`), and no pointer is `__restrict__`, so the compiler never uses the read-only cache. Signals are
-// 64-bit words with one writer, stored after a fence at system scope and read by acquire loads. Only `ep_wait`
+// 64-bit words with one writer, stored after a fence at system scope (but for one that follows no data) and read by
+// acquire loads. Only `ep_wait`
 // looks at a word more than once, and it is one block of 32 threads per rank: a block that spins holds its
 // place on the GPU, and the blocks that it waits for need one. Nothing traps. Nobody is counted by a host.
 //
@@ -92,7 +93,7 @@ __device__ __forceinline__ u64 load_acquire_sys(u64* at) {
                  : "memory");
     return found;
 }
-// After `fence_sys`: together they are a release at system scope, and the fence is paid once.
+// After `fence_sys` they are a release at system scope together, and the fence is paid once.
 __device__ __forceinline__ void store_relaxed_sys(u64* at, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;"
                  :

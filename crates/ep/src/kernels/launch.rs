@@ -22,9 +22,6 @@ const THREADS_MAX: u32 = 512;
 /// A metadata row for each of eight ranks is as many pieces.
 const THREADS_MIN: u32 = 32;
 
-/// Threads of a multiprocessor that may wait for work before them: less than half of those that it has room for.
-const WAITING_MAX: u32 = 896;
-
 /// Columns of `ep_up` and of `ep_down` in a block.
 const UP_COLUMNS: u32 = 16;
 const DOWN_COLUMNS: u32 = 64;
@@ -211,11 +208,10 @@ impl EpKernels {
         tuning: Tuning,
         timeouts: [u64; 2],
     ) -> Result<(), GpuError> {
-        let room = u32::from(has_room(&step.with(tag, tuning.parts), stream.gpu().sm_count()));
         let (step, then) = (step.with(tag, 1), then.map_or(0, |tag| tag.0));
         let [timeout, first_timeout] = &timeouts;
-        let params: [Param<'_>; 5] =
-            [(&step).into(), timeout.into(), first_timeout.into(), (&then).into(), (&room).into()];
+        let params: [Param<'_>; 4] =
+            [(&step).into(), timeout.into(), first_timeout.into(), (&then).into()];
         // One warp: each lane looks at the signal of one rank.
         let launch = Launch { dependent: tuning.early, ..Launch::linear(1, 32) };
         // SAFETY: the parameters are those of `ep_wait`; the addresses are the caller's promise.
@@ -377,20 +373,9 @@ impl EpKernels {
     }
 }
 
-/// A launch of `blocks` blocks of which each moves a row, or a part of one.
+/// A launch of `blocks` blocks of which each moves a row, or a part of one: two pieces for each thread.
 fn rows(step: &RawStep, pieces: u32, blocks: u32, tuning: Tuning) -> Launch {
-    Launch { dependent: tuning.early, ..Launch::linear(blocks, threads(step, pieces)) }
-}
-
-/// Two pieces for each thread.
-fn threads(step: &RawStep, pieces: u32) -> u32 {
     let threads = pieces.div_ceil(2 * step.parts).next_multiple_of(32);
-    threads.clamp(THREADS_MIN, THREADS_MAX)
-}
-
-/// Whether the combines of all ranks fit on one GPU at the same time, with a place left for every `ep_wait`. Otherwise
-/// blocks that have started early, and wait, could take the places of those whom they wait for.
-fn has_room(step: &RawStep, sms: u32) -> bool {
-    let blocks = u64::from(step.ranks) * u64::from(step.tokens_max) * u64::from(step.parts);
-    blocks * u64::from(threads(step, step.pieces)) <= u64::from(sms) * u64::from(WAITING_MAX)
+    let threads = threads.clamp(THREADS_MIN, THREADS_MAX);
+    Launch { dependent: tuning.early, ..Launch::linear(blocks, threads) }
 }

@@ -135,24 +135,20 @@ mod tests {
         for (name, kernel) in kernels() {
             let waits = places(kernel, |op| op == "griddepcontrol.wait");
             let lets = places(kernel, |op| op == "griddepcontrol.launch_dependents");
-            let ends = places(kernel, |op| op == "ret");
+            assert_eq!(lets.len(), 1, "{name}");
             if name == "ep_wait" {
-                // Once more where there is room for those who come next; each right after a wait.
-                assert_eq!(lets.len(), 2, "{name}");
-                assert!(lets.iter().all(|at| waits.iter().any(|wait| wait < at && at - wait < 4)));
-                assert!(ends.iter().all(|end| waits[0] < *end), "{name}");
                 let looks = places(kernel, |op| op.starts_with("ld.acquire"));
-                assert!(looks.iter().all(|look| look < waits.last().unwrap()), "{name}");
-                assert_eq!(
-                    places(kernel, |op| op.starts_with("griddepcontrol")).last(),
-                    lets.last()
-                );
-                // Poison and records are stored after a wait.
+                let last = waits.last().expect("a wait before it ends");
+                assert!(looks.iter().all(|look| look < last) && *last < lets[0], "{name}");
+                // A record and poison are ordered by a fence, and no fence follows another without a wait.
                 let fails = places(kernel, |op| op == "fence.acq_rel.sys");
-                assert!(!fails.is_empty() && fails.iter().all(|fail| waits[0] < *fail), "{name}");
+                assert!(!fails.is_empty() && waits[0] < fails[0], "{name}");
+                for two in fails.windows(2) {
+                    assert!(waits.iter().any(|wait| two[0] < *wait && *wait < two[1]), "{name}");
+                }
                 continue;
             }
-            assert_eq!([waits.len(), lets.len()], [1, 1], "{name}");
+            assert_eq!(waits.len(), 1, "{name}");
             for later in ["ld.global", "ld.acquire", "st.", "atom.", "red.", "bra", "ret"] {
                 let first = places(kernel, |op| op.starts_with(later));
                 assert!(first.iter().all(|at| waits[0] < *at), "{name}: {later}");

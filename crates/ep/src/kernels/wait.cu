@@ -92,7 +92,9 @@ __device__ __forceinline__ u32 await_phase(const Step& step, u32 tag, u32 phase,
         verdict = decide(step, word, seen, passed, tag, phase, late, told);
         if (verdict == AGAIN) {
             // Clock and host are far away: they are asked when somebody is late, and before signals are looked at
-            // again. Lanes decide together, so they go by what one of them has read.
+            // again. Lanes decide together, so they go by what one of them has read. Patience begins when the work of
+            // this rank is done.
+            cudaGridDependencySynchronize();
             const u64 now = nanoseconds();
             began = began == 0 ? now : began;
             late = (__ballot_sync(~0u, now - began > patience) & 1) != 0;
@@ -111,15 +113,22 @@ __device__ __forceinline__ u32 await_phase(const Step& step, u32 tag, u32 phase,
 } // namespace ep
 
 // With `then`, the rank goes on at once: it signals the next phase with that tag and waits for it, too. That is
-// an exchange without results of its own. With `room` what comes next may start before that second wait: the host knows
-// that it fits beside the waits of all ranks that share the GPU.
+// an exchange without results of its own.
 extern "C" __global__ void ep_wait(const __grid_constant__ ep::Step step, unsigned long long timeout,
-                                   unsigned long long first_timeout, unsigned then, unsigned room) {
+                                   unsigned long long first_timeout, unsigned then) {
     using namespace ep;
     // It runs beside the kernel before it, whose signal it looks for like those of other ranks. That one has begun, so
     // what was there before it has ended, and the phase stays as it is.
     const Start start = begin_early(step, 1);
-    const u32 phase = start.phase;
+    const u32 phase = start.phase, parity = (step.tag >> 12 & 15) == DISPATCH ? 1 : 0;
+    u32 passed = 0;
+    if (judge(load_acquire_sys(signal_at(step, step.me, parity, step.me)), start.tag, phase, passed) != NOT_YET) {
+        // That is not yet the signal of a kernel that runs beside this one: such a kernel is out of order, and fails.
+        cudaGridDependencySynchronize();
+        if (__ldcg(ctl(step) + ERROR) != 0) {
+            return;
+        }
+    }
     if (!start.good || !start.ordered) {
         // What comes next starts when this block has ended, and leaves.
         if (may_fail(step) && threadIdx.x == 0) {
@@ -134,11 +143,6 @@ extern "C" __global__ void ep_wait(const __grid_constant__ ep::Step step, unsign
         // A lane for each rank. Nothing was stored or read since the last signal, so there is nothing to release.
         if (threadIdx.x < step.ranks) {
             store_relaxed_sys(signal_at(step, threadIdx.x, phase + 1, step.me), u64(next) << 32 | (phase + 1));
-        }
-        if (room != 0) {
-            // Every rank has signalled, so nobody dispatches any more, and all that was before has ended.
-            cudaGridDependencySynchronize();
-            cudaTriggerProgrammaticLaunchCompletion();
         }
         await_phase(step, next, phase + 1, timeout, first_timeout);
     }

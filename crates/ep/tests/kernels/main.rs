@@ -34,9 +34,12 @@ fn every_step_of_every_routing_is_that_of_the_oracle() {
     let large = EpConfig { hidden: 520, top_k: 8, tokens_max: 7, ..small(8) };
     let one = EpConfig { hidden: 8, top_k: 1, tokens_max: 1, ..small(2) };
     let fp8 = EpConfig { hidden: 384, payload: Payload::Fp8, ..small(4) };
-    for (config, parts) in [(small(3), 1), (large, 1), (one, 1), (small(4), 3), (fp8, 2)] {
+    // Blocks with one slot, with some, and with more than they look at together.
+    for (config, parts, blocks) in
+        [(small(3), 1, 20), (large, 1, 2), (one, 1, 7), (small(4), 3, 21), (fp8, 2, 14)]
+    {
         let Some(mut rig) = Rig::new("every_step", &config) else { return };
-        rig.tune(Tuning { parts, blocks: 7 * parts, early: parts == 1 });
+        rig.tune(Tuning { parts, blocks, early: parts == 1 });
         for (step, routing) in Routing::ALL.into_iter().enumerate() {
             rig.layer(step as u16, &rig.draw(routing, step as u64));
         }
@@ -110,7 +113,9 @@ fn failed_steps_are_those_of_the_oracle() {
 #[test]
 fn rows_of_other_steps_and_experts_without_room_end_the_step() {
     let config = EpConfig { rows_max: Some(3), ..small(3) };
-    let Some(rig) = Rig::new("rows_of_other_steps", &config) else { return };
+    let Some(mut rig) = Rig::new("rows_of_other_steps", &config) else { return };
+    // Several slots for each block.
+    rig.tune(Tuning { blocks: 2, ..Tuning::default() });
     let tag = Tag::new(1, Op::Dispatch, rig.shape.hash());
     for epoch in 1..4 {
         let routing = if epoch == 2 { Routing::OneExpert } else { Routing::Empty };
@@ -292,7 +297,9 @@ fn layers_with_experts_are_those_of_the_oracle() {
     let large = EpConfig { hidden: 520, top_k: 2, tokens_max: 6, ..small(3) };
     // More tokens for one expert than are multiplied at once.
     let many = EpConfig { tokens_max: 20, ..small(2) };
-    for (config, inter) in [(small(2), 40), (large, 264), (many, 16)] {
+    // More elements than the warps of a block ask for at once, in both products.
+    let long = EpConfig { hidden: 1096, top_k: 2, tokens_max: 2, ..small(2) };
+    for (config, inter) in [(small(2), 40), (large, 264), (many, 16), (long, 544)] {
         let Some(rig) = Rig::new("layers_with_experts", &config) else { return };
         let shape = rig.shape;
         let weights: Vec<DrawnWeights> = (0..config.world as u32)

@@ -10,7 +10,7 @@ use mooncrate_ep::kernels::{
 };
 use mooncrate_ep::layout::{ctl, row};
 use mooncrate_ep::workload::{Drawn, DrawnWeights, Routing};
-use mooncrate_ep::{CudaBatch, CudaWeights, EpConfig, EpError, Packed, Scratch};
+use mooncrate_ep::{CudaBatch, CudaWeights, EpConfig, EpError, Packed, Scratch, Tuning};
 use mooncrate_gpu::{DeviceBuffer, Event, Graph, Stream};
 use mooncrate_heap::{Group, GroupSpec, Ranks};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,9 @@ fn said_as(rig: &Rig, copies: &Copies) -> Vec<Option<String>> {
 /// A row that changes between pack and return ends the step: nothing of it goes back.
 #[test]
 fn a_row_that_changes_after_pack_ends_the_step() {
-    let Some(rig) = Rig::new("a_row_that_changes", &small(3)) else { return };
+    let Some(mut rig) = Rig::new("a_row_that_changes", &small(3)) else { return };
+    // Several slots for each block.
+    rig.tune(Tuning { blocks: 2, ..Tuning::default() });
     let hash = rig.shape.hash();
     let (there, back) = (Tag::new(2, Op::Dispatch, hash), Tag::new(2, Op::Return, hash));
     let copies = rig.dispatched(2, &rig.draw(Routing::Full, 1));

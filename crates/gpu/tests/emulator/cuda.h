@@ -157,7 +157,7 @@ inline unsigned long long nanoseconds() {
     return (unsigned long long)(now.tv_sec) * 1000000000ull + (unsigned long long)(now.tv_nsec);
 }
 
-// Whether the running thread has waited for the work before its kernel.
-static bool waited;
-inline void cudaGridDependencySynchronize() { waited = true; }
+// Which threads of the running block have waited for the work before their kernel.
+static bool waited[1024];
+inline void cudaGridDependencySynchronize() { waited[threadIdx.x] = true; }
 inline void cudaTriggerProgrammaticLaunchCompletion() {}

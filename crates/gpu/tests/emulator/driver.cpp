@@ -504,17 +504,17 @@ DRIVER cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** p
         }
         blockDim.x = threads, gridDim.x = blocks;
         for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
+            std::fill_n(waited, threads, false);
             if (function->waits) {
                 run_together(function, pointers.data());
-                continue;
-            }
-            for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) {
-                waited = false;
-                function->run(pointers.data());
-                if (early && !waited) {
-                    std::fputs("a kernel that starts early ended without a wait\n", stderr);
-                    std::abort();
+            } else {
+                for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) {
+                    function->run(pointers.data());
                 }
+            }
+            if (early && !std::all_of(waited, waited + threads, [](bool one) { return one; })) {
+                std::fputs("a kernel that starts early ended without a wait\n", stderr);
+                std::abort();
             }
         }
     });
