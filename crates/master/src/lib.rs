@@ -24,6 +24,7 @@ mod intake;
 mod keeper;
 mod kept;
 mod listing;
+mod mail;
 mod members;
 mod metrics;
 pub mod mooncake;

@@ -2,12 +2,12 @@
 //! work, and the call waits for their notices until its deadline.
 
 use crate::config::MasterConfig;
-use crate::copies::Parcels;
 use crate::copies_of_state::StateCopies;
 use crate::election::EtcdKeeper;
 use crate::intake::Intake;
 use crate::keeper::Keeper;
 use crate::kept::Kept;
+use crate::mail::Mail;
 use crate::members::Directory;
 use crate::metrics::Requests;
 use crate::mooncake::jobs::Jobs;
@@ -30,7 +30,6 @@ use mooncrate_wire::message::{
     TenantRow,
 };
 use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
-use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
 use tokio::sync::Semaphore;
@@ -38,8 +37,6 @@ use tokio::sync::Semaphore;
 /// Rounds of local evictions for one put before it yields: each frees something or learns that it
 /// cannot.
 const LOCAL_ROUNDS_MAX: usize = 64;
-/// Orders that wait for one node; beyond, they are dropped, and the catalog repeats what matters.
-const MAIL_MAX: usize = 1 << 16;
 /// Regular expressions from peers that are at work at once.
 const EXPRESSIONS_MAX: usize = 2;
 /// Hint when the deadline of a put came before room did.
@@ -62,6 +59,7 @@ pub struct Master {
     term: Option<Arc<Term>>,
     /// Who it is among several masters, for people.
     title: String,
+    /// What calls of clients wait for: notices, copies, segments that open. Nodes wait at bells of their own.
     pub(crate) news: News,
     /// Announcements on their way in.
     pub(crate) intake: Intake,
@@ -89,10 +87,8 @@ impl std::fmt::Debug for LocalNode {
 pub(crate) struct Mind {
     pub(crate) catalog: Catalog,
     pub(crate) directory: Directory,
-    /// Orders that wait for their node to ask, bounded by what the catalog has out.
-    mail: BTreeMap<NodeId, VecDeque<Order>>,
-    /// Copies and commands that do.
-    pub(crate) parcels: Parcels,
+    /// What waits for nodes to ask, bounded by what the catalog has out.
+    pub(crate) mail: Mail,
 }
 
 impl Master {
@@ -152,12 +148,7 @@ impl Master {
         for (tenant, bytes) in quotas {
             catalog.set_quota(tenant, Some(bytes));
         }
-        let mind = Mind {
-            catalog,
-            directory: Directory::default(),
-            mail: BTreeMap::new(),
-            parcels: Parcels::default(),
-        };
+        let mind = Mind { catalog, directory: Directory::default(), mail: Mail::default() };
         Self {
             config,
             mind: Mutex::new(mind),
@@ -581,20 +572,13 @@ impl Master {
         }
         let local_node = self.local.get().map(|(node, _)| *node);
         let mut local = Vec::new();
-        let mut mailed = self.sort_copies(mind);
+        self.sort_copies(mind);
         for (node, order) in mind.catalog.take_orders() {
             if Some(node) == local_node {
                 local.push(order);
             } else {
-                let mail = mind.mail.entry(node).or_default();
-                if mail.len() < MAIL_MAX {
-                    mail.push_back(order);
-                    mailed = true;
-                }
+                mind.mail.add_order(node, order);
             }
-        }
-        if mailed {
-            self.news.publish();
         }
         local
     }
@@ -649,21 +633,6 @@ fn token_key(grants: Option<&GrantKey>) -> TokenKey {
 fn cannot_keep(what: &str, error: &io::Error) -> CallError {
     let words = format!("{what} could not be written down: {error}; try again");
     Refusal::new(RefusalCode::Internal, words).into()
-}
-
-impl Mind {
-    /// Orders that wait for a node, at most `most`.
-    pub(crate) fn take_mail(&mut self, node: NodeId, most: usize) -> Vec<Order> {
-        let Some(mail) = self.mail.get_mut(&node) else { return Vec::new() };
-        let count = mail.len().min(most);
-        mail.drain(..count).collect()
-    }
-
-    /// Drops the mail of a node that mounts anew: the catalog repeats what still matters.
-    pub(crate) fn drop_mail(&mut self, node: NodeId) {
-        self.mail.remove(&node);
-        self.parcels.forget(node);
-    }
 }
 
 #[cfg(test)]
