@@ -269,7 +269,7 @@ impl Scope {
         work: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> Result<T, Reply> {
         let left = before(deadline).left(boottime());
-        let turn = Arc::clone(&self.master.expressions).acquire_owned();
+        let turn = self.master.expressions.take(self.tenant);
         let Ok(turn) = tokio::time::timeout(left, turn).await else {
             let words = "other patterns were at work until the deadline";
             return Err(Reply::Refuse(Refusal::new(RefusalCode::Deadline, words)));
@@ -623,11 +623,10 @@ mod tests {
             let minute = Duration::from_mins(1);
             runtime.block_on(async { tokio::time::timeout(minute, reply).await.unwrap() })
         };
-        let all = Arc::clone(&master.expressions);
-        let turns = all.try_acquire_many(all.available_permits() as u32).unwrap();
+        let turn = runtime.block_on(master.expressions.take(TenantId::DEFAULT));
         let refused = list(Duration::from_millis(1));
         assert!(matches!(&refused, Reply::Refuse(why) if why.code == RefusalCode::Deadline));
-        drop(turns);
+        drop(turn);
         let listed = list(Duration::from_mins(10));
         assert!(matches!(listed, Reply::List(page) if page.entries.len() == 1));
     }

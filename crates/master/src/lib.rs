@@ -37,6 +37,7 @@ mod service;
 pub mod standby;
 mod state_file;
 mod term;
+mod turns;
 mod writers;
 
 pub use config::{MasterConfig, StateDisk};

@@ -14,6 +14,7 @@ use crate::mooncake::jobs::Jobs;
 use crate::news::News;
 use crate::state_file::StateFile;
 use crate::term::Term;
+use crate::turns::Turns;
 use mooncrate_core::catalog::{
     AuditError, Catalog, Ended, LookFor, Removal, Start, Writer, replacing,
 };
@@ -32,13 +33,10 @@ use mooncrate_wire::message::{
 use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
-use tokio::sync::Semaphore;
 
 /// Rounds of local evictions for one put before it yields: each frees something or learns that it
 /// cannot.
 const LOCAL_ROUNDS_MAX: usize = 64;
-/// Regular expressions from peers that are at work at once.
-const EXPRESSIONS_MAX: usize = 2;
 /// Hint when the deadline of a put came before room did.
 const OUT_OF_TIME_MS: u32 = 10;
 /// Marks of reads that are taken in under one hold of the lock: some 10 µs.
@@ -68,7 +66,7 @@ pub struct Master {
     /// Drains that somebody follows by an id.
     pub(crate) jobs: Jobs,
     /// Turns of regular expressions from peers: they take processors, and must not take all of them.
-    pub(crate) expressions: Arc<Semaphore>,
+    pub(crate) expressions: Turns,
     /// A node in this process takes its orders by a call.
     local: OnceLock<(NodeId, LocalNode)>,
 }
@@ -159,7 +157,7 @@ impl Master {
             intake: Intake::default(),
             requests: Requests::default(),
             jobs: Jobs::default(),
-            expressions: Arc::new(Semaphore::new(EXPRESSIONS_MAX)),
+            expressions: Turns::default(),
             local: OnceLock::new(),
         }
     }
