@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything but `scale`, `rebuild`, `tls`, `ssd`, `drain`, `floors` and `copy` (the default)
+    /// Everything but `scale`, `nodes`, `rebuild`, `tls`, `ssd`, `drain`, `floors` and `copy` (the default)
     All,
     /// Put and get: same process, same host, TCP
     Paths,
@@ -77,6 +77,16 @@ pub(crate) enum Command {
     Ep(EpArgs),
     /// Clients and nodes over TCP, beside bare sockets; small gets beside large transfers
     Scale,
+    /// Calls of one client as the number of nodes grows, and what a node takes that nobody uses
+    Nodes {
+        /// Numbers of nodes; the first is the floor of the others
+        #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 20, 100, 200],
+              value_parser = clap::value_parser!(u64).range(1..=1000))]
+        counts: Vec<u64>,
+        /// Seconds for which idle nodes are watched
+        #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+        idle: f64,
+    },
     /// Kill a master with many objects and see how fast it knows them again
     Rebuild {
         /// Objects of all nodes together.
@@ -141,6 +151,22 @@ pub(crate) enum Command {
         /// Objects in its index.
         #[arg(long)]
         objects: u64,
+    },
+    /// A master without nodes, for the bench itself
+    #[command(hide = true)]
+    PlainMasterForBench,
+    /// Many nodes in one process, for the bench itself
+    #[command(hide = true)]
+    NodesForBench {
+        /// Their master.
+        #[arg(long)]
+        master: String,
+        /// How many.
+        #[arg(long)]
+        count: u64,
+        /// Where their sockets go.
+        #[arg(long)]
+        folder: PathBuf,
     },
     /// The other end of the plain programs, for the bench itself
     #[command(hide = true)]
