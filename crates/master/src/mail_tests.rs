@@ -8,9 +8,7 @@ use mooncrate_core::plan::{
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Generation, HostId, Incarnation, Seal, SegmentId, Slot, TenantId, ZoneId};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{
-    Mount, NodeInfo, Orders, PutEndItem, PutItem, Role, SealList, Unmount,
-};
+use mooncrate_wire::message::{Mount, NodeInfo, Orders, PutEndItem, PutItem, Role, SealList};
 use mooncrate_wire::{Answer, Caller, Handler, MasterApi, Peer, Reply, Request};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -158,12 +156,26 @@ fn an_order_wakes_the_poll_of_its_node_and_no_other() {
     }
 }
 
+/// Unmounts its nodes when it is dropped, so that whoever obeys for them ends, however the test does: a scope
+/// waits for its threads before it tells of a failure.
+struct Farewell<'a>(&'a Arc<Master>, &'a [NodeId]);
+
+impl Drop for Farewell<'_> {
+    fn drop(&mut self) {
+        for &node in self.1 {
+            // Its poll ends, although there is no mail: the node is gone.
+            self.0.unmount_segments(node, &[(segment(node), INCARNATION)]);
+        }
+    }
+}
+
 /// Orders, their answers and the looks of polls meet in every order here; a wake-up that were lost would
 /// leave its remove waiting for ten minutes.
 #[test]
 fn nobody_waits_for_mail_in_vain() {
     let (master, nodes) = cluster(4);
     std::thread::scope(|scope| {
+        let _farewell = Farewell(&master, &nodes);
         for (n, &node) in nodes.iter().enumerate() {
             let master = &master;
             // Once as threads beside the master, once as tasks behind a socket.
@@ -180,11 +192,6 @@ fn nobody_waits_for_mail_in_vain() {
             put(&master, node, &key);
             let removed = api.remove(false, &[&key], limit).unwrap();
             assert_eq!(removed, [Ok(())], "remove {n}");
-        }
-        for &node in &nodes {
-            // Its poll ends, although there is no mail: the node is gone.
-            let segments = vec![(segment(node), INCARNATION)];
-            api.unmount(&Unmount { node, segments }, limit).unwrap().unwrap();
         }
     });
     master.audit().unwrap();
