@@ -92,7 +92,8 @@ impl Mail {
     }
 
     fn add(&mut self, node: NodeId, put: impl FnOnce(&mut Letters)) {
-        let letters = self.boxes.entry(node).or_default();
+        // No box: the node is gone, and nobody would ever empty or forget one made now.
+        let Some(letters) = self.boxes.get_mut(&node) else { return };
         let was_empty = letters.is_empty();
         put(letters);
         if was_empty {
@@ -116,17 +117,22 @@ impl Mail {
         (batch, Bell { of, seen })
     }
 
-    /// A node mounts anew: what waited was meant for its earlier self, and the catalog repeats what still
-    /// matters. Who waits at its bell waits on.
-    pub(crate) fn clear(&mut self, node: NodeId) {
-        if let Some(letters) = self.boxes.get_mut(&node) {
-            letters.clear();
-        }
+    /// A node mounts and has a box from now on. What waited in it was meant for its earlier self, and the catalog
+    /// repeats what still matters. Who waits at its bell waits on.
+    pub(crate) fn open(&mut self, node: NodeId) {
+        self.boxes.entry(node).or_default().clear();
     }
 
     /// A node is gone. Who waits for its mail hears so.
     pub(crate) fn forget(&mut self, node: NodeId) {
         if let Some(letters) = self.boxes.remove(&node) {
+            letters.bell.publish();
+        }
+    }
+
+    /// The same for all but these.
+    pub(crate) fn keep_only(&mut self, stays: impl Fn(NodeId) -> bool) {
+        for (_, letters) in self.boxes.extract_if(.., |node, _| !stays(*node)) {
             letters.bell.publish();
         }
     }

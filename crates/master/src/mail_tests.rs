@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{Master, MasterConfig, MasterHandler};
+use mooncrate_core::error::MountError;
 use mooncrate_core::plan::{
     Action, Evidence, Medium, Notice, OrderResult, PutConfig, SegmentOffer,
 };
@@ -232,6 +233,34 @@ fn a_poll_is_rung_after_its_node_has_mounted_again() {
     master.start_remove(TenantId::DEFAULT, false, &[b"key"], &mut Vec::new());
     assert_eq!(waiting.wakes(), 1);
     assert_eq!(waiting.look().expect("its order is there").orders.len(), 1);
+}
+
+/// The story: only a farewell emptied the box of a node. One that fell silent left its box, and whoever waited at
+/// its bell waited on.
+#[test]
+fn a_node_that_lapses_is_forgotten_and_its_poll_hears_so() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let _timers = runtime.enter();
+    let (master, nodes) = cluster(2);
+    let [silent, alive] = nodes[..] else { panic!("{nodes:?}") };
+    let (mut waiting, other) = (Waiting::at(&master, silent), Waiting::at(&master, alive));
+    let mut now = boottime();
+    while master.mind().catalog.knows(silent) {
+        // Steps that the master does not take for a stall of its own.
+        now = now.plus(Duration::from_millis(500));
+        master.mind().catalog.heartbeat(now, alive).unwrap();
+        master.tick_at(now);
+    }
+    assert_eq!((waiting.wakes(), other.wakes()), (1, 0));
+    let waker = Waker::noop();
+    let reply = waiting.reply.as_mut().poll(&mut Context::from_waker(waker));
+    let Poll::Ready(Reply::Orders(Err(MountError::UnknownNode))) = reply else {
+        panic!("{reply:?}")
+    };
+    let listed: Vec<NodeId> = master.node_entries().iter().map(|entry| entry.info.node).collect();
+    assert_eq!(listed, [alive]);
+    master.mind().mail.add_command(silent, NodeCommand::Unmount { index: 0 });
+    assert!(master.mind().mail.boxes.keys().eq(&[alive]), "a late order makes no box");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! that tells clients where segments are.
 
 use crate::mail::Bell;
-use crate::service::Master;
+use crate::service::{Master, Mind};
 use mooncrate_core::copy::CopyDone;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::Notice;
@@ -35,7 +35,7 @@ impl Master {
         let left = mount.fence_ms.map(|ms| Duration::from_millis(ms.into()));
         let fence = mind.catalog.fence(now, node, left);
         mind.catalog.resume_drains(node, &mount.draining);
-        mind.mail.clear(node);
+        mind.mail.open(node);
         mind.directory.nodes.insert(node, mount.info.clone());
         let epoch = mind.catalog.epoch();
         drop(mind);
@@ -106,6 +106,13 @@ impl Master {
             self.keep_or_say();
         }
         self.news.publish();
+    }
+
+    /// Nodes that the catalog has given up for their silence have neither mail nor a place in the directory.
+    pub(crate) fn forget_lost(mind: &mut Mind) {
+        let Mind { catalog, directory, mail } = mind;
+        directory.nodes.retain(|node, _| catalog.knows(*node));
+        mail.keep_only(|node| catalog.knows(node));
     }
 
     /// Whether a node was heard since then.

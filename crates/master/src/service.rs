@@ -189,12 +189,21 @@ impl Master {
 
     /// What time alone brings about; called every [`MasterConfig::tick`].
     pub fn tick(&self) {
+        self.tick_at(boottime());
+    }
+
+    pub(crate) fn tick_at(&self, now: Now) {
         if !self.leads() {
             return;
         }
         let orders = {
             let mut mind = self.mind();
-            mind.catalog.tick(boottime());
+            let lost = mind.catalog.counters().nodes_lost;
+            mind.catalog.tick(now);
+            // Looked for only then: a walk through all nodes with each tick would hold the lock for nothing.
+            if mind.catalog.counters().nodes_lost > lost {
+                Self::forget_lost(&mut mind);
+            }
             self.sort_orders(&mut mind)
         };
         self.carry_out(&orders);
