@@ -299,7 +299,11 @@ impl Node {
         self.alarm();
         self.segments.bell().ring();
         self.copier.stop();
-        self.napping.notify_all();
+        {
+            // Under the lock: whoever has just looked whether the node stops naps by now, and is woken.
+            let _naps = self.naps.lock();
+            self.napping.notify_all();
+        }
         for disk in self.disks() {
             disk.wake();
         }

@@ -164,7 +164,7 @@ impl Node {
                 notices = next;
             } else {
                 self.alarm();
-                std::thread::sleep(PAUSE);
+                self.nap(PAUSE);
             }
         }
     }
