@@ -84,7 +84,7 @@ pub(crate) enum Command {
               value_parser = clap::value_parser!(u64).range(1..=1000))]
         counts: Vec<u64>,
         /// Seconds for which idle nodes are watched
-        #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+        #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = idle_seconds)]
         idle: f64,
     },
     /// Kill a master with many objects and see how fast it knows them again
@@ -193,6 +193,12 @@ pub(crate) enum Command {
     },
 }
 
+/// Less than a minute: after one, links that nobody uses end, and their threads with them.
+fn idle_seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.1..=50.0).contains(&seconds) { Ok(seconds) } else { Err("not from 0.1 to 50".to_owned()) }
+}
+
 /// A node for the bench itself.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct NodeArguments {
@@ -228,5 +234,21 @@ mod tests {
         assert!(parsed.command.is_none() && parsed.quick);
         let parsed = Arguments::parse_from(["mooncrate-bench", "paths", "--quick"]);
         assert!(matches!(parsed.command, Some(Command::Paths)) && parsed.quick);
+    }
+
+    #[test]
+    fn idle_nodes_are_watched_for_a_time_that_exists() {
+        for (seconds, fine) in [
+            ("0.1", true),
+            ("50", true),
+            ("0", false),
+            ("-1", false),
+            ("nan", false),
+            ("60", false),
+        ] {
+            let idle = format!("--idle={seconds}");
+            let parsed = Arguments::try_parse_from(["mooncrate-bench", "nodes", &idle]);
+            assert_eq!(parsed.is_ok(), fine, "{seconds}");
+        }
     }
 }

@@ -2,7 +2,8 @@
 //! that nobody uses.
 //!
 //! The master is a process of its own and all nodes are another one, each node with its own threads, sockets and
-//! links, as `mooncrate node` runs it. One cluster is measured after the other: nodes of another one that rest
+//! links, as `mooncrate node` runs it; but for the guard, a process beside each such node that looks around once a
+//! second (every 20 ms where the kernel has no pidfd) and is not counted here. One cluster is measured after the other: nodes of another one that rest
 //! on the same cores would show in its figures.
 
 use crate::effort::Effort;
@@ -17,6 +18,8 @@ use mooncrate::{Running, run_master, run_node};
 use mooncrate_core::{NodeId, SegmentId};
 use mooncrate_mem::clock::boottime;
 use serde_json::json;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,6 +33,8 @@ const SEGMENT_BYTES: u64 = 8 << 20;
 const VALUE_BYTES: usize = 4 << 10;
 /// Rest before what an idle node takes is counted: what the calls have left to do ends meanwhile.
 const SETTLE: Duration = Duration::from_secs(1);
+/// How often that is counted anew because a thread ended meanwhile: one of a link that had not been used for long.
+const RESTS: usize = 8;
 /// Keys that are asked for.
 const ASKED: u64 = 64;
 /// Numbers of keys that come and go.
@@ -163,50 +168,86 @@ impl Cluster {
     }
 
     /// Counts what the servers do while nobody calls.
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     fn rest(&self, nodes: u64, time: Duration) -> Result<Idle> {
+        let mut counted = self.rest_once(nodes, time);
+        for _ in 1..RESTS {
+            let Err(error) = &counted else { break };
+            note(&format!("once more: {error:#}"));
+            counted = self.rest_once(nodes, time);
+        }
+        counted
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+    fn rest_once(&self, nodes: u64, time: Duration) -> Result<Idle> {
         let (nodes_before, master_before) =
-            (Used::of(self.nodes.id())?, Used::of(self.master.id())?);
+            (Look::at(self.nodes.id())?, Look::at(self.master.id())?);
         let began = boottime();
         std::thread::sleep(time);
-        let (nodes_after, master_after) = (Used::of(self.nodes.id())?, Used::of(self.master.id())?);
+        let (nodes_after, master_after) = (Look::at(self.nodes.id())?, Look::at(self.master.id())?);
         let seconds = boottime().since(began).as_secs_f64() * nodes as f64;
-        let percent = |before: Used, after: Used| {
-            after.cpu_ns.saturating_sub(before.cpu_ns) as f64 / 1e9 / seconds * 100.0
-        };
+        let (of_nodes, of_master) =
+            (nodes_after.since(&nodes_before)?, master_after.since(&master_before)?);
+        let percent = |used: Used| used.cpu_ns as f64 / 1e9 / seconds * 100.0;
         Ok(Idle {
-            node_percent: percent(nodes_before, nodes_after),
-            master_percent: percent(master_before, master_after),
-            node_wakes: nodes_after.wakes.saturating_sub(nodes_before.wakes) as f64 / seconds,
+            node_percent: percent(of_nodes),
+            master_percent: percent(of_master),
+            node_wakes: of_nodes.wakes as f64 / seconds,
         })
     }
 }
 
-/// What the threads of a process have used so far.
-#[derive(Clone, Copy, Debug)]
+/// What a thread has used so far, or threads have between two looks.
+#[derive(Clone, Copy, Debug, Default)]
 struct Used {
     cpu_ns: u64,
-    /// How often they slept, and so were woken.
+    /// How often it slept, and so was woken.
     wakes: u64,
 }
 
 impl Used {
-    /// In nanoseconds: the ticks of a process are too coarse for one that sleeps.
-    fn of(process: u32) -> Result<Self> {
-        let mut used = Self { cpu_ns: 0, wakes: 0 };
+    /// In nanoseconds: the ticks of a process are too coarse for one that sleeps. `None`: the thread has ended, or
+    /// the kernel does not count.
+    fn of(task: &Path) -> Option<Self> {
+        let cpu = std::fs::read_to_string(task.join("schedstat")).ok()?;
+        let status = std::fs::read_to_string(task.join("status")).ok()?;
+        let sleeps = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"))?;
+        let cpu_ns = cpu.split_whitespace().next()?.parse().ok()?;
+        Some(Self { cpu_ns, wakes: sleeps.trim().parse().ok()? })
+    }
+}
+
+/// The threads of a process at one moment, by their ids.
+#[derive(Debug)]
+struct Look(BTreeMap<OsString, Used>);
+
+impl Look {
+    fn at(process: u32) -> Result<Self> {
         let tasks = format!("/proc/{process}/task");
+        let mut threads = BTreeMap::new();
         for task in std::fs::read_dir(&tasks).with_context(|| format!("reading {tasks}"))? {
-            let task = task?.path();
-            // A thread may end between the two looks; what it used is lost, and none of ours ends.
-            let read = |file: &str| std::fs::read_to_string(task.join(file)).unwrap_or_default();
-            let cpu = read("schedstat");
-            used.cpu_ns += cpu.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
-            let status = read("status");
-            let sleeps = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
-            used.wakes += sleeps.and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0);
+            let task = task?;
+            if let Some(used) = Used::of(&task.path()) {
+                threads.insert(task.file_name(), used);
+            }
         }
-        ensure!(used.cpu_ns > 0, "the kernel does not count what threads use");
-        Ok(used)
+        let counted = threads.values().any(|used| used.cpu_ns > 0);
+        ensure!(counted, "the kernel does not count what threads use");
+        Ok(Self(threads))
+    }
+
+    /// What was used since an earlier look, by threads that were there both times. What one that has ended had used
+    /// is lost with it, so a figure without it would be too good: then there is none.
+    fn since(&self, before: &Self) -> Result<Used> {
+        let mut sum = Used::default();
+        for (id, was) in &before.0 {
+            let is = self.0.get(id).with_context(|| {
+                format!("thread {} ended while idle threads were counted", id.display())
+            })?;
+            sum.cpu_ns += is.cpu_ns.saturating_sub(was.cpu_ns);
+            sum.wakes += is.wakes.saturating_sub(was.wakes);
+        }
+        Ok(sum)
     }
 }
 
@@ -322,13 +363,28 @@ fn idle_table(all: &[Measured], time: Duration) -> Table {
 mod tests {
     use super::*;
 
+    /// Of a thread that nobody else uses: those of other tests come and go.
     #[test]
-    fn what_a_process_uses_is_counted() {
-        let before = Used::of(std::process::id()).unwrap();
-        for _ in 0..20 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let after = Used::of(std::process::id()).unwrap();
-        assert!(after.cpu_ns > before.cpu_ns && after.wakes >= before.wakes + 20, "{after:?}");
+    fn what_a_thread_uses_is_counted() {
+        let task = Path::new("/proc/thread-self").canonicalize().unwrap();
+        let before = Used::of(&task).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+        let after = Used::of(&task).unwrap();
+        assert!(after.wakes > before.wakes, "{before:?} {after:?}");
+        assert!(Look::at(std::process::id()).unwrap().0.contains_key(task.file_name().unwrap()));
+    }
+
+    /// The story: threads that ended took what they had used out of the sum, which came out as 0, and met its goal.
+    #[test]
+    fn a_thread_that_has_ended_leaves_no_figure() {
+        let look = |threads: &[(&str, u64)]| {
+            let used = |n: u64| Used { cpu_ns: 1000 * n, wakes: n };
+            Look(threads.iter().map(|(id, n)| (OsString::from(id), used(*n))).collect())
+        };
+        let before = look(&[("1", 5), ("2", 900)]);
+        let used = look(&[("1", 7), ("2", 901), ("3", 400)]).since(&before).unwrap();
+        assert_eq!((used.cpu_ns, used.wakes), (3000, 3), "what came meanwhile was not idle");
+        let error = look(&[("1", 7), ("3", 400)]).since(&before).unwrap_err();
+        assert!(error.to_string().contains("thread 2 ended"), "{error}");
     }
 }
