@@ -14,8 +14,10 @@ pub struct Bell {
 impl Bell {
     /// There is something to do. Rings on until somebody has heard it.
     pub fn ring(&self) {
-        *self.rung.lock() = true;
-        self.changed.notify_one();
+        // Only one waits; whoever rang before has woken it.
+        if !std::mem::replace(&mut *self.rung.lock(), true) {
+            self.changed.notify_one();
+        }
     }
 
     /// Blocks until it rings, for so long at most (`None`: for ever); whether it has rung. What rang before
