@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything but `scale`, `rebuild`, `tls`, `ssd`, `drain`, `floors` and `copy` (the default)
+    /// Everything but `scale`, `nodes`, `rebuild`, `tls`, `ssd`, `drain`, `floors` and `copy` (the default)
     All,
     /// Put and get: same process, same host, TCP
     Paths,
@@ -77,6 +77,16 @@ pub(crate) enum Command {
     Ep(EpArgs),
     /// Clients and nodes over TCP, beside bare sockets; small gets beside large transfers
     Scale,
+    /// Calls of one client as the number of nodes grows, and what a node takes that nobody uses
+    Nodes {
+        /// Numbers of nodes; the first is the floor of the others
+        #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 20, 100, 200],
+              value_parser = clap::value_parser!(u64).range(1..=1000))]
+        counts: Vec<u64>,
+        /// Seconds for which idle nodes are watched
+        #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = idle_seconds)]
+        idle: f64,
+    },
     /// Kill a master with many objects and see how fast it knows them again
     Rebuild {
         /// Objects of all nodes together.
@@ -142,6 +152,22 @@ pub(crate) enum Command {
         #[arg(long)]
         objects: u64,
     },
+    /// A master without nodes, for the bench itself
+    #[command(hide = true)]
+    PlainMasterForBench,
+    /// Many nodes in one process, for the bench itself
+    #[command(hide = true)]
+    NodesForBench {
+        /// Their master.
+        #[arg(long)]
+        master: String,
+        /// How many.
+        #[arg(long)]
+        count: u64,
+        /// Where their sockets go.
+        #[arg(long)]
+        folder: PathBuf,
+    },
     /// The other end of the plain programs, for the bench itself
     #[command(hide = true)]
     FloorForBench {
@@ -165,6 +191,12 @@ pub(crate) enum Command {
         #[arg(long)]
         folder: PathBuf,
     },
+}
+
+/// Less than a minute: after one, links that nobody uses end, and their threads with them.
+fn idle_seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.1..=50.0).contains(&seconds) { Ok(seconds) } else { Err("not from 0.1 to 50".to_owned()) }
 }
 
 /// A node for the bench itself.
@@ -202,5 +234,21 @@ mod tests {
         assert!(parsed.command.is_none() && parsed.quick);
         let parsed = Arguments::parse_from(["mooncrate-bench", "paths", "--quick"]);
         assert!(matches!(parsed.command, Some(Command::Paths)) && parsed.quick);
+    }
+
+    #[test]
+    fn idle_nodes_are_watched_for_a_time_that_exists() {
+        for (seconds, fine) in [
+            ("0.1", true),
+            ("50", true),
+            ("0", false),
+            ("-1", false),
+            ("nan", false),
+            ("60", false),
+        ] {
+            let idle = format!("--idle={seconds}");
+            let parsed = Arguments::try_parse_from(["mooncrate-bench", "nodes", &idle]);
+            assert_eq!(parsed.is_ok(), fine, "{seconds}");
+        }
     }
 }

@@ -5,7 +5,8 @@
 //!           control  control calls, 1 and 8 threads, 1 and 128 keys               │ memcpy, plain
 //!           index    the catalog alone: memory per object, cost per call by size  │ sockets, or
 //!           growth   control calls on a small and on a large master               │ the smallest
-//!           scale    clients and nodes over TCP; small gets beside large ones     │ size
+//!           nodes    control calls as nodes grow in number; what idle ones take    │ size, or
+//!           scale    clients and nodes over TCP; small gets beside large ones     │ number
 //!           rebuild  a killed master learns its index again                       │
 //!           drain    a node is emptied while readers run                          │
 //!           failover three masters on etcd lose their leader (a table of its own)
@@ -53,6 +54,7 @@ mod machine;
 mod measure;
 mod nano;
 mod neighbours;
+mod nodes;
 mod paths;
 mod peer;
 mod plain;
@@ -76,6 +78,7 @@ use machine::Machine;
 use neighbours::Moment;
 use report::{Report, Table};
 use std::process::ExitCode;
+use std::time::Duration;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -105,24 +108,35 @@ fn main() -> ExitCode {
     }
 }
 
+/// What this program does as a peer of another bench, and what has a table of its own; `None`: neither is asked for.
+fn serve(command: &Command) -> Option<Result<()>> {
+    Some(match command {
+        Command::ServeForBench { bytes, security, tls } => {
+            peer::serve_cluster(*bytes, security.as_deref(), *tls)
+        }
+        Command::StateMasterForBench { listen, state } => {
+            rebuild::serve_master(listen.clone(), state.clone())
+        }
+        Command::NodeForBench(node) => rebuild::serve_node(node),
+        Command::MasterForBench { objects } => growth::serve_master(*objects),
+        Command::FloorForBench { bytes } => plain::serve(*bytes),
+        Command::PlainMasterForBench => nodes::serve_master(),
+        Command::NodesForBench { master, count, folder } => {
+            nodes::serve_nodes(master, *count, folder)
+        }
+        Command::Failover { rounds } => failover::run(*rounds),
+        Command::DrainNodeForBench { name, master, bytes, folder } => {
+            drain::serve_node(name, master, *bytes, folder)
+        }
+        _ => return None,
+    })
+}
+
 fn run(arguments: &Arguments) -> Result<()> {
     let effort = Effort::of(arguments)?;
     let command = arguments.command.as_ref().unwrap_or(&Command::All);
-    match command {
-        Command::ServeForBench { bytes, security, tls } => {
-            return peer::serve_cluster(*bytes, security.as_deref(), *tls);
-        }
-        Command::StateMasterForBench { listen, state } => {
-            return rebuild::serve_master(listen.clone(), state.clone());
-        }
-        Command::NodeForBench(node) => return rebuild::serve_node(node),
-        Command::MasterForBench { objects } => return growth::serve_master(*objects),
-        Command::FloorForBench { bytes } => return plain::serve(*bytes),
-        Command::Failover { rounds } => return failover::run(*rounds),
-        Command::DrainNodeForBench { name, master, bytes, folder } => {
-            return drain::serve_node(name, master, *bytes, folder);
-        }
-        _ => {}
+    if let Some(served) = serve(command) {
+        return served;
     }
     // Before the load of the bench itself shows in it.
     let machine = Machine::read();
@@ -142,6 +156,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         Command::Floors => floors::run(&effort)?,
         Command::Copy => copy::run(&effort)?,
         Command::Scale => scale::run(&effort)?,
+        Command::Nodes { counts, idle } => {
+            nodes::run(&effort, counts, Duration::try_from_secs_f64(*idle)?)?
+        }
         &Command::Rebuild { objects, nodes, rounds } => {
             rebuild::run(rebuild::Task { objects, nodes, rounds: rounds as usize })?
         }
@@ -157,6 +174,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         | Command::NodeForBench(_)
         | Command::MasterForBench { .. }
         | Command::FloorForBench { .. }
+        | Command::PlainMasterForBench
+        | Command::NodesForBench { .. }
         | Command::Verify(_)
         | Command::Clear(_)
         | Command::Leaders(_)

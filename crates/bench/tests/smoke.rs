@@ -96,6 +96,21 @@ fn index_shows_memory_and_growth() {
 }
 
 #[test]
+fn nodes_show_every_call_for_every_number_and_what_idle_ones_take() {
+    let tables = bench_with(&["nodes", "--counts", "1,3", "--idle", "0.2"]);
+    let (calls, idle) = (rows(&tables, "nodes"), rows(&tables, "nodes_idle"));
+    assert_eq!((calls.len(), judged(calls)), (3, 3));
+    for size in calls.iter().flat_map(|row| row["sizes"].as_array().unwrap()) {
+        check_series(&size["cost"]);
+    }
+    assert_eq!((idle.len(), judged(idle)), (2, 2));
+    for row in idle {
+        assert!(row["node_percent"].as_f64().unwrap() >= 0.0, "{row}");
+        assert!(row["node_wakes_per_second"].as_f64().unwrap() >= 0.0, "{row}");
+    }
+}
+
+#[test]
 fn a_killed_master_knows_everything_again() {
     let tables = bench_with(&["rebuild", "--objects", "5000", "--nodes", "2", "--rounds", "2"]);
     let rows = rows(&tables, "rebuild");

@@ -6,7 +6,7 @@
 use crate::ids::{ObjectId, PutToken};
 use std::fmt;
 
-/// What tokens are made from. Nobody else may guess it; a simulation has one that everybody knows.
+/// What tokens are made from. Nobody else may guess it; a simulation draws it from its seed.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct TokenKey(pub [u64; 2]);
 

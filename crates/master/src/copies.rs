@@ -3,65 +3,26 @@
 
 use crate::service::{Master, Mind};
 use mooncrate_core::catalog::InUse;
-use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode, DrainStat};
+use mooncrate_core::copy::{CopyDone, DrainMode, DrainStat};
 use mooncrate_core::error::CopyError;
-use mooncrate_core::{Name, NodeId, TenantId};
+use mooncrate_core::{Name, TenantId};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{Command, CopyKey, Drain, DrainWish, DropCopy, Evict, NodeCommand};
-use std::collections::{BTreeMap, VecDeque};
+use mooncrate_wire::message::{Command, CopyKey, Drain, DrainWish, DropCopy, Evict};
 
 /// Hint when the deadline of a copy came before the copy did.
 const NOT_YET_MS: u32 = 50;
-/// Commands that wait for one node.
-const COMMANDS_MAX: usize = 64;
-/// Copies in one answer of the poll: labels are long, frames are not.
-const COPIES_MAX: usize = 64;
-
-/// What waits for a node to ask, beside its orders. The catalog bounds the copies.
-#[derive(Debug, Default)]
-pub(crate) struct Parcels {
-    copies: BTreeMap<NodeId, VecDeque<CopyOrder>>,
-    commands: BTreeMap<NodeId, Vec<NodeCommand>>,
-}
-
-impl Parcels {
-    /// What waits for a node, a part of it.
-    pub(crate) fn take(&mut self, node: NodeId) -> (Vec<CopyOrder>, Vec<NodeCommand>) {
-        let commands = self.commands.remove(&node).unwrap_or_default();
-        let Some(waiting) = self.copies.get_mut(&node) else { return (Vec::new(), commands) };
-        let count = waiting.len().min(COPIES_MAX);
-        let copies = waiting.drain(..count).collect();
-        if waiting.is_empty() {
-            self.copies.remove(&node);
-        }
-        (copies, commands)
-    }
-
-    pub(crate) fn add_copy(&mut self, node: NodeId, order: CopyOrder) {
-        self.copies.entry(node).or_default().push_back(order);
-    }
-
-    /// A node mounts anew: what waited was meant for its earlier self.
-    pub(crate) fn forget(&mut self, node: NodeId) {
-        self.copies.remove(&node);
-        self.commands.remove(&node);
-    }
-}
 
 impl Master {
-    /// Copies for owners: into their parcels, those of the node in this process straight to it. It
+    /// Copies for owners: into their mail, those of the node in this process straight to it. It
     /// only puts them into its own queue, so the lock may be held.
-    pub(crate) fn sort_copies(&self, mind: &mut Mind) -> bool {
-        let mut mailed = false;
+    pub(crate) fn sort_copies(&self, mind: &mut Mind) {
         for (node, order) in mind.catalog.take_copies() {
             if let Some(local) = self.local_node(node) {
                 local.take(vec![order], Vec::new());
             } else {
-                mind.parcels.add_copy(node, order);
-                mailed = true;
+                mind.mail.add_copy(node, order);
             }
         }
-        mailed
     }
 
     /// What became of copies.
@@ -155,13 +116,8 @@ impl Master {
         if let Some(local) = self.local_node(ask.node) {
             local.take(Vec::new(), vec![ask.command]);
         } else {
-            let waiting = mind.parcels.commands.entry(ask.node).or_default();
-            if waiting.len() < COMMANDS_MAX {
-                waiting.push(ask.command);
-            }
+            mind.mail.add_command(ask.node, ask.command);
         }
-        drop(mind);
-        self.news.publish();
         true
     }
 }

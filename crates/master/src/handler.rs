@@ -269,7 +269,7 @@ impl Scope {
         work: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> Result<T, Reply> {
         let left = before(deadline).left(boottime());
-        let turn = Arc::clone(&self.master.expressions).acquire_owned();
+        let turn = self.master.expressions.take(self.tenant);
         let Ok(turn) = tokio::time::timeout(left, turn).await else {
             let words = "other patterns were at work until the deadline";
             return Err(Reply::Refuse(Refusal::new(RefusalCode::Deadline, words)));
@@ -364,24 +364,22 @@ fn drain(master: &Arc<Master>, ask: &Drain, deadline: Deadline) -> Answer {
 /// A node that asks for orders gets them at once, or as soon as there are some.
 fn poll(master: &Arc<Master>, orders: &Orders) -> Answer {
     let first = master.poll_orders(orders.node, &orders.notices, &orders.copied);
-    let full = |batch: &Result<OrderBatch, MountError>| {
-        batch.as_ref().map_or(true, |batch| !is_empty(batch))
+    let mut bell = match first {
+        Ok((batch, bell)) if is_empty(&batch) && orders.wait_ms > 0 => bell,
+        first => return Answer::Now(Reply::Orders(first.map(|(batch, _)| batch))),
     };
-    if full(&first) || orders.wait_ms == 0 {
-        return Answer::Now(Reply::Orders(first));
-    }
     let (master, node, wait_ms) = (Arc::clone(master), orders.node, orders.wait_ms);
     Answer::Later(Box::pin(async move {
         let wait = Duration::from_millis(u64::from(wait_ms));
         let deadline = boottime().deadline_in(wait);
         loop {
-            let seen = master.news.version();
-            let now = boottime();
-            let batch = master.poll_orders(node, &[], &[]);
-            if full(&batch) || deadline.passed(now) {
-                return Reply::Orders(batch);
+            bell.wait_async(deadline.left(boottime())).await;
+            match master.poll_orders(node, &[], &[]) {
+                Ok((batch, next)) if is_empty(&batch) && !deadline.passed(boottime()) => {
+                    bell = next;
+                }
+                polled => return Reply::Orders(polled.map(|(batch, _)| batch)),
             }
-            master.news.wait_async(seen, now, deadline).await;
         }
     }))
 }
@@ -594,15 +592,14 @@ impl MasterApi for Scope {
         let deadline = deadline.min(boottime().deadline_in(wait));
         let (mut notices, mut copied) = (&orders.notices[..], &orders.copied[..]);
         loop {
-            let seen = self.master.news.version();
-            let now = boottime();
-            let batch = self.master.poll_orders(orders.node, notices, copied);
+            let polled = self.master.poll_orders(orders.node, notices, copied);
             (notices, copied) = (&[], &[]);
-            match &batch {
-                Ok(found) if is_empty(found) && !deadline.passed(now) => {
-                    self.master.news.wait(seen, now, deadline);
+            let now = boottime();
+            match polled {
+                Ok((batch, bell)) if is_empty(&batch) && !deadline.passed(now) => {
+                    bell.wait(deadline.left(now));
                 }
-                _ => return Ok(batch),
+                polled => return Ok(polled.map(|(batch, _)| batch)),
             }
         }
     }
@@ -626,11 +623,10 @@ mod tests {
             let minute = Duration::from_mins(1);
             runtime.block_on(async { tokio::time::timeout(minute, reply).await.unwrap() })
         };
-        let all = Arc::clone(&master.expressions);
-        let turns = all.try_acquire_many(all.available_permits() as u32).unwrap();
+        let turn = runtime.block_on(master.expressions.take(TenantId::DEFAULT));
         let refused = list(Duration::from_millis(1));
         assert!(matches!(&refused, Reply::Refuse(why) if why.code == RefusalCode::Deadline));
-        drop(turns);
+        drop(turn);
         let listed = list(Duration::from_mins(10));
         assert!(matches!(listed, Reply::List(page) if page.entries.len() == 1));
     }

@@ -24,6 +24,7 @@ mod intake;
 mod keeper;
 mod kept;
 mod listing;
+mod mail;
 mod members;
 mod metrics;
 pub mod mooncake;
@@ -36,6 +37,7 @@ mod service;
 pub mod standby;
 mod state_file;
 mod term;
+mod turns;
 mod writers;
 
 pub use config::{MasterConfig, StateDisk};

@@ -1,7 +1,8 @@
 //! Nodes as the master meets them: mount, announce, heartbeat, the order poll; and the directory
 //! that tells clients where segments are.
 
-use crate::service::Master;
+use crate::mail::Bell;
+use crate::service::{Master, Mind};
 use mooncrate_core::copy::CopyDone;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::Notice;
@@ -14,9 +15,6 @@ use mooncrate_wire::message::{
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-/// Orders in one answer of the poll.
-const ORDERS_MAX: usize = 1024;
 
 /// Announced slots that are taken in under one lock: some fifty microseconds.
 const ANNOUNCED_MAX: usize = 64;
@@ -37,7 +35,7 @@ impl Master {
         let left = mount.fence_ms.map(|ms| Duration::from_millis(ms.into()));
         let fence = mind.catalog.fence(now, node, left);
         mind.catalog.resume_drains(node, &mount.draining);
-        mind.drop_mail(node);
+        mind.mail.open(node);
         mind.directory.nodes.insert(node, mount.info.clone());
         let epoch = mind.catalog.epoch();
         drop(mind);
@@ -101,12 +99,20 @@ impl Master {
         let gone = !mind.catalog.knows(node);
         if gone {
             mind.directory.nodes.remove(&node);
+            mind.mail.forget(node);
         }
         drop(mind);
         if gone {
             self.keep_or_say();
         }
         self.news.publish();
+    }
+
+    /// Nodes that the catalog has given up for their silence have neither mail nor a place in the directory.
+    pub(crate) fn forget_lost(mind: &mut Mind) {
+        let Mind { catalog, directory, mail } = mind;
+        directory.nodes.retain(|node, _| catalog.knows(*node));
+        mail.keep_only(|node| catalog.knows(node));
     }
 
     /// Whether a node was heard since then.
@@ -128,36 +134,37 @@ impl Master {
         })
     }
 
-    /// Orders that wait for a node now. The notices it brings are taken first.
+    /// Orders that wait for a node now, and its bell for when there are none. The notices it brings are taken
+    /// first.
     pub(crate) fn poll_orders(
         &self,
         node: NodeId,
         notices: &[Notice],
         copied: &[CopyDone],
-    ) -> Result<OrderBatch, MountError> {
+    ) -> Result<(OrderBatch, Bell), MountError> {
         self.take_notices(notices);
         self.take_copied(copied);
         let mut mind = self.mind();
         if !mind.catalog.knows(node) {
             return Err(MountError::UnknownNode);
         }
-        let orders = mind.take_mail(node, ORDERS_MAX);
-        let (to_fetch, commands) = mind.parcels.take(node);
-        Ok(OrderBatch { epoch: mind.catalog.epoch(), orders, copies: to_fetch, commands })
+        let epoch = mind.catalog.epoch();
+        Ok(mind.mail.take(node, epoch))
     }
 
     pub(crate) fn node_entries(&self) -> Vec<NodeEntry> {
         let mind = self.mind();
-        let stats = mind.catalog.segments();
-        mind.directory
-            .nodes
-            .values()
-            .map(|info| {
-                let own = stats.iter().filter(|stat| stat.offer.node == info.node);
-                let segments = own.map(|stat| (stat.offer.segment, stat.offer.incarnation));
-                NodeEntry { info: info.clone(), segments: segments.collect() }
-            })
-            .collect()
+        // In one walk: a walk per node would be the square of their number, under the lock.
+        let mut own: BTreeMap<NodeId, Vec<(SegmentId, Incarnation)>> = BTreeMap::new();
+        for stat in mind.catalog.segments() {
+            let mount = (stat.offer.segment, stat.offer.incarnation);
+            own.entry(stat.offer.node).or_default().push(mount);
+        }
+        let entry = |info: &NodeInfo| NodeEntry {
+            info: info.clone(),
+            segments: own.remove(&info.node).unwrap_or_default(),
+        };
+        mind.directory.nodes.values().map(entry).collect()
     }
 
     /// The nodes as an operator sees them: how long each has been silent goes with it.

@@ -7,7 +7,7 @@ use mooncrate_lock::{Condvar, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// How often a waiting call looks again by itself: news may be lost, time passes anyway.
+/// How often a call that waits for the cluster looks again by itself: time alone brings some of it about.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A counter that wakes whoever waits for it to move.
@@ -33,18 +33,28 @@ impl News {
 
     /// Blocks until there is news since `seen`, or it is time to look again.
     pub(crate) fn wait(&self, seen: u64, now: Now, deadline: Deadline) {
-        let mut version = self.version.lock();
-        if *version == seen {
-            self.changed.wait_for(&mut version, deadline.left(now).min(LOOK_AGAIN));
-        }
+        self.wait_for(seen, deadline.left(now).min(LOOK_AGAIN));
     }
 
     /// The same, in a task.
     pub(crate) async fn wait_async(&self, seen: u64, now: Now, deadline: Deadline) {
+        self.wait_for_async(seen, deadline.left(now).min(LOOK_AGAIN)).await;
+    }
+
+    /// Blocks until there is news since `seen`, for so long at most. Also ends for no reason: look again.
+    pub(crate) fn wait_for(&self, seen: u64, time: Duration) {
+        let mut version = self.version.lock();
+        if *version == seen {
+            self.changed.wait_for(&mut version, time);
+        }
+    }
+
+    /// The same, in a task.
+    pub(crate) async fn wait_for_async(&self, seen: u64, time: Duration) {
         // Enlisted before the version is compared, so nothing falls between the two.
         let news = self.notify.notified();
         if self.version() == seen {
-            let _timeout = tokio::time::timeout(deadline.left(now).min(LOOK_AGAIN), news).await;
+            let _timeout = tokio::time::timeout(time, news).await;
         }
     }
 }

@@ -2,18 +2,19 @@
 //! work, and the call waits for their notices until its deadline.
 
 use crate::config::MasterConfig;
-use crate::copies::Parcels;
 use crate::copies_of_state::StateCopies;
 use crate::election::EtcdKeeper;
 use crate::intake::Intake;
 use crate::keeper::Keeper;
 use crate::kept::Kept;
+use crate::mail::Mail;
 use crate::members::Directory;
 use crate::metrics::Requests;
 use crate::mooncake::jobs::Jobs;
 use crate::news::News;
 use crate::state_file::StateFile;
 use crate::term::Term;
+use crate::turns::Turns;
 use mooncrate_core::catalog::{
     AuditError, Catalog, Ended, LookFor, Removal, Start, Writer, replacing,
 };
@@ -30,18 +31,12 @@ use mooncrate_wire::message::{
     TenantRow,
 };
 use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
-use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
-use tokio::sync::Semaphore;
 
 /// Rounds of local evictions for one put before it yields: each frees something or learns that it
 /// cannot.
 const LOCAL_ROUNDS_MAX: usize = 64;
-/// Orders that wait for one node; beyond, they are dropped, and the catalog repeats what matters.
-const MAIL_MAX: usize = 1 << 16;
-/// Regular expressions from peers that are at work at once.
-const EXPRESSIONS_MAX: usize = 2;
 /// Hint when the deadline of a put came before room did.
 const OUT_OF_TIME_MS: u32 = 10;
 /// Marks of reads that are taken in under one hold of the lock: some 10 µs.
@@ -62,6 +57,7 @@ pub struct Master {
     term: Option<Arc<Term>>,
     /// Who it is among several masters, for people.
     title: String,
+    /// What calls of clients wait for: notices, copies, segments that open. Nodes wait at bells of their own.
     pub(crate) news: News,
     /// Announcements on their way in.
     pub(crate) intake: Intake,
@@ -70,7 +66,7 @@ pub struct Master {
     /// Drains that somebody follows by an id.
     pub(crate) jobs: Jobs,
     /// Turns of regular expressions from peers: they take processors, and must not take all of them.
-    pub(crate) expressions: Arc<Semaphore>,
+    pub(crate) expressions: Turns,
     /// A node in this process takes its orders by a call.
     local: OnceLock<(NodeId, LocalNode)>,
 }
@@ -89,10 +85,8 @@ impl std::fmt::Debug for LocalNode {
 pub(crate) struct Mind {
     pub(crate) catalog: Catalog,
     pub(crate) directory: Directory,
-    /// Orders that wait for their node to ask, bounded by what the catalog has out.
-    mail: BTreeMap<NodeId, VecDeque<Order>>,
-    /// Copies and commands that do.
-    pub(crate) parcels: Parcels,
+    /// What waits for nodes to ask, bounded by what the catalog has out.
+    pub(crate) mail: Mail,
 }
 
 impl Master {
@@ -152,12 +146,7 @@ impl Master {
         for (tenant, bytes) in quotas {
             catalog.set_quota(tenant, Some(bytes));
         }
-        let mind = Mind {
-            catalog,
-            directory: Directory::default(),
-            mail: BTreeMap::new(),
-            parcels: Parcels::default(),
-        };
+        let mind = Mind { catalog, directory: Directory::default(), mail: Mail::default() };
         Self {
             config,
             mind: Mutex::new(mind),
@@ -168,7 +157,7 @@ impl Master {
             intake: Intake::default(),
             requests: Requests::default(),
             jobs: Jobs::default(),
-            expressions: Arc::new(Semaphore::new(EXPRESSIONS_MAX)),
+            expressions: Turns::default(),
             local: OnceLock::new(),
         }
     }
@@ -200,12 +189,21 @@ impl Master {
 
     /// What time alone brings about; called every [`MasterConfig::tick`].
     pub fn tick(&self) {
+        self.tick_at(boottime());
+    }
+
+    pub(crate) fn tick_at(&self, now: Now) {
         if !self.leads() {
             return;
         }
         let orders = {
             let mut mind = self.mind();
-            mind.catalog.tick(boottime());
+            let lost = mind.catalog.counters().nodes_lost;
+            mind.catalog.tick(now);
+            // Looked for only then: a walk through all nodes with each tick would hold the lock for nothing.
+            if mind.catalog.counters().nodes_lost > lost {
+                Self::forget_lost(&mut mind);
+            }
             self.sort_orders(&mut mind)
         };
         self.carry_out(&orders);
@@ -581,20 +579,13 @@ impl Master {
         }
         let local_node = self.local.get().map(|(node, _)| *node);
         let mut local = Vec::new();
-        let mut mailed = self.sort_copies(mind);
+        self.sort_copies(mind);
         for (node, order) in mind.catalog.take_orders() {
             if Some(node) == local_node {
                 local.push(order);
             } else {
-                let mail = mind.mail.entry(node).or_default();
-                if mail.len() < MAIL_MAX {
-                    mail.push_back(order);
-                    mailed = true;
-                }
+                mind.mail.add_order(node, order);
             }
-        }
-        if mailed {
-            self.news.publish();
         }
         local
     }
@@ -649,21 +640,6 @@ fn token_key(grants: Option<&GrantKey>) -> TokenKey {
 fn cannot_keep(what: &str, error: &io::Error) -> CallError {
     let words = format!("{what} could not be written down: {error}; try again");
     Refusal::new(RefusalCode::Internal, words).into()
-}
-
-impl Mind {
-    /// Orders that wait for a node, at most `most`.
-    pub(crate) fn take_mail(&mut self, node: NodeId, most: usize) -> Vec<Order> {
-        let Some(mail) = self.mail.get_mut(&node) else { return Vec::new() };
-        let count = mail.len().min(most);
-        mail.drain(..count).collect()
-    }
-
-    /// Drops the mail of a node that mounts anew: the catalog repeats what still matters.
-    pub(crate) fn drop_mail(&mut self, node: NodeId) {
-        self.mail.remove(&node);
-        self.parcels.forget(node);
-    }
 }
 
 #[cfg(test)]

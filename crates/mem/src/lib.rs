@@ -61,6 +61,8 @@ compile_error!("memory is shared by memfd: Mooncrate needs Linux");
 
 pub mod atomic;
 #[cfg(not(loom))]
+pub mod bell;
+#[cfg(not(loom))]
 pub mod clock;
 #[cfg(not(loom))]
 pub mod crc;
@@ -86,6 +88,7 @@ pub mod word;
 
 #[cfg(not(loom))]
 pub use {
+    bell::Bell,
     far::{Far, FarShare, Room},
     life::Life,
     mapping::{Mapping, StoreError},

@@ -14,9 +14,12 @@ use mooncrate_core::{
     Extent, Generation, Incarnation, LeaderEpoch, Locator, Now, ObjectId, PutToken, SegmentId, Slot,
 };
 use mooncrate_mem::sums::seal_of;
-use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, ReadError, Segment, SegmentSpec, WriteGuard};
+use mooncrate_mem::{
+    BeginWrite, Bell, LabelHash, PinGuard, ReadError, Segment, SegmentSpec, WriteGuard,
+};
 use proptest::prelude::*;
 use std::sync::Arc;
+use std::time::Duration;
 
 const SLOTS: u32 = 3;
 const ROOM: u64 = 4096;
@@ -110,6 +113,9 @@ struct Rig {
     /// Lives whose end was, or is to be, told.
     told: Vec<Notice>,
     expected: Vec<(u32, u32)>,
+    bell: Arc<Bell>,
+    /// When whoever tends the segment would tick, if the bell did not ring.
+    planned: Option<Now>,
 }
 
 impl Rig {
@@ -134,7 +140,10 @@ impl Rig {
         let room =
             |_| Room { generation: 0, life: Life::Empty, value: vec![], guard: None, pins: vec![] };
         let rooms = (0..SLOTS).map(room).collect();
-        Self { place, segment, rooms, now: 0, puts: 0, told: vec![], expected: vec![] }
+        let bell = Arc::<Bell>::default();
+        segment.set_bell(&bell);
+        let (told, expected, planned) = (vec![], vec![], None);
+        Self { place, segment, rooms, now: 0, puts: 0, told, expected, bell, planned }
     }
 
     fn locator(&self, slot: u32, back: u32, len: u64) -> Option<Locator> {
@@ -286,7 +295,9 @@ impl Rig {
 
     fn tick(&mut self, ms: u64) {
         self.now += ms * MS;
+        self.bell.wait(Some(Duration::ZERO));
         self.segment.tick(Now(self.now), &mut self.told);
+        self.planned = self.segment.next_look();
         for notice in &self.told {
             let slot = notice.slot.0;
             let room = &mut self.rooms[slot as usize];
@@ -324,8 +335,15 @@ impl Rig {
         }
     }
 
-    /// What holds after every call: pinned bytes stay, and the counters agree.
-    fn check(&self) {
+    /// What holds after every call: whoever tends the segment wakes in time, pinned bytes stay, and the
+    /// counters agree.
+    fn check(&mut self) {
+        let next = self.segment.next_look();
+        if self.bell.wait(Some(Duration::ZERO)) {
+            self.planned = next;
+        }
+        let late = next.is_some_and(|next| self.planned.is_none_or(|planned| next < planned));
+        assert!(!late, "due at {next:?}, looked at {:?}", self.planned);
         let mut pins = 0;
         for (value, pin) in self.rooms.iter().flat_map(|room| &room.pins) {
             if self.place == Place::Host {

@@ -48,7 +48,7 @@ pub struct NodeConfig {
     pub vram: Vec<VramConfig>,
     /// Time between heartbeats.
     pub heartbeat: Duration,
-    /// Time between looks at what waits to be freed.
+    /// Shortest time between two looks at what waits to be freed; nobody looks while nothing waits.
     pub tick: Duration,
     /// Threads that fetch copies from other nodes.
     pub copy_threads: usize,

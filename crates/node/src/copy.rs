@@ -33,7 +33,7 @@ const TOLD_BYTES: u64 = 1 << 20;
 const FAR_PIECE_BYTES: u64 = 16 << 20;
 /// How long the owner of a source is looked for before the next one has its turn.
 const ROUTE_TIME: Duration = Duration::from_secs(2);
-/// How long a thread waits before it looks whether the node stops.
+/// Pause before results are told again that nobody has heard.
 const NAP: Duration = Duration::from_millis(100);
 
 /// What a copy thread does.
@@ -78,6 +78,8 @@ impl Copier {
     /// Ends the fetches that are under way: the node stops.
     pub(crate) fn stop(&self) {
         self.hang_up.now();
+        // Under the lock: whoever has just looked whether the node stops waits by now, and is woken.
+        let _queue = self.queue.lock();
         self.wake.notify_all();
     }
 
@@ -108,15 +110,27 @@ impl Copier {
 
     /// There is something to tell.
     pub(crate) fn wake(&self) {
+        // Under the lock, for the same reason as in `stop`.
+        let _queue = self.queue.lock();
         self.wake.notify_one();
     }
 
-    fn next(&self) -> Option<Task> {
+    /// The next task, when there is one; `None`: there are results to tell, or the node stops.
+    fn next(&self, stopping: impl Fn() -> bool) -> Option<Task> {
         let mut queue = self.queue.lock();
-        if queue.is_empty() {
-            self.wake.wait_for(&mut queue, NAP);
+        if queue.is_empty() && !stopping() {
+            if self.has_untold() {
+                // Some that nobody has heard, or another thread is about to tell them.
+                self.wake.wait_for(&mut queue, NAP);
+            } else {
+                self.wake.wait(&mut queue);
+            }
         }
         queue.pop_front()
+    }
+
+    fn has_untold(&self) -> bool {
+        !self.untold.lock().done.is_empty()
     }
 
     pub(crate) fn remember(&self, done: CopyDone, bytes: u64) {
@@ -164,7 +178,7 @@ impl Node {
     /// One of the copy threads, for as long as the node lives.
     pub(crate) fn fetch_copies(&self) {
         while !self.stopping() {
-            match self.copier().next() {
+            match self.copier().next(|| self.stopping()) {
                 Some(Task::Copy(order)) => {
                     let fetched = self.fetch(&order);
                     if let Err(error) = &fetched {
@@ -336,6 +350,8 @@ mod tests {
     use mooncrate_transfer::{Directory, EngineConfig, Route, Segments};
     use mooncrate_wire::CallError;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread::Builder;
 
     /// Knows nobody: nothing is fetched here.
     #[derive(Debug)]
@@ -385,7 +401,7 @@ mod tests {
         copier.add(vec![order(1), order(2), order(1)], Vec::new());
         copier.add(vec![order(2)], Vec::new());
         assert_eq!(waiting(&copier), 2);
-        assert!(copier.next().is_some());
+        assert!(copier.next(|| false).is_some());
         copier.add(vec![order(1)], Vec::new());
         assert_eq!(waiting(&copier), 1, "under way");
         let done = CopyDone::of(&order(1).target, true);
@@ -397,5 +413,43 @@ mod tests {
         copier.told(&told);
         copier.add(vec![order(1)], Vec::new());
         assert_eq!(waiting(&copier), 2, "what comes after that is another order");
+    }
+
+    /// Threads without work sleep until somebody has a reason to wake them, and each reason does, however
+    /// close it comes to their falling asleep.
+    #[test]
+    fn threads_without_work_are_woken_by_every_reason() {
+        let engine =
+            Engine::new(EngineConfig::default(), Arc::<Segments>::default(), Arc::new(Nowhere));
+        let copier = Arc::new(Copier::new(engine, HangUp::default()));
+        for round in 0..300 {
+            let (tell, told) = std::sync::mpsc::channel();
+            let stopping = Arc::new(AtomicBool::new(false));
+            let (of, stops) = (Arc::clone(&copier), Arc::clone(&stopping));
+            let sleeper = Builder::new().spawn(move || {
+                let stopped = || stops.load(Ordering::Acquire);
+                let mut task = None;
+                while task.is_none() && !of.has_untold() && !stopped() {
+                    task = of.next(stopped);
+                }
+                tell.send(task.is_some()).unwrap();
+            });
+            let sleeper = sleeper.unwrap();
+            match round % 3 {
+                0 => copier.add(Vec::new(), vec![NodeCommand::Unmount { index: 1 }]),
+                1 => {
+                    copier.remember(CopyDone::of(&order(1).target, false), 0);
+                    copier.wake();
+                }
+                _ => {
+                    stopping.store(true, Ordering::Release);
+                    copier.stop();
+                }
+            }
+            let worked = told.recv_timeout(Duration::from_mins(1)).expect("it sleeps on");
+            assert_eq!(worked, round % 3 == 0);
+            sleeper.join().unwrap();
+            copier.take_untold();
+        }
     }
 }

@@ -210,7 +210,7 @@ impl Node {
         self.mount_first()?;
         let tick = self.config.tick;
         self.start("node-heart", Self::stay_known)?;
-        self.start("node-tick", move |node| node.every(tick, Self::tick))?;
+        self.start("node-tick", Self::tend)?;
         for (id, _) in self.lent.all() {
             let work = move |node: &Self| node.tick_vram(id);
             self.start("node-vram", move |node| node.every(tick, work))?;
@@ -297,8 +297,13 @@ impl Node {
             return;
         }
         self.alarm();
+        self.segments.bell().ring();
         self.copier.stop();
-        self.napping.notify_all();
+        {
+            // Under the lock: whoever has just looked whether the node stops naps by now, and is woken.
+            let _naps = self.naps.lock();
+            self.napping.notify_all();
+        }
         for disk in self.disks() {
             disk.wake();
         }

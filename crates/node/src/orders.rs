@@ -3,7 +3,8 @@
 use crate::duty::Node;
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::plan::{Medium, Notice, Order};
-use mooncrate_core::{LeaderEpoch, SegmentId, Slot};
+use mooncrate_core::time::Deadline;
+use mooncrate_core::{LeaderEpoch, Now, SegmentId, Slot};
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::NodeApi;
 use mooncrate_wire::message::{NodeCommand, Orders};
@@ -98,6 +99,24 @@ impl Node {
         }
     }
 
+    /// Looks after the segments for as long as the node lives: whenever there is something to do, and no more
+    /// often than [`crate::NodeConfig::tick`]. An idle node sleeps.
+    pub(crate) fn tend(&self) {
+        while !self.stopping() {
+            self.tick();
+            std::thread::sleep(self.config().tick);
+            let left = self.next_look().map(|due| Deadline(due.0).left(boottime()));
+            self.segments().bell().wait(left);
+        }
+    }
+
+    /// When there will be something to tend, if nothing happens before.
+    fn next_look(&self) -> Option<Now> {
+        let near = self.segments().all().into_iter().filter(|segment| segment.far().is_none());
+        let staged = self.tier().and_then(|tier| tier.staging.next_sweep());
+        near.filter_map(|segment| segment.next_look()).chain(staged).min()
+    }
+
     /// Frees what may be freed by now and tells the master.
     pub(crate) fn tick(&self) {
         let mut notices = Vec::new();
@@ -145,24 +164,25 @@ impl Node {
                 notices = next;
             } else {
                 self.alarm();
-                std::thread::sleep(PAUSE);
+                self.nap(PAUSE);
             }
         }
     }
 
-    /// Tells what became of copies. What was not heard is told again with the next ones.
-    pub(crate) fn tell_copies(&self) {
+    /// Tells what became of copies; whether that was heard. What was not is told again with the next ones.
+    pub(crate) fn tell_copies(&self) -> bool {
         let copied = self.copier().take_untold();
         if copied.is_empty() {
-            return;
+            return true;
         }
-        match self.poll(Vec::new(), copied.clone(), Duration::ZERO) {
-            Some(notices) => {
-                self.copier().told(&copied);
-                self.deliver(notices);
-            }
-            None => self.copier().put_back(copied),
-        }
+        let heard = self.poll(Vec::new(), copied.clone(), Duration::ZERO);
+        let Some(notices) = heard else {
+            self.copier().put_back(copied);
+            return false;
+        };
+        self.copier().told(&copied);
+        self.deliver(notices);
+        true
     }
 
     /// One poll: notices there, orders back, carried out; the notices that follow from them.

@@ -8,6 +8,7 @@ use mooncrate_core::catalog::{Config, Offload};
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_core::rng::Rng;
+use mooncrate_core::token::TokenKey;
 use std::time::Duration;
 
 /// How long a node is known after its last heartbeat. Short, so that runs are short.
@@ -179,6 +180,7 @@ impl Swarm {
         swarm.draw_vram();
         swarm.draw_losses();
         swarm.draw_open();
+        swarm.draw_tokens();
         let pool = u64::from(swarm.nodes) * u64::from(swarm.segments) * swarm.segment_bytes;
         swarm.quota = (share > 0).then_some(pool * share / 1000);
         swarm
@@ -250,6 +252,13 @@ impl Swarm {
         let rng = &mut Rng::stream(self.seed, "open");
         self.catalog.open_puts_max = *pick(rng, &[16_384, 16_384, 16_384, 6]);
         self.catalog.open_permille = *pick(rng, &[500, 500, 100]);
+    }
+
+    /// The key of put tokens, which all leaders of a run share, from a stream of its own: what a token of one
+    /// run is worth in another must not be the same for all of them.
+    fn draw_tokens(&mut self) {
+        let rng = &mut Rng::stream(self.seed, "tokens");
+        self.catalog.token_key = TokenKey([rng.next(), rng.next()]);
     }
 
     /// Bytes of a new value: mostly small, now and then empty or large.
@@ -352,6 +361,9 @@ mod tests {
         let text = |seed| format!("{:?}", Swarm::draw(seed, None));
         assert_eq!(text(7), text(7));
         assert_ne!(text(7), text(8));
+        // Keys of tokens are shown to nobody.
+        let key = |seed| Swarm::draw(seed, None).catalog.token_key;
+        assert!(key(7) == key(7) && key(7) != key(8) && key(7) != TokenKey::default());
     }
 
     #[test]

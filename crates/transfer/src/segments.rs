@@ -4,7 +4,7 @@ use crate::Stager;
 use mooncrate_core::plan::Locator;
 use mooncrate_core::{Incarnation, SegmentId};
 use mooncrate_lock::RwLock;
-use mooncrate_mem::{Life, Segment};
+use mooncrate_mem::{Bell, Life, Segment};
 use mooncrate_wire::DataError;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -18,22 +18,34 @@ pub struct Segments {
     stager: RwLock<Option<Arc<dyn Stager>>>,
     /// Tells processes that map these segments whether this one is dead.
     life: OnceLock<Arc<Life>>,
+    /// Rung when one of them has something to be tended.
+    bell: Arc<Bell>,
 }
 
 impl Segments {
     /// Adds a segment, or replaces an earlier mount of it.
     pub fn insert(&self, segment: Arc<Segment>) {
+        segment.set_bell(&self.bell);
         self.by_id.write().insert(segment.spec().segment, segment);
+        // It may have come with something to do.
+        self.bell.ring();
     }
 
     /// Adds memory that readers find and no master knows, or replaces it.
     pub fn insert_private(&self, segment: Arc<Segment>) {
+        segment.set_bell(&self.bell);
         self.private.write().insert(segment.spec().segment, segment);
+        self.bell.ring();
     }
 
     /// Memory that no master knows.
     pub fn private(&self) -> Vec<Arc<Segment>> {
         self.private.read().values().cloned().collect()
+    }
+
+    /// Rung when one of the segments has something for its `tick` to do.
+    pub fn bell(&self) -> &Bell {
+        &self.bell
     }
 
     /// Says who loads from the disks of this process; `None`: nobody any more.

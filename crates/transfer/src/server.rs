@@ -22,7 +22,7 @@ use mooncrate_wire::door::{Keeper, Place, Turned, descriptor_share, user_of};
 use mooncrate_wire::link::{Accepted, Closer};
 use mooncrate_wire::{Gate, HelloAck, Kind, Link, LinkConfig, LinkKind, auth};
 use pins::PinBook;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io;
@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// How often a listener looks whether it should end.
-const ACCEPT_STEP: Duration = Duration::from_millis(100);
+/// How often a listener looks for ranges whose time is over, if nobody calls.
+const LATE_LOOK: Duration = Duration::from_secs(1);
 /// Threads beyond the connections that count: those whose callers were displaced and that are about to end.
 const LEAVING_MAX: usize = 1024;
 /// Pause after an accept that failed: out of descriptors does not get better by trying at once.
@@ -109,6 +109,8 @@ pub(crate) struct Inner {
     pub(crate) config: DataServerConfig,
     pub(crate) tally: Arc<DataTally>,
     stopping: AtomicBool,
+    /// Readable from when it stops: listeners wait for callers and for this.
+    stop: OwnedFd,
     next: AtomicU64,
     keeper: Keeper,
     /// Connections with a thread, also those that have not said hello.
@@ -145,6 +147,7 @@ impl DataServer {
             config,
             tally,
             stopping: AtomicBool::new(false),
+            stop: eventfd(0, EventfdFlags::CLOEXEC)?,
             next: AtomicU64::new(0),
             threads: AtomicUsize::new(0),
             open: Mutex::default(),
@@ -170,6 +173,8 @@ impl DataServer {
     /// the rest.
     pub fn stop(self, grace: Duration) {
         self.inner.stopping.store(true, Ordering::Release);
+        // Nobody reads it, so it wakes every listener. If it could not be written they would look in a second.
+        let _ = rustix::io::write(&self.inner.stop, &1_u64.to_le_bytes());
         for listener in self.listeners {
             let _ended = listener.join();
         }
@@ -214,7 +219,7 @@ impl Inner {
     fn accept_loop(self: &Arc<Self>, socket: &Bound) {
         while !self.stopping() {
             self.end_late();
-            match accept(socket) {
+            match accept(socket, &self.stop) {
                 Ok(Some((connection, from))) => self.welcome(connection, from),
                 Ok(None) => {}
                 Err(error) => {
@@ -298,15 +303,17 @@ impl Inner {
     }
 }
 
-/// Waits a little for a connection.
-fn accept(socket: &Bound) -> io::Result<Option<(OwnedFd, Origin)>> {
+/// Waits for a connection; `None`: look whether to go on.
+fn accept(socket: &Bound, stop: &OwnedFd) -> io::Result<Option<(OwnedFd, Origin)>> {
     let fd = match socket {
         Bound::Tcp(listener) => listener.as_fd(),
         Bound::Unix(listener) => listener.as_fd(),
     };
-    let step = Timespec { tv_sec: 0, tv_nsec: ACCEPT_STEP.as_nanos() as _ };
-    match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&step)) {
+    let look = Timespec { tv_sec: LATE_LOOK.as_secs().cast_signed(), tv_nsec: 0 };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+    match poll(&mut fds, Some(&look)) {
         Ok(0) | Err(Errno::INTR) => return Ok(None),
+        Ok(_) if fds[0].revents().is_empty() => return Ok(None),
         Ok(_) => {}
         Err(error) => return Err(error.into()),
     }

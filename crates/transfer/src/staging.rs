@@ -150,6 +150,9 @@ impl Staging {
         if let Some(life) = books.lives.get_mut(&locator.slot) {
             life.until = Some(until);
             books.ends.insert((until, locator.slot, locator.generation));
+            if books.ends.first().is_some_and(|(first, ..)| *first == until) {
+                self.segment.ring();
+            }
         }
         let lease_ms = u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX);
         Ok(Staged { locator, len, seal, lease_ms })
@@ -191,6 +194,12 @@ impl Staging {
                 books.forget(notice.slot, notice.generation, next);
             }
         }
+    }
+
+    /// When there will be something to sweep, if nothing happens before; `None`: never.
+    pub fn next_sweep(&self) -> Option<Now> {
+        let ends = self.books.lock().ends.first().map(|(until, ..)| *until);
+        ends.into_iter().chain(self.segment.next_look()).min()
     }
 
     fn end(&self, now: Now, slot: Slot, generation: Generation) {
@@ -236,8 +245,8 @@ impl Books {
 mod tests {
     use super::*;
     use mooncrate_core::{Incarnation, SegmentId};
-    use mooncrate_mem::SegmentSpec;
     use mooncrate_mem::sums::seal_of;
+    use mooncrate_mem::{Bell, SegmentSpec};
 
     const T: Now = Now(1_000_000_000);
     const LABEL: &[u8] = b"\0\0\0\0\0a key";
@@ -285,6 +294,28 @@ mod tests {
             assert_eq!(staging.used(), 0);
         }
         assert_eq!(stage(&staging, 20_000), Err(DataError::Unsupported), "never");
+    }
+
+    /// Whoever sweeps sleeps until the first lease ends, and is woken when there is something sooner.
+    #[test]
+    fn whoever_sweeps_is_told_when() {
+        let (staging, bell) = (staging(65536), Arc::<Bell>::default());
+        staging.segment().set_bell(&bell);
+        let rung = || bell.wait(Some(Duration::ZERO));
+        assert_eq!((staging.next_sweep(), rung()), (None, false));
+        let one = stage(&staging, 5000).unwrap();
+        let end = T.plus(Duration::from_secs(5));
+        assert_eq!((staging.next_sweep(), rung()), (Some(end), true));
+        let pin = staging.segment().pin(T, &one.locator).unwrap();
+        staging.release(T, &[one.locator]);
+        assert!(rung() && staging.next_sweep() < Some(end), "looked at until its reader leaves");
+        drop(pin);
+        staging.sweep(T.plus(Duration::from_millis(10)));
+        assert_eq!(staging.next_sweep(), None);
+        drop(staging.room(T, 100, LABEL, ObjectId::default()).unwrap());
+        assert!(rung() && staging.next_sweep().is_some(), "a room that nobody filled");
+        staging.sweep(T);
+        assert_eq!((staging.next_sweep(), staging.used()), (None, 0));
     }
 
     /// A reader that is inside keeps its range, whatever the lease says.

@@ -15,7 +15,6 @@ use crate::read::ReadError;
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::plan::{Notice, OrderResult};
 use mooncrate_core::{Generation, Locator, Now, Slot};
-use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,13 +37,13 @@ impl Segment {
         let (slot, generation) = (locator.slot, locator.generation);
         self.unlink(now, slot, generation, |life| (life.bad, life.queued) = (true, true))?;
         self.bad.fetch_add(1, Ordering::Relaxed);
-        self.queue.lock().push(Reverse((now, slot, generation)));
+        self.look_at(now, slot, generation);
         Ok(false)
     }
 
     /// Says that a value is bad, and when to say it again.
     pub(super) fn tell_bad(&self, now: Now, slot: Slot, generation: Generation) -> Notice {
-        self.queue.lock().push(Reverse((now.plus(TELL_AGAIN), slot, generation)));
+        self.look_at(now.plus(TELL_AGAIN), slot, generation);
         self.notice(slot, generation, OrderResult::Bad)
     }
 }

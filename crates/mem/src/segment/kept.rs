@@ -19,7 +19,6 @@ use mooncrate_core::state::Event;
 use mooncrate_core::{
     Extent, Generation, Label, Locator, Now, ObjectId, PutToken, ReplicaState, Seal, Slot,
 };
-use std::cmp::Reverse;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -151,7 +150,7 @@ impl Segment {
         {
             life.free_after = now;
             life.queued = true;
-            self.queue.lock().push(Reverse((now, slot, generation)));
+            self.look_at(now, slot, generation);
         }
     }
 }

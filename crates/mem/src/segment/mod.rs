@@ -13,7 +13,7 @@
 //! * A slot whose writer may still store stays Failed: only the end of its [`WriteGuard`] fences it.
 //! * The header is the truth: everything a master needs is in the table, plus the label here.
 //! * Steps of one slot are serialised by that slot's lock, except pins, which touch the word alone.
-//!   Locks are taken in the order slot, then front, queue or news, and held for a few loads.
+//!   Locks are taken in the order slot, then front, queue or news, then the bell's, and held for a few loads.
 //!
 //! Deliberately absent: clocks (`now` is an argument), sockets, threads, and what a label means.
 
@@ -37,6 +37,7 @@ pub use pin::PinGuard;
 pub use write::{BeginWrite, LabelHash, Unpublished, WriteGuard};
 
 use crate::atomic::{AtomicU64, Ordering};
+use crate::bell::Bell;
 use crate::far::Far;
 use crate::read::{self, OneSided};
 use crate::region::{Backing, Pages, Region};
@@ -55,7 +56,7 @@ use mooncrate_lock::Mutex;
 use orders::Queue;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// What a segment is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +130,8 @@ pub struct Segment {
     queue: Mutex<Queue>,
     /// Lives that ended without an order, until `tick` tells.
     news: Mutex<Vec<Notice>>,
+    /// Rung when `tick` has something to do sooner than it knew; `None`: whoever ticks looks by itself.
+    bell: OnceLock<Arc<Bell>>,
     /// Values that were found bad; `stats` reads it.
     bad: AtomicU64,
     /// Whether a range is zeroed between two lives.
@@ -211,6 +214,7 @@ impl Segment {
             counts: Default::default(),
             queue: Mutex::default(),
             news: Mutex::default(),
+            bell: OnceLock::new(),
             bad: AtomicU64::default(),
             wipes,
         }

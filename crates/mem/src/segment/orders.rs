@@ -5,6 +5,7 @@
 
 use super::lives::Life;
 use super::{Segment, SegmentError};
+use crate::bell::Bell;
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::plan::{Action, Notice, Order, OrderResult};
 use mooncrate_core::state::Event;
@@ -12,6 +13,7 @@ use mooncrate_core::word::WordError;
 use mooncrate_core::{Generation, LeaderEpoch, Now, ReplicaState, Slot};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Slots that one tick looks at, so that a tick stays short.
@@ -85,6 +87,40 @@ impl Segment {
             if wiped > TICK_WIPE_BYTES {
                 return;
             }
+        }
+    }
+
+    /// Has `bell` rung whenever [`Segment::tick`] has something to do sooner than [`Segment::next_look`]
+    /// said. The first one stays.
+    pub fn set_bell(&self, bell: &Arc<Bell>) {
+        self.bell.get_or_init(|| Arc::clone(bell));
+    }
+
+    /// When there will be something for [`Segment::tick`] to do, if nothing happens before; `None`: never.
+    pub fn next_look(&self) -> Option<Now> {
+        if !self.news.lock().is_empty() {
+            return Some(Now(0));
+        }
+        self.queue.lock().peek().map(|Reverse((due, ..))| *due)
+    }
+
+    /// Queues a slot. Whoever ticks is told, unless it will look before that anyway.
+    pub(super) fn look_at(&self, due: Now, slot: Slot, generation: Generation) {
+        let sooner = {
+            let mut queue = self.queue.lock();
+            let sooner = queue.peek().is_none_or(|Reverse((first, ..))| due < *first);
+            queue.push(Reverse((due, slot, generation)));
+            sooner
+        };
+        if sooner {
+            self.ring();
+        }
+    }
+
+    /// Tells whoever ticks to look now.
+    pub fn ring(&self) {
+        if let Some(bell) = self.bell.get() {
+            bell.ring();
         }
     }
 
@@ -228,7 +264,7 @@ impl Segment {
         }
         if !known.queued {
             known.queued = true;
-            self.queue.lock().push(Reverse((look_at, slot, generation)));
+            self.look_at(look_at, slot, generation);
         }
         OrderResult::Waiting
     }
@@ -262,7 +298,7 @@ impl Segment {
         }
         let pause = if due { WIPE_AGAIN } else { PINNED_POLL };
         let look_at = known.free_after.max(now.plus(pause));
-        self.queue.lock().push(Reverse((look_at, slot, generation)));
+        self.look_at(look_at, slot, generation);
         OrderResult::Waiting
     }
 
@@ -281,7 +317,7 @@ impl Segment {
             life.told_freed = true;
             life.free_after = now.plus(Duration::from_millis(5));
             life.queued = true;
-            self.queue.lock().push(Reverse((life.free_after, slot, generation)));
+            self.look_at(life.free_after, slot, generation);
         }
         OrderResult::Freed { next: generation.next().unwrap_or(Generation::MAX) }
     }

@@ -402,5 +402,6 @@ impl Drop for WriteGuard {
         *life = None;
         let freed = self.segment.notice(slot, generation, OrderResult::Freed { next });
         self.segment.news.lock().push(freed);
+        self.segment.ring();
     }
 }

@@ -159,7 +159,10 @@ impl Node {
             for one in done {
                 self.copier().remember(one, 0);
             }
-            self.tell_copies();
+            if !self.tell_copies() {
+                // Those who copy tell it again; here the next group may be long in coming.
+                self.copier().wake();
+            }
             if failed {
                 self.nap(FAILED_PAUSE);
             }
