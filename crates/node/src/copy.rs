@@ -176,6 +176,8 @@ impl Node {
                 Some(Task::Command(command)) => self.obey(command),
                 None => {}
             }
+            // A heart must not wait until memory is unmapped; these threads may.
+            self.copier().engine.let_go(boottime());
             if self.copier().should_tell() {
                 self.tell_copies();
             }

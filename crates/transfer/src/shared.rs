@@ -1,6 +1,12 @@
 //! On the same host: the owner passes its memory over a Unix socket, we map it once, and then a get
 //! is a copy that asks nobody (R3). Large puts store straight into the owner's memory between a
 //! begin and a signal; small ones go through the socket, where one round trip does it all.
+//!
+//! Memory is mapped once per mount, however often its locators turn out stale. That is safe because a
+//! mapping is no proof of anything. An incarnation names one mount, whose two files never change, so mapping
+//! them again would show the same bytes; and every read asks the mapped headers, after the copy: the life
+//! of the slot, the owner's leave to serve, the owner's death, the seal. A locator of another mount finds
+//! no mapping here, whichever is older ([`Mapped`], [0039](../../../docs/decisions/0039-mapped-once.md)).
 
 use crate::engine::EngineConfig;
 use crate::error::TransferError;
@@ -9,7 +15,8 @@ use crate::stream::{Stream, StreamSent, answer, begin_write};
 use crate::{OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written, one_by_one};
 use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::seal::extent_bytes;
-use mooncrate_core::time::Deadline;
+use mooncrate_core::tally::Count;
+use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{Incarnation, PutToken, Seal, SegmentId};
 use mooncrate_lock::{Mutex, RwLock};
 use mooncrate_mem::clock::boottime;
@@ -29,7 +36,31 @@ use std::time::Duration;
 /// How long a view's release may take; its end must not hold its owner up.
 const UNPIN_TIME: Duration = Duration::from_millis(500);
 
-type Mappings = BTreeMap<(SegmentId, Incarnation), Arc<Mapping>>;
+/// How long memory is kept after its owner's leave to serve has run out. A leave lasts half of the time after
+/// which an owner gives its mount up (20 s, unless the master says otherwise), so it does not come back
+/// after that; where it does, it is mapped again.
+const KEPT: Duration = Duration::from_secs(10);
+
+/// Memory of one owner that is mapped.
+#[derive(Debug, Default)]
+struct Mapped {
+    mounts: RwLock<BTreeMap<(SegmentId, Incarnation), Arc<Mapping>>>,
+    /// Held while memory is mapped, so that two callers do not map the same. Never over a call.
+    making: Mutex<()>,
+    /// How often memory was mapped.
+    count: Count,
+}
+
+/// What a process has mapped of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MappedMemory {
+    /// How often memory was mapped so far.
+    pub maps: u64,
+    /// Mounts that are mapped now. What only a view keeps is not counted.
+    pub mounts: u64,
+    /// Bytes of their payload.
+    pub bytes: u64,
+}
 
 /// A node on this host.
 #[derive(Clone, Debug)]
@@ -39,7 +70,7 @@ pub struct Shared {
     role: Role,
     inline_bytes_max: u64,
     link_config: LinkConfig,
-    mappings: Arc<RwLock<Mappings>>,
+    mapped: Arc<Mapped>,
     /// Pins are booked to the connection that asked for them, so they have one of their own. Views
     /// share it, because whoever finds the connection broken must let go of it.
     pins: Arc<Mutex<Option<Arc<PinLink>>>>,
@@ -54,20 +85,35 @@ impl Shared {
             address,
             inline_bytes_max: config.inline_bytes_max,
             link_config: config.links.link.clone(),
-            mappings: Arc::default(),
+            mapped: Arc::default(),
             pins: Arc::default(),
         }
     }
 
-    /// Maps a segment, if it is not mapped yet.
+    /// Asks the owner for the present mount of a segment, and maps it unless it is mapped already.
     pub fn attach(&self, segment: SegmentId, deadline: Deadline) -> Result<(), TransferError> {
         let mut link = self.stream.link(deadline)?;
+        self.attach_over(&mut link, segment, deadline)
+    }
+
+    /// The same over a link that the caller holds: it must not wait for another one.
+    fn attach_over(
+        &self,
+        link: &mut PooledLink<'_>,
+        segment: SegmentId,
+        deadline: Deadline,
+    ) -> Result<(), TransferError> {
         let request = DataRequest::Attach(message::Attach { segment });
         let attached = match link.call_data(&request, &[], deadline)? {
             DataReply::Attach(attached) => attached?,
             other => return Err(unexpected(&other)),
         };
         let fds = link.take_fds();
+        let _making = self.mapped.making.lock();
+        let mount = (segment, attached.incarnation);
+        if self.mapped.mounts.read().contains_key(&mount) {
+            return Ok(());
+        }
         let (headers, payload, life) = match &fds[..] {
             [headers, payload] => (headers, payload, None),
             [headers, payload, life] => (headers, payload, Some(life.as_fd())),
@@ -81,11 +127,42 @@ impl Shared {
         };
         let mapping = Mapping::new(headers.as_fd(), payload.as_fd(), life, identity)
             .map_err(TransferError::Map)?;
-        let mut mappings = self.mappings.write();
+        self.mapped.count.one();
+        self.mapped.mounts.write().insert(mount, Arc::new(mapping));
         // Earlier mounts of the segment are dead; views hold what they still need.
-        mappings.retain(|(other, _), _| *other != segment);
-        mappings.insert((segment, attached.incarnation), Arc::new(mapping));
+        self.mapped.drop_where(|other, _| other.0 == segment && *other != mount);
         Ok(())
+    }
+
+    /// Whether this mount of a segment (`None`: any) is mapped, and its owner may serve it. Whoever finds it
+    /// otherwise asks the owner, and so learns whether it is still there.
+    pub(crate) fn serves(&self, segment: SegmentId, mount: Option<Incarnation>) -> bool {
+        let mounts = self.mapped.mounts.read();
+        let mut found = mounts.iter().filter(|((mapped, incarnation), _)| {
+            *mapped == segment && mount.is_none_or(|mount| mount == *incarnation)
+        });
+        found.any(|(_, mapping)| boottime() < mapping.serve_until())
+    }
+
+    /// Lets go of memory whose owner will not serve it again; which mounts those were.
+    pub(crate) fn let_go(&self, now: Now) -> Vec<(SegmentId, Incarnation)> {
+        let over = |mapping: &Mapping| match mapping.serve_until() {
+            // Its guard says that it is dead, or the owner itself took its leave back.
+            Now(0) => true,
+            until => now >= until.plus(KEPT),
+        };
+        // Usually there is none, and readers must not wait for that to be found out.
+        if !self.mapped.mounts.read().values().any(|mapping| over(mapping)) {
+            return Vec::new();
+        }
+        self.mapped.drop_where(|_, mapping| over(mapping))
+    }
+
+    /// What is mapped of this owner.
+    pub fn mapped(&self) -> MappedMemory {
+        let mounts = self.mapped.mounts.read();
+        let bytes = mounts.values().map(|mapping| mapping.identity().bytes).sum();
+        MappedMemory { maps: self.mapped.count.value(), mounts: mounts.len() as u64, bytes }
     }
 
     /// Whether a value goes through the socket.
@@ -94,11 +171,11 @@ impl Shared {
     }
 
     fn mapping(&self, locator: &Locator) -> Result<Arc<Mapping>, TransferError> {
-        let mappings = self.mappings.read();
-        if let Some(found) = mappings.get(&(locator.segment, locator.incarnation)) {
+        let mounts = self.mapped.mounts.read();
+        if let Some(found) = mounts.get(&(locator.segment, locator.incarnation)) {
             return Ok(Arc::clone(found));
         }
-        let known = mappings.keys().any(|(segment, _)| *segment == locator.segment);
+        let known = mounts.keys().any(|(segment, _)| *segment == locator.segment);
         Err(if known { DataError::Stale } else { DataError::UnknownSegment }.into())
     }
 
@@ -117,9 +194,14 @@ impl Shared {
     }
 
     /// As [`Shared::read_one`] in the owner's staging memory, which is new when the owner is.
-    fn read_staged(&self, read: &mut Read<'_>, deadline: Deadline) -> Result<(), TransferError> {
+    fn read_staged(
+        &self,
+        link: &mut PooledLink<'_>,
+        read: &mut Read<'_>,
+        deadline: Deadline,
+    ) -> Result<(), TransferError> {
         if self.mapping(&read.locator).is_err() {
-            self.attach(read.locator.segment, deadline)?;
+            self.attach_over(link, read.locator.segment, deadline)?;
         }
         self.read_one(read)
     }
@@ -156,6 +238,22 @@ impl Shared {
     }
 }
 
+impl Mapped {
+    /// Takes these mounts out; which they were. To unmap much memory takes long, so nobody waits for it.
+    fn drop_where(
+        &self,
+        gone: impl Fn(&(SegmentId, Incarnation), &Mapping) -> bool,
+    ) -> Vec<(SegmentId, Incarnation)> {
+        let mut mounts = self.mounts.write();
+        let all = std::mem::take(&mut *mounts);
+        let (over, kept): (BTreeMap<_, _>, _) =
+            all.into_iter().partition(|(mount, mapping)| gone(mount, mapping));
+        *mounts = kept;
+        drop(mounts);
+        over.into_keys().collect()
+    }
+}
+
 impl Transport for Shared {
     fn path(&self) -> Path {
         Path::Shared
@@ -163,9 +261,9 @@ impl Transport for Shared {
 
     fn read(&self, reads: &mut [Read<'_>], deadline: Deadline) {
         if reads.iter().any(on_disk) {
-            staged::read(&self.stream, reads, deadline, &mut |_, staged, deadline| {
+            staged::read(&self.stream, reads, deadline, &mut |link, staged, deadline| {
                 for read in staged {
-                    read.result = self.read_staged(read, deadline);
+                    read.result = self.read_staged(link, read, deadline);
                 }
                 Ok(())
             });
@@ -269,6 +367,10 @@ struct SharedSent<'a> {
 }
 
 impl Sent for SharedSent<'_> {
+    fn has_begun(&self) -> bool {
+        self.inline.has_begun()
+    }
+
     fn finish(self: Box<Self>, deadline: Deadline) -> Vec<Result<Seal, TransferError>> {
         let Self { inline, direct, places } = *self;
         let mut inline = Box::new(inline).finish(deadline).into_iter();

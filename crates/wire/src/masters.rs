@@ -154,8 +154,18 @@ impl MasterPools {
 
     /// One control call, to whoever leads.
     pub fn call(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
+        self.call_within(request, Duration::MAX, deadline)
+    }
+
+    /// The same; a lone master has at most `time` to answer. Several have times of their own.
+    pub(crate) fn call_within(
+        &self,
+        request: &Request<'_>,
+        time: Duration,
+        deadline: Deadline,
+    ) -> Result<Reply, CallError> {
         if let [only] = &self.members[..] {
-            return only.pool.call(request, deadline);
+            return only.pool.call_within(request, time, deadline);
         }
         loop {
             let at = self.at();
@@ -224,8 +234,10 @@ impl MasterPools {
         deadline: Deadline,
     ) -> Result<Reply, Missed> {
         let pool = &self.members[at].pool;
+        // Others of this process hold the places: that says nothing of the master.
+        let place = pool.wait_for_place(deadline).map_err(Missed::Unsent)?;
         let deadline = deadline.min(boottime().deadline_in(patience(request.kind())));
-        let mut link = pool.checkout(deadline).map_err(Missed::Unsent)?;
+        let mut link = place.with_link(deadline).map_err(Missed::Unsent)?;
         match link.call(request, deadline) {
             Err(error) if matches!(error, CallError::Closed { .. } | CallError::Io { .. }) => {
                 let reused = link.is_reused();

@@ -35,7 +35,7 @@ impl Directory for One {
 }
 
 /// An engine in another process than the owner, or in the same.
-fn engine(rig: &Rig, here: bool) -> Engine {
+pub(crate) fn engine(rig: &Rig, here: bool) -> Engine {
     let config = EngineConfig::default();
     let (tcp, unix) = (Some(rig.tcp.clone()), Some(rig.unix.clone()));
     let route = Route { node: NodeId(1), host: config.host, tcp, unix };
