@@ -106,6 +106,11 @@ impl Copier {
         self.taken.lock().insert(life(&CopyDone::of(&order.target, false)))
     }
 
+    /// Lets go of the memory of nodes that do not serve it any more. Waits for nobody.
+    pub(crate) fn let_go(&self) {
+        self.engine.let_go(boottime());
+    }
+
     /// There is something to tell.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
@@ -176,8 +181,6 @@ impl Node {
                 Some(Task::Command(command)) => self.obey(command),
                 None => {}
             }
-            // A heart must not wait until memory is unmapped; these threads may.
-            self.copier().engine.let_go(boottime());
             if self.copier().should_tell() {
                 self.tell_copies();
             }

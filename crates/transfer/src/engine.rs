@@ -245,8 +245,9 @@ impl Engine {
         }
     }
 
-    /// Lets go of the memory of owners that will not serve it again; looks once a second at most. An engine
-    /// has no thread of its own: whoever uses it calls this now and then.
+    /// Lets go of the memory of owners that do not serve it any more; looks once a second at most. An engine
+    /// has no thread of its own: whoever uses it calls this now and then. It waits for nobody, and memory is
+    /// unmapped elsewhere.
     pub fn let_go(&self, now: Now) {
         // Relaxed: a hint; that two look at once does no harm.
         if now.0 < self.let_go_at.load(Ordering::Relaxed) {
@@ -304,8 +305,12 @@ impl Engine {
             }
             match shared.attach(memory, deadline) {
                 Ok(()) => return Ok(shared),
-                // Whoever is silent here is silent there, and would be waited for twice.
-                Err(error @ TransferError::Call(CallError::Deadline { .. })) => return Err(error),
+                // Whoever is silent here is silent there, and would be waited for twice. That all links are in
+                // use says nothing of this way.
+                Err(
+                    error
+                    @ TransferError::Call(CallError::Deadline { .. } | CallError::Busy { .. }),
+                ) => return Err(error),
                 // A container may see the socket's host but not its file: use the network.
                 Err(TransferError::Call(_) | TransferError::Map(_)) if route.tcp.is_some() => {}
                 // It does not share its memory with us, but its socket is near.

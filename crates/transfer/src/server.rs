@@ -36,6 +36,8 @@ use std::time::Duration;
 const ACCEPT_STEP: Duration = Duration::from_millis(100);
 /// Threads beyond the connections that count: those whose callers were displaced and that are about to end.
 const LEAVING_MAX: usize = 1024;
+/// How long a newcomer waits for one of them to end, before the listener looks whether it should end itself.
+const THREAD_WAIT: Duration = Duration::from_millis(100);
 /// Pause after an accept that failed: out of descriptors does not get better by trying at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -239,7 +241,7 @@ impl Inner {
         let most = most + LEAVING_MAX.min(most);
         let mut threads = self.threads.lock();
         if *threads >= most {
-            self.ended.wait_for(&mut threads, ACCEPT_STEP);
+            self.ended.wait_for(&mut threads, THREAD_WAIT);
         }
         *threads < most
     }

@@ -78,6 +78,15 @@ impl Stream {
         Ok(self.hurried(self.pool.checkout(self.soon(deadline))?))
     }
 
+    /// The same without waiting for one that others use; `None`: all of them are in use.
+    pub(crate) fn free_link(
+        &self,
+        deadline: Deadline,
+    ) -> Result<Option<PooledLink<'_>>, CallError> {
+        let link = self.pool.checkout_free(self.soon(deadline))?;
+        Ok(link.map(|link| self.hurried(link)))
+    }
+
     fn hurried<'a>(&self, mut link: PooledLink<'a>) -> PooledLink<'a> {
         link.set_silence_max(self.silence_max);
         link
@@ -104,8 +113,8 @@ impl Stream {
         if sent.writes.is_empty() {
             return sent;
         }
-        match self.pool.checkout_free(self.soon(deadline)) {
-            Ok(Some(link)) => sent.begin(self.hurried(link), deadline),
+        match self.free_link(deadline) {
+            Ok(Some(link)) => sent.begin(link, deadline),
             // The caller may hold other links until it has finished with them: it must not wait here.
             Ok(None) => sent.late = Some(self),
             Err(error) => sent.give_up(error),
@@ -355,6 +364,11 @@ impl<'a> StreamSent<'a> {
     pub(crate) fn untried(writes: Vec<&'a Write<'a>>) -> Self {
         let (seals, results) = (Vec::new(), Vec::new());
         Self { link: None, late: None, broken: None, writes, seals, results }
+    }
+
+    /// The values, of which none was sent.
+    pub(crate) fn into_writes(self) -> Vec<&'a Write<'a>> {
+        self.writes
     }
 
     fn begin(&mut self, link: PooledLink<'a>, deadline: Deadline) {
