@@ -1,4 +1,4 @@
-//! Memory of owners on this host: mapped once per mount, and let go of when its owner will not serve it again.
+//! Memory of owners on this host: mapped once per mount, and let go of when its owner serves it no more.
 //! What was mapped is counted; what is mapped now, the kernel says.
 
 use crate::far::engine;
