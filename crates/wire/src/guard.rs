@@ -109,8 +109,8 @@ impl Guard {
                 | CallError::Closed { .. }
                 | CallError::Refused { code: RefusalCode::ShuttingDown, .. },
             ) => self.trouble(|breaker| breaker.unreachable(sent, boottime())),
-            // It said nothing of the master.
-            Err(CallError::Busy { .. }) => {}
+            // It said nothing of the master, or what was known of it.
+            Err(CallError::Busy { .. } | CallError::Away { .. }) => {}
             _ => self.answered(),
         }
     }

@@ -57,11 +57,13 @@ impl MasterLink {
     }
 
     fn call(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
-        let time = match &self.guard {
-            Some(_) => Guard::limit(&self.pools, request.kind()),
-            None => Duration::MAX,
-        };
-        self.guarded_call(|pools| pools.call_within(request, time, deadline))
+        let Some(guard) = &self.guard else { return self.pools.call(request, deadline) };
+        let (pools, time) = (&self.pools, Guard::limit(&self.pools, request.kind()));
+        guard.admit(pools)?;
+        let sent = boottime();
+        // Once more when there is a place for the call: others may have found out meanwhile.
+        let admit = || guard.admit(pools);
+        pools.call_within(request, time, deadline, admit, |answer| guard.note(pools, sent, answer))
     }
 
     fn guarded_call<T>(

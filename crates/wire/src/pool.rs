@@ -119,29 +119,27 @@ impl LinkPool {
     /// One control call. If a link that had rested turns out dead, a request that may be repeated
     /// goes out once more over a new one.
     pub fn call(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
-        self.call_within(request, Duration::MAX, deadline)
+        self.call_within(request, Duration::MAX, deadline, || Ok(()), |_| ())
     }
 
-    /// The same; the peer has at most `time` to answer, from when there is a place for the call.
+    /// The same; the peer has at most `time` to answer, from when there is a place for the call. `admit` is
+    /// asked then, and `note` is told the answer before the place is given on: who stands in line learns so
+    /// that the peer has stopped, instead of finding out once more.
     pub(crate) fn call_within(
         &self,
         request: &Request<'_>,
         time: Duration,
         deadline: Deadline,
+        admit: impl FnOnce() -> Result<(), CallError>,
+        note: impl FnOnce(&Result<Reply, CallError>),
     ) -> Result<Reply, CallError> {
-        let place = self.wait_for_place(deadline)?;
+        let mut place = self.wait_for_place(deadline)?;
+        admit()?;
         let until = deadline.min(boottime().deadline_in(time));
-        let mut link = place.with_link(until)?;
-        match link.call(request, until) {
-            Err(CallError::Closed { .. } | CallError::Io { .. })
-                if link.reused && request.kind().repeatable() =>
-            {
-                drop(link);
-                self.forget_idle();
-                self.checkout(until)?.call(request, until)
-            }
-            answer => answer,
-        }
+        let answer = place.call_once_more(request, until);
+        note(&answer);
+        drop(place);
+        answer
     }
 
     /// Asks whether the peer is there, without waiting for it.
@@ -249,20 +247,53 @@ pub struct PooledLink<'a> {
 }
 
 impl PooledLink<'_> {
+    /// The place with a link.
+    fn with_link(mut self, deadline: Deadline) -> Result<Self, CallError> {
+        self.fill(deadline)?;
+        Ok(self)
+    }
+
     /// Fills the place: with a link that rests, or with a new one.
-    pub(crate) fn with_link(mut self, deadline: Deadline) -> Result<Self, CallError> {
+    pub(crate) fn fill(&mut self, deadline: Deadline) -> Result<(), CallError> {
         let rested = self.pool.lock().idle.pop();
         if let Some((link, since)) = rested {
             if boottime().since(since) < TRUSTED || link.is_idle() {
                 self.link = Some(link);
                 self.reused = true;
-                return Ok(self);
+                return Ok(());
             }
             // The peer restarted, or hung up on idle links: the others rest no shorter.
             self.pool.forget_idle();
         }
         self.link = Some(self.pool.connect(deadline)?);
-        Ok(self)
+        Ok(())
+    }
+
+    /// Fills the place anew: its link was broken, and so are those that rest. Who has waited in line does not do
+    /// so again.
+    pub(crate) fn refill(&mut self, deadline: Deadline) -> Result<(), CallError> {
+        self.link = None;
+        self.reused = false;
+        self.pool.forget_idle();
+        self.fill(deadline)
+    }
+
+    /// Fills the place and calls; once more if the link had rested and is broken, and the request may be repeated.
+    fn call_once_more(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Deadline,
+    ) -> Result<Reply, CallError> {
+        self.fill(deadline)?;
+        match self.call(request, deadline) {
+            Err(CallError::Closed { .. } | CallError::Io { .. })
+                if self.reused && request.kind().repeatable() =>
+            {
+                self.refill(deadline)?;
+                self.call(request, deadline)
+            }
+            answer => answer,
+        }
     }
 
     /// Whether it had rested in the pool, so that its peer may be gone without our knowing.
@@ -274,13 +305,13 @@ impl PooledLink<'_> {
 impl Deref for PooledLink<'_> {
     type Target = Link;
     fn deref(&self) -> &Link {
-        self.link.as_ref().expect("`with_link` fills it")
+        self.link.as_ref().expect("`fill` was called")
     }
 }
 
 impl DerefMut for PooledLink<'_> {
     fn deref_mut(&mut self) -> &mut Link {
-        self.link.as_mut().expect("`with_link` fills it")
+        self.link.as_mut().expect("`fill` was called")
     }
 }
 
