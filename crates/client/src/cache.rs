@@ -1,6 +1,7 @@
 //! Locators that were used before. A stale one costs a failed check, never a wrong byte, so the
 //! cache needs no leases and no invalidation. Bounded by the bytes it takes, keys and tables included; the
-//! hand of a clock makes room, a few steps for each entry.
+//! hand of a clock makes room, a few steps for each entry that goes. One goes for each that comes, and more where
+//! a long one comes or a table has just grown.
 //!
 //! It also holds the marks of reads that are not told yet (`reads.rs`), one per object. They lie beside the
 //! locators because a read has that shard's lock anyway: marking takes no lock of its own.
@@ -133,15 +134,19 @@ impl Cache {
             return;
         }
         let packed = Packed::new(key, located);
-        let shard = &mut *self.shard(hash).lock();
         let new_bytes = packed.heap_bytes();
+        let shard = &mut *self.shard(hash).lock();
+        if new_bytes > self.bytes_max / 2 {
+            // Too long to be remembered, and what is remembered of the key is older.
+            if let Some(at) = shard.find(hash, key) {
+                shard.drop_entry(at);
+            }
+            return;
+        }
         if let Some(at) = shard.find(hash, key) {
             let old = std::mem::replace(&mut shard.entries[at].packed, packed);
             shard.heap_bytes = shard.heap_bytes + new_bytes - old.heap_bytes();
             shard.keep_within(self.bytes_max);
-            return;
-        }
-        if new_bytes > self.bytes_max / 2 {
             return;
         }
         // Before the new one is in, so that it is not the one that goes.
@@ -163,9 +168,14 @@ impl Cache {
 
     /// Forgets a locator, unless somebody has replaced it by a newer one meanwhile.
     pub(crate) fn forget(&self, hash: KeyHash, key: &[u8], stale: &Located) {
+        if !Packed::fits(key, stale) {
+            return;
+        }
+        // Before the lock: it allocates.
+        let stale = Packed::new(key, stale);
         let shard = &mut *self.shard(hash).lock();
         if let Some(at) = shard.find(hash, key)
-            && shard.entries[at].packed == Packed::new(key, stale)
+            && shard.entries[at].packed == stale
         {
             shard.drop_entry(at);
         }
@@ -353,6 +363,11 @@ mod tests {
         let long = [7; 4096];
         cache.insert(key::hash(&long), &long, &placed(2));
         assert!(cache.peek(key::hash(&long), &long).is_none());
+        // Nor is one that was short before, as it was then.
+        let mut grown = placed(3);
+        grown.replicas = vec![grown.replicas[0]; 24];
+        cache.insert(key::hash(b"k"), b"k", &grown);
+        assert!(cache.peek(key::hash(b"k"), b"k").is_none());
         assert!(cache.size().1 <= SHARDS * 2048);
     }
 
