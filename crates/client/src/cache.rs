@@ -365,7 +365,9 @@ mod tests {
         assert!(cache.peek(key::hash(&long), &long).is_none());
         // Nor is one that was short before, as it was then.
         let mut grown = placed(3);
-        grown.replicas = vec![grown.replicas[0]; 24];
+        while Packed::new(b"k", &grown).heap_bytes() <= 1024 {
+            grown.replicas.push(grown.replicas[0]);
+        }
         cache.insert(key::hash(b"k"), b"k", &grown);
         assert!(cache.peek(key::hash(b"k"), b"k").is_none());
         assert!(cache.size().1 <= SHARDS * 2048);
