@@ -250,7 +250,7 @@ impl MasterPools {
         request: &Request<'_>,
         deadline: Deadline,
         still: impl FnOnce() -> bool,
-    ) -> Result<Reply, (Missed, Option<PooledLink<'_>>)> {
+    ) -> Result<Reply, (Missed, Option<Box<PooledLink<'_>>>)> {
         let pool = &self.members[at].pool;
         // Others of this process hold the places: that says nothing of the master.
         let place = pool.wait_for_place(deadline);
@@ -266,7 +266,7 @@ impl MasterPools {
         if let Missed::Unknown(CallError::Closed { .. } | CallError::Io { .. }) = missed {
             pool.forget_idle();
         }
-        Err((missed, Some(place)))
+        Err((missed, Some(Box::new(place))))
     }
 
     /// Chooses whom to ask after `at`, and pauses where haste would help nobody, but not beyond the
