@@ -14,11 +14,11 @@ use mooncrate_core::time::Deadline;
 use mooncrate_lock::Mutex;
 use mooncrate_transfer::{Path, Read, TransferError};
 use mooncrate_wire::DataError;
+use mooncrate_wire::master_link::frames;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Where keys are, as far as that is known.
-type Places = Vec<Option<Arc<Located>>>;
+type Places = Vec<Option<Located>>;
 
 /// What became of a key that has no place: no value, or an error. `None`: look again.
 type Decided = Option<Result<(), Error>>;
@@ -153,13 +153,13 @@ impl Client {
     fn read_copies<B: AsMut<[u8]>>(
         &self,
         keys: &[&[u8]],
-        located: &[Option<Arc<Located>>],
+        located: &[Option<Located>],
         values: &mut [Option<B>],
         deadline: Deadline,
     ) -> Vec<bool> {
         let mut done = vec![false; keys.len()];
         // A striped value is read alone: its stripes travel at the same time.
-        let whole = |located: &&Arc<Located>| located.striping.stripes() == 1;
+        let whole = |located: &&Located| located.striping.stripes() == 1;
         let mut plans: Vec<Copies<'_>> = located
             .iter()
             .map(|located| {
@@ -191,54 +191,63 @@ impl Client {
     pub(crate) fn places(&self, keys: &[&[u8]], deadline: Deadline) -> (Places, Vec<Decided>) {
         let mut decided: Vec<Decided> = keys.iter().map(|_| None).collect();
         let mut reads = Remembered::default();
-        let mut located: Vec<Option<Arc<Located>>> =
+        let mut located: Places =
             keys.iter().map(|key| self.remembered(key::hash(key), key, &mut reads)).collect();
         self.tell_reads(reads);
         let unknown: Vec<usize> = (0..keys.len()).filter(|i| located[*i].is_none()).collect();
-        if unknown.is_empty() {
-            return (located, decided);
-        }
-        let ask: Vec<&[u8]> = unknown.iter().map(|index| keys[*index]).collect();
         // A client that may fall back on what it knows leaves time for it.
         let until = if self.config.holds { share(deadline, 2) } else { deadline };
-        let found = match self.ask_places(&ask, until) {
-            Ok(found) => found,
-            Err(error) => {
-                for index in &unknown {
-                    let hash = key::hash(keys[*index]);
-                    located[*index] = self.known_anyway(hash, keys[*index], &error);
-                }
-                // Asking for each alone would wait for the same master as often as there are keys.
-                let lost = unknown.into_iter().filter(|index| located[*index].is_none());
-                let lost: Vec<usize> = lost.collect();
-                for (index, error) in lost.iter().zip(spread(error, lost.len())) {
-                    decided[*index] = Some(error);
-                }
-                return (located, decided);
-            }
-        };
-        for (index, found) in unknown.into_iter().zip(found) {
-            match found {
+        // One frame that is not answered takes no answer away from the others.
+        for unknown in frames(&unknown, |index| keys[*index]) {
+            let ask: Vec<&[u8]> = unknown.iter().map(|index| keys[*index]).collect();
+            match self.ask_places(&ask, until) {
                 Ok(found) => {
-                    let found = self.remember(key::hash(keys[index]), keys[index], found, deadline);
-                    located[index] = Some(found);
+                    for (&index, found) in unknown.iter().zip(found) {
+                        let place = (&mut located[index], &mut decided[index]);
+                        self.place_found(keys[index], found, place, deadline);
+                    }
                 }
-                Err(GetError::NotFound) => {
-                    self.counters.at(key::hash(keys[index]).0).misses.one();
-                    decided[index] = Some(Ok(()));
+                Err(error) => {
+                    for &index in unknown {
+                        let hash = key::hash(keys[index]);
+                        located[index] = self.known_anyway(hash, keys[index], &error);
+                    }
+                    // Asking for each alone would wait for the same master as often as there are keys.
+                    let lost = unknown.iter().filter(|index| located[**index].is_none());
+                    let lost: Vec<usize> = lost.copied().collect();
+                    for (index, error) in lost.iter().zip(spread(error, lost.len())) {
+                        decided[*index] = Some(error);
+                    }
                 }
-                // With its retries it is decided alone.
-                Err(_) => {}
             }
         }
         (located, decided)
+    }
+
+    /// Takes the master's word on where a key is.
+    fn place_found(
+        &self,
+        key: &[u8],
+        found: Result<Located, GetError>,
+        (located, decided): (&mut Option<Located>, &mut Decided),
+        deadline: Deadline,
+    ) {
+        match found {
+            Ok(found) => *located = Some(self.remember(key::hash(key), key, found, deadline)),
+            Err(GetError::NotFound) => {
+                self.counters.at(key::hash(key).0).misses.one();
+                *decided = Some(Ok(()));
+            }
+            // With its retries it is decided alone.
+            Err(_) => {}
+        }
     }
 
     /// Reads one copy of each that is not done, and notes and says which of them worked. Those of one owner
     /// travel together; owners are asked side by side, so one that stands still takes the time of nobody else.
     fn read_round<B: AsMut<[u8]>>(
         &self,
-        located: &[Option<Arc<Located>>],
+        located: &[Option<Located>],
         plans: &[Copies<'_>],
         round: usize,
         values: &mut [Option<B>],

@@ -4,6 +4,7 @@ use crate::cache::Cache;
 use crate::config::ClientConfig;
 use crate::counts::{Counters, Counts};
 use crate::error::Error;
+use crate::frames::by_frame;
 use crate::owners::Owners;
 use crate::reads::Reports;
 use mooncrate_core::copy::DrainStat;
@@ -12,7 +13,7 @@ use mooncrate_core::plan::PutConfig;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, SegmentId, TenantId};
 use mooncrate_mem::clock::boottime;
-use mooncrate_transfer::{Engine, EngineConfig, Nodes, Segments};
+use mooncrate_transfer::{Engine, EngineConfig, MappedMemory, Nodes, Segments};
 use mooncrate_wire::MasterApi;
 use mooncrate_wire::message::{
     ClusterStat, Command, CopyKey, Drain, DrainWish, List, Listing, NodeCommand, NodeEntry,
@@ -60,7 +61,7 @@ impl Client {
         let directory = Arc::new(Nodes::new(Arc::clone(&master)));
         Self {
             engine: Engine::new(engine, segments, directory),
-            cache: Cache::new(config.locators_max),
+            cache: Cache::new(config.locator_bytes_max),
             master,
             put_config,
             config,
@@ -76,17 +77,19 @@ impl Client {
         self.config.call_time
     }
 
-    /// When a call that starts now must have ended. Reads of earlier calls are told, if it is time.
+    /// When a call that starts now must have ended. Reads of earlier calls are told, and memory of dead nodes
+    /// is let go of, if it is time: a client has no thread that would do so between calls.
     pub(crate) fn deadline(&self) -> Deadline {
         let now = boottime();
         self.report_if_due(now, false);
+        self.engine.let_go(now);
         now.deadline_in(self.config.call_time)
     }
 
     /// Whether each key has a finished object. Protects nothing from eviction.
     pub fn exists_batch(&self, keys: &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error> {
-        let found = self.ask_existence(keys, self.deadline())?;
-        Ok(found.into_iter().map(|one| one.map_err(Error::from)).collect())
+        let deadline = self.deadline();
+        by_frame(keys, |part| self.ask_existence(part, deadline))
     }
 
     /// Whether the key has a finished object.
@@ -100,15 +103,14 @@ impl Client {
         keys: &[&[u8]],
         force: bool,
     ) -> Result<Vec<Result<bool, Error>>, Error> {
-        let removed = self.master.remove(force, keys, self.deadline())?;
-        Ok(removed
-            .into_iter()
-            .map(|one| match one {
-                Ok(()) => Ok(true),
-                Err(RemoveError::NotFound) => Ok(false),
-                Err(error) => Err(error.into()),
-            })
-            .collect())
+        let deadline = self.deadline();
+        let removed = by_frame(keys, |part| self.master.remove(force, part, deadline))?;
+        let each = removed.into_iter().map(|one| match one {
+            Ok(()) => Ok(true),
+            Err(Error::Remove(RemoveError::NotFound)) => Ok(false),
+            Err(error) => Err(error),
+        });
+        Ok(each.collect())
     }
 
     /// Removes an object; `Ok(false)`: there was none.
@@ -182,5 +184,15 @@ impl Client {
     /// What was counted.
     pub fn counts(&self) -> Counts {
         self.counters.now()
+    }
+
+    /// What is mapped of nodes of this host.
+    pub fn mapped(&self) -> MappedMemory {
+        self.engine.mapped()
+    }
+
+    /// Places of values that are remembered, and the bytes that they take.
+    pub fn remembered_places(&self) -> (usize, usize) {
+        self.cache.size()
     }
 }

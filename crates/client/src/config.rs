@@ -8,8 +8,9 @@ use std::time::Duration;
 pub struct ClientConfig {
     /// Longest time of one call.
     pub call_time: Duration,
-    /// Locators kept.
-    pub locators_max: usize,
+    /// Bytes that remembered places of values may take, their keys included; about 180 each with keys of
+    /// 32 bytes.
+    pub locator_bytes_max: usize,
     /// Its zone, for placement.
     pub zone: ZoneId,
     /// Copies of each object, unless a put says otherwise.
@@ -29,7 +30,7 @@ impl Default for ClientConfig {
     fn default() -> Self {
         Self {
             call_time: Duration::from_secs(5),
-            locators_max: 1 << 20,
+            locator_bytes_max: 64 << 20,
             zone: ZoneId(0),
             replicas: 1,
             best_effort: false,

@@ -169,7 +169,7 @@ impl Client {
         &self,
         key: &[u8],
         deadline: Deadline,
-        work: impl FnMut(&Arc<Located>) -> Result<T, TransferError>,
+        work: impl FnMut(&Located) -> Result<T, TransferError>,
     ) -> Result<Option<T>, Error> {
         self.find_by(key, deadline, None, work)
     }
@@ -181,7 +181,7 @@ impl Client {
         key: &[u8],
         deadline: Deadline,
         patience: Option<Deadline>,
-        mut work: impl FnMut(&Arc<Located>) -> Result<T, TransferError>,
+        mut work: impl FnMut(&Located) -> Result<T, TransferError>,
     ) -> Result<Option<T>, Error> {
         key::check(key).map_err(GetError::from)?;
         let hash = key::hash(key);
@@ -191,7 +191,7 @@ impl Client {
         self.tell_reads(reads);
         let mut unrest = Unrest { tries: 0, pause: PAUSE_MIN, end: patience, object: None };
         // What was remembered and did not work, and why the master was not heard of it.
-        let (mut tried, mut outage) = (None::<Arc<Located>>, None);
+        let (mut tried, mut outage) = (None::<Located>, None);
         loop {
             let known = match located.take() {
                 Some(cached) => Some(cached),
@@ -200,7 +200,7 @@ impl Client {
                         let cached = self.known_anyway(hash, key, &error);
                         // A place that has just failed proves nothing more.
                         let fresh = cached.filter(|at| {
-                            tried.as_ref().is_none_or(|tried| !Arc::ptr_eq(tried, at))
+                            tried.as_ref().is_none_or(|tried| tried.replicas != at.replicas)
                         });
                         let Some(fresh) = fresh else { return Err(error.into()) };
                         asked = true;
@@ -230,7 +230,6 @@ impl Client {
                     if let Some(outage) = outage {
                         return Err(outage.into());
                     }
-                    tried = Some(Arc::clone(&current));
                     // A fresh locator may help; a fresh one that fails the same way does not.
                     if asked && !error.is_stale() {
                         return Err(error.into());
@@ -240,6 +239,7 @@ impl Client {
                     if !unrest.goes_on(current.object, deadline) {
                         return Err(Error::Restless { tries: unrest.tries, last: error });
                     }
+                    tried = Some(current);
                 }
             }
         }
@@ -387,7 +387,7 @@ impl Client {
         if worked > first {
             let mut better = located.clone();
             better.replicas.swap(first, worked);
-            self.cache.insert(key::hash(key), key, Arc::new(better));
+            self.cache.insert(key::hash(key), key, &better);
         }
     }
 
@@ -399,7 +399,7 @@ impl Client {
         key: &[u8],
         mut located: Located,
         deadline: Deadline,
-    ) -> Arc<Located> {
+    ) -> Located {
         if located.replicas.len() > located.striping.stripes() {
             located.replicas.sort_by_cached_key(|at| {
                 let turn = (at.segment.0 ^ self.turn).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -410,12 +410,11 @@ impl Client {
                 (at.stripe, medium == Medium::Ssd, distance, medium == Medium::Vram, turn)
             });
         }
-        let located = Arc::new(located);
-        self.cache.insert(hash, key, Arc::clone(&located));
+        self.cache.insert(hash, key, &located);
         located
     }
 
-    fn locate(&self, key: &[u8], deadline: Deadline) -> Result<Option<Arc<Located>>, Error> {
+    fn locate(&self, key: &[u8], deadline: Deadline) -> Result<Option<Located>, Error> {
         key::check(key).map_err(GetError::from)?;
         self.locate_hashed(key::hash(key), key, deadline)
     }
@@ -425,7 +424,7 @@ impl Client {
         hash: KeyHash,
         key: &[u8],
         deadline: Deadline,
-    ) -> Result<Option<Arc<Located>>, Error> {
+    ) -> Result<Option<Located>, Error> {
         let mut found = self.ask_places(&[key], deadline)?;
         match found.pop().expect("one result per item") {
             Ok(located) => Ok(Some(self.remember(hash, key, located, deadline))),

@@ -114,7 +114,7 @@ impl Client {
             Ok(located) => {
                 let until = lease::holder_end(before_sending, located.lease_ms);
                 let located = self.remember(key::hash(key), key, located, deadline);
-                Ok(Some(Held { located, until }))
+                Ok(Some(Held { located: Arc::new(located), until }))
             }
             Err(GetError::NotFound) => Ok(None),
             Err(error) => Err(error.into()),

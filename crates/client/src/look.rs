@@ -2,6 +2,7 @@
 
 use crate::client::Client;
 use crate::error::Error;
+use crate::frames::by_frame;
 use crate::get::share;
 use mooncrate_core::SegmentId;
 use mooncrate_core::error::GetError;
@@ -12,7 +13,6 @@ use mooncrate_wire::CallError;
 use mooncrate_wire::api::Batch;
 use mooncrate_wire::message::{DropCopy, Look};
 use std::borrow::Cow;
-use std::sync::Arc;
 
 impl Client {
     /// What is known of each key: nothing, that it is being written, its length, and with `places` where
@@ -23,9 +23,10 @@ impl Client {
         hold: bool,
         places: bool,
     ) -> Result<Vec<Result<Looked, Error>>, Error> {
-        let ask = Look { hold, places, keys: Cow::Borrowed(keys) };
-        let looked = self.master.look(&ask, self.deadline())?;
-        Ok(looked.into_iter().map(|one| one.map_err(Error::from)).collect())
+        let deadline = self.deadline();
+        by_frame(keys, |part| {
+            self.master.look(&Look { hold, places, keys: Cow::Borrowed(part) }, deadline)
+        })
     }
 
     /// Ends the copy of an object in one segment; the object goes with its last copy.
@@ -77,7 +78,7 @@ impl Client {
         hash: KeyHash,
         key: &[u8],
         error: &CallError,
-    ) -> Option<Arc<Located>> {
+    ) -> Option<Located> {
         if self.config.holds && error.is_outage() { self.cache.peek(hash, key) } else { None }
     }
 }

@@ -10,8 +10,9 @@ use mooncrate_core::plan::{Located, Locator, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{PutToken, Seal, SegmentId};
 use mooncrate_mem::clock::boottime;
-use mooncrate_transfer::{TransferError, Write};
+use mooncrate_transfer::{Sent, TransferError, Write};
 use mooncrate_wire::DataError;
+use mooncrate_wire::master_link::frames;
 use mooncrate_wire::message::{PutEndItem, PutItem, PutReplan, PutRevokeItem, SealList};
 use std::borrow::Cow;
 use std::time::Duration;
@@ -125,7 +126,9 @@ impl Client {
         }
         if !lost.is_empty() {
             // If the master cannot be reached, its watchdog gives them back.
-            let _ = self.master.put_revoke(&lost, deadline);
+            for part in frames(&lost, |one| one.key) {
+                let _ = self.master.put_revoke(part, deadline);
+            }
         }
         self.end(items, ends, config, &mut results, deadline);
         results.into_iter().map(|result| result.expect("every item was decided")).collect()
@@ -156,11 +159,23 @@ impl Client {
         deadline: Deadline,
     ) -> Vec<Result<WritePlan, Error>> {
         let wary = self.avoiding(config, &[]);
-        let mut plans = match self.master.put_start(&wary, asks, deadline) {
+        let each = frames(asks, |ask| ask.key);
+        each.flat_map(|part| self.plan_frame(config, &wary, part, deadline)).collect()
+    }
+
+    /// The same for one frame, which fails alone.
+    fn plan_frame(
+        &self,
+        config: &PutConfig,
+        wary: &PutConfig,
+        asks: &[PutItem<'_>],
+        deadline: Deadline,
+    ) -> Vec<Result<WritePlan, Error>> {
+        let mut plans = match self.master.put_start(wary, asks, deadline) {
             Ok(plans) => plans,
             Err(error) => return spread(error, asks.len()),
         };
-        if matches!(wary, Cow::Owned(_)) {
+        if wary != config {
             // Where there is nobody else, a doubtful owner is better than none.
             let refused = |plan: &Result<_, PutError>| plan.as_ref().is_err_and(for_want_of_owners);
             let again: Vec<usize> = (0..plans.len()).filter(|at| refused(&plans[*at])).collect();
@@ -316,7 +331,7 @@ impl Client {
                     Err(_) => Err(TransferError::NotTried),
                 })
                 .collect();
-            let finished: Vec<_> = sent.into_iter().map(|s| Ok(s?.finish(deadline))).collect();
+            let finished = finish_all(sent, deadline);
             // The word on a way that was not found is its own, not that nothing was sent over it.
             let ways = ways.into_iter().map(Result::err);
             finished.into_iter().zip(ways).map(|(done, way)| way.map_or(done, Err)).collect()
@@ -357,10 +372,12 @@ impl Client {
                 seals: SealList::of(seals),
             })
             .collect();
-        let ended: Vec<Result<(), Error>> = match self.master.put_end(&asks, deadline) {
+        let end = |part: &[PutEndItem<'_>]| match self.master.put_end(part, deadline) {
             Ok(ended) => ended.into_iter().map(|one| one.map_err(Error::from)).collect(),
-            Err(error) => spread(error, ends.len()),
+            Err(error) => spread(error, part.len()),
         };
+        // Values of a frame that was answered are stored, whatever becomes of the others.
+        let ended: Vec<Result<(), Error>> = frames(&asks, |ask| ask.key).flat_map(end).collect();
         for (Written { index, plan, seals }, ended) in ends.into_iter().zip(ended) {
             let key = items[index].0;
             results[index] = Some(ended.map(|()| {
@@ -388,10 +405,77 @@ impl Client {
     }
 }
 
+/// Takes the word of all owners, in their order. What waits for a link comes last, when all links that this
+/// call holds are given back.
+fn finish_all<'a>(
+    sent: Vec<Result<Box<dyn Sent + 'a>, TransferError>>,
+    deadline: Deadline,
+) -> Vec<Result<Vec<Result<Seal, TransferError>>, TransferError>> {
+    let mut sent: Vec<Option<Result<Box<dyn Sent + 'a>, TransferError>>> =
+        sent.into_iter().map(Some).collect();
+    let mut finished: Vec<_> = sent.iter().map(|_| None).collect();
+    for waits in [false, true] {
+        for (sent, finished) in sent.iter_mut().zip(&mut finished) {
+            let now = |one: &mut Result<Box<dyn Sent + 'a>, _>| {
+                waits || one.as_ref().is_ok_and(|one| one.has_begun())
+            };
+            if let Some(one) = sent.take_if(now) {
+                *finished = Some(one.map(|one| one.finish(deadline)));
+            }
+        }
+    }
+    finished.into_iter().map(|one| one.expect("the second turn takes all")).collect()
+}
+
 /// One error for many items: the first gets it as it is, the others in words.
 pub(crate) fn spread<T>(error: mooncrate_wire::CallError, items: usize) -> Vec<Result<T, Error>> {
     let refusal = error.refusal();
     let mut all: Vec<Result<T, Error>> = vec![Err(Error::Master(error))];
     all.extend((1..items).map(|_| Err(Error::Master(refusal.clone().into()))));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    /// Values at one owner, which notes when it is finished.
+    struct Noted<'a> {
+        number: u64,
+        has_begun: bool,
+        finished: &'a RefCell<Vec<u64>>,
+    }
+
+    impl Sent for Noted<'_> {
+        fn has_begun(&self) -> bool {
+            self.has_begun
+        }
+
+        fn finish(self: Box<Self>, _: Deadline) -> Vec<Result<Seal, TransferError>> {
+            self.finished.borrow_mut().push(self.number);
+            vec![Ok(Seal(self.number))]
+        }
+    }
+
+    /// Whoever waits for a link holds none: lanes that have theirs are finished first, whatever their places.
+    #[test]
+    fn lanes_without_a_link_are_finished_last() {
+        let order = RefCell::new(Vec::new());
+        let lane = |(number, has_begun)| {
+            let sent: Box<dyn Sent> = Box::new(Noted { number, has_begun, finished: &order });
+            if number == 9 { Err(TransferError::NoRoute) } else { Ok(sent) }
+        };
+        let sent = [(0, false), (1, true), (9, true), (2, false), (3, true)].map(lane);
+        let finished = finish_all(sent.into(), boottime().deadline_in(Duration::ZERO));
+        assert_eq!(*order.borrow(), [1, 3, 0, 2]);
+        let seal = |lane: &Result<Vec<_>, _>| {
+            lane.as_ref().ok().map(|all: &Vec<Result<Seal, TransferError>>| match all[..] {
+                [Ok(seal)] => seal.0,
+                _ => panic!("one value, and it went well"),
+            })
+        };
+        let seals: Vec<Option<u64>> = finished.iter().map(seal).collect();
+        assert_eq!(seals, [Some(0), Some(1), None, Some(2), Some(3)]);
+    }
 }

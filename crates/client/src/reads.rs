@@ -22,7 +22,6 @@ use mooncrate_core::time::Now;
 use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::CallError;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -83,7 +82,7 @@ impl Client {
         hash: KeyHash,
         key: &[u8],
         reads: &mut Remembered,
-    ) -> Option<Arc<Located>> {
+    ) -> Option<Located> {
         if self.config.holds {
             return None;
         }

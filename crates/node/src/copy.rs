@@ -108,6 +108,11 @@ impl Copier {
         self.taken.lock().insert(life(&CopyDone::of(&order.target, false)))
     }
 
+    /// Lets go of the memory of nodes that do not serve it any more. Waits for nobody.
+    pub(crate) fn let_go(&self) {
+        self.engine.let_go(boottime());
+    }
+
     /// There is something to tell.
     pub(crate) fn wake(&self) {
         // Under the lock, for the same reason as in `stop`.

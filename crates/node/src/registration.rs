@@ -155,6 +155,8 @@ impl Node {
         while !self.stopping() {
             let began = boottime();
             self.heartbeat();
+            // Here because a heart always has a next beat: threads without work sleep, and keep no time.
+            self.copier().let_go();
             let known = self.standing().lock().acknowledged >= began;
             self.rest(if known { pause } else { pause.min(RETRY) });
         }

@@ -52,7 +52,7 @@ pub use mooncrate_master::{ElectionConfig, Master, Seat};
 pub use mooncrate_node::{
     BackendKind, Evict, GuardCommand, Io, Listener, Progress, SsdConfig, TierConfig, VramConfig,
 };
-pub use mooncrate_transfer::{Lanes, Path};
+pub use mooncrate_transfer::{Lanes, MappedMemory, Path};
 pub use mooncrate_wire::auth::{ClusterSecret, Token};
 pub use mooncrate_wire::message::{ClusterStat, Listed, Listing, NodeEntry, SegmentRow};
 pub use mooncrate_wire::tls::TlsFiles;

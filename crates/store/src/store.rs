@@ -14,7 +14,7 @@ use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig, OpenDisks, SsdConfig, TierConfig, VramConfig};
-use mooncrate_transfer::{EngineConfig, Lanes, Path, Segments};
+use mooncrate_transfer::{EngineConfig, Lanes, MappedMemory, Path, Segments};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
     ClusterStat, DrainWish, Listing, NodeCommand, NodeEntry, Pattern, Removed,
@@ -479,6 +479,16 @@ impl Store {
     /// What this client counted.
     pub fn counts(&self) -> Counts {
         self.inner.client.counts()
+    }
+
+    /// What this client has mapped of nodes of this machine.
+    pub fn mapped(&self) -> MappedMemory {
+        self.inner.client.mapped()
+    }
+
+    /// Places of values that this client remembers, and the bytes that they take.
+    pub fn remembered_places(&self) -> (usize, usize) {
+        self.inner.client.remembered_places()
     }
 
     /// The master of an embedded store, for tests that audit it.

@@ -6,17 +6,21 @@ use crate::error::TransferError;
 use crate::lanes::Lanes;
 use crate::local::Local;
 use crate::segments::Segments;
-use crate::shared::Shared;
+use crate::shared::{MappedMemory, Shared};
 use crate::stream::Stream;
 use mooncrate_core::plan::{Locator, Medium};
-use mooncrate_core::time::Deadline;
+use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId};
 use mooncrate_lock::RwLock;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::{Address, CallError, DataError, PoolConfig, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// Between two looks for memory of dead owners.
+const LET_GO_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a segment is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -123,6 +127,8 @@ pub struct Engine {
     shared: RwLock<HashMap<Address, Arc<Shared>>>,
     /// The choice per segment; a new mount is chosen anew.
     known: RwLock<Known>,
+    /// When to look for memory of dead owners again, in nanoseconds.
+    let_go_at: AtomicU64,
 }
 
 impl Engine {
@@ -140,6 +146,7 @@ impl Engine {
             streams: RwLock::default(),
             shared: RwLock::default(),
             known: RwLock::default(),
+            let_go_at: AtomicU64::new(0),
         }
     }
 
@@ -238,7 +245,43 @@ impl Engine {
         }
     }
 
-    /// Forgets how a segment is reached: its owner did not answer.
+    /// Lets go of the memory of owners that do not serve it any more; looks once a second at most. An engine
+    /// has no thread of its own: whoever uses it calls this now and then. It waits for nobody, and memory is
+    /// unmapped elsewhere.
+    pub fn let_go(&self, now: Now) {
+        // Relaxed: a hint; that two look at once does no harm.
+        if now.0 < self.let_go_at.load(Ordering::Relaxed) {
+            return;
+        }
+        self.let_go_at.store(now.plus(LET_GO_PAUSE).0, Ordering::Relaxed);
+        let owners: Vec<Arc<Shared>> = self.shared.read().values().map(Arc::clone).collect();
+        for owner in owners {
+            let gone = owner.let_go(now);
+            if gone.is_empty() {
+                continue;
+            }
+            let mut known = self.known.write();
+            for (segment, incarnation) in gone {
+                if known.get(&segment).is_some_and(|(known, _)| *known == incarnation) {
+                    known.remove(&segment);
+                }
+            }
+        }
+    }
+
+    /// What is mapped of other processes.
+    pub fn mapped(&self) -> MappedMemory {
+        let all = self.shared.read();
+        all.values().map(|owner| owner.mapped()).fold(MappedMemory::default(), |sum, one| {
+            MappedMemory {
+                maps: sum.maps + one.maps,
+                mounts: sum.mounts + one.mounts,
+                bytes: sum.bytes + one.bytes,
+            }
+        })
+    }
+
+    /// Forgets how a segment is reached: its owner did not answer. What is mapped stays mapped.
     pub fn forget(&self, segment: SegmentId) {
         self.known.write().remove(&segment);
     }
@@ -252,15 +295,22 @@ impl Engine {
         let same_host = self.config.shared_memory && route.host == self.config.host;
         if same_host && let Some(unix) = &route.unix {
             let shared = self.shared_peer(unix);
-            // What is on its disks is read in its staging memory.
-            let memory = match locator.segment.medium() {
-                Medium::Ssd => SegmentId::staging(route.node),
-                _ => locator.segment,
+            // What is on its disks is read in its staging memory, of whichever mount: a read attaches anew.
+            let (memory, mount) = match locator.segment.medium() {
+                Medium::Ssd => (SegmentId::staging(route.node), None),
+                _ => (locator.segment, Some(locator.incarnation)),
             };
+            if shared.serves(memory, mount) {
+                return Ok(shared);
+            }
             match shared.attach(memory, deadline) {
                 Ok(()) => return Ok(shared),
-                // Whoever is silent here is silent there, and would be waited for twice.
-                Err(error @ TransferError::Call(CallError::Deadline { .. })) => return Err(error),
+                // Whoever is silent here is silent there, and would be waited for twice. That all links are in
+                // use says nothing of this way.
+                Err(
+                    error
+                    @ TransferError::Call(CallError::Deadline { .. } | CallError::Busy { .. }),
+                ) => return Err(error),
                 // A container may see the socket's host but not its file: use the network.
                 Err(TransferError::Call(_) | TransferError::Map(_)) if route.tcp.is_some() => {}
                 // It does not share its memory with us, but its socket is near.

@@ -42,7 +42,7 @@ pub use local::Local;
 pub use nodes::Nodes;
 pub use segments::Segments;
 pub use server::{DataServer, DataServerConfig, DataTally, Refusals};
-pub use shared::Shared;
+pub use shared::{MappedMemory, Shared};
 pub use stager::Stager;
 pub use staging::Staging;
 pub use stream::Stream;
@@ -175,6 +175,12 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
 
 /// Values on their way to one owner, in one exchange. Dropping it gives up what is not published.
 pub trait Sent {
+    /// Whether it holds what it needs. Otherwise [`Sent::finish`] waits for a link that others use, and who
+    /// holds others finishes those first: callers that hold links must not wait for each other.
+    fn has_begun(&self) -> bool {
+        true
+    }
+
     /// Waits for the owner: the seal of each value that it published. When the exchange ends early, the
     /// value that it ended with has the error, and those behind it were not tried.
     fn finish(self: Box<Self>, deadline: Deadline) -> Vec<Result<Seal, TransferError>>;

@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ use std::time::Duration;
 const LATE_LOOK: Duration = Duration::from_secs(1);
 /// Threads beyond the connections that count: those whose callers were displaced and that are about to end.
 const LEAVING_MAX: usize = 1024;
+/// How long a newcomer waits for one of them to end, before the listener looks whether it should end itself.
+const THREAD_WAIT: Duration = Duration::from_millis(100);
 /// Pause after an accept that failed: out of descriptors does not get better by trying at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -114,7 +116,9 @@ pub(crate) struct Inner {
     next: AtomicU64,
     keeper: Keeper,
     /// Connections with a thread, also those that have not said hello.
-    threads: AtomicUsize,
+    threads: Mutex<usize>,
+    /// One of those threads has ended.
+    ended: Condvar,
     open: Mutex<BTreeMap<u64, OpenConnection>>,
     closed: Condvar,
     /// Puts of GPU processes that hung up, and until when their ranges are kept (R7). No more than fit
@@ -149,7 +153,8 @@ impl DataServer {
             stopping: AtomicBool::new(false),
             stop: eventfd(0, EventfdFlags::CLOEXEC)?,
             next: AtomicU64::new(0),
-            threads: AtomicUsize::new(0),
+            threads: Mutex::default(),
+            ended: Condvar::new(),
             open: Mutex::default(),
             closed: Condvar::new(),
             late: Mutex::default(),
@@ -219,6 +224,9 @@ impl Inner {
     fn accept_loop(self: &Arc<Self>, socket: &Bound) {
         while !self.stopping() {
             self.end_late();
+            if !self.has_thread() {
+                continue;
+            }
             match accept(socket, &self.stop) {
                 Ok(Some((connection, from))) => self.welcome(connection, from),
                 Ok(None) => {}
@@ -230,12 +238,25 @@ impl Inner {
         }
     }
 
-    fn welcome(self: &Arc<Self>, socket: OwnedFd, from: Origin) {
-        // Before a thread is spent on it. Relaxed: listeners may be one off, nobody reads more into it.
+    /// Whether a thread may be spent on a newcomer; waits a little for one. In a burst the threads of displaced
+    /// callers take a moment to end. Until then newcomers stay where the system keeps them, instead of being
+    /// sent away. Listeners may be one off: nobody reads more into it.
+    fn has_thread(&self) -> bool {
         let most = self.config.connections_max;
-        if self.threads.load(Ordering::Relaxed) >= most + LEAVING_MAX.min(most) {
-            return;
+        let most = most + LEAVING_MAX.min(most);
+        let mut threads = self.threads.lock();
+        if *threads >= most {
+            self.ended.wait_for(&mut threads, THREAD_WAIT);
         }
+        *threads < most
+    }
+
+    fn thread_ended(&self) {
+        *self.threads.lock() -= 1;
+        self.ended.notify_one();
+    }
+
+    fn welcome(self: &Arc<Self>, socket: OwnedFd, from: Origin) {
         let closer = match Closer::of(&socket) {
             Ok(closer) => Arc::new(closer),
             Err(error) => return self.keeper.failed(&error),
@@ -244,15 +265,15 @@ impl Inner {
         let Some(place) = self.keeper.admit(from, move || hang_up.close()) else { return };
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let inner = Arc::clone(self);
-        self.threads.fetch_add(1, Ordering::Relaxed);
+        *self.threads.lock() += 1;
         let thread = Builder::new().name(format!("data-{id}")).stack_size(256 << 10);
         let unix = matches!(from, Origin::User(_));
         let started = thread.spawn(move || {
             inner.converse(id, socket, unix, &place, closer);
-            inner.threads.fetch_sub(1, Ordering::Relaxed);
+            inner.thread_ended();
         });
         if let Err(error) = started {
-            self.threads.fetch_sub(1, Ordering::Relaxed);
+            self.thread_ended();
             self.keeper.failed(&error);
         }
     }

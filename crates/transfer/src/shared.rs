@@ -1,15 +1,22 @@
 //! On the same host: the owner passes its memory over a Unix socket, we map it once, and then a get
 //! is a copy that asks nobody (R3). Large puts store straight into the owner's memory between a
 //! begin and a signal; small ones go through the socket, where one round trip does it all.
+//!
+//! Memory is mapped once per mount, however often its locators turn out stale. That is safe because a
+//! mapping is no proof of anything. An incarnation names one mount, whose two files never change, so mapping
+//! them again would show the same bytes; and every read asks the mapped headers, after the copy: the life
+//! of the slot, the owner's leave to serve, the owner's death, the seal. A locator of another mount finds
+//! no mapping here, whichever is older ([`Mapped`], [0039](../../../docs/decisions/0039-mapped-once.md)).
 
 use crate::engine::EngineConfig;
 use crate::error::TransferError;
 use crate::staged::{self, on_disk};
 use crate::stream::{Stream, StreamSent, answer, begin_write};
-use crate::{OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written, one_by_one};
+use crate::{OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written};
 use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::seal::extent_bytes;
-use mooncrate_core::time::Deadline;
+use mooncrate_core::tally::Count;
+use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{Incarnation, PutToken, Seal, SegmentId};
 use mooncrate_lock::{Mutex, RwLock};
 use mooncrate_mem::clock::boottime;
@@ -22,14 +29,42 @@ use mooncrate_wire::{
 };
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::thread::Builder;
 use std::time::Duration;
 
 /// How long a view's release may take; its end must not hold its owner up.
 const UNPIN_TIME: Duration = Duration::from_millis(500);
 
-type Mappings = BTreeMap<(SegmentId, Incarnation), Arc<Mapping>>;
+/// How long memory is kept after its owner's leave to serve has run out. An owner that lives and has lost its
+/// master keeps what it holds, and the same mount may serve again after any time. So this is no proof of
+/// anything: it bounds what is held for the dead, and a mount that comes back is mapped again.
+const KEPT: Duration = Duration::from_secs(10);
+
+type Mounts = BTreeMap<(SegmentId, Incarnation), Arc<Mapping>>;
+
+/// Memory of one owner that is mapped.
+#[derive(Debug, Default)]
+struct Mapped {
+    mounts: RwLock<Mounts>,
+    /// Held while memory is mapped, so that two callers do not map the same. Never over a call.
+    making: Mutex<()>,
+    /// How often memory was mapped and kept.
+    count: Count,
+}
+
+/// What a process has mapped of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MappedMemory {
+    /// How often memory was mapped so far. What was not served when it was looked at is not counted: it was not
+    /// kept.
+    pub maps: u64,
+    /// Mounts that are mapped now. What only a view keeps is not counted.
+    pub mounts: u64,
+    /// Bytes of their payload.
+    pub bytes: u64,
+}
 
 /// A node on this host.
 #[derive(Clone, Debug)]
@@ -39,7 +74,7 @@ pub struct Shared {
     role: Role,
     inline_bytes_max: u64,
     link_config: LinkConfig,
-    mappings: Arc<RwLock<Mappings>>,
+    mapped: Arc<Mapped>,
     /// Pins are booked to the connection that asked for them, so they have one of their own. Views
     /// share it, because whoever finds the connection broken must let go of it.
     pins: Arc<Mutex<Option<Arc<PinLink>>>>,
@@ -54,38 +89,128 @@ impl Shared {
             address,
             inline_bytes_max: config.inline_bytes_max,
             link_config: config.links.link.clone(),
-            mappings: Arc::default(),
+            mapped: Arc::default(),
             pins: Arc::default(),
         }
     }
 
-    /// Maps a segment, if it is not mapped yet.
+    /// Asks the owner for the present mount of a segment, and maps it unless it is mapped already. `Fenced`: its
+    /// owner has not served it for so long that it would be let go of at once.
     pub fn attach(&self, segment: SegmentId, deadline: Deadline) -> Result<(), TransferError> {
         let mut link = self.stream.link(deadline)?;
+        self.attach_over(&mut link, segment, deadline)
+    }
+
+    /// The same over a link that the caller holds: it must not wait for another one.
+    fn attach_over(
+        &self,
+        link: &mut PooledLink<'_>,
+        segment: SegmentId,
+        deadline: Deadline,
+    ) -> Result<(), TransferError> {
         let request = DataRequest::Attach(message::Attach { segment });
         let attached = match link.call_data(&request, &[], deadline)? {
             DataReply::Attach(attached) => attached?,
             other => return Err(unexpected(&other)),
         };
         let fds = link.take_fds();
-        let (headers, payload, life) = match &fds[..] {
-            [headers, payload] => (headers, payload, None),
-            [headers, payload, life] => (headers, payload, Some(life.as_fd())),
-            _ => return Err(no_descriptors()),
-        };
         let identity = Identity {
             segment,
             incarnation: attached.incarnation,
             bytes: attached.bytes,
             slots: attached.slots,
         };
-        let mapping = Mapping::new(headers.as_fd(), payload.as_fd(), life, identity)
-            .map_err(TransferError::Map)?;
-        let mut mappings = self.mappings.write();
-        // Earlier mounts of the segment are dead; views hold what they still need.
-        mappings.retain(|(other, _), _| *other != segment);
-        mappings.insert((segment, attached.incarnation), Arc::new(mapping));
+        let earlier = self.mapped.keep(&fds, identity)?;
+        // No lock is held here, and no time of this call is spent on it.
+        drop_apart(earlier);
         Ok(())
+    }
+
+    /// Whether this mount of a segment (`None`: any) is mapped, and its owner may serve it. Whoever finds it
+    /// otherwise asks the owner, and so learns whether it is still there.
+    pub(crate) fn serves(&self, segment: SegmentId, mount: Option<Incarnation>) -> bool {
+        let mounts = self.mapped.mounts.read();
+        let mut found = mounts.iter().filter(|((mapped, incarnation), _)| {
+            *mapped == segment && mount.is_none_or(|mount| mount == *incarnation)
+        });
+        found.any(|(_, mapping)| boottime() < mapping.serve_until())
+    }
+
+    /// Lets go of memory that its owner does not serve any more; which mounts those were. Waits for nobody.
+    pub(crate) fn let_go(&self, now: Now) -> Vec<(SegmentId, Incarnation)> {
+        // Usually there is none, and readers must not wait for that to be found out.
+        if !self.mapped.mounts.read().values().any(|mapping| over(mapping, now)) {
+            return Vec::new();
+        }
+        let gone = self.mapped.take_where(|_, mapping| over(mapping, now));
+        let mounts = gone.keys().copied().collect();
+        drop_apart(gone);
+        mounts
+    }
+
+    /// What is mapped of this owner.
+    pub fn mapped(&self) -> MappedMemory {
+        let mounts = self.mapped.mounts.read();
+        let bytes = mounts.values().map(|mapping| mapping.identity().bytes).sum();
+        MappedMemory { maps: self.mapped.count.value(), mounts: mounts.len() as u64, bytes }
+    }
+
+    /// Stores a value straight into the owner's memory; its seal. It is not visible yet.
+    fn store(
+        &self,
+        link: &mut PooledLink<'_>,
+        write: &Write<'_>,
+        value: &[u8],
+        deadline: Deadline,
+    ) -> Result<Seal, TransferError> {
+        let mapping = self.mapping(&write.locator)?;
+        let begin = DataRequest::Begin(message::Begin { put: begin_write(write) });
+        link.send_data(&begin, &[], deadline)?;
+        answer(link, deadline)??;
+        // From here on the owner books the range to this link: should we die, it hangs up, and only
+        // then can the range be used again (R7).
+        let fds = link.take_fds();
+        let writable = fds.first().ok_or_else(no_descriptors);
+        let stored = writable.and_then(|writable| {
+            Ok(mapping.write_value(writable.as_fd(), &write.locator, value)?)
+        });
+        stored.inspect_err(|_| abandon(link, (write.locator, write.token), deadline))
+    }
+
+    /// Stores and publishes values one after the other, all over one link, then begins with the small ones. An
+    /// owner that does not answer is not asked again.
+    fn send_over<'a>(
+        &'a self,
+        link: Result<PooledLink<'a>, CallError>,
+        direct: &[&'a Write<'a>],
+        inline: Vec<&'a Write<'a>>,
+        deadline: Deadline,
+    ) -> (Direct<'a>, StreamSent<'a>) {
+        let mut results: Vec<Result<Seal, TransferError>> = Vec::with_capacity(direct.len());
+        let over = match link {
+            Err(error) => {
+                results.push(Err(error.into()));
+                true
+            }
+            Ok(mut link) => direct.iter().any(|write| {
+                let [value] = write.value else { unreachable!("values in pieces go inline") };
+                let stored = self.store(&mut link, write, value, deadline).and_then(|seal| {
+                    signal(&mut link, (write.locator, write.token, seal), deadline)?;
+                    Ok(seal)
+                });
+                let over = matches!(stored, Err(TransferError::Call(_)));
+                results.push(stored);
+                over
+            }),
+        };
+        results.resize_with(direct.len(), || Err(TransferError::NotTried));
+        let inline = if over {
+            // It does not answer: the others would wait for it once more.
+            StreamSent::untried(inline)
+        } else {
+            self.stream.start_writes(inline, deadline)
+        };
+        (Direct::Done(results), inline)
     }
 
     /// Whether a value goes through the socket.
@@ -94,11 +219,11 @@ impl Shared {
     }
 
     fn mapping(&self, locator: &Locator) -> Result<Arc<Mapping>, TransferError> {
-        let mappings = self.mappings.read();
-        if let Some(found) = mappings.get(&(locator.segment, locator.incarnation)) {
+        let mounts = self.mapped.mounts.read();
+        if let Some(found) = mounts.get(&(locator.segment, locator.incarnation)) {
             return Ok(Arc::clone(found));
         }
-        let known = mappings.keys().any(|(segment, _)| *segment == locator.segment);
+        let known = mounts.keys().any(|(segment, _)| *segment == locator.segment);
         Err(if known { DataError::Stale } else { DataError::UnknownSegment }.into())
     }
 
@@ -117,9 +242,14 @@ impl Shared {
     }
 
     /// As [`Shared::read_one`] in the owner's staging memory, which is new when the owner is.
-    fn read_staged(&self, read: &mut Read<'_>, deadline: Deadline) -> Result<(), TransferError> {
+    fn read_staged(
+        &self,
+        link: &mut PooledLink<'_>,
+        read: &mut Read<'_>,
+        deadline: Deadline,
+    ) -> Result<(), TransferError> {
         if self.mapping(&read.locator).is_err() {
-            self.attach(read.locator.segment, deadline)?;
+            self.attach_over(link, read.locator.segment, deadline)?;
         }
         self.read_one(read)
     }
@@ -156,6 +286,68 @@ impl Shared {
     }
 }
 
+impl Mapped {
+    /// Maps a mount, unless it is mapped or of no use; the mounts that it replaces. They are for the caller to
+    /// drop, after the locks of this.
+    fn keep(&self, fds: &[OwnedFd], identity: Identity) -> Result<Mounts, TransferError> {
+        let mount = (identity.segment, identity.incarnation);
+        let _making = self.making.lock();
+        {
+            let mounts = self.mounts.read();
+            // An answer that took long may name a mount that another one has replaced meanwhile.
+            let later = |other: &(SegmentId, Incarnation), mapping: &Mapping| {
+                other.0 == mount.0 && other.1 > mount.1 && boottime() < mapping.serve_until()
+            };
+            if mounts.contains_key(&mount) || mounts.iter().any(|(at, one)| later(at, one)) {
+                return Ok(Mounts::new());
+            }
+        }
+        let (headers, payload, life) = match fds {
+            [headers, payload] => (headers, payload, None),
+            [headers, payload, life] => (headers, payload, Some(life.as_fd())),
+            _ => return Err(no_descriptors()),
+        };
+        let mapping = Mapping::new(headers.as_fd(), payload.as_fd(), life, identity)
+            .map_err(TransferError::Map)?;
+        if over(&mapping, boottime()) {
+            // It would be let go of by the next look, and mapped by the next read, for as long as an outage of
+            // the master lasts. Nobody has touched its pages, so to unmap it takes no time.
+            return Err(TransferError::Fenced);
+        }
+        self.count.one();
+        self.mounts.write().insert(mount, Arc::new(mapping));
+        // Earlier mounts of the segment are dead; views hold what they still need.
+        Ok(self.take_where(|other, _| other.0 == mount.0 && other.1 < mount.1))
+    }
+
+    /// Takes these mounts out.
+    fn take_where(&self, gone: impl Fn(&(SegmentId, Incarnation), &Mapping) -> bool) -> Mounts {
+        let mut mounts = self.mounts.write();
+        let all = std::mem::take(&mut *mounts);
+        let (over, kept) = all.into_iter().partition(|(mount, mapping)| gone(mount, mapping));
+        *mounts = kept;
+        over
+    }
+}
+
+/// Whether memory is of no use any more, as far as one can tell.
+fn over(mapping: &Mapping, now: Now) -> bool {
+    match mapping.serve_until() {
+        // Its guard says that it is dead, or the owner itself took its leave back.
+        Now(0) => true,
+        until => now >= until.plus(KEPT),
+    }
+}
+
+/// Drops something on a thread of its own: to unmap hundreds of gigabytes takes seconds, which are nobody's. It
+/// is dropped here only if there is no thread to be had.
+fn drop_apart<T: Send + 'static>(gone: BTreeMap<(SegmentId, Incarnation), T>) {
+    if !gone.is_empty() {
+        // A thread that does not start drops what it was given.
+        let _ = Builder::new().name("unmap".into()).spawn(move || drop(gone));
+    }
+}
+
 impl Transport for Shared {
     fn path(&self) -> Path {
         Path::Shared
@@ -163,9 +355,9 @@ impl Transport for Shared {
 
     fn read(&self, reads: &mut [Read<'_>], deadline: Deadline) {
         if reads.iter().any(on_disk) {
-            staged::read(&self.stream, reads, deadline, &mut |_, staged, deadline| {
+            staged::read(&self.stream, reads, deadline, &mut |link, staged, deadline| {
                 for read in staged {
-                    read.result = self.read_staged(read, deadline);
+                    read.result = self.read_staged(link, read, deadline);
                 }
                 Ok(())
             });
@@ -186,16 +378,8 @@ impl Transport for Shared {
         if self.goes_inline(write) {
             return Ok(Box::new(self.stream.start_write(write, deadline)?));
         }
-        let mapping = self.mapping(&write.locator)?;
         let mut link = self.stream.link(deadline)?;
-        let begin = DataRequest::Begin(message::Begin { put: begin_write(write) });
-        link.send_data(&begin, &[], deadline)?;
-        answer(&mut link, deadline)??;
-        // From here on the owner books the range to this link: should we die, it hangs up, and only
-        // then can the range be used again (R7).
-        let fds = link.take_fds();
-        let writable = fds.first().ok_or_else(no_descriptors)?;
-        let seal = mapping.write_value(writable.as_fd(), &write.locator, value)?;
+        let seal = self.store(&mut link, write, value, deadline)?;
         let (locator, token) = (write.locator, write.token);
         Ok(Box::new(DirectWritten { link, locator, token, seal, signalled: false, deadline }))
     }
@@ -203,15 +387,18 @@ impl Transport for Shared {
     /// Small values go through the socket in one exchange, after those that are stored straight into the
     /// owner's memory.
     fn send<'a>(&'a self, writes: &'a [Write<'a>], deadline: Deadline) -> Box<dyn Sent + 'a> {
+        let places = writes.iter().map(|write| self.goes_inline(write)).collect();
         let (inline, direct): (Vec<&Write<'_>>, Vec<&Write<'_>>) =
             writes.iter().partition(|write| self.goes_inline(write));
-        let places = writes.iter().map(|write| self.goes_inline(write)).collect();
-        let direct = one_by_one(self, direct.into_iter(), deadline);
-        let inline = if direct.iter().any(|one| matches!(one, Err(TransferError::Call(_)))) {
-            // It does not answer: the others would wait for it once more.
-            StreamSent::untried(inline)
-        } else {
-            self.stream.start_writes(inline, deadline)
+        if direct.is_empty() {
+            let inline = self.stream.start_writes(inline, deadline);
+            return Box::new(SharedSent { inline, direct: Direct::Done(Vec::new()), places });
+        }
+        let (direct, inline) = match self.stream.free_link(deadline) {
+            // The caller may hold other links until it has finished with them: it must not wait here.
+            Ok(None) => (Direct::Late(self, direct), StreamSent::untried(inline)),
+            Ok(Some(link)) => self.send_over(Ok(link), &direct, inline, deadline),
+            Err(error) => self.send_over(Err(error), &direct, inline, deadline),
         };
         Box::new(SharedSent { inline, direct, places })
     }
@@ -260,17 +447,33 @@ impl Transport for Shared {
     }
 }
 
-/// Values on their way: small ones over the socket, the others are in place already.
+/// Values on their way: small ones over the socket, the others are in place already, or wait for a link.
 struct SharedSent<'a> {
     inline: StreamSent<'a>,
-    direct: Vec<Result<Seal, TransferError>>,
+    direct: Direct<'a>,
     /// Which of all values are small.
     places: Vec<bool>,
 }
 
+/// Values that are stored straight into the owner's memory.
+enum Direct<'a> {
+    Done(Vec<Result<Seal, TransferError>>),
+    /// No link was free. Nothing is sent before there is one, small values neither.
+    Late(&'a Shared, Vec<&'a Write<'a>>),
+}
+
 impl Sent for SharedSent<'_> {
+    fn has_begun(&self) -> bool {
+        matches!(self.direct, Direct::Done(_)) && self.inline.has_begun()
+    }
+
     fn finish(self: Box<Self>, deadline: Deadline) -> Vec<Result<Seal, TransferError>> {
-        let Self { inline, direct, places } = *self;
+        let Self { mut inline, mut direct, places } = *self;
+        if let Direct::Late(shared, writes) = direct {
+            let link = shared.stream.link(deadline);
+            (direct, inline) = shared.send_over(link, &writes, inline.into_writes(), deadline);
+        }
+        let Direct::Done(direct) = direct else { unreachable!("they were sent just now") };
         let mut inline = Box::new(inline).finish(deadline).into_iter();
         let mut direct = direct.into_iter();
         let mut next = |small: bool| if small { inline.next() } else { direct.next() };
@@ -296,10 +499,8 @@ impl Written for DirectWritten<'_> {
     }
 
     fn signal(mut self: Box<Self>, deadline: Deadline) -> Result<(), TransferError> {
-        let signal = message::Signal { locator: self.locator, token: self.token, seal: self.seal };
         self.signalled = true;
-        self.link.send_data(&DataRequest::Signal(signal), &[], deadline)?;
-        Ok(answer(&mut self.link, deadline)??)
+        signal(&mut self.link, (self.locator, self.token, self.seal), deadline)
     }
 }
 
@@ -307,12 +508,28 @@ impl Drop for DirectWritten<'_> {
     /// A put that was not signalled is told to the owner, so that the link can go on.
     fn drop(&mut self) {
         if !self.signalled && self.link.at_rest() {
-            let abandon = message::Abandon { locator: self.locator, token: self.token };
-            let deadline = boottime().deadline_in(UNPIN_TIME).min(self.deadline);
-            // A failure closes the link, which tells the owner the same.
-            let _ = self.link.call_data(&DataRequest::Abandon(abandon), &[], deadline);
+            abandon(&mut self.link, (self.locator, self.token), self.deadline);
         }
     }
+}
+
+/// Publishes a value that was stored.
+fn signal(
+    link: &mut PooledLink<'_>,
+    (locator, token, seal): (Locator, PutToken, Seal),
+    deadline: Deadline,
+) -> Result<(), TransferError> {
+    let signal = message::Signal { locator, token, seal };
+    link.send_data(&DataRequest::Signal(signal), &[], deadline)?;
+    Ok(answer(link, deadline)??)
+}
+
+/// Gives a range back that was begun.
+fn abandon(link: &mut PooledLink<'_>, (locator, token): (Locator, PutToken), deadline: Deadline) {
+    let abandon = message::Abandon { locator, token };
+    let deadline = boottime().deadline_in(UNPIN_TIME).min(deadline);
+    // A failure closes the link, which tells the owner the same.
+    let _ = link.call_data(&DataRequest::Abandon(abandon), &[], deadline);
 }
 
 /// The connection that pins are booked to. It closes when its last view is gone: closing it earlier
@@ -390,4 +607,66 @@ fn no_descriptors() -> TransferError {
 
 fn unexpected(reply: &DataReply) -> TransferError {
     CallError::from(DecodeError::Unexpected { kind: reply.kind() }).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncrate_mem::{Segment, SegmentSpec};
+    use std::sync::mpsc::{Sender, channel};
+
+    /// Tells which thread it ends on.
+    struct Told(Sender<Option<String>>);
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            self.0.send(std::thread::current().name().map(Into::into)).unwrap();
+        }
+    }
+
+    /// A mount of the segment that is served until then, for as long as it is held here.
+    fn mount(number: u64, until: Now) -> Arc<Segment> {
+        let (segment, incarnation) = (SegmentId(1), Incarnation(number));
+        let (bytes, slots) = (1 << 20, 16);
+        let spec = SegmentSpec { segment, incarnation, bytes, slots, shared: true, huge: false };
+        let made = Segment::create(spec).unwrap();
+        made.set_serve_until(until);
+        made
+    }
+
+    /// Maps it; how many it replaced.
+    fn keep(mapped: &Mapped, mount: &Segment) -> Result<usize, TransferError> {
+        let (headers, payload) = mount.fds().unwrap();
+        let fds = [headers, payload].map(|fd| fd.try_clone_to_owned().unwrap());
+        Ok(mapped.keep(&fds, mount.spec().identity())?.len())
+    }
+
+    /// An answer that took long does not bring back the mount that another one has replaced.
+    #[test]
+    fn a_late_answer_replaces_no_later_mount() {
+        let mapped = Mapped::default();
+        let kept = || mapped.mounts.read().keys().map(|mount| mount.1.0).collect::<Vec<_>>();
+        let ever = Now(u64::MAX);
+        let (earlier, first, later) = (mount(4, ever), mount(5, ever), mount(6, ever));
+        assert_eq!(keep(&mapped, &first).unwrap(), 0);
+        assert_eq!(keep(&mapped, &earlier).unwrap(), 0);
+        assert_eq!((kept(), mapped.count.value()), (vec![5], 1), "late");
+        assert_eq!(keep(&mapped, &later).unwrap(), 1);
+        assert_eq!((kept(), mapped.count.value()), (vec![6], 2));
+        // One that serves is not shut out by one that does not, whatever their numbers.
+        later.set_serve_until(Now(0));
+        assert_eq!(keep(&mapped, &earlier).unwrap(), 0);
+        assert_eq!((kept(), mapped.count.value()), (vec![4, 6], 3));
+        assert!(matches!(keep(&mapped, &mount(7, Now(0))), Err(TransferError::Fenced)));
+        assert_eq!((kept(), mapped.count.value()), (vec![4, 6], 3));
+    }
+
+    /// What takes long to unmap takes nobody's time.
+    #[test]
+    fn memory_is_unmapped_on_a_thread_of_its_own() {
+        let (tell, told) = channel();
+        drop_apart(BTreeMap::from([((SegmentId(1), Incarnation(1)), Told(tell))]));
+        let thread = told.recv_timeout(Duration::from_mins(1)).unwrap();
+        assert_eq!(thread.as_deref(), Some("unmap"));
+    }
 }

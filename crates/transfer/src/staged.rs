@@ -143,6 +143,8 @@ impl Rounds<'_, '_, '_> {
                 pause = (pause * 2).min(PAUSE_MAX);
             }
             if !link.is_open() && !self.waiting.is_empty() {
+                // Its place first: who waits for one holds none.
+                drop(link);
                 link = self.stream.link(self.deadline)?;
             }
         }

@@ -75,9 +75,21 @@ impl Stream {
 
     /// A link of one's own to the node.
     pub(crate) fn link(&self, deadline: Deadline) -> Result<PooledLink<'_>, CallError> {
-        let mut link = self.pool.checkout(self.soon(deadline))?;
+        Ok(self.hurried(self.pool.checkout(self.soon(deadline))?))
+    }
+
+    /// The same without waiting for one that others use; `None`: all of them are in use.
+    pub(crate) fn free_link(
+        &self,
+        deadline: Deadline,
+    ) -> Result<Option<PooledLink<'_>>, CallError> {
+        let link = self.pool.checkout_free(self.soon(deadline))?;
+        Ok(link.map(|link| self.hurried(link)))
+    }
+
+    fn hurried<'a>(&self, mut link: PooledLink<'a>) -> PooledLink<'a> {
         link.set_silence_max(self.silence_max);
-        Ok(link)
+        link
     }
 
     /// Sends a write and leaves its reply on the way.
@@ -97,15 +109,16 @@ impl Stream {
         writes: Vec<&'a Write<'a>>,
         deadline: Deadline,
     ) -> StreamSent<'a> {
-        if writes.is_empty() {
-            return StreamSent::untried(writes);
+        let mut sent = StreamSent::untried(writes);
+        if sent.writes.is_empty() {
+            return sent;
         }
-        let (link, broken) = match self.link(deadline) {
-            Ok(link) => (Some(link), None),
-            Err(error) => (None, Some(error)),
-        };
-        let mut sent = StreamSent { link, broken, writes, seals: Vec::new(), results: Vec::new() };
-        sent.fill(deadline);
+        match self.free_link(deadline) {
+            Ok(Some(link)) => sent.begin(link, deadline),
+            // The caller may hold other links until it has finished with them: it must not wait here.
+            Ok(None) => sent.late = Some(self),
+            Err(error) => sent.give_up(error),
+        }
         sent
     }
 
@@ -335,6 +348,8 @@ fn send_value(
 pub(crate) struct StreamSent<'a> {
     /// `None` after an error. Dropping it hangs up, and the owner gives back what it has not published.
     link: Option<PooledLink<'a>>,
+    /// Where a link is waited for, if none was free. Nothing is sent before.
+    late: Option<&'a Stream>,
     /// The error, until a value has it.
     broken: Option<CallError>,
     writes: Vec<&'a Write<'a>>,
@@ -347,7 +362,23 @@ pub(crate) struct StreamSent<'a> {
 impl<'a> StreamSent<'a> {
     /// Values that are not sent at all.
     pub(crate) fn untried(writes: Vec<&'a Write<'a>>) -> Self {
-        Self { link: None, broken: None, writes, seals: Vec::new(), results: Vec::new() }
+        let (seals, results) = (Vec::new(), Vec::new());
+        Self { link: None, late: None, broken: None, writes, seals, results }
+    }
+
+    /// The values, of which none was sent.
+    pub(crate) fn into_writes(self) -> Vec<&'a Write<'a>> {
+        self.writes
+    }
+
+    fn begin(&mut self, link: PooledLink<'a>, deadline: Deadline) {
+        self.link = Some(link);
+        self.fill(deadline);
+    }
+
+    /// Whether it needs no link that others hold.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.late.is_none()
     }
 
     /// Sends on, as far as that may be ahead of the answers.
@@ -388,7 +419,17 @@ impl<'a> StreamSent<'a> {
 }
 
 impl Sent for StreamSent<'_> {
+    fn has_begun(&self) -> bool {
+        self.has_begun()
+    }
+
     fn finish(mut self: Box<Self>, deadline: Deadline) -> Vec<Result<Seal, TransferError>> {
+        if let Some(stream) = self.late.take() {
+            match stream.link(deadline) {
+                Ok(link) => self.begin(link, deadline),
+                Err(error) => self.give_up(error),
+            }
+        }
         while self.link.is_some() && self.results.len() < self.writes.len() {
             let seal = self.seals[self.results.len()];
             match self.next(deadline) {

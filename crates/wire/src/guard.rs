@@ -21,7 +21,7 @@ use crate::kind::Kind;
 use crate::link::probe::{Probe, Seen};
 use crate::masters::MasterPools;
 use mooncrate_core::health::Breaker;
-use mooncrate_core::time::{Deadline, Now};
+use mooncrate_core::time::Now;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -78,23 +78,27 @@ impl Guard {
         Err(CallError::Away { peer: pools.to_string(), for_ms })
     }
 
-    /// Until when a call is waited for.
-    pub(crate) fn limit(pools: &MasterPools, kind: Kind, deadline: Deadline, now: Now) -> Deadline {
+    /// How long a master may take for a call.
+    pub(crate) fn limit(pools: &MasterPools, kind: Kind) -> Duration {
         match kind {
             Kind::Locate | Kind::Look | Kind::Exist | Kind::Nodes | Kind::Ping
                 if pools.is_lone() =>
             {
-                deadline.min(now.deadline_in(QUICK_MAX))
+                QUICK_MAX
             }
-            _ => deadline,
+            _ => Duration::MAX,
         }
     }
 
     /// A call that was sent at `sent` has ended.
     pub(crate) fn note<T>(&self, pools: &MasterPools, sent: Now, answer: &Result<T, CallError>) {
         match answer {
-            Err(CallError::Deadline { .. }) => {
-                self.trouble(|breaker| breaker.silent(sent, boottime()));
+            Err(CallError::Deadline { silent, .. }) => {
+                // A call that first waited for a link gave the master less than its whole time.
+                let now = boottime();
+                let silent = u64::try_from(silent.as_nanos()).unwrap_or(u64::MAX);
+                let sent = sent.max(Now(now.0.saturating_sub(silent)));
+                self.trouble(|breaker| breaker.silent(sent, now));
             }
             // Several masters, and none leads: that was looked for until the deadline.
             Err(CallError::NotLeader { .. }) if !pools.is_lone() => {
@@ -105,8 +109,8 @@ impl Guard {
                 | CallError::Closed { .. }
                 | CallError::Refused { code: RefusalCode::ShuttingDown, .. },
             ) => self.trouble(|breaker| breaker.unreachable(sent, boottime())),
-            // It said nothing of the master.
-            Err(CallError::Busy { .. }) => {}
+            // It said nothing of the master, or what was known of it.
+            Err(CallError::Busy { .. } | CallError::Away { .. }) => {}
             _ => self.answered(),
         }
     }

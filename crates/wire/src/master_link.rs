@@ -57,11 +57,13 @@ impl MasterLink {
     }
 
     fn call(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
-        let until = match &self.guard {
-            Some(_) => Guard::limit(&self.pools, request.kind(), deadline, boottime()),
-            None => deadline,
-        };
-        self.guarded_call(|pools| pools.call(request, until))
+        let Some(guard) = &self.guard else { return self.pools.call(request, deadline) };
+        let (pools, time) = (&self.pools, Guard::limit(&self.pools, request.kind()));
+        guard.admit(pools)?;
+        let sent = boottime();
+        // Once more when there is a place for the call: others may have found out meanwhile.
+        let admit = || guard.admit(pools);
+        pools.call_within(request, time, deadline, admit, |answer| guard.note(pools, sent, answer))
     }
 
     fn guarded_call<T>(
@@ -313,8 +315,27 @@ impl MasterApi for MasterLink {
     }
 }
 
+/// Cuts items into parts that travel in one frame each, for callers that keep the answers of some frames when
+/// another one fails. What cannot be a key does not travel, and takes no room.
+pub fn frames<'i, 'k, T>(
+    items: &'i [T],
+    key: impl Fn(&T) -> &'k [u8],
+) -> impl Iterator<Item = &'i [T]> {
+    let bytes = move |item: &T| {
+        let key = key(item);
+        if key::check(key).is_ok() { key.len() } else { 0 }
+    };
+    let mut rest = items;
+    std::iter::from_fn(move || {
+        let (part, after) = rest.split_at(fitting(rest, &bytes));
+        rest = after;
+        (!part.is_empty()).then_some(part)
+    })
+}
+
 /// Asks for all items, in as many frames as they need. An error of one frame is an error of the
-/// whole call: what earlier frames did stands, as it would if their answers had been lost.
+/// whole call: what earlier frames did stands, as it would if their answers had been lost. Who would lose
+/// by that cuts its batch by [`frames`] and asks for one part at a time, as the client does.
 fn batched<'k, T: Copy, R, E>(
     items: &[T],
     key: impl Fn(&T) -> &'k [u8],

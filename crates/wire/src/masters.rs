@@ -19,7 +19,7 @@ use crate::error::{CallError, RefusalCode};
 use crate::kind::Kind;
 use crate::link::probe::Probe;
 use crate::message::{Hello, Ping, Reply, Request};
-use crate::pool::{LinkPool, PoolConfig};
+use crate::pool::{LinkPool, PoolConfig, PooledLink};
 use mooncrate_core::time::{Deadline, Now};
 use std::fmt;
 use std::str::FromStr;
@@ -103,6 +103,8 @@ struct Member {
 
 /// Why one master gave no answer.
 enum Missed {
+    /// It was not asked: another one is to be asked by now.
+    Moved,
     /// It was not asked.
     Unsent(CallError),
     /// It was asked, and nobody knows what it made of it.
@@ -154,27 +156,52 @@ impl MasterPools {
 
     /// One control call, to whoever leads.
     pub fn call(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
+        self.call_within(request, Duration::MAX, deadline, || Ok(()), |_| ())
+    }
+
+    /// The same; a lone master has at most `time` to answer, and `admit` is asked when there is a place for the
+    /// call. Several have times of their own. `note` is told the answer, before others have the place.
+    pub(crate) fn call_within(
+        &self,
+        request: &Request<'_>,
+        time: Duration,
+        deadline: Deadline,
+        admit: impl FnOnce() -> Result<(), CallError>,
+        note: impl FnOnce(&Result<Reply, CallError>),
+    ) -> Result<Reply, CallError> {
         if let [only] = &self.members[..] {
-            return only.pool.call(request, deadline);
+            return only.pool.call_within(request, time, deadline, admit, note);
         }
+        let answer = self.call_leader(request, deadline);
+        note(&answer);
+        answer
+    }
+
+    fn call_leader(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
         loop {
             let at = self.at();
-            let error = match self.attempt(at, request, deadline) {
+            // Who stood in line for a master may have been overtaken by the news that another one is to be asked.
+            let attempt = self.attempt(at, request, deadline, || self.at() == at);
+            // The place is held until that news is out, so that the next in line hears of it.
+            let (missed, place) = match attempt {
                 Ok(reply) => return Ok(reply),
-                Err(Missed::Unsent(error)) if may_move(&error) => {
+                Err(missed) => missed,
+            };
+            let error = match missed {
+                Missed::Moved => continue,
+                Missed::Unsent(error) if may_move(&error) => {
                     self.go_on(at, &Left::Failed, deadline);
                     error
                 }
-                Err(Missed::Unknown(CallError::NotLeader { message, leader })) => {
+                Missed::Unknown(CallError::NotLeader { message, leader }) => {
                     self.go_on(at, &Left::NotLeader(leader.as_ref()), deadline);
                     CallError::NotLeader { message, leader }
                 }
                 // It is alive and slow: it leads, or it would have said so.
-                Err(Missed::Unknown(error)) if is_slow(&error) && request.kind().repeatable() => {
-                    error
-                }
-                Err(Missed::Unknown(error)) if may_move(&error) => {
+                Missed::Unknown(error) if is_slow(&error) && request.kind().repeatable() => error,
+                Missed::Unknown(error) if may_move(&error) => {
                     self.go_on(at, &Left::Failed, deadline);
+                    drop(place);
                     let refused = matches!(error, CallError::Refused { .. });
                     if !refused && !request.kind().repeatable() && !self.another_leads(at, deadline)
                     {
@@ -182,7 +209,7 @@ impl MasterPools {
                     }
                     error
                 }
-                Err(Missed::Unsent(error) | Missed::Unknown(error)) => return Err(error),
+                Missed::Unsent(error) | Missed::Unknown(error) => return Err(error),
             };
             if deadline.passed(boottime()) {
                 return Err(error);
@@ -204,7 +231,7 @@ impl MasterPools {
 
     /// Whether the master at this place leads; then it is asked first.
     pub(crate) fn leads(&self, at: usize, deadline: Deadline) -> bool {
-        let leads = self.attempt(at, &Request::Ping(Ping {}), deadline).is_ok();
+        let leads = self.attempt(at, &Request::Ping(Ping {}), deadline, || true).is_ok();
         if leads {
             self.current.store(at, Ordering::Relaxed);
         }
@@ -216,30 +243,30 @@ impl MasterPools {
         self.current.load(Ordering::Relaxed)
     }
 
-    /// Asks one master, for as long as one may take.
+    /// Asks one master, for as long as one may take, if it is still the one to ask when there is a link for it.
     fn attempt(
         &self,
         at: usize,
         request: &Request<'_>,
         deadline: Deadline,
-    ) -> Result<Reply, Missed> {
+        still: impl FnOnce() -> bool,
+    ) -> Result<Reply, (Missed, Option<Box<PooledLink<'_>>>)> {
         let pool = &self.members[at].pool;
-        let deadline = deadline.min(boottime().deadline_in(patience(request.kind())));
-        let mut link = pool.checkout(deadline).map_err(Missed::Unsent)?;
-        match link.call(request, deadline) {
-            Err(error) if matches!(error, CallError::Closed { .. } | CallError::Io { .. }) => {
-                let reused = link.is_reused();
-                drop(link);
-                pool.forget_idle();
-                if !(reused && request.kind().repeatable()) {
-                    return Err(Missed::Unknown(error));
-                }
-                // The link had rested and its peer may only have restarted: once more, over a new one.
-                let mut fresh = pool.checkout(deadline).map_err(Missed::Unsent)?;
-                fresh.call(request, deadline).map_err(Missed::Unknown)
-            }
-            answer => answer.map_err(Missed::Unknown),
+        // Others of this process hold the places: that says nothing of the master.
+        let place = pool.wait_for_place(deadline);
+        let mut place = place.map_err(|error| (Missed::Unsent(error), None))?;
+        if !still() {
+            return Err((Missed::Moved, None));
         }
+        let deadline = deadline.min(boottime().deadline_in(patience(request.kind())));
+        let missed = match ask(&mut place, request, deadline) {
+            Ok(reply) => return Ok(reply),
+            Err(missed) => missed,
+        };
+        if let Missed::Unknown(CallError::Closed { .. } | CallError::Io { .. }) = missed {
+            pool.forget_idle();
+        }
+        Err((missed, Some(Box::new(place))))
     }
 
     /// Chooses whom to ask after `at`, and pauses where haste would help nobody, but not beyond the
@@ -280,7 +307,8 @@ impl MasterPools {
     fn another_leads(&self, old: usize, deadline: Deadline) -> bool {
         let mut next = (old + 1) % self.members.len();
         while !deadline.passed(boottime()) {
-            if next != old && self.attempt(next, &Request::Ping(Ping {}), deadline).is_ok() {
+            let ping = || self.attempt(next, &Request::Ping(Ping {}), deadline, || true);
+            if next != old && ping().is_ok() {
                 self.current.store(next, Ordering::Relaxed);
                 return true;
             }
@@ -290,6 +318,25 @@ impl MasterPools {
             }
         }
         false
+    }
+}
+
+/// Asks over the link of this place.
+fn ask(
+    place: &mut PooledLink<'_>,
+    request: &Request<'_>,
+    deadline: Deadline,
+) -> Result<Reply, Missed> {
+    place.fill(deadline).map_err(Missed::Unsent)?;
+    match place.call(request, deadline) {
+        Err(CallError::Closed { .. } | CallError::Io { .. })
+            if place.is_reused() && request.kind().repeatable() =>
+        {
+            // The link had rested and its peer may only have restarted: once more, over a new one.
+            place.refill(deadline).map_err(Missed::Unsent)?;
+            place.call(request, deadline).map_err(Missed::Unknown)
+        }
+        answer => answer.map_err(Missed::Unknown),
     }
 }
 

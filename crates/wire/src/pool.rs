@@ -1,6 +1,16 @@
 //! Links to one peer: a few wait for work, a bounded number is in use, and a lost one is replaced
 //! within a budget. A caller has its link for itself, so the pool's lock is held for nanoseconds
 //! and never over I/O.
+//!
+//! ```text
+//!   checkout ─► a place is free ─► a link
+//!            └► none is: the end of the line ─► a link came back: its place goes to the head of the line
+//!                                            └► the deadline of the call: Busy
+//! ```
+//!
+//! What must stay true: places are handed over, so nobody overtakes who waits; and nobody waits for a place
+//! who holds one, or callers that hold all of them could wait for each other. Who holds one takes another
+//! only where it is free ([`LinkPool::checkout_free`]).
 
 use crate::address::Address;
 use crate::clock::boottime;
@@ -9,9 +19,11 @@ use crate::link::probe::Probe;
 use crate::link::{Link, LinkConfig};
 use crate::message::{Hello, Reply, Request};
 use mooncrate_core::time::{Deadline, Now};
+use std::collections::VecDeque;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A link that rested longer than this is asked for its health before it is used again. Shorter
@@ -28,10 +40,10 @@ pub struct PoolConfig {
     pub link: LinkConfig,
     /// Links kept while nobody uses them.
     pub idle_max: usize,
-    /// Links in use at once; beyond, callers wait for one, and are told `Busy` if none comes back.
+    /// Links in use at once; beyond, callers wait for one in the order they came, and are told `Busy` at
+    /// their deadline.
     pub links_max: usize,
-    /// How long a caller keeps trying to connect, or waits for a link that others use, within its own
-    /// deadline.
+    /// How long a caller keeps trying to connect, within its own deadline.
     pub reconnect_time: Duration,
 }
 
@@ -53,8 +65,6 @@ pub struct LinkPool {
     hello: Hello,
     config: PoolConfig,
     state: Mutex<State>,
-    /// A link came back.
-    back: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -62,12 +72,22 @@ struct State {
     /// Resting links and since when, the latest last: it is the warmest.
     idle: Vec<(Link, Now)>,
     in_use: usize,
+    /// Callers without a place, the first to come first. While there is one, all places are taken.
+    line: VecDeque<Arc<Turn>>,
+}
+
+/// A caller who waits for a place.
+#[derive(Debug, Default)]
+struct Turn {
+    /// A place is his. Written and read under the pool's lock, so all accesses are relaxed.
+    come: AtomicBool,
+    called: Condvar,
 }
 
 impl LinkPool {
     /// A pool without a connection yet: the first caller makes it.
     pub fn new(address: Address, hello: Hello, config: PoolConfig) -> Self {
-        Self { address, hello, config, state: Mutex::default(), back: Condvar::new() }
+        Self { address, hello, config, state: Mutex::default() }
     }
 
     /// Where the peer is.
@@ -77,18 +97,13 @@ impl LinkPool {
 
     /// A link of one's own; it comes back by being dropped, unless it is broken or busy.
     pub fn checkout(&self, deadline: Deadline) -> Result<PooledLink<'_>, CallError> {
-        let (mut held, found) = self.claim(deadline)?;
-        if let Some((link, since)) = found {
-            if boottime().since(since) < TRUSTED || link.is_idle() {
-                held.link = Some(link);
-                held.reused = true;
-                return Ok(held);
-            }
-            // The peer restarted, or hung up on idle links: the others rest no shorter.
-            self.forget_idle();
-        }
-        held.link = Some(self.connect(deadline)?);
-        Ok(held)
+        self.wait_for_place(deadline)?.with_link(deadline)
+    }
+
+    /// The same for a caller that may hold a link already; `None`: all of them are in use.
+    pub fn checkout_free(&self, deadline: Deadline) -> Result<Option<PooledLink<'_>>, CallError> {
+        let place = self.free_place(&mut self.lock());
+        place.map(|place| place.with_link(deadline)).transpose()
     }
 
     /// A link outside of the pool, for work that outlives a call: it never comes back here.
@@ -104,17 +119,27 @@ impl LinkPool {
     /// One control call. If a link that had rested turns out dead, a request that may be repeated
     /// goes out once more over a new one.
     pub fn call(&self, request: &Request<'_>, deadline: Deadline) -> Result<Reply, CallError> {
-        let mut link = self.checkout(deadline)?;
-        match link.call(request, deadline) {
-            Err(CallError::Closed { .. } | CallError::Io { .. })
-                if link.reused && request.kind().repeatable() =>
-            {
-                drop(link);
-                self.forget_idle();
-                self.checkout(deadline)?.call(request, deadline)
-            }
-            answer => answer,
-        }
+        self.call_within(request, Duration::MAX, deadline, || Ok(()), |_| ())
+    }
+
+    /// The same; the peer has at most `time` to answer, from when there is a place for the call. `admit` is
+    /// asked then, and `note` is told the answer before the place is given on: who stands in line learns so
+    /// that the peer has stopped, instead of finding out once more.
+    pub(crate) fn call_within(
+        &self,
+        request: &Request<'_>,
+        time: Duration,
+        deadline: Deadline,
+        admit: impl FnOnce() -> Result<(), CallError>,
+        note: impl FnOnce(&Result<Reply, CallError>),
+    ) -> Result<Reply, CallError> {
+        let mut place = self.wait_for_place(deadline)?;
+        admit()?;
+        let until = deadline.min(boottime().deadline_in(time));
+        let answer = place.call_once_more(request, until);
+        note(&answer);
+        drop(place);
+        answer
     }
 
     /// Asks whether the peer is there, without waiting for it.
@@ -139,28 +164,39 @@ impl LinkPool {
         self.lock().in_use
     }
 
-    /// A place among the links in use, and a resting link if there is one.
-    fn claim(
-        &self,
-        deadline: Deadline,
-    ) -> Result<(PooledLink<'_>, Option<(Link, Now)>), CallError> {
+    /// Callers that wait for a place.
+    pub fn waiting(&self) -> usize {
+        self.lock().line.len()
+    }
+
+    /// A place among the links in use; its link comes later.
+    pub(crate) fn wait_for_place(&self, deadline: Deadline) -> Result<PooledLink<'_>, CallError> {
         let mut state = self.lock();
-        if state.in_use >= self.config.links_max {
-            let budget = boottime().deadline_in(self.config.reconnect_time).min(deadline);
-            let full = |state: &mut State| state.in_use >= self.config.links_max;
-            let waited = self.back.wait_timeout_while(state, budget.left(boottime()), full);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if let Some(place) = self.free_place(&mut state) {
+            return Ok(place);
         }
-        if state.in_use >= self.config.links_max {
-            return Err(CallError::Busy {
-                peer: self.address.to_string(),
-                links: self.config.links_max,
-                after_ms: 5,
-            });
+        let turn = Arc::<Turn>::default();
+        state.line.push_back(Arc::clone(&turn));
+        let alone = |_: &mut State| !turn.come.load(Ordering::Relaxed);
+        let waited = turn.called.wait_timeout_while(state, deadline.left(boottime()), alone);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if turn.come.load(Ordering::Relaxed) {
+            return Ok(PooledLink { pool: self, link: None, reused: false });
         }
-        state.in_use += 1;
-        let found = state.idle.pop();
-        Ok((PooledLink { pool: self, link: None, reused: false }, found))
+        state.line.retain(|other| !Arc::ptr_eq(other, &turn));
+        Err(CallError::Busy {
+            peer: self.address.to_string(),
+            links: self.config.links_max,
+            after_ms: 5,
+        })
+    }
+
+    fn free_place(&self, state: &mut State) -> Option<PooledLink<'_>> {
+        let free = state.in_use < self.config.links_max;
+        free.then(|| {
+            state.in_use += 1;
+            PooledLink { pool: self, link: None, reused: false }
+        })
     }
 
     /// Connects, again and again within the budget: a peer that restarts is back soon.
@@ -211,6 +247,55 @@ pub struct PooledLink<'a> {
 }
 
 impl PooledLink<'_> {
+    /// The place with a link.
+    fn with_link(mut self, deadline: Deadline) -> Result<Self, CallError> {
+        self.fill(deadline)?;
+        Ok(self)
+    }
+
+    /// Fills the place: with a link that rests, or with a new one.
+    pub(crate) fn fill(&mut self, deadline: Deadline) -> Result<(), CallError> {
+        let rested = self.pool.lock().idle.pop();
+        if let Some((link, since)) = rested {
+            if boottime().since(since) < TRUSTED || link.is_idle() {
+                self.link = Some(link);
+                self.reused = true;
+                return Ok(());
+            }
+            // The peer restarted, or hung up on idle links: the others rest no shorter.
+            self.pool.forget_idle();
+        }
+        self.link = Some(self.pool.connect(deadline)?);
+        Ok(())
+    }
+
+    /// Fills the place anew: its link was broken, and so are those that rest. Who has waited in line does not do
+    /// so again.
+    pub(crate) fn refill(&mut self, deadline: Deadline) -> Result<(), CallError> {
+        self.link = None;
+        self.reused = false;
+        self.pool.forget_idle();
+        self.fill(deadline)
+    }
+
+    /// Fills the place and calls; once more if the link had rested and is broken, and the request may be repeated.
+    fn call_once_more(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Deadline,
+    ) -> Result<Reply, CallError> {
+        self.fill(deadline)?;
+        match self.call(request, deadline) {
+            Err(CallError::Closed { .. } | CallError::Io { .. })
+                if self.reused && request.kind().repeatable() =>
+            {
+                self.refill(deadline)?;
+                self.call(request, deadline)
+            }
+            answer => answer,
+        }
+    }
+
     /// Whether it had rested in the pool, so that its peer may be gone without our knowing.
     pub fn is_reused(&self) -> bool {
         self.reused
@@ -220,13 +305,13 @@ impl PooledLink<'_> {
 impl Deref for PooledLink<'_> {
     type Target = Link;
     fn deref(&self) -> &Link {
-        self.link.as_ref().expect("checkout fills it")
+        self.link.as_ref().expect("`fill` was called")
     }
 }
 
 impl DerefMut for PooledLink<'_> {
     fn deref_mut(&mut self) -> &mut Link {
-        self.link.as_mut().expect("checkout fills it")
+        self.link.as_mut().expect("`fill` was called")
     }
 }
 
@@ -234,8 +319,12 @@ impl Drop for PooledLink<'_> {
     fn drop(&mut self) {
         let rested = self.link.take().filter(Link::at_rest);
         let mut state = self.pool.lock();
-        state.in_use -= 1;
-        self.pool.back.notify_one();
+        if let Some(next) = state.line.pop_front() {
+            next.come.store(true, Ordering::Relaxed);
+            next.called.notify_one();
+        } else {
+            state.in_use -= 1;
+        }
         let mut surplus = None;
         if let Some(link) = rested {
             if state.idle.len() < self.pool.config.idle_max {

@@ -181,6 +181,27 @@ fn a_copy_outlives_its_first_owner() {
     fleet.audit();
 }
 
+/// A node that has nothing to do lets go of the memory of another one that is gone, from which it has copied.
+#[test]
+fn an_idle_node_lets_go_of_the_memory_of_others() {
+    let fleet = Fleet::start(&["b"]);
+    let a = run_node(node("a", &fleet.address, fleet.folder.path())).unwrap();
+    let store = connect(&fleet.address, true);
+    fill(&store, "a", 1);
+    store.copy(name(0).as_bytes(), segment("b")).unwrap();
+    let maps = format!("/proc/{}/maps", fleet.nodes[0].child.id());
+    let payloads = || {
+        let maps = std::fs::read_to_string(&maps).unwrap();
+        let lines = maps.lines().filter(|line| line.contains("mooncrate-payload"));
+        let inodes = lines.map(|line| line.split_whitespace().nth(4).unwrap().to_owned());
+        inodes.collect::<std::collections::BTreeSet<_>>().len()
+    };
+    assert_eq!(payloads(), 2, "its own, and what it copied from");
+    a.stop();
+    until("the memory of the other is gone", 3 * REGISTRATION + 10 * SLACK, || payloads() == 1);
+    assert!(is_there(&store, 0));
+}
+
 /// The node that copies go to dies: they fail, and go elsewhere.
 #[test]
 fn a_drain_survives_the_death_of_a_target() {

@@ -8,8 +8,10 @@
 //! never an older one than the read before it. Readers used to pause longer and longer while the value moved,
 //! and gave up after half a second.
 
-use crate::fleet::{Fleet, connect, judge, master, node, stamped};
-use mooncrate::{CatalogConfig, MasterOptions, PutConfig, Store, run_both};
+use crate::fleet::{Fleet, connect, judge, master, node, stamped, until};
+use mooncrate::{
+    CatalogConfig, MappedMemory, MasterOptions, PutConfig, Store, run_both, run_master, run_node,
+};
 use mooncrate_core::evict::PolicyKind;
 use std::time::Duration;
 
@@ -118,4 +120,31 @@ fn a_value_that_is_replaced_all_the_time_is_read() {
         read_beside_upserts(&reader, &writer, true);
     }
     fleet.audit();
+}
+
+/// A value that is replaced makes what its readers remember stale. They find the new one in the memory that is
+/// mapped: each such read mapped all of it again. When the node is gone, the next calls let go of its memory, which
+/// they kept for as long as they lived.
+#[test]
+fn stale_places_map_nothing_and_a_node_that_is_gone_leaves_nothing_mapped() {
+    let folder = tempfile::tempdir().unwrap();
+    let running = run_master(master()).unwrap();
+    let address = running.master_address().unwrap();
+    let owner = run_node(node("a", &address, folder.path())).unwrap();
+    let (reader, writer) = (connect(&address, true), connect(&address, true));
+    let config = PutConfig { upsert: true, ..writer.put_config() };
+    for n in 0..20 {
+        writer.put_parts(b"k", &[&stamped(b"k", n, LEN)], &config).unwrap();
+        judge(b"k", n, LEN, &reader.get(b"k").unwrap().unwrap());
+    }
+    // Some may have been told to be outdated before they were read.
+    assert!(reader.counts().stale > 0, "{:?}", reader.counts());
+    let (maps, mounts, bytes) = (1, 1, 32 << 20);
+    assert_eq!(reader.mapped(), MappedMemory { maps, mounts, bytes });
+    owner.stop();
+    until("its memory is let go of", Duration::from_mins(1), || {
+        let _ = reader.exists(b"another");
+        reader.mapped().bytes == 0
+    });
+    assert_eq!(reader.mapped(), MappedMemory { maps, mounts: 0, bytes: 0 });
 }

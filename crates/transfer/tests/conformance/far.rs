@@ -35,11 +35,19 @@ impl Directory for One {
 }
 
 /// An engine in another process than the owner, or in the same.
-fn engine(rig: &Rig, here: bool) -> Engine {
-    let config = EngineConfig::default();
+pub(crate) fn engine(rig: &Rig, here: bool) -> Engine {
+    let segments = if here { Arc::clone(&rig.segments) } else { Arc::<Segments>::default() };
+    engine_over(rig, EngineConfig::default(), segments)
+}
+
+/// One in another process, with settings of its own.
+pub(crate) fn engine_with(rig: &Rig, config: EngineConfig) -> Engine {
+    engine_over(rig, config, Arc::default())
+}
+
+fn engine_over(rig: &Rig, config: EngineConfig, segments: Arc<Segments>) -> Engine {
     let (tcp, unix) = (Some(rig.tcp.clone()), Some(rig.unix.clone()));
     let route = Route { node: NodeId(1), host: config.host, tcp, unix };
-    let segments = if here { Arc::clone(&rig.segments) } else { Arc::<Segments>::default() };
     Engine::new(config, segments, Arc::new(One(route)))
 }
 

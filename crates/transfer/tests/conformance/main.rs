@@ -21,6 +21,8 @@ mod flips;
 mod hang_up;
 mod large;
 mod life;
+mod lines;
+mod mapped;
 mod parts;
 mod race;
 mod ranges;

@@ -1,7 +1,7 @@
 //! The breaker of clients: a master that does not answer costs one call its time, and is asked again as soon
 //! as it answers a probe.
 
-use crate::masters::{Master, Mood};
+use crate::masters::{Master, Mood, narrow, until};
 use crate::toy::hello;
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::{CallError, MasterApi, MasterLink, MasterPools, Masters, PoolConfig};
@@ -94,4 +94,24 @@ fn a_moment_of_silence_is_no_outage() {
     let again = ping(&link);
     assert!(!matches!(again, Err(CallError::Away { .. })), "{again:?}");
     comes_back(&link);
+}
+
+/// Callers that stand in line for a master that has stopped fail at once when the first one has found out; each
+/// would have taken three seconds, one after the other.
+#[test]
+fn who_stands_in_line_fails_with_the_first() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let link = MasterLink::guarded(narrow(&[&silent.local_addr().unwrap().to_string()]));
+    let minute = boottime().deadline_in(Duration::from_mins(1));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| ping(&link));
+        until(|| link.pool().in_use() == 1 || first.is_finished());
+        let later: Vec<_> = (0..4).map(|_| scope.spawn(|| link.ping(minute))).collect();
+        let error = first.join().unwrap().unwrap_err();
+        assert!(matches!(error, CallError::Deadline { .. }), "{error}");
+        for caller in later {
+            let error = caller.join().unwrap().unwrap_err();
+            assert!(matches!(error, CallError::Away { .. }), "{error}");
+        }
+    });
 }

@@ -9,10 +9,10 @@ use mooncrate_wire::address::Bound;
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{Pong, PutItem, Reply, Request};
 use mooncrate_wire::{
-    Answer, CallError, Caller, Handler, MasterApi, MasterLink, MasterPools, Masters, PoolConfig,
-    Refusal, RefusalCode, ServerConfig, serve_control,
+    Answer, CallError, Caller, Handler, Kind, MasterApi, MasterLink, MasterPools, Masters,
+    PoolConfig, Refusal, RefusalCode, ServerConfig, serve_control,
 };
-use std::net::TcpListener;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -32,6 +32,8 @@ pub(crate) enum Mood {
 
 struct Mute {
     mood: Mutex<Mood>,
+    /// What it was asked, in the order it came.
+    asked: Mutex<Vec<Kind>>,
     puts: AtomicU64,
 }
 
@@ -42,6 +44,7 @@ impl Handler for Mute {
 
     fn handle(&self, request: Request<'_>, _: Caller<'_>) -> Answer {
         let mood = self.mood.lock().unwrap().clone();
+        self.asked.lock().unwrap().push(request.kind());
         match (mood, request) {
             (Mood::Follows(leader), _) => {
                 Answer::Now(Reply::Refuse(Refusal::not_leader(leader.as_deref())))
@@ -91,7 +94,8 @@ impl Master {
     pub(crate) fn start_at(at: &str, mood: Mood) -> Self {
         let bound = Bound::listen(&at.parse().unwrap()).unwrap();
         let at = bound.address().unwrap().to_string();
-        let mute = Arc::new(Mute { mood: Mutex::new(mood), puts: AtomicU64::new(0) });
+        let (mood, asked) = (Mutex::new(mood), Mutex::default());
+        let mute = Arc::new(Mute { mood, asked, puts: AtomicU64::new(0) });
         let (stop, stopped) = watch::channel(false);
         let config = ServerConfig { drain_time: Duration::ZERO, ..ServerConfig::default() };
         let handler = Arc::clone(&mute);
@@ -126,6 +130,21 @@ impl Drop for Master {
 fn link(masters: &[&str]) -> MasterLink {
     let masters: Masters = masters.join(",").parse().unwrap();
     MasterLink::new(MasterPools::new(&masters, &hello(), &PoolConfig::default()))
+}
+
+/// Pools of one link to each of these masters.
+pub(crate) fn narrow(masters: &[&str]) -> MasterPools {
+    let masters: Masters = masters.join(",").parse().unwrap();
+    MasterPools::new(&masters, &hello(), &PoolConfig { links_max: 1, ..PoolConfig::default() })
+}
+
+/// Waits for something that comes soon, however busy the machine is.
+pub(crate) fn until(mut done: impl FnMut() -> bool) {
+    let end = within(60);
+    while !done() {
+        assert!(!end.passed(boottime()), "not within a minute");
+        std::thread::yield_now();
+    }
 }
 
 fn within(seconds: u64) -> Deadline {
@@ -236,4 +255,72 @@ fn calls_after_the_deadline_cost_no_pause() {
     let took = boottime().since(began);
     // With a pause of 50 ms each it would be 20 s.
     assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+/// Callers stand in line for a master that has stopped. The first one finds out; the others go to the leader, instead
+/// of finding out one after the other.
+#[test]
+fn who_stands_in_line_hears_that_a_master_has_stopped() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let leader = Master::start(Mood::Leads);
+    let at = silent.local_addr().unwrap().to_string();
+    let link = MasterLink::new(narrow(&[&at, &leader.at]));
+    std::thread::scope(|scope| {
+        let callers: Vec<_> =
+            (0..6).map(|_| scope.spawn(|| link.ping(within(60)).map(|_| ()))).collect();
+        for caller in callers {
+            caller.join().unwrap().unwrap();
+        }
+    });
+    silent.set_nonblocking(true).unwrap();
+    // Once; and once more where the machine is so busy that the leader itself is silent for a second.
+    let asked = silent.incoming().map_while(Result::ok).count();
+    assert!(asked <= 2, "asked {asked} times");
+}
+
+/// A way to a master that can be cut: where it begins, and the connections that came so far.
+fn relay(to: &str) -> (String, Arc<Mutex<Vec<TcpStream>>>) {
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = door.local_addr().unwrap().to_string();
+    let came = Arc::<Mutex<Vec<TcpStream>>>::default();
+    let (noted, to) = (Arc::clone(&came), to.to_owned());
+    let copy = |mut from: TcpStream, mut to: TcpStream| {
+        let work = move || {
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Both);
+        };
+        std::thread::Builder::new().spawn(work).unwrap();
+    };
+    let work = move || {
+        for caller in door.incoming().map_while(Result::ok) {
+            let Ok(master) = TcpStream::connect(&to) else { return };
+            noted.lock().unwrap().push(caller.try_clone().unwrap());
+            copy(caller.try_clone().unwrap(), master.try_clone().unwrap());
+            copy(master, caller);
+        }
+    };
+    std::thread::Builder::new().spawn(work).unwrap();
+    (at, came)
+}
+
+/// A link that had rested breaks under a call, which is repeated, while another caller stands in line. The first one
+/// keeps its place.
+#[test]
+fn a_repeated_call_keeps_its_place() {
+    let master = Master::start(Mood::Leads);
+    let (at, came) = relay(&master.at);
+    let link = MasterLink::new(narrow(&[&at]));
+    link.ping(within(60)).unwrap();
+    master.becomes(Mood::Slow);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| link.ping(within(60)).map(|_| ()));
+        until(|| master.mute.asked.lock().unwrap().len() == 2);
+        let second = scope.spawn(|| put(&link, within(60)));
+        until(|| link.pool().waiting() == 1);
+        master.becomes(Mood::Leads);
+        came.lock().unwrap()[0].shutdown(Shutdown::Both).unwrap();
+        first.join().unwrap().unwrap();
+        second.join().unwrap().unwrap();
+    });
+    assert_eq!(master.mute.asked.lock().unwrap()[2..], [Kind::Ping, Kind::PutStart]);
 }

@@ -376,7 +376,7 @@ fn a_pool_keeps_a_few_links_and_bounds_the_rest() {
     let server = Server::start();
     let pool = server.pool(PoolConfig { idle_max: 2, links_max: 3, ..PoolConfig::default() });
     let held: Vec<_> = (0..3).map(|_| pool.checkout(within(1000)).unwrap()).collect();
-    let beyond = pool.checkout(within(1000)).unwrap_err();
+    let beyond = pool.checkout(within(50)).unwrap_err();
     assert!(matches!(beyond, CallError::Busy { links: 3, .. }), "{beyond}");
     assert_eq!((pool.in_use(), pool.idle()), (3, 0));
     drop(held);
@@ -394,11 +394,11 @@ fn a_pool_keeps_a_few_links_and_bounds_the_rest() {
     assert_eq!((pool.in_use(), pool.idle()), (0, 0));
 }
 
-/// One more than may be in use waits for one that comes back.
+/// One more than may be in use waits for one that comes back, also where a lost peer is not waited for.
 #[test]
 fn a_caller_waits_for_a_link_that_others_use() {
     let server = Server::start();
-    let reconnect_time = Duration::from_mins(1);
+    let reconnect_time = Duration::ZERO;
     let pool = server.pool(PoolConfig { links_max: 1, reconnect_time, ..PoolConfig::default() });
     let held = pool.checkout(within(60_000)).unwrap();
     std::thread::scope(|scope| {
@@ -410,6 +410,43 @@ fn a_caller_waits_for_a_link_that_others_use() {
     });
     let _held = pool.checkout(within(60_000)).unwrap();
     assert!(matches!(pool.checkout(within(50)).unwrap_err(), CallError::Busy { .. }));
+    assert_eq!((pool.in_use(), pool.waiting()), (1, 0));
+}
+
+/// Those who wait are served in the order they came; one whose time is over leaves the line, and one who comes
+/// later, or does not want to wait, overtakes nobody.
+#[test]
+fn callers_wait_in_line() {
+    let server = Server::start();
+    let pool = server.pool(PoolConfig { links_max: 1, ..PoolConfig::default() });
+    let held = pool.checkout(within(60_000)).unwrap();
+    let order = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for n in 0..6 {
+            let (pool, order) = (&pool, &order);
+            let caller = scope.spawn(move || {
+                let time = if n == 2 { 1 } else { 60_000 };
+                match pool.checkout(within(time)) {
+                    Ok(_link) => order.lock().unwrap().push(n),
+                    Err(error) => assert!(n == 2 && matches!(error, CallError::Busy { .. })),
+                }
+            });
+            // The next one comes when this one stands in line, or has left it.
+            if n == 2 {
+                caller.join().unwrap();
+            }
+            let end = boottime().deadline_in(Duration::from_mins(1));
+            let stands = if n < 2 { n + 1 } else { n };
+            while pool.waiting() != stands {
+                assert!(!end.passed(boottime()), "{n} does not wait");
+                std::thread::yield_now();
+            }
+        }
+        assert!(pool.checkout_free(within(60_000)).unwrap().is_none());
+        drop(held);
+    });
+    assert_eq!(*order.lock().unwrap(), [0, 1, 3, 4, 5]);
+    assert_eq!((pool.in_use(), pool.idle(), pool.waiting()), (0, 1, 0));
 }
 
 #[test]
