@@ -14,6 +14,7 @@ use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, Now, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
+use mooncrate_mem::memory::TooMuchMemory;
 use mooncrate_mem::{Life, SegmentError};
 use mooncrate_transfer::{
     DataServer, DataServerConfig, DataTally, Engine, EngineConfig, Nodes, Segments, Stager, Staging,
@@ -48,6 +49,11 @@ pub enum NodeError {
         /// What the system said.
         source: io::Error,
     },
+    /// Segments that are larger than the memory there is.
+    #[error(
+        "{0}; lend less, raise the limit, or say that it is meant: --memory-overcommit, or memory_overcommit = true"
+    )]
+    Memory(#[from] TooMuchMemory),
     /// A disk could not be opened.
     #[error("the disk at {path}: {source}")]
     Disk {
@@ -138,9 +144,7 @@ impl Node {
                 unix @ Address::Unix(_) => config.unix = Some(unix),
             }
         }
-        let segment = config
-            .create(config.spec(config.incarnation))
-            .map_err(io("reserving memory for the segment"))?;
+        let segment = config.create(config.spec(config.incarnation))?;
         let segments = Arc::new(Segments::default());
         // Before anybody can map anything.
         let guard = guard_of(&config, &segments);
@@ -516,9 +520,7 @@ fn tier_of(
     if opened.is_empty() {
         return Ok(None);
     }
-    let memory = config
-        .create(config.staging_spec(config.incarnation))
-        .map_err(|source| NodeError::Io { doing: "reserving staging memory", source })?;
+    let memory = config.create(config.staging_spec(config.incarnation))?;
     segments.insert_private(Arc::clone(&memory));
     let staging = Staging::new(memory, config.tier.staging_lease);
     let (disks, kept): (Vec<_>, Vec<_>) = opened.into_iter().unzip();

@@ -220,8 +220,7 @@ impl Node {
                 // Its records outlive the mount: the master keeps them or tells them to go (S4).
                 return disk.remount(incarnation);
             }
-            let made = self.config().create(SegmentSpec { incarnation, ..*spec });
-            made.map_err(|source| NodeError::Io { doing: "reserving memory", source })
+            self.config().create_anew(SegmentSpec { incarnation, ..*spec })
         };
         let old = self.segments().all();
         for old in &old {

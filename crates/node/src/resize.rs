@@ -30,8 +30,7 @@ impl Node {
             return Err(MountError::TooManySegments { count }.into());
         }
         let spec = self.config().spec_of(index, bytes, self.next_mount());
-        let io = |source| NodeError::Io { doing: "reserving memory for the segment", source };
-        self.mount_one(&self.config().create(spec).map_err(io)?)?;
+        self.mount_one(&self.config().create(spec)?)?;
         Ok(id)
     }
 
