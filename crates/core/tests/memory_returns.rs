@@ -227,7 +227,7 @@ fn a_value_that_is_being_told_is_not_replaced() {
     catalog.mount(ms(60_002), NodeId(1), std::slice::from_ref(&late)).unwrap();
     let told = [held(0, b"both"), held(1, b"alone")];
     catalog.announce(ms(60_003), late.segment, late.incarnation, &told, false).unwrap();
-    assert!(!catalog.may_serve(NodeId(1)), "it has not told all");
+    assert!(!catalog.takes_part(late.segment, late.incarnation), "it has not told all");
     let refused = catalog.put_start(ms(60_004), b"alone", 100, &upsert);
     assert!(matches!(refused, Err(PutError::Rebuilding { .. })), "{refused:?}");
     let refused = catalog.put_end(ms(60_004), b"both", open.token, &[Seal(9)]);

@@ -2,10 +2,13 @@
 //! while the workers read the next ones from their sockets: a node that announces millions of headers
 //! keeps no worker from those who ask, and announcers do not wake each other for every slice.
 //!
-//! What must stay true: pages are taken in the order in which they came. The queue needs no bound of its
-//! own: a connection holds a bounded number of requests and bytes that are not answered.
+//! What must stay true: pages of one segment are taken in the order in which they came. Pages of memory go before
+//! those of disks, whichever node they are from: memory is served when all of it is told, and a disk may have
+//! millions of records. The queues need no bound of their own: a connection holds a bounded number of requests
+//! and bytes that are not answered.
 
 use crate::service::Master;
+use mooncrate_core::Medium;
 use mooncrate_core::error::MountError;
 use mooncrate_lock::Mutex;
 use mooncrate_wire::message::Announce;
@@ -21,7 +24,8 @@ pub(crate) struct Intake(Mutex<Queue>);
 
 #[derive(Debug, Default)]
 struct Queue {
-    pages: VecDeque<Page>,
+    memory: VecDeque<Page>,
+    disks: VecDeque<Page>,
     busy: bool,
 }
 
@@ -36,14 +40,19 @@ impl Intake {
     /// Adds a page; whether somebody must be sent to take it in.
     fn add(&self, page: Page) -> bool {
         let mut queue = self.0.lock();
-        queue.pages.push_back(page);
+        let disk = page.told.segment.medium() == Medium::Ssd;
+        if disk {
+            queue.disks.push_back(page);
+        } else {
+            queue.memory.push_back(page);
+        }
         !std::mem::replace(&mut queue.busy, true)
     }
 
     /// The next page; if there is none, whoever asks is done.
     fn next(&self) -> Option<Page> {
         let mut queue = self.0.lock();
-        let next = queue.pages.pop_front();
+        let next = queue.memory.pop_front().or_else(|| queue.disks.pop_front());
         queue.busy = next.is_some();
         next
     }
@@ -91,5 +100,40 @@ impl Master {
             // A caller that has gone is no longer interested.
             let _ = taken.send(self.announce_page(&told));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, SegmentId};
+
+    /// Was: first come, first served. Memory of one node waited for the disks of all others.
+    #[test]
+    fn pages_of_memory_wait_for_no_disk() {
+        let intake = Intake::default();
+        let page = |medium, node, number| Page {
+            told: Announce {
+                epoch: LeaderEpoch(1),
+                segment: SegmentId::on(medium, NodeId(node), 0),
+                incarnation: Incarnation(number),
+                page: Vec::new(),
+                last: false,
+            },
+            taken: oneshot::channel().0,
+        };
+        assert!(intake.add(page(Medium::Ssd, 1, 1)), "somebody must come");
+        for (medium, node, number) in [
+            (Medium::Ssd, 1, 2),
+            (Medium::Dram, 2, 3),
+            (Medium::Ssd, 3, 4),
+            (Medium::Vram, 2, 5),
+            (Medium::Dram, 4, 6),
+        ] {
+            assert!(!intake.add(page(medium, node, number)), "somebody is there");
+        }
+        let taken = std::iter::from_fn(|| intake.next()).map(|page| page.told.incarnation.0);
+        assert_eq!(taken.collect::<Vec<_>>(), [3, 5, 6, 1, 2, 4]);
+        assert!(intake.add(page(Medium::Ssd, 1, 7)), "the last one has left");
     }
 }

@@ -22,6 +22,7 @@ use mooncrate_transfer::{
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
 use mooncrate_wire::{Address, CallError, HangUp, MasterApi, Role};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -189,6 +190,9 @@ impl Node {
                 fence,
                 draining: Vec::new(),
                 mounted: None,
+                began: boottime(),
+                told: BTreeMap::new(),
+                current: BTreeMap::new(),
             }),
             tally: Tally::new(data),
             config,
