@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use mooncrate_core::catalog::{Catalog, Config, Mounted, Start};
+use mooncrate_core::catalog::{Catalog, Config, Mounted, Start, Trusted};
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::{
     Action, Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, Order, OrderResult,
@@ -11,7 +11,7 @@ use mooncrate_core::plan::{
 };
 use mooncrate_core::{
     Extent, Generation, HostId, Incarnation, Label, LeaderEpoch, Medium, NodeId, Now, ObjectId,
-    PutConfig, Seal, SegmentId, Slot, ZoneId,
+    PutConfig, Seal, SegmentId, Slot, Stamp, ZoneId,
 };
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -211,6 +211,50 @@ fn life() -> impl Strategy<Value = State> {
     (life, 0..3_u32).prop_map(|(life, generation)| State { life, generation })
 }
 
+const OTHER: SegmentId = SegmentId(2);
+
+/// A leader that expects two nodes, and has both on its list.
+fn takeover_of_two() -> Catalog {
+    let config = Config { order_retry: Duration::from_millis(100), ..Config::default() };
+    let trusted = [SEGMENT, OTHER].map(|segment| Trusted { segment, stamp: Stamp(MOUNT.0) });
+    let expected = vec![NODE, NodeId(2)];
+    let start = Start::Takeover { expected, trusted: trusted.to_vec() };
+    Catalog::new(config, LeaderEpoch(2), start, ms(0))
+}
+
+/// The other node has a later value of these keys.
+fn newer_state(newer: &BTreeSet<u32>, slot: u32) -> State {
+    let life = if newer.contains(&slot) { Life::Ready } else { Life::Free };
+    State { life, generation: 100 }
+}
+
+fn tell_round(catalog: &mut Catalog, now: Now, owner: &mut [State], round: &Round) {
+    let (until, slice, changes) = round;
+    catalog.mount(now, NODE, &[offer(SLOTS)]).unwrap();
+    let page: Vec<Announced> = (0..*until).map(|slot| told(slot, owner[slot as usize])).collect();
+    for slice in page.chunks(*slice) {
+        tell(catalog, now, slice).unwrap();
+    }
+    for (slot, kind) in changes {
+        change(&mut owner[*slot as usize], *kind);
+    }
+}
+
+/// Both nodes are heard, and the first has not told all in time.
+fn end_wait(catalog: &mut Catalog) {
+    for at in (0..25_000).step_by(500) {
+        for node in [NODE, NodeId(2)] {
+            catalog.heartbeat(ms(at), node).unwrap();
+        }
+        catalog.tick(ms(at));
+    }
+    let list = catalog.trusted();
+    catalog.trust_writing(&list);
+    catalog.trust_written(&list);
+    catalog.tick(ms(25_001));
+    assert!(!catalog.rebuilding());
+}
+
 proptest! {
     /// However often it starts over and whatever changes meanwhile: in the end exactly what the last round told
     /// is known, every byte has its place, and all of it can be freed.
@@ -270,5 +314,52 @@ proptest! {
             let put = catalog.put_start(ms(at), key(slot).as_slice(), 100, &PutConfig::default());
             prop_assert!(put.is_ok(), "{:?}", put);
         }
+    }
+    /// Another node holds newer values of some keys, and the wait for this one ends between two of its rounds. It
+    /// gets no leave to serve while a value can be read there that the index does not name (C2), and gets it
+    /// when it has obeyed.
+    #[test]
+    fn no_leave_while_an_older_value_is_readable(
+        mut owner in prop::collection::vec(life(), SLOTS as usize),
+        newer in prop::collection::btree_set(0..SLOTS, 0..6),
+        awaited in prop::collection::vec(round(), 0..3),
+        late in prop::collection::vec(round(), 0..3),
+    ) {
+        let mut catalog = takeover_of_two();
+        let other = SegmentOffer { segment: OTHER, node: NodeId(2), ..offer(SLOTS) };
+        catalog.mount(ms(0), NodeId(2), &[other]).unwrap();
+        let page: Vec<Announced> = (0..SLOTS).map(|slot| told(slot, newer_state(&newer, slot))).collect();
+        catalog.announce(ms(0), OTHER, MOUNT, &page, true).unwrap();
+        for round in &awaited {
+            tell_round(&mut catalog, ms(1), &mut owner, round);
+        }
+        catalog.mount(ms(2), NODE, &[offer(SLOTS)]).unwrap();
+        end_wait(&mut catalog);
+        let mut at = 26_000;
+        let last: Round = (SLOTS, 3, Vec::new());
+        for round in late.iter().chain([&last]) {
+            tell_round(&mut catalog, ms(at), &mut owner, round);
+        }
+        catalog.announce(ms(at), SEGMENT, MOUNT, &[], true).unwrap();
+        catalog.audit().unwrap();
+        let named = |catalog: &mut Catalog, slot: u32| {
+            let found = catalog.locate(ms(26_000), key(slot).as_slice(), 0);
+            found.is_ok_and(|found| found.replicas.iter().any(|one| one.segment == SEGMENT))
+        };
+        let stale = (0..SLOTS).filter(|slot| owner[*slot as usize].life == Life::Ready);
+        let stale: Vec<u32> = stale.filter(|slot| !named(&mut catalog, *slot)).collect();
+        prop_assert!(stale.is_empty() || !catalog.may_serve(NODE), "readable: {:?}", stale);
+        for _ in 0..3 {
+            at += 200;
+            for node in [NODE, NodeId(2)] {
+                catalog.heartbeat(ms(at), node).unwrap();
+            }
+            catalog.tick(ms(at));
+            for (_, order) in catalog.take_orders() {
+                obey(&mut owner, &mut catalog, ms(at), &order);
+            }
+        }
+        catalog.audit().unwrap();
+        prop_assert!(catalog.may_serve(NODE));
     }
 }

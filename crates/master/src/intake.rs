@@ -4,8 +4,10 @@
 //!
 //! What must stay true: pages of one segment are taken in the order in which they came. Pages of memory go before
 //! those of disks, whichever node they are from: memory is served when all of it is told, and a disk may have
-//! millions of records. The queues need no bound of their own: a connection holds a bounded number of requests
-//! and bytes that are not answered.
+//! millions of records. But no disk waits for the memory of all: after [`MEMORY_ROW`] pages of memory comes one
+//! of a disk, because its node gives a page up that is not answered in time, and tells everything again. The
+//! queues need no bound of their own: a connection holds a bounded number of requests and bytes that are not
+//! answered.
 
 use crate::service::Master;
 use mooncrate_core::Medium;
@@ -18,6 +20,9 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
+/// Pages of memory that are taken in before one of a disk that waits.
+const MEMORY_ROW: u32 = 8;
+
 /// Pages that wait, and whether somebody takes them in.
 #[derive(Debug, Default)]
 pub(crate) struct Intake(Mutex<Queue>);
@@ -26,7 +31,23 @@ pub(crate) struct Intake(Mutex<Queue>);
 struct Queue {
     memory: VecDeque<Page>,
     disks: VecDeque<Page>,
+    /// Pages of memory since the last one of a disk.
+    row: u32,
     busy: bool,
+}
+
+impl Queue {
+    fn next(&mut self) -> Option<Page> {
+        if self.row < MEMORY_ROW
+            && let Some(page) = self.memory.pop_front()
+        {
+            // A disk that does not wait has missed nothing.
+            self.row = if self.disks.is_empty() { 0 } else { self.row + 1 };
+            return Some(page);
+        }
+        self.row = 0;
+        self.disks.pop_front().or_else(|| self.memory.pop_front())
+    }
 }
 
 /// A page, and who waits for it.
@@ -52,7 +73,7 @@ impl Intake {
     /// The next page; if there is none, whoever asks is done.
     fn next(&self) -> Option<Page> {
         let mut queue = self.0.lock();
-        let next = queue.memory.pop_front().or_else(|| queue.disks.pop_front());
+        let next = queue.next();
         queue.busy = next.is_some();
         next
     }
@@ -108,11 +129,8 @@ mod tests {
     use super::*;
     use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, SegmentId};
 
-    /// Was: first come, first served. Memory of one node waited for the disks of all others.
-    #[test]
-    fn pages_of_memory_wait_for_no_disk() {
-        let intake = Intake::default();
-        let page = |medium, node, number| Page {
+    fn page(medium: Medium, node: u64, number: u64) -> Page {
+        Page {
             told: Announce {
                 epoch: LeaderEpoch(1),
                 segment: SegmentId::on(medium, NodeId(node), 0),
@@ -121,7 +139,13 @@ mod tests {
                 last: false,
             },
             taken: oneshot::channel().0,
-        };
+        }
+    }
+
+    /// Was: first come, first served. Memory of one node waited for the disks of all others.
+    #[test]
+    fn pages_of_memory_wait_for_no_disk() {
+        let intake = Intake::default();
         assert!(intake.add(page(Medium::Ssd, 1, 1)), "somebody must come");
         for (medium, node, number) in [
             (Medium::Ssd, 1, 2),
@@ -135,5 +159,29 @@ mod tests {
         let taken = std::iter::from_fn(|| intake.next()).map(|page| page.told.incarnation.0);
         assert_eq!(taken.collect::<Vec<_>>(), [3, 5, 6, 1, 2, 4]);
         assert!(intake.add(page(Medium::Ssd, 1, 7)), "the last one has left");
+    }
+
+    /// Was: a disk waited until no memory was left. Its node gave it up, and told its memory again.
+    #[test]
+    fn a_disk_waits_for_eight_pages_of_memory() {
+        let intake = Intake::default();
+        for number in 0..20 {
+            intake.add(page(Medium::Dram, 1, number));
+        }
+        let numbers = |count: usize| -> Vec<u64> {
+            let taken = std::iter::from_fn(|| intake.next()).take(count);
+            taken.map(|page| page.told.incarnation.0).collect()
+        };
+        // However much memory came before: that took nothing from a disk.
+        assert_eq!(numbers(10), (0..10).collect::<Vec<_>>());
+        for number in [100, 101, 102] {
+            intake.add(page(Medium::Ssd, 2, number));
+        }
+        for number in 20..30 {
+            intake.add(page(Medium::Dram, 1, number));
+        }
+        assert_eq!(numbers(9), [10, 11, 12, 13, 14, 15, 16, 17, 100]);
+        assert_eq!(numbers(9), [18, 19, 20, 21, 22, 23, 24, 25, 101]);
+        assert_eq!(numbers(9), [26, 27, 28, 29, 102], "none is lost");
     }
 }

@@ -53,6 +53,7 @@ impl Catalog {
         let same = |generation: Generation| generation == told.generation;
         let ending = book.ending.get(&told.slot).filter(|ending| same(ending.generation));
         let entry = (known.entry != NOBODY && same(known.generation)).then_some(known.entry);
+        let is_ending = ending.is_some();
         let extent = match (ending, entry) {
             (Some(ending), _) => Some(ending.allocation.extent),
             (None, Some(id)) => {
@@ -76,6 +77,11 @@ impl Catalog {
             return Err(bad);
         }
         self.take_handle(index, told.slot, extent, entry)?;
+        if life.object.is_some() && is_ending {
+            // It was told to go while its segment was waited for, and is still readable there. The wait may have
+            // ended since.
+            self.unwanted_at(index, told.slot);
+        }
         if life.object.is_none() && entry.is_some() {
             // Its owner has found it bad since. Leases are out, so its range waits for them.
             self.found_bad(now, index, told.slot, told.generation);

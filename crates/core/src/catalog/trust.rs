@@ -357,11 +357,16 @@ impl Catalog {
     /// with a record whose key was not told, because it was on its way out already. Memory that never
     /// stopped serving is left out: what it was told to drop is superseded, and its owner answers soon.
     pub(super) fn unwanted(&mut self, part: &Part) {
-        let book = self.segments.book_mut(part.segment);
+        self.unwanted_at(part.segment, part.slot);
+    }
+
+    /// The same by its slot; nothing if it counts already.
+    pub(super) fn unwanted_at(&mut self, index: SegmentIndex, slot: Slot) {
+        let book = self.segments.book_mut(index);
         if book.trust == Trust::All {
             return;
         }
-        if let Some(ending) = book.ending.get_mut(&part.slot) {
+        if let Some(ending) = book.ending.get_mut(&slot).filter(|ending| !ending.unwanted) {
             ending.unwanted = true;
             book.unwanted += 1;
             let told = Trusted::of(&book.offer);
