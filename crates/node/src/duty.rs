@@ -52,7 +52,8 @@ pub enum NodeError {
     },
     /// Segments that are larger than the memory there is.
     #[error(
-        "{0}; lend less, raise the limit, or say that it is meant: --memory-overcommit, or memory_overcommit = true"
+        "{0}; lend less, raise the limit, or say that it is meant: --memory-overcommit, or memory_overcommit = true \
+         (a segment that was unmounted counts until its last reader is done: that passes by itself)"
     )]
     Memory(#[from] TooMuchMemory),
     /// A disk could not be opened.

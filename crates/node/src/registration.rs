@@ -24,7 +24,7 @@ use mooncrate_core::{Incarnation, LeaderEpoch, Medium, Now, SegmentId, Slot, lea
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Segment, SegmentSpec};
 use mooncrate_wire::CallError;
-use mooncrate_wire::message::{Announce, Heartbeat, Mount, Pulse};
+use mooncrate_wire::message::{Announce, Heartbeat, Mount, Mounted, Pulse};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,8 @@ const LATER_FIRST: u64 = 60_000_000;
 const LATER_LAST: u64 = LATER_FIRST << 24;
 /// Slots in one page of an announcement: a worker of the master decodes one at a time.
 const PAGE_SLOTS: usize = 512;
+
+type Segments = Vec<Arc<Segment>>;
 
 /// When what is told is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,11 +101,16 @@ impl Standing {
         self.current.insert(spec.segment, (spec.incarnation, boottime()));
     }
 
+    /// Whether the leader of `epoch` has heard all of a segment.
+    fn has_told(&self, spec: &SegmentSpec, epoch: LeaderEpoch) -> bool {
+        let told = self.told.get(&spec.segment);
+        told.is_some_and(|told| told.incarnation == spec.incarnation && told.epoch == epoch)
+    }
+
     /// Whether the answer of the leader of `epoch` to a heartbeat that was sent then covers a segment.
     fn covers(&self, spec: &SegmentSpec, sent: Now, epoch: LeaderEpoch) -> bool {
-        self.told.get(&spec.segment).is_some_and(|told| {
-            told.incarnation == spec.incarnation && told.epoch == epoch && told.at <= sent
-        })
+        let in_time = self.told.get(&spec.segment).is_some_and(|told| told.at <= sent);
+        in_time && self.has_told(spec, epoch)
     }
 
     /// How long an earlier start of this node may be readable, if that is known.
@@ -146,11 +153,7 @@ impl Node {
         // Memory first: a disk may have millions of records to tell of, and takes minutes.
         segments.sort_by_key(|segment| segment.spec().segment.medium() == Medium::Ssd);
         let (fence_ms, draining, lapsed) = {
-            let mut standing = self.standing().lock();
-            for segment in &segments {
-                // They are told again. What was served so far stays so, until its leave ends.
-                standing.told.remove(&segment.spec().segment);
-            }
+            let standing = self.standing().lock();
             let lapsed = segments.iter().map(|segment| standing.has_lapsed(segment.spec(), sent));
             let lapsed: Vec<bool> = lapsed.collect();
             (standing.fence_ms(sent), standing.draining.clone(), lapsed)
@@ -164,25 +167,46 @@ impl Node {
             draining,
         };
         let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
-        self.standing().lock().fence = Some(fence_of(boottime(), mounted.fence_ms));
+        let (known, untold) = self.known_to(&mounted, &segments);
         for segment in &segments {
             // Before the announcement: no plan of an older leader can come in behind it.
             segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
         }
         // The mount was heard, and gives no leave to serve.
         self.acknowledged(sent, mounted.registration_ms, mounted.epoch, false);
-        for segment in &segments {
+        if !known.is_empty() && serve == Serve::Each {
+            self.beat_while_telling(mounted.epoch)?;
+        }
+        for segment in &known {
+            self.confirm_disk(segment.spec().segment, mounted.epoch);
+        }
+        for segment in &untold {
             self.announce(segment, mounted.epoch)?;
             self.confirm_disk(segment.spec().segment, mounted.epoch);
             if serve == Serve::Each {
                 self.may_serve(std::slice::from_ref(segment), mounted.epoch)?;
             }
         }
-        if serve == Serve::Together {
-            self.may_serve(&segments, mounted.epoch)?;
+        if serve == Serve::Together
+            && let Err(error) = self.may_serve(&untold, mounted.epoch)
+        {
+            // All is told. The thread that sends heartbeats asks again, and mounts again if it must.
+            tracing::warn!(%error, "no leave to serve yet");
         }
         self.standing().lock().mounted = Some(mounted.epoch);
         Ok(())
+    }
+
+    /// A mount was answered: the segments that this leader has heard all of, and those that are to be told. It
+    /// holds the books of the former, or it would have refused the mount: one that was given up never comes back
+    /// under its number (M8). So a link that breaks while a disk is told costs memory nothing. What an earlier
+    /// leader heard does not count; it stays served until its leave ends.
+    fn known_to(&self, mounted: &Mounted, segments: &[Arc<Segment>]) -> (Segments, Segments) {
+        let mut standing = self.standing().lock();
+        standing.fence = Some(fence_of(boottime(), mounted.fence_ms));
+        standing.told.retain(|_, told| told.epoch == mounted.epoch);
+        let told = |segment: &Arc<Segment>| standing.has_told(segment.spec(), mounted.epoch);
+        segments.iter().cloned().partition(told)
     }
 
     /// All of these segments is told. Only now does the master know whether something readable must be dropped
@@ -211,8 +235,9 @@ impl Node {
         let sent = boottime();
         match self.beat(sent) {
             Ok(Ok(pulse)) if pulse.epoch == epoch => self.heard(sent, pulse),
-            // The next mount hears why.
-            Ok(_) => return Err(MountError::UnknownNode.into()),
+            // Another leader, which has heard nothing.
+            Ok(Ok(_)) => return Err(MountError::UnknownNode.into()),
+            Ok(Err(error)) => return Err(error.into()),
             Err(error) => {
                 // Pages have a link of their own, and may still get through.
                 self.tally().heartbeats_failed.one();

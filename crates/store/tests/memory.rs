@@ -3,6 +3,7 @@
 
 use mooncrate::{EmbeddedOptions, Error, Store};
 use mooncrate_node::NodeError;
+use std::time::{Duration, Instant};
 
 fn store(segment_bytes: u64, memory_overcommit: bool) -> Result<Store, Error> {
     // Few headers: pages of the payload are not touched, so the test takes no memory.
@@ -14,6 +15,13 @@ fn store(segment_bytes: u64, memory_overcommit: bool) -> Result<Store, Error> {
 /// Was: any size was accepted, and the kernel killed the process when values had filled the memory.
 #[test]
 fn segments_that_do_not_fit_are_refused_unless_that_is_meant() {
+    let strict = std::fs::read_to_string("/proc/sys/vm/overcommit_memory");
+    if strict.is_ok_and(|mode| mode.trim() == "2") {
+        println!(
+            "skipped: vm.overcommit_memory = 2, so the kernel itself refuses what is not there"
+        );
+        return;
+    }
     let Err(error @ Error::Node(NodeError::Memory(_))) = store(1 << 46, false) else {
         panic!("64 TiB fit into no machine");
     };
@@ -33,5 +41,10 @@ fn segments_that_do_not_fit_are_refused_unless_that_is_meant() {
     meant.put(b"key", b"value").unwrap();
     assert_eq!(meant.get(b"key").unwrap().unwrap(), b"value");
     drop((first, meant));
-    store(most, false).unwrap();
+    // A thread that ends may hold the memory of its store for a moment.
+    let until = Instant::now() + Duration::from_mins(1);
+    while let Err(error) = store(most, false) {
+        assert!(Instant::now() < until, "{error}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

@@ -49,6 +49,8 @@ pub(super) struct Leader {
     watched: OnceLock<Arc<Segments>>,
     /// Whether heartbeats are heard and give no leave to serve, as while something is to be dropped.
     withholds: AtomicBool,
+    /// What heartbeats are answered with instead.
+    refuses: Mutex<Option<MountError>>,
 }
 
 impl Leader {
@@ -60,6 +62,7 @@ impl Leader {
             fault: Mutex::default(),
             watched: OnceLock::new(),
             withholds: AtomicBool::new(false),
+            refuses: Mutex::default(),
         }
     }
 
@@ -90,6 +93,11 @@ impl Leader {
     pub(super) fn withhold_leave(&self, withholds: bool) {
         // Relaxed: the test has one thread.
         self.withholds.store(withholds, Ordering::Relaxed);
+    }
+
+    /// Refuses heartbeats from now on, or hears them again.
+    pub(super) fn refuse_beats(&self, refuses: Option<MountError>) {
+        *self.refuses.lock() = refuses;
     }
 
     pub(super) fn events(&self) -> Vec<Event> {
@@ -159,6 +167,9 @@ impl MasterApi for Leader {
         _: Deadline,
     ) -> Result<Result<Pulse, MountError>, CallError> {
         self.events.lock().push(Event::Beat);
+        if let Some(error) = *self.refuses.lock() {
+            return Ok(Err(error));
+        }
         let mut catalog = self.catalog.lock();
         let heard = catalog.heartbeat(boottime(), beat.node);
         Ok(heard.map(|()| Pulse {

@@ -8,11 +8,14 @@ use crate::config::NodeConfig;
 use crate::disk::{SsdConfig, TierConfig};
 use crate::duty::{Node, NodeError};
 use mooncrate_core::catalog::Start;
+use mooncrate_core::error::MountError;
 use mooncrate_core::seal::extent_bytes;
-use mooncrate_core::{Extent, Label, LeaderEpoch, Name, Now, ObjectId, Seal, SegmentId, Slot};
-use mooncrate_core::{Medium, TenantId};
+use mooncrate_core::{
+    Extent, Generation, Label, LeaderEpoch, Locator, Medium, Name, Now, ObjectId,
+};
+use mooncrate_core::{PutToken, Seal, SegmentId, Slot, TenantId};
 use mooncrate_mem::clock::boottime;
-use mooncrate_mem::{Adopt, Segment};
+use mooncrate_mem::{Adopt, BeginWrite, LabelHash, Segment};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,6 +77,37 @@ fn fill(disk: &Arc<Segment>) {
     }
 }
 
+/// Values come into memory, as by puts that the first leader planned.
+fn put(memory: &Arc<Segment>, values: u32) {
+    for n in 0..values {
+        let key = format!("value {n}");
+        let label = Label::plain(Name::new(TenantId::DEFAULT, key.as_bytes())).unwrap().encode();
+        let bytes = extent_bytes(LEN);
+        let locator = Locator {
+            segment: memory.spec().segment,
+            incarnation: memory.spec().incarnation,
+            slot: Slot(n),
+            generation: Generation(0),
+            extent: Extent::new(u64::from(n) * bytes, bytes).unwrap(),
+            stripe: 0,
+            grant: None,
+        };
+        let wanted = BeginWrite {
+            locator,
+            token: PutToken(7),
+            object: ObjectId { epoch: LeaderEpoch(1), sequence: 10_000 + u64::from(n) },
+            epoch: memory.epoch(),
+            len: LEN,
+            label: &label,
+            hash: LabelHash::of(&label),
+        };
+        let mut guard = memory.begin(boottime(), &wanted).unwrap();
+        guard.write(0, &[7; LEN as usize]).unwrap();
+        let seal = guard.seal();
+        guard.publish(boottime(), PutToken(7), seal).unwrap();
+    }
+}
+
 /// Another leader, which knows what the last one knew; the leave that the last one gave is over.
 fn take_over(node: &Node, leader: &Leader, epoch: u64) {
     leader.succeed(LeaderEpoch(epoch), node.id());
@@ -131,7 +165,7 @@ fn a_disk_is_not_served_while_it_tells_and_memory_is() {
     assert!(staging.iter().all(|staging| staging.serving(boottime()).is_ok()));
 }
 
-/// The link breaks in the middle of the disk: memory stays served, and the node tells all again.
+/// The link breaks in the middle of the disk: memory stays served, and the node tells the disk again.
 #[test]
 fn what_was_told_is_served_although_the_rest_was_not() {
     let directory = tempfile::tempdir().unwrap();
@@ -147,6 +181,80 @@ fn what_was_told_is_served_although_the_rest_was_not() {
     node.mount(Serve::Each).unwrap();
     assert!(disk(&node).serving(boottime()).is_ok());
     assert_eq!(leader.objects(), RECORDS as usize);
+}
+
+/// Was: a mount forgot what the same leader had heard, so memory was told again and its leave was not renewed
+/// meanwhile, whenever a link broke while a disk was told.
+#[test]
+fn memory_is_told_once_however_often_the_link_breaks() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    put(&memory(&node), 600);
+    fill(&disk(&node));
+    take_over(&node, &leader, 2);
+    for page in [4, 6] {
+        leader.break_at_page(page);
+        assert!(matches!(node.mount(Serve::Each), Err(NodeError::Call(_))));
+        // Its leave is renewed before anything else is told.
+        memory(&node).set_serve_until(Now(0));
+    }
+    node.mount(Serve::Each).unwrap();
+    let told = leader.events();
+    let pages = told.iter().filter_map(|event| match event {
+        Event::Page { segment, records, served } => Some((*segment, *records, served)),
+        Event::Beat => None,
+    });
+    let (of_memory, of_disk): (Vec<_>, Vec<_>) =
+        pages.partition(|(segment, ..)| *segment == node.segment());
+    let records = of_memory.iter().map(|(_, records, _)| *records);
+    assert_eq!(records.collect::<Vec<_>>(), [512, 88], "{told:?}");
+    assert_eq!(of_disk.len(), 2 + 2 + 5, "{told:?}");
+    assert!(of_disk.iter().all(|(_, _, served)| **served == [node.segment()]), "{told:?}");
+    assert!(memory(&node).serving(boottime()).is_ok() && disk(&node).serving(boottime()).is_ok());
+    assert_eq!(leader.objects(), RECORDS as usize + 600);
+}
+
+/// Another leader has heard nothing, so all is told to it.
+#[test]
+fn what_another_leader_heard_is_told_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    put(&memory(&node), 600);
+    for epoch in [2, 3] {
+        take_over(&node, &leader, epoch);
+        node.mount(Serve::Each).unwrap();
+        assert_eq!(leader.objects(), 600, "leader {epoch}");
+        assert!(memory(&node).serving(boottime()).is_ok());
+    }
+}
+
+/// A node whose name another process has taken hears so while it tells. Was: that it is unknown, so it told
+/// everything again.
+#[test]
+fn a_refused_heartbeat_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), Duration::ZERO);
+    fill(&disk(&node));
+    take_over(&node, &leader, 2);
+    leader.refuse_beats(Some(MountError::StaleIncarnation));
+    let refused = node.mount(Serve::Each);
+    assert!(matches!(refused, Err(NodeError::Mount(MountError::StaleIncarnation))), "{refused:?}");
+}
+
+/// The first mount has told everything, and the heartbeat behind it is lost on the leader: the node lives, and
+/// its next heartbeat mounts again.
+#[test]
+fn a_first_mount_does_not_fail_by_its_last_heartbeat() {
+    let directory = tempfile::tempdir().unwrap();
+    let leader = Arc::new(Leader::new(LeaderEpoch(1), Start::New));
+    let node = Node::new(config(directory.path(), NEVER), Arc::clone(&leader) as _, Vec::new());
+    let node = node.unwrap();
+    leader.refuse_beats(Some(MountError::UnknownNode));
+    node.mount_first().unwrap();
+    assert!(memory(&node).serving(boottime()).is_err(), "nobody gave leave");
+    leader.refuse_beats(None);
+    node.heartbeat();
+    assert!(memory(&node).serving(boottime()).is_ok() && disk(&node).serving(boottime()).is_ok());
 }
 
 /// A leader that hears one segment may never hear of another, and strike keys of it. The next leader is told for

@@ -112,7 +112,7 @@ impl Node {
 
     fn send_mount(&mut self, ctx: &mut Ctx) {
         self.standing.round += 1;
-        // All of it is told again. What is served stays so, until its leave ends.
+        // The answer says what the leader has heard. What is served stays so, until its leave ends.
         self.standing.heard.clear();
         let now = ctx.mono(self.host);
         // It serves nobody by now, and keeps what it holds: a leader that knows it may still believe it. Each
@@ -183,6 +183,7 @@ impl Node {
                     (0..answers.len()).rev().partition(|at| answers[*at] == Mounted::Announce);
                 for at in known {
                     self.standing.heard.insert(at, now);
+                    self.confirm_disk(at);
                 }
                 if !self.standing.empty {
                     ctx.mark(Mark::Remounted);
@@ -270,12 +271,17 @@ impl Node {
     fn heard_all(&mut self, ctx: &mut Ctx, at: usize) {
         self.standing.heard.insert(at, ctx.mono(self.host));
         self.standing.empty = false;
+        self.confirm_disk(at);
+        self.send_beat(ctx);
+    }
+
+    /// The leader knows all that the disk holds, if that is what was offered there.
+    fn confirm_disk(&mut self, at: usize) {
         if at >= self.stores.len()
             && let Some(disk) = &mut self.disk
         {
             disk.confirm();
         }
-        self.send_beat(ctx);
     }
 
     fn all_told(&mut self, ctx: &mut Ctx) {

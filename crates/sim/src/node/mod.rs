@@ -3,9 +3,10 @@
 //!
 //! What must stay true, for a real one as well:
 //!
-//! * `serve_until` is the sending time of the last acknowledged heartbeat plus half the registration.
-//! * Without an acknowledged heartbeat for the whole registration the node drops everything before
-//!   it does anything else, and comes back as a new, empty incarnation.
+//! * `serve_until` is the sending time of the last heartbeat whose answer gave leave, plus half the registration.
+//! * A segment that had no leave for the whole registration serves nobody and keeps what it holds; the next mount
+//!   says so. A leader that refuses the mount makes the node drop everything and come back as a new, empty
+//!   incarnation.
 //! * A leader's epoch is witnessed before the first page is announced to it.
 //! * Leave to serve covers a segment only if its last page was acknowledged before the heartbeat was sent:
 //!   what the leader has not heard of it may give to others. Memory is told first, and waits for no disk.
