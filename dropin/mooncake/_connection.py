@@ -58,6 +58,10 @@ def _ports() -> Iterable[int]:
     return random.sample(ports, min(max(tries, 1), len(ports)))
 
 
+def _says_yes(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true")
+
+
 def _is_loopback(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, None)
@@ -150,8 +154,8 @@ class Connection:
 
     def _lend(self, name: str, host: str, port: int) -> bool:
         """Lends the memory of this store; False: the port is taken."""
-        insecure = os.environ.get("MOONCRATE_INSECURE_LISTEN", "").lower() in ("1", "true")
-        listen = host.strip("[]")
+        insecure = _says_yes("MOONCRATE_INSECURE_LISTEN")
+        listen, size = host.strip("[]"), self.settings.global_segment_size
         if not self.credentials and not insecure and not _is_loopback(listen):
             log.warning(
                 "%s can be reached by others, and this cluster asks nobody for credentials: the memory "
@@ -164,11 +168,15 @@ class Connection:
                 master=self.settings.master_server_addr,
                 name=self._free_name(name, port),
                 listen=f"[{listen}]:{port}" if ":" in listen else f"{listen}:{port}",
-                segment_size=self.settings.global_segment_size,
+                segment_size=size,
                 ssd=disk(self.settings.enable_ssd_offload, self.settings.ssd_offload_path),
                 insecure_listen=insecure,
+                memory_overcommit=_says_yes("MOONCRATE_MEMORY_OVERCOMMIT"),
                 **self.credentials,
             )
+        except mooncrate.TooLarge:
+            log.error("%d bytes are not lent; MOONCRATE_MEMORY_OVERCOMMIT=1 says that they are meant", size)
+            raise
         except mooncrate.Error as error:
             if error.kind == "io" and port:
                 return False

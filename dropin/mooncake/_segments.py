@@ -8,7 +8,7 @@ from typing import Any
 import mooncrate
 
 from ._base import StoreBase
-from ._codes import INTERNAL_ERROR, OK, log
+from ._codes import INTERNAL_ERROR, INVALID_PARAMS, OK, log
 from ._connection import Connection
 from ._settings import PAGE
 
@@ -55,7 +55,9 @@ class SegmentCalls(StoreBase):
             name = live.mount(size)
         except (mooncrate.Error, OSError, ValueError) as error:
             log.error("mount: %s", error)
-            return {"ret": INTERNAL_ERROR, "segment_ids": []}
+            # More than the machine has: asking again with the same size is of no use.
+            bad = isinstance(error, mooncrate.TooLarge)
+            return {"ret": INVALID_PARAMS if bad else INTERNAL_ERROR, "segment_ids": []}
         return {"ret": OK, "segment_ids": [name]}
 
     def unmount_segment(

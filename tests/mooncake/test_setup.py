@@ -48,6 +48,18 @@ def test_a_name_with_a_port_is_kept(fresh, master):
         fresh.setup("localhost", "P2PHANDSHAKE", "64MB", *rest[2:])
 
 
+def test_more_memory_than_there_is_is_refused_with_the_way_out(fresh, master, caplog):
+    rest = (16 * MIB, "tcp", "", master.address)
+    # No machine has so much; before, the kernel killed the process when its pages ran out.
+    assert fresh.setup("localhost", "P2PHANDSHAKE", 64 << 40, *rest) == -600
+    assert "64.0 TiB" in caplog.text and "MOONCRATE_MEMORY_OVERCOMMIT=1" in caplog.text
+    assert fresh.setup("localhost", "P2PHANDSHAKE", 16 * MIB, *rest) == 0
+    more = fresh.allocate_and_mount_segment(64 << 40)
+    assert more == {"ret": -600, "segment_ids": [], "allocated_size": 0}
+    assert fresh.put("still/works", b"value") == 0
+    assert fresh.remove("still/works", force=True) == 0
+
+
 @pytest.mark.check(2)
 def test_two_stores_may_have_one_name(make_store):
     first = make_store(host="localhost:15988")

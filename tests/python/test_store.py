@@ -254,3 +254,11 @@ def test_a_value_may_lie_in_parts(any_store):
         with pytest.raises(TypeError):
             any_store.put_parts("parts/bad", bad)
     assert not any_store.exists("parts/bad")
+
+
+def test_more_memory_than_there_is_is_refused_with_the_way_out():
+    # No machine has so much; before, the kernel killed the process when its pages ran out.
+    with pytest.raises(mooncrate.TooLarge, match="64.0 TiB.*memory_overcommit"):
+        mooncrate.Store(segment_size="64TiB")
+    with mooncrate.Store(segment_size="1MiB", memory_overcommit=True) as store:
+        assert store.put("key", b"value")

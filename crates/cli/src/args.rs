@@ -328,6 +328,10 @@ pub(crate) struct NodeFlags {
     /// Make the memory of huge pages
     #[arg(long)]
     pub(crate) huge_pages: bool,
+    /// Offer more memory than the machine has, or than its cgroup allows; the kernel kills the node when
+    /// values have filled what there is
+    #[arg(long)]
+    pub(crate) memory_overcommit: bool,
     /// A GPU, by its number, and how much of its memory to lend for values that are put there; may be given
     /// several times, for one GPU each [default: off]
     #[arg(long, value_name = "GPU=SIZE")]

@@ -76,6 +76,10 @@ fn wrong_settings_are_refused_with_2_and_name_what_was_meant() {
             plain(&["master", "--evict-above", "80%", "--evict-to", "80%"], &[], None),
             &["--evict-to (80.0%)", "below"],
         ),
+        (
+            plain(&["serve", "--segment-size", "64TiB"], &[], None),
+            &["--segment-size", "64.0 TiB", "the kernel would kill", "--memory-overcommit"],
+        ),
         (plain(&["node", "--data", "off", "--unix", "off"], &[], None), &["cannot be reached"]),
         (plain(&["get", "k", "--json"], &[], None), &["-o FILE"]),
         (plain(&["get", "--key-hex", "xyz"], &[], None), &["--key-hex"]),

@@ -265,8 +265,7 @@ fn an_announcement_that_was_given_up_opens_nothing() {
     catalog.audit().unwrap();
 }
 
-/// A lease was granted on what was announced; then the node told all anew, and the lease was lost with
-/// the book. The grace that follows covers it.
+/// A lease was granted on what was announced; then the node told all anew. The lease stays with the entry.
 #[test]
 fn a_lease_outlives_an_announcement_that_starts_over() {
     let mut catalog = takeover(&[A]);

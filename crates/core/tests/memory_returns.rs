@@ -71,10 +71,12 @@ fn takeover(nodes: &[u64], list: &[(u64, u64)]) -> Catalog {
     Catalog::new(Config::default(), LeaderEpoch(2), start, ms(0))
 }
 
-/// Node 2 is there, another one has not come in time, and the list does not name it any more.
-fn give_up_waiting(catalog: &mut Catalog) {
+/// These nodes are there, another one has not told all in time, and the list does not name it any more.
+fn give_up_waiting(catalog: &mut Catalog, here: &[u64]) {
     for at in (0..25_000).step_by(500) {
-        catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+        for node in here {
+            catalog.heartbeat(ms(at), NodeId(*node)).unwrap();
+        }
         catalog.tick(ms(at));
     }
     let refused = catalog.remove(ms(25_000), b"gone", false);
@@ -156,7 +158,7 @@ fn memory_on_the_list_comes_back_after_any_time() {
 fn late_memory_drops_what_was_struck_before_it_serves() {
     let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
     mount(&mut catalog, ms(1), &offer(2, 5, false), &[]).unwrap();
-    give_up_waiting(&mut catalog);
+    give_up_waiting(&mut catalog, &[2]);
     assert_eq!(catalog.remove(ms(25_002), b"gone", false), Err(RemoveError::NotFound));
     put(&mut catalog, ms(25_002), b"anew").unwrap();
 
@@ -175,6 +177,42 @@ fn late_memory_drops_what_was_struck_before_it_serves() {
     assert!(catalog.may_serve(NodeId(1)));
     assert!(catalog.trusted().iter().any(|trusted| trusted.segment == SegmentId(1)));
     put(&mut catalog, ms(60_003), b"gone").unwrap();
+    catalog.audit().unwrap();
+}
+
+/// It tells while it is waited for: an older value of a key is told to go, and its owner never hears of it. The link
+/// breaks and the wait ends. When it tells again, that value can still be read there. Was: the order was out
+/// already, so it did not count.
+#[test]
+fn what_was_told_to_go_in_an_earlier_round_withholds_leave() {
+    let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
+    let mut newer = held(0, b"key");
+    newer.life.as_mut().unwrap().object.as_mut().unwrap().object.sequence = 100;
+    mount(&mut catalog, ms(1), &offer(2, 5, false), &[newer]).unwrap();
+    let late = offer(1, 5, false);
+    let page = [held(0, b"kept"), held(1, b"key")];
+    catalog.mount(ms(2), late.node, std::slice::from_ref(&late)).unwrap();
+    catalog.announce(ms(2), late.segment, late.incarnation, &page, false).unwrap();
+    catalog.take_orders();
+    give_up_waiting(&mut catalog, &[1, 2]);
+
+    for at in [26_000, 26_001] {
+        // As often as it begins anew: it counts once.
+        catalog.mount(ms(at), late.node, std::slice::from_ref(&late)).unwrap();
+        catalog.announce(ms(at), late.segment, late.incarnation, &page, false).unwrap();
+    }
+    catalog.announce(ms(26_002), late.segment, late.incarnation, &[], true).unwrap();
+    assert_eq!(catalog.locate(ms(26_003), b"key", 0).unwrap().replicas[0].segment, SegmentId(2));
+    assert!(!catalog.may_serve(NodeId(1)), "the older value can still be read there");
+    assert!(!catalog.trusted().iter().any(|trusted| trusted.segment == SegmentId(1)));
+    catalog.audit().unwrap();
+    let (slot, generation) = (Slot(1), Generation(3));
+    let result = OrderResult::Freed { next: Generation(4) };
+    let Trusted { segment, .. } = Trusted::of(&late);
+    let freed = Notice { segment, incarnation: late.incarnation, slot, generation, result };
+    catalog.notice(ms(26_004), &freed);
+    assert!(catalog.may_serve(NodeId(1)));
+    assert!(catalog.trusted().iter().any(|trusted| trusted.segment == SegmentId(1)));
     catalog.audit().unwrap();
 }
 
@@ -221,13 +259,13 @@ fn a_value_that_is_being_told_is_not_replaced() {
     let upsert = PutConfig { upsert: true, ..PutConfig::default() };
     let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
     mount(&mut catalog, ms(1), &offer(2, 5, false), &[held(0, b"both")]).unwrap();
-    give_up_waiting(&mut catalog);
+    give_up_waiting(&mut catalog, &[2]);
     let open = catalog.put_start(ms(60_001), b"both", 100, &upsert).unwrap();
     let late = offer(1, 5, true);
     catalog.mount(ms(60_002), NodeId(1), std::slice::from_ref(&late)).unwrap();
     let told = [held(0, b"both"), held(1, b"alone")];
     catalog.announce(ms(60_003), late.segment, late.incarnation, &told, false).unwrap();
-    assert!(!catalog.may_serve(NodeId(1)), "it has not told all");
+    assert!(!catalog.takes_part(late.segment, late.incarnation), "it has not told all");
     let refused = catalog.put_start(ms(60_004), b"alone", 100, &upsert);
     assert!(matches!(refused, Err(PutError::Rebuilding { .. })), "{refused:?}");
     let refused = catalog.put_end(ms(60_004), b"both", open.token, &[Seal(9)]);

@@ -73,6 +73,8 @@ pub mod life;
 #[cfg(not(loom))]
 pub mod mapping;
 #[cfg(not(loom))]
+pub mod memory;
+#[cfg(not(loom))]
 pub mod read;
 #[cfg(not(loom))]
 pub mod region;

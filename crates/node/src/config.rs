@@ -1,13 +1,14 @@
 //! How a node is set up. Plain data; live parts enter by constructor.
 
 use crate::disk::TierConfig;
+use crate::duty::NodeError;
 use crate::guard::GuardCommand;
 use crate::vram::VramConfig;
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
+use mooncrate_mem::memory::Claim;
 use mooncrate_mem::{Segment, SegmentSpec};
 use mooncrate_wire::{Address, Gate, PoolConfig};
-use std::io;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub struct NodeConfig {
     pub shared: bool,
     /// Whether to take huge pages.
     pub huge_pages: bool,
+    /// Whether segments may be larger than the memory of the machine, or than a cgroup allows.
+    pub memory_overcommit: bool,
     /// Where the data server is reached over the network.
     pub tcp: Option<Address>,
     /// Where it is reached on the same machine.
@@ -75,6 +78,7 @@ impl Default for NodeConfig {
             slots: None,
             shared: true,
             huge_pages: false,
+            memory_overcommit: false,
             tcp: None,
             unix: None,
             incarnation: Incarnation(1),
@@ -115,9 +119,20 @@ impl NodeConfig {
         ZoneId(name_hash(&self.zone))
     }
 
-    /// A segment as wanted. Where several tenants meet, ranges are zeroed between lives.
-    pub(crate) fn create(&self, spec: SegmentSpec) -> io::Result<Arc<Segment>> {
-        if self.wipes() { Segment::create_wiping(spec) } else { Segment::create(spec) }
+    /// A segment as wanted, if the system has that much memory. Where several tenants meet, ranges are zeroed
+    /// between lives.
+    pub(crate) fn create(&self, spec: SegmentSpec) -> Result<Arc<Segment>, NodeError> {
+        let any = self.memory_overcommit;
+        let claim = if any { Claim::new(spec.bytes) } else { Claim::checked(spec.bytes)? };
+        let made = Segment::create_claimed(spec, self.wipes(), claim);
+        made.map_err(|source| NodeError::Io { doing: "reserving memory for a segment", source })
+    }
+
+    /// The same for a segment that takes the place of another, which may live on for a moment: nobody is asked
+    /// for more memory than before.
+    pub(crate) fn create_anew(&self, spec: SegmentSpec) -> Result<Arc<Segment>, NodeError> {
+        let made = Segment::create_claimed(spec, self.wipes(), Claim::new(spec.bytes));
+        made.map_err(|source| NodeError::Io { doing: "reserving memory for a segment", source })
     }
 
     /// Whether ranges are zeroed between lives.
@@ -149,5 +164,24 @@ impl NodeConfig {
             shared: self.shared,
             huge: self.huge_pages,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Was: accepted without a word, and the kernel killed the node when its pages ran out.
+    #[test]
+    fn a_segment_larger_than_the_machine_is_refused_with_the_way_out() {
+        let config = NodeConfig { shared: false, slots: Some(1024), ..NodeConfig::default() };
+        let spec = |bytes| SegmentSpec { bytes, slots: 1024, ..config.spec(Incarnation(1)) };
+        let Err(NodeError::Memory(refused)) = config.create(spec(1 << 46)) else {
+            panic!("64 TiB fit into no machine");
+        };
+        let words = NodeError::Memory(refused).to_string();
+        assert!(words.starts_with("a segment of 64.0 TiB"), "{words}");
+        assert!(words.contains("raise the limit"), "{words}");
+        assert!(words.contains("--memory-overcommit"), "{words}");
     }
 }

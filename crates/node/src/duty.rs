@@ -14,6 +14,7 @@ use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, Now, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
+use mooncrate_mem::memory::TooMuchMemory;
 use mooncrate_mem::{Life, SegmentError};
 use mooncrate_transfer::{
     DataServer, DataServerConfig, DataTally, Engine, EngineConfig, Nodes, Segments, Stager, Staging,
@@ -21,6 +22,7 @@ use mooncrate_transfer::{
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::message::{NodeInfo, Unmount};
 use mooncrate_wire::{Address, CallError, HangUp, MasterApi, Role};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -48,6 +50,12 @@ pub enum NodeError {
         /// What the system said.
         source: io::Error,
     },
+    /// Segments that are larger than the memory there is.
+    #[error(
+        "{0}; lend less, raise the limit, or say that it is meant: --memory-overcommit, or memory_overcommit = true \
+         (a segment that was unmounted counts until its last reader is done: that passes by itself)"
+    )]
+    Memory(#[from] TooMuchMemory),
     /// A disk could not be opened.
     #[error("the disk at {path}: {source}")]
     Disk {
@@ -138,9 +146,7 @@ impl Node {
                 unix @ Address::Unix(_) => config.unix = Some(unix),
             }
         }
-        let segment = config
-            .create(config.spec(config.incarnation))
-            .map_err(io("reserving memory for the segment"))?;
+        let segment = config.create(config.spec(config.incarnation))?;
         let segments = Arc::new(Segments::default());
         // Before anybody can map anything.
         let guard = guard_of(&config, &segments);
@@ -185,6 +191,9 @@ impl Node {
                 fence,
                 draining: Vec::new(),
                 mounted: None,
+                began: boottime(),
+                told: BTreeMap::new(),
+                current: BTreeMap::new(),
             }),
             tally: Tally::new(data),
             config,
@@ -521,9 +530,7 @@ fn tier_of(
     if opened.is_empty() {
         return Ok(None);
     }
-    let memory = config
-        .create(config.staging_spec(config.incarnation))
-        .map_err(|source| NodeError::Io { doing: "reserving staging memory", source })?;
+    let memory = config.create(config.staging_spec(config.incarnation))?;
     segments.insert_private(Arc::clone(&memory));
     let staging = Staging::new(memory, config.tier.staging_lease);
     let (disks, kept): (Vec<_>, Vec<_>) = opened.into_iter().unzip();

@@ -10,8 +10,8 @@ mod vram;
 
 use crate::duty::Node;
 use mooncrate_admin::{Collector, DescriptorEncoder, Page, Shown};
-use mooncrate_core::Now;
 use mooncrate_core::tally::Count;
+use mooncrate_core::{Medium, Now};
 use mooncrate_mem::SegmentStats;
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{DataTally, Refusals};
@@ -162,7 +162,7 @@ fn standing(page: &mut Page<'_>, node: &Node) -> fmt::Result {
         ),
         (
             "mooncrate_node_serve_left_seconds",
-            "How long readers may still be served without another heartbeat.",
+            "How long readers of memory may still be served without another heartbeat.",
             health.serve_left,
         ),
     ] {
@@ -204,7 +204,10 @@ pub(crate) struct Health {
 impl Health {
     pub(crate) fn of(node: &Node) -> Self {
         let now = boottime();
-        let until = node.segments().all().iter().map(|segment| segment.serve_until()).min();
+        // Of memory: a disk that is still being told is not served yet, which may take minutes.
+        let segments = node.segments().all();
+        let memory = segments.iter().filter(|one| one.spec().segment.medium() != Medium::Ssd);
+        let until = memory.map(|segment| segment.serve_until()).min();
         let standing = node.standing().lock();
         Self {
             mounted: standing.mounted.is_some(),

@@ -1,15 +1,31 @@
 //! Being known: mount, announce, heartbeat. A node without a master stops serving in time and keeps what it
 //! holds; the master that returns says what of it is current.
+//!
+//! ```text
+//! mount ─► memory, VRAM: pages … last ─► heartbeat ─► served   (each segment by itself)
+//!          disks:        pages … pages … pages … last ─► heartbeat ─► served
+//!                          └ heartbeat ┘ └ heartbeat ┘   memory stays served meanwhile
+//! ```
+//!
+//! What must stay true: leave to serve covers a segment only if the leader that gives it had acknowledged the
+//! last page of that segment before the heartbeat was sent. What a leader has not heard of it may give to
+//! others, so a segment that is still being told keeps the end that an earlier leave gave it.
+
+#[cfg(test)]
+mod leader;
+#[cfg(test)]
+mod tests;
 
 use crate::duty::{Node, NodeError};
 use mooncrate_core::copy::DrainMode;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::{Evidence, SegmentOffer};
-use mooncrate_core::{Incarnation, LeaderEpoch, Now, SegmentId, Slot, lease};
+use mooncrate_core::{Incarnation, LeaderEpoch, Medium, Now, SegmentId, Slot, lease};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Segment, SegmentSpec};
 use mooncrate_wire::CallError;
-use mooncrate_wire::message::{Announce, Heartbeat, Mount, Pulse};
+use mooncrate_wire::message::{Announce, Heartbeat, Mount, Mounted, Pulse};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +39,18 @@ const LATER_FIRST: u64 = 60_000_000;
 const LATER_LAST: u64 = LATER_FIRST << 24;
 /// Slots in one page of an announcement: a worker of the master decodes one at a time.
 const PAGE_SLOTS: usize = 512;
+
+type Segments = Vec<Arc<Segment>>;
+
+/// When what is told is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Serve {
+    /// Each segment when all of it is told.
+    Each,
+    /// All of them when everything is told. For the first mount of a process: its memory is empty, and the
+    /// threads that carry out orders for it start when the mount is done.
+    Together,
+}
 
 /// What the node knows of its standing with the master.
 #[derive(Debug)]
@@ -42,20 +70,62 @@ pub(crate) struct Standing {
     /// The leader that has heard everything about this incarnation. Another one knows nothing, even if
     /// it knows the node: a mount that was given up may have reached it late.
     pub(crate) mounted: Option<LeaderEpoch>,
+    /// When this incarnation began, empty.
+    pub(crate) began: Now,
+    /// Segments that a leader has heard all of.
+    pub(crate) told: BTreeMap<SegmentId, Told>,
+    /// When each mount was last known to hold nothing that is not current: when the last heartbeat was *sent*
+    /// whose answer gave leave to serve it, or when it was made.
+    pub(crate) current: BTreeMap<SegmentId, (Incarnation, Now)>,
+}
+
+/// The last page of a segment was acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    incarnation: Incarnation,
+    /// By this leader.
+    epoch: LeaderEpoch,
+    /// When the answer was here: a heartbeat that was sent before may have been answered before.
+    at: Now,
 }
 
 impl Standing {
+    /// A leader has acknowledged the last page of a segment.
+    pub(crate) fn heard_all(&mut self, spec: &SegmentSpec, epoch: LeaderEpoch) {
+        let told = Told { incarnation: spec.incarnation, epoch, at: boottime() };
+        self.told.insert(spec.segment, told);
+    }
+
+    /// A segment was made just now, empty.
+    pub(crate) fn made(&mut self, spec: &SegmentSpec) {
+        self.current.insert(spec.segment, (spec.incarnation, boottime()));
+    }
+
+    /// Whether the leader of `epoch` has heard all of a segment.
+    fn has_told(&self, spec: &SegmentSpec, epoch: LeaderEpoch) -> bool {
+        let told = self.told.get(&spec.segment);
+        told.is_some_and(|told| told.incarnation == spec.incarnation && told.epoch == epoch)
+    }
+
+    /// Whether the answer of the leader of `epoch` to a heartbeat that was sent then covers a segment.
+    fn covers(&self, spec: &SegmentSpec, sent: Now, epoch: LeaderEpoch) -> bool {
+        let in_time = self.told.get(&spec.segment).is_some_and(|told| told.at <= sent);
+        in_time && self.has_told(spec, epoch)
+    }
+
     /// How long an earlier start of this node may be readable, if that is known.
     pub(crate) fn fence_ms(&self, now: Now) -> Option<u32> {
         self.fence.map(|fence| lease::left_ms(now, fence))
     }
 
-    /// Whether a master may have given this node up (R10): nobody has acknowledged anything for the
-    /// registration time. The node counts from when it *sent* what was acknowledged, so it knows before
-    /// its master does. It serves nobody by then, and keeps what it holds: the next master may know that
-    /// it is still current.
-    fn has_lapsed(&self, now: Now) -> bool {
-        now.since(self.acknowledged) >= self.registration
+    /// Whether a leader may have given a segment up (R10): none has given leave to serve it for the
+    /// registration time. The node counts from when it *sent* what was answered, so it knows before its master
+    /// does. It serves nobody by then, and keeps what it holds: the next master may know that it is still
+    /// current. Each segment by itself: a leader that heard one of them may not have heard of another.
+    fn has_lapsed(&self, spec: &SegmentSpec, now: Now) -> bool {
+        let current = self.current.get(&spec.segment);
+        let current = current.filter(|(mount, _)| *mount == spec.incarnation);
+        now.since(current.map_or(self.began, |(_, at)| *at)) >= self.registration
     }
 }
 
@@ -66,7 +136,7 @@ impl Node {
     pub(crate) fn mount_first(&self) -> Result<(), NodeError> {
         let mut later = LATER_FIRST;
         loop {
-            match self.mount() {
+            match self.mount(Serve::Together) {
                 Err(NodeError::Mount(MountError::StaleIncarnation)) if later <= LATER_LAST => {
                     self.begin(later);
                     later *= 2;
@@ -77,41 +147,102 @@ impl Node {
     }
 
     /// Offers the segments and announces what they hold.
-    pub(crate) fn mount(&self) -> Result<(), NodeError> {
+    pub(crate) fn mount(&self, serve: Serve) -> Result<(), NodeError> {
         let sent = boottime();
-        let segments = self.segments().all();
+        let mut segments = self.segments().all();
+        // Memory first: a disk may have millions of records to tell of, and takes minutes.
+        segments.sort_by_key(|segment| segment.spec().segment.medium() == Medium::Ssd);
         let (fence_ms, draining, lapsed) = {
             let standing = self.standing().lock();
-            (standing.fence_ms(sent), standing.draining.clone(), standing.has_lapsed(sent))
+            let lapsed = segments.iter().map(|segment| standing.has_lapsed(segment.spec(), sent));
+            let lapsed: Vec<bool> = lapsed.collect();
+            (standing.fence_ms(sent), standing.draining.clone(), lapsed)
         };
+        let offers = segments.iter().zip(lapsed);
         let mount = Mount {
             info: self.info().clone(),
             seen: segments.iter().map(|s| s.epoch()).max().unwrap_or_default(),
-            offers: segments.iter().map(|segment| self.offer(segment.spec(), lapsed)).collect(),
+            offers: offers.map(|(segment, lapsed)| self.offer(segment.spec(), lapsed)).collect(),
             fence_ms,
             draining,
         };
         let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
-        self.standing().lock().fence = Some(fence_of(boottime(), mounted.fence_ms));
-        let mut sent = sent;
+        let (known, untold) = self.known_to(&mounted, &segments);
         for segment in &segments {
             // Before the announcement: no plan of an older leader can come in behind it.
             segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
-            sent = self.announce(segment, mounted.epoch)?;
         }
-        self.standing().lock().mounted = Some(mounted.epoch);
-        for disk in self.disks() {
-            if let Err(error) = disk.confirm(mounted.epoch) {
-                let path = disk.config.path.display();
-                tracing::warn!(%error, %path, "the stamp of the disk could not be confirmed");
+        // The mount was heard, and gives no leave to serve.
+        self.acknowledged(sent, mounted.registration_ms, mounted.epoch, false);
+        if !known.is_empty() && serve == Serve::Each {
+            self.beat_while_telling(mounted.epoch)?;
+        }
+        for segment in &known {
+            self.confirm_disk(segment.spec().segment, mounted.epoch);
+        }
+        for segment in &untold {
+            self.announce(segment, mounted.epoch)?;
+            self.confirm_disk(segment.spec().segment, mounted.epoch);
+            if serve == Serve::Each {
+                self.may_serve(std::slice::from_ref(segment), mounted.epoch)?;
             }
         }
-        self.acknowledged(sent, mounted.registration_ms, mounted.epoch, false);
-        // Only now, that all is told, does the master know whether something readable must be dropped
-        // before this node may serve. It is asked at once, and with each heartbeat if this one is lost.
+        if serve == Serve::Together
+            && let Err(error) = self.may_serve(&untold, mounted.epoch)
+        {
+            // All is told. The thread that sends heartbeats asks again, and mounts again if it must.
+            tracing::warn!(%error, "no leave to serve yet");
+        }
+        self.standing().lock().mounted = Some(mounted.epoch);
+        Ok(())
+    }
+
+    /// A mount was answered: the segments that this leader has heard all of, and those that are to be told. It
+    /// holds the books of the former, or it would have refused the mount: one that was given up never comes back
+    /// under its number (M8). So a link that breaks while a disk is told costs memory nothing. What an earlier
+    /// leader heard does not count; it stays served until its leave ends.
+    fn known_to(&self, mounted: &Mounted, segments: &[Arc<Segment>]) -> (Segments, Segments) {
+        let mut standing = self.standing().lock();
+        standing.fence = Some(fence_of(boottime(), mounted.fence_ms));
+        standing.told.retain(|_, told| told.epoch == mounted.epoch);
+        let told = |segment: &Arc<Segment>| standing.has_told(segment.spec(), mounted.epoch);
+        segments.iter().cloned().partition(told)
+    }
+
+    /// All of these segments is told. Only now does the master know whether something readable must be dropped
+    /// before they are served. It is asked at once, and with each heartbeat from now on.
+    fn may_serve(&self, told: &[Arc<Segment>], epoch: LeaderEpoch) -> Result<(), NodeError> {
+        let mut standing = self.standing().lock();
+        for segment in told {
+            standing.heard_all(segment.spec(), epoch);
+        }
+        drop(standing);
+        self.beat_while_telling(epoch)
+    }
+
+    /// The leader of `epoch` knows all that a disk holds, if that is one.
+    fn confirm_disk(&self, id: SegmentId, epoch: LeaderEpoch) {
+        let Some(disk) = self.tier().and_then(|tier| tier.disk(id)) else { return };
+        if let Err(error) = disk.confirm(epoch) {
+            let path = disk.config.path.display();
+            tracing::warn!(%error, %path, "the stamp of the disk could not be confirmed");
+        }
+    }
+
+    /// A heartbeat between a mount and its last page: what is told already is served meanwhile. An error: this
+    /// leader does not count any more, or does not know this node, so there is no use in telling it the rest.
+    fn beat_while_telling(&self, epoch: LeaderEpoch) -> Result<(), NodeError> {
         let sent = boottime();
-        if let Ok(Ok(pulse)) = self.beat(sent) {
-            self.heard(sent, pulse);
+        match self.beat(sent) {
+            Ok(Ok(pulse)) if pulse.epoch == epoch => self.heard(sent, pulse),
+            // Another leader, which has heard nothing.
+            Ok(Ok(_)) => return Err(MountError::UnknownNode.into()),
+            Ok(Err(error)) => return Err(error.into()),
+            Err(error) => {
+                // Pages have a link of their own, and may still get through.
+                self.tally().heartbeats_failed.one();
+                tracing::warn!(%error, "no heartbeat");
+            }
         }
         Ok(())
     }
@@ -134,18 +265,31 @@ impl Node {
         }
     }
 
-    /// Tells the leader of `epoch` all that a segment holds; when the last page was sent. The master hears
-    /// a node that tells, as it hears a heartbeat.
-    pub(crate) fn announce(&self, segment: &Segment, epoch: LeaderEpoch) -> Result<Now, NodeError> {
+    /// Tells the leader of `epoch` all that a segment holds. The master hears a node that tells, as it hears a
+    /// heartbeat; but only the answer to a heartbeat gives leave to serve, so they go on between pages.
+    pub(crate) fn announce(&self, segment: &Segment, epoch: LeaderEpoch) -> Result<(), NodeError> {
         let SegmentSpec { segment: id, incarnation, .. } = *segment.spec();
-        let (mut from, mut sent) = (Some(Slot(0)), boottime());
+        let (mut from, mut beaten) = (Some(Slot(0)), boottime());
+        let mut given_up = None;
         let mut pages = std::iter::from_fn(|| {
-            let (page, next) = segment.announce(from?, PAGE_SLOTS);
-            (from, sent) = (next, boottime());
+            let slot = from?;
+            if self.stopping() {
+                given_up = Some(MountError::UnknownNode.into());
+                return None;
+            }
+            if boottime().since(beaten) >= self.config().heartbeat {
+                beaten = boottime();
+                given_up = self.beat_while_telling(epoch).err();
+                if given_up.is_some() {
+                    return None;
+                }
+            }
+            let (page, next) = segment.announce(slot, PAGE_SLOTS);
+            from = next;
             Some(Announce { epoch, segment: id, incarnation, page, last: next.is_none() })
         });
         self.master().announce_all(&mut pages, CALL_TIME)??;
-        Ok(sent)
+        given_up.map_or(Ok(()), Err)
     }
 
     /// Heartbeats, for as long as the node lives. After one that nobody acknowledged the next comes soon:
@@ -157,7 +301,10 @@ impl Node {
             self.heartbeat();
             // Here because a heart always has a next beat: threads without work sleep, and keep no time.
             self.copier().let_go();
-            let known = self.standing().lock().acknowledged >= began;
+            let known = {
+                let standing = self.standing().lock();
+                standing.mounted.is_some() && standing.acknowledged >= began
+            };
             self.rest(if known { pause } else { pause.min(RETRY) });
         }
     }
@@ -165,7 +312,6 @@ impl Node {
     /// One heartbeat, and whatever its answer, or its absence, asks for.
     fn heartbeat(&self) {
         let Some(told) = self.standing().lock().mounted else {
-            // Not alive for this master before all is told: an answer would give leave to serve.
             return self.mount_again();
         };
         let sent = boottime();
@@ -196,7 +342,7 @@ impl Node {
 
     fn mount_again(&self) {
         self.standing().lock().mounted = None;
-        match self.mount() {
+        match self.mount(Serve::Each) {
             Ok(()) => tracing::info!("mounted again"),
             // The master has given this mount up: its keys may have other values already.
             Err(NodeError::Mount(MountError::StaleIncarnation)) => self.start_over(),
@@ -222,8 +368,7 @@ impl Node {
                 // Its records outlive the mount: the master keeps them or tells them to go (S4).
                 return disk.remount(incarnation);
             }
-            let made = self.config().create(SegmentSpec { incarnation, ..*spec });
-            made.map_err(|source| NodeError::Io { doing: "reserving memory", source })
+            self.config().create_anew(SegmentSpec { incarnation, ..*spec })
         };
         let old = self.segments().all();
         for old in &old {
@@ -247,14 +392,17 @@ impl Node {
                 // Whoever had the name meanwhile may be readable: the next master knows.
                 standing.fence = None;
                 standing.acknowledged = boottime();
+                standing.began = boottime();
                 standing.mounted = None;
+                standing.told.clear();
+                standing.current.clear();
             }
             Err(error) => tracing::error!(%error, "no memory for a new segment"),
         }
     }
 
-    /// A master has heard what was sent then, and says whether the node may serve; whether it is a master
-    /// that counts.
+    /// A master has heard what was sent then, and says whether the node may serve what it has told all of;
+    /// whether it is a master that counts.
     pub(crate) fn acknowledged(
         &self,
         sent: Now,
@@ -286,8 +434,19 @@ impl Node {
             return true;
         }
         standing.leave = standing.leave.max(sent);
-        for segment in mounted.into_iter().chain(self.segments().private()) {
-            segment.set_serve_until(standing.leave.plus(registration / 2));
+        let until = standing.leave.plus(registration / 2);
+        let mut told = mounted;
+        told.retain(|segment| standing.covers(segment.spec(), sent, epoch));
+        // What was loaded from disks is read when a disk may be.
+        let disks = told.iter().any(|segment| segment.spec().segment.medium() == Medium::Ssd);
+        let staged = if disks { self.segments().private() } else { Vec::new() };
+        for segment in told.iter().chain(&staged) {
+            segment.set_serve_until(until);
+        }
+        let leave = standing.leave;
+        for segment in &told {
+            let SegmentSpec { segment, incarnation, .. } = *segment.spec();
+            standing.current.insert(segment, (incarnation, leave));
         }
         true
     }

@@ -30,8 +30,7 @@ impl Node {
             return Err(MountError::TooManySegments { count }.into());
         }
         let spec = self.config().spec_of(index, bytes, self.next_mount());
-        let io = |source| NodeError::Io { doing: "reserving memory for the segment", source };
-        self.mount_one(&self.config().create(spec).map_err(io)?)?;
+        self.mount_one(&self.config().create(spec)?)?;
         Ok(id)
     }
 
@@ -56,13 +55,17 @@ impl Node {
         };
         let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
         segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
+        self.standing().lock().made(segment.spec());
         self.segments().insert(Arc::clone(segment));
         let told = self.announce(segment, mounted.epoch);
         let mut standing = self.standing().lock();
+        if told.is_ok() {
+            standing.heard_all(segment.spec(), mounted.epoch);
+        }
         if told.is_err() || standing.mounted != Some(mounted.epoch) {
             // The next heartbeat mounts all of them again: this leader may know of this one alone.
             standing.mounted = None;
-            return told.map(|_| ());
+            return told;
         }
         drop(standing);
         // It serves from the next heartbeat on, if the node does.
@@ -86,6 +89,8 @@ impl Node {
         // Under the lock: no heartbeat on its way may give leave to serve it again.
         let mut standing = self.standing().lock();
         standing.draining.retain(|(drained, _)| *drained != id);
+        standing.told.remove(&id);
+        standing.current.remove(&id);
         let segment = self.segments().remove(id)?;
         segment.set_serve_until(Now(0));
         Some(segment.spec().incarnation)

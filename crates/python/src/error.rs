@@ -7,6 +7,7 @@ use mooncrate::{Advice, DeviceError, Error};
 use mooncrate_client::Error as ClientError;
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_gpu::GpuError;
+use mooncrate_node::NodeError;
 use mooncrate_transfer::TransferError;
 use mooncrate_wire::{CallError, DataError};
 use pyo3::prelude::*;
@@ -49,6 +50,7 @@ impl Class {
             Error::Device(error) => of_device(error),
             Error::Token(_) | Error::Tls(_) | Error::DerivedToken => Self::Denied,
             Error::OpenBind { .. } | Error::GrpcInTheClear { .. } => Self::Invalid,
+            Error::Node(NodeError::Memory(_)) => Self::TooLarge,
             Error::Node(_) | Error::Election(_) | Error::Io { .. } => by_advice(error.advice()),
         }
     }

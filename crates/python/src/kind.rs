@@ -6,6 +6,7 @@
 use mooncrate::{DeviceError, Error, SessionError};
 use mooncrate_client::Error as ClientError;
 use mooncrate_core::error::{CopyError, GetError, PutError, RemoveError};
+use mooncrate_node::NodeError;
 use mooncrate_transfer::TransferError;
 use mooncrate_wire::{CallError, DataError, RefusalCode};
 
@@ -21,6 +22,7 @@ pub(crate) fn kind(error: &Error) -> &'static str {
             DeviceError::Late { .. } => "late stream",
             DeviceError::NoRoom { .. } => "no pinned room",
         },
+        Error::Node(NodeError::Memory(_)) => "too large",
         Error::Node(_) => "node",
         Error::Election(_) => "election",
         Error::Io { .. } => "io",

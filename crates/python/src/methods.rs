@@ -21,7 +21,7 @@ impl Store {
     #[new]
     #[pyo3(signature = (*, master=None, segment_size=None, ssd=None, replicas=1, tenant="",
         token_file=None, tls_cert=None, tls_key=None, tls_ca=None, timeout=5.0, shared_memory=true,
-        host=None, zone="", listen=None, _holds=false))]
+        host=None, zone="", listen=None, memory_overcommit=false, _holds=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     #[expect(clippy::used_underscore_binding, reason = "it marks an internal keyword argument")]
     fn new(
@@ -40,6 +40,7 @@ impl Store {
         host: Option<String>,
         zone: &str,
         listen: Option<String>,
+        memory_overcommit: bool,
         _holds: bool,
     ) -> PyResult<Self> {
         let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
@@ -56,6 +57,7 @@ impl Store {
             host,
             zone: zone.to_owned(),
             listen,
+            memory_overcommit,
             holds: _holds,
         };
         Self::open(py, opening)

@@ -68,6 +68,8 @@ pub(crate) struct Opening {
     pub(crate) host: Option<String>,
     pub(crate) zone: String,
     pub(crate) listen: Option<String>,
+    /// Whether the memory may be larger than there is.
+    pub(crate) memory_overcommit: bool,
     /// Whether reads and lookups keep values from being removed for a while.
     pub(crate) holds: bool,
 }
@@ -107,7 +109,9 @@ impl Opening {
             return Err(invalid(py, &words));
         }
         let ssd = self.disks(py)?;
-        let mut options = EmbeddedOptions { client, ssd, ..EmbeddedOptions::default() };
+        let memory_overcommit = self.memory_overcommit;
+        let mut options =
+            EmbeddedOptions { client, ssd, memory_overcommit, ..EmbeddedOptions::default() };
         match bytes {
             Some(0) => return Err(invalid(py, "a store in this process needs a segment_size")),
             Some(bytes) => options.segment_bytes = bytes,
@@ -166,6 +170,7 @@ impl Opening {
             node.name = format!("python-{}-{}", machine.trim(), first.path.display());
         }
         node.tier.disks = disks;
+        node.memory_overcommit = self.memory_overcommit;
         let node = py.detach(|| run_node(node)).map_err(|e| exception(py, e))?;
         Ok((store, Some(node)))
     }

@@ -37,7 +37,8 @@ fn socket() -> PathBuf {
 impl Lender {
     #[new]
     #[pyo3(signature = (*, master, name, listen, segment_size, ssd=None, host=None, token_file=None,
-        tls_cert=None, tls_key=None, tls_ca=None, insecure_listen=false))]
+        tls_cert=None, tls_key=None, tls_ca=None, insecure_listen=false,
+        memory_overcommit=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
@@ -52,6 +53,7 @@ impl Lender {
         tls_key: Option<PathBuf>,
         tls_ca: Option<PathBuf>,
         insecure_listen: bool,
+        memory_overcommit: bool,
     ) -> PyResult<Self> {
         let bad = |what: &str, words: String| invalid(py, &format!("{what}: {words}"));
         let master: Masters = master.parse().map_err(|words| bad("master", words))?;
@@ -67,6 +69,7 @@ impl Lender {
             listen: Some(listen),
             unix: Some(socket()),
             segment_bytes: segment_size,
+            memory_overcommit,
             host: host.unwrap_or_else(this_host),
             security,
             tier: TierConfig { disks, ..TierConfig::default() },

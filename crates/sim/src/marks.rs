@@ -148,6 +148,8 @@ marks! {
     NodeGone = "node_gone",
     /// A node mounted again after the master had forgotten it.
     Remounted = "remounted",
+    /// A node served what it had told while it told the rest.
+    ServedWhileTelling = "served_while_telling",
     /// A call was refused while the index was being rebuilt.
     Rebuilding = "rebuilding",
     /// A writer hung up in the middle of its put.

@@ -241,8 +241,8 @@ impl Master {
             // What a node may rely on is granted while the term lasts.
             _ if !self.leading(ctx) => {}
             ToMaster::WriterGone(writer) => self.writer_gone(ctx, writer),
-            ToMaster::Mount { node, round, sent, fence, offers } => {
-                self.mount(ctx, node, (round, sent), fence, &offers);
+            ToMaster::Mount { node, round, fence, offers } => {
+                self.mount(ctx, node, round, fence, &offers);
             }
             ToMaster::Announce { .. } => self.announce(ctx, message),
             ToMaster::Beat { node, sent } => {
@@ -320,7 +320,9 @@ impl Master {
             .and_then(|()| catalog.announce(now, segment, incarnation, &slots, last));
         ctx.told((segment, incarnation), &slots);
         // What a node tells that came back late may be told to go, too.
-        if segment.medium() == Medium::Ssd || !catalog.may_serve(crate::node::id(node)) {
+        let told = catalog.takes_part(segment, incarnation);
+        let whole = told && catalog.may_serve(crate::node::id(node));
+        if segment.medium() == Medium::Ssd || !whole {
             ctx.turned_away((segment, incarnation), &slots);
         }
         for (tenant, known) in catalog.tenants() {
@@ -335,7 +337,7 @@ impl Master {
         &mut self,
         ctx: &mut Ctx,
         node: u8,
-        (round, sent): (u32, Now),
+        round: u32,
         left: Option<Duration>,
         offers: &[SegmentOffer],
     ) {
@@ -351,7 +353,7 @@ impl Master {
             ctx.election.nodes.insert(crate::node::id(node));
         }
         ctx.say(|| format!("master {} mounts n{node}: {result:?}", self.ix));
-        let reply = ToNode::Mounted { round, sent, epoch: catalog.epoch(), fence, result };
+        let reply = ToNode::Mounted { round, epoch: catalog.epoch(), fence, result };
         ctx.to_node(Actor::Master(self.ix), node, reply);
     }
 

@@ -208,8 +208,6 @@ pub enum ToMaster {
         node: u8,
         /// Which attempt.
         round: u32,
-        /// On the node's clock.
-        sent: Now,
         /// How long an earlier mount of the node may still be readable, by a leader's word.
         fence: Option<Duration>,
         /// The segments.
@@ -267,8 +265,6 @@ pub enum ToNode {
     Mounted {
         /// Which attempt.
         round: u32,
-        /// When it was sent.
-        sent: Now,
         /// Who answers.
         epoch: LeaderEpoch,
         /// How long an earlier mount of the node may still be readable.

@@ -83,6 +83,8 @@ pub struct NodeOptions {
     pub zone: String,
     /// Whether to take huge pages.
     pub huge_pages: bool,
+    /// Whether its memory may be larger than that of the machine, or than a cgroup allows.
+    pub memory_overcommit: bool,
     /// When it stops, it hands everything over to other nodes first, for at most this long.
     pub drain_on_stop: Option<Duration>,
     /// What its callers must show, and what it shows its master.
@@ -112,6 +114,7 @@ impl Default for NodeOptions {
             host: this_host(),
             zone: String::new(),
             huge_pages: false,
+            memory_overcommit: false,
             drain_on_stop: None,
             security: Security::default(),
             tenant: None,
@@ -460,6 +463,7 @@ fn node_config(options: NodeOptions) -> NodeConfig {
         segment_bytes: options.segment_bytes,
         slots: options.slots,
         huge_pages: options.huge_pages,
+        memory_overcommit: options.memory_overcommit,
         incarnation: this_start(),
         gate: options.security.gate,
         tenant: options.tenant,

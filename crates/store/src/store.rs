@@ -33,6 +33,8 @@ pub struct EmbeddedOptions {
     pub segment_bytes: u64,
     /// Objects it may hold; `None`: one per 4 KiB.
     pub slots: Option<u32>,
+    /// Whether they may be more than the memory of the machine, or than a cgroup allows.
+    pub memory_overcommit: bool,
     /// Directories on disks that hold what memory cannot, and what outlives the process.
     pub ssd: Vec<SsdConfig>,
     /// GPUs whose memory holds what is put there.
@@ -50,6 +52,7 @@ impl Default for EmbeddedOptions {
         Self {
             segment_bytes: 256 << 20,
             slots: None,
+            memory_overcommit: false,
             ssd: Vec::new(),
             vram: Vec::new(),
             catalog: catalog::Config::default(),
@@ -150,6 +153,7 @@ impl Store {
             host: host.clone(),
             segment_bytes: options.segment_bytes,
             slots: options.slots,
+            memory_overcommit: options.memory_overcommit,
             shared: false,
             incarnation: this_start(),
             tier,

@@ -4,6 +4,7 @@
 
 mod connection;
 mod far;
+mod overdue;
 mod pins;
 mod staging;
 mod tally;

@@ -68,6 +68,8 @@ impl Flags {
         self.text("--segment-size", "segment_size", flags.segment_size.as_ref());
         self.text("--slots", "slots", flags.slots.as_ref());
         self.switch("--huge-pages", "huge_pages", flags.huge_pages, true);
+        let overcommit = flags.memory_overcommit;
+        self.switch("--memory-overcommit", "memory_overcommit", overcommit, true);
         let gpus = (!flags.vram.is_empty()).then(|| flags.vram.join(","));
         self.text("--vram", "vram", gpus.as_ref());
         let disks = (!flags.ssd.is_empty()).then(|| flags.ssd.join(";"));

@@ -19,6 +19,7 @@ use mooncrate::{
 };
 use mooncrate_core::catalog;
 use mooncrate_lock::Mutex;
+use mooncrate_mem::memory::Claim;
 use mooncrate_wire::Address;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -87,6 +88,7 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
     check_eviction(settings)?;
     if role != Role::Master {
         settings.tier.disks.iter().try_for_each(check_disk)?;
+        check_memory(settings)?;
     }
     if let Some(grpc) = &grpc {
         security.check_grpc(grpc).map_err(|error| Failure::usage(error.to_string()))?;
@@ -149,6 +151,14 @@ fn check_disk(disk: &SsdConfig) -> Result<(), Failure> {
         disk.bytes
     );
     Err(Failure::usage(message).hint("ask for less, or name a directory of a larger disk"))
+}
+
+/// Whether the memory of the node can ever be filled. Less may be free now: others may give some back.
+fn check_memory(settings: &Settings) -> Result<(), Failure> {
+    let refused = Claim::checked(settings.segment_bytes).err();
+    let Some(error) = refused.filter(|_| !settings.memory_overcommit) else { return Ok(()) };
+    let hint = "offer less, raise the limit, or say that it is meant with --memory-overcommit";
+    Err(Failure::usage(format!("--segment-size: {error}")).hint(hint))
 }
 
 /// Whether eviction can end.
@@ -300,6 +310,7 @@ fn node_options(settings: &Settings, security: Security, guard: bool) -> NodeOpt
         host: settings.host.clone(),
         zone: settings.zone.clone(),
         huge_pages: settings.huge_pages,
+        memory_overcommit: settings.memory_overcommit,
         vram: settings.vram.clone(),
         security,
         tenant: settings.tenant,

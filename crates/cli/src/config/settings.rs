@@ -87,6 +87,8 @@ pub(crate) struct Settings {
     pub(crate) slots: Option<u32>,
     /// Whether it is made of huge pages.
     pub(crate) huge_pages: bool,
+    /// Whether it may be larger than the memory there is.
+    pub(crate) memory_overcommit: bool,
     /// GPUs whose memory it lends.
     pub(crate) vram: Vec<VramConfig>,
     /// Its disks.
@@ -177,6 +179,7 @@ impl Settings {
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
+            memory_overcommit: truth("memory_overcommit"),
             vram: or_off("vram").map_or_else(Vec::new, |text| gpus(text).expect(CHECKED)),
             node_name: or_auto("node_name").map_or_else(
                 || {

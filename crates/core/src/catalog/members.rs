@@ -9,7 +9,7 @@ use super::trust::Trust;
 use crate::canary::{self, Canary};
 use crate::error::MountError;
 use crate::extent::Extent;
-use crate::ids::{GroupId, Incarnation, LeaderEpoch, NodeId, SegmentId, Slot};
+use crate::ids::{GroupId, Incarnation, LeaderEpoch, NodeId, SegmentId};
 use crate::label::StripeOf;
 use crate::lease;
 use crate::limits::{EXTENT_ALIGN, SEGMENTS_PER_NODE_MAX};
@@ -97,7 +97,7 @@ impl Catalog {
         }
         let last_heard = std::mem::replace(&mut member.last_heard, now);
         self.leave_behind(node, last_heard, offers);
-        Ok(offers.iter().map(|offer| self.mount_one(now, last_heard, offer)).collect())
+        Ok(offers.iter().map(|offer| self.mount_one(last_heard, offer)).collect())
     }
 
     /// A process that mounts the first segment of its node anew offers all that it has: what an earlier one
@@ -146,25 +146,19 @@ impl Catalog {
         Ok(())
     }
 
-    fn mount_one(&mut self, now: Now, last_heard: Now, offer: &SegmentOffer) -> Mounted {
+    fn mount_one(&mut self, last_heard: Now, offer: &SegmentOffer) -> Mounted {
         if let Some(index) = self.segments.find(offer.segment) {
             let book = self.segments.book(index);
             if book.offer.incarnation == offer.incarnation {
-                return match book.phase {
-                    // What a disk has told stays known and readable: it may have told for minutes.
-                    Phase::Announcing if book.is_disk() => {
-                        self.announcements += 1;
-                        let round = self.announcements;
-                        self.segments.book_mut(index).tell_again(round);
-                        Mounted::Announce
-                    }
-                    Phase::Announcing => {
-                        // It starts over: what it told so far may be incomplete.
-                        self.forget_announcement(now, index);
-                        Mounted::Announce
-                    }
-                    _ => Mounted::Known,
-                };
+                if !book.is_announcing() {
+                    return Mounted::Known;
+                }
+                // What it has told stays known and readable. It tells all of it again, and each slot is
+                // compared when its page comes, so this call costs nothing per slot (G13).
+                self.announcements += 1;
+                let round = self.announcements;
+                self.segments.book_mut(index).tell_again(round);
+                return Mounted::Announce;
             }
             // Readers of shared memory may hold the old mapping until its owner's leave to serve lapses:
             // half a registration time after it was last heard (R10).
@@ -260,6 +254,10 @@ impl Catalog {
         if book.is_open() {
             return Ok(None);
         }
+        if !book.is_disk() && book.told_slots < book.slots.len() {
+            // It told of more before: a slot that was used once is told for ever.
+            return Err(MountError::BadAnnouncement { slot: book.told_slots });
+        }
         // Taken before, by a page that came twice: its owner mounts again and tells all anew.
         let told = book.told.take().ok_or(MountError::UnknownNode)?;
         Ok(Some(AllTold { segment, round: book.round, told }))
@@ -284,19 +282,31 @@ impl Catalog {
         announced: &Announced,
     ) -> Result<(), MountError> {
         let bad = MountError::BadAnnouncement { slot: announced.slot.0 };
-        let book = self.segments.book_mut(index);
-        // A page that came twice, or a disk that tells all again.
-        if announced.slot.0 < book.slots.len() {
-            if book.is_disk() {
-                self.told_again(now, index, announced);
-            }
+        let book = self.segments.book(index);
+        if book.is_disk() && announced.slot.0 < book.slots.len() {
+            self.disk_told_again(now, index, announced);
             return Ok(());
         }
-        let Some(told) = &mut book.told else { return Err(bad) };
-        if announced.slot.0 != book.slots.len() || announced.slot.0 >= book.offer.slots {
+        // A page that came twice.
+        if announced.slot.0 < book.told_slots {
+            return Ok(());
+        }
+        if announced.slot.0 != book.told_slots || announced.slot.0 >= book.offer.slots {
             return Err(bad);
         }
-        book.slots.push(SlotBook { generation: announced.generation, entry: NOBODY });
+        if announced.slot.0 < book.slots.len() && self.memory_told_again(now, index, announced)? {
+            return Ok(());
+        }
+        let book = self.segments.book_mut(index);
+        let Some(told) = &mut book.told else { return Err(bad) };
+        let fresh = SlotBook { generation: announced.generation, entry: NOBODY };
+        match book.slots.get_mut(announced.slot.0) {
+            Some(slot) => *slot = fresh,
+            None => {
+                book.slots.push(fresh);
+            }
+        }
+        book.told_slots += 1;
         let Some(life) = &announced.life else {
             if announced.generation < crate::ids::Generation::MAX {
                 book.free_slots.push(announced.slot);
@@ -329,25 +339,6 @@ impl Catalog {
                 }
                 Ok(())
             }
-        }
-    }
-
-    /// A disk tells of a slot again: what it has let go of since the first time is gone, even where its word
-    /// of that was lost.
-    fn told_again(&mut self, now: Now, index: SegmentIndex, told: &Announced) {
-        let known = self.segments.book(index).slots[told.slot.0];
-        if known.entry == NOBODY {
-            return;
-        }
-        let life = told.life.as_ref().filter(|_| told.generation == known.generation);
-        match life {
-            Some(life) if life.object.is_some() => {}
-            Some(_) => self.hidden_by_owner(now, index, told.slot, known.generation),
-            // An old page may come late.
-            None if told.generation > known.generation => {
-                self.freed_unasked(now, index, told.slot, known.generation, told.generation);
-            }
-            None => {}
         }
     }
 
@@ -548,24 +539,6 @@ impl Catalog {
         if all_open && rebuild.announced(node) {
             self.end_rebuild();
         }
-    }
-
-    /// Drops what a segment announced so far. Some of it may have been leased already: it will be told
-    /// again, and a new grace covers leases that are forgotten here.
-    fn forget_announcement(&mut self, now: Now, index: SegmentIndex) {
-        if self.segments.book(index).live > 0 {
-            self.grace_until = now.plus(lease::takeover_grace());
-        }
-        let slots = self.segments.book(index).slots.len();
-        for slot in 0..slots {
-            self.detach(now, index, Slot(slot));
-        }
-        let book = self.segments.book_mut(index);
-        let (offer, wish) = (book.offer.clone(), book.wish);
-        self.announcements += 1;
-        let trust = self.trust_of(&offer);
-        let book = Book::new(offer, self.config.policy, self.announcements, trust);
-        *self.segments.book_mut(index) = Book { wish, ..book };
     }
 
     /// Whether this very mount of a segment is known. A farewell of an earlier one is out of date.

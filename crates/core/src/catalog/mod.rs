@@ -48,6 +48,7 @@ mod rebuild;
 mod remove;
 mod repair;
 mod reserve;
+mod retell;
 mod room;
 mod segments;
 mod tick;
@@ -305,6 +306,8 @@ pub struct Catalog {
     announcements: u64,
     /// Counts entries that only keep their key.
     placeholders: u64,
+    /// Counts slots that were taken out of their objects without a word of their owner.
+    detached: u64,
     counters: Counters,
 }
 
@@ -359,6 +362,7 @@ impl Catalog {
             last_tick: now,
             announcements: 0,
             placeholders: 0,
+            detached: 0,
             counters: Counters::default(),
         }
     }
@@ -413,6 +417,13 @@ impl Catalog {
     /// What was counted.
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// Slots that were taken out of their objects without a word of their owner, since it leads: those of
+    /// segments that left, and those that are told again and have changed. Each costs the same under the lock,
+    /// so this bounds what one call may do.
+    pub fn detached(&self) -> u64 {
+        self.detached
     }
 
     /// Objects in the index, open puts included.

@@ -312,7 +312,13 @@ impl Catalog {
     /// The owner of a replica in memory found that its bytes are not those that were sealed (G15). Nobody
     /// new can read it, so the key does not wait for its end: without another replica it is free at once,
     /// with one it is made whole again. The range waits for leases, as ever.
-    fn found_bad(&mut self, now: Now, segment: SegmentIndex, slot: Slot, generation: Generation) {
+    pub(super) fn found_bad(
+        &mut self,
+        now: Now,
+        segment: SegmentIndex,
+        slot: Slot,
+        generation: Generation,
+    ) {
         let Some(&known) = self.segments.book(segment).slots.get(slot.0) else { return };
         if known.generation != generation || known.entry == NOBODY {
             return;

@@ -114,6 +114,8 @@ pub(super) struct Book {
     pub round: u64,
     /// Ranges that were announced so far; taken out when all are, to become the allocator.
     pub told: Option<Told>,
+    /// Of memory: slots told in this round. `slots` may know more, from an earlier round.
+    pub told_slots: u32,
     pub allocator: Room,
     pub policy: Box<dyn EvictPolicy>,
     /// The order among soft pins: they go when nothing else can.
@@ -158,10 +160,15 @@ pub(super) struct Book {
 }
 
 impl Book {
-    /// The owner of a disk tells everything once more.
+    /// The owner tells everything once more. Ranges are collected anew, because their handles are numbers
+    /// within one round.
     pub(super) fn tell_again(&mut self, round: u64) {
         self.round = round;
-        self.told = Some(Told::new(self.offer.bytes, true));
+        self.told = Some(Told::new(self.offer.bytes, self.is_disk()));
+        if !self.is_disk() {
+            self.told_slots = 0;
+            self.free_slots = Vec::new();
+        }
     }
 
     /// A book whose owner is about to announce.
@@ -173,6 +180,7 @@ impl Book {
             offer,
             phase: Phase::Announcing,
             round,
+            told_slots: 0,
             policy: policy.build(),
             soft: policy.build(),
             soft_ends: VecDeque::new(),

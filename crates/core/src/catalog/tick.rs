@@ -121,6 +121,7 @@ impl Catalog {
 
     /// Takes one slot's replica out of whatever names it, without asking the owner.
     pub(super) fn detach(&mut self, now: Now, index: SegmentIndex, slot: Slot) {
+        self.detached += 1;
         if self.end_copy(now, index, slot).is_some() {
             self.copy_failed(now);
         }

@@ -311,8 +311,11 @@ impl Catalog {
         }
     }
 
-    /// Whether a node may let others read its memory: not before it has told all that it holds, and not while
-    /// a value that it was told to drop is readable there, by locators of an earlier leader. A disk is mounted anew and has no such readers.
+    /// Whether a node may let others read the memory that it has told all of: not while a value that it was
+    /// told to drop is readable there, by locators of an earlier leader. Which segments it has told the node
+    /// knows best: it serves a segment from the first heartbeat on that it sends after the last page was
+    /// acknowledged. So no segment waits for another, and memory waits for no disk. A disk is mounted anew and
+    /// has no such readers.
     pub fn may_serve(&self, node: NodeId) -> bool {
         let Some(member) = self.nodes.get(&node) else { return false };
         if canary::on(Canary::LateMemoryServes) {
@@ -321,7 +324,7 @@ impl Catalog {
         let mut mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));
         mounts.all(|index| {
             let book = self.segments.book(index);
-            book.is_disk() || (book.phase != Phase::Announcing && book.unwanted == 0)
+            book.is_disk() || book.unwanted == 0
         })
     }
 
@@ -354,11 +357,16 @@ impl Catalog {
     /// with a record whose key was not told, because it was on its way out already. Memory that never
     /// stopped serving is left out: what it was told to drop is superseded, and its owner answers soon.
     pub(super) fn unwanted(&mut self, part: &Part) {
-        let book = self.segments.book_mut(part.segment);
+        self.unwanted_at(part.segment, part.slot);
+    }
+
+    /// The same by its slot; nothing if it counts already.
+    pub(super) fn unwanted_at(&mut self, index: SegmentIndex, slot: Slot) {
+        let book = self.segments.book_mut(index);
         if book.trust == Trust::All {
             return;
         }
-        if let Some(ending) = book.ending.get_mut(&part.slot) {
+        if let Some(ending) = book.ending.get_mut(&slot).filter(|ending| !ending.unwanted) {
             ending.unwanted = true;
             book.unwanted += 1;
             let told = Trusted::of(&book.offer);

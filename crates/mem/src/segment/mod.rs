@@ -39,6 +39,7 @@ pub use write::{BeginWrite, LabelHash, Unpublished, WriteGuard};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::bell::Bell;
 use crate::far::Far;
+use crate::memory::Claim;
 use crate::read::{self, OneSided};
 use crate::region::{Backing, Pages, Region};
 use crate::table::{Identity, Table};
@@ -146,6 +147,8 @@ enum Payload {
         region: Region,
         /// The same for those who only read it; `None`: not shared.
         readers: Option<OwnedFd>,
+        /// Counts these bytes for as long as the segment lives.
+        _claim: Claim,
     },
     /// On a disk.
     Kept,
@@ -174,16 +177,18 @@ struct Front {
 impl Segment {
     /// Makes the two regions. Until [`Segment::set_serve_until`] is called nobody can read.
     pub fn create(spec: SegmentSpec) -> io::Result<Arc<Self>> {
-        Self::make(spec, false)
+        Self::create_claimed(spec, false, Claim::new(spec.bytes))
     }
 
     /// As [`Segment::create`]; every range is zeroed when its life is over, before anybody is told
     /// that it is free. For segments that hold values of several tenants.
     pub fn create_wiping(spec: SegmentSpec) -> io::Result<Arc<Self>> {
-        Self::make(spec, true)
+        Self::create_claimed(spec, true, Claim::new(spec.bytes))
     }
 
-    fn make(spec: SegmentSpec, wipes: bool) -> io::Result<Arc<Self>> {
+    /// Either of the two, for bytes that were claimed before: who makes a segment for a user looks first whether
+    /// there is that much memory ([`Claim::checked`]).
+    pub fn create_claimed(spec: SegmentSpec, wipes: bool, claim: Claim) -> io::Result<Arc<Self>> {
         spec.check()?;
         let identity = spec.identity();
         let bytes = usize::try_from(spec.bytes).map_err(io::Error::other)?;
@@ -201,7 +206,12 @@ impl Segment {
         };
         let table = Table::create(headers, &identity);
         let readers = region.read_only_fd()?;
-        Ok(Arc::new(Self::with(spec, table, Payload::Host { region, readers }, wipes)))
+        Ok(Arc::new(Self::with(
+            spec,
+            table,
+            Payload::Host { region, readers, _claim: claim },
+            wipes,
+        )))
     }
 
     fn with(spec: SegmentSpec, table: Table, payload: Payload, wipes: bool) -> Self {

@@ -653,7 +653,7 @@ fn raw(segment: &Segment, extent: Extent) -> Vec<u8> {
 fn security_a_freed_range_is_zeroed_before_it_is_said_to_be_free() {
     let spec = *segment(false).spec();
     for wipes in [true, false] {
-        let segment = Segment::make(spec, wipes).unwrap();
+        let segment = Segment::create_claimed(spec, wipes, Claim::new(spec.bytes)).unwrap();
         segment.set_serve_until(FOREVER);
         let value = [0xab; 5000];
         let clean = |slot: u32, how: &str| {

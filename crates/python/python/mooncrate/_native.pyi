@@ -78,6 +78,8 @@ class Store:
     shared_memory: whether values on this machine are read from the memory of their owner.
     host, zone: labels of this machine; equal hosts share memory.
     listen: where lent memory is served; "127.0.0.1:0" unless told otherwise.
+    memory_overcommit: whether segment_size may be more than the memory of the machine, or than its cgroup
+        allows. Otherwise that is `TooLarge`; the kernel would kill the process when values have filled it.
     """
 
     def __new__(
@@ -97,6 +99,7 @@ class Store:
         host: str | None = None,
         zone: str = "",
         listen: str | None = None,
+        memory_overcommit: bool = False,
         _holds: bool = False,
     ) -> Self: ...
     def put(
@@ -543,6 +546,7 @@ class Lender:
         tls_key: str | PathLike[str] | None = None,
         tls_ca: str | PathLike[str] | None = None,
         insecure_listen: bool = False,
+        memory_overcommit: bool = False,
     ) -> Self: ...
     @property
     def endpoint(self) -> str: ...

@@ -9,6 +9,7 @@ use mooncrate_core::catalog::Mounted;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::{Evidence, SegmentOffer};
 use mooncrate_core::{HostId, LeaderEpoch, Now, Slot, ZoneId, lease};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Slots told in one message.
@@ -25,8 +26,10 @@ pub(super) struct Standing {
     pub(super) epoch: LeaderEpoch,
     /// The leader that answered the last mount: to this one it tells what it holds, or has told it.
     told: LeaderEpoch,
-    /// Sending time of the last acknowledged heartbeat.
-    pub(super) acknowledged: Now,
+    /// Segments that this leader has heard all of, by their place in the offers, and since when.
+    heard: BTreeMap<usize, Now>,
+    /// Sending time of the last heartbeat whose answer gave leave to serve each of its stores.
+    current: BTreeMap<usize, Now>,
     /// Sending time of the last heartbeat whose answer gave leave to serve.
     leave: Now,
     /// It has never been open to writers: nothing can be lost, nothing can be wrong.
@@ -34,8 +37,6 @@ pub(super) struct Standing {
     born: Now,
     /// Until when an earlier mount may be readable, by a leader's word.
     fence: Option<Now>,
-    /// When the mount was sent that is being answered.
-    mount_sent: Now,
     round: u32,
     phase: Phase,
     unanswered: u32,
@@ -61,12 +62,12 @@ impl Standing {
             leader: 0,
             epoch: LeaderEpoch(0),
             told: LeaderEpoch(0),
-            acknowledged: now,
+            heard: BTreeMap::new(),
+            current: BTreeMap::new(),
             leave: Now(0),
             empty: true,
             born: now,
             fence: None,
-            mount_sent: now,
             round: 0,
             phase: Phase::Mounting,
             unanswered: 0,
@@ -85,8 +86,11 @@ impl Node {
         }
         match self.standing.phase {
             Phase::Mounting => self.send_mount(ctx),
-            // Not alive for this leader before all is told: an answer would give leave to serve.
-            Phase::Announcing { .. } => self.send_page(ctx),
+            // What is told already is served while the rest is told.
+            Phase::Announcing { .. } => {
+                self.send_page(ctx);
+                self.send_beat(ctx);
+            }
             Phase::Mounted => {
                 let unasked = self.disk.as_ref().map(super::Disk::unasked).unwrap_or_default();
                 self.send_notices(ctx, unasked);
@@ -108,13 +112,17 @@ impl Node {
 
     fn send_mount(&mut self, ctx: &mut Ctx) {
         self.standing.round += 1;
+        // The answer says what the leader has heard. What is served stays so, until its leave ends.
+        self.standing.heard.clear();
         let now = ctx.mono(self.host);
-        // It serves nobody by now, and keeps what it holds: a leader that knows it may still believe it.
-        let lapsed = now.since(self.standing.acknowledged) > REGISTRATION;
-        if lapsed && !self.standing.empty {
+        // It serves nobody by now, and keeps what it holds: a leader that knows it may still believe it. Each
+        // segment by itself: a leader that heard one of them may not have heard of another.
+        let Standing { current, born, .. } = &self.standing;
+        let lapsed = |at: usize| now.since(*current.get(&at).unwrap_or(born)) > REGISTRATION;
+        if !self.standing.empty && (0..self.stores.len()).any(lapsed) {
             ctx.mark(Mark::NodeLapsed);
         }
-        let offers = self.stores.iter().map(|store| {
+        let offers = self.stores.iter().enumerate().map(|(at, store)| {
             let spec = store.segment.spec();
             SegmentOffer {
                 segment: spec.segment,
@@ -126,14 +134,13 @@ impl Node {
                 host: HostId(self.host.into()),
                 zone: ZoneId(u64::from(self.host) % 2),
                 tenant: None,
-                evidence: Evidence { lapsed, ..Evidence::default() },
+                evidence: Evidence { lapsed: lapsed(at), ..Evidence::default() },
             }
         });
         let disk = self.disk.iter().map(|disk| disk.offer(super::id(self.ix), self.host));
         let message = ToMaster::Mount {
             node: self.ix,
             round: self.standing.round,
-            sent: now,
             fence: self.standing.fence.map(|fence| fence.since(now)),
             offers: offers.chain(disk).collect(),
         };
@@ -155,7 +162,7 @@ impl Node {
     pub(super) fn mounted(
         &mut self,
         ctx: &mut Ctx,
-        (round, sent): (u32, Now),
+        round: u32,
         epoch: LeaderEpoch,
         fence: Duration,
         result: Result<Vec<Mounted>, MountError>,
@@ -172,14 +179,15 @@ impl Node {
         self.standing.fence = Some(over);
         match result {
             Ok(answers) => {
-                let segments: Vec<usize> = (0..answers.len())
-                    .rev()
-                    .filter(|at| answers[*at] == Mounted::Announce)
-                    .collect();
+                let (segments, known): (Vec<usize>, Vec<usize>) =
+                    (0..answers.len()).rev().partition(|at| answers[*at] == Mounted::Announce);
+                for at in known {
+                    self.standing.heard.insert(at, now);
+                    self.confirm_disk(at);
+                }
                 if !self.standing.empty {
                     ctx.mark(Mark::Remounted);
                 }
-                self.standing.mount_sent = sent;
                 self.standing.phase =
                     Phase::Announcing { segments, from: Slot(0), page: 0, next: None };
                 self.all_told(ctx);
@@ -250,25 +258,38 @@ impl Node {
             return;
         }
         *page += 1;
-        if next.is_none() {
-            segments.pop();
-        }
+        let whole = next.is_none().then(|| segments.pop()).flatten();
         *from = next.unwrap_or(Slot(0));
+        if let Some(at) = whole {
+            self.heard_all(ctx, at);
+        }
         self.all_told(ctx);
         self.send_page(ctx);
     }
 
-    /// Once everything is told, the mount counts as heard, and the leader can say whether the node may serve.
+    /// The leader has acknowledged the last page of a segment, and can say whether it may be served.
+    fn heard_all(&mut self, ctx: &mut Ctx, at: usize) {
+        self.standing.heard.insert(at, ctx.mono(self.host));
+        self.standing.empty = false;
+        self.confirm_disk(at);
+        self.send_beat(ctx);
+    }
+
+    /// The leader knows all that the disk holds, if that is what was offered there.
+    fn confirm_disk(&mut self, at: usize) {
+        if at >= self.stores.len()
+            && let Some(disk) = &mut self.disk
+        {
+            disk.confirm();
+        }
+    }
+
     fn all_told(&mut self, ctx: &mut Ctx) {
         if let Phase::Announcing { segments, .. } = &self.standing.phase
             && segments.is_empty()
         {
             self.standing.phase = Phase::Mounted;
             self.standing.empty = false;
-            self.acknowledge(self.standing.mount_sent, false);
-            if let Some(disk) = &mut self.disk {
-                disk.confirm();
-            }
             self.send_beat(ctx);
         }
     }
@@ -286,7 +307,8 @@ impl Node {
             return;
         }
         match result {
-            Ok(()) if epoch == self.standing.told => self.acknowledge(sent, serve),
+            Ok(()) if epoch == self.standing.told && serve => self.serve(ctx, sent),
+            Ok(()) if epoch == self.standing.told => {}
             // A leader that does not know it, or knows it by a mount that reached it late.
             _ if self.standing.phase != Phase::Mounting => {
                 ctx.say(|| format!("n{} is unknown to the leader", self.ix));
@@ -297,19 +319,23 @@ impl Node {
         }
     }
 
-    /// A leader has heard what was sent then, and says whether the node may serve.
-    fn acknowledge(&mut self, sent: Now, serve: bool) {
-        self.standing.acknowledged = self.standing.acknowledged.max(sent);
-        if !serve {
-            return;
-        }
+    /// A leader has heard what was sent then, and lets the node serve what it had told all of by then.
+    fn serve(&mut self, ctx: &mut Ctx, sent: Now) {
         self.standing.leave = self.standing.leave.max(sent);
         let until = self.standing.leave.plus(REGISTRATION / 2);
-        for store in &self.stores {
-            store.segment.set_serve_until(until);
+        let told = |at: usize| self.standing.heard.get(&at).is_some_and(|since| *since <= sent);
+        let covered: Vec<usize> = (0..=self.stores.len()).filter(|at| told(*at)).collect();
+        for at in &covered {
+            match (self.stores.get(*at), &mut self.disk) {
+                (Some(store), _) => store.segment.set_serve_until(until),
+                (None, Some(disk)) => disk.set_serve_until(until),
+                (None, None) => {}
+            }
+            let current = self.standing.current.entry(*at).or_insert(sent);
+            *current = sent.max(*current);
         }
-        if let Some(disk) = &mut self.disk {
-            disk.set_serve_until(until);
+        if !covered.is_empty() && matches!(self.standing.phase, Phase::Announcing { .. }) {
+            ctx.mark(Mark::ServedWhileTelling);
         }
     }
 }

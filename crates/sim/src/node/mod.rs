@@ -3,12 +3,13 @@
 //!
 //! What must stay true, for a real one as well:
 //!
-//! * `serve_until` is the sending time of the last acknowledged heartbeat plus half the registration.
-//! * Without an acknowledged heartbeat for the whole registration the node drops everything before
-//!   it does anything else, and comes back as a new, empty incarnation.
+//! * `serve_until` is the sending time of the last heartbeat whose answer gave leave, plus half the registration.
+//! * A segment that had no leave for the whole registration serves nobody and keeps what it holds; the next mount
+//!   says so. A leader that refuses the mount makes the node drop everything and come back as a new, empty
+//!   incarnation.
 //! * A leader's epoch is witnessed before the first page is announced to it.
-//! * No heartbeat is sent between a mount and the last page: its answer would give leave to serve
-//!   what the leader has not heard of.
+//! * Leave to serve covers a segment only if its last page was acknowledged before the heartbeat was sent:
+//!   what the leader has not heard of it may give to others. Memory is told first, and waits for no disk.
 //! * A mount says how long an earlier start of the node may be readable, by the word of the last leader.
 
 mod copy;
@@ -376,8 +377,8 @@ impl Node {
     /// Takes in a message.
     pub fn handle(&mut self, ctx: &mut Ctx, message: ToNode) {
         match message {
-            ToNode::Mounted { round, sent, epoch, fence, result } => {
-                self.mounted(ctx, (round, sent), epoch, fence, result);
+            ToNode::Mounted { round, epoch, fence, result } => {
+                self.mounted(ctx, round, epoch, fence, result);
             }
             ToNode::Announced { round, page, epoch, result } => {
                 self.announced(ctx, round, page, epoch, result);

@@ -2,6 +2,7 @@
 
 use super::Inner;
 use super::far::{bytes_deadline, publish_parts, stores_directly, wait_for_room};
+use super::overdue::Overdue;
 use super::staging::Booked;
 use crate::error::unwritten;
 use crate::local::in_memory;
@@ -28,8 +29,6 @@ use std::time::Duration;
 const CHUNK_BYTES: u64 = 256 << 10;
 /// Puts that one connection may have open.
 const OPEN_PUTS_MAX: usize = 1024;
-/// Pins that are looked at for their age before another one is given.
-const LOOKS_MAX: usize = 64;
 /// A peer that takes this long over one request is cut off.
 const REQUEST_TIME_MAX: Duration = Duration::from_mins(1);
 /// Hint when a connection holds too much.
@@ -69,6 +68,7 @@ pub(super) struct Connection<'a> {
     busy: Arc<AtomicBool>,
     puts: BTreeMap<Life, OpenPut>,
     pins: BTreeMap<u64, Pinned>,
+    overdue: Overdue,
     pinned_bytes: BTreeMap<SegmentId, u64>,
     next_pin: u64,
     /// What was staged for it.
@@ -116,6 +116,7 @@ impl<'a> Connection<'a> {
             busy,
             puts: BTreeMap::new(),
             pins: BTreeMap::new(),
+            overdue: Overdue::default(),
             pinned_bytes: BTreeMap::new(),
             next_pin: 0,
             booked: Booked::default(),
@@ -440,8 +441,9 @@ impl<'a> Connection<'a> {
         // A tenant that has the segment for itself takes nothing from others.
         let alone = config.dedicated == Some(self.peer.tenant);
         let share = if alone { u64::MAX } else { percent * config.tenant_pinned_percent_max };
+        let overdue = self.is_overdue(now);
         let booked = || self.server.pinned.book(self.peer.tenant, locator.segment, bytes, share);
-        if too_many || self.overdue(now) || !booked() {
+        if too_many || overdue || !booked() {
             return Err(tally.refused.wire(DataError::Busy { after_ms: BUSY_MS }));
         }
         let guard = segment.pin(now, locator).map_err(|error| {
@@ -455,11 +457,11 @@ impl<'a> Connection<'a> {
         Ok(PinId(self.next_pin))
     }
 
-    /// Whether one of its oldest pins keeps what was removed, and has for long.
-    fn overdue(&self, now: Now) -> bool {
+    /// Whether one of its pins keeps what was removed, and has for long.
+    fn is_overdue(&mut self, now: Now) -> bool {
         let age = self.server.config.pin_age_max;
-        let old = self.pins.values().take(LOOKS_MAX).filter(|pin| now.since(pin.since) >= age);
-        old.into_iter().any(|pin| pin.guard.is_retired())
+        let is_old = |pin: &Pinned| now.since(pin.since) >= age;
+        self.overdue.look(&self.pins, is_old, |pin| pin.guard.is_retired())
     }
 
     fn stage(&mut self, items: &[StageItem], deadline: Deadline) -> Vec<Result<Staged, DataError>> {

@@ -322,6 +322,30 @@ fn pins_are_bounded_over_links_and_by_age() {
     server.stop(Duration::ZERO);
 }
 
+/// A link with more pins than one call looks at: the removed value is found over calls, wherever its pin is. Was:
+/// the first 64 pins were looked at, and a link that kept the 65th got more for ever.
+#[test]
+fn a_removed_value_is_found_behind_many_pins() {
+    let rig = Rig::new(Path::Local);
+    let settings = DataServerConfig { pin_age_max: Duration::ZERO, ..DataServerConfig::default() };
+    let (server, unix) = rig.serve_with(settings);
+    let values: Vec<Value> = (0..70).map(|_| rig.stored(100)).collect();
+    let mut one = link(&unix);
+    for value in &values {
+        pin_one(&mut one, value).unwrap();
+    }
+    let last = &values[69];
+    let waits = rig.order(&last.locator, Action::Retire { free_after_ms: 0 });
+    assert_eq!(waits, OrderResult::Waiting);
+    // At most one round ends before the removal, and the next one needs two calls.
+    let pins = (0..4).map(|_| pin_one(&mut one, &values[0])).collect::<Vec<_>>();
+    assert!(pins.iter().any(Result::is_err), "{pins:?}");
+    assert!(matches!(pin_one(&mut one, &values[0]), Err(DataError::Busy { .. })), "and stays so");
+    drop(one);
+    rig.until("pins end", HANG_UP, |s| s.pins() == 0);
+    server.stop(Duration::ZERO);
+}
+
 /// A client whose pin or unpin went wrong used to keep the broken connection, and with it every pin
 /// that was booked there, until somebody asked for another view. No test had let a call for a pin
 /// fail while the client lived on.

@@ -98,7 +98,8 @@ message! {
         pub registration_ms: u32,
         /// Which of its segments empty themselves; to be told to the next master.
         pub draining: Vec<(SegmentId, DrainMode)>,
-        /// Whether it may serve: nothing that it was told to drop is readable any more.
+        /// Whether it may serve what it had told all of when it sent the heartbeat: nothing that it was told
+        /// to drop is readable any more.
         pub serve: bool,
     }
 }

@@ -1,0 +1,329 @@
+//! A takeover as the node sees it: which pages, how many records and which heartbeats come before each of its
+//! segments is served. The leader is the real catalog behind the seam of masters, in this process and without
+//! threads, so every count is exact.
+
+use super::Serve;
+use super::leader::{Event, Leader};
+use crate::config::NodeConfig;
+use crate::disk::{SsdConfig, TierConfig};
+use crate::duty::{Node, NodeError};
+use mooncrate_core::catalog::Start;
+use mooncrate_core::error::MountError;
+use mooncrate_core::seal::extent_bytes;
+use mooncrate_core::{
+    Extent, Generation, Label, LeaderEpoch, Locator, Medium, Name, Now, ObjectId,
+};
+use mooncrate_core::{PutToken, Seal, SegmentId, Slot, TenantId};
+use mooncrate_mem::clock::boottime;
+use mooncrate_mem::{Adopt, BeginWrite, LabelHash, Segment};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Records on the disk: five pages of them.
+const RECORDS: u32 = 2100;
+const LEN: u64 = 100;
+/// Longer than any test takes, however busy the machine is.
+const NEVER: Duration = Duration::from_hours(1);
+
+fn config(directory: &Path, heartbeat: Duration) -> NodeConfig {
+    NodeConfig {
+        segment_bytes: 1 << 20,
+        shared: false,
+        tier: TierConfig {
+            disks: vec![SsdConfig::new(directory, 64 << 20)],
+            ..TierConfig::default()
+        },
+        heartbeat,
+        ..NodeConfig::default()
+    }
+}
+
+/// A node with memory and a disk, mounted at a first leader.
+fn node(directory: &Path, heartbeat: Duration) -> (Arc<Node>, Arc<Leader>) {
+    let leader = Arc::new(Leader::new(LeaderEpoch(1), Start::New));
+    let config = config(directory, heartbeat);
+    let node = Node::new(config, Arc::clone(&leader) as _, Vec::new()).unwrap();
+    leader.watch(node.segments());
+    node.mount(Serve::Together).unwrap();
+    let served = |event: &Event| matches!(event, Event::Page { served, .. } if !served.is_empty());
+    assert!(!leader.events().iter().any(served), "before threads are there that obey for it");
+    (node, leader)
+}
+
+fn disk(node: &Node) -> Arc<Segment> {
+    node.segments().get(node.disks()[0].id).unwrap()
+}
+
+fn memory(node: &Node) -> Arc<Segment> {
+    node.segments().get(node.segment()).unwrap()
+}
+
+/// Records come onto the disk, as by copies that the first leader ordered.
+fn fill(disk: &Arc<Segment>) {
+    for n in 0..RECORDS {
+        let key = format!("record {n}");
+        let label = Label::plain(Name::new(TenantId::DEFAULT, key.as_bytes())).unwrap().encode();
+        let bytes = extent_bytes(LEN);
+        let record = Adopt {
+            slot: Slot(n),
+            extent: Extent::new(u64::from(n) * bytes, bytes).unwrap(),
+            len: LEN,
+            label: &label,
+            object: ObjectId { epoch: LeaderEpoch(1), sequence: u64::from(n) + 1 },
+            seal: Seal(7),
+        };
+        disk.adopt(boottime(), &record).unwrap();
+    }
+}
+
+/// Values come into memory, as by puts that the first leader planned.
+fn put(memory: &Arc<Segment>, values: u32) {
+    for n in 0..values {
+        let key = format!("value {n}");
+        let label = Label::plain(Name::new(TenantId::DEFAULT, key.as_bytes())).unwrap().encode();
+        let bytes = extent_bytes(LEN);
+        let locator = Locator {
+            segment: memory.spec().segment,
+            incarnation: memory.spec().incarnation,
+            slot: Slot(n),
+            generation: Generation(0),
+            extent: Extent::new(u64::from(n) * bytes, bytes).unwrap(),
+            stripe: 0,
+            grant: None,
+        };
+        let wanted = BeginWrite {
+            locator,
+            token: PutToken(7),
+            object: ObjectId { epoch: LeaderEpoch(1), sequence: 10_000 + u64::from(n) },
+            epoch: memory.epoch(),
+            len: LEN,
+            label: &label,
+            hash: LabelHash::of(&label),
+        };
+        let mut guard = memory.begin(boottime(), &wanted).unwrap();
+        guard.write(0, &[7; LEN as usize]).unwrap();
+        let seal = guard.seal();
+        guard.publish(boottime(), PutToken(7), seal).unwrap();
+    }
+}
+
+/// Another leader, which knows what the last one knew; the leave that the last one gave is over.
+fn take_over(node: &Node, leader: &Leader, epoch: u64) {
+    leader.succeed(LeaderEpoch(epoch), node.id());
+    for segment in node.segments().all().iter().chain(&node.segments().private()) {
+        segment.set_serve_until(Now(0));
+    }
+}
+
+/// Was: all records of all disks, because leave to serve came when the last page of the last segment was in.
+#[test]
+fn memory_is_served_before_the_first_record_of_a_disk_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    fill(&disk(&node));
+    take_over(&node, &leader, 2);
+    node.mount(Serve::Each).unwrap();
+    let told = leader.events();
+    let unserved = told.iter().map(|event| match event {
+        Event::Page { segment, records, served, .. } if segment.medium() == Medium::Ssd => {
+            if served.contains(&node.segment()) { 0 } else { *records }
+        }
+        _ => 0,
+    });
+    assert_eq!(unserved.sum::<u32>(), 0, "records told before memory was served: {told:?}");
+    assert_eq!(leader.objects(), RECORDS as usize, "and all of them were told");
+    // One heartbeat per segment, and no page of memory behind one of a disk.
+    let beats = told.iter().filter(|event| matches!(event, Event::Beat)).count();
+    assert_eq!(beats, node.segments().all().len());
+    let served = |segment: &Segment| segment.serving(boottime()).is_ok();
+    assert!(served(&memory(&node)) && served(&disk(&node)));
+}
+
+/// A disk tells for minutes, and the leave of memory is renewed meanwhile, page by page here. The disk itself is
+/// not served before its last page: the leader may give keys to others that it has not heard of.
+#[test]
+fn a_disk_is_not_served_while_it_tells_and_memory_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), Duration::ZERO);
+    fill(&disk(&node));
+    take_over(&node, &leader, 2);
+    node.mount(Serve::Each).unwrap();
+    let (of_disk, told) = (disk(&node).spec().segment, leader.events());
+    let pages = told.iter().enumerate().filter_map(|(at, event)| match event {
+        Event::Page { segment, served, .. } if *segment == of_disk => Some((at, served)),
+        _ => None,
+    });
+    let pages: Vec<_> = pages.collect();
+    assert_eq!(pages.len(), 5, "{told:?}");
+    for (at, served) in pages {
+        assert_eq!(*served, [node.segment()], "at event {at}: {told:?}");
+        assert_eq!(told[at - 1], Event::Beat, "before event {at}: {told:?}");
+    }
+    assert!(disk(&node).serving(boottime()).is_ok());
+    let staging = node.segments().private();
+    assert!(staging.iter().all(|staging| staging.serving(boottime()).is_ok()));
+}
+
+/// The link breaks in the middle of the disk: memory stays served, and the node tells the disk again.
+#[test]
+fn what_was_told_is_served_although_the_rest_was_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    fill(&disk(&node));
+    take_over(&node, &leader, 2);
+    leader.break_at_page(4);
+    assert!(matches!(node.mount(Serve::Each), Err(NodeError::Call(_))));
+    assert!(memory(&node).serving(boottime()).is_ok());
+    assert!(disk(&node).serving(boottime()).is_err());
+    assert!(node.segments().private().iter().all(|one| one.serving(boottime()).is_err()));
+    assert_ne!(node.standing().lock().mounted, Some(LeaderEpoch(2)), "it is not done");
+    node.mount(Serve::Each).unwrap();
+    assert!(disk(&node).serving(boottime()).is_ok());
+    assert_eq!(leader.objects(), RECORDS as usize);
+}
+
+/// Was: a mount forgot what the same leader had heard, so memory was told again and its leave was not renewed
+/// meanwhile, whenever a link broke while a disk was told.
+#[test]
+fn memory_is_told_once_however_often_the_link_breaks() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    put(&memory(&node), 600);
+    fill(&disk(&node));
+    take_over(&node, &leader, 2);
+    for page in [4, 6] {
+        leader.break_at_page(page);
+        assert!(matches!(node.mount(Serve::Each), Err(NodeError::Call(_))));
+        // Its leave is renewed before anything else is told.
+        memory(&node).set_serve_until(Now(0));
+    }
+    node.mount(Serve::Each).unwrap();
+    let told = leader.events();
+    let pages = told.iter().filter_map(|event| match event {
+        Event::Page { segment, records, served } => Some((*segment, *records, served)),
+        Event::Beat => None,
+    });
+    let (of_memory, of_disk): (Vec<_>, Vec<_>) =
+        pages.partition(|(segment, ..)| *segment == node.segment());
+    let records = of_memory.iter().map(|(_, records, _)| *records);
+    assert_eq!(records.collect::<Vec<_>>(), [512, 88], "{told:?}");
+    assert_eq!(of_disk.len(), 2 + 2 + 5, "{told:?}");
+    assert!(of_disk.iter().all(|(_, _, served)| **served == [node.segment()]), "{told:?}");
+    assert!(memory(&node).serving(boottime()).is_ok() && disk(&node).serving(boottime()).is_ok());
+    assert_eq!(leader.objects(), RECORDS as usize + 600);
+}
+
+/// Another leader has heard nothing, so all is told to it.
+#[test]
+fn what_another_leader_heard_is_told_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    put(&memory(&node), 600);
+    for epoch in [2, 3] {
+        take_over(&node, &leader, epoch);
+        node.mount(Serve::Each).unwrap();
+        assert_eq!(leader.objects(), 600, "leader {epoch}");
+        assert!(memory(&node).serving(boottime()).is_ok());
+    }
+}
+
+/// A node whose name another process has taken hears so while it tells. Was: that it is unknown, so it told
+/// everything again.
+#[test]
+fn a_refused_heartbeat_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), Duration::ZERO);
+    fill(&disk(&node));
+    take_over(&node, &leader, 2);
+    leader.refuse_beats(Some(MountError::StaleIncarnation));
+    let refused = node.mount(Serve::Each);
+    assert!(matches!(refused, Err(NodeError::Mount(MountError::StaleIncarnation))), "{refused:?}");
+}
+
+/// The first mount has told everything, and the heartbeat behind it is lost on the leader: the node lives, and
+/// its next heartbeat mounts again.
+#[test]
+fn a_first_mount_does_not_fail_by_its_last_heartbeat() {
+    let directory = tempfile::tempdir().unwrap();
+    let leader = Arc::new(Leader::new(LeaderEpoch(1), Start::New));
+    let node = Node::new(config(directory.path(), NEVER), Arc::clone(&leader) as _, Vec::new());
+    let node = node.unwrap();
+    leader.refuse_beats(Some(MountError::UnknownNode));
+    node.mount_first().unwrap();
+    assert!(memory(&node).serving(boottime()).is_err(), "nobody gave leave");
+    leader.refuse_beats(None);
+    node.heartbeat();
+    assert!(memory(&node).serving(boottime()).is_ok() && disk(&node).serving(boottime()).is_ok());
+}
+
+/// A leader that hears one segment may never hear of another, and strike keys of it. The next leader is told for
+/// each of them whether any leader can have done so (G6). Was: one answer for the whole node, renewed by each
+/// acknowledged heartbeat.
+#[test]
+fn each_segment_lapses_by_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    let second = node.mount_segment(1, 1 << 20).unwrap();
+    node.mount(Serve::Each).unwrap();
+    let lapsed = |segment: SegmentId| {
+        let offers = leader.offers();
+        offers.iter().find(|offer| offer.segment == segment).unwrap().evidence.lapsed
+    };
+    assert!(!lapsed(node.segment()) && !lapsed(second));
+    // Nobody has given leave for a registration time.
+    for (_, at) in node.standing().lock().current.values_mut() {
+        *at = Now(0);
+    }
+    take_over(&node, &leader, 2);
+    // The last page of the second one does not get through.
+    let first = node.segment().min(second);
+    let later = node.segment().max(second);
+    leader.break_at_page(1);
+    assert!(matches!(node.mount(Serve::Each), Err(NodeError::Call(_))));
+    assert!(lapsed(first) && lapsed(later), "as it was when it mounted");
+    leader.succeed(LeaderEpoch(3), node.id());
+    node.mount(Serve::Each).unwrap();
+    assert_eq!((lapsed(first), lapsed(later)), (false, true), "the first one had leave meanwhile");
+}
+
+/// A node that came late has told all, and has not yet dropped what was struck, when its leader dies: the next
+/// one must not take it for current (G6). Was: each acknowledged heartbeat counted.
+#[test]
+fn memory_is_not_current_before_it_may_be_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    let lapsed = || {
+        let offers = leader.offers();
+        offers.iter().find(|offer| offer.segment == node.segment()).unwrap().evidence.lapsed
+    };
+    node.standing().lock().current.clear();
+    node.standing().lock().began = Now(0);
+    leader.withhold_leave(true);
+    for epoch in [2, 3] {
+        take_over(&node, &leader, epoch);
+        node.mount(Serve::Each).unwrap();
+        assert!(lapsed(), "leader {epoch}");
+        assert!(memory(&node).serving(boottime()).is_err());
+    }
+    leader.withhold_leave(false);
+    node.mount(Serve::Each).unwrap();
+    take_over(&node, &leader, 4);
+    node.mount(Serve::Each).unwrap();
+    assert!(!lapsed());
+}
+
+/// Another leader has come while the disk is told: the rest of the pages would be in vain.
+#[test]
+fn a_node_does_not_tell_a_leader_that_was_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), Duration::ZERO);
+    fill(&disk(&node));
+    take_over(&node, &leader, 2);
+    leader.succeed_at_page(3, LeaderEpoch(3), node.id());
+    assert!(node.mount(Serve::Each).is_err());
+    let pages = leader.events().iter().filter(|one| matches!(one, Event::Page { .. })).count();
+    assert!(pages <= 3, "{pages} pages");
+    node.mount(Serve::Each).unwrap();
+    assert_eq!(leader.objects(), RECORDS as usize);
+}
