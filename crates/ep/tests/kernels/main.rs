@@ -349,8 +349,8 @@ fn assert_products(gpu: &Gpu, found: &[u16], expected: &[u16], row: usize, what:
             assert_eq!(found, expected, "{what}: row {at} has no token");
             continue;
         }
-        let squares: f64 = expected.iter().map(|bits| number(bits).powi(2)).sum();
-        let size = (squares / row as f64).sqrt();
+        let squares = expected.iter().map(|bits| number(bits).powi(2));
+        let size = (squares.sum::<f64>() / f64::from(row as u32)).sqrt();
         for (found, expected) in found.iter().zip(expected) {
             let (found, expected) = (number(found), number(expected));
             let error = (found - expected).abs();
