@@ -514,10 +514,12 @@ impl Master {
     pub(crate) fn cluster_stat(&self) -> ClusterStat {
         let mind = self.mind();
         let counters = mind.catalog.counters();
+        // Those that have left are swept later, and are nobody's room until then.
         let segments: Vec<SegmentRow> = mind
             .catalog
             .segments()
             .into_iter()
+            .filter(|stat| mind.catalog.mounts(stat.offer.segment, stat.offer.incarnation))
             .map(|stat| SegmentRow {
                 offer: stat.offer,
                 open: stat.open,
