@@ -25,8 +25,8 @@ pub(super) fn is_short(args: &EpArgs) -> bool {
 pub(super) fn rounds(team: &mut Team) -> Result<()> {
     let Some(stream) = team.stream.clone() else { return Ok(()) };
     let drawn = team.draw(Routing::Full, 1);
-    for (seat, out) in drawn.iter().zip(team.layer(|_| 1, &drawn)) {
-        same(team, seat, &out?)?;
+    for (drawn, out) in drawn.iter().zip(team.layer(|_| 1, &drawn)) {
+        same(team, drawn, &out?)?;
     }
     let seats: Vec<Rc<CudaSeat>> = team.seats.iter().filter_map(Seat::cuda).cloned().collect();
     let short: fn(&[Rc<CudaSeat>]) -> Result<(), EpError> = |seats| {
@@ -35,11 +35,11 @@ pub(super) fn rounds(team: &mut Team) -> Result<()> {
         seats.iter().try_for_each(|seat| seat.combine())
     };
     let full: fn(&[Rc<CudaSeat>]) -> Result<(), EpError> = |seats| Replay::calls(seats, 2);
-    // All ranks of one process wait in one kernel each, at the same time, which the emulator cannot do.
-    let alone = team.args.backend == Backend::CudaIpc || stream.gpu().name() != "emulator";
+    // A short round of ranks that share a process needs kernels that run at the same time; the emulator has none.
+    let at_once = team.args.backend == Backend::CudaIpc || stream.gpu().name() != "emulator";
     let (rounds, replays) = if is_short(&team.args) { (2, 2) } else { (ROUNDS, REPLAYS) };
     for (name, round, runs) in
-        [("short round", short, alone), ("layer with the experts of tests", full, true)]
+        [("short round", short, at_once), ("layer with the experts of tests", full, true)]
     {
         if !runs {
             continue;

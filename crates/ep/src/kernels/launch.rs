@@ -116,8 +116,8 @@ pub(crate) struct RawBatch {
 pub struct Tuning {
     /// Blocks that share a row in `dispatch`, `give_back` and `combine`.
     pub parts: u32,
-    /// Most blocks of `pack` and of `give_back`. They go over rows of all ranks, and a GPU has no more places at once;
-    /// ranks that share a GPU share them.
+    /// Most blocks of `pack` and of `give_back`, which go over the rows of all ranks. More than run at once only start
+    /// later. Ranks that share a GPU are fastest with their share of its blocks each.
     pub blocks: u32,
     /// Kernels may start while the one before them ends (programmatic dependent launch).
     pub early: bool,
