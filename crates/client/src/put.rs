@@ -9,10 +9,11 @@ use mooncrate_core::key;
 use mooncrate_core::plan::{Located, Locator, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{PutToken, Seal, SegmentId};
+use mooncrate_lock::interrupt;
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{TransferError, Write};
-use mooncrate_wire::DataError;
 use mooncrate_wire::message::{PutEndItem, PutItem, PutReplan, PutRevokeItem, SealList};
+use mooncrate_wire::{CallError, DataError};
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -113,8 +114,14 @@ impl Client {
         }
         self.write_all(&mut puts, config, deadline);
         let (mut ends, mut lost) = (Vec::with_capacity(puts.len()), Vec::new());
+        // A put whose caller does not wait for its end is given up, not ended without an answer.
+        let interrupted = interrupt::ended();
         for put in puts {
-            let Put { index, plan, seals, trouble, .. } = put;
+            let Put { index, plan, seals, mut trouble, .. } = put;
+            if interrupted {
+                let awaited = "the end of a put";
+                trouble.get_or_insert(Error::Master(CallError::Interrupted { awaited }));
+            }
             if let Some(error) = trouble {
                 lost.push(PutRevokeItem { key: items[index].0, token: plan.token });
                 results[index] = Some(Err(error));
@@ -124,8 +131,7 @@ impl Client {
             }
         }
         if !lost.is_empty() {
-            // If the master cannot be reached, its watchdog gives them back.
-            let _ = self.master.put_revoke(&lost, deadline);
+            self.revoke_all(&lost, deadline);
         }
         self.end(items, ends, config, &mut results, deadline);
         results.into_iter().map(|result| result.expect("every item was decided")).collect()
@@ -359,7 +365,17 @@ impl Client {
             .collect();
         let ended: Vec<Result<(), Error>> = match self.master.put_end(&asks, deadline) {
             Ok(ended) => ended.into_iter().map(|one| one.map_err(Error::from)).collect(),
-            Err(error) => spread(error, ends.len()),
+            Err(error) => {
+                if matches!(error, CallError::Interrupted { .. }) {
+                    // Whichever comes first at the master, the end or this, is what counts.
+                    let lost: Vec<_> = asks
+                        .iter()
+                        .map(|ask| PutRevokeItem { key: ask.key, token: ask.token })
+                        .collect();
+                    self.revoke_all(&lost, deadline);
+                }
+                spread(error, ends.len())
+            }
         };
         for (Written { index, plan, seals }, ended) in ends.into_iter().zip(ended) {
             let key = items[index].0;
@@ -382,9 +398,20 @@ impl Client {
         }
     }
 
-    /// Gives a failed put back; if the master cannot be reached, its watchdog does.
+    /// Gives a failed put back.
     pub(crate) fn revoke(&self, key: &[u8], token: PutToken, deadline: Deadline) {
-        let _ = self.master.put_revoke(&[PutRevokeItem { key, token }], deadline);
+        self.revoke_all(&[PutRevokeItem { key, token }], deadline);
+    }
+
+    /// Gives failed puts back. If the master cannot be reached, its watchdog does. A caller that was
+    /// interrupted waits a moment for it.
+    fn revoke_all(&self, lost: &[PutRevokeItem<'_>], deadline: Deadline) {
+        let until = if interrupt::ended() {
+            deadline.min(boottime().deadline_in(interrupt::SLICE))
+        } else {
+            deadline
+        };
+        let _ = interrupt::finally(|| self.master.put_revoke(lost, until));
     }
 }
 

@@ -9,6 +9,7 @@ use crate::list::Listing;
 use crate::options::{Disks, Opening, Size, Wishes, span};
 use crate::raw_session::{GetSession, PutSession};
 use crate::store::Store;
+use crate::wait::look_at_handler;
 use mooncrate::TlsFiles;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -153,6 +154,7 @@ impl Store {
 
     /// The value in place, pinned; a copy where its owner is on another machine.
     fn view(&self, py: Python<'_>, key: Key) -> Answer {
+        look_at_handler(py)?;
         self.run(py, calls::view(key))
     }
 

@@ -1,6 +1,7 @@
 //! How a store is opened, and what a put may wish: keyword arguments in plain words, checked here.
 
 use crate::error::{Class, exception, invalid, make};
+use crate::wait::waiting;
 use bytesize::ByteSize;
 use mooncrate::{
     Advice, ClientConfig, ConnectOptions, Credentials, EmbeddedOptions, Error, Masters,
@@ -146,7 +147,7 @@ impl Opening {
             ..ConnectOptions::default()
         };
         let store =
-            py.detach(|| Store::connect(options)).map_err(|e| unreached(py, &master, &e))?;
+            waiting(py, || Store::connect(options))?.map_err(|e| unreached(py, &master, &e))?;
         let Some(segment_bytes) = bytes.filter(|bytes| *bytes > 0) else {
             if !disks.is_empty() {
                 let words = "a store that lends a disk lends memory, too: give it a segment_size";
@@ -166,7 +167,7 @@ impl Opening {
             node.name = format!("python-{}-{}", machine.trim(), first.path.display());
         }
         node.tier.disks = disks;
-        let node = py.detach(|| run_node(node)).map_err(|e| exception(py, e))?;
+        let node = waiting(py, || run_node(node))?.map_err(|e| exception(py, e))?;
         Ok((store, Some(node)))
     }
 }

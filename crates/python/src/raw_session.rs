@@ -9,8 +9,10 @@ use crate::error::{Class, exception, forked, make};
 use crate::fork::{Own, drop_detached};
 use crate::probe::Use;
 use crate::raw::{Piece, Refused, piece};
+use crate::wait::{waiting, waiting_locked};
 use mooncrate::{Advice, Error, RangeInto};
-use mooncrate_lock::Mutex;
+use mooncrate_lock::{Mutex, interrupt};
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -91,14 +93,14 @@ impl PutSession {
     ) -> PyResult<usize> {
         let session = self.0.get(py)?;
         let parts = placed(py, &starts, &addresses, &sizes, known, Use::Read)?;
-        let written = py.detach(|| -> Result<usize, Error> {
+        let written = waiting_locked(py, || -> Result<usize, Error> {
             let mut bytes = 0;
             for (start, piece) in parts {
                 session.write(start, piece.bytes())?;
                 bytes += piece.bytes().len();
             }
             Ok(bytes)
-        });
+        })?;
         written.map_err(|error| exception(py, error))
     }
 
@@ -107,7 +109,7 @@ impl PutSession {
     fn write(&self, py: Python<'_>, start: u64, part: Source) -> PyResult<()> {
         let session = self.0.get(py)?;
         let part = part.bytes();
-        py.detach(|| session.write(start, part)).map_err(|error| exception(py, error))
+        waiting_locked(py, || session.write(start, part))?.map_err(|error| exception(py, error))
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
@@ -127,16 +129,17 @@ impl PutSession {
         if self.0.is_over() {
             return Ok(());
         }
-        if kind.is_some() {
-            return self.revoke(py).map(drop);
+        let Some(kind) = kind else { return self.end(py) };
+        if kind.is(py.get_type::<PyKeyboardInterrupt>()) {
+            return self.abandon(py);
         }
-        self.end(py)
+        self.revoke(py).map(drop)
     }
 
     /// Makes the value visible, after the writes that are on their way.
     fn end(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.0.get(py)?;
-        py.detach(|| session.end()).map_err(|error| exception(py, error))?;
+        waiting_locked(py, || session.end())?.map_err(|error| exception(py, error))?;
         self.0.take();
         Ok(())
     }
@@ -144,9 +147,27 @@ impl PutSession {
     /// Gives up; whether it was open.
     fn revoke(&self, py: Python<'_>) -> PyResult<bool> {
         let session = self.0.get(py)?;
-        let open = py.detach(|| session.revoke());
+        let open = waiting_locked(py, || session.revoke())?;
         self.0.take();
         Ok(open)
+    }
+}
+
+impl PutSession {
+    /// Gives up after Ctrl-C: whoever pressed it does not wait for a master that does not answer.
+    fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+        let session = self.0.get(py)?;
+        py.detach(|| {
+            interrupt::under(
+                |_| true,
+                || {
+                    interrupt::ask();
+                    session.revoke()
+                },
+            )
+        });
+        self.0.take();
+        Ok(())
     }
 }
 
@@ -187,7 +208,7 @@ impl GetSession {
         let session = self.0.get(py)?;
         let mut target = target;
         let into = target.bytes();
-        py.detach(|| session.read(start, into)).map_err(|error| exception(py, error))
+        waiting(py, || session.read(start, into))?.map_err(|error| exception(py, error))
     }
 
     /// Lets go of the value; its lease is renewed no more. More than once is fine.
@@ -218,13 +239,13 @@ impl GetSession {
     ) -> PyResult<usize> {
         let session = self.0.get(py)?;
         let parts = placed(py, &starts, &addresses, &sizes, known, Use::Write)?;
-        let read = py.detach(|| -> Result<usize, Error> {
+        let read = waiting(py, || -> Result<usize, Error> {
             let mut ranges: Vec<RangeInto<'_>> = parts
                 .iter()
                 .map(|(start, piece)| RangeInto { start: *start, into: piece.bytes_mut() })
                 .collect();
             session.read_ranges(&mut ranges)?.into_iter().sum()
-        });
+        })?;
         read.map_err(|error| exception(py, error))
     }
 }

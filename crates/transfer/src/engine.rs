@@ -260,7 +260,11 @@ impl Engine {
             match shared.attach(memory, deadline) {
                 Ok(()) => return Ok(shared),
                 // Whoever is silent here is silent there, and would be waited for twice.
-                Err(error @ TransferError::Call(CallError::Deadline { .. })) => return Err(error),
+                Err(
+                    error @ TransferError::Call(
+                        CallError::Deadline { .. } | CallError::Interrupted { .. },
+                    ),
+                ) => return Err(error),
                 // A container may see the socket's host but not its file: use the network.
                 Err(TransferError::Call(_) | TransferError::Map(_)) if route.tcp.is_some() => {}
                 // It does not share its memory with us, but its socket is near.

@@ -106,7 +106,7 @@ impl Guard {
                 | CallError::Refused { code: RefusalCode::ShuttingDown, .. },
             ) => self.trouble(|breaker| breaker.unreachable(sent, boottime())),
             // It said nothing of the master.
-            Err(CallError::Busy { .. }) => {}
+            Err(CallError::Busy { .. } | CallError::Interrupted { .. }) => {}
             _ => self.answered(),
         }
     }

@@ -173,7 +173,7 @@ impl LinkPool {
                     if budget.left(boottime()) <= pause {
                         return Err(error);
                     }
-                    std::thread::sleep(pause);
+                    mooncrate_lock::interrupt::sleep(pause);
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
                 done => return done,

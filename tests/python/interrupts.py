@@ -1,0 +1,79 @@
+"""Ctrl-C in a call that waits: what the programs of `test_interrupts.py` run first.
+
+No time decides here. Calls have an hour; one that Ctrl-C does not end lets its program run out of patience.
+"""
+
+import os
+import signal
+import threading
+import time
+
+import mooncrate
+
+HOUR = 3600
+
+
+def main_waits():
+    """Whether the main thread sleeps, in ten looks: it waits for a peer, not for the GIL, which is free meanwhile."""
+    main = f"/proc/self/task/{os.getpid()}/stat"
+    for _ in range(10):
+        time.sleep(0.005)
+        with open(main) as stat:
+            if stat.read().rpartition(")")[2].split()[0] != "S":
+                return False
+    return True
+
+
+def when_main_waits(act):
+    """Does something in another thread once the main thread waits."""
+
+    def run():
+        while not main_waits():
+            pass
+        act()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted(call, *given, **more):
+    """Makes a call that waits, and interrupts it. It must be the call that raises."""
+    name = getattr(call, "__name__", str(call))
+    thread = when_main_waits(interrupt)
+    try:
+        got = call(*given, **more)
+    except KeyboardInterrupt as error:
+        # An error of the call itself would be its context: then the call had ended before.
+        assert error.__context__ is None, f"{name}: {error.__context__!r}"
+    else:
+        raise AssertionError(f"{name} was not interrupted: {got!r}")
+    thread.join()
+
+
+def held(pid):
+    """Stops a process, and waits until it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    while True:
+        with open(f"/proc/{pid}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] == "T":
+                return
+        time.sleep(0.001)
+
+
+def goes_on(pid):
+    os.kill(pid, signal.SIGCONT)
+
+
+def eventually(call, *given, **more):
+    """What a call gives, after what a process that stood still brings with it; that passes in seconds, or ends by
+    the patience of the test."""
+    while True:
+        try:
+            return call(*given, **more)
+        except (mooncrate.Busy, mooncrate.Unavailable):
+            time.sleep(0.05)
