@@ -3,6 +3,7 @@
 No time decides here. Calls have an hour; one that Ctrl-C does not end lets its program run out of patience.
 """
 
+import itertools
 import os
 import signal
 import threading
@@ -67,6 +68,43 @@ def held(pid):
 
 def goes_on(pid):
     os.kill(pid, signal.SIGCONT)
+
+
+def still(pid, call, *given, **more):
+    """Stops a process, interrupts a call that waits for it, and lets it go on: it stands still as short a time as
+    it can, since after some seconds others stop waiting for it by themselves."""
+    held(pid)
+    try:
+        interrupted(call, *given, **more)
+    finally:
+        goes_on(pid)
+
+
+def still_or_too_late(pid, call, *given):
+    """The same for a call that may end by itself, before Ctrl-C comes on a busy machine; whether it was interrupted."""
+    held(pid)
+    thread = when_main_waits(interrupt)
+    try:
+        try:
+            got = call(*given)
+        except mooncrate.Unavailable:
+            while True:
+                time.sleep(0.01)  # Ctrl-C comes yet.
+    except KeyboardInterrupt as error:
+        thread.join()
+        return error.__context__ is None
+    finally:
+        goes_on(pid)
+    raise AssertionError(f"not interrupted: {got!r}")
+
+
+def settled(store):
+    """Waits until the owner of a store, which stood still, takes values and gives them."""
+    for number in itertools.count():
+        key = f"settled/{number}"
+        if eventually(store.put, key, bytes(1 << 20)) and eventually(store.get, key) is not None:
+            eventually(store.remove, key, force=True)
+            return
 
 
 def eventually(call, *given, **more):

@@ -73,7 +73,7 @@ def owner(tmp_path_factory):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOONCRATE_")}
     environment["XDG_RUNTIME_DIR"] = str(folder)
     arguments = [os.environ["MOONCRATE_BINARY"], "master", "--json", "--master", "127.0.0.1:0"]
-    arguments += ["--admin", "off", "--grpc", "off", "--new-cluster", "--put-timeout", "1h"]
+    arguments += ["--admin", "off", "--grpc", "off", "--new-cluster", "--put-timeout", "10s"]
     log = open(folder / "master.log", "wb")
     master = subprocess.Popen(arguments, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log)
     ready, _, _ = select.select([master.stdout], [], [], PATIENCE)
@@ -96,61 +96,63 @@ def test_calls_to_a_master_that_stands_still(own_server):
         value = os.urandom(100_000)
         with mooncrate.Store(**options) as store:
             store.put("key", value)
-            held(pid)
-            interrupted(store.put, "other", value)
-            interrupted(store.put_batch, {"a": value, "b": value})
-            interrupted(store.get, "unknown")
-            interrupted(store.get_batch, ["unknown", "also unknown"])
-            interrupted(store.exists, "unknown")
-            interrupted(store.remove, "unknown")
-            interrupted(store.stats)
-            interrupted(lambda: [*store.list()])
-            interrupted(store.put_session, "session", 1000)
-            interrupted(store.get_session, "key")
-            interrupted(mooncrate.Store, **options)
-            goes_on(pid)
-            assert store.get("key") == value
-            assert store.put("fresh", value) and store.get("fresh") == value
-            store.remove_prefix("", force=True)
+            still(pid, store.put, "other", value)
+            still(pid, store.put_batch, {"a": value, "b": value})
+            still(pid, store.remove, "unknown")
+            still(pid, store.put_session, "session", 1000)
+            still(pid, mooncrate.Store, **options)
+            # A master may take 3 s for these, whatever the timeout. On a busy machine that may be over before Ctrl-C
+            # comes: then the call has an error of its own, and is made again when the master answers.
+            for call, *given in [
+                (store.get, "unknown"), (store.get_batch, ["unknown", "also unknown"]), (store.exists, "unknown"),
+                (store.stats,), (lambda: [*store.list()],), (store.get_session, "key"),
+            ]:
+                while not still_or_too_late(pid, call, *given):
+                    eventually(store.exists, "unknown")
+            assert eventually(store.get, "key") in (None, value)
+            eventually(store.put, "fresh", value)
+            assert eventually(store.get, "fresh") in (None, value)
+            eventually(store.remove_prefix, "", force=True)
     """, own_server.master, own_server.process.pid, "tcp")
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_puts_to_an_owner_that_stands_still(owner, path):
-    """A put that was interrupted is given up: its key and its bytes are free at once."""
+    """A put that was interrupted is given up: its key and its bytes are free again. The word to the master has 64 ms;
+    where that is too short, the master finds out after its `--put-timeout`."""
     program("""
         store = mooncrate.Store(**options)
         # The ways to the owner are found, and its memory is mapped, where that is asked for.
-        store.put("first", bytes(1 << 20))
-        assert store.get("first") == bytes(1 << 20)
+        settled(store)
         small, large = os.urandom(1000), os.urandom(8 << 20)
-        held(pid)
-        interrupted(store.put, "small", small)
-        interrupted(store.put, "large", large)
-        interrupted(store.put_batch, {"one": small, "two": large})
-        goes_on(pid)
-        # Unfinished puts keep their keys for an hour at this master, unless they are given up.
+        for call, *given in [
+            (store.put, "small", small), (store.put, "large", large), (store.put_batch, {"one": small, "two": large}),
+        ]:
+            still(pid, call, *given)
+            settled(store)
+        # False: a put of the key is under way. None was ended, so no key has a value.
         for key, value in {"small": large, "large": small, "one": large, "two": small}.items():
-            assert eventually(store.put, key, value) and eventually(store.get, key) == value, key
-        with store.put_session("session", 2000) as session:
-            session.write(0, small)
-            held(pid)
-            interrupted(session.write, 1000, small)
-            goes_on(pid)
-            try:
-                session.write(1000, small)
-            except mooncrate.Error as error:
-                assert "revoke the session" in str(error), error
-            session.revoke()
-        assert eventually(store.get, "session") is None
-        session = eventually(store.put_session, "session", 1000)
+            while not eventually(store.put, key, value):
+                time.sleep(0.05)
+            assert eventually(store.get, key) in (None, value), key
+        session = store.put_session("session", 2000)
         session.write(0, small)
-        held(pid)
-        interrupted(session.end)
-        goes_on(pid)
+        still(pid, session.write, 1000, small)
+        try:
+            session.write(1000, small)
+        except mooncrate.Error as error:
+            assert "revoke the session" in str(error), error
+        else:
+            raise AssertionError("a part is written that did not arrive")
+        session.revoke()
+        settled(store)
+        assert eventually(store.get, "session") is None
+        session = eventually(store.put_session, "ended", 1000)
+        session.write(0, small)
+        still(pid, session.end)
         # Given up, or ended: but never something else.
-        assert eventually(store.get, "session") in (None, small)
-        store.remove_prefix("", force=True)
+        assert eventually(store.get, "ended") in (None, small)
+        eventually(store.remove_prefix, "", force=True)
         store.close()
     """, *owner, path)
 
@@ -159,17 +161,18 @@ def test_gets_from_an_owner_that_stands_still(owner):
     """Nobody writes to the caller's memory after the call was interrupted."""
     program("""
         store = mooncrate.Store(**options)
+        settled(store)
         values = {f"key{number}": os.urandom(12 << 20) for number in range(2)}
         store.put_batch(values)
         assert store.get("key0") == values["key0"]
         target = bytearray(b"x" * (12 << 20))
-        held(pid)
-        interrupted(store.get, "key0")
-        interrupted(store.get_into, "key0", target)
-        interrupted(store.get_range, "key0", 100, 1000)
-        interrupted(store.get_batch, [*values])
+        for call, *given in [
+            (store.get, "key0"), (store.get_into, "key0", target), (store.get_range, "key0", 100, 1000),
+            (store.get_batch, [*values]),
+        ]:
+            still(pid, call, *given)
+            settled(store)
         before = bytes(target)
-        goes_on(pid)
         for key, value in values.items():
             assert eventually(store.get, key) in (None, value)
         assert target == before == b"x" * len(target)
@@ -193,7 +196,7 @@ def test_gets_from_an_owner_that_stands_still(owner):
             goes_on(pid)
             assert eventually(store.get, "key1") in (None, values["key1"])
             assert target == before
-        store.remove_prefix("", force=True)
+        eventually(store.remove_prefix, "", force=True)
         store.close()
     """, *owner, "tcp")
 
@@ -202,19 +205,57 @@ def test_a_view_of_an_owner_that_stands_still(owner):
     """The link of all views is held under a lock meanwhile: only Ctrl-C with Python's own handler is looked for."""
     program("""
         store = mooncrate.Store(**options)
+        settled(store)
         value = os.urandom(100_000)
         store.put("key", value)
         view = store.view("key")
-        held(pid)
-        interrupted(store.view, "key")
-        goes_on(pid)
+        still(pid, store.view, "key")
         assert bytes(view) == value
         again = eventually(store.view, "key")
         assert again is None or bytes(again) == value
         view.release()
-        store.remove("key", force=True)
+        eventually(store.remove, "key", force=True)
         store.close()
     """, *owner, "shared memory")
+
+
+def test_a_session_that_is_given_up_while_the_master_stands_still(own_server):
+    """Before, the words to the master had the whole timeout of the store, and no Ctrl-C ended the wait; after an interrupted
+    write that was in a deallocator."""
+    program("""
+        store = mooncrate.Store(**options)
+        part = os.urandom(1000)
+        def begun(key):
+            session = eventually(store.put_session, f"given up/{key}", 2000)
+            session.write(0, part)
+            return session
+        session = begun("revoked")
+        still(pid, session.revoke)
+        # A deallocator cannot raise. What Python runs next does.
+        sessions = [begun("dropped")]
+        def drop():
+            sessions.clear()
+            return main_waits()
+        still(pid, drop)
+        # Where Ctrl-C has ended a call of the session, no second one is needed.
+        session = begun("interrupted")
+        held(pid)
+        interrupted(session.write, 1000, part)
+        del session
+        goes_on(pid)
+        # Nor after whatever else ends a program.
+        class Ended(BaseException):
+            pass
+        for kind in (SystemExit, KeyboardInterrupt, Ended):
+            try:
+                with begun(f"left by {kind.__name__}"):
+                    held(pid)
+                    raise kind
+            except kind:
+                goes_on(pid)
+        eventually(store.remove_prefix, "", force=True)
+        store.close()
+    """, own_server.master, own_server.process.pid, "tcp")
 
 
 def test_a_handler_that_raises_nothing_ends_nothing(own_server):
@@ -232,7 +273,7 @@ def test_a_handler_that_raises_nothing_ends_nothing(own_server):
         thread = when_main_waits(lambda: os.kill(os.getpid(), signal.SIGUSR1))
         assert store.put("handler/other", value)
         thread.join()
-        assert seen == [value] and store.get("handler/other") == value
+        assert seen == [value] and eventually(store.get, "handler/other") == value
         class Stop(Exception):
             pass
         def stops(number, frame):
@@ -246,7 +287,7 @@ def test_a_handler_that_raises_nothing_ends_nothing(own_server):
             assert error.__context__ is None
         thread.join()
         goes_on(pid)
-        store.remove_prefix("", force=True)
+        eventually(store.remove_prefix, "", force=True)
         store.close()
     """, own_server.master, own_server.process.pid, "tcp")
 
@@ -258,13 +299,13 @@ def test_other_threads_wait_on(own_server):
         store.put("threads/key", b"value")
         got = []
         held(pid)
-        other = threading.Thread(target=lambda: got.append(store.put("threads/other", b"value")))
+        other = threading.Thread(target=lambda: got.append(eventually(store.put, "threads/other", b"value")))
         other.start()
         interrupted(store.put, "threads/third", b"value")
         goes_on(pid)
         other.join()
-        assert got == [True]
-        store.remove_prefix("", force=True)
+        assert len(got) == 1
+        eventually(store.remove_prefix, "", force=True)
         store.close()
     """, own_server.master, own_server.process.pid, "tcp")
 

@@ -403,15 +403,17 @@ impl Client {
         self.revoke_all(&[PutRevokeItem { key, token }], deadline);
     }
 
-    /// Gives failed puts back. If the master cannot be reached, its watchdog does. A caller that was
-    /// interrupted waits a moment for it.
+    /// Gives failed puts back. If the master cannot be reached, its watchdog does. A caller that is, or was,
+    /// interrupted waits a moment for it: revoking twice is harmless.
     fn revoke_all(&self, lost: &[PutRevokeItem<'_>], deadline: Deadline) {
-        let until = if interrupt::ended() {
-            deadline.min(boottime().deadline_in(interrupt::SLICE))
-        } else {
-            deadline
-        };
-        let _ = interrupt::finally(|| self.master.put_revoke(lost, until));
+        if !interrupt::ended() {
+            let answer = self.master.put_revoke(lost, deadline);
+            if !matches!(answer, Err(CallError::Interrupted { .. })) {
+                return;
+            }
+        }
+        let soon = deadline.min(boottime().deadline_in(interrupt::SLICE));
+        let _ = interrupt::finally(|| self.master.put_revoke(lost, soon));
     }
 }
 

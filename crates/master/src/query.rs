@@ -2,6 +2,7 @@
 //! are bytes and need not be text.
 
 use mooncrate_core::key;
+
 /// Keys of a page when nobody says how many.
 const PAGE: u32 = 100;
 /// Most keys of a page.

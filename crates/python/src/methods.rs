@@ -209,6 +209,8 @@ impl Store {
         let upsert = false;
         let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert, medium };
         let config = wishes.onto(py, self.live(py)?.store().put_config())?;
+        // For the deallocator of the session, which cannot look.
+        look_at_handler(py)?;
         let opened = self.call(py, |store| store.put_session(key.bytes(), size, &config))?;
         Ok(PutSession::new(opened))
     }

@@ -60,13 +60,16 @@ pub(crate) fn look_at_handler(py: Python<'_>) -> PyResult<()> {
 
 /// Finds what is asked later, when the module is loaded, as [`crate::error::load`] does and for the same reason.
 pub(crate) fn load(py: Python<'_>) -> PyResult<()> {
+    // Before Python 3.13 the thread that imports `threading` first is taken for the main thread.
+    py.import("threading")?;
     is_plain(py).map(drop)
 }
 
 fn is_plain(py: Python<'_>) -> PyResult<bool> {
     static KNOWN: PyOnceLock<(Py<PyAny>, Py<PyAny>)> = PyOnceLock::new();
     let known = KNOWN.get_or_try_init(py, || {
-        let signal = py.import("signal")?;
+        // Not `signal`, whose functions are Python: they take 80 times as long, and handlers run in them.
+        let signal = py.import("_signal")?;
         let handler = signal.getattr("default_int_handler")?;
         Ok::<_, PyErr>((signal.getattr("getsignal")?.unbind(), handler.unbind()))
     })?;
@@ -89,6 +92,21 @@ pub(crate) fn interrupted<T: Send>(
     // Raised by a handler while the call waited, or left for one to raise now that no lock is held.
     let raised = RAISED.take().or_else(|| py.check_signals().err());
     Ok((done, raised))
+}
+
+/// Does something that may wait, in a deallocator, which cannot raise: Ctrl-C ends the wait, and Python's own
+/// handler raises it in what runs next. Other handlers run then, too.
+pub(crate) fn in_deallocator(py: Python<'_>, work: impl FnOnce() + Send) {
+    // As far as that is known: an exception may be on its way, so that nothing of Python can be asked.
+    if MAIN.get() != Some((fork::forks(), true)) {
+        return py.detach(work);
+    }
+    py.detach(|| {
+        interrupt::under(ask, || {
+            let _held = interrupt::hold();
+            work();
+        })
+    });
 }
 
 /// Whether signal handlers run in this thread. To find out runs Python, where a handler may raise something.

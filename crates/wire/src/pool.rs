@@ -9,6 +9,7 @@ use crate::link::probe::Probe;
 use crate::link::{Link, LinkConfig};
 use crate::message::{Hello, Reply, Request};
 use mooncrate_core::time::{Deadline, Now};
+use mooncrate_lock::interrupt;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -148,8 +149,20 @@ impl LinkPool {
         if state.in_use >= self.config.links_max {
             let budget = boottime().deadline_in(self.config.reconnect_time).min(deadline);
             let full = |state: &mut State| state.in_use >= self.config.links_max;
-            let waited = self.back.wait_timeout_while(state, budget.left(boottime()), full);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            loop {
+                let left = interrupt::slice(budget.left(boottime()));
+                let waited = self.back.wait_timeout_while(state, left, full);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                if !full(&mut state) || budget.passed(boottime()) {
+                    break;
+                }
+                // A handler may make calls, which use this pool.
+                drop(state);
+                if interrupt::ask() {
+                    return Err(CallError::Interrupted { awaited: "a link that others use" });
+                }
+                state = self.lock();
+            }
         }
         if state.in_use >= self.config.links_max {
             return Err(CallError::Busy {
@@ -173,7 +186,7 @@ impl LinkPool {
                     if budget.left(boottime()) <= pause {
                         return Err(error);
                     }
-                    mooncrate_lock::interrupt::sleep(pause);
+                    interrupt::sleep(pause);
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
                 done => return done,

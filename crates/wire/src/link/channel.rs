@@ -27,8 +27,8 @@ use std::time::Duration;
 
 /// Longest single wait; a deadline further away is reached in steps.
 const STEP_MAX: Duration = Duration::from_secs(1);
-/// A timeout of this length is never made longer: callers that can be interrupted need it so short, and a link
-/// that they share with others would change its timeout with every caller.
+/// Where a caller that can be interrupted has used a link, a timeout of this length is never made longer: such
+/// callers need it so short, and others on the same link would change the timeout with every caller.
 const STEP_KEPT: Duration = interrupt::SLICE;
 /// How long the last words to a peer may take, and how long it may take to read them.
 const LAST_WORDS_TIME: Duration = Duration::from_millis(100);
@@ -44,6 +44,8 @@ pub(super) struct Channel {
     /// The timeouts the kernel has now; zero: none set yet.
     read_step: Duration,
     write_step: Duration,
+    /// A caller that can be interrupted has waited here. Never on a server.
+    interruptible: bool,
     /// Encrypts, on TCP where it was asked for.
     tls: Option<Box<Session>>,
     hang_up: HangUp,
@@ -107,6 +109,7 @@ impl Channel {
             unix,
             read_step: Duration::ZERO,
             write_step: Duration::ZERO,
+            interruptible: false,
             tls: None,
             hang_up,
             silence_max: Duration::MAX,
@@ -416,11 +419,13 @@ impl Channel {
             return Err(CallError::Interrupted { awaited });
         }
         let longest = interrupt::slice(STEP_MAX);
+        self.interruptible |= interrupt::is_on();
+        let kept = if self.interruptible { STEP_KEPT } else { STEP_MAX };
         let set = match way {
             Way::Read => &mut self.read_step,
             Way::Write => &mut self.write_step,
         };
-        if *set <= left.min(longest) && *set >= (left / 32).min(STEP_KEPT) {
+        if *set <= left.min(longest) && *set >= (left / 32).min(kept) {
             return Ok(());
         }
         *set = step(left.min(longest));
@@ -558,7 +563,11 @@ mod tests {
     fn waits_end_when_the_caller_is_interrupted() {
         let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut channel = Channel::new(Socket::from(here), "test".to_owned(), HangUp::default());
-        // Another caller has left a long timeout behind.
+        // Without a caller that can be interrupted a short timeout is made long again where there is time.
+        channel.silence_max = STEP_KEPT + Duration::from_millis(1);
+        channel.arm(Way::Read, in_an_hour(), "test").unwrap();
+        assert_eq!(channel.read_step, STEP_KEPT);
+        channel.silence_max = Duration::MAX;
         channel.arm(Way::Read, in_an_hour(), "test").unwrap();
         assert_eq!(channel.read_step, STEP_MAX);
         interrupted(|| channel.read(&mut [0; 8], None, in_an_hour(), "test"));
