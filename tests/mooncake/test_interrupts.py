@@ -37,9 +37,12 @@ def test_calls_to_a_master_that_stands_still(own_master):
                 time.sleep(0.05)
             assert store.get("e") in (b"", value)
             # Sessions that are open are given up at the end: the first wait is the only one.
-            while store.batch_put_session_start(["f", "g"], [1000] * 2) != [0, 0]:
-                store.batch_put_session_revoke(["f", "g"])
-            still(pid, store.close)
+            other = MooncakeDistributedStore()
+            assert other.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master) == 0
+            while other.batch_put_session_start(["f", "g"], [1000] * 2) != [0, 0]:
+                other.batch_put_session_revoke(["f", "g"])
+            still(pid, other.close)
+            store.close()
             print("ended well")
             """,
             SHARED, own_master.address, pid,

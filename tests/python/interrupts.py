@@ -14,23 +14,21 @@ import mooncrate
 HOUR = 3600
 
 
-def main_waits():
-    """Whether the main thread sleeps, in ten looks: it waits for a peer, not for the GIL, which is free meanwhile."""
-    main = f"/proc/self/task/{os.getpid()}/stat"
-    for _ in range(10):
+def until_main_waits():
+    """Returns when the main thread was found asleep in ten looks: it waits for a peer, not for the GIL, which is free
+    meanwhile. Not in a row: a rank sleeps many times a millisecond, and on a busy machine often waits for a core."""
+    main, asleep = f"/proc/self/task/{os.getpid()}/stat", 0
+    while asleep < 10:
         time.sleep(0.005)
         with open(main) as stat:
-            if stat.read().rpartition(")")[2].split()[0] != "S":
-                return False
-    return True
+            asleep += stat.read().rpartition(")")[2].split()[0] == "S"
 
 
 def when_main_waits(act):
     """Does something in another thread once the main thread waits."""
 
     def run():
-        while not main_waits():
-            pass
+        until_main_waits()
         act()
 
     thread = threading.Thread(target=run, daemon=True)

@@ -179,8 +179,7 @@ def test_gets_from_an_owner_that_stands_still(owner):
         # In the middle of a value, where it happens so: the owner stands still while its bytes are on their way.
         def stop_and_interrupt():
             held(pid)
-            while not main_waits():
-                pass
+            until_main_waits()
             interrupt()
         for _ in range(3):
             target[:] = b"x" * len(target)
@@ -235,7 +234,7 @@ def test_a_session_that_is_given_up_while_the_master_stands_still(own_server):
         sessions = [begun("dropped")]
         def drop():
             sessions.clear()
-            return main_waits()
+            return len(sessions)
         still(pid, drop)
         # Where Ctrl-C has ended a call of the session, no second one is needed.
         session = begun("interrupted")
@@ -340,10 +339,12 @@ def test_an_interrupt_is_no_result(store):
 
 
 def test_ranks_that_wait_for_others(tmp_path):
-    """A rank that nobody joins, of both kinds; and a layer to which the other rank does not come."""
+    """A rank that nobody joins, of both kinds; and a layer to which the other rank does not come. There the rank waits with
+    its lock, and only Ctrl-C with Python's own handler is looked for."""
     said = python(
         """
-        import sys
+        import subprocess, sys
+        import numpy as np
         sys.path.insert(0, sys.argv[1])
         from interrupts import *
         from mooncrate.ep import Communicator
@@ -354,6 +355,27 @@ def test_ranks_that_wait_for_others(tmp_path):
                                              backend="host", **shape))
             interrupted(lambda: NanoKVCache(path=f"{sys.argv[2]}/nano{rank}", rank=rank, world=2, heap_bytes=1 << 20,
                                             page_bytes=4096, slots=8, backend="host", join_timeout=HOUR))
+        layer = dict(path=f"{sys.argv[2]}/layer", world=2, backend="host", join_timeout=HOUR, timeout=HOUR,
+                     first_timeout=HOUR, **shape)
+        # Joins, comes to no layer, and leaves when it is told.
+        joins = "import sys; from mooncrate.ep import Communicator; held = Communicator(rank=1, **eval(sys.argv[1]))"
+        joins += "; print('joined', flush=True); sys.stdin.read(); held.close()"
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        other = subprocess.Popen([sys.executable, "-c", joins, repr(layer)], **pipes)
+        with Communicator(rank=0, **layer) as ep:
+            assert other.stdout.readline() == b"joined\\n"
+            given = np.zeros((2, 16), np.uint16), np.ones((2, 1), np.int32), np.ones((2, 1), np.float32)
+            interrupted(ep.dispatch, *given)
+            try:
+                ep.dispatch(*given)
+            except mooncrate.Error as error:
+                assert error.kind == "timeout", error
+            else:
+                raise AssertionError("the layer has failed, but nobody knows")
+            # Ranks wait for each other when they leave, too.
+            other.stdin.close()
+        assert other.wait() == 0
+        other.stdout.close()
         print("ended well")
         """,
         HERE, str(tmp_path),
