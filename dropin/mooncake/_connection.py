@@ -262,16 +262,23 @@ class Connection:
             sessions = [*self.puts.values()]
             self.puts.clear()
             self.gets.clear()
-        for session in sessions:
-            try:
-                session.revoke()
-            except mooncrate.Error as error:
-                log.debug("a put session was lost at close: %s", error)
-        if self.lender is not None:
-            self.lender.close()
-        self.store.close()
-        if self._patient is not None:
-            self._patient.store.close()
+        try:
+            for session in sessions:
+                try:
+                    session.revoke()
+                except mooncrate.Error as error:
+                    log.debug("a put session was lost at close: %s", error)
+        except BaseException:
+            # Ctrl-C: whoever pressed it waits for none of the others either.
+            for session in sessions:
+                session.__exit__(KeyboardInterrupt, None, None)
+            raise
+        finally:
+            if self.lender is not None:
+                self.lender.close()
+            self.store.close()
+            if self._patient is not None:
+                self._patient.store.close()
 
 
 def raw_key(key: str | bytes) -> bytes:

@@ -1,8 +1,9 @@
 """Memory that callers name by address: which of it is registered, and what cannot be an address.
 
 What cannot be an address is refused here: null, in the first page, negative, or past the end of memory.
-Registered memory is looked at once, when it is registered, and must stay mapped until it is unregistered. Memory
-of a GPU may be registered and need not be: the driver knows it.
+Registered memory is looked at once, when it is registered, and must stay mapped until it is unregistered, also
+where it is a file, which must not become shorter. Memory of a GPU may be registered and need not be: the driver
+knows it.
 Other memory is looked at by each call that uses it, right before the use. No look helps against a thread
 that unmaps memory while a call uses it.
 """

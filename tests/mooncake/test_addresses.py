@@ -131,9 +131,20 @@ def test_room_beyond_the_value_is_not_asked_for(master):
 def test_registered_memory_was_looked_at(master):
     case(master, """
     assert store.put("value", b"v" * (2 * PAGE)) == 0
-    for at in (unmapped(), half(), guarded(NONE)):
+    for at in (unmapped(), half(), guarded(NONE), truncated()):
         assert store.register_buffer(at, 2 * PAGE) == -600
         assert store.unregister_buffer(at) == -600
+    # What is left of a file is memory; and what was never touched is not touched for the sake of looking.
+    rest = truncated()
+    assert store.register_buffer(rest, PAGE) == 0
+    assert store.put_from("rest", rest, PAGE) == 0 and store.get("rest") == bytes(PAGE)
+    assert store.put_from("behind", rest + PAGE - 1, 2) == -800
+    vast = libc.mmap(None, 1 << 36, BOTH, PRIVATE | ANONYMOUS | 0x4000, -1, 0)
+    shared = tempfile.TemporaryFile(dir="/dev/shm")
+    os.ftruncate(shared.fileno(), 64 << 20)
+    file = libc.mmap(None, 64 << 20, BOTH, SHARED, shared.fileno(), 0)
+    assert store.register_buffer(vast, 1 << 36) == 0 and store.register_buffer(file, 64 << 20) == 0
+    assert os.fstat(shared.fileno()).st_blocks * 512 <= 4 * PAGE, "one page, and what the file system needs"
     assert store.register_buffer(good, 4 * PAGE) == 0
     assert store.get_into("value", good, 2 * PAGE) == 2 * PAGE
     assert store.put_from("from", good, 4 * PAGE) == 0

@@ -6,6 +6,7 @@ as a slow kernel would. What a real GPU does is shown by `device_store.py`, whic
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
@@ -605,3 +606,37 @@ def test_bytes_that_went_bad_in_vram_are_never_handed_out(emulated, lender):
         """,
         lender.master,
     )
+
+
+def test_a_get_to_a_gpu_that_is_interrupted(emulated, tmp_path):
+    """Nothing is on its way to the caller's memory when the call has raised, and the next call has all it needs."""
+    server = Server(tmp_path)
+    arguments = [server.master, str(server.process.pid), str(pathlib.Path(__file__).parent)]
+    code = """
+        sys.path.insert(0, sys.argv[3])
+        import interrupts
+        size, pid = 4 << 20, int(sys.argv[2])
+        store = mooncrate.Store(master=sys.argv[1], timeout=interrupts.HOUR, shared_memory=False)
+        array = Array(allocated(size), size)
+        interrupts.settled(store)
+        store.put("key", data(size))
+        store.put("other", data(size))
+        assert store.get_into("key", array) == size
+        array.write(b"x" * size)
+        interrupts.still(pid, store.get_into, "key", array)
+        interrupts.settled(store)
+        interrupts.still(pid, store.get_into_batch, {"key": array, "other": array})
+        interrupts.settled(store)
+        assert array.bytes() == b"x" * size
+        for key in ("key", "other"):
+            got = interrupts.eventually(store.get_into, key, array)
+            assert got is None or (got == size and array.bytes() == data(size))
+        interrupts.eventually(store.remove_prefix, "", force=True)
+        store.close()
+        freed(array.at)
+    """
+    try:
+        emulated(code, *arguments)
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+        server.stop()

@@ -212,14 +212,14 @@ def test_ctrl_c_ends_a_long_row_of_calls():
     assert said == "ready\ninterrupted\n"
 
 
-def test_ctrl_c_is_seen_when_a_waiting_call_ends():
-    """A master that never answers: the call ends by its timeout, then the signal is seen."""
+def test_ctrl_c_ends_a_store_that_is_being_opened():
+    """A master that never answers: the call would wait for an hour. `test_interrupts.py` has all others."""
     code = """
         import socket, mooncrate
         silent = socket.create_server(("127.0.0.1", 0))
         try:
             print("ready", flush=True)
-            mooncrate.Store(master="127.0.0.1:%d" % silent.getsockname()[1], timeout=1)
+            mooncrate.Store(master="127.0.0.1:%d" % silent.getsockname()[1], timeout=3600)
         except mooncrate.Unavailable:
             print("too early")
         except KeyboardInterrupt:
@@ -240,3 +240,44 @@ def interrupted(code):
             process.kill()
         assert process.returncode == 0
     return first + rest
+
+
+@pytest.mark.parametrize("package", ["mooncrate", "mooncrate._native", "mooncake.store"])
+@pytest.mark.parametrize("main_first", [True, False])
+def test_a_subinterpreter_is_refused_in_words(package, main_first):
+    """A store in one hung at its end. The main interpreter goes on, whoever came first."""
+    said = python(
+        """
+        import sys
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        package, main_first = sys.argv[1], sys.argv[2] == "True"
+        if main_first:
+            import mooncrate
+            store = mooncrate.Store(segment_size="1MiB")
+        run = getattr(interpreters, "run_string", None) or interpreters.exec
+        other = interpreters.create()
+        lines = [
+            "try:",
+            f"    import {package}",
+            "except ImportError as error:",
+            "    print(error, flush=True)",
+            "else:",
+            "    import mooncrate",
+            "    store = mooncrate.Store(segment_size='1MiB')",
+            "    print('loaded', flush=True)",
+        ]
+        run(other, chr(10).join(lines))
+        interpreters.destroy(other)
+        import mooncrate
+        with mooncrate.Store(segment_size="1MiB") as store:
+            store.put("key", b"value")
+            assert store.get("key") == b"value"
+        print("ended well")
+        """,
+        package, str(main_first),
+    )
+    words = "mooncrate cannot be loaded in a subinterpreter; use threads of the main interpreter, or processes"
+    assert said == f"{words}\nended well\n"

@@ -14,6 +14,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::key;
 use mooncrate_core::plan::{Located, Locator, Looked};
+use mooncrate_core::shown::{prints, shown};
+use mooncrate_master::admin::key_json;
 use mooncrate_wire::message::{Listed, Removed, SegmentRow, TenantRow};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -65,19 +67,6 @@ pub(crate) fn bytes(count: u64) -> String {
     ByteSize(count).display().iec().to_string()
 }
 
-/// Key bytes for programs: what people see, and what is exact.
-fn key_json(bytes: &[u8]) -> Value {
-    json!({ "key": key::show(bytes).to_string(), "key_hex": hex(bytes) })
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        write!(text, "{byte:02x}").expect("a String takes it");
-    }
-    text
-}
-
 fn with(mut object: Value, more: Value) -> Value {
     if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
         object.extend(more);
@@ -111,7 +100,24 @@ fn print(text: &str) -> Result<(), Failure> {
 }
 
 fn print_json(value: &Value) -> Result<(), Failure> {
-    print(&value.to_string())
+    print(&one_line(value))
+}
+
+/// JSON that may reach a terminal: what does not print is escaped as JSON escapes it, so that programs read
+/// exactly what was there. Outside of its texts JSON has nothing to escape.
+fn one_line(value: &Value) -> String {
+    let text = value.to_string();
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c == ' ' || c == '\\' || prints(c) {
+            line.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                write!(line, "\\u{unit:04x}").expect("a String takes it");
+            }
+        }
+    }
+    line
 }
 
 impl Output {
@@ -215,11 +221,11 @@ impl Output {
 
     /// What tenants use.
     pub(crate) fn tenants(self, name: Option<&str>, rows: &[TenantRow]) -> Result<(), Failure> {
-        let shown = |row: &TenantRow| name.map_or_else(|| row.tenant.to_string(), str::to_owned);
+        let tenant = |row: &TenantRow| name.map_or_else(|| row.tenant.to_string(), str::to_owned);
         if self.json {
             let rows = rows.iter().map(|row| {
                 json!({
-                    "tenant": shown(row), "used_bytes": row.used_bytes,
+                    "tenant": tenant(row), "used_bytes": row.used_bytes,
                     "hard_bytes": row.hard_bytes, "quota": row.quota,
                 })
             });
@@ -231,7 +237,7 @@ impl Output {
         for row in rows {
             let quota = row.quota.map_or_else(|| "no quota".to_owned(), bytes);
             let (used, hard) = (bytes(row.used_bytes), bytes(row.hard_bytes));
-            print(&format!("{}: {used} of {quota}, {hard} pinned hard", shown(row)))?;
+            print(&format!("{}: {used} of {quota}, {hard} pinned hard", shown(&tenant(row))))?;
         }
         Ok(())
     }
@@ -250,6 +256,7 @@ impl Output {
             let took = json!({ "seconds": took.as_secs_f64() });
             return print_json(&with(mooncrate_master::admin::drain_json(node, stat), took));
         }
+        let node = shown(node);
         if stat.draining == 0 {
             return print(&format!("{node} takes values"));
         }
@@ -360,7 +367,9 @@ impl Output {
         // Nobody is left to tell when stderr is closed.
         let _ = if self.json {
             let (error, hint) = (&failure.message, &failure.hint);
-            writeln!(err, "{}", json!({ "error": error, "hint": hint, "exit": failure.exit as u8 }))
+            let exit = failure.exit as u8;
+            let told = json!({ "error": error, "hint": hint, "exit": exit });
+            writeln!(err, "{}", one_line(&told))
         } else {
             let hint = failure.hint.as_ref().map(|hint| format!("\n  {hint}")).unwrap_or_default();
             writeln!(err, "mooncrate: {}{hint}", failure.message)
@@ -442,7 +451,7 @@ fn stat_screen(look: &Look) -> String {
         let state = if row.open { "open" } else { "closed" };
         vec![
             row.offer.segment.to_string(),
-            look.node(row),
+            shown(&look.node(row)).to_string(),
             medium(row),
             state.to_owned(),
             row.objects.to_string(),
@@ -503,7 +512,7 @@ fn value_screen(key: &[u8], looked: &Looked, look: &Look) -> String {
             let rows = places(located, look)
                 .into_iter()
                 .map(|(segment, node, medium, stripe)| {
-                    vec![segment, node, medium, stripe.to_string()]
+                    vec![segment, shown(&node).to_string(), medium, stripe.to_string()]
                 })
                 .collect();
             let table = table(&["SEGMENT", "NODE", "MEDIUM", "STRIPE"], &[3], rows);

@@ -103,11 +103,18 @@ fn a_cluster_is_a_sentence_and_a_table() {
         tenants: Vec::new(),
     };
     let names = [(NodeId(0xdef), "alpha".to_owned())].into();
+    let odd = [(NodeId(0xdef), "al\\\n".to_owned())].into();
     let mut look = Look { at: Now(0), stat, names };
     insta::assert_snapshot!("stat", stat_screen(&look));
     insta::assert_snapshot!("value", value_screen(b"k", &Looked::At(located()), &look));
     let told = value_json(&Looked::At(located()), &look);
     assert_eq!(told["replicas"][0]["node_name"], json!("alpha"));
+    // A name is escaped where a person reads it, and nowhere else.
+    let other = Look { names: odd, ..look.clone() };
+    let told = value_json(&Looked::At(located()), &other);
+    assert_eq!(told["replicas"][0]["node_name"], json!("al\\\n"));
+    assert!(value_screen(b"k", &Looked::At(located()), &other).contains("al\\\\\\n"));
+    assert!(stat_screen(&other).contains("al\\\\\\n"));
     assert_eq!(value_json(&Looked::Writing, &look), json!({ "state": "being written" }));
     look.stat.segments.clear();
     look.stat.rebuilding = true;
@@ -118,7 +125,12 @@ fn a_cluster_is_a_sentence_and_a_table() {
 #[test]
 fn keys_are_exact_for_programs() {
     let got = key_json(b"a\xff");
-    assert_eq!(got, json!({ "key": "a\\xff", "key_hex": "61ff" }));
+    assert_eq!(got, json!({ "key": null, "key_hex": "61ff" }), "it is no text");
+    // Exactly the key, however it would be shown, and nothing that moves a cursor.
+    let odd = "a\\n\u{1b}[2J\u{202e}\u{9b}\u{e0001} é";
+    let line = one_line(&key_json(odd.as_bytes()));
+    assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["key"], json!(odd));
+    assert!(line.contains(r#""a\\n\u001b[2J\u202e\u009b\udb40\udc01 é""#), "{line}");
     assert_eq!(with(got, json!({ "x": 1 }))["x"], json!(1));
     assert_eq!(counted(1, "key"), "1 key");
     assert_eq!(counted(0, "key"), "0 keys");

@@ -13,7 +13,7 @@ use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::lease;
 use mooncrate_core::plan::{Located, Locator, Medium};
 use mooncrate_core::time::{Deadline, Now};
-use mooncrate_lock::Mutex;
+use mooncrate_lock::{Mutex, interrupt};
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Path, Read, TransferError, Transport, View};
 use mooncrate_wire::DataError;
@@ -466,7 +466,9 @@ impl Unrest {
         if end.left(boottime()) <= self.pause {
             return false;
         }
-        std::thread::sleep(self.pause);
+        if interrupt::sleep(self.pause) {
+            return false;
+        }
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         true
     }

@@ -9,11 +9,12 @@ use mooncrate_core::key;
 use mooncrate_core::plan::{Located, Locator, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{PutToken, Seal, SegmentId};
+use mooncrate_lock::interrupt;
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Sent, TransferError, Write};
-use mooncrate_wire::DataError;
 use mooncrate_wire::master_link::frames;
 use mooncrate_wire::message::{PutEndItem, PutItem, PutReplan, PutRevokeItem, SealList};
+use mooncrate_wire::{CallError, DataError};
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -114,8 +115,14 @@ impl Client {
         }
         self.write_all(&mut puts, config, deadline);
         let (mut ends, mut lost) = (Vec::with_capacity(puts.len()), Vec::new());
+        // A put whose caller does not wait for its end is given up, not ended without an answer.
+        let interrupted = interrupt::ended();
         for put in puts {
-            let Put { index, plan, seals, trouble, .. } = put;
+            let Put { index, plan, seals, mut trouble, .. } = put;
+            if interrupted {
+                let awaited = "the end of a put";
+                trouble.get_or_insert(Error::Master(CallError::Interrupted { awaited }));
+            }
             if let Some(error) = trouble {
                 lost.push(PutRevokeItem { key: items[index].0, token: plan.token });
                 results[index] = Some(Err(error));
@@ -125,10 +132,7 @@ impl Client {
             }
         }
         if !lost.is_empty() {
-            // If the master cannot be reached, its watchdog gives them back.
-            for part in frames(&lost, |one| one.key) {
-                let _ = self.master.put_revoke(part, deadline);
-            }
+            self.revoke_all(&lost, deadline);
         }
         self.end(items, ends, config, &mut results, deadline);
         results.into_iter().map(|result| result.expect("every item was decided")).collect()
@@ -374,7 +378,17 @@ impl Client {
             .collect();
         let end = |part: &[PutEndItem<'_>]| match self.master.put_end(part, deadline) {
             Ok(ended) => ended.into_iter().map(|one| one.map_err(Error::from)).collect(),
-            Err(error) => spread(error, part.len()),
+            Err(error) => {
+                if matches!(error, CallError::Interrupted { .. }) {
+                    // Whichever comes first at the master, the end or this, is what counts.
+                    let lost: Vec<_> = part
+                        .iter()
+                        .map(|ask| PutRevokeItem { key: ask.key, token: ask.token })
+                        .collect();
+                    self.revoke_all(&lost, deadline);
+                }
+                spread(error, part.len())
+            }
         };
         // Values of a frame that was answered are stored, whatever becomes of the others.
         let ended: Vec<Result<(), Error>> = frames(&asks, |ask| ask.key).flat_map(end).collect();
@@ -399,9 +413,25 @@ impl Client {
         }
     }
 
-    /// Gives a failed put back; if the master cannot be reached, its watchdog does.
+    /// Gives a failed put back.
     pub(crate) fn revoke(&self, key: &[u8], token: PutToken, deadline: Deadline) {
-        let _ = self.master.put_revoke(&[PutRevokeItem { key, token }], deadline);
+        self.revoke_all(&[PutRevokeItem { key, token }], deadline);
+    }
+
+    /// Gives failed puts back. If the master cannot be reached, its watchdog does. A caller that is, or was,
+    /// interrupted waits a moment for it: revoking twice is harmless.
+    fn revoke_all(&self, lost: &[PutRevokeItem<'_>], deadline: Deadline) {
+        let mut moment = None;
+        for part in frames(lost, |one| one.key) {
+            if !interrupt::ended() {
+                let answer = self.master.put_revoke(part, deadline);
+                if !matches!(answer, Err(CallError::Interrupted { .. })) {
+                    continue;
+                }
+            }
+            let soon = *moment.get_or_insert_with(|| boottime().deadline_in(interrupt::SLICE));
+            let _ = interrupt::finally(|| self.master.put_revoke(part, deadline.min(soon)));
+        }
     }
 }
 

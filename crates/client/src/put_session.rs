@@ -20,7 +20,7 @@ use mooncrate_core::error::PutError;
 use mooncrate_core::key::Key;
 use mooncrate_core::plan::{Locator, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
-use mooncrate_lock::{Mutex, RwLock};
+use mooncrate_lock::{Mutex, RwLock, interrupt};
 use mooncrate_transfer::{OpenPut, TransferError};
 use mooncrate_wire::DataError;
 use mooncrate_wire::message::{BeginWrite, PutItem};
@@ -104,6 +104,7 @@ impl Client {
         offset: u64,
         part: &[u8],
     ) -> Result<(), Error> {
+        let _held = interrupt::hold();
         let open = session.open.read();
         let open = open.as_ref().ok_or(SessionError::Over)?;
         if open.broken.load(Ordering::Relaxed) {
@@ -126,6 +127,7 @@ impl Client {
     /// Publishes the value of a session, once every byte was written. A gap is an error that says where,
     /// and leaves the session open; any other error ends it, and nothing is left.
     pub fn session_end(&self, session: &PutSession) -> Result<(), Error> {
+        let _held = interrupt::hold();
         let mut place = session.open.write();
         let open = place.as_ref().ok_or(SessionError::Over)?;
         if open.broken.load(Ordering::Relaxed) {

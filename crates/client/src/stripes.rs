@@ -3,6 +3,7 @@
 use mooncrate_core::key::Key;
 use mooncrate_core::plan::{Locator, PutConfig, WritePlan};
 use mooncrate_core::{SegmentId, TenantId};
+use mooncrate_lock::interrupt::Team;
 use mooncrate_transfer::Write;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -118,9 +119,15 @@ pub(crate) fn in_parallel<T: Sync, R: Send>(
         }
     };
     let threads = items.len().min(most.max(1));
+    let team = Team::new();
     let mut all: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(worker)).collect();
+        let other = |_| {
+            let helper = team.helper();
+            scope.spawn(move || helper.work(worker))
+        };
+        let others: Vec<_> = (1..threads).map(other).collect();
         let mut all = worker();
+        team.wait();
         for other in others {
             all.extend(other.join().expect("the work does not panic"));
         }
@@ -133,6 +140,7 @@ pub(crate) fn in_parallel<T: Sync, R: Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn pieces_are_cut_where_the_stripes_are() {
@@ -144,6 +152,17 @@ mod tests {
                 assert_eq!(cut(&value, start as u64, len as u64).concat(), want);
             }
         }
+    }
+
+    /// The caller has done its own share, and those of the others would take an hour.
+    #[test]
+    fn other_threads_end_with_a_caller_that_is_interrupted() {
+        use mooncrate_lock::interrupt;
+        let items = [Duration::ZERO, Duration::from_hours(1), Duration::from_hours(1)];
+        let (slept, over) =
+            interrupt::under(|_| true, || in_parallel(&items, 3, |time| interrupt::sleep(*time)));
+        assert!(over);
+        assert_eq!(slept[1..], [true, true]);
     }
 
     #[test]

@@ -30,15 +30,27 @@ pub fn shown_bytes(bytes: &[u8]) -> impl fmt::Display + '_ {
     Shown(bytes)
 }
 
+/// Whether a character is shown as it is; the backslash is not, because it begins the escapes.
+pub fn prints(c: char) -> bool {
+    matches!(c, '\'' | '"') || c.is_ascii_graphic() && c != '\\' || escape(c, |_| ()) == 1
+}
+
 fn show(f: &mut fmt::Formatter<'_>, c: char) -> fmt::Result {
     if matches!(c, '\'' | '"') || c.is_ascii_graphic() && c != '\\' {
         return f.write_char(c);
     }
+    let mut written = Ok(());
+    escape(c, |c| written = written.and_then(|()| f.write_char(c)));
+    written
+}
+
+/// The characters that stand for one which may not print; how many.
+fn escape(c: char, mut each: impl FnMut(char)) -> usize {
     // Behind a letter, where marks that combine with it are text; `escape_debug` knows what does not print.
     let mut pair = [b'a', 0, 0, 0, 0];
     let end = 1 + c.encode_utf8(&mut pair[1..]).len();
     let pair = std::str::from_utf8(&pair[..end]).expect("a letter and a character");
-    pair.escape_debug().skip(1).try_for_each(|c| f.write_char(c))
+    pair.escape_debug().skip(1).map(&mut each).count()
 }
 
 #[cfg(test)]

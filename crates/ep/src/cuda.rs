@@ -16,6 +16,7 @@ use crate::stage::{Course, Stage};
 use mooncrate_core::time::nanos;
 use mooncrate_gpu::{DeviceBuffer, Event, Gpu, PinnedBuffer, Span, Stream};
 use mooncrate_heap::{Group, Heap, Rank, Ranks, Watch};
+use mooncrate_lock::interrupt;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::thread::sleep;
@@ -481,7 +482,11 @@ impl CudaEp {
                 continue;
             }
             self.notice();
-            sleep(FINISH_PAUSE);
+            if interrupt::sleep(FINISH_PAUSE) {
+                // What is queued cannot be taken back, but it need not wait for anybody.
+                self.abort(self.shape().world().ranks().collect());
+                sleep(FINISH_PAUSE);
+            }
         }
         self.status()
     }

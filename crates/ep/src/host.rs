@@ -13,10 +13,11 @@ use crate::layout::{EpLayout, ctl, row};
 use crate::stage::Stage;
 use mooncrate_core::Deadline;
 use mooncrate_heap::{Group, Heap, Rank, Ranks, Watch};
+use mooncrate_lock::interrupt;
 use mooncrate_mem::atomic::{Ordering, spin_loop};
 use mooncrate_mem::clock::boottime;
 use std::sync::Arc;
-use std::thread::{sleep, yield_now};
+use std::thread::yield_now;
 use std::time::Duration;
 
 /// One rank of an exchange in host memory.
@@ -339,7 +340,9 @@ impl Ep {
                 return Some((Kind::Lost, gone));
             }
         }
-        until.passed(boottime()).then_some((Kind::Timeout, missing))
+        // A caller that was interrupted gives the layer up as if its time were over: the others hear of it at once.
+        let over = until.passed(boottime()) || interrupt::ended();
+        over.then_some((Kind::Timeout, missing))
     }
 
     fn fault(&self, record: Record) -> EpError {
@@ -459,7 +462,7 @@ impl Pause {
             yield_now();
         } else {
             // Longer and longer, up to a millisecond: a late rank costs no processor.
-            sleep(Self::SLEEP * (1 + (self.taken - Self::YIELDS) / 16).min(10));
+            interrupt::sleep(Self::SLEEP * (1 + (self.taken - Self::YIELDS) / 16).min(10));
         }
     }
 

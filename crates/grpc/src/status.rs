@@ -101,7 +101,7 @@ impl From<MountError> for Judged {
 
 /// The gRPC status of a call that was not judged.
 pub fn unanswered(error: &CallError) -> Status {
-    let words = error.to_string();
+    let words = error.sent();
     match error {
         CallError::Deadline { .. } => Status::deadline_exceeded(words),
         CallError::Busy { .. } => Status::resource_exhausted(words),
@@ -109,6 +109,7 @@ pub fn unanswered(error: &CallError) -> Status {
         | CallError::Closed { .. }
         | CallError::Away { .. }
         | CallError::NotLeader { .. } => Status::unavailable(words),
+        CallError::Interrupted { .. } => Status::cancelled(words),
         CallError::Protocol(_) | CallError::Tls { .. } => Status::internal(words),
         CallError::Refused { code, .. } => match code {
             RefusalCode::Deadline => Status::deadline_exceeded(words),

@@ -5,6 +5,7 @@
 //! ```
 
 use mooncrate_core::Deadline;
+use mooncrate_lock::interrupt;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::fds::{recv_fds, send_fds};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -60,15 +61,17 @@ impl From<io::Error> for LinkEnd {
     }
 }
 
-/// Waits until one of `fds` has something to say; `false`: the deadline passed first.
+/// Waits until one of `fds` has something to say; `false`: the deadline passed first, or the caller does not
+/// wait any longer.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], until: Deadline) -> io::Result<bool> {
     loop {
-        let left = until.left(boottime());
+        let left = interrupt::slice(until.left(boottime()));
         let left = Timespec {
             tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         };
         match poll(fds, Some(&left)) {
+            Ok(0) | Err(Errno::INTR) if interrupt::ask() => return Ok(false),
             Ok(0) if until.passed(boottime()) => return Ok(false),
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => return Ok(true),

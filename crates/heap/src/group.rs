@@ -11,6 +11,7 @@ use crate::frame::{BODY_MAX, Frame, Kind, LinkEnd, receive, send, wait};
 use crate::hub::Hub;
 use crate::rank::{Rank, Ranks, World};
 use mooncrate_core::Deadline;
+use mooncrate_lock::interrupt;
 use mooncrate_mem::clock::boottime;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -19,7 +20,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::sleep;
 use std::time::Duration;
 
 /// Pause between two attempts to reach a hub that is not there yet.
@@ -188,10 +188,10 @@ fn introduce(spec: &GroupSpec, rank: Rank, until: Deadline) -> Result<UnixStream
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 return Err(GroupError::Meet { path: path(), error });
             }
-            Err(_) if until.passed(boottime()) => {
+            Err(_) if until.passed(boottime()) || interrupt::sleep(KNOCK) => {
                 return Err(GroupError::NoHub { path: path(), within: spec.within });
             }
-            Err(_) => sleep(KNOCK),
+            Err(_) => {}
         }
     };
     link.set_nonblocking(true).map_err(|error| GroupError::Meet { path: path(), error })?;

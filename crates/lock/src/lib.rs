@@ -8,12 +8,14 @@
 //! (as `parking_lot` does) leave the child with a table of threads that do not exist, whose memory new
 //! threads then reuse.
 //!
-//! Threads of a simulation take turns at these locks ([`turns`]).
+//! Threads of a simulation take turns at these locks ([`turns`]), and a call that blocks can be ended by its
+//! caller ([`interrupt`]).
 //!
 //! Deliberately absent: what `std` has and nobody here needs, and any table.
 #![forbid(unsafe_code)]
 
 mod condvar;
+pub mod interrupt;
 mod mutex;
 mod rwlock;
 pub mod turns;

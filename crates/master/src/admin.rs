@@ -12,8 +12,8 @@
 //!   …      /v1/nodes/{name}/drain, /v1/quotas    see `changes`
 //! ```
 //!
-//! What must stay true: a page is bounded; keys are shown escaped and in hexadecimal, never as raw
-//! bytes; ids are hexadecimal text, because JSON readers round numbers beyond 2^53; every change
+//! What must stay true: a page is bounded; keys are told as they are, as text where they are text and
+//! always in hexadecimal; ids are hexadecimal text, because JSON readers round numbers beyond 2^53; every change
 //! leaves one line in the log. Every key is told to whoever asks, so this stands behind
 //! [`mooncrate_admin::window`], which refuses everybody but this machine.
 
@@ -150,13 +150,25 @@ fn counters_json(counters: &Counters) -> Value {
 
 /// One finished object as JSON.
 pub fn listed_json(listed: &Listed) -> Value {
+    let key = listed.key.as_bytes();
     json!({
-        "key": listed.key.to_string(),
-        "key_hex": hex(listed.key.as_bytes()),
+        "key": key_text(key),
+        "key_hex": hex(key),
         "bytes": listed.len,
         "object": listed.object.to_string(),
         "replicas": listed.replicas,
     })
+}
+
+/// A key as a text for programs: exactly the key, and nothing where its bytes are no text. Escapes are for
+/// people; a program that took them for the key would ask for another one.
+fn key_text(key: &[u8]) -> Option<&str> {
+    str::from_utf8(key).ok()
+}
+
+/// A key as JSON.
+pub fn key_json(key: &[u8]) -> Value {
+    json!({ "key": key_text(key), "key_hex": hex(key) })
 }
 
 fn segments_json(rows: &[SegmentRow]) -> Value {
@@ -230,7 +242,7 @@ pub(crate) async fn ask_within<T: Send + 'static>(
             tracing::error!(%error, "an admin request failed");
             Refused(StatusCode::INTERNAL_SERVER_ERROR, "the master failed to answer".to_owned())
         })?
-        .map_err(|error| Refused(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
+        .map_err(|error| Refused(StatusCode::SERVICE_UNAVAILABLE, error.sent()))
 }
 
 async fn healthz(State(master): State<Arc<Master>>) -> Result<Response, Refused> {
@@ -280,7 +292,7 @@ async fn remove(
     let name = uri.path().strip_prefix(KEYS).unwrap_or_default();
     let key = key_of(name).map_err(bad_request)?;
     let force = force(query.as_deref().unwrap_or_default()).map_err(bad_request)?;
-    let (subject, shown) = (format!("key {:016x}", key::hash(&key).0), key::show(&key).to_string());
+    let (subject, mut told_of) = (format!("key {:016x}", key::hash(&key).0), key_json(&key));
     let removed = ask(master, move |master, deadline| {
         let mut results = master.remove(force, &[&key], deadline)?;
         Ok(results.pop().expect("one result per item"))
@@ -299,7 +311,8 @@ async fn remove(
         Err(RemoveError::Deferred { .. }) => (StatusCode::ACCEPTED, "being removed"),
         Err(error) => return Err(Refused(status_of(error), error.to_string())),
     };
-    Ok((status, Json(json!({ "key": shown, "state": state }))).into_response())
+    told_of["state"] = json!(state);
+    Ok((status, Json(told_of)).into_response())
 }
 
 async fn audit(State(master): State<Arc<Master>>) -> Answer {

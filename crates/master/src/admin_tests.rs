@@ -226,17 +226,24 @@ fn keys_are_removed_one_at_a_time_and_the_log_hashes_them() {
 
 #[test]
 fn keys_come_in_pages_and_may_be_any_bytes() {
-    let keys: [&[u8]; 4] = [b"a/1", b"a/2", b"b/1", b"\xff\x00"];
-    let paths =
-        ["/v1/keys", "/v1/keys?prefix=a%2F&limit=1", "/v1/keys?prefix=%FF", "/v1/keys?limit=0"];
+    let odd = "c\\n\n\u{202e}";
+    let keys: [&[u8]; 5] = [b"a/1", b"a/2", b"b/1", odd.as_bytes(), b"\xff\x00"];
+    let paths = [
+        "/v1/keys",
+        "/v1/keys?prefix=a%2F&limit=1",
+        "/v1/keys?prefix=%FF",
+        "/v1/keys?limit=0",
+        "/v1/keys?prefix=c",
+    ];
     let answers = get_all(master(&keys), &paths);
-    assert_eq!(answers[0].1["keys"].as_array().unwrap().len(), 4);
+    assert_eq!(answers[0].1["keys"].as_array().unwrap().len(), 5);
     assert_eq!(answers[0].1["next"], Value::Null);
     assert_eq!(answers[1].1["keys"][0]["key"], json!("a/1"));
     assert!(answers[1].1["next"].is_u64(), "more follows");
     let raw = &answers[2].1["keys"][0];
-    assert_eq!((&raw["key"], &raw["key_hex"]), (&json!("\\xff\\0"), &json!("ff00")));
+    assert_eq!((&raw["key"], &raw["key_hex"]), (&Value::Null, &json!("ff00")), "it is no text");
     assert_eq!(answers[3].0, 400);
+    assert_eq!(answers[4].1["keys"][0]["key"], json!(odd), "exactly the key");
 
     // Following the cursor meets each key once.
     let mut found = Vec::new();
@@ -249,7 +256,7 @@ fn keys_come_in_pages_and_may_be_any_bytes() {
         let Some(next) = answer["next"].as_u64() else { break };
         path = format!("/v1/keys?limit=1&cursor={next}");
     }
-    assert_eq!(found, ["612f31", "612f32", "622f31", "ff00"]);
+    assert_eq!(found, ["612f31", "612f32", "622f31", "635c6e0ae280ae", "ff00"]);
 }
 
 #[test]

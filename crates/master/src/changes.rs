@@ -23,7 +23,6 @@ use axum::routing::{get, put};
 use axum::{Json, Router};
 use mooncrate_admin::{Answer, Refused, changed};
 use mooncrate_core::copy::DrainStat;
-use mooncrate_core::shown as text;
 use mooncrate_core::{SegmentId, TenantId};
 use mooncrate_wire::auth::{AdminDenied, DENIED_PAUSE, admin_allowed};
 use mooncrate_wire::door::Pulse;
@@ -98,7 +97,7 @@ async fn drain(
     })
     .await;
     let missing = || {
-        let name = text::shown(&name);
+        // As it is: JSON escapes it for programs, and the log for people.
         let message =
             format!("no node {name} is mounted, or not that segment; /v1/nodes lists them");
         Refused(StatusCode::NOT_FOUND, message)

@@ -40,11 +40,13 @@ fn a_drain_is_started_watched_and_ended() {
     let said = lines.take();
     let audit: Vec<&String> = said.iter().filter(|line| line.contains("audit")).collect();
     assert_eq!(audit.len(), 4, "one line per change that was tried, none for a look: {said:?}");
+    // A change that was refused is not told as one that was made.
+    let (made, refused) = ("changed by an operator", "a change was refused");
     for (line, parts) in audit.iter().zip([
-        ["what=\"drain\"", "node n", "done"],
-        ["what=\"undrain\"", "node n", "done"],
-        ["what=\"drain\"", "node nobody", "no node nobody"],
-        ["what=\"drain\"", "segment 9 of node n", "not that segment"],
+        [made, "what=\"drain\"", "node n", "done"],
+        [made, "what=\"undrain\"", "node n", "done"],
+        [refused, "what=\"drain\"", "node nobody", "no node nobody"],
+        [refused, "what=\"drain\"", "segment 9 of node n", "not that segment"],
     ]) {
         assert!(parts.iter().all(|part| line.contains(part)), "{parts:?}: {line}");
     }
@@ -120,8 +122,28 @@ fn security_changes_need_an_admin_token_where_there_are_tokens() {
     assert_eq!(codes(&answers), expected);
     assert!(answers[2].1["error"].as_str().unwrap().contains("token derive"), "{:?}", answers[2]);
     let said = lines.take();
-    let refused = said.iter().filter(|line| line.contains("not looked at")).count();
-    assert_eq!(refused, 15, "{said:?}");
+    let refused: Vec<&String> = said.iter().filter(|line| line.contains("not looked at")).collect();
+    assert_eq!(refused.len(), 15, "{said:?}");
+    assert!(refused.iter().all(|line| line.contains("a change was refused")), "{said:?}");
+    let made = said.iter().filter(|line| line.contains("changed by an operator")).count();
+    assert_eq!(made, 1, "the one with an admin's token: {said:?}");
+}
+
+/// A name of a caller's choice was escaped in the answer, and so twice for whoever reads it as JSON.
+#[test]
+fn a_name_is_answered_as_it_was_asked_for() {
+    let lines = Lines::default();
+    let _listening = lines.listen();
+    let asked = [ask("POST", "/v1/nodes/no%5Cbody%0A/drain"), ask("GET", "/v1/keys?li%5Cmit=1")];
+    let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
+    let answers = exchange_at(Gate::default(), master(&[]), &asked);
+    assert_eq!(codes(&answers), [404, 400]);
+    let error = |at: usize| answers[at].1["error"].as_str().unwrap().to_owned();
+    assert!(error(0).starts_with("no node no\\body\n is mounted"), "{}", error(0));
+    assert!(error(1).starts_with("li%5Cmit is unknown"), "{}", error(1));
+    let said = lines.take().concat();
+    // Once, by the log.
+    assert!(said.contains("no node no\\\\body\\n is mounted"), "{said}");
 }
 
 /// A quota outlives the master that it was told to.

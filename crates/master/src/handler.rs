@@ -11,6 +11,7 @@ use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveErr
 use mooncrate_core::plan::{Located, Looked, PutConfig, ReadMark, WritePlan};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{LeaderEpoch, ObjectId, TenantId};
+use mooncrate_lock::interrupt;
 use mooncrate_wire::api::{self, Batch};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
@@ -335,7 +336,7 @@ impl Scope {
         loop {
             let seen = self.master.news.version();
             let now = boottime();
-            if self.master.check_removed(waiting, results) || deadline.passed(now) {
+            if self.master.check_removed(waiting, results) || over(deadline, now) {
                 return;
             }
             self.master.news.wait(seen, now, deadline);
@@ -413,7 +414,7 @@ impl MasterApi for Scope {
             let seen = master.news.version();
             let now = boottime();
             let decided = master.try_put_start(self.puts_for(), config, items, &mut results);
-            if decided || deadline.passed(now) {
+            if decided || over(deadline, now) {
                 return Ok(master.planned(self.tenant, results));
             }
             master.news.wait(seen, now, deadline);
@@ -504,7 +505,7 @@ impl MasterApi for Scope {
             if let Some(done) = self.master.try_copy(self.tenant, ask) {
                 return Ok(done);
             }
-            if deadline.passed(now) {
+            if over(deadline, now) {
                 return Ok(Err(Master::copy_not_yet()));
             }
             self.master.news.wait(seen, now, deadline);
@@ -605,10 +606,26 @@ impl MasterApi for Scope {
     }
 }
 
+/// Whether a caller in this process waits no longer: its time is over, or it was interrupted.
+fn over(deadline: Deadline, now: Now) -> bool {
+    deadline.passed(now) || interrupt::ask_at(now.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::admin::tests::master;
+
+    /// The owner of the value never says that it is gone: the caller would wait for an hour.
+    #[test]
+    fn a_caller_in_this_process_that_is_interrupted_waits_no_longer() {
+        let scope = master(&[b"a"]).scope(TenantId::DEFAULT);
+        let deadline = boottime().deadline_in(Duration::from_hours(1));
+        let (removed, over) =
+            interrupt::under(|_| true, || scope.remove(false, &[b"a"], deadline).unwrap());
+        assert!(over);
+        assert!(matches!(removed[..], [Err(RemoveError::Deferred { .. })]), "{removed:?}");
+    }
 
     /// The story: a caller whose turn did not come waited for ever, whatever its deadline was.
     #[test]

@@ -36,7 +36,6 @@ impl Page {
                     page.limit = limit.ok_or_else(wanted)? as u32;
                 }
                 name => {
-                    let name = key::show(name.as_bytes());
                     return Err(format!(
                         "{name} is unknown; prefix, limit and cursor are possible"
                     ));
@@ -69,7 +68,6 @@ impl DrainAsk {
                 ("mode", "move") => asked.drop = false,
                 ("mode", "drop") => asked.drop = true,
                 _ => {
-                    let pair = key::show(pair.as_bytes());
                     return Err(format!(
                         "{pair} is unknown; segment=N, mode=move and mode=drop are possible"
                     ));
@@ -93,10 +91,7 @@ pub(crate) fn force(query: &str) -> Result<bool, String> {
     match query {
         "" | "force=false" => Ok(false),
         "force=true" => Ok(true),
-        other => {
-            let other = key::show(other.as_bytes());
-            Err(format!("{other} is unknown; force=true is possible"))
-        }
+        other => Err(format!("{other} is unknown; force=true is possible")),
     }
 }
 

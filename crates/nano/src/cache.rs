@@ -26,7 +26,7 @@ use mooncrate_core::{
     Deadline, Generation, Incarnation, Medium, NodeId, PutToken, Seal, SegmentId,
 };
 use mooncrate_heap::{Rank, Ranks, World};
-use mooncrate_lock::Mutex;
+use mooncrate_lock::{Mutex, interrupt};
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::MasterApi;
 use mooncrate_wire::message::{Look, PutEndItem, PutItem, PutRevokeItem, SealList};
@@ -292,9 +292,8 @@ impl Nano {
                 Some(Ok(())) => return Ok(true),
                 Some(Err(RemoveError::NotFound)) | None => return Ok(false),
                 // Hidden already; its owner has not said yet that nobody can pin it any more.
-                Some(Err(RemoveError::Deferred { .. })) if !until.passed(boottime()) => {
-                    std::thread::sleep(self.shared.config.tick);
-                }
+                Some(Err(RemoveError::Deferred { .. }))
+                    if !until.passed(boottime()) && !interrupt::sleep(self.shared.config.tick) => {}
                 Some(Err(error)) => return Err(error.into()),
             }
         }
@@ -382,9 +381,8 @@ impl Shared {
             let items = [PutItem { key, len }];
             let planned = self.master.put_start(&config, &items, self.deadline())?;
             match planned.into_iter().next().ok_or(NanoError::Gone)? {
-                Err(PutError::InProgress { .. }) if !patience.passed(boottime()) => {
-                    std::thread::sleep(self.config.tick);
-                }
+                Err(PutError::InProgress { .. })
+                    if !patience.passed(boottime()) && !interrupt::sleep(self.config.tick) => {}
                 planned => return Ok(planned?),
             }
         }

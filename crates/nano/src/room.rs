@@ -5,6 +5,7 @@ use crate::error::NanoError;
 use mooncrate_core::SegmentId;
 use mooncrate_core::catalog::InUse;
 use mooncrate_heap::Rank;
+use mooncrate_lock::interrupt;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::message::Evict;
 
@@ -60,10 +61,9 @@ impl Nano {
                 if used_bytes + ending_bytes <= used_max {
                     break;
                 }
-                if until.passed(boottime()) {
+                if until.passed(boottime()) || interrupt::sleep(self.shared().config.tick) {
                     return Err(NanoError::InUse { rank, used_bytes, ending_bytes, used_max });
                 }
-                std::thread::sleep(self.shared().config.tick);
             }
         }
         Ok(())

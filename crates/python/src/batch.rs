@@ -3,7 +3,7 @@
 
 use crate::buffer::Key;
 use crate::device::{Goal, Value};
-use crate::error::exception_object;
+use crate::error::{exception, listed};
 use mooncrate::{Error, PutConfig, Stored};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use pyo3::IntoPyObjectExt;
@@ -62,7 +62,7 @@ pub(crate) fn result<'py, T: IntoPyObjectExt<'py>>(
 ) -> PyResult<Py<PyAny>> {
     match result {
         Ok(value) => value.into_py_any(py),
-        Err(error) => Ok(exception_object(py, error)),
+        Err(error) => listed(py, exception(py, error)),
     }
 }
 

@@ -10,6 +10,7 @@
 
 use crate::error::exception;
 use crate::store::{Live, Store};
+use crate::wait::interrupted;
 use mooncrate::Error;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -73,8 +74,13 @@ where
 impl Store {
     /// Makes a call, here and now.
     pub(crate) fn run(&self, py: Python<'_>, mut call: impl Call) -> PyResult<Py<PyAny>> {
-        let work = &mut call;
-        let done = self.detached(py, move |live| work.work(live))?;
-        call.finish(py, done)
+        let (work, live) = (&mut call, self.live(py)?);
+        let (done, raised) = interrupted(py, move || {
+            let live = live;
+            work.work(&live)
+        })?;
+        // Also where a signal handler ended the call: this lets go of what the call holds.
+        let made = call.finish(py, done);
+        raised.map_or(made, Err)
     }
 }

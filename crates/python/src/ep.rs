@@ -14,10 +14,11 @@
 use crate::ep_error::{closed, exception, forked};
 use crate::ep_room::Rooms;
 use crate::fork::{Own, drop_detached};
+use crate::wait::{waiting, waiting_locked};
 use mooncrate_ep::{CudaEp, Ep, EpConfig, EpError, Shape};
 use mooncrate_gpu::{Gpu, KeptContext, Stream};
 use mooncrate_heap::{Group, GroupSpec, Layout, Part, Ranks};
-use mooncrate_lock::Mutex;
+use mooncrate_lock::{Mutex, interrupt};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -194,10 +195,10 @@ pub(crate) struct EpRank {
 impl EpRank {
     /// Waits for the other ranks.
     pub(crate) fn join(py: Python<'_>, joining: &Joining) -> PyResult<Self> {
-        let joined = py.detach(|| {
+        let joined = waiting(py, || {
             let _kept = KeptContext::new();
             joining.join()
-        });
+        })?;
         let live = joined.map_err(|error| exception(py, error))?;
         Ok(Self { held: Own::new(Mutex::new(Some(live))) })
     }
@@ -209,21 +210,22 @@ impl EpRank {
         work: impl FnOnce(&mut Live) -> Result<T, EpError> + Send,
     ) -> PyResult<T> {
         let held = self.held.get().ok_or_else(|| forked(py))?;
-        let done = py.detach(|| {
+        let done = waiting_locked(py, || {
             let _kept = KeptContext::new();
+            let _held = interrupt::hold();
             held.lock().as_mut().map(work)
-        });
+        })?;
         done.ok_or_else(|| closed(py))?.map_err(|error| exception(py, error))
     }
 
     /// Leaves: `together` waits for the others to do the same, otherwise they see that this rank is gone.
     pub(crate) fn shut(&self, py: Python<'_>, together: bool) -> PyResult<()> {
         let held = self.held.get().ok_or_else(|| forked(py))?;
-        let left = py.detach(|| {
+        let left = waiting(py, || {
             let _kept = KeptContext::new();
             let Some(live) = held.lock().take() else { return Ok(()) };
             if together { live.leave() } else { Ok(()) }
-        });
+        })?;
         left.map_err(|error| exception(py, error))
     }
 

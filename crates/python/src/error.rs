@@ -142,9 +142,13 @@ pub(crate) fn exception(py: Python<'_>, error: Error) -> PyErr {
     made
 }
 
-/// The same as an object, for lists of results.
-pub(crate) fn exception_object(py: Python<'_>, error: Error) -> Py<PyAny> {
-    exception(py, error).into_value(py).into_any()
+/// An exception of ours as an object, for lists of results. Making one runs Python, and a signal handler there may
+/// raise something else: that is no result, and whoever took it for one would count a failed put as done.
+pub(crate) fn listed(py: Python<'_>, made: PyErr) -> PyResult<Py<PyAny>> {
+    if made.is_instance(py, Class::Error.object(py)?.as_any()) {
+        return Ok(made.into_value(py).into_any());
+    }
+    Err(made)
 }
 
 /// An exception of one of our classes, with advice.

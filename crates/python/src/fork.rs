@@ -32,7 +32,8 @@ pub(crate) fn watch() -> PyResult<()> {
     Err(PyOSError::new_err((code, "mooncrate cannot watch for forks (pthread_atfork)")))
 }
 
-fn forks() -> u64 {
+/// See [`FORKS`].
+pub(crate) fn forks() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }
 

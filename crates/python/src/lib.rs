@@ -12,7 +12,8 @@
 //!
 //! What must stay true: nothing here waits or moves bytes while it holds the GIL, and nobody who holds
 //! something that it waits for wants the GIL, so the two can never wait for each other: no lock of ours
-//! is held while Python may run, and making an exception is enough for that. What a forked child
+//! is held while Python may run, and making an exception is enough for that. A call of the main thread that
+//! waits can be ended by a signal handler ([`wait`]). What a forked child
 //! inherits is never used and never dropped ([`fork`]).
 //!
 //! Deliberately absent: decisions. Retries, placement and verification are in the crates below.
@@ -34,6 +35,7 @@ mod ep_room;
 mod ep_step;
 mod error;
 mod fork;
+mod interpreter;
 mod kind;
 mod list;
 mod methods;
@@ -64,6 +66,7 @@ mod raw_wishes;
 mod stats;
 mod store;
 mod view;
+mod wait;
 
 use pyo3::prelude::*;
 
@@ -113,8 +116,10 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::interpreter::is_main(module.py())?;
         crate::fork::watch()?;
         crate::error::load(module.py())?;
+        crate::wait::load(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

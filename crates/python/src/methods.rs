@@ -9,6 +9,7 @@ use crate::list::Listing;
 use crate::options::{Disks, Opening, Size, Wishes, span};
 use crate::raw_session::{GetSession, PutSession};
 use crate::store::Store;
+use crate::wait::look_at_handler;
 use mooncrate::TlsFiles;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -155,6 +156,7 @@ impl Store {
 
     /// The value in place, pinned; a copy where its owner is on another machine.
     fn view(&self, py: Python<'_>, key: Key) -> Answer {
+        look_at_handler(py)?;
         self.run(py, calls::view(key))
     }
 
@@ -209,6 +211,8 @@ impl Store {
         let upsert = false;
         let wishes = Wishes { replicas, soft_pin, hard_pin, group, expire, upsert, medium };
         let config = wishes.onto(py, self.live(py)?.store().put_config())?;
+        // For the deallocator of the session, which cannot look.
+        look_at_handler(py)?;
         let opened = self.call(py, |store| store.put_session(key.bytes(), size, &config))?;
         Ok(PutSession::new(opened))
     }

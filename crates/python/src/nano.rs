@@ -5,9 +5,10 @@
 
 use crate::fork::{Own, drop_detached};
 use crate::nano_error::{closed, exception, forked, join_exception};
+use crate::wait::{waiting, waiting_locked};
 use mooncrate::nano::NanoOptions;
 use mooncrate_heap::GroupError;
-use mooncrate_lock::RwLock;
+use mooncrate_lock::{RwLock, interrupt};
 use mooncrate_nano::{Nano, NanoError};
 use pyo3::prelude::*;
 
@@ -22,7 +23,7 @@ pub(crate) struct NanoRank {
 impl NanoRank {
     /// Waits for the other ranks.
     pub(crate) fn join(py: Python<'_>, options: &NanoOptions) -> PyResult<Self> {
-        let joined = py.detach(|| mooncrate::nano::NanoRank::join(options));
+        let joined = waiting(py, || mooncrate::nano::NanoRank::join(options))?;
         let rank = joined.map_err(|error| join_exception(py, error))?;
         Ok(Self { held: Own::new(RwLock::new(Some(rank))) })
     }
@@ -34,7 +35,11 @@ impl NanoRank {
         work: impl FnOnce(&mooncrate::nano::NanoRank) -> T + Send,
     ) -> PyResult<T> {
         let held = self.held.get().ok_or_else(|| forked(py))?;
-        py.detach(|| held.read().as_ref().map(work)).ok_or_else(|| closed(py))
+        let done = waiting_locked(py, || {
+            let _held = interrupt::hold();
+            held.read().as_ref().map(work)
+        })?;
+        done.ok_or_else(|| closed(py))
     }
 
     /// The same for a call of the cache.
@@ -49,7 +54,7 @@ impl NanoRank {
     /// Leaves: `together` waits for the others to do the same, otherwise they see that this rank is gone.
     pub(crate) fn shut(&self, py: Python<'_>, together: bool) -> PyResult<()> {
         let held = self.held.get().ok_or_else(|| forked(py))?;
-        let left = py.detach(|| {
+        let left = waiting(py, || {
             let Some(rank) = held.write().take() else { return Ok(()) };
             if together {
                 // Others may still use values in this rank's heap; leaving takes them away.
@@ -57,7 +62,7 @@ impl NanoRank {
                 rank.leave()?;
             }
             Ok::<_, GroupError>(())
-        });
+        })?;
         left.map_err(|error| join_exception(py, error.into()))
     }
 

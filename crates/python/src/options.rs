@@ -1,6 +1,7 @@
 //! How a store is opened, and what a put may wish: keyword arguments in plain words, checked here.
 
 use crate::error::{Class, exception, invalid, make};
+use crate::wait::waiting;
 use bytesize::ByteSize;
 use mooncrate::{
     Advice, ClientConfig, ConnectOptions, Credentials, EmbeddedOptions, Error, Masters,
@@ -150,7 +151,7 @@ impl Opening {
             ..ConnectOptions::default()
         };
         let store =
-            py.detach(|| Store::connect(options)).map_err(|e| unreached(py, &master, &e))?;
+            waiting(py, || Store::connect(options))?.map_err(|e| unreached(py, &master, &e))?;
         let Some(segment_bytes) = bytes.filter(|bytes| *bytes > 0) else {
             if !disks.is_empty() {
                 let words = "a store that lends a disk lends memory, too: give it a segment_size";
@@ -171,7 +172,7 @@ impl Opening {
         }
         node.tier.disks = disks;
         node.memory_overcommit = self.memory_overcommit;
-        let node = py.detach(|| run_node(node)).map_err(|e| exception(py, e))?;
+        let node = waiting(py, || run_node(node))?.map_err(|e| exception(py, e))?;
         Ok((store, Some(node)))
     }
 }

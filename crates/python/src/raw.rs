@@ -7,7 +7,7 @@
 //! no piece that is longer than memory can be, as many sizes as addresses.
 
 use crate::batch::{Keys, put_all, result};
-use crate::error::{Class, invalid, make};
+use crate::error::{Class, invalid, listed, make};
 use crate::probe::{self, Use, is_usable};
 use crate::raw_device;
 use crate::store::Store;
@@ -139,8 +139,8 @@ pub(crate) fn memory_is_usable(py: Python<'_>, address: usize, size: usize, writ
     py.detach(|| is_usable(address, size, wanted))
 }
 
-/// Whether all bytes at an address may be read, and whether they may be written, by the table of mappings:
-/// nothing is touched. None if there is no such table.
+/// Whether all bytes at an address may be read, and whether they may be written, by the table of mappings: of
+/// each file the last page is touched, and nothing else. None if there is no such table.
 #[pyfunction]
 pub(crate) fn memory_access(py: Python<'_>, address: usize, size: usize) -> Option<(bool, bool)> {
     py.detach(|| probe::access(address, size)).map(|found| (found.read, found.write))
@@ -219,7 +219,7 @@ fn merged<'py, T, O>(
     let mut done = done.into_iter();
     let all = asked.iter().map(|one| match one {
         Ok(_) => object(done.next().expect("one result per key that made sense")),
-        Err(refused) => Ok(refused.exception(py).into_value(py).into_any()),
+        Err(refused) => listed(py, refused.exception(py)),
     });
     PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
 }
@@ -297,9 +297,9 @@ pub(crate) fn get<'py>(
         Got::Misfit { need, have } => {
             let words = format!("the value has {need} bytes, the pieces have {have}");
             let error = make(py, Class::TooLarge, &words, Advice::GiveUp);
-            Ok(error.into_value(py).into_any())
+            listed(py, error)
         }
-        Got::Refused(refused) => Ok(refused.exception(py).into_value(py).into_any()),
+        Got::Refused(refused) => listed(py, refused.exception(py)),
     })
 }
 

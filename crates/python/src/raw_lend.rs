@@ -3,6 +3,7 @@
 use crate::error::{exception, invalid};
 use crate::fork::{Own, drop_detached};
 use crate::options::Disks;
+use crate::wait::waiting;
 use mooncrate::{
     Credentials, Error, NodeOptions, Running, TierConfig, TlsFiles, run_node, this_host,
 };
@@ -75,7 +76,7 @@ impl Lender {
             tier: TierConfig { disks, ..TierConfig::default() },
             ..NodeOptions::default()
         };
-        let running = py.detach(|| run_node(options)).map_err(|error| exception(py, error))?;
+        let running = waiting(py, || run_node(options))?.map_err(|error| exception(py, error))?;
         let endpoint = match running.data_address() {
             Some(Address::Tcp(address)) => address,
             _ => String::new(),
@@ -86,14 +87,14 @@ impl Lender {
     /// Mounts one more segment; its id.
     fn mount(&self, py: Python<'_>, index: u16, bytes: u64) -> PyResult<u64> {
         let node = self.node(py)?;
-        let mounted = py.detach(|| node.mount_segment(index, bytes));
+        let mounted = waiting(py, || node.mount_segment(index, bytes))?;
         mounted.map(|id| id.0).map_err(|error| exception(py, Error::Node(error)))
     }
 
     /// Gives a segment up, with what it still holds.
     fn unmount(&self, py: Python<'_>, index: u16) -> PyResult<()> {
         let node = self.node(py)?;
-        let done = py.detach(|| node.unmount_segment(index));
+        let done = waiting(py, || node.unmount_segment(index))?;
         done.map_err(|error| exception(py, Error::Node(error)))
     }
 

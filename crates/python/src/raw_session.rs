@@ -9,10 +9,14 @@ use crate::error::{Class, exception, forked, make};
 use crate::fork::{Own, drop_detached};
 use crate::probe::Use;
 use crate::raw::{Piece, Refused, piece};
+use crate::wait::{in_deallocator, waiting, waiting_locked};
 use mooncrate::{Advice, Error, RangeInto};
-use mooncrate_lock::Mutex;
+use mooncrate_lock::{Mutex, interrupt};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Something that can be shared by calls and is gone after the end.
 struct Shared<T>(Own<Mutex<Option<Arc<T>>>>);
@@ -69,11 +73,29 @@ fn placed(
 
 /// A value that is being written. Dropping it gives everything back.
 #[pyclass(module = "mooncrate._native", frozen)]
-pub(crate) struct PutSession(Shared<mooncrate::PutSession>);
+pub(crate) struct PutSession {
+    session: Shared<mooncrate::PutSession>,
+    /// A call of it was interrupted: whoever did that does not wait when it is dropped either.
+    interrupted: AtomicBool,
+}
 
 impl PutSession {
     pub(crate) fn new(session: mooncrate::PutSession) -> Self {
-        Self(Shared::new(session))
+        Self { session: Shared::new(session), interrupted: AtomicBool::new(false) }
+    }
+
+    /// Does something with the session that may wait for a peer.
+    fn waiting<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mooncrate::PutSession) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let session = self.session.get(py)?;
+        let done = waiting_locked(py, || work(&session)).inspect_err(|_| {
+            // Relaxed: a hint, for whoever drops it after us.
+            self.interrupted.store(true, Ordering::Relaxed);
+        });
+        done?.map_err(|error| exception(py, error))
     }
 }
 
@@ -89,72 +111,91 @@ impl PutSession {
         sizes: Vec<usize>,
         known: bool,
     ) -> PyResult<usize> {
-        let session = self.0.get(py)?;
+        // A session that is over is the better word than a bad address.
+        self.session.get(py)?;
         let parts = placed(py, &starts, &addresses, &sizes, known, Use::Read)?;
-        let written = py.detach(|| -> Result<usize, Error> {
+        self.waiting(py, |session| {
             let mut bytes = 0;
             for (start, piece) in parts {
                 session.write(start, piece.bytes())?;
                 bytes += piece.bytes().len();
             }
             Ok(bytes)
-        });
-        written.map_err(|error| exception(py, error))
+        })
     }
 
     /// Writes a part to its place in the value. Parts come in any order, from any thread, each byte once.
     #[expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
     fn write(&self, py: Python<'_>, start: u64, part: Source) -> PyResult<()> {
-        let session = self.0.get(py)?;
         let part = part.bytes();
-        py.detach(|| session.write(start, part)).map_err(|error| exception(py, error))
+        self.waiting(py, |session| session.write(start, part))
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
-        slf.get().0.get(slf.py())?;
+        slf.get().session.get(slf.py())?;
         Ok(slf)
     }
 
-    /// Ends the session, or after an exception gives it up; neither where that was done already.
+    /// Ends the session, or after an exception gives it up; neither where that was done already. After one that
+    /// ends a program (`KeyboardInterrupt`, `SystemExit`) it does not wait for a master that does not answer.
     #[pyo3(signature = (kind=None, _error=None, _trace=None, /))]
     fn __exit__(
         &self,
         py: Python<'_>,
-        kind: Option<&Bound<'_, PyAny>>,
+        kind: Option<&Bound<'_, PyType>>,
         _error: Option<&Bound<'_, PyAny>>,
         _trace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        if self.0.is_over() {
+        if self.session.is_over() {
             return Ok(());
         }
-        if kind.is_some() {
-            return self.revoke(py).map(drop);
+        let Some(kind) = kind else { return self.end(py) };
+        if !kind.is_subclass_of::<PyException>()? {
+            let session = self.session.get(py)?;
+            py.detach(|| abandon(&session));
+            self.session.take();
+            return Ok(());
         }
-        self.end(py)
+        self.revoke(py).map(drop)
     }
 
     /// Makes the value visible, after the writes that are on their way.
     fn end(&self, py: Python<'_>) -> PyResult<()> {
-        let session = self.0.get(py)?;
-        py.detach(|| session.end()).map_err(|error| exception(py, error))?;
-        self.0.take();
+        self.waiting(py, mooncrate::PutSession::end)?;
+        self.session.take();
         Ok(())
     }
 
     /// Gives up; whether it was open.
     fn revoke(&self, py: Python<'_>) -> PyResult<bool> {
-        let session = self.0.get(py)?;
-        let open = py.detach(|| session.revoke());
-        self.0.take();
+        let open = self.waiting(py, |session| Ok(session.revoke()))?;
+        self.session.take();
         Ok(open)
     }
 }
 
+/// Gives up after Ctrl-C: whoever pressed it does not wait for a master that does not answer.
+fn abandon(session: &mooncrate::PutSession) {
+    let revoke = || {
+        interrupt::ask();
+        session.revoke();
+    };
+    interrupt::under(|_| true, revoke);
+}
+
 impl Drop for PutSession {
     fn drop(&mut self) {
-        if let Some(session) = self.0.take() {
-            drop_detached(session);
-        }
+        let Some(session) = self.session.take() else { return };
+        let interrupted = self.interrupted.load(Ordering::Relaxed);
+        // Without an interpreter that takes us there is no GIL to give back either.
+        Python::try_attach(|py| {
+            in_deallocator(py, || {
+                if interrupted {
+                    abandon(&session);
+                }
+                drop(session);
+            });
+        });
     }
 }
 
@@ -187,7 +228,7 @@ impl GetSession {
         let session = self.0.get(py)?;
         let mut target = target;
         let into = target.bytes();
-        py.detach(|| session.read(start, into)).map_err(|error| exception(py, error))
+        waiting(py, || session.read(start, into))?.map_err(|error| exception(py, error))
     }
 
     /// Lets go of the value; its lease is renewed no more. More than once is fine.
@@ -218,13 +259,13 @@ impl GetSession {
     ) -> PyResult<usize> {
         let session = self.0.get(py)?;
         let parts = placed(py, &starts, &addresses, &sizes, known, Use::Write)?;
-        let read = py.detach(|| -> Result<usize, Error> {
+        let read = waiting(py, || -> Result<usize, Error> {
             let mut ranges: Vec<RangeInto<'_>> = parts
                 .iter()
                 .map(|(start, piece)| RangeInto { start: *start, into: piece.bytes_mut() })
                 .collect();
             session.read_ranges(&mut ranges)?.into_iter().sum()
-        });
+        })?;
         read.map_err(|error| exception(py, error))
     }
 }

@@ -13,6 +13,7 @@ use crate::raw_memory::BufferHandle;
 use crate::raw_session::{GetSession, PutSession};
 use crate::raw_wishes::RawWishes;
 use crate::store::Store;
+use crate::wait::look_at_handler;
 use mooncrate::{Error, Looked};
 use mooncrate_core::SegmentId;
 use mooncrate_core::ids::GroupId;
@@ -203,6 +204,8 @@ impl Raw {
         wishes: RawWishes,
     ) -> PyResult<PutSession> {
         let config = wishes.onto(self.store.get().live(py)?.store().put_config());
+        // For the deallocator of the session, which cannot look.
+        look_at_handler(py)?;
         let opened =
             self.store.get().call(py, |store| store.put_session(key.bytes(), size, &config));
         Ok(PutSession::new(opened?))

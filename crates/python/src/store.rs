@@ -3,6 +3,7 @@
 use crate::error::{closed, exception, forked};
 use crate::fork::{Own, drop_detached};
 use crate::options::Opening;
+use crate::wait::waiting;
 use mooncrate::{Error, Running};
 use mooncrate_lock::Mutex;
 use pyo3::prelude::*;
@@ -47,17 +48,18 @@ impl Store {
         live.ok_or_else(|| closed(py))
     }
 
-    /// Does something with the store, without the GIL. Whatever was closed meanwhile also ends there.
+    /// Does something with the store, without the GIL. Whatever was closed meanwhile also ends there. An error
+    /// if a signal handler ended it by raising one.
     pub(crate) fn detached<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&Live) -> T + Send,
     ) -> PyResult<T> {
         let live = self.live(py)?;
-        Ok(py.detach(move || {
+        waiting(py, move || {
             let live = live;
             work(&live)
-        }))
+        })
     }
 
     /// The same for a call that can fail.

@@ -8,6 +8,7 @@ use crate::{Error, Store};
 use mooncrate_client::Error as ClientError;
 use mooncrate_core::limits::{BATCH_ITEMS_MAX, LEASE_MS_MAX};
 use mooncrate_gpu::{Gpu, GpuError};
+use mooncrate_lock::interrupt;
 use mooncrate_transfer::TransferError;
 use std::ops::Range;
 use std::sync::Arc;
@@ -89,6 +90,12 @@ impl Store {
                     results.push(self.get_one(key, pieces, exact, &mut arriving.rooms));
                 }
                 some => results.extend(self.get_some(some, exact, &mut arriving.rooms)),
+            }
+        }
+        if interrupt::ended() {
+            // The caller uses its memory for something else as soon as it hears of the interrupt.
+            for room in &mut arriving.rooms {
+                let _ = room.synchronize();
             }
         }
         (results, arriving)

@@ -11,7 +11,7 @@
 use crate::device_error::DeviceError;
 use mooncrate_core::time::Deadline;
 use mooncrate_gpu::{Event, Gpu, GpuError, Span, Stream, Transit};
-use mooncrate_lock::{Condvar, Mutex};
+use mooncrate_lock::{Condvar, Mutex, interrupt};
 use mooncrate_wire::clock::boottime;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -155,7 +155,7 @@ impl Rooms {
                 return Ok(room);
             }
             let left = deadline.left(boottime());
-            if left.is_zero() {
+            if left.is_zero() || interrupt::ask_at(boottime().0) {
                 let most = self.config.total_bytes_max;
                 return Err(DeviceError::NoRoom { bytes, most });
             }
@@ -306,10 +306,9 @@ fn until(
     let mut pause = PAUSE_MIN;
     while !look()? {
         let now = boottime();
-        if deadline.passed(now) {
+        if deadline.passed(now) || interrupt::sleep(pause.min(deadline.left(now))) {
             return Err(DeviceError::Late { waited: now.since(began) });
         }
-        std::thread::sleep(pause.min(deadline.left(now)));
         pause = (pause * 2).min(PAUSE_MAX);
     }
     Ok(())

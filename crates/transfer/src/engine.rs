@@ -308,8 +308,11 @@ impl Engine {
                 // Whoever is silent here is silent there, and would be waited for twice. That all links are in
                 // use says nothing of this way.
                 Err(
-                    error
-                    @ TransferError::Call(CallError::Deadline { .. } | CallError::Busy { .. }),
+                    error @ TransferError::Call(
+                        CallError::Deadline { .. }
+                        | CallError::Busy { .. }
+                        | CallError::Interrupted { .. },
+                    ),
                 ) => return Err(error),
                 // A container may see the socket's host but not its file: use the network.
                 Err(TransferError::Call(_) | TransferError::Map(_)) if route.tcp.is_some() => {}

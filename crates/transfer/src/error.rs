@@ -66,7 +66,17 @@ impl TransferError {
 
     /// Whether the owner may well hold the value, and nobody could ask it.
     pub const fn is_silent(&self) -> bool {
-        matches!(self, Self::Silent | Self::Unrouted(_) | Self::Call(CallError::Deadline { .. }))
+        matches!(
+            self,
+            Self::Silent
+                | Self::Unrouted(_)
+                | Self::Call(CallError::Deadline { .. } | CallError::Interrupted { .. })
+        )
+    }
+
+    /// The caller does not want the value any more.
+    pub(crate) const fn interrupted() -> Self {
+        Self::Call(CallError::Interrupted { awaited: "a copy of a value" })
     }
 
     /// Whether a fresh locator may help: this one names a life that is over, or an owner that is

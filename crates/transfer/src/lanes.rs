@@ -19,6 +19,7 @@ use mooncrate_core::limits::SLICE_BYTES;
 use mooncrate_core::plan::Locator;
 use mooncrate_core::seal::slices;
 use mooncrate_core::time::Deadline;
+use mooncrate_lock::interrupt::Team;
 use mooncrate_wire::message::{self, DataRequest};
 use mooncrate_wire::{CallError, DataError};
 use std::num::NonZero;
@@ -66,14 +67,18 @@ impl Lanes {
         let starts = (0..).step_by(lane_bytes);
         let mut parts = starts.zip(read.into.chunks_mut(lane_bytes));
         let (first, into) = parts.next()?;
+        let team = Team::new();
         let told = scope(|scope| {
             let others: Vec<_> = parts
                 .map(|(start, into)| {
-                    let lane = move || read_part(stream, locator, start, into, deadline);
+                    let helper = team.helper();
+                    let lane =
+                        move || helper.work(|| read_part(stream, locator, start, into, deadline));
                     Builder::new().name("lane".into()).spawn_scoped(scope, lane)
                 })
                 .collect();
             let mut told = vec![read_part(stream, locator, first, into, deadline).ok()];
+            team.wait();
             for lane in others {
                 told.push(lane.ok().and_then(|lane| lane.join().ok()?.ok()));
             }

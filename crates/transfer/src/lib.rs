@@ -50,6 +50,8 @@ pub use stream::Stream;
 use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{LeaderEpoch, ObjectId, PutToken, Seal};
+use mooncrate_lock::interrupt;
+use mooncrate_mem::clock::boottime;
 use mooncrate_wire::DataError;
 use mooncrate_wire::message::BeginWrite;
 use std::ops::Deref;
@@ -206,6 +208,7 @@ fn one_by_one<'a>(
         if over {
             return Err(TransferError::NotTried);
         }
+        go_on(write.len())?;
         let published = transport.write(write, deadline).and_then(|written| {
             let seal = written.seal();
             written.signal(deadline).map(|()| seal)
@@ -214,6 +217,17 @@ fn one_by_one<'a>(
         published
     };
     writes.map(one).collect()
+}
+
+/// Copies of fewer bytes do not look at the clock.
+const LONG_COPY_BYTES: u64 = 1 << 20;
+
+/// An error if the caller does not want the rest any more; before a copy of so many bytes that waits for nobody.
+/// One copy is never cut: a gigabyte takes less time than a person needs to look up.
+fn go_on(bytes: u64) -> Result<(), TransferError> {
+    let long = bytes >= LONG_COPY_BYTES && interrupt::is_on();
+    let over = if long { interrupt::ask_at(boottime().0) } else { interrupt::ended() };
+    if over { Err(TransferError::interrupted()) } else { Ok(()) }
 }
 
 /// A value that is in place and not yet visible. Dropping it gives the range up.

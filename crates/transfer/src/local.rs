@@ -4,7 +4,8 @@ use crate::error::TransferError;
 use crate::segments::Segments;
 use crate::staged::on_disk;
 use crate::{
-    Decided, OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written, one_by_one,
+    Decided, OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written, go_on,
+    one_by_one,
 };
 use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::time::Deadline;
@@ -35,6 +36,7 @@ impl Local {
 
     fn read_one(&self, read: &mut Read<'_>) -> Result<(), TransferError> {
         read.check()?;
+        go_on(read.len)?;
         let pin = self.pin(&read.locator)?;
         match read.start {
             None => pin.read_into(read.seal, read.into)?,

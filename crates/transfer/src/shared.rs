@@ -12,13 +12,13 @@ use crate::engine::EngineConfig;
 use crate::error::TransferError;
 use crate::staged::{self, on_disk};
 use crate::stream::{Stream, StreamSent, answer, begin_write};
-use crate::{OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written};
+use crate::{OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written, go_on};
 use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::tally::Count;
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{Incarnation, PutToken, Seal, SegmentId};
-use mooncrate_lock::{Mutex, RwLock};
+use mooncrate_lock::{Mutex, RwLock, interrupt};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{Identity, Mapping};
@@ -194,10 +194,13 @@ impl Shared {
             }
             Ok(mut link) => direct.iter().any(|write| {
                 let [value] = write.value else { unreachable!("values in pieces go inline") };
-                let stored = self.store(&mut link, write, value, deadline).and_then(|seal| {
+                let mut publish = || {
+                    go_on(write.len())?;
+                    let seal = self.store(&mut link, write, value, deadline)?;
                     signal(&mut link, (write.locator, write.token, seal), deadline)?;
                     Ok(seal)
-                });
+                };
+                let stored = publish();
                 let over = matches!(stored, Err(TransferError::Call(_)));
                 results.push(stored);
                 over
@@ -229,6 +232,7 @@ impl Shared {
 
     fn read_one(&self, read: &mut Read<'_>) -> Result<(), TransferError> {
         read.check()?;
+        go_on(read.len)?;
         let mapping = self.mapping(&read.locator)?;
         let (locator, seal) = (&read.locator, read.seal);
         match read.start {
@@ -273,6 +277,7 @@ impl Shared {
     }
 
     fn pin_link(&self, deadline: Deadline) -> Result<Arc<PinLink>, CallError> {
+        let _held = interrupt::hold();
         let mut pins = self.pins.lock();
         // Looking costs a system call, the pin a round trip: a peer that hung up is found out here.
         if let Some(link) = pins.as_ref().filter(|link| link.link.lock().is_idle()) {
@@ -527,9 +532,9 @@ fn signal(
 /// Gives a range back that was begun.
 fn abandon(link: &mut PooledLink<'_>, (locator, token): (Locator, PutToken), deadline: Deadline) {
     let abandon = message::Abandon { locator, token };
-    let deadline = boottime().deadline_in(UNPIN_TIME).min(deadline);
+    let deadline = boottime().deadline_in(last_words(UNPIN_TIME)).min(deadline);
     // A failure closes the link, which tells the owner the same.
-    let _ = link.call_data(&DataRequest::Abandon(abandon), &[], deadline);
+    let _ = interrupt::finally(|| link.call_data(&DataRequest::Abandon(abandon), &[], deadline));
 }
 
 /// The connection that pins are booked to. It closes when its last view is gone: closing it earlier
@@ -542,6 +547,8 @@ struct PinLink {
 impl PinLink {
     fn pin(&self, locator: &Locator, deadline: Deadline) -> Result<PinId, TransferError> {
         let pin = message::Pin { locators: Cow::Borrowed(std::slice::from_ref(locator)) };
+        // The end of a view needs this lock, and a view may end wherever Python runs.
+        let _held = interrupt::hold();
         match self.link.lock().call_data(&DataRequest::Pin(pin), &[], deadline)? {
             DataReply::Pin(results) if results.len() == 1 => Ok(results[0]?),
             other => Err(unexpected(&other)),
@@ -581,14 +588,21 @@ impl SharedPin {
 impl Drop for PinnedByOwner {
     fn drop(&mut self) {
         let unpin = message::Unpin { ids: Cow::Borrowed(std::slice::from_ref(&self.id)) };
-        let soon = boottime().deadline_in(UNPIN_TIME);
+        let soon = boottime().deadline_in(last_words(UNPIN_TIME));
         let deadline = self.within.map_or(soon, |within| soon.min(within));
-        let gone = self.link.link.lock().call_data(&DataRequest::Unpin(unpin), &[], deadline);
+        let gone = interrupt::finally(|| {
+            self.link.link.lock().call_data(&DataRequest::Unpin(unpin), &[], deadline)
+        });
         if gone.is_err() {
             // The pin goes when the link does, and the link when its last view does.
             forget_broken(&self.pins, &self.link);
         }
     }
+}
+
+/// How long the last words of a call may take: less where its caller was interrupted and waits for its end.
+fn last_words(time: Duration) -> Duration {
+    if interrupt::ended() { time.min(interrupt::SLICE) } else { time }
 }
 
 /// Lets go of a link that met an error, unless it was replaced already. Kept for a next view that

@@ -23,6 +23,7 @@ use mooncrate_core::limits::SLICE_BYTES;
 use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::seal::slices;
 use mooncrate_core::time::Deadline;
+use mooncrate_lock::interrupt;
 use mooncrate_mem::SliceSums;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::message::{DataReply, DataRequest, Release, Stage, StageItem, Staged};
@@ -135,11 +136,10 @@ impl Rounds<'_, '_, '_> {
                 pause = Duration::from_millis(1);
             } else if let Some(error) = busy {
                 // Others hold the room: their leases end, if they do not.
-                if self.deadline.left(boottime()) <= pause {
+                if self.deadline.left(boottime()) <= pause || interrupt::sleep(pause) {
                     self.fail_waiting(error);
                     return Ok(());
                 }
-                std::thread::sleep(pause);
                 pause = (pause * 2).min(PAUSE_MAX);
             }
             if !link.is_open() && !self.waiting.is_empty() {

@@ -13,8 +13,8 @@ use std::time::Duration;
 pub enum FrameError {
     /// Another protocol.
     #[error(
-        "the peer does not speak Mooncrate: a frame starts with \"MCR1\", not with \"{}\"",
-        found.escape_ascii()
+        "the peer does not speak Mooncrate: a frame starts with \"MCR1\", not with {}",
+        opening(*found)
     )]
     Magic {
         /// What stood there.
@@ -163,6 +163,16 @@ pub enum RefusalCode {
     BadRequest = 11,
 }
 
+/// The first bytes of a frame, without an escape: a refusal takes these words to the peer, who escapes them.
+fn opening(found: [u8; 4]) -> String {
+    match std::str::from_utf8(&found) {
+        Ok(text) if text.chars().all(|c| c.is_ascii_graphic() && c != '\\' || c == ' ') => {
+            format!("\"{text}\"")
+        }
+        _ => found.map(|byte| format!("{byte:02x}")).join(" "),
+    }
+}
+
 impl RefusalCode {
     /// All codes.
     pub const ALL: [Self; 11] = [
@@ -242,6 +252,13 @@ pub enum CallError {
         /// stopped peer, a short one may be a large value on a slow line.
         silent: Duration,
     },
+    /// The caller does not want the answer any more ([`mooncrate_lock::interrupt`]); the link is closed, because
+    /// it may still come. It says nothing about the peer.
+    #[error("interrupted while waiting for {awaited}")]
+    Interrupted {
+        /// What was not waited for.
+        awaited: &'static str,
+    },
     /// The peer was not asked: it did not answer lately, and no probe has been answered since.
     #[error("{peer} has not answered for {for_ms} ms; calls are not sent until it answers a probe")]
     Away {
@@ -308,7 +325,7 @@ impl CallError {
             Self::Deadline { .. } => Advice::Retry { after_ms: 0 },
             Self::Busy { after_ms, .. } => Advice::Retry { after_ms: *after_ms },
             Self::NotLeader { .. } => Advice::Retry { after_ms: 500 },
-            Self::Protocol(_) | Self::Tls { .. } => Advice::GiveUp,
+            Self::Protocol(_) | Self::Tls { .. } | Self::Interrupted { .. } => Advice::GiveUp,
             Self::Refused { code, .. } => match code {
                 RefusalCode::Deadline => Advice::Retry { after_ms: 0 },
                 RefusalCode::TooMany => Advice::Retry { after_ms: 10 },
@@ -340,7 +357,20 @@ impl CallError {
             | Self::Away { .. }
             | Self::NotLeader { .. } => true,
             Self::Refused { code, .. } => matches!(code, RefusalCode::ShuttingDown),
-            Self::Protocol(_) | Self::Tls { .. } | Self::Busy { .. } => false,
+            Self::Protocol(_) | Self::Tls { .. } | Self::Busy { .. } | Self::Interrupted { .. } => {
+                false
+            }
+        }
+    }
+
+    /// The same words for a peer or a program: what came from others stands in them as it came. Whoever shows
+    /// them to a person escapes them, once; `Display` is for those who do it here.
+    pub fn sent(&self) -> String {
+        match self {
+            Self::Refused { message, .. } | Self::NotLeader { message, .. } => {
+                format!("refused: {message}")
+            }
+            other => other.to_string(),
         }
     }
 
@@ -439,6 +469,22 @@ mod tests {
         let refusal = Refusal::new(RefusalCode::Internal, "é".repeat(5000));
         assert!(refusal.message.len() <= crate::codec::TEXT_BYTES_MAX);
         assert!(refusal.message.chars().all(|c| c == 'é'));
+    }
+
+    /// A peer that does not speak Mooncrate was told so with escapes, which were escaped again when shown.
+    #[test]
+    fn words_of_others_are_escaped_once_where_they_are_shown() {
+        let refused = CallError::from(Refusal::new(RefusalCode::BadRequest, "a\\b\n"));
+        assert_eq!(refused.to_string(), "refused: a\\\\b\\n");
+        assert_eq!(refused.sent(), "refused: a\\b\n");
+        assert_eq!(CallError::from(refused.refusal()).sent(), refused.sent(), "passed on as it is");
+        let magic = |found: &[u8; 4]| FrameError::Magic { found: *found }.to_string();
+        assert!(magic(b"GET ").ends_with("not with \"GET \""));
+        assert!(magic(b"\x16\x03\x01\x00").ends_with("not with 16 03 01 00"));
+        for found in [b"\x16\x03\\\x00", b"GET ", b"a\\b "] {
+            let told = Refusal::new(RefusalCode::Protocol, magic(found));
+            assert_eq!(told.to_string(), magic(found));
+        }
     }
 
     #[test]

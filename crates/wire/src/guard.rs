@@ -110,7 +110,9 @@ impl Guard {
                 | CallError::Refused { code: RefusalCode::ShuttingDown, .. },
             ) => self.trouble(|breaker| breaker.unreachable(sent, boottime())),
             // It said nothing of the master, or what was known of it.
-            Err(CallError::Busy { .. } | CallError::Away { .. }) => {}
+            Err(
+                CallError::Busy { .. } | CallError::Away { .. } | CallError::Interrupted { .. },
+            ) => {}
             _ => self.answered(),
         }
     }

@@ -21,6 +21,7 @@ use crate::link::probe::Probe;
 use crate::message::{Hello, Ping, Reply, Request};
 use crate::pool::{LinkPool, PoolConfig, PooledLink};
 use mooncrate_core::time::{Deadline, Now};
+use mooncrate_lock::interrupt;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -291,7 +292,7 @@ impl MasterPools {
         let next = (1..count).map(|step| (at + step) % count);
         let sound = next.clone().find(|to| !self.is_suspect(*to, now));
         if matches!(why, Left::NotLeader(_)) || sound.is_none() {
-            std::thread::sleep(PAUSE.min(deadline.left(boottime())));
+            interrupt::sleep(PAUSE.min(deadline.left(boottime())));
         }
         let to = sound.unwrap_or((at + 1) % count);
         // Another caller may have found the leader meanwhile; its word is newer.
@@ -306,7 +307,7 @@ impl MasterPools {
     /// Whether a master other than `old` leads, or comes to lead before the deadline.
     fn another_leads(&self, old: usize, deadline: Deadline) -> bool {
         let mut next = (old + 1) % self.members.len();
-        while !deadline.passed(boottime()) {
+        while !deadline.passed(boottime()) && !interrupt::ended() {
             let ping = || self.attempt(next, &Request::Ping(Ping {}), deadline, || true);
             if next != old && ping().is_ok() {
                 self.current.store(next, Ordering::Relaxed);
@@ -314,7 +315,7 @@ impl MasterPools {
             }
             next = (next + 1) % self.members.len();
             if next == old {
-                std::thread::sleep(PAUSE.min(deadline.left(boottime())));
+                interrupt::sleep(PAUSE.min(deadline.left(boottime())));
             }
         }
         false
@@ -348,6 +349,7 @@ fn may_move(error: &CallError) -> bool {
         // `Away` is said above the pools, never by one of them.
         CallError::NotLeader { .. }
         | CallError::Away { .. }
+        | CallError::Interrupted { .. }
         | CallError::Protocol(_)
         | CallError::Busy { .. }
         | CallError::Tls { .. } => false,

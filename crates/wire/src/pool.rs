@@ -19,6 +19,7 @@ use crate::link::probe::Probe;
 use crate::link::{Link, LinkConfig};
 use crate::message::{Hello, Reply, Request};
 use mooncrate_core::time::{Deadline, Now};
+use mooncrate_lock::interrupt;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -178,12 +179,27 @@ impl LinkPool {
         let turn = Arc::<Turn>::default();
         state.line.push_back(Arc::clone(&turn));
         let alone = |_: &mut State| !turn.come.load(Ordering::Relaxed);
-        let waited = turn.called.wait_timeout_while(state, deadline.left(boottime()), alone);
-        state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        if turn.come.load(Ordering::Relaxed) {
-            return Ok(PooledLink { pool: self, link: None, reused: false });
+        let mut interrupted = false;
+        loop {
+            let left = if interrupted { Duration::ZERO } else { deadline.left(boottime()) };
+            let left = interrupt::slice(left);
+            let waited = turn.called.wait_timeout_while(state, left, alone);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if turn.come.load(Ordering::Relaxed) {
+                return Ok(PooledLink { pool: self, link: None, reused: false });
+            }
+            if interrupted || deadline.passed(boottime()) {
+                break;
+            }
+            // A handler may make calls, which use this pool. Meanwhile the turn may come: it is looked at again.
+            drop(state);
+            interrupted = interrupt::ask();
+            state = self.lock();
         }
         state.line.retain(|other| !Arc::ptr_eq(other, &turn));
+        if interrupted {
+            return Err(CallError::Interrupted { awaited: "a link that others use" });
+        }
         Err(CallError::Busy {
             peer: self.address.to_string(),
             links: self.config.links_max,
@@ -209,7 +225,7 @@ impl LinkPool {
                     if budget.left(boottime()) <= pause {
                         return Err(error);
                     }
-                    std::thread::sleep(pause);
+                    interrupt::sleep(pause);
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
                 done => return done,

@@ -17,14 +17,14 @@ const TABLE: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("lock", &[]),
     ("mem", &["core", "lock"]),
-    ("wire", &["core"]),
+    ("wire", &["core", "lock"]),
     ("transfer", &["core", "lock", "mem", "wire"]),
     ("ssd", &["core", "lock", "mem"]),
     ("gpu", &[]),
     ("paged", &["core", "lock", "mem", "gpu"]),
     ("heap", &["core", "lock", "mem", "gpu", "wire"]),
     ("ep", &["core", "lock", "mem", "gpu", "wire", "heap"]),
-    ("admin", &["core", "wire"]),
+    ("admin", &["core", "lock", "wire"]),
     ("grpc", &["core", "lock", "wire"]),
     ("master", &["core", "lock", "wire", "admin"]),
     ("node", &["core", "lock", "mem", "gpu", "wire", "transfer", "ssd", "admin"]),
@@ -276,7 +276,7 @@ mod tests {
             [
                 "crates/master: master -> wire -> mem is forbidden; of our crates master may \
                  reach: core, lock, wire, admin",
-                "crates/wire: wire -> mem is forbidden; of our crates wire may reach: core",
+                "crates/wire: wire -> mem is forbidden; of our crates wire may reach: core, lock",
             ]
         );
     }

@@ -13,7 +13,6 @@ use axum::body::Bytes;
 use axum::extract::{ConnectInfo, RawQuery, State};
 use mooncrate_admin::{changed, told};
 use mooncrate_core::NodeId;
-use mooncrate_core::shown::shown;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -161,9 +160,7 @@ pub(super) async fn cancel(
     let outcome = match &canceled {
         None => Err("no such job".to_owned()),
         Some(Err(state)) => Err(format!("it is over already: {}", state.shown().1)),
-        Some(Ok(job)) => {
-            Ok(format!("nodes {} take values again", shown(&job.segments().join(", "))))
-        }
+        Some(Ok(job)) => Ok(format!("nodes {} take values again", job.segments().join(", "))),
     };
     changed(who, "undrain", &format!("job {id}"), told(&outcome));
     match canceled {

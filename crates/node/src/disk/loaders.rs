@@ -7,7 +7,7 @@
 
 use mooncrate_core::Now;
 use mooncrate_core::time::Deadline;
-use mooncrate_lock::{Condvar, Mutex};
+use mooncrate_lock::{Condvar, Mutex, interrupt};
 use mooncrate_mem::clock::boottime;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -58,17 +58,22 @@ pub(super) struct Under<T>(Shelf<T>);
 impl<T> Under<T> {
     /// What it gave; `None`: not in time. Then it ends alone.
     pub(super) fn wait(self, deadline: Deadline) -> Option<T> {
-        let (result, ready) = &*self.0;
-        let mut result = result.lock();
+        let (place, ready) = &*self.0;
+        let mut result = place.lock();
         loop {
             if let Some(result) = result.take() {
                 return Some(result);
             }
             let left = deadline.left(boottime());
-            if left.is_zero() {
+            if left.is_zero() || interrupt::ended() {
                 return None;
             }
-            ready.wait_for(&mut result, left);
+            // A reader in this process may be interrupted; it is asked without the lock.
+            if ready.wait_for(&mut result, interrupt::slice(left)).timed_out() {
+                drop(result);
+                interrupt::ask();
+                result = place.lock();
+            }
         }
     }
 }

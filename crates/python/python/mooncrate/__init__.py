@@ -12,6 +12,8 @@ The KV blocks of running sequences, in this process, are in `mooncrate.paged`; K
 are in `mooncrate.nano`; the expert exchange of MoE layers is in `mooncrate.ep`.
 """
 
+# Before anything native is loaded.
+import mooncrate._interpreter  # noqa: F401, I001
 from pkgutil import extend_path
 
 from mooncrate._native import View, __version__

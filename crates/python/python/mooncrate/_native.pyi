@@ -393,7 +393,7 @@ def memory_is_usable(address: int, size: int, *, write: bool = False) -> bool:
 
 def memory_access(address: int, size: int) -> tuple[bool, bool] | None:
     """Whether all bytes at an address may be read, and whether they may be written, by the table of
-    mappings: nothing is touched. None if there is no such table."""
+    mappings: of each file the last page is touched, and nothing else. None if there is no such table."""
 
 def memory_device(address: int, size: int) -> int | None:
     """The GPU whose memory all bytes at an address are; None if they are not, or if nothing in this process

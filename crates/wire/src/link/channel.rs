@@ -4,6 +4,9 @@
 //! rarely: a timeout that is shorter than the time left only wakes us early, and we wait again. So
 //! any value that is not longer than what is left, and not absurdly shorter, stays as it is. A call
 //! on a warm link is exactly one send and one read.
+//!
+//! A caller that can be interrupted wakes every 64 ms, and when a signal cuts its system call short
+//! ([`mooncrate_lock::interrupt`]).
 
 use super::session::Session;
 use super::{HangUp, LinkConfig};
@@ -13,6 +16,8 @@ use crate::clock::boottime;
 use crate::error::CallError;
 use crate::{fds, tcp};
 use mooncrate_core::time::{Deadline, Now};
+use mooncrate_lock::interrupt;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -22,6 +27,9 @@ use std::time::Duration;
 
 /// Longest single wait; a deadline further away is reached in steps.
 const STEP_MAX: Duration = Duration::from_secs(1);
+/// Where a caller that can be interrupted has used a link, a timeout of this length is never made longer: such
+/// callers need it so short, and others on the same link would change the timeout with every caller.
+const STEP_KEPT: Duration = interrupt::SLICE;
 /// How long the last words to a peer may take, and how long it may take to read them.
 const LAST_WORDS_TIME: Duration = Duration::from_millis(100);
 /// Parts that go out in one vectored send.
@@ -36,6 +44,8 @@ pub(super) struct Channel {
     /// The timeouts the kernel has now; zero: none set yet.
     read_step: Duration,
     write_step: Duration,
+    /// A caller that can be interrupted has waited here. Never on a server.
+    interruptible: bool,
     /// Encrypts, on TCP where it was asked for.
     tls: Option<Box<Session>>,
     hang_up: HangUp,
@@ -60,6 +70,9 @@ impl Channel {
                 let silent = boottime().since(began);
                 return Err(CallError::Deadline { awaited: "a connection", silent });
             }
+            if interrupt::ask_at(boottime().0) {
+                return Err(CallError::Interrupted { awaited: "a connection" });
+            }
             match dial(&target, config, left) {
                 Ok(socket) => return Ok(Self::new(socket, peer, config.hang_up.clone())),
                 Err(error) => last = Some(error),
@@ -67,6 +80,7 @@ impl Channel {
         }
         let error = last.expect("resolve gives at least one address");
         match error.kind() {
+            _ if interrupt::ended() => Err(CallError::Interrupted { awaited: "a connection" }),
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
                 let silent = boottime().since(began);
                 Err(CallError::Deadline { awaited: "a connection", silent })
@@ -95,6 +109,7 @@ impl Channel {
             unix,
             read_step: Duration::ZERO,
             write_step: Duration::ZERO,
+            interruptible: false,
             tls: None,
             hang_up,
             silence_max: Duration::MAX,
@@ -400,14 +415,20 @@ impl Channel {
         if self.hang_up.said() {
             return Err(self.closed(awaited));
         }
+        if interrupt::ask_at(now.0) {
+            return Err(CallError::Interrupted { awaited });
+        }
+        let longest = interrupt::slice(STEP_MAX);
+        self.interruptible |= interrupt::is_on();
+        let kept = if self.interruptible { STEP_KEPT } else { STEP_MAX };
         let set = match way {
             Way::Read => &mut self.read_step,
             Way::Write => &mut self.write_step,
         };
-        if *set <= left && *set >= (left / 32).min(STEP_MAX) {
+        if *set <= left.min(longest) && *set >= (left / 32).min(kept) {
             return Ok(());
         }
-        *set = step(left);
+        *set = step(left.min(longest));
         let set = match way {
             Way::Read => self.socket.set_read_timeout(Some(*set)),
             Way::Write => self.socket.set_write_timeout(Some(*set)),
@@ -427,6 +448,9 @@ impl Channel {
         awaited: &'static str,
     ) -> Result<(), CallError> {
         match error.kind() {
+            io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock if interrupt::ask() => {
+                Err(CallError::Interrupted { awaited })
+            }
             io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => Ok(()),
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Err(self.closed(awaited)),
             _ => Err(CallError::Io { doing, peer: self.peer.clone(), source: error }),
@@ -457,17 +481,53 @@ fn step(left: Duration) -> Duration {
 fn dial(target: &SockAddr, config: &LinkConfig, left: Duration) -> io::Result<Socket> {
     let socket = Socket::new(target.domain(), Type::STREAM, None)?;
     tune(&socket, config)?;
+    let until = boottime().deadline_in(left);
     if target.domain() == Domain::UNIX {
         // A full backlog makes connect wait, and this timeout ends that wait.
-        socket.set_write_timeout(Some(left))?;
-        socket.connect(target)?;
-    } else {
-        if let Some(source) = config.source {
-            socket.bind(&std::net::SocketAddr::new(source, 0).into())?;
+        socket.set_write_timeout(Some(interrupt::slice(left)))?;
+        loop {
+            match socket.connect(target) {
+                Err(error) if is_cut_short(&error) && goes_on(until) => {}
+                connected => return connected.map(|()| socket),
+            }
         }
-        socket.connect_timeout(target, left)?;
     }
+    if let Some(source) = config.source {
+        socket.bind(&std::net::SocketAddr::new(source, 0).into())?;
+    }
+    socket.set_nonblocking(true)?;
+    match socket.connect(target) {
+        Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
+            await_connection(&socket, until)?;
+        }
+        connected => connected?,
+    }
+    socket.set_nonblocking(false)?;
     Ok(socket)
+}
+
+/// Whether a system call ended before anything happened.
+fn is_cut_short(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
+}
+
+/// Whether a connection is still waited for, after a slice of that.
+fn goes_on(until: Deadline) -> bool {
+    !until.passed(boottime()) && !interrupt::ask()
+}
+
+/// Waits until a connection that was begun is there; its error if there will be none.
+fn await_connection(socket: &Socket, until: Deadline) -> io::Result<()> {
+    loop {
+        let left = interrupt::slice(until.left(boottime()));
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&left)) {
+            Ok(0) | Err(Errno::INTR) if goes_on(until) => {}
+            Ok(0) | Err(Errno::INTR) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => return socket.take_error()?.map_or(Ok(()), Err),
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 fn tune(socket: &Socket, config: &LinkConfig) -> io::Result<()> {
@@ -486,6 +546,64 @@ mod tests {
         assert_eq!(step(ms(3)), ms(2));
         assert_eq!(step(Duration::from_nanos(1)), ms(1));
         assert_eq!(step(Duration::MAX), ms(1000));
+    }
+
+    fn interrupted<T: std::fmt::Debug>(call: impl FnOnce() -> Result<T, CallError>) {
+        let (ended, over) = interrupt::under(|_| true, call);
+        assert!(matches!(ended, Err(CallError::Interrupted { .. })), "{ended:?}");
+        assert!(over);
+    }
+
+    fn in_an_hour() -> Deadline {
+        boottime().deadline_in(Duration::from_hours(1))
+    }
+
+    /// An hour is never over here: whoever is not interrupted waits for the end of the test run.
+    #[test]
+    fn waits_end_when_the_caller_is_interrupted() {
+        let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut channel = Channel::new(Socket::from(here), "test".to_owned(), HangUp::default());
+        // Without a caller that can be interrupted a short timeout is made long again where there is time.
+        channel.silence_max = STEP_KEPT + Duration::from_millis(1);
+        channel.arm(Way::Read, in_an_hour(), "test").unwrap();
+        assert_eq!(channel.read_step, STEP_KEPT);
+        channel.silence_max = Duration::MAX;
+        channel.arm(Way::Read, in_an_hour(), "test").unwrap();
+        assert_eq!(channel.read_step, STEP_MAX);
+        interrupted(|| channel.read(&mut [0; 8], None, in_an_hour(), "test"));
+        interrupted(|| channel.write_all(&vec![0; 8 << 20], &[], in_an_hour(), "test"));
+        let parts = [IoSlice::new(&[1; 100])];
+        interrupted(|| channel.write_parts(&[2; 8], &parts, in_an_hour(), "test"));
+        assert_eq!(channel.read_step, STEP_KEPT);
+        // Nobody makes it longer again: the two would set it in turns.
+        channel.arm(Way::Read, in_an_hour(), "test").unwrap();
+        assert_eq!(channel.read_step, STEP_KEPT);
+        drop(there);
+    }
+
+    #[test]
+    fn connections_that_do_not_come_end_when_the_caller_is_interrupted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("full");
+        let unix = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        unix.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        let tcp = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        tcp.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        let at = tcp.local_addr().unwrap().as_socket().unwrap().to_string();
+        for (listener, address) in [(unix, Address::Unix(path)), (tcp, Address::Tcp(at))] {
+            // Nobody accepts, so a few callers fill the queue.
+            listener.listen(0).unwrap();
+            let mut waiting = Vec::new();
+            for _ in 0..8 {
+                let target = address.resolve().unwrap().remove(0);
+                let socket = Socket::new(target.domain(), Type::STREAM, None).unwrap();
+                socket.set_nonblocking(true).unwrap();
+                let _ = socket.connect(&target);
+                waiting.push(socket);
+            }
+            let config = LinkConfig { connect_time: Duration::MAX, ..LinkConfig::default() };
+            interrupted(|| Channel::connect(&address, &config, in_an_hour()));
+        }
     }
 
     /// A send that the timeout cuts in the middle goes on where it stopped, also inside a part.

@@ -4,6 +4,7 @@
 use crate::toy::*;
 use mooncrate_core::door::Limits;
 use mooncrate_core::ids::NodeId;
+use mooncrate_lock::interrupt;
 use mooncrate_wire::auth::{ClusterSecret, Token};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::door::Keeper;
@@ -447,6 +448,24 @@ fn callers_wait_in_line() {
     });
     assert_eq!(*order.lock().unwrap(), [0, 1, 3, 4, 5]);
     assert_eq!((pool.in_use(), pool.idle(), pool.waiting()), (0, 1, 0));
+}
+
+/// The hook finds the pool unlocked: a signal handler may make calls over it.
+#[test]
+fn a_caller_that_waits_for_a_link_can_be_interrupted() {
+    thread_local! {
+        static POOL: std::cell::Cell<Option<&'static LinkPool>> = const { std::cell::Cell::new(None) };
+    }
+    let server = Server::start();
+    let reconnect_time = Duration::from_hours(1);
+    let config = PoolConfig { links_max: 1, reconnect_time, ..PoolConfig::default() };
+    let pool: &'static LinkPool = Box::leak(Box::new(server.pool(config)));
+    POOL.set(Some(pool));
+    let _held = pool.checkout(within(60_000)).unwrap();
+    let ask = |_| POOL.get().is_some_and(|pool| pool.in_use() == 1);
+    let (ended, over) = interrupt::under(ask, || pool.checkout(within(3_600_000)).map(drop));
+    assert!(matches!(ended, Err(CallError::Interrupted { .. })), "{ended:?}");
+    assert!(over);
 }
 
 #[test]

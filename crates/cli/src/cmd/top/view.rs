@@ -5,6 +5,7 @@ use crate::cmd::look::Look;
 use crate::render::{bytes, counted, table};
 use mooncrate::{ClusterStat, SegmentRow};
 use mooncrate_core::catalog::Counters;
+use mooncrate_core::shown::shown;
 use serde_json::{Value, json};
 
 /// Cells of the bar of the whole cluster, and of one segment.
@@ -175,7 +176,7 @@ fn segments(look: &Look, rows: usize) -> Vec<String> {
     sorted.truncate(sorted.len() - hidden);
     let cells = sorted.into_iter().map(|(name, row)| {
         vec![
-            name,
+            shown(&name).to_string(),
             format!("{:?}", row.offer.medium).to_ascii_lowercase(),
             if row.open { "open" } else { "closed" }.to_owned(),
             row.objects.to_string(),
