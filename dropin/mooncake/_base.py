@@ -23,8 +23,8 @@ from ._connection import Connection, raw_key
 from ._replicate import ReplicateConfig, refusal, wishes
 
 Key = str | bytes
-# A put by key and wishes; one result each.
-Putter = Callable[[list[int], dict[str, Any]], list[Any]]
+# A put of the keys at these places, or of all, with wishes: the errors, by number among those keys.
+Putter = Callable[[list[int] | None, dict[str, Any]], dict[int, mooncrate.Error] | None]
 
 # How long a write waits for a key that is being freed, and an upsert for another writer.
 WAIT_SECONDS = 2.0
@@ -66,18 +66,21 @@ class StoreBase:
         if live.home and "preferred" not in wish:
             wish["preferred"] = live.segment_ids([live.home])
         codes = [OK] * count
-        places = list(range(count))
         groups = config.group_ids
-        if upsert:
-            places = self._upsert_places(live, keys, groups, codes)
-        by_group: dict[str, list[int]] = {"": places}
-        if groups is not None:
-            by_group = {}
-            for place in places:
-                by_group.setdefault(groups[place], []).append(place)
-        for group, some in by_group.items():
-            if some:
-                self._put_group(live, keys, some, {**wish, "group": group}, put, codes)
+        if groups is None and not upsert:
+            self._put_group(live, keys, None, wish, put, codes)
+        else:
+            places = list(range(count))
+            if upsert:
+                places = self._upsert_places(live, keys, groups, codes)
+            by_group: dict[str, list[int]] = {"": places}
+            if groups is not None:
+                by_group = {}
+                for place in places:
+                    by_group.setdefault(groups[place], []).append(place)
+            for group, some in by_group.items():
+                if some:
+                    self._put_group(live, keys, some, {**wish, "group": group}, put, codes)
         live.wrote(key for key, code in zip(keys, codes, strict=True) if code == OK)
         return codes
 
@@ -101,28 +104,29 @@ class StoreBase:
         self,
         live: Connection,
         keys: Sequence[Key],
-        places: list[int],
+        places: list[int] | None,
         wish: dict[str, Any],
         put: Putter,
         codes: list[int],
     ) -> None:
+        """Stores the keys at these places, or all."""
         end = time.monotonic() + WAIT_SECONDS
-        while places:
+        while True:
             try:
-                results = put(places, wish)
-                busy = [
-                    place
-                    for place, result in zip(places, results, strict=True)
-                    if isinstance(result, mooncrate.Error) and _is_busy(result)
-                ]
+                failed = put(places, wish)
+                if not failed:
+                    return
+                at = list(range(len(keys))) if places is None else places
+                errors = {at[number]: error for number, error in failed.items()}
+                busy = [place for place, error in errors.items() if _is_busy(error)]
                 looked = dict(zip(busy, self._look(live, keys, busy), strict=True))
             except mooncrate.Error as error:
                 code = say("put", error)
-                for place in places:
+                for place in range(len(keys)) if places is None else places:
                     codes[place] = code
                 return
             waiting = []
-            for place, result in zip(places, results, strict=True):
+            for place, error in errors.items():
                 if place in looked:
                     # Another writer has the key, or has just given it up, or its owner has just left. A
                     # put leaves it to a writer that is at it; otherwise the key is waited for.
@@ -131,22 +135,21 @@ class StoreBase:
                     if not taken:
                         waiting.append(place)
                 else:
-                    codes[place] = self._put_code(keys[place], result)
-            places = waiting if time.monotonic() < end else []
-            if places:
-                time.sleep(WAIT_STEP)
+                    codes[place] = self._put_code(keys[place], error)
+            places = waiting
+            if not places or time.monotonic() >= end:
+                return
+            time.sleep(WAIT_STEP)
 
     @staticmethod
     def _look(live: Connection, keys: Sequence[Key], places: list[int]) -> list[Any]:
         return live.raw.look([keys[place] for place in places], hold=False) if places else []
 
     @staticmethod
-    def _put_code(key: Key, result: Any) -> int:
-        if not isinstance(result, mooncrate.Error):
-            return OK
-        code = code_of(result)
+    def _put_code(key: Key, error: mooncrate.Error) -> int:
+        code = code_of(error)
         if code != OBJECT_ALREADY_EXISTS:
-            log.warning("put of %r: %s (%d)", key, result, code)
+            log.warning("put of %r: %s (%d)", key, error, code)
         return OK if code == OBJECT_ALREADY_EXISTS else code
 
 
@@ -154,6 +157,18 @@ def _is_busy(error: mooncrate.Error) -> bool:
     """Whether a key will be free in a moment."""
     soon = (error.retry_after or 0.0) <= WAIT_SECONDS
     return error.kind == "in progress" or (error.kind == "held" and soon)
+
+
+def picked(places: list[int] | None, *lists: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+    """What lists have at these places, or all of it."""
+    if places is None:
+        return lists
+    return tuple([one[place] for place in places] for one in lists)
+
+
+def errors_of(results: Sequence[Any]) -> dict[int, mooncrate.Error]:
+    """The errors among results, by number."""
+    return {at: one for at, one in enumerate(results) if isinstance(one, mooncrate.Error)}
 
 
 def lengths_differ(keys: Sequence[Any], *lists: Sequence[Any]) -> bool:

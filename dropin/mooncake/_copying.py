@@ -10,7 +10,7 @@ from typing import Any
 import mooncrate
 from mooncrate._native import BufferHandle
 
-from ._base import Key, StoreBase, key_list
+from ._base import Key, StoreBase, errors_of, key_list, picked
 from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, REPLICA_IS_NOT_READY, code_of, log, say
 from ._replicate import ReplicateConfig, checked
 
@@ -125,10 +125,10 @@ class CopyingCalls(StoreBase):
             log.error("local_buffer_size is 0: use put_from and its kin, or give the store a buffer")
             return [INVALID_PARAMS] * len(keys)
 
-        def put(places: list[int], wish: dict[str, Any]) -> list[Any]:
-            some = [list(values[place]) for place in places]
+        def put(places: list[int] | None, wish: dict[str, Any]) -> dict[int, mooncrate.Error]:
+            names, some = picked(places, keys, values)
             count = sum(nbytes(part) for parts in some for part in parts)
-            return live.door(count).put([keys[place] for place in places], some, wish)
+            return errors_of(live.door(count).put(names, some, wish))
 
         return self._put_all(live, keys, config, put, upsert=upsert)
 
@@ -191,25 +191,23 @@ class CopyingCalls(StoreBase):
 
     def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
         """The same for many keys."""
-        return [max(found, 0) for found in self._existence_codes(keys)]
+        codes = self._existence_codes(keys)
+        return [max(code, 0) for code in codes] if min(codes, default=0) < 0 else codes
 
     def _existence_codes(self, keys: Sequence[Key]) -> list[int]:
         """The same for callers that tell "no" and "nobody knows" apart: that is a negative code."""
-        keys = key_list(keys)
         live = self._connected()
         if live is None:
-            return [INVALID_PARAMS] * len(keys)
+            return [INVALID_PARAMS] * len(key_list(keys))
+        if not isinstance(keys, list):
+            keys = key_list(keys)
         try:
-            looked = live.raw.look(keys, hold=True)
+            codes, failed = live.raw.exist(keys)
         except mooncrate.Error as error:
             return [say("is_exist", error)] * len(keys)
-        return [self._existence(one) for one in looked]
-
-    @staticmethod
-    def _existence(looked: Any) -> int:
-        if isinstance(looked, mooncrate.Error):
-            return 0 if looked.kind == "bad key" else code_of(looked)
-        return 0 if looked is None or looked is False else 1
+        for place, error in (failed or {}).items():
+            codes[place] = 0 if error.kind == "bad key" else code_of(error)
+        return codes
 
     def get_size(self, key: Key) -> int:
         """Bytes of the value, or a negative code."""

@@ -8,15 +8,12 @@ Other memory is looked at by each call that uses it, right before the use. No lo
 that unmaps memory while a call uses it.
 """
 
-import bisect
-from collections.abc import Iterable
 from operator import index
 from typing import Any
 
-from mooncrate._native import memory_access, memory_device
+from mooncrate._native import Ranges, memory_access, memory_device
 
 from ._codes import log
-from ._fork import Lock
 
 # No process has memory in its first page, nor above what 57 bits name.
 ADDRESS_MIN = 4096
@@ -38,16 +35,8 @@ def is_memory(address: int, size: int) -> bool:
     return ADDRESS_MIN <= address <= ADDRESS_MAX and 0 <= size <= ADDRESS_MAX - address
 
 
-class Registry:
+class Registry(Ranges):
     """Ranges of memory that do not overlap."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._starts: list[int] = []
-        self._sizes: dict[int, int] = {}
-        # Starts of ranges that are known to be readable, and writable.
-        self._readable: set[int] = set()
-        self._writable: set[int] = set()
 
     def add(self, address: int, size: int) -> bool:
         """Takes a range in; False if it overlaps with another one, or is not readable memory."""
@@ -68,46 +57,4 @@ class Registry:
                 return False
             # Where the kernel shows no table of mappings, each call looks for itself.
             readable, writable = found or (False, False)
-        with self._lock:
-            place = bisect.bisect_right(self._starts, address)
-            if place > 0:
-                before = self._starts[place - 1]
-                if before + self._sizes[before] > address:
-                    return False
-            if place < len(self._starts) and self._starts[place] < address + size:
-                return False
-            self._starts.insert(place, address)
-            self._sizes[address] = size
-            if readable:
-                self._readable.add(address)
-            if writable:
-                self._writable.add(address)
-            return True
-
-    def remove(self, address: int) -> bool:
-        """Forgets the range that begins there; False if none does."""
-        with self._lock:
-            if self._sizes.pop(address, None) is None:
-                return False
-            self._starts.remove(address)
-            self._readable.discard(address)
-            self._writable.discard(address)
-            return True
-
-    def left(self, address: int) -> int:
-        """Bytes that can be written from an address to the end of its range; 0 if it is in none."""
-        with self._lock:
-            return self._left(address, self._writable)
-
-    def knows(self, pieces: Iterable[tuple[int, int]], *, write: bool) -> bool:
-        """Whether each address and size lies in a range that can be read, or written."""
-        with self._lock:
-            usable = self._writable if write else self._readable
-            return all(self._left(address, usable) >= size for address, size in pieces)
-
-    def _left(self, address: int, usable: set[int]) -> int:
-        place = bisect.bisect_right(self._starts, address)
-        if place == 0:
-            return 0
-        start = self._starts[place - 1]
-        return max(0, start + self._sizes[start] - address) if start in usable else 0
+        return self.insert(address, size, read=readable, write=writable)

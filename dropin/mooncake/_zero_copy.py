@@ -5,13 +5,15 @@ from typing import Any
 
 import mooncrate
 
-from ._base import Key, StoreBase, key_list, lengths_differ
+from ._base import Key, StoreBase, errors_of, key_list, lengths_differ, picked
 from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, code_of, log, say
 from ._connection import Connection
 from ._memory import is_memory, length, pointer
 from ._replicate import ReplicateConfig, checked
 
 _DEFAULT = ReplicateConfig()
+# Of a key without a value, and of what cannot be memory.
+_GET_CODES = (OBJECT_NOT_FOUND, INVALID_PARAMS)
 Numbers = Sequence[Sequence[int]]
 
 
@@ -112,12 +114,11 @@ class ZeroCopyCalls(StoreBase):
     def _put_from(
         self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig, *, upsert: bool
     ) -> int:
-        (key,) = key_list([key])
         checked(config)
-        address, size = pointer(buffer_ptr), length(size)
-        if size == 0:
+        if length(size) == 0:
+            key_list([key])
             return OK if self._connected() is not None else INVALID_PARAMS
-        return self._put_pieces([key], [[address]], [[size]], config, upsert=upsert)[0]
+        return self._batch_put_from([key], [buffer_ptr], [size], config, upsert=upsert)[0]
 
     def _batch_put_from(
         self,
@@ -130,10 +131,22 @@ class ZeroCopyCalls(StoreBase):
     ) -> list[int]:
         keys = key_list(keys)
         checked(config)
-        if lengths_differ(keys, buffer_ptrs, sizes):
+        live = self._connected()
+        if live is None or lengths_differ(keys, buffer_ptrs, sizes):
             return [INVALID_PARAMS] * len(keys)
-        addresses = [[address] for address in buffer_ptrs]
-        return self._put_pieces(keys, addresses, [[size] for size in sizes], config, upsert=upsert)
+        if live.dummy:
+            addresses = [[address] for address in buffer_ptrs]
+            return self._put_pieces(
+                keys, addresses, [[size] for size in sizes], config, upsert=upsert
+            )
+        door = live.door(sum(sizes))
+
+        def put(
+            places: list[int] | None, wish: dict[str, Any]
+        ) -> dict[int, mooncrate.Error] | None:
+            return door.put_flat(*picked(places, keys, buffer_ptrs, sizes), wish, live.registry)
+
+        return self._put_all(live, keys, config, put, upsert=upsert)
 
     def _put_pieces(
         self,
@@ -152,7 +165,8 @@ class ZeroCopyCalls(StoreBase):
             self._pieces(live, *one) for one in zip(addresses, sizes, strict=True)
         ]
 
-        def put(places: list[int], wish: dict[str, Any]) -> list[Any]:
+        def put(places: list[int] | None, wish: dict[str, Any]) -> dict[int, mooncrate.Error]:
+            places = list(range(len(keys))) if places is None else places
             good = [place for place in places if pieces[place] is not None]
             sizes = [pieces[place][1] for place in good]
             stored = live.door(sum(map(sum, sizes))).put_at(
@@ -163,7 +177,7 @@ class ZeroCopyCalls(StoreBase):
                 known=self._known(live, [pieces[place] for place in good], write=False),
             )
             results = dict(zip(good, stored, strict=True))
-            return [results.get(place, _BAD) for place in places]
+            return errors_of([results.get(place, _BAD) for place in places])
 
         codes = self._put_all(live, keys, config, put, upsert=upsert, same_node=same_node)
         return codes
@@ -197,10 +211,22 @@ class ZeroCopyCalls(StoreBase):
         self, keys: Sequence[Key], buffer_ptrs: Sequence[int], sizes: Sequence[int]
     ) -> list[int]:
         """The same for many keys."""
-        keys = key_list(keys)
-        if lengths_differ(keys, buffer_ptrs, sizes):
+        if not isinstance(keys, list):
+            keys = key_list(keys)
+        live = self._connected()
+        if live is None or lengths_differ(keys, buffer_ptrs, sizes):
             return [INVALID_PARAMS] * len(keys)
-        return self._get_pieces(keys, [[a] for a in buffer_ptrs], [[s] for s in sizes], exact=False)
+        if live.dummy:
+            addresses = [[address] for address in buffer_ptrs]
+            return self._get_pieces(keys, addresses, [[size] for size in sizes], exact=False)
+        try:
+            door = live.door(sum(sizes))
+            codes, failed = door.get_flat(keys, buffer_ptrs, sizes, live.registry, _GET_CODES)
+        except mooncrate.Error as error:
+            return [say("get", error)] * len(keys)
+        for place, error in (failed or {}).items():
+            codes[place] = self._got(keys[place], error)
+        return codes
 
     def batch_get_into_multi_buffers(
         self,

@@ -5,17 +5,19 @@ use crate::error::Error;
 use crate::get::{Source, doubt, patience, share};
 use crate::put::{Stored, spread};
 use crate::reads::Remembered;
-use crate::stripes::in_parallel;
+use crate::stripes::{PARALLEL_BYTES_MIN, in_parallel};
 use mooncrate_core::SegmentId;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key;
 use mooncrate_core::plan::{Located, Locator, Medium, PutConfig};
-use mooncrate_core::time::Deadline;
+use mooncrate_core::time::{Deadline, Now};
 use mooncrate_lock::Mutex;
+use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Path, Read, TransferError};
 use mooncrate_wire::DataError;
 use mooncrate_wire::master_link::frames;
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 /// Where keys are, as far as that is known.
 type Places = Vec<Option<Located>>;
@@ -60,6 +62,37 @@ struct Group<'a> {
     /// Which value of the batch, and which copy of it.
     items: Vec<(usize, usize)>,
     reads: Mutex<Vec<Read<'a>>>,
+}
+
+/// Threads that copy the values of one batch out of mapped memory: one core copies a third of what memory gives,
+/// and half of the cores are left to others.
+fn copiers() -> usize {
+    static CORES: LazyLock<usize> =
+        LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+    (*CORES / 2).clamp(1, 4)
+}
+
+/// Deals reads out of mapped memory to so many copiers, as far as each has enough to do for a thread to pay; to how
+/// many.
+fn dealt(groups: Vec<Group<'_>>, copiers: usize) -> (Vec<Group<'_>>, usize) {
+    let bytes = |group: &Group<'_>| group.reads.lock().iter().map(|read| read.len).sum::<u64>();
+    let all: u64 = groups.iter().map(bytes).sum();
+    let lanes = usize::try_from(all / PARALLEL_BYTES_MIN).unwrap_or(copiers).min(copiers);
+    if lanes <= 1 {
+        return (groups, 1);
+    }
+    let mut dealt = Vec::new();
+    for group in groups {
+        let Group { first, elsewhere, items, reads } = group;
+        let each = items.len().div_ceil(lanes);
+        let (mut items, mut reads) = (items.into_iter(), reads.into_inner().into_iter());
+        while items.len() > 0 {
+            let some = items.by_ref().take(each).collect();
+            let reads = Mutex::new(reads.by_ref().take(each).collect());
+            dealt.push(Group { first, elsewhere, items: some, reads });
+        }
+    }
+    (dealt, lanes)
 }
 
 impl Client {
@@ -200,11 +233,12 @@ impl Client {
         // One frame that is not answered takes no answer away from the others.
         for unknown in frames(&unknown, |index| keys[*index]) {
             let ask: Vec<&[u8]> = unknown.iter().map(|index| keys[*index]).collect();
+            let asked = boottime();
             match self.ask_places(&ask, until) {
                 Ok(found) => {
                     for (&index, found) in unknown.iter().zip(found) {
                         let place = (&mut located[index], &mut decided[index]);
-                        self.place_found(keys[index], found, place, deadline);
+                        self.place_found(keys[index], found, place, (asked, deadline));
                     }
                 }
                 Err(error) => {
@@ -230,10 +264,12 @@ impl Client {
         key: &[u8],
         found: Result<Located, GetError>,
         (located, decided): (&mut Option<Located>, &mut Decided),
-        deadline: Deadline,
+        (asked, deadline): (Now, Deadline),
     ) {
         match found {
-            Ok(found) => *located = Some(self.remember(key::hash(key), key, found, deadline)),
+            Ok(found) => {
+                *located = Some(self.remember(key::hash(key), key, found, asked, deadline));
+            }
             Err(GetError::NotFound) => {
                 self.counters.at(key::hash(key).0).misses.one();
                 *decided = Some(Ok(()));
@@ -273,8 +309,8 @@ impl Client {
         let groups = groups.into_values().collect::<Vec<_>>();
         let (waiting, at_once): (Vec<_>, Vec<_>) =
             groups.into_iter().partition(|group| self.engine.waits(&group.first));
-        let mut paths: Vec<Option<Path>> =
-            at_once.iter().map(|group| self.read_group(group, deadline)).collect();
+        let (at_once, threads) = dealt(at_once, copiers());
+        let mut paths = in_parallel(&at_once, threads, |group| self.read_group(group, deadline));
         let most = self.config.parallel_max;
         paths.extend(in_parallel(&waiting, most, |group| self.read_group(group, deadline)));
         let mut all_worked = Vec::new();

@@ -3,6 +3,9 @@
 //! hand of a clock makes room, a few steps for each entry that goes. One goes for each that comes, and more where
 //! a long one comes or a table has just grown.
 //!
+//! Of a client that holds what it reads, an entry also says for how long its place may be used without asking: the
+//! master must hear of each read, or hold the value long enough (`look.rs`).
+//!
 //! It also holds the marks of reads that are not told yet (`reads.rs`), one per object. They lie beside the
 //! locators because a read has that shard's lock anyway: marking takes no lock of its own.
 
@@ -11,6 +14,7 @@ use hashbrown::HashTable;
 use mooncrate_core::key::KeyHash;
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use mooncrate_core::plan::{Located, ReadMark};
+use mooncrate_core::time::Now;
 use mooncrate_lock::Mutex;
 
 const SHARDS: usize = 64;
@@ -24,7 +28,7 @@ pub(crate) const MARKS_MAX: usize = SHARDS * MARKS_PER_SHARD;
 
 const _: () = assert!(MARKS_MAX <= BATCH_ITEMS_MAX, "a report is one frame");
 const _: () = assert!(MARKS_PER_SHARD <= u16::MAX as usize, "see Entry::mark");
-const _: () = assert!(size_of::<Entry>() == 32, "there are hundreds of thousands of them");
+const _: () = assert!(size_of::<Entry>() == 40, "there are hundreds of thousands of them");
 
 /// Locators by key.
 #[derive(Debug)]
@@ -60,6 +64,8 @@ pub(crate) enum Noted {
 struct Entry {
     hash: u64,
     packed: Packed,
+    /// Until when a client that holds what it reads need not ask.
+    held: Now,
     /// Used since the hand passed.
     used: bool,
     /// Which of the shard's marks is its own, if it was made in the shard's round.
@@ -87,11 +93,19 @@ impl Cache {
         &self.shards[(hash.0 >> 48) as usize % SHARDS]
     }
 
-    /// The locator of a key, for a read, which is marked.
-    pub(crate) fn get(&self, hash: KeyHash, key: &[u8]) -> Option<(Located, Noted)> {
+    /// The locator of a key, for a read, which is marked. With `held` only if it may be used then.
+    pub(crate) fn get(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        held: Option<Now>,
+    ) -> Option<(Located, Noted)> {
         let shard = &mut *self.shard(hash).lock();
         let at = shard.find(hash, key)?;
         let entry = &mut shard.entries[at];
+        if held.is_some_and(|now| now >= entry.held) {
+            return None;
+        }
         entry.used = true;
         let noted = entry.note(&mut shard.marks, shard.round);
         Some((entry.packed.unpack(), noted))
@@ -129,7 +143,15 @@ impl Cache {
         }
     }
 
-    pub(crate) fn insert(&self, hash: KeyHash, key: &[u8], located: &Located) {
+    /// The value of a key is held: its place may be used until then, if it is known.
+    pub(crate) fn hold(&self, hash: KeyHash, key: &[u8], until: Now) {
+        let shard = &mut *self.shard(hash).lock();
+        if let Some(at) = shard.find(hash, key) {
+            shard.entries[at].held = until;
+        }
+    }
+
+    pub(crate) fn insert(&self, hash: KeyHash, key: &[u8], located: &Located, held: Now) {
         if !Packed::fits(key, located) {
             return;
         }
@@ -145,6 +167,7 @@ impl Cache {
         }
         if let Some(at) = shard.find(hash, key) {
             let old = std::mem::replace(&mut shard.entries[at].packed, packed);
+            shard.entries[at].held = held;
             shard.heap_bytes = shard.heap_bytes + new_bytes - old.heap_bytes();
             shard.keep_within(self.bytes_max);
             return;
@@ -158,7 +181,7 @@ impl Cache {
             shard.entries.reserve_exact((shard.entries.len() / 8).max(4));
         }
         let at = shard.entries.len() as u32;
-        shard.entries.push(Entry { hash: hash.0, packed, used: true, mark: 0, round });
+        shard.entries.push(Entry { hash: hash.0, packed, held, used: true, mark: 0, round });
         shard.heap_bytes += new_bytes;
         let entries = &shard.entries;
         shard.index.insert_unique(hash.0, at, |&at| entries[at as usize].hash);
@@ -284,16 +307,16 @@ mod tests {
     fn what_is_in_comes_out_and_the_bound_holds() {
         const BYTES_MAX: usize = 1 << 20;
         let cache = Cache::new(BYTES_MAX);
-        let read = |n: u64| cache.get(key::hash(&key_of(n)), &key_of(n));
+        let read = |n: u64| cache.get(key::hash(&key_of(n)), &key_of(n), None);
         for n in 0..12_000 {
             let (hash, key) = (key::hash(&key_of(n)), key_of(n));
-            cache.insert(hash, &key, &located(n));
+            cache.insert(hash, &key, &located(n), Now(0));
             if n % 3 == 0 {
                 let (held, _) = read(n).unwrap();
                 cache.forget(hash, &key, &held);
                 assert!(read(n).is_none());
             } else if n % 5 == 0 {
-                cache.insert(hash, &key, &placed(n));
+                cache.insert(hash, &key, &placed(n), Now(0));
             }
         }
         let found: Vec<u64> = (0..12_000).filter(|n| read(*n).is_some()).collect();
@@ -321,7 +344,7 @@ mod tests {
         for n in 0..60_000_u64 {
             let mut key = [0x5a; 32];
             key[..8].copy_from_slice(&n.to_le_bytes());
-            cache.insert(key::hash(&key), &key, &placed(n));
+            cache.insert(key::hash(&key), &key, &placed(n), Now(0));
         }
         let (count, bytes) = cache.size();
         assert!(bytes <= BYTES_MAX && bytes / count <= 184, "{bytes} bytes, {count} locators");
@@ -333,10 +356,10 @@ mod tests {
         let cache = Cache::new(1 << 20);
         for n in 0..40_000_u64 {
             let key = n.to_le_bytes();
-            cache.insert(key::hash(&key), &key, &placed(n));
+            cache.insert(key::hash(&key), &key, &placed(n), Now(0));
             if n % 16 == 0 {
                 for n in 0..64_u64 {
-                    cache.get(key::hash(&n.to_le_bytes()), &n.to_le_bytes());
+                    cache.get(key::hash(&n.to_le_bytes()), &n.to_le_bytes(), None);
                 }
             }
         }
@@ -359,16 +382,16 @@ mod tests {
     #[test]
     fn what_is_larger_than_the_bound_is_not_kept() {
         let cache = Cache::new(SHARDS * 2048);
-        cache.insert(key::hash(b"k"), b"k", &placed(1));
+        cache.insert(key::hash(b"k"), b"k", &placed(1), Now(0));
         let long = [7; 4096];
-        cache.insert(key::hash(&long), &long, &placed(2));
+        cache.insert(key::hash(&long), &long, &placed(2), Now(0));
         assert!(cache.peek(key::hash(&long), &long).is_none());
         // Nor is one that was short before, as it was then.
         let mut grown = placed(3);
         while Packed::new(b"k", &grown).heap_bytes() <= 1024 {
             grown.replicas.push(grown.replicas[0]);
         }
-        cache.insert(key::hash(b"k"), b"k", &grown);
+        cache.insert(key::hash(b"k"), b"k", &grown, Now(0));
         assert!(cache.peek(key::hash(b"k"), b"k").is_none());
         assert!(cache.size().1 <= SHARDS * 2048);
     }
@@ -378,12 +401,12 @@ mod tests {
         let cache = Cache::new(1 << 20);
         let (hash, key) = (key::hash(b"k"), b"k");
         let (old, new) = (located(1), located(2));
-        cache.insert(hash, key, &old);
-        cache.insert(hash, key, &new);
+        cache.insert(hash, key, &old, Now(0));
+        cache.insert(hash, key, &new, Now(0));
         cache.forget(hash, key, &old);
-        assert_eq!(cache.get(hash, key).unwrap().0.len(), 2);
+        assert_eq!(cache.get(hash, key, None).unwrap().0.len(), 2);
         cache.forget(hash, key, &new);
-        assert!(cache.get(hash, key).is_none());
+        assert!(cache.get(hash, key, None).is_none());
     }
 
     fn placed(n: u64) -> Located {
@@ -406,9 +429,9 @@ mod tests {
     fn reads_are_merged_until_they_are_taken() {
         let cache = Cache::new(1 << 20);
         let key = |n: u64| n.to_le_bytes();
-        let read = |n: u64| cache.get(key::hash(&key(n)), &key(n)).map(|(_, noted)| noted);
+        let read = |n: u64| cache.get(key::hash(&key(n)), &key(n), None).map(|(_, noted)| noted);
         for n in 0..3 {
-            cache.insert(key::hash(&key(n)), &key(n), &placed(n));
+            cache.insert(key::hash(&key(n)), &key(n), &placed(n), Now(0));
         }
         let take = || {
             let mut marks = Vec::new();
@@ -424,10 +447,10 @@ mod tests {
             assert_eq!(take(), []);
         }
         let mark = placed(1).read_mark(7, key::hash(&key(1)).0).unwrap();
-        cache.insert(key::hash(&key(1)), &key(1), &placed(5));
+        cache.insert(key::hash(&key(1)), &key(1), &placed(5), Now(0));
         cache.forget_marked(&mark);
         assert!(read(1).is_some(), "it has another place by now");
-        cache.insert(key::hash(&key(1)), &key(1), &placed(1));
+        cache.insert(key::hash(&key(1)), &key(1), &placed(1), Now(0));
         cache.forget_marked(&mark);
         assert_eq!(read(1), None);
     }
@@ -437,8 +460,8 @@ mod tests {
         let cache = Cache::new(16 << 20);
         let key = |n: u64| n.to_le_bytes();
         for n in 0..20_000 {
-            cache.insert(key::hash(&key(n)), &key(n), &placed(n));
-            cache.get(key::hash(&key(n)), &key(n));
+            cache.insert(key::hash(&key(n)), &key(n), &placed(n), Now(0));
+            cache.get(key::hash(&key(n)), &key(n), None);
         }
         let mut marks = Vec::new();
         cache.take_marks(&mut marks);

@@ -86,10 +86,22 @@ impl Client {
         now.deadline_in(self.config.call_time)
     }
 
-    /// Whether each key has a finished object. Protects nothing from eviction.
+    /// Whether each key has a finished object. Protects nothing from eviction, unless this client holds what it
+    /// finds.
     pub fn exists_batch(&self, keys: &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error> {
         let deadline = self.deadline();
-        by_frame(keys, |part| self.ask_existence(part, deadline))
+        let mut there: Vec<bool> = keys.iter().map(|key| self.exists_near(key)).collect();
+        let unknown = keys.iter().zip(&there).filter_map(|(key, there)| (!there).then_some(*key));
+        let unknown: Vec<&[u8]> = unknown.collect();
+        let mut asked = by_frame(&unknown, |part| self.ask_existence(part, deadline))?.into_iter();
+        let each = there.drain(..).map(|there| {
+            if there {
+                Ok(true)
+            } else {
+                asked.next().expect("one answer per key that was asked for")
+            }
+        });
+        Ok(each.collect())
     }
 
     /// Whether the key has a finished object.

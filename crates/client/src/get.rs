@@ -156,7 +156,7 @@ impl Client {
         match found.pop().expect("one result per item") {
             Ok(located) => {
                 let end = lease::holder_end(before_sending, located.lease_ms);
-                self.remember(key::hash(key), key, located, deadline);
+                self.remember(key::hash(key), key, located, before_sending, deadline);
                 Ok(Some(end))
             }
             Err(GetError::NotFound) => Ok(None),
@@ -387,17 +387,19 @@ impl Client {
         if worked > first {
             let mut better = located.clone();
             better.replicas.swap(first, worked);
-            self.cache.insert(key::hash(key), key, &better);
+            self.cache.insert(key::hash(key), key, &better, Now(0));
         }
     }
 
     /// Keeps a locator for the next get. The nearest copies come first; among equally near ones every
     /// client has an order of its own, so that the copies of a hot object share the load.
+    /// `asked`: when the master was asked for it.
     pub(crate) fn remember(
         &self,
         hash: KeyHash,
         key: &[u8],
         mut located: Located,
+        asked: Now,
         deadline: Deadline,
     ) -> Located {
         if located.replicas.len() > located.striping.stripes() {
@@ -410,7 +412,7 @@ impl Client {
                 (at.stripe, medium == Medium::Ssd, distance, medium == Medium::Vram, turn)
             });
         }
-        self.cache.insert(hash, key, &located);
+        self.cache.insert(hash, key, &located, Self::hold_end(asked, located.lease_ms));
         located
     }
 
@@ -425,9 +427,10 @@ impl Client {
         key: &[u8],
         deadline: Deadline,
     ) -> Result<Option<Located>, Error> {
+        let asked = boottime();
         let mut found = self.ask_places(&[key], deadline)?;
         match found.pop().expect("one result per item") {
-            Ok(located) => Ok(Some(self.remember(hash, key, located, deadline))),
+            Ok(located) => Ok(Some(self.remember(hash, key, located, asked, deadline))),
             Err(GetError::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
         }

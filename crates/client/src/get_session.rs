@@ -113,7 +113,7 @@ impl Client {
         match found.pop().expect("one result per item") {
             Ok(located) => {
                 let until = lease::holder_end(before_sending, located.lease_ms);
-                let located = self.remember(key::hash(key), key, located, deadline);
+                let located = self.remember(key::hash(key), key, located, before_sending, deadline);
                 Ok(Some(Held { located: Arc::new(located), until }))
             }
             Err(GetError::NotFound) => Ok(None),

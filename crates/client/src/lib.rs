@@ -24,6 +24,7 @@ mod frames;
 mod get;
 mod get_session;
 mod look;
+mod near;
 mod owners;
 mod packed;
 mod put;

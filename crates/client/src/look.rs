@@ -6,13 +6,15 @@ use crate::frames::by_frame;
 use crate::get::share;
 use mooncrate_core::SegmentId;
 use mooncrate_core::error::GetError;
-use mooncrate_core::key::KeyHash;
+use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::plan::{Located, Looked};
-use mooncrate_core::time::Deadline;
+use mooncrate_core::time::{Deadline, Now};
+use mooncrate_mem::clock::boottime;
 use mooncrate_wire::CallError;
 use mooncrate_wire::api::Batch;
 use mooncrate_wire::message::{DropCopy, Look};
 use std::borrow::Cow;
+use std::time::Duration;
 
 impl Client {
     /// What is known of each key: nothing, that it is being written, its length, and with `places` where
@@ -58,9 +60,23 @@ impl Client {
             return self.master.exist(keys, deadline);
         }
         let ask = Look { hold: true, places: false, keys: Cow::Borrowed(keys) };
+        let asked = boottime();
         let looked = self.master.look(&ask, deadline)?;
-        let there = |looked| matches!(looked, Looked::Here { .. } | Looked::At(_));
-        Ok(looked.into_iter().map(|one| one.map(there)).collect())
+        let each = looked.into_iter().zip(keys).map(|(looked, key)| match looked? {
+            Looked::Here { held_ms, .. } => {
+                self.cache.hold(key::hash(key), key, Self::hold_end(asked, held_ms));
+                Ok(true)
+            }
+            Looked::At(_) => Ok(true),
+            Looked::Missing | Looked::Writing => Ok(false),
+        });
+        Ok(each.collect())
+    }
+
+    /// Until when a place may be used without asking that was asked for at `asked` and is held for so long. Only
+    /// half of that: whoever reads then may count on the other half, also if the master hears of it late.
+    pub(crate) fn hold_end(asked: Now, held_ms: u32) -> Now {
+        asked.plus(Duration::from_millis(held_ms.into()) / 2)
     }
 
     /// Until when the master is asked for the place of a key: one that does not answer must leave time for

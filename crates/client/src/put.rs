@@ -7,7 +7,7 @@ use crate::stripes::{Lane, PARALLEL_BYTES_MIN, Part, in_parallel, lanes};
 use mooncrate_core::error::PutError;
 use mooncrate_core::key;
 use mooncrate_core::plan::{Located, Locator, PutConfig, WritePlan};
-use mooncrate_core::time::Deadline;
+use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{PutToken, Seal, SegmentId};
 use mooncrate_lock::interrupt;
 use mooncrate_mem::clock::boottime;
@@ -406,7 +406,7 @@ impl Client {
                     let lease_ms = 0;
                     let located =
                         Located { object, striping, seal, more_seals, lease_ms, replicas };
-                    self.remember(key::hash(key), key, located, deadline);
+                    self.remember(key::hash(key), key, located, Now(0), deadline);
                 }
                 Stored::New
             }));

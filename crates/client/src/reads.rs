@@ -75,7 +75,8 @@ pub(crate) struct Remembered {
 }
 
 impl Client {
-    /// The remembered place of a key, where this client may use it. Whoever reads it says so by
+    /// The remembered place of a key, where this client may use it: one that holds what it reads only while the
+    /// hold of an earlier read lasts ([`Client::hold_end`]). Whoever reads it says so by
     /// [`Client::tell_reads`].
     pub(crate) fn remembered(
         &self,
@@ -83,10 +84,8 @@ impl Client {
         key: &[u8],
         reads: &mut Remembered,
     ) -> Option<Located> {
-        if self.config.holds {
-            return None;
-        }
-        let (located, noted) = self.cache.get(hash, key)?;
+        let held = self.config.holds.then(boottime);
+        let (located, noted) = self.cache.get(hash, key, held)?;
         self.counters.at(hash.0).cached.one();
         match noted {
             Noted::Again => {}
@@ -101,11 +100,16 @@ impl Client {
     /// Tells the master of reads, if it is time.
     pub(crate) fn tell_reads(&self, reads: Remembered) {
         let large = reads.bytes >= LARGE_BYTES;
-        if reads.first {
-            self.reports.waiting.store(true, Ordering::Relaxed);
-        }
+        self.note_reads(reads);
         if reads.first || large {
             self.report_if_due(boottime(), large);
+        }
+    }
+
+    /// Has the next call tell of reads.
+    pub(crate) fn note_reads(&self, reads: Remembered) {
+        if reads.first {
+            self.reports.waiting.store(true, Ordering::Relaxed);
         }
     }
 
@@ -115,6 +119,12 @@ impl Client {
         if waiting.load(Ordering::Relaxed) && now.0 >= next.load(Ordering::Relaxed) {
             self.report(now);
         }
+    }
+
+    /// Whether a report is due, for who must not wait for one.
+    pub(crate) fn owes_report(&self, now: Now) -> bool {
+        let Reports { waiting, next, .. } = &self.reports;
+        waiting.load(Ordering::Relaxed) && now.0 >= next.load(Ordering::Relaxed)
     }
 
     fn report(&self, now: Now) {

@@ -90,8 +90,10 @@ fn a_look_tells_missing_from_unfinished() {
         assert_eq!(rig.look(ms(1), b"k", ask), Ok(Looked::Writing));
     }
     rig.0.put_end(ms(1), b"k", plan.token, &[Seal(7)]).unwrap();
-    let here = Looked::Here { len: 10, group: GroupId(0) };
+    let here = Looked::Here { len: 10, group: GroupId(0), held_ms: 0 };
     assert_eq!(rig.look(ms(1), b"k", GLANCE), Ok(here));
+    let held = Looked::Here { len: 10, group: GroupId(0), held_ms: 500 };
+    assert_eq!(rig.look(ms(1), b"k", HOLD), Ok(held));
     let Ok(Looked::At(located)) = rig.look(ms(1), b"k", READ) else { panic!("it is there") };
     assert_eq!((located.len(), located.seal, located.lease_ms), (10, Seal(7), 500));
     // What is given up is missing at once, though its owner has not answered.

@@ -13,6 +13,7 @@
 
 pub mod admin;
 pub mod audit;
+mod awake;
 mod changes;
 mod config;
 mod copies;

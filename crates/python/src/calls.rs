@@ -6,8 +6,9 @@ use crate::call::{Call, ask, call};
 use crate::device::{Given, Goal, Reached, Value};
 use crate::error::exception;
 use crate::options::Wishes;
+use crate::raw_flat::NEAR_BYTES_MAX;
 use crate::stats;
-use crate::store::Store;
+use crate::store::{Live, Store};
 use crate::view::View;
 use mooncrate::{Arriving, Error, LandedItem, Part, PartsItem, Stored};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
@@ -64,29 +65,58 @@ pub(crate) fn put_arrays(
 }
 
 /// Reads a value.
-pub(crate) fn get(key: Key) -> impl Call {
-    call(
-        move |live| {
-            let mut starved = false;
-            let found = live.store().get_with(key.bytes(), |len| {
-                let room = Room::new(len);
-                starved |= !room.is_made();
-                room
-            });
-            (found, starved)
-        },
-        |py, (found, starved)| match found {
+pub(crate) struct Get(pub(crate) Key);
+
+impl Call for Get {
+    /// The room of the value, and whether there was no memory for it.
+    type Done = (Result<Option<Room>, Error>, bool);
+
+    fn near(&mut self, live: &Live) -> Option<Self::Done> {
+        let near = live.store().get_near(self.0.bytes(), NEAR_BYTES_MAX, Room::new)?;
+        Some((Ok(Some(near)), false))
+    }
+
+    fn work(&mut self, live: &Live) -> Self::Done {
+        let mut starved = false;
+        let found = live.store().get_with(self.0.bytes(), |len| {
+            let room = Room::new(len);
+            starved |= !room.is_made();
+            room
+        });
+        (found, starved)
+    }
+
+    fn finish(self, py: Python<'_>, (found, starved): Self::Done) -> PyResult<Py<PyAny>> {
+        match found {
             _ if starved => Err(no_memory()),
             Ok(Some(room)) => room.finish(py).map(Py::into_any),
             Ok(None) => Ok(py.None()),
             Err(error) => Err(exception(py, error)),
-        },
-    )
+        }
+    }
 }
 
 /// Copies a value.
-pub(crate) fn get_into(key: Key, mut target: Target) -> impl Call {
-    ask(move |store| store.get_into(key.bytes(), target.bytes()))
+pub(crate) struct GetInto {
+    pub(crate) key: Key,
+    pub(crate) target: Target,
+}
+
+impl Call for GetInto {
+    type Done = Result<Option<usize>, Error>;
+
+    fn near(&mut self, live: &Live) -> Option<Self::Done> {
+        let (key, target) = (self.key.bytes(), self.target.bytes());
+        Some(Ok(Some(live.store().get_into_near(key, NEAR_BYTES_MAX, target)?)))
+    }
+
+    fn work(&mut self, live: &Live) -> Self::Done {
+        live.store().get_into(self.key.bytes(), self.target.bytes())
+    }
+
+    fn finish(self, py: Python<'_>, done: Self::Done) -> PyResult<Py<PyAny>> {
+        done.map_err(|error| exception(py, error))?.into_py_any(py)
+    }
 }
 
 /// The same into an array, on a GPU perhaps.
@@ -202,8 +232,22 @@ pub(crate) fn size(key: Key) -> impl Call {
 }
 
 /// Whether there is a value.
-pub(crate) fn exists(key: Key) -> impl Call {
-    ask(move |store| store.exists(key.bytes()))
+pub(crate) struct Exists(pub(crate) Key);
+
+impl Call for Exists {
+    type Done = Result<bool, Error>;
+
+    fn near(&mut self, live: &Live) -> Option<Self::Done> {
+        live.store().exists_near(self.0.bytes()).then_some(Ok(true))
+    }
+
+    fn work(&mut self, live: &Live) -> Self::Done {
+        live.store().exists(self.0.bytes())
+    }
+
+    fn finish(self, py: Python<'_>, done: Self::Done) -> PyResult<Py<PyAny>> {
+        done.map_err(|error| exception(py, error))?.into_py_any(py)
+    }
 }
 
 /// Removes a value.

@@ -58,8 +58,10 @@ mod queue;
 mod queue_methods;
 mod raw;
 mod raw_device;
+mod raw_flat;
 mod raw_lend;
 mod raw_memory;
+mod raw_ranges;
 mod raw_session;
 mod raw_store;
 mod raw_wishes;
@@ -103,6 +105,8 @@ mod _native {
     use crate::raw_lend::Lender;
     #[pymodule_export]
     use crate::raw_memory::{Block, BufferHandle, Window};
+    #[pymodule_export]
+    use crate::raw_ranges::Ranges;
     #[pymodule_export]
     use crate::raw_session::{GetSession, PutSession};
     #[pymodule_export]

@@ -118,7 +118,7 @@ impl Store {
 
     /// The value, verified; None if there is none.
     fn get(&self, py: Python<'_>, key: Key) -> Answer {
-        self.run(py, calls::get(key))
+        self.run(py, calls::Get(key))
     }
 
     /// Copies the value to the front of a writable buffer, or of memory of a GPU; its length, or None if
@@ -132,7 +132,7 @@ impl Store {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> Answer {
         match target {
-            Goal::Host(target) => self.run(py, calls::get_into(key, target)),
+            Goal::Host(target) => self.run(py, calls::GetInto { key, target }),
             array @ Goal::Array(_) => self.run(py, calls::get_into_array(py, key, array, stream)?),
         }
     }
@@ -167,7 +167,7 @@ impl Store {
 
     /// Whether the key has a value. Asking protects nothing from eviction.
     fn exists(&self, py: Python<'_>, key: Key) -> Answer {
-        self.run(py, calls::exists(key))
+        self.run(py, calls::Exists(key))
     }
 
     fn __contains__(&self, py: Python<'_>, key: Key) -> PyResult<bool> {

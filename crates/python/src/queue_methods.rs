@@ -101,7 +101,7 @@ impl Calls {
     }
 
     fn get<'py>(slf: &Bound<'py, Self>, key: Key) -> Later<'py> {
-        Self::submit(slf, calls::get(key))
+        Self::submit(slf, calls::Get(key))
     }
 
     #[pyo3(signature = (key, target, *, stream=None))]
@@ -112,7 +112,7 @@ impl Calls {
         stream: Option<&Bound<'py, PyAny>>,
     ) -> Later<'py> {
         match target {
-            Goal::Host(target) => Self::submit(slf, calls::get_into(key, target)),
+            Goal::Host(target) => Self::submit(slf, calls::GetInto { key, target }),
             array @ Goal::Array(_) => {
                 Self::submit(slf, calls::get_into_array(slf.py(), key, array, stream)?)
             }
@@ -141,7 +141,7 @@ impl Calls {
     }
 
     fn exists<'py>(slf: &Bound<'py, Self>, key: Key) -> Later<'py> {
-        Self::submit(slf, calls::exists(key))
+        Self::submit(slf, calls::Exists(key))
     }
 
     #[pyo3(signature = (key, *, force=false))]

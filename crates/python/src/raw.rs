@@ -7,7 +7,7 @@
 //! no piece that is longer than memory can be, as many sizes as addresses.
 
 use crate::batch::{Keys, put_all, result};
-use crate::error::{Class, invalid, listed, make};
+use crate::error::{Class, exception, invalid, listed, make};
 use crate::probe::{self, Use, is_usable};
 use crate::raw_device;
 use crate::store::Store;
@@ -156,15 +156,18 @@ pub(crate) fn memory_device(py: Python<'_>, address: usize, size: usize) -> Opti
 /// Looks at all pieces of the keys that the caller does not know.
 fn look(asked: &mut [Asked], known: &Known, wanted: Use) {
     for (at, one) in asked.iter_mut().enumerate() {
-        if is_known(known, at) {
-            continue;
+        if !is_known(known, at) {
+            look_at(one, wanted);
         }
-        if let Ok(pieces) = one {
-            let looked: Result<(), Refused> =
-                pieces.iter_mut().try_for_each(|piece| piece.place(wanted));
-            if let Err(refused) = looked {
-                *one = Err(refused);
-            }
+    }
+}
+
+fn look_at(one: &mut Asked, wanted: Use) {
+    if let Ok(pieces) = one {
+        let looked: Result<(), Refused> =
+            pieces.iter_mut().try_for_each(|piece| piece.place(wanted));
+        if let Err(refused) = looked {
+            *one = Err(refused);
         }
     }
 }
@@ -236,18 +239,35 @@ pub(crate) fn put<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let mut asked = pieces(py, keys, addresses, sizes)?;
     py.detach(|| look(&mut asked, known, Use::Read));
-    if raw_device::any(&asked) {
-        let stored = raw_device::put(store, py, keys, &asked, config)?;
-        return merged(py, &asked, stored, |one| result(py, one));
+    let stored = put_pieces(store, py, keys, &asked, config)?;
+    merged(py, &asked, stored, |one| result(py, one))
+}
+
+/// Stores the values of the keys whose pieces were looked at; one result for each of those.
+pub(crate) fn put_pieces(
+    store: &Store,
+    py: Python<'_>,
+    keys: &Keys,
+    asked: &[Asked],
+    config: &PutConfig,
+) -> PyResult<Vec<Result<bool, Error>>> {
+    if raw_device::any(asked) {
+        return raw_device::put(store, py, keys, asked, config);
     }
-    let good = keys.0.iter().zip(&asked).filter_map(|(key, one)| Some((key, one.as_ref().ok()?)));
+    let good = keys.0.iter().zip(asked).filter_map(|(key, one)| Some((key, one.as_ref().ok()?)));
     let (keys, values): (Vec<&[u8]>, Vec<Vec<&[u8]>>) = good
         .map(|(key, pieces)| (key.bytes(), pieces.iter().map(|piece| piece.bytes()).collect()))
         .unzip();
     let items: Vec<(&[u8], &[&[u8]])> =
         keys.into_iter().zip(values.iter().map(|value| &value[..])).collect();
-    let stored = store.detached(py, |live| put_all(live.store(), &items, config))?;
-    merged(py, &asked, stored, |one| result(py, one))
+    store.detached(py, |live| put_all(live.store(), &items, config))
+}
+
+/// Looks at the pieces of keys that are to be stored, unless they are known.
+pub(crate) fn place(asked: &mut [Asked], known: &[bool]) {
+    for (one, _) in asked.iter_mut().zip(known).filter(|(_, known)| !**known) {
+        look_at(one, Use::Read);
+    }
 }
 
 /// What became of one get.
@@ -261,6 +281,21 @@ pub(crate) enum Got {
         have: usize,
     },
     Refused(Refused),
+}
+
+impl Got {
+    /// The error of one that was not read.
+    pub(crate) fn exception(self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Read(_) => invalid(py, "a value that was read is no error"),
+            Self::Failed(error) => exception(py, error),
+            Self::Misfit { need, have } => {
+                let words = format!("the value has {need} bytes, the pieces have {have}");
+                make(py, Class::TooLarge, &words, Advice::GiveUp)
+            }
+            Self::Refused(refused) => refused.exception(py),
+        }
+    }
 }
 
 /// A key and its pieces.
@@ -282,24 +317,26 @@ pub(crate) fn get<'py>(
         Some(((key.bytes(), one.as_ref().ok()?.as_slice()), is_known(known, at)))
     });
     let good: Vec<(Item<'_>, bool)> = good.collect();
-    let on_gpus = raw_device::of_gpus(py, &good);
-    let got = if on_gpus.is_empty() {
-        store.detached(py, |live| -> Vec<Got> {
-            let chunks = good.chunks(BATCH_ITEMS_MAX);
-            chunks.flat_map(|some| get_some(live.store(), some, exact)).collect()
-        })?
-    } else {
-        raw_device::get(store, py, &good, &on_gpus, exact)?
-    };
-    merged(py, &asked, got, |one| match one {
+    merged(py, &asked, got(store, py, &good, exact)?, |one| match one {
         Got::Read(len) => result(py, Ok(len)),
-        Got::Failed(error) => result::<bool>(py, Err(error)),
-        Got::Misfit { need, have } => {
-            let words = format!("the value has {need} bytes, the pieces have {have}");
-            let error = make(py, Class::TooLarge, &words, Advice::GiveUp);
-            listed(py, error)
-        }
-        Got::Refused(refused) => listed(py, refused.exception(py)),
+        other => listed(py, other.exception(py)),
+    })
+}
+
+/// Copies values into the pieces of their keys, of which each says whether it is known.
+pub(crate) fn got(
+    store: &Store,
+    py: Python<'_>,
+    items: &[(Item<'_>, bool)],
+    exact: bool,
+) -> PyResult<Vec<Got>> {
+    let on_gpus = raw_device::of_gpus(py, items);
+    if !on_gpus.is_empty() {
+        return raw_device::get(store, py, items, &on_gpus, exact);
+    }
+    store.detached(py, |live| {
+        let chunks = items.chunks(BATCH_ITEMS_MAX);
+        chunks.flat_map(|some| get_some(live.store(), some, exact)).collect()
     })
 }
 

@@ -9,7 +9,9 @@ use crate::batch::{Keys, put_all, result, results};
 use crate::buffer::{Key, Source, slices};
 use crate::error::exception;
 use crate::raw::{self, Known, Numbers};
+use crate::raw_flat::{self, Number, flat};
 use crate::raw_memory::BufferHandle;
+use crate::raw_ranges::Ranges;
 use crate::raw_session::{GetSession, PutSession};
 use crate::raw_wishes::RawWishes;
 use crate::store::Store;
@@ -20,7 +22,7 @@ use mooncrate_core::ids::GroupId;
 use mooncrate_core::limits::{BATCH_ITEMS_MAX, LEASE_MS_MAX};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyDict, PyList};
 use std::time::Duration;
 
 /// A place of one stripe of a value: segment, offset in it, bytes of the stripe, number of the stripe.
@@ -83,6 +85,46 @@ impl Raw {
     ) -> PyResult<Bound<'py, PyList>> {
         let config = wishes.onto(self.store.get().live(py)?.store().put_config());
         raw::put(self.store.get(), py, &keys, &addresses, &sizes, &known, &config)
+    }
+
+    /// Stores values of one piece each; the errors by place, None if there are none. None of them is stored if
+    /// the lists differ in length.
+    fn put_flat<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys,
+        addresses: Vec<Number>,
+        sizes: Vec<Number>,
+        wishes: RawWishes,
+        ranges: PyRef<'py, Ranges>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let pieces = flat(&keys, &addresses, &sizes).ok_or_else(|| lengths_differ(py))?;
+        let config = wishes.onto(self.store.get().live(py)?.store().put_config());
+        raw_flat::put(self.store.get(), py, &keys, pieces, &ranges, &config)
+    }
+
+    /// Copies values into one piece each: their lengths, or one of the two codes for a key without a value and
+    /// for a piece that makes no sense; and the errors by place.
+    fn get_flat<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys,
+        addresses: Vec<Number>,
+        sizes: Vec<Number>,
+        ranges: PyRef<'py, Ranges>,
+        codes: (i64, i64),
+    ) -> PyResult<(Bound<'py, PyList>, Option<Bound<'py, PyDict>>)> {
+        let pieces = flat(&keys, &addresses, &sizes).ok_or_else(|| lengths_differ(py))?;
+        raw_flat::get(self.store.get(), py, &keys, &pieces, &ranges, codes)
+    }
+
+    /// 1 for each key that has a value, else 0; and the errors by place.
+    fn exist<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys,
+    ) -> PyResult<(Bound<'py, PyList>, Option<Bound<'py, PyDict>>)> {
+        raw_flat::exist(self.store.get(), py, &keys)
     }
 
     /// Values as memory of the caller's own.
@@ -236,6 +278,10 @@ impl Raw {
         let looked = looked.map_err(|error| exception(py, error))?;
         Ok(looked.into_iter().flatten().collect())
     }
+}
+
+fn lengths_differ(py: Python<'_>) -> PyErr {
+    crate::error::invalid(py, "as many addresses and sizes as keys are needed")
 }
 
 /// A list of objects, and of errors as objects.

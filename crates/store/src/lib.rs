@@ -59,7 +59,10 @@ pub use mooncrate_wire::tls::TlsFiles;
 pub use mooncrate_wire::{Address, Masters};
 pub use ranges::Ranges;
 pub use security::{Credentials, Security};
-pub use server::{MasterOptions, NodeOptions, Running, guard_node, run_both, run_master, run_node};
+pub use server::{
+    MasterOptions, NodeOptions, Running, guard_node, run_both, run_master, run_node,
+    workers_by_cores,
+};
 pub use session::{GetSession, PutSession};
 pub use ssd::{parse_ssd, parse_ssds};
 pub use staging::StagingConfig;

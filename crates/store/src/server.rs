@@ -47,6 +47,13 @@ pub struct MasterOptions {
     pub grpc: Option<Address>,
 }
 
+/// Threads that answer for a master, unless somebody says how many: half of the cores, because those who call are on
+/// some machine, too, and not more than the catalog's lock can feed.
+pub fn workers_by_cores() -> usize {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    (cores / 2).clamp(2, 8)
+}
+
 impl Default for MasterOptions {
     fn default() -> Self {
         Self {
@@ -55,7 +62,7 @@ impl Default for MasterOptions {
             new_cluster: false,
             election: None,
             catalog: catalog::Config::default(),
-            workers: 2,
+            workers: workers_by_cores(),
             security: Security::default(),
             grpc: None,
         }

@@ -273,6 +273,28 @@ impl Store {
         Ok(self.inner.client.get_into(key, target)?)
     }
 
+    /// The same where it waits for nobody: the place of the value is remembered and its memory mapped here, and
+    /// it has `len_max` bytes at most. `None`: ask by [`Store::get_into`]. For callers to whom waiting costs more
+    /// than the copy, as with a lock of an interpreter in their hands.
+    pub fn get_into_near(&self, key: &[u8], len_max: usize, target: &mut [u8]) -> Option<usize> {
+        self.inner.client.get_into_near(key, len_max, target)
+    }
+
+    /// The same in memory that `make` gives, as for [`Store::get_with`].
+    pub fn get_near<B: AsMut<[u8]>>(
+        &self,
+        key: &[u8],
+        len_max: usize,
+        make: impl FnOnce(usize) -> B,
+    ) -> Option<B> {
+        self.inner.client.get_near(key, len_max, make)
+    }
+
+    /// Whether a key has a value, where that can be seen without waiting; false: ask by [`Store::exists`].
+    pub fn exists_near(&self, key: &[u8]) -> bool {
+        self.inner.client.exists_near(key)
+    }
+
     /// The values of many keys; one result each.
     pub fn get_batch(&self, keys: &[&[u8]]) -> Vec<Result<Option<Vec<u8>>, Error>> {
         let found = self.inner.client.get_batch(keys);

@@ -221,6 +221,17 @@ impl Engine {
         }
     }
 
+    /// The way to memory that is mapped here, or of this process: a read over it waits for nobody. `None`: there
+    /// is none, or none is known yet.
+    pub fn near(&self, locator: &Locator) -> Option<Arc<dyn Transport>> {
+        let known = self.known.read();
+        let (mount, transport) = known.get(&locator.segment)?;
+        let near = *mount == locator.incarnation && !transport.path().waits(locator);
+        // What a process has on disks of its own is loaded.
+        let near = near && locator.segment.medium() == Medium::Dram;
+        near.then(|| Arc::clone(transport))
+    }
+
     /// How far the owner of `locator` is: 0 in this process, 1 on this host, 2 elsewhere, 3 unknown.
     pub fn distance(&self, locator: &Locator, deadline: Deadline) -> u8 {
         let (segment, incarnation) = (locator.segment, locator.incarnation);

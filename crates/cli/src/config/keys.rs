@@ -47,8 +47,6 @@ pub(crate) enum Kind {
     Span,
     /// Time, or off.
     SpanOrOff,
-    /// A whole number, at least 1.
-    Count,
     /// A whole number, at least 1, or auto.
     CountOrAuto,
     /// true or false.
@@ -126,7 +124,7 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("name", AUTO, Kind::Name),
     spec("advertise", AUTO, Kind::AddressOrAuto),
     spec("election_ttl", "2s", Kind::Span),
-    spec("workers", "2", Kind::Count),
+    spec("workers", AUTO, Kind::CountOrAuto),
     spec("put_timeout", "30s", Kind::Span),
     spec("lease_ttl", "10s", Kind::Span),
     spec("evict_policy", "lru", Kind::Policy),
@@ -192,7 +190,7 @@ impl Spec {
             Kind::Disks => mooncrate::parse_ssds(text).map(drop),
             Kind::Gpus => gpus(text).map(drop),
             Kind::Span | Kind::SpanOrOff => span(text).map(drop),
-            Kind::Count | Kind::CountOrAuto => count(text).map(drop),
+            Kind::CountOrAuto => count(text).map(drop),
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),
             Kind::Placement => text.parse::<PlacementKind>().map(drop).map_err(|e| e.to_string()),

@@ -72,7 +72,8 @@ impl Catalog {
                         self.touch_parts(id);
                     }
                     let entry = self.objects.entry(id);
-                    Looked::Here { len: entry.len, group: entry.group() }
+                    let held_ms = if ask.hold { millis(self.config.lease_ttl) } else { 0 };
+                    Looked::Here { len: entry.len, group: entry.group(), held_ms }
                 }
                 Some(_) => Looked::Missing,
                 None => {

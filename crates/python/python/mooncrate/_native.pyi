@@ -409,6 +409,16 @@ def dlpack_memory(capsule: object) -> tuple[int, int, bool, bool]:
 _Keys = Iterable[str | bytes]
 _Numbers = builtins.list[builtins.list[int]]
 
+@disjoint_base
+class Ranges:
+    """Memory that a caller by address has looked at, and keeps mapped."""
+
+    def __new__(cls) -> Self: ...
+    def insert(self, address: int, size: int, *, read: bool, write: bool) -> bool: ...
+    def remove(self, address: int) -> bool: ...
+    def left(self, address: int) -> int: ...
+    def knows(self, pieces: Iterable[tuple[int, int]], *, write: bool) -> bool: ...
+
 @final
 class Raw:
     """The raw door of a store."""
@@ -431,6 +441,23 @@ class Raw:
         *,
         known: builtins.list[bool] | None = None,
     ) -> builtins.list[bool | Error]: ...
+    def put_flat(
+        self,
+        keys: _Keys,
+        addresses: Iterable[int],
+        sizes: Iterable[int],
+        wishes: Mapping[str, Any],
+        ranges: Ranges,
+    ) -> dict[int, Error] | None: ...
+    def get_flat(
+        self,
+        keys: _Keys,
+        addresses: Iterable[int],
+        sizes: Iterable[int],
+        ranges: Ranges,
+        codes: tuple[int, int],
+    ) -> tuple[builtins.list[int], dict[int, Error] | None]: ...
+    def exist(self, keys: _Keys) -> tuple[builtins.list[int], dict[int, Error] | None]: ...
     def get(self, keys: _Keys) -> builtins.list[BufferHandle | None | Error]: ...
     def get_at(
         self,

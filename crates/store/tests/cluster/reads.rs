@@ -4,18 +4,24 @@
 //! that were read most were evicted first: told was one read in 64, so most values were never told of, and
 //! every policy evicted in the order of the puts.
 //!
+//! A client that holds what it reads, as the drop-in does, asked the master at each read, though the hold of the
+//! read before lasted still.
+//!
 //! A value that is replaced all the time is still read: each read beside a loop of upserts gets a value, and
 //! never an older one than the read before it. Readers used to pause longer and longer while the value moved,
 //! and gave up after half a second.
 
 use crate::fleet::{Fleet, connect, judge, master, node, stamped, until};
 use mooncrate::{
-    CatalogConfig, MappedMemory, MasterOptions, PutConfig, Store, run_both, run_master, run_node,
+    CatalogConfig, ClientConfig, ConnectOptions, MappedMemory, MasterOptions, PutConfig, Store,
+    run_both, run_master, run_node,
 };
 use mooncrate_core::evict::PolicyKind;
 use std::time::Duration;
 
 const LEN: usize = 64 << 10;
+/// More than any machine needs.
+const TIME: Duration = Duration::from_mins(1);
 const HOT: u32 = 50;
 /// Two and a half times what the memory of the node holds.
 const ROUNDS: u32 = 50;
@@ -147,4 +153,90 @@ fn stale_places_map_nothing_and_a_node_that_is_gone_leaves_nothing_mapped() {
         reader.mapped().bytes == 0
     });
     assert_eq!(reader.mapped(), MappedMemory { maps, mounts: 0, bytes: 0 });
+}
+
+/// A cluster whose holds last for so long: one that holds what it reads, and another client.
+fn holding(lease_ttl: Duration) -> (tempfile::TempDir, mooncrate::Running, Store, Store) {
+    let folder = tempfile::tempdir().unwrap();
+    let options = master();
+    let catalog = CatalogConfig { lease_ttl, ..options.catalog.clone() };
+    let options = MasterOptions { catalog, ..options };
+    let running = run_both(options, node("a", &crate::fleet::any_port(), folder.path())).unwrap();
+    let address = running.master_address().unwrap();
+    let client = ClientConfig { holds: true, ..ClientConfig::default() };
+    let holder = ConnectOptions { master: address.clone().into(), client, ..Default::default() };
+    (folder, running, Store::connect(holder).unwrap(), connect(&address, true))
+}
+
+#[test]
+fn a_hold_that_lasts_is_not_asked_for_again() {
+    let (_folder, _running, holder, other) = holding(Duration::from_mins(10));
+    other.put(b"k", &stamped(b"k", 1, LEN)).unwrap();
+    for _ in 0..10 {
+        judge(b"k", 1, LEN, &holder.get(b"k").unwrap().unwrap());
+        assert!(holder.exists(b"k").unwrap());
+    }
+    // All but the first, and but those that found that it is time to tell the master of the others.
+    let cached = holder.counts().cached;
+    assert!((10..20).contains(&cached), "{cached} of 20 calls asked nobody");
+    assert!(other.remove(b"k", false).is_err(), "it is held");
+    assert!(other.remove(b"k", true).unwrap());
+    assert!(!holder.exists(b"k").unwrap());
+    assert_eq!(holder.get(b"k").unwrap(), None);
+    // What it wrote itself nobody has held for it yet: it asks once.
+    holder.put(b"own", &stamped(b"own", 2, LEN)).unwrap();
+    let before = holder.counts().cached;
+    assert!(holder.exists(b"own").unwrap());
+    assert_eq!(holder.counts().cached, before);
+    assert!(other.remove(b"own", false).is_err(), "it is held");
+    until("it asks nobody", TIME, || {
+        assert!(holder.exists(b"own").unwrap());
+        holder.counts().cached > before
+    });
+}
+
+#[test]
+fn a_hold_that_is_half_over_is_asked_for_again() {
+    let hold = Duration::from_millis(20);
+    let (_folder, _running, holder, other) = holding(hold);
+    other.put(b"k", &stamped(b"k", 1, LEN)).unwrap();
+    for _ in 0..5 {
+        judge(b"k", 1, LEN, &holder.get(b"k").unwrap().unwrap());
+        std::thread::sleep(hold / 2);
+    }
+    assert_eq!(holder.counts().cached, 0);
+}
+
+/// Calls that wait for nobody: they see what is remembered and mapped, and have no answer for anything else.
+#[test]
+fn what_is_near_is_read_without_waiting() {
+    let fleet = Fleet::start(&["a"]);
+    let (near, far) = (connect(&fleet.address, true), connect(&fleet.address, false));
+    let mut target = vec![0; LEN];
+    far.put(b"k", &stamped(b"k", 1, LEN)).unwrap();
+    assert!(!near.exists_near(b"k"), "its place is not known");
+    assert_eq!(near.get_into_near(b"k", LEN, &mut target), None);
+    for store in [&near, &far] {
+        judge(b"k", 1, LEN, &store.get(b"k").unwrap().unwrap());
+    }
+    // Now and then such a call leaves it to an ordinary one to tell the master of the reads.
+    until("it is seen", TIME, || near.exists_near(b"k") || !near.exists(b"k").unwrap());
+    until("it is read", TIME, || {
+        near.get_into_near(b"k", LEN, &mut target).is_some() || !near.exists(b"k").unwrap()
+    });
+    judge(b"k", 1, LEN, &target);
+    until("it is read into new memory", TIME, || {
+        let read = near.get_near(b"k", LEN, |len| vec![0; len]);
+        read.is_some_and(|read| {
+            judge(b"k", 1, LEN, &read);
+            true
+        }) || !near.exists(b"k").unwrap()
+    });
+    assert_eq!(near.get_into_near(b"k", LEN - 1, &mut target), None, "it is larger");
+    assert_eq!(near.get_into_near(b"k", LEN, &mut target[1..]), None, "it has no room");
+    assert!(!far.exists_near(b"k"), "its memory is not mapped");
+    assert_eq!(far.get_into_near(b"k", LEN, &mut target), None);
+    assert!(far.remove(b"k", true).unwrap());
+    assert!(!near.exists_near(b"k"));
+    assert_eq!(near.get_into_near(b"k", LEN, &mut target), None);
 }

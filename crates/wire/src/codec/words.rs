@@ -232,17 +232,18 @@ impl<'a> Field<'a> for Located {
     }
 }
 
-/// u8 0: missing; 1: being written; 2: here, u64 bytes, u64 group; 3: at a place, located.
+/// u8 0: missing; 1: being written; 2: here, u64 bytes, u64 group, u32 ms held; 3: at a place, located.
 impl<'a> Field<'a> for Looked {
     const BYTES_MIN: usize = 1;
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             Self::Missing => out.push(0),
             Self::Writing => out.push(1),
-            Self::Here { len, group } => {
+            Self::Here { len, group, held_ms } => {
                 out.push(2);
                 len.put(out);
                 group.put(out);
+                held_ms.put(out);
             }
             Self::At(located) => {
                 out.push(3);
@@ -254,7 +255,11 @@ impl<'a> Field<'a> for Looked {
         Ok(match u8::take(from)? {
             0 => Self::Missing,
             1 => Self::Writing,
-            2 => Self::Here { len: u64::take(from)?, group: GroupId::take(from)? },
+            2 => Self::Here {
+                len: u64::take(from)?,
+                group: GroupId::take(from)?,
+                held_ms: u32::take(from)?,
+            },
             3 => Self::At(Located::take(from)?),
             value => {
                 return Err(DecodeError::BadValue { what: "what is known", value: value.into() });

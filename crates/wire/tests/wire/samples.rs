@@ -483,7 +483,7 @@ impl Samples {
         match self.0.below(4) {
             0 => Looked::Missing,
             1 => Looked::Writing,
-            2 => Looked::Here { len: self.u64(), group: GroupId(self.u64()) },
+            2 => Looked::Here { len: self.u64(), group: GroupId(self.u64()), held_ms: self.u32() },
             _ => Looked::At(self.located()),
         }
     }
