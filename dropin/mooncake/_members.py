@@ -138,13 +138,15 @@ def row_size(spec: Mapping[str, Any]) -> int:
 
 
 def is_array(value: Any) -> bool:
-    """Whether this is an array of numbers or truth values."""
+    """Whether this is an array whose bytes say all: of numbers, truth values, times, texts of one length."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return False
+    return value.dtype.kind in "biufcmMSU" and value.dtype.itemsize > 0
 
 
 def is_object_array(value: Any) -> bool:
-    """Whether this is an array that is no array of numbers: of objects, texts, bytes."""
+    """Whether this is an array whose bytes say nothing: of objects, mostly."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray) and not is_array(value)
 

@@ -20,7 +20,6 @@ from ._base import StoreBase
 from ._connection import Connection
 from ._fork import watch
 
-
 # Pieces are made of whole pages.
 PAGE = 4096
 # As Mooncake reads them: arguments are numbers of 64 bits, or they have the wrong type.
