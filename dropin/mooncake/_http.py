@@ -27,8 +27,9 @@ CONNECTIONS_MAX = 64
 SILENCE = 10.0
 # Seconds between two looks at whether the server is to end.
 STEP = 0.05
-# Bytes of a body that nobody wants, which are read all the same: see `Handler._linger`.
+# Bytes of a body that nobody wants, which are read all the same, and for how long: see `Handler._linger`.
 LINGER_BYTES_MAX = 256 << 20
+LINGER_SECONDS = 60.0
 # The verbs there are; some servers refuse others as no HTTP at all.
 VERBS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"))
 JSON = "application/json; charset=utf-8"
@@ -211,7 +212,7 @@ class Handler(BaseHTTPRequestHandler):
         """
         self.wfile.flush()
         left = LINGER_BYTES_MAX if self._unread < 0 else min(self._unread, LINGER_BYTES_MAX)
-        end = time.monotonic() + SILENCE
+        end = time.monotonic() + LINGER_SECONDS
         while left > 0 and time.monotonic() < end:
             some = self.rfile.read1(min(left, 1 << 16))
             if not some:
