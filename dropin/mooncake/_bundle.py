@@ -23,7 +23,8 @@ DEFAULT_CHUNK_BYTES = 64 << 20
 # From here on "auto" stores with several threads, if the policy has them.
 AUTO_PARALLEL_MIN_BYTES = DEFAULT_CHUNK_BYTES
 AUTO_PARALLEL_MIN_CHUNKS = 8
-VERSION = 1
+# 2: members of earlier bundles, and other names in the metadata of structured objects.
+VERSION = 2
 MODES = {"put_mode": ("auto", "batch", "parallel"), "copy_mode": ("auto", "zero_copy", "copy")}
 
 

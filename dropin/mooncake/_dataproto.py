@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ._bundle import BundleTransferPolicy, RemoteBundleRef, group_of
-from ._members import TensorBuffer, is_object_array, is_tensor
+from ._members import TensorBuffer, is_nested, is_object_array, is_tensor, jagged
 from ._schemas import BATCH, META, NON_TENSOR, SECTIONS, FieldSchema, section_of, shaped
 from ._structured import Selection, Structured, told_of
 
@@ -240,6 +240,8 @@ def chosen(
 
 def rows(value: Any) -> int | None:
     """How many rows a field has; None if it has none."""
+    if is_nested(value):
+        return int(jagged("a field", value).size(0))
     size = getattr(value, "batch_size", None)
     if isinstance(size, int):
         return size

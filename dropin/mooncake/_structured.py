@@ -22,6 +22,7 @@ from ._bundle import (
 from ._members import (
     ARRAY,
     BYTES,
+    NESTED,
     ROWS,
     TENSOR,
     VALUE,
@@ -33,6 +34,7 @@ from ._members import (
     encode,
     encode_rows,
     head_of_spec,
+    is_nested,
     is_tensor,
     pack,
     row_size,
@@ -145,6 +147,9 @@ class Structured:
         stored: list[Encoded] = [Encoded({}, memoryview(pack("metadata", dict(metadata))))]
         specs: dict[str, dict[str, Any]] = {}
         for name, value in members.items():
+            if is_nested(value):
+                rows = {**rows, as_segment("member", name): value}
+                continue
             form = encode(as_segment("member", name), value)
             specs[name] = {**form.spec, "place": len(stored)}
             stored.append(form)
@@ -311,6 +316,8 @@ def runs_of(part: Selection, length: int) -> list[tuple[int, int]]:
 
 def told_of(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What a member is, in the words of Mooncake."""
+    if spec["kind"] == ROWS and spec["container"] == NESTED:
+        return {"encoding": "torch_tensor", "dtype": spec["dtype"], "nested": True}
     if spec["kind"] == ROWS:
         return {"encoding": "structured_non_tensor", "rows": spec["rows"]}
     told = {"encoding": ENCODINGS[spec["kind"]]}

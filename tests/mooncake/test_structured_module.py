@@ -403,6 +403,32 @@ def test_schemas_that_do_not_fit(transfer):
             with_schema(transfer, values, codec, **more)
 
 
+def test_nested_tensors(transfer):
+    torch = pytest.importorskip("torch", reason="torch is not installed; ./dev test --torch installs it")
+    parts = [torch.arange(3.0), torch.arange(2.0), torch.arange(4.0)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+    def rows(value):
+        assert value.is_nested and value.layout is torch.jagged and value.dtype is torch.float32
+        return [row.tolist() for row in value.unbind()]
+
+    whole = [part.tolist() for part in parts]
+    assert rows(transfer.get_object(transfer.put_object(nested))) == whole
+    ref = transfer.put({"batch": {"x": nested, "n": torch.arange(3)}})
+    assert ref.batch_size == 3 and ref.field_index["x"].section == "batch"
+    assert rows(transfer.get(ref)["batch"]["x"]) == whole
+    assert rows(transfer.get(ref, rows=[2, 0])["batch"]["x"]) == [whole[2], whole[0]]
+    assert rows(transfer.get(ref, rows=slice(1, 3))["batch"]["x"]) == whole[1:]
+    spec = transfer.dataproto_manifest_view(ref)["batch_fields"]["x"]["spec"]
+    assert (spec["encoding"], spec["nested"], spec["dtype"]) == ("torch_tensor", True, "torch.float32")
+    assert transfer.put({"x": nested}, type="dict").field_index["x"].section == "batch"
+    deep = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.jagged)
+    read = transfer.get_object(transfer.put_object(deep))
+    assert [tuple(row.shape) for row in read.unbind()] == [(2, 3), (1, 3)]
+    with pytest.raises(ValueError, match="jagged"):
+        transfer.put_object(torch.nested.nested_tensor(parts, layout=torch.strided))
+
+
 def test_what_a_get_refuses(transfer):
     ref = transfer.put({"batch": {"a": SIX}})
     for how in (
