@@ -1,13 +1,15 @@
 """Mooncrate under the names of Mooncake: programs that import `mooncake.store` need no change.
 
-Importing refuses to go on where another distribution owns this package, too.
+Importing refuses to go on where another distribution owns this package, too. As `mooncrate_mooncake` it is no
+rival of anybody: that is how `mooncrate-beside` installs it.
 """
 
 from pkgutil import extend_path
 
 from ._guard import refuse_to_shadow
 
-refuse_to_shadow()
+if __name__ == "mooncake":
+    refuse_to_shadow()
 
 # Other distributions may add modules of their own beside ours.
 __path__ = extend_path(__path__, __name__)

@@ -3,6 +3,8 @@
 The manifest is stored last and removed first: whoever finds it finds all the rest. What must stay
 true: a put that fails leaves nothing behind, and a read of a bundle is whole and exact, or an
 error.
+
+A bundle may go on from an earlier one: it then has the members of both, and is removed with it.
 """
 
 import ctypes
@@ -10,13 +12,20 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ._codes import OBJECT_NOT_FOUND
+from ._replicate import ReplicateConfig, checked
+from ._tensor_store import grouped
 
-DEFAULT_CHUNK_BYTES = 512 << 20
-VERSION = 1
+DEFAULT_CHUNK_BYTES = 64 << 20
+# From here on "auto" stores with several threads, if the policy has them.
+AUTO_PARALLEL_MIN_BYTES = DEFAULT_CHUNK_BYTES
+AUTO_PARALLEL_MIN_CHUNKS = 8
+# 2: members of earlier bundles, and other names in the metadata of structured objects.
+VERSION = 2
+MODES = {"put_mode": ("auto", "batch", "parallel"), "copy_mode": ("auto", "zero_copy", "copy")}
 
 
 @dataclass(frozen=True)
@@ -28,12 +37,47 @@ class BundleTransferPolicy:
     copy_mode: Literal["auto", "zero_copy", "copy"] = "auto"
 
 
+def policy_of(
+    policy: BundleTransferPolicy | None, max_inflight_put: int | None = None
+) -> BundleTransferPolicy:
+    """The policy of a put; ValueError where it makes no sense."""
+    found = policy or BundleTransferPolicy()
+    if max_inflight_put is not None:
+        found = replace(found, max_inflight_put=max_inflight_put)
+    if found.max_inflight_put < 1:
+        raise ValueError(f"max_inflight_put={found.max_inflight_put}: at least 1 is needed")
+    for name, known in MODES.items():
+        if getattr(found, name) not in known:
+            raise ValueError(f"{name}={getattr(found, name)!r}: one of {', '.join(known)}")
+    return found
+
+
 @dataclass
 class RemoteBundleRef:
     """Where a bundle is; the manifest of one from elsewhere is read when it is needed."""
 
     manifest_key: str
     manifest: dict[str, Any] | None = None
+
+
+BundleRef = RemoteBundleRef | Mapping[str, Any]
+
+
+def as_ref(ref: BundleRef) -> RemoteBundleRef:
+    """A ref, or a dict with the fields of one."""
+    if isinstance(ref, RemoteBundleRef):
+        return ref
+    key = ref.get("manifest_key") if isinstance(ref, Mapping) else None
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"a ref of a bundle has a manifest_key: {ref!r}")
+    return RemoteBundleRef(key, ref.get("manifest"))
+
+
+def as_segment(name: str, value: Any) -> str:
+    """A part of a key between two slashes."""
+    if not isinstance(value, str) or not value or "/" in value or min(value) < " ":
+        raise ValueError(f"{name} {value!r}: a text without slashes and control characters")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +95,11 @@ class Bundles:
     def __init__(self, store: Any, prefix: str, chunk_bytes: int) -> None:
         self.store = store
         self.prefix = prefix.strip("/")
+        if not self.prefix or min(self.prefix) < " ":
+            raise ValueError(f"key_prefix {prefix!r}: a text without control characters is needed")
         self.chunk_bytes = chunk_bytes
+        if chunk_bytes < 1:
+            raise ValueError(f"default_chunk_bytes={chunk_bytes}: at least one byte is needed")
 
     @property
     def by_handles(self) -> bool:
@@ -66,12 +114,16 @@ class Bundles:
         chunk_bytes: int | None,
         policy: BundleTransferPolicy | None,
         config: Any,
+        group: str | None = None,
     ) -> RemoteBundleRef:
-        """Stores runs of bytes, and a manifest that says more about them."""
+        """Stores runs of bytes, and a manifest that says more about them; as one group, if named."""
         chunk = self.chunk_bytes if chunk_bytes is None else chunk_bytes
         if chunk < 1:
             raise ValueError(f"chunk_bytes={chunk}: at least one byte is needed")
-        base = f"{self.prefix}/{partition}/{uuid.uuid4().hex}"
+        how = policy_of(policy)
+        if group is None and getattr(config, "group_ids", None):
+            group = group_of(config)
+        base = f"{self.prefix}/{as_segment('partition', partition)}/{uuid.uuid4().hex}"
         sizes = [len(payload) for payload in payloads]
         manifest = {"version": VERSION, "base": base, "chunk": chunk, "sizes": sizes, **about}
         keys, values = [], []
@@ -79,12 +131,11 @@ class Bundles:
             for number, start in enumerate(range(0, len(payload), chunk)):
                 keys.append(chunk_key(base, place, number))
                 values.append(payload[start : start + chunk])
-        wish = {} if config is None else {"config": config}
         ref = RemoteBundleRef(f"{base}/manifest", manifest)
         words = json.dumps(manifest, separators=(",", ":")).encode()
         try:
-            self._put_all(keys, values, policy or BundleTransferPolicy(), wish)
-            code = self.store.put(ref.manifest_key, words, **wish)
+            self._put_all(keys, values, how, config, group)
+            code = self.store.put(ref.manifest_key, words, **wish_of(config, group, 1))
             if code != 0:
                 raise RuntimeError(f"the manifest of a bundle was not stored: {code}")
         except BaseException:
@@ -97,11 +148,18 @@ class Bundles:
         keys: list[str],
         values: list[memoryview],
         policy: BundleTransferPolicy,
-        wish: Mapping[str, Any],
+        config: Any,
+        group: str | None,
     ) -> None:
-        if policy.put_mode != "parallel" or policy.max_inflight_put <= 1:
+        much = len(keys) >= AUTO_PARALLEL_MIN_CHUNKS and (
+            sum(map(len, values)) >= AUTO_PARALLEL_MIN_BYTES
+        )
+        at_once = policy.put_mode == "parallel" or (policy.put_mode == "auto" and much)
+        if not at_once or policy.max_inflight_put <= 1:
+            wish = wish_of(config, group, len(keys))
             code = self.store.put_batch(keys, values, **wish) if keys else 0
         else:
+            wish = wish_of(config, group, 1)
             with ThreadPoolExecutor(policy.max_inflight_put) as threads:
                 codes = threads.map(
                     lambda key, value: self.store.put(key, value, **wish), keys, values
@@ -112,7 +170,7 @@ class Bundles:
 
     def manifest(self, ref: RemoteBundleRef) -> dict[str, Any]:
         """The manifest of a bundle, read once."""
-        if ref.manifest is None:
+        if not ref.manifest:
             words = self.store.get(ref.manifest_key)
             if not words:
                 raise RuntimeError(f"the bundle {ref.manifest_key} is gone")
@@ -208,8 +266,26 @@ class Bundles:
             )
         return results
 
-    def remove(self, ref: RemoteBundleRef) -> None:
-        """Removes the manifest and all it lists; what is gone already is fine."""
+    def lineage(self, ref: RemoteBundleRef) -> Iterator[RemoteBundleRef]:
+        """A bundle, and those that it goes on from."""
+        earlier: str | None = ref.manifest_key
+        while earlier is not None:
+            yield ref
+            earlier = self.manifest(ref).get("earlier")
+            ref = RemoteBundleRef(earlier or "")
+
+    def remove(self, ref: RemoteBundleRef, until: str | None = None) -> None:
+        """Removes a bundle and those it goes on from, as far as one whose key is `until`."""
+        keys: set[str] = set()
+        while ref.manifest_key not in (until, "", *keys):
+            keys.add(ref.manifest_key)
+            if not ref.manifest and self.store.is_exist(ref.manifest_key) == 0:
+                return
+            earlier = self.manifest(ref).get("earlier")
+            self._remove_one(ref)
+            ref = RemoteBundleRef(earlier or "")
+
+    def _remove_one(self, ref: RemoteBundleRef) -> None:
         manifest = self.manifest(ref)
         chunk = manifest["chunk"]
         keys = [
@@ -222,6 +298,25 @@ class Bundles:
             raise RuntimeError(
                 f"{len(bad)} objects of {ref.manifest_key} were not removed: {bad[0]}"
             )
+
+
+def wish_of(config: Any, group: str | None, count: int) -> dict[str, Any]:
+    """What a put of so many keys is asked for, all of them in one group if that has a name."""
+    if group is not None:
+        config = grouped(ReplicateConfig() if config is None else checked(config), [group] * count)
+    elif config is not None and checked(config).group_ids is not None:
+        config = grouped(config, [""] * count)
+    return {} if config is None else {"config": config}
+
+
+def group_of(config: Any) -> str | None:
+    """The one group that a config names for all keys of an object; None if it wants none."""
+    named = getattr(config, "group_ids", None)
+    if not named:
+        return f"structured-{uuid.uuid4().hex}"
+    if len(named) > 1:
+        raise ValueError(f"group_ids of an object are one name for all its keys, not {named!r}")
+    return named[0] or None
 
 
 def chunk_key(base: str, place: int, number: int) -> str:

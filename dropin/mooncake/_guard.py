@@ -42,5 +42,6 @@ def refuse_to_shadow() -> None:
         raise ImportError(
             f"{OURS} and {names} both install the package `mooncake`, and only one of them can be "
             f"there; keep Mooncrate with `pip uninstall {' '.join(others)}` and then "
-            f"`pip install --force-reinstall {OURS}`, or keep the other with `pip uninstall {OURS}`"
+            f"`pip install --force-reinstall {OURS}`, or keep the other with `pip uninstall {OURS}`; "
+            "the package `mooncrate-beside` has Mooncrate's store for an environment with the other"
         )

@@ -13,6 +13,7 @@ import socket
 import socketserver
 import sys
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,6 +27,23 @@ CONNECTIONS_MAX = 64
 SILENCE = 10.0
 # Seconds between two looks at whether the server is to end.
 STEP = 0.05
+# Bytes of a body that nobody wants, which are read all the same, and for how long: see `Handler._linger`.
+LINGER_BYTES_MAX = 256 << 20
+LINGER_SECONDS = 60.0
+# The verbs there are; some servers refuse others as no HTTP at all.
+VERBS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"))
+JSON = "application/json; charset=utf-8"
+# Of the line before a chunk; of lines after the last one.
+LINE_BYTES_MAX = 256
+TRAILERS_MAX = 64
+
+
+def _hex(word: bytes) -> int | None:
+    """The size of a chunk; None where it is none."""
+    return int(word, 16) if len(word) <= 16 and word.isalnum() and not set(word) - HEX else None
+
+
+HEX = frozenset(b"0123456789abcdefABCDEF")
 
 
 class Ending:
@@ -159,6 +177,8 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = SILENCE
     body_max = 1 << 20
+    # Verbs that come to `route`; None: all of them.
+    verbs: frozenset[str] | None = None
     server: Server
     _unread = 0
 
@@ -174,12 +194,30 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self._unread = self._length()
-        if not self._from_here():
+        if self.verbs is not None and self.command not in self.verbs:
+            self.reply(400, "Bad Request: there is no such verb")
+        elif not self._from_here():
             self.reply(403, "this is served to its own machine, under a local name")
-            return
-        parts = urlsplit(self.path)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        self.route(unquote(parts.path), query)
+        else:
+            parts = urlsplit(self.path)
+            # Of a name that is given twice the first counts.
+            pairs = parse_qsl(parts.query, keep_blank_values=True)
+            self.route(unquote(parts.path), dict(reversed(pairs)))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Reads on after an answer that came before the end of the body, without keeping anything.
+
+        Most callers send all before they look for an answer, and lose it if the connection is reset meanwhile.
+        """
+        self.wfile.flush()
+        left = LINGER_BYTES_MAX if self._unread < 0 else min(self._unread, LINGER_BYTES_MAX)
+        end = time.monotonic() + LINGER_SECONDS
+        while left > 0 and time.monotonic() < end:
+            some = self.rfile.read1(min(left, 1 << 16))
+            if not some:
+                break
+            left -= len(some)
 
     def _length(self) -> int:
         text = self.headers.get("Content-Length", "0")
@@ -200,10 +238,9 @@ class Handler(BaseHTTPRequestHandler):
     def body(self) -> bytes | None:
         """The body; None: there is none that can be read, and the caller was told."""
         if self._unread < 0:
-            self.reply(411, "Length Required")
-            return None
+            return self._chunks()
         if self._unread > self.body_max:
-            self.reply(413, "Payload Too Large")
+            self.refuse_large()
             return None
         read = self.rfile.read(self._unread)
         if len(read) < self._unread:
@@ -212,10 +249,47 @@ class Handler(BaseHTTPRequestHandler):
         self._unread = 0
         return read
 
+    def _chunks(self) -> bytes | None:
+        """A body in chunks. The connection ends with it, so whatever is wrong in it ends there, too."""
+        self.close_connection = True
+        if self.headers.get("Transfer-Encoding", "").strip().lower() != "chunked":
+            self.reply(400, "Bad Request: the length of the body is unknown")
+            return None
+        read = bytearray()
+        while True:
+            size = _hex(self.rfile.readline(LINE_BYTES_MAX).partition(b";")[0].strip())
+            if size == 0:
+                return bytes(read) if self._trailers() else None
+            if size is not None and len(read) + size > self.body_max:
+                self.refuse_large()
+                return None
+            some = self.rfile.read(size) if size is not None else b""
+            if size is None or len(some) < size or self.rfile.read(2) != b"\r\n":
+                self.reply(400, "Bad Request: a chunk has no good size")
+                return None
+            read += some
+
+    def _trailers(self) -> bool:
+        """What may follow the last chunk, up to an empty line; nobody wants it."""
+        for _ in range(TRAILERS_MAX):
+            if self.rfile.readline(LINE_BYTES_MAX).strip() == b"":
+                self._unread = 0
+                return True
+        self.reply(400, "Bad Request: too much after the last chunk")
+        return False
+
+    def refuse_large(self) -> None:
+        """Answers a body beyond the bound."""
+        self.reply(413, "Payload Too Large")
+
     def reply(
-        self, status: int, body: str | bytes, kind: str = "text/plain; charset=utf-8"
+        self,
+        status: int,
+        body: str | bytes,
+        kind: str = "text/plain; charset=utf-8",
+        allow: str = "",
     ) -> None:
-        """Answers."""
+        """Answers; `allow` names the verbs that a route has."""
         raw = body.encode() if isinstance(body, str) else body
         # What was not read would be taken for the next request.
         if self._unread:
@@ -223,6 +297,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(raw)))
+        if allow:
+            self.send_header("Allow", allow)
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()

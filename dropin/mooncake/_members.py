@@ -17,6 +17,8 @@ from mooncrate.tensors import BY_NAME, SIZE, Head
 from ._torch import dense, dtype_name, empty, head_at, memory, over_address
 
 ARRAY, TENSOR, BYTES, VALUE, ROWS = "ndarray", "tensor", "bytes", "value", "rows"
+# What rows were given in, besides a list and an array: a nested tensor.
+NESTED = "nested"
 # Types of msgpack's own extension, for what it has no type for.
 EXT_ARRAY, EXT_TENSOR, EXT_TUPLE, EXT_SCALAR = 1, 2, 3, 4
 
@@ -77,10 +79,14 @@ def encode_buffer(name: str, value: TensorBuffer) -> Encoded:
     return Encoded(spec, payload, value.owner)
 
 
-def encode_rows(name: str, rows: Sequence[Any]) -> tuple[Encoded, Encoded]:
+def encode_rows(name: str, rows: Any) -> tuple[Encoded, Encoded]:
     """Values that can be read row by row: the ends of all rows, and their bytes."""
     import array
 
+    more = {}
+    if is_nested(rows):
+        more = {"container": NESTED, "dtype": f"{rows.dtype}"}
+        rows = jagged(name, rows).detach().unbind()
     ends, packed, total = array.array("q"), [], 0
     for row in rows:
         packed.append(pack(name, row))
@@ -89,7 +95,7 @@ def encode_rows(name: str, rows: Sequence[Any]) -> tuple[Encoded, Encoded]:
     if sys.byteorder == "big":
         ends.byteswap()
     listed = "list" if isinstance(rows, (list, tuple)) else ARRAY
-    spec = {"kind": ROWS, "rows": len(packed), "container": listed}
+    spec = {"kind": ROWS, "rows": len(packed), "container": listed, **more}
     return Encoded(spec, memoryview(ends).cast("B")), Encoded(spec, memoryview(b"".join(packed)))
 
 
@@ -111,7 +117,13 @@ def decode(spec: Mapping[str, Any], payload: bytearray) -> Any:
 
 
 def decode_rows(container: str, values: list[Any]) -> Any:
-    """Rows in what they were given in: a list, or an array of objects."""
+    """Rows in what they were given in: a list, an array of objects, or a nested tensor."""
+    if container == NESTED:
+        if not values:
+            raise ValueError("a nested tensor has at least one row")
+        import torch
+
+        return torch.nested.nested_tensor(values, layout=torch.jagged)
     if container != ARRAY:
         return values
     rows = numpy_module().empty(len(values), dtype=object)
@@ -138,13 +150,15 @@ def row_size(spec: Mapping[str, Any]) -> int:
 
 
 def is_array(value: Any) -> bool:
-    """Whether this is an array of numbers or truth values."""
+    """Whether this is an array whose bytes say all: of numbers, truth values, times, texts of one length."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return False
+    return value.dtype.kind in "biufcmMSU" and value.dtype.itemsize > 0
 
 
 def is_object_array(value: Any) -> bool:
-    """Whether this is an array that is no array of numbers: of objects, texts, bytes."""
+    """Whether this is an array whose bytes say nothing: of objects, mostly."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray) and not is_array(value)
 
@@ -155,6 +169,19 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, TensorBuffer) or (
         torch is not None and isinstance(value, torch.Tensor)
     )
+
+
+def is_nested(value: Any) -> bool:
+    """Whether this is a tensor whose rows differ in length."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor) and bool(value.is_nested)
+
+
+def jagged(name: str, value: Any) -> Any:
+    """A nested tensor of the layout that has a form here; ValueError for another one."""
+    if value.layout is not sys.modules["torch"].jagged:
+        raise ValueError(f"{name}: nested tensors need the layout torch.jagged, not {value.layout}")
+    return value
 
 
 def tensor_over(destination: TensorBuffer, head: Head) -> Any:

@@ -3,15 +3,26 @@ caller.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 from mooncrate.tensors import SIZE
 
-from ._bundle import Bundles, BundleTransferPolicy, Range, RemoteBundleRef, address_of
+from ._bundle import (
+    BundleRef,
+    Bundles,
+    BundleTransferPolicy,
+    Range,
+    RemoteBundleRef,
+    address_of,
+    as_ref,
+    as_segment,
+)
 from ._members import (
     ARRAY,
     BYTES,
+    NESTED,
     ROWS,
     TENSOR,
     VALUE,
@@ -23,12 +34,17 @@ from ._members import (
     encode,
     encode_rows,
     head_of_spec,
+    is_nested,
     is_tensor,
     pack,
     row_size,
     tensor_over,
     unpack,
 )
+
+# What the members are, in the metadata of what was read.
+STRUCTURED_FIELD_SPECS_KEY = "__mooncake_structured_fields__"
+ENCODINGS = {ARRAY: "ndarray", TENSOR: "torch_tensor", BYTES: "bytes", VALUE: "value"}
 
 
 @dataclass(frozen=True)
@@ -38,22 +54,37 @@ class StructuredMemberSlice:
     axis: int = 0
     start: int | None = None
     end: int | None = None
+    step: int = 1
+
+    @property
+    def plain(self) -> slice:
+        if self.step < 1:
+            raise ValueError(f"step={self.step}: at least 1 is needed")
+        return slice(self.start, self.end, self.step)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class StructuredObjectPayload:
     """What is stored: members by name, and what to know of all of them."""
 
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    buffers: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any]
+    buffers: Mapping[str, Any]
+
+    def __init__(
+        self, metadata: Mapping[str, Any] | None = None, buffers: Mapping[str, Any] | None = None
+    ) -> None:
+        if buffers is None:
+            raise TypeError("buffers are needed: the members by name")
+        object.__setattr__(self, "metadata", metadata or {})
+        object.__setattr__(self, "buffers", buffers)
 
 
 @dataclass
 class StructuredObjectResult:
     """What was read."""
 
-    objects: dict[str, Any]
     metadata: dict[str, Any]
+    objects: dict[str, Any]
 
 
 Selection = slice | StructuredMemberSlice | Sequence[int]
@@ -63,20 +94,29 @@ Selection = slice | StructuredMemberSlice | Sequence[int]
 class StructuredObjectReadSpec:
     """What to read of an object: all of it, until it is narrowed."""
 
-    ref: RemoteBundleRef
-    members: tuple[str, ...] | None = None
-    slices: Mapping[str, Selection] = field(default_factory=dict)
+    ref: BundleRef
+    member_names: tuple[str, ...] | None = None
+    member_slices: tuple[tuple[str, StructuredMemberSlice], ...] = ()
 
-    def select_members(self, names: Iterable[str]) -> "StructuredObjectReadSpec":
-        """The same, of these members only."""
-        return replace(self, members=tuple(names))
+    def select_members(self, names: Iterable[str] | None) -> "StructuredObjectReadSpec":
+        """The same, of these members only; of all, for None."""
+        return replace(self, member_names=None if names is None else tuple(names))
 
     def slice_member(
-        self, name: str, axis: int = 0, start: int | None = None, end: int | None = None
+        self,
+        name: str,
+        axis: int = 0,
+        start: int | None = None,
+        end: int | None = None,
+        step: int = 1,
     ) -> "StructuredObjectReadSpec":
         """The same, of this member only a part along one dimension."""
-        part = StructuredMemberSlice(axis, start, end)
-        return replace(self, slices={**self.slices, name: part})
+        parts = {**dict(self.member_slices), name: StructuredMemberSlice(axis, start, end, step)}
+        return replace(self, member_slices=tuple(parts.items()))
+
+    def member_slice(self, name: str) -> StructuredMemberSlice | None:
+        """The part of this member that is read; None: all of it."""
+        return dict(self.member_slices).get(name)
 
 
 class Structured:
@@ -94,8 +134,10 @@ class Structured:
         chunk_bytes: int | None,
         policy: BundleTransferPolicy | None,
         config: Any,
+        group: str | None = None,
+        earlier: str | None = None,
     ) -> RemoteBundleRef:
-        """Stores members, and members whose rows can be read one by one."""
+        """Stores members, and members whose rows can be read one by one, after those of `earlier`."""
         if policy is not None and policy.copy_mode == "zero_copy":
             for name, value in members.items():
                 if is_tensor(value) and not isinstance(value, TensorBuffer):
@@ -105,7 +147,10 @@ class Structured:
         stored: list[Encoded] = [Encoded({}, memoryview(pack("metadata", dict(metadata))))]
         specs: dict[str, dict[str, Any]] = {}
         for name, value in members.items():
-            form = encode(name, value)
+            if is_nested(value):
+                rows = {**rows, as_segment("member", name): value}
+                continue
+            form = encode(as_segment("member", name), value)
             specs[name] = {**form.spec, "place": len(stored)}
             stored.append(form)
         for name, value in rows.items():
@@ -113,25 +158,53 @@ class Structured:
             specs[name] = {**forms[0].spec, "place": len(stored)}
             stored.extend(forms)
         payloads = [form.payload for form in stored]
-        about = {"members": specs}
-        return self.bundles.put(payloads, about, partition, chunk_bytes, policy, config)
+        about: dict[str, Any] = {"members": specs}
+        if earlier is not None:
+            about["earlier"] = earlier
+        return self.bundles.put(payloads, about, partition, chunk_bytes, policy, config, group)
 
-    def specs(self, ref: RemoteBundleRef) -> dict[str, dict[str, Any]]:
-        """What the members of an object are."""
-        members: dict[str, dict[str, Any]] = self.bundles.manifest(ref)["members"]
-        return members
+    def members(self, ref: RemoteBundleRef) -> dict[str, tuple[RemoteBundleRef, dict[str, Any]]]:
+        """The members of an object: in which bundle each is, and what it is."""
+        found: dict[str, tuple[RemoteBundleRef, dict[str, Any]]] = {}
+        for bundle in self.bundles.lineage(ref):
+            for name, spec in self.bundles.manifest(bundle)["members"].items():
+                found.setdefault(name, (bundle, spec))
+        return found
 
     def metadata(self, ref: RemoteBundleRef) -> dict[str, Any]:
         """What to know of an object as a whole."""
         found: dict[str, Any] = unpack(self.bundles.read(ref, 0))
         return found
 
-    def read(self, ref: RemoteBundleRef, name: str, part: Selection | None, into: Any) -> Any:
+    def materialize(
+        self, spec: StructuredObjectReadSpec, destinations: Mapping[str, Any]
+    ) -> StructuredObjectResult:
+        """What a spec says, some members in memory of the caller."""
+        if spec.member_names is not None and not spec.member_names:
+            raise ValueError("the spec names no members")
+        ref = as_ref(spec.ref)
+        members = self.members(ref)
+        objects = {
+            name: self.read(members, name, spec.member_slice(name), destinations.get(name))
+            for name in (members if spec.member_names is None else spec.member_names)
+        }
+        metadata = self.metadata(ref)
+        if members:
+            told = {name: told_of(one) for name, (_, one) in members.items()}
+            metadata[STRUCTURED_FIELD_SPECS_KEY] = told
+        return StructuredObjectResult(metadata, objects)
+
+    def read(
+        self,
+        members: Mapping[str, tuple[RemoteBundleRef, Mapping[str, Any]]],
+        name: str,
+        part: Selection | None,
+        into: Any,
+    ) -> Any:
         """A member, or a part of it, in memory of its own or in what the caller brings."""
-        specs = self.specs(ref)
-        if name not in specs:
-            raise KeyError(f"{name}: the object has {', '.join(specs) or 'no members'}")
-        spec = specs[name]
+        if name not in members:
+            raise KeyError(f"{name}: the object has {', '.join(members) or 'no members'}")
+        ref, spec = members[name]
         if spec["kind"] == ROWS:
             return self._read_rows(ref, spec, part)
         if spec["kind"] in (BYTES, VALUE):
@@ -181,7 +254,7 @@ class Structured:
         whole = self._read_array(ref, name, spec, None, None)
         if not 0 <= part.axis < len(spec["shape"]):
             raise ValueError(f"{name}: dimension {part.axis} of {len(spec['shape'])}")
-        some = whole[(slice(None),) * part.axis + (slice(part.start, part.end),)]
+        some = whole[(slice(None),) * part.axis + (part.plain,)]
         if into is None:
             return some
         if not hasattr(into, "shape") or tuple(into.shape) != tuple(some.shape):
@@ -221,14 +294,16 @@ def runs_of(part: Selection, length: int) -> list[tuple[int, int]]:
     if isinstance(part, StructuredMemberSlice):
         if part.axis != 0:
             raise ValueError("rows are chosen along dimension 0")
-        part = slice(part.start, part.end)
+        part = part.plain
     if isinstance(part, slice):
         first, last, step = part.indices(length)
         if step == 1:
             return [(first, last - first)] if last > first else []
         part = range(first, last, step)
+    if isinstance(part, (str, bytes, bytearray)):
+        raise TypeError(f"rows are a slice or numbers, not {part!r}")
     runs: list[tuple[int, int]] = []
-    for row in map(int, part):
+    for row in map(index, part):
         if not -length <= row < length:
             raise IndexError(f"row {row} of {length}")
         row %= length
@@ -237,6 +312,28 @@ def runs_of(part: Selection, length: int) -> list[tuple[int, int]]:
         else:
             runs.append((row, 1))
     return runs
+
+
+def told_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What a member is, in the words of Mooncake."""
+    if spec["kind"] == ROWS and spec["container"] == NESTED:
+        return {"encoding": "torch_tensor", "dtype": spec["dtype"], "nested": True}
+    if spec["kind"] == ROWS:
+        return {"encoding": "structured_non_tensor", "rows": spec["rows"]}
+    told = {"encoding": ENCODINGS[spec["kind"]]}
+    return {**told, **{name: spec[name] for name in ("dtype", "shape") if name in spec}}
+
+
+def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What to know of an object, with its layout; ValueError where a name is taken."""
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata is a dict, not {metadata!r}")
+    if STRUCTURED_FIELD_SPECS_KEY in metadata:
+        raise ValueError(f"metadata: {STRUCTURED_FIELD_SPECS_KEY} is reserved")
+    found = {"layout": "structured", **metadata}
+    if not isinstance(found["layout"], str):
+        raise ValueError(f"metadata: the layout is a text, not {found['layout']!r}")
+    return found
 
 
 def ranges_of(runs: Sequence[tuple[int, int]], step: int) -> list[Range]:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from ._http import Ending, Handler, NotOpen, Server, host_to_bind
+from ._http import JSON, VERBS, Ending, Handler, NotOpen, Server, host_to_bind
 
 log = logging.getLogger("mooncake.metadata")
 
@@ -84,28 +84,30 @@ class _Shelf:
 
 class _Handler(Handler):
     body_max = VALUE_BYTES_MAX
+    verbs = VERBS
     shelf: _Shelf
 
     def route(self, path: str, query: dict[str, str]) -> None:
         if path != "/metadata":
-            self.reply(404, "404 Not Found")
+            self.reply(404, "404: Not Found")
             return
         key = query.get("key", "").strip()
         if not key:
-            self.reply(400, "metadata key is required")
+            self.reply(400, "metadata key is required", JSON)
         elif len(key.encode()) > KEY_BYTES_MAX:
-            self.reply(400, f"a key has at most {KEY_BYTES_MAX} bytes")
-        elif self.command in ("GET", "HEAD"):
+            self.reply(400, f"a key has at most {KEY_BYTES_MAX} bytes", JSON)
+        elif self.command == "GET":
             status, found = self.shelf.get(key)
-            self.reply(status, found, "application/json" if status == 200 else "text/plain")
+            # What is stored is called JSON, whatever it is; in which letters, nobody knows.
+            self.reply(status, found, "application/json" if status == 200 else JSON)
         elif self.command == "PUT":
             body = self.body()
             if body is not None:
-                self.reply(*self.shelf.put(key, body))
+                self.reply(*self.shelf.put(key, body), JSON)
         elif self.command == "DELETE":
-            self.reply(*self.shelf.delete(key))
+            self.reply(*self.shelf.delete(key), JSON)
         else:
-            self.reply(405, "Method not allowed")
+            self.reply(405, "Method not allowed", JSON)
 
 
 class KVBootstrapServer:

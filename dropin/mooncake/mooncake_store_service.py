@@ -20,8 +20,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from ._http import Ending, Handler, NotOpen, Server, host_to_bind
+from ._http import JSON, VERBS, Ending, Handler, NotOpen, Server, host_to_bind
 from .mooncake_config import MooncakeConfig
 from .store import MooncakeDistributedStore
 
@@ -30,13 +31,22 @@ log = logging.getLogger("mooncake.rest")
 BODY_BYTES_MAX = 100 << 20
 # Seconds between two tries to reach a master.
 RETRY = 1.0
+# Seconds that a disk may be waited for: longer ones are milliseconds, most likely.
+GRACE_SECONDS_MAX = 3600
 
 # Status and body of an answer; bytes are sent as they are.
 Answer = tuple[int, Any]
 
 
 class Bad(Exception):
-    """A request that makes no sense; the text is for the caller."""
+    """A request that makes no sense; the text is for the caller.
+
+    Which of them are 400 and which 500 is Mooncake's choice: what it looks at before it begins is 400.
+    """
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 def _error(status: int, text: str) -> Answer:
@@ -49,25 +59,29 @@ def _done(**more: Any) -> Answer:
 
 def _ids(body: dict[str, Any]) -> list[str]:
     """The segments that a body names."""
-    found = body.get("segment_ids") or []
-    found = [found] if isinstance(found, str) else found
-    if not found or not all(isinstance(one, str) for one in found):
+    found = body.get("segment_ids")
+    if isinstance(found, str):
+        return [found]
+    if not found:
         raise Bad("Missing segment_ids")
-    return list(found)
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise Bad("segment_ids are a text or a list of texts", 500)
+    return found
 
 
-def _grace(body: dict[str, Any]) -> int:
-    seconds = body.get("grace_period_seconds", 0)
-    if isinstance(seconds, bool) or not isinstance(seconds, int) or seconds < 0:
-        raise Bad("grace_period_seconds is a number of seconds")
-    return seconds
+def _number(body: dict[str, Any], name: str, default: int | None = None) -> int:
+    """A number of 64 bits, at least 0."""
+    found = body.get(name, default)
+    if not isinstance(found, int) or not 0 <= found < 1 << 63:
+        raise Bad(f"{name} is a number, at least 0", 500)
+    return int(found)
 
 
-def _size(body: dict[str, Any], words: str) -> int:
-    size = body.get("size")
-    if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
-        raise Bad(words)
-    return size
+def _text(body: dict[str, Any], name: str, default: str) -> str:
+    found = body.get(name, default)
+    if not isinstance(found, str):
+        raise Bad(f"{name} is a text", 500)
+    return found
 
 
 class MooncakeStoreService:
@@ -150,9 +164,13 @@ class MooncakeStoreService:
 
     def put(self, body: dict[str, Any]) -> Answer:
         key, value = body.get("key"), body.get("value")
-        if not isinstance(key, str) or not key or not isinstance(value, str):
+        if not key or value is None:
             raise Bad("Missing key or value")
-        code = self._live().put(key, value.encode())
+        try:
+            name, raw = _text(body, "key", "").encode(), _text(body, "value", "").encode()
+        except UnicodeEncodeError as error:
+            raise Bad(f"key and value are texts: {error}", 500) from None
+        code = self._live().put(name, raw)
         return _done() if code == 0 else _error(500, "PUT operation failed")
 
     def get(self, key: str) -> Answer:
@@ -182,31 +200,34 @@ class MooncakeStoreService:
     # ---- memory ----------------------------------------------------------------------------------
 
     def mount(self, body: dict[str, Any]) -> Answer:
-        size = _size(body, "Invalid size, must be a positive integer")
-        done = self._live().allocate_and_mount_segment(size, *self._how(body))
+        size = body.get("size")
+        if type(size) is not int or size <= 0:
+            raise Bad("Invalid size, must be a positive integer")
+        how = self._how(body)
+        done = self._live().allocate_and_mount_segment(_number(body, "size"), *how)
         if done["ret"] != 0:
             return _error(500, f"Allocate and mount failed, ret={done['ret']}")
         ids = list(done["segment_ids"])
         return _done(segment_ids=ids, allocated_size=done["allocated_size"])
 
     def unmount(self, body: dict[str, Any]) -> Answer:
-        code = self._live().unmount_and_free_segment(_ids(body), _grace(body))
+        ids, grace = _ids(body), _number(body, "grace_period_seconds", 0)
+        code = self._live().unmount_and_free_segment(ids, grace)
         return _done() if code == 0 else _error(500, f"Unmount and free failed, ret={code}")
 
     def mount_shm(self, body: dict[str, Any]) -> Answer:
-        words = "Missing or invalid name or size"
         name = body.get("name")
         plain = name.removeprefix("/") if isinstance(name, str) else ""
         # A name of shared memory is no path: nothing outside its folder is meant.
-        if not plain or "/" in plain or plain in (".", ".."):
-            raise Bad(words)
-        done = self._map(f"/dev/shm/{plain}", _size(body, words), body)
+        if not plain or "/" in plain or plain in (".", "..") or body.get("size") is None:
+            raise Bad("Missing or invalid name or size")
+        done = self._map(f"/dev/shm/{plain}", body)
         if done["ret"] != 0:
             return _error(500, f"Mount failed, ret={done['ret']}")
         return _done(segment_ids=list(done["segment_ids"]))
 
     def unmount_shm(self, body: dict[str, Any]) -> Answer:
-        ids, grace = _ids(body), _grace(body)
+        ids, grace = _ids(body), _number(body, "grace_period_seconds", 0)
         with self._changing:
             failed = [one for one in ids if self._live().unmount_segment([one], grace) != 0]
             gone = set(ids) - set(failed)
@@ -219,11 +240,17 @@ class MooncakeStoreService:
         return _done()
 
     def unmount_local_disk(self, body: dict[str, Any]) -> Answer:
-        code = self._live().unmount_local_disk_segment(_grace(body))
-        return _done() if code == 0 else _error(500, f"Unmount failed, ret={code}")
+        grace = body.get("grace_period_seconds", 0)
+        if type(grace) is not int or not 0 <= grace <= GRACE_SECONDS_MAX:
+            raise Bad(
+                "Invalid grace_period_seconds, must be a non-negative integer no greater than "
+                f"{GRACE_SECONDS_MAX}"
+            )
+        code = self._live().unmount_local_disk_segment(grace)
+        return _done() if code == 0 else _error(500, f"Unmount local disk failed, ret={code}")
 
     def reconfigure(self, body: dict[str, Any]) -> Answer:
-        mode = str(body.get("mode", "")).lower()
+        mode = _text(body, "mode", "").lower()
         with self._changing:
             if mode == "decode":
                 return self._to_decode(body)
@@ -233,11 +260,9 @@ class MooncakeStoreService:
 
     def _to_decode(self, body: dict[str, Any]) -> Answer:
         """Mounts the new memory first: what was there serves on if that fails."""
-        words = "Missing path or size for decode mode"
-        path = body.get("path")
-        if not isinstance(path, str) or not path:
-            raise Bad(words)
-        done = self._map(path, _size(body, words), body)
+        if not body.get("path") or body.get("size") is None:
+            raise Bad("Missing path or size for decode mode")
+        done = self._map(_text(body, "path", ""), body)
         if done["ret"] != 0:
             kept = "keeping previous decode segments" if self.mounted_segment_ids else ""
             if not kept:
@@ -260,11 +285,15 @@ class MooncakeStoreService:
         self.current_mode = "prefill"
         return _done(mode=self.current_mode)
 
-    def _map(self, path: str, size: int, body: dict[str, Any]) -> dict[str, Any]:
-        return self._live().mount_segment(path, size, body.get("offset", 0), *self._how(body))
+    def _map(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        size, offset, how = _number(body, "size"), _number(body, "offset", 0), self._how(body)
+        if size == 0:
+            # Nothing of a file is nothing to lend, and no mistake.
+            return {"ret": 0, "segment_ids": []}
+        return self._live().mount_segment(path, size, offset, *how)
 
     def _how(self, body: dict[str, Any]) -> tuple[str, str]:
-        return str(body.get("protocol", self.config.protocol)), str(body.get("location", ""))
+        return _text(body, "protocol", self.config.protocol), _text(body, "location", "")
 
 
 def _like(name: str, old: Any, text: str) -> Any:
@@ -281,15 +310,41 @@ def _like(name: str, old: Any, text: str) -> Any:
     return text
 
 
+# Verb of each route, by the name after `/api/`; those of the second table have a key behind them.
+PLAIN = {
+    "put": "PUT",
+    "remove_all": "DELETE",
+    "mount": "POST",
+    "unmount": "POST",
+    "mount_shm": "POST",
+    "unmount_shm": "POST",
+    "unmount_local_disk": "POST",
+    "reconfigure": "POST",
+}
+WITH_KEY = {"get": "GET", "exist": "GET", "remove": "DELETE"}
+
+
 class _Handler(Handler):
     body_max = BODY_BYTES_MAX
+    verbs = VERBS
     service: MooncakeStoreService
 
     def route(self, path: str, query: dict[str, str]) -> None:
+        # A key is one part of the path as it came: a slash in it is `%2F`.
+        parts = [unquote(part) for part in urlsplit(self.path).path.split("/")]
+        name, keys = (parts[2], parts[3:]) if parts[:2] == ["", "api"] and parts[2:] else ("", [])
+        verb = PLAIN.get(name) if not keys else WITH_KEY.get(name)
+        if verb is None or len(keys) > 1 or keys == [""]:
+            self.reply(404, "404: Not Found")
+            return
+        allowed = ("GET", "HEAD") if verb == "GET" else (verb,)
+        if self.command not in allowed:
+            self.reply(405, "405: Method Not Allowed", allow=",".join(allowed))
+            return
         try:
-            answer = self._answer_to(path)
+            answer = self._answer_to(name, *keys)
         except Bad as bad:
-            answer = _error(400, str(bad))
+            answer = _error(bad.status, str(bad))
         except Exception as error:
             log.exception("%s %s", self.command, path)
             answer = _error(500, str(error))
@@ -299,48 +354,28 @@ class _Handler(Handler):
         if isinstance(body, bytes):
             self.reply(status, body, "application/octet-stream")
         else:
-            self.reply_json(status, body)
+            self.reply(status, json.dumps(body), JSON)
 
-    def _answer_to(self, path: str) -> Answer | None:
-        service = self.service
-        name = path.removeprefix("/api/")
-        with_body: dict[tuple[str, str], Callable[[dict[str, Any]], Answer]] = {
-            ("PUT", "put"): service.put,
-            ("POST", "mount"): service.mount,
-            ("POST", "unmount"): service.unmount,
-            ("POST", "mount_shm"): service.mount_shm,
-            ("POST", "unmount_shm"): service.unmount_shm,
-            ("POST", "unmount_local_disk"): service.unmount_local_disk,
-            ("POST", "reconfigure"): service.reconfigure,
-        }
-        handler = with_body.get((self.command, name))
-        if handler is not None and path.startswith("/api/"):
-            body = self._json()
-            return None if body is None else handler(body)
-        if (self.command, path) == ("DELETE", "/api/remove_all"):
-            return service.remove_all()
-        verb, _, key = name.partition("/")
-        with_key = {
-            ("GET", "get"): service.get,
-            ("GET", "exist"): service.exist,
-            ("DELETE", "remove"): service.remove,
-        }
-        one = with_key.get((self.command, verb))
-        if one is None or not key or not path.startswith("/api/"):
-            return _error(404, "Not Found")
-        return one(key)
-
-    def _json(self) -> dict[str, Any] | None:
+    def _answer_to(self, name: str, *keys: str) -> Answer | None:
+        handler: Callable[..., Answer] = getattr(self.service, name)
+        if keys or name == "remove_all":
+            return handler(*keys)
         raw = self.body()
-        if raw is None:
-            return None
-        try:
-            found = json.loads(raw or b"{}")
-        except ValueError:
-            raise Bad("the body is no JSON") from None
-        if not isinstance(found, dict):
-            raise Bad("the body is no JSON object")
-        return found
+        return None if raw is None else handler(_object(raw, 400 if name.endswith("disk") else 500))
+
+    def refuse_large(self) -> None:
+        self.reply(500, json.dumps({"error": "Request Entity Too Large"}), JSON)
+
+
+def _object(raw: bytes, status: int) -> dict[str, Any]:
+    """The JSON object in a body."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise Bad("Malformed JSON body", status) from None
+    if not isinstance(found, dict):
+        raise Bad("Request body must be a JSON object", status)
+    return found
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:

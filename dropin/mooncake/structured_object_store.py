@@ -11,40 +11,71 @@ for what is theirs.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ._bundle import (
+    AUTO_PARALLEL_MIN_BYTES,
+    AUTO_PARALLEL_MIN_CHUNKS,
     DEFAULT_CHUNK_BYTES,
+    BundleRef,
     Bundles,
     BundleTransferPolicy,
     RemoteBundleRef,
+    as_ref,
+    as_segment,
+    policy_of,
 )
+from ._codes import OBJECT_NOT_FOUND
 from ._dataproto import (
     DataProtos,
-    FieldSchema,
     MooncakeDataProtoRef,
     Parts,
-    export_ref,
-    import_ref,
+    StructuredFieldLocation,
     parts_of,
     parts_of_dict,
 )
-from ._members import RawDestination, TensorBuffer
+from ._handles import (
+    DATAPROTO_REF_HANDLE_TYPE,
+    DATAPROTO_REF_HANDLE_VERSION,
+    STORAGE_GROUP_ID,
+    DataProtoRefLike,
+    as_batch,
+    export_ref,
+    import_ref,
+    is_dataproto_ref_handle,
+)
+from ._infer import MISSING, infer_structure
+from ._members import RawDestination, TensorBuffer, is_object_array
+from ._schemas import FieldSchema
 from ._structured import (
+    STRUCTURED_FIELD_SPECS_KEY,
     Selection,
     Structured,
     StructuredMemberSlice,
     StructuredObjectPayload,
     StructuredObjectReadSpec,
     StructuredObjectResult,
+    checked_metadata,
 )
 
 __all__ = [
+    "AUTO_PARALLEL_MIN_BYTES",
+    "AUTO_PARALLEL_MIN_CHUNKS",
+    "DATAPROTO_REF_HANDLE_TYPE",
+    "DATAPROTO_REF_HANDLE_VERSION",
+    "DEFAULT_BUNDLE_CHUNK_BYTES",
+    "MISSING",
+    "MISSING_OBJECT_ERROR",
+    "STORAGE_GROUP_ID",
+    "STRUCTURED_FIELD_SPECS_KEY",
+    "BundleStore",
     "BundleTransferPolicy",
+    "DataProtoRefLike",
     "FieldSchema",
     "MooncakeBundleTransfer",
     "MooncakeDataProtoRef",
     "RemoteBundleRef",
+    "StructuredFieldLocation",
     "StructuredMemberSlice",
     "StructuredObjectPayload",
     "StructuredObjectReadSpec",
@@ -53,19 +84,34 @@ __all__ = [
     "export_ref",
     "import_dataproto_ref",
     "import_ref",
+    "infer_structure",
+    "is_dataproto_ref_handle",
     "raw_destination",
     "tensor_object_buffer",
 ]
 
 DEFAULT_BUNDLE_CHUNK_BYTES = DEFAULT_CHUNK_BYTES
+# What `remove` answers for what is not there.
+MISSING_OBJECT_ERROR = OBJECT_NOT_FOUND
 export_dataproto_ref, import_dataproto_ref = export_ref, import_ref
-DataProtoRef = MooncakeDataProtoRef | Mapping[str, Any]
-# The name of the one member of an object that is no dict.
-SINGLE = "value"
+# The name of the one member of an object that is no dict, and the mark of such an object.
+SINGLE, WRAPPED = "value", "__mooncake_wrapped_object__"
+
+
+class BundleStore(Protocol):
+    """What a store must have at least."""
+
+    def put(self, key: str, value: Any, config: Any = None) -> int: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def remove(self, key: str, force: bool = False) -> int: ...
+
+    def is_exist(self, key: str) -> int: ...
 
 
 def tensor_object_buffer(
-    ptr: int, size: int, owner: Any = None, *, batch_size: int | None = None
+    ptr: int, size: int, owner: Any = None, batch_size: int | None = None
 ) -> TensorBuffer:
     """A tensor in memory of the caller, head and data: a member to store, or a place to read to."""
     return TensorBuffer(ptr, size, owner, batch_size)
@@ -95,9 +141,10 @@ class MooncakeBundleTransfer:
         buffer_pool: Any = None,
     ) -> None:
         self.store = store
-        self.key_prefix = key_prefix
+        self.default_chunk_bytes = default_chunk_bytes
         self.buffer_pool = buffer_pool
         self._bundles = Bundles(store, key_prefix, default_chunk_bytes)
+        self.key_prefix = self._bundles.prefix
         self._structured = Structured(self._bundles)
         self._protos = DataProtos(self._structured)
 
@@ -110,22 +157,25 @@ class MooncakeBundleTransfer:
         partition: str = "default",
         chunk_bytes: int | None = None,
         policy: BundleTransferPolicy | None = None,
+        max_inflight_put: int | None = None,
         config: Any = None,
     ) -> RemoteBundleRef:
         """Stores bytes by name, and bytes that say what they are."""
         payloads = [memoryview(value).cast("B") for value in (meta, *buffers.values())]
-        about = {"names": [*buffers]}
-        return self._bundles.put(payloads, about, partition, chunk_bytes, policy, config)
+        about = {"names": [as_segment("buffer", name) for name in buffers]}
+        how = policy_of(policy, max_inflight_put)
+        return self._bundles.put(payloads, about, partition, chunk_bytes, how, config)
 
-    def get_bundle(self, ref: RemoteBundleRef) -> tuple[bytes, dict[str, bytes]]:
+    def get_bundle(self, ref: BundleRef) -> tuple[bytes, dict[str, bytes]]:
         """What `put_bundle` stored."""
+        ref = as_ref(ref)
         names = self._bundles.manifest(ref)["names"]
         parts = [bytes(self._bundles.read(ref, place)) for place in range(len(names) + 1)]
         return parts[0], dict(zip(names, parts[1:], strict=True))
 
-    def remove_bundle(self, ref: RemoteBundleRef) -> None:
-        """Removes a bundle, or a structured object, and all that belongs to it."""
-        self._bundles.remove(ref)
+    def remove_bundle(self, ref: BundleRef) -> None:
+        """Removes a bundle, or a structured object, and all that belongs to it; none is fine, too."""
+        self._bundles.remove(as_ref(ref))
 
     # ---- structured objects: members by name
 
@@ -135,14 +185,17 @@ class MooncakeBundleTransfer:
         partition: str = "default",
         chunk_bytes: int | None = None,
         policy: BundleTransferPolicy | None = None,
+        max_inflight_put: int | None = None,
         config: Any = None,
     ) -> RemoteBundleRef:
         """Stores members by name."""
+        metadata = checked_metadata(payload.metadata)
+        how = policy_of(policy, max_inflight_put)
         return self._structured.put(
-            payload.metadata, payload.buffers, {}, partition, chunk_bytes, policy, config
+            metadata, payload.buffers, {}, partition, chunk_bytes, how, config
         )
 
-    def read_spec(self, ref: RemoteBundleRef) -> StructuredObjectReadSpec:
+    def read_spec(self, ref: BundleRef) -> StructuredObjectReadSpec:
         """All of an object; its methods narrow that."""
         return StructuredObjectReadSpec(ref)
 
@@ -154,33 +207,32 @@ class MooncakeBundleTransfer:
         self, spec: StructuredObjectReadSpec, destinations: Mapping[str, Any] | None
     ) -> StructuredObjectResult:
         """Reads what a spec says, some members into memory of the caller."""
-        names = self._structured.specs(spec.ref) if spec.members is None else spec.members
-        given = destinations or {}
-        objects = {
-            name: self._structured.read(spec.ref, name, spec.slices.get(name), given.get(name))
-            for name in names
-        }
-        return StructuredObjectResult(objects, self._structured.metadata(spec.ref))
+        return self._structured.materialize(spec, destinations or {})
 
-    def remove_structured_object(self, ref: RemoteBundleRef) -> None:
-        """Removes an object and all that belongs to it."""
-        self._bundles.remove(ref)
-
-    def put_object(self, value: Any, **how: Any) -> RemoteBundleRef:
+    def put_object(
+        self,
+        obj: Any,
+        partition: str = "default",
+        chunk_bytes: int | None = None,
+        policy: BundleTransferPolicy | None = None,
+        max_inflight_put: int | None = None,
+        config: Any = None,
+    ) -> RemoteBundleRef:
         """Stores a dict by its members, or one value."""
-        single = not isinstance(value, Mapping)
-        members = {SINGLE: value} if single else value
-        payload = StructuredObjectPayload({"single": single}, members)
-        return self.put_structured_object(payload, **how)
+        if isinstance(obj, Mapping):
+            payload = StructuredObjectPayload({}, obj)
+        else:
+            payload = StructuredObjectPayload({WRAPPED: True}, {SINGLE: obj})
+        return self.put_structured_object(
+            payload, partition, chunk_bytes, policy, max_inflight_put, config
+        )
 
-    def get_object(self, ref: RemoteBundleRef) -> Any:
+    def get_object(self, ref: BundleRef) -> Any:
         """What `put_object` stored."""
         result = self.materialize(self.read_spec(ref))
-        return result.objects[SINGLE] if result.metadata["single"] else result.objects
+        return result.objects[SINGLE] if result.metadata.get(WRAPPED) else result.objects
 
-    def remove_object(self, ref: RemoteBundleRef) -> None:
-        """Removes an object and all that belongs to it."""
-        self._bundles.remove(ref)
+    remove_structured_object = remove_object = remove_bundle
 
     # ---- batches: fields by row
 
@@ -201,6 +253,7 @@ class MooncakeBundleTransfer:
         return self._protos.put(
             None,
             taken_apart(data, type, field_schemas),
+            field_schemas,
             namespace=namespace,
             partition=partition,
             stage=stage,
@@ -211,7 +264,7 @@ class MooncakeBundleTransfer:
 
     def get(
         self,
-        ref: DataProtoRef,
+        ref: DataProtoRefLike,
         *,
         type: str = "dataproto",
         fields: Sequence[str] | None = None,
@@ -224,7 +277,7 @@ class MooncakeBundleTransfer:
     ) -> Any:
         """Reads a batch, all of it or the fields and rows that are named."""
         parts = self._protos.get(
-            import_ref(ref),
+            as_batch(ref),
             fields=fields,
             batch_fields=batch_fields,
             non_tensor_fields=non_tensor_fields,
@@ -236,20 +289,22 @@ class MooncakeBundleTransfer:
 
     def append_dataproto_fields(
         self,
-        ref: DataProtoRef,
+        ref: DataProtoRefLike,
         data: Any,
         *,
         stage: str,
         overwrite: bool = False,
         chunk_bytes: int | None = None,
         policy: BundleTransferPolicy | None = None,
+        field_schemas: Mapping[str, FieldSchema] | None = None,
         config: Any = None,
     ) -> MooncakeDataProtoRef:
         """Stores further fields of a batch; what is there already stays as it is."""
-        known = import_ref(ref)
+        known = as_batch(ref)
         return self._protos.put(
             known,
             parts_of(data),
+            field_schemas,
             namespace=known.namespace,
             partition=known.partition,
             stage=stage,
@@ -259,30 +314,76 @@ class MooncakeBundleTransfer:
             config=config,
         )
 
-    def put_dataproto(self, data: Any, **how: Any) -> MooncakeDataProtoRef:
+    def put_dataproto(
+        self,
+        data: Any,
+        *,
+        namespace: str = "default",
+        partition: str = "default",
+        stage: str = "default",
+        chunk_bytes: int | None = None,
+        policy: BundleTransferPolicy | None = None,
+        field_schemas: Mapping[str, FieldSchema] | None = None,
+        config: Any = None,
+    ) -> MooncakeDataProtoRef:
         """`put` of a batch."""
-        return self.put(data, type="dataproto", **how)
+        return self.put(
+            data,
+            namespace=namespace,
+            partition=partition,
+            stage=stage,
+            chunk_bytes=chunk_bytes,
+            policy=policy,
+            config=config,
+            field_schemas=field_schemas,
+        )
 
-    def get_dataproto(self, ref: DataProtoRef, **how: Any) -> Any:
+    def get_dataproto(
+        self,
+        ref: DataProtoRefLike,
+        *,
+        fields: Sequence[str] | None = None,
+        batch_fields: Sequence[str] | None = None,
+        non_tensor_fields: Sequence[str] | None = None,
+        meta_info_keys: Sequence[str] | None = None,
+        data_cls: Any = None,
+        destinations: Mapping[str, Any] | None = None,
+        rows: Selection | None = None,
+    ) -> Any:
         """`get` of a batch."""
-        return self.get(ref, type="dataproto", **how)
+        return self.get(
+            ref,
+            fields=fields,
+            batch_fields=batch_fields,
+            non_tensor_fields=non_tensor_fields,
+            meta_info_keys=meta_info_keys,
+            data_cls=data_cls,
+            destinations=destinations,
+            rows=rows,
+        )
 
     def put_dict(self, data: Mapping[str, Any], **how: Any) -> MooncakeDataProtoRef:
         """`put` of a flat dict."""
         return self.put(data, type="dict", **how)
 
-    def get_dict(self, ref: DataProtoRef, **how: Any) -> dict[str, Any]:
+    def get_dict(self, ref: DataProtoRefLike, **how: Any) -> dict[str, Any]:
         """`get` of a flat dict."""
         found: dict[str, Any] = self.get(ref, type="dict", **how)
         return found
 
-    def dataproto_manifest_view(self, ref: DataProtoRef) -> dict[str, Any]:
+    def dataproto_manifest_view(self, ref: DataProtoRefLike) -> dict[str, Any]:
         """What the fields of a batch are, and where."""
-        return self._protos.view(import_ref(ref))
+        return self._protos.view(as_batch(ref))
 
-    def cleanup_dataproto(self, ref: DataProtoRef) -> None:
+    def cleanup_dataproto(self, ref: DataProtoRefLike) -> None:
         """Removes all that a batch stored."""
-        self._protos.remove(import_ref(ref))
+        self._protos.remove(as_batch(ref))
+
+    def cleanup_dataproto_append(
+        self, previous: DataProtoRefLike, appended: DataProtoRefLike
+    ) -> None:
+        """Removes what an append stored that nobody will use; what was there before stays."""
+        self._protos.take_back(as_batch(previous), as_batch(appended))
 
     put_legacy_dict, get_legacy_dict, remove_legacy_dict = put_dict, get_dict, cleanup_dataproto
 
@@ -303,7 +404,11 @@ def taken_apart(data: Any, type: str, schemas: Mapping[str, FieldSchema] | None)
 
 def put_together(parts: Parts, type: str, data_cls: Any) -> Any:
     if type == "dict":
-        return {**parts.batch, **parts.non_tensor, **parts.meta}
+        rows = {
+            name: [*value] if is_object_array(value) else value
+            for name, value in parts.non_tensor.items()
+        }
+        return {**parts.meta, **parts.batch, **rows}
     if type != "dataproto":
         raise ValueError(f'type={type!r}: "dataproto" or "dict" is needed')
     batch, non_tensor, meta = dict(parts.batch), dict(parts.non_tensor), dict(parts.meta)

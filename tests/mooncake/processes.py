@@ -36,7 +36,9 @@ def free_ports(count):
 
 
 def command(script, *flags):
-    """How a console script is run."""
+    """How a console script is run, or a module by its name."""
+    if script not in SCRIPTS:
+        return [sys.executable, "-X", "faulthandler", "-m", script, *flags]
     code = f"import sys; from {SCRIPTS[script]} import main; sys.exit(main())"
     return [sys.executable, "-X", "faulthandler", "-c", code, *flags]
 

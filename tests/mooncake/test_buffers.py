@@ -100,7 +100,7 @@ def test_a_lease_of_a_pool(store):
 
 @pytest.mark.check(52)
 def test_what_a_pool_refuses(store, make_store):
-    with pytest.raises(RuntimeError, match="set up"):
+    with pytest.raises(RuntimeError, match="not initialized"):
         BufferPool(MooncakeDistributedStore())
     with pytest.raises(RuntimeError, match="local buffer"):
         BufferPool(make_store(0, 0))
