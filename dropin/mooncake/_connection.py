@@ -190,7 +190,7 @@ class Connection:
         A name may own several segments. A node of the same name and address as ours is one that died,
         because we are about to listen there.
         """
-        taken = {node: endpoint for node, endpoint, _ in self.raw.nodes()}
+        taken = {node: endpoint for node, endpoint, *_ in self.raw.nodes()}
         if name not in taken or taken[name].rpartition(":")[2] == str(port):
             return name
         count = 2
@@ -207,7 +207,7 @@ class Connection:
                 if not self._lend(self.hostname, host or "localhost", int(port or 0)):
                     self._lend(self.hostname, host or "localhost", 0)
                 name = "" if self.lender is None else self.lender.name
-                found = [ids for node, _, ids in self.raw.nodes() if node == name]
+                found = [ids for node, _, ids, _ in self.raw.nodes() if node == name]
                 segment, index = found[0][0], 0
             else:
                 taken = {0, *self.segments.values()}
@@ -230,21 +230,26 @@ class Connection:
 
     # ---- segments by name ----------------------------------------------------------------------
 
-    def nodes(self) -> dict[str, tuple[str, list[int]]]:
-        """Endpoint and segments of each name; a name may own several nodes."""
-        found: dict[str, tuple[str, list[int]]] = {}
-        for node, endpoint, segments in self.raw.nodes():
+    def segment_names(self) -> dict[int, str]:
+        """What each segment, on disks too, is called: as whoever lends it was set up."""
+        found: dict[int, str] = {}
+        for node, endpoint, memory, disks in self.raw.nodes():
             name = node.partition("#")[0]
-            known = found.setdefault(name, (endpoint, []))
-            known[1].extend(segments)
+            # A node that was started by its own name is known by its address.
+            host, _, port = name.rpartition(":")
+            shown = name if host and port.isdigit() else endpoint
+            found.update((segment, shown) for segment in (*memory, *disks))
         return found
 
     def segment_ids(self, names: Sequence[str]) -> list[int]:
-        """The segments of these names; unknown ones are left out."""
+        """The segments of memory of these names; unknown names are left out."""
         now = time.monotonic()
         if now >= self._names_until or any(name not in self._names for name in names):
-            self._names = {name: segments for name, (_, segments) in self.nodes().items()}
-            self._names_until = now + NAMES_SECONDS
+            # A name may own several nodes.
+            found: dict[str, list[int]] = {}
+            for node, _, memory, _ in self.raw.nodes():
+                found.setdefault(node.partition("#")[0], []).extend(memory)
+            self._names, self._names_until = found, now + NAMES_SECONDS
         return [segment for name in names for segment in self._names.get(name, ())]
 
     # ---- keys that this store wrote ------------------------------------------------------------
