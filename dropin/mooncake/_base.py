@@ -15,9 +15,11 @@ from ._codes import (
     OBJECT_ALREADY_EXISTS,
     OBJECT_REPLICA_BUSY,
     OK,
+    Failed,
     code_of,
     log,
     say,
+    tell,
 )
 from ._connection import Connection, raw_key
 from ._replicate import ReplicateConfig, refusal, wishes
@@ -75,9 +77,11 @@ class StoreBase:
             by_group = {}
             for place in places:
                 by_group.setdefault(groups[place], []).append(place)
+        failed: Failed = []
         for group, some in by_group.items():
             if some:
-                self._put_group(live, keys, some, {**wish, "group": group}, put, codes)
+                self._put_group(live, keys, some, {**wish, "group": group}, put, codes, failed)
+        tell("put", keys, codes, failed)
         live.wrote(key for key, code in zip(keys, codes, strict=True) if code == OK)
         return codes
 
@@ -105,6 +109,7 @@ class StoreBase:
         wish: dict[str, Any],
         put: Putter,
         codes: list[int],
+        failed: Failed,
     ) -> None:
         end = time.monotonic() + WAIT_SECONDS
         while places:
@@ -131,7 +136,7 @@ class StoreBase:
                     if not taken:
                         waiting.append(place)
                 else:
-                    codes[place] = self._put_code(keys[place], result)
+                    codes[place] = self._put_code(place, result, failed)
             places = waiting if time.monotonic() < end else []
             if places:
                 time.sleep(WAIT_STEP)
@@ -141,13 +146,14 @@ class StoreBase:
         return live.raw.look([keys[place] for place in places], hold=False) if places else []
 
     @staticmethod
-    def _put_code(key: Key, result: Any) -> int:
+    def _put_code(place: int, result: Any, failed: Failed) -> int:
         if not isinstance(result, mooncrate.Error):
             return OK
         code = code_of(result)
-        if code != OBJECT_ALREADY_EXISTS:
-            log.warning("put of %r: %s (%d)", key, result, code)
-        return OK if code == OBJECT_ALREADY_EXISTS else code
+        if code == OBJECT_ALREADY_EXISTS:
+            return OK
+        failed.append((place, result))
+        return code
 
 
 def _is_busy(error: mooncrate.Error) -> bool:

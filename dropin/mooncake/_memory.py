@@ -94,6 +94,11 @@ class Registry:
             self._writable.discard(address)
             return True
 
+    def size_at(self, address: int) -> int:
+        """Bytes of the range that begins there; 0 if none does."""
+        with self._lock:
+            return self._sizes.get(address, 0)
+
     def left(self, address: int) -> int:
         """Bytes that can be written from an address to the end of its range; 0 if it is in none."""
         with self._lock:

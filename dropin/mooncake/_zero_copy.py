@@ -6,8 +6,9 @@ from typing import Any
 import mooncrate
 
 from ._base import Key, StoreBase, key_list, lengths_differ
-from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, code_of, log, say
+from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, Failed, code_of, say, tell
 from ._connection import Connection
+from ._dead import miss_the_dead
 from ._memory import is_memory, length, pointer
 from ._replicate import ReplicateConfig, checked
 
@@ -239,18 +240,21 @@ class ZeroCopyCalls(StoreBase):
             )
         except mooncrate.Error as error:
             return [say("get", error)] * len(keys)
+        failed: Failed = []
         for place, one in zip(good, got, strict=True):
-            codes[place] = self._got(keys[place], one)
+            codes[place] = self._got(place, one, failed)
+        if failed:
+            miss_the_dead(live, keys, codes)
+            tell("get", keys, codes, failed)
         return codes
 
     @staticmethod
-    def _got(key: Key, got: Any) -> int:
+    def _got(place: int, got: Any, failed: Failed) -> int:
         if got is None:
             return OBJECT_NOT_FOUND
         if isinstance(got, mooncrate.Error):
-            code = code_of(got)
-            log.warning("get of %r: %s (%d)", key, got, code)
-            return code
+            failed.append((place, got))
+            return code_of(got)
         return int(got)
 
 
