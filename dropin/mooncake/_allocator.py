@@ -33,12 +33,6 @@ class Regions:
         with self._lock:
             return self._blocks.pop(address, None) is not None
 
-    def is_whole(self, address: int, size: int) -> bool:
-        """Whether this is a region, from its first byte to its last."""
-        with self._lock:
-            block = self._blocks.get(address)
-        return block is not None and block.size == size
-
     def holds(self, address: int, size: int) -> bool:
         """Whether these bytes lie in one region."""
         with self._lock:

@@ -15,9 +15,11 @@ from ._codes import (
     OBJECT_ALREADY_EXISTS,
     OBJECT_REPLICA_BUSY,
     OK,
+    Failed,
     code_of,
     log,
     say,
+    tell,
 )
 from ._connection import Connection, raw_key
 from ._replicate import ReplicateConfig, refusal, wishes
@@ -67,8 +69,9 @@ class StoreBase:
             wish["preferred"] = live.segment_ids([live.home])
         codes = [OK] * count
         groups = config.group_ids
+        failed: Failed = []
         if groups is None and not upsert:
-            self._put_group(live, keys, None, wish, put, codes)
+            self._put_group(live, keys, None, wish, put, codes, failed)
         else:
             places = list(range(count))
             if upsert:
@@ -80,7 +83,8 @@ class StoreBase:
                     by_group.setdefault(groups[place], []).append(place)
             for group, some in by_group.items():
                 if some:
-                    self._put_group(live, keys, some, {**wish, "group": group}, put, codes)
+                    self._put_group(live, keys, some, {**wish, "group": group}, put, codes, failed)
+        tell("put", keys, codes, failed)
         live.wrote(key for key, code in zip(keys, codes, strict=True) if code == OK)
         return codes
 
@@ -108,6 +112,7 @@ class StoreBase:
         wish: dict[str, Any],
         put: Putter,
         codes: list[int],
+        failed: Failed,
     ) -> None:
         """Stores the keys at these places, or all."""
         end = time.monotonic() + WAIT_SECONDS
@@ -135,7 +140,7 @@ class StoreBase:
                     if not taken:
                         waiting.append(place)
                 else:
-                    codes[place] = self._put_code(keys[place], error)
+                    codes[place] = self._put_code(place, error, failed)
             places = waiting
             if not places or time.monotonic() >= end:
                 return
@@ -146,11 +151,12 @@ class StoreBase:
         return live.raw.look([keys[place] for place in places], hold=False) if places else []
 
     @staticmethod
-    def _put_code(key: Key, error: mooncrate.Error) -> int:
+    def _put_code(place: int, error: mooncrate.Error, failed: Failed) -> int:
         code = code_of(error)
-        if code != OBJECT_ALREADY_EXISTS:
-            log.warning("put of %r: %s (%d)", key, error, code)
-        return OK if code == OBJECT_ALREADY_EXISTS else code
+        if code == OBJECT_ALREADY_EXISTS:
+            return OK
+        failed.append((place, error))
+        return code
 
 
 def _is_busy(error: mooncrate.Error) -> bool:

@@ -96,10 +96,10 @@ def translate(values: Values) -> tuple[list[str], list[str]]:
     """The command of ours, and what to say about it."""
     notes: list[str] = []
     protocol = values["protocol"].lower()
-    if protocol != "tcp":
-        raise BadFlag(
-            f"--protocol={values['protocol']}: values travel over tcp; RDMA is not there yet"
-        )
+    if protocol == "rdma":
+        values.warnings.append("--protocol=rdma is not available: values travel over tcp")
+    elif protocol != "tcp":
+        raise BadFlag(f"--protocol={values['protocol']} is unknown; 'tcp' is what there is")
     if values["global_segment_size"] == 0:
         raise BadFlag("--global_segment_size=0: a client that lends nothing has nothing to do")
     address, name = _place(values, notes)

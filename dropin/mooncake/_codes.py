@@ -6,6 +6,8 @@ when it sees it.
 """
 
 import logging
+from collections import Counter
+from collections.abc import Sequence
 
 import mooncrate
 
@@ -100,3 +102,27 @@ def say(what: str, error: mooncrate.Error) -> int:
     code = code_of(error)
     log.warning("%s: %s (%d)", what, error, code)
     return code
+
+
+# Places of keys in a batch, and why each failed.
+Failed = list[tuple[int, mooncrate.Error]]
+
+
+def tell(what: str, keys: Sequence[str | bytes], codes: Sequence[int], failed: Failed) -> None:
+    """Logs the failures of a batch in one line: a pool that is full would otherwise fill the log."""
+    if not failed:
+        return
+    place, error = failed[0]
+    if len(failed) == 1:
+        log.warning("%s of %r: %s (%d)", what, keys[place], error, codes[place])
+        return
+    counts = Counter(codes[place] for place, _ in failed).most_common()
+    log.warning(
+        "%s: %d of %d keys failed (%s); the first is %r: %s",
+        what,
+        len(failed),
+        len(keys),
+        ", ".join(f"{code} {count} times" for code, count in counts),
+        keys[place],
+        error,
+    )

@@ -16,11 +16,11 @@ import mooncrate
 from mooncrate._native import GetSession, Lender, PutSession, Raw
 
 from ._codes import log
-from ._disk import disk
+from ._disk import SHARERS_MAX, disk, is_named
 from ._http import Server
 from ._fork import Lock
 from ._memory import Registry
-from ._settings import Settings
+from ._settings import Refused, Settings
 
 # How long a call may take, unless MC_RPC_TIMEOUT_MS says less.
 CALL_SECONDS = 15.0
@@ -80,12 +80,16 @@ class Connection:
         self.home = segment
         self.buffer_bytes = settings.local_buffer_size
         self.registry = Registry()
+        # Where ranges begin that a dummy store registered inside of others.
+        self.inside: set[int] = set()
         self.puts: dict[bytes, PutSession] = {}
         self.gets: dict[bytes, GetSession] = {}
         self.lock = Lock()
         self.written: OrderedDict[bytes, None] = OrderedDict()
         self.segments: dict[str, int] = {}
         self.lender: Lender | None = None
+        # Why the last port that was tried could not be listened on.
+        self._not_bound = ""
         # The HTTP of this store, where it was asked for.
         self.window: Server | None = None
         self._names: dict[str, list[int]] = {}
@@ -150,39 +154,47 @@ class Connection:
             name = f"{host}:{number}"
             if not self.settings.global_segment_size or self._lend(name, host, number):
                 return name
-        raise NotReached("no free port was found; see MC_STORE_CLIENT_MIN_PORT and _MAX_PORT")
+        raise NotReached(
+            f"no free port was found; see MC_STORE_CLIENT_MIN_PORT and _MAX_PORT ({self._not_bound})"
+        )
 
     def _lend(self, name: str, host: str, port: int) -> bool:
         """Lends the memory of this store; False: the port is taken."""
         insecure = _says_yes("MOONCRATE_INSECURE_LISTEN")
         listen, size = host.strip("[]"), self.settings.global_segment_size
         if not self.credentials and not insecure and not _is_loopback(listen):
-            log.warning(
-                "%s can be reached by others, and this cluster asks nobody for credentials: the memory "
-                "is served on 127.0.0.1 only. Set MOONCRATE_TOKEN_FILE, or MOONCRATE_INSECURE_LISTEN=1",
-                host,
+            # Served on 127.0.0.1 only, it would be found under a name at which nobody answers.
+            raise Refused(
+                f"local_hostname {host!r} is not this machine alone: others could connect there, and this "
+                "cluster asks nobody for credentials. Set MOONCRATE_TOKEN_FILE, or accept the risk with "
+                "MOONCRATE_INSECURE_LISTEN=1, or set the store up as 'localhost'"
             )
-            listen = "127.0.0.1"
-        try:
-            lender = Lender(
-                master=self.settings.master_server_addr,
-                name=self._free_name(name, port),
-                listen=f"[{listen}]:{port}" if ":" in listen else f"{listen}:{port}",
-                segment_size=size,
-                ssd=disk(self.settings.enable_ssd_offload, self.settings.ssd_offload_path),
-                insecure_listen=insecure,
-                memory_overcommit=_says_yes("MOONCRATE_MEMORY_OVERCOMMIT"),
-                **self.credentials,
-            )
-        except mooncrate.TooLarge:
-            log.error("%d bytes are not lent; MOONCRATE_MEMORY_OVERCOMMIT=1 says that they are meant", size)
-            raise
-        except mooncrate.Error as error:
-            if error.kind == "io" and port:
-                return False
-            raise
-        self.lender = lender
-        return True
+        on_disk = self.settings.enable_ssd_offload or is_named()
+        for sharer in range(1, SHARERS_MAX + 1):
+            try:
+                self.lender = Lender(
+                    master=self.settings.master_server_addr,
+                    name=self._free_name(name, port),
+                    listen=f"[{listen}]:{port}" if ":" in listen else f"{listen}:{port}",
+                    segment_size=size,
+                    ssd=disk(on_disk, self.settings.ssd_offload_path, sharer=sharer),
+                    insecure_listen=insecure,
+                    memory_overcommit=_says_yes("MOONCRATE_MEMORY_OVERCOMMIT"),
+                    **self.credentials,
+                )
+                return True
+            except mooncrate.TooLarge:
+                log.error(
+                    "%d bytes are not lent; MOONCRATE_MEMORY_OVERCOMMIT=1 says that they are meant", size
+                )
+                raise
+            except mooncrate.Error as error:
+                if error.kind == "io" and port:
+                    self._not_bound = str(error)
+                    return False
+                if error.kind != "disk in use" or sharer == SHARERS_MAX:
+                    raise
+        raise AssertionError("the last sharer has returned or raised")
 
     def _free_name(self, name: str, port: int) -> str:
         """The name of the node: another one than that of a store that lives under this name.
@@ -190,7 +202,7 @@ class Connection:
         A name may own several segments. A node of the same name and address as ours is one that died,
         because we are about to listen there.
         """
-        taken = {node: endpoint for node, endpoint, _ in self.raw.nodes()}
+        taken = {node: endpoint for node, endpoint, *_ in self.raw.nodes()}
         if name not in taken or taken[name].rpartition(":")[2] == str(port):
             return name
         count = 2
@@ -207,7 +219,7 @@ class Connection:
                 if not self._lend(self.hostname, host or "localhost", int(port or 0)):
                     self._lend(self.hostname, host or "localhost", 0)
                 name = "" if self.lender is None else self.lender.name
-                found = [ids for node, _, ids in self.raw.nodes() if node == name]
+                found = [ids for node, _, ids, _ in self.raw.nodes() if node == name]
                 segment, index = found[0][0], 0
             else:
                 taken = {0, *self.segments.values()}
@@ -230,21 +242,26 @@ class Connection:
 
     # ---- segments by name ----------------------------------------------------------------------
 
-    def nodes(self) -> dict[str, tuple[str, list[int]]]:
-        """Endpoint and segments of each name; a name may own several nodes."""
-        found: dict[str, tuple[str, list[int]]] = {}
-        for node, endpoint, segments in self.raw.nodes():
+    def segment_names(self) -> dict[int, str]:
+        """What each segment, on disks too, is called: as whoever lends it was set up."""
+        found: dict[int, str] = {}
+        for node, endpoint, memory, disks in self.raw.nodes():
             name = node.partition("#")[0]
-            known = found.setdefault(name, (endpoint, []))
-            known[1].extend(segments)
+            # A node that was started by its own name is known by its address.
+            host, _, port = name.rpartition(":")
+            shown = name if host and port.isdigit() else endpoint
+            found.update((segment, shown) for segment in (*memory, *disks))
         return found
 
     def segment_ids(self, names: Sequence[str]) -> list[int]:
-        """The segments of these names; unknown ones are left out."""
+        """The segments of memory of these names; unknown names are left out."""
         now = time.monotonic()
         if now >= self._names_until or any(name not in self._names for name in names):
-            self._names = {name: segments for name, (_, segments) in self.nodes().items()}
-            self._names_until = now + NAMES_SECONDS
+            # A name may own several nodes.
+            found: dict[str, list[int]] = {}
+            for node, _, memory, _ in self.raw.nodes():
+                found.setdefault(node.partition("#")[0], []).extend(memory)
+            self._names, self._names_until = found, now + NAMES_SECONDS
         return [segment for name in names for segment in self._names.get(name, ())]
 
     # ---- keys that this store wrote ------------------------------------------------------------

@@ -11,7 +11,17 @@ import mooncrate
 from mooncrate._native import BufferHandle
 
 from ._base import Key, StoreBase, errors_of, key_list, picked
-from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, REPLICA_IS_NOT_READY, code_of, log, say
+from ._codes import (
+    INVALID_PARAMS,
+    OBJECT_NOT_FOUND,
+    OK,
+    REPLICA_IS_NOT_READY,
+    code_of,
+    log,
+    say,
+    tell,
+)
+from ._connection import raw_key
 from ._replicate import ReplicateConfig, checked
 
 _DEFAULT = ReplicateConfig()
@@ -173,11 +183,10 @@ class CopyingCalls(StoreBase):
         except mooncrate.Error as error:
             say("get", error)
             return [None] * len(keys)
-        for place, one in enumerate(found):
-            if isinstance(one, mooncrate.Error):
-                say(f"get of {keys[place]!r}", one)
-                found[place] = None
-        return found
+        failed = [(place, one) for place, one in enumerate(found) if isinstance(one, mooncrate.Error)]
+        codes = {place: code_of(error) for place, error in failed}
+        tell("get", keys, [codes.get(place, OK) for place in range(len(found))], failed)
+        return [None if place in codes else one for place, one in enumerate(found)]
 
     # ---- lookups -------------------------------------------------------------------------------
 
@@ -241,7 +250,15 @@ class CopyingCalls(StoreBase):
             removed = live.store.remove_batch(keys, force=bool(force))
         except mooncrate.Error as error:
             return [say("remove", error)] * len(keys)
-        return [self._removal(one) for one in removed]
+        codes = [self._removal(one) for one in removed]
+        if codes.count(OK) > 1:
+            # A key named twice: its value went with the first, though its memory may not be free yet.
+            gone: set[bytes] = set()
+            for place, key in enumerate(map(raw_key, keys)):
+                if codes[place] == OK:
+                    codes[place] = OBJECT_NOT_FOUND if key in gone else OK
+                    gone.add(key)
+        return codes
 
     @staticmethod
     def _removal(removed: Any) -> int:

@@ -4,7 +4,9 @@ import os
 from collections.abc import Mapping
 
 DEFAULT_PATH = "/data/file_storage"
-DEFAULT_BYTES = "2000000000000"
+DEFAULT_BYTES = 2_000_000_000_000
+#: Of the file system, where nobody says how much may be used.
+SHARE = 0.9
 #: Variable there, option of a disk here.
 _OPTIONS = {
     "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "backend",
@@ -14,15 +16,46 @@ _OPTIONS = {
 }
 
 
-def disk(enabled: bool, path: str, variables: Mapping[str, str] = os.environ) -> str | None:
-    """The disk as `PATH=SIZE` with options; None if there shall be none."""
+#: Stores of one machine that may be given the same directory.
+SHARERS_MAX = 64
+_NO = ("0", "false", "off", "no")
+
+
+def is_named(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment names a directory, which a store then uses without being told to."""
+    refused = variables.get("MOONCAKE_OFFLOAD_ENABLED", "").lower() in _NO
+    return bool(variables.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH")) and not refused
+
+
+def _room(path: str) -> int:
+    """What may be used of the file system that a directory is in, or will be."""
+    while not os.path.exists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    try:
+        there = os.statvfs(path or ".")
+    except OSError:
+        # The node says what is wrong with it.
+        return DEFAULT_BYTES
+    return int(there.f_frsize * there.f_blocks * SHARE)
+
+
+def disk(
+    enabled: bool, path: str, variables: Mapping[str, str] = os.environ, *, sharer: int = 1
+) -> str | None:
+    """The disk as `PATH=SIZE` with options; None if there shall be none.
+
+    A directory belongs to one process, and engines give all of theirs the same one: the second and later
+    sharers have folders in it.
+    """
     if not enabled:
         return None
     path = path or variables.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH") or DEFAULT_PATH
+    if sharer > 1:
+        path = os.path.join(path, f"store-{sharer}")
     size = variables.get("MOONCAKE_BUCKET_MAX_TOTAL_SIZE") or variables.get(
         "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"
     )
-    text = f"{path}={size or DEFAULT_BYTES}"
+    text = f"{path}={size or min(DEFAULT_BYTES, _room(path))}"
     for name, option in _OPTIONS.items():
         value = variables.get(name, "").lower()
         if value and value != "none":

@@ -75,11 +75,20 @@ class DummyCalls(LifeCalls, ZeroCopyCalls):
             return 0
 
     def _register_region(self, live: Connection, address: int, size: int) -> int:
-        if not regions.is_whole(address, size):
+        if size <= 0 or not regions.holds(address, size):
             return INTERNAL_ERROR
-        # Again is fine: the region is shared from its beginning.
-        live.registry.add(address, size)
+        # Again is fine, and so is a part: engines register each of their pools inside one region.
+        if not live.registry.add(address, size) and live.registry.size_at(address) != size:
+            live.inside.add(address)
         return OK
+
+    def unregister_buffer(self, buffer_ptr: int) -> int:
+        """Forgets a range that begins there."""
+        live = self._live
+        if live is not None and buffer_ptr in live.inside:
+            live.inside.discard(buffer_ptr)
+            return OK
+        return super().unregister_buffer(buffer_ptr)
 
     def _usable(self, live: Connection, address: int, size: int) -> bool:
         if not is_memory(address, size):

@@ -80,11 +80,13 @@ class DiskDescriptor:
 
 @dataclass(frozen=True)
 class ReplicaDescriptor:
-    """A replica: where it is, and whether it can be read."""
+    """A replica: where it is, and whether it can be read. One on the disk of a store has neither descriptor:
+    its owner loads it for whoever asks."""
 
     status: ReplicaStatus
     _memory: MemoryDescriptor | None = None
     _disk: DiskDescriptor | None = None
+    _local_disk: bool = False
 
     def is_memory_replica(self) -> bool:
         return self._memory is not None
@@ -93,7 +95,7 @@ class ReplicaDescriptor:
         return self._disk is not None
 
     def is_local_disk_replica(self) -> bool:
-        return False
+        return self._local_disk
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
         if self._memory is None:

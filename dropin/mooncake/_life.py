@@ -113,6 +113,7 @@ class LifeCalls(StoreBase):
             except (NotReached, mooncrate.Error, OSError, ValueError) as error:
                 log.error("setup: %s", error)
                 code = code_of(error) if isinstance(error, mooncrate.Error) else RPC_FAIL
+                code = INVALID_PARAMS if isinstance(error, Refused) else code
                 # Callers tell the two apart by whether they chose a port themselves.
                 chosen = name.rpartition(":")[2].isdigit()
                 return INVALID_PARAMS if chosen or code == INVALID_PARAMS else INTERNAL_ERROR

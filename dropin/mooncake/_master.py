@@ -20,7 +20,7 @@ from ._flags import (
 )
 from ._programs import OPEN_IT, OWN, credentials, guarded, insecure, is_loopback, join, run
 
-NO_DISK = "disks belong to the clients that lend them (--enable_offload of mooncake_client)"
+NO_DISK = "disks belong to the clients that lend them, and so do their limits (MOONCAKE_OFFLOAD_…)"
 NO_SNAPSHOT = "a new master learns what there is from the nodes; no snapshot is needed"
 NO_EVENTS = "events of keys are not published"
 NO_OPLOG = "a new master learns what there is from the nodes; there is no log of operations"
@@ -62,16 +62,16 @@ FLAGS = (
     Flag("enable_metadata_cleanup_on_timeout", boolean, False, "nothing hangs on the metadata"),
     Flag("memory_allocator", choice("offset", "cachelib"), "offset", "there is one allocator"),
     Flag("allocation_strategy", choice(*STRATEGIES, "ssd_free_ratio_first", "cxl"), "random"),
-    Flag("enable_offload", boolean, False, NO_DISK),
-    Flag("offload_on_evict", boolean, False, NO_DISK),
+    Flag("enable_offload", boolean, False),
+    Flag("offload_on_evict", boolean, False),
     Flag("offload_force_evict", boolean, False, NO_DISK),
     Flag("offloading_queue_limit", count, 50_000, NO_DISK),
     Flag("offload_cap_ratio", ratio, 0.5, NO_DISK),
-    Flag("promotion_on_hit", boolean, False, NO_DISK),
-    Flag("promotion_admission_threshold", count, 2, NO_DISK),
+    Flag("promotion_on_hit", boolean, False),
+    Flag("promotion_admission_threshold", whole(0, (1 << 32) - 1), 2),
     Flag("promotion_queue_limit", count, 50_000, NO_DISK),
     Flag("promotion_max_per_heartbeat", count, 1, NO_DISK),
-    Flag("root_fs_dir", str, "", NO_DISK),
+    Flag("root_fs_dir", str, ""),
     Flag("cluster_id", str, "mooncake_cluster"),
     Flag("global_file_segment_size", amount, (1 << 63) - 1, NO_DISK),
     Flag("enable_disk_eviction", boolean, True, NO_DISK),
@@ -181,6 +181,30 @@ def _eviction(values: Values) -> list[str]:
     return ["--evict-above", f"{above / 10:.1f}%", "--evict-to", f"{to / 10:.1f}%"]
 
 
+def _disks(values: Values) -> list[str]:
+    """When values go to the disks of clients, and when they come back. What nobody says is our own rule."""
+    command = []
+    folder = values["root_fs_dir"]
+    if folder:
+        values.warnings.append(
+            f"--root_fs_dir={folder}: values go to disks, but not all to one directory: each client that "
+            "lends memory names its own (ssd_offload_path, or MOONCAKE_OFFLOAD_FILE_STORAGE_PATH)"
+        )
+    if values["enable_offload"] or folder:
+        command += ["--offload", "evict" if values["offload_on_evict"] else "eager"]
+    elif values.was_given("enable_offload"):
+        command += ["--offload", "off"]
+    elif values["offload_on_evict"]:
+        values.warnings.append("--offload_on_evict says nothing without --enable_offload")
+    if values["promotion_on_hit"]:
+        command += ["--promote-reads", str(max(values["promotion_admission_threshold"], 1))]
+    elif values.was_given("promotion_on_hit"):
+        command.append("--no-promote")
+    elif values.was_given("promotion_admission_threshold"):
+        values.warnings.append("--promotion_admission_threshold says nothing without --promotion_on_hit")
+    return command
+
+
 def _election(values: Values) -> list[str]:
     if not values["enable_ha"]:
         return []
@@ -220,7 +244,7 @@ def translate(values: Values) -> tuple[list[str], list[str]]:
     # A lease of no time is none: the shortest there is.
     command += ["--lease-ttl", f"{max(values['default_kv_lease_ttl'], 1)}ms"]
     command += ["--put-timeout", f"{values['put_start_discard_timeout_sec']}s"]
-    command += _eviction(values) + _strategy(values) + _election(values)
+    command += _eviction(values) + _disks(values) + _strategy(values) + _election(values)
     if values.was_given("max_threads") or values["rpc_thread_num"]:
         threads = values["rpc_thread_num"] or values["max_threads"]
         # More threads than cores only get in each other's way.

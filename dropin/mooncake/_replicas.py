@@ -147,19 +147,15 @@ class ReplicaCalls(StoreBase):
             return {}
         try:
             found = live.raw.places(keys, hold=True)
-            endpoints = self._endpoints(live) if any(isinstance(f, list) for f in found) else {}
+            names = live.segment_names() if any(isinstance(f, list) for f in found) else {}
         except mooncrate.Error as error:
             say("get_replica_desc", error)
             return {}
         return {
-            _text(key): _descriptors(places, endpoints)
+            _text(key): _descriptors(places, names)
             for key, places in zip(keys, found, strict=True)
             if isinstance(places, list)
         }
-
-    @staticmethod
-    def _endpoints(live: Connection) -> dict[int, str]:
-        return {id_: endpoint for endpoint, ids in live.nodes().values() for id_ in ids}
 
     def batch_replica_clear(self, keys: Sequence[Key], segment_name: str = "") -> list[str]:
         """Removes values that this store wrote and nobody looked at lately; which of them went."""
@@ -258,15 +254,18 @@ def _text(key: Key) -> str:
 
 
 def _descriptors(
-    places: list[tuple[int, int, int, int]], endpoints: dict[int, str]
+    places: list[tuple[int, int, int, int, str]], names: dict[int, str]
 ) -> list[ReplicaDescriptor]:
-    """One descriptor per copy. Of a value in stripes the first stripe of each copy stands for all."""
-    size = sum({stripe: count for _, _, count, stripe in places}.values())
-    return [
-        ReplicaDescriptor(
-            ReplicaStatus.COMPLETE,
-            MemoryDescriptor(Descriptor(size, offset, endpoints.get(segment, ""))),
-        )
-        for segment, offset, _, stripe in places
-        if stripe == 0
-    ]
+    """One descriptor per copy, those in memory first: callers take the first for where the value is. Of a
+    value in stripes the first stripe of each copy stands for all."""
+    size = sum({stripe: count for _, _, count, stripe, _ in places}.values())
+    memory, disks = [], []
+    for segment, offset, _, stripe, medium in places:
+        if stripe > 0:
+            continue
+        if medium == "ssd":
+            disks.append(ReplicaDescriptor(ReplicaStatus.COMPLETE, _local_disk=True))
+        else:
+            at = MemoryDescriptor(Descriptor(size, offset, names.get(segment, "")))
+            memory.append(ReplicaDescriptor(ReplicaStatus.COMPLETE, at))
+    return memory + disks

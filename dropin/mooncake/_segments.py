@@ -88,9 +88,9 @@ class SegmentCalls(StoreBase):
         return self.unmount_segment(segment_ids, grace_period_seconds)
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
-        """There is no disk tier: nothing is to be done."""
+        """The disk of a store goes with the store, and its values are others' until then: nothing is done."""
         return OK if self._connected() is not None else INTERNAL_ERROR
 
     def get_offload_rpc_read_count(self) -> int:
-        """Reads served from the disk of another process: none."""
+        """Reads served from the disk of another process: they are not counted here."""
         return 0

@@ -6,8 +6,9 @@ from typing import Any
 import mooncrate
 
 from ._base import Key, StoreBase, errors_of, key_list, lengths_differ, picked
-from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, code_of, log, say
+from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, Failed, code_of, say, tell
 from ._connection import Connection
+from ._dead import miss_the_dead
 from ._memory import is_memory, length, pointer
 from ._replicate import ReplicateConfig, checked
 
@@ -221,11 +222,15 @@ class ZeroCopyCalls(StoreBase):
             return self._get_pieces(keys, addresses, [[size] for size in sizes], exact=False)
         try:
             door = live.door(sum(sizes))
-            codes, failed = door.get_flat(keys, buffer_ptrs, sizes, live.registry, _GET_CODES)
+            codes, errors = door.get_flat(keys, buffer_ptrs, sizes, live.registry, _GET_CODES)
         except mooncrate.Error as error:
             return [say("get", error)] * len(keys)
-        for place, error in (failed or {}).items():
-            codes[place] = self._got(keys[place], error)
+        if errors:
+            failed = list(errors.items())
+            for place, error in failed:
+                codes[place] = code_of(error)
+            miss_the_dead(live, keys, codes)
+            tell("get", keys, codes, failed)
         return codes
 
     def batch_get_into_multi_buffers(
@@ -265,18 +270,21 @@ class ZeroCopyCalls(StoreBase):
             )
         except mooncrate.Error as error:
             return [say("get", error)] * len(keys)
+        failed: Failed = []
         for place, one in zip(good, got, strict=True):
-            codes[place] = self._got(keys[place], one)
+            codes[place] = self._got(place, one, failed)
+        if failed:
+            miss_the_dead(live, keys, codes)
+            tell("get", keys, codes, failed)
         return codes
 
     @staticmethod
-    def _got(key: Key, got: Any) -> int:
+    def _got(place: int, got: Any, failed: Failed) -> int:
         if got is None:
             return OBJECT_NOT_FOUND
         if isinstance(got, mooncrate.Error):
-            code = code_of(got)
-            log.warning("get of %r: %s (%d)", key, got, code)
-            return code
+            failed.append((place, got))
+            return code_of(got)
         return int(got)
 
 

@@ -124,12 +124,15 @@ def make_store(request):
     """Makes stores, and closes them: `make_store(segment=…, buffer=…, master=…)`."""
     made = []
 
-    def make(segment=64 * MIB, buffer=16 * MIB, *, host="localhost", master=None, kind=None, **more):
+    def make(
+        segment=64 * MIB, buffer=16 * MIB, *,
+        host="localhost", metadata="P2PHANDSHAKE", master=None, kind=None, **more,
+    ):
         from mooncake.store import MooncakeDistributedStore
 
         master = master or request.getfixturevalue("master")
         store = (kind or MooncakeDistributedStore)()
-        arguments = (host, "P2PHANDSHAKE", segment, buffer, "tcp", "ibp6s0", master.address)
+        arguments = (host, metadata, segment, buffer, "tcp", "ibp6s0", master.address)
         assert store.setup(*arguments, **more) == 0
         made.append(store)
         return store

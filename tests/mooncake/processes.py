@@ -35,10 +35,16 @@ def free_ports(count):
             probe.close()
 
 
+# The programs of the package that the drop-in stands in for, when its own tests are held against it.
+THEIRS = os.environ.get("MOONCAKE_MASTER", "")
+
+
 def command(script, *flags):
     """How a console script is run, or a module by its name."""
     if script not in SCRIPTS:
         return [sys.executable, "-X", "faulthandler", "-m", script, *flags]
+    if THEIRS:
+        return [str(pathlib.Path(THEIRS).with_name(script)), *flags]
     code = f"import sys; from {SCRIPTS[script]} import main; sys.exit(main())"
     return [sys.executable, "-X", "faulthandler", "-c", code, *flags]
 
@@ -93,7 +99,7 @@ class Program:
         """Ends it by a signal; it must end well, and its ports must be free."""
         try:
             self.process.send_signal(by)
-            assert self.process.wait(PATIENCE) == 0, self.log
+            assert self.process.wait(PATIENCE) == 0 or THEIRS, self.log
             for port in self.ports:
                 with socket.socket() as probe:
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -198,7 +204,8 @@ class Cluster:
         def make():
             self.port, self.admin = free_ports(2)
             ports = (self.port, self.admin)
-            where = (f"--rpc_port={self.port}", f"--metrics_port={self.admin}", "--new_cluster=true")
+            where = [f"--rpc_port={self.port}", f"--metrics_port={self.admin}"]
+            where += [] if THEIRS else ["--new_cluster=true"]
             return Program(folder, "mooncake_master", *where, *flags, ports=ports, **variables)
 
         self.master = start_retrying(make)

@@ -45,9 +45,8 @@ def test_a_dummy_store_wants_shared_memory(dummy):
     allocator = MooncakeHostMemAllocator()
     region, heap = allocator.alloc(MIB), memory(4096)
     assert dummy.register_buffer(region, MIB) == 0 and dummy.register_buffer(region, MIB) == 0
-    assert dummy.register_buffer(region, MIB // 2) == -1
-    assert dummy.register_buffer(region + 4096, MIB - 4096) == -1
     assert dummy.register_buffer(heap.ptr, heap.size) == -1
+    assert dummy.register_buffer(region, MIB + 4096) == -1
     assert dummy.put_from("dummy/region", region, 1000) == 0
     assert dummy.get_into("dummy/region", region + 5000, 1000) == 1000
     assert dummy.put_from("dummy/heap", heap.ptr, 1000) == -600
@@ -59,6 +58,24 @@ def test_a_dummy_store_wants_shared_memory(dummy):
     assert pool > 0 and dummy.register_buffer(pool, 8192) == 0
     assert dummy.put_from("dummy/pool", pool, 8192) == 0
     assert allocator.free(region) == 0
+
+
+def test_parts_of_a_region_can_be_registered(dummy):
+    # The published package answers -1; engines register each of their pools inside one region.
+    region = MooncakeHostMemAllocator().alloc(MIB)
+    first, second = region + 4096, region + MIB // 2
+    assert dummy.register_buffer(first, 8192) == 0 and dummy.register_buffer(first, 8192) == 0
+    assert dummy.register_buffer(second, MIB // 2) == 0
+    assert dummy.register_buffer(second, MIB // 2 + 1) == -1
+    assert dummy.put_from("dummy/part", first, 8192) == 0
+    assert dummy.get_into("dummy/part", second, 8192) == 8192
+    assert dummy.get_into_ranges([second], [["dummy/part"]], [[[0]]], [[[1]]], [[[9]]]) == [[[9]]]
+    # Beside the whole they count, too.
+    assert dummy.unregister_buffer(second) == 0 and dummy.unregister_buffer(second) == -600
+    assert dummy.unregister_buffer(first) == 0 and dummy.register_buffer(region, MIB) == 0
+    assert dummy.register_buffer(first, 8192) == 0 and dummy.register_buffer(region, 8192) == 0
+    assert dummy.unregister_buffer(first) == 0 and dummy.unregister_buffer(first) == -600
+    assert [dummy.unregister_buffer(region) for _ in range(3)] == [0, 0, -600]
 
 
 @pytest.mark.check(51)

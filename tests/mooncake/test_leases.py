@@ -61,6 +61,16 @@ def test_batches_of_removes(store):
     assert store.batch_remove(keys, force=True) == [0, -704, 0]
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_key_named_twice_is_removed_once(store, force):
+    assert store.put_batch(["twice/a", "twice/b"], [b"1", b"2"]) == 0
+    keys = ["twice/a", "twice/a", "twice/missing", "twice/b", b"twice/a"]
+    assert store.batch_remove(keys, force) == [0, -704, -704, 0, -704]
+    assert store.put("twice/a", b"1") == 0 and store.is_exist("twice/a") == 1
+    assert store.batch_remove(["twice/a"] * 2) == [-706, -706]
+    assert store.batch_remove(["twice/a"] * 2, True) == [0, -704]
+
+
 @pytest.mark.check(20)
 def test_removing_all(store):
     store.put_batch([f"all/{n}" for n in range(5)], [b"x"] * 5)

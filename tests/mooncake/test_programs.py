@@ -94,11 +94,11 @@ def test_flags_without_effect_say_so_once_and_only_if_they_ask_for_something():
     quiet = master_values("--enable_offload=false", "--logtostderr", "--v=2", "--minloglevel", "0")
     assert quiet.warnings == []
     values = master_values(
-        "--enable_offload=true", "--root_fs_dir=/x", "--oplog_dir=/y", "--cxl_path", "z"
+        "--offload_force_evict=true", "--quota_bytes=7", "--oplog_dir=/y", "--cxl_path", "z"
     )
     assert len(values.warnings) == 4
     for name, warning in zip(
-        ("oplog_dir", "cxl_path", "enable_offload", "root_fs_dir"), values.warnings
+        ("oplog_dir", "cxl_path", "offload_force_evict", "quota_bytes"), values.warnings
     ):
         assert f"--{name} has no effect" in warning
 
@@ -276,7 +276,7 @@ def test_a_client_becomes_a_node():
         ("--global_segment_size=many", "a size is wanted"),
         ("--global_segment_size=50%", "a size is wanted"),
         ("--global_segment_size=0", "lends nothing"),
-        ("--protocol=rdma", "tcp"),
+        ("--protocol=pigeon", "tcp"),
         ("--host=192.0.2.1", "credentials"),
     ],
 )

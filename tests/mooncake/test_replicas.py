@@ -5,6 +5,7 @@ import time
 import pytest
 from conftest import MIB, PATIENCE, after_lease
 from mooncake.store import ReplicateConfig, TaskStatus, TaskType
+from processes import Program, free_ports
 
 
 def config(**wishes):
@@ -36,6 +37,31 @@ def finished(store, task):
 def two(store, make_store):
     """Two stores with memory."""
     return store, make_store()
+
+
+def test_names_of_segments_stay_as_given(make_store, tmp_path):
+    """A metadata server, because without one the published package shows a port of its own choice."""
+    (port,) = free_ports(1)
+    metadata = f"http://127.0.0.1:{port}/metadata"
+    flags = (f"--port={port}", "--host=127.0.0.1")
+    with Program(tmp_path, "mooncake_http_metadata_server", *flags, ports=(port,)):
+        names = [f"localhost:{port}" for port in free_ports(2)]
+        first, second = (make_store(host=name, metadata=metadata) for name in names)
+        assert [first.get_hostname(), second.get_hostname()] == names
+        assert first.put("names/a", b"value", config(preferred_segment=names[0])) == 0
+        assert endpoints(second, "names/a") == [names[0]]
+        task, code = second.create_copy_task("names/a", [names[1]])
+        assert code == 0 and finished(second, task).status == TaskStatus.SUCCESS
+        assert endpoints(second, "names/a") == sorted(names)
+        assert first.remove("names/a", force=True) == 0
+        assert first.put("names/b", b"value", config(preferred_segment=names[0])) == 0
+        task, code = first.create_move_task("names/b", *names)
+        assert code == 0 and finished(first, task).status == TaskStatus.SUCCESS
+        assert endpoints(second, "names/b") == [names[1]] and first.get("names/b") == b"value"
+        # Another way to write the same place is another name.
+        elsewhere = names[1].replace("localhost", "127.0.0.1")
+        assert first.create_copy_task("names/b", [elsewhere]) == ((0, 0), -600)
+        first.close(), second.close()
 
 
 @pytest.mark.check(37)

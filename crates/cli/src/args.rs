@@ -254,6 +254,9 @@ pub(crate) struct MasterFlags {
     /// Leave what is read from disks repeatedly on disks
     #[arg(long)]
     pub(crate) no_promote: bool,
+    /// Bring what is on disks only back into memory at this read of it [default: 2]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) promote_reads: Option<String>,
 }
 
 /// What a master offers to programs that were written for Mooncake.

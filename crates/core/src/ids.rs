@@ -86,20 +86,23 @@ pub const TENANT_BYTES_MAX: usize = 64;
 
 /// Why a text names no tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a tenant's name has 1 to {TENANT_BYTES_MAX} of a-z, 0-9, - and _; choose another one")]
+#[error(
+    "a tenant's name has 1 to {TENANT_BYTES_MAX} of A-Z, a-z, 0-9, - and _; choose another one"
+)]
 pub struct BadTenant;
 
 impl TenantId {
     /// Everybody without a tenant of their own.
     pub const DEFAULT: Self = Self(0);
 
-    /// The tenant of this name; the empty name is the default tenant. A name that hashes to the
-    /// default tenant is refused, because its keys would be everybody's.
+    /// The tenant of this name; the empty name is the default tenant. Names are compared byte by byte:
+    /// `Acme` and `acme` are two tenants. A name that hashes to the default tenant is refused, because
+    /// its keys would be everybody's.
     pub fn named(name: &str) -> Result<Self, BadTenant> {
         if name.is_empty() {
             return Ok(Self::DEFAULT);
         }
-        let fits = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         if name.len() > TENANT_BYTES_MAX || !name.bytes().all(fits) {
             return Err(BadTenant);
         }
@@ -211,7 +214,8 @@ mod tests {
         let acme = TenantId::named("acme").unwrap();
         assert_ne!(acme, TenantId::DEFAULT);
         assert_ne!(acme, TenantId::named("acme-2").unwrap());
-        for bad in ["Acme", "a b", "a.b", "a/b", "é", &"x".repeat(65)] {
+        assert_ne!(acme, TenantId::named("Acme").unwrap(), "the case of letters counts");
+        for bad in ["a b", "a.b", "a/b", "é", &"x".repeat(65)] {
             assert_eq!(TenantId::named(bad), Err(BadTenant), "{bad}");
         }
     }

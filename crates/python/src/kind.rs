@@ -9,6 +9,7 @@ use mooncrate_core::error::{CopyError, GetError, PutError, RemoveError};
 use mooncrate_node::NodeError;
 use mooncrate_transfer::TransferError;
 use mooncrate_wire::{CallError, DataError, RefusalCode};
+use std::io::ErrorKind;
 
 /// The word for an error.
 pub(crate) fn kind(error: &Error) -> &'static str {
@@ -23,6 +24,9 @@ pub(crate) fn kind(error: &Error) -> &'static str {
             DeviceError::NoRoom { .. } => "no pinned room",
         },
         Error::Node(NodeError::Memory(_)) => "too large",
+        Error::Node(NodeError::Disk { source, .. }) if source.kind() == ErrorKind::ResourceBusy => {
+            "disk in use"
+        }
         Error::Node(_) => "node",
         Error::Election(_) => "election",
         Error::Io { .. } => "io",

@@ -44,6 +44,11 @@ impl Ranges {
         self.0.lock().remove(&address).is_some()
     }
 
+    /// Bytes of the range that begins there; 0 if none does.
+    fn size_at(&self, address: usize) -> usize {
+        self.0.lock().get(&address).map_or(0, |range| range.size)
+    }
+
     /// Bytes that can be written from an address to the end of its range; 0 if it is in none.
     fn left(&self, address: usize) -> usize {
         self.known(address, true)

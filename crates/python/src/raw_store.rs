@@ -20,16 +20,17 @@ use mooncrate::{Error, Looked};
 use mooncrate_core::SegmentId;
 use mooncrate_core::ids::GroupId;
 use mooncrate_core::limits::{BATCH_ITEMS_MAX, LEASE_MS_MAX};
+use mooncrate_core::plan::Medium;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::time::Duration;
 
-/// A place of one stripe of a value: segment, offset in it, bytes of the stripe, number of the stripe.
-type Place = (u64, u64, u64, u8);
+/// A place of one stripe of a value: segment, offset in it, bytes of the stripe, number of the stripe, medium.
+type Place = (u64, u64, u64, u8, &'static str);
 
-/// A node: its name, where it serves, its segments.
-type NodeRow = (String, String, Vec<u64>);
+/// A node: its name, where it serves, its segments of memory, its disks.
+type NodeRow = (String, String, Vec<u64>, Vec<u64>);
 
 /// The raw door of a store.
 #[pyclass(module = "mooncrate._native", frozen)]
@@ -203,7 +204,7 @@ impl Raw {
             Looked::At(located) => {
                 let place = |at: &mooncrate_core::plan::Locator| -> Place {
                     let bytes = located.striping.stripe_len(at.stripe);
-                    (at.segment.0, at.extent.offset(), bytes, at.stripe)
+                    (at.segment.0, at.extent.offset(), bytes, at.stripe, at.segment.medium().name())
                 };
                 located.replicas.iter().map(place).collect::<Vec<_>>().into_py_any(py)
             }
@@ -216,8 +217,11 @@ impl Raw {
     fn nodes(&self, py: Python<'_>) -> PyResult<Vec<NodeRow>> {
         let entries = self.store.get().call(py, mooncrate::Store::nodes)?;
         let row = |entry: mooncrate::NodeEntry| {
-            let segments = entry.segments.iter().map(|(segment, _)| segment.0).collect();
-            (entry.info.name, entry.info.tcp, segments)
+            let (disks, memory): (Vec<SegmentId>, Vec<SegmentId>) = (entry.segments.iter())
+                .map(|(segment, _)| *segment)
+                .partition(|segment| segment.medium() == Medium::Ssd);
+            let ids = |all: Vec<SegmentId>| all.into_iter().map(|segment| segment.0).collect();
+            (entry.info.name, entry.info.tcp, ids(memory), ids(disks))
         };
         Ok(entries.into_iter().map(row).collect())
     }

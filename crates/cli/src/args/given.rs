@@ -39,6 +39,7 @@ impl Flags {
         self.text("--offload", "offload", flags.offload.as_ref());
         self.text("--offload-above", "offload_above", flags.offload_above.as_ref());
         self.switch("--no-promote", "promote", flags.no_promote, false);
+        self.text("--promote-reads", "promote_reads", flags.promote_reads.as_ref());
     }
 
     fn mooncake_master(&mut self, flags: &MooncakeMaster) {

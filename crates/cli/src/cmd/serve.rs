@@ -281,6 +281,7 @@ fn master_options(
             offload: settings.offload.policy,
             offload_permille: settings.offload.above,
             promote: settings.offload.promote,
+            promote_reads: settings.offload.promote_reads,
             ..catalog::Config::default()
         },
         workers: settings.workers,

@@ -53,6 +53,8 @@ pub(crate) struct OffloadSettings {
     pub(crate) above: u32,
     /// Whether what is read from disks repeatedly comes back into memory.
     pub(crate) promote: bool,
+    /// At which read.
+    pub(crate) promote_reads: u32,
 }
 
 /// What the commands start from.
@@ -242,6 +244,7 @@ fn offload(layers: &Layers) -> OffloadSettings {
         policy: layers.value("offload").parse().expect(CHECKED),
         above: permille(layers.value("offload_above")).expect(CHECKED),
         promote: switch(layers.value("promote")).expect(CHECKED),
+        promote_reads: count(layers.value("promote_reads")).expect(CHECKED),
     }
 }
 

@@ -103,7 +103,7 @@ impl Catalog {
         self.counters.hits += 1;
         if self.only_on_disk(self.objects.entry(id)) {
             self.counters.hits_disk += 1;
-            self.read_from_disk(now, id);
+            self.read_from_disk(now, id, 1);
         } else if self.all_in_vram(self.objects.entry(id)) {
             self.counters.hits_vram += 1;
         }

@@ -135,6 +135,8 @@ pub struct Config {
     pub offload_bytes_per_disk_max: u64,
     /// Whether what is read from disks repeatedly comes back into memory.
     pub promote: bool,
+    /// Reads of a value on disks, each within a minute of the one before, that bring it back; 1: the first.
+    pub promote_reads: u32,
     /// Seeds placement.
     pub seed: u64,
     /// What put tokens are made from. A master draws it when it starts; here it is all zeros, for tests.
@@ -168,6 +170,7 @@ impl Default for Config {
             offloads_per_disk_max: 128,
             offload_bytes_per_disk_max: 64 << 20,
             promote: true,
+            promote_reads: 2,
             seed: 0,
             token_key: TokenKey::default(),
         }

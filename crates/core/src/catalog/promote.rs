@@ -1,7 +1,7 @@
 //! promote: what is on disks only and is read again comes back into memory.
 //!
-//! One read of a cold value is no reason to move it: it is remembered in a small table, and the second
-//! read within [`WINDOW`] admits it. A copy goes to the memory of the node whose disk has the value, or to
+//! One read of a cold value is no reason to move it: it is remembered in a small table, and the
+//! [`super::Config::promote_reads`]th read admits it, if each came within [`WINDOW`] of the one before. A copy goes to the memory of the node whose disk has the value, or to
 //! any other, where it takes no room that puts would miss. Where memory is full, the coldest objects make
 //! room, but only those that are not lost by it: a promotion never drops anything.
 
@@ -33,8 +33,17 @@ const VICTIMS_MAX: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Promotions {
     /// By the hash of the key; made at the first use.
-    seen: Vec<(ObjectId, Now)>,
+    seen: Vec<Seen>,
     wanted: VecDeque<Wanted>,
+}
+
+/// Reads of one object.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    object: ObjectId,
+    /// How many there were, not yet enough.
+    reads: u32,
+    last: Now,
 }
 
 /// An object that shall come into memory.
@@ -47,8 +56,8 @@ struct Wanted {
 }
 
 impl Catalog {
-    /// An object was read of which some part is on disks only.
-    pub(super) fn read_from_disk(&mut self, now: Now, id: EntryId) {
+    /// An object was read so often, of which some part is on disks only.
+    pub(super) fn read_from_disk(&mut self, now: Now, id: EntryId, reads: u32) {
         if !self.config.promote {
             return;
         }
@@ -56,14 +65,16 @@ impl Catalog {
         let object = entry.object;
         let Promotions { seen, wanted } = &mut self.promotions;
         if seen.is_empty() {
-            *seen = vec![(ObjectId::default(), Now(0)); SEEN];
+            *seen = vec![Seen::default(); SEEN];
         }
         let place = &mut seen[entry.hash as usize % SEEN];
-        if place.0 != object || now.since(place.1) > WINDOW {
-            *place = (object, now);
+        let known = place.object == object && now.since(place.last) <= WINDOW;
+        let reads = reads.saturating_add(if known { place.reads } else { 0 });
+        if reads < self.config.promote_reads {
+            *place = Seen { object, reads, last: now };
             return;
         }
-        *place = (ObjectId::default(), Now(0));
+        *place = Seen::default();
         if wanted.len() < WANTED_MAX {
             wanted.push_back(Wanted { id, object, tries: 0, at: now });
         }
@@ -93,7 +104,8 @@ impl Catalog {
             } else if !ended {
                 // Given up; the next read admits it again.
                 let place = self.objects.entry(one.id).hash as usize % SEEN;
-                self.promotions.seen[place] = (one.object, now);
+                let reads = self.config.promote_reads.saturating_sub(1);
+                self.promotions.seen[place] = Seen { object: one.object, reads, last: now };
             }
         }
     }

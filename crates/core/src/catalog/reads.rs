@@ -86,10 +86,7 @@ impl Catalog {
                 self.was_read(now, id);
             }
             if self.only_on_disk(self.objects.entry(id)) {
-                // Two reads promote, however many are told at once.
-                for _ in 0..mark.reads.min(2) {
-                    self.read_from_disk(now, id);
-                }
+                self.read_from_disk(now, id, mark.reads);
             } else {
                 self.heat_counts(id, mark.reads);
             }

@@ -293,6 +293,25 @@ fn what_is_read_twice_comes_back_into_memory() {
     }
 }
 
+/// How many reads it takes is a setting: from the first on, or only what is read often.
+#[test]
+fn the_reads_that_bring_a_value_back_can_be_set() {
+    for promote_reads in [1, 4] {
+        let mut rig = Rig::with(Config { promote_reads, ..config(Offload::Eager) }, 1);
+        rig.put(ms(1), b"key");
+        rig.settle(ms(1));
+        rig.catalog.drop_copy(ms(2), b"key", memory(1)).unwrap();
+        rig.obey(ms(2));
+        for read in 1..=promote_reads {
+            assert_eq!(rig.catalog.counters().promoted, 0, "before read {read}");
+            assert_eq!(rig.located(ms(3), b"key"), [Medium::Ssd]);
+            rig.settle(ms(3));
+        }
+        assert_eq!(rig.catalog.counters().promoted, 1);
+        assert_eq!(rig.located(ms(4), b"key"), [Medium::Dram, Medium::Ssd]);
+    }
+}
+
 /// In full memory the coldest make room, because the disk has them.
 #[test]
 fn a_promotion_takes_the_place_of_something_colder_and_drops_nothing() {
