@@ -6,7 +6,13 @@ from html import escape
 import stats
 from race import figures
 
-COLOURS = {"drop-in": "#0b6e4f", "native": "#5aa9a0", "Mooncake": "#d1802b", "Redis": "#a33b3b", "memcached": "#6b5b95"}
+COLOURS = {
+    "drop-in": "#0b6e4f",
+    "native": "#5aa9a0",
+    "Mooncake": "#d1802b",
+    "Redis": "#a33b3b",
+    "memcached": "#6b5b95",
+}
 LOST = "#c0392b"
 LEFT, WIDTH, BAR, LINE = 330, 1000, 7, 20
 FLOOR, CEILING = 1 / 8, 64
@@ -34,7 +40,9 @@ def draw(found: dict) -> str:
     total = height + 30 + more
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{total}" viewBox="0 0 {WIDTH} {total}" '
     opening += 'font-family="sans-serif" font-size="11">'
-    return "\n".join([opening, f'<rect width="{WIDTH}" height="{total}" fill="white"/>', *ratios, *scales, "</svg>", ""])
+    return "\n".join(
+        [opening, f'<rect width="{WIDTH}" height="{total}" fill="white"/>', *ratios, *scales, "</svg>", ""]
+    )
 
 
 def _text(x: float, y: float, words: str, anchor: str = "start", colour: str = "#222", size: int = 11) -> str:
@@ -48,7 +56,10 @@ def at(ratio: float) -> float:
 
 
 def _ratios(found: dict) -> tuple[list[str], int]:
-    lines, y = [_text(10, 20, "times as fast as Mooncake (drop-in dark, native light; red: behind)", size=14)], 44
+    lines, y = (
+        [_text(10, 20, "times as fast as Mooncake (drop-in dark, native light; red: behind)", size=14)],
+        44,
+    )
     top = y - 10
     for row in found["rows"]:
         seen = figures(row)
@@ -61,13 +72,18 @@ def _ratios(found: dict) -> tuple[list[str], int]:
             ends = sorted((at(1), at(ratio)))
             colour = LOST if ratio < 1 else COLOURS[side]
             top_of = y + place * (BAR + 1)
-            lines.append(f'<rect x="{ends[0]:.1f}" y="{top_of}" width="{max(1, ends[1] - ends[0]):.1f}" height="{BAR}" fill="{colour}"/>')
+            lines.append(
+                f'<rect x="{ends[0]:.1f}" y="{top_of}" width="{max(1, ends[1] - ends[0]):.1f}" height="{BAR}" fill="{colour}"/>'
+            )
             lines.append(_text(ends[1] + 4, top_of + BAR, f"{ratio:.2f}", size=8))
         y += LINE
     ratio = FLOOR
     while ratio <= CEILING:
         x = at(ratio)
-        lines.insert(1, f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{y}" stroke="{"#222" if ratio == 1 else "#ddd"}"/>')
+        lines.insert(
+            1,
+            f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{y}" stroke="{"#222" if ratio == 1 else "#ddd"}"/>',
+        )
         lines.append(_text(x, y + 12, f"{ratio:g} ×", "middle"))
         ratio *= 2
     return lines, y + 16
@@ -82,7 +98,11 @@ def _scales(found: dict, top: int) -> tuple[list[str], int]:
             shown.append((name, unit, series))
     if not shown:
         return [], 0
-    lines = [_text(10, top + 14, "what more threads bring: medians, with the slowest and the fastest round", size=14)]
+    lines = [
+        _text(
+            10, top + 14, "what more threads bring: medians, with the slowest and the fastest round", size=14
+        )
+    ]
     for place, (side, colour) in enumerate(COLOURS.items()):
         if side in found["sides"]:
             lines.append(_text(560 + place * 85, top + 14, f"● {side}", colour=colour))
@@ -114,9 +134,17 @@ def _panel(x: int, y: int, title: str, series: dict[str, list]) -> list[str]:
     def up(value: float) -> float:
         return y + 10 + high * (1 - value / most)
 
-    lines = [_text(x, y, title), f'<path d="M{x + 40},{y + 10}V{y + 10 + high}H{x + 50 + wide}" fill="none" stroke="#999"/>']
-    lines += [_text(x + 37, y + 18, f"{most:.3g}", "end", size=9), _text(x + 37, y + 12 + high, "0", "end", size=9)]
-    lines += [_text(across(threads), y + 24 + high, str(threads), "middle", size=9) for threads in (1, 2, 4, 8)]
+    lines = [
+        _text(x, y, title),
+        f'<path d="M{x + 40},{y + 10}V{y + 10 + high}H{x + 50 + wide}" fill="none" stroke="#999"/>',
+    ]
+    lines += [
+        _text(x + 37, y + 18, f"{most:.3g}", "end", size=9),
+        _text(x + 37, y + 12 + high, "0", "end", size=9),
+    ]
+    lines += [
+        _text(across(threads), y + 24 + high, str(threads), "middle", size=9) for threads in (1, 2, 4, 8)
+    ]
     for side, points in series.items():
         colour = COLOURS[side]
         path = " ".join(f"{across(threads):.1f},{up(median):.1f}" for threads, median, _, _ in points)
@@ -124,5 +152,7 @@ def _panel(x: int, y: int, title: str, series: dict[str, list]) -> list[str]:
         for threads, median, low, highest in points:
             place = across(threads)
             lines.append(f'<circle cx="{place:.1f}" cy="{up(median):.1f}" r="3" fill="{colour}"/>')
-            lines.append(f'<line x1="{place:.1f}" y1="{up(low):.1f}" x2="{place:.1f}" y2="{up(highest):.1f}" stroke="{colour}"/>')
+            lines.append(
+                f'<line x1="{place:.1f}" y1="{up(low):.1f}" x2="{place:.1f}" y2="{up(highest):.1f}" stroke="{colour}"/>'
+            )
     return lines

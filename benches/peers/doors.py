@@ -54,9 +54,7 @@ class Mooncake:
 
         self.memory, self.store = memory, MooncakeDistributedStore()
         more = {"enable_ssd_offload": True, "ssd_offload_path": disk} if disk else {}
-        code = self.store.setup(
-            "localhost", "P2PHANDSHAKE", segment, LOCAL_BUFFER, "tcp", "", master, **more
-        )
+        code = self.store.setup("localhost", "P2PHANDSHAKE", segment, LOCAL_BUFFER, "tcp", "", master, **more)
         if code:
             raise RuntimeError(f"setup answered {code}")
         code = self.store.register_buffer(memory.base, memory.size)
@@ -161,7 +159,11 @@ class Native:
             return (keys[0],)
         if call in ("batch_is_exist", "get_batch"):
             return (keys,)
-        memory = self.memory.view if call in ("put_from", "get_into", "batch_put_from", "batch_get_into") else self.memory.map
+        memory = (
+            self.memory.view
+            if call in ("put_from", "get_into", "batch_put_from", "batch_get_into")
+            else self.memory.map
+        )
         parts = [memory[place : place + size] for place, size in zip(places, sizes)]
         if call in ("put", "put_from", "get_into"):
             return keys[0], parts[0]

@@ -15,7 +15,7 @@ from race import note
 from sides import MIB, Cluster, Home, Side
 from tiers import at_once
 
-KEYS, SIZE = 32, 65536
+KEYS, SIZE = 64, 65536
 RESTART = 2.0
 STOPPED = 10.0
 DOOMED = 16 * MIB
@@ -37,7 +37,9 @@ def run(home: Home, sides: list[Side], quick: bool) -> dict[str, Any]:
     return found
 
 
-def _watched(cluster: Cluster, limit: float, least: float, fault: Callable[[], None], then: Callable[[], None]) -> dict:
+def _watched(
+    cluster: Cluster, limit: float, least: float, fault: Callable[[], None], then: Callable[[], None]
+) -> dict:
     """Has a caller watch while a fault is done, and `then` after it; what it saw."""
     caller = cluster.worker(slots=False)
     # By one that lends nothing itself, so that both owners get some.
@@ -58,7 +60,7 @@ def _watched(cluster: Cluster, limit: float, least: float, fault: Callable[[], N
 def summary(watched: dict, struck: float) -> dict:
     """What a caller saw from the moment of the fault on."""
     seen = [one for one in watched["seen"] if one[0] >= struck]
-    result: dict[str, Any] = {"limit": watched["limit"], "wrong": 0}
+    result: dict[str, Any] = {"limit": watched["limit"], "watched": watched["ended"] - struck, "wrong": 0}
     for what in ("get", "put"):
         bad = [one for one in seen if one[2].startswith(what) and one[3]]
         calls = [one[1] for one in seen if one[2].startswith(what)]

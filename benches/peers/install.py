@@ -24,11 +24,16 @@ LIBRARIES = {
     "Redis": ["libatomic1", "libjemalloc2", "liblzf1"],
     "memcached": ["libevent-2.1-7"],
 }
-SERVERS = {"Redis": ("redis-server", ["redis-tools", "redis-server"]), "memcached": ("memcached", ["memcached"])}
+SERVERS = {
+    "Redis": ("redis-server", ["redis-tools", "redis-server"]),
+    "memcached": ("memcached", ["memcached"]),
+}
 # Of the published wheel the race uses the store and the master. The rest is large and left out of a pack.
 UNUSED = ("transfer_engine_bench", "mooncake_client", "engine.so", "bin")
 # Of the C library's family; a machine has its own.
-OF_THE_SYSTEM = re.compile(r"^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|stdc\+\+|gcc_s)\.so.*|linux-vdso.*)$")
+OF_THE_SYSTEM = re.compile(
+    r"^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|stdc\+\+|gcc_s)\.so.*|linux-vdso.*)$"
+)
 PACK_MOST = 60 << 20
 
 
@@ -68,10 +73,21 @@ class Gather:
 
     def packages(self, site: str, wants: list[str]) -> None:
         """Packages for the Python of the race, which need not be this one."""
-        marks = [self.folder / site / f"{one.replace('-', '_').replace('==', '-')}.dist-info" for one in wants]
+        marks = [
+            self.folder / site / f"{one.replace('-', '_').replace('==', '-')}.dist-info" for one in wants
+        ]
         if all(mark.exists() for mark in marks):
             return
-        command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--upgrade"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--upgrade",
+        ]
         command += ["--root-user-action=ignore", "--target", self.folder / site, "--only-binary=:all:"]
         call(*command, "--python-version", self.version, *wants)
 
@@ -168,7 +184,9 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> None:
         write_tar(folder, target, set(about["missing"]))
         size = target.stat().st_size
         if size <= PACK_MOST:
-            print(f"{target}: {size / (1 << 20):.1f} MiB, for Python {about['python']}; without: {', '.join(about['missing']) or 'nothing'}")
+            print(
+                f"{target}: {size / (1 << 20):.1f} MiB, for Python {about['python']}; without: {', '.join(about['missing']) or 'nothing'}"
+            )
             return
     sys.exit(f"{target} has {size / (1 << 20):.1f} MiB, and {PACK_MOST >> 20} MiB are the most")
 
@@ -197,7 +215,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--ours", type=pathlib.Path, required=True, help="where cargo put the release builds")
-    parser.add_argument("--python", default=".".join(map(str, sys.version_info[:2])), help="of the machine that races")
+    parser.add_argument(
+        "--python", default=".".join(map(str, sys.version_info[:2])), help="of the machine that races"
+    )
     parser.add_argument("--pack", type=pathlib.Path)
     given = parser.parse_args()
     if not re.fullmatch(r"3\.1[1-9]", given.python):

@@ -100,8 +100,8 @@ class Bench:
             self.lap += 1
             numbers = self._numbers(row, stored, seconds - spent)
             plans = self._plans(row, prefix, numbers)
-            # First reads are counted out: everything that was stored for this round is read.
-            took, answers = section(function, plans, 60.0 if row.first else seconds - spent)
+            # First reads end with the keys that were stored for them, if the store is not far too slow for it.
+            took, answers = section(function, plans, 4 * seconds if row.first else seconds - spent)
             del plans
             spent += took
             made = sum(map(len, answers))
@@ -134,11 +134,15 @@ class Bench:
     def _numbers(self, row: Row, stored: int, seconds: float) -> list[list[list[int]]]:
         """For each thread and call the numbers of its keys."""
         if row.first:
-            return [[[number] for number in range(thread, stored, row.threads)] for thread in range(row.threads)]
+            return [
+                [[number] for number in range(thread, stored, row.threads)] for thread in range(row.threads)
+            ]
         per, found = self._per_thread(row, seconds), []
         if row.call in ASKING:
             lists = [[(one * row.batch + at) % stored for at in range(row.batch)] for one in range(LISTS)]
-            return [[lists[(one + thread * 7) % LISTS] for one in range(per)] for thread in range(row.threads)]
+            return [
+                [lists[(one + thread * 7) % LISTS] for one in range(per)] for thread in range(row.threads)
+            ]
         for thread in range(row.threads):
             first = thread * (per if row.puts else CALLS)
             starts = ((first + one) * row.batch for one in range(per))
@@ -146,14 +150,19 @@ class Bench:
                 found.append([[self.fresh + start + at for at in range(row.batch)] for start in starts])
             else:
                 # Another key in each slot than a lap ago.
-                found.append([[(start + at + self.lap * 7) % stored for at in range(row.batch)] for start in starts])
+                found.append(
+                    [[(start + at + self.lap * 7) % stored for at in range(row.batch)] for start in starts]
+                )
         if row.puts:
             self.fresh += per * row.threads * row.batch
         return found
 
     def _plans(self, row: Row, prefix: str, numbers: list) -> list[list[tuple]]:
         if row.call not in ASKING:
-            return [[self._plan(row, prefix, thread, place, one) for place, one in enumerate(of)] for thread, of in enumerate(numbers)]
+            return [
+                [self._plan(row, prefix, thread, place, one) for place, one in enumerate(of)]
+                for thread, of in enumerate(numbers)
+            ]
         made: dict[int, tuple] = {}
         for one in (one for of in numbers for one in of):
             if id(one) not in made:

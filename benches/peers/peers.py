@@ -33,14 +33,42 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], prog="./dev peers")
     parser.add_argument("--home", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--command", default="./dev peers", help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="under 2 minutes: the rows with goals, and short; not to be published")
-    parser.add_argument("--rows", default="", metavar="REGEX", help="only rows whose name has it, by the name of the table or of a goal")
-    parser.add_argument("--sides", default="", metavar="NAMES", help="peers, with commas: Mooncake, Redis, memcached")
-    parser.add_argument("--parts", default="", metavar="NAMES", help=f"some of {','.join(PARTS)}; with --rows only calls, unless told otherwise")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="under 2 minutes: the rows with goals, and short; not to be published",
+    )
+    parser.add_argument(
+        "--rows",
+        default="",
+        metavar="REGEX",
+        help="only rows whose name has it, by the name of the table or of a goal",
+    )
+    parser.add_argument(
+        "--sides", default="", metavar="NAMES", help="peers, with commas: Mooncake, Redis, memcached"
+    )
+    parser.add_argument(
+        "--parts",
+        default="",
+        metavar="NAMES",
+        help=f"some of {','.join(PARTS)}; with --rows only calls, unless told otherwise",
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=0, metavar="SECONDS", help="in which all shall end: rounds are made shorter for it, down to 0.08 s (530, quick 110)")
-    parser.add_argument("--objects", type=int, default=0, help="objects of the part memory (1000000, quick 50000)")
-    parser.add_argument("--out", type=pathlib.Path, help="where JSON, Markdown and SVG go; docs/bench, or target/peers/out for a part of the race")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="in which all shall end: rounds are made shorter for it, down to 0.08 s (530, quick 110)",
+    )
+    parser.add_argument(
+        "--objects", type=int, default=0, help="objects of the part memory (1000000, quick 50000)"
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        help="where JSON, Markdown and SVG go; docs/bench, or target/peers/out for a part of the race",
+    )
     return parser.parse_args()
 
 

@@ -26,7 +26,12 @@ class Process:
     """One program; what it says goes to a log."""
 
     def __init__(self, name: str, command: list, folder: pathlib.Path, environment: dict) -> None:
-        self.name, self.command, self.folder, self.environment = name, [*map(str, command)], folder, environment
+        self.name, self.command, self.folder, self.environment = (
+            name,
+            [*map(str, command)],
+            folder,
+            environment,
+        )
         self.log = folder / f"{name}.log"
         self.process: subprocess.Popen | None = None
         self.start()
@@ -109,7 +114,9 @@ class Wrong(RuntimeError):
 class Worker(Process):
     """`worker.py` with one store open."""
 
-    def __init__(self, name: str, python: str, settings: dict, folder: pathlib.Path, environment: dict) -> None:
+    def __init__(
+        self, name: str, python: str, settings: dict, folder: pathlib.Path, environment: dict
+    ) -> None:
         self.lines: queue.Queue = queue.Queue()
         script = pathlib.Path(__file__).with_name("worker.py")
         super().__init__(name, [python, script, json.dumps(settings)], folder, environment)

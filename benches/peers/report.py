@@ -15,6 +15,8 @@ from race import figures
 from rows import GOALS
 
 MARK = "**behind**"
+# Bad answers up to the end of the watch.
+ONGOING, SETTLED = " (and on)", 2.0
 
 
 def write(found: dict, out: pathlib.Path, name: str) -> None:
@@ -89,7 +91,9 @@ def goals(found: dict) -> str:
         for side in ("Mooncake", "drop-in"):
             cells.append(
                 " / ".join(
-                    f"{number(stats.shown(one[side].median, row))} {row['unit']}" if one and side in one else "–"
+                    f"{number(stats.shown(one[side].median, row))} {row['unit']}"
+                    if one and side in one
+                    else "–"
                     for row, one in zip(there, seen)
                 )
             )
@@ -102,7 +106,12 @@ def goals(found: dict) -> str:
 def calls(found: dict) -> str:
     sides = found["sides"]
     lost = [row for row in found["rows"] if stats.behind(figures(row))]
-    lines = ["## Calls", "", f"{len(found['rows'])} rows; in {len(lost)} of them a peer is ahead of one of ours, marked.", ""]
+    lines = [
+        "## Calls",
+        "",
+        f"{len(found['rows'])} rows; in {len(lost)} of them a peer is ahead of one of ours, marked.",
+        "",
+    ]
     lines.append("| row | unit | " + " | ".join(sides) + " | drop-in : Mooncake | native : Mooncake | |")
     lines.append("| --- | --- |" + " ---: |" * (len(sides) + 2) + " --- |")
     for row in found["rows"]:
@@ -128,25 +137,42 @@ def plain(words: str) -> str:
 
 
 def first(samples: dict[str, list[float]]) -> str:
-    lines = ["## Nothing to first get", "", "From starting the first server to a value of 4 KiB that was put and read, Python's start included.", ""]
+    lines = [
+        "## Nothing to first get",
+        "",
+        "From starting the first server to a value of 4 KiB that was put and read, Python's start included.",
+        "",
+    ]
     lines += ["| side | s, median (fastest … slowest) |", "| --- | ---: |"]
     for side, seconds in samples.items():
-        shown = f"{statistics.median(seconds):.2f} ({min(seconds):.2f} … {max(seconds):.2f})" if seconds else "failed"
+        shown = (
+            f"{statistics.median(seconds):.2f} ({min(seconds):.2f} … {max(seconds):.2f})"
+            if seconds
+            else "failed"
+        )
         lines.append(f"| {side} | {shown} |")
     return "\n".join(lines) + "\n"
 
 
 def memory(found: dict[str, Any]) -> str:
     lines = ["## Memory per object", ""]
-    lines += [f"{found['objects']:,} objects of {found['value']} bytes; what the resident memory of the servers grew by, for each.", ""]
-    lines += ["| side | index or server, bytes | owner of the memory, bytes | together | stored in |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines += [
+        f"{found['objects']:,} objects of {found['value']} bytes; what the resident memory of the servers grew by, for each.",
+        "",
+    ]
+    lines += [
+        "| side | index or server, bytes | owner of the memory, bytes | together | stored in |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
     for side, one in found["sides"].items():
         if "failed" in one:
             lines.append(f"| {side} | failed: {plain(one['failed'])[:120]} | | | |")
             continue
         grown = one["bytes"]
         owner = f"{grown['owner']:.0f}" if "owner" in grown else "–"
-        lines.append(f"| {side} | {grown['master']:.0f} | {owner} | {sum(grown.values()):.0f} | {one['seconds']:.1f} s |")
+        lines.append(
+            f"| {side} | {grown['master']:.0f} | {owner} | {sum(grown.values()):.0f} | {one['seconds']:.1f} s |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -161,7 +187,9 @@ def disk(found: dict[str, Any]) -> str:
         "cannot hold, is read, and the newer one. The page cache of the kernel is warm.",
         "",
     ]
-    lines += ["| side | stored | refused meanwhile | stored at | older half: there, missing | read at | newer half: there, missing |"]
+    lines += [
+        "| side | stored | refused meanwhile | stored at | older half: there, missing | read at | newer half: there, missing |"
+    ]
     lines += ["| --- | ---: | --- | ---: | --- | ---: | --- |"]
     for side, one in found["sides"].items():
         if "stored" not in one:
@@ -169,7 +197,10 @@ def disk(found: dict[str, Any]) -> str:
             lines.append(f"| {side} | {words} | | | | | |")
             continue
         put, old, new = one["stored"], one["oldest"], one["newest"]
-        rates = [count * found["size"] / seconds / 1e9 if seconds else 0 for count, seconds in ((put["stored"], put["seconds"]), (old["there"], old["seconds"]))]
+        rates = [
+            count * found["size"] / seconds / 1e9 if seconds else 0
+            for count, seconds in ((put["stored"], put["seconds"]), (old["there"], old["seconds"]))
+        ]
         lines.append(
             f"| {side} | {put['stored']} | {answers(put['refused'])} | {rates[0]:.2f} GB/s | {old['there']}, {answers(old['missing'])} "
             f"| {rates[1]:.2f} GB/s | {new['there']}, {answers(new['missing'])} |"
@@ -180,7 +211,7 @@ def disk(found: dict[str, Any]) -> str:
 def faults(found: dict[str, Any]) -> str:
     lines = ["## Faults", ""]
     lines += [
-        "One caller gets 32 keys of 64 KiB again and again and puts what is not there, and new keys besides. Seconds count from the fault to the "
+        "One caller gets 64 keys of 64 KiB again and again, half of them only after the fault, puts what is not there, and new keys besides. Seconds count from the fault to the "
         "last bad answer; 0 means that there was none. Keys of an owner that is dead are misses until they are put again.",
         "",
         "| fault | side | gets failed until | what they answered | longest get | puts failed until | what they answered | longest put | wrong bytes |",
@@ -195,7 +226,8 @@ def faults(found: dict[str, Any]) -> str:
                 parts = []
                 for what in ("get", "put"):
                     seen = one[what]
-                    until = f"{seen['until']:.1f} s" + (" (the end)" if one["limit"] and seen["until"] > 20 else "")
+                    going = one["limit"] and one["watched"] - seen["until"] < SETTLED
+                    until = f"{seen['until']:.1f} s" + (ONGOING if going else "")
                     parts.append(f"{until} | {answers(seen['answers'])} | {seen['longest']:.2f} s")
                 lines.append(f"| {fault} | {side} | {' | '.join(parts)} | {one['wrong']} |")
             else:
@@ -203,7 +235,11 @@ def faults(found: dict[str, Any]) -> str:
                 words = f"failed: {plain(words)[:160]}" if words else "not offered: there is one server"
                 lines.append(f"| {fault} | {side} | {words} | | | | | | |")
     for fault, sides in doomed.items():
-        lines += ["", "| fault | side | the key of 16 MiB is usable again after | never | answers meanwhile |", "| --- | --- | ---: | ---: | --- |"]
+        lines += [
+            "",
+            "| fault | side | the key of 16 MiB is usable again after | never | answers meanwhile |",
+            "| --- | --- | ---: | ---: | --- |",
+        ]
         for side, one in sides.items():
             took = ", ".join(f"{seconds:.2f}" for seconds in one["took"]) + " s" if one["took"] else "–"
             lines.append(f"| {fault} | {side} | {took} | {one['never']} | {answers(one['answers'])} |")

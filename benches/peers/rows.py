@@ -61,8 +61,16 @@ def _grid() -> list[Row]:
     for threads in THREADS:
         rows.append(Row(f"is_exist, {threads_word(threads)}", "is_exist", 64, 1, threads))
     for threads in THREADS:
-        rows.append(Row(f"put + remove of 128 bytes, {threads_word(threads)}", "put + remove", 128, 1, threads))
-    for call, first in (("get_into", True), ("get_into", False), ("get", False), ("put_from", False), ("put", False)):
+        rows.append(
+            Row(f"put + remove of 128 bytes, {threads_word(threads)}", "put + remove", 128, 1, threads)
+        )
+    for call, first in (
+        ("get_into", True),
+        ("get_into", False),
+        ("get", False),
+        ("put_from", False),
+        ("put", False),
+    ):
         for size in (4 * KIB, 64 * KIB, MIB, 16 * MIB):
             # Two sizes from every number of threads; of the others the ends of the scale.
             for threads in THREADS if size in (4 * KIB, MIB) else (1, 8):

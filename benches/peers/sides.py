@@ -7,6 +7,7 @@ threads as each other, and the defaults of their makers otherwise.
 import json
 import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -46,23 +47,63 @@ SIDES = [
 ]
 
 
+# What must work before a peer races: its server and its client, below the folder.
+PROBES = {
+    "Mooncake": ("mooncake/mooncake/mooncake_master", "import mooncake.store"),
+    "Redis": ("bin/redis-server", "import redis, hiredis"),
+    "memcached": ("bin/memcached", "import pymemcache"),
+}
+
+
 class Home:
     """The folder with everything that is raced, and what is known about it."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder.resolve()
         self.about = json.loads((folder / "about.json").read_text())
+        #: Of each peer, where its libraries are; empty: the machine has them.
+        self.libraries: dict[str, str] = {}
+        for side in SIDES:
+            if side.name in PROBES and side.name not in self.about["missing"]:
+                self._probe(side)
+
+    def _probe(self, side: Side) -> None:
+        """Libraries of the machine itself come first: those that were brought along are of another one."""
+        server, client = PROBES[side.name]
+        commands = [[self.folder / server, "--version"], [sys.executable, "-c", client]]
+        for place in ("", str(self.folder / "lib")):
+            self.libraries[side.name] = place
+            environment = self.environment(side, self.folder)
+            failed = [done for one in commands if (done := _tried(one, environment))]
+            if not failed:
+                return
+        self.about["missing"][side.name] = failed[0]
 
     def sides(self, wanted: list[str] | None) -> list[Side]:
         missing = self.about["missing"]
         found = [side for side in SIDES if side.name not in missing]
-        return [side for side in found if not wanted or side.name in wanted or side.name in ("drop-in", "native")]
+        return [side for side in found if not wanted or side.name in wanted or side.site == "ours"]
 
     def environment(self, side: Side, folder: pathlib.Path, **more: str) -> dict[str, str]:
         found = {"PYTHONPATH": str(self.folder / side.site), "XDG_RUNTIME_DIR": str(folder)}
-        if side.site != "ours":
-            found["LD_LIBRARY_PATH"] = str(self.folder / "lib")
+        if self.libraries.get(side.name):
+            found["LD_LIBRARY_PATH"] = self.libraries[side.name]
         return plain_environment(**found, **more)
+
+
+def _tried(command: list, environment: dict[str, str]) -> str:
+    """Runs something that ends by itself; empty if it ended well, else what it said."""
+    try:
+        done = subprocess.run(
+            [*map(str, command)], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (
+        ""
+        if done.returncode == 0
+        else (done.stderr or done.stdout).strip()[-200:] or f"exit {done.returncode}"
+    )
 
 
 @dataclass
@@ -116,7 +157,17 @@ class Cluster:
             doors = ["--master", self.address, "--admin", "127.0.0.1:0", "--grpc", "off"]
             return [bin_ / "mooncrate", "master", *doors, *(["--new-cluster"] if self.new else [])]
         if self.side.kind == "redis":
-            return [bin_ / "redis-server", "--port", self.port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+            return [
+                bin_ / "redis-server",
+                "--port",
+                self.port,
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+            ]
         command = [bin_ / "memcached", "-p", self.port, "-l", "127.0.0.1", "-U", 0, "-u", "root"]
         command += ["-m", self.segment // MIB, "-I", "2m" if self.disk else "32m"]
         return [*command, "-o", f"ext_path={self.folder}/extstore:4G"] if self.disk else command

@@ -31,7 +31,14 @@ def measured(name, **rates):
 
 def found(*measured_rows):
     return {
-        "machine": {"cpu": "a processor", "cores": 4, "memory_gib": 8, "kernel": "6", "python": "3.11", "load_before": 0.1},
+        "machine": {
+            "cpu": "a processor",
+            "cores": 4,
+            "memory_gib": 8,
+            "kernel": "6",
+            "python": "3.11",
+            "load_before": 0.1,
+        },
         "versions": {"mooncrate": "0.1.0", "Mooncake": "0.3.13"},
         "missing": {"memcached": "no such package"},
         "commit": "abc1234",
@@ -64,7 +71,12 @@ def test_a_figure_is_the_median_with_its_ends():
 
 @pytest.mark.parametrize(
     ("unit", "batch", "size", "shown"),
-    [("µs", 1, 4096, 100.0), ("calls/s", 1, 0, 1e4), ("keys/s", 32, 64, 3.2e5), ("GB/s", 2, 1 << 20, 20.97152)],
+    [
+        ("µs", 1, 4096, 100.0),
+        ("calls/s", 1, 0, 1e4),
+        ("keys/s", 32, 64, 3.2e5),
+        ("GB/s", 2, 1 << 20, 20.97152),
+    ],
 )
 def test_a_rate_is_shown_in_the_unit_of_its_row(unit, batch, size, shown):
     row = {"unit": unit, "batch": batch, "size": size}
@@ -89,7 +101,9 @@ def test_losing_rows_are_marked_and_others_are_not():
     assert stats.behind(race.figures(won)) == []
     text = report.markdown(found(lost, won), "x.svg")
     lines = {line.split(" | ")[0][2:]: line for line in text.splitlines() if line.startswith("| ")}
-    assert report.MARK in lines["get 4 KiB, 8 threads"] and "drop-in < Mooncake" in lines["get 4 KiB, 8 threads"]
+    assert (
+        report.MARK in lines["get 4 KiB, 8 threads"] and "drop-in < Mooncake" in lines["get 4 KiB, 8 threads"]
+    )
     calls = text[text.index("## Calls") :]
     assert report.MARK not in [line for line in calls.splitlines() if line.startswith("| is_exist, 1")][0]
     assert "in 1 of them" in text
@@ -125,7 +139,10 @@ def test_a_row_that_failed_stands_in_the_table():
 
 
 def test_what_is_written_can_be_read(tmp_path):
-    some = [measured(f"get_into 4 KiB, {rows.threads_word(n)}", drop_in=n, native=3 * n, Mooncake=2) for n in rows.THREADS]
+    some = [
+        measured(f"get_into 4 KiB, {rows.threads_word(n)}", drop_in=n, native=3 * n, Mooncake=2)
+        for n in rows.THREADS
+    ]
     report.write(found(*some), tmp_path, "peers-4-cores")
     assert json.loads((tmp_path / "peers-4-cores.json").read_text())["rows"][0]["samples"]["drop-in"]
     chart = xml.etree.ElementTree.parse(tmp_path / "peers-4-cores.svg").getroot()
@@ -143,6 +160,7 @@ def test_rounds_get_shorter_before_the_budget_is_broken():
 def test_a_fault_is_counted_from_its_moment():
     watched = {
         "limit": False,
+        "ended": 30.0,
         "seen": [
             [9.0, 0.1, "get", "before"],
             [11.0, 0.5, "get", "-704"],
@@ -157,6 +175,14 @@ def test_a_fault_is_counted_from_its_moment():
     assert seen["wrong"] == 0
     watched["seen"].append([14.0, 0.1, "get", "WRONG"])
     assert faults.summary(watched, 10.0)["wrong"] == 1
+
+
+def test_a_fault_that_has_not_passed_says_so():
+    seen = {"limit": True, "ended": 40.0, "seen": [[39.5, 0.1, "put", "-900"], [12.0, 0.1, "get", "-704"]]}
+    sides = {"drop-in": faults.summary(seen, 10.0), "Redis": {"not offered": True}}
+    text = report.faults({"master killed": sides})
+    assert "| 29.5 s (and on) | -900 × 1 |" in text and "| 2.0 s | -704 × 1 |" in text
+    assert "not offered" in text
 
 
 class Liar(doors.Native):
