@@ -206,7 +206,7 @@ def write_tar(folder: pathlib.Path, target: pathlib.Path, missing: set[str]) -> 
         entry.uname = entry.gname = ""
         return entry
 
-    with tarfile.open(target, "w:xz", preset=6) as tar:
+    with tarfile.open(target, "w:xz", preset=2) as tar:
         tar.add(folder, "peers", filter=wanted)
         tar.add(scripts, "peers/scripts", filter=wanted)
 

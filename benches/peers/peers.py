@@ -11,9 +11,11 @@ import os
 import pathlib
 import platform
 import re
+import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import faults
 import race
@@ -95,6 +97,18 @@ def machine() -> dict:
     }
 
 
+def command(beginning: str, words: list[str]) -> str:
+    """What was typed, so that it can be pasted; without the folders of one machine."""
+    kept, hidden = [], ("--home", "--command", "--out")
+    rest = iter(words)
+    for word in rest:
+        if word in hidden:
+            next(rest, None)
+        elif not word.startswith(tuple(f"{name}=" for name in hidden)):
+            kept.append(word)
+    return " ".join([beginning, shlex.join(kept)]).strip()
+
+
 def parts(given: argparse.Namespace) -> list[str]:
     if given.parts:
         wanted = given.parts.split(",")
@@ -105,26 +119,33 @@ def parts(given: argparse.Namespace) -> list[str]:
     return ["calls"] if given.rows else list(PARTS)
 
 
-def run(given: argparse.Namespace, home: Home, found: dict) -> None:
+def run(given: argparse.Namespace, home: Home, found: dict, write: Callable[[], None]) -> None:
     sides = home.sides(given.sides.split(",") if given.sides else None)
     todo = parts(given)
-    found["sides"] = [side.name for side in sides]
+    found["sides"], found["rounds"] = [side.name for side in sides], given.rounds
     rows = chosen(given) if "calls" in todo else []
     if "calls" in todo and not rows:
         sys.exit(f"no row has {given.rows!r} in its name")
     budget = given.budget or (110 if given.quick else 530)
     scale = 0.35 if given.quick else 1
     left = budget - scale * sum(seconds for part, seconds in RESERVED.items() if part in todo)
-    seconds = race.round_seconds(left, len(rows), len(sides), given.rounds)
-    found["round_seconds"], found["rounds"] = seconds, given.rounds
+
+    def told(row: dict) -> None:
+        found["rows"].append(row)
+        # Now and then: who is cut off keeps what was measured.
+        if len(found["rows"]) % 10 == 0:
+            write()
+
     if rows:
-        note(f"{len(rows)} rows, {given.rounds} rounds of {seconds:.2f} s: {', '.join(found['sides'])}")
-        race.Race(home, sides, given.rounds, seconds).run(rows, found["rows"].append)
+        note(f"{len(rows)} rows, {given.rounds} rounds each: {', '.join(found['sides'])}")
+        race.Race(home, sides, given.rounds, left).run(rows, told)
+        write()
     if "first" in todo:
         found["first"] = tiers.first_get(home, sides, 2 if given.quick else given.rounds)
     if "memory" in todo:
         objects = given.objects or (50_000 if given.quick else 1_000_000)
         found["memory"] = tiers.memory(home, sides, objects)
+        write()
     if "disk" in todo:
         found["disk"] = tiers.disk(home, sides, given.quick)
     if "faults" in todo:
@@ -146,23 +167,27 @@ def main() -> None:
         "versions": home.about["versions"],
         "missing": home.about["missing"],
         "commit": home.about["commit"],
-        "command": given.command,
+        "command": command(given.command, sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "whole": whole,
         "rows": [],
     }
+    name = f"peers-{found['machine']['cores']}-cores"
+
+    def write() -> None:
+        found["seconds"] = time.monotonic() - began
+        report.write(found, out, name)
+
     try:
-        run(given, home, found)
+        run(given, home, found, write)
     except Wrong as error:
         # Nothing else of the table matters then.
         sys.exit(f"WRONG BYTES: {error}")
     except KeyboardInterrupt:
         note("stopped; what was measured is written")
     finally:
-        found["seconds"] = time.monotonic() - began
         if found["rows"] or any(part in found for part in PARTS):
-            name = f"peers-{found['machine']['cores']}-cores"
-            report.write(found, out, name)
+            write()
             note(f"{found['seconds']:.0f} s; {out / name}.md, .json, .svg")
 
 

@@ -22,10 +22,9 @@ def note(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def round_seconds(budget: float, rows: int, sides: int, rounds: int) -> float:
-    """How long a round may be, so that all of them end within the budget."""
-    share = budget / max(1, rows * sides * rounds) - BESIDE
-    return min(ROUND_MOST, max(ROUND_LEAST, share))
+def round_seconds(left: float, rounds: int, beside: float) -> float:
+    """How long a round may be, so that all that are left end in the time that is left."""
+    return min(ROUND_MOST, max(ROUND_LEAST, left / max(1, rounds) - beside))
 
 
 class Stand:
@@ -67,8 +66,11 @@ class Stand:
 class Race:
     """All rows, one after the other."""
 
-    def __init__(self, home: Home, sides: list[Side], rounds: int, seconds: float) -> None:
-        self.home, self.sides, self.rounds, self.seconds = home, sides, rounds, seconds
+    def __init__(self, home: Home, sides: list[Side], rounds: int, budget: float) -> None:
+        self.home, self.sides, self.rounds = home, sides, rounds
+        self.began, self.budget, self.seconds = time.monotonic(), budget, ROUND_MOST
+        #: What was spent inside sections, and how many rounds there were.
+        self.timed, self.done = 0.0, 0
         self.stands: dict[bool, list[Stand]] = {}
 
     def run(self, rows: list[Row], told: Callable[[dict], None]) -> list[dict]:
@@ -76,6 +78,11 @@ class Race:
         try:
             for number, row in enumerate(rows):
                 began = time.monotonic()
+                spent = began - self.began
+                # What a round takes beside its sections is soon known.
+                beside = (spent - self.timed) / self.done if self.done > 50 else BESIDE
+                rounds = (len(rows) - number) * len(self.sides) * self.rounds
+                self.seconds = round_seconds(self.budget - spent, rounds, beside)
                 found.append(self._row(row, number))
                 told(found[-1])
                 note(f"{number + 1}/{len(rows)} {line(found[-1])}  ({time.monotonic() - began:.1f} s)")
@@ -107,6 +114,8 @@ class Race:
                 try:
                     sample = stand.round(row, prefix, stored, self.seconds)
                     result["samples"].setdefault(name, []).append(sample)
+                    self.timed += sample["seconds"]
+                    self.done += 1
                 except (Asked, Silent) as error:
                     ready.pop(name)
                     self._failed(result, stand, error)

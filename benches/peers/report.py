@@ -50,13 +50,21 @@ def head(found: dict) -> str:
     ]
     if "rounds" in found and found["rows"]:
         lines.append(
-            f"* {found['rounds']} rounds of {found['round_seconds']:.2f} s for each row and side, in turn; "
+            f"* {found['rounds']} rounds of {length(found)} for each row and side, in turn; "
             "median, then the slowest and the fastest round"
         )
     lines += [f"* without {name}: {why}" for name, why in found["missing"].items()]
     if not found["whole"]:
         lines.append("* **a part of the race only: not to be published**")
     return "\n".join(lines) + "\n"
+
+
+def length(found: dict) -> str:
+    """What rounds took, in calls: the median of all."""
+    rounds = [
+        one["seconds"] for row in found["rows"] for samples in row["samples"].values() for one in samples
+    ]
+    return f"{statistics.median(rounds):.2f} s" if rounds else "no time"
 
 
 def number(value: float) -> str:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benches" / "peers"))
 import doors
 import faults
 import loops
+import peers
 import race
 import report
 import rows
@@ -47,7 +48,6 @@ def found(*measured_rows):
         "whole": True,
         "sides": ["drop-in", "native", "Mooncake", "Redis"],
         "rounds": 3,
-        "round_seconds": 0.2,
         "seconds": 12.0,
         "rows": list(measured_rows),
     }
@@ -152,9 +152,15 @@ def test_what_is_written_can_be_read(tmp_path):
 
 
 def test_rounds_get_shorter_before_the_budget_is_broken():
-    assert race.round_seconds(10_000, 10, 3, 5) == race.ROUND_MOST
-    assert race.round_seconds(1, 100, 3, 5) == race.ROUND_LEAST
-    assert race.ROUND_LEAST < race.round_seconds(450, 100, 3, 5) < race.ROUND_MOST
+    assert race.round_seconds(10_000, 150, 0.1) == race.ROUND_MOST
+    assert race.round_seconds(-5, 1500, 0.1) == race.ROUND_LEAST
+    assert race.round_seconds(450, 1500, 0.1) == pytest.approx(0.2)
+
+
+def test_the_command_can_be_pasted_and_names_no_folder():
+    words = ["--home", "/a", "--rows", "1 thread$", "--out=/b", "--out", "/c", "--quick"]
+    assert peers.command("./dev peers", words) == "./dev peers --rows '1 thread$' --quick"
+    assert peers.command("./dev peers", []) == "./dev peers"
 
 
 def test_a_fault_is_counted_from_its_moment():
