@@ -42,8 +42,8 @@ def _watched(
 ) -> dict:
     """Has a caller watch while a fault is done, and `then` after it; what it saw."""
     caller = cluster.worker(slots=False)
-    # By one that lends nothing itself, so that both owners get some.
-    caller.ask("fill", prefix="kept", count=KEYS, size=SIZE)
+    # By one that lends nothing, so that both owners get some, and not by the caller, who would remember the places.
+    cluster.worker(slots=False).ask("fill", prefix="kept", count=KEYS, size=SIZE)
     caller.tell("watch", prefix="kept", count=KEYS, size=SIZE, least=least, limit=limit, settle=2.0)
     caller.hear(60)
     time.sleep(0.5)
@@ -104,7 +104,7 @@ def _writer_killed(home: Home, side: Side, limit: float) -> dict:
     """Kills a writer in each of some puts; then the keys must be whole, or missing, and can be put again."""
     with Cluster(home, side, segment=512 * MIB) as cluster:
         caller = cluster.worker(slots=False)
-        numbers = []
+        keys = []
         for lap, delay in enumerate(DELAYS):
             writer = cluster.worker(slots=False)
             writer.tell("doom", prefix=f"doom{lap}", size=DOOMED)
@@ -114,14 +114,8 @@ def _writer_killed(home: Home, side: Side, limit: float) -> dict:
                 number = writer.hear(60)["putting"]
             time.sleep(delay)
             writer.kill()
-            numbers.append((f"doom{lap}", number))
-        result: dict[str, Any] = {"took": [], "never": 0, "answers": Counter()}
-        for prefix, number in numbers:
-            one = caller.ask("usable", limit + 60, prefix=prefix, numbers=[number], size=DOOMED, limit=limit)
-            result["took"] += one["took"]
-            result["never"] += one["never"]
-            result["answers"].update(one["answers"])
-        return result
+            keys.append([f"doom{lap}", number])
+        return caller.ask("usable", limit + 60, keys=keys, size=DOOMED, limit=limit)
 
 
 FAULTS = {

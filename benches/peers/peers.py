@@ -28,7 +28,7 @@ from sides import Home
 
 PARTS = ("calls", "first", "memory", "disk", "faults")
 # Of the whole budget, what the parts after the calls need on 16 cores.
-RESERVED = {"first": 25, "memory": 60, "disk": 40, "faults": 100}
+RESERVED = {"first": 40, "memory": 60, "disk": 40, "faults": 100}
 
 
 def arguments() -> argparse.Namespace:

@@ -33,7 +33,7 @@ def _first(home: Home, side: Side, new: bool) -> float:
     began = time.monotonic()
     with Cluster(home, side, segment=64 * MIB, new=new) as cluster:
         caller = cluster.worker(slots=False)
-        answer = caller.ask("usable", prefix="first", numbers=[0], size=4096, limit=50)
+        answer = caller.ask("usable", keys=[["first", 0]], size=4096, limit=50)
         if answer["never"]:
             raise Asked(f"{side.name}: no value within 50 s: {answer['answers']}")
         return time.monotonic() - began

@@ -156,15 +156,15 @@ class Worker:
             self.door.write(f"{prefix}/{number}", place, size)
             number += 1
 
-    def usable(self, prefix: str, numbers: list, size: int, limit: float) -> dict:
+    def usable(self, keys: list, size: int, limit: float) -> dict:
         """For each key: the answers until it could be read with its bytes, put again where it was missing."""
-        began, waiting, took, answers = time.monotonic(), list(numbers), {}, Counter()
+        began, waiting, took, answers = time.monotonic(), list(keys), [], Counter()
         while waiting and time.monotonic() - began < limit:
-            for number in list(waiting):
+            for prefix, number in list(waiting):
                 answer = self._get(f"{prefix}/{number}", prefix, number, size)
                 if not answer:
-                    took[number] = time.monotonic() - began
-                    waiting.remove(number)
+                    took.append(time.monotonic() - began)
+                    waiting.remove([prefix, number])
                     continue
                 if answer == "WRONG":
                     raise WrongBytes(f"{prefix}/{number}: other bytes than were put")
@@ -173,7 +173,7 @@ class Worker:
                 if said:
                     answers[f"put {said}"] += 1
             time.sleep(0.01)
-        return {"took": list(took.values()), "never": len(waiting), "answers": dict(answers)}
+        return {"took": took, "never": len(waiting), "answers": dict(answers)}
 
 
 def main() -> None:
