@@ -25,7 +25,7 @@ DELAYS = (0.0005, 0.002, 0.004)
 
 def run(home: Home, sides: list[Side], quick: bool) -> dict[str, Any]:
     """Every fault on every side that has the part that it hits; all sides at once."""
-    limit = 16.0 if quick else 30.0
+    limit = 10.0 if quick else 30.0
     found: dict[str, Any] = {}
     for name, (work, needs_owners) in FAULTS.items():
         able = [side for side in sides if side.owners or not needs_owners]
@@ -33,7 +33,7 @@ def run(home: Home, sides: list[Side], quick: bool) -> dict[str, Any]:
         for side in sides:
             if side not in able:
                 found[name][side.name] = {"not offered": True}
-            note(f"{name}, {side.name}: {found[name][side.name]}")
+            note(f"{name}, {side.name}: {found[name][side.name]!s:.160}")
     return found
 
 
@@ -76,7 +76,17 @@ def summary(watched: dict, struck: float) -> dict:
 
 def _owner_killed(home: Home, side: Side, limit: float) -> dict:
     with Cluster(home, side, segment=256 * MIB, owners=2) as cluster:
-        return _watched(cluster, limit, 4.0, cluster.lenders[1].kill, lambda: None)
+        late: dict[str, Any] = {}
+
+        def newcomer() -> None:
+            """Who comes after the death has nothing mapped and remembers nothing."""
+            keys = [["late", number] for number in range(KEYS)]
+            late.update(
+                cluster.worker(slots=False).ask("usable", limit + 60, keys=keys, size=SIZE, limit=limit)
+            )
+
+        cluster.worker(slots=False).ask("fill", prefix="late", count=KEYS, size=SIZE)
+        return {**_watched(cluster, limit, 4.0, cluster.lenders[1].kill, newcomer), "newcomer": late}
 
 
 def _owner_stopped(home: Home, side: Side, limit: float) -> dict:

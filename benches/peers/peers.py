@@ -141,7 +141,7 @@ def run(given: argparse.Namespace, home: Home, found: dict, write: Callable[[], 
         race.Race(home, sides, given.rounds, left).run(rows, told)
         write()
     if "first" in todo:
-        found["first"] = tiers.first_get(home, sides, 2 if given.quick else given.rounds)
+        found["first"] = tiers.first_get(home, sides, 2 if given.quick else given.rounds, given.quick)
     if "memory" in todo:
         objects = given.objects or (50_000 if given.quick else 1_000_000)
         found["memory"] = tiers.memory(home, sides, objects)

@@ -225,11 +225,13 @@ def faults(found: dict[str, Any]) -> str:
         "| fault | side | gets failed until | what they answered | longest get | puts failed until | what they answered | longest put | wrong bytes |",
         "| --- | --- | ---: | --- | ---: | ---: | --- | ---: | ---: |",
     ]
-    doomed = {}
+    later: list[str] = []
     for fault, sides in found.items():
         for side, one in sides.items():
+            if "newcomer" in one:
+                later.append(usable(f"{fault}; a caller that comes then", side, one["newcomer"]))
             if "took" in one:
-                doomed.setdefault(fault, {})[side] = one
+                later.append(usable(f"{fault}; another caller", side, one))
             elif "get" in one:
                 parts = []
                 for what in ("get", "put"):
@@ -242,13 +244,23 @@ def faults(found: dict[str, Any]) -> str:
                 words = one.get("silent") or one.get("failed")
                 words = f"failed: {plain(words)[:160]}" if words else "not offered: there is one server"
                 lines.append(f"| {fault} | {side} | {words} | | | | | | |")
-    for fault, sides in doomed.items():
+    if later:
         lines += [
             "",
-            "| fault | side | the key of 16 MiB is usable again after | never | answers meanwhile |",
-            "| --- | --- | ---: | ---: | --- |",
+            "Until a key can be read with its bytes, put again where it is missing: the first, the median and the last of them.",
+            "",
+            "| fault | side | keys | usable again after | never | answers meanwhile |",
+            "| --- | --- | ---: | ---: | ---: | --- |",
+            *later,
         ]
-        for side, one in sides.items():
-            took = ", ".join(f"{seconds:.2f}" for seconds in one["took"]) + " s" if one["took"] else "–"
-            lines.append(f"| {fault} | {side} | {took} | {one['never']} | {answers(one['answers'])} |")
     return "\n".join(lines) + "\n"
+
+
+def usable(fault: str, side: str, one: dict[str, Any]) -> str:
+    """A line about keys that a fault has hit."""
+    took = sorted(one.get("took", []))
+    shown = f"{took[0]:.2f}, {statistics.median(took):.2f}, {took[-1]:.2f} s" if took else "–"
+    never = one.get("never", 0)
+    return (
+        f"| {fault} | {side} | {len(took) + never} | {shown} | {never} | {answers(one.get('answers', {}))} |"
+    )

@@ -186,7 +186,9 @@ def test_a_fault_is_counted_from_its_moment():
 def test_a_fault_that_has_not_passed_says_so():
     seen = {"limit": True, "ended": 40.0, "seen": [[39.5, 0.1, "put", "-900"], [12.0, 0.1, "get", "-704"]]}
     sides = {"drop-in": faults.summary(seen, 10.0), "Redis": {"not offered": True}}
+    sides["drop-in"]["newcomer"] = {"took": [3.0, 1.0, 2.5], "never": 2, "answers": {"get -704": 7}}
     text = report.faults({"master killed": sides})
+    assert "| drop-in | 5 | 1.00, 2.50, 3.00 s | 2 | get -704 × 7 |" in text
     assert "| 29.5 s (and on) | -900 × 1 |" in text and "| 2.0 s | -704 × 1 |" in text
     assert "not offered" in text
 
