@@ -7,6 +7,7 @@ what is measured.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import platform
@@ -24,7 +25,7 @@ import tiers
 from processes import Wrong
 from race import note
 from rows import ROWS, names
-from sides import Home
+from sides import SIDES, Home
 
 PARTS = ("calls", "first", "memory", "disk", "faults")
 # Of the whole budget, what the parts after the calls need on 16 cores.
@@ -67,6 +68,9 @@ def arguments() -> argparse.Namespace:
         "--objects", type=int, default=0, help="objects of the part memory (1000000, quick 50000)"
     )
     parser.add_argument(
+        "--onto", type=pathlib.Path, metavar="JSON", help="add to what an earlier part of the race has found"
+    )
+    parser.add_argument(
         "--out",
         type=pathlib.Path,
         help="where JSON, Markdown and SVG go; docs/bench, or target/peers/out for a part of the race",
@@ -99,7 +103,7 @@ def machine() -> dict:
 
 def command(beginning: str, words: list[str]) -> str:
     """What was typed, so that it can be pasted; without the folders of one machine."""
-    kept, hidden = [], ("--home", "--command", "--out")
+    kept, hidden = [], ("--home", "--command", "--out", "--onto")
     rest = iter(words)
     for word in rest:
         if word in hidden:
@@ -107,6 +111,28 @@ def command(beginning: str, words: list[str]) -> str:
         elif not word.startswith(tuple(f"{name}=" for name in hidden)):
             kept.append(word)
     return " ".join([beginning, shlex.join(kept)]).strip()
+
+
+def merged(before: dict, found: dict) -> dict:
+    """An earlier part of the race with what was found now; only of one machine and one commit."""
+    for what in ("commit", "versions", "quick"):
+        if before[what] != found[what]:
+            sys.exit(f"--onto: another {what}: {before[what]} and {found[what]}")
+    for what in ("cpu", "cores", "python"):
+        if before["machine"][what] != found["machine"][what]:
+            sys.exit(f"--onto: another machine: {before['machine'][what]} and {found['machine'][what]}")
+    rows = {row["name"]: row for row in before["rows"]} | {row["name"]: row for row in found["rows"]}
+    order = [row.name for row in ROWS]
+    result = {**before, **found, "rows": sorted(rows.values(), key=lambda row: order.index(row["name"]))}
+    # Rows of before have the sides of before.
+    sides = [side.name for side in SIDES if side.name in before["sides"] + found.get("sides", [])]
+    seconds = before["seconds"] + found.get("seconds", 0)
+    return {
+        **result,
+        "sides": sides,
+        "seconds": seconds,
+        "command": f"{before['command']}` and `{found['command']}",
+    }
 
 
 def parts(given: argparse.Namespace) -> list[str]:
@@ -159,8 +185,9 @@ def main() -> None:
     home = Home(given.home)
     for name, why in home.about["missing"].items():
         note(f"without {name}: {why}")
-    whole = not (given.rows or given.quick or given.sides or given.parts)
-    out = given.out or pathlib.Path("docs/bench" if whole else "target/peers/out")
+    part = given.rows or given.quick or given.parts
+    out = given.out or pathlib.Path("target/peers/out" if part and not given.onto else "docs/bench")
+    before = json.loads(given.onto.read_text()) if given.onto else None
     began = time.monotonic()
     found = {
         "machine": machine(),
@@ -169,14 +196,16 @@ def main() -> None:
         "commit": home.about["commit"],
         "command": command(given.command, sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "whole": whole,
+        "quick": given.quick,
         "rows": [],
     }
     name = f"peers-{found['machine']['cores']}-cores"
+    if before:
+        merged(before, found)
 
     def write() -> None:
         found["seconds"] = time.monotonic() - began
-        report.write(found, out, name)
+        report.write(merged(before, found) if before else found, out, name)
 
     try:
         run(given, home, found, write)

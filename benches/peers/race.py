@@ -96,7 +96,8 @@ class Race:
             for side in self.sides:
                 if side.owners or not row.own:
                     stands.append(Stand(self.home, side, row.own))
-        result = {**dataclasses.asdict(row), "samples": {}, "failed": {}, "not offered": []}
+        cannot = [side.name for side in self.sides if row.own and not side.owners]
+        result = {**dataclasses.asdict(row), "samples": {}, "failed": {}, "not offered": cannot}
         ready = {}
         for stand in self.stands[row.own]:
             name = stand.side.name

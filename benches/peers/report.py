@@ -12,7 +12,7 @@ from typing import Any
 import charts
 import stats
 from race import figures
-from rows import GOALS
+from rows import GOALS, ROWS
 
 MARK = "**behind**"
 # Bad answers up to the end of the watch.
@@ -54,9 +54,17 @@ def head(found: dict) -> str:
             "median, then the slowest and the fastest round"
         )
     lines += [f"* without {name}: {why}" for name, why in found["missing"].items()]
-    if not found["whole"]:
+    if not whole(found):
         lines.append("* **a part of the race only: not to be published**")
     return "\n".join(lines) + "\n"
+
+
+def whole(found: dict) -> bool:
+    """Whether all rows and all parts are there, and not in a hurry."""
+    there = {row["name"] for row in found["rows"]} >= {row.name for row in ROWS}
+    return (
+        there and not found["quick"] and all(part in found for part in ("first", "memory", "disk", "faults"))
+    )
 
 
 def length(found: dict) -> str:
@@ -131,7 +139,7 @@ def calls(found: dict) -> str:
             elif side in row["failed"]:
                 cells.append(f"failed: {plain(row['failed'][side])[:80]}")
             else:
-                cells.append("not offered")
+                cells.append("not offered" if side in row["not offered"] else "–")
         ratios = [times(stats.ratio(seen, side, "Mooncake")) for side in stats.OURS]
         mark = ", ".join(f"{ours} < {peer}" for ours, peer in stats.behind(seen))
         mark = f"{MARK}: {mark}" if mark else ""

@@ -45,7 +45,7 @@ def found(*measured_rows):
         "commit": "abc1234",
         "command": "./dev peers --rows x",
         "date": "2026-01-01",
-        "whole": True,
+        "quick": False,
         "sides": ["drop-in", "native", "Mooncake", "Redis"],
         "rounds": 3,
         "seconds": 12.0,
@@ -113,8 +113,31 @@ def test_the_head_names_machine_versions_commit_and_command():
     text = report.head(found())
     for words in ("a processor", "4 cores", "0.3.13", "abc1234", "./dev peers --rows x", "without memcached"):
         assert words in text
-    assert "not to be published" not in text
-    assert "not to be published" in report.head({**found(), "whole": False})
+
+
+def test_only_a_whole_race_may_be_published():
+    parts = {"first": {}, "memory": {}, "disk": {}, "faults": {}}
+    race_ = {**found(*(measured(row.name, drop_in=2, Mooncake=1) for row in rows.ROWS)), **parts}
+    assert "not to be published" not in report.head(race_)
+    for missing in ({**race_, "quick": True}, {**race_, "rows": race_["rows"][1:]}, found(*race_["rows"])):
+        assert "not to be published" in report.head(missing)
+
+
+def test_parts_of_one_race_are_put_together():
+    calls = found(measured("is_exist, 1 thread", drop_in=2), measured("is_exist, 2 threads", drop_in=2))
+    again = {
+        **found(measured("is_exist, 1 thread", drop_in=5)),
+        "faults": {},
+        "sides": ["drop-in", "memcached"],
+    }
+    both = peers.merged(calls, again)
+    assert [row["samples"]["drop-in"][1]["calls"] for row in both["rows"]] == [5, 2]
+    assert both["sides"] == ["drop-in", "native", "Mooncake", "Redis", "memcached"]
+    assert "faults" in both and both["seconds"] == 24.0
+    with pytest.raises(SystemExit, match="another commit"):
+        peers.merged(calls, {**again, "commit": "def"})
+    with pytest.raises(SystemExit, match="another machine"):
+        peers.merged(calls, {**again, "machine": {**again["machine"], "cores": 16}})
 
 
 def test_goals_are_met_or_not_in_the_table():
@@ -134,6 +157,7 @@ def test_goals_are_met_or_not_in_the_table():
 def test_a_row_that_failed_stands_in_the_table():
     row = measured("is_exist, 1 thread", drop_in=300)
     row["failed"]["Mooncake"] = "RuntimeError: answered -1 | -2"
+    row["not offered"].append("Redis")
     text = report.calls(found(row))
     assert "failed: RuntimeError: answered -1 / -2" in text and "not offered" in text
 
