@@ -22,7 +22,7 @@ from ._codes import (
     tell,
 )
 from ._connection import Connection, raw_key
-from ._replicate import ReplicateConfig, refusal, wishes
+from ._replicate import DEFAULT, ReplicateConfig, refusal, wishes
 
 Key = str | bytes
 # A put of the keys at these places, or of all, with wishes: the errors, by number among those keys.
@@ -58,13 +58,16 @@ class StoreBase:
     ) -> list[int]:
         """Stores values by `put`, which gets the places of keys and wishes; one code per key."""
         count = len(keys)
-        refused = refusal(config, count, same_node=same_node)
-        if refused:
-            return [refused] * count
-        try:
-            wish = wishes(config, live.segment_ids, upsert=upsert)
-        except mooncrate.Error as error:
-            return [say("put", error)] * count
+        if config is DEFAULT:
+            wish: dict[str, Any] = {"replicas": 1, "upsert": upsert}
+        else:
+            refused = refusal(config, count, same_node=same_node)
+            if refused:
+                return [refused] * count
+            try:
+                wish = wishes(config, live.segment_ids, upsert=upsert)
+            except mooncrate.Error as error:
+                return [say("put", error)] * count
         if live.home and "preferred" not in wish:
             wish["preferred"] = live.segment_ids([live.home])
         codes = [OK] * count
@@ -85,7 +88,7 @@ class StoreBase:
                 if some:
                     self._put_group(live, keys, some, {**wish, "group": group}, put, codes, failed)
         tell("put", keys, codes, failed)
-        live.wrote(key for key, code in zip(keys, codes, strict=True) if code == OK)
+        live.wrote([key for key, code in zip(keys, codes, strict=True) if code == OK])
         return codes
 
     def _upsert_places(

@@ -267,11 +267,15 @@ class Connection:
     # ---- keys that this store wrote ------------------------------------------------------------
 
     def wrote(self, keys: Iterable[str | bytes]) -> None:
-        with self.lock:
-            for key in keys:
-                self.written[raw_key(key)] = None
-            while len(self.written) > WRITTEN_MAX:
-                self.written.popitem(last=False)
+        # No lock: each step is one of the interpreter's, and threads that put would wait for each other here.
+        written = self.written
+        for key in keys:
+            written[raw_key(key)] = None
+        while len(written) > WRITTEN_MAX:
+            try:
+                written.popitem(last=False)
+            except KeyError:
+                return
 
     def close(self) -> None:
         """Ends everything; never waits for a master that is gone for longer than a second or two."""

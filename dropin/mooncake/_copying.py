@@ -22,9 +22,8 @@ from ._codes import (
     tell,
 )
 from ._connection import raw_key
-from ._replicate import ReplicateConfig, checked
+from ._replicate import DEFAULT, ReplicateConfig, checked
 
-_DEFAULT = ReplicateConfig()
 
 
 def as_buffer(value: Any) -> Any:
@@ -61,30 +60,30 @@ class CopyingCalls(StoreBase):
 
     # ---- writes --------------------------------------------------------------------------------
 
-    def put(self, key: Key, value: Any, config: ReplicateConfig = _DEFAULT) -> int:
+    def put(self, key: Key, value: Any, config: ReplicateConfig = DEFAULT) -> int:
         """Stores a value; a key that has one keeps it."""
         return self._put_one(key, value, config, upsert=False)
 
-    def upsert(self, key: Key, value: Any, config: ReplicateConfig = _DEFAULT) -> int:
+    def upsert(self, key: Key, value: Any, config: ReplicateConfig = DEFAULT) -> int:
         """Stores a value, instead of the one that is there."""
         return self._put_one(key, value, config, upsert=True)
 
-    def put_parts(self, key: Key, *parts: Any, config: ReplicateConfig = _DEFAULT) -> int:
+    def put_parts(self, key: Key, *parts: Any, config: ReplicateConfig = DEFAULT) -> int:
         """Stores parts, one after the other, as one value."""
         return self._put_parts(key, parts, config, upsert=False)
 
-    def upsert_parts(self, key: Key, *parts: Any, config: ReplicateConfig = _DEFAULT) -> int:
+    def upsert_parts(self, key: Key, *parts: Any, config: ReplicateConfig = DEFAULT) -> int:
         """The same, instead of the value that is there."""
         return self._put_parts(key, parts, config, upsert=True)
 
     def put_batch(
-        self, keys: Sequence[Key], values: Sequence[Any], config: ReplicateConfig = _DEFAULT
+        self, keys: Sequence[Key], values: Sequence[Any], config: ReplicateConfig = DEFAULT
     ) -> int:
         """Stores values; 0, or the first error."""
         return self._put_batch(keys, values, config, upsert=False)
 
     def upsert_batch(
-        self, keys: Sequence[Key], values: Sequence[Any], config: ReplicateConfig = _DEFAULT
+        self, keys: Sequence[Key], values: Sequence[Any], config: ReplicateConfig = DEFAULT
     ) -> int:
         """The same, instead of the values that are there."""
         return self._put_batch(keys, values, config, upsert=True)

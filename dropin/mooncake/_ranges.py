@@ -23,7 +23,7 @@ from ._memory import length, pointer
 from ._replicate import ReplicateConfig, checked, refusal, wishes
 from ._zero_copy import Numbers, ZeroCopyCalls
 
-_DEFAULT = ReplicateConfig()
+
 
 
 class RangeCalls(ZeroCopyCalls):
@@ -195,7 +195,7 @@ class SessionCalls(RangeCalls):
     # ---- writing -------------------------------------------------------------------------------
 
     def batch_put_session_start(
-        self, keys: Sequence[Key], sizes: Sequence[int], config: ReplicateConfig = _DEFAULT
+        self, keys: Sequence[Key], sizes: Sequence[int], config: ReplicateConfig = DEFAULT
     ) -> list[int]:
         """Reserves room for values that come in parts; 0 or a negative code each."""
         keys = key_list(keys)

@@ -138,6 +138,10 @@ for _name in _FIELDS:
     setattr(ReplicateConfig, _name, _Field(_name))
 
 
+# Of calls that name none. Nobody changes it.
+DEFAULT = ReplicateConfig()
+
+
 def checked(config: object) -> ReplicateConfig:
     """The config of a call; anything else is the caller's mistake."""
     if not isinstance(config, ReplicateConfig):

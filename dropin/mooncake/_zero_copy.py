@@ -10,9 +10,8 @@ from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, Failed, code_of, say, 
 from ._connection import Connection
 from ._dead import miss_the_dead
 from ._memory import is_memory, length, pointer
-from ._replicate import ReplicateConfig, checked
+from ._replicate import DEFAULT, ReplicateConfig, checked
 
-_DEFAULT = ReplicateConfig()
 # Of a key without a value, and of what cannot be memory.
 _GET_CODES = (OBJECT_NOT_FOUND, INVALID_PARAMS)
 Numbers = Sequence[Sequence[int]]
@@ -50,13 +49,13 @@ class ZeroCopyCalls(StoreBase):
     # ---- writes --------------------------------------------------------------------------------
 
     def put_from(
-        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig = _DEFAULT
+        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig = DEFAULT
     ) -> int:
         """Stores the bytes at an address; a key that has a value keeps it."""
         return self._put_from(key, buffer_ptr, size, config, upsert=False)
 
     def upsert_from(
-        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig = _DEFAULT
+        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig = DEFAULT
     ) -> int:
         """The same, instead of the value that is there."""
         return self._put_from(key, buffer_ptr, size, config, upsert=True)
@@ -66,7 +65,7 @@ class ZeroCopyCalls(StoreBase):
         keys: Sequence[Key],
         buffer_ptrs: Sequence[int],
         sizes: Sequence[int],
-        config: ReplicateConfig = _DEFAULT,
+        config: ReplicateConfig = DEFAULT,
     ) -> list[int]:
         """Stores the bytes at addresses, one range per key."""
         return self._batch_put_from(keys, buffer_ptrs, sizes, config, upsert=False)
@@ -76,7 +75,7 @@ class ZeroCopyCalls(StoreBase):
         keys: Sequence[Key],
         buffer_ptrs: Sequence[int],
         sizes: Sequence[int],
-        config: ReplicateConfig = _DEFAULT,
+        config: ReplicateConfig = DEFAULT,
     ) -> list[int]:
         """The same, instead of the values that are there."""
         return self._batch_put_from(keys, buffer_ptrs, sizes, config, upsert=True)
@@ -86,7 +85,7 @@ class ZeroCopyCalls(StoreBase):
         keys: Sequence[Key],
         all_buffer_ptrs: Numbers,
         all_sizes: Numbers,
-        config: ReplicateConfig = _DEFAULT,
+        config: ReplicateConfig = DEFAULT,
     ) -> list[int]:
         """Stores values that lie in fragments; those of one key become one value, in order."""
         keys, checked_config = key_list(keys), checked(config)
@@ -101,7 +100,7 @@ class ZeroCopyCalls(StoreBase):
         metadata_buffer_ptr: int,
         size: int,
         metadata_size: int,
-        config: ReplicateConfig = _DEFAULT,
+        config: ReplicateConfig = DEFAULT,
     ) -> int:
         """Stores metadata and data, in this order, as one value."""
         (key,) = key_list([key])

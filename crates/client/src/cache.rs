@@ -9,7 +9,7 @@
 //! It also holds the marks of reads that are not told yet (`reads.rs`), one per object. They lie beside the
 //! locators because a read has that shard's lock anyway: marking takes no lock of its own.
 
-use crate::packed::Packed;
+use crate::packed::{First, Packed};
 use hashbrown::HashTable;
 use mooncrate_core::key::KeyHash;
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
@@ -109,6 +109,24 @@ impl Cache {
         entry.used = true;
         let noted = entry.note(&mut shard.marks, shard.round);
         Some((entry.packed.unpack(), noted))
+    }
+
+    /// The same for the first copy of a value in one stripe.
+    pub(crate) fn first(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        held: Option<Now>,
+    ) -> Option<(First, Noted)> {
+        let shard = &mut *self.shard(hash).lock();
+        let at = shard.find(hash, key)?;
+        let entry = &mut shard.entries[at];
+        if held.is_some_and(|now| now >= entry.held) {
+            return None;
+        }
+        let first = entry.packed.first()?;
+        entry.used = true;
+        Some((first, entry.note(&mut shard.marks, shard.round)))
     }
 
     /// The locator of a key, without a mark: the master hears of the read, or cannot hear of it.

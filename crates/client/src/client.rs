@@ -90,11 +90,11 @@ impl Client {
     /// finds.
     pub fn exists_batch(&self, keys: &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error> {
         let deadline = self.deadline();
-        let mut there: Vec<bool> = keys.iter().map(|key| self.exists_near(key)).collect();
+        let there = self.exists_near(keys);
         let unknown = keys.iter().zip(&there).filter_map(|(key, there)| (!there).then_some(*key));
         let unknown: Vec<&[u8]> = unknown.collect();
         let mut asked = by_frame(&unknown, |part| self.ask_existence(part, deadline))?.into_iter();
-        let each = there.drain(..).map(|there| {
+        let each = there.into_iter().map(|there| {
             if there {
                 Ok(true)
             } else {

@@ -7,9 +7,11 @@
 
 use crate::client::Client;
 use crate::get::Source;
+use crate::packed::First;
 use crate::reads::Remembered;
 use mooncrate_core::key;
-use mooncrate_core::plan::{Located, Locator};
+use mooncrate_core::time::Now;
+use mooncrate_core::{Incarnation, SegmentId};
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Read, Transport};
 use std::sync::Arc;
@@ -22,60 +24,80 @@ impl Client {
         len_max: usize,
         make: impl FnOnce(usize) -> B,
     ) -> Option<B> {
-        let near = self.near(key, len_max)?;
-        let mut value = make(near.located.len() as usize);
-        self.read_near(&near, value.as_mut()).then_some(value)
+        let now = boottime();
+        let (first, way) = self.near(key, len_max, now, &mut None)?;
+        let mut value = make(first.len as usize);
+        self.read_near(&first, &*way, value.as_mut(), now).then_some(value)
     }
 
     /// Copies the value into the front of `target`; its length.
     pub fn get_into_near(&self, key: &[u8], len_max: usize, target: &mut [u8]) -> Option<usize> {
-        let near = self.near(key, len_max.min(target.len()))?;
-        let len = near.located.len() as usize;
-        self.read_near(&near, &mut target[..len]).then_some(len)
-    }
-
-    /// Whether the key has a finished object, if that can be seen: its life goes on in memory that is mapped.
-    pub fn exists_near(&self, key: &[u8]) -> bool {
-        let Some(near) = self.near(key, usize::MAX) else { return false };
-        let Located { striping, seal, .. } = near.located;
-        // An empty read looks at the life of the value, and at the leave to serve it.
-        let mut reads = [Read::part(near.locator, striping.len, seal, 0, &mut [])];
-        near.transport.read(&mut reads, boottime().deadline_in(self.config.call_time));
-        reads[0].result.is_ok()
-    }
-
-    fn near(&self, key: &[u8], len_max: usize) -> Option<Near> {
-        key::check(key).ok()?;
         let now = boottime();
+        let (first, way) = self.near(key, len_max.min(target.len()), now, &mut None)?;
+        let len = first.len as usize;
+        self.read_near(&first, &*way, &mut target[..len], now).then_some(len)
+    }
+
+    /// Whether each key has a finished object, where that can be seen: its life goes on in memory that is mapped.
+    pub fn exists_near(&self, keys: &[&[u8]]) -> Vec<bool> {
+        let now = boottime();
+        let mut way = None;
+        let there = |key: &&[u8]| {
+            let Some((first, way)) = self.near(key, usize::MAX, now, &mut way) else {
+                return false;
+            };
+            // An empty read looks at the life of the value, and at the leave to serve it.
+            let mut reads = [Read::part(first.locator, first.len, first.seal, 0, &mut [])];
+            way.read(&mut reads, now.deadline_in(self.config.call_time));
+            reads[0].result.is_ok()
+        };
+        keys.iter().map(there).collect()
+    }
+
+    /// A value that can be read without waiting, and the way to it. `known`: the way of the key before.
+    fn near(
+        &self,
+        key: &[u8],
+        len_max: usize,
+        now: Now,
+        known: &mut Option<Way>,
+    ) -> Option<(First, Arc<dyn Transport>)> {
+        key::check(key).ok()?;
         if self.owes_report(now) {
             return None;
         }
         let mut reads = Remembered::default();
-        let located = self.remembered(key::hash(key), key, &mut reads)?;
+        let first = self.remembered_first(key::hash(key), key, now, &mut reads)?;
         self.note_reads(reads);
-        if located.striping.stripes() != 1 || located.len() > len_max as u64 {
+        if first.len > len_max as u64 {
             return None;
         }
-        let locator = *located.replicas.first()?;
-        let transport = self.engine.near(&locator)?;
-        Some(Near { located, locator, transport })
+        let mount = (first.locator.segment, first.locator.incarnation);
+        let way = match known {
+            Some(way) if way.mount == mount => Arc::clone(&way.transport),
+            _ => {
+                let transport = self.engine.near(&first.locator)?;
+                *known = Some(Way { mount, transport: Arc::clone(&transport) });
+                transport
+            }
+        };
+        Some((first, way))
     }
 
-    fn read_near(&self, near: &Near, into: &mut [u8]) -> bool {
-        let Near { located, locator, transport } = near;
-        let mut reads = [Read::new(*locator, located.len(), located.seal, into)];
-        transport.read(&mut reads, boottime().deadline_in(self.config.call_time));
+    fn read_near(&self, first: &First, way: &dyn Transport, into: &mut [u8], now: Now) -> bool {
+        let mut reads = [Read::new(first.locator, first.len, first.seal, into)];
+        way.read(&mut reads, now.deadline_in(self.config.call_time));
         let read = reads[0].result.is_ok();
         if read {
-            self.count(located, Source { path: transport.path(), copy: 0, disk: false });
+            let from = Source { path: way.path(), copy: 0, disk: false };
+            self.counters.at(first.object.sequence).hit(from, first.len);
         }
         read
     }
 }
 
-/// A value that can be read without waiting.
-struct Near {
-    located: Located,
-    locator: Locator,
+/// The way to a mount.
+struct Way {
+    mount: (SegmentId, Incarnation),
     transport: Arc<dyn Transport>,
 }

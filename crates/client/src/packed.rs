@@ -22,6 +22,15 @@ const GRANTED: u8 = 2;
 /// Where the key begins.
 const KEY: usize = 3;
 
+/// The first copy of a value, and what it must add up to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct First {
+    pub(crate) object: ObjectId,
+    pub(crate) len: u64,
+    pub(crate) seal: Seal,
+    pub(crate) locator: Locator,
+}
+
 /// A key and where its value is.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Packed(Box<[u8]>);
@@ -110,6 +119,19 @@ impl Packed {
         Some(ReadMark { segment, slot, generation, reads, copies, tag })
     }
 
+    /// The first copy of a value in one stripe: its place, its length and its seal. Allocates nothing.
+    pub(crate) fn first(&self) -> Option<First> {
+        let mut from = self.reader();
+        let (striped, granted) = (self.0[0] & STRIPED != 0, self.0[0] & GRANTED != 0);
+        let copies = from.u16();
+        let object = ObjectId { epoch: LeaderEpoch(from.u64()), sequence: from.u64() };
+        let (len, seal) = (from.u64(), Seal(from.u64()));
+        if striped || copies == 0 {
+            return None;
+        }
+        Some(First { object, len, seal, locator: unpack_copy(&mut from, (false, granted)) })
+    }
+
     pub(crate) fn unpack(&self) -> Located {
         let mut from = self.reader();
         let (striped, granted) = (self.0[0] & STRIPED != 0, self.0[0] & GRANTED != 0);
@@ -124,15 +146,7 @@ impl Packed {
         }
         let mut replicas = Vec::with_capacity(copies.into());
         for _ in 0..copies {
-            replicas.push(Locator {
-                segment: SegmentId(from.u64()),
-                incarnation: Incarnation(from.u64()),
-                slot: Slot(from.u32()),
-                generation: Generation(from.u32()),
-                extent: Extent::new(from.u64(), from.u64()).expect("packed from an extent"),
-                stripe: if striped { from.u8() } else { 0 },
-                grant: if granted { unpack_grant(&mut from) } else { None },
-            });
+            replicas.push(unpack_copy(&mut from, (striped, granted)));
         }
         Located { object, striping, seal, more_seals, lease_ms: 0, replicas }
     }
@@ -145,6 +159,18 @@ fn pack_grant(grant: Option<&Grant>, to: &mut Vec<u8>) {
     to.extend(expires_s.to_le_bytes());
     to.push(*right as u8);
     to.extend(mac);
+}
+
+fn unpack_copy(from: &mut Reader<'_>, (striped, granted): (bool, bool)) -> Locator {
+    Locator {
+        segment: SegmentId(from.u64()),
+        incarnation: Incarnation(from.u64()),
+        slot: Slot(from.u32()),
+        generation: Generation(from.u32()),
+        extent: Extent::new(from.u64(), from.u64()).expect("packed from an extent"),
+        stripe: if striped { from.u8() } else { 0 },
+        grant: if granted { unpack_grant(from) } else { None },
+    }
 }
 
 fn unpack_grant(from: &mut Reader<'_>) -> Option<Grant> {

@@ -15,6 +15,7 @@
 
 use crate::cache::Noted;
 use crate::client::Client;
+use crate::packed::First;
 use mooncrate_core::catalog::REPORT_PAUSE_MIN;
 use mooncrate_core::key::KeyHash;
 use mooncrate_core::plan::{Located, ReadMark};
@@ -74,6 +75,15 @@ pub(crate) struct Remembered {
     bytes: u64,
 }
 
+impl Remembered {
+    fn add(&mut self, noted: Noted, len: u64) {
+        if let Noted::New { first } = noted {
+            self.first |= first;
+            self.bytes += len;
+        }
+    }
+}
+
 impl Client {
     /// The remembered place of a key, where this client may use it: one that holds what it reads only while the
     /// hold of an earlier read lasts ([`Client::hold_end`]). Whoever reads it says so by
@@ -87,14 +97,22 @@ impl Client {
         let held = self.config.holds.then(boottime);
         let (located, noted) = self.cache.get(hash, key, held)?;
         self.counters.at(hash.0).cached.one();
-        match noted {
-            Noted::Again => {}
-            Noted::New { first } => {
-                reads.first |= first;
-                reads.bytes += located.len();
-            }
-        }
+        reads.add(noted, located.len());
         Some(located)
+    }
+
+    /// The same for the first copy of a value in one stripe. `now`: the clock.
+    pub(crate) fn remembered_first(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        now: Now,
+        reads: &mut Remembered,
+    ) -> Option<First> {
+        let (first, noted) = self.cache.first(hash, key, self.config.holds.then_some(now))?;
+        self.counters.at(hash.0).cached.one();
+        reads.add(noted, first.len);
+        Some(first)
     }
 
     /// Tells the master of reads, if it is time.

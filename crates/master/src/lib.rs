@@ -13,7 +13,6 @@
 
 pub mod admin;
 pub mod audit;
-mod awake;
 mod changes;
 mod config;
 mod copies;

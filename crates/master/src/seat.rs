@@ -5,14 +5,13 @@
 //! between therefore answers "not the leader", whatever it did to an index that nobody uses any more.
 //! With one master and no election the seat is taken for ever, and the looks cost nothing.
 
-use crate::awake::Awake;
 use crate::handler::{MasterHandler, Scope};
 use crate::service::Master;
 use crate::writers::Writers;
 use mooncrate_core::{LeaderEpoch, TenantId};
 use mooncrate_lock::RwLock;
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::{Answer, Caller, Handler, Peer, Refusal, Reply, Request, Role};
+use mooncrate_wire::{Answer, Caller, Handler, Peer, Refusal, Reply, Request};
 use std::sync::Arc;
 
 /// The place of a leader.
@@ -89,38 +88,30 @@ impl Seat {
 
 /// A seat as the server of control links calls it.
 #[derive(Debug)]
-pub(crate) struct SeatHandler {
-    pub(crate) seat: Arc<Seat>,
-    /// `None`: its worker sleeps when nobody asks.
-    pub(crate) awake: Option<Arc<Awake>>,
-}
+pub(crate) struct SeatHandler(pub(crate) Arc<Seat>);
 
 impl Handler for SeatHandler {
     fn epoch(&self) -> LeaderEpoch {
-        self.seat.master().map_or(LeaderEpoch(0), |master| master.leader_epoch())
+        self.0.master().map_or(LeaderEpoch(0), |master| master.leader_epoch())
     }
 
     fn came(&self, peer: &Peer) {
-        self.seat.writers.came(&peer.name);
+        self.0.writers.came(&peer.name);
     }
 
     fn gone(&self, peer: &Peer) {
-        self.seat.writers.left(&peer.name, boottime(), self.seat.master().is_some());
+        self.0.writers.left(&peer.name, boottime(), self.0.master().is_some());
     }
 
     fn handle(&self, request: Request<'_>, caller: Caller<'_>) -> Answer {
-        // Nodes ask all the time, and none of them waits for it.
-        if let Some(awake) = self.awake.as_ref().filter(|_| caller.peer.role == Role::Client) {
-            awake.touch();
-        }
-        let Some(master) = self.seat.master() else {
-            return Answer::Now(Reply::Refuse(self.seat.refusal()));
+        let Some(master) = self.0.master() else {
+            return Answer::Now(Reply::Refuse(self.0.refusal()));
         };
         let answer = MasterHandler(Arc::clone(&master)).handle(request, caller);
         if !master.is_elected() {
             return answer;
         }
-        let seat = Arc::clone(&self.seat);
+        let seat = Arc::clone(&self.0);
         let judge = move |reply| if master.leads() { reply } else { Reply::Refuse(seat.refusal()) };
         match answer {
             Answer::Now(reply) => Answer::Now(judge(reply)),

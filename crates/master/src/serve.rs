@@ -1,10 +1,8 @@
 //! The threads of a master: workers with a runtime each, and the ticker.
 
-use crate::awake::Awake;
 use crate::seat::{Seat, SeatHandler};
 use crate::service::Master;
 use mooncrate_wire::address::Bound;
-use mooncrate_wire::clock::busy_poll_time;
 use mooncrate_wire::{ServerConfig, serve_control};
 use std::io;
 use std::sync::Arc;
@@ -76,16 +74,11 @@ pub fn serve_seat(
         if sockets.is_empty() {
             break;
         }
-        let time = busy_poll_time();
-        let awake = (!time.is_zero()).then(Arc::<Awake>::default);
-        let handler = Arc::new(SeatHandler { seat: Arc::clone(seat), awake: awake.clone() });
+        let handler = Arc::new(SeatHandler(Arc::clone(seat)));
         let (config, down) = (Arc::new(config.clone()), down.clone());
         let thread = Builder::new().name(format!("master-{worker}"));
         let handle = thread.spawn(move || {
             runtime.block_on(async {
-                if let Some(awake) = awake {
-                    tokio::spawn(async move { awake.keep(time).await });
-                }
                 let mut doors = tokio::task::JoinSet::new();
                 for socket in sockets {
                     let (handler, config) = (Arc::clone(&handler), Arc::clone(&config));

@@ -238,7 +238,7 @@ impl Call for Exists {
     type Done = Result<bool, Error>;
 
     fn near(&mut self, live: &Live) -> Option<Self::Done> {
-        live.store().exists_near(self.0.bytes()).then_some(Ok(true))
+        live.store().exists_near(&[self.0.bytes()])[0].then_some(Ok(true))
     }
 
     fn work(&mut self, live: &Live) -> Self::Done {

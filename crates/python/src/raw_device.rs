@@ -123,6 +123,9 @@ pub(crate) type OnGpus = BTreeMap<usize, Vec<Piece>>;
 /// Which keys have pieces on GPUs. Where none was seen before, only pieces that the host cannot write at all
 /// are asked about.
 pub(crate) fn of_gpus(py: Python<'_>, items: &[(Item<'_>, bool)]) -> OnGpus {
+    if items.iter().all(|(_, known)| *known) {
+        return OnGpus::default();
+    }
     py.detach(|| {
         let unknown = items.iter().enumerate().filter(|(_, (_, known))| !known);
         unknown

@@ -151,7 +151,7 @@ pub(crate) fn exist<'py>(
     let slices = slices(&keys.0);
     if slices.len() <= NEAR_KEYS_MAX {
         let live = store.live(py)?;
-        if slices.iter().all(|key| live.store().exists_near(key)) {
+        if !live.store().exists_near(&slices).contains(&false) {
             return Ok((PyList::new(py, vec![1; slices.len()])?, None));
         }
     }

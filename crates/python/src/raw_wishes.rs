@@ -4,26 +4,47 @@
 use mooncrate_core::SegmentId;
 use mooncrate_core::ids::GroupId;
 use mooncrate_core::plan::{Keep, PutConfig};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
 
 /// Every key but `replicas` may be left out.
-#[derive(Debug, Default, FromPyObject)]
-#[pyo3(from_item_all)]
+#[derive(Debug, Default)]
 pub(crate) struct RawWishes {
     /// Copies, as many of them as there are nodes.
     replicas: u8,
-    #[pyo3(default)]
     soft_pin_ms: Option<u32>,
-    #[pyo3(default)]
     hard_pin: bool,
     /// Empty: none.
-    #[pyo3(default)]
     group: String,
     /// Ids of segments to try first.
-    #[pyo3(default)]
     preferred: Vec<u64>,
-    #[pyo3(default)]
     upsert: bool,
+}
+
+impl<'py> FromPyObject<'_, 'py> for RawWishes {
+    type Error = PyErr;
+
+    /// By hand: PyO3 would raise and drop an exception for each key that is left out, at every put.
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let wishes = object.cast::<PyDict>()?;
+        let mut found = Self::default();
+        for (name, value) in wishes.iter() {
+            match name.cast::<PyString>()?.to_str()? {
+                "replicas" => found.replicas = value.extract()?,
+                "soft_pin_ms" => found.soft_pin_ms = value.extract()?,
+                "hard_pin" => found.hard_pin = value.extract()?,
+                "group" => found.group = value.extract()?,
+                "preferred" => found.preferred = value.extract()?,
+                "upsert" => found.upsert = value.extract()?,
+                other => {
+                    let words = format!("there is no wish `{other}`");
+                    return Err(PyValueError::new_err(words));
+                }
+            }
+        }
+        Ok(found)
+    }
 }
 
 impl RawWishes {

@@ -290,9 +290,9 @@ impl Store {
         self.inner.client.get_near(key, len_max, make)
     }
 
-    /// Whether a key has a value, where that can be seen without waiting; false: ask by [`Store::exists`].
-    pub fn exists_near(&self, key: &[u8]) -> bool {
-        self.inner.client.exists_near(key)
+    /// Whether keys have values, where that can be seen without waiting; false: ask by [`Store::exists`].
+    pub fn exists_near(&self, keys: &[&[u8]]) -> Vec<bool> {
+        self.inner.client.exists_near(keys)
     }
 
     /// The values of many keys; one result each.

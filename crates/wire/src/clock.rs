@@ -5,13 +5,8 @@
 
 use mooncrate_core::time::{Deadline, Now, nanos};
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::LazyLock;
 use std::time::Duration;
 
-const BUSY_POLL_US: u64 = 30;
-/// More than a call may take, and less than anybody would notice.
-const BUSY_POLL_US_MAX: u64 = 1000;
-const BUSY_POLL_CORES_MIN: usize = 8;
 /// The longest that a caller waits beyond what it allows its peer.
 const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
@@ -27,19 +22,6 @@ pub fn boottime() -> Now {
 /// no deadline hangs on it.
 pub fn wall_seconds() -> u32 {
     u32::try_from(clock_gettime(ClockId::Realtime).tv_sec).unwrap_or(0)
-}
-
-/// How long a thread that waits for a peer polls its socket before it sleeps. To be woken costs 5 to 10 us of the 20
-/// that a call takes, but who polls keeps a core from others: where there are few, nobody does.
-/// `MOONCRATE_BUSY_POLL_US` says otherwise; 0: never.
-pub fn busy_poll_time() -> Duration {
-    static TIME: LazyLock<Duration> = LazyLock::new(|| {
-        let said = std::env::var("MOONCRATE_BUSY_POLL_US").ok().and_then(|text| text.parse().ok());
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let by_cores = if cores >= BUSY_POLL_CORES_MIN { BUSY_POLL_US } else { 0 };
-        Duration::from_micros(said.unwrap_or(by_cores).min(BUSY_POLL_US_MAX))
-    });
-    *TIME
 }
 
 /// In a frame: the caller has no deadline.

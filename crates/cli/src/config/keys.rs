@@ -47,6 +47,8 @@ pub(crate) enum Kind {
     Span,
     /// Time, or off.
     SpanOrOff,
+    /// A whole number, at least 1.
+    Count,
     /// A whole number, at least 1, or auto.
     CountOrAuto,
     /// true or false.
@@ -191,7 +193,7 @@ impl Spec {
             Kind::Disks => mooncrate::parse_ssds(text).map(drop),
             Kind::Gpus => gpus(text).map(drop),
             Kind::Span | Kind::SpanOrOff => span(text).map(drop),
-            Kind::CountOrAuto => count(text).map(drop),
+            Kind::Count | Kind::CountOrAuto => count(text).map(drop),
             Kind::Switch => switch(text).map(drop),
             Kind::Policy => text.parse::<PolicyKind>().map(drop).map_err(|e| e.to_string()),
             Kind::Placement => text.parse::<PlacementKind>().map(drop).map_err(|e| e.to_string()),

@@ -214,13 +214,13 @@ fn what_is_near_is_read_without_waiting() {
     let (near, far) = (connect(&fleet.address, true), connect(&fleet.address, false));
     let mut target = vec![0; LEN];
     far.put(b"k", &stamped(b"k", 1, LEN)).unwrap();
-    assert!(!near.exists_near(b"k"), "its place is not known");
+    assert!(!near.exists_near(&[b"k"])[0], "its place is not known");
     assert_eq!(near.get_into_near(b"k", LEN, &mut target), None);
     for store in [&near, &far] {
         judge(b"k", 1, LEN, &store.get(b"k").unwrap().unwrap());
     }
     // Now and then such a call leaves it to an ordinary one to tell the master of the reads.
-    until("it is seen", TIME, || near.exists_near(b"k") || !near.exists(b"k").unwrap());
+    until("it is seen", TIME, || near.exists_near(&[b"k"])[0] || !near.exists(b"k").unwrap());
     until("it is read", TIME, || {
         near.get_into_near(b"k", LEN, &mut target).is_some() || !near.exists(b"k").unwrap()
     });
@@ -234,9 +234,9 @@ fn what_is_near_is_read_without_waiting() {
     });
     assert_eq!(near.get_into_near(b"k", LEN - 1, &mut target), None, "it is larger");
     assert_eq!(near.get_into_near(b"k", LEN, &mut target[1..]), None, "it has no room");
-    assert!(!far.exists_near(b"k"), "its memory is not mapped");
+    assert!(!far.exists_near(&[b"k"])[0], "its memory is not mapped");
     assert_eq!(far.get_into_near(b"k", LEN, &mut target), None);
     assert!(far.remove(b"k", true).unwrap());
-    assert!(!near.exists_near(b"k"));
+    assert!(!near.exists_near(&[b"k"])[0]);
     assert_eq!(near.get_into_near(b"k", LEN, &mut target), None);
 }

@@ -12,7 +12,7 @@ use super::session::Session;
 use super::{HangUp, LinkConfig};
 use crate::address::Address;
 use crate::auth::Credential;
-use crate::clock::{boottime, busy_poll_time};
+use crate::clock::boottime;
 use crate::error::CallError;
 use crate::{fds, tcp};
 use mooncrate_core::time::{Deadline, Now};
@@ -32,8 +32,6 @@ const STEP_MAX: Duration = Duration::from_secs(1);
 const STEP_KEPT: Duration = interrupt::SLICE;
 /// How long the last words to a peer may take, and how long it may take to read them.
 const LAST_WORDS_TIME: Duration = Duration::from_millis(100);
-/// Reads that sleep at once after one that polled in vain.
-const IN_VAIN_PAUSE: u8 = 15;
 /// Parts that go out in one vectored send.
 const PARTS_MAX: usize = 16;
 
@@ -55,10 +53,6 @@ pub(super) struct Channel {
     silence_max: Duration,
     /// Since when we wait and nothing moves; `None`: nobody waits.
     waiting: Option<Now>,
-    /// For how long a read polls for bytes before it sleeps.
-    poll_time: Duration,
-    /// Reads that sleep at once, because one has polled in vain.
-    in_vain: u8,
 }
 
 impl Channel {
@@ -120,8 +114,6 @@ impl Channel {
             hang_up,
             silence_max: Duration::MAX,
             waiting: None,
-            poll_time: busy_poll_time(),
-            in_vain: 0,
         }
     }
 
@@ -182,25 +174,6 @@ impl Channel {
         Ok(credentials)
     }
 
-    /// Polls for bytes for a moment before the thread sleeps for them: a peer that is at it answers within that, and
-    /// to be woken takes as long again. Who polled in vain lately does not each time.
-    fn busy_poll(&mut self) {
-        if self.in_vain > 0 {
-            self.in_vain -= 1;
-            return;
-        }
-        let until = boottime().plus(self.poll_time);
-        let mut byte = [0_u8; 1];
-        while recv(&self.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT)
-            == Err(Errno::AGAIN)
-        {
-            if boottime() >= until {
-                self.in_vain = IN_VAIN_PAUSE;
-                return;
-            }
-        }
-    }
-
     /// Reads at least one byte. With `fds`, on a Unix socket, descriptors are taken along.
     pub(super) fn read(
         &mut self,
@@ -213,9 +186,6 @@ impl Channel {
             let came = self.read_tls(&mut tls, target, deadline, awaited);
             self.tls = Some(tls);
             return came;
-        }
-        if !self.poll_time.is_zero() {
-            self.busy_poll();
         }
         loop {
             self.arm(Way::Read, deadline, awaited)?;
