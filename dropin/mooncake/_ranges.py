@@ -20,10 +20,8 @@ from ._codes import (
 )
 from ._connection import Connection, raw_key
 from ._memory import length, pointer
-from ._replicate import ReplicateConfig, checked, refusal, wishes
+from ._replicate import DEFAULT, ReplicateConfig, checked, refusal, wishes
 from ._zero_copy import Numbers, ZeroCopyCalls
-
-
 
 
 class RangeCalls(ZeroCopyCalls):
