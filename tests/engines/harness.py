@@ -14,12 +14,12 @@ import sys
 import tempfile
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "mooncake"))
 
+# Scripts of the engines import PATIENCE and until from here.
 from processes import PATIENCE, Cluster, Program, until
-
-__all__ = ["PATIENCE", "until"]
 
 PAGES = 8
 
@@ -144,13 +144,14 @@ def round_trip(driver, word, count=PAGES):
 def drive(table, cluster, owner, driver, prefix=""):
     """The checks that are the same for every engine. `owner` has all the memory there is."""
     pages = range(PAGES)
-    with table.check(f"{prefix}pages that nobody stored are misses") as seen:
+    with table.check(f"{prefix}pages that nobody stored are misses"):
         equal("hits", driver.hits("never", pages), 0)
         equal("pages loaded", driver.loads("never", pages), 0)
     with table.check(f"{prefix}pages are stored, found and loaded, bytes verified") as seen:
         round_trip(driver, "first")
         seen.append(f"{PAGES} pages of {driver.size} bytes")
     _without_master(table, cluster, driver, prefix)
+    _meanwhile(table, cluster, driver, prefix)
     _without_owner(table, cluster, owner, driver, prefix)
 
 
@@ -171,6 +172,47 @@ def _without_master(table, cluster, driver, prefix):
     with table.check(f"{prefix}master back: pages are stored again"):
         until("a put is taken", lambda: driver.put("second", pages))
         equal("pages loaded", driver.loads("second", pages), PAGES)
+
+
+def _meanwhile(table, cluster, driver, prefix):
+    """Pages are stored and loaded all the time, while the master is killed and started again."""
+    pages, rounds = range(PAGES), Rounds()
+
+    def operator():
+        rounds.wait(3)
+        cluster.kill_master()
+        rounds.wait(3)
+        cluster.start_master()
+
+    with table.check(f"{prefix}master killed and back under traffic: no wrong byte") as seen:
+        acknowledged = loaded = 0
+        with ThreadPoolExecutor(1) as executor:
+            done = executor.submit(operator)
+            try:
+                while not done.done():
+                    word = f"traffic-{rounds.count % 4}"
+                    acknowledged += driver.put(word, pages)
+                    loaded += driver.loads(word, pages)
+                    rounds.count += 1
+            finally:
+                # The operator waits for no traffic that has ended, and leaves a master behind.
+                rounds.over = True
+            done.result()
+        until("a put is taken", lambda: driver.put("after", pages))
+        equal("pages loaded", driver.loads("after", pages), PAGES)
+        seen.append(f"{rounds.count} rounds, {acknowledged} acknowledged, {loaded} pages loaded")
+
+
+class Rounds:
+    """How far the traffic is."""
+
+    def __init__(self):
+        self.count, self.over = 0, False
+
+    def wait(self, more):
+        """Until so many more rounds are over."""
+        goal = self.count + more
+        until("the traffic goes on", lambda: self.over or self.count >= goal)
 
 
 def _without_owner(table, cluster, owner, driver, prefix):

@@ -5,6 +5,7 @@ none fails and something could not be run.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -67,9 +68,10 @@ def drive(folder, engine):
         except subprocess.TimeoutExpired:
             status = f"none within {LIMIT} s"
         finally:
-            if process.poll() is None:
+            # A script that crashed has left its cluster behind.
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     print(f"{engine}: {len(found)} checks in {time.monotonic() - began:.0f} s; {log}", flush=True)
     if status != 0:

@@ -4,6 +4,7 @@ Left out is what needs a GPU: `wait_for_save` makes a CUDA event first and then 
 thread, as is done here.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -26,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
     MooncakeStoreWorker,
 )
 from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.network_utils import get_ip
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
@@ -88,6 +90,7 @@ class Worker(Driver):
         }
         path.write_text(json.dumps(given))
         os.environ["MOONCAKE_CONFIG_PATH"] = str(path)
+        os.environ["VLLM_RPC_BASE_PATH"] = str(folder)
         self.config = config
         config.kv_transfer_config.kv_connector_extra_config.update(
             {"lookup_rpc_port": next(numbers), "enable_group_semantics": False, **(extra or {})}
@@ -207,12 +210,13 @@ def named_by_address(table, config):
             key = driver.worker.token_dbs[0].key_for(driver.hashes("named", [0])[0])
             (replica, *_) = driver.worker.store.batch_get_replica_desc([key])[key]
             place = replica.get_memory_descriptor().buffer_descriptor.transport_endpoint
-            seen.append("served")
             host, _, port = place.rpartition(":")
+            equal("the place of the memory", host, get_ip())
             try:
                 socket.create_connection((host, int(port)), timeout=PATIENCE).close()
             except OSError as error:
                 raise AssertionError(f"nobody answers where the memory is said to be: {error}") from error
+            seen.append("served")
             driver.close()
 
 
@@ -220,7 +224,6 @@ def main():
     table = Table("vLLM", version("vllm"))
     with live() as cluster:
         folder = pathlib.Path(cluster.folder)
-        os.environ["VLLM_RPC_BASE_PATH"] = str(folder)
         os.environ["MOONCAKE_REQUESTER_LOCAL_HOSTNAME"] = "localhost"
         config = start(folder)
 
@@ -237,9 +240,9 @@ def main():
         with table.check("protocol as it is by default, rdma, without RDMA hardware"):
             round_trip(worker(), "rdma")
         with table.check("memory lent by the engine itself (embedded)"):
-            embedded = worker(protocol="tcp", mode="embedded", global_segment_size=64 << 20)
-            round_trip(embedded, "own")
-            embedded.close()
+            lent = {"mode": "embedded", "global_segment_size": 64 << 20}
+            with contextlib.closing(worker(protocol="tcp", **lent)) as embedded:
+                round_trip(embedded, "own")
         with table.check("owner killed: the code says that there is no such page (-704)"):
             round_trip(driver, "dead")
             for one in list(cluster.clients):
