@@ -388,7 +388,7 @@ mod tests {
         for n in 0..1_000_u64 {
             let packed = Packed::new(&n.to_le_bytes(), &placed(n));
             shard.heap_bytes += packed.heap_bytes();
-            shard.entries.push(Entry { hash: n, packed, used: true, mark: 0, round: 0 });
+            shard.entries.push(Entry { hash: n, packed, held: Now(0), used: true, mark: 0, round: 0 });
             shard.index.insert_unique(n, n as u32, |at| u64::from(*at));
         }
         shard.evict();
