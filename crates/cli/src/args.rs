@@ -222,7 +222,7 @@ pub(crate) struct MasterFlags {
     /// the nodes of an earlier master
     #[arg(long)]
     pub(crate) new_cluster: bool,
-    /// Threads that answer [default: half of the cores, 2 to 8]
+    /// Threads that answer; auto: half of the cores, 2 to 8 [default: auto]
     #[arg(long, value_name = "COUNT")]
     pub(crate) workers: Option<String>,
     /// After how long an unfinished put gives its key back [default: 30s]

@@ -353,10 +353,10 @@ mod tests {
         }
     }
 
-    /// What a full cache of usual keys costs: an entry of 32 bytes, 128 for key and place, and its part of the
+    /// What a full cache of usual keys costs: an entry of 40 bytes, 128 for key and place, and its part of the
     /// tables. It was 1,048,576 locators whatever they took.
     #[test]
-    fn a_full_cache_of_keys_of_32_bytes_takes_184_bytes_each() {
+    fn a_full_cache_of_keys_of_32_bytes_takes_192_bytes_each() {
         const BYTES_MAX: usize = 4 << 20;
         let cache = Cache::new(BYTES_MAX);
         for n in 0..60_000_u64 {
@@ -365,13 +365,13 @@ mod tests {
             cache.insert(key::hash(&key), &key, &placed(n), Now(0));
         }
         let (count, bytes) = cache.size();
-        assert!(bytes <= BYTES_MAX && bytes / count <= 184, "{bytes} bytes, {count} locators");
+        assert!(bytes <= BYTES_MAX && bytes / count <= 192, "{bytes} bytes, {count} locators");
     }
 
     /// The hand goes a few steps per insert, also where everything was used; what was used stays longer.
     #[test]
     fn what_is_read_stays_and_making_room_is_bounded() {
-        let cache = Cache::new(1 << 20);
+        let cache = Cache::new(5 << 18);
         for n in 0..40_000_u64 {
             let key = n.to_le_bytes();
             cache.insert(key::hash(&key), &key, &placed(n), Now(0));
@@ -388,7 +388,14 @@ mod tests {
         for n in 0..1_000_u64 {
             let packed = Packed::new(&n.to_le_bytes(), &placed(n));
             shard.heap_bytes += packed.heap_bytes();
-            shard.entries.push(Entry { hash: n, packed, held: Now(0), used: true, mark: 0, round: 0 });
+            shard.entries.push(Entry {
+                hash: n,
+                packed,
+                held: Now(0),
+                used: true,
+                mark: 0,
+                round: 0,
+            });
             shard.index.insert_unique(n, n as u32, |at| u64::from(*at));
         }
         shard.evict();

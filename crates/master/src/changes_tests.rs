@@ -63,7 +63,7 @@ fn quotas_are_listed_set_and_cleared() {
         ask("DELETE", "/v1/quotas/acme"),
         ask("GET", "/v1/quotas"),
         ask("PUT", "/v1/quotas/acme"),
-        ask("PUT", "/v1/quotas/ACME?bytes=1"),
+        ask("PUT", "/v1/quotas/ac!me?bytes=1"),
         ask("POST", "/v1/quotas/acme?bytes=1"),
     ];
     let asked: Vec<&str> = asked.iter().map(String::as_str).collect();

@@ -209,9 +209,13 @@ pub(crate) fn credentials(chain: Option<&[CertificateDer<'_>]>) -> Vec<Credentia
     certificate.valid_dns_names().filter_map(credential).collect()
 }
 
-/// `role.mooncrate` or `role.tenant.mooncrate`.
+/// `role.mooncrate` or `role.tenant.mooncrate`, in lower case: to whoever signs names of DNS, `Acme` and `acme` are one,
+/// and here they are two tenants.
 fn credential(name: &str) -> Option<Credential> {
     let name = name.strip_suffix(".mooncrate")?;
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return None;
+    }
     let (role, tenant) = match name.split_once('.') {
         Some((role, tenant)) if !tenant.is_empty() => (role, TenantId::named(tenant).ok()?),
         Some(_) => return None,

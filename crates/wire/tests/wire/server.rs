@@ -80,7 +80,7 @@ fn versions_that_do_not_meet_are_named() {
     let error = refused.unwrap_err();
     assert!(matches!(error, CallError::Refused { code: RefusalCode::Version, .. }), "{error}");
     let words = error.to_string();
-    assert!(words.contains("8 to 9") && words.contains("5 to 5"), "{words}");
+    assert!(words.contains("8 to 9") && words.contains("6 to 6"), "{words}");
 }
 
 #[test]
