@@ -121,11 +121,11 @@ class StoreBase:
         end = time.monotonic() + WAIT_SECONDS
         while True:
             try:
-                failed = put(places, wish)
-                if not failed:
+                found = put(places, wish)
+                if not found:
                     return
                 at = list(range(len(keys))) if places is None else places
-                errors = {at[number]: error for number, error in failed.items()}
+                errors = {at[number]: error for number, error in found.items()}
                 busy = [place for place, error in errors.items() if _is_busy(error)]
                 looked = dict(zip(busy, self._look(live, keys, busy), strict=True))
             except mooncrate.Error as error:

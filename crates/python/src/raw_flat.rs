@@ -93,7 +93,7 @@ pub(crate) fn get<'py>(
         }
         let error = match answers.next().expect("one answer per piece") {
             Got::Read(Some(len)) => {
-                codes.push(len as i64);
+                codes.push(i64::try_from(len).unwrap_or(i64::MAX));
                 continue;
             }
             Got::Read(None) => {

@@ -25,7 +25,7 @@ pub(crate) struct RawWishes {
 impl<'py> FromPyObject<'_, 'py> for RawWishes {
     type Error = PyErr;
 
-    /// By hand: PyO3 would raise and drop an exception for each key that is left out, at every put.
+    /// By hand: `PyO3` would raise and drop an exception for each key that is left out, at every put.
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let wishes = object.cast::<PyDict>()?;
         let mut found = Self::default();

@@ -201,9 +201,7 @@ impl Settings {
             name: or_auto("name").map(str::to_owned),
             advertise: or_auto("advertise").map(|text| address(text).expect(CHECKED)),
             election_ttl: time("election_ttl"),
-            workers: or_auto("workers").map_or_else(mooncrate::workers_by_cores, |text| {
-                count(text).expect(CHECKED) as usize
-            }),
+            workers: or_auto("workers").map_or_else(mooncrate::workers_by_cores, whole),
             put_timeout: time("put_timeout"),
             lease_ttl: time("lease_ttl"),
             evict_policy: layers.value("evict_policy").parse().expect(CHECKED),
@@ -291,6 +289,11 @@ fn hostname() -> String {
         "" => "localhost".to_owned(),
         name => name.to_owned(),
     }
+}
+
+/// A number that was checked.
+fn whole(text: &str) -> usize {
+    count(text).expect(CHECKED) as usize
 }
 
 #[cfg(test)]

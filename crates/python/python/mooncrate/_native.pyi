@@ -31,6 +31,7 @@ __all__ = [
     "PagedCache",
     "PagedView",
     "PutSession",
+    "Ranges",
     "Raw",
     "Store",
     "View",
