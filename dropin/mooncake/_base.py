@@ -122,6 +122,9 @@ class StoreBase:
         while True:
             try:
                 found = put(places, wish)
+                for place in places or ():
+                    # They may have been waited for.
+                    codes[place] = OK
                 if not found:
                     return
                 at = list(range(len(keys))) if places is None else places

@@ -140,7 +140,7 @@ def test_a_child_waits_for_no_lock_of_its_parent(make_store):
     held, over = threading.Event(), threading.Event()
 
     def hold():
-        with store._live.lock, store._setup_lock, store._live.registry._lock, pool._changed:
+        with store._live.lock, store._setup_lock, pool._changed:
             held.set()
             over.wait(PATIENCE)
 
