@@ -100,15 +100,7 @@ impl Cache {
         key: &[u8],
         held: Option<Now>,
     ) -> Option<(Located, Noted)> {
-        let shard = &mut *self.shard(hash).lock();
-        let at = shard.find(hash, key)?;
-        let entry = &mut shard.entries[at];
-        if held.is_some_and(|now| now >= entry.held) {
-            return None;
-        }
-        entry.used = true;
-        let noted = entry.note(&mut shard.marks, shard.round);
-        Some((entry.packed.unpack(), noted))
+        self.read(hash, key, held, |packed| Some(packed.unpack()))
     }
 
     /// The same for the first copy of a value in one stripe.
@@ -118,15 +110,25 @@ impl Cache {
         key: &[u8],
         held: Option<Now>,
     ) -> Option<(First, Noted)> {
+        self.read(hash, key, held, Packed::first)
+    }
+
+    fn read<T>(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        held: Option<Now>,
+        place: impl FnOnce(&Packed) -> Option<T>,
+    ) -> Option<(T, Noted)> {
         let shard = &mut *self.shard(hash).lock();
         let at = shard.find(hash, key)?;
         let entry = &mut shard.entries[at];
         if held.is_some_and(|now| now >= entry.held) {
             return None;
         }
-        let first = entry.packed.first()?;
+        let found = place(&entry.packed)?;
         entry.used = true;
-        Some((first, entry.note(&mut shard.marks, shard.round)))
+        Some((found, entry.note(&mut shard.marks, shard.round)))
     }
 
     /// The locator of a key, without a mark: the master hears of the read, or cannot hear of it.
