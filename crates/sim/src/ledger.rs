@@ -21,6 +21,9 @@ type Mount = (SegmentId, Incarnation);
 #[derive(Debug, Default)]
 pub struct Ledger {
     mounts: BTreeMap<Mount, BTreeSet<(Slot, Generation, u16)>>,
+    /// Lives that their owner found bad. The word of it may be lost with a leader; the next one is told
+    /// of a range in use without a value.
+    bad: BTreeSet<(Mount, Slot, Generation)>,
     /// Keys to look for when a leader has heard everybody.
     doubtful: BTreeSet<u16>,
 }
@@ -35,9 +38,16 @@ impl Ledger {
         self.mounts.entry(mount).or_default()
     }
 
+    /// The owner has found these bytes bad.
+    pub fn found_bad(&mut self, at: &Locator) {
+        self.bad.insert(((at.segment, at.incarnation), at.slot, at.generation));
+    }
+
     /// A life is over.
     pub fn freed(&mut self, notice: &Notice) {
-        if let Some(lives) = self.mounts.get_mut(&(notice.segment, notice.incarnation)) {
+        let mount = (notice.segment, notice.incarnation);
+        self.bad.remove(&(mount, notice.slot, notice.generation));
+        if let Some(lives) = self.mounts.get_mut(&mount) {
             lives.retain(|life| (life.0, life.1) != (notice.slot, notice.generation));
         }
     }
@@ -65,12 +75,16 @@ impl Ctx {
         found.map(|at| at as u16)
     }
 
-    /// An owner tells what it holds.
+    /// An owner tells what it holds, and so that what it found bad is gone.
     pub fn told(&mut self, mount: Mount, slots: &[Announced]) {
         for slot in slots {
             let object = slot.life.as_ref().and_then(|life| life.object.as_ref());
             if let Some(key) = object.and_then(|object| self.key_number(&object.label)) {
                 self.ledger.lives(mount).insert((slot.slot, slot.generation, key));
+            }
+            if self.ledger.bad.contains(&(mount, slot.slot, slot.generation)) {
+                let keys = self.ledger.keys_at(mount, slot.slot, slot.generation);
+                self.ledger.doubtful.extend(keys);
             }
         }
     }

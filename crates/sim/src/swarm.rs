@@ -213,7 +213,9 @@ impl Swarm {
         };
         if rng.chance(600) {
             let patterns = *pick(rng, &[0, 0, 5, 100]);
-            (self.disks, self.catalog) = (Some(Disks { patterns, ..disks }), catalog);
+            let promote_reads = *pick(rng, &[2, 2, 1, 5]);
+            (self.disks, self.catalog) =
+                (Some(Disks { patterns, ..disks }), Config { promote_reads, ..catalog });
         }
     }
 

@@ -82,6 +82,7 @@ impl Node {
                 ctx.say(|| format!("n{} verifies {locator:?}: {sound:?}", self.ix));
                 if let Some(Ok(false)) = sound {
                     ctx.mark(Mark::BadRetired);
+                    ctx.ledger.found_bad(&locator);
                 }
             }
             ToNode::Attach { call, segment, incarnation } => {
