@@ -35,21 +35,28 @@ const VALUE_BYTES: usize = 4 << 10;
 const SETTLE: Duration = Duration::from_secs(1);
 /// How often that is counted anew because a thread ended meanwhile: one of a link that had not been used for long.
 const RESTS: usize = 8;
-/// Keys that are asked for.
-const ASKED: u64 = 64;
+/// Keys that are there all the time.
+const SEEN: u64 = 64;
 /// Numbers of keys that come and go.
 const FRESH: u64 = 1 << 40;
 
 /// What is timed.
 #[derive(Clone, Copy, Debug)]
 enum Call {
-    Exists,
+    /// Of keys that the client remembers.
+    Seen,
+    /// Of keys that are not there: the master answers.
+    Asked,
     Put,
     Remove,
 }
 
-const CALLS: [(Call, &str); 3] =
-    [(Call::Exists, "exists"), (Call::Put, "put, 4 KiB"), (Call::Remove, "remove")];
+const CALLS: [(Call, &str); 4] = [
+    (Call::Seen, "exists, seen in memory"),
+    (Call::Asked, "exists, asked for"),
+    (Call::Put, "put, 4 KiB"),
+    (Call::Remove, "remove"),
+];
 
 /// A master, its nodes and a client that has met all of them.
 struct Cluster {
@@ -65,7 +72,7 @@ struct Cluster {
 /// What one size of a cluster came to.
 struct Measured {
     nodes: u64,
-    calls: [Series; 3],
+    calls: [Series; CALLS.len()],
     idle: Idle,
 }
 
@@ -107,7 +114,7 @@ impl Cluster {
         let value = noise(VALUE_BYTES);
         let cluster = Self { store, value, next: FRESH, nodes: peer, master, _folder: folder };
         cluster.meet_all(nodes)?;
-        for number in 0..ASKED {
+        for number in 0..SEEN {
             ensure!(
                 cluster.store.put(&key(number), &cluster.value)? == Stored::New,
                 "a key was there"
@@ -132,14 +139,14 @@ impl Cluster {
         Ok(())
     }
 
-    fn measure(&mut self, effort: &Effort) -> Result<[Series; 3]> {
+    fn measure(&mut self, effort: &Effort) -> Result<[Series; CALLS.len()]> {
         let shared = std::cell::RefCell::new(self);
         let lap = |call| {
             let shared = &shared;
             move |lap: &mut Lap| shared.borrow_mut().lap(call, lap)
         };
-        let [mut exists, mut put, mut remove] = CALLS.map(|(call, _)| lap(call));
-        take_turns(effort, [&mut exists, &mut put, &mut remove])
+        let [mut seen, mut asked, mut put, mut remove] = CALLS.map(|(call, _)| lap(call));
+        take_turns(effort, [&mut seen, &mut asked, &mut put, &mut remove])
     }
 
     /// One round of a call. What is needed before or left after it is not timed.
@@ -150,9 +157,12 @@ impl Cluster {
             *next += 1;
             let fresh = key(*next);
             match call {
-                Call::Exists => {
-                    let asked = key(*next % ASKED);
-                    ensure!(lap.time(|| store.exists(&asked))?, "a value is gone");
+                Call::Seen => {
+                    let seen = key(*next % SEEN);
+                    ensure!(lap.time(|| store.exists(&seen))?, "a value is gone");
+                }
+                Call::Asked => {
+                    ensure!(!lap.time(|| store.exists(&fresh))?, "a key was there");
                 }
                 Call::Put => {
                     ensure!(lap.time(|| put(&fresh))? == Stored::New, "a key was there");

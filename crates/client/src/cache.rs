@@ -137,6 +137,12 @@ impl Cache {
         Some(shard.entries[shard.find(hash, key)?].packed.unpack())
     }
 
+    /// The same for the first copy of a value in one stripe, of a client that holds nothing.
+    pub(crate) fn peek_first(&self, hash: KeyHash, key: &[u8]) -> Option<First> {
+        let shard = &*self.shard(hash).lock();
+        shard.entries[shard.find(hash, key)?].packed.first()
+    }
+
     /// Moves all marks to the end of `into`, as far as a report has room for them.
     pub(crate) fn take_marks(&self, into: &mut Vec<ReadMark>) {
         for shard in &self.shards {

@@ -25,7 +25,7 @@ impl Client {
         make: impl FnOnce(usize) -> B,
     ) -> Option<B> {
         let now = boottime();
-        let (first, way) = self.near(key, len_max, now, &mut None)?;
+        let (first, way) = self.near(key, len_max, now, true, &mut None)?;
         let mut value = make(first.len as usize);
         self.read_near(&first, &*way, value.as_mut(), now).then_some(value)
     }
@@ -33,17 +33,19 @@ impl Client {
     /// Copies the value into the front of `target`; its length.
     pub fn get_into_near(&self, key: &[u8], len_max: usize, target: &mut [u8]) -> Option<usize> {
         let now = boottime();
-        let (first, way) = self.near(key, len_max.min(target.len()), now, &mut None)?;
+        let (first, way) = self.near(key, len_max.min(target.len()), now, true, &mut None)?;
         let len = first.len as usize;
         self.read_near(&first, &*way, &mut target[..len], now).then_some(len)
     }
 
     /// Whether each key has a finished object, where that can be seen: its life goes on in memory that is mapped.
+    /// It is no read: who asks often makes nothing hot, and keeps nothing, unless this client holds what it finds.
     pub fn exists_near(&self, keys: &[&[u8]]) -> Vec<bool> {
         let now = boottime();
         let mut way = None;
         let there = |key: &&[u8]| {
-            let Some((first, way)) = self.near(key, usize::MAX, now, &mut way) else {
+            let reads = self.config.holds;
+            let Some((first, way)) = self.near(key, usize::MAX, now, reads, &mut way) else {
                 return false;
             };
             // An empty read looks at the life of the value, and at the leave to serve it.
@@ -54,21 +56,29 @@ impl Client {
         keys.iter().map(there).collect()
     }
 
-    /// A value that can be read without waiting, and the way to it. `known`: the way of the key before.
+    /// A value that can be read without waiting, and the way to it. `reads`: the master is to hear of it. `known`:
+    /// the way of the key before.
     fn near(
         &self,
         key: &[u8],
         len_max: usize,
         now: Now,
+        reads: bool,
         known: &mut Option<Way>,
     ) -> Option<(First, Arc<dyn Transport>)> {
         key::check(key).ok()?;
         if self.owes_report(now) {
             return None;
         }
-        let mut reads = Remembered::default();
-        let first = self.remembered_first(key::hash(key), key, now, &mut reads)?;
-        self.note_reads(reads);
+        let hash = key::hash(key);
+        let first = if reads {
+            let mut noted = Remembered::default();
+            let first = self.remembered_first(hash, key, now, &mut noted)?;
+            self.note_reads(noted);
+            first
+        } else {
+            self.cache.peek_first(hash, key)?
+        };
         if first.len > len_max as u64 {
             return None;
         }

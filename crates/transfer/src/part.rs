@@ -77,7 +77,7 @@ impl Cover {
     ) -> Result<(), CallError> {
         let mut send = |start, len| {
             let read = message::Read { locator: *locator, start, len };
-            link.send_data(&DataRequest::Read(read), &[], deadline)
+            link.queue_data(&DataRequest::Read(read), &[], deadline)
         };
         send(self.first, self.last - self.first)?;
         if !self.is_whole() {

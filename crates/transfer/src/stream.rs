@@ -100,6 +100,7 @@ impl Stream {
     ) -> Result<StreamWritten<'a>, TransferError> {
         let mut link = self.link(deadline)?;
         let seal = send_value(&mut link, write, deadline)?;
+        link.flush(deadline)?;
         Ok(StreamWritten { link, locator: write.locator, token: write.token, seal })
     }
 
@@ -178,7 +179,7 @@ fn ask(link: &mut PooledLink<'_>, read: &Read<'_>, deadline: Deadline) -> Result
         return cover.ask(link, &read.locator, deadline);
     }
     let Read { locator, len, .. } = *read;
-    link.send_data(&DataRequest::Read(message::Read { locator, start: 0, len }), &[], deadline)?;
+    link.queue_data(&DataRequest::Read(message::Read { locator, start: 0, len }), &[], deadline)?;
     Ok(())
 }
 
@@ -319,7 +320,7 @@ impl Transport for Stream {
     }
 }
 
-/// Sends a value; its seal.
+/// Sends a value, or queues it; its seal.
 fn send_value(
     link: &mut PooledLink<'_>,
     write: &Write<'_>,
@@ -333,7 +334,7 @@ fn send_value(
             sums.update(piece);
         }
         let parts: Vec<IoSlice<'_>> = write.value.iter().map(|p| IoSlice::new(p)).collect();
-        link.send_data(&request, &parts, deadline)?;
+        link.queue_data(&request, &parts, deadline)?;
     } else {
         link.send_data(&request, &[], deadline)?;
         for chunk in write.value.iter().flat_map(|piece| piece.chunks(CHUNK_BYTES)) {
@@ -393,7 +394,7 @@ impl<'a> StreamSent<'a> {
             let sent = send_value(link, write, deadline).and_then(|seal| {
                 let (locator, token) = (write.locator, write.token);
                 let signal = message::Signal { locator, token, seal };
-                link.send_data(&DataRequest::Signal(signal), &[], deadline)?;
+                link.queue_data(&DataRequest::Signal(signal), &[], deadline)?;
                 Ok(seal)
             });
             match sent {
@@ -401,6 +402,10 @@ impl<'a> StreamSent<'a> {
                 Err(error) => return self.give_up(error),
             }
             (bytes, count) = (bytes + write.len(), count + 1);
+        }
+        let flushed = self.link.as_mut().map_or(Ok(()), |link| link.flush(deadline));
+        if let Err(error) = flushed {
+            self.give_up(error);
         }
     }
 

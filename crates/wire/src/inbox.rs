@@ -40,6 +40,11 @@ impl Inbox {
         Ok(Some(frame))
     }
 
+    /// Whether the next frame is here, or something that is none.
+    pub fn has_frame(&self) -> bool {
+        !matches!(decode_frame(&self.bytes[self.start..self.end]), Ok(None))
+    }
+
     /// Bytes of a frame's body.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         &self.bytes[range]

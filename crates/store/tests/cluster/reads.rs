@@ -207,6 +207,21 @@ fn a_hold_that_is_half_over_is_asked_for_again() {
     assert_eq!(holder.counts().cached, 0);
 }
 
+/// Whoever asks often whether a key is there makes nothing hot and keeps nothing; who holds what it finds does.
+#[test]
+fn to_ask_whether_a_key_is_there_is_no_read() {
+    let fleet = Fleet::start(&["a"]);
+    let store = connect(&fleet.address, true);
+    store.put(b"k", &stamped(b"k", 1, LEN)).unwrap();
+    judge(b"k", 1, LEN, &store.get(b"k").unwrap().unwrap());
+    let read = store.counts().cached;
+    until("its memory is mapped", TIME, || store.exists_near(&[b"k"])[0]);
+    for _ in 0..10 {
+        assert!(store.exists(b"k").unwrap());
+    }
+    assert_eq!(store.counts().cached, read);
+}
+
 /// Calls that wait for nobody: they see what is remembered and mapped, and have no answer for anything else.
 #[test]
 fn what_is_near_is_read_without_waiting() {

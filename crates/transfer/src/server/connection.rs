@@ -140,12 +140,20 @@ impl<'a> Connection<'a> {
             let id = asked.id;
             let asked = take(server, peer, asked.request);
             self.answer(id, asked, deadline)?;
-            self.busy.store(false, Ordering::Release);
+            if !self.link.has_request() {
+                self.link.flush(deadline)?;
+                self.busy.store(false, Ordering::Release);
+            }
         }
-        Ok(())
+        self.link.flush(boottime().deadline_in(REQUEST_TIME_MAX))
     }
 
+    /// Answers. What small puts are told, one after the other, leaves together; nobody's answer waits for
+    /// a request that may take long.
     fn answer(&mut self, id: RequestId, asked: Asked, deadline: Deadline) -> Result<(), CallError> {
+        if !self.is_quick(&asked) {
+            self.link.flush(deadline)?;
+        }
         let reply = match asked {
             Asked::Read(read) => return self.read(id, &read, deadline),
             Asked::Attach(segment) => return self.attach(id, segment, deadline),
@@ -177,7 +185,23 @@ impl<'a> Connection<'a> {
                 }))
             }
         };
-        self.link.send_reply(id, &reply, &[], deadline)
+        self.link.queue_reply(id, &reply, &[], deadline)
+    }
+
+    /// Whether a request waits for nothing but bytes of its peer.
+    fn is_quick(&self, asked: &Asked) -> bool {
+        let near = |segment: SegmentId| {
+            self.server.segments.get(segment).is_none_or(|segment| segment.far().is_none())
+        };
+        match asked {
+            Asked::Write(put) => near(put.locator.segment),
+            Asked::Read(read) => near(read.locator.segment),
+            // What did not come through us is summed now.
+            Asked::Signal(signal) => {
+                self.puts.get(&life(&signal.locator)).is_none_or(|put| put.how == How::Streamed)
+            }
+            _ => false,
+        }
     }
 
     /// Sends a value, pinned until its last byte has left (R5).
@@ -192,7 +216,7 @@ impl<'a> Connection<'a> {
         let tally = &self.server.tally;
         let pin = match self.find_pinned(&read.locator) {
             Ok(pin) => pin,
-            Err(error) => return self.link.send_reply(id, &refused(error), &[], deadline),
+            Err(error) => return self.link.queue_reply(id, &refused(error), &[], deadline),
         };
         if pin.segment().far().is_some() {
             if let Some(sent) = self.read_far(id, read, &pin, deadline)? {
@@ -207,10 +231,10 @@ impl<'a> Connection<'a> {
             .and_then(|start| bytes.get(start..start.checked_add(read.len as usize)?));
         let Some(part) = part else {
             let error = tally.refused.wire(DataError::OutOfBounds);
-            return self.link.send_reply(id, &refused(error), &[], deadline);
+            return self.link.queue_reply(id, &refused(error), &[], deadline);
         };
         let reply = DataReply::Read(ReadReply { result: Ok(part.len() as u64) });
-        self.link.send_reply(id, &reply, &[IoSlice::new(part)], deadline)?;
+        self.link.queue_reply(id, &reply, &[IoSlice::new(part)], deadline)?;
         tally.reads.note(boottime().since(began));
         tally.read_bytes.add(part.len() as u64);
         Ok(())
@@ -276,7 +300,7 @@ impl<'a> Connection<'a> {
                 fds.extend(life.as_ref().and_then(|life| life.fd()));
                 self.link.send_reply_with_fds(id, &reply, &fds, deadline)
             }
-            Err(error) => self.link.send_reply(id, &DataReply::Attach(Err(error)), &[], deadline),
+            Err(error) => self.link.queue_reply(id, &DataReply::Attach(Err(error)), &[], deadline),
         }
     }
 
@@ -326,7 +350,7 @@ impl<'a> Connection<'a> {
                 let payload: Vec<_> = segment.writable_fd().into_iter().collect();
                 self.link.send_reply_with_fds(id, &reply, &payload, deadline)
             }
-            Err(error) => self.link.send_reply(id, &DataReply::Begin(Err(error)), &[], deadline),
+            Err(error) => self.link.queue_reply(id, &DataReply::Begin(Err(error)), &[], deadline),
         }
     }
 

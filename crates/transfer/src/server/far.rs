@@ -39,13 +39,13 @@ impl Connection<'_> {
             Err(error) => {
                 let error = self.server.tally.refused.wire(error);
                 let refused = DataReply::Read(ReadReply { result: Err(error) });
-                self.link.send_reply(id, &refused, &[], deadline)?;
+                self.link.queue_reply(id, &refused, &[], deadline)?;
                 return Ok(None);
             }
         };
         let reply = DataReply::Read(ReadReply { result: Ok(read.len) });
         let piece = IoSlice::new(&room.bytes()[..count]);
-        self.link.send_reply(id, &reply, &[piece], piece_deadline(deadline))?;
+        self.link.queue_reply(id, &reply, &[piece], piece_deadline(deadline))?;
         let mut sent = count as u64;
         while sent < read.len {
             count = piece_len(&mut *room, read.len - sent);
@@ -112,7 +112,7 @@ impl Connection<'_> {
             }
             Err(error) => {
                 let error = self.server.tally.refused.wire(error);
-                self.link.send_reply(id, &DataReply::Lend(Err(error)), &[], deadline)
+                self.link.queue_reply(id, &DataReply::Lend(Err(error)), &[], deadline)
             }
         }
     }

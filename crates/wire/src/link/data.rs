@@ -12,6 +12,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Bytes received at a time: what arrived is summed by the caller while it is in cache.
 const CHUNK_BYTES: usize = 256 << 10;
+/// An attachment up to this size is copied to be sent together with others: a copy of 16 KiB takes less time than
+/// a system call.
+const QUEUED_PART_MAX: u64 = 16 << 10;
+/// What waits to be sent together leaves when it is this much.
+const QUEUED_BYTES_MAX: usize = 64 << 10;
 
 /// A request that arrived.
 #[derive(Debug)]
@@ -33,6 +38,19 @@ impl Link {
         parts: &[IoSlice<'_>],
         deadline: Deadline,
     ) -> Result<RequestId, CallError> {
+        let id = self.queue_data(request, parts, deadline)?;
+        self.flush(deadline)?;
+        Ok(id)
+    }
+
+    /// The same, but what is small waits for what follows, for [`Link::flush`], or until this side waits for
+    /// the peer.
+    pub fn queue_data(
+        &mut self,
+        request: &DataRequest<'_>,
+        parts: &[IoSlice<'_>],
+        deadline: Deadline,
+    ) -> Result<RequestId, CallError> {
         let attached = match request {
             DataRequest::Write(write) => write.put.len,
             DataRequest::WritePart(part) => part.len,
@@ -44,7 +62,7 @@ impl Link {
             self.in_flight.retain(|(asked, _)| *asked != id);
             return Err(error);
         }
-        self.flush(attached, parts, deadline)?;
+        self.queue(attached, parts, deadline)?;
         Ok(id)
     }
 
@@ -109,6 +127,9 @@ impl Link {
         if at > 0 {
             on_chunk(&target[..at]);
         }
+        if at < target.len() {
+            self.flush(deadline)?;
+        }
         while at < target.len() {
             let end = target.len().min(at + CHUNK_BYTES);
             let piece = &mut target[at..end];
@@ -164,8 +185,13 @@ impl Link {
         Ok(Asked { id, deadline, request })
     }
 
-    /// The called side: answers. A `Read` is followed by its bytes, as in [`Link::send_data`].
-    pub fn send_reply(
+    /// The called side: whether another request is here already, so that answers can wait for its answer.
+    pub fn has_request(&self) -> bool {
+        self.inbox.has_frame()
+    }
+
+    /// The called side: answers, as [`Link::queue_data`] asks. A `Read` is followed by its bytes.
+    pub fn queue_reply(
         &mut self,
         id: RequestId,
         reply: &DataReply,
@@ -177,7 +203,7 @@ impl Link {
             _ => 0,
         };
         self.stage(reply.kind(), id, true, deadline, |out| reply.encode(out))?;
-        self.flush(attached, parts, deadline)
+        self.queue(attached, parts, deadline)
     }
 
     /// The called side: answers, with descriptors. Only on Unix sockets.
@@ -191,8 +217,9 @@ impl Link {
         self.write_with_fds(reply.kind(), id, true, deadline, fds, |out| reply.encode(out))
     }
 
-    /// Sends the outbox and the first parts of an attachment.
-    fn flush(
+    /// Takes the first parts of the attachment of the last frame in the outbox, and sends all of it if it is not
+    /// small, or more bytes follow.
+    fn queue(
         &mut self,
         attached: u64,
         parts: &[IoSlice<'_>],
@@ -201,8 +228,12 @@ impl Link {
         let given: u64 = parts.iter().map(|part| part.len() as u64).sum();
         assert!(given <= attached, "more bytes than were announced");
         self.attached_out = attached - given;
-        let sent = self.channel.write_parts(&self.outbox, parts, deadline, "room to send");
-        self.broken |= sent.is_err();
-        sent
+        if given < attached || given > QUEUED_PART_MAX {
+            return self.send_outbox(parts, deadline);
+        }
+        for part in parts {
+            self.outbox.extend_from_slice(part);
+        }
+        if self.outbox.len() < QUEUED_BYTES_MAX { Ok(()) } else { self.flush(deadline) }
     }
 }

@@ -9,7 +9,7 @@
 //! What must stay true: any error closes the link for good, because nobody knows how far the stream
 //! got; a reply is matched with a request that is in flight, by number and kind, before anybody
 //! sees it; a frame of the other kind of link is refused; an attachment is taken (or skipped)
-//! completely before the next frame.
+//! completely before the next frame; what was queued leaves before this side waits for the peer.
 
 mod channel;
 mod data;
@@ -31,7 +31,7 @@ use crate::tls;
 use channel::Channel;
 use mooncrate_core::ids::TenantId;
 use mooncrate_core::time::Deadline;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -39,6 +39,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use data::Asked;
+
+/// An outbox that a large frame stretched beyond this is given back.
+const KEEP_BYTES_MAX: usize = 256 << 10;
 
 /// Settings of a link.
 #[derive(Clone, Debug)]
@@ -98,7 +101,7 @@ pub struct Link {
     /// What the called side said of itself.
     peer: HelloAck,
     inbox: Inbox,
-    /// Header and body of the frame being sent, kept for its memory.
+    /// The frame being sent, behind those that were queued. Empty after every send, and kept for its memory.
     outbox: Vec<u8>,
     last_request: u64,
     in_flight: Vec<(RequestId, Kind)>,
@@ -335,6 +338,7 @@ impl Link {
             && self.inbox.held() == 0
             && self.attached_in == 0
             && self.attached_out == 0
+            && self.outbox.is_empty()
     }
 
     /// Whether it is at rest, and the peer has not hung up. One system call.
@@ -390,9 +394,7 @@ impl Link {
             self.in_flight.retain(|(asked, _)| *asked != id);
             return Err(error);
         }
-        let sent = self.channel.write_all(&self.outbox, &[], deadline, "room to send");
-        self.broken |= sent.is_err();
-        sent
+        self.flush(deadline)
     }
 
     /// The next reply, if one has begun to arrive; a hang-up of the peer is an error. One system call if
@@ -461,7 +463,7 @@ impl Link {
         RequestId(self.last_request)
     }
 
-    /// Puts one frame into the outbox.
+    /// Puts one frame into the outbox, behind those that wait there.
     fn stage(
         &mut self,
         kind: Kind,
@@ -476,9 +478,27 @@ impl Link {
         assert!(self.attached_out == 0, "the last attachment was not sent completely");
         let deadline_ms = if reply { 0 } else { budget_ms(deadline, boottime()) };
         let stamp = Stamp { version: self.version, kind, reply, request, deadline_ms };
-        self.outbox.clear();
         encode_frame(&mut self.outbox, stamp, encode)?;
         Ok(())
+    }
+
+    /// Sends what was queued. No system call if there is nothing.
+    pub fn flush(&mut self, deadline: Deadline) -> Result<(), CallError> {
+        self.send_outbox(&[], deadline)
+    }
+
+    /// Sends the outbox and the first parts of an attachment.
+    fn send_outbox(&mut self, parts: &[IoSlice<'_>], deadline: Deadline) -> Result<(), CallError> {
+        if self.outbox.is_empty() {
+            return Ok(());
+        }
+        let sent = self.channel.write_parts(&self.outbox, parts, deadline, "room to send");
+        self.outbox.clear();
+        if self.outbox.capacity() > KEEP_BYTES_MAX {
+            self.outbox = Vec::new();
+        }
+        self.broken |= sent.is_err();
+        sent
     }
 
     /// Sends one frame in one piece.
@@ -502,12 +522,20 @@ impl Link {
         fds: &[BorrowedFd<'_>],
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), CallError> {
+        if !fds.is_empty() {
+            // They travel with the first byte, which is to be one of their frame.
+            self.flush(deadline)?;
+        }
         if let Err(error) = self.stage(kind, request, reply, deadline, encode) {
             // Nothing was sent, so the link is as good as before.
             self.in_flight.retain(|(asked, _)| *asked != request);
             return Err(error);
         }
+        if fds.is_empty() {
+            return self.flush(deadline);
+        }
         let sent = self.channel.write_all(&self.outbox, fds, deadline, "room to send");
+        self.outbox.clear();
         self.broken |= sent.is_err();
         sent
     }
@@ -544,6 +572,7 @@ impl Link {
             if let Some(frame) = self.inbox.next_frame()? {
                 return Ok(frame);
             }
+            self.flush(deadline)?;
             // Descriptors travel on data links only; elsewhere a plain read drops them.
             let fds = (self.kind == LinkKind::Data).then_some(&mut self.fds);
             let count = self.channel.read(self.inbox.space(), fds, deadline, awaited)?;

@@ -8,10 +8,11 @@ use mooncrate_wire::clock::boottime;
 use mooncrate_wire::frame::{VERSION_MAX, VERSION_MIN};
 use mooncrate_wire::message::*;
 use mooncrate_wire::{
-    Address, CallError, DataError, Gate, Kind, Link, LinkConfig, LinkKind, RefusalCode,
+    Address, CallError, DataError, Gate, Kind, Link, LinkConfig, LinkKind, RefusalCode, RequestId,
 };
 use std::io::{IoSlice, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Barrier;
 use std::time::Duration;
 
 const DATA: Hello = Hello {
@@ -69,6 +70,11 @@ fn dial(address: &Address) -> Link {
     Link::connect(address, &DATA, &LinkConfig::default(), within(2000)).unwrap()
 }
 
+fn answer(node: &mut Link, id: RequestId, reply: &DataReply, parts: &[IoSlice<'_>]) {
+    node.queue_reply(id, reply, parts, within(5000)).unwrap();
+    node.flush(within(5000)).unwrap();
+}
+
 /// Runs both ends, over TCP and over a Unix socket.
 fn both(node: impl Fn(&mut Link) + Sync, client: impl Fn(&mut Link)) {
     let folder = tempfile::tempdir().unwrap();
@@ -105,20 +111,20 @@ fn a_value_goes_over_in_parts_and_comes_back() {
                 node.recv_attachment(second, |piece| seen.extend_from_slice(piece), within(5000))
                     .unwrap();
                 assert!(bytes == *sent && seen == *sent, "{len} bytes");
-                node.send_reply(id, &DataReply::Write(Ok(())), &[], within(2000)).unwrap();
+                answer(node, id, &DataReply::Write(Ok(())), &[]);
 
                 let asked = node.recv_request(within(2000)).unwrap();
                 let DataRequest::Signal(signal) = asked.request else { panic!() };
                 assert_eq!(signal.seal, Seal(3));
                 let id = asked.id;
-                node.send_reply(id, &DataReply::Signal(Ok(())), &[], within(2000)).unwrap();
+                answer(node, id, &DataReply::Signal(Ok(())), &[]);
 
                 let asked = node.recv_request(within(2000)).unwrap();
                 let DataRequest::Read(read) = asked.request else { panic!() };
                 let (id, start) = (asked.id, read.start as usize);
                 let part = &bytes[start..start + read.len as usize];
                 let reply = DataReply::Read(ReadReply { result: Ok(part.len() as u64) });
-                node.send_reply(id, &reply, &[IoSlice::new(part)], within(5000)).unwrap();
+                answer(node, id, &reply, &[IoSlice::new(part)]);
             },
             |client| {
                 assert_eq!(client.peer().host, HostId(9));
@@ -158,6 +164,82 @@ fn a_value_goes_over_in_parts_and_comes_back() {
     }
 }
 
+/// What is queued leaves together: when that is asked for, when it is much, or when its sender waits.
+#[test]
+fn small_frames_leave_together() {
+    const VALUES: usize = 5;
+    let sent = &value(1000);
+    let (queued, looked) = (&Barrier::new(2), &Barrier::new(2));
+    both(
+        |node| {
+            queued.wait();
+            assert!(node.is_idle(), "something left before it was to");
+            looked.wait();
+            for n in 0..VALUES {
+                let id = node.recv_request(within(5000)).unwrap().id;
+                let mut bytes = vec![0; sent.len()];
+                node.recv_attachment(&mut bytes, |_| (), within(5000)).unwrap();
+                assert!(bytes == *sent);
+                node.queue_reply(id, &DataReply::Write(Ok(())), &[], within(5000)).unwrap();
+                assert_eq!(node.has_request(), n + 1 < VALUES);
+                assert!(!node.at_rest(), "an answer left before it was to");
+            }
+            // Nothing comes; before it waits for that, the answers leave.
+            assert!(node.recv_request(within(5000)).is_err());
+        },
+        |client| {
+            let write = DataRequest::Write(Write { put: put(sent.len()) });
+            for _ in 0..VALUES {
+                client.queue_data(&write, &[IoSlice::new(sent)], within(5000)).unwrap();
+            }
+            queued.wait();
+            looked.wait();
+            client.flush(within(5000)).unwrap();
+            for _ in 0..VALUES {
+                let (_, reply) = client.recv_data(within(5000)).unwrap();
+                assert_eq!(reply, DataReply::Write(Ok(())));
+            }
+        },
+    );
+}
+
+/// Values that are copied, values that are not and what is more than waits keep their order and their bytes.
+#[test]
+fn queued_values_of_all_sizes_arrive_as_they_are() {
+    let sizes = [0, 1, 16 << 10, (16 << 10) + 1, 3, 60_000, 16_000, 16_000, 16_000, 16_000, 5];
+    both(
+        |node| {
+            for size in sizes {
+                let id = node.recv_request(within(5000)).unwrap().id;
+                let mut bytes = vec![0; size];
+                node.recv_attachment(&mut bytes, |_| (), within(5000)).unwrap();
+                node.queue_reply(id, &DataReply::Write(Ok(())), &[], within(5000)).unwrap();
+                assert!(bytes == value(size), "{size} bytes");
+                let id = node.recv_request(within(5000)).unwrap().id;
+                let reply = DataReply::Read(ReadReply { result: Ok(size as u64) });
+                node.queue_reply(id, &reply, &[IoSlice::new(&bytes)], within(5000)).unwrap();
+            }
+            node.flush(within(5000)).unwrap();
+        },
+        |client| {
+            for size in sizes {
+                let write = DataRequest::Write(Write { put: put(size) });
+                client.queue_data(&write, &[IoSlice::new(&value(size))], within(5000)).unwrap();
+                let read =
+                    DataRequest::Read(Read { locator: locator(), start: 0, len: size as u64 });
+                client.queue_data(&read, &[], within(5000)).unwrap();
+            }
+            for size in sizes {
+                client.recv_data(within(5000)).unwrap();
+                client.recv_data(within(5000)).unwrap();
+                let mut bytes = vec![0; size];
+                client.recv_attachment(&mut bytes, |_| (), within(5000)).unwrap();
+                assert!(bytes == value(size), "{size} bytes");
+            }
+        },
+    );
+}
+
 #[test]
 fn a_refused_value_is_skipped_and_the_link_goes_on() {
     let sent = &value(300_000);
@@ -166,10 +248,10 @@ fn a_refused_value_is_skipped_and_the_link_goes_on() {
             let id = node.recv_request(within(2000)).unwrap().id;
             node.skip_attachment(within(2000)).unwrap();
             let stale = DataReply::Write(Err(DataError::Stale));
-            node.send_reply(id, &stale, &[], within(2000)).unwrap();
+            answer(node, id, &stale, &[]);
             let id = node.recv_request(within(2000)).unwrap().id;
             let busy = DataReply::Read(ReadReply { result: Err(DataError::Busy { after_ms: 4 }) });
-            node.send_reply(id, &busy, &[], within(2000)).unwrap();
+            answer(node, id, &busy, &[]);
         },
         |client| {
             let write = DataRequest::Write(Write { put: put(sent.len()) });
@@ -260,7 +342,6 @@ fn a_control_frame_on_a_data_link_ends_it() {
 
 #[test]
 fn a_reply_nobody_asked_for_ends_the_link() {
-    use mooncrate_wire::RequestId;
     let wrong = [
         (RequestId(99), DataReply::Begin(Ok(()))),
         // The right number, but of another kind.
@@ -270,7 +351,7 @@ fn a_reply_nobody_asked_for_ends_the_link() {
         both(
             |node| {
                 node.recv_request(within(2000)).unwrap();
-                node.send_reply(id, &reply, &[], within(2000)).unwrap();
+                answer(node, id, &reply, &[]);
             },
             |client| {
                 let begin = DataRequest::Begin(Begin { put: put(1) });
@@ -289,7 +370,7 @@ fn a_value_that_stops_coming_ends_at_the_deadline() {
         |node| {
             let id = node.recv_request(within(2000)).unwrap().id;
             let reply = DataReply::Read(ReadReply { result: Ok(1000) });
-            node.send_reply(id, &reply, &[IoSlice::new(&[1; 10])], within(2000)).unwrap();
+            answer(node, id, &reply, &[IoSlice::new(&[1; 10])]);
             // Until the reader hangs up.
             assert!(node.recv_request(within(5000)).is_err());
         },
