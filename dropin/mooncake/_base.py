@@ -25,7 +25,8 @@ from ._connection import Connection, raw_key
 from ._replicate import DEFAULT, ReplicateConfig, refusal, wishes
 
 Key = str | bytes
-# A put of the keys at these places, or of all, with wishes: the errors, by number among those keys.
+# A put of the keys at these places, or of all, with wishes for all keys (see `wish_at`): the errors, by number
+# among those keys.
 Putter = Callable[[list[int] | None, dict[str, Any]], dict[int, mooncrate.Error] | None]
 
 # How long a write waits for a key that is being freed, and an upsert for another writer.
@@ -71,22 +72,13 @@ class StoreBase:
         if live.home and "preferred" not in wish:
             wish["preferred"] = live.segment_ids([live.home])
         codes = [OK] * count
-        groups = config.group_ids
+        groups = None if config.group_ids is None else [*config.group_ids]
         failed: Failed = []
-        if groups is None and not upsert:
-            self._put_group(live, keys, None, wish, put, codes, failed)
-        else:
-            places = list(range(count))
-            if upsert:
-                places = self._upsert_places(live, keys, groups, codes)
-            by_group: dict[str, list[int]] = {"": places}
-            if groups is not None:
-                by_group = {}
-                for place in places:
-                    by_group.setdefault(groups[place], []).append(place)
-            for group, some in by_group.items():
-                if some:
-                    self._put_group(live, keys, some, {**wish, "group": group}, put, codes, failed)
+        if groups is not None:
+            wish["groups"] = groups
+        places = self._upsert_places(live, keys, groups, codes) if upsert else None
+        if places is None or places:
+            self._put_places(live, keys, places, wish, put, codes, failed)
         tell("put", keys, codes, failed)
         live.wrote([key for key, code in zip(keys, codes, strict=True) if code == OK])
         return codes
@@ -107,7 +99,7 @@ class StoreBase:
                 codes[place] = INVALID_PARAMS
         return [place for place in places if codes[place] == OK]
 
-    def _put_group(
+    def _put_places(
         self,
         live: Connection,
         keys: Sequence[Key],
@@ -176,6 +168,14 @@ def picked(places: list[int] | None, *lists: Sequence[Any]) -> tuple[Sequence[An
     if places is None:
         return lists
     return tuple([one[place] for place in places] for one in lists)
+
+
+def wish_at(places: list[int] | None, wish: dict[str, Any]) -> dict[str, Any]:
+    """The wishes of a put of the keys at these places, or of all: each key has a group of its own."""
+    if places is None or "groups" not in wish:
+        return wish
+    groups = wish["groups"]
+    return {**wish, "groups": [groups[place] for place in places]}
 
 
 def errors_of(results: Sequence[Any]) -> dict[int, mooncrate.Error]:

@@ -10,7 +10,7 @@ from typing import Any
 import mooncrate
 from mooncrate._native import BufferHandle
 
-from ._base import Key, StoreBase, errors_of, key_list, picked
+from ._base import Key, StoreBase, errors_of, key_list, picked, wish_at
 from ._codes import (
     INVALID_PARAMS,
     OBJECT_NOT_FOUND,
@@ -137,7 +137,7 @@ class CopyingCalls(StoreBase):
         def put(places: list[int] | None, wish: dict[str, Any]) -> dict[int, mooncrate.Error]:
             names, some = picked(places, keys, values)
             count = sum(nbytes(part) for parts in some for part in parts)
-            return errors_of(live.door(count).put(names, some, wish))
+            return errors_of(live.door(count).put(names, some, wish_at(places, wish)))
 
         return self._put_all(live, keys, config, put, upsert=upsert)
 

@@ -210,7 +210,7 @@ class SessionCalls(RangeCalls):
             return [say("session", error)] * len(keys)
         groups = config.group_ids or [""] * len(keys)
         each = zip(keys, sizes, groups, strict=True)
-        return [self._start_put(live, key, length(n), {**wish, "group": g}) for key, n, g in each]
+        return [self._start_put(live, key, length(n), {**wish, "groups": [g]}) for key, n, g in each]
 
     @staticmethod
     def _start_put(live: Connection, key: Key, size: int, wish: dict[str, Any]) -> int:

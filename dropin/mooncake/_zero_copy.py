@@ -5,7 +5,7 @@ from typing import Any
 
 import mooncrate
 
-from ._base import Key, StoreBase, errors_of, key_list, lengths_differ, picked
+from ._base import Key, StoreBase, errors_of, key_list, lengths_differ, picked, wish_at
 from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, Failed, code_of, say, tell
 from ._connection import Connection
 from ._dead import miss_the_dead
@@ -144,7 +144,8 @@ class ZeroCopyCalls(StoreBase):
         def put(
             places: list[int] | None, wish: dict[str, Any]
         ) -> dict[int, mooncrate.Error] | None:
-            return door.put_flat(*picked(places, keys, buffer_ptrs, sizes), wish, live.registry)
+            lists = picked(places, keys, buffer_ptrs, sizes)
+            return door.put_flat(*lists, wish_at(places, wish), live.registry)
 
         return self._put_all(live, keys, config, put, upsert=upsert)
 
@@ -173,7 +174,7 @@ class ZeroCopyCalls(StoreBase):
                 [keys[place] for place in good],
                 [pieces[place][0] for place in good],
                 sizes,
-                wish,
+                wish_at(good, wish),
                 known=self._known(live, [pieces[place] for place in good], write=False),
             )
             results = dict(zip(good, stored, strict=True))

@@ -150,7 +150,7 @@ fn first_put(prober: &MasterLink, old: LeaderEpoch) -> Result<()> {
     for attempt in 0_u64.. {
         // Another name each time: an attempt whose answer was lost is not in the way of the next.
         let name = format!("probe/{}/{attempt}", end.0);
-        let item = PutItem { key: name.as_bytes(), len: 1000 };
+        let item = PutItem::new(name.as_bytes(), 1000);
         let now = boottime();
         let asked = prober.put_start(&PutConfig::default(), &[item], now.deadline_in(CALL));
         match asked.map(|mut plans| plans.pop()) {
@@ -191,7 +191,7 @@ fn read_all(store: &Store, reads: &Reads) {
 
 /// What an old leader must not do any more: reserve, remove, lease.
 fn mutations() -> Vec<Request<'static>> {
-    let put = PutItem { key: b"zombie", len: 10 };
+    let put = PutItem::new(b"zombie", 10);
     vec![
         Request::PutStart(PutStart {
             config: Cow::Owned(PutConfig::default()),

@@ -135,8 +135,7 @@ impl Target {
 
 /// Puts objects of which only the index knows.
 fn put(master: &impl MasterApi, keys: &[&[u8]]) -> Result<()> {
-    let items: Vec<PutItem<'_>> =
-        keys.iter().map(|key| PutItem { key, len: VALUE_BYTES }).collect();
+    let items: Vec<PutItem<'_>> = keys.iter().map(|key| PutItem::new(key, VALUE_BYTES)).collect();
     let plans = master.put_start(&PutConfig::default(), &items, soon())?;
     let seals = SealList::encode(&[Seal(1)]);
     let mut ends = Vec::with_capacity(keys.len());

@@ -166,7 +166,7 @@ fn mutations() -> Vec<Request<'static>> {
     vec![
         Request::PutStart(PutStart {
             config: Cow::Owned(PutConfig::default()),
-            items: Cow::Owned(vec![PutItem { key: b"zombie", len: 10 }]),
+            items: Cow::Owned(vec![PutItem::new(b"zombie", 10)]),
         }),
         Request::PutEnd(PutEnd { items: Cow::Owned(vec![end]) }),
         Request::Remove(Remove { force: true, keys: Cow::Owned(vec![&b"f/0"[..]]) }),

@@ -259,7 +259,7 @@ impl Mapped {
 
     /// Stores value and table, and has the owner publish them.
     fn put(&self, key: &[u8], value: &[u8], config: &PutConfig) {
-        let items = [PutItem { key, len: value.len() as u64 }];
+        let items = [PutItem::new(key, value.len() as u64)];
         let plan = self.master.put_start(config, &items, soon()).unwrap().remove(0).unwrap();
         let [locator] = plan.replicas[..] else { panic!("{plan:?}") };
         let door = self.engine.device_door(&locator, soon()).unwrap().unwrap();

@@ -6,10 +6,11 @@ use crate::get::{Source, doubt, patience, share};
 use crate::put::{Stored, spread};
 use crate::reads::Remembered;
 use crate::stripes::{PARALLEL_BYTES_MIN, in_parallel};
+use crate::wishes::Wishes;
 use mooncrate_core::SegmentId;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key;
-use mooncrate_core::plan::{Located, Locator, Medium, PutConfig};
+use mooncrate_core::plan::{Located, Locator, Medium};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
@@ -101,16 +102,17 @@ impl Client {
         let values: Vec<[&[u8]; 1]> = items.iter().map(|(_, value)| [*value]).collect();
         let parts: Vec<(&[u8], &[&[u8]])> =
             items.iter().zip(&values).map(|((key, _), value)| (*key, &value[..])).collect();
-        self.put_many(&parts, &self.put_config)
+        self.put_many(&parts, (&self.put_config).into())
     }
 
-    /// Stores values that lie in pieces, all with the same wishes.
-    pub fn put_parts_batch(
+    /// Stores values that lie in pieces, all with the same wishes but for their groups. However many groups there
+    /// are, the master is asked as often as without any.
+    pub fn put_parts_batch<'w>(
         &self,
         items: &[(&[u8], &[&[u8]])],
-        config: &PutConfig,
+        wishes: impl Into<Wishes<'w>>,
     ) -> Vec<Result<Stored, Error>> {
-        self.put_many(items, config)
+        self.put_many(items, wishes.into())
     }
 
     /// The values of many keys. All unknown places are asked for in one call, and reads from one

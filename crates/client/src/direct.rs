@@ -42,7 +42,7 @@ impl Client {
         mut write: impl FnMut(&Engine, &BeginWrite<'_>, Deadline) -> Option<Seal>,
     ) -> Result<Option<Stored>, Error> {
         let deadline = self.deadline();
-        let mut plans = self.plan(config, &[PutItem { key, len }], deadline);
+        let mut plans = self.plan(config, &[PutItem::new(key, len)], deadline);
         let plan = match plans.pop().expect("one result per item") {
             Err(Error::Put(PutError::Exists)) => return Ok(Some(Stored::AlreadyThere)),
             plan => plan?,

@@ -33,6 +33,7 @@ mod ranges;
 mod reads;
 mod runs;
 mod stripes;
+mod wishes;
 
 pub use client::Client;
 pub use config::ClientConfig;
@@ -43,3 +44,4 @@ pub use mooncrate_transfer::View;
 pub use put::Stored;
 pub use put_session::PutSession;
 pub use ranges::{RangeInto, Ranges};
+pub use wishes::Wishes;

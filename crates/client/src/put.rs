@@ -4,6 +4,7 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::get::share;
 use crate::stripes::{Lane, PARALLEL_BYTES_MIN, Part, in_parallel, lanes};
+use crate::wishes::Wishes;
 use mooncrate_core::error::PutError;
 use mooncrate_core::key;
 use mooncrate_core::plan::{Located, Locator, PutConfig, WritePlan};
@@ -45,6 +46,8 @@ struct Put<'a> {
     index: usize,
     key: &'a [u8],
     value: &'a [&'a [u8]],
+    /// Its own wishes: of a batch, each value may have another group.
+    config: Cow<'a, PutConfig>,
     plan: WritePlan,
     /// Replicas that are to be written.
     todo: Vec<Locator>,
@@ -57,9 +60,15 @@ struct Put<'a> {
 }
 
 impl<'a> Put<'a> {
-    fn new(index: usize, (key, value): (&'a [u8], &'a [&'a [u8]]), plan: WritePlan) -> Self {
+    fn new(
+        index: usize,
+        (key, value): (&'a [u8], &'a [&'a [u8]]),
+        config: Cow<'a, PutConfig>,
+        plan: WritePlan,
+    ) -> Self {
         let (todo, seals) = (plan.replicas.clone(), vec![None; plan.striping.stripes()]);
-        Self { index, key, value, plan, todo, failed: Vec::new(), seals, trouble: None }
+        let (failed, trouble) = (Vec::new(), None);
+        Self { index, key, value, config, plan, todo, failed, seals, trouble }
     }
 }
 
@@ -87,7 +96,7 @@ impl Client {
         value: &[&[u8]],
         config: &PutConfig,
     ) -> Result<Stored, Error> {
-        self.put_many(&[(key, value)], config).pop().expect("one result per item")
+        self.put_many(&[(key, value)], config.into()).pop().expect("one result per item")
     }
 
     /// The wishes of a plain put.
@@ -99,21 +108,21 @@ impl Client {
     pub(crate) fn put_many(
         &self,
         items: &[(&[u8], &[&[u8]])],
-        config: &PutConfig,
+        wishes: Wishes<'_>,
     ) -> Vec<Result<Stored, Error>> {
         let deadline = self.deadline();
         let mut results: Vec<Option<Result<Stored, Error>>> = items.iter().map(|_| None).collect();
         let mut puts: Vec<Put<'_>> = Vec::with_capacity(items.len());
-        for (index, plan) in self.start(items, config, deadline).into_iter().enumerate() {
+        for (index, plan) in self.start(items, wishes, deadline).into_iter().enumerate() {
             match plan {
-                Ok(plan) => puts.push(Put::new(index, items[index], plan)),
+                Ok(plan) => puts.push(Put::new(index, items[index], wishes.of(index), plan)),
                 Err(Error::Put(PutError::Exists)) => {
                     results[index] = Some(Ok(Stored::AlreadyThere));
                 }
                 Err(error) => results[index] = Some(Err(error)),
             }
         }
-        self.write_all(&mut puts, config, deadline);
+        self.write_all(&mut puts, deadline);
         let (mut ends, mut lost) = (Vec::with_capacity(puts.len()), Vec::new());
         // A put whose caller does not wait for its end is given up, not ended without an answer.
         let interrupted = interrupt::ended();
@@ -134,7 +143,7 @@ impl Client {
         if !lost.is_empty() {
             self.revoke_all(&lost, deadline);
         }
-        self.end(items, ends, config, &mut results, deadline);
+        self.end(items, ends, wishes.config(), &mut results, deadline);
         results.into_iter().map(|result| result.expect("every item was decided")).collect()
     }
 
@@ -142,17 +151,19 @@ impl Client {
     fn start(
         &self,
         items: &[(&[u8], &[&[u8]])],
-        config: &PutConfig,
+        wishes: Wishes<'_>,
         deadline: Deadline,
     ) -> Vec<Result<WritePlan, Error>> {
         let asks: Vec<PutItem<'_>> = items
             .iter()
-            .map(|(key, value)| PutItem {
+            .enumerate()
+            .map(|(at, (key, value))| PutItem {
                 key,
                 len: value.iter().map(|piece| piece.len() as u64).sum(),
+                group: wishes.own(at),
             })
             .collect();
-        self.plan(config, &asks, deadline)
+        self.plan(wishes.config(), &asks, deadline)
     }
 
     /// The same for items as the master takes them.
@@ -213,11 +224,11 @@ impl Client {
 
     /// Moves the bytes of all puts to every replica and publishes them there. Replicas whose owners fail
     /// are planned anew, elsewhere. A put that was not written says why.
-    fn write_all(&self, puts: &mut [Put<'_>], config: &PutConfig, deadline: Deadline) {
+    fn write_all(&self, puts: &mut [Put<'_>], deadline: Deadline) {
         for rounds_left in (1..=ROUNDS_MAX).rev() {
             // An owner that stands still must leave time to ask another one; one that moves has it all.
             let silence_max = share(deadline, rounds_left).left(boottime());
-            let mut failed = self.write_round(puts, config, silence_max, deadline);
+            let mut failed = self.write_round(puts, silence_max, deadline);
             failed.sort_by_key(|(put, _, _)| *put);
             for group in failed.chunk_by_mut(|a, b| a.0 == b.0) {
                 let put = &mut puts[group[0].0];
@@ -228,7 +239,7 @@ impl Client {
                 let error = std::mem::replace(&mut group[at].2, TransferError::NotTried);
                 put.todo.clear();
                 let again = rounds_left > 1 && put.trouble.is_none();
-                if !again || !self.replan(put, segments, config, deadline) {
+                if !again || !self.replan(put, segments, deadline) {
                     put.trouble.get_or_insert(error.into());
                 }
             }
@@ -239,14 +250,8 @@ impl Client {
     }
 
     /// Gives up the replicas of a put in these segments and plans others; whether that worked.
-    fn replan(
-        &self,
-        put: &mut Put<'_>,
-        failed: Vec<SegmentId>,
-        config: &PutConfig,
-        deadline: Deadline,
-    ) -> bool {
-        let Put { key, plan, todo, failed: before, .. } = put;
+    fn replan(&self, put: &mut Put<'_>, failed: Vec<SegmentId>, deadline: Deadline) -> bool {
+        let Put { key, config, plan, todo, failed: before, .. } = put;
         before.extend(&failed);
         let config = self.avoiding(config, before);
         plan.replicas.retain(|locator| !failed.contains(&locator.segment));
@@ -262,7 +267,6 @@ impl Client {
     fn write_round(
         &self,
         puts: &mut [Put<'_>],
-        config: &PutConfig,
         silence_max: Duration,
         deadline: Deadline,
     ) -> Vec<(usize, Locator, TransferError)> {
@@ -274,7 +278,7 @@ impl Client {
         let parts: Vec<Part<'_>> = jobs
             .iter()
             .map(|(at, locator)| {
-                let Put { key, value, plan, .. } = &puts[*at];
+                let Put { key, value, config, plan, .. } = &puts[*at];
                 Part::new(self.config.tenant, key, value, plan, config, locator.stripe)
             })
             .collect();

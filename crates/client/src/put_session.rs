@@ -56,7 +56,7 @@ impl Client {
         config: &PutConfig,
     ) -> Result<PutSession, Error> {
         let deadline = self.deadline();
-        let plans = self.plan(config, &[PutItem { key, len }], deadline);
+        let plans = self.plan(config, &[PutItem::new(key, len)], deadline);
         let plan = plans.into_iter().next().expect("one result per item")?;
         let opened: Result<Vec<_>, _> =
             plan.replicas.iter().map(|at| self.open(key, &plan, config, at, deadline)).collect();

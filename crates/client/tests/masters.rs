@@ -3,10 +3,11 @@
 //! frame of a batch: the answers of the others count.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use mooncrate_client::{Client, ClientConfig, Error, Stored};
+use mooncrate_client::{Client, ClientConfig, Error, Stored, Wishes};
 use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
+use mooncrate_core::ids::GroupId;
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use mooncrate_core::plan::{Located, Locator, Looked, PutConfig, ReadMark, WritePlan};
 use mooncrate_core::seal::extent_bytes;
@@ -47,6 +48,8 @@ struct Master {
 struct Lossy {
     segment: Arc<Segment>,
     slots: AtomicU32,
+    /// The groups of values that room was reserved for, frame by frame.
+    groups: Mutex<Vec<Vec<GroupId>>>,
     /// Of which kind a frame is lost, and how many came.
     loses: Mutex<(Kind, usize)>,
 }
@@ -143,6 +146,9 @@ impl MasterApi for Master {
         items: &[PutItem<'_>],
         deadline: Deadline,
     ) -> Batch<WritePlan, PutError> {
+        if let Some(lossy) = &self.lossy {
+            lossy.groups.lock().unwrap().push(items.iter().map(|item| item.group).collect());
+        }
         let plan = |item: &PutItem<'_>| Ok(self.lossy.as_ref().unwrap().plan(item));
         self.answer(Kind::PutStart, items, deadline, plan)
     }
@@ -319,6 +325,11 @@ fn losing(kind: Kind) -> Client {
 
 /// The same, with so many bytes for remembered places.
 fn remembering(kind: Kind, locator_bytes_max: usize) -> Client {
+    with_master(kind, locator_bytes_max).0
+}
+
+/// The same with its master.
+fn with_master(kind: Kind, locator_bytes_max: usize) -> (Client, Arc<Master>) {
     let spec = SegmentSpec {
         segment: SegmentId::of(NodeId(1), 0),
         incarnation: Incarnation(1),
@@ -333,10 +344,12 @@ fn remembering(kind: Kind, locator_bytes_max: usize) -> Client {
     let segments = Arc::<Segments>::default();
     segments.insert(Arc::clone(&segment));
     let (slots, loses) = (AtomicU32::new(0), Mutex::new((kind, 0)));
-    let master = Master { lossy: Some(Lossy { segment, slots, loses }) };
+    let lossy = Lossy { segment, slots, groups: Mutex::default(), loses };
+    let master = Arc::new(Master { lossy: Some(lossy) });
     let call_time = Duration::from_mins(1);
     let config = ClientConfig { call_time, locator_bytes_max, ..ClientConfig::default() };
-    Client::new(config, EngineConfig::default(), Arc::new(master), segments)
+    let known: Arc<dyn MasterApi> = Arc::<Master>::clone(&master);
+    (Client::new(config, EngineConfig::default(), known, segments), master)
 }
 
 /// All keys but those of the second frame have this answer; those have the error of their frame.
@@ -388,5 +401,30 @@ fn remembered_places_stay_within_their_bytes() {
         assert!(bytes <= bytes_max, "{bytes} bytes");
         // An entry of 32 bytes, 96 for key and place, and tables that are not quite full.
         assert!(bytes / places <= 160, "{bytes} bytes for {places} places");
+    }
+}
+
+/// Values of 32 groups were 32 batches: each had a call of its own to begin it and one to end it.
+#[test]
+fn groups_of_a_batch_travel_in_one_frame() {
+    let keys: Vec<[u8; 4]> = (0..32_u32).map(u32::to_le_bytes).collect();
+    let values: Vec<[&[u8]; 1]> = keys.iter().map(|key| [&key[..]]).collect();
+    let items: Vec<(&[u8], &[&[u8]])> =
+        keys.iter().zip(&values).map(|(key, value)| (&key[..], &value[..])).collect();
+    // One has none of its own, and so that of all.
+    let groups: Vec<GroupId> = (0..32).map(GroupId).collect();
+    let config = PutConfig { group: GroupId(77), ..PutConfig::default() };
+    for counted in [Kind::PutStart, Kind::PutEnd] {
+        let (client, master) = with_master(counted, 1 << 20);
+        let stored = client.put_parts_batch(&items, Wishes::grouped(&config, &groups));
+        assert!(stored.iter().all(|one| matches!(one, Ok(Stored::New))), "{stored:?}");
+        let lossy = master.lossy.as_ref().unwrap();
+        assert_eq!(lossy.loses.lock().unwrap().1, 1, "frames of {counted}");
+        assert_eq!(*lossy.groups.lock().unwrap(), [groups.clone()]);
+        // An owner keeps the group beside the value: a master that is rebuilt learns it there.
+        let (told, _) = lossy.segment.announce(Slot(0), groups.len());
+        let kept = told.into_iter().map(|one| one.life.unwrap().object.unwrap().label.group);
+        let expected = [GroupId(77)].into_iter().chain(groups[1..].iter().copied());
+        assert_eq!(kept.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
     }
 }

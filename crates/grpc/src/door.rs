@@ -234,7 +234,7 @@ impl Visit {
         self.desk.puts.room(boottime())?;
         // Before the master counts: what it forgets is forgotten here already.
         let began = boottime();
-        let item = PutItem { key: bytes, len };
+        let item = PutItem::new(bytes, len);
         let plan = only(self.api().put_start(&config, &[item], self.deadline))??;
         self.desk.puts.began(self.tenant, bytes, plan.clone(), began);
         let owners = &self.owners(&plan.replicas)?;

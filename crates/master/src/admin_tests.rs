@@ -55,7 +55,7 @@ pub(crate) fn master(keys: &[&[u8]]) -> Arc<Master> {
     master.open_segment(offer.segment, offer.incarnation).unwrap();
     let scope = master.scope(TenantId::DEFAULT);
     for key in keys {
-        let items = [PutItem { key, len: 100 }];
+        let items = [PutItem::new(key, 100)];
         let plans = scope.put_start(&PutConfig::default(), &items, NEVER).unwrap();
         let token = plans[0].as_ref().unwrap().token;
         let seals = SealList::encode(&[Seal::default()]);

@@ -8,6 +8,7 @@ use crate::writers::writer;
 use mooncrate_core::catalog::{InUse, Writer};
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
+use mooncrate_core::ids::GroupId;
 use mooncrate_core::plan::{Located, Looked, PutConfig, ReadMark, WritePlan};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_core::{LeaderEpoch, ObjectId, TenantId};
@@ -160,14 +161,16 @@ impl Scope {
             return Answer::Now(Reply::PutStart(self.master.planned(self.tenant, results)));
         }
         let config = put.config.clone().into_owned();
-        let items: Vec<(Box<[u8]>, u64)> =
-            put.items.iter().map(|item| (item.key.into(), item.len)).collect();
+        let items: Vec<(Box<[u8]>, u64, GroupId)> =
+            put.items.iter().map(|item| (item.key.into(), item.len, item.group)).collect();
         Answer::Later(Box::pin(async move {
             let whose = self.puts_for();
             let Self { master, tenant, .. } = self;
             let deadline = master.put_deadline(boottime(), deadline);
-            let items: Vec<PutItem<'_>> =
-                items.iter().map(|(key, len)| PutItem { key, len: *len }).collect();
+            let items: Vec<PutItem<'_>> = items
+                .iter()
+                .map(|(key, len, group)| PutItem { key, len: *len, group: *group })
+                .collect();
             loop {
                 let seen = master.news.version();
                 let now = boottime();

@@ -60,7 +60,7 @@ fn mount(master: &Arc<Master>, node: NodeId) {
 fn put(master: &Arc<Master>, node: NodeId, key: &[u8]) {
     let scope = master.scope(TenantId::DEFAULT);
     let config = PutConfig { preferred: vec![segment(node)], ..PutConfig::default() };
-    let plans = scope.put_start(&config, &[PutItem { key, len: 100 }], NEVER).unwrap();
+    let plans = scope.put_start(&config, &[PutItem::new(key, 100)], NEVER).unwrap();
     let plan = plans[0].as_ref().unwrap();
     assert_eq!(plan.replicas[0].segment, segment(node));
     let seals = SealList::encode(&[Seal::default()]);

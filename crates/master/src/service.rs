@@ -19,6 +19,7 @@ use mooncrate_core::catalog::{
     AuditError, Catalog, Ended, LookFor, Removal, Start, Writer, replacing,
 };
 use mooncrate_core::error::{GetError, PutError, RemoveError};
+use mooncrate_core::ids::GroupId;
 use mooncrate_core::plan::{Located, Looked, Order, PutConfig, ReadMark, WritePlan};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::token::TokenKey;
@@ -298,6 +299,8 @@ impl Master {
         items: &[PutItem<'_>],
         results: &mut [Option<Result<WritePlan, PutError>>],
     ) -> bool {
+        // For items with groups of their own; made once, if there are some.
+        let mut own: Option<PutConfig> = None;
         for _ in 0..LOCAL_ROUNDS_MAX {
             let mut open = false;
             let orders = {
@@ -308,7 +311,15 @@ impl Master {
                         continue;
                     }
                     let name = Name::new(tenant, item.key);
-                    match mind.catalog.put_start_by(now, writer, name, item.len, config) {
+                    let wishes = match item.group {
+                        GroupId(0) => config,
+                        group => {
+                            let own = own.get_or_insert_with(|| config.clone());
+                            own.group = group;
+                            &*own
+                        }
+                    };
+                    match mind.catalog.put_start_by(now, writer, name, item.len, wishes) {
                         Err(PutError::Reclaiming { .. }) => {
                             open = true;
                             break;

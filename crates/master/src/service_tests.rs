@@ -13,7 +13,7 @@ fn puts_of_a_writer_that_comes_back_are_its_own() {
     let (master, writer) = (master(&[]), Writer(7));
     let begin = |keys: std::ops::Range<u16>| {
         let names: Vec<[u8; 2]> = keys.map(u16::to_le_bytes).collect();
-        let items: Vec<_> = names.iter().map(|key| PutItem { key, len: 1 }).collect();
+        let items: Vec<_> = names.iter().map(|key| PutItem::new(key, 1)).collect();
         let mut plans = vec![None; items.len()];
         assert!(master.try_put_start((TENANT, writer), &PutConfig::default(), &items, &mut plans));
         assert!(plans.iter().all(|plan| matches!(plan, Some(Ok(_)))));

@@ -378,7 +378,7 @@ impl Shared {
     fn start(&self, key: &[u8], len: u64, owner: Rank) -> Result<Planned, NanoError> {
         let (config, patience) = (self.wish(owner), boottime().deadline_in(GIVEN_UP));
         loop {
-            let items = [PutItem { key, len }];
+            let items = [PutItem::new(key, len)];
             let planned = self.master.put_start(&config, &items, self.deadline())?;
             match planned.into_iter().next().ok_or(NanoError::Gone)? {
                 Err(PutError::InProgress { .. })

@@ -4,7 +4,7 @@
 use crate::buffer::Key;
 use crate::device::{Goal, Value};
 use crate::error::{exception, listed};
-use mooncrate::{Error, PutConfig, Stored};
+use mooncrate::{Error, Stored, Wishes};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
@@ -79,8 +79,11 @@ pub(crate) fn results<'py, T: IntoPyObjectExt<'py>>(
 pub(crate) fn put_all(
     store: &mooncrate::Store,
     items: &[(&[u8], &[&[u8]])],
-    config: &PutConfig,
+    wishes: Wishes<'_>,
 ) -> Vec<Result<bool, Error>> {
-    let stored = items.chunks(BATCH_ITEMS_MAX).flat_map(|some| store.put_parts_batch(some, config));
+    let chunks = items.chunks(BATCH_ITEMS_MAX).enumerate();
+    let stored = chunks.flat_map(|(chunk, some)| {
+        store.put_parts_batch(some, wishes.skip(chunk * BATCH_ITEMS_MAX))
+    });
     stored.map(|one| one.map(|stored| stored == Stored::New)).collect()
 }

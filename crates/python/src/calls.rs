@@ -318,7 +318,7 @@ pub(crate) fn put_batch(
             if let Some(values) = bytes.collect::<Option<Vec<[&[u8]; 1]>>>() {
                 let parts: Vec<(&[u8], &[&[u8]])> =
                     keys.zip(values.iter().map(|value| &value[..])).collect();
-                return put_all(live.store(), &parts, &config);
+                return put_all(live.store(), &parts, (&config).into());
             }
             let _kept = KeptContext::new();
             let values: Vec<[Part<'_>; 1]> =

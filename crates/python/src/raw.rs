@@ -11,7 +11,7 @@ use crate::error::{Class, exception, invalid, listed, make};
 use crate::probe::{self, Use, is_usable};
 use crate::raw_device;
 use crate::store::Store;
-use mooncrate::{Advice, Error, PutConfig, RangeInto, Ranges};
+use mooncrate::{Advice, Error, RangeInto, Ranges, Wishes};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -235,11 +235,11 @@ pub(crate) fn put<'py>(
     addresses: &Numbers,
     sizes: &Numbers,
     known: &Known,
-    config: &PutConfig,
+    wishes: Wishes<'_>,
 ) -> PyResult<Bound<'py, PyList>> {
     let mut asked = pieces(py, keys, addresses, sizes)?;
     py.detach(|| look(&mut asked, known, Use::Read));
-    let stored = put_pieces(store, py, keys, &asked, config)?;
+    let stored = put_pieces(store, py, keys, &asked, wishes)?;
     merged(py, &asked, stored, |one| result(py, one))
 }
 
@@ -249,10 +249,13 @@ pub(crate) fn put_pieces(
     py: Python<'_>,
     keys: &Keys,
     asked: &[Asked],
-    config: &PutConfig,
+    wishes: Wishes<'_>,
 ) -> PyResult<Vec<Result<bool, Error>>> {
+    let makes_sense = asked.iter().enumerate().filter(|(_, one)| one.is_ok());
+    let groups = wishes.pick(makes_sense.map(|(at, _)| at));
+    let wishes = Wishes::grouped(wishes.config(), &groups);
     if raw_device::any(asked) {
-        return raw_device::put(store, py, keys, asked, config);
+        return raw_device::put(store, py, keys, asked, wishes);
     }
     let good = keys.0.iter().zip(asked).filter_map(|(key, one)| Some((key, one.as_ref().ok()?)));
     let (keys, values): (Vec<&[u8]>, Vec<Vec<&[u8]>>) = good
@@ -260,7 +263,7 @@ pub(crate) fn put_pieces(
         .unzip();
     let items: Vec<(&[u8], &[&[u8]])> =
         keys.into_iter().zip(values.iter().map(|value| &value[..])).collect();
-    store.detached(py, |live| put_all(live.store(), &items, config))
+    store.detached(py, |live| put_all(live.store(), &items, wishes))
 }
 
 /// Looks at the pieces of keys that are to be stored, unless they are known.

@@ -10,7 +10,7 @@ use crate::error::exception;
 use crate::probe::Use;
 use crate::raw::{Asked, Got, Item, Piece, Refused, get_some};
 use crate::store::Store;
-use mooncrate::{Error, Landed, LandedItem, Part, PartsItem, PutConfig, Stored};
+use mooncrate::{Error, Landed, LandedItem, Part, PartsItem, Stored, Wishes};
 use mooncrate_client::Error as ClientError;
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use mooncrate_gpu::{KeptContext, device_of, driver_is_loaded};
@@ -82,7 +82,7 @@ pub(crate) fn put(
     py: Python<'_>,
     keys: &Keys,
     asked: &[Asked],
-    config: &PutConfig,
+    wishes: Wishes<'_>,
 ) -> PyResult<Vec<Result<bool, Error>>> {
     let good: Vec<(&[u8], &[Piece])> = keys
         .0
@@ -111,7 +111,7 @@ pub(crate) fn put(
             .collect();
         let items: Vec<PartsItem<'_>> =
             good.iter().zip(&parts).map(|((key, _), parts)| (*key, &parts[..])).collect();
-        Ok(live.store().put_mixed(&items, config))
+        Ok(live.store().put_mixed(&items, wishes))
     })?;
     let stored = stored.map_err(|error| exception(py, error))?;
     Ok(stored.into_iter().map(|one| one.map(|stored| stored == Stored::New)).collect())

@@ -11,7 +11,7 @@ use crate::error::{exception, listed};
 use crate::raw::{Got, Item, Piece, Refused, got, piece, place, put_pieces};
 use crate::raw_ranges::Ranges;
 use crate::store::Store;
-use mooncrate::{Error, PutConfig};
+use mooncrate::{Error, Wishes};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -115,7 +115,7 @@ pub(crate) fn put<'py>(
     keys: &Keys,
     pieces: Flat,
     ranges: &Ranges,
-    config: &PutConfig,
+    wishes: Wishes<'_>,
 ) -> PyResult<Failed<'py>> {
     let known: Vec<bool> = pieces
         .iter()
@@ -127,7 +127,7 @@ pub(crate) fn put<'py>(
     if known.contains(&false) {
         py.detach(|| place(&mut asked, &known));
     }
-    let mut stored = put_pieces(store, py, keys, &asked, config)?.into_iter();
+    let mut stored = put_pieces(store, py, keys, &asked, wishes)?.into_iter();
     let mut failed = None;
     for (at, one) in asked.iter().enumerate() {
         let error = match one {

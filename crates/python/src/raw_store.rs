@@ -13,7 +13,7 @@ use crate::raw_flat::{self, Number, flat};
 use crate::raw_memory::BufferHandle;
 use crate::raw_ranges::Ranges;
 use crate::raw_session::{GetSession, PutSession};
-use crate::raw_wishes::RawWishes;
+use crate::raw_wishes::{RawWishes, Wished};
 use crate::store::Store;
 use crate::wait::look_at_handler;
 use mooncrate::{Error, Looked};
@@ -62,13 +62,13 @@ impl Raw {
         if keys.0.len() != values.len() {
             return Err(crate::error::invalid(py, "as many values as keys are needed"));
         }
-        let config = wishes.onto(self.store.get().live(py)?.store().put_config());
+        let wished = self.wished(py, &wishes, keys.0.len())?;
         let parts: Vec<Vec<&[u8]>> =
             values.iter().map(|value| value.iter().map(Source::bytes).collect()).collect();
         let items: Vec<(&[u8], &[&[u8]])> =
             slices(&keys.0).into_iter().zip(parts.iter().map(|value| &value[..])).collect();
         let stored =
-            self.store.get().detached(py, |live| put_all(live.store(), &items, &config))?;
+            self.store.get().detached(py, |live| put_all(live.store(), &items, wished.all()))?;
         results(py, stored)
     }
 
@@ -84,8 +84,8 @@ impl Raw {
         wishes: RawWishes,
         known: Known,
     ) -> PyResult<Bound<'py, PyList>> {
-        let config = wishes.onto(self.store.get().live(py)?.store().put_config());
-        raw::put(self.store.get(), py, &keys, &addresses, &sizes, &known, &config)
+        let wished = self.wished(py, &wishes, keys.0.len())?;
+        raw::put(self.store.get(), py, &keys, &addresses, &sizes, &known, wished.all())
     }
 
     /// Stores values of one piece each; the errors by place, None if there are none. None of them is stored if
@@ -100,8 +100,8 @@ impl Raw {
         ranges: PyRef<'py, Ranges>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let pieces = flat(&keys, &addresses, &sizes).ok_or_else(|| lengths_differ(py))?;
-        let config = wishes.onto(self.store.get().live(py)?.store().put_config());
-        raw_flat::put(self.store.get(), py, &keys, pieces, &ranges, &config)
+        let wished = self.wished(py, &wishes, keys.0.len())?;
+        raw_flat::put(self.store.get(), py, &keys, pieces, &ranges, wished.all())
     }
 
     /// Copies values into one piece each: their lengths, or one of the two codes for a key without a value and
@@ -249,7 +249,8 @@ impl Raw {
         size: u64,
         wishes: RawWishes,
     ) -> PyResult<PutSession> {
-        let config = wishes.onto(self.store.get().live(py)?.store().put_config());
+        let wished = self.wished(py, &wishes, 1)?;
+        let config = wished.all().of(0);
         // For the deallocator of the session, which cannot look.
         look_at_handler(py)?;
         let opened =
@@ -266,6 +267,11 @@ impl Raw {
 }
 
 impl Raw {
+    /// The wishes of a put of so many keys.
+    fn wished(&self, py: Python<'_>, wishes: &RawWishes, keys: usize) -> PyResult<Wished> {
+        wishes.onto(py, self.store.get().live(py)?.store().put_config(), keys)
+    }
+
     fn looked(
         &self,
         py: Python<'_>,

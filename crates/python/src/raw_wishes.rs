@@ -1,6 +1,8 @@
 //! The wishes of a raw put, as one `dict`: a package with a calling convention of its own makes it once
 //! and hands it on.
 
+use crate::error::invalid;
+use mooncrate::Wishes;
 use mooncrate_core::SegmentId;
 use mooncrate_core::ids::GroupId;
 use mooncrate_core::plan::{Keep, PutConfig};
@@ -15,8 +17,8 @@ pub(crate) struct RawWishes {
     replicas: u8,
     soft_pin_ms: Option<u32>,
     hard_pin: bool,
-    /// Empty: none.
-    group: String,
+    /// A name for each key, or no list; an empty name: no group.
+    groups: Vec<String>,
     /// Ids of segments to try first.
     preferred: Vec<u64>,
     upsert: bool,
@@ -34,7 +36,7 @@ impl<'py> FromPyObject<'_, 'py> for RawWishes {
                 "replicas" => found.replicas = value.extract()?,
                 "soft_pin_ms" => found.soft_pin_ms = value.extract()?,
                 "hard_pin" => found.hard_pin = value.extract()?,
-                "group" => found.group = value.extract()?,
+                "groups" => found.groups = value.extract()?,
                 "preferred" => found.preferred = value.extract()?,
                 "upsert" => found.upsert = value.extract()?,
                 other => {
@@ -47,9 +49,35 @@ impl<'py> FromPyObject<'_, 'py> for RawWishes {
     }
 }
 
+/// The wishes of a batch, as the store takes them.
+pub(crate) struct Wished {
+    config: PutConfig,
+    groups: Vec<GroupId>,
+}
+
+impl Wished {
+    pub(crate) fn all(&self) -> Wishes<'_> {
+        Wishes::grouped(&self.config, &self.groups)
+    }
+}
+
 impl RawWishes {
-    /// `config` with these wishes.
-    pub(crate) fn onto(&self, mut config: PutConfig) -> PutConfig {
+    /// `config` with these wishes, for so many keys.
+    pub(crate) fn onto(&self, py: Python<'_>, config: PutConfig, keys: usize) -> PyResult<Wished> {
+        if !self.groups.is_empty() && self.groups.len() != keys {
+            let words = format!("{keys} keys need as many groups, not {}", self.groups.len());
+            return Err(invalid(py, &words));
+        }
+        let group = |name: &String| match name.as_str() {
+            "" => GroupId(0),
+            name => GroupId::named(name.as_bytes()),
+        };
+        let groups = self.groups.iter().map(group).collect();
+        Ok(Wished { config: self.same_for_all(config), groups })
+    }
+
+    /// What all keys have in common.
+    fn same_for_all(&self, mut config: PutConfig) -> PutConfig {
         config.replicas = self.replicas;
         config.best_effort = true;
         config.keep = match self.soft_pin_ms {
@@ -57,9 +85,6 @@ impl RawWishes {
             Some(ttl_ms) => Keep::Soft { ttl_ms },
             None => Keep::Normal,
         };
-        if !self.group.is_empty() {
-            config.group = GroupId::named(self.group.as_bytes());
-        }
         config.preferred = self.preferred.iter().map(|id| SegmentId(*id)).collect();
         config.upsert = self.upsert;
         config

@@ -17,7 +17,7 @@
 use crate::device_error::DeviceError;
 use crate::device_get::Landed;
 use crate::staging::{Room, Rooms, passed};
-use crate::{Error, PutConfig, Store, Stored};
+use crate::{Error, PutConfig, Store, Stored, Wishes};
 use mooncrate_client::Error as ClientError;
 use mooncrate_core::error::PutError;
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
@@ -147,28 +147,30 @@ impl Store {
         Ok(passed(mark, self.deadline())?)
     }
 
-    /// Stores values whose parts lie on the host or on GPUs, all with the same wishes; one result each.
-    pub fn put_mixed(
+    /// Stores values whose parts lie on the host or on GPUs, all with the same wishes but for their groups; one
+    /// result each.
+    pub fn put_mixed<'w>(
         &self,
         items: &[PartsItem<'_>],
-        config: &PutConfig,
+        wishes: impl Into<Wishes<'w>>,
     ) -> Vec<Result<Stored, Error>> {
+        let wishes: Wishes<'w> = wishes.into();
         let mut results: Vec<Option<Result<Stored, Error>>> = items.iter().map(|_| None).collect();
-        for ((key, parts), result) in items.iter().zip(&mut results) {
+        for (at, ((key, parts), result)) in items.iter().zip(&mut results).enumerate() {
             if let [Part::Device(value)] = parts {
-                *result = self.put_directly(key, value, config);
+                *result = self.put_directly(key, value, &wishes.of(at));
             }
         }
         let (host, mut groups) = self.sorted(items, &mut results);
         for some in host.chunks(BATCH_ITEMS_MAX) {
-            self.put_from_host(items, some, config, &mut results);
+            self.put_from_host(items, some, wishes, &mut results);
         }
         // While one group goes to its owners, the next one comes from the GPU.
         let mut ahead: Option<Staged> = None;
         while let Some(group) = groups.pop_front() {
             if group.long {
                 let at = group.items[0].0;
-                results[at] = Some(self.put_long(&group, items[at], config));
+                results[at] = Some(self.put_long(&group, items[at], &wishes.of(at)));
                 continue;
             }
             let staged = match ahead.take() {
@@ -184,7 +186,7 @@ impl Store {
                 Ok(staged)
             });
             match settled {
-                Ok(staged) => self.put_staged(items, &staged, config, &mut results),
+                Ok(staged) => self.put_staged(items, &staged, wishes, &mut results),
                 Err(error) => {
                     for (at, _) in group.items {
                         results[at] = Some(Err(error.clone().into()));
@@ -238,7 +240,7 @@ impl Store {
         &self,
         items: &[PartsItem<'_>],
         places: &[usize],
-        config: &PutConfig,
+        wishes: Wishes<'_>,
         results: &mut [Option<Result<Stored, Error>>],
     ) {
         let values: Vec<Vec<&[u8]>> = places
@@ -255,7 +257,9 @@ impl Store {
             .collect();
         let asks: Vec<(&[u8], &[&[u8]])> =
             places.iter().zip(&values).map(|(at, value)| (items[*at].0, &value[..])).collect();
-        for (at, stored) in places.iter().zip(self.put_parts_batch(&asks, config)) {
+        let groups = wishes.pick(places.iter().copied());
+        let wishes = Wishes::grouped(wishes.config(), &groups);
+        for (at, stored) in places.iter().zip(self.put_parts_batch(&asks, wishes)) {
             results[*at] = Some(stored);
         }
     }
@@ -288,7 +292,7 @@ impl Store {
         &self,
         items: &[PartsItem<'_>],
         staged: &Staged,
-        config: &PutConfig,
+        wishes: Wishes<'_>,
         results: &mut [Option<Result<Stored, Error>>],
     ) {
         let bytes = staged.room.bytes();
@@ -300,7 +304,8 @@ impl Store {
             .zip(&values)
             .map(|((at, _), value)| (items[*at].0, &value[..]))
             .collect();
-        let stored = self.put_parts_batch(&asks, config);
+        let groups = wishes.pick(staged.items.iter().map(|(at, _)| *at));
+        let stored = self.put_parts_batch(&asks, Wishes::grouped(wishes.config(), &groups));
         for ((at, _), stored) in staged.items.iter().zip(stored) {
             results[*at] = Some(stored);
         }

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::host::{this_host, this_start};
 use crate::server::{join, master_beside};
 use crate::staging::{Staging, StagingConfig};
-use mooncrate_client::{Client, ClientConfig, Counts, Stored, View};
+use mooncrate_client::{Client, ClientConfig, Counts, Stored, View, Wishes};
 use mooncrate_core::catalog;
 use mooncrate_core::copy::{DrainMode, DrainStat};
 use mooncrate_core::ids::{HostId, name_hash};
@@ -243,13 +243,14 @@ impl Store {
         stored.into_iter().map(|one| one.map_err(Error::from)).collect()
     }
 
-    /// Stores values that lie in pieces in one go, all with the same wishes; one result each.
-    pub fn put_parts_batch(
+    /// Stores values that lie in pieces in one go, all with the same wishes, but for a group of each where
+    /// [`Wishes::grouped`] says so; one result each.
+    pub fn put_parts_batch<'w>(
         &self,
         items: &[(&[u8], &[&[u8]])],
-        config: &PutConfig,
+        wishes: impl Into<Wishes<'w>>,
     ) -> Vec<Result<Stored, Error>> {
-        let stored = self.inner.client.put_parts_batch(items, config);
+        let stored = self.inner.client.put_parts_batch(items, wishes);
         stored.into_iter().map(|one| one.map_err(Error::from)).collect()
     }
 

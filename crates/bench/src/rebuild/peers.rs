@@ -82,7 +82,7 @@ fn fill(
     let items: Vec<PutItem<'_>> = keys
         .iter()
         .zip(&values)
-        .map(|(key, value)| PutItem { key, len: value.len() as u64 })
+        .map(|(key, value)| PutItem::new(key, value.len() as u64))
         .collect();
     let plans = master.put_start(wishes, &items, soon())?;
     let (mut sealed, mut tokens) = (Vec::new(), Vec::new());

@@ -147,7 +147,7 @@ fn mutations() -> [Request<'static>; 3] {
     [
         Request::PutStart(PutStart {
             config: Cow::Owned(PutConfig::default()),
-            items: Cow::Owned(vec![PutItem { key: KEY, len: 10 }]),
+            items: Cow::Owned(vec![PutItem::new(KEY, 10)]),
         }),
         Request::Remove(Remove { force: true, keys: Cow::Owned(vec![KEY]) }),
         Request::Locate(Locate { lease_ms: 5000, keys: Cow::Owned(vec![KEY]) }),

@@ -305,7 +305,7 @@ fn metrics_have_their_names_and_ours() {
     // A put that nobody ends yet is no key.
     let config = PutConfig { keep: Keep::Soft { ttl_ms: 60_000 }, ..PutConfig::default() };
     let scope = master.scope(TenantId::DEFAULT);
-    let item = PutItem { key: b"soft", len: 100 };
+    let item = PutItem::new(b"soft", 100);
     let token =
         scope.put_start(&config, &[item], Deadline::NEVER).unwrap()[0].as_ref().unwrap().token;
     assert!(get_all(&master, &["/metrics"])[0].1.contains("\nmaster_key_count 1\n"));

@@ -136,7 +136,7 @@ impl Guarded {
     pub(crate) fn plan(&self, tenant: &str, key: &[u8], len: u64) -> WritePlan {
         let mut link = link(LinkKind::Control, &self.master(), Role::Client, tenant);
         let config = Cow::Owned(PutConfig::default());
-        let items = Cow::Owned(vec![PutItem { key, len }]);
+        let items = Cow::Owned(vec![PutItem::new(key, len)]);
         let ask = Request::PutStart(PutStart { config, items });
         let planned = link.call(&ask, within(10_000)).unwrap();
         self.planning.lock().unwrap().push(link);

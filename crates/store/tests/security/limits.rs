@@ -164,7 +164,7 @@ fn security_puts_of_a_link_that_ended_are_given_back() {
     };
     let mut evil = dial("evil");
     let keys: Vec<[u8; 2]> = (0..2000_u16).map(u16::to_le_bytes).collect();
-    let items: Vec<_> = keys.iter().map(|key| PutItem { key, len: 4096 }).collect();
+    let items: Vec<_> = keys.iter().map(|key| PutItem::new(key, 4096)).collect();
     let config = Cow::Owned(PutConfig::default());
     let ask = Request::PutStart(PutStart { config, items: Cow::Owned(items) });
     let Reply::PutStart(plans) = evil.call(&ask, within(60_000)).unwrap() else { panic!() };

@@ -4,7 +4,9 @@ use super::{NodeInfo, message};
 use crate::codec::{Field, Reader, fields};
 use crate::error::DecodeError;
 use mooncrate_core::catalog::Counters;
-use mooncrate_core::ids::{Incarnation, LeaderEpoch, ObjectId, PutToken, SegmentId, TenantId};
+use mooncrate_core::ids::{
+    GroupId, Incarnation, LeaderEpoch, ObjectId, PutToken, SegmentId, TenantId,
+};
 use mooncrate_core::key::Key;
 use mooncrate_core::limits::STRIPES_MAX;
 use mooncrate_core::plan::{PutConfig, SegmentOffer};
@@ -32,11 +34,20 @@ pub struct PutItem<'a> {
     pub key: &'a [u8],
     /// Bytes of the value.
     pub len: u64,
+    /// What it is evicted with; 0: the group of the wishes.
+    pub group: GroupId,
 }
-fields!(PutItem<'a> { key: &'a [u8], len: u64 });
+fields!(PutItem<'a> { key: &'a [u8], len: u64, group: GroupId });
+
+impl<'a> PutItem<'a> {
+    /// A value with the group of the wishes.
+    pub const fn new(key: &'a [u8], len: u64) -> Self {
+        Self { key, len, group: GroupId(0) }
+    }
+}
 
 message! {
-    /// Reserve room for values, with the same wishes for all.
+    /// Reserve room for values, with the same wishes for all but for their groups.
     pub struct PutStart<'a> {
         /// The wishes.
         pub config: Cow<'a, PutConfig>,

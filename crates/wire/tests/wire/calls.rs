@@ -20,7 +20,7 @@ fn every_call(master: &impl MasterApi) {
     let t = within(2000);
     assert_eq!(master.ping(t).unwrap(), EPOCH);
     let config = PutConfig { replicas: 2, ..PutConfig::default() };
-    let items = [PutItem { key: b"a", len: 10 }, PutItem { key: b"", len: 1 }];
+    let items = [PutItem::new(b"a", 10), PutItem::new(b"", 1)];
     let plans = master.put_start(&config, &items, t).unwrap();
     assert_eq!(plans[0].as_ref().unwrap().replicas, [locator(); 2]);
     assert_eq!(plans[1], Err(PutError::Key(KeyError::Empty)));

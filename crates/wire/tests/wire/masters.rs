@@ -152,7 +152,7 @@ fn within(seconds: u64) -> Deadline {
 }
 
 fn put(link: &MasterLink, deadline: Deadline) -> Result<(), CallError> {
-    let item = PutItem { key: b"k", len: 1 };
+    let item = PutItem::new(b"k", 1);
     let answers = link.put_start(&PutConfig::default(), &[item], deadline)?;
     assert_eq!(answers, [Err(PutError::NoSegments)]);
     Ok(())

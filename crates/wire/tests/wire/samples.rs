@@ -262,7 +262,9 @@ impl Samples {
             Kind::Ping => Request::Ping(Ping {}),
             Kind::PutStart => Request::PutStart(PutStart {
                 config: Cow::Owned(self.put_config()),
-                items: self.list(|s| PutItem { key: s.key(), len: s.u64() }).into(),
+                items: self
+                    .list(|s| PutItem { key: s.key(), len: s.u64(), group: GroupId(s.u64()) })
+                    .into(),
             }),
             Kind::PutEnd => Request::PutEnd(PutEnd {
                 items: self

@@ -80,7 +80,7 @@ fn versions_that_do_not_meet_are_named() {
     let error = refused.unwrap_err();
     assert!(matches!(error, CallError::Refused { code: RefusalCode::Version, .. }), "{error}");
     let words = error.to_string();
-    assert!(words.contains("8 to 9") && words.contains("6 to 6"), "{words}");
+    assert!(words.contains("8 to 9") && words.contains("7 to 7"), "{words}");
 }
 
 #[test]
@@ -156,7 +156,8 @@ fn damaged_and_meaningless_frames_end_the_link_in_words() {
         (flipped, "body checksum"),
         (framed(stamp(VERSION_MIN, Kind::Heartbeat), &[1, 2, 3]), "the body ends 5 bytes before"),
         (framed(stamp(VERSION_MIN, Kind::Ping), &[0]), "1 bytes follow"),
-        (framed(stamp(7, Kind::Ping), &[]), "version 7"),
+        (framed(stamp(VERSION_MIN - 1, Kind::Ping), &[]), "version 6"),
+        (framed(stamp(VERSION_MAX + 1, Kind::Ping), &[]), "version 8"),
         (framed(Stamp { reply: true, ..stamp(VERSION_MIN, Kind::Ping) }, &[]), "no place here"),
     ];
     for (bytes, words) in cases {
@@ -484,7 +485,7 @@ fn a_pool_survives_a_restart() {
     std::thread::sleep(Duration::from_millis(150));
     let _server = Server::start_with(&address, ServerConfig::default());
     // This one rested long enough: even a request that must not be repeated goes through.
-    let items = [PutItem { key: b"k", len: 1 }];
+    let items = [PutItem::new(b"k", 1)];
     let put = Request::PutStart(PutStart {
         config: std::borrow::Cow::default(),
         items: (&items[..]).into(),
