@@ -27,7 +27,9 @@ from ._replicate import DEFAULT, ReplicateConfig, refusal, wishes
 Key = str | bytes
 # A put of the keys at these places, or of all, with wishes for all keys (see `wish_at`): the errors, by number
 # among those keys.
-Putter = Callable[[list[int] | None, dict[str, Any]], dict[int, mooncrate.Error] | None]
+# What a try of a put has come to: errors by number.
+Tried = dict[int, mooncrate.Error] | None
+Putter = Callable[[list[int] | None, dict[str, Any]], Tried]
 
 # How long a write waits for a key that is being freed, and an upsert for another writer.
 WAIT_SECONDS = 2.0
@@ -56,8 +58,10 @@ class StoreBase:
         *,
         upsert: bool = False,
         same_node: bool = False,
+        tried: Tried = None,
     ) -> list[int]:
-        """Stores values by `put`, which gets the places of keys and wishes; one code per key."""
+        """Stores values by `put`, which gets the places of keys and wishes; one code per key. `tried`: a first
+        try that has failed."""
         count = len(keys)
         if config is DEFAULT:
             wish: dict[str, Any] = {"replicas": 1, "upsert": upsert}
@@ -69,8 +73,8 @@ class StoreBase:
                 wish = wishes(config, live.segment_ids, upsert=upsert)
             except mooncrate.Error as error:
                 return [say("put", error)] * count
-        if live.home and "preferred" not in wish:
-            wish["preferred"] = live.segment_ids([live.home])
+        if "preferred" not in wish:
+            wish["preferred"] = live.home_ids()
         codes = [OK] * count
         groups = None if config.group_ids is None else [*config.group_ids]
         failed: Failed = []
@@ -78,7 +82,7 @@ class StoreBase:
             wish["groups"] = groups
         places = self._upsert_places(live, keys, groups, codes) if upsert else None
         if places is None or places:
-            self._put_places(live, keys, places, wish, put, codes, failed)
+            self._put_places(live, keys, places, wish, put, codes, failed, tried)
         tell("put", keys, codes, failed)
         live.wrote([key for key, code in zip(keys, codes, strict=True) if code == OK])
         return codes
@@ -108,12 +112,13 @@ class StoreBase:
         put: Putter,
         codes: list[int],
         failed: Failed,
+        tried: Tried,
     ) -> None:
         """Stores the keys at these places, or all."""
         end = time.monotonic() + WAIT_SECONDS
         while True:
             try:
-                found = put(places, wish)
+                found, tried = tried or put(places, wish), None
                 for place in places or ():
                     # They may have been waited for.
                     codes[place] = OK

@@ -94,6 +94,7 @@ class Connection:
         self.window: Server | None = None
         self._names: dict[str, list[int]] = {}
         self._names_until = 0.0
+        self._home_ids: list[int] | None = None
         timeout = _milliseconds("MC_RPC_TIMEOUT_MS", CALL_SECONDS)
         connect = _milliseconds("MC_RPC_CONNECT_TIMEOUT_MS", min(timeout, 5.0))
         self._probe(connect)
@@ -262,7 +263,15 @@ class Connection:
             for node, _, memory, _ in self.raw.nodes():
                 found.setdefault(node.partition("#")[0], []).extend(memory)
             self._names, self._names_until = found, now + NAMES_SECONDS
+            self._home_ids = None
         return [segment for name in names for segment in self._names.get(name, ())]
+
+    def home_ids(self) -> list[int]:
+        """Where a put without wishes would like to be."""
+        found = self._home_ids
+        if found is None or time.monotonic() >= self._names_until:
+            found = self._home_ids = self.segment_ids([self.home]) if self.home else []
+        return found
 
     # ---- keys that this store wrote ------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 import mooncrate
 from mooncrate._native import BufferHandle
 
-from ._base import Key, StoreBase, errors_of, key_list, picked, wish_at
+from ._base import Key, StoreBase, Tried, errors_of, key_list, picked, wish_at
 from ._codes import (
     INVALID_PARAMS,
     OBJECT_NOT_FOUND,
@@ -62,7 +62,18 @@ class CopyingCalls(StoreBase):
 
     def put(self, key: Key, value: Any, config: ReplicateConfig = DEFAULT) -> int:
         """Stores a value; a key that has one keeps it."""
-        return self._put_one(key, value, config, upsert=False)
+        live = self._live
+        plain = config is DEFAULT and isinstance(value, bytes) and len(value) > 0
+        if not plain or live is None or live.buffer_bytes == 0:
+            return self._put_one(key, value, config, upsert=False)
+        try:
+            error = live.door(len(value)).put_value(key, value, live.home_ids())
+        except mooncrate.Error as error:
+            return say("put", error)
+        if error is None:
+            live.wrote((key,))
+            return OK
+        return self._put_values([key], [[value]], config, upsert=False, tried={0: error})[0]
 
     def upsert(self, key: Key, value: Any, config: ReplicateConfig = DEFAULT) -> int:
         """Stores a value, instead of the one that is there."""
@@ -126,6 +137,7 @@ class CopyingCalls(StoreBase):
         config: ReplicateConfig,
         *,
         upsert: bool,
+        tried: Tried = None,
     ) -> list[int]:
         live = self._connected()
         if live is None:
@@ -139,7 +151,7 @@ class CopyingCalls(StoreBase):
             count = sum(nbytes(part) for parts in some for part in parts)
             return errors_of(live.door(count).put(names, some, wish_at(places, wish)))
 
-        return self._put_all(live, keys, config, put, upsert=upsert)
+        return self._put_all(live, keys, config, put, upsert=upsert, tried=tried)
 
     # ---- reads ---------------------------------------------------------------------------------
 
@@ -199,23 +211,34 @@ class CopyingCalls(StoreBase):
 
     def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
         """The same for many keys."""
-        codes = self._existence_codes(keys)
-        return [max(code, 0) for code in codes] if min(codes, default=0) < 0 else codes
+        codes, failed = self._existence(keys)
+        for place in failed:
+            codes[place] = 0
+        return codes
 
     def _existence_codes(self, keys: Sequence[Key]) -> list[int]:
         """The same for callers that tell "no" and "nobody knows" apart: that is a negative code."""
+        codes, failed = self._existence(keys)
+        for place, code in failed.items():
+            codes[place] = code
+        return codes
+
+    def _existence(self, keys: Sequence[Key]) -> tuple[list[int], dict[int, int]]:
+        """Of each key 1 or 0; and codes by place, where nobody knows."""
         live = self._connected()
         if live is None:
-            return [INVALID_PARAMS] * len(key_list(keys))
+            count = len(key_list(keys))
+            return [0] * count, dict.fromkeys(range(count), INVALID_PARAMS)
         if not isinstance(keys, list):
             keys = key_list(keys)
         try:
-            codes, failed = live.raw.exist(keys)
+            codes, errors = live.raw.exist(keys)
         except mooncrate.Error as error:
-            return [say("is_exist", error)] * len(keys)
-        for place, error in (failed or {}).items():
-            codes[place] = 0 if error.kind == "bad key" else code_of(error)
-        return codes
+            return [0] * len(keys), dict.fromkeys(range(len(keys)), say("is_exist", error))
+        if not errors:
+            return codes, {}
+        unknown = {at: code_of(error) for at, error in errors.items() if error.kind != "bad key"}
+        return codes, unknown
 
     def get_size(self, key: Key) -> int:
         """Bytes of the value, or a negative code."""
@@ -237,7 +260,15 @@ class CopyingCalls(StoreBase):
 
     def remove(self, key: Key, force: bool = False) -> int:
         """Removes a value; a lease refuses that, unless `force`."""
-        return self.batch_remove([key], force)[0]
+        live = self._live
+        if live is None:
+            return self.batch_remove([key], force)[0]
+        try:
+            return self._removal(live.store.remove(key, force=bool(force)))
+        except mooncrate.Unavailable as error:
+            return say("remove", error)
+        except mooncrate.Error as error:
+            return self._removal(error)
 
     def batch_remove(self, keys: Sequence[Key], force: bool = False) -> list[int]:
         """The same for many keys."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import mooncrate
 
-from ._base import Key, StoreBase, errors_of, key_list, lengths_differ, picked, wish_at
+from ._base import Key, StoreBase, Tried, errors_of, key_list, lengths_differ, picked, wish_at
 from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, Failed, code_of, say, tell
 from ._connection import Connection
 from ._dead import miss_the_dead
@@ -52,7 +52,19 @@ class ZeroCopyCalls(StoreBase):
         self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig = DEFAULT
     ) -> int:
         """Stores the bytes at an address; a key that has a value keeps it."""
-        return self._put_from(key, buffer_ptr, size, config, upsert=False)
+        live = self._live
+        if config is not DEFAULT or live is None or live.dummy or not size:
+            return self._put_from(key, buffer_ptr, size, config, upsert=False)
+        try:
+            door = live.door(size)
+            error = door.put_one(key, buffer_ptr, size, live.home_ids(), live.registry)
+        except mooncrate.Error as error:
+            return say("put", error)
+        if error is None:
+            live.wrote((key,))
+            return OK
+        lists = [key], [buffer_ptr], [size]
+        return self._batch_put_from(*lists, config, upsert=False, tried={0: error})[0]
 
     def upsert_from(
         self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig = DEFAULT
@@ -128,6 +140,7 @@ class ZeroCopyCalls(StoreBase):
         config: ReplicateConfig,
         *,
         upsert: bool,
+        tried: Tried = None,
     ) -> list[int]:
         keys = key_list(keys)
         checked(config)
@@ -141,13 +154,11 @@ class ZeroCopyCalls(StoreBase):
             )
         door = live.door(sum(sizes))
 
-        def put(
-            places: list[int] | None, wish: dict[str, Any]
-        ) -> dict[int, mooncrate.Error] | None:
+        def put(places: list[int] | None, wish: dict[str, Any]) -> Tried:
             lists = picked(places, keys, buffer_ptrs, sizes)
             return door.put_flat(*lists, wish_at(places, wish), live.registry)
 
-        return self._put_all(live, keys, config, put, upsert=upsert)
+        return self._put_all(live, keys, config, put, upsert=upsert, tried=tried)
 
     def _put_pieces(
         self,
@@ -206,7 +217,18 @@ class ZeroCopyCalls(StoreBase):
 
     def get_into(self, key: Key, buffer_ptr: int, size: int) -> int:
         """Copies a value to an address; its bytes, or a negative code."""
-        return self.batch_get_into([key], [buffer_ptr], [size])[0]
+        live = self._live
+        if live is None or live.dummy:
+            return self.batch_get_into([key], [buffer_ptr], [size])[0]
+        try:
+            code = live.door(size).get_one(key, buffer_ptr, size, live.registry, _GET_CODES)
+        except mooncrate.Error as error:
+            return say("get", error)
+        if isinstance(code, int):
+            return code
+        codes = [INVALID_PARAMS]
+        self._not_got(live, [key], codes, {0: code})
+        return codes[0]
 
     def batch_get_into(
         self, keys: Sequence[Key], buffer_ptrs: Sequence[int], sizes: Sequence[int]
@@ -226,12 +248,18 @@ class ZeroCopyCalls(StoreBase):
         except mooncrate.Error as error:
             return [say("get", error)] * len(keys)
         if errors:
-            failed = list(errors.items())
-            for place, error in failed:
-                codes[place] = code_of(error)
-            miss_the_dead(live, keys, codes)
-            tell("get", keys, codes, failed)
+            self._not_got(live, keys, codes, errors)
         return codes
+
+    @staticmethod
+    def _not_got(
+        live: Connection, keys: list[Key], codes: list[int], errors: dict[int, mooncrate.Error]
+    ) -> None:
+        failed = list(errors.items())
+        for place, error in failed:
+            codes[place] = code_of(error)
+        miss_the_dead(live, keys, codes)
+        tell("get", keys, codes, failed)
 
     def batch_get_into_multi_buffers(
         self,

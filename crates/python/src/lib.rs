@@ -61,6 +61,7 @@ mod raw_device;
 mod raw_flat;
 mod raw_lend;
 mod raw_memory;
+mod raw_one;
 mod raw_ranges;
 mod raw_session;
 mod raw_store;

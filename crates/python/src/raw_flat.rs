@@ -67,14 +67,14 @@ pub(crate) fn get<'py>(
     pieces: &Flat,
     ranges: &Ranges,
     (missing, senseless): (i64, i64),
-) -> PyResult<(Bound<'py, PyList>, Failed<'py>)> {
+) -> PyResult<(Vec<i64>, Failed<'py>)> {
     if let ([key], [Some(piece)]) = (&keys.0[..], &pieces[..])
         && ranges.knows(piece.address, piece.size, true)
     {
         let live = store.live(py)?;
         let read = live.store().get_into_near(key.bytes(), NEAR_BYTES_MAX, piece.bytes_mut());
         if let Some(len) = read {
-            return Ok((PyList::new(py, [len])?, None));
+            return Ok((vec![i64::try_from(len).unwrap_or(i64::MAX)], None));
         }
     }
     let each = keys.0.iter().zip(pieces).filter_map(|(key, piece)| {
@@ -105,7 +105,7 @@ pub(crate) fn get<'py>(
         codes.push(senseless);
         fail(py, &mut failed, at, error)?;
     }
-    Ok((PyList::new(py, codes)?, failed))
+    Ok((codes, failed))
 }
 
 /// Stores the bytes at addresses; what failed.

@@ -11,6 +11,7 @@ use crate::error::exception;
 use crate::raw::{self, Known, Numbers};
 use crate::raw_flat::{self, Number, flat};
 use crate::raw_memory::BufferHandle;
+use crate::raw_one;
 use crate::raw_ranges::Ranges;
 use crate::raw_session::{GetSession, PutSession};
 use crate::raw_wishes::{RawWishes, Wished};
@@ -114,9 +115,48 @@ impl Raw {
         sizes: Vec<Number>,
         ranges: PyRef<'py, Ranges>,
         codes: (i64, i64),
-    ) -> PyResult<(Bound<'py, PyList>, Option<Bound<'py, PyDict>>)> {
+    ) -> PyResult<(Vec<i64>, Option<Bound<'py, PyDict>>)> {
         let pieces = flat(&keys, &addresses, &sizes).ok_or_else(|| lengths_differ(py))?;
         raw_flat::get(self.store.get(), py, &keys, &pieces, &ranges, codes)
+    }
+
+    /// As `put_flat` for one key, which keeps a value that it has; the error, None if there is none.
+    fn put_one(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        address: Number,
+        size: Number,
+        preferred: Vec<u64>,
+        ranges: PyRef<'_, Ranges>,
+    ) -> PyResult<raw_one::Failure> {
+        let wished = self.wished(py, &RawWishes::plain(preferred), 1)?;
+        raw_one::put(self.store.get(), py, key, (address, size), &wished, &ranges)
+    }
+
+    /// The same for the bytes of a buffer.
+    fn put_value(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        value: Source,
+        preferred: Vec<u64>,
+    ) -> PyResult<raw_one::Failure> {
+        let wished = self.wished(py, &RawWishes::plain(preferred), 1)?;
+        raw_one::put_value(self.store.get(), py, &key, &value, &wished)
+    }
+
+    /// As `get_flat` for one key: a length, a code, or an error.
+    fn get_one(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        address: Number,
+        size: Number,
+        ranges: PyRef<'_, Ranges>,
+        codes: (i64, i64),
+    ) -> PyResult<Py<PyAny>> {
+        raw_one::get(self.store.get(), py, key, (address, size), &ranges, codes)
     }
 
     /// 1 for each key that has a value, else 0; and the errors by place.

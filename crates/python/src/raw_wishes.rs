@@ -62,6 +62,11 @@ impl Wished {
 }
 
 impl RawWishes {
+    /// Those of a put that wishes nothing but where it would like to be.
+    pub(crate) fn plain(preferred: Vec<u64>) -> Self {
+        Self { replicas: 1, preferred, ..Self::default() }
+    }
+
     /// `config` with these wishes, for so many keys.
     pub(crate) fn onto(&self, py: Python<'_>, config: PutConfig, keys: usize) -> PyResult<Wished> {
         if !self.groups.is_empty() && self.groups.len() != keys {
