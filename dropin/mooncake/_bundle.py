@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ._codes import OBJECT_NOT_FOUND
+from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND
 from ._replicate import ReplicateConfig, checked
 from ._tensor_store import grouped
 
@@ -257,22 +257,26 @@ class Bundles:
         results = []
         handles = self.store.batch_get_buffer([*wanted])
         for handle, parts in zip(handles, wanted.values(), strict=True):
-            length = OBJECT_NOT_FOUND if handle is None else handle.size()
-            for part in parts if handle is not None else ():
-                if part.source + part.size <= length and part.target + part.size <= size:
-                    ctypes.memmove(address + part.target, handle.ptr() + part.source, part.size)
-            results.append(
-                [part.size if part.source + part.size <= length else length for part in parts]
-            )
+            length, got = -1 if handle is None else handle.size(), []
+            for part in parts:
+                assert part.target + part.size <= size
+                if part.source + part.size > length:
+                    got.append(OBJECT_NOT_FOUND if handle is None else INVALID_PARAMS)
+                    continue
+                ctypes.memmove(address + part.target, handle.ptr() + part.source, part.size)
+                got.append(part.size)
+            results.append(got)
         return results
 
     def lineage(self, ref: RemoteBundleRef) -> Iterator[RemoteBundleRef]:
         """A bundle, and those that it goes on from."""
-        earlier: str | None = ref.manifest_key
-        while earlier is not None:
+        known: set[str] = set()
+        while ref.manifest_key:
+            if ref.manifest_key in known:
+                raise RuntimeError(f"{ref.manifest_key}: the bundle goes on from itself")
+            known.add(ref.manifest_key)
             yield ref
-            earlier = self.manifest(ref).get("earlier")
-            ref = RemoteBundleRef(earlier or "")
+            ref = RemoteBundleRef(self.manifest(ref).get("earlier") or "")
 
     def remove(self, ref: RemoteBundleRef, until: str | None = None) -> None:
         """Removes a bundle and those it goes on from, as far as one whose key is `until`."""

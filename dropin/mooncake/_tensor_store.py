@@ -52,7 +52,9 @@ class Storing(CopyingCalls, ZeroCopyCalls):
 
     def _is_registered(self, address: int, size: int) -> bool:
         live = self._connected()
-        return live is not None and live.registry.left(address) >= size
+        # The registry takes numbers that can be addresses, and no others.
+        known = live is not None and is_memory(address, size)
+        return known and live.registry.left(address) >= size
 
     def _is_dummy(self) -> bool:
         live = self._connected()
