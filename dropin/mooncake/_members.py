@@ -223,7 +223,7 @@ def jagged(name: str, value: Any) -> Any:
     return value
 
 
-def array_over(destination: RawDestination, spec: Mapping[str, Any]) -> Any:
+def array_over(destination: TensorBuffer | RawDestination, spec: Mapping[str, Any]) -> Any:
     """The array in memory of the caller, after its data was read there."""
     size = prod(spec["shape"]) * item_size(spec)
     if size == 0:

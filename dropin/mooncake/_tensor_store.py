@@ -53,8 +53,9 @@ class Storing(CopyingCalls, ZeroCopyCalls):
     def _is_registered(self, address: int, size: int) -> bool:
         live = self._connected()
         # The registry takes numbers that can be addresses, and no others.
-        known = live is not None and is_memory(address, size)
-        return known and live.registry.left(address) >= size
+        if live is None or not is_memory(address, size):
+            return False
+        return live.registry.left(address) >= size
 
     def _is_dummy(self) -> bool:
         live = self._connected()
