@@ -48,7 +48,10 @@ def arguments() -> argparse.Namespace:
         help="only rows whose name has it, by the name of the table or of a goal",
     )
     parser.add_argument(
-        "--sides", default="", metavar="NAMES", help="peers, with commas: Mooncake (both ways), Redis, memcached"
+        "--sides",
+        default="",
+        metavar="NAMES",
+        help="peers, with commas: Mooncake (both ways), Redis, memcached",
     )
     parser.add_argument(
         "--parts",

@@ -100,7 +100,11 @@ def times(ratio: float | None) -> str:
 def goals(found: dict) -> str:
     """The rows that were agreed on, under their names."""
     rows = {row["name"]: row for row in found["rows"]}
-    lines = ["## Goals", "", "The drop-in against Mooncake, with or without its pool of connections, whichever is faster in"]
+    lines = [
+        "## Goals",
+        "",
+        "The drop-in against Mooncake, with or without its pool of connections, whichever is faster in",
+    ]
     lines += ["the row; ratios above 1 are ours ahead.", ""]
     lines += ["| row | Mooncake | drop-in | ratio | goal | met |", "| --- | ---: | ---: | ---: | --- | --- |"]
     for goal in GOALS:

@@ -54,7 +54,13 @@ SIDES = [
     Side("native", "native", "ours"),
     Side("Mooncake", "mooncake", "mooncake"),
     # By default each transfer over TCP has a connection of its own; users of TCP switch the pool on.
-    Side("Mooncake-pool", "mooncake", "mooncake", variables=(("MC_TCP_ENABLE_CONNECTION_POOL", "1"),), calls_only=True),
+    Side(
+        "Mooncake-pool",
+        "mooncake",
+        "mooncake",
+        variables=(("MC_TCP_ENABLE_CONNECTION_POOL", "1"),),
+        calls_only=True,
+    ),
     Side("Redis", "redis", "clients", owners=False),
     Side("memcached", "memcached", "clients", owners=False),
 ]

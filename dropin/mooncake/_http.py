@@ -270,7 +270,9 @@ class Handler(BaseHTTPRequestHandler):
     def _length(self) -> int:
         text = self.headers.get("Content-Length", "0")
         chunked = "Transfer-Encoding" in self.headers
-        return int(text) if text.isdecimal() and len(text) <= LENGTH_DIGITS_MAX and not chunked else -1
+        return (
+            int(text) if text.isdecimal() and len(text) <= LENGTH_DIGITS_MAX and not chunked else -1
+        )
 
     def _from_here(self) -> bool:
         """Whether a request to a server of this machine is meant for it: a web page may point its own

@@ -65,7 +65,9 @@ def encode(name: str, value: Any) -> Encoded:
         size = tensor.numel() * tensor.element_size()
         return Encoded(spec, memory(tensor.data_ptr(), size) if size else memoryview(b""), tensor)
     if is_tensor(value):
-        raise TypeError(f"{name}: a tensor of {dtype_name(value)}, {value.layout}, has no form here")
+        raise TypeError(
+            f"{name}: a tensor of {dtype_name(value)}, {value.layout}, has no form here"
+        )
     if is_array(value):
         array = sys.modules["numpy"].ascontiguousarray(value)
         # A scalar array would come back with one dimension.

@@ -429,5 +429,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         service.stop()
 
 
+# Under this name Mooncake's script has it.
+sync_main = main
+
+
 if __name__ == "__main__":
     sys.exit(main())
