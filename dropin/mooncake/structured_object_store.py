@@ -99,7 +99,7 @@ SINGLE, WRAPPED = "value", "__mooncake_wrapped_object__"
 
 
 class BundleStore(Protocol):
-    """What a store must have at least."""
+    """What a store must have at least. With `batch_get_into` and its like values move without a copy."""
 
     def put(self, key: str, value: Any, config: Any = None) -> int: ...
 

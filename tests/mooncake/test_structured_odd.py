@@ -10,6 +10,7 @@ numpy = pytest.importorskip("numpy", reason="numpy is not installed")
 pytest.importorskip("msgpack", reason="msgpack is not installed")
 
 from mooncake.structured_object_store import (
+    BundleTransferPolicy,
     MooncakeBundleTransfer,
     RemoteBundleRef,
     StructuredObjectPayload,
@@ -214,31 +215,15 @@ def test_a_bundle_that_goes_on_from_itself(transfer, store):
     assert store.remove_by_regex("^odd/", force=True) == 0
 
 
-class Handle:
-    """A value of a dummy store."""
-
-    def __init__(self, value):
-        self.value = ctypes.create_string_buffer(value, len(value))
-
-    def size(self):
-        return len(self.value)
-
-    def ptr(self):
-        return ctypes.addressof(self.value)
-
-
-def test_a_chunk_that_is_too_short_is_an_error_by_handles_too(transfer, store):
+def test_a_chunk_that_is_too_short_is_an_error_by_handles_too():
     """Five bytes from the second on were told as read where there were five in all."""
     from mooncake._bundle import Bundles, Range
 
-    class Dummy:
-        def batch_get_buffer(self, keys):
-            return [Handle(b"12345") if key == "short" else None for key in keys]
-
-    room = bytearray(10)
+    four, room = Four(), bytearray(10)
+    four.put("short", b"12345")
     address = ctypes.addressof(ctypes.c_char.from_buffer(room))
     wanted = {"short": [Range(1, 0, 5), Range(0, 5, 2)], "gone": [Range(0, 7, 3)]}
-    got = Bundles(Dummy(), "odd", 5)._copy_ranges(wanted, address, 10)
+    got = Bundles(four, "odd", 5)._copy_ranges(wanted, address, 10)
     assert got == [[-600, 2], [-704]]
     assert room == bytes(5) + b"12" + bytes(3)
 
@@ -274,3 +259,48 @@ def test_a_tensor_goes_to_plain_memory_with_its_head(transfer):
     place = raw_destination(ctypes.addressof(room), len(room), room)
     assert torch.equal(transfer.materialize_into(spec, {"m": place}).objects["m"], tensor)
     assert torch.equal(_deserialize_tensor(room.raw[:-8]), tensor)
+
+
+class Four:
+    """A store with the four calls that `BundleStore` names, such as programs bring to their own tests."""
+
+    def __init__(self):
+        self.values = {}
+
+    def put(self, key, value, config=None):
+        self.values[key] = value
+        return 0
+
+    def get(self, key):
+        return self.values.get(key, b"")
+
+    def remove(self, key, force=False):
+        return 0 if self.values.pop(key, None) is not None else -704
+
+    def is_exist(self, key):
+        return int(key in self.values)
+
+
+@pytest.mark.parametrize("mode", ["batch", "parallel"])
+def test_four_calls_are_enough_of_a_store(mode):
+    four = Four()
+    transfer = MooncakeBundleTransfer(four, default_chunk_bytes=20)
+    policy = BundleTransferPolicy(max_inflight_put=3, put_mode=mode)
+    grid = GRID.copy()
+    data = {"batch": {"x": grid}, "non_tensor_batch": {"m": ["a", b"", None]}}
+    ref = import_ref(export_ref(transfer.put(data, policy=policy)))
+    # What is stored is not the memory of the caller.
+    grid[:] = 0
+    read = transfer.get(ref, rows=[2, 0])
+    assert same(GRID[[2, 0]], read["batch"]["x"]) and read["non_tensor_batch"]["m"] == [None, "a"]
+    assert same(GRID, transfer.get(ref)["batch"]["x"])
+    assert all(isinstance(value, bytes) for value in four.values.values())
+    lost = next(key for key in four.values if key.endswith("/1/1"))
+    kept = four.values.pop(lost)
+    with pytest.raises(RuntimeError, match="-704"):
+        transfer.get(ref, fields=["x"])
+    four.values[lost] = kept[1:]
+    with pytest.raises(RuntimeError, match="-600"):
+        transfer.get(ref, fields=["x"])
+    transfer.cleanup_dataproto(ref)
+    assert not four.values
