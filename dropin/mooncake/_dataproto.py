@@ -14,7 +14,7 @@ from typing import Any
 from ._bundle import BundleTransferPolicy, RemoteBundleRef, group_of
 from ._members import TensorBuffer, is_nested, is_object_array, is_tensor, jagged
 from ._schemas import BATCH, META, NON_TENSOR, SECTIONS, FieldSchema, section_of, shaped
-from ._structured import Selection, Structured, told_of
+from ._structured import Selection, Structured, StructuredMemberSlice, told_of
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,8 @@ class DataProtos:
         rows: Selection | None = None,
     ) -> Parts:
         """The fields that are asked for: all, unless some are named."""
+        if isinstance(rows, StructuredMemberSlice) and rows.axis != 0:
+            raise ValueError(f"rows are chosen along dimension 0, not {rows.axis}")
         found: dict[str, dict[str, Any]] = {BATCH: {}, NON_TENSOR: {}}
         stages: dict[str, Any] = {}
         for name in chosen(ref, fields, batch_fields, non_tensor_fields):

@@ -372,8 +372,10 @@ def room_for(name: str, spec: Mapping[str, Any], size: int, into: Any) -> int:
         if spec["kind"] != TENSOR or into.size < SIZE + size:
             raise ValueError(f"{name}: a tensor of {SIZE + size} bytes, head and data, must fit")
         return into.ptr + SIZE
+    if not hasattr(into, "dtype") or not hasattr(into, "shape"):
+        raise TypeError(f"{name}: a {type(into).__name__} is no memory to read to")
     if spec["kind"] == ARRAY:
-        fits = getattr(getattr(into, "dtype", None), "str", None) == spec["dtype"]
+        fits = getattr(into.dtype, "str", None) == spec["dtype"]
         if not fits or [*into.shape] != spec["shape"] or not into.flags.c_contiguous:
             raise ValueError(f"{name}: needs an array {spec['dtype']} {spec['shape']} in C order")
         if not into.flags.writeable:

@@ -13,6 +13,7 @@ from mooncake.structured_object_store import (
     BundleTransferPolicy,
     MooncakeBundleTransfer,
     RemoteBundleRef,
+    StructuredMemberSlice,
     StructuredObjectPayload,
     export_ref,
     import_ref,
@@ -147,6 +148,19 @@ def test_a_destination_of_another_dtype_is_refused(transfer):
         with pytest.raises(ValueError, match="m: "):
             transfer.materialize_into(spec, {"m": bad})
     assert same(room, (GRID + 0.5)[:, :2])
+
+
+def test_rows_are_no_columns(transfer):
+    ref = transfer.put({"x": GRID})
+    with pytest.raises(ValueError, match="dimension 0"):
+        transfer.get(ref, rows=StructuredMemberSlice(1, 0, 2))
+
+
+def test_what_is_no_memory_is_no_destination(transfer):
+    spec = transfer.read_spec(transfer.put_object({"m": GRID}))
+    for bad in ([1], b"bytes", bytearray(96)):
+        with pytest.raises(TypeError, match="^m: "):
+            transfer.materialize_into(spec, {"m": bad})
 
 
 def test_bytes_of_any_layout(transfer):
