@@ -10,6 +10,7 @@ COLOURS = {
     "drop-in": "#0b6e4f",
     "native": "#5aa9a0",
     "Mooncake": "#d1802b",
+    "Mooncake-pool": "#e0b34d",
     "Redis": "#a33b3b",
     "memcached": "#6b5b95",
 }
@@ -63,7 +64,7 @@ def _ratios(found: dict) -> tuple[list[str], int]:
     top = y - 10
     for row in found["rows"]:
         seen = figures(row)
-        pairs = [(side, stats.ratio(seen, side, "Mooncake")) for side in stats.OURS]
+        pairs = [(side, stats.ratio(seen, side)) for side in stats.OURS]
         pairs = [(side, ratio) for side, ratio in pairs if ratio is not None]
         if not pairs:
             continue
@@ -105,7 +106,7 @@ def _scales(found: dict, top: int) -> tuple[list[str], int]:
     ]
     for place, (side, colour) in enumerate(COLOURS.items()):
         if side in found["sides"]:
-            lines.append(_text(560 + place * 85, top + 14, f"● {side}", colour=colour))
+            lines.append(_text(500 + place * 85, top + 14, f"● {side}", colour=colour))
     for place, (name, unit, series) in enumerate(shown):
         x, y = 20 + place % PANELS * (PANEL + 15), top + 40 + place // PANELS * 190
         lines += _panel(x, y, f"{name}, {unit}", series)

@@ -46,43 +46,71 @@ _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
-class Mooncake:
+# Calls by the names of Mooncake's store.
+CALLS = (
+    "put",
+    "put_from",
+    "get",
+    "get_into",
+    "is_exist",
+    "batch_is_exist",
+    "put_batch",
+    "get_batch",
+    "batch_put_from",
+    "batch_get_into",
+    "batch_get_into_multi_buffers",
+    "remove",
+)
+
+
+class Door:
+    """A store, its own functions by the names of `CALLS`, and what their answers mean."""
+
+    #: What the store calls otherwise.
+    named: dict[str, str] = {}
+
+    def __init__(self, memory: Memory, store) -> None:
+        self.memory, self.store = memory, store
+        found = {call: getattr(store, self.named.get(call, call), None) for call in CALLS}
+        self.calls = {call: function for call, function in found.items() if function is not None}
+
+    def arguments(self, call: str, keys: list, places: list, sizes: list) -> tuple:
+        """What the call takes; a place is an offset in the memory."""
+        if call in ("is_exist", "get"):
+            return (keys[0],)
+        if call in ("batch_is_exist", "get_batch"):
+            return (keys,)
+        return self._with_values(call, keys, places, sizes)
+
+    def _values(self, places: list, sizes: list) -> list:
+        return [self.memory.map[place : place + size] for place, size in zip(places, sizes)]
+
+    def fetched(self, answer) -> list:
+        """The values of an answer to `get` and `get_batch`; None, or nothing, for a miss."""
+        return [answer] if answer is None or isinstance(answer, bytes) else list(answer)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class Mooncake(Door):
     """`mooncake.store`, published or ours: codes, addresses, and no exceptions."""
 
     def __init__(self, master: str, segment: int, memory: Memory, disk: str = "") -> None:
         from mooncake.store import MooncakeDistributedStore
 
-        self.memory, self.store = memory, MooncakeDistributedStore()
+        store = MooncakeDistributedStore()
         more = {"enable_ssd_offload": True, "ssd_offload_path": disk} if disk else {}
-        code = self.store.setup("localhost", "P2PHANDSHAKE", segment, LOCAL_BUFFER, "tcp", "", master, **more)
+        code = store.setup("localhost", "P2PHANDSHAKE", segment, LOCAL_BUFFER, "tcp", "", master, **more)
         if code:
             raise RuntimeError(f"setup answered {code}")
-        code = self.store.register_buffer(memory.base, memory.size)
+        code = store.register_buffer(memory.base, memory.size)
         if code:
             raise RuntimeError(f"register_buffer answered {code}")
-        store = self.store
-        self.calls = {
-            "put": store.put,
-            "put_from": store.put_from,
-            "get": store.get,
-            "get_into": store.get_into,
-            "is_exist": store.is_exist,
-            "batch_is_exist": store.batch_is_exist,
-            "put_batch": store.put_batch,
-            "get_batch": store.get_batch,
-            "batch_put_from": store.batch_put_from,
-            "batch_get_into": store.batch_get_into,
-            "batch_get_into_multi_buffers": store.batch_get_into_multi_buffers,
-            "remove": store.remove,
-        }
+        super().__init__(memory, store)
 
-    def arguments(self, call: str, keys: list, places: list, sizes: list) -> tuple:
-        """What the call takes; a place is an offset in the memory."""
+    def _with_values(self, call: str, keys: list, places: list, sizes: list) -> tuple:
         base = self.memory.base
-        if call in ("is_exist", "get"):
-            return (keys[0],)
-        if call in ("batch_is_exist", "get_batch"):
-            return (keys,)
         if call in ("put_from", "get_into"):
             return keys[0], base + places[0], sizes[0]
         if call == "batch_get_into_multi_buffers":
@@ -90,7 +118,7 @@ class Mooncake:
             return keys, parts, [[4096] * len(one) for one in parts]
         if call in ("batch_put_from", "batch_get_into"):
             return keys, [base + place for place in places], sizes
-        values = [self.memory.map[place : place + size] for place, size in zip(places, sizes)]
+        values = self._values(places, sizes)
         return (keys[0], values[0]) if call == "put" else (keys, values)
 
     def right(self, call: str, answer, sizes: list) -> bool:
@@ -107,10 +135,6 @@ class Mooncake:
             return list(answer) == [0] * len(sizes)
         return list(answer) == sizes
 
-    def fetched(self, answer) -> list:
-        """The values of an answer to `get` and `get_batch`."""
-        return [answer] if isinstance(answer, bytes) else list(answer)
-
     def clear(self) -> None:
         if self.store.remove_all(True) < 0:
             raise RuntimeError("remove_all failed")
@@ -124,47 +148,31 @@ class Mooncake:
         code = self.store.put_from(key, self.memory.base + place, size)
         return "" if code == 0 else str(code)
 
-    def close(self) -> None:
-        self.store.close()
 
-
-class Native:
+class Native(Door):
     """`mooncrate.Store`: objects with a buffer, True and None, and exceptions."""
+
+    named = {
+        "put_from": "put",
+        "is_exist": "exists",
+        "batch_is_exist": "exists_batch",
+        "batch_put_from": "put_batch",
+        "batch_get_into": "get_into_batch",
+    }
 
     def __init__(self, master: str, segment: int, memory: Memory, disk: str = "") -> None:
         import mooncrate
 
-        self.memory = memory
         more = {"segment_size": segment} if segment else {}
         if disk:
             more["ssd"] = f"{disk}=8GiB"
-        self.store = mooncrate.Store(master=master, **more)
-        store = self.store
-        self.calls = {
-            "put": store.put,
-            "put_from": store.put,
-            "get": store.get,
-            "get_into": store.get_into,
-            "is_exist": store.exists,
-            "batch_is_exist": store.exists_batch,
-            "put_batch": store.put_batch,
-            "get_batch": store.get_batch,
-            "batch_put_from": store.put_batch,
-            "batch_get_into": store.get_into_batch,
-            "remove": store.remove,
-        }
+        super().__init__(memory, mooncrate.Store(master=master, **more))
 
-    def arguments(self, call: str, keys: list, places: list, sizes: list) -> tuple:
-        if call in ("is_exist", "get"):
-            return (keys[0],)
-        if call in ("batch_is_exist", "get_batch"):
-            return (keys,)
-        memory = (
-            self.memory.view
-            if call in ("put_from", "get_into", "batch_put_from", "batch_get_into")
-            else self.memory.map
-        )
-        parts = [memory[place : place + size] for place, size in zip(places, sizes)]
+    def _with_values(self, call: str, keys: list, places: list, sizes: list) -> tuple:
+        if call in ("put", "put_batch"):
+            parts = self._values(places, sizes)
+        else:
+            parts = [self.memory.view[place : place + size] for place, size in zip(places, sizes)]
         if call in ("put", "put_from", "get_into"):
             return keys[0], parts[0]
         return (list(zip(keys, parts)),)
@@ -177,9 +185,6 @@ class Native:
         if call == "batch_get_into":
             return answer == sizes
         return answer == [True] * len(sizes)
-
-    def fetched(self, answer) -> list:
-        return [answer] if isinstance(answer, bytes) else list(answer)
 
     def clear(self) -> None:
         self.store.remove_prefix("", force=True)
@@ -202,28 +207,24 @@ class Native:
             return ""
         return {None: "miss", False: "taken"}.get(answer, str(answer))
 
-    def close(self) -> None:
-        self.store.close()
 
-
-class Redis:
+class Redis(Door):
     """redis-py with hiredis, over TCP."""
+
+    named = {
+        "put": "set",
+        "is_exist": "exists",
+        "put_batch": "mset",
+        "get_batch": "mget",
+        "remove": "delete",
+    }
 
     def __init__(self, master: str, segment: int, memory: Memory, disk: str = "") -> None:
         import redis
 
         host, port = master.split(":")
-        self.memory, self.store = memory, redis.Redis(host, int(port))
-        store = self.store
-        self.calls = {
-            "put": store.set,
-            "get": store.get,
-            "is_exist": store.exists,
-            "batch_is_exist": self._exist,
-            "put_batch": store.mset,
-            "get_batch": store.mget,
-            "remove": store.delete,
-        }
+        super().__init__(memory, redis.Redis(host, int(port)))
+        self.calls["batch_is_exist"] = self._exist
 
     def _exist(self, keys: list) -> list:
         pipe = self.store.pipeline(transaction=False)
@@ -231,21 +232,14 @@ class Redis:
             pipe.exists(key)
         return pipe.execute()
 
-    def arguments(self, call: str, keys: list, places: list, sizes: list) -> tuple:
-        if call in ("is_exist", "get"):
-            return (keys[0],)
-        if call in ("batch_is_exist", "get_batch"):
-            return (keys,)
-        values = [self.memory.map[place : place + size] for place, size in zip(places, sizes)]
+    def _with_values(self, call: str, keys: list, places: list, sizes: list) -> tuple:
+        values = self._values(places, sizes)
         return (keys[0], values[0]) if call == "put" else (dict(zip(keys, values)),)
 
     def right(self, call: str, answer, sizes: list) -> bool:
         if call in ("put", "put_batch"):
             return answer is True
         return answer == (1 if call in ("is_exist", "remove") else [1] * len(sizes))
-
-    def fetched(self, answer) -> list:
-        return [answer] if isinstance(answer, bytes) else list(answer)
 
     def clear(self) -> None:
         self.store.flushall()
@@ -269,27 +263,18 @@ class Redis:
             return type(error).__name__
         return "" if answer == good else "miss" if answer is None else str(answer)
 
-    def close(self) -> None:
-        self.store.close()
-
 
 class Memcached(Redis):
     """pymemcache with a pool of connections; it has no call that only asks whether a key is there."""
+
+    named = {"put": "set", "put_batch": "set_many", "get_batch": "get_many", "remove": "delete"}
 
     def __init__(self, master: str, segment: int, memory: Memory, disk: str = "") -> None:
         from pymemcache.client.base import PooledClient
 
         host, port = master.split(":")
-        self.memory = memory
-        self.store = PooledClient((host, int(port)), no_delay=True, default_noreply=False, timeout=5)
-        store = self.store
-        self.calls = {
-            "put": store.set,
-            "get": store.get,
-            "put_batch": store.set_many,
-            "get_batch": store.get_many,
-            "remove": store.delete,
-        }
+        store = PooledClient((host, int(port)), no_delay=True, default_noreply=False, timeout=5)
+        Door.__init__(self, memory, store)
 
     def right(self, call: str, answer, sizes: list) -> bool:
         return answer == [] if call == "put_batch" else answer is True

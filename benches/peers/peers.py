@@ -25,7 +25,7 @@ import tiers
 from processes import Wrong
 from race import note
 from rows import ROWS, names
-from sides import SIDES, Home
+from sides import SIDES, Home, stop_all
 
 PARTS = ("calls", "first", "memory", "disk", "faults")
 # Of the whole budget, what the parts after the calls need on 16 cores.
@@ -48,7 +48,10 @@ def arguments() -> argparse.Namespace:
         help="only rows whose name has it, by the name of the table or of a goal",
     )
     parser.add_argument(
-        "--sides", default="", metavar="NAMES", help="peers, with commas: Mooncake, Redis, memcached"
+        "--sides",
+        default="",
+        metavar="NAMES",
+        help="peers, with commas: Mooncake (both ways), Redis, memcached",
     )
     parser.add_argument(
         "--parts",
@@ -166,6 +169,7 @@ def run(given: argparse.Namespace, home: Home, found: dict, write: Callable[[], 
         note(f"{len(rows)} rows, {given.rounds} rounds each: {', '.join(found['sides'])}")
         race.Race(home, sides, given.rounds, left).run(rows, told)
         write()
+    sides = [side for side in sides if not side.calls_only]
     if "first" in todo:
         found["first"] = tiers.first_get(home, sides, 2 if given.quick else given.rounds, given.quick)
     if "memory" in todo:
@@ -180,8 +184,9 @@ def run(given: argparse.Namespace, home: Home, found: dict, write: Callable[[], 
 
 def main() -> None:
     given = arguments()
-    # Ended from outside, servers end, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Ended from outside, also with its terminal, servers end, too.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     home = Home(given.home)
     for name, why in home.about["missing"].items():
         note(f"without {name}: {why}")
@@ -210,11 +215,13 @@ def main() -> None:
     try:
         run(given, home, found, write)
     except Wrong as error:
-        # Nothing else of the table matters then.
+        # Nothing else of the table matters then, and it says so.
+        found["wrong"] = str(error)
         sys.exit(f"WRONG BYTES: {error}")
     except KeyboardInterrupt:
         note("stopped; what was measured is written")
     finally:
+        stop_all()
         if found["rows"] or any(part in found for part in PARTS):
             write()
             note(f"{found['seconds']:.0f} s; {out / name}.md, .json, .svg")

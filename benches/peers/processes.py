@@ -62,15 +62,22 @@ class Process:
             time.sleep(0.005)
 
     def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-1500:]
+        try:
+            return self.log.read_text(errors="replace")[-1500:]
+        except OSError:
+            return "its folder is gone"
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def kill(self) -> None:
-        """kill -9, and its end; a stopped process dies of that, too."""
+    def strike(self) -> None:
+        """kill -9, without a wait; a stopped process dies of that, too."""
         if self.process.poll() is None:
             self.process.kill()
+
+    def kill(self) -> None:
+        """The same, and its end."""
+        self.strike()
         self.process.wait(PATIENCE)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
@@ -141,8 +148,11 @@ class Worker(Process):
         return self.hear(PATIENCE)
 
     def tell(self, do: str, **words: Any) -> None:
-        self.process.stdin.write(json.dumps({"do": do, **words}).encode() + b"\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **words}).encode() + b"\n")
+            self.process.stdin.flush()
+        except (OSError, ValueError):
+            raise Silent(f"{self.name} ended (exit {self.process.poll()}): {self.tail()[-400:]}") from None
 
     def hear(self, seconds: float) -> dict:
         """The next thing it says."""

@@ -121,7 +121,11 @@ class Race:
                     ready.pop(name)
                     self._failed(result, stand, error)
         for stand, _ in ready.values():
-            stand.caller.ask("clear")
+            try:
+                stand.caller.ask("clear")
+            except (Asked, Silent) as error:
+                note(f"{stand.side.name}, after {row.name}: {error}")
+                self._anew(stand)
         return result
 
     def _failed(self, result: dict, stand: Stand, error: Exception) -> None:
@@ -129,6 +133,9 @@ class Race:
         note(f"{stand.side.name}, {result['name']}: {error}")
         result["failed"][stand.side.name] = str(error)
         result["samples"].pop(stand.side.name, None)
+        self._anew(stand)
+
+    def _anew(self, stand: Stand) -> None:
         stands = self.stands[stand.own]
         stand.cluster.stop()
         stands[stands.index(stand)] = Stand(self.home, stand.side, stand.own)

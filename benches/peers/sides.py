@@ -12,7 +12,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 
-from processes import Process, Worker, free_port, plain_environment
+from processes import Process, Silent, Worker, free_port, plain_environment
 
 MIB = 1 << 20
 SEGMENT = 2048 * MIB
@@ -23,6 +23,8 @@ OFFLOAD = {
     "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "16",
     "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": str(8192 * MIB),
 }
+# Clusters that were started and not stopped.
+LIVE: set["Cluster"] = set()
 MASTER = "import sys; from mooncake._master import main; sys.exit(main())"
 
 
@@ -36,12 +38,29 @@ class Side:
     site: str
     #: Whether memory is lent by processes beside the master.
     owners: bool = True
+    #: What is set for it besides.
+    variables: tuple[tuple[str, str], ...] = ()
+    #: Races in the rows of calls, and in no other part.
+    calls_only: bool = False
+
+    @property
+    def peer(self) -> str:
+        """Whose package this is."""
+        return self.name.partition("-")[0] if self.site == "mooncake" else self.name
 
 
 SIDES = [
     Side("drop-in", "mooncake", "ours"),
     Side("native", "native", "ours"),
     Side("Mooncake", "mooncake", "mooncake"),
+    # By default each transfer over TCP has a connection of its own; users of TCP switch the pool on.
+    Side(
+        "Mooncake-pool",
+        "mooncake",
+        "mooncake",
+        variables=(("MC_TCP_ENABLE_CONNECTION_POOL", "1"),),
+        calls_only=True,
+    ),
     Side("Redis", "redis", "clients", owners=False),
     Side("memcached", "memcached", "clients", owners=False),
 ]
@@ -64,7 +83,7 @@ class Home:
         #: Of each peer, where its libraries are; empty: the machine has them.
         self.libraries: dict[str, str] = {}
         for side in SIDES:
-            if side.name in PROBES and side.name not in self.about["missing"]:
+            if side.name in PROBES and side.peer not in self.about["missing"]:
                 self._probe(side)
 
     def _probe(self, side: Side) -> None:
@@ -81,14 +100,14 @@ class Home:
 
     def sides(self, wanted: list[str] | None) -> list[Side]:
         missing = self.about["missing"]
-        found = [side for side in SIDES if side.name not in missing]
-        return [side for side in found if not wanted or side.name in wanted or side.site == "ours"]
+        found = [side for side in SIDES if side.peer not in missing]
+        return [side for side in found if not wanted or side.peer in wanted or side.site == "ours"]
 
     def environment(self, side: Side, folder: pathlib.Path, **more: str) -> dict[str, str]:
         found = {"PYTHONPATH": str(self.folder / side.site), "XDG_RUNTIME_DIR": str(folder)}
-        if self.libraries.get(side.name):
-            found["LD_LIBRARY_PATH"] = self.libraries[side.name]
-        return plain_environment(**found, **more)
+        if self.libraries.get(side.peer):
+            found["LD_LIBRARY_PATH"] = self.libraries[side.peer]
+        return plain_environment(**found, **dict(side.variables), **more)
 
 
 def _tried(command: list, environment: dict[str, str]) -> str:
@@ -106,7 +125,13 @@ def _tried(command: list, environment: dict[str, str]) -> str:
     )
 
 
-@dataclass
+def stop_all() -> None:
+    """Ends what still runs, of all sides; whoever waits for an answer of it is told that there is none."""
+    for cluster in [*LIVE]:
+        cluster.stop()
+
+
+@dataclass(eq=False)
 class Cluster:
     """The servers of one side: a master, and owners of memory; or the one server that has both."""
 
@@ -118,12 +143,14 @@ class Cluster:
     #: Says to a master of ours that there was none before it; otherwise it waits for nodes that might know one.
     new: bool = True
     folder: pathlib.Path = field(init=False)
+    ended: bool = False
     processes: list[Process] = field(default_factory=list)
     lenders: list[Worker] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Short: the path of a Unix socket has at most 107 bytes.
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="peers-"))
+        LIVE.add(self)
         try:
             self._start()
         except BaseException:
@@ -150,7 +177,7 @@ class Cluster:
             flags += ["--metrics_host=127.0.0.1"]
             # A value that was just put or read is held for 10 s otherwise, and a pool of such values refuses puts.
             flags += ["--enable_offload=true", "--default_kv_lease_ttl=500"] if self.disk else []
-            if self.side.name == "Mooncake":
+            if self.side.site == "mooncake":
                 return [self.home.folder / "mooncake" / "mooncake" / "mooncake_master", *flags]
             return [sys.executable, "-c", MASTER, *flags, *(["--new_cluster=true"] if self.new else [])]
         if self.side.kind == "native":
@@ -174,6 +201,7 @@ class Cluster:
 
     def worker(self, segment: int = 0, slots: bool = True, disk: bool = False) -> Worker:
         """A process with a store of this cluster, ready to be told what to do."""
+        self._not_ended()
         place = self.folder / "disk"
         if disk:
             place.mkdir(exist_ok=True)
@@ -187,16 +215,28 @@ class Cluster:
 
     def restart_master(self) -> None:
         """As whoever supervises it would: not as a new cluster."""
+        self._not_ended()
         new = ("--new_cluster=true", "--new-cluster")
         self.master.command = [word for word in self.master.command if word not in new]
         self.master.start()
         self.master.listening(self.port)
 
+    def _not_ended(self) -> None:
+        """Nothing more is started once all was stopped, from another thread, perhaps."""
+        if self.ended:
+            raise Silent(f"{self.side.name}: its servers were stopped")
+
     def stop(self) -> None:
-        """Ends every process of the cluster, by its id, whatever state it is in."""
-        for process in reversed(self.processes):
-            process.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Ends every process of the cluster, by its id, whatever state it is in; repeatable."""
+        self.ended = True
+        for process in self.processes:
+            process.strike()
+        try:
+            for process in reversed(self.processes):
+                process.kill()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            LIVE.discard(self)
 
     def __enter__(self) -> "Cluster":
         return self

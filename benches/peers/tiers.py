@@ -5,9 +5,9 @@ import statistics
 import time
 from typing import Any
 
-from processes import Asked, Silent, Wrong
+from processes import Asked, Wrong
 from race import note
-from sides import MIB, Cluster, Home, Side
+from sides import MIB, Cluster, Home, Side, stop_all
 
 OBJECT = 128
 MEMORY_THREADS = 4
@@ -44,15 +44,24 @@ def at_once(sides: list[Side], work: Any) -> dict[str, Any]:
     found = {}
     with concurrent.futures.ThreadPoolExecutor(len(sides) or 1) as pool:
         running = {side.name: pool.submit(work, side) for side in sides}
-        for name, one in running.items():
-            try:
-                found[name] = one.result()
-            except Wrong:
-                raise
-            except (Asked, Silent, RuntimeError) as error:
-                found[name] = {"failed": str(error)}
-                note(f"{name}: {error}")
+        try:
+            for name, one in running.items():
+                found[name] = _answer(name, one)
+        except BaseException:
+            # The pool waits for all its threads, and they wait for their servers.
+            stop_all()
+            raise
     return found
+
+
+def _answer(name: str, one: concurrent.futures.Future) -> Any:
+    try:
+        return one.result()
+    except Wrong:
+        raise
+    except (OSError, RuntimeError) as error:
+        note(f"{name}: {error}")
+        return {"failed": str(error)}
 
 
 def memory(home: Home, sides: list[Side], objects: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ._codes import OBJECT_NOT_FOUND
+from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND
 from ._replicate import ReplicateConfig, checked
 from ._tensor_store import grouped
 
@@ -89,11 +89,47 @@ class Range:
     size: int
 
 
+class Plain:
+    """A store that can do what `BundleStore` says, and no more: key by key."""
+
+    def __init__(self, store: Any) -> None:
+        self.put, self.get, self.is_exist = store.put, store.get, store.is_exist
+        self._remove = store.remove
+
+    def _is_dummy(self) -> bool:
+        # Its values come as they are, as those of a dummy store do.
+        return True
+
+    def put_batch(self, keys: Sequence[str], values: Sequence[Any], **wish: Any) -> int:
+        # Copied: such a store may keep what it is given.
+        codes = (self.put(key, bytes(one), **wish) for key, one in zip(keys, values, strict=True))
+        return next((code for code in codes if code != 0), 0)
+
+    def batch_get_buffer(self, keys: Sequence[str]) -> list["Value | None"]:
+        return [Value(found) if (found := self.get(key)) else None for key in keys]
+
+    def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
+        return [self._remove(key, force) for key in keys]
+
+
+class Value:
+    """Bytes, with the face of a `BufferHandle`."""
+
+    def __init__(self, value: bytes) -> None:
+        self.value = bytes(value)
+
+    def size(self) -> int:
+        return len(self.value)
+
+    def ptr(self) -> int:
+        return ctypes.cast(ctypes.c_char_p(self.value), ctypes.c_void_p).value or 0
+
+
 class Bundles:
     """Stores, reads and removes bundles."""
 
     def __init__(self, store: Any, prefix: str, chunk_bytes: int) -> None:
-        self.store = store
+        self.store: Any = store if hasattr(store, "batch_get_into") else Plain(store)
         self.prefix = prefix.strip("/")
         if not self.prefix or min(self.prefix) < " ":
             raise ValueError(f"key_prefix {prefix!r}: a text without control characters is needed")
@@ -162,7 +198,7 @@ class Bundles:
             wish = wish_of(config, group, 1)
             with ThreadPoolExecutor(policy.max_inflight_put) as threads:
                 codes = threads.map(
-                    lambda key, value: self.store.put(key, value, **wish), keys, values
+                    lambda key, value: self.store.put_batch([key], [value], **wish), keys, values
                 )
                 code = next((code for code in codes if code != 0), 0)
         if code != 0:
@@ -257,22 +293,26 @@ class Bundles:
         results = []
         handles = self.store.batch_get_buffer([*wanted])
         for handle, parts in zip(handles, wanted.values(), strict=True):
-            length = OBJECT_NOT_FOUND if handle is None else handle.size()
-            for part in parts if handle is not None else ():
-                if part.source + part.size <= length and part.target + part.size <= size:
-                    ctypes.memmove(address + part.target, handle.ptr() + part.source, part.size)
-            results.append(
-                [part.size if part.source + part.size <= length else length for part in parts]
-            )
+            length, got = -1 if handle is None else handle.size(), []
+            for part in parts:
+                assert part.target + part.size <= size
+                if part.source + part.size > length:
+                    got.append(OBJECT_NOT_FOUND if handle is None else INVALID_PARAMS)
+                    continue
+                ctypes.memmove(address + part.target, handle.ptr() + part.source, part.size)
+                got.append(part.size)
+            results.append(got)
         return results
 
     def lineage(self, ref: RemoteBundleRef) -> Iterator[RemoteBundleRef]:
         """A bundle, and those that it goes on from."""
-        earlier: str | None = ref.manifest_key
-        while earlier is not None:
+        known: set[str] = set()
+        while ref.manifest_key:
+            if ref.manifest_key in known:
+                raise RuntimeError(f"{ref.manifest_key}: the bundle goes on from itself")
+            known.add(ref.manifest_key)
             yield ref
-            earlier = self.manifest(ref).get("earlier")
-            ref = RemoteBundleRef(earlier or "")
+            ref = RemoteBundleRef(self.manifest(ref).get("earlier") or "")
 
     def remove(self, ref: RemoteBundleRef, until: str | None = None) -> None:
         """Removes a bundle and those it goes on from, as far as one whose key is `until`."""

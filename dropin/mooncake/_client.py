@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from ._disk import disk
 from ._flags import BadFlag, Flag, Parser, Values, boolean, port, whole
-from ._programs import OPEN_IT, OWN, credentials, guarded, insecure, is_loopback, join, run
+from ._hosts import PORTS, client_ports, is_loopback
+from ._programs import OPEN_IT, OWN, credentials, guarded, insecure, join, run
 from ._settings import Refused, parse_size
 
 
@@ -47,15 +48,9 @@ def parser() -> Parser:
 def _free_port(host: str) -> int:
     """A free port among those that Mooncake's clients use."""
     try:
-        low = int(os.environ.get("MC_STORE_CLIENT_MIN_PORT", "12300"))
-        high = int(os.environ.get("MC_STORE_CLIENT_MAX_PORT", "14300"))
-        ports = range(low, max(low, high) + 1)
-        if low < 1 or ports[-1] > 65535:
-            raise ValueError
-    except ValueError:
-        raise BadFlag(
-            "MC_STORE_CLIENT_MIN_PORT and MC_STORE_CLIENT_MAX_PORT are numbers from 1 to 65535"
-        ) from None
+        ports = client_ports()
+    except ValueError as error:
+        raise BadFlag(str(error)) from None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for number in random.sample(ports, min(20, len(ports))):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -64,9 +59,7 @@ def _free_port(host: str) -> int:
             except OSError:
                 continue
             return number
-    raise BadFlag(
-        "no free port was found; see MC_STORE_CLIENT_MIN_PORT and MC_STORE_CLIENT_MAX_PORT"
-    )
+    raise BadFlag(f"no free port was found; see {' and '.join(PORTS)}")
 
 
 def _place(values: Values, notes: list[str]) -> tuple[str, str]:

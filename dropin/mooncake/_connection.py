@@ -17,8 +17,9 @@ from mooncrate._native import GetSession, Lender, PutSession, Raw
 
 from ._codes import log
 from ._disk import SHARERS_MAX, disk, is_named
-from ._http import Server
 from ._fork import Lock
+from ._hosts import client_ports, is_loopback, says_yes
+from ._http import Server
 from ._memory import Registry
 from ._settings import Refused, Settings
 
@@ -50,24 +51,15 @@ def _milliseconds(name: str, default: float) -> float:
 
 
 def _ports() -> Iterable[int]:
-    """Ports to try, in no particular order."""
-    low = int(os.environ.get("MC_STORE_CLIENT_MIN_PORT", "12300"))
-    high = int(os.environ.get("MC_STORE_CLIENT_MAX_PORT", "14300"))
-    tries = int(os.environ.get("MC_STORE_CLIENT_SETUP_RETRIES", "20"))
-    ports = range(low, max(low, high) + 1)
-    return random.sample(ports, min(max(tries, 1), len(ports)))
-
-
-def _says_yes(variable: str) -> bool:
-    return os.environ.get(variable, "").lower() in ("1", "true")
-
-
-def _is_loopback(host: str) -> bool:
+    """Ports to try, in no particular order; `Refused` where the environment names none."""
+    tries = os.environ.get("MC_STORE_CLIENT_SETUP_RETRIES", "20")
+    if not tries.isdecimal():
+        raise Refused(f"MC_STORE_CLIENT_SETUP_RETRIES is a number, not {tries!r}")
     try:
-        found = socket.getaddrinfo(host, None)
-    except OSError:
-        return False
-    return all(str(info[4][0]).startswith("127.") or info[4][0] == "::1" for info in found)
+        ports = client_ports()
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    return random.sample(ports, min(max(int(tries), 1), len(ports)))
 
 
 class Connection:
@@ -161,9 +153,9 @@ class Connection:
 
     def _lend(self, name: str, host: str, port: int) -> bool:
         """Lends the memory of this store; False: the port is taken."""
-        insecure = _says_yes("MOONCRATE_INSECURE_LISTEN")
+        insecure = says_yes("MOONCRATE_INSECURE_LISTEN")
         listen, size = host.strip("[]"), self.settings.global_segment_size
-        if not self.credentials and not insecure and not _is_loopback(listen):
+        if not self.credentials and not insecure and not is_loopback(listen):
             # Served on 127.0.0.1 only, it would be found under a name at which nobody answers.
             raise Refused(
                 f"local_hostname {host!r} is not this machine alone: others could connect there, and this "
@@ -180,7 +172,7 @@ class Connection:
                     segment_size=size,
                     ssd=disk(on_disk, self.settings.ssd_offload_path, sharer=sharer),
                     insecure_listen=insecure,
-                    memory_overcommit=_says_yes("MOONCRATE_MEMORY_OVERCOMMIT"),
+                    memory_overcommit=says_yes("MOONCRATE_MEMORY_OVERCOMMIT"),
                     **self.credentials,
                 )
                 return True

@@ -6,6 +6,7 @@ stay true: a field name means one thing in a ref, and an appended stage never ch
 another.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from ._bundle import BundleTransferPolicy, RemoteBundleRef, group_of
 from ._members import TensorBuffer, is_nested, is_object_array, is_tensor, jagged
 from ._schemas import BATCH, META, NON_TENSOR, SECTIONS, FieldSchema, section_of, shaped
-from ._structured import Selection, Structured, told_of
+from ._structured import Selection, Structured, StructuredMemberSlice, told_of
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ class Parts:
         if len(known) > 1:
             raise ValueError(f"fields have different numbers of rows: {counts}")
         return known.pop() if known else 0
+
+    def refuse_twice(self) -> None:
+        """ValueError where a name means two things, of which a flat dict could hold one."""
+        names = Counter([*self.batch, *self.non_tensor, *self.meta])
+        if twice := [str(name) for name, count in names.items() if count > 1]:
+            raise ValueError(f"fields of two sections: {', '.join(sorted(twice))}")
 
 
 class DataProtos:
@@ -137,6 +144,8 @@ class DataProtos:
         rows: Selection | None = None,
     ) -> Parts:
         """The fields that are asked for: all, unless some are named."""
+        if isinstance(rows, StructuredMemberSlice) and rows.axis != 0:
+            raise ValueError(f"rows are chosen along dimension 0, not {rows.axis}")
         found: dict[str, dict[str, Any]] = {BATCH: {}, NON_TENSOR: {}}
         stages: dict[str, Any] = {}
         for name in chosen(ref, fields, batch_fields, non_tensor_fields):
@@ -248,21 +257,28 @@ def rows(value: Any) -> int | None:
     shape = getattr(value, "shape", None)
     if shape is not None:
         return shape[0] if len(shape) else None
-    return len(value) if isinstance(value, (list, tuple)) else None
+    return len(value) if is_sequence(value) else None
 
 
 def parts_of(data: Any) -> Parts:
     """A batch with the three sections, as attributes or keys; other dicts are all tensors."""
     if isinstance(data, Mapping):
-        if not {*data} <= {*SECTIONS}:
+        if not {*data} <= {*SECTIONS} or not all(map(has_fields, data.values())):
             return Parts(dict(data), {}, {})
-        sections = [data.get(section) for section in SECTIONS]
+        sections = {section: data.get(section) for section in SECTIONS}
     else:
         if not any(hasattr(data, section) for section in SECTIONS):
             raise TypeError(f"{type(data).__name__} has none of {', '.join(SECTIONS)}")
-        sections = [getattr(data, section, None) for section in SECTIONS]
-    batch, non_tensor, meta = ({} if one is None else dict(one.items()) for one in sections)
-    return Parts(batch, non_tensor, meta)
+        sections = {section: getattr(data, section, None) for section in SECTIONS}
+    for section, one in sections.items():
+        if not has_fields(one):
+            raise TypeError(f"{section}: fields by name are needed, not a {type(one).__name__}")
+    return Parts(*({} if one is None else dict(one.items()) for one in sections.values()))
+
+
+def has_fields(section: Any) -> bool:
+    """Whether this can be a section of a batch: values by name, or nothing."""
+    return section is None or callable(getattr(section, "items", None))
 
 
 def parts_of_dict(data: Mapping[str, Any], schemas: Mapping[str, FieldSchema] | None) -> Parts:

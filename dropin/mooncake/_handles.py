@@ -75,8 +75,9 @@ def plain_dict(values: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def plain(value: Any) -> Any:
     """Arrays and numbers of numpy as what JSON has for them."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
+    # A long double lists itself.
+    if hasattr(value, "tolist") and type(listed := value.tolist()) is not type(value):
+        return listed
     raise TypeError(type(value).__name__)
 
 
@@ -114,7 +115,8 @@ def import_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
     if PACKED in handle:
         meta = unpack(base64.b64decode(handle[PACKED]))
     ref = MooncakeDataProtoRef(int(handle["batch_size"]), stages, index, dict(meta))
-    ref.namespace, ref.partition = handle["namespace"], handle["partition"]
+    ref.namespace = handle.get("namespace", ref.namespace)
+    ref.partition = handle.get("partition", ref.partition)
     ref.global_indexes = numbers(handle.get("global_indexes"))
     ref._storage_group_id = group
     return ref

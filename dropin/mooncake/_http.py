@@ -4,10 +4,9 @@ What must stay true: a caller that is slow or silent ends by itself; nobody on a
 unless the operator says so; a page of another web site gets nothing from a server on this machine.
 """
 
-import ipaddress
+import io
 import json
 import logging
-import os
 import signal
 import socket
 import socketserver
@@ -19,12 +18,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from ._hosts import is_local, says_yes
+
 log = logging.getLogger("mooncake")
 
-# Connections at a time; more wait to be accepted.
+# Connections at a time; more wait to be accepted, so many at most.
 CONNECTIONS_MAX = 64
-# Seconds that a connection may be silent.
+WAITING_MAX = 128
+# Seconds that a connection may be silent; for a request without its body, or for a body, beside what its
+# bytes take at the slowest pace that is waited for.
 SILENCE = 10.0
+REQUEST_SECONDS = 30.0
+PACE_BYTES = 256 << 10
 # Seconds between two looks at whether the server is to end.
 STEP = 0.05
 # Bytes of a body that nobody wants, which are read all the same, and for how long: see `Handler._linger`.
@@ -36,6 +41,8 @@ JSON = "application/json; charset=utf-8"
 # Of the line before a chunk; of lines after the last one.
 LINE_BYTES_MAX = 256
 TRAILERS_MAX = 64
+# Of a length; more are no number of bytes, and Python would refuse very many.
+LENGTH_DIGITS_MAX = 18
 
 
 def _hex(word: bytes) -> int | None:
@@ -81,10 +88,10 @@ def host_to_bind(host: str, insecure: bool | None = None) -> str:
     Everywhere means this machine, unless the operator accepts the risk; one other address is refused.
     """
     if insecure is None:
-        insecure = os.environ.get("MOONCRATE_INSECURE_LISTEN") == "true"
+        insecure = says_yes("MOONCRATE_INSECURE_LISTEN")
     if insecure or is_local(host):
         return host
-    fix = "accept the risk with MOONCRATE_INSECURE_LISTEN=true"
+    fix = "accept the risk with MOONCRATE_INSECURE_LISTEN=1"
     if host in ("", "0.0.0.0", "::"):
         log.warning(
             "listening on 127.0.0.1, not on %r: nobody is asked for credentials there; %s",
@@ -98,14 +105,29 @@ def host_to_bind(host: str, insecure: bool | None = None) -> str:
     )
 
 
-def is_local(host: str) -> bool:
-    """Whether a name or a number is this machine's own."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+class Timed(socket.SocketIO):
+    """What a caller sends, until its time is over. A byte now and then would keep a connection for ever."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, "r")
+        self.connection = connection
+        self.end = time.monotonic()
+
+    def grant(self, seconds: float) -> None:
+        """From now on it has so long."""
+        self.end = time.monotonic() + seconds
+
+    def readinto(self, buffer: Any) -> int | None:
+        self.connection.settimeout(left(self.end))
+        return super().readinto(buffer)
+
+
+def left(end: float) -> float:
+    """Seconds to wait for the next byte; TimeoutError if there are none."""
+    seconds = min(SILENCE, end - time.monotonic())
+    if seconds <= 0:
+        raise TimeoutError("a caller was too slow")
+    return seconds
 
 
 class Server(ThreadingHTTPServer):
@@ -114,6 +136,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     # Threads of callers end with their sockets; nobody waits for them.
     block_on_close = False
+    # With the few of the standard library some of 30 callers at once would wait for a second.
+    request_queue_size = WAITING_MAX
 
     def __init__(self, host: str, port: int, handler: type["Handler"]) -> None:
         self.slots = threading.Semaphore(CONNECTIONS_MAX)
@@ -175,12 +199,23 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "mooncrate"
     sys_version = ""
-    timeout = SILENCE
     body_max = 1 << 20
     # Verbs that come to `route`; None: all of them.
     verbs: frozenset[str] | None = None
     server: Server
+    # The path as it was sent.
+    sent_path = ""
     _unread = 0
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.timed = Timed(self.connection)
+        self.rfile = io.BufferedReader(self.timed)
+
+    def handle_one_request(self) -> None:
+        self.timed.grant(REQUEST_SECONDS)
+        super().handle_one_request()
 
     def route(self, path: str, query: dict[str, str]) -> None:
         """Answers the request by one `reply`."""
@@ -199,11 +234,24 @@ class Handler(BaseHTTPRequestHandler):
         elif not self._from_here():
             self.reply(403, "this is served to its own machine, under a local name")
         else:
-            parts = urlsplit(self.path)
-            # Of a name that is given twice the first counts.
-            pairs = parse_qsl(parts.query, keep_blank_values=True)
-            self.route(unquote(parts.path), dict(reversed(pairs)))
+            self.sent_path, _, query = self._target().partition("?")
+            # Two keys that are no texts are two keys. Of a name that is given twice the first counts.
+            pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+            self.timed.grant(REQUEST_SECONDS + self._bytes_at_most() / PACE_BYTES)
+            self.route(unquote(self.sent_path), dict(reversed(pairs)))
         self._linger()
+
+    def _target(self) -> str:
+        """Path and query. Bytes that should have been encoded are, and a host before the path is cut."""
+        sent = "".join(one if one < "\x80" else f"%{ord(one):02X}" for one in self.path)
+        _, found, rest = sent.partition("://")
+        if sent.startswith("/") or not found:
+            return sent
+        end = min((rest.find(mark) for mark in "/?" if mark in rest), default=len(rest))
+        return rest[end:] if rest[end:].startswith("/") else f"/{rest[end:]}"
+
+    def _bytes_at_most(self) -> int:
+        return self.body_max if self._unread < 0 else min(self._unread, self.body_max)
 
     def _linger(self) -> None:
         """Reads on after an answer that came before the end of the body, without keeping anything.
@@ -211,18 +259,20 @@ class Handler(BaseHTTPRequestHandler):
         Most callers send all before they look for an answer, and lose it if the connection is reset meanwhile.
         """
         self.wfile.flush()
-        left = LINGER_BYTES_MAX if self._unread < 0 else min(self._unread, LINGER_BYTES_MAX)
-        end = time.monotonic() + LINGER_SECONDS
-        while left > 0 and time.monotonic() < end:
-            some = self.rfile.read1(min(left, 1 << 16))
+        self.timed.grant(LINGER_SECONDS)
+        wanted = LINGER_BYTES_MAX if self._unread < 0 else min(self._unread, LINGER_BYTES_MAX)
+        while wanted > 0:
+            some = self.rfile.read1(min(wanted, 1 << 16))
             if not some:
                 break
-            left -= len(some)
+            wanted -= len(some)
 
     def _length(self) -> int:
         text = self.headers.get("Content-Length", "0")
         chunked = "Transfer-Encoding" in self.headers
-        return int(text) if text.isdecimal() and not chunked else -1
+        return (
+            int(text) if text.isdecimal() and len(text) <= LENGTH_DIGITS_MAX and not chunked else -1
+        )
 
     def _from_here(self) -> bool:
         """Whether a request to a server of this machine is meant for it: a web page may point its own
@@ -231,12 +281,25 @@ class Handler(BaseHTTPRequestHandler):
             return True
         host = self.headers.get("Host", "localhost")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-        origin = self.headers.get("Origin", "http://localhost")
         site = self.headers.get("Sec-Fetch-Site", "")
-        return is_local(name) and is_local(urlsplit(origin).hostname or "") and site != "cross-site"
+        try:
+            origin = urlsplit(self.headers.get("Origin", "http://localhost")).hostname or ""
+        except ValueError:
+            return False
+        return is_local(name) and is_local(origin) and site != "cross-site"
 
     def body(self) -> bytes | None:
-        """The body; None: there is none that can be read, and the caller was told."""
+        """The body; None: there is none that can be read, and the caller was told, or is gone."""
+        try:
+            return self._body()
+        except OSError as error:
+            # Nothing more can be read from this connection.
+            self.close_connection, self._unread = True, 0
+            if isinstance(error, TimeoutError):
+                self.reply(408, "Request Timeout")
+            return None
+
+    def _body(self) -> bytes | None:
         if self._unread < 0:
             return self._chunks()
         if self._unread > self.body_max:
@@ -303,7 +366,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(raw)
+            self._send(raw)
+
+    def _send(self, raw: bytes) -> None:
+        """All of it, as long as somebody takes it, and not too slowly."""
+        end = time.monotonic() + REQUEST_SECONDS + len(raw) / PACE_BYTES
+        rest = memoryview(raw)
+        while rest:
+            self.connection.settimeout(left(end))
+            rest = rest[self.connection.send(rest[:PACE_BYTES]) :]
 
     def reply_json(self, status: int, body: Any) -> None:
         """Answers in JSON."""

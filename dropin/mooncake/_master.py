@@ -18,7 +18,8 @@ from ._flags import (
     ratio,
     whole,
 )
-from ._programs import OPEN_IT, OWN, credentials, guarded, insecure, is_loopback, join, run
+from ._hosts import is_loopback
+from ._programs import OPEN_IT, OWN, credentials, guarded, insecure, join, run
 
 NO_DISK = "disks belong to the clients that lend them, and so do their limits (MOONCAKE_OFFLOAD_…)"
 NO_SNAPSHOT = "a new master learns what there is from the nodes; no snapshot is needed"

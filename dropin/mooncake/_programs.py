@@ -4,14 +4,13 @@ What must stay true: the process that was started is the server, so that whoever
 its id; nothing of it listens where other machines reach it unless credentials or the operator say so.
 """
 
-import ipaddress
 import os
-import socket
 from collections.abc import Callable, Sequence
 
 from mooncrate._cli import run as become
 
 from ._flags import BadFlag, Flag, Parser, Values, boolean, say, usage
+from ._hosts import says_yes, spell_out_switches
 
 # What our own servers can do besides, under the names that they have here.
 OWN = (
@@ -31,19 +30,6 @@ OPEN_IT = (
 Translate = Callable[[Values], tuple[list[str], list[str]]]
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address; one that is unknown counts as reachable."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        pass
-    try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
-    except OSError:
-        return False
-    return bool(found) and all(ipaddress.ip_address(one).is_loopback for one in found)
-
-
 def join(host: str, port: int) -> str:
     """`host:port`, with brackets where they are needed."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
@@ -51,7 +37,7 @@ def join(host: str, port: int) -> str:
 
 def insecure(values: Values) -> bool:
     """Whether the operator accepts that others can connect."""
-    return values["insecure_listen"] or os.environ.get("MOONCRATE_INSECURE_LISTEN") == "true"
+    return values["insecure_listen"] or says_yes("MOONCRATE_INSECURE_LISTEN")
 
 
 def guarded(values: Values) -> bool:
@@ -86,4 +72,5 @@ def run(parser: Parser, sentence: str, translate: Translate, arguments: Sequence
         say(parser.program, f"warning: {warning}")
     for note in notes:
         say(parser.program, note)
+    spell_out_switches()
     return become(command)

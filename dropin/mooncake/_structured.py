@@ -29,6 +29,7 @@ from ._members import (
     Encoded,
     RawDestination,
     TensorBuffer,
+    array_over,
     decode,
     decode_rows,
     encode,
@@ -240,7 +241,11 @@ class Structured:
                 self.bundles.read_ranges(ref, spec["place"], ranges, address, size)
         if own is not None:
             return decode(wanted, own)
-        return tensor_over(into, head_of_spec(wanted)) if isinstance(into, TensorBuffer) else into
+        if not isinstance(into, (TensorBuffer, RawDestination)):
+            return into
+        if spec["kind"] == ARRAY:
+            return array_over(into, wanted)
+        return tensor_over(into, head_of_spec(wanted))
 
     def _read_across(
         self,
@@ -257,8 +262,11 @@ class Structured:
         some = whole[(slice(None),) * part.axis + (part.plain,)]
         if into is None:
             return some
-        if not hasattr(into, "shape") or tuple(into.shape) != tuple(some.shape):
-            raise ValueError(f"{name}: the destination must have the shape {tuple(some.shape)}")
+        shape = tuple(some.shape)
+        # Without the first question an array of float64 would equal what has no dtype.
+        fits = hasattr(into, "dtype") and into.dtype == some.dtype and tuple(into.shape) == shape
+        if not fits:
+            raise ValueError(f"{name}: the destination must be of {some.dtype} and {shape}")
         into[...] = some
         return into
 
@@ -286,7 +294,7 @@ class Structured:
         for size in sizes:
             values.append(unpack(view[at : at + size]))
             at += size
-        return decode_rows(spec["container"], values)
+        return decode_rows(spec["container"], values, spec.get("shape", ()))
 
 
 def runs_of(part: Selection, length: int) -> list[tuple[int, int]]:
@@ -302,6 +310,9 @@ def runs_of(part: Selection, length: int) -> list[tuple[int, int]]:
         part = range(first, last, step)
     if isinstance(part, (str, bytes, bytearray)):
         raise TypeError(f"rows are a slice or numbers, not {part!r}")
+    if is_mask(part):
+        # As numbers they would be the rows 0 and 1.
+        raise TypeError("rows are a slice or numbers, not truth values")
     runs: list[tuple[int, int]] = []
     for row in map(index, part):
         if not -length <= row < length:
@@ -312,6 +323,13 @@ def runs_of(part: Selection, length: int) -> list[tuple[int, int]]:
         else:
             runs.append((row, 1))
     return runs
+
+
+def is_mask(part: Any) -> bool:
+    kind = getattr(part, "dtype", None)
+    if kind is None:
+        return any(isinstance(row, bool) for row in part)
+    return f"{kind}".removeprefix("torch.") == "bool"
 
 
 def told_of(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,16 +364,18 @@ def ranges_of(runs: Sequence[tuple[int, int]], step: int) -> list[Range]:
 
 def room_for(name: str, spec: Mapping[str, Any], size: int, into: Any) -> int:
     """Where the data goes in what the caller brings; ValueError if it does not fit."""
-    if isinstance(into, TensorBuffer):
+    if isinstance(into, RawDestination) and spec["kind"] == ARRAY:
+        if into.size < size:
+            raise ValueError(f"{name}: {size} bytes do not fit {into.size}")
+        return into.ptr
+    if isinstance(into, (TensorBuffer, RawDestination)):
         if spec["kind"] != TENSOR or into.size < SIZE + size:
             raise ValueError(f"{name}: a tensor of {SIZE + size} bytes, head and data, must fit")
         return into.ptr + SIZE
-    if isinstance(into, RawDestination):
-        if into.size != size:
-            raise ValueError(f"{name}: {size} bytes do not fit {into.size}")
-        return into.ptr
+    if not hasattr(into, "dtype") or not hasattr(into, "shape"):
+        raise TypeError(f"{name}: a {type(into).__name__} is no memory to read to")
     if spec["kind"] == ARRAY:
-        fits = getattr(getattr(into, "dtype", None), "str", None) == spec["dtype"]
+        fits = getattr(into.dtype, "str", None) == spec["dtype"]
         if not fits or [*into.shape] != spec["shape"] or not into.flags.c_contiguous:
             raise ValueError(f"{name}: needs an array {spec['dtype']} {spec['shape']} in C order")
         if not into.flags.writeable:

@@ -52,7 +52,10 @@ class Storing(CopyingCalls, ZeroCopyCalls):
 
     def _is_registered(self, address: int, size: int) -> bool:
         live = self._connected()
-        return live is not None and live.registry.left(address) >= size
+        # The registry takes numbers that can be addresses, and no others.
+        if live is None or not is_memory(address, size):
+            return False
+        return live.registry.left(address) >= size
 
     def _is_dummy(self) -> bool:
         live = self._connected()

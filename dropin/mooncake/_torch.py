@@ -53,9 +53,11 @@ def suffixed(key: Key, suffix: str) -> Key:
     raise TypeError(f"a key is str or bytes, not {type(key).__name__}")
 
 
-def memory(address: int, size: int) -> memoryview:
-    """The bytes at an address; the caller vouches for them."""
-    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+def memory(address: int, size: int, owner: Any = None) -> memoryview:
+    """The bytes at an address; the caller vouches for them, or names what keeps them."""
+    room = (ctypes.c_char * size).from_address(address)
+    room.owner = owner
+    return memoryview(room).cast("B")
 
 
 def dense(tensor: Any) -> Any | None:
@@ -65,7 +67,8 @@ def dense(tensor: Any) -> Any | None:
     if torch is None or not isinstance(tensor, torch.Tensor):
         return None
     known = dtype_name(tensor) in BY_NAME and tensor.dim() <= tensors.MAX_DIMS
-    if not known or tensor.layout is not torch.strided or tensor.device.type == "meta":
+    plain = tensor.layout is torch.strided and not tensor.is_nested
+    if not known or not plain or tensor.device.type == "meta":
         return None
     return tensor.detach().resolve_neg().cpu().contiguous()
 

@@ -41,6 +41,11 @@ class KVPoll(Enum):
     Success = 4
 
 
+def key_bytes(key: str) -> int:
+    """The length of a key, also of one that is no text."""
+    return len(key.encode(errors="surrogateescape"))
+
+
 class _Shelf:
     """What is kept."""
 
@@ -51,7 +56,7 @@ class _Shelf:
 
     @staticmethod
     def cost(key: str, value: bytes) -> int:
-        return len(key.encode()) + len(value) + ENTRY_BYTES
+        return key_bytes(key) + len(value) + ENTRY_BYTES
 
     def get(self, key: str) -> tuple[int, bytes]:
         with self.lock:
@@ -94,7 +99,7 @@ class _Handler(Handler):
         key = query.get("key", "").strip()
         if not key:
             self.reply(400, "metadata key is required", JSON)
-        elif len(key.encode()) > KEY_BYTES_MAX:
+        elif key_bytes(key) > KEY_BYTES_MAX:
             self.reply(400, f"a key has at most {KEY_BYTES_MAX} bytes", JSON)
         elif self.command == "GET":
             status, found = self.shelf.get(key)

@@ -20,8 +20,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes
 
+from ._base import Key
 from ._http import JSON, VERBS, Ending, Handler, NotOpen, Server, host_to_bind
 from .mooncake_config import MooncakeConfig
 from .store import MooncakeDistributedStore
@@ -173,7 +174,7 @@ class MooncakeStoreService:
         code = self._live().put(name, raw)
         return _done() if code == 0 else _error(500, "PUT operation failed")
 
-    def get(self, key: str) -> Answer:
+    def get(self, key: Key) -> Answer:
         store = self._live()
         value = store.get(key)
         if value:
@@ -183,11 +184,11 @@ class MooncakeStoreService:
             return _error(404, "Key not found")
         return _error(500, "GET operation failed")
 
-    def exist(self, key: str) -> Answer:
+    def exist(self, key: Key) -> Answer:
         (found,) = self._live()._existence_codes([key])
         return _error(500, "Exist check failed") if found < 0 else (200, {"exists": found > 0})
 
-    def remove(self, key: str) -> Answer:
+    def remove(self, key: Key) -> Answer:
         code = self._live().remove(key)
         return _done() if code == 0 else _error(500, "Remove operation failed")
 
@@ -330,11 +331,12 @@ class _Handler(Handler):
     service: MooncakeStoreService
 
     def route(self, path: str, query: dict[str, str]) -> None:
-        # A key is one part of the path as it came: a slash in it is `%2F`.
-        parts = [unquote(part) for part in urlsplit(self.path).path.split("/")]
-        name, keys = (parts[2], parts[3:]) if parts[:2] == ["", "api"] and parts[2:] else ("", [])
+        # A key is one part of the path as it came: a slash in it is `%2F`. It is bytes: those that are no
+        # text would all be the same one.
+        first, *parts = map(unquote_to_bytes, self.sent_path.removeprefix("/").split("/"))
+        name, keys = (parts[0].decode(errors="replace"), parts[1:]) if parts else ("", [])
         verb = PLAIN.get(name) if not keys else WITH_KEY.get(name)
-        if verb is None or len(keys) > 1 or keys == [""]:
+        if first != b"api" or verb is None or len(keys) > 1 or keys == [b""]:
             self.reply(404, "404: Not Found")
             return
         allowed = ("GET", "HEAD") if verb == "GET" else (verb,)
@@ -356,7 +358,7 @@ class _Handler(Handler):
         else:
             self.reply(status, json.dumps(body), JSON)
 
-    def _answer_to(self, name: str, *keys: str) -> Answer | None:
+    def _answer_to(self, name: str, *keys: bytes) -> Answer | None:
         handler: Callable[..., Answer] = getattr(self.service, name)
         if keys or name == "remove_all":
             return handler(*keys)
@@ -425,6 +427,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         server.close()
         service.stop()
+
+
+# Under this name Mooncake's script has it.
+sync_main = main
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from ._handles import (
     is_dataproto_ref_handle,
 )
 from ._infer import MISSING, infer_structure
-from ._members import RawDestination, TensorBuffer, is_object_array
+from ._members import RawDestination, TensorBuffer, is_object_array, plain_bytes
 from ._schemas import FieldSchema
 from ._structured import (
     STRUCTURED_FIELD_SPECS_KEY,
@@ -99,7 +99,7 @@ SINGLE, WRAPPED = "value", "__mooncake_wrapped_object__"
 
 
 class BundleStore(Protocol):
-    """What a store must have at least."""
+    """What a store must have at least. With `batch_get_into` and its like values move without a copy."""
 
     def put(self, key: str, value: Any, config: Any = None) -> int: ...
 
@@ -114,14 +114,14 @@ def tensor_object_buffer(
     ptr: int, size: int, owner: Any = None, batch_size: int | None = None
 ) -> TensorBuffer:
     """A tensor in memory of the caller, head and data: a member to store, or a place to read to."""
-    return TensorBuffer(ptr, size, owner, batch_size)
+    return TensorBuffer(int(ptr), int(size), owner, batch_size)
 
 
 def raw_destination(
     ptr: int, size: int, owner: Any = None, *, pre_registered: bool = False
 ) -> RawDestination:
-    """Memory of the caller for the plain data of a member."""
-    return RawDestination(ptr, size, owner, pre_registered)
+    """Memory of the caller to read to: the data of an array, or a tensor, head and data."""
+    return RawDestination(int(ptr), int(size), owner, pre_registered)
 
 
 class MooncakeBundleTransfer:
@@ -161,8 +161,9 @@ class MooncakeBundleTransfer:
         config: Any = None,
     ) -> RemoteBundleRef:
         """Stores bytes by name, and bytes that say what they are."""
-        payloads = [memoryview(value).cast("B") for value in (meta, *buffers.values())]
         about = {"names": [as_segment("buffer", name) for name in buffers]}
+        payloads = [plain_bytes(name, value) for name, value in buffers.items()]
+        payloads.insert(0, plain_bytes("meta", meta))
         how = policy_of(policy, max_inflight_put)
         return self._bundles.put(payloads, about, partition, chunk_bytes, how, config)
 
@@ -404,6 +405,7 @@ def taken_apart(data: Any, type: str, schemas: Mapping[str, FieldSchema] | None)
 
 def put_together(parts: Parts, type: str, data_cls: Any) -> Any:
     if type == "dict":
+        parts.refuse_twice()
         rows = {
             name: [*value] if is_object_array(value) else value
             for name, value in parts.non_tensor.items()
@@ -414,10 +416,10 @@ def put_together(parts: Parts, type: str, data_cls: Any) -> Any:
     batch, non_tensor, meta = dict(parts.batch), dict(parts.non_tensor), dict(parts.meta)
     if data_cls is None:
         return {"batch": batch, "non_tensor_batch": non_tensor, "meta_info": meta}
-    if (make := getattr(data_cls, "from_dict", None)) is not None:
-        try:
+    make = getattr(data_cls, "from_dict", None)
+    try:
+        if callable(make):
             return make(batch, non_tensor, meta_info=meta)
-        except TypeError:
-            # Another signature; the fields by name are what all such classes take.
-            pass
-    return data_cls(batch=batch, non_tensor_batch=non_tensor, meta_info=meta)
+        return data_cls(batch=batch, non_tensor_batch=non_tensor, meta_info=meta)
+    except TypeError as error:
+        raise TypeError(f"{data_cls!r} was not made of a batch: {error}") from error

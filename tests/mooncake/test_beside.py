@@ -119,7 +119,10 @@ def test_who_comes_too_late_is_told(other):
         assert word in " ".join(words)
 
 
-@pytest.mark.parametrize("value, owner", [("1", "mooncrate_mooncake._pool"), ("0", "other"), ("", "other")])
+OURS_POOL = "mooncrate_mooncake._pool"
+
+
+@pytest.mark.parametrize("value, owner", [("1", OURS_POOL), ("True", OURS_POOL), ("0", "other"), ("", "other")])
 def test_a_variable_replaces_it_in_a_process_and_its_children(other, value, owner):
     # What Python does with the file when it starts, where the distribution is installed.
     start = f"import site; site.addsitedir({str(BESIDE)!r})\n"

@@ -120,3 +120,11 @@ def test_importing_needs_nothing_else():
         """
     )
     assert said.strip() == "['BufferPool', 'RegisteredBufferPool']"
+
+
+def test_the_service_starts_under_the_name_of_mooncakes_script():
+    from mooncake import mooncake_store_service
+
+    with pytest.raises(SystemExit) as ended:
+        mooncake_store_service.sync_main(["--help"])
+    assert ended.value.code == 0

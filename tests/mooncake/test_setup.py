@@ -61,6 +61,17 @@ def test_more_memory_than_there_is_is_refused_with_the_way_out(fresh, master, ca
     assert fresh.remove("still/works", force=True) == 0
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [("MIN_PORT", "many"), ("MIN_PORT", "-5"), ("MAX_PORT", "70000"), ("SETUP_RETRIES", "many")],
+)
+def test_ports_that_are_none_are_refused_by_name(fresh, master, caplog, monkeypatch, name, value):
+    monkeypatch.setenv(f"MC_STORE_CLIENT_{name}", value)
+    rest = (16 * MIB, "tcp", "", master.address)
+    assert fresh.setup("localhost", "P2PHANDSHAKE", 16 * MIB, *rest) == -600
+    assert f"MC_STORE_CLIENT_{name}" in caplog.text
+
+
 @pytest.mark.check(2)
 def test_two_stores_may_have_one_name(make_store):
     first = make_store(host="localhost:15988")

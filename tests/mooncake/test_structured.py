@@ -83,10 +83,15 @@ def test_members_go_into_memory_of_the_caller(transfer):
     room = numpy.empty((3, 4), numpy.int32)
     assert transfer.materialize_into(some, {"tokens": room}).objects["tokens"] is room
     assert numpy.array_equal(room, TOKENS[2:5])
-    bare = ctypes.create_string_buffer(96)
-    place = raw_destination(ctypes.addressof(bare), 96, bare)
-    assert transfer.materialize_into(spec, {"tokens": place}).objects["tokens"] is place
-    assert bare.raw == TOKENS.tobytes()
+    # The array lies in the memory of the caller, which may be larger.
+    bare = ctypes.create_string_buffer(100)
+    place = raw_destination(ctypes.addressof(bare), 100, bare)
+    read = transfer.materialize_into(spec, {"tokens": place}).objects["tokens"]
+    assert numpy.array_equal(read, TOKENS) and read.ctypes.data == place.ptr
+    assert bare.raw == TOKENS.tobytes() + bytes(4)
+    short = raw_destination(place.ptr, 95, bare)
+    with pytest.raises(ValueError, match="tokens"):
+        transfer.materialize_into(spec, {"tokens": short})
     for bad in (numpy.empty((3, 4), numpy.int64), numpy.empty((2, 4), numpy.int32), room[:, ::2]):
         with pytest.raises(ValueError, match="tokens"):
             transfer.materialize_into(some, {"tokens": bad})

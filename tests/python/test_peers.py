@@ -2,7 +2,9 @@
 
 import json
 import pathlib
+import signal
 import sys
+import time
 import xml.etree.ElementTree
 
 import pytest
@@ -13,10 +15,13 @@ import doors
 import faults
 import loops
 import peers
+import processes
 import race
 import report
 import rows
+import sides
 import stats
+import tiers
 
 
 def measured(name, **rates):
@@ -247,3 +252,98 @@ def test_every_value_that_is_read_is_compared(call, threads, memory, monkeypatch
     assert loops.Bench(Liar(memory, 0), memory).round(row, "key", 100, 0.01)["calls"] > 0
     with pytest.raises(loops.WrongBytes):
         loops.Bench(Liar(memory, 1), memory).round(row, "key", 100, 0.01)
+
+
+@pytest.mark.parametrize("answer", [None, b""], ids=["None", "empty"])
+def test_a_miss_is_no_wrong_byte(answer, memory):
+    """A peer that is a cache may forget; it was told to have given wrong bytes, and the race ended."""
+    forgetful = Liar(memory, 0)
+    forgetful.calls["get"] = lambda key: answer
+    forgetful.calls["get_batch"] = lambda keys: [answer] * len(keys)
+    for call, batch in (("get", 1), ("get_batch", 4)):
+        with pytest.raises(RuntimeError, match=f"{call} answered"):
+            loops.Bench(forgetful, memory).round(rows.Row("x", call, 4096, batch, 1), "key", 100, 0.01)
+
+
+def test_ours_are_held_against_mooncake_at_its_best():
+    row = measured("is_exist, 8 threads", drop_in=250, native=300)
+    assert stats.ratio(race.figures(row), "drop-in") is None
+    for plain, pooled, wanted in ((100, 200, 1.25), (200, 100, 1.25), (125, 1, 2.0)):
+        row = measured("is_exist, 8 threads", drop_in=250, Mooncake=plain, Mooncake_pool=pooled)
+        assert stats.ratio(race.figures(row), "drop-in") == pytest.approx(wanted)
+        text = report.goals(found(row))
+        assert f"| {max(plain, pooled)} calls/s | 250 calls/s | {wanted:.2f} |" in text
+
+
+def test_the_pool_of_mooncake_is_switched_on_for_one_side_and_no_other(tmp_path):
+    (tmp_path / "about.json").write_text('{"missing": {"Mooncake": "x", "Redis": "x", "memcached": "x"}}')
+    home = sides.Home(tmp_path)
+    assert [side.name for side in home.sides(None)] == ["drop-in", "native"]
+    home.about["missing"].clear()
+    assert [side.name for side in home.sides(["Mooncake"])] == ["drop-in", "native", "Mooncake", "Mooncake-pool"]
+    for side in sides.SIDES:
+        there = "MC_TCP_ENABLE_CONNECTION_POOL" in home.environment(side, tmp_path)
+        assert there is (side.name == "Mooncake-pool")
+
+
+def test_wrong_bytes_stand_at_the_head_of_what_was_measured():
+    parts = {"first": {}, "memory": {}, "disk": {}, "faults": {}}
+    race_ = {**found(*(measured(row.name, drop_in=2, Mooncake=1) for row in rows.ROWS)), **parts}
+    text = report.head({**race_, "wrong": "key/1: other bytes than were put"})
+    assert "WRONG BYTES" in text and "key/1" in text and "not to be published" in text
+
+
+def test_of_nothing_there_is_no_rate():
+    nothing = {
+        "stored": {"stored": 0, "seconds": 5.0, "refused": {"-200": 9}},
+        "oldest": {"there": 0, "missing": {"-704": 3}, "seconds": 0.5},
+        "newest": {"there": 0, "missing": {}, "seconds": 0.0},
+    }
+    text = report.disk({"values": 4, "memory": 1 << 20, "size": 1 << 20, "sides": {"drop-in": nothing}})
+    assert "| drop-in | 0 | -200 × 9 | – | 0, -704 × 3 | – | 0, none |" in text
+
+
+class Home:
+    """A place to start processes in, without anything that races."""
+
+    folder = pathlib.Path("/nowhere")
+
+    def environment(self, side, folder, **more):
+        return processes.plain_environment(**more)
+
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def test_an_interrupted_race_leaves_nothing_behind(monkeypatch):
+    """The threads of a part wait for their servers; an interrupt waited for the threads, for minutes."""
+    clusters = []
+    monkeypatch.setattr(sides.Cluster, "_command", lambda self: SLEEPER)
+    monkeypatch.setattr(processes.Process, "listening", lambda self, port: None)
+
+    def work(side):
+        with sides.Cluster(Home(), side, owners=0) as cluster:
+            clusters.append(cluster)
+            cluster.master.process.wait()
+            cluster.restart_master()
+
+    def interrupted(name, one):
+        while len(clusters) < 2:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tiers, "_answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tiers.at_once(sides.SIDES[:2], work)
+    assert not sides.LIVE
+    for cluster in clusters:
+        assert cluster.master.process.returncode == -signal.SIGKILL and not cluster.folder.exists()
+
+
+def test_a_worker_that_is_dead_is_silent(tmp_path):
+    worker = processes.Worker("dead", "false", {}, tmp_path, processes.plain_environment())
+    worker.process.wait()
+    with pytest.raises(processes.Silent, match="exit 1"):
+        for _ in range(2):
+            worker.ask("clear")
+    worker.kill()
