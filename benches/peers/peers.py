@@ -7,6 +7,7 @@ what is measured.
 """
 
 import argparse
+import compileall
 import json
 import os
 import pathlib
@@ -190,6 +191,8 @@ def main() -> None:
     home = Home(given.home)
     for name, why in home.about["missing"].items():
         note(f"without {name}: {why}")
+    # As an installer does for every package: who starts anew shall not compile it each time.
+    compileall.compile_dir(given.home, quiet=2, workers=0)
     part = given.rows or given.quick or given.parts
     out = given.out or pathlib.Path("target/peers/out" if part and not given.onto else "docs/bench")
     before = json.loads(given.onto.read_text()) if given.onto else None

@@ -4,34 +4,38 @@ Two distributions that both install `mooncake/store` overwrite each other's file
 then a mixture. Nobody should find that out by wrong behaviour, so the import says it.
 """
 
-from importlib import metadata
+import os
+import sys
 
 OURS = "mooncrate-mooncake"
-UPSTREAM = (
-    "mooncake-transfer-engine",
-    "mooncake-transfer-engine-cuda13",
-    "mooncake-transfer-engine-non-cuda",
-    "mooncake-transfer-engine-npu",
-    "mooncake-transfer-engine-efa",
-)
 
 
 def other_owners() -> list[str]:
-    """Installed distributions, other than ours, that own `mooncake/store`."""
-    found = []
-    for name in UPSTREAM:
+    """Installed distributions, other than ours, that own `mooncake/store`.
+
+    By the names of their folders, of which one must have `mooncake` in it: to open the list of files of every
+    distribution takes seconds where an engine and all it needs are installed.
+    """
+    found = set()
+    for path in sys.path:
         try:
-            metadata.distribution(name)
-        except metadata.PackageNotFoundError:
+            entries = os.listdir(path or ".")
+        except OSError:
             continue
-        found.append(name)
-    for name in metadata.packages_distributions().get("mooncake", []):
-        if name in found or name == OURS:
-            continue
-        files = metadata.distribution(name).files or []
-        if any(str(file).startswith("mooncake/store") for file in files):
-            found.append(name)
-    return found
+        for entry in entries:
+            name, is_info, _ = entry.partition(".dist-info")
+            if is_info and "mooncake" in name and _owns_store(os.path.join(path, entry)):
+                found.add(name.rpartition("-")[0].replace("_", "-"))
+    return sorted(found - {OURS})
+
+
+def _owns_store(info: str) -> bool:
+    try:
+        with open(os.path.join(info, "RECORD"), encoding="utf-8") as files:
+            return any(line.startswith("mooncake/store") for line in files)
+    except (OSError, UnicodeDecodeError):
+        # No list: it is named like one that has it.
+        return True
 
 
 def refuse_to_shadow() -> None:
