@@ -10,8 +10,8 @@ use crate::get::Source;
 use crate::packed::First;
 use crate::reads::Remembered;
 use mooncrate_core::key;
+use mooncrate_core::plan::Locator;
 use mooncrate_core::time::Now;
-use mooncrate_core::{Incarnation, SegmentId};
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Read, Transport};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl Client {
         make: impl FnOnce(usize) -> B,
     ) -> Option<B> {
         let now = boottime();
-        let (first, way) = self.near(key, len_max, now, true, &mut None)?;
+        let (first, way) = self.near(key, len_max, now)?;
         let mut value = make(first.len as usize);
         self.read_near(&first, &*way, value.as_mut(), now).then_some(value)
     }
@@ -33,7 +33,7 @@ impl Client {
     /// Copies the value into the front of `target`; its length.
     pub fn get_into_near(&self, key: &[u8], len_max: usize, target: &mut [u8]) -> Option<usize> {
         let now = boottime();
-        let (first, way) = self.near(key, len_max.min(target.len()), now, true, &mut None)?;
+        let (first, way) = self.near(key, len_max.min(target.len()), now)?;
         let len = first.len as usize;
         self.read_near(&first, &*way, &mut target[..len], now).then_some(len)
     }
@@ -42,55 +42,60 @@ impl Client {
     /// It is no read: who asks often makes nothing hot, and keeps nothing, unless this client holds what it finds.
     pub fn exists_near(&self, keys: &[&[u8]]) -> Vec<bool> {
         let now = boottime();
-        let mut way = None;
-        let there = |key: &&[u8]| {
-            let reads = self.config.holds;
-            let Some((first, way)) = self.near(key, usize::MAX, now, reads, &mut way) else {
-                return false;
+        let mut there = vec![false; keys.len()];
+        if self.owes_report(now) {
+            return there;
+        }
+        let mut mounts: Vec<Mount> = Vec::new();
+        for (place, key) in keys.iter().enumerate() {
+            let Some(at) = self.place_near(key, now) else { continue };
+            // The last one first: keys of a batch are often neighbours.
+            let known = mounts.iter_mut().rfind(|mount| mount.is_of(&at));
+            let mount = match known {
+                Some(mount) => mount,
+                None => {
+                    let Some(way) = self.engine.near(&at) else { continue };
+                    mounts.push(Mount { way, places: Vec::new(), lives: Vec::new() });
+                    mounts.last_mut().expect("just pushed")
+                }
             };
-            // An empty read looks at the life of the value, and at the leave to serve it.
-            let mut reads = [Read::part(first.locator, first.len, first.seal, 0, &mut [])];
-            way.read(&mut reads, now.deadline_in(self.config.call_time));
-            reads[0].result.is_ok()
-        };
-        keys.iter().map(there).collect()
+            mount.places.push(place);
+            mount.lives.push(at);
+        }
+        for mount in mounts {
+            for (place, lives) in mount.places.into_iter().zip(mount.way.living(&mount.lives)) {
+                there[place] = lives;
+            }
+        }
+        there
     }
 
-    /// A value that can be read without waiting, and the way to it. `reads`: the master is to hear of it. `known`:
-    /// the way of the key before.
-    fn near(
-        &self,
-        key: &[u8],
-        len_max: usize,
-        now: Now,
-        reads: bool,
-        known: &mut Option<Way>,
-    ) -> Option<(First, Arc<dyn Transport>)> {
+    /// Where the first copy of a value is, if that is remembered and may be used.
+    fn place_near(&self, key: &[u8], now: Now) -> Option<Locator> {
+        key::check(key).ok()?;
+        let hash = key::hash(key);
+        if !self.config.holds {
+            return self.cache.peek_first(hash, key).map(|first| first.locator);
+        }
+        let mut reads = Remembered::default();
+        let first = self.remembered_first(hash, key, now, &mut reads)?;
+        self.note_reads(reads);
+        Some(first.locator)
+    }
+
+    /// A value that can be read without waiting, and the way to it.
+    fn near(&self, key: &[u8], len_max: usize, now: Now) -> Option<(First, Arc<dyn Transport>)> {
         key::check(key).ok()?;
         if self.owes_report(now) {
             return None;
         }
-        let hash = key::hash(key);
-        let first = if reads {
-            let mut noted = Remembered::default();
-            let first = self.remembered_first(hash, key, now, &mut noted)?;
-            self.note_reads(noted);
-            first
-        } else {
-            self.cache.peek_first(hash, key)?
-        };
+        let mut reads = Remembered::default();
+        let first = self.remembered_first(key::hash(key), key, now, &mut reads)?;
+        self.note_reads(reads);
         if first.len > len_max as u64 {
             return None;
         }
-        let mount = (first.locator.segment, first.locator.incarnation);
-        let way = match known {
-            Some(way) if way.mount == mount => Arc::clone(&way.transport),
-            _ => {
-                let transport = self.engine.near(&first.locator)?;
-                *known = Some(Way { mount, transport: Arc::clone(&transport) });
-                transport
-            }
-        };
+        let way = self.engine.near(&first.locator)?;
         Some((first, way))
     }
 
@@ -106,8 +111,16 @@ impl Client {
     }
 }
 
-/// The way to a mount.
-struct Way {
-    mount: (SegmentId, Incarnation),
-    transport: Arc<dyn Transport>,
+/// Keys whose values are in one mount: their places in the batch, and their lives. Never without one.
+struct Mount {
+    way: Arc<dyn Transport>,
+    places: Vec<usize>,
+    lives: Vec<Locator>,
+}
+
+impl Mount {
+    fn is_of(&self, at: &Locator) -> bool {
+        let of = |one: &Locator| (one.segment, one.incarnation);
+        self.lives.first().is_some_and(|first| of(first) == of(at))
+    }
 }

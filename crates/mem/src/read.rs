@@ -187,6 +187,23 @@ impl<'a> OneSided<'a> {
         })
     }
 
+    /// Of each life whether it goes on; none does if the owner may not serve. One look at its leave and one at the
+    /// clock, after all words, count for all of them.
+    pub fn living(
+        &self,
+        lives: impl IntoIterator<Item = (Slot, Generation)>,
+        clock: impl FnOnce() -> Now,
+    ) -> Vec<bool> {
+        let goes_on =
+            |(slot, generation)| self.word(slot).is_ok_and(|word| readable(word, generation));
+        let mut living: Vec<bool> = lives.into_iter().map(goes_on).collect();
+        let serve_until = self.serve_until();
+        if serving(serve_until, clock()).is_err() {
+            living.fill(false);
+        }
+        living
+    }
+
     /// The frame of every unpinned read; `copy` says whether what it copied adds up.
     pub(crate) fn read(
         &self,

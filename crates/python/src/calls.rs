@@ -6,7 +6,7 @@ use crate::call::{Call, ask, call};
 use crate::device::{Given, Goal, Reached, Value};
 use crate::error::exception;
 use crate::options::Wishes;
-use crate::raw_flat::NEAR_BYTES_MAX;
+use crate::raw_flat::{NEAR_BYTES_MAX, NEAR_KEYS_MAX};
 use crate::stats;
 use crate::store::{Live, Store};
 use crate::view::View;
@@ -356,32 +356,44 @@ pub(crate) fn get_batch(keys: Keys) -> impl Call {
     )
 }
 
+/// What is answered with yes or no for each of many keys.
+type Each = Result<Vec<Result<bool, Error>>, Error>;
+
 /// Looks for many keys.
-pub(crate) fn exists_batch(keys: Keys) -> impl Call {
-    in_chunks(keys, mooncrate::Store::exists_batch)
+pub(crate) struct ExistsBatch(pub(crate) Keys);
+
+impl Call for ExistsBatch {
+    type Done = Each;
+
+    fn near(&mut self, live: &Live) -> Option<Each> {
+        let slices = slices(&self.0.0);
+        let near = slices.len() <= NEAR_KEYS_MAX;
+        let all = near && !live.store().exists_near(&slices).contains(&false);
+        all.then(|| Ok(slices.iter().map(|_| Ok(true)).collect()))
+    }
+
+    fn work(&mut self, live: &Live) -> Each {
+        in_chunks(&self.0, |some| live.store().exists_batch(some))
+    }
+
+    fn finish(self, py: Python<'_>, done: Each) -> PyResult<Py<PyAny>> {
+        each(py, done)
+    }
 }
 
 /// Removes many values.
 pub(crate) fn remove_batch(keys: Keys, force: bool) -> impl Call {
-    in_chunks(keys, move |store, some| store.remove_batch(some, force))
+    call(move |live| in_chunks(&keys, |some| live.store().remove_batch(some, force)), each)
 }
 
-/// A call for many keys whose answers are yes or no, as many at a time as a call may have.
-fn in_chunks(
-    keys: Keys,
-    one: impl Fn(&mooncrate::Store, &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error>
-    + Send
-    + 'static,
-) -> impl Call {
-    call(
-        move |live| {
-            let slices = slices(&keys.0);
-            let chunks = slices.chunks(BATCH_ITEMS_MAX).map(|some| one(live.store(), some));
-            chunks.collect::<Result<Vec<_>, _>>()
-        },
-        |py, found| {
-            let found = found.map_err(|error| exception(py, error))?;
-            Ok(results(py, found.into_iter().flatten().collect())?.into_any().unbind())
-        },
-    )
+/// Asks for many keys, as many at a time as a call may have.
+fn in_chunks(keys: &Keys, one: impl Fn(&[&[u8]]) -> Each) -> Each {
+    let slices = slices(&keys.0);
+    let found = slices.chunks(BATCH_ITEMS_MAX).map(one).collect::<Result<Vec<_>, _>>()?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+fn each(py: Python<'_>, done: Each) -> PyResult<Py<PyAny>> {
+    let found = done.map_err(|error| exception(py, error))?;
+    Ok(results(py, found)?.into_any().unbind())
 }

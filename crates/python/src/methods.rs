@@ -291,7 +291,7 @@ impl Store {
 
     /// For each key what `exists` gives, or its error as an object.
     fn exists_batch(&self, py: Python<'_>, keys: Keys) -> Answer {
-        self.run(py, calls::exists_batch(keys))
+        self.run(py, calls::ExistsBatch(keys))
     }
 
     /// For each key what `remove` gives, or its error as an object.

@@ -173,7 +173,7 @@ impl Calls {
     }
 
     fn exists_batch<'py>(slf: &Bound<'py, Self>, keys: Keys) -> Later<'py> {
-        Self::submit(slf, calls::exists_batch(keys))
+        Self::submit(slf, calls::ExistsBatch(keys))
     }
 
     #[pyo3(signature = (keys, *, force=false))]

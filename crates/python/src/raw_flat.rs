@@ -20,7 +20,7 @@ use pyo3::types::{PyDict, PyList};
 /// Values up to this many bytes are copied with the GIL in hand, where that waits for nobody.
 pub(crate) const NEAR_BYTES_MAX: usize = 16 << 10;
 /// So are answers for so many keys.
-const NEAR_KEYS_MAX: usize = 32;
+pub(crate) const NEAR_KEYS_MAX: usize = 256;
 
 /// The first page is nobody's, and no machine has more than 57 bits of addresses.
 const ADDRESS_MIN: usize = 4096;

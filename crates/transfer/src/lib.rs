@@ -139,6 +139,12 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
     /// Reads values or parts of them, and verifies them. One result each; a failed one shifts nothing.
     fn read(&self, reads: &mut [Read<'_>], deadline: Deadline);
 
+    /// Of each life of one mount whether it goes on, as far as that is seen in memory: nobody is asked, and no
+    /// byte is read.
+    fn living(&self, lives: &[Locator]) -> Vec<bool> {
+        vec![false; lives.len()]
+    }
+
     /// Moves a value into place. It is not visible yet.
     fn write<'a>(
         &'a self,

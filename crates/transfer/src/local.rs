@@ -9,7 +9,7 @@ use crate::{
 };
 use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{PutToken, Seal};
+use mooncrate_core::{Generation, PutToken, Seal, Slot};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, Segment, WriteGuard};
@@ -66,6 +66,14 @@ impl Transport for Local {
         }
         if let (false, Some(stager)) = (from_disk.is_empty(), self.segments.stager()) {
             stager.load(&mut from_disk, deadline);
+        }
+    }
+
+    fn living(&self, lives: &[Locator]) -> Vec<bool> {
+        let segment = lives.first().map(|first| self.segments.find(first).and_then(in_memory));
+        match segment {
+            Some(Ok(segment)) => segment.one_sided().living(each(lives), boottime),
+            _ => vec![false; lives.len()],
         }
     }
 
@@ -129,6 +137,11 @@ impl Transport for Local {
         // Nobody else is asked.
         Arc::new(Self::new(Arc::clone(&self.segments)))
     }
+}
+
+/// Which lives locators name.
+pub(crate) fn each(lives: &[Locator]) -> impl Iterator<Item = (Slot, Generation)> {
+    lives.iter().map(|at| (at.slot, at.generation))
 }
 
 /// A segment that writers may store into: what is on a disk comes there by its owner alone.

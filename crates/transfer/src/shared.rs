@@ -10,6 +10,7 @@
 
 use crate::engine::EngineConfig;
 use crate::error::TransferError;
+use crate::local::each;
 use crate::staged::{self, on_disk};
 use crate::stream::{Stream, StreamSent, answer, begin_write};
 use crate::{OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written, go_on};
@@ -369,6 +370,13 @@ impl Transport for Shared {
         }
         for read in reads.iter_mut().filter(|read| !on_disk(read)) {
             read.result = self.read_one(read);
+        }
+    }
+
+    fn living(&self, lives: &[Locator]) -> Vec<bool> {
+        match lives.first().map(|first| self.mapping(first)) {
+            Some(Ok(mapping)) => mapping.one_sided().living(each(lives), boottime),
+            _ => vec![false; lives.len()],
         }
     }
 
