@@ -168,12 +168,12 @@ class SessionCalls(RangeCalls):
         if live is None or lengths_differ(keys, *lists):
             return [INVALID_PARAMS] * len(keys)
         places = self._places_in_regions(live, *lists[:2]) if live.dummy else None
-        some, *columns = picked(places, keys, *lists)
+        some, addresses, sizes, offsets = picked(places, keys, *lists)
         move = live.sessions.write if write else live.sessions.read
         codes = self._of_sessions(
             live,
             some,
-            lambda: move(some, *columns, live.registry, INVALID_PARAMS),
+            lambda: move(some, addresses, sizes, offsets, live.registry, INVALID_PARAMS),
             reads=not write,
         )
         if places is None:
@@ -204,8 +204,8 @@ class SessionCalls(RangeCalls):
             return [say("session", error)] * len(keys)
         if errors:
             failed = list(errors.items())
-            for place, error in failed:
-                codes[place] = code_of(error)
+            for place, why in failed:
+                codes[place] = code_of(why)
             if reads:
                 miss_the_dead(live, keys, codes)
             tell("session", keys, codes, failed)

@@ -33,6 +33,7 @@ __all__ = [
     "PutSession",
     "Ranges",
     "Raw",
+    "Sessions",
     "Store",
     "View",
     "WritePlan",
@@ -409,6 +410,7 @@ def dlpack_memory(capsule: object) -> tuple[int, int, bool, bool]:
 
 _Keys = Iterable[str | bytes]
 _Numbers = builtins.list[builtins.list[int]]
+_Rows = Sequence[Iterable[int]]
 
 @disjoint_base
 class Ranges:
@@ -474,9 +476,9 @@ class Raw:
         self,
         buffers: Iterable[int],
         keys: Iterable[_Keys],
-        targets: Iterable[_Numbers],
-        starts: Iterable[_Numbers],
-        sizes: Iterable[_Numbers],
+        targets: Iterable[_Rows],
+        starts: Iterable[_Rows],
+        sizes: Iterable[_Rows],
         ranges: Ranges,
         codes: tuple[int, int],
     ) -> tuple[
@@ -505,9 +507,9 @@ class Sessions:
     def read(
         self,
         keys: _Keys,
-        addresses: _Numbers,
-        sizes: _Numbers,
-        starts: _Numbers,
+        addresses: _Rows,
+        sizes: _Rows,
+        starts: _Rows,
         ranges: Ranges,
         senseless: int,
     ) -> _Codes: ...
@@ -518,9 +520,9 @@ class Sessions:
     def write(
         self,
         keys: _Keys,
-        addresses: _Numbers,
-        sizes: _Numbers,
-        starts: _Numbers,
+        addresses: _Rows,
+        sizes: _Rows,
+        starts: _Rows,
         ranges: Ranges,
         senseless: int,
     ) -> _Codes: ...
