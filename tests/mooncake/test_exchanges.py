@@ -6,7 +6,7 @@ import time
 import urllib.request
 
 import pytest
-from conftest import LEASE_SECONDS, PATIENCE, memory
+from conftest import LEASE_SECONDS, MIB, PATIENCE, memory
 from mooncake.store import ReplicateConfig
 
 KEYS = 32
@@ -89,6 +89,22 @@ def test_each_key_has_the_group_that_it_was_given(own_master, make_store):
     assert upsert(keys, places, [5] * KEYS, grouped(groups)) == [0] * KEYS
     others = [f"group {(n + 1) % 5}" for n in range(KEYS)]
     assert upsert(keys, places, [5] * KEYS, grouped(others)) == [-600] * KEYS
+
+
+def test_a_put_that_waits_for_room_keeps_its_groups(own_master, make_store):
+    store = make_store(16 * MIB, master=own_master)
+    source = memory(MIB // 2)
+    groups = [f"group {n}" for n in range(24)]
+    # Room is made by the owner, while the master has the batch aside.
+    for turn in range(3):
+        keys = [f"{turn}/{n}" for n in range(24)]
+        places, sizes = [source.ptr] * 24, [source.size] * 24
+        assert store.batch_put_from(keys, places, sizes, grouped(groups)) == [0] * 24
+    there = [code == 1 for code in store.batch_is_exist(keys)]
+    assert any(there)
+    raw = store._live.raw
+    assert raw.other_group(keys, groups) == [False] * 24
+    assert raw.other_group(keys, [""] * 24) == there
 
 
 def test_sessions_are_started_and_ended_together(own_master, make_store):
