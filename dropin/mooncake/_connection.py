@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mooncrate
-from mooncrate._native import GetSession, Lender, PutSession, Raw
+from mooncrate._native import Lender, Raw, Sessions
 
 from ._codes import log
 from ._disk import SHARERS_MAX, disk, is_named
@@ -76,8 +76,6 @@ class Connection:
         self.registry = Registry()
         # Where ranges begin that a dummy store registered inside of others.
         self.inside: set[int] = set()
-        self.puts: dict[bytes, PutSession] = {}
-        self.gets: dict[bytes, GetSession] = {}
         self.lock = Lock()
         self.written: OrderedDict[bytes, None] = OrderedDict()
         self.segments: dict[str, int] = {}
@@ -96,6 +94,7 @@ class Connection:
         self.credentials: dict[str, Any] = {"token_file": token} if token else {}
         self.store = self._client(timeout)
         self.raw = Raw(self.store)
+        self.sessions = Sessions(self.store)
         self._patient: Raw | None = None
         try:
             self.hostname = "" if dummy else self._take_name()
@@ -282,21 +281,10 @@ class Connection:
 
     def close(self) -> None:
         """Ends everything; never waits for a master that is gone for longer than a second or two."""
-        with self.lock:
-            sessions = [*self.puts.values()]
-            self.puts.clear()
-            self.gets.clear()
         try:
-            for session in sessions:
-                try:
-                    session.revoke()
-                except mooncrate.Error as error:
-                    log.debug("a put session was lost at close: %s", error)
-        except BaseException:
-            # Ctrl-C: whoever pressed it waits for none of the others either.
-            for session in sessions:
-                session.__exit__(KeyboardInterrupt, None, None)
-            raise
+            self.sessions.close()
+        except mooncrate.Error as error:
+            log.debug("put sessions were lost at close: %s", error)
         finally:
             if self.lender is not None:
                 self.lender.close()

@@ -1,27 +1,37 @@
-"""Parts of values: range reads, and sessions that write or read a value part by part."""
+"""Parts of values: range reads, and sessions that write or read a value part by part.
 
-from collections.abc import Sequence
-from typing import Any
+Lists go to native code as they are, once per call: keys, addresses, sizes, offsets. The sessions of a store live
+there, too (`mooncrate._native.Sessions`), by the keys of their values.
+"""
+
+from collections.abc import Callable, Sequence
 
 import mooncrate
-from mooncrate._native import GetSession, PutSession
 
-from ._base import Key, key_list, lengths_differ
+from ._base import Key, key_list, lengths_differ, picked
 from ._codes import (
     INVALID_PARAMS,
-    LEASE_EXPIRED,
     OBJECT_ALREADY_EXISTS,
     OBJECT_NOT_FOUND,
     OK,
     REPLICA_IS_NOT_READY,
     code_of,
-    log,
     say,
+    tell,
 )
-from ._connection import Connection, raw_key
+from ._connection import Connection
+from ._dead import miss_the_dead
 from ._memory import length, pointer
 from ._replicate import DEFAULT, ReplicateConfig, checked, refusal, wishes
 from ._zero_copy import Numbers, ZeroCopyCalls
+
+# Of a key without a value, and of numbers that make no sense.
+_RANGE_CODES = (OBJECT_NOT_FOUND, INVALID_PARAMS)
+# Of a key without a value, and of one that is being written.
+_START_CODES = (OBJECT_NOT_FOUND, REPLICA_IS_NOT_READY)
+
+# One number per key, and errors by place.
+Codes = tuple[list[int], dict[int, mooncrate.Error] | None]
 
 
 class RangeCalls(ZeroCopyCalls):
@@ -37,98 +47,23 @@ class RangeCalls(ZeroCopyCalls):
     ) -> list[list[list[int]]]:
         """Copies ranges of values into registered buffers: results by buffer, key and range."""
         live = self._connected()
-        results: list[list[list[int]]] = []
-        for place in range(len(all_dst_offsets)):
-            offsets = all_dst_offsets[place]
-            lists: tuple[Sequence[Any], ...] = (all_keys, all_src_offsets, all_sizes)
-            if place >= len(buffer_ptrs) or any(place >= len(one) for one in lists):
-                results.append([[INVALID_PARAMS] * max(1, len(one)) for one in offsets])
-                continue
-            keys, starts, sizes = (one[place] for one in lists)
-            address = pointer(buffer_ptrs[place])
-            results.append(self._one_buffer(live, address, keys, offsets, starts, sizes))
-        return results
-
-    def _one_buffer(
-        self,
-        live: Connection | None,
-        address: int,
-        keys: Sequence[Key],
-        offsets: Numbers,
-        starts: Numbers,
-        sizes: Numbers,
-    ) -> list[list[int]]:
-        room = 0 if live is None else self._registered(live, address)
-        results: list[list[int]] = []
-        asked: list[tuple[int, list[int]]] = []
-        for place, places in enumerate(offsets):
-            missing = place >= len(keys) or place >= len(starts) or place >= len(sizes)
-            if missing or not len(places) == len(starts[place]) == len(sizes[place]):
-                results.append([INVALID_PARAMS] * max(1, len(places)))
-                continue
-            codes = [
-                self._fits(room, length(offset), length(start), length(size))
-                for offset, start, size in zip(places, starts[place], sizes[place], strict=True)
-            ]
-            results.append(codes)
-            good = [number for number, code in enumerate(codes) if code == _READ]
-            if good:
-                asked.append((place, good))
-        if live is not None and asked:
-            self._read_ranges(live, address, keys, offsets, starts, sizes, asked, results)
-        return results
-
-    def _registered(self, live: Connection, address: int) -> int:
-        """Bytes of registered memory from an address on."""
-        return live.registry.left(address)
-
-    @staticmethod
-    def _fits(room: int, offset: int, start: int, size: int) -> int:
-        if room == 0 or offset < 0 or start < 0 or size < 0 or offset + size > room:
-            return INVALID_PARAMS
-        return 0 if size == 0 else _READ
-
-    @staticmethod
-    def _read_ranges(
-        live: Connection,
-        address: int,
-        keys: Sequence[Key],
-        offsets: Numbers,
-        starts: Numbers,
-        sizes: Numbers,
-        asked: list[tuple[int, list[int]]],
-        results: list[list[int]],
-    ) -> None:
-        found: list[Any]
+        if live is None:
+            return [[[INVALID_PARAMS] * max(1, len(one)) for one in all] for all in all_dst_offsets]
+        lists = (buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes)
         try:
-            found = live.raw.get_ranges_at(
-                [keys[place] for place, _ in asked],
-                [[starts[place][n] for n in good] for place, good in asked],
-                [[address + offsets[place][n] for n in good] for place, good in asked],
-                [[sizes[place][n] for n in good] for place, good in asked],
-                # They lie in registered memory that can be written.
-                known=[True] * len(asked),
-            )
+            results, failed = live.raw.get_nested(*lists, live.registry, _RANGE_CODES)
         except mooncrate.Error as error:
             code = say("get_into_ranges", error)
-            found = [code] * len(asked)
-        for (place, good), one in zip(asked, found, strict=True):
-            for at, number in enumerate(good):
-                results[place][number] = _range_code(one, at)
-
-
-_READ = 1
-
-
-def _range_code(found: Any, at: int) -> int:
-    """The result of one range, out of what its key got."""
-    if isinstance(found, int):
-        return found
-    if found is None:
-        return OBJECT_NOT_FOUND
-    if isinstance(found, mooncrate.Error):
-        return code_of(found)
-    return code_of(found[at]) if isinstance(found[at], mooncrate.Error) else found[at]
+            return [[[code] * max(1, len(one)) for one in all] for all in all_dst_offsets]
+        if failed:
+            keys = [all_keys[buffer][place] for buffer, place, _, _ in failed]
+            codes = [code_of(error) for *_, error in failed]
+            miss_the_dead(live, keys, codes)
+            for (buffer, place, numbers, _), code in zip(failed, codes, strict=True):
+                for number in numbers:
+                    results[buffer][place][number] = code
+            tell("get_into_ranges", keys, codes, [(at, one[3]) for at, one in enumerate(failed)])
+        return results
 
 
 class SessionCalls(RangeCalls):
@@ -142,20 +77,7 @@ class SessionCalls(RangeCalls):
         live = self._connected()
         if live is None:
             return [INVALID_PARAMS] * len(keys)
-        return [self._start_get(live, key) for key in keys]
-
-    @staticmethod
-    def _start_get(live: Connection, key: Key) -> int:
-        try:
-            session = live.raw.get_session(key)
-            if session is None:
-                (looked,) = live.raw.look([key], hold=False)
-                return REPLICA_IS_NOT_READY if looked is False else OBJECT_NOT_FOUND
-        except mooncrate.Error as error:
-            return say(f"session of {key!r}", error)
-        with live.lock:
-            live.gets[raw_key(key)] = session
-        return OK
+        return self._of_sessions(live, keys, lambda: live.sessions.start_gets(keys, _START_CODES))
 
     def batch_get_into_multi_buffer_ranges(
         self,
@@ -165,19 +87,8 @@ class SessionCalls(RangeCalls):
         all_src_offsets: Numbers,
     ) -> list[int]:
         """Reads parts of values whose sessions were started; bytes or a negative code each."""
-
-        def read(live: Connection, key: bytes, ranges: Any) -> int:
-            with live.lock:
-                session: GetSession | None = live.gets.get(key)
-            if session is None:
-                return INVALID_PARAMS
-            code = self._in_session(live, key, session.read_at, ranges, write=True)
-            if code == LEASE_EXPIRED:
-                with live.lock:
-                    live.gets.pop(key, None)
-            return code
-
-        return self._each_range(keys, all_buffer_ptrs, all_sizes, all_src_offsets, read)
+        lists = (all_buffer_ptrs, all_sizes, all_src_offsets)
+        return self._each_range(keys, lists, write=False)
 
     def batch_get_session_end(self, keys: Sequence[Key]) -> int:
         """Ends sessions; those that there are not are ended already."""
@@ -185,9 +96,10 @@ class SessionCalls(RangeCalls):
         live = self._connected()
         if live is None:
             return INVALID_PARAMS
-        with live.lock:
-            for key in keys:
-                live.gets.pop(raw_key(key), None)
+        try:
+            live.sessions.end_gets(keys)
+        except mooncrate.Error as error:
+            return say("session", error)
         return OK
 
     # ---- writing -------------------------------------------------------------------------------
@@ -208,27 +120,13 @@ class SessionCalls(RangeCalls):
             wish = wishes(config, live.segment_ids, upsert=False)
         except mooncrate.Error as error:
             return [say("session", error)] * len(keys)
-        groups = config.group_ids or [""] * len(keys)
-        each = zip(keys, sizes, groups, strict=True)
-        return [self._start_put(live, key, length(n), {**wish, "groups": [g]}) for key, n, g in each]
-
-    @staticmethod
-    def _start_put(live: Connection, key: Key, size: int, wish: dict[str, Any]) -> int:
-        name = raw_key(key)
-        with live.lock:
-            if name in live.puts or size <= 0:
-                return INVALID_PARAMS
-        try:
-            session = live.raw.put_session(key, size, wish)
-        except mooncrate.Error as error:
-            code = say(f"session of {key!r}", error)
-            return OBJECT_ALREADY_EXISTS if code == REPLICA_IS_NOT_READY else code
-        with live.lock:
-            other = live.puts.setdefault(name, session)
-        if other is not session:
-            session.revoke()
-            return INVALID_PARAMS
-        return OK
+        if config.group_ids is not None:
+            wish["groups"] = [*config.group_ids]
+        codes = self._of_sessions(
+            live, keys, lambda: live.sessions.start_puts(keys, sizes, wish, INVALID_PARAMS)
+        )
+        # Another writer has the key.
+        return [OBJECT_ALREADY_EXISTS if code == REPLICA_IS_NOT_READY else code for code in codes]
 
     def batch_put_from_multi_buffer_ranges(
         self,
@@ -238,94 +136,77 @@ class SessionCalls(RangeCalls):
         all_dst_offsets: Numbers,
     ) -> list[int]:
         """Writes parts of values whose sessions were started; bytes or a negative code each."""
-
-        def write(live: Connection, key: bytes, ranges: Any) -> int:
-            with live.lock:
-                session: PutSession | None = live.puts.get(key)
-            if session is None:
-                return INVALID_PARAMS
-            return self._in_session(live, key, session.write_at, ranges, write=False)
-
-        return self._each_range(keys, all_buffer_ptrs, all_sizes, all_dst_offsets, write)
+        lists = (all_buffer_ptrs, all_sizes, all_dst_offsets)
+        return self._each_range(keys, lists, write=True)
 
     def batch_put_session_end(self, keys: Sequence[Key]) -> list[int]:
         """Makes written values visible, after writes that are on their way."""
-        return self._end_puts(keys, PutSession.end, keep=True)
-
-    def batch_put_session_revoke(self, keys: Sequence[Key]) -> list[int]:
-        """Gives values up: nothing of them is left."""
-        return self._end_puts(keys, PutSession.revoke, keep=False)
-
-    def _end_puts(self, keys: Sequence[Key], end: Any, *, keep: bool) -> list[int]:
         keys = key_list(keys)
         live = self._connected()
         if live is None:
             return [INVALID_PARAMS] * len(keys)
-        codes = []
-        for key in keys:
-            name = raw_key(key)
-            with live.lock:
-                session = live.puts.pop(name, None)
-            codes.append(INVALID_PARAMS if session is None else self._end_put(live, name, session, end))
-            if keep and codes[-1] == OK:
-                live.wrote([name])
+        codes = self._of_sessions(live, keys, lambda: live.sessions.end_puts(keys, INVALID_PARAMS))
+        live.wrote([key for key, code in zip(keys, codes, strict=True) if code == OK])
         return codes
 
-    @staticmethod
-    def _end_put(live: Connection, key: bytes, session: PutSession, end: Any) -> int:
-        try:
-            end(session)
-        except mooncrate.Error as error:
-            if error.kind == "gap":
-                # Not all was written: the session goes on.
-                with live.lock:
-                    live.puts.setdefault(key, session)
-            return say(f"session of {key!r}", error)
-        return OK
+    def batch_put_session_revoke(self, keys: Sequence[Key]) -> list[int]:
+        """Gives values up: nothing of them is left."""
+        keys = key_list(keys)
+        live = self._connected()
+        if live is None:
+            return [INVALID_PARAMS] * len(keys)
+        return self._of_sessions(live, keys, lambda: live.sessions.revoke_puts(keys, INVALID_PARAMS))
 
     # ---- both ----------------------------------------------------------------------------------
 
     def _each_range(
-        self,
-        keys: Sequence[Key],
-        addresses: Numbers,
-        sizes: Numbers,
-        offsets: Numbers,
-        work: Any,
+        self, keys: Sequence[Key], lists: tuple[Numbers, Numbers, Numbers], *, write: bool
     ) -> list[int]:
+        """Moves parts of values between sessions and memory."""
         keys = key_list(keys)
         live = self._connected()
-        if live is None or lengths_differ(keys, addresses, sizes, offsets):
+        if live is None or lengths_differ(keys, *lists):
             return [INVALID_PARAMS] * len(keys)
-        codes = []
-        for key, *one in zip(keys, addresses, sizes, offsets, strict=True):
-            ranges = self._ranges(live, *one)
-            codes.append(INVALID_PARAMS if ranges is None else work(live, raw_key(key), ranges))
-        return codes
+        places = self._places_in_regions(live, *lists[:2]) if live.dummy else None
+        some, addresses, sizes, offsets = picked(places, keys, *lists)
+        move = live.sessions.write if write else live.sessions.read
+        codes = self._of_sessions(
+            live,
+            some,
+            lambda: move(some, addresses, sizes, offsets, live.registry, INVALID_PARAMS),
+            reads=not write,
+        )
+        if places is None:
+            return codes
+        found = dict(zip(places, codes, strict=True))
+        return [found.get(place, INVALID_PARAMS) for place in range(len(keys))]
 
-    def _ranges(
-        self, live: Connection, addresses: Sequence[int], sizes: Sequence[int], offsets: Sequence[int]
-    ) -> tuple[list[int], list[int], list[int]] | None:
-        """Places in the value, addresses and sizes; None for what makes no sense."""
-        if not len(addresses) == len(sizes) == len(offsets):
-            return None
-        starts = [length(offset) for offset in offsets]
-        where = [pointer(address) for address in addresses]
-        count = [length(size) for size in sizes]
-        for start, address, size in zip(starts, where, count, strict=True):
-            if start < 0 or size < 0 or start >= 1 << 63:
-                return None
-            if size > 0 and not self._usable(live, address, size):
-                return None
-        return starts, where, count
+    def _places_in_regions(self, live: Connection, addresses: Numbers, sizes: Numbers) -> list[int]:
+        """The keys of a dummy store whose memory it may use."""
+
+        def usable(address: int, size: int) -> bool:
+            return size <= 0 or self._usable(live, address, size)
+
+        return [
+            place
+            for place, (some, of) in enumerate(zip(addresses, sizes, strict=True))
+            if all(usable(pointer(one), length(size)) for one, size in zip(some, of, strict=False))
+        ]
 
     @staticmethod
-    def _in_session(live: Connection, key: bytes, call: Any, ranges: Any, *, write: bool) -> int:
-        _, addresses, sizes = ranges
-        known = live.registry.knows(zip(addresses, sizes, strict=True), write=write)
+    def _of_sessions(
+        live: Connection, keys: Sequence[Key], call: Callable[[], Codes], *, reads: bool = False
+    ) -> list[int]:
+        """The codes of a call; what failed is logged in one line."""
         try:
-            return int(call(*ranges, known=known))
+            codes, errors = call()
         except mooncrate.Error as error:
-            code = code_of(error)
-            log.warning("session of %r: %s (%d)", key, error, code)
-            return code
+            return [say("session", error)] * len(keys)
+        if errors:
+            failed = list(errors.items())
+            for place, why in failed:
+                codes[place] = code_of(why)
+            if reads:
+                miss_the_dead(live, keys, codes)
+            tell("session", keys, codes, failed)
+        return codes

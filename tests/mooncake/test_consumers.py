@@ -121,15 +121,23 @@ def test_like_sglang_with_an_exit_without_close(master):
 def test_a_child_of_a_fork_is_told(make_store):
     store = make_store()
     assert store.put("fork", b"value") == 0
+    assert store.batch_put_session_start(["fork/open"], [1]) == [0]
     child = os.fork()
     if child == 0:
         # -600 and an empty value, no crash, no hang; and the parent's store stays as it is.
         good = store.put("fork/child", b"x") == -600 and store.get("fork") == b""
+        good = good and store.batch_put_session_end(["fork/open"]) == [-600]
+        good = good and store.batch_get_session_start(["fork"]) == [-600]
         good = good and store.health_check() != 0 and store.close() == 0
         os._exit(0 if good else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert store.get("fork") == b"value" and store.is_exist("fork/child") == 0
+    # The child has taken nothing of the parent's session along.
+    source = memory(b"x")
+    write = store.batch_put_from_multi_buffer_ranges
+    assert write(["fork/open"], [[source.ptr]], [[1]], [[0]]) == [1]
+    assert store.batch_put_session_end(["fork/open"]) == [0] and store.get("fork/open") == b"x"
 
 
 def test_a_child_waits_for_no_lock_of_its_parent(make_store):

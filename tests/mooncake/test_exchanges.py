@@ -2,10 +2,11 @@
 
 import os
 import re
+import time
 import urllib.request
 
 import pytest
-from conftest import PATIENCE, memory
+from conftest import LEASE_SECONDS, MIB, PATIENCE, memory
 from mooncake.store import ReplicateConfig
 
 KEYS = 32
@@ -88,3 +89,81 @@ def test_each_key_has_the_group_that_it_was_given(own_master, make_store):
     assert upsert(keys, places, [5] * KEYS, grouped(groups)) == [0] * KEYS
     others = [f"group {(n + 1) % 5}" for n in range(KEYS)]
     assert upsert(keys, places, [5] * KEYS, grouped(others)) == [-600] * KEYS
+
+
+def test_a_put_that_waits_for_room_keeps_its_groups(own_master, make_store):
+    store = make_store(16 * MIB, master=own_master)
+    source = memory(MIB // 2)
+    groups = [f"group {n}" for n in range(24)]
+    # Room is made by the owner, while the master has the batch aside.
+    for turn in range(3):
+        keys = [f"{turn}/{n}" for n in range(24)]
+        places, sizes = [source.ptr] * 24, [source.size] * 24
+        assert store.batch_put_from(keys, places, sizes, grouped(groups)) == [0] * 24
+    there = [code == 1 for code in store.batch_is_exist(keys)]
+    assert any(there)
+    raw = store._live.raw
+    assert raw.other_group(keys, groups) == [False] * 24
+    assert raw.other_group(keys, [""] * 24) == there
+
+
+def test_sessions_are_started_and_ended_together(own_master, make_store):
+    store = make_store(master=own_master)
+    source, target = memory(bytes(range(250)) * 4 * KEYS), memory(KEYS * SIZE)
+    keys = [f"session/{n}" for n in range(KEYS)]
+    columns = [[[source.ptr + n * SIZE] for n in range(KEYS)], [[SIZE]] * KEYS, [[0]] * KEYS]
+    asked = Asked(own_master)
+    each = grouped([f"group {n}" for n in range(KEYS)])
+    assert store.batch_put_session_start(keys, [SIZE] * KEYS, each) == [0] * KEYS
+    assert asked.since() == {"put_start": 1}
+    assert store.batch_put_from_multi_buffer_ranges(keys, *columns) == [SIZE] * KEYS
+    assert asked.since() == {}
+    assert store.batch_put_session_end(keys) == [0] * KEYS
+    assert asked.since() == {"put_end": 1}
+    given_up = [f"given up/{n}" for n in range(KEYS)]
+    assert store.batch_put_session_start(given_up, [SIZE] * KEYS) == [0] * KEYS
+    assert store.batch_put_session_revoke(given_up) == [0] * KEYS
+    assert asked.since() == {"put_start": 1, "put_revoke": 1}
+    # Missing ones, and one that is being written, need no second question.
+    assert store.batch_put_session_start(["writing"], [1]) == [0]
+    asked.since()
+    start = store.batch_get_session_start
+    assert start([*keys, "missing", "writing"]) == [0] * KEYS + [-704, -703]
+    assert asked.since() == {"look": 1}
+    columns[0] = [[target.ptr + n * SIZE] for n in range(KEYS)]
+    counts = []
+    for _ in range(50):
+        assert start(keys) == [0] * KEYS
+        asked.since()
+        # In the second half of a lease a read renews it. A machine that is too busy reads later, or for too long.
+        time.sleep(LEASE_SECONDS * 0.6)
+        codes = store.batch_get_into_multi_buffer_ranges(keys, *columns)
+        assert set(codes) <= {SIZE, -707}
+        counts.append(asked.since().get("look", 0))
+        if codes == [SIZE] * KEYS and counts[-1] == 1:
+            break
+    assert counts[-1] == 1, counts
+    assert bytes(target) == bytes(source)
+    assert store.batch_get_session_end(keys) == 0
+    assert asked.since() == {}
+
+
+def test_ranges_of_many_buffers_are_looked_up_together(own_master, make_store):
+    writer = make_store(master=own_master)
+    store = make_store(0, master=own_master)
+    values = [bytes([n]) * SIZE for n in range(KEYS)]
+    keys = [f"range/{n}" for n in range(KEYS)]
+    assert writer.put_batch(keys, values) == 0
+    target = memory(KEYS * SIZE)
+    assert store.register_buffer(target.ptr, target.size) == 0
+    asked = Asked(own_master)
+    found = store.get_into_ranges(
+        [target.ptr + n * SIZE for n in range(KEYS)],
+        [[key] for key in keys],
+        [[[10, 0]]] * KEYS,
+        [[[5, 0]]] * KEYS,
+        [[[SIZE - 10, 10]]] * KEYS,
+    )
+    assert found == [[[SIZE - 10, 10]]] * KEYS
+    assert asked.since() == {"look": 1}
+    assert bytes(target) == b"".join(values)

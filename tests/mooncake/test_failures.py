@@ -64,6 +64,29 @@ def test_what_a_dead_owner_held_is_missing(own_master, make_store, warnings):
         assert scattered == [-704] * 4
 
 
+def test_parts_of_what_a_dead_owner_held_are_missing(own_master, make_store, warnings):
+    reader = make_store(0, master=own_master)
+    keys = [f"dead/{n}" for n in range(4)]
+    place = memory(4 * 100)
+    assert reader.register_buffer(place.ptr, place.size) == 0
+    columns = [[[place.ptr + n * 100] for n in range(4)], [[100]] * 4, [[7]] * 4]
+    with owner(own_master, *keys) as process:
+        process.kill()
+        process.wait()
+        codes = [-707]
+        # A machine that is too busy reads when the lease is over.
+        while -707 in codes:
+            # The master has not missed it yet: it says where the values were.
+            assert reader.batch_get_session_start(keys) == [0] * 4
+            warnings()
+            codes = reader.batch_get_into_multi_buffer_ranges(keys, *columns)
+            assert len(warnings()) == 1
+        assert codes == [-704] * 4
+        ranges = reader.get_into_ranges([place.ptr], [keys], [[[0, 50]] * 4], [[[0, 9]] * 4], [[[50, 50]] * 4])
+        assert ranges == [[[-704] * 2] * 4]
+        assert len(warnings()) <= 1
+
+
 def test_an_owner_that_is_only_silent_is_not_called_dead():
     from mooncake._dead import _is_dead
 
@@ -112,3 +135,19 @@ def test_one_warning_for_a_batch(own_master, make_store, warnings):
     assert store.batch_put_from(["warned/1"], [place.ptr], [place.size]) == [-200]
     (said,) = warnings()
     assert "'warned/1'" in said and "(-200)" in said
+
+
+def test_one_warning_for_sessions(own_master, make_store, warnings):
+    store = make_store(master=own_master)
+    keys = [f"warned/{n}" for n in range(8)]
+    assert store.put_batch(keys[:4], [b"value"] * 4) == 0
+    codes = store.batch_put_session_start(keys, [100] * 8)
+    assert codes == [-705] * 4 + [0] * 4
+    (said,) = warnings()
+    assert "4 of 8" in said and "-705" in said and "warned/0" in said
+    assert store.batch_put_session_end(keys[4:]) == [-600] * 4
+    (said,) = warnings()
+    assert "4 of 4" in said and "warned/4" in said
+    assert store.batch_put_session_revoke(keys[4:]) == [0] * 4
+    assert store.batch_get_session_start(keys) == [0] * 4 + [-704] * 4
+    assert warnings() == []

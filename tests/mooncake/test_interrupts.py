@@ -33,6 +33,21 @@ def test_calls_to_a_master_that_stands_still(own_master):
             still(pid, store.put_from, "b", address, len(memory))
             still(pid, store.batch_put_from, ["c", "d"], [address] * 2, [1000] * 2)
             still(pid, store.remove, "key")
+            # Sessions of one call: nothing is left of a start or an end that was interrupted.
+            still(pid, store.batch_put_session_start, ["k", "l"], [1000] * 2)
+            assert store.batch_put_session_end(["k", "l"]) == [-600] * 2
+            some = ["h", "i", "j"]
+            while store.batch_put_session_start(some, [1000] * 3) != [0, 0, 0]:
+                store.batch_put_session_revoke(some)
+                time.sleep(0.05)
+            columns = [[[address]] * 3, [[1000]] * 3, [[0]] * 3]
+            assert store.batch_put_from_multi_buffer_ranges(some, *columns) == [1000] * 3
+            still(pid, store.batch_put_session_end, some)
+            assert store.batch_put_session_end(some) == [-600] * 3
+            still(pid, store.batch_get_session_start, ["key"])
+            while store.put("h", b"fresh") != 0:
+                time.sleep(0.05)
+            assert store.get("h") in (b"fresh", value[:1000])
             while store.put("e", value) != 0:
                 time.sleep(0.05)
             assert store.get("e") in (b"", value)

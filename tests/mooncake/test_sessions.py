@@ -58,6 +58,50 @@ def test_what_a_put_session_refuses(store):
     assert store.batch_put_session_start(["no/c", "no/d"], [1, 1], groups) == [-600, -600]
 
 
+@pytest.mark.check(32)
+def test_each_key_of_a_call_is_for_itself(store):
+    source = memory(b"0123456789" * 2)
+    write = store.batch_put_from_multi_buffer_ranges
+    assert store.put("each/there", b"value") == 0
+    names = ["each/a", "each/there", "each/a", "each/bad", "each/b"]
+    assert store.batch_put_session_start(names, [10, 10, 10, 0, 10]) == [0, -705, -705, -600, 0]
+    # A key twice in a call is written twice; a bad address and a missing session are told at their places.
+    keys = ["each/a", "each/a", "each/none", "each/b"]
+    ptrs = [[source.ptr], [source.ptr + 15], [source.ptr], [0]]
+    assert write(keys, ptrs, [[5]] * 4, [[0], [5], [0], [0]]) == [5, 5, -600, -600]
+    assert write(["each/b"], [[source.ptr, source.ptr + 5]], [[5, 5]], [[5, 0]]) == [10]
+    assert store.batch_put_session_end(["each/a", "each/none", "each/b"]) == [0, -600, 0]
+    assert store.get("each/a") == b"0123456789" and store.get("each/b") == b"5678901234"
+    target = memory(20)
+    assert store.batch_get_session_start(["each/a", "each/no", "each/b", "each/a"]) == [0, -704, 0, 0]
+    read = store.batch_get_into_multi_buffer_ranges
+    keys = ["each/b", "each/no", "each/a", "each/a"]
+    ptrs = [[target.ptr], [target.ptr], [0], [target.ptr + 5, target.ptr + 8]]
+    codes = read(keys, ptrs, [[5], [5], [5], [3, 2]], [[5], [0], [0], [0, 8]])
+    assert codes == [5, -600, -600, 5]
+    assert bytes(target)[:10] == b"01234" + b"012" + b"89"
+    assert store.batch_get_session_end(["each/b", "each/no"]) == 0
+    assert read(["each/b", "each/a"], [[target.ptr]] * 2, [[1]] * 2, [[0]] * 2) == [-600, 1]
+
+
+@pytest.mark.check(32)
+def test_ends_of_a_call_are_for_themselves(store):
+    """The published package stores a value with a gap, and ends a session twice in one call."""
+    source = memory(b"0123456789")
+    write = store.batch_put_from_multi_buffer_ranges
+    keys = ["end/a", "end/b", "end/c"]
+    assert store.batch_put_session_start(keys, [10] * 3) == [0] * 3
+    assert write(keys, [[source.ptr]] * 3, [[10], [5], [10]], [[0]] * 3) == [10, 5, 10]
+    assert store.batch_put_session_end(["end/a", "end/b", "end/a", "end/no"]) == [0, -600, -600, -600]
+    assert store.get("end/a") == b"0123456789" and store.is_exist("end/b") == 0
+    # The one with the gap goes on.
+    assert write(["end/b"], [[source.ptr + 5]], [[5]], [[5]]) == [5]
+    assert store.batch_put_session_end(["end/b", "end/b"]) == [0, -600]
+    assert store.get("end/b") == b"0123456789"
+    assert store.batch_put_session_revoke(["end/c", "end/c"]) == [0, -600]
+    assert store.put("end/c", b"fresh") == 0 and store.get("end/c") == b"fresh"
+
+
 def test_layers_come_from_many_threads(store):
     layers, size = 16, 4096
     source = memory(bytes(range(256)) * (layers * size // 256))

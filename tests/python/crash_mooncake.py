@@ -126,6 +126,24 @@ def sessions(store: Any, key: Any, count: Any) -> Any:
     return end([key])
 
 
+def many_sessions(store: Any, some: Any, count: Any) -> Any:
+    """Values whose sessions are started, written, ended or given up by one call each; one is left open."""
+    if not type(some) is list or not type(count) is int or count <= 0:
+        return store.batch_put_session_start(some, [count])
+    values = [value_of(key, count) for key in some]
+    places, sizes = [memory(value) for value in values], [len(value) for value in values]
+    store.batch_put_session_start(some, sizes)
+    addresses, starts = [[ctypes.addressof(place)] for place in places], [[0]] * len(some)
+    store.batch_put_from_multi_buffer_ranges(some, addresses, [[size] for size in sizes], starts)
+    end = store.batch_put_session_end if random.random() < 0.7 else store.batch_put_session_revoke
+    ended = end(some[1:])
+    store.batch_get_session_start(some)
+    targets = [memory(10) for _ in some]
+    into = [[ctypes.addressof(target)] for target in targets]
+    store.batch_get_into_multi_buffer_ranges(some, into, [[10]] * len(some), starts)
+    return ended
+
+
 def reading_session(store: Any, key: Any) -> Any:
     place = memory(ROOM)
     store.batch_get_session_start([key])
@@ -217,6 +235,10 @@ STORE = {
     "register": (class_of.register_buffer, made(NOWHERE, number(0, 4096, 2**63, -1))),
     "unregister": (class_of.unregister_buffer, made(NOWHERE)),
     "sessions": (sessions, made(number("hunt/s/1", "hunt/s/2", "hunt/s/3"), size)),
+    "many sessions": (
+        many_sessions,
+        made(number(["hunt/s/1", "hunt/s/2"], ["hunt/s/3", "hunt/s/4", "hunt/s/3"], [], "hunt/s/1"), size),
+    ),
     "reading session": (reading_session, made(good_key)),
     "nobody's session": (
         class_of.batch_put_from_multi_buffer_ranges,

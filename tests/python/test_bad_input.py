@@ -8,7 +8,7 @@ import pytest
 
 import mooncrate
 from conftest import python
-from mooncrate._native import Raw
+from mooncrate._native import Ranges, Raw, Sessions
 from mooncrate.arrays import NumpyRoom
 
 
@@ -45,7 +45,9 @@ def every_call(store):
         "with": lambda: store.__enter__(),
         "Raw.put_at": lambda: Raw(store).put_at([], [], [], {"replicas": 1}),
         "Raw.get_at": lambda: Raw(store).get_at([], [], []),
-        "Raw.get_ranges_at": lambda: Raw(store).get_ranges_at([], [], [], []),
+        "Raw.get_nested": lambda: Raw(store).get_nested([], [], [], [], [], Ranges(), (-1, -2)),
+        "Sessions.start_puts": lambda: Sessions(store).start_puts(["k"], [1], {"replicas": 1}, -1),
+        "Sessions.start_gets": lambda: Sessions(store).start_gets(["k"], (-1, -2)),
     }
 
 

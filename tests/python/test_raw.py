@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mooncrate
-from mooncrate._native import Raw
+from mooncrate._native import Ranges, Raw
 
 
 UPSERT = {"replicas": 1, "upsert": True}
@@ -67,20 +67,44 @@ def test_pieces_that_do_not_fit(any_store):
         assert isinstance(get(addresses, sizes, exact=True), mooncrate.TooLarge)
 
 
-def test_ranges_go_to_addresses(any_store):
+def test_ranges_go_to_registered_memory(any_store):
     value = bytes(range(250)) * 4
     any_store.put("raw/ranges", value, upsert=True)
     target = np.zeros(30, np.uint8)
-    first = target.ctypes.data
-    found = Raw(any_store).get_ranges_at(
-        ["raw/ranges", "raw/missing"],
-        [[5, 995, 500], [0]],
-        [[first, first + 10, first + 20], [first]],
-        [[10, 10, 10], [10]],
+    first, known = target.ctypes.data, Ranges()
+    assert known.insert(first, 30, read=True, write=True)
+    get = Raw(any_store).get_nested
+    keys, codes = [["raw/ranges", "raw/missing"], ["raw/ranges"]], (-4, -6)
+    found, failed = get(
+        [first, first + 20],
+        keys,
+        [[[0, 10, 0, 25], [0]], [[0, 5]]],
+        [[[5, 995, 0, 0], [0]], [[500, 0]]],
+        [[[10, 10, 0, 10], [10]], [[5, 6]]],
+        known,
+        codes,
     )
-    assert found[0][0] == 10 and found[0][2] == 10 and found[1] is None
-    assert isinstance(found[0][1], mooncrate.Invalid)
-    assert target[:10].tobytes() == value[5:15] and target[20:].tobytes() == value[500:510]
+    # Past the end of the value: an error. Past the end of the memory: no sense.
+    assert found == [[[10, -6, 0, -6], [-4]], [[5, -6]]]
+    ((buffer, key, ranges, error),) = failed
+    assert (buffer, key, ranges) == (0, 0, [1]) and isinstance(error, mooncrate.Invalid)
+    assert target[:10].tobytes() == value[5:15] and target[20:25].tobytes() == value[500:505]
+    # Rows that are missing or of other lengths, numbers that are none, memory that nobody knows.
+    assert get([first], keys, [[[0], [0, 0]]], [[[0]]], [[[1], [1, 1]]], known, codes) == (
+        [[[1], [-6, -6]]], [],
+    )  # fmt: skip
+    one = [[["raw/ranges"]], [[[0]]], [[[0]]], [[[1]]]]
+    assert get([], *one, known, codes) == ([[[-6]]], [])
+    assert get([first], *one, Ranges(), codes) == ([[[-6]]], [])
+    assert get([first - 1], *one, known, codes) == ([[[-6]]], [])
+    assert get([2**70], *one, known, codes) == ([[[-6]]], [])
+    for at in (1, 2, 3):
+        for number in (-1, 2**64 - 1, 2**80):
+            bad = [[[[number]]] if n == at else column for n, column in enumerate(one)]
+            found, failed = get([first], *bad, known, codes)
+            assert found == [[[-6]]] and len(failed) == (at == 2 and number == 2**64 - 1)
+    with pytest.raises(TypeError):
+        get([first], [["raw/ranges"]], [[["0"]]], [[[0]]], [[[1]]], known, codes)
 
 
 def test_what_can_be_checked_is_checked(store):
@@ -100,7 +124,3 @@ def test_what_can_be_checked_is_checked(store):
             call(["k"], [[8]], [[-1]])
         with pytest.raises(TypeError):
             call(["k"], [["8"]], [[1]])
-    with pytest.raises(mooncrate.Invalid, match="starts"):
-        raw.get_ranges_at(["k"], [], [[8]], [[1]])
-    (result,) = raw.get_ranges_at(["k"], [[1, 2]], [[8]], [[1]])
-    assert isinstance(result, mooncrate.Invalid)

@@ -76,8 +76,9 @@ impl Client {
             return Ok(None);
         };
         let mut results = [None];
-        let ends = vec![Written { index: 0, plan, seals: vec![seal] }];
-        self.end(&[(key, &[])], ends, config, &mut results, deadline);
+        let remember = config.expire_ms == 0;
+        let ends = vec![Written { index: 0, plan, seals: vec![seal], remember }];
+        self.end(&[(key, &[])], ends, &mut results, deadline);
         let [ended] = results;
         ended.expect("the one item was decided").map(Some)
     }

@@ -7,15 +7,21 @@
 use crate::client::Client;
 use crate::error::{Error, SessionError};
 use crate::get::share;
+use crate::put::spread;
 use crate::ranges::{RangeInto, Ranges};
 use mooncrate_core::error::GetError;
 use mooncrate_core::key;
 use mooncrate_core::lease;
 use mooncrate_core::limits::LEASE_MS_MAX;
-use mooncrate_core::plan::Located;
+use mooncrate_core::plan::{Located, Looked};
 use mooncrate_core::time::{Deadline, Now};
-use mooncrate_lock::Mutex;
+use mooncrate_lock::{Mutex, interrupt};
 use mooncrate_mem::clock::boottime;
+use mooncrate_wire::CallError;
+use mooncrate_wire::api::Batch;
+use mooncrate_wire::master_link::frames;
+use mooncrate_wire::message::Look;
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,19 +55,67 @@ impl GetSession {
     pub fn lease_left(&self) -> Duration {
         self.held.lock().until.since(boottime())
     }
+
+    /// The object, under a lease that is valid now.
+    fn valid(&self) -> Result<Arc<Located>, Error> {
+        let Held { located, until } = self.held.lock().clone();
+        if boottime() >= until { Err(SessionError::LeaseOver.into()) } else { Ok(located) }
+    }
+
+    /// Whether a read shall renew the lease: in its second half, unless the session is too old for that.
+    fn is_due(&self) -> bool {
+        let (now, until) = (boottime(), self.held.lock().until);
+        let half = Duration::from_millis(u64::from(self.lease_ms / 2));
+        now < until && until.since(now) < half && now < self.renew_until
+    }
+}
+
+/// What became of a get session that was asked for.
+#[derive(Debug)]
+pub enum Opened<S = GetSession> {
+    /// The value is held.
+    Session(S),
+    /// It is being written. Only clients that hold what they read are told; others find it missing.
+    Writing,
+    /// There is no value.
+    Missing,
+}
+
+/// The same, before there is a session.
+enum Found {
+    Held(Held),
+    Writing,
+    Missing,
 }
 
 impl Client {
     /// Looks a value up and leases it for `lease`, 10 s at most; `None` if there is none.
     pub fn get_session(&self, key: &[u8], lease: Duration) -> Result<Option<GetSession>, Error> {
-        key::check(key).map_err(GetError::from)?;
+        let opened = self.get_sessions(&[key], lease).pop().expect("one result per key")?;
+        Ok(match opened {
+            Opened::Session(session) => Some(session),
+            Opened::Writing | Opened::Missing => None,
+        })
+    }
+
+    /// The same for many values, which are looked up together; one result each.
+    pub fn get_sessions(&self, keys: &[&[u8]], lease: Duration) -> Vec<Result<Opened, Error>> {
         let wish = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
-        let lease_ms = wish.min(LEASE_MS_MAX);
-        let began = boottime();
-        let Some(held) = self.hold(key, lease_ms, self.deadline())? else { return Ok(None) };
-        let lease_ms = held.located.lease_ms;
-        let renew_until = began.plus(SESSION_TIME_MAX);
-        Ok(Some(GetSession { key: key.into(), lease_ms, renew_until, held: Mutex::new(held) }))
+        let renew_until = boottime().plus(SESSION_TIME_MAX);
+        let found = self.hold(keys, wish.min(LEASE_MS_MAX), self.deadline());
+        let opened = keys.iter().zip(found).map(|(key, found)| {
+            Ok(match found? {
+                Found::Held(held) => Opened::Session(GetSession {
+                    key: (*key).into(),
+                    lease_ms: held.located.lease_ms,
+                    renew_until,
+                    held: Mutex::new(held),
+                }),
+                Found::Writing => Opened::Writing,
+                Found::Missing => Opened::Missing,
+            })
+        });
+        opened.collect()
     }
 
     /// Reads parts of the value of a session. A range that reaches past the end spoils no other. In the
@@ -71,53 +125,105 @@ impl Client {
         session: &GetSession,
         ranges: &mut [RangeInto<'_>],
     ) -> Result<Ranges, Error> {
-        let deadline = self.deadline();
-        let located = self.held(session, deadline)?;
-        Ok(self.read_ranges(&session.key, &located, ranges, deadline)?)
+        self.sessions_ranges(&mut [(session, ranges)]).pop().expect("one result per session")
     }
 
-    /// The object of a session, under a lease that is valid now.
-    fn held(&self, session: &GetSession, deadline: Deadline) -> Result<Arc<Located>, Error> {
-        let Held { located, until } = session.held.lock().clone();
-        let now = boottime();
-        if now >= until {
-            return Err(SessionError::LeaseOver.into());
+    /// The same for many sessions; one result each, and the time of a call for each. Leases are renewed together.
+    pub fn sessions_ranges(
+        &self,
+        items: &mut [(&GetSession, &mut [RangeInto<'_>])],
+    ) -> Vec<Result<Ranges, Error>> {
+        let sessions: Vec<&GetSession> = items.iter().map(|(session, _)| *session).collect();
+        // A lease that could not be renewed is good for what is left of it; it is tried once.
+        let mut in_vain = vec![false; items.len()];
+        let mut results = Vec::with_capacity(items.len());
+        for (at, (session, ranges)) in items.iter_mut().enumerate() {
+            let deadline = self.deadline();
+            if session.is_due() && !in_vain[at] {
+                let due = (at..sessions.len()).filter(|at| sessions[*at].is_due() && !in_vain[*at]);
+                let due: Vec<usize> = due.collect();
+                // A master that does not answer is no error yet; it must leave time to read.
+                let some: Vec<&GetSession> = due.iter().map(|at| sessions[*at]).collect();
+                for (at, renewed) in due.into_iter().zip(self.renew(&some, share(deadline, 2))) {
+                    in_vain[at] = !renewed;
+                }
+            }
+            results.push(if interrupt::ended() {
+                Err(Error::Master(CallError::Interrupted { awaited: "a read of a session" }))
+            } else {
+                session.valid().and_then(|located| {
+                    Ok(self.read_ranges(&session.key, &located, ranges, deadline)?)
+                })
+            });
         }
-        let half = Duration::from_millis(u64::from(session.lease_ms / 2));
-        if until.since(now) >= half || now >= session.renew_until {
-            return Ok(located);
-        }
-        // What is left of the lease is still good, so a master that does not answer is no error yet;
-        // it must leave time to read.
-        let renewed = self.hold(&session.key, session.lease_ms, share(deadline, 2));
-        match renewed {
-            Ok(Some(renewed)) if renewed.located.object == located.object => {
+        results
+    }
+
+    /// Renews leases; which of them.
+    fn renew(&self, sessions: &[&GetSession], deadline: Deadline) -> Vec<bool> {
+        let keys: Vec<&[u8]> = sessions.iter().map(|session| &session.key[..]).collect();
+        // They may differ only where a caller asks for different ones: the longest is good for all.
+        let lease_ms = sessions.iter().map(|session| session.lease_ms).max().unwrap_or(0);
+        let found = self.hold(&keys, lease_ms, deadline);
+        let each = sessions.iter().zip(found).map(|(session, found)| match found {
+            Ok(Found::Held(renewed)) => {
                 let mut held = session.held.lock();
-                if renewed.until > held.until {
+                let same = renewed.located.object == held.located.object;
+                if same && renewed.until > held.until {
                     *held = renewed;
                 }
-                Ok(Arc::clone(&held.located))
+                same
             }
-            _ => Ok(located),
-        }
+            _ => false,
+        });
+        each.collect()
     }
 
-    fn hold(&self, key: &[u8], lease_ms: u32, deadline: Deadline) -> Result<Option<Held>, Error> {
-        let before_sending = boottime();
-        // A client that holds what it reads has the time that its master gives it.
-        let mut found = if self.config.holds {
-            self.ask_places(&[key], deadline)?
-        } else {
-            self.master.locate(lease_ms, &[key], deadline)?
-        };
-        match found.pop().expect("one result per item") {
-            Ok(located) => {
-                let until = lease::holder_end(before_sending, located.lease_ms);
-                let located = self.remember(key::hash(key), key, located, before_sending, deadline);
-                Ok(Some(Held { located: Arc::new(located), until }))
-            }
-            Err(GetError::NotFound) => Ok(None),
-            Err(error) => Err(error.into()),
+    /// Looks keys up, with a lease on what is found.
+    fn hold(&self, keys: &[&[u8]], lease_ms: u32, deadline: Deadline) -> Vec<Result<Found, Error>> {
+        let mut all = Vec::with_capacity(keys.len());
+        for part in frames(keys, |key| *key) {
+            let before_sending = boottime();
+            let looked = match self.ask_leases(part, lease_ms, deadline) {
+                Ok(looked) => looked,
+                Err(error) => {
+                    all.extend(spread(error, part.len()));
+                    continue;
+                }
+            };
+            all.extend(part.iter().zip(looked).map(|(key, looked)| {
+                Ok(match looked? {
+                    Looked::At(located) => {
+                        let until = lease::holder_end(before_sending, located.lease_ms);
+                        let hash = key::hash(key);
+                        let located = self.remember(hash, key, located, before_sending, deadline);
+                        Found::Held(Held { located: Arc::new(located), until })
+                    }
+                    Looked::Writing => Found::Writing,
+                    Looked::Missing | Looked::Here { .. } => Found::Missing,
+                })
+            }));
         }
+        all
+    }
+
+    /// One frame of that. A client that holds what it reads has the time that its master gives it.
+    fn ask_leases(
+        &self,
+        keys: &[&[u8]],
+        lease_ms: u32,
+        deadline: Deadline,
+    ) -> Batch<Looked, GetError> {
+        if self.config.holds {
+            let ask = Look { hold: true, places: true, keys: Cow::Borrowed(keys) };
+            return self.master.look(&ask, deadline);
+        }
+        let found = self.master.locate(lease_ms, keys, deadline)?;
+        let looked = found.into_iter().map(|one| match one {
+            Ok(located) => Ok(Looked::At(located)),
+            Err(GetError::NotFound) => Ok(Looked::Missing),
+            Err(error) => Err(error),
+        });
+        Ok(looked.collect())
     }
 }

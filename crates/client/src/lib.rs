@@ -39,7 +39,7 @@ pub use client::Client;
 pub use config::ClientConfig;
 pub use counts::Counts;
 pub use error::{Error, SessionError};
-pub use get_session::GetSession;
+pub use get_session::{GetSession, Opened};
 pub use mooncrate_transfer::View;
 pub use put::Stored;
 pub use put_session::PutSession;

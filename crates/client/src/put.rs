@@ -39,6 +39,8 @@ pub(crate) struct Written {
     pub(crate) index: usize,
     pub(crate) plan: WritePlan,
     pub(crate) seals: Vec<Seal>,
+    /// Whether the next get may find it without asking the master.
+    pub(crate) remember: bool,
 }
 
 /// A put that is under way.
@@ -137,13 +139,12 @@ impl Client {
                 results[index] = Some(Err(error));
             } else {
                 let seals = seals.into_iter().map(|s| s.expect("every stripe is planned"));
-                ends.push(Written { index, plan, seals: seals.collect() });
+                let remember = wishes.config().expire_ms == 0;
+                ends.push(Written { index, plan, seals: seals.collect(), remember });
             }
         }
-        if !lost.is_empty() {
-            self.revoke_all(&lost, deadline);
-        }
-        self.end(items, ends, wishes.config(), &mut results, deadline);
+        self.revoke_all(&lost, deadline);
+        self.end(items, ends, &mut results, deadline);
         results.into_iter().map(|result| result.expect("every item was decided")).collect()
     }
 
@@ -363,7 +364,6 @@ impl Client {
         &self,
         items: &[(&[u8], &[&[u8]])],
         ends: Vec<Written>,
-        config: &PutConfig,
         results: &mut [Option<Result<Stored, Error>>],
         deadline: Deadline,
     ) {
@@ -396,7 +396,7 @@ impl Client {
         };
         // Values of a frame that was answered are stored, whatever becomes of the others.
         let ended: Vec<Result<(), Error>> = frames(&asks, |ask| ask.key).flat_map(end).collect();
-        for (Written { index, plan, seals }, ended) in ends.into_iter().zip(ended) {
+        for (Written { index, plan, seals, remember }, ended) in ends.into_iter().zip(ended) {
             let key = items[index].0;
             results[index] = Some(ended.map(|()| {
                 let WritePlan { object, striping, replicas, .. } = plan;
@@ -405,7 +405,7 @@ impl Client {
                 counters.bytes_written.add(striping.len);
                 // We wrote these bytes and know where they are: the next get asks nobody. Unless the
                 // master must see the first get.
-                if config.expire_ms == 0 {
+                if remember {
                     let (seal, more_seals) = (seals[0], seals[1..].to_vec());
                     let lease_ms = 0;
                     let located =
@@ -424,7 +424,7 @@ impl Client {
 
     /// Gives failed puts back. If the master cannot be reached, its watchdog does. A caller that is, or was,
     /// interrupted waits a moment for it: revoking twice is harmless.
-    fn revoke_all(&self, lost: &[PutRevokeItem<'_>], deadline: Deadline) {
+    pub(crate) fn revoke_all(&self, lost: &[PutRevokeItem<'_>], deadline: Deadline) {
         let mut moment = None;
         for part in frames(lost, |one| one.key) {
             if !interrupt::ended() {

@@ -2,35 +2,45 @@
 //! at the end.
 //!
 //! ```text
-//!   put_session ─► put_start, open every replica       the key is taken, nobody sees a value
-//!   write       ─► claim the bytes, move them, note their checksums
-//!   end         ─► no gap? signal every replica (each owner sums what it has) ─► put_end
+//!   put_sessions ─► put_start, open every replica      the keys are taken, nobody sees a value
+//!   write        ─► claim the bytes, move them, note their checksums
+//!   end          ─► no gap? signal every replica (each owner sums what it has) ─► put_end
 //!   revoke, drop, death of the writer ─► the links hang up, owners and master give everything back
 //! ```
 //!
 //! What must stay true: each byte is written once, so the seal that the writer reckons from its parts
 //! is that of the value; an owner publishes nothing else. A session must end within the master's
-//! `put_timeout`, as every put.
+//! `put_timeout`, as every put. However many sessions a call begins, ends or gives up, the master is asked once;
+//! owners are asked side by side, so that one which stands still takes the time of no other.
 
 use crate::client::Client;
 use crate::error::{Error, SessionError};
-use crate::put::Written;
+use crate::get::share;
+use crate::put::{Stored, Written};
 use crate::runs::{self, Runs};
+use crate::stripes::in_parallel;
+use crate::wishes::Wishes;
 use mooncrate_core::error::PutError;
 use mooncrate_core::key::Key;
 use mooncrate_core::plan::{Locator, PutConfig, WritePlan};
 use mooncrate_core::time::Deadline;
+use mooncrate_core::{Seal, SegmentId};
 use mooncrate_lock::{Mutex, RwLock, interrupt};
 use mooncrate_transfer::{OpenPut, TransferError};
-use mooncrate_wire::DataError;
-use mooncrate_wire::message::{BeginWrite, PutItem};
+use mooncrate_wire::message::{BeginWrite, PutItem, PutRevokeItem};
+use mooncrate_wire::{CallError, DataError};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What an interrupted start waited for.
+const START: &str = "the start of put sessions";
 
 /// A value that is being written. Dropping it gives everything back.
 #[derive(Debug)]
 pub struct PutSession {
     key: Vec<u8>,
-    config: PutConfig,
+    /// Whether its place is remembered once it is stored.
+    remember: bool,
     /// Writers share it, the end has it alone: so the end waits for writes that are on their way.
     /// `None`: the session is over.
     open: RwLock<Option<Open>>,
@@ -55,21 +65,80 @@ impl Client {
         len: u64,
         config: &PutConfig,
     ) -> Result<PutSession, Error> {
+        self.put_sessions(&[(key, len)], config).pop().expect("one result per item")
+    }
+
+    /// The same for many values, by key and length; one result each.
+    pub fn put_sessions<'w>(
+        &self,
+        items: &[(&[u8], u64)],
+        wishes: impl Into<Wishes<'w>>,
+    ) -> Vec<Result<PutSession, Error>> {
+        let wishes: Wishes<'w> = wishes.into();
         let deadline = self.deadline();
-        let plans = self.plan(config, &[PutItem::new(key, len)], deadline);
-        let plan = plans.into_iter().next().expect("one result per item")?;
-        let opened: Result<Vec<_>, _> =
-            plan.replicas.iter().map(|at| self.open(key, &plan, config, at, deadline)).collect();
-        let replicas = match opened {
-            Ok(opened) => opened.into_iter().map(Mutex::new).collect(),
-            Err(error) => {
-                self.revoke(key, plan.token, deadline);
-                return Err(error.into());
-            }
-        };
-        let (runs, broken) = (Mutex::new(Runs::new(len)), AtomicBool::new(false));
-        let open = RwLock::new(Some(Open { plan, runs, replicas, broken }));
-        Ok(PutSession { key: key.into(), config: config.clone(), open })
+        let asks = items.iter().enumerate();
+        let asks: Vec<PutItem<'_>> = asks
+            .map(|(at, (key, len))| PutItem { key, len: *len, group: wishes.own(at) })
+            .collect();
+        let plans = self.plan(wishes.config(), &asks, deadline);
+        // An owner that stands still leaves time to give its puts back.
+        let until = share(deadline, 2);
+        let mut jobs = Vec::new();
+        for (at, plan) in plans.iter().enumerate() {
+            let replicas = plan.iter().flat_map(|plan| plan.replicas.iter().enumerate());
+            jobs.extend(replicas.map(|(copy, locator)| (*locator, (at, copy))));
+        }
+        let mut opened: Vec<Vec<_>> = plans.iter().map(|_| Vec::new()).collect();
+        for ((at, copy), one) in self.by_owner(jobs, |locator, (at, copy)| {
+            let plan = plans[at].as_ref().expect("it has replicas");
+            ((at, copy), self.open(items[at].0, plan, &wishes.of(at), locator, until))
+        }) {
+            opened[at].push((copy, one));
+        }
+        // Whoever does not wait for its sessions gets none.
+        let interrupted = interrupt::ended();
+        let mut lost = Vec::new();
+        let each = plans.into_iter().zip(opened).enumerate().map(|(at, (plan, mut replicas))| {
+            let plan = plan?;
+            let (key, len) = items[at];
+            replicas.sort_by_key(|(copy, _)| *copy);
+            let replicas: Result<Vec<_>, Error> =
+                replicas.into_iter().map(|(_, one)| Ok(Mutex::new(one?))).collect();
+            let replicas = match replicas {
+                Ok(_) if interrupted => {
+                    Err(Error::Master(CallError::Interrupted { awaited: START }))
+                }
+                replicas => replicas,
+            };
+            let replicas = replicas.inspect_err(|_| {
+                lost.push(PutRevokeItem { key, token: plan.token });
+            })?;
+            let (runs, broken) = (Mutex::new(Runs::new(len)), AtomicBool::new(false));
+            let open = RwLock::new(Some(Open { plan, runs, replicas, broken }));
+            Ok(PutSession { key: key.into(), remember: wishes.config().expire_ms == 0, open })
+        });
+        let sessions = each.collect();
+        self.revoke_all(&lost, deadline);
+        sessions
+    }
+
+    /// Works on replicas, those of one owner one after the other, owners side by side.
+    fn by_owner<T: Send, R: Send>(
+        &self,
+        jobs: Vec<(Locator, T)>,
+        work: impl Fn(&Locator, T) -> R + Sync,
+    ) -> Vec<R> {
+        let mut owners: BTreeMap<SegmentId, Mutex<Vec<(Locator, T)>>> = BTreeMap::new();
+        for (locator, job) in jobs {
+            owners.entry(locator.segment).or_default().get_mut().push((locator, job));
+        }
+        let owners: Vec<_> = owners.into_values().collect();
+        let done = in_parallel(&owners, self.config.parallel_max, |jobs| {
+            // Nobody else has this owner: the lock only says so to the compiler.
+            let jobs = std::mem::take(&mut *jobs.lock());
+            jobs.into_iter().map(|(locator, job)| work(&locator, job)).collect::<Vec<R>>()
+        });
+        done.into_iter().flatten().collect()
     }
 
     fn open(
@@ -127,39 +196,74 @@ impl Client {
     /// Publishes the value of a session, once every byte was written. A gap is an error that says where,
     /// and leaves the session open; any other error ends it, and nothing is left.
     pub fn session_end(&self, session: &PutSession) -> Result<(), Error> {
-        let _held = interrupt::hold();
-        let mut place = session.open.write();
-        let open = place.as_ref().ok_or(SessionError::Over)?;
-        if open.broken.load(Ordering::Relaxed) {
-            return Err(SessionError::Broken.into());
-        }
-        let seals = open.runs.lock().seals(open.plan.striping)?;
-        let Open { plan, replicas, .. } = place.take().expect("looked at above");
+        self.sessions_end(&[session]).pop().expect("one result per session")
+    }
+
+    /// The same for many sessions; one result each. A call that is interrupted gives up those that it would have
+    /// ended.
+    pub fn sessions_end(&self, sessions: &[&PutSession]) -> Vec<Result<(), Error>> {
         let deadline = self.deadline();
-        for (locator, replica) in plan.replicas.iter().zip(replicas) {
-            let seal = seals[usize::from(locator.stripe)];
-            if let Err(error) = replica.into_inner().signal(seal, deadline) {
-                self.revoke(&session.key, plan.token, deadline);
-                return Err(in_words(error));
+        let mut results: Vec<Option<Result<Stored, Error>>> =
+            sessions.iter().map(|_| None).collect();
+        let (mut whole, mut jobs) = (Vec::new(), Vec::new());
+        for (index, session) in sessions.iter().enumerate() {
+            match session.close() {
+                Ok((Open { plan, replicas, .. }, seals)) => {
+                    for (locator, replica) in plan.replicas.iter().zip(replicas) {
+                        let seal = seals[usize::from(locator.stripe)];
+                        jobs.push((*locator, (index, replica.into_inner(), seal)));
+                    }
+                    let remember = session.remember;
+                    whole.push(Written { index, plan, seals, remember });
+                }
+                Err(error) => results[index] = Some(Err(error.into())),
             }
         }
-        let mut results = [None];
-        let ends = vec![Written { index: 0, plan, seals }];
-        self.end(&[(&session.key, &[])], ends, &session.config, &mut results, deadline);
-        let [ended] = results;
-        match ended.expect("the one item was decided") {
-            Err(Error::Put(PutError::NoSuchPut)) => Err(SessionError::TimedOut.into()),
-            ended => ended.map(|_| ()),
+        // An owner that stands still leaves time to end the others.
+        let until = share(deadline, 2);
+        let signalled =
+            self.by_owner(jobs, |_, (index, replica, seal)| (index, replica.signal(seal, until)));
+        for (index, signalled) in signalled {
+            if let Err(error) = signalled {
+                results[index].get_or_insert_with(|| Err(in_words(error)));
+            }
         }
+        let (lost, ends): (Vec<Written>, Vec<Written>) =
+            whole.into_iter().partition(|one| results[one.index].is_some());
+        let lost: Vec<PutRevokeItem<'_>> = lost
+            .iter()
+            .map(|one| PutRevokeItem { key: &sessions[one.index].key, token: one.plan.token })
+            .collect();
+        self.revoke_all(&lost, deadline);
+        let items: Vec<(&[u8], &[&[u8]])> =
+            sessions.iter().map(|session| (&session.key[..], &[][..])).collect();
+        self.end(&items, ends, &mut results, deadline);
+        let results = results.into_iter().map(|one| one.expect("every session was decided"));
+        let in_words = |one| match one {
+            Err(Error::Put(PutError::NoSuchPut)) => Err(SessionError::TimedOut.into()),
+            one => one.map(|_: Stored| ()),
+        };
+        results.map(in_words).collect()
     }
 
     /// Gives a session up: nothing of it is left, and the key can be put again. Whether it was open.
     pub fn session_revoke(&self, session: &PutSession) -> bool {
-        let Some(open) = session.open.write().take() else { return false };
-        // The links first: an owner frees at once what nobody can store into.
-        drop(open.replicas);
-        self.revoke(&session.key, open.plan.token, self.deadline());
-        true
+        self.sessions_revoke(&[session]).pop().expect("one result per session")
+    }
+
+    /// The same for many sessions.
+    pub fn sessions_revoke(&self, sessions: &[&PutSession]) -> Vec<bool> {
+        let mut lost = Vec::new();
+        let each = sessions.iter().map(|session| {
+            let Some(open) = session.open.write().take() else { return false };
+            // The links first: an owner frees at once what nobody can store into.
+            drop(open.replicas);
+            lost.push(PutRevokeItem { key: &session.key, token: open.plan.token });
+            true
+        });
+        let open = each.collect();
+        self.revoke_all(&lost, self.deadline());
+        open
     }
 }
 
@@ -170,6 +274,19 @@ fn in_words(error: TransferError) -> Error {
             SessionError::TimedOut.into()
         }
         other => other.into(),
+    }
+}
+
+impl PutSession {
+    /// Ends the writing: what was open, and the seals of its stripes. A gap leaves it open.
+    fn close(&self) -> Result<(Open, Vec<Seal>), SessionError> {
+        let mut place = self.open.write();
+        let open = place.as_ref().ok_or(SessionError::Over)?;
+        if open.broken.load(Ordering::Relaxed) {
+            return Err(SessionError::Broken);
+        }
+        let seals = open.runs.lock().seals(open.plan.striping)?;
+        Ok((place.take().expect("looked at above"), seals))
     }
 }
 

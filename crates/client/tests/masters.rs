@@ -3,7 +3,7 @@
 //! frame of a batch: the answers of the others count.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use mooncrate_client::{Client, ClientConfig, Error, Stored, Wishes};
+use mooncrate_client::{Client, ClientConfig, Error, Opened, PutSession, Stored, Wishes};
 use mooncrate_core::catalog::InUse;
 use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
@@ -157,8 +157,8 @@ impl MasterApi for Master {
         self.answer(Kind::PutEnd, items, deadline, |_| Ok(()))
     }
 
-    fn put_revoke(&self, _: &[PutRevokeItem<'_>], deadline: Deadline) -> Batch<(), PutError> {
-        silence(deadline)
+    fn put_revoke(&self, items: &[PutRevokeItem<'_>], deadline: Deadline) -> Batch<(), PutError> {
+        self.answer(Kind::PutRevoke, items, deadline, |_| Ok(()))
     }
 
     fn put_replan(
@@ -420,11 +420,44 @@ fn groups_of_a_batch_travel_in_one_frame() {
         assert!(stored.iter().all(|one| matches!(one, Ok(Stored::New))), "{stored:?}");
         let lossy = master.lossy.as_ref().unwrap();
         assert_eq!(lossy.loses.lock().unwrap().1, 1, "frames of {counted}");
-        assert_eq!(*lossy.groups.lock().unwrap(), [groups.clone()]);
+        assert_eq!(*lossy.groups.lock().unwrap(), std::slice::from_ref(&groups));
         // An owner keeps the group beside the value: a master that is rebuilt learns it there.
         let (told, _) = lossy.segment.announce(Slot(0), groups.len());
         let kept = told.into_iter().map(|one| one.life.unwrap().object.unwrap().label.group);
         let expected = [GroupId(77)].into_iter().chain(groups[1..].iter().copied());
         assert_eq!(kept.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    }
+}
+
+/// Each session began with a call of its own, and ended with one.
+#[test]
+fn sessions_of_a_batch_are_begun_and_ended_together() {
+    let keys: Vec<[u8; 4]> = (0..32_u32).map(u32::to_le_bytes).collect();
+    let items: Vec<(&[u8], u64)> = keys.iter().map(|key| (&key[..], 4)).collect();
+    let groups: Vec<GroupId> = (1..=32).map(GroupId).collect();
+    let config = PutConfig::default();
+    for counted in [Kind::PutStart, Kind::PutEnd, Kind::PutRevoke, Kind::Locate] {
+        let (client, master) = with_master(counted, 1 << 20);
+        let lossy = master.lossy.as_ref().unwrap();
+        let frames = || lossy.loses.lock().unwrap().1;
+        let started = client.put_sessions(&items, Wishes::grouped(&config, &groups));
+        let sessions: Vec<PutSession> = started.into_iter().map(Result::unwrap).collect();
+        assert_eq!(*lossy.groups.lock().unwrap(), std::slice::from_ref(&groups));
+        for (key, session) in keys.iter().zip(&sessions) {
+            client.session_write(session, 0, key).unwrap();
+        }
+        assert_eq!(frames(), usize::from(counted == Kind::PutStart));
+        let (some, others) = sessions.split_at(16);
+        let ended = client.sessions_end(&some.iter().collect::<Vec<_>>());
+        assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+        assert_eq!(client.sessions_revoke(&others.iter().collect::<Vec<_>>()), [true; 16]);
+        // Those that are over ask nobody.
+        let all: Vec<&PutSession> = sessions.iter().collect();
+        assert!(client.sessions_end(&all).iter().all(Result::is_err));
+        assert_eq!(client.sessions_revoke(&all), [false; 32]);
+        let names: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+        let opened = client.get_sessions(&names, Duration::from_secs(1));
+        assert!(opened.iter().all(|one| matches!(one, Ok(Opened::Missing))));
+        assert_eq!(frames(), 1, "frames of {counted}");
     }
 }

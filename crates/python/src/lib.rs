@@ -61,9 +61,11 @@ mod raw_device;
 mod raw_flat;
 mod raw_lend;
 mod raw_memory;
+mod raw_nested;
 mod raw_one;
 mod raw_ranges;
 mod raw_session;
+mod raw_sessions;
 mod raw_store;
 mod raw_wishes;
 mod stats;
@@ -110,6 +112,8 @@ mod _native {
     use crate::raw_ranges::Ranges;
     #[pymodule_export]
     use crate::raw_session::{GetSession, PutSession};
+    #[pymodule_export]
+    use crate::raw_sessions::Sessions;
     #[pymodule_export]
     use crate::raw_store::Raw;
     #[pymodule_export]

@@ -11,7 +11,7 @@ use crate::error::{Class, exception, invalid, listed, make};
 use crate::probe::{self, Use, is_usable};
 use crate::raw_device;
 use crate::store::Store;
-use mooncrate::{Advice, Error, RangeInto, Ranges, Wishes};
+use mooncrate::{Advice, Error, Wishes};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -97,8 +97,6 @@ pub(crate) enum Refused {
     Senseless(&'static str),
     /// A piece is not memory of this process, or not memory for that use.
     Unusable { address: usize, size: usize, wanted: Use },
-    /// A piece is memory of a GPU, and the call takes none.
-    OfGpu,
 }
 
 impl Refused {
@@ -119,11 +117,6 @@ impl Refused {
                 let _ = made.value(py).setattr("kind", "unusable memory");
                 made
             }
-            Self::OfGpu => invalid(
-                py,
-                "parts and ranges of values go to host memory alone; get the whole value into the memory of \
-                 the GPU, or go through host memory",
-            ),
         }
     }
 }
@@ -429,59 +422,4 @@ fn cut(value: &[u8], pieces: &[Piece], known: bool, exact: bool) -> Got {
         Piece { size: now.len(), ..*piece }.bytes_mut().copy_from_slice(now);
     }
     Got::Read(Some(need))
-}
-
-/// Copies ranges of values into pieces: one piece per range, as long as the range.
-pub(crate) fn get_ranges<'py>(
-    store: &Store,
-    py: Python<'py>,
-    keys: &Keys,
-    starts: &Numbers,
-    addresses: &Numbers,
-    sizes: &Numbers,
-    known: &Known,
-) -> PyResult<Bound<'py, PyList>> {
-    let mut asked = pieces(py, keys, addresses, sizes)?;
-    py.detach(|| look(&mut asked, known, Use::Write));
-    for one in &mut asked {
-        if one.as_ref().is_ok_and(|pieces| pieces.iter().any(|piece| piece.gpu.is_some())) {
-            *one = Err(Refused::OfGpu);
-        }
-    }
-    if starts.len() != asked.len() {
-        let words =
-            format!("{} keys need as many lists of starts, not {}", asked.len(), starts.len());
-        return Err(invalid(py, &words));
-    }
-    for (one, starts) in asked.iter_mut().zip(starts) {
-        if one.as_ref().is_ok_and(|pieces| pieces.len() != starts.len()) {
-            *one = Err(Refused::Senseless("a key has as many starts as addresses"));
-        }
-    }
-    let each = keys.0.iter().zip(starts).zip(&asked);
-    let (keys, mut ranges): (Vec<&[u8]>, Vec<Vec<RangeInto<'_>>>) = each
-        .filter_map(|((key, starts), one)| {
-            let pieces = starts.iter().zip(one.as_ref().ok()?);
-            let range = |(start, piece): (&usize, &Piece)| RangeInto {
-                start: *start as u64,
-                into: piece.bytes_mut(),
-            };
-            Some((key.bytes(), pieces.map(range).collect()))
-        })
-        .unzip();
-    let mut items: Vec<(&[u8], &mut [RangeInto<'_>])> =
-        keys.into_iter().zip(ranges.iter_mut().map(|ranges| &mut ranges[..])).collect();
-    let got = store.detached(py, |live| -> Vec<Result<Option<Ranges>, Error>> {
-        let chunks = items.chunks_mut(BATCH_ITEMS_MAX);
-        chunks.flat_map(|some| live.store().get_ranges_batch(some)).collect()
-    })?;
-    merged(py, &asked, got, |one| match one {
-        Ok(Some(ranges)) => {
-            let ranges = ranges.into_iter().map(|range| result(py, range));
-            let list = PyList::new(py, ranges.collect::<PyResult<Vec<_>>>()?)?;
-            Ok(list.into_any().unbind())
-        }
-        Ok(None) => Ok(py.None()),
-        Err(error) => result::<bool>(py, Err(error)),
-    })
 }

@@ -27,7 +27,7 @@ const ADDRESS_MIN: usize = 4096;
 const ADDRESS_MAX: usize = (1 << 57) - 1;
 
 /// An address or a size; `None`: a number that can be neither.
-pub(crate) struct Number(Option<usize>);
+pub(crate) struct Number(pub(crate) Option<usize>);
 
 impl<'py> FromPyObject<'_, 'py> for Number {
     type Error = PyErr;
@@ -41,23 +41,38 @@ impl<'py> FromPyObject<'_, 'py> for Number {
     }
 }
 
+/// Numbers of one key.
+pub(crate) struct Row(pub(crate) Vec<Number>);
+
+impl<'py> FromPyObject<'_, 'py> for Row {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let numbers = object.try_iter()?.map(|number| number?.extract());
+        Ok(Self(numbers.collect::<PyResult<_>>()?))
+    }
+}
+
 /// One piece for each key; `None`: what its numbers name cannot be memory, or is empty.
 type Flat = Vec<Option<Piece>>;
 
 /// The pieces of keys; `None`: there are not as many addresses and sizes as keys.
 pub(crate) fn flat(keys: &Keys, addresses: &[Number], sizes: &[Number]) -> Option<Flat> {
-    let one = |(address, size): (&Number, &Number)| {
-        let (address, size) = (address.0?, size.0?);
-        let is_memory = (ADDRESS_MIN..=ADDRESS_MAX).contains(&address) && size > 0;
-        let ends = is_memory && size <= ADDRESS_MAX - address;
-        if ends { piece(address, size).ok() } else { None }
-    };
     let fit = addresses.len() == keys.0.len() && sizes.len() == keys.0.len();
-    fit.then(|| addresses.iter().zip(sizes).map(one).collect())
+    let pieces = addresses.iter().zip(sizes).map(|(address, size)| memory(address, size));
+    fit.then(|| pieces.collect())
+}
+
+/// A piece; `None`: there cannot be memory of this size at this address, or the size is 0.
+pub(crate) fn memory(address: &Number, size: &Number) -> Option<Piece> {
+    let (address, size) = (address.0?, size.0?);
+    let is_memory = (ADDRESS_MIN..=ADDRESS_MAX).contains(&address) && size > 0;
+    let ends = is_memory && size <= ADDRESS_MAX - address;
+    if ends { piece(address, size).ok() } else { None }
 }
 
 /// What a call has to say beside its numbers: errors by the places of their keys. `None`: there are none.
-type Failed<'py> = Option<Bound<'py, PyDict>>;
+pub(crate) type Failed<'py> = Option<Bound<'py, PyDict>>;
 
 /// Of each key the bytes that were copied, `missing` or `senseless`, and what failed.
 pub(crate) fn get<'py>(
@@ -175,7 +190,12 @@ pub(crate) fn exist<'py>(
 }
 
 /// Adds an error to those of a call.
-fn fail<'py>(py: Python<'py>, failed: &mut Failed<'py>, at: usize, error: PyErr) -> PyResult<()> {
+pub(crate) fn fail<'py>(
+    py: Python<'py>,
+    failed: &mut Failed<'py>,
+    at: usize,
+    error: PyErr,
+) -> PyResult<()> {
     let error = listed(py, error)?;
     failed.get_or_insert_with(|| PyDict::new(py)).set_item(at, error)
 }

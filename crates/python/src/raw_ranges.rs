@@ -50,7 +50,7 @@ impl Ranges {
     }
 
     /// Bytes that can be written from an address to the end of its range; 0 if it is in none.
-    fn left(&self, address: usize) -> usize {
+    pub(crate) fn left(&self, address: usize) -> usize {
         self.known(address, true)
     }
 

@@ -2,15 +2,12 @@
 //!
 //! What must stay true: a session is used without the GIL, by any number of threads, and what a forked
 //! child inherits of it is neither used nor dropped.
-#![expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
 
 use crate::buffer::{Source, Target};
 use crate::error::{Class, exception, forked, make};
 use crate::fork::{Own, drop_detached};
-use crate::probe::Use;
-use crate::raw::{Piece, Refused, piece};
 use crate::wait::{in_deallocator, waiting, waiting_locked};
-use mooncrate::{Advice, Error, RangeInto};
+use mooncrate::{Advice, Error};
 use mooncrate_lock::{Mutex, interrupt};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -45,32 +42,6 @@ impl<T: Send + Sync> Shared<T> {
     }
 }
 
-/// The pieces of a call at their places in the value, looked at unless the caller knows them.
-fn placed(
-    py: Python<'_>,
-    starts: &[u64],
-    addresses: &[usize],
-    sizes: &[usize],
-    known: bool,
-    wanted: Use,
-) -> PyResult<Vec<(u64, Piece)>> {
-    if starts.len() != addresses.len() || starts.len() != sizes.len() {
-        return Err(crate::error::invalid(py, "as many starts, addresses and sizes are needed"));
-    }
-    let placed = py.detach(|| {
-        let all = starts.iter().zip(addresses.iter().zip(sizes));
-        all.map(|(start, (address, size))| {
-            let piece = piece(*address, *size)?;
-            if !known {
-                piece.look_all(wanted)?;
-            }
-            Ok((*start, piece))
-        })
-        .collect::<Result<Vec<_>, _>>()
-    });
-    placed.map_err(|refused: Refused| refused.exception(py))
-}
-
 /// A value that is being written. Dropping it gives everything back.
 #[pyclass(module = "mooncrate._native", frozen)]
 pub(crate) struct PutSession {
@@ -101,29 +72,6 @@ impl PutSession {
 
 #[pymethods]
 impl PutSession {
-    /// Writes parts that lie at addresses to their places in the value; the bytes written.
-    #[pyo3(signature = (starts, addresses, sizes, *, known=false))]
-    fn write_at(
-        &self,
-        py: Python<'_>,
-        starts: Vec<u64>,
-        addresses: Vec<usize>,
-        sizes: Vec<usize>,
-        known: bool,
-    ) -> PyResult<usize> {
-        // A session that is over is the better word than a bad address.
-        self.session.get(py)?;
-        let parts = placed(py, &starts, &addresses, &sizes, known, Use::Read)?;
-        self.waiting(py, |session| {
-            let mut bytes = 0;
-            for (start, piece) in parts {
-                session.write(start, piece.bytes())?;
-                bytes += piece.bytes().len();
-            }
-            Ok(bytes)
-        })
-    }
-
     /// Writes a part to its place in the value. Parts come in any order, from any thread, each byte once.
     #[expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
     fn write(&self, py: Python<'_>, start: u64, part: Source) -> PyResult<()> {
@@ -245,28 +193,6 @@ impl GetSession {
     #[pyo3(signature = (*_why))]
     fn __exit__(&self, py: Python<'_>, _why: &Bound<'_, PyAny>) {
         self.close(py);
-    }
-
-    /// Copies parts of the value to addresses; the bytes read.
-    #[pyo3(signature = (starts, addresses, sizes, *, known=false))]
-    fn read_at(
-        &self,
-        py: Python<'_>,
-        starts: Vec<u64>,
-        addresses: Vec<usize>,
-        sizes: Vec<usize>,
-        known: bool,
-    ) -> PyResult<usize> {
-        let session = self.0.get(py)?;
-        let parts = placed(py, &starts, &addresses, &sizes, known, Use::Write)?;
-        let read = waiting(py, || -> Result<usize, Error> {
-            let mut ranges: Vec<RangeInto<'_>> = parts
-                .iter()
-                .map(|(start, piece)| RangeInto { start: *start, into: piece.bytes_mut() })
-                .collect();
-            session.read_ranges(&mut ranges)?.into_iter().sum()
-        })?;
-        read.map_err(|error| exception(py, error))
     }
 }
 

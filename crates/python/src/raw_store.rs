@@ -11,21 +11,19 @@ use crate::error::exception;
 use crate::raw::{self, Known, Numbers};
 use crate::raw_flat::{self, Number, flat};
 use crate::raw_memory::BufferHandle;
+use crate::raw_nested::{self, Columns, Nested};
 use crate::raw_one;
 use crate::raw_ranges::Ranges;
-use crate::raw_session::{GetSession, PutSession};
 use crate::raw_wishes::{RawWishes, Wished};
 use crate::store::Store;
-use crate::wait::look_at_handler;
 use mooncrate::{Error, Looked};
 use mooncrate_core::SegmentId;
 use mooncrate_core::ids::GroupId;
-use mooncrate_core::limits::{BATCH_ITEMS_MAX, LEASE_MS_MAX};
+use mooncrate_core::limits::BATCH_ITEMS_MAX;
 use mooncrate_core::plan::Medium;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use std::time::Duration;
 
 /// A place of one stripe of a value: segment, offset in it, bytes of the stripe, number of the stripe, medium.
 type Place = (u64, u64, u64, u8, &'static str);
@@ -63,13 +61,13 @@ impl Raw {
         if keys.0.len() != values.len() {
             return Err(crate::error::invalid(py, "as many values as keys are needed"));
         }
-        let wished = self.wished(py, &wishes, keys.0.len())?;
+        let asked = self.asked(py, &wishes, keys.0.len())?;
         let parts: Vec<Vec<&[u8]>> =
             values.iter().map(|value| value.iter().map(Source::bytes).collect()).collect();
         let items: Vec<(&[u8], &[&[u8]])> =
             slices(&keys.0).into_iter().zip(parts.iter().map(|value| &value[..])).collect();
         let stored =
-            self.store.get().detached(py, |live| put_all(live.store(), &items, wished.all()))?;
+            self.store.get().detached(py, |live| put_all(live.store(), &items, asked.all()))?;
         results(py, stored)
     }
 
@@ -85,8 +83,8 @@ impl Raw {
         wishes: RawWishes,
         known: Known,
     ) -> PyResult<Bound<'py, PyList>> {
-        let wished = self.wished(py, &wishes, keys.0.len())?;
-        raw::put(self.store.get(), py, &keys, &addresses, &sizes, &known, wished.all())
+        let asked = self.asked(py, &wishes, keys.0.len())?;
+        raw::put(self.store.get(), py, &keys, &addresses, &sizes, &known, asked.all())
     }
 
     /// Stores values of one piece each; the errors by place, None if there are none. None of them is stored if
@@ -101,8 +99,8 @@ impl Raw {
         ranges: PyRef<'py, Ranges>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let pieces = flat(&keys, &addresses, &sizes).ok_or_else(|| lengths_differ(py))?;
-        let wished = self.wished(py, &wishes, keys.0.len())?;
-        raw_flat::put(self.store.get(), py, &keys, pieces, &ranges, wished.all())
+        let asked = self.asked(py, &wishes, keys.0.len())?;
+        raw_flat::put(self.store.get(), py, &keys, pieces, &ranges, asked.all())
     }
 
     /// Copies values into one piece each: their lengths, or one of the two codes for a key without a value and
@@ -193,18 +191,24 @@ impl Raw {
         raw::get(self.store.get(), py, &keys, &addresses, &sizes, &known, exact)
     }
 
-    /// Copies ranges of values to addresses.
-    #[pyo3(signature = (keys, starts, addresses, sizes, *, known=None))]
-    fn get_ranges_at<'py>(
+    /// Copies ranges of values into registered buffers, all by buffer, key and range: the bytes of each, or one of the
+    /// two codes for a key without a value and for numbers that make no sense; and what failed: the buffer, the key,
+    /// which of its ranges, and why.
+    #[expect(clippy::too_many_arguments, reason = "a list per column of the call")]
+    #[expect(clippy::type_complexity, reason = "nested as the arguments are")]
+    fn get_nested(
         &self,
-        py: Python<'py>,
-        keys: Keys,
-        starts: Numbers,
-        addresses: Numbers,
-        sizes: Numbers,
-        known: Known,
-    ) -> PyResult<Bound<'py, PyList>> {
-        raw::get_ranges(self.store.get(), py, &keys, &starts, &addresses, &sizes, &known)
+        py: Python<'_>,
+        buffers: Vec<Number>,
+        keys: Vec<Keys>,
+        targets: Nested,
+        starts: Nested,
+        sizes: Nested,
+        ranges: PyRef<'_, Ranges>,
+        codes: (i64, i64),
+    ) -> PyResult<(Vec<Vec<Vec<i64>>>, Vec<(usize, usize, Vec<usize>, Py<PyAny>)>)> {
+        let columns = Columns { targets, starts, sizes };
+        raw_nested::get(self.store.get(), py, &buffers, &keys, &columns, &ranges, codes)
     }
 
     /// What is known of each key: None, False while it is being written, or its length.
@@ -280,35 +284,11 @@ impl Raw {
     fn drop_copy(&self, py: Python<'_>, key: Key, segment: u64) -> PyResult<()> {
         self.store.get().call(py, |store| store.drop_copy(key.bytes(), SegmentId(segment)))
     }
-
-    /// Reserves room for a value that is written in parts.
-    fn put_session(
-        &self,
-        py: Python<'_>,
-        key: Key,
-        size: u64,
-        wishes: RawWishes,
-    ) -> PyResult<PutSession> {
-        let wished = self.wished(py, &wishes, 1)?;
-        let config = wished.all().of(0);
-        // For the deallocator of the session, which cannot look.
-        look_at_handler(py)?;
-        let opened =
-            self.store.get().call(py, |store| store.put_session(key.bytes(), size, &config));
-        Ok(PutSession::new(opened?))
-    }
-
-    /// Looks a value up once, to read parts of it; None if there is none.
-    fn get_session(&self, py: Python<'_>, key: Key) -> PyResult<Option<GetSession>> {
-        let lease = Duration::from_millis(LEASE_MS_MAX.into());
-        let opened = self.store.get().call(py, |store| store.get_session(key.bytes(), lease))?;
-        Ok(opened.map(GetSession::new))
-    }
 }
 
 impl Raw {
     /// The wishes of a put of so many keys.
-    fn wished(&self, py: Python<'_>, wishes: &RawWishes, keys: usize) -> PyResult<Wished> {
+    fn asked(&self, py: Python<'_>, wishes: &RawWishes, keys: usize) -> PyResult<Wished> {
         wishes.onto(py, self.store.get().live(py)?.store().put_config(), keys)
     }
 

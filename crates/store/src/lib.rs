@@ -43,7 +43,9 @@ pub use device_get::{Landed, LandedItem, Lengths};
 pub use direct::DeviceCounts;
 pub use error::Error;
 pub use host::this_host;
-pub use mooncrate_client::{ClientConfig, Counts, RangeInto, SessionError, Stored, View, Wishes};
+pub use mooncrate_client::{
+    ClientConfig, Counts, Opened, RangeInto, SessionError, Stored, View, Wishes,
+};
 pub use mooncrate_core::catalog::Config as CatalogConfig;
 pub use mooncrate_core::copy::{DrainMode, DrainStat};
 pub use mooncrate_core::error::Advice;

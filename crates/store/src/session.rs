@@ -1,7 +1,7 @@
 //! Sessions: values that are written or read layer by layer.
 
 use crate::ranges::each;
-use crate::{Error, PutConfig, Ranges, Store};
+use crate::{Error, Opened, PutConfig, Ranges, Store, Wishes};
 use mooncrate_client::RangeInto;
 use std::time::Duration;
 
@@ -19,11 +19,39 @@ impl Store {
         Ok(PutSession { store: self.clone(), session })
     }
 
+    /// The same for many values, by key and length: the master is asked once for all of them. One result each.
+    pub fn put_sessions<'w>(
+        &self,
+        items: &[(&[u8], u64)],
+        wishes: impl Into<Wishes<'w>>,
+    ) -> Vec<Result<PutSession, Error>> {
+        let sessions = self.client().put_sessions(items, wishes).into_iter();
+        sessions.map(|one| Ok(PutSession { store: self.clone(), session: one? })).collect()
+    }
+
     /// Looks a value up once and leases it for `lease`, 10 s at most, to read ranges of it; `None` if there
     /// is no value.
     pub fn get_session(&self, key: &[u8], lease: Duration) -> Result<Option<GetSession>, Error> {
         let session = self.client().get_session(key, lease)?;
         Ok(session.map(|session| GetSession { store: self.clone(), session }))
+    }
+
+    /// The same for many values: the master is asked once for all of them. One result each.
+    pub fn get_sessions(
+        &self,
+        keys: &[&[u8]],
+        lease: Duration,
+    ) -> Vec<Result<Opened<GetSession>, Error>> {
+        let opened = self.client().get_sessions(keys, lease).into_iter().map(|one| {
+            Ok(match one? {
+                Opened::Session(session) => {
+                    Opened::Session(GetSession { store: self.clone(), session })
+                }
+                Opened::Writing => Opened::Writing,
+                Opened::Missing => Opened::Missing,
+            })
+        });
+        opened.collect()
     }
 }
 
@@ -51,6 +79,22 @@ impl PutSession {
     pub fn revoke(&self) -> bool {
         self.store.client().session_revoke(&self.session)
     }
+
+    /// [`PutSession::end`] for many sessions of one store: the master is asked once for all of them. One result
+    /// each.
+    pub fn end_all(sessions: &[&Self]) -> Vec<Result<(), Error>> {
+        let Some(first) = sessions.first() else { return Vec::new() };
+        let inner: Vec<_> = sessions.iter().map(|one| &one.session).collect();
+        let ended = first.store.client().sessions_end(&inner).into_iter();
+        ended.map(|one| one.map_err(Error::from)).collect()
+    }
+
+    /// [`PutSession::revoke`] for many sessions of one store.
+    pub fn revoke_all(sessions: &[&Self]) -> Vec<bool> {
+        let Some(first) = sessions.first() else { return Vec::new() };
+        let inner: Vec<_> = sessions.iter().map(|one| &one.session).collect();
+        first.store.client().sessions_revoke(&inner)
+    }
 }
 
 impl Drop for PutSession {
@@ -76,6 +120,17 @@ impl GetSession {
     /// Copies several parts. A range that reaches past the end of the value spoils no other.
     pub fn read_ranges(&self, ranges: &mut [RangeInto<'_>]) -> Result<Ranges, Error> {
         Ok(each(self.store.client().session_ranges(&self.session, ranges)?))
+    }
+
+    /// [`GetSession::read_ranges`] for many sessions of one store, whose leases are renewed together. One result
+    /// each.
+    pub fn read_all(items: &mut [(&Self, &mut [RangeInto<'_>])]) -> Vec<Result<Ranges, Error>> {
+        let Some((first, _)) = items.first() else { return Vec::new() };
+        let store = first.store.clone();
+        let mut inner: Vec<(&mooncrate_client::GetSession, &mut [RangeInto<'_>])> =
+            items.iter_mut().map(|(one, ranges)| (&one.session, &mut **ranges)).collect();
+        let read = store.client().sessions_ranges(&mut inner).into_iter();
+        read.map(|one| Ok(each(one?))).collect()
     }
 
     /// Bytes of the value.

@@ -33,6 +33,7 @@ __all__ = [
     "PutSession",
     "Ranges",
     "Raw",
+    "Sessions",
     "Store",
     "View",
     "WritePlan",
@@ -409,6 +410,7 @@ def dlpack_memory(capsule: object) -> tuple[int, int, bool, bool]:
 
 _Keys = Iterable[str | bytes]
 _Numbers = builtins.list[builtins.list[int]]
+_Rows = Sequence[Iterable[int]]
 
 @disjoint_base
 class Ranges:
@@ -477,15 +479,19 @@ class Raw:
         exact: bool = False,
         known: builtins.list[bool] | None = None,
     ) -> builtins.list[int | None | Error]: ...
-    def get_ranges_at(
+    def get_nested(
         self,
-        keys: _Keys,
-        starts: _Numbers,
-        addresses: _Numbers,
-        sizes: _Numbers,
-        *,
-        known: builtins.list[bool] | None = None,
-    ) -> builtins.list[builtins.list[int | Error] | None | Error]: ...
+        buffers: Iterable[int],
+        keys: Iterable[_Keys],
+        targets: Iterable[_Rows],
+        starts: Iterable[_Rows],
+        sizes: Iterable[_Rows],
+        ranges: Ranges,
+        codes: tuple[int, int],
+    ) -> tuple[
+        builtins.list[builtins.list[builtins.list[int]]],
+        builtins.list[tuple[int, int, builtins.list[int], Error]],
+    ]: ...
     def look(self, keys: _Keys, *, hold: bool) -> builtins.list[int | bool | None | Error]: ...
     def other_group(self, keys: _Keys, groups: builtins.list[str]) -> builtins.list[bool]: ...
     def places(
@@ -496,10 +502,40 @@ class Raw:
     ) -> builtins.list[tuple[str, str, builtins.list[int], builtins.list[int]]]: ...
     def copy(self, key: str | bytes, to: int, *, from_: int | None = None) -> None: ...
     def drop_copy(self, key: str | bytes, segment: int) -> None: ...
-    def put_session(
-        self, key: str | bytes, size: int, wishes: Mapping[str, Any]
-    ) -> PutSession: ...
-    def get_session(self, key: str | bytes) -> GetSession | None: ...
+
+_Codes = tuple[builtins.list[int], dict[int, Error] | None]
+
+@final
+class Sessions:
+    """The sessions of a store, by the keys of their values."""
+
+    def __new__(cls, store: Store) -> Self: ...
+    def start_gets(self, keys: _Keys, codes: tuple[int, int]) -> _Codes: ...
+    def read(
+        self,
+        keys: _Keys,
+        addresses: _Rows,
+        sizes: _Rows,
+        starts: _Rows,
+        ranges: Ranges,
+        senseless: int,
+    ) -> _Codes: ...
+    def end_gets(self, keys: _Keys) -> None: ...
+    def start_puts(
+        self, keys: _Keys, sizes: Iterable[int], wishes: Mapping[str, Any], senseless: int
+    ) -> _Codes: ...
+    def write(
+        self,
+        keys: _Keys,
+        addresses: _Rows,
+        sizes: _Rows,
+        starts: _Rows,
+        ranges: Ranges,
+        senseless: int,
+    ) -> _Codes: ...
+    def end_puts(self, keys: _Keys, senseless: int) -> _Codes: ...
+    def revoke_puts(self, keys: _Keys, senseless: int) -> _Codes: ...
+    def close(self) -> None: ...
 
 @final
 class PutSession:
@@ -509,14 +545,6 @@ class PutSession:
         """Writes a part to its place in the value. Parts come in any order, from any thread, each byte
         once."""
 
-    def write_at(
-        self,
-        starts: builtins.list[int],
-        addresses: builtins.list[int],
-        sizes: builtins.list[int],
-        *,
-        known: bool = False,
-    ) -> int: ...
     def end(self) -> None:
         """Makes the value visible, after the writes that are on their way. A gap is an error that leaves
         the session open."""
@@ -557,14 +585,6 @@ class GetSession:
         trace: TracebackType | None,
         /,
     ) -> None: ...
-    def read_at(
-        self,
-        starts: builtins.list[int],
-        addresses: builtins.list[int],
-        sizes: builtins.list[int],
-        *,
-        known: bool = False,
-    ) -> int: ...
 
 @final
 class Lender:

@@ -1,11 +1,18 @@
 //! Sessions: a value written layer by layer appears at its end, whole or not at all; a value read layer
 //! by layer is held by a lease.
 
-use crate::fleet::{Fleet, Process, REGISTRATION, connect, judge, patiently, stamped, until};
+use crate::fleet::{
+    Fleet, LONG_REGISTRATION, Process, REGISTRATION, catalog, connect, judge, patiently, segment,
+    stamped, until,
+};
 use crate::ranges::striped;
-use mooncrate::{EmbeddedOptions, Error, PutConfig, RangeInto, SessionError, Store, Stored};
+use mooncrate::{
+    CatalogConfig, ClientConfig, ConnectOptions, EmbeddedOptions, Error, GetSession, Opened,
+    PutConfig, PutSession, RangeInto, SessionError, Store, Stored,
+};
 use mooncrate_core::error::PutError;
 use mooncrate_core::rng::Rng;
+use rustix::process::Signal;
 use std::time::Duration;
 
 const LEN: usize = 3_400_000;
@@ -220,5 +227,116 @@ fn a_session_that_takes_too_long_says_so() {
         assert_eq!(patiently(|| store.put(b"slow", &value)), Stored::New);
         assert!(store.remove(b"slow", false).unwrap());
     }
+    fleet.audit();
+}
+
+fn name(n: u32) -> Vec<u8> {
+    format!("many/{n}").into_bytes()
+}
+
+/// Sessions for values of 5,000 bytes.
+fn started(store: &Store, names: &[Vec<u8>], config: &PutConfig) -> Vec<Result<PutSession, Error>> {
+    let items: Vec<(&[u8], u64)> = names.iter().map(|name| (&name[..], 5000)).collect();
+    store.put_sessions(&items, config)
+}
+
+/// Many sessions of one call have a result each, at its own place.
+#[test]
+fn many_sessions_at_once() {
+    let (master, _nodes, _folder) = striped();
+    let store = connect(&master.master_address().unwrap(), true);
+    let config = PutConfig { replicas: 2, ..store.put_config() };
+    let mut names: Vec<Vec<u8>> = (0..8).map(name).collect();
+    store.put(&names[3], b"there").unwrap();
+    // One key twice: the second is in the way of nobody but itself.
+    names[5] = name(4);
+    let sessions = started(&store, &names, &config);
+    let refused: Vec<usize> = (0..8).filter(|at| sessions[*at].is_err()).collect();
+    assert_eq!(refused, [3, 5]);
+    assert_eq!(put_error(sessions[3].as_ref().unwrap_err()), PutError::Exists);
+    assert!(matches!(put_error(sessions[5].as_ref().unwrap_err()), PutError::InProgress { .. }));
+    let sessions: Vec<PutSession> = sessions.into_iter().filter_map(Result::ok).collect();
+    let numbers = [0, 1, 2, 4, 6, 7];
+    for (n, session) in numbers.into_iter().zip(&sessions) {
+        let bytes = if n == 2 { 4000 } else { 5000 };
+        session.write(0, &stamped(&name(n), n, 5000)[..bytes]).unwrap();
+    }
+    sessions[5].revoke();
+    let all: Vec<&PutSession> = sessions.iter().collect();
+    let ended = PutSession::end_all(&all);
+    for (n, ended) in numbers.into_iter().zip(&ended) {
+        match (n, ended) {
+            (2, Err(error)) => {
+                let gap = SessionError::Gap { start: 4000, end: 5000 };
+                assert_eq!(session_error(error), gap);
+            }
+            (7, Err(error)) => assert_eq!(session_error(error), SessionError::Over),
+            (_, ended) => assert!(ended.is_ok(), "{n}: {ended:?}"),
+        }
+    }
+    sessions[2].write(4000, &stamped(&name(2), 2, 5000)[4000..]).unwrap();
+    PutSession::end_all(&[&sessions[2]]).pop().unwrap().unwrap();
+    read_many(&store);
+    assert_eq!(store.stat().unwrap().open_puts, 0);
+    master.master().unwrap().audit().unwrap();
+}
+
+fn read_many(store: &Store) {
+    let names: Vec<Vec<u8>> = [0, 1, 2, 4, 6, 9].map(name).into();
+    let asked: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
+    let opened = store.get_sessions(&asked, Duration::from_secs(10));
+    let mut sessions: Vec<GetSession> = Vec::new();
+    for (at, opened) in opened.into_iter().enumerate() {
+        match opened.unwrap() {
+            Opened::Session(session) => sessions.push(session),
+            _ => assert_eq!(at, 5),
+        }
+    }
+    let mut values = [(); 5].map(|()| vec![0; 5000]);
+    let mut ranges: Vec<[RangeInto<'_>; 1]> =
+        values.iter_mut().map(|into| [RangeInto { start: 0, into }]).collect();
+    // Reaches past the end, and spoils no other session.
+    let mut past = [0; 10];
+    ranges[1] = [RangeInto { start: 4995, into: &mut past }];
+    let mut items: Vec<(&GetSession, &mut [RangeInto<'_>])> =
+        sessions.iter().zip(&mut ranges).map(|(one, ranges)| (one, &mut ranges[..])).collect();
+    let read = GetSession::read_all(&mut items);
+    assert!(read[1].as_ref().unwrap()[0].is_err());
+    for (at, n) in [(0, 0), (2, 2), (3, 4), (4, 6)] {
+        assert_eq!(*read[at].as_ref().unwrap()[0].as_ref().unwrap(), 5000);
+        judge(&name(n), n, 5000, &values[at]);
+    }
+}
+
+/// G12: sessions at two owners, of which one is stopped, end together: the other one's values are stored.
+#[test]
+fn a_stopped_owner_ruins_no_sessions_of_others() {
+    let registration = LONG_REGISTRATION;
+    let put_timeout = Duration::from_mins(1);
+    let fleet =
+        Fleet::start_with(&["a", "b"], CatalogConfig { registration, put_timeout, ..catalog() });
+    // Half of it for the owners, and the other half to end what can be ended.
+    let client = ClientConfig { call_time: Duration::from_secs(4), ..ClientConfig::default() };
+    let master = fleet.address.clone().into();
+    let options = ConnectOptions { master, shared_memory: false, client, ..Default::default() };
+    let store = Store::connect(options).unwrap();
+    let names: Vec<Vec<u8>> = (0..8).map(name).collect();
+    let mut sessions = Vec::new();
+    for (names, node) in names.chunks(4).zip(["a", "b"]) {
+        let config = PutConfig { preferred: vec![segment(node)], ..store.put_config() };
+        sessions.extend(started(&store, names, &config).into_iter().map(Result::unwrap));
+    }
+    for (n, session) in (0..).zip(&sessions) {
+        session.write(0, &stamped(&name(n), n, 5000)).unwrap();
+    }
+    fleet.nodes[0].stop();
+    let ended = PutSession::end_all(&sessions.iter().collect::<Vec<_>>());
+    for (n, ended) in ended.iter().enumerate() {
+        assert_eq!(ended.is_ok(), n >= 4, "{n}: {ended:?}");
+    }
+    for n in 4..8 {
+        judge(&name(n), n, 5000, &store.get(&name(n)).unwrap().unwrap());
+    }
+    fleet.nodes[0].signal(Signal::CONT);
     fleet.audit();
 }
