@@ -128,8 +128,8 @@ impl Raw {
         preferred: Vec<u64>,
         ranges: PyRef<'_, Ranges>,
     ) -> PyResult<raw_one::Failure> {
-        let wished = self.wished(py, &RawWishes::plain(preferred), 1)?;
-        raw_one::put(self.store.get(), py, key, (address, size), &wished, &ranges)
+        let asked = self.asked(py, &RawWishes::plain(preferred), 1)?;
+        raw_one::put(self.store.get(), py, key, (address, size), &asked, &ranges)
     }
 
     /// The same for the bytes of a buffer.
@@ -140,8 +140,8 @@ impl Raw {
         value: Source,
         preferred: Vec<u64>,
     ) -> PyResult<raw_one::Failure> {
-        let wished = self.wished(py, &RawWishes::plain(preferred), 1)?;
-        raw_one::put_value(self.store.get(), py, &key, &value, &wished)
+        let asked = self.asked(py, &RawWishes::plain(preferred), 1)?;
+        raw_one::put_value(self.store.get(), py, &key, &value, &asked)
     }
 
     /// As `get_flat` for one key: a length, a code, or an error.
