@@ -204,7 +204,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Sends a value, pinned until its last byte has left (R5).
+    /// Sends a value, pinned until its last byte has left its extent (R5): sent, or copied to be sent with others.
     fn read(
         &mut self,
         id: RequestId,
