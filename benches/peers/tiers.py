@@ -69,7 +69,8 @@ def memory(home: Home, sides: list[Side], objects: int) -> dict[str, Any]:
     note(f"memory of {objects:,} objects")
 
     def work(side: Side) -> dict:
-        with Cluster(home, side, segment=2048 * MIB) as cluster:
+        # By default a segment of ours has a slot for every 4 KiB.
+        with Cluster(home, side, segment=5120 * MIB) as cluster:
             # One value before: what a server allocates for its first is not of the objects.
             owner = cluster.lenders[0]
             owner.ask("fill", prefix="one", count=1, size=OBJECT)

@@ -10,7 +10,7 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mooncrate
 from mooncrate._native import Lender, Raw, Sessions
@@ -19,11 +19,9 @@ from ._codes import log
 from ._disk import SHARERS_MAX, disk, is_named
 from ._fork import Lock
 from ._hosts import client_ports, is_loopback, says_yes
+from ._http import Server
 from ._memory import Registry
 from ._settings import Refused, Settings
-
-if TYPE_CHECKING:
-    from ._http import Server
 
 # How long a call may take, unless MC_RPC_TIMEOUT_MS says less.
 CALL_SECONDS = 15.0
@@ -83,7 +81,7 @@ class Connection:
         # Why the last port that was tried could not be listened on.
         self._not_bound = ""
         # The HTTP of this store, where it was asked for.
-        self.window: "Server | None" = None
+        self.window: Server | None = None
         self._names: dict[str, list[int]] = {}
         self._names_until = 0.0
         self._home_ids: list[int] | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 import mooncrate
 
+from . import _client_http
 from ._base import StoreBase
 from ._codes import INTERNAL_ERROR, INVALID_PARAMS, OK, RPC_FAIL, code_of, log
 from ._connection import Connection, NotReached
@@ -120,8 +121,6 @@ class LifeCalls(StoreBase):
             self._said = False
             _stores.add(self)
             if live.settings.enable_client_http_server:
-                from . import _client_http
-
                 live.window = _client_http.open_for(self, live.store, live.settings.client_http_port)
             return OK
 

@@ -12,12 +12,14 @@ The KV blocks of running sequences, in this process, are in `mooncrate.paged`; K
 are in `mooncrate.nano`; the expert exchange of MoE layers is in `mooncrate.ep`.
 """
 
+# All at once, also what few programs use: a child that is forked while another thread imports something would wait
+# for ever where it needs the same.
 # Before anything native is loaded.
 import mooncrate._interpreter  # noqa: F401, I001
 from pkgutil import extend_path
-from typing import TYPE_CHECKING, Any
 
 from mooncrate._native import View, __version__
+from mooncrate.aio import AsyncStore
 from mooncrate.errors import (
     Busy,
     Closed,
@@ -32,22 +34,8 @@ from mooncrate.errors import (
 from mooncrate.nano import NanoKVCache
 from mooncrate.store import Store
 
-if TYPE_CHECKING:
-    from mooncrate.aio import AsyncStore
-
 # The format of our gRPC is the package `mooncrate.v1`: what is generated from it lies beside this package.
 __path__ = extend_path(__path__, __name__)
-
-
-def __getattr__(name: str) -> Any:
-    # What most programs have no use for, and asyncio with it, takes a third of the time of this import.
-    if name == "AsyncStore":
-        from mooncrate.aio import AsyncStore
-
-        globals()[name] = AsyncStore
-        return AsyncStore
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __all__ = [
     "AsyncStore",
