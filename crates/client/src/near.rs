@@ -50,15 +50,15 @@ impl Client {
         for (place, key) in keys.iter().enumerate() {
             let Some(at) = self.place_near(key, now) else { continue };
             // The last one first: keys of a batch are often neighbours.
-            let known = mounts.iter_mut().rfind(|mount| mount.is_of(&at));
-            let mount = match known {
-                Some(mount) => mount,
-                None => {
-                    let Some(way) = self.engine.near(&at) else { continue };
-                    mounts.push(Mount { way, places: Vec::new(), lives: Vec::new() });
-                    mounts.last_mut().expect("just pushed")
-                }
+            let known = mounts.iter().rposition(|mount| mount.is_of(&at));
+            let which = if let Some(which) = known {
+                which
+            } else {
+                let Some(way) = self.engine.near(&at) else { continue };
+                mounts.push(Mount { way, places: Vec::new(), lives: Vec::new() });
+                mounts.len() - 1
             };
+            let mount = &mut mounts[which];
             mount.places.push(place);
             mount.lives.push(at);
         }
