@@ -213,7 +213,10 @@ impl Swarm {
         };
         if rng.chance(600) {
             let patterns = *pick(rng, &[0, 0, 5, 100]);
-            (self.disks, self.catalog) = (Some(Disks { patterns, ..disks }), catalog);
+            // From a stream of its own: what else is drawn stays as it was.
+            let promote_reads = *pick(&mut Rng::stream(self.seed, "promote"), &[2, 2, 1, 5]);
+            (self.disks, self.catalog) =
+                (Some(Disks { patterns, ..disks }), Config { promote_reads, ..catalog });
         }
     }
 
