@@ -55,7 +55,7 @@ mod hunt {
     /// The same on disks, where runs are short.
     const OPS_PER_SEED_ON_DISKS: u64 = 600;
     /// How long one bug may hide.
-    const LIMIT: Duration = Duration::from_mins(3);
+    const LIMIT: Duration = Duration::from_mins(5);
 
     /// What a hunt came to.
     #[derive(Clone, Debug)]
