@@ -12,8 +12,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Bytes received at a time: what arrived is summed by the caller while it is in cache.
 const CHUNK_BYTES: usize = 256 << 10;
-/// An attachment up to this size is copied to be sent together with others: a copy of 16 KiB takes less time than
-/// a system call.
+/// An attachment up to this size is copied, to be sent together with others.
 const QUEUED_PART_MAX: u64 = 16 << 10;
 /// What waits to be sent together leaves when it is this much.
 const QUEUED_BYTES_MAX: usize = 64 << 10;
