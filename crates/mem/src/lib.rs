@@ -9,7 +9,7 @@
 //!      ▼                                               ▼
 //!   Table: preamble, headers ◄── memfd, read-only ── Table      word: the control word, atomically
 //!   Region: payload          ◄── memfd, read-only ── Region     crc, sums: copies that add up
-//!                            ◄── memfd of one put ── Window     life: whether the owner is dead
+//!                            ◄── memfd, for puts ─── Guarded    life: whether the owner is dead
 //! ```
 //!
 //! ```
@@ -69,11 +69,15 @@ pub mod crc;
 #[cfg(not(loom))]
 pub mod far;
 #[cfg(not(loom))]
+mod guarded;
+#[cfg(not(loom))]
 pub mod life;
 #[cfg(not(loom))]
 pub mod mapping;
 #[cfg(not(loom))]
 pub mod memory;
+#[cfg(not(loom))]
+mod pkey;
 #[cfg(not(loom))]
 pub mod read;
 #[cfg(not(loom))]

@@ -1,11 +1,14 @@
 //! A client's view of a segment that a node of the same machine owns: two memfds, both mapped
-//! read-only. A direct put maps the pages of its own extent for writing, for as long as it stores.
+//! read-only. Direct puts map the payload once more for stores, which only the thread that stores can make
+//! ([`Guarded`]); where the processor has no keys, each maps the pages of its own extent ([`Window`]).
 //!
 //! What must stay true: a mapping never pins and never changes a header, so a client that dies
 //! leaves nothing behind (R3, R4); it never forms a slice of bytes that nobody pinned; a store of a
-//! client that lost its way hits no page but those of a put that is under way.
+//! client that lost its way hits no page but, without keys, those of a put that is under way.
 
+use crate::guarded::Guarded;
 use crate::life::Life;
+use crate::pkey::Key;
 use crate::read::{OneSided, ReadError, check_extent};
 use crate::region::{Access, Region, file_page_bytes};
 use crate::sums::copy_value;
@@ -15,6 +18,7 @@ use crate::word::before_first_byte;
 use mooncrate_core::{Locator, Now, ReplicaState, Seal};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::OnceLock;
 
 /// A mapped segment of another process.
 #[derive(Debug)]
@@ -24,6 +28,10 @@ pub struct Mapping {
     payload: Region,
     /// Bytes of its pages.
     page: u64,
+    /// `None`: there are none.
+    key: Option<&'static Key>,
+    /// The payload once more, from the first direct put on.
+    guarded: OnceLock<Guarded>,
     /// Says whether the owner is known to be dead; `None`: it has nobody who would know.
     life: Option<Life>,
 }
@@ -57,7 +65,8 @@ impl Mapping {
         let page = file_page_bytes(payload)?;
         let payload = Region::map(payload, bytes, Access::ReadOnly)?;
         let life = life.map(Life::watch).transpose()?;
-        Ok(Self { identity, table, payload, page, life })
+        let (key, guarded) = (Key::of_process(), OnceLock::new());
+        Ok(Self { identity, table, payload, page, key, guarded, life })
     }
 
     /// What is mapped.
@@ -118,11 +127,45 @@ impl Mapping {
         if word.generation() != locator.generation || word.state() != ReplicaState::Writing {
             return Err(StoreError::Stale);
         }
+        let copy = |first: *mut u8| {
+            before_first_byte();
+            // SAFETY: the extent lies inside of the payload, was made for a value of this length, and is
+            // mapped as a whole. The owner keeps it for this put until we hang up, so nobody else stores here.
+            unsafe { copy_value(first, value) }
+        };
+        if let Some(key) = self.key {
+            let guarded = self.guarded(writable, key).map_err(StoreError::Map)?;
+            return guarded.store(locator.extent, copy).map_err(StoreError::Map);
+        }
+        self.check_file(writable).map_err(StoreError::Map)?;
         let window = Window::map(writable, locator.extent, self.page).map_err(StoreError::Map)?;
-        before_first_byte();
-        // SAFETY: the extent lies inside of the payload, was made for a value of this length, and is
-        // mapped as a whole. The owner keeps it for this put until we hang up, so nobody else stores here.
-        Ok(unsafe { copy_value(window.first_byte(), value) })
+        Ok(copy(window.first_byte()))
+    }
+
+    /// The payload for stores, of which one mapping is kept.
+    fn guarded(&self, writable: BorrowedFd<'_>, key: &'static Key) -> io::Result<&Guarded> {
+        if let Some(guarded) = self.guarded.get() {
+            return Ok(guarded);
+        }
+        self.check_file(writable)?;
+        let made = Guarded::map(writable, self.payload.len() as usize, self.page, key)?;
+        Ok(self.guarded.get_or_init(|| made))
+    }
+
+    /// Whether it is the payload that was handed over for stores. Those of another segment would go astray.
+    fn check_file(&self, writable: BorrowedFd<'_>) -> io::Result<()> {
+        let ours = self.payload.fd().ok_or(io::ErrorKind::NotFound)?;
+        let (ours, theirs) = (rustix::fs::fstat(ours)?, rustix::fs::fstat(writable)?);
+        if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino) {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "it is the memory of another segment"))
+    }
+
+    /// As it is where there are no keys.
+    #[cfg(test)]
+    pub(crate) fn without_key(self) -> Self {
+        Self { key: None, ..self }
     }
 
     /// The bytes of a value that the owner pinned for us (R4).

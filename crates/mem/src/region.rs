@@ -7,6 +7,7 @@
 
 use crate::atomic::AtomicU64;
 use crate::crc::Crc;
+use crate::pkey::Key;
 use mooncrate_core::Extent;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -166,6 +167,26 @@ impl Region {
         }
         // SAFETY: the offset is at most `len`, which is at most the mapping.
         Ok(unsafe { self.base.add(extent.offset() as usize) })
+    }
+
+    /// Leaves it to threads that open the key, which may store, and to nobody else.
+    pub(crate) fn guard(&self, key: &Key) -> io::Result<()> {
+        // SAFETY: the range is our mapping; who follows a pointer into it proves that he may.
+        unsafe { key.guard(self.base.as_ptr(), self.mapped) }
+    }
+
+    /// Makes the pages of some bytes present for stores; `extent` begins with a page. Kernels before 5.14 do not
+    /// know how: there they fault one by one.
+    pub(crate) fn populate(&self, extent: Extent) -> io::Result<()> {
+        let first = self.check(extent).map_err(io::Error::other)?.as_ptr().cast();
+        // SAFETY: the range is our mapping, and its bytes stay what they are.
+        let done = unsafe {
+            rustix::mm::madvise(first, extent.len() as usize, Advice::LinuxPopulateWrite)
+        };
+        match done {
+            Err(error) if error != rustix::io::Errno::INVAL => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     /// The address of its first byte in this process, for kernels that take bases; nobody else follows it.

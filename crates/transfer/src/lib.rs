@@ -20,6 +20,7 @@
 //! label is opaque here.
 
 mod device;
+mod direct;
 mod engine;
 mod error;
 mod lanes;

@@ -75,6 +75,14 @@ impl Segments {
         self.by_id.write().remove(&id)
     }
 
+    /// Takes all of them out.
+    pub fn clear(&self) {
+        // Unmapped outside of the locks: that may take long.
+        let (ours, private) =
+            (std::mem::take(&mut *self.by_id.write()), std::mem::take(&mut *self.private.write()));
+        drop((ours, private));
+    }
+
     /// The segment, whatever its mount.
     pub fn get(&self, id: SegmentId) -> Option<Arc<Segment>> {
         let found = self.by_id.read().get(&id).cloned();

@@ -8,17 +8,18 @@
 //! of the slot, the owner's leave to serve, the owner's death, the seal. A locator of another mount finds
 //! no mapping here, whichever is older ([`Mapped`], [0039](../../../docs/decisions/0039-mapped-once.md)).
 
+use crate::direct::{DirectPuts, DirectWritten};
 use crate::engine::EngineConfig;
 use crate::error::TransferError;
 use crate::local::each;
 use crate::staged::{self, on_disk};
-use crate::stream::{Stream, StreamSent, answer, begin_write};
+use crate::stream::{Stream, StreamSent};
 use crate::{OpenPut, Path, Read, Sent, Transport, View, ViewBytes, Write, Written, go_on};
 use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::tally::Count;
 use mooncrate_core::time::{Deadline, Now};
-use mooncrate_core::{Incarnation, PutToken, Seal, SegmentId};
+use mooncrate_core::{Incarnation, Seal, SegmentId};
 use mooncrate_lock::{Mutex, RwLock, interrupt};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
@@ -35,8 +36,8 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::Duration;
 
-/// How long a view's release may take; its end must not hold its owner up.
-const UNPIN_TIME: Duration = Duration::from_millis(500);
+/// How long the release of a view or of a range may take; the end of a call must not be held up.
+pub(crate) const UNPIN_TIME: Duration = Duration::from_millis(500);
 
 /// How long memory is kept after its owner's leave to serve has run out. An owner that lives and has lost its
 /// master keeps what it holds, and the same mount may serve again after any time. So this is no proof of
@@ -156,30 +157,8 @@ impl Shared {
         MappedMemory { maps: self.mapped.count.value(), mounts: mounts.len() as u64, bytes }
     }
 
-    /// Stores a value straight into the owner's memory; its seal. It is not visible yet.
-    fn store(
-        &self,
-        link: &mut PooledLink<'_>,
-        write: &Write<'_>,
-        value: &[u8],
-        deadline: Deadline,
-    ) -> Result<Seal, TransferError> {
-        let mapping = self.mapping(&write.locator)?;
-        let begin = DataRequest::Begin(message::Begin { put: begin_write(write) });
-        link.send_data(&begin, &[], deadline)?;
-        answer(link, deadline)??;
-        // From here on the owner books the range to this link: should we die, it hangs up, and only
-        // then can the range be used again (R7).
-        let fds = link.take_fds();
-        let writable = fds.first().ok_or_else(no_descriptors);
-        let stored = writable.and_then(|writable| {
-            Ok(mapping.write_value(writable.as_fd(), &write.locator, value)?)
-        });
-        stored.inspect_err(|_| abandon(link, (write.locator, write.token), deadline))
-    }
-
-    /// Stores and publishes values one after the other, all over one link, then begins with the small ones. An
-    /// owner that does not answer is not asked again.
+    /// Stores and publishes values over one link, then begins with the small ones. An owner that does not answer is
+    /// not asked again.
     fn send_over<'a>(
         &'a self,
         link: Result<PooledLink<'a>, CallError>,
@@ -187,28 +166,14 @@ impl Shared {
         inline: Vec<&'a Write<'a>>,
         deadline: Deadline,
     ) -> (Direct<'a>, StreamSent<'a>) {
-        let mut results: Vec<Result<Seal, TransferError>> = Vec::with_capacity(direct.len());
-        let over = match link {
+        let results = match link {
+            Ok(link) => DirectPuts::new(self, link, direct, deadline).put_all(),
             Err(error) => {
-                results.push(Err(error.into()));
-                true
+                let rest = direct[1..].iter().map(|_| Err(TransferError::NotTried));
+                std::iter::once(Err(error.into())).chain(rest).collect()
             }
-            Ok(mut link) => direct.iter().any(|write| {
-                let [value] = write.value else { unreachable!("values in pieces go inline") };
-                let mut publish = || {
-                    go_on(write.len())?;
-                    let seal = self.store(&mut link, write, value, deadline)?;
-                    signal(&mut link, (write.locator, write.token, seal), deadline)?;
-                    Ok(seal)
-                };
-                let stored = publish();
-                let over = matches!(stored, Err(TransferError::Call(_)));
-                results.push(stored);
-                over
-            }),
         };
-        results.resize_with(direct.len(), || Err(TransferError::NotTried));
-        let inline = if over {
+        let inline = if results.iter().any(|one| matches!(one, Err(TransferError::Call(_)))) {
             // It does not answer: the others would wait for it once more.
             StreamSent::untried(inline)
         } else {
@@ -222,7 +187,7 @@ impl Shared {
         write.value.len() != 1 || write.len() <= self.inline_bytes_max
     }
 
-    fn mapping(&self, locator: &Locator) -> Result<Arc<Mapping>, TransferError> {
+    pub(crate) fn mapping(&self, locator: &Locator) -> Result<Arc<Mapping>, TransferError> {
         let mounts = self.mapped.mounts.read();
         if let Some(found) = mounts.get(&(locator.segment, locator.incarnation)) {
             return Ok(Arc::clone(found));
@@ -391,10 +356,13 @@ impl Transport for Shared {
         if self.goes_inline(write) {
             return Ok(Box::new(self.stream.start_write(write, deadline)?));
         }
-        let mut link = self.stream.link(deadline)?;
-        let seal = self.store(&mut link, write, value, deadline)?;
-        let (locator, token) = (write.locator, write.token);
-        Ok(Box::new(DirectWritten { link, locator, token, seal, signalled: false, deadline }))
+        Ok(Box::new(DirectWritten::store(
+            self,
+            self.stream.link(deadline)?,
+            write,
+            value,
+            deadline,
+        )?))
     }
 
     /// Small values go through the socket in one exchange, after those that are stored straight into the
@@ -494,57 +462,6 @@ impl Sent for SharedSent<'_> {
     }
 }
 
-/// A value stored straight into the owner's memory.
-struct DirectWritten<'a> {
-    link: PooledLink<'a>,
-    locator: Locator,
-    token: PutToken,
-    seal: Seal,
-    /// The owner has been told; nothing is left to give up.
-    signalled: bool,
-    /// Of the call that wrote it.
-    deadline: Deadline,
-}
-
-impl Written for DirectWritten<'_> {
-    fn seal(&self) -> Seal {
-        self.seal
-    }
-
-    fn signal(mut self: Box<Self>, deadline: Deadline) -> Result<(), TransferError> {
-        self.signalled = true;
-        signal(&mut self.link, (self.locator, self.token, self.seal), deadline)
-    }
-}
-
-impl Drop for DirectWritten<'_> {
-    /// A put that was not signalled is told to the owner, so that the link can go on.
-    fn drop(&mut self) {
-        if !self.signalled && self.link.at_rest() {
-            abandon(&mut self.link, (self.locator, self.token), self.deadline);
-        }
-    }
-}
-
-/// Publishes a value that was stored.
-fn signal(
-    link: &mut PooledLink<'_>,
-    (locator, token, seal): (Locator, PutToken, Seal),
-    deadline: Deadline,
-) -> Result<(), TransferError> {
-    let signal = message::Signal { locator, token, seal };
-    link.send_data(&DataRequest::Signal(signal), &[], deadline)?;
-    Ok(answer(link, deadline)??)
-}
-
-/// Gives a range back that was begun.
-fn abandon(link: &mut PooledLink<'_>, (locator, token): (Locator, PutToken), deadline: Deadline) {
-    let abandon = message::Abandon { locator, token };
-    let deadline = boottime().deadline_in(last_words(UNPIN_TIME)).min(deadline);
-    // A failure closes the link, which tells the owner the same.
-    let _ = interrupt::finally(|| link.call_data(&DataRequest::Abandon(abandon), &[], deadline));
-}
-
 /// The connection that pins are booked to. It closes when its last view is gone: closing it earlier
 /// would let the owner free bytes that somebody still looks at.
 #[derive(Debug)]
@@ -609,7 +526,7 @@ impl Drop for PinnedByOwner {
 }
 
 /// How long the last words of a call may take: less where its caller was interrupted and waits for its end.
-fn last_words(time: Duration) -> Duration {
+pub(crate) fn last_words(time: Duration) -> Duration {
     if interrupt::ended() { time.min(interrupt::SLICE) } else { time }
 }
 
@@ -623,7 +540,7 @@ fn forget_broken(pins: &Mutex<Option<Arc<PinLink>>>, link: &Arc<PinLink>) {
     }
 }
 
-fn no_descriptors() -> TransferError {
+pub(crate) fn no_descriptors() -> TransferError {
     TransferError::Map(std::io::Error::other("the owner sent no descriptors"))
 }
 

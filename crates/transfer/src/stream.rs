@@ -486,7 +486,7 @@ impl Written for StreamWritten<'_> {
     }
 }
 
-/// The owner's word on a write, begin or signal.
+/// The owner's word on a write, a begin or an end.
 pub(crate) fn answer(
     link: &mut PooledLink<'_>,
     deadline: Deadline,
@@ -500,6 +500,7 @@ fn told(reply: DataReply) -> Result<Result<(), DataError>, CallError> {
         DataReply::Write(result)
         | DataReply::Begin(result)
         | DataReply::Signal(result)
+        | DataReply::Abandon(result)
         | DataReply::Open(result)
         | DataReply::WritePart(result) => Ok(result),
         DataReply::Refuse(refusal) => Err(refusal.into()),

@@ -316,6 +316,11 @@ impl PooledLink<'_> {
     pub fn is_reused(&self) -> bool {
         self.reused
     }
+
+    /// Closes it instead of keeping it for others: its peer gives back what is booked to it.
+    pub fn hang_up(mut self) {
+        self.link = None;
+    }
 }
 
 impl Deref for PooledLink<'_> {

@@ -553,17 +553,29 @@ fn a_bad_value_is_told_until_somebody_orders_its_end() {
 #[test]
 fn a_client_stores_directly_and_the_owner_publishes() {
     let segment = segment(true);
-    let mapping = map(&segment);
+    stores_directly(&segment, &map(&segment));
+}
+
+#[test]
+fn a_client_without_keys_stores_directly() {
+    let segment = segment(true);
+    stores_directly(&segment, &map(&segment).without_key());
+}
+
+fn stores_directly(segment: &Arc<Segment>, mapping: &Mapping) {
     let value = value((1 << 20) + 77);
     let at = locator(1, 0, value.len() as u64);
     let writable = segment.writable_fd().unwrap();
     let write = |value: &[u8]| mapping.write_value(writable, &at, value);
     assert!(matches!(write(&value), Err(StoreError::Stale)), "not begun");
-    let guard = begin(&segment, at, value.len() as u64);
+    let guard = begin(segment, at, value.len() as u64);
     assert!(matches!(write(&value[1..500]), Err(StoreError::OutOfBounds)));
     let (_, readers) = segment.fds().unwrap();
     let refused = mapping.write_value(readers, &at, &value);
     assert!(matches!(refused, Err(StoreError::Map(_))), "readers cannot store");
+    let other = self::segment(true);
+    let refused = mapping.write_value(other.writable_fd().unwrap(), &at, &value);
+    assert!(matches!(refused, Err(StoreError::Map(_))), "the memory of another segment");
     let seal = write(&value).unwrap();
     let refused = guard.publish_direct(T, PutToken(1), seal).unwrap_err();
     assert_eq!(refused.error, PublishError::BadToken);

@@ -66,7 +66,7 @@ pub(super) struct Connection<'a> {
     peer: Credential,
     unix: bool,
     busy: Arc<AtomicBool>,
-    puts: BTreeMap<Life, OpenPut>,
+    puts: Puts,
     pins: BTreeMap<u64, Pinned>,
     overdue: Overdue,
     pinned_bytes: BTreeMap<SegmentId, u64>,
@@ -92,6 +92,9 @@ enum Asked {
     Verify(Locator),
     Lend(SegmentId),
 }
+
+/// Puts of a connection that are begun.
+type Puts = BTreeMap<Life, OpenPut>;
 
 /// The start of a put.
 struct Put {
@@ -138,7 +141,7 @@ impl<'a> Connection<'a> {
             self.busy.store(true, Ordering::Release);
             let deadline = asked.deadline.min(boottime().deadline_in(REQUEST_TIME_MAX));
             let id = asked.id;
-            let asked = take(server, peer, asked.request);
+            let asked = take(server, peer, &self.puts, asked.request);
             self.answer(id, asked, deadline)?;
             if !self.link.has_request() {
                 self.link.flush(deadline)?;
@@ -196,9 +199,10 @@ impl<'a> Connection<'a> {
         match asked {
             Asked::Write(put) => near(put.locator.segment),
             Asked::Read(read) => near(read.locator.segment),
-            // What did not come through us is summed now.
+            Asked::Begin(_) | Asked::Abandon(_) => true,
+            // What came in parts is summed now.
             Asked::Signal(signal) => {
-                self.puts.get(&life(&signal.locator)).is_none_or(|put| put.how == How::Streamed)
+                self.puts.get(&life(&signal.locator)).is_none_or(|put| put.how != How::Parts)
             }
             _ => false,
         }
@@ -307,8 +311,7 @@ impl<'a> Connection<'a> {
     /// Takes a value off the socket, straight into its extent.
     fn write(&mut self, put: Put, deadline: Deadline) -> Result<Result<(), DataError>, CallError> {
         let began = boottime();
-        let accepted = self.room_for_put(&put.locator).and(put.begun);
-        let mut guard = match accepted {
+        let mut guard = match put.begun {
             Ok(guard) => guard,
             Err(error) => {
                 self.link.skip_attachment(deadline)?;
@@ -355,7 +358,6 @@ impl<'a> Connection<'a> {
     }
 
     fn begin_direct(&mut self, put: Put) -> Result<Arc<Segment>, DataError> {
-        self.room_for_put(&put.locator)?;
         let segment = self.server.segments.find(&put.locator)?;
         // Whoever cannot map the memory cannot have stored anything in it.
         if !self.may_share() || !stores_directly(&segment) {
@@ -366,7 +368,6 @@ impl<'a> Connection<'a> {
     }
 
     fn open(&mut self, put: Put) -> Result<(), DataError> {
-        self.room_for_put(&put.locator)?;
         self.puts.insert(life(&put.locator), OpenPut { guard: put.begun?, how: How::Parts });
         Ok(())
     }
@@ -411,20 +412,6 @@ impl<'a> Connection<'a> {
             if at >= part.len {
                 return Ok(Ok(()));
             }
-        }
-    }
-
-    /// One put always has room; more of them share a part of the segment.
-    fn room_for_put(&self, locator: &Locator) -> Result<(), DataError> {
-        let of_segment = self.puts.iter().filter(|(open, _)| open.0 == locator.segment);
-        let open: u64 = of_segment.map(|(_, put)| put.guard.locator().extent.len()).sum();
-        let bytes = self.server.segments.get(locator.segment).map_or(0, |s| s.spec().bytes);
-        let limit = bytes / 100 * self.server.config.open_percent_max;
-        let fits = self.puts.is_empty() || open.saturating_add(locator.extent.len()) <= limit;
-        if self.puts.len() < OPEN_PUTS_MAX && fits {
-            Ok(())
-        } else {
-            Err(self.server.tally.refused.wire(DataError::Busy { after_ms: BUSY_MS }))
         }
     }
 
@@ -540,17 +527,18 @@ pub(super) fn life(locator: &Locator) -> Life {
 }
 
 /// Takes a request out of the buffer it arrived in; a put begins here, while its key is at hand.
-fn take(server: &Inner, peer: Credential, request: DataRequest<'_>) -> Asked {
+fn take(server: &Inner, peer: Credential, puts: &Puts, request: DataRequest<'_>) -> Asked {
+    let start = |put: &message::BeginWrite<'_>| start(server, peer, puts, put);
     match request {
         DataRequest::Attach(attach) => Asked::Attach(attach.segment),
-        DataRequest::Begin(begin) => Asked::Begin(start(server, peer, &begin.put)),
-        DataRequest::Write(write) => Asked::Write(start(server, peer, &write.put)),
+        DataRequest::Begin(begin) => Asked::Begin(start(&begin.put)),
+        DataRequest::Write(write) => Asked::Write(start(&write.put)),
         DataRequest::Signal(signal) => Asked::Signal(signal),
         DataRequest::Read(read) => Asked::Read(read),
         DataRequest::Pin(pin) => Asked::Pin(pin.locators.into_owned()),
         DataRequest::Unpin(unpin) => Asked::Unpin(unpin.ids.into_owned()),
         DataRequest::Abandon(abandon) => Asked::Abandon(abandon),
-        DataRequest::Open(open) => Asked::Open(start(server, peer, &open.put)),
+        DataRequest::Open(open) => Asked::Open(start(&open.put)),
         DataRequest::WritePart(part) => Asked::WritePart(part),
         DataRequest::Stage(stage) => Asked::Stage(stage.items.into_owned()),
         DataRequest::Release(release) => Asked::Release(release.locators.into_owned()),
@@ -594,7 +582,17 @@ fn own_label<'a>(server: &Inner, peer: Credential, label: &'a [u8]) -> Cow<'a, [
     Cow::Owned(own)
 }
 
-fn start(server: &Inner, peer: Credential, put: &message::BeginWrite<'_>) -> Put {
+/// One put always has room; more of them share a part of the segment.
+fn has_room(server: &Inner, puts: &Puts, segment: &Segment, locator: &Locator) -> bool {
+    let of_segment = puts.iter().filter(|(open, _)| open.0 == locator.segment);
+    let open: u64 = of_segment.map(|(_, put)| put.guard.locator().extent.len()).sum();
+    let limit = segment.spec().bytes / 100 * server.config.open_percent_max;
+    let fits = puts.is_empty() || open.saturating_add(locator.extent.len()) <= limit;
+    puts.len() < OPEN_PUTS_MAX && fits
+}
+
+/// Begins a put. Who is refused for want of room may ask again: the life of the slot has not begun.
+fn start(server: &Inner, peer: Credential, puts: &Puts, put: &message::BeginWrite<'_>) -> Put {
     let open = |segment: Arc<Segment>| {
         let label = own_label(server, peer, put.label);
         let begin = BeginWrite {
@@ -610,7 +608,11 @@ fn start(server: &Inner, peer: Credential, put: &message::BeginWrite<'_>) -> Put
     };
     let found = granted(server, peer, &put.locator, Right::Write)
         .and_then(|()| server.segments.find(&put.locator))
-        .and_then(in_memory);
+        .and_then(in_memory)
+        .and_then(|segment| match has_room(server, puts, &segment, &put.locator) {
+            true => Ok(segment),
+            false => Err(DataError::Busy { after_ms: BUSY_MS }),
+        });
     let begun = found.map_err(|error| server.tally.refused.wire(error)).and_then(open);
     Put { locator: put.locator, len: put.len, begun }
 }

@@ -12,6 +12,7 @@
 
 mod batches;
 mod crowd;
+mod direct;
 mod disks;
 #[path = "../../../mem/tests/far/double.rs"]
 #[expect(dead_code, reason = "each test binary uses a part of it")]

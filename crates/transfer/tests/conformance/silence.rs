@@ -50,7 +50,7 @@ impl Mute {
     }
 }
 
-fn greet(socket: OwnedFd) -> Link {
+pub(crate) fn greet(socket: OwnedFd) -> Link {
     let ack = |_: &_, version| HelloAck {
         version,
         name: "mute".into(),
