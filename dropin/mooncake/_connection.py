@@ -165,6 +165,7 @@ class Connection:
         for sharer in range(1, SHARERS_MAX + 1):
             try:
                 self.lender = Lender(
+                    self.store,
                     master=self.settings.master_server_addr,
                     name=self._free_name(name, port),
                     listen=f"[{listen}]:{port}" if ":" in listen else f"{listen}:{port}",

@@ -128,14 +128,35 @@ impl Node {
         master: Arc<dyn MasterApi>,
         sockets: Vec<Bound>,
     ) -> Result<Arc<Self>, NodeError> {
+        Self::among(config, Arc::default(), master, sockets)
+    }
+
+    /// The same with its segments in a place, empty so far, where a client of this process finds them without a
+    /// socket.
+    pub fn among(
+        config: NodeConfig,
+        segments: Arc<Segments>,
+        master: Arc<dyn MasterApi>,
+        sockets: Vec<Bound>,
+    ) -> Result<Arc<Self>, NodeError> {
         let disks = OpenDisks::open(&config)?;
-        Self::with_disks(config, disks, master, sockets)
+        Self::make(config, disks, segments, master, sockets)
     }
 
     /// The same over disks that are open already: those that `config` names.
     pub fn with_disks(
+        config: NodeConfig,
+        disks: OpenDisks,
+        master: Arc<dyn MasterApi>,
+        sockets: Vec<Bound>,
+    ) -> Result<Arc<Self>, NodeError> {
+        Self::make(config, disks, Arc::default(), master, sockets)
+    }
+
+    fn make(
         mut config: NodeConfig,
         disks: OpenDisks,
+        segments: Arc<Segments>,
         master: Arc<dyn MasterApi>,
         sockets: Vec<Bound>,
     ) -> Result<Arc<Self>, NodeError> {
@@ -147,7 +168,6 @@ impl Node {
             }
         }
         let segment = config.create(config.spec(config.incarnation))?;
-        let segments = Arc::new(Segments::default());
         // Before anybody can map anything.
         let guard = guard_of(&config, &segments);
         segments.insert(segment);
@@ -343,8 +363,9 @@ impl Node {
                 }
             }
         }
-        // Whoever still holds the segments must not hold the directories.
+        // Whoever still looks for segments must hold neither the directories nor the memory.
         self.segments.set_stager(None);
+        self.segments.clear();
         let limit = boottime().deadline_in(JOIN_TIME);
         let mut ended = join_all(threads, limit);
         for disk in self.disks() {

@@ -5,8 +5,7 @@ use crate::wait::waiting;
 use bytesize::ByteSize;
 use mooncrate::{
     Advice, ClientConfig, ConnectOptions, Credentials, EmbeddedOptions, Error, Masters,
-    NodeOptions, PutConfig, Running, Security, SsdConfig, Store, TlsFiles, parse_ssds, run_node,
-    this_host,
+    NodeOptions, PutConfig, Running, Security, SsdConfig, Store, TlsFiles, parse_ssds, this_host,
 };
 use mooncrate_core::TenantId;
 use mooncrate_core::ids::GroupId;
@@ -172,7 +171,7 @@ impl Opening {
         }
         node.tier.disks = disks;
         node.memory_overcommit = self.memory_overcommit;
-        let node = waiting(py, || run_node(node))?.map_err(|e| exception(py, e))?;
+        let node = waiting(py, || store.lend(node))?.map_err(|e| exception(py, e))?;
         Ok((store, Some(node)))
     }
 }

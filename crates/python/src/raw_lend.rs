@@ -3,17 +3,16 @@
 use crate::error::{exception, invalid};
 use crate::fork::{Own, drop_detached};
 use crate::options::Disks;
+use crate::store::Store;
 use crate::wait::waiting;
-use mooncrate::{
-    Credentials, Error, NodeOptions, Running, TierConfig, TlsFiles, run_node, this_host,
-};
+use mooncrate::{Credentials, Error, NodeOptions, Running, TierConfig, TlsFiles, this_host};
 use mooncrate_lock::Mutex;
 use mooncrate_wire::{Address, Masters};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A node in this process that serves lent memory; it says farewell when it is closed or dropped.
+/// A node in this process that serves memory lent by a store; it says farewell when it is closed or dropped.
 #[pyclass(module = "mooncrate._native", frozen)]
 pub(crate) struct Lender {
     held: Own<Mutex<Option<Running>>>,
@@ -37,12 +36,13 @@ fn socket() -> PathBuf {
 #[pymethods]
 impl Lender {
     #[new]
-    #[pyo3(signature = (*, master, name, listen, segment_size, ssd=None, host=None, token_file=None,
+    #[pyo3(signature = (store, *, master, name, listen, segment_size, ssd=None, host=None, token_file=None,
         tls_cert=None, tls_key=None, tls_ca=None, insecure_listen=false,
         memory_overcommit=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
+        store: &Store,
         master: &str,
         name: String,
         listen: &str,
@@ -76,7 +76,8 @@ impl Lender {
             tier: TierConfig { disks, ..TierConfig::default() },
             ..NodeOptions::default()
         };
-        let running = waiting(py, || run_node(options))?.map_err(|error| exception(py, error))?;
+        let running = store.detached(py, |live| live.store().lend(options))?;
+        let running = running.map_err(|error| exception(py, error))?;
         let endpoint = match running.data_address() {
             Some(Address::Tcp(address)) => address,
             _ => String::new(),

@@ -14,6 +14,7 @@ use mooncrate_master::{
 use mooncrate_node::{
     GuardCommand, Node, NodeConfig, OpenDisks, TierConfig, VramConfig, keep_watch,
 };
+use mooncrate_transfer::Segments;
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::door::{Keeper, Turned, descriptor_share, raise_descriptors};
 use mooncrate_wire::{
@@ -253,11 +254,19 @@ pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
 
 /// Runs a node, and waits until its master knows it.
 pub fn run_node(options: NodeOptions) -> Result<Running, Error> {
+    run_node_among(options, Arc::default())
+}
+
+/// The same with its segments in a place where a client of this process finds them.
+pub(crate) fn run_node_among(
+    options: NodeOptions,
+    segments: Arc<Segments>,
+) -> Result<Running, Error> {
     allow_connections();
     let master: Arc<dyn MasterApi> = Arc::new(master_of(&options));
     let drain_on_stop = options.drain_on_stop;
     let sockets = listen_for_data(&options)?;
-    let node = Node::new(node_config(options), master, sockets)?;
+    let node = Node::among(node_config(options), segments, master, sockets)?;
     node.register(false)?;
     Ok(Running {
         master: None,

@@ -3,7 +3,7 @@
 use crate::direct::Direct;
 use crate::error::Error;
 use crate::host::{this_host, this_start};
-use crate::server::{join, master_beside};
+use crate::server::{NodeOptions, Running, join, master_beside, run_node_among};
 use crate::staging::{Staging, StagingConfig};
 use mooncrate_client::{Client, ClientConfig, Counts, Stored, View, Wishes};
 use mooncrate_core::catalog;
@@ -12,6 +12,7 @@ use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::plan::{Looked, PutConfig};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, SegmentId, TenantId, ZoneId};
+use mooncrate_lock::Mutex;
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_node::{Node, NodeConfig, OpenDisks, SsdConfig, TierConfig, VramConfig};
 use mooncrate_transfer::{EngineConfig, Lanes, MappedMemory, Path, Segments};
@@ -112,6 +113,8 @@ struct Inner {
     staging: Staging,
     direct: Direct,
     client: Client,
+    /// Where the client finds segments of this process. Taken by the first node that is lent.
+    segments: Mutex<Option<Arc<Segments>>>,
     /// Only of an embedded store. Dropped with the last clone.
     own: Option<Own>,
 }
@@ -173,7 +176,7 @@ impl Store {
         let client = Client::new(options.client, engine, scope, segments);
         let own = Some(Own { node, master, _serving: serving });
         let staging = Staging::new(options.staging);
-        Ok(Self { inner: Arc::new(Inner { staging, direct: Direct::default(), client, own }) })
+        Ok(Self::over(client, None, own, staging))
     }
 
     /// A client of a cluster. Fails if its master does not answer.
@@ -192,12 +195,39 @@ impl Store {
             ..EngineConfig::default()
         };
         let client = ClientConfig { zone: ZoneId(name_hash(&options.zone)), ..options.client };
-        let client = Client::new(client, engine, master, Arc::new(Segments::default()));
+        let segments = Arc::new(Segments::default());
+        let client = Client::new(client, engine, master, Arc::clone(&segments));
         client.ping()?;
         let staging = Staging::new(options.staging);
-        Ok(Self {
-            inner: Arc::new(Inner { staging, direct: Direct::default(), client, own: None }),
-        })
+        Ok(Self::over(client, Some(segments), None, staging))
+    }
+
+    fn over(
+        client: Client,
+        segments: Option<Arc<Segments>>,
+        own: Option<Own>,
+        staging: Staging,
+    ) -> Self {
+        let segments = Mutex::new(segments);
+        let inner = Inner { staging, direct: Direct::default(), client, segments, own };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Runs a node in this process, as [`run_node`](crate::run_node) does. This store and its clones reach the memory
+    /// of the first one that is lent so without a socket; that of others as that of any node of this machine.
+    pub fn lend(&self, options: NodeOptions) -> Result<Running, Error> {
+        let segments = self.inner.segments.lock().take();
+        let Some(segments) = segments else { return run_node_among(options, Arc::default()) };
+        let running = run_node_among(options, Arc::clone(&segments));
+        if running.is_err() {
+            if segments.all().is_empty() {
+                // It came to nothing: the next one may have the place.
+                *self.inner.segments.lock() = Some(segments);
+            } else {
+                segments.clear();
+            }
+        }
+        running
     }
 
     pub(crate) fn staging(&self) -> &Staging {

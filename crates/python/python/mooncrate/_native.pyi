@@ -588,10 +588,11 @@ class GetSession:
 
 @final
 class Lender:
-    """A node in this process that serves lent memory."""
+    """A node in this process that serves memory lent by a store."""
 
     def __new__(
         cls,
+        store: Store,
         *,
         master: str,
         name: str,

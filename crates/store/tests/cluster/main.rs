@@ -5,6 +5,7 @@
 //!   calls     every call over shared memory and over TCP; several nodes, several clients, judged
 //!   copies    drains, copies from node to node, repairs, segments that come and go
 //!   faults    nodes and clients that die or stand still
+//!   lent      a store that lends memory, and uses it
 //!   ranges    parts of values, over every path, striped and replaced
 //!   reads     what is read most stays, though nobody is asked
 //!   restart   masters and nodes that come back
@@ -20,6 +21,7 @@ mod faults;
 mod fleet;
 #[path = "../../examples/full_pool/judge.rs"]
 mod judge;
+mod lent;
 #[path = "../shared/processes.rs"]
 mod processes;
 mod ranges;
