@@ -59,6 +59,18 @@ def test_what_a_put_session_refuses(store):
 
 
 @pytest.mark.check(32)
+def test_a_write_that_is_refused_leaves_the_session_as_it_was(store):
+    source = memory(bytes(range(200)))
+    write = store.batch_put_from_multi_buffer_ranges
+    assert store.batch_put_session_start(["wr"], [200]) == [0]
+    pieces = [[source.ptr, source.ptr + 100]], [[100, 100]]
+    assert write(["wr"], *pieces, [[0, 150]]) == [-600]
+    assert write(["wr"], *pieces, [[0, 100]]) == [200]
+    assert store.batch_put_session_end(["wr"]) == [0]
+    assert store.get("wr") == bytes(source)
+
+
+@pytest.mark.check(32)
 def test_each_key_of_a_call_is_for_itself(store):
     source = memory(b"0123456789" * 2)
     write = store.batch_put_from_multi_buffer_ranges

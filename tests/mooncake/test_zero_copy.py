@@ -164,7 +164,7 @@ def test_ranges_go_to_registered_buffers(store):
     assert store.get_into_ranges(*ask) == unknown
     for place in (one, two):
         assert store.register_buffer(place.ptr, place.size) == 0
-    assert store.get_into_ranges(*ask) == [[[10, 10], [10]], [[5, -600], [-704, 0]]]
+    assert store.get_into_ranges(*ask) == [[[10, 10], [10]], [[5, -600], [-704, -704]]]
     assert bytes(one) == bytes([*range(10), *range(50, 60), *range(100, 110)]) + b"\xee" * 20
     assert bytes(two)[:5] == bytes(range(190, 195))
     # Past the end of the buffer; lists that do not fit; a level that is missing.
@@ -173,6 +173,29 @@ def test_ranges_go_to_registered_buffers(store):
     assert store.get_into_ranges([one.ptr], [["range/a"]], [[[0, 0]]], [[[0]]], [[[1, 1]]]) == [
         [[-600, -600]]
     ]
-    assert store.get_into_ranges([one.ptr], [["range/a"]], [[[0], [0]]], [[[0]]], [[[1]]]) == [
-        [[1], [-600]]
-    ]
+    assert store.get_into_ranges([one.ptr], [["range/a"]], [[[0], [0]]], [[[0]]], [[[1]]]) == [[[-600]]]
+
+
+@pytest.mark.check(31)
+@pytest.mark.parametrize(
+    ("buffers", "keys", "targets", "starts", "sizes", "answer"),
+    [
+        (1, [["rf/a", "rf/b"]], [[[0]]], [[[0]]], [[[10]]], [[[-600], [-600]]]),
+        (1, [["rf/a"]], [[[0], [0]]], [[[0], [0]]], [[[10], [10]]], [[[-600]]]),
+        (2, [["rf/a"]], [[[0]]], [[[0]]], [[[10]]], [[[-600]], [[-600]]]),
+        (1, [["rf/a"]], [], [[[0]]], [[[10]]], [[[-600]]]),
+        (1, [["rf/a"]], [[[0]], [[0]]], [[[0]]], [[[10]]], [[[-600]]]),
+        (1, [["rf/a"], ["rf/b"]], [[[0]]], [[[0]]], [[[10]]], [[[-600]]]),
+        (1, [["rf/none"]], [[[0]]], [[[0]]], [[[0]]], [[[-704]]]),
+        (1, [["rf/a"]], [[[0]]], [[[101]]], [[[0]]], [[[-600]]]),
+        (1, [["rf/a"]], [[[0]]], [[[100]]], [[[0]]], [[[0]]]),
+    ],
+)
+def test_ranges_have_an_answer_for_each_buffer_and_key(
+    store, buffers, keys, targets, starts, sizes, answer
+):
+    store.put("rf/a", bytes(range(100)))
+    place = memory(b"\xee" * 50)
+    assert store.register_buffer(place.ptr, place.size) == 0
+    assert store.get_into_ranges([place.ptr] * buffers, keys, targets, starts, sizes) == answer
+    assert bytes(place) == b"\xee" * 50

@@ -151,12 +151,27 @@ impl Client {
             results.push(if interrupt::ended() {
                 Err(Error::Master(CallError::Interrupted { awaited: "a read of a session" }))
             } else {
-                session.valid().and_then(|located| {
-                    Ok(self.read_ranges(&session.key, &located, ranges, deadline)?)
-                })
+                self.session_read(session, ranges, deadline)
             });
         }
         results
+    }
+
+    /// Reads parts of the value of one session. An object that moved is looked up again: the lease keeps it, not
+    /// its place.
+    fn session_read(
+        &self,
+        session: &GetSession,
+        ranges: &mut [RangeInto<'_>],
+        deadline: Deadline,
+    ) -> Result<Ranges, Error> {
+        let read = self.read_ranges(&session.key, &*session.valid()?, ranges, deadline);
+        match read {
+            Err(error) if error.is_stale() && self.renew(&[session], deadline) == [true] => {
+                Ok(self.read_ranges(&session.key, &*session.valid()?, ranges, deadline)?)
+            }
+            read => Ok(read?),
+        }
     }
 
     /// Renews leases; which of them.
@@ -169,7 +184,7 @@ impl Client {
             Ok(Found::Held(renewed)) => {
                 let mut held = session.held.lock();
                 let same = renewed.located.object == held.located.object;
-                if same && renewed.until > held.until {
+                if same && renewed.until >= held.until {
                     *held = renewed;
                 }
                 same

@@ -42,6 +42,6 @@ pub use error::{Error, SessionError};
 pub use get_session::{GetSession, Opened};
 pub use mooncrate_transfer::View;
 pub use put::Stored;
-pub use put_session::PutSession;
+pub use put_session::{PutSession, SessionParts};
 pub use ranges::{RangeInto, Ranges};
 pub use wishes::Wishes;

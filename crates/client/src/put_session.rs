@@ -32,6 +32,9 @@ use mooncrate_wire::{CallError, DataError};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The part of a call's time for which an owner may stand still.
+const SILENCE_SHARE: u32 = 4;
+
 /// What an interrupted start waited for.
 const START: &str = "the start of put sessions";
 
@@ -45,6 +48,9 @@ pub struct PutSession {
     /// `None`: the session is over.
     open: RwLock<Option<Open>>,
 }
+
+/// Parts of the value of one session, by where they start in it.
+pub type SessionParts<'a> = (&'a PutSession, &'a [(u64, &'a [u8])]);
 
 #[derive(Debug)]
 struct Open {
@@ -159,7 +165,8 @@ impl Client {
             len: plan.striping.stripe_len(locator.stripe),
             label: &label,
         };
-        let way = self.engine.transport(locator, deadline);
+        // One that stands still later must leave time for the others.
+        let way = self.engine.hasty(locator, self.config.call_time / SILENCE_SHARE, deadline);
         let opened = way.and_then(|transport| transport.open(&put, deadline));
         self.owners.note(locator, opened.as_ref().err());
         opened.inspect_err(|_| self.engine.forget(locator.segment))
@@ -173,23 +180,56 @@ impl Client {
         offset: u64,
         part: &[u8],
     ) -> Result<(), Error> {
+        let parts: SessionParts<'_> = (session, &[(offset, part)]);
+        self.sessions_write(&[parts]).pop().expect("one result per session")
+    }
+
+    /// The same for many sessions and parts; one result each, all within the time of one call. Parts of a session
+    /// that do not make sense together leave it as it was.
+    pub fn sessions_write(&self, items: &[SessionParts<'_>]) -> Vec<Result<(), Error>> {
+        let deadline = self.deadline();
+        let mut silent = Vec::new();
+        let one = |(session, parts): &SessionParts<'_>| {
+            if interrupt::ended() {
+                // A session that was not written to is not broken.
+                return Err(Error::Master(CallError::Interrupted { awaited: "the parts before" }));
+            }
+            self.write_parts(session, parts, &mut silent, deadline)
+        };
+        items.iter().map(one).collect()
+    }
+
+    /// The same for one. Owners in `silent` are not waited for again.
+    fn write_parts(
+        &self,
+        session: &PutSession,
+        parts: &[(u64, &[u8])],
+        silent: &mut Vec<SegmentId>,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
         let _held = interrupt::hold();
         let open = session.open.read();
         let open = open.as_ref().ok_or(SessionError::Over)?;
         if open.broken.load(Ordering::Relaxed) {
             return Err(SessionError::Broken.into());
         }
-        open.runs.lock().claim(offset, part.len() as u64)?;
-        if part.is_empty() {
-            return Ok(());
+        if open.plan.replicas.iter().any(|locator| silent.contains(&locator.segment)) {
+            return Err(TransferError::Silent.into());
         }
-        let sums = runs::sums(offset, part);
-        if let Err(error) = open.write(offset, part, self.deadline()) {
-            // Relaxed: whoever ends the session has the lock after us.
-            open.broken.store(true, Ordering::Relaxed);
-            return Err(in_words(error));
+        open.runs.lock().claim_all(parts.iter().map(|(at, part)| (*at, part.len() as u64)))?;
+        for (offset, part) in parts.iter().filter(|(_, part)| !part.is_empty()) {
+            let sums = runs::sums(*offset, part);
+            if let Err((owner, error)) = open.write(*offset, part, deadline) {
+                // Relaxed: whoever ends the session has the lock after us.
+                open.broken.store(true, Ordering::Relaxed);
+                self.owners.note(&owner, Some(&error));
+                if error.silence().is_some() {
+                    silent.push(owner.segment);
+                }
+                return Err(in_words(error));
+            }
+            open.runs.lock().done(*offset, &sums);
         }
-        open.runs.lock().done(offset, &sums);
         Ok(())
     }
 
@@ -291,8 +331,13 @@ impl PutSession {
 }
 
 impl Open {
-    /// Moves a part to every copy of every stripe that it touches.
-    fn write(&self, offset: u64, part: &[u8], deadline: Deadline) -> Result<(), TransferError> {
+    /// Moves a part to every copy of every stripe that it touches; where that failed, and why.
+    fn write(
+        &self,
+        offset: u64,
+        part: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), (Locator, TransferError)> {
         let end = offset + part.len() as u64;
         for (locator, replica) in self.plan.replicas.iter().zip(&self.replicas) {
             let first = self.plan.striping.start(locator.stripe);
@@ -300,7 +345,8 @@ impl Open {
             let (from, to) = (offset.max(first), end.min(last));
             if from < to {
                 let part = &part[(from - offset) as usize..(to - offset) as usize];
-                replica.lock().write(from - first, part, deadline)?;
+                let written = replica.lock().write(from - first, part, deadline);
+                written.map_err(|error| (*locator, error))?;
             }
         }
         Ok(())

@@ -62,6 +62,26 @@ impl Runs {
         Ok(())
     }
 
+    /// Claims parts, by start and bytes: all of them or none.
+    pub(crate) fn claim_all(
+        &mut self,
+        parts: impl Iterator<Item = (u64, u64)>,
+    ) -> Result<(), SessionError> {
+        let mut claimed = Vec::new();
+        for (start, bytes) in parts {
+            if let Err(error) = self.claim(start, bytes) {
+                for start in claimed {
+                    self.runs.remove(&start);
+                }
+                return Err(error);
+            }
+            if bytes > 0 {
+                claimed.push(start);
+            }
+        }
+        Ok(())
+    }
+
     /// The bytes that were claimed at `start` are in place; `sums` are those of their slices.
     pub(crate) fn done(&mut self, start: u64, sums: &[(u64, u64)]) {
         if sums.is_empty() {
@@ -197,5 +217,17 @@ mod tests {
         assert_eq!(runs.seals(whole), Err(SessionError::Gap { start: 40, end: 100 }), "on its way");
         runs.done(40, &sums(40, &value[40..]));
         assert_eq!(runs.seals(whole), Ok(vec![seal_of(&value)]));
+    }
+
+    #[test]
+    fn parts_are_claimed_together_or_not_at_all() {
+        let mut runs = Runs::new(200);
+        let claimed = runs.claim_all([(0, 100), (0, 0), (150, 100)].into_iter());
+        assert!(matches!(claimed, Err(SessionError::OutOfRange { start: 150, .. })));
+        let claimed = runs.claim_all([(0, 100), (50, 10)].into_iter());
+        assert!(matches!(claimed, Err(SessionError::Overlap { start: 50, end: 60 })));
+        assert!(runs.runs.is_empty());
+        runs.claim_all([(100, 100), (0, 100)].into_iter()).unwrap();
+        assert!(runs.claim(0, 1).is_err());
     }
 }

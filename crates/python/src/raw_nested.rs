@@ -90,7 +90,8 @@ pub(crate) fn get(
     Ok((codes, failed))
 }
 
-/// A code for each range, and what is to be read. A key whose columns do not fit has at least one code.
+/// A code for each range, and what is to be read. There is a row for each buffer and key; one whose columns do not fit
+/// has at least one code.
 fn sorted<'a>(
     buffers: &[Number],
     keys: &'a [Keys],
@@ -99,25 +100,28 @@ fn sorted<'a>(
     senseless: i64,
 ) -> (Vec<Vec<Vec<i64>>>, Vec<Job<'a>>) {
     let (mut codes, mut jobs) = (Vec::new(), Vec::new());
-    for (buffer, all) in columns.targets.iter().enumerate() {
-        let mut rows = Vec::with_capacity(all.len());
-        for (place, targets) in all.iter().enumerate() {
-            let numbers = [&columns.starts, &columns.sizes].map(|column| {
-                let row = column.get(buffer)?.get(place)?;
-                (row.0.len() == targets.0.len()).then_some(&row.0)
-            });
-            let key = keys.get(buffer).and_then(|keys| keys.0.get(place));
-            let (Some(key), [Some(starts), Some(sizes)], Some(address)) =
-                (key, numbers, buffers.get(buffer))
-            else {
-                rows.push(vec![senseless; targets.0.len().max(1)]);
+    let Columns { targets, starts, sizes } = columns;
+    let fits = [keys.len(), targets.len(), starts.len(), sizes.len()] == [buffers.len(); 4];
+    for (buffer, address) in buffers.iter().enumerate() {
+        let keys = keys.get(buffer).map_or(&[][..], |keys| &keys.0);
+        let columns = [targets, starts, sizes]
+            .map(|column| column.get(buffer).map_or(&[][..], Vec::as_slice));
+        if !fits || columns.iter().any(|rows| rows.len() != keys.len()) {
+            codes.push(vec![vec![senseless]; keys.len().max(1)]);
+            continue;
+        }
+        let [targets, starts, sizes] = columns;
+        let mut rows = Vec::with_capacity(keys.len());
+        for (place, key) in keys.iter().enumerate() {
+            let [targets, starts, sizes] = [targets, starts, sizes].map(|column| &column[place].0);
+            if [starts.len(), sizes.len()] != [targets.len(); 2] {
+                rows.push(vec![senseless; targets.len().max(1)]);
                 continue;
-            };
+            }
             let mut wanted = Vec::new();
-            let each = targets.0.iter().zip(starts).zip(sizes).enumerate();
+            let each = targets.iter().zip(starts).zip(sizes).enumerate();
             let row = each.map(|(number, ((target, start), size))| {
                 match within(address, target, size, ranges).zip(start.0) {
-                    Some((piece, _)) if piece.size == 0 => 0,
                     Some((piece, start)) => {
                         wanted.push((number, start as u64, piece));
                         senseless

@@ -77,6 +77,6 @@ impl Ranges {
         let ranges = self.0.lock();
         let Some((start, range)) = ranges.range(..=address).next_back() else { return 0 };
         let usable = if write { range.write } else { range.read };
-        if usable { (start + range.size).saturating_sub(address) } else { 0 }
+        if usable { range.size.saturating_sub(address - start) } else { 0 }
     }
 }

@@ -24,10 +24,10 @@ use mooncrate::{Error, GetSession, Opened, PutSession, RangeInto, SessionError, 
 use mooncrate_client::Error as ClientError;
 use mooncrate_core::limits::LEASE_MS_MAX;
 use mooncrate_lock::{Mutex, interrupt};
-use mooncrate_wire::CallError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -223,9 +223,7 @@ impl Sessions {
         let tables = self.tables(py)?;
         let jobs =
             jobs(py, &keys, &tables.puts, (&addresses, &sizes, &starts), (&ranges, Use::Read))?;
-        let done = self.interruptible(py, || -> Vec<Outcome> {
-            jobs.iter().flatten().map(write_one).collect()
-        })?;
+        let done = self.interruptible(py, || write_all(&jobs))?;
         let mut done = done.into_iter();
         let outcome = |job: &Option<Job<PutSession>>| match job {
             Some(_) => done.next().expect("one outcome per job"),
@@ -314,7 +312,7 @@ impl Sessions {
         let sessions: Vec<&PutSession> = taken.iter().flatten().map(|one| &**one).collect();
         let (done, raised) = interrupted(py, || work(&sessions))?;
         let mut done = done.into_iter();
-        let mut outcomes = Vec::with_capacity(taken.len());
+        let (mut outcomes, mut replaced) = (Vec::with_capacity(taken.len()), Vec::new());
         for (key, session) in keys.0.iter().zip(taken) {
             let Some(session) = session else {
                 outcomes.push(Outcome::Code(senseless));
@@ -324,12 +322,17 @@ impl Sessions {
                 Ok(()) => Outcome::Code(0),
                 Err(error) => {
                     if is_gap(&error) {
-                        tables.puts.lock().entry(key.bytes().to_vec()).or_insert(session);
+                        match tables.puts.lock().entry(key.bytes().to_vec()) {
+                            Entry::Vacant(place) => drop(place.insert(session)),
+                            Entry::Occupied(_) => replaced.push(session),
+                        }
                     }
                     Outcome::Failed(error)
                 }
             });
         }
+        // The end of a session asks the master.
+        py.detach(|| drop(replaced));
         if let Some(raised) = raised {
             self.interrupted.store(true, Ordering::Relaxed);
             return Err(raised);
@@ -426,27 +429,33 @@ impl<S> Job<S> {
     }
 }
 
-/// Why a session was not used after all.
-fn interrupted_before() -> Error {
-    ClientError::Master(CallError::Interrupted { awaited: "the parts before" }).into()
-}
-
-fn write_one(job: &Job<PutSession>) -> Outcome {
-    if interrupt::ended() {
-        // A session that was not written to is not broken.
-        return Outcome::Failed(interrupted_before());
-    }
-    if let Err(refused) = job.look(Use::Read) {
-        return Outcome::Refused(refused);
-    }
-    let mut bytes = 0;
-    for (start, piece) in &job.parts {
-        if let Err(error) = job.session.write(*start, piece.bytes()) {
-            return Outcome::Failed(error);
+fn write_all(jobs: &[Option<Job<PutSession>>]) -> Vec<Outcome> {
+    let jobs: Vec<&Job<PutSession>> = jobs.iter().flatten().collect();
+    let looked: Vec<Result<(), Refused>> = jobs.iter().map(|job| job.look(Use::Read)).collect();
+    let good = jobs.iter().zip(&looked).filter(|(_, looked)| looked.is_ok());
+    let parts: Vec<(&PutSession, Vec<(u64, &[u8])>)> = good
+        .map(|(job, _)| {
+            let parts = job.parts.iter().map(|(start, piece)| (*start, piece.bytes()));
+            (&*job.session, parts.collect())
+        })
+        .collect();
+    let items: Vec<(&PutSession, &[(u64, &[u8])])> =
+        parts.iter().map(|(session, parts)| (*session, &parts[..])).collect();
+    let mut written = PutSession::write_all(&items).into_iter().zip(&items);
+    let outcome = |looked: Result<(), Refused>| {
+        if let Err(refused) = looked {
+            return Outcome::Refused(refused);
         }
-        bytes += piece.size;
-    }
-    Outcome::Code(i64::try_from(bytes).unwrap_or(i64::MAX))
+        let (written, (_, parts)) = written.next().expect("one result per session");
+        match written {
+            Ok(()) => {
+                let bytes: usize = parts.iter().map(|(_, part)| part.len()).sum();
+                Outcome::Code(i64::try_from(bytes).unwrap_or(i64::MAX))
+            }
+            Err(error) => Outcome::Failed(error),
+        }
+    };
+    looked.into_iter().map(outcome).collect()
 }
 
 fn read_all(jobs: &[Option<Job<GetSession>>]) -> Vec<Outcome> {

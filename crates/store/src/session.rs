@@ -69,6 +69,15 @@ impl PutSession {
         Ok(self.store.client().session_write(&self.session, offset, part)?)
     }
 
+    /// [`PutSession::write`] for parts of many sessions of one store, all within the time of one call; one result
+    /// each. Parts of a session that do not make sense together leave it as it was.
+    pub fn write_all(items: &[(&Self, &[(u64, &[u8])])]) -> Vec<Result<(), Error>> {
+        let Some((first, _)) = items.first() else { return Vec::new() };
+        let inner: Vec<_> = items.iter().map(|(one, parts)| (&one.session, *parts)).collect();
+        let written = first.store.client().sessions_write(&inner).into_iter();
+        written.map(|one| one.map_err(Error::from)).collect()
+    }
+
     /// Waits for writes on their way, then makes the value visible. A gap is an error that says where, and
     /// leaves the session open; any other error ends it.
     pub fn end(&self) -> Result<(), Error> {

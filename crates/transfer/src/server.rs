@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -127,6 +127,8 @@ pub(crate) struct Inner {
     late: Mutex<Vec<(Now, WriteGuard)>>,
     /// What tenants have pinned.
     pub(crate) pinned: PinBook,
+    /// Connections that have puts in parts.
+    pub(crate) sessions: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -160,6 +162,7 @@ impl DataServer {
             closed: Condvar::new(),
             late: Mutex::default(),
             pinned: PinBook::default(),
+            sessions: AtomicUsize::new(0),
         });
         let mut listeners = Vec::new();
         for socket in sockets {

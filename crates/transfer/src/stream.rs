@@ -291,6 +291,7 @@ impl Transport for Stream {
         // A link of its own: the put is booked to it and may stay open for long, and hanging up gives
         // the range back.
         let mut link = self.pool.dedicated(deadline)?;
+        link.set_silence_max(self.silence_max);
         let request = DataRequest::Open(message::Open { put: *put });
         told(link.call_data(&request, &[], deadline)?)??;
         Ok(Box::new(StreamOpen { link, locator: put.locator, token: put.token }))
@@ -524,6 +525,8 @@ impl OpenPut for StreamOpen {
     }
 
     fn signal(mut self: Box<Self>, seal: Seal, deadline: Deadline) -> Result<(), TransferError> {
+        // Its owner sums the value, and says nothing meanwhile.
+        self.link.set_silence_max(Duration::MAX);
         let signal = message::Signal { locator: self.locator, token: self.token, seal };
         Ok(told(self.link.call_data(&DataRequest::Signal(signal), &[], deadline)?)??)
     }

@@ -10,6 +10,8 @@ use mooncrate::{
     CatalogConfig, ClientConfig, ConnectOptions, EmbeddedOptions, Error, GetSession, Opened,
     PutConfig, PutSession, RangeInto, SessionError, Store, Stored,
 };
+use mooncrate_core::NodeId;
+use mooncrate_core::copy::DrainMode;
 use mooncrate_core::error::PutError;
 use mooncrate_core::rng::Rng;
 use rustix::process::Signal;
@@ -338,5 +340,75 @@ fn a_stopped_owner_ruins_no_sessions_of_others() {
         judge(&name(n), n, 5000, &store.get(&name(n)).unwrap().unwrap());
     }
     fleet.nodes[0].signal(Signal::CONT);
+    fleet.audit();
+}
+
+/// Parts for sessions at two owners, of which one is stopped: it is waited for once, the other one takes all of its
+/// own. Eight sessions took eight times the time of a call, and no part after that of the first could be written.
+#[test]
+fn a_stopped_owner_is_waited_for_once_by_a_batch_of_parts() {
+    let registration = LONG_REGISTRATION;
+    let put_timeout = Duration::from_mins(1);
+    let fleet =
+        Fleet::start_with(&["a", "b"], CatalogConfig { registration, put_timeout, ..catalog() });
+    let client = ClientConfig { call_time: Duration::from_secs(4), ..ClientConfig::default() };
+    let master = fleet.address.clone().into();
+    let store =
+        Store::connect(ConnectOptions { master, client, ..ConnectOptions::default() }).unwrap();
+    let names: Vec<Vec<u8>> = (0..8).map(name).collect();
+    let mut sessions = Vec::new();
+    for (names, node) in names.chunks(4).zip(["a", "b"]) {
+        let config = PutConfig { preferred: vec![segment(node)], ..store.put_config() };
+        sessions.extend(started(&store, names, &config).into_iter().map(Result::unwrap));
+    }
+    fleet.nodes[0].stop();
+    let values: Vec<Vec<u8>> = (0..8).map(|n| stamped(&name(n), n, 5000)).collect();
+    // In two parts each, the second one first.
+    let parts: Vec<[(u64, &[u8]); 2]> =
+        values.iter().map(|value| [(1000, &value[1000..]), (0, &value[..1000])]).collect();
+    let items: Vec<(&PutSession, &[(u64, &[u8])])> =
+        sessions.iter().zip(&parts).map(|(session, parts)| (session, &parts[..])).collect();
+    let written = PutSession::write_all(&items);
+    for (n, written) in written.iter().enumerate() {
+        let words = written.as_ref().err().map(ToString::to_string);
+        let left_alone = words.as_deref().is_some_and(|words| words.contains("lately"));
+        assert_eq!((written.is_ok(), left_alone), (n >= 4, (1..4).contains(&n)), "{n}: {words:?}");
+    }
+    fleet.nodes[0].signal(Signal::CONT);
+    // Those that were not written to are not broken.
+    let written = PutSession::write_all(&items[1..4]);
+    assert!(written.iter().all(Result::is_ok), "{written:?}");
+    let ended = PutSession::end_all(&sessions[1..].iter().collect::<Vec<_>>());
+    assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+    for n in 1..8 {
+        judge(&name(n), n, 5000, &store.get(&name(n)).unwrap().unwrap());
+    }
+    drop(sessions);
+    fleet.audit();
+}
+
+/// A lease keeps an object, not its place: when it moves, the session goes along.
+#[test]
+fn a_session_follows_its_object() {
+    let fleet = Fleet::start(&["a", "b"]);
+    let store = connect(&fleet.address, true);
+    let config = PutConfig { preferred: vec![segment("a")], ..store.put_config() };
+    let value = stamped(b"k", 1, 5000);
+    store.put_parts(b"k", &[&value], &config).unwrap();
+    let session = store.get_session(b"k", Duration::from_secs(10)).unwrap().unwrap();
+    let a = NodeId::named("a");
+    store.drain(a, None, DrainMode::Move).unwrap().unwrap();
+    let read = || {
+        let mut into = vec![0; 4000];
+        session.read(1000, &mut into).unwrap();
+        assert!(into[..] == value[1000..]);
+    };
+    for seen in store.drain_progress(a, None, Duration::from_millis(5)) {
+        read();
+        if seen.unwrap().moved == 1 {
+            break;
+        }
+    }
+    read();
     fleet.audit();
 }

@@ -22,7 +22,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Bytes received at a time, summed while they are in cache.
@@ -67,6 +67,10 @@ pub(super) struct Connection<'a> {
     unix: bool,
     busy: Arc<AtomicBool>,
     puts: Puts,
+    /// While it has a put in parts.
+    session: Option<SessionSeat<'a>>,
+    /// When the callers give up whose answers are queued.
+    answers_until: Option<Deadline>,
     pins: BTreeMap<u64, Pinned>,
     overdue: Overdue,
     pinned_bytes: BTreeMap<SegmentId, u64>,
@@ -91,6 +95,26 @@ enum Asked {
     Release(Vec<Locator>),
     Verify(Locator),
     Lend(SegmentId),
+}
+
+/// A place among the connections that have puts in parts.
+struct SessionSeat<'a>(&'a AtomicUsize);
+
+impl<'a> SessionSeat<'a> {
+    /// `None`: half of all connections have such puts.
+    fn take(server: &'a Inner) -> Option<Self> {
+        let most = (server.config.connections_max / 2).max(1);
+        // Relaxed: a count that orders nothing.
+        let taken = server.sessions.fetch_add(1, Ordering::Relaxed);
+        let seat = Self(&server.sessions);
+        (taken < most).then_some(seat)
+    }
+}
+
+impl Drop for SessionSeat<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Puts of a connection that are begun.
@@ -118,6 +142,8 @@ impl<'a> Connection<'a> {
             unix,
             busy,
             puts: BTreeMap::new(),
+            session: None,
+            answers_until: None,
             pins: BTreeMap::new(),
             overdue: Overdue::default(),
             pinned_bytes: BTreeMap::new(),
@@ -130,25 +156,51 @@ impl<'a> Connection<'a> {
     pub(super) fn run(mut self) -> Result<(), CallError> {
         while !self.server.stopping() {
             // Whoever holds pins or an open put may take its time: closing would take them away.
-            let waits = if self.pins.is_empty() && self.puts.is_empty() {
+            let waits = if self.pins.is_empty() {
                 boottime().deadline_in(self.server.config.idle_time)
             } else {
                 Deadline::NEVER
             };
             let (server, peer) = (self.server, self.peer);
-            let asked = self.link.recv_request(waits)?;
-            // Release: pairs with the Acquire in `stop`.
-            self.busy.store(true, Ordering::Release);
-            let deadline = asked.deadline.min(boottime().deadline_in(REQUEST_TIME_MAX));
-            let id = asked.id;
-            let asked = take(server, peer, &self.puts, asked.request);
+            let (busy, puts) = (&self.busy, &self.puts);
+            let asked = self.link.recv_request(waits).map(|asked| {
+                // Release: pairs with the Acquire in `stop`.
+                busy.store(true, Ordering::Release);
+                (asked.id, asked.deadline, take(server, peer, puts, asked.request))
+            });
+            let (id, deadline, asked) = match asked {
+                Err(CallError::Deadline { .. }) if self.link.is_open() && self.has_puts() => {
+                    continue;
+                }
+                asked => asked?,
+            };
+            let deadline = deadline.min(boottime().deadline_in(REQUEST_TIME_MAX));
+            // Answers that are queued are not lost by a caller in a hurry.
+            let deadline = self.answers_until.map_or(deadline, |until| until.max(deadline));
+            self.answers_until = Some(deadline);
             self.answer(id, asked, deadline)?;
             if !self.link.has_request() {
                 self.link.flush(deadline)?;
+                self.answers_until = None;
                 self.busy.store(false, Ordering::Release);
             }
         }
         self.link.flush(boottime().deadline_in(REQUEST_TIME_MAX))
+    }
+
+    /// Whether a put is under way. Those that the master gave up are not any more, so a peer that forgot them does not
+    /// keep its connection for ever. Where the peer itself stores, only its hanging up tells that it has let go (R7).
+    fn has_puts(&mut self) -> bool {
+        self.puts.retain(|_, put| put.how == How::Direct || !put.guard.aborted());
+        self.give_session_back();
+        !self.puts.is_empty()
+    }
+
+    /// A connection without a put in parts has no session.
+    fn give_session_back(&mut self) {
+        if self.puts.values().all(|put| put.how != How::Parts) {
+            self.session = None;
+        }
     }
 
     /// Answers. What small puts are told, one after the other, leaves together; nobody's answer waits for
@@ -185,6 +237,7 @@ impl<'a> Connection<'a> {
                 let leave = granted(self.server, self.peer, &abandon.locator, Right::Write);
                 DataReply::Abandon(leave.map(|()| {
                     self.puts.remove(&life(&abandon.locator));
+                    self.give_session_back();
                 }))
             }
         };
@@ -367,8 +420,16 @@ impl<'a> Connection<'a> {
         Ok(segment)
     }
 
+    /// Opens a put in parts. It may stay open for long, and has a connection of its own: so that others find one,
+    /// such puts have half of them.
     fn open(&mut self, put: Put) -> Result<(), DataError> {
-        self.puts.insert(life(&put.locator), OpenPut { guard: put.begun?, how: How::Parts });
+        let guard = put.begun?;
+        if self.session.is_none() {
+            let seat = SessionSeat::take(self.server);
+            let busy = || self.server.tally.refused.wire(DataError::Busy { after_ms: BUSY_MS });
+            self.session = Some(seat.ok_or_else(busy)?);
+        }
+        self.puts.insert(life(&put.locator), OpenPut { guard, how: How::Parts });
         Ok(())
     }
 
@@ -423,6 +484,7 @@ impl<'a> Connection<'a> {
             .map_err(|error| tally.refused.wire(error))?;
         let open = self.puts.remove(&life(locator));
         let OpenPut { guard, how } = open.ok_or_else(|| tally.refused.wire(DataError::BadToken))?;
+        self.give_session_back();
         let (now, len) = (boottime(), guard.value_len());
         let published = match how {
             How::Streamed => guard.publish(now, token, seal),

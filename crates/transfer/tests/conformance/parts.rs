@@ -4,9 +4,11 @@ use crate::rig::{EPOCH, HANG_UP, MOUNT, Rig, SLOTS, Value, soon};
 use crate::suite::expect;
 use mooncrate_core::plan::{Action, Locator, OrderResult};
 use mooncrate_core::{Extent, Generation, Incarnation, LeaderEpoch, SegmentId, Slot};
-use mooncrate_transfer::{OpenPut, TransferError};
-use mooncrate_wire::DataError;
-use mooncrate_wire::message::BeginWrite;
+use mooncrate_mem::clock::boottime;
+use mooncrate_transfer::{DataServerConfig, OpenPut, Path, Stream, TransferError, Transport};
+use mooncrate_wire::message::{BeginWrite, DataReply, DataRequest, Verify};
+use mooncrate_wire::{DataError, PoolConfig};
+use std::time::Duration;
 
 fn begin(value: &Value) -> BeginWrite<'_> {
     let write = value.write(&[]);
@@ -140,4 +142,63 @@ pub(crate) fn opening_what_is_not_ours_is_refused(rig: &mut Rig) {
     expect(rig.transport.open(&old, soon()), E::OldEpoch);
     rig.read_value(&taken).unwrap();
     rig.put(&free).unwrap();
+}
+
+/// Each put in parts has a connection of its own. They leave half of them to others: 191 such puts of one client shut
+/// the data port of a node with 1024 descriptors.
+#[test]
+fn puts_in_parts_leave_connections_to_others() {
+    let rig = Rig::new(Path::Local);
+    let config = DataServerConfig { connections_max: 8, ..DataServerConfig::default() };
+    let (_server, unix) = rig.serve_with(config);
+    let stream = Stream::new(unix, &PoolConfig::default());
+    let open = || stream.open(&begin(&rig.value(100)), soon());
+    let mut puts: Vec<_> = (0..4).map(|_| open().unwrap()).collect();
+    let refused = open().unwrap_err();
+    assert!(matches!(refused, TransferError::Data(DataError::Busy { .. })), "{refused}");
+    let value = rig.value(5000);
+    let pieces = [&value.bytes[..]];
+    stream.send(&[value.write(&pieces)], soon()).finish(soon()).pop().unwrap().unwrap();
+    drop(puts.pop());
+    rig.until("one place is free again", HANG_UP * 20, |_| open().is_ok());
+}
+
+/// A peer that forgot a put which the master gave up does not keep its connection for it; one whose put is open does.
+#[test]
+fn a_forgotten_put_keeps_no_connection() {
+    let rig = Rig::new(Path::Local);
+    let idle_time = Duration::from_millis(30);
+    let (server, unix) =
+        rig.serve_with(DataServerConfig { idle_time, ..DataServerConfig::default() });
+    let stream = Stream::new(unix, &PoolConfig::default());
+    let (given_up, kept) = (rig.value(100), rig.value(100));
+    let forgotten = stream.open(&begin(&given_up), soon()).unwrap();
+    let mut put = stream.open(&begin(&kept), soon()).unwrap();
+    std::thread::sleep(idle_time * 4);
+    assert_eq!(server.connections(), 2);
+    assert_eq!(rig.order(&given_up.locator, Action::Abort), OrderResult::Waiting);
+    rig.until("its connection is closed", HANG_UP * 20, |_| server.connections() == 1);
+    write(&mut *put, &kept, 0, 100);
+    put.signal(kept.seal, soon()).unwrap();
+    rig.read_value(&kept).unwrap();
+    drop(forgotten);
+}
+
+/// An answer that is queued is not lost because the next caller on the link gives up at once.
+#[test]
+fn nobody_loses_an_answer_to_a_caller_in_a_hurry() {
+    let rig = Rig::new(Path::Shared);
+    let value = rig.stored(5000);
+    let mut link = rig.unix_link();
+    let read = mooncrate_wire::message::Read { locator: value.locator, start: 0, len: 5000 };
+    link.queue_data(&DataRequest::Read(read), &[], soon()).unwrap();
+    let verify = Verify { locator: value.locator };
+    link.queue_data(&DataRequest::Verify(verify), &[], boottime().deadline_in(Duration::ZERO))
+        .unwrap();
+    link.flush(soon()).unwrap();
+    let mut bytes = vec![0; 5000];
+    assert!(matches!(link.recv_data(soon()).unwrap().1, DataReply::Read(_)));
+    link.recv_attachment(&mut bytes, |_| (), soon()).unwrap();
+    value.judge(&bytes).unwrap();
+    assert_eq!(link.recv_data(soon()).unwrap().1, DataReply::Verify(Ok(true)));
 }

@@ -159,9 +159,12 @@ impl Link {
     }
 
     /// The called side: the next request. What is not one is refused in words, and the link is
-    /// closed.
+    /// closed. A deadline at which nothing of a request has come leaves the link as it was.
     pub fn recv_request(&mut self, deadline: Deadline) -> Result<Asked<'_>, CallError> {
-        let frame = self.read_frame(deadline, "a request")?;
+        let frame = self.read_frame(deadline, "a request").inspect_err(|error| {
+            let quiet = matches!(error, CallError::Deadline { .. }) && self.inbox.held() == 0;
+            self.broken &= !quiet;
+        })?;
         let arrived = boottime();
         let (id, kind) = (frame.header.request(), frame.header.kind());
         self.attached_in = frame.attached;

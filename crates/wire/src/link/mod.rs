@@ -569,10 +569,15 @@ impl Link {
         awaited: &'static str,
     ) -> Result<Frame, CallError> {
         loop {
-            if let Some(frame) = self.inbox.next_frame()? {
-                return Ok(frame);
+            match self.inbox.next_frame() {
+                Ok(Some(frame)) => return Ok(frame),
+                Ok(None) => self.flush(deadline)?,
+                Err(error) => {
+                    // What was answered before is told; what comes of that is not the cause.
+                    let _ = self.flush(deadline);
+                    return Err(error.into());
+                }
             }
-            self.flush(deadline)?;
             // Descriptors travel on data links only; elsewhere a plain read drops them.
             let fds = (self.kind == LinkKind::Data).then_some(&mut self.fds);
             let count = self.channel.read(self.inbox.space(), fds, deadline, awaited)?;

@@ -5,13 +5,16 @@ use mooncrate_core::ids::*;
 use mooncrate_core::seal::Seal;
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::frame::{VERSION_MAX, VERSION_MIN};
+use mooncrate_wire::frame::{
+    Stamp, VERSION_HELLO, VERSION_MAX, VERSION_MIN, decode_frame, encode_frame,
+};
 use mooncrate_wire::message::*;
 use mooncrate_wire::{
     Address, CallError, DataError, Gate, Kind, Link, LinkConfig, LinkKind, RefusalCode, RequestId,
 };
 use std::io::{IoSlice, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -425,5 +428,64 @@ fn another_thread_can_end_a_wait() {
             });
         },
         |client| assert!(client.recv_data(within(2000)).is_err()),
+    );
+}
+
+/// A frame as a peer sends it that is none of ours.
+fn framed(version: u8, kind: Kind, encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut out = Vec::new();
+    let (reply, request, deadline_ms) = (false, RequestId(3), 5000);
+    encode_frame(&mut out, Stamp { version, kind, reply, request, deadline_ms }, encode).unwrap();
+    out
+}
+
+/// Junk right behind a good request ends the link, but not before that request has its answer.
+#[test]
+fn what_was_answered_before_junk_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Unix(folder.path().join("node"));
+    let bound = Bound::listen(&address).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut node, _) = accept(&bound);
+            let id = node.recv_request(within(5000)).unwrap().id;
+            node.queue_reply(id, &DataReply::Signal(Ok(())), &[], within(5000)).unwrap();
+            assert!(node.has_request(), "something came with it");
+            assert!(node.recv_request(within(5000)).is_err());
+        });
+        let mut peer = UnixStream::connect(folder.path().join("node")).unwrap();
+        peer.write_all(&framed(VERSION_HELLO, Kind::Hello, |out| DATA.encode(out))).unwrap();
+        let mut bytes = [0; 1024];
+        assert!(peer.read(&mut bytes).unwrap() > 0, "the answer to the hello");
+        let signal = Signal { locator: locator(), token: PutToken(7), seal: Seal::default() };
+        let signal = DataRequest::Signal(signal);
+        let mut sent = framed(VERSION_MIN, signal.kind(), |out| signal.encode(out));
+        sent.extend([0xff; 64]);
+        peer.write_all(&sent).unwrap();
+        let mut came = Vec::new();
+        peer.read_to_end(&mut came).unwrap();
+        let frame = decode_frame(&came).unwrap().expect("an answer");
+        let reply = DataReply::decode(frame.header.kind(), &came[frame.body]).unwrap();
+        assert_eq!(reply, DataReply::Signal(Ok(())));
+    });
+}
+
+/// The called side may look up from its wait; a request that has begun to come must arrive in time.
+#[test]
+fn a_wait_without_a_request_leaves_the_link_as_it_was() {
+    both(
+        |node| {
+            let waited = node.recv_request(within(20)).unwrap_err();
+            assert!(matches!(waited, CallError::Deadline { .. }) && node.is_open(), "{waited}");
+            let id = node.recv_request(within(5000)).unwrap().id;
+            node.queue_reply(id, &DataReply::Signal(Ok(())), &[], within(5000)).unwrap();
+            node.flush(within(5000)).unwrap();
+        },
+        |client| {
+            std::thread::sleep(Duration::from_millis(60));
+            let signal = Signal { locator: locator(), token: PutToken(7), seal: Seal::default() };
+            let reply = client.call_data(&DataRequest::Signal(signal), &[], within(5000)).unwrap();
+            assert_eq!(reply, DataReply::Signal(Ok(())));
+        },
     );
 }
