@@ -1,5 +1,7 @@
 """Names and ports of this machine, and what the operator says of them in the environment."""
 
+# Early: every look-up of a name needs it, and a fork while it is imported stops the child.
+import encodings.idna  # noqa: F401
 import ipaddress
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A small HTTP server of the standard library, with bounds: connections, time, bodies.
+"""A small HTTP server on threads, with bounds: connections, time, heads, bodies.
 
 What must stay true: a caller that is slow or silent ends by itself; nobody on another machine is served
 unless the operator says so; a page of another web site gets nothing from a server on this machine.
@@ -13,12 +13,11 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ._hosts import is_local, says_yes
+from ._request import CONTINUE, BadHead, Headers, answer_head, read_head
 
 log = logging.getLogger("mooncake")
 
@@ -130,10 +129,12 @@ def left(end: float) -> float:
     return seconds
 
 
-class Server(ThreadingHTTPServer):
+class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Listens at once; serves between `start` and `close`."""
 
     daemon_threads = True
+    # A server that was just ended has left connections behind, and its port is free all the same.
+    allow_reuse_address = True
     # Threads of callers end with their sockets; nobody waits for them.
     block_on_close = False
     # With the few of the standard library some of 30 callers at once would wait for a second.
@@ -146,11 +147,6 @@ class Server(ThreadingHTTPServer):
         self.only_here = is_local(host)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host.strip("[]"), port), handler)
-
-    def server_bind(self) -> None:
-        # Not HTTPServer's, which asks the network for our name.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.port
 
     @property
     def port(self) -> int:
@@ -193,39 +189,56 @@ class Server(ThreadingHTTPServer):
         self.server_close()
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Reads one request; `route` of a subclass answers it."""
+class Handler(socketserver.BaseRequestHandler):
+    """Reads requests, one after the other; `route` of a subclass answers each."""
 
-    protocol_version = "HTTP/1.1"
-    server_version = "mooncrate"
-    sys_version = ""
     body_max = 1 << 20
     # Verbs that come to `route`; None: all of them.
     verbs: frozenset[str] | None = None
     server: Server
-    # The path as it was sent.
+    # Of the request: its verb, what it asks for, and the path of that as it was sent.
+    command = ""
+    path = ""
     sent_path = ""
+    # Bytes of its body that were not read; below 0: nobody knows how many.
     _unread = 0
 
     def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
+        self.connection: socket.socket = self.request
         self.timed = Timed(self.connection)
         self.rfile = io.BufferedReader(self.timed)
+        self.headers = Headers()
+        self.close_connection = False
 
-    def handle_one_request(self) -> None:
-        self.timed.grant(REQUEST_SECONDS)
-        super().handle_one_request()
+    def finish(self) -> None:
+        self.rfile.close()
+
+    def handle(self) -> None:
+        while not self.close_connection:
+            self.timed.grant(REQUEST_SECONDS)
+            try:
+                self._one()
+            except BadHead as bad:
+                # Where it ends, and another one begins, nobody knows.
+                self.command, self._unread = "", -1
+                self.reply(bad.status, str(bad))
+                self._linger()
+
+    def _one(self) -> None:
+        head = read_head(self.rfile.readline)
+        if head is None:
+            self.close_connection = True
+            return
+        self.command, self.path, self.headers = head.verb, head.path, head.headers
+        self.close_connection = head.last()
+        log.debug("%s: %a", self.client_address[0], str(head))
+        if head.waits():
+            self._send(CONTINUE)
+        self._answer()
 
     def route(self, path: str, query: dict[str, str]) -> None:
         """Answers the request by one `reply`."""
         raise NotImplementedError
-
-    def __getattr__(self, name: str) -> Callable[[], None]:
-        # Every verb comes to `route`, which knows what it does not know.
-        if name.startswith("do_"):
-            return self._answer
-        raise AttributeError(name)
 
     def _answer(self) -> None:
         self._unread = self._length()
@@ -258,7 +271,6 @@ class Handler(BaseHTTPRequestHandler):
 
         Most callers send all before they look for an answer, and lose it if the connection is reset meanwhile.
         """
-        self.wfile.flush()
         self.timed.grant(LINGER_SECONDS)
         wanted = LINGER_BYTES_MAX if self._unread < 0 else min(self._unread, LINGER_BYTES_MAX)
         while wanted > 0:
@@ -357,18 +369,18 @@ class Handler(BaseHTTPRequestHandler):
         # What was not read would be taken for the next request.
         if self._unread:
             self.close_connection = True
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(raw)))
+        headers = {"Content-Type": kind, "Content-Length": str(len(raw))}
         if allow:
-            self.send_header("Allow", allow)
+            headers["Allow"] = allow
         if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self._send(raw)
+            headers["Connection"] = "close"
+        # At once, where it is short: of two pieces the second would wait until the first has arrived.
+        begin = b"" if self.command == "HEAD" else raw[:PACE_BYTES]
+        self._send(answer_head(status, headers) + begin)
+        if begin:
+            self._send(memoryview(raw)[len(begin) :])
 
-    def _send(self, raw: bytes) -> None:
+    def _send(self, raw: bytes | memoryview) -> None:
         """All of it, as long as somebody takes it, and not too slowly."""
         end = time.monotonic() + REQUEST_SECONDS + len(raw) / PACE_BYTES
         rest = memoryview(raw)
@@ -379,6 +391,3 @@ class Handler(BaseHTTPRequestHandler):
     def reply_json(self, status: int, body: Any) -> None:
         """Answers in JSON."""
         self.reply(status, json.dumps(body), "application/json")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        log.debug("%s: " + format, self.address_string(), *args)

@@ -4,7 +4,7 @@ A task is worked off by the process that created it, with the store's own copies
 known in that process only; a store of another process answers "unknown".
 """
 
-import secrets
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -64,7 +64,7 @@ class Tasks:
     def begin(self, kind: TaskType, key: Key, client: str, work: Any) -> TaskId:
         """Starts a task; its id."""
         now = _now_ms()
-        name = (secrets.randbits(63) | 1, secrets.randbits(63) | 1)
+        name = (_random_63() | 1, _random_63() | 1)
         task = QueryTaskResponse(name, kind, TaskStatus.PENDING, now, now, client, "")
         with self._lock:
             self._known[name] = task
@@ -122,6 +122,11 @@ class Tasks:
         with self._lock:
             task = self._known.get(name)
             return None if task is None else QueryTaskResponse(**vars(task))
+
+
+def _random_63() -> int:
+    """For an id. Not from `secrets`, which loads the hashes of OpenSSL for it."""
+    return int.from_bytes(os.urandom(8), "little") >> 1
 
 
 def _now_ms() -> int:

@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from operator import index
 from typing import Any
 
@@ -107,10 +106,12 @@ def parse_size(name: str, value: object) -> int:
         unit = unit.removesuffix("b") if len(unit) == 2 else unit
         if match is None or unit not in _UNITS:
             raise Refused(f"{name} {value!r} is no size; write it as 16777216, 16MB or 1.5GB")
+        whole, _, part = match.group(1).partition(".")
         try:
-            number = int(Decimal(match.group(1)) * _UNITS[unit])
-        except InvalidOperation as error:
-            raise Refused(f"{name} {value!r} is no size") from error
+            number = int(whole + part) * _UNITS[unit] // 10 ** len(part)
+        except ValueError as error:
+            # Python reads no number of thousands of digits.
+            raise Refused(f"{name} {value[:40]!r}… is no size") from error
     if number < 0:
         raise Refused(f"{name} {value!r} is negative")
     return number

@@ -1,5 +1,5 @@
-"""`BufferPool`, where callers look for it."""
+"""`BufferPool`, where callers look for it. With Mooncake `import mooncake` has imported the store, too."""
 
-from ._pool import BufferPool, RegisteredBufferPool
+from .store import BufferPool, RegisteredBufferPool
 
 __all__ = ["BufferPool", "RegisteredBufferPool"]

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 from conftest import PATIENCE
-from mooncake import _http
+from mooncake import _http, _request
 from mooncake.http_metadata_server import KVBootstrapServer
 from mooncake.mooncake_store_service import MooncakeStoreService, _Handler
 from processes import Cluster, ask
@@ -184,6 +184,82 @@ def test_requests_that_nobody_should_send_are_answered(metadata):
     ):
         found = status(say(metadata, line + host + more + b"\r\nb"))
         assert (line[:40], more[:40], found) == (line[:40], more[:40], wanted)
+
+
+def test_a_letter_of_a_path_may_have_a_byte_that_looks_like_a_blank(rest, store):
+    """`à` ends with a byte that Python takes for white space, and was cut in two there."""
+    assert store.put("à la carte", b"value") == 0
+    assert say(rest, "GET /api/get/à%20la%20carte HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).endswith(b"value")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"Content-Length : 1", b" folded: 1", b"\tfolded", b"no colon", b": no name", b"X: a\rb", b"X: a\0b", b"X\xa0: 1"],
+)
+def test_a_header_that_two_could_read_in_two_ways_is_refused(metadata, line):
+    """What one takes for a header, and the next one for a body, lets a caller speak for another."""
+    head = b"PUT /metadata?key=two HTTP/1.1\r\nHost: localhost\r\nX: y\r\n" + line + b"\r\nContent-Length: 1\r\n\r\nb"
+    answer = say(metadata, head)
+    assert status(answer) == 400 and b"\r\nConnection: close\r\n" in answer
+    assert ask(metadata, "/metadata?key=two")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "line, wanted",
+    [
+        (b"GET /metadata?key=k", 400),
+        (b"GET  /metadata HTTP/1.1", 400),
+        (b"GET /a\tb HTTP/1.1", 400),
+        (b"G(T /metadata HTTP/1.1", 400),
+        (b"GET /metadata HTTP/1.x", 400),
+        (b"GET /metadata HTTP/11", 400),
+        (b"GET /metadata HTTP/1.11", 400),
+        (b"GET /metadata FTP/1.1", 400),
+        (b"GET /metadata HTTP/2.0", 505),
+        (b"PRI * HTTP/2.0", 505),
+    ],
+)
+def test_a_line_that_is_no_request_is_told_so(metadata, line, wanted):
+    answer = say(metadata, line + b"\r\n\r\n")
+    assert status(answer) == wanted and b"\r\nConnection: close\r\n" in answer
+
+
+def test_a_connection_lasts_as_long_as_its_caller_wishes(metadata):
+    """Requests stand behind each other; those behind the last one are not answered."""
+    host, put = b"Host: localhost\r\n", b"PUT /metadata?key=lasts HTTP/1.1\r\n"
+    ask(metadata, "/metadata?key=lasts", "PUT", b"v")
+    get = b"GET /metadata?key=lasts HTTP/1.%d\r\n" + host
+    for first, answers in (
+        (get % 1, 2),
+        (get % 1 + b"connection: Close\r\n", 1),
+        (get % 0, 1),
+        (get % 0 + b"Connection: keep-alive\r\n", 2),
+        # Some callers end a body with a line of its own.
+        (put + host + b"Content-Length: 1\r\n\r\nv", 2),
+    ):
+        answer = say(metadata, first + b"\r\n" + get % 1 + b"\r\n")
+        assert (first, answer.count(b"HTTP/1.1 200 OK\r\n")) == (first, answers)
+        assert answer.count(b"\r\nDate: ") == answers
+
+
+def test_a_caller_is_told_to_go_on_before_it_sends_its_body(metadata):
+    with socket.create_connection(("127.0.0.1", metadata), timeout=PATIENCE) as connection:
+        connection.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+        answer = connection.makefile("rb")
+        assert (answer.readline(), answer.readline()) == (b"HTTP/1.1 100 Continue\r\n", b"\r\n")
+        connection.sendall(b"body")
+        assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
+    assert ask(metadata, "/metadata?key=k") == (200, b"body")
+
+
+def test_the_head_alone_has_the_length_of_the_body(rest, store):
+    assert store.put("head", b"12345") == 0
+    answer = say(rest, b"HEAD /api/get/head HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b"\r\nContent-Length: 5\r\n" in answer and answer.endswith(b"\r\n\r\n")
+
+
+def test_the_date_is_that_of_http():
+    assert _request._date(784111777.9) == "Sun, 06 Nov 1994 08:49:37 GMT"
 
 
 # ---- who may connect -------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ time; the threads that carry calls out are native and leave the GIL to the loop 
 A call makes no task, and nothing that Python's garbage collector counts (`_native.Answer`).
 """
 
-import asyncio
 import builtins
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, 
 
 from mooncrate import arrays
 from mooncrate._native import Calls, View
-from mooncrate.aio_sessions import AsyncGetSession, AsyncPutSession, on_thread
+from mooncrate.aio_loop import on_thread, running_loop
+from mooncrate.aio_sessions import AsyncGetSession, AsyncPutSession
 from mooncrate.errors import Closed, Error, TooLarge
 from mooncrate.store import TRIES, Store, moving
 
@@ -92,7 +92,7 @@ class AsyncStore:
         self._closed = True
         store, self._store = self._store, None
         calls, self._calls = self._calls, None
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         if calls is not None:
             if calls.loop is loop:
                 await calls.over()
@@ -282,7 +282,7 @@ class AsyncStore:
 
     def _ready(self) -> Calls:
         calls = self._calls
-        if calls is not None and calls.loop is asyncio.get_running_loop():
+        if calls is not None and calls.loop is running_loop():
             return calls
         return self._bind()
 
@@ -291,7 +291,7 @@ class AsyncStore:
         store = self._opened()
         if store.closed:
             raise Closed("this store was opened before a fork; open one in this process")
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         old = self._calls
         if old is not None and not old.loop.is_closed():
             raise RuntimeError("this AsyncStore is used by another loop; open one in each loop")

@@ -3,24 +3,15 @@
 A part is megabytes rather than bytes, so a thread per part under way costs little beside it.
 """
 
-import asyncio
-import concurrent.futures.thread  # noqa: F401  Early: a fork while it is imported stops the child.
-from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from mooncrate._native import GetSession, PutSession
+from mooncrate.aio_loop import on_thread
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-Result = TypeVar("Result")
-
-
-async def on_thread(work: Callable[[], Result]) -> Result:
-    """The result of something that takes its time."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class AsyncPutSession:
