@@ -4,12 +4,15 @@ import asyncio
 import inspect
 import os
 import random
+import subprocess
+import sys
 import time
 
 import pytest
 
 import mooncrate
 from conftest import python
+from mooncrate.aio_loop import running_loop
 
 
 def test_the_calls_are_the_same():
@@ -291,3 +294,22 @@ def test_a_fork_in_the_middle_of_a_loop():
         """
     )
     assert said == "7 b'value'\n"
+
+
+def test_a_loop_is_found_without_importing_asyncio():
+    async def here():
+        return running_loop() is asyncio.get_running_loop()
+
+    assert asyncio.run(here())
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        running_loop()
+    program = """
+import sys, mooncrate.aio_loop
+assert "asyncio" not in sys.modules
+try:
+    mooncrate.aio_loop.running_loop()
+except RuntimeError as error:
+    print(error, "asyncio" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["no", "running", "event", "loop", "False"]

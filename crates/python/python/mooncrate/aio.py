@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, 
 
 from mooncrate import arrays
 from mooncrate._native import Calls, View
-from mooncrate.aio_loop import on_thread, running_loop
+from mooncrate.aio_loop import finder, on_thread, running_loop
 from mooncrate.aio_sessions import AsyncGetSession, AsyncPutSession
 from mooncrate.errors import Closed, Error, TooLarge
 from mooncrate.store import TRIES, Store, moving
@@ -71,6 +71,8 @@ class AsyncStore:
         self._options = options
         self._store: Store | None = None
         self._calls: Calls | None = None
+        # Asked by every call.
+        self._running = running_loop
         self._closed = False
 
     async def open(self) -> Self:
@@ -282,7 +284,7 @@ class AsyncStore:
 
     def _ready(self) -> Calls:
         calls = self._calls
-        if calls is not None and calls.loop is running_loop():
+        if calls is not None and calls.loop is self._running():
             return calls
         return self._bind()
 
@@ -295,6 +297,8 @@ class AsyncStore:
         old = self._calls
         if old is not None and not old.loop.is_closed():
             raise RuntimeError("this AsyncStore is used by another loop; open one in each loop")
+        # There is a loop, so there is asyncio, and it need not be looked for again.
+        self._running = finder()
         calls = Calls(store, loop, self._threads)
         loop.add_reader(calls.fileno(), calls._answer)
         self._calls = calls

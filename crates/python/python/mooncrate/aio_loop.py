@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-def running_loop() -> "AbstractEventLoop":
-    """`asyncio.get_running_loop`: RuntimeError where there is none."""
-    events = sys.modules.get("asyncio.events")
-    # Without it, it may be that another thread is about to import it.
-    find = getattr(events, "get_running_loop", None)
+def finder() -> "Callable[[], AbstractEventLoop]":
+    """`asyncio.get_running_loop` itself; RuntimeError where it is not there, and so no loop is."""
+    # Half of the module may be there: another thread is about to import it.
+    find = getattr(sys.modules.get("asyncio.events"), "get_running_loop", None)
     if find is None:
         raise RuntimeError("no running event loop")
-    loop: AbstractEventLoop = find()
-    return loop
+    found: Callable[[], AbstractEventLoop] = find
+    return found
+
+
+def running_loop() -> "AbstractEventLoop":
+    """The loop that runs in this thread; RuntimeError where there is none."""
+    return finder()()
 
 
 async def on_thread(work: Callable[[], Result]) -> Result:
