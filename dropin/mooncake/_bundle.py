@@ -1,10 +1,10 @@
 """Bundles: named runs of bytes under keys of their own, and a manifest that lists them.
 
-The manifest is stored last and removed first: whoever finds it finds all the rest. What must stay
-true: a put that fails leaves nothing behind, and a read of a bundle is whole and exact, or an
-error.
+The manifest is stored last and removed last: as long as anything of a bundle is there, a handle finds
+it. What must stay true: a put that fails leaves nothing behind, a read of a bundle is whole and exact,
+or an error, and a removal that failed can be repeated until nothing is left.
 
-A bundle may go on from an earlier one: it then has the members of both, and is removed with it.
+A bundle may go on from an earlier one: it then has the members of both, and is removed after it.
 """
 
 import ctypes
@@ -315,28 +315,53 @@ class Bundles:
             ref = RemoteBundleRef(self.manifest(ref).get("earlier") or "")
 
     def remove(self, ref: RemoteBundleRef, until: str | None = None) -> None:
-        """Removes a bundle and those it goes on from, as far as one whose key is `until`."""
-        keys: set[str] = set()
-        while ref.manifest_key not in (until, "", *keys):
-            keys.add(ref.manifest_key)
-            if not ref.manifest and self.store.is_exist(ref.manifest_key) == 0:
-                return
-            earlier = self.manifest(ref).get("earlier")
-            self._remove_one(ref)
-            ref = RemoteBundleRef(earlier or "")
+        """Removes a bundle and those it goes on from, as far as one whose key is `until`.
 
-    def _remove_one(self, ref: RemoteBundleRef) -> None:
-        manifest = self.manifest(ref)
-        chunk = manifest["chunk"]
-        keys = [
-            chunk_key(manifest["base"], place, number)
-            for place, size in enumerate(manifest["sizes"])
-            for number in range(-(-size // chunk))
+        RuntimeError if anything is left, or may be; the same call again then goes on.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        while ref.manifest_key not in (until, "", *found):
+            manifest = ref.manifest or self._manifest_if_any(ref)
+            if not manifest:
+                break
+            found[ref.manifest_key] = manifest
+            ref = RemoteBundleRef(manifest.get("earlier") or "")
+        self._remove_keys([key for manifest in found.values() for key in chunk_keys(manifest)])
+        # The oldest goes first, and each for itself: a manifest that is gone hides those before it.
+        for key in reversed(found):
+            self._remove_keys([key])
+
+    def _manifest_if_any(self, ref: RemoteBundleRef) -> dict[str, Any] | None:
+        """The manifest of a bundle; None: there is certainly none."""
+        if not self._is_there(ref.manifest_key):
+            return None
+        try:
+            return self.manifest(ref)
+        except RuntimeError:
+            # Somebody else may have removed it a moment ago.
+            if not self._is_there(ref.manifest_key):
+                return None
+            raise
+
+    def _is_there(self, key: str) -> bool:
+        # `is_exist` of our store says "no" where nobody knows.
+        codes = getattr(self.store, "_existence_codes", None)
+        code: int = self.store.is_exist(key) if codes is None else codes([key])[0]
+        if code not in (0, 1):
+            raise RuntimeError(f"whether {key} is there cannot be known now: {code}")
+        return code == 1
+
+    def _remove_keys(self, keys: Sequence[str]) -> None:
+        codes = self.store.batch_remove(keys, force=True) if keys else ()
+        bad = [
+            (key, code)
+            for key, code in zip(keys, codes, strict=True)
+            if code not in (0, OBJECT_NOT_FOUND)
         ]
-        codes = self.store.batch_remove([ref.manifest_key, *keys], force=True)
-        if bad := [code for code in codes if code not in (0, OBJECT_NOT_FOUND)]:
+        if bad:
             raise RuntimeError(
-                f"{len(bad)} objects of {ref.manifest_key} were not removed: {bad[0]}"
+                f"{len(bad)} of {len(keys)} objects were not removed, the first is {bad[0][0]}: "
+                f"{bad[0][1]}; call again"
             )
 
 
@@ -361,6 +386,15 @@ def group_of(config: Any) -> str | None:
 
 def chunk_key(base: str, place: int, number: int) -> str:
     return f"{base}/{place}/{number}"
+
+
+def chunk_keys(manifest: Mapping[str, Any]) -> list[str]:
+    """The keys of all that a bundle stores, besides its manifest."""
+    return [
+        chunk_key(manifest["base"], place, number)
+        for place, size in enumerate(manifest["sizes"])
+        for number in range(-(-size // manifest["chunk"]))
+    ]
 
 
 def cut(

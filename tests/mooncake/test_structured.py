@@ -119,6 +119,24 @@ def test_removing_leaves_nothing(transfer, store):
         transfer.materialize(transfer.read_spec(ref))
 
 
+def test_nothing_is_called_removed_by_a_store_that_cannot_ask(make_store):
+    """Then `is_exist` says that nothing is there, because engines want it so; it was believed."""
+    store = make_store()
+    transfer = MooncakeBundleTransfer(store)
+    one = transfer.put_object({"a": TOKENS})
+    first = transfer.put({"batch": {"a": TOKENS}})
+    grown = export_ref(transfer.append_dataproto_fields(first, {"b": TOKENS}, stage="default"))
+    # The same as a master that is away, without the wait for it.
+    store.close()
+    for remove, what in (
+        (transfer.remove_bundle, [RemoteBundleRef(one.manifest_key)]),
+        (transfer.cleanup_dataproto, [grown]),
+        (transfer.cleanup_dataproto_append, [first, grown]),
+    ):
+        with pytest.raises(RuntimeError, match="cannot be known"):
+            remove(*what)
+
+
 def test_a_lost_chunk_is_an_error_and_never_other_bytes(transfer, store):
     ref = transfer.put_structured_object(payload())
     place = ref.manifest["members"]["tokens"]["place"]
