@@ -308,8 +308,10 @@ def runs_of(part: Selection, length: int) -> list[tuple[int, int]]:
         if step == 1:
             return [(first, last - first)] if last > first else []
         part = range(first, last, step)
-    if isinstance(part, (str, bytes, bytearray)):
-        raise TypeError(f"rows are a slice or numbers, not {part!r}")
+    # An iterator is at its end after the first look, and a set has no order.
+    text = isinstance(part, (str, bytes, bytearray))
+    if text or not (isinstance(part, Sequence) or hasattr(part, "dtype")):
+        raise TypeError(f"rows are a slice, or numbers in a sequence or an array, not {part!r}")
     if is_mask(part):
         # As numbers they would be the rows 0 and 1.
         raise TypeError("rows are a slice or numbers, not truth values")

@@ -438,7 +438,9 @@ def test_what_a_get_refuses(transfer):
     ):
         with pytest.raises(ValueError):
             transfer.get(ref, **how)
-    for rows in (["1"], "abc", 1, [1.5]):
+    # An iterator was read to its end by the first look at it, and gave no rows.
+    once = (iter([1]), map(int, "13"), (row for row in (1, 3)))
+    for rows in (["1"], "abc", 1, [1.5], {1, 3}, {1: 3}, {1: 3}.keys(), *once):
         with pytest.raises(TypeError):
             transfer.get(ref, rows=rows)
     for rows in ([6], [-7]):
