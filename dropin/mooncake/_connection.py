@@ -76,7 +76,9 @@ class Connection:
         self.inside: set[int] = set()
         self.lock = Lock()
         self.written: OrderedDict[bytes, None] = OrderedDict()
+        # Segments that were mounted later, by their names, and how many there ever were.
         self.segments: dict[str, int] = {}
+        self._mounts = 0
         self.lender: Lender | None = None
         # Why the last port that was tried could not be listened on.
         self._not_bound = ""
@@ -220,17 +222,24 @@ class Connection:
                 if index == SEGMENTS_MAX:
                     raise ValueError(f"a store has at most {SEGMENTS_MAX} segments")
                 segment = self.lender.mount(index, size)
-            name = f"{segment}-{index}"
+            # No name comes twice: whoever knows one that is gone must not unmount what came after it.
+            self._mounts += 1
+            name = f"{segment}-{self._mounts}"
             self.segments[name] = index
             return name
 
     def unmount(self, name: str) -> bool:
-        """Takes a segment back; whether it is one that was mounted so."""
+        """Takes a segment back; whether it is one that was mounted so.
+
+        If that fails, its name stays known, and the same call can be made again: the memory serves
+        nobody any more, but the master has not heard of it.
+        """
         with self.lock:
-            index = self.segments.pop(name, None)
+            index = self.segments.get(name)
             if index is None or self.lender is None:
                 return False
             self.lender.unmount(index)
+            del self.segments[name]
             return True
 
     # ---- segments by name ----------------------------------------------------------------------

@@ -81,6 +81,11 @@ class SegmentCalls(StoreBase):
                 code = INTERNAL_ERROR
         return code
 
+    def _mounted(self, segment_ids: Sequence[str]) -> list[str]:
+        """Those of these segments that were not unmounted yet."""
+        live = self._connected()
+        return [] if live is None else [name for name in segment_ids if name in live.segments]
+
     def unmount_and_free_segment(
         self, segment_ids: Sequence[str], grace_period_seconds: int = 0
     ) -> int:

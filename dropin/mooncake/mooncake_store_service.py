@@ -214,6 +214,8 @@ class MooncakeStoreService:
     def unmount(self, body: dict[str, Any]) -> Answer:
         ids, grace = _ids(body), _number(body, "grace_period_seconds", 0)
         code = self._live().unmount_and_free_segment(ids, grace)
+        with self._changing:
+            self._forget()
         return _done() if code == 0 else _error(500, f"Unmount and free failed, ret={code}")
 
     def mount_shm(self, body: dict[str, Any]) -> Answer:
@@ -231,10 +233,7 @@ class MooncakeStoreService:
         ids, grace = _ids(body), _number(body, "grace_period_seconds", 0)
         with self._changing:
             failed = [one for one in ids if self._live().unmount_segment([one], grace) != 0]
-            gone = set(ids) - set(failed)
-            self.mounted_segment_ids = [one for one in self.mounted_segment_ids if one not in gone]
-            if not self.mounted_segment_ids:
-                self.current_mode = "prefill"
+            self._forget()
         if failed:
             text = "Unmount failed for one or more segments"
             return 500, {"error": text, "failed_segment_ids": failed}
@@ -263,14 +262,14 @@ class MooncakeStoreService:
         """Mounts the new memory first: what was there serves on if that fails."""
         if not body.get("path") or body.get("size") is None:
             raise Bad("Missing path or size for decode mode")
+        old = self._live()._mounted(self.mounted_segment_ids)
         done = self._map(_text(body, "path", ""), body)
         if done["ret"] != 0:
-            kept = "keeping previous decode segments" if self.mounted_segment_ids else ""
+            kept = "keeping previous decode segments" if old else ""
             if not kept:
                 self.current_mode = "prefill"
             text = f"Mount failed, ret={done['ret']}; {kept or 'rolled back to prefill'}"
             return 500, {"error": text, "mode": self.current_mode}
-        old = self.mounted_segment_ids
         # What cannot be unmounted now stays known, so that a later call can try again.
         left = [one for one in old if self._live().unmount_segment([one]) != 0]
         self.mounted_segment_ids = [*done["segment_ids"], *left]
@@ -278,13 +277,19 @@ class MooncakeStoreService:
         return _done(mode=self.current_mode, segment_ids=self.mounted_segment_ids)
 
     def _to_prefill(self) -> Answer:
+        """One by one: each that cannot be unmounted now stays known, and no other."""
+        ids = self._live()._mounted(self.mounted_segment_ids)
+        codes = [self._live().unmount_segment([one]) for one in ids]
+        self._forget()
         if self.mounted_segment_ids:
-            code = self._live().unmount_segment(self.mounted_segment_ids)
-            if code != 0:
-                return _error(500, f"Unmount failed, ret={code}")
-            self.mounted_segment_ids = []
-        self.current_mode = "prefill"
+            return _error(500, f"Unmount failed, ret={min(codes)}")
         return _done(mode=self.current_mode)
+
+    def _forget(self) -> None:
+        """What is mounted no more, whoever unmounted it, needs no way back to prefill."""
+        self.mounted_segment_ids = self._live()._mounted(self.mounted_segment_ids)
+        if not self.mounted_segment_ids:
+            self.current_mode = "prefill"
 
     def _map(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         size, offset, how = _number(body, "size"), _number(body, "offset", 0), self._how(body)

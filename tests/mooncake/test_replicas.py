@@ -187,6 +187,15 @@ def test_segments_come_and_go(store, tmp_path):
     assert store.unmount_local_disk_segment() == 0 and store.get_offload_rpc_read_count() == 0
 
 
+def test_no_two_segments_have_one_name(store):
+    """An old id unmounted what was mounted after it."""
+    (first,) = store.allocate_and_mount_segment(16 * MIB)["segment_ids"]
+    assert store.unmount_and_free_segment([first]) == 0
+    (second,) = store.allocate_and_mount_segment(16 * MIB)["segment_ids"]
+    assert store.unmount_and_free_segment([first]) == -1
+    assert store.unmount_and_free_segment([second]) == 0
+
+
 def test_a_pure_client_may_lend_later(make_store, own_master):
     store = make_store(0, master=own_master)
     assert store.put("late", b"x") == -200

@@ -11,7 +11,7 @@ import socket
 
 import pytest
 from conftest import MIB, PATIENCE
-from processes import Program, free_ports, start_retrying
+from processes import Program, free_ports, start_retrying, until
 
 ALL = ("GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH")
 
@@ -37,9 +37,8 @@ def start(folder, module, *flags):
     return start_retrying(make)
 
 
-@pytest.fixture(scope="module")
-def rest(master, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rest")
+def serve(folder, master):
+    """The REST service over a store with memory of its own."""
     settings = {
         "local_hostname": "localhost",
         "metadata_server": "P2PHANDSHAKE",
@@ -51,7 +50,18 @@ def rest(master, tmp_path_factory):
     }
     (folder / "store.json").write_text(json.dumps(settings))
     module = "mooncake.mooncake_store_service"
-    with start(folder, module, "--config", str(folder / "store.json")) as program:
+    return start(folder, module, "--config", str(folder / "store.json"))
+
+
+def post(port, route, **body):
+    """Status and JSON of an answer."""
+    status, said, _ = call(port, "POST", f"/api/{route}", json.dumps(body).encode())
+    return status, json.loads(said)
+
+
+@pytest.fixture(scope="module")
+def rest(master, tmp_path_factory):
+    with serve(tmp_path_factory.mktemp("rest"), master) as program:
         for key in ("here", "a/b", "ü"):
             body = json.dumps({"key": key, "value": f"value of {key}"}).encode()
             assert call(program.port, "PUT", "/api/put", body)[0] == 200
@@ -261,27 +271,48 @@ def test_what_a_body_says(rest, shared, route, body, status, text):
 
 
 def test_memory_comes_and_goes(rest, shared):
-    def post(route, **body):
-        status, said, _ = call(rest, "POST", f"/api/{route}", json.dumps(body).encode())
-        return status, json.loads(said)
-
-    status, said = post("mount", size=MIB, protocol="carrier", more=1)
+    status, said = post(rest, "mount", size=MIB, protocol="carrier", more=1)
     assert status == 200 and said["allocated_size"] == 16 * MIB
     [one] = said["segment_ids"]
-    assert post("unmount", segment_ids=one) == (200, {"status": "success"})
-    assert post("unmount", segment_ids=one)[0] == 500
-    status, said = post("mount_shm", name=f"/{shared}", size=16 * MIB)
+    assert post(rest, "unmount", segment_ids=one) == (200, {"status": "success"})
+    assert post(rest, "unmount", segment_ids=one)[0] == 500
+    status, said = post(rest, "mount_shm", name=f"/{shared}", size=16 * MIB)
     assert status == 200
     ids = said["segment_ids"]
     told = {"error": "Unmount failed for one or more segments", "failed_segment_ids": ["1-2"]}
-    assert post("unmount_shm", segment_ids=["1-2", *ids]) == (500, told)
-    assert post("unmount_shm", segment_ids=ids)[0] == 500
+    assert post(rest, "unmount_shm", segment_ids=["1-2", *ids]) == (500, told)
+    assert post(rest, "unmount_shm", segment_ids=ids)[0] == 500
     file = {"path": f"/dev/shm/{shared}", "size": 16 * MIB}
-    status, said = post("reconfigure", mode="Decode", **file)
+    status, said = post(rest, "reconfigure", mode="Decode", **file)
     assert (status, said["mode"], len(said["segment_ids"])) == (200, "decode", 1)
     told = {"error": "Mount failed, ret=-1; keeping previous decode segments", "mode": "decode"}
-    assert post("reconfigure", mode="decode", path="/nope", size=16 * MIB) == (500, told)
-    assert post("reconfigure", mode="prefill") == (200, {"status": "success", "mode": "prefill"})
+    assert post(rest, "reconfigure", mode="decode", path="/nope", size=16 * MIB) == (500, told)
+    assert post(rest, "reconfigure", mode="prefill") == (200, {"status": "success", "mode": "prefill"})
+
+
+def test_memory_that_was_unmounted_elsewhere(rest, shared):
+    """The way back to prefill was closed for ever, and a new decode unmounted its own memory: its id was the old
+    one's. Upstream refuses the first unmount, and is not stuck, either."""
+    file = {"path": f"/dev/shm/{shared}", "size": 16 * MIB}
+    status, old = post(rest, "reconfigure", mode="decode", **file)
+    assert status == 200
+    post(rest, "unmount", segment_ids=old["segment_ids"])
+    status, new = post(rest, "reconfigure", mode="decode", **file)
+    assert status == 200 and {*new["segment_ids"]}.isdisjoint(old["segment_ids"])
+    assert post(rest, "unmount_shm", segment_ids=new["segment_ids"])[0] == 200
+    post(rest, "unmount", segment_ids=post(rest, "reconfigure", mode="decode", **file)[1]["segment_ids"])
+    assert post(rest, "reconfigure", mode="prefill") == (200, {"status": "success", "mode": "prefill"})
+
+
+def test_prefill_after_an_unmount_that_the_master_did_not_hear(own_master, tmp_path, shared):
+    """The segment was forgotten before it was unmounted: each later call found an id that nobody knew."""
+    with serve(tmp_path, own_master) as program:
+        file = {"path": f"/dev/shm/{shared}", "size": 16 * MIB}
+        assert post(program.port, "reconfigure", mode="decode", **file)[0] == 200
+        own_master.kill()
+        assert post(program.port, "reconfigure", mode="prefill")[0] == 500
+        own_master.start()
+        until("prefill", lambda: post(program.port, "reconfigure", mode="prefill")[0] == 200)
 
 
 def test_a_body_that_is_too_large_is_answered(rest):
