@@ -179,10 +179,10 @@ class MooncakeStoreService:
         value = store.get(key)
         if value:
             return 200, value
-        # An empty answer is a miss or a failure, and only the master can tell which.
+        # An empty answer is a miss, a failure, or a value of no bytes, and only the master can tell which.
         if store._existence_codes([key])[0] == 0:
             return _error(404, "Key not found")
-        return _error(500, "GET operation failed")
+        return (200, b"") if store.get_size(key) == 0 else _error(500, "GET operation failed")
 
     def exist(self, key: Key) -> Answer:
         (found,) = self._live()._existence_codes([key])

@@ -4,6 +4,7 @@ import http.client
 import json
 import urllib.parse
 
+import mooncrate
 import pytest
 from processes import (
     Cluster,
@@ -82,6 +83,15 @@ def test_one_key_or_all_are_removed(rest):
     status, body = ask_json(rest, "/api/remove_all", "DELETE")
     assert status == 200 and body["status"].startswith("success removed ")
     assert ask_json(rest, "/api/exist/gone-2") == (200, {"exists": False})
+
+
+def test_a_value_of_no_bytes_is_a_value(cluster, rest):
+    """It was 500: the store's own `get` says the same of a failure. Only native clients store such values."""
+    with mooncrate.Store(master=cluster.address) as native:
+        native.put("nothing", b"")
+    assert ask_json(rest, "/api/exist/nothing") == (200, {"exists": True})
+    assert ask(rest, "/api/get/nothing") == (200, b"")
+    assert ask(rest, "/api/get/nothing", "HEAD") == (200, b"")
 
 
 def test_bodies_are_bounded(rest):
