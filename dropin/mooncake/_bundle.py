@@ -1,8 +1,8 @@
 """Bundles: named runs of bytes under keys of their own, and a manifest that lists them.
 
-The manifest is stored last and removed last: as long as anything of a bundle is there, a handle finds
-it. What must stay true: a put that fails leaves nothing behind, a read of a bundle is whole and exact,
-or an error, and a removal that failed can be repeated until nothing is left.
+The manifest is stored last and removed last: as long as anything of a bundle is there, a handle
+finds it. What must stay true: a put that fails leaves nothing behind, a read of a bundle is whole
+and exact, or an error, and a removal that failed can be repeated until nothing is left.
 
 A bundle may go on from an earlier one: it then has the members of both, and is removed after it.
 """

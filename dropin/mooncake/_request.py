@@ -141,8 +141,7 @@ def _request_line(line: bytes) -> Head:
         raise BadHead(400, "Bad Request: no version of HTTP")
     if major != "1":
         raise BadHead(505, "HTTP Version Not Supported")
-    # To some, two slashes begin the name of a host.
-    return Head(verb, f"/{path.lstrip('/')}" if path.startswith("//") else path, int(minor))
+    return Head(verb, path, int(minor))
 
 
 def _is_token(name: bytes) -> bool:

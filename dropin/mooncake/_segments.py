@@ -1,6 +1,7 @@
 """Segments that come and go while the store lives."""
 
 import os
+import stat
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -28,13 +29,17 @@ class SegmentCalls(StoreBase):
         if live is None:
             return {"ret": INTERNAL_ERROR, "segment_ids": []}
         try:
-            there = os.stat(path).st_size
+            found = os.stat(path)
         except (OSError, ValueError) as error:
             log.error("mount_segment: %s", error)
             return {"ret": INTERNAL_ERROR, "segment_ids": []}
-        if offset < 0 or offset % PAGE or size < PAGE or offset + size > there:
+        inside = 0 <= offset <= offset + size <= found.st_size and stat.S_ISREG(found.st_mode)
+        if not inside or offset % PAGE or 0 < size < PAGE:
             log.error("mount_segment: the range is not in the file, or does not begin at a page")
             return {"ret": INTERNAL_ERROR, "segment_ids": []}
+        if size == 0:
+            # Nothing of a file is nothing to lend, and no mistake.
+            return {"ret": OK, "segment_ids": []}
         log.info("mount_segment: %d bytes are lent; %s itself is not used", size, path)
         return self._mount(live, size)
 

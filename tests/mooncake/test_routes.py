@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import socket
+import urllib.parse
 
 import pytest
 from conftest import MIB, PATIENCE
@@ -16,11 +17,11 @@ from processes import Program, free_ports, start_retrying, until
 ALL = ("GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH")
 
 
-def call(port, verb, path, body=None):
+def call(port, verb, path, body=None, headers={}):
     """Status, body and headers of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
-        connection.request(verb, path, body)
+        connection.request(verb, path, body, headers)
         answer = connection.getresponse()
         return answer.status, answer.read(), answer.headers
     finally:
@@ -104,7 +105,8 @@ def test_other_verbs_of_a_route(rest, path):
 
 
 NOWHERE = """/ /api /api/ /nope /health /metrics /api/get /api/get/ /api/get// /api/get/a/b /api/get/here/ /api/exist
-    /api/exist/a/b /api/remove /api/remove/a/b /api/put/ /api/put/k /api/remove_all/ /api//get/here""".split()
+    /api/exist/a/b /api/remove /api/remove/a/b /api/put/ /api/put/k /api/remove_all/ /api//get/here
+    //api/get/here ///api/get/here //localhost/api/get/here""".split()
 
 
 @pytest.mark.parametrize("path", NOWHERE)
@@ -158,6 +160,38 @@ def test_bodies_that_are_no_object(rest, path, body):
     # One call tells it apart, the others answer what broke.
     assert status == (400 if path.endswith("local_disk") else 500)
     assert [*json.loads(said)] == ["error"]
+
+
+@pytest.mark.parametrize(
+    "encoded, kind, status",
+    [
+        ("utf-8", None, 200),
+        ("utf-8", "application/json; charset=utf-8", 200),
+        ("latin-1", "application/json; charset=latin-1", 200),
+        ("latin-1", 'text/plain; Charset="ISO-8859-1"', 200),
+        ("latin-1", "application/json; version=1; charset=latin-1; charset=utf-8", 200),
+        ("utf-16", "application/json; charset=utf-16", 200),
+        ("utf-8-sig", "application/json; charset=utf-8-sig", 200),
+        ("utf-8", "application/json; charset=", 200),
+        ("utf-8", "charset=latin-1", 200),
+        # What is not said is not guessed.
+        ("latin-1", None, 500),
+        ("utf-16", None, 500),
+        ("utf-8-sig", None, 500),
+        ("utf-8", "application/json; charset=ascii", 500),
+        ("utf-8", "application/json; charset=nope", 500),
+        ("utf-8", "application/json; charset=hex", 500),
+        ("utf-8", "application/json; charset=punycode", 500),
+    ],
+    ids=str,
+)
+def test_bodies_are_in_the_charset_that_is_named(rest, encoded, kind, status):
+    key = f"charset of {encoded} {kind}"
+    body = json.dumps({"key": key, "value": "\xe4"}, ensure_ascii=False).encode(encoded)
+    found, said, _ = call(rest, "PUT", "/api/put", body, {"Content-Type": kind} if kind else {})
+    assert (found, [*json.loads(said)]) == (status, ["status" if status == 200 else "error"])
+    read = call(rest, "GET", f"/api/get/{urllib.parse.quote(key, safe='')}")
+    assert read[:2] == (200, "\xe4".encode()) if status == 200 else read[0] == 404
 
 
 PUT, IDS, SHM = "Missing key or value", "Missing segment_ids", "Missing or invalid name or size"
@@ -228,6 +262,9 @@ BODIES = [
     ("mount_shm", {**FILE, "size": "x"}, 500, None),
     ("mount_shm", {**FILE, "size": 1.5}, 500, None),
     ("mount_shm", {**FILE, "size": 0}, 200, None),
+    ("mount_shm", {"name": "no-such-file-there", "size": 0}, 500, "Mount failed, ret=-1"),
+    ("mount_shm", {**FILE, "size": 0, "offset": 5}, 500, "Mount failed, ret=-1"),
+    ("mount_shm", {**FILE, "size": 0, "offset": 32 * MIB}, 500, "Mount failed, ret=-1"),
     ("mount_shm", {**FILE, "offset": 5}, 500, "Mount failed, ret=-1"),
     ("mount_shm", {**FILE, "offset": -1}, 500, None),
     ("mount_shm", {**FILE, "offset": "x"}, 500, None),
@@ -243,6 +280,10 @@ BODIES = [
     ("reconfigure", {**PATH, "path": ""}, 400, DECODE),
     ("reconfigure", {**PATH, "path": 5}, 500, None),
     ("reconfigure", {**PATH, "path": "/nope"}, 500, "Mount failed, ret=-1; rolled back to prefill"),
+    *[
+        ("reconfigure", {**PATH, "path": path, "size": 0}, 500, "Mount failed, ret=-1; rolled back to prefill")
+        for path in ("/nope", "/dev/shm")
+    ],
     ("reconfigure", {**PATH, "size": "x"}, 500, None),
     ("reconfigure", {**PATH, "size": -5}, 500, None),
     ("reconfigure", {**PATH, "offset": "x"}, 500, None),
@@ -286,7 +327,8 @@ def test_memory_comes_and_goes(rest, shared):
     status, said = post(rest, "reconfigure", mode="Decode", **file)
     assert (status, said["mode"], len(said["segment_ids"])) == (200, "decode", 1)
     told = {"error": "Mount failed, ret=-1; keeping previous decode segments", "mode": "decode"}
-    assert post(rest, "reconfigure", mode="decode", path="/nope", size=16 * MIB) == (500, told)
+    for size in (0, 16 * MIB):
+        assert post(rest, "reconfigure", mode="decode", path="/nope", size=size) == (500, told)
     assert post(rest, "reconfigure", mode="prefill") == (200, {"status": "success", "mode": "prefill"})
 
 
@@ -351,7 +393,7 @@ def metadata(tmp_path_factory):
 
 
 ABSENT = [f"/metadata{query}" for query in ("", "?", "?key=", "?key=%20", "?KEY=k", "?other=1", "?key")]
-ELSEWHERE = ["/", "/health", "/metadata/", "/metadata/k", "/metadata/?key=k"]
+ELSEWHERE = ["/", "/health", "/metadata/", "/metadata/k", "/metadata/?key=k", "//metadata", "//metadata?key=k"]
 
 
 @pytest.mark.parametrize("verb", ALL)
