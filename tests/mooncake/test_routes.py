@@ -17,11 +17,11 @@ from processes import Program, free_ports, start_retrying, until
 ALL = ("GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH")
 
 
-def call(port, verb, path, body=None, headers={}):
+def call(port, verb, path, body=None, headers=None):
     """Status, body and headers of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
-        connection.request(verb, path, body, headers)
+        connection.request(verb, path, body, headers or {})
         answer = connection.getresponse()
         return answer.status, answer.read(), answer.headers
     finally:
