@@ -36,6 +36,32 @@ pub(crate) struct Arguments {
     pub(crate) markdown: Option<PathBuf>,
 }
 
+impl Arguments {
+    /// An error for files that the command would not write.
+    pub(crate) fn check_files(&self) -> anyhow::Result<()> {
+        let prints_itself = matches!(
+            self.command,
+            Some(
+                Command::Verify(_)
+                    | Command::Clear(_)
+                    | Command::Leaders(_)
+                    | Command::KillOne(_)
+                    | Command::Tier(_)
+                    | Command::Doors(_)
+                    | Command::Reads(_)
+                    | Command::Nano(_)
+                    | Command::Ep(_)
+                    | Command::Failover { .. }
+            )
+        );
+        anyhow::ensure!(
+            !prints_itself || (self.json.is_none() && self.markdown.is_none()),
+            "this command prints its own table and knows no --json and --markdown; redirect what it prints"
+        );
+        Ok(())
+    }
+}
+
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {

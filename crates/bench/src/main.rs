@@ -82,6 +82,10 @@ use std::time::Duration;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Err(error) = arguments.check_files() {
+        render::note(&format!("{error}"));
+        return ExitCode::FAILURE;
+    }
     let proof = match &arguments.command {
         Some(Command::Verify(wanted)) => Some(verify::run(wanted)),
         Some(Command::Clear(wanted)) => Some(verify::clear::run(wanted)),

@@ -50,7 +50,7 @@ pub struct PutSession {
 }
 
 /// Parts of the value of one session, by where they start in it.
-pub type SessionParts<'a> = (&'a PutSession, &'a [(u64, &'a [u8])]);
+pub type SessionParts<'a, S = PutSession> = (&'a S, &'a [(u64, &'a [u8])]);
 
 #[derive(Debug)]
 struct Open {
@@ -219,10 +219,11 @@ impl Client {
         open.runs.lock().claim_all(parts.iter().map(|(at, part)| (*at, part.len() as u64)))?;
         for (offset, part) in parts.iter().filter(|(_, part)| !part.is_empty()) {
             let sums = runs::sums(*offset, part);
-            if let Err((owner, error)) = open.write(*offset, part, deadline) {
+            if let Err((at, error)) = open.write(*offset, part, deadline) {
+                let owner = &open.plan.replicas[at];
                 // Relaxed: whoever ends the session has the lock after us.
                 open.broken.store(true, Ordering::Relaxed);
-                self.owners.note(&owner, Some(&error));
+                self.owners.note(owner, Some(&error));
                 if error.silence().is_some() {
                     silent.push(owner.segment);
                 }
@@ -331,22 +332,23 @@ impl PutSession {
 }
 
 impl Open {
-    /// Moves a part to every copy of every stripe that it touches; where that failed, and why.
+    /// Moves a part to every copy of every stripe that it touches; at which of them that failed, and why.
     fn write(
         &self,
         offset: u64,
         part: &[u8],
         deadline: Deadline,
-    ) -> Result<(), (Locator, TransferError)> {
+    ) -> Result<(), (usize, TransferError)> {
         let end = offset + part.len() as u64;
-        for (locator, replica) in self.plan.replicas.iter().zip(&self.replicas) {
+        let replicas = self.plan.replicas.iter().zip(&self.replicas);
+        for (at, (locator, replica)) in replicas.enumerate() {
             let first = self.plan.striping.start(locator.stripe);
             let last = first + self.plan.striping.stripe_len(locator.stripe);
             let (from, to) = (offset.max(first), end.min(last));
             if from < to {
                 let part = &part[(from - offset) as usize..(to - offset) as usize];
                 let written = replica.lock().write(from - first, part, deadline);
-                written.map_err(|error| (*locator, error))?;
+                written.map_err(|error| (at, error))?;
             }
         }
         Ok(())

@@ -102,26 +102,31 @@ mod tests {
         let guarded = Guarded::map(owner.fd().unwrap(), bytes, 4096, key).unwrap();
         let (tell, told) = channel::<usize>();
         let (answer, answered) = channel();
-        let other = std::thread::spawn(move || {
-            told.into_iter().for_each(|to| answer.send(store_by_kernel(to as *mut u8)).unwrap());
-        });
-        let by_other = |to: *mut u8| {
-            tell.send(to as usize).unwrap();
-            answered.recv().unwrap()
+        let serve = || {
+            for to in told {
+                answer.send(store_by_kernel(to as *mut u8)).unwrap();
+            }
         };
-        let at = extent(BLOCK_BYTES - 1, 2);
-        let place = guarded.region.check(at).unwrap().as_ptr();
-        assert!(!store_by_kernel(place), "before");
-        let both = guarded.store(at, |to| (by_other(to), store_by_kernel(to))).unwrap();
-        assert_eq!(both, (false, true));
-        assert!(!store_by_kernel(place) && !by_other(place), "after");
-        let mut seen = [0; 1];
-        owner.load(at.offset(), &mut seen).unwrap();
-        assert_eq!(seen, [7]);
+        std::thread::scope(|scope| {
+            scope.spawn(serve);
+            // Ends with what it asks.
+            let tell = tell;
+            let by_other = |to: *mut u8| {
+                tell.send(to as usize).unwrap();
+                answered.recv().unwrap()
+            };
+            let at = extent(BLOCK_BYTES - 1, 2);
+            let place = guarded.region.check(at).unwrap().as_ptr();
+            assert!(!store_by_kernel(place), "before");
+            let both = guarded.store(at, |to| (by_other(to), store_by_kernel(to))).unwrap();
+            assert_eq!(both, (false, true));
+            assert!(!store_by_kernel(place) && !by_other(place), "after");
+            let mut seen = [0; 1];
+            owner.load(at.offset(), &mut seen).unwrap();
+            assert_eq!(seen, [7]);
+        });
         assert!(guarded.store(extent(bytes as u64 - 1, 1), store_by_kernel).unwrap());
         assert!(guarded.store(extent(bytes as u64, 1), |_| ()).is_err());
-        drop(tell);
-        other.join().unwrap();
     }
 
     #[test]

@@ -20,7 +20,9 @@ use crate::raw_ranges::Ranges;
 use crate::raw_wishes::RawWishes;
 use crate::store::Store;
 use crate::wait::{in_deallocator, interrupted, look_at_handler};
-use mooncrate::{Error, GetSession, Opened, PutSession, RangeInto, SessionError, Wishes};
+use mooncrate::{
+    Error, GetSession, Opened, PutSession, RangeInto, SessionError, SessionParts, Wishes,
+};
 use mooncrate_client::Error as ClientError;
 use mooncrate_core::limits::LEASE_MS_MAX;
 use mooncrate_lock::{Mutex, interrupt};
@@ -433,14 +435,12 @@ fn write_all(jobs: &[Option<Job<PutSession>>]) -> Vec<Outcome> {
     let jobs: Vec<&Job<PutSession>> = jobs.iter().flatten().collect();
     let looked: Vec<Result<(), Refused>> = jobs.iter().map(|job| job.look(Use::Read)).collect();
     let good = jobs.iter().zip(&looked).filter(|(_, looked)| looked.is_ok());
-    let parts: Vec<(&PutSession, Vec<(u64, &[u8])>)> = good
-        .map(|(job, _)| {
-            let parts = job.parts.iter().map(|(start, piece)| (*start, piece.bytes()));
-            (&*job.session, parts.collect())
-        })
-        .collect();
-    let items: Vec<(&PutSession, &[(u64, &[u8])])> =
-        parts.iter().map(|(session, parts)| (*session, &parts[..])).collect();
+    let good: Vec<&Job<PutSession>> = good.map(|(job, _)| *job).collect();
+    let bytes = |(start, piece): &(u64, Piece)| (*start, piece.bytes());
+    let parts: Vec<Vec<(u64, &[u8])>> =
+        good.iter().map(|job| job.parts.iter().map(bytes).collect()).collect();
+    let items: Vec<SessionParts<'_, PutSession>> =
+        good.iter().zip(&parts).map(|(job, parts)| (&*job.session, &parts[..])).collect();
     let mut written = PutSession::write_all(&items).into_iter().zip(&items);
     let outcome = |looked: Result<(), Refused>| {
         if let Err(refused) = looked {

@@ -44,7 +44,7 @@ pub use direct::DeviceCounts;
 pub use error::Error;
 pub use host::this_host;
 pub use mooncrate_client::{
-    ClientConfig, Counts, Opened, RangeInto, SessionError, Stored, View, Wishes,
+    ClientConfig, Counts, Opened, RangeInto, SessionError, SessionParts, Stored, View, Wishes,
 };
 pub use mooncrate_core::catalog::Config as CatalogConfig;
 pub use mooncrate_core::copy::{DrainMode, DrainStat};

@@ -2,7 +2,7 @@
 
 use crate::ranges::each;
 use crate::{Error, Opened, PutConfig, Ranges, Store, Wishes};
-use mooncrate_client::RangeInto;
+use mooncrate_client::{RangeInto, SessionParts};
 use std::time::Duration;
 
 impl Store {
@@ -71,7 +71,7 @@ impl PutSession {
 
     /// [`PutSession::write`] for parts of many sessions of one store, all within the time of one call; one result
     /// each. Parts of a session that do not make sense together leave it as it was.
-    pub fn write_all(items: &[(&Self, &[(u64, &[u8])])]) -> Vec<Result<(), Error>> {
+    pub fn write_all(items: &[SessionParts<'_, Self>]) -> Vec<Result<(), Error>> {
         let Some((first, _)) = items.first() else { return Vec::new() };
         let inner: Vec<_> = items.iter().map(|(one, parts)| (&one.session, *parts)).collect();
         let written = first.store.client().sessions_write(&inner).into_iter();

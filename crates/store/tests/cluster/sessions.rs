@@ -8,7 +8,7 @@ use crate::fleet::{
 use crate::ranges::striped;
 use mooncrate::{
     CatalogConfig, ClientConfig, ConnectOptions, EmbeddedOptions, Error, GetSession, Opened,
-    PutConfig, PutSession, RangeInto, SessionError, Store, Stored,
+    PutConfig, PutSession, RangeInto, SessionError, SessionParts, Store, Stored,
 };
 use mooncrate_core::NodeId;
 use mooncrate_core::copy::DrainMode;
@@ -366,7 +366,7 @@ fn a_stopped_owner_is_waited_for_once_by_a_batch_of_parts() {
     // In two parts each, the second one first.
     let parts: Vec<[(u64, &[u8]); 2]> =
         values.iter().map(|value| [(1000, &value[1000..]), (0, &value[..1000])]).collect();
-    let items: Vec<(&PutSession, &[(u64, &[u8])])> =
+    let items: Vec<SessionParts<'_, PutSession>> =
         sessions.iter().zip(&parts).map(|(session, parts)| (session, &parts[..])).collect();
     let written = PutSession::write_all(&items);
     for (n, written) in written.iter().enumerate() {

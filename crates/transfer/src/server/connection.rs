@@ -671,9 +671,9 @@ fn start(server: &Inner, peer: Credential, puts: &Puts, put: &message::BeginWrit
     let found = granted(server, peer, &put.locator, Right::Write)
         .and_then(|()| server.segments.find(&put.locator))
         .and_then(in_memory)
-        .and_then(|segment| match has_room(server, puts, &segment, &put.locator) {
-            true => Ok(segment),
-            false => Err(DataError::Busy { after_ms: BUSY_MS }),
+        .and_then(|segment| {
+            let room = has_room(server, puts, &segment, &put.locator);
+            if room { Ok(segment) } else { Err(DataError::Busy { after_ms: BUSY_MS }) }
         });
     let begun = found.map_err(|error| server.tally.refused.wire(error)).and_then(open);
     Put { locator: put.locator, len: put.len, begun }
