@@ -90,11 +90,10 @@ def test_ranges_go_to_registered_memory(any_store):
     assert (buffer, key, ranges) == (0, 0, [1]) and isinstance(error, mooncrate.Invalid)
     assert target[:10].tobytes() == value[5:15] and target[20:25].tobytes() == value[500:505]
     # Rows that are missing or of other lengths, numbers that are none, memory that nobody knows.
-    assert get([first], keys, [[[0], [0, 0]]], [[[0]]], [[[1], [1, 1]]], known, codes) == (
-        [[[1], [-6, -6]]], [],
-    )  # fmt: skip
+    assert get([first], keys, [[[0], [0, 0]]], [[[0]]], [[[1], [1, 1]]], known, codes) == ([[[-6], [-6]]], [])
+    assert get([first], keys[1:], [[[0, 0]]], [[[0]]], [[[1, 1]]], known, codes) == ([[[-6, -6]]], [])
     one = [[["raw/ranges"]], [[[0]]], [[[0]]], [[[1]]]]
-    assert get([], *one, known, codes) == ([[[-6]]], [])
+    assert get([], *one, known, codes) == ([], [])
     assert get([first], *one, Ranges(), codes) == ([[[-6]]], [])
     assert get([first - 1], *one, known, codes) == ([[[-6]]], [])
     assert get([2**70], *one, known, codes) == ([[[-6]]], [])
