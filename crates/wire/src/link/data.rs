@@ -161,9 +161,11 @@ impl Link {
     /// The called side: the next request. What is not one is refused in words, and the link is
     /// closed. A deadline at which nothing of a request has come leaves the link as it was.
     pub fn recv_request(&mut self, deadline: Deadline) -> Result<Asked<'_>, CallError> {
+        let (was_open, answered) = (!self.broken, self.outbox.is_empty());
         let frame = self.read_frame(deadline, "a request").inspect_err(|error| {
             let quiet = matches!(error, CallError::Deadline { .. }) && self.inbox.held() == 0;
-            self.broken &= !quiet;
+            // An answer that was cut short cannot be mended.
+            self.broken = !(quiet && was_open && answered);
         })?;
         let arrived = boottime();
         let (id, kind) = (frame.header.request(), frame.header.kind());
