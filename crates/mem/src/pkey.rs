@@ -1,5 +1,5 @@
 //! Memory protection keys: pages that a thread can touch only while it has opened them. To open and to close takes
-//! some nanoseconds and no system call.
+//! no system call.
 //!
 //! What must stay true: rights are a register of each thread, and a thread that never opened the key has none. So a
 //! store that lost its way faults, whichever thread makes it, also while others store.

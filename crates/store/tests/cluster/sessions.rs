@@ -310,9 +310,8 @@ fn read_many(store: &Store) {
     }
 }
 
-/// G12: sessions at two owners, of which one is stopped, end together: the other one's values are stored.
-#[test]
-fn a_stopped_owner_ruins_no_sessions_of_others() {
+/// Eight sessions at two owners that nobody gives up soon: those of the first four names at `a`, the others at `b`.
+fn at_two_owners(shared_memory: bool) -> (Fleet, Store, Vec<PutSession>) {
     let registration = LONG_REGISTRATION;
     let put_timeout = Duration::from_mins(1);
     let fleet =
@@ -320,7 +319,7 @@ fn a_stopped_owner_ruins_no_sessions_of_others() {
     // Half of it for the owners, and the other half to end what can be ended.
     let client = ClientConfig { call_time: Duration::from_secs(4), ..ClientConfig::default() };
     let master = fleet.address.clone().into();
-    let options = ConnectOptions { master, shared_memory: false, client, ..Default::default() };
+    let options = ConnectOptions { master, shared_memory, client, ..Default::default() };
     let store = Store::connect(options).unwrap();
     let names: Vec<Vec<u8>> = (0..8).map(name).collect();
     let mut sessions = Vec::new();
@@ -328,6 +327,13 @@ fn a_stopped_owner_ruins_no_sessions_of_others() {
         let config = PutConfig { preferred: vec![segment(node)], ..store.put_config() };
         sessions.extend(started(&store, names, &config).into_iter().map(Result::unwrap));
     }
+    (fleet, store, sessions)
+}
+
+/// G12: sessions at two owners, of which one is stopped, end together: the other one's values are stored.
+#[test]
+fn a_stopped_owner_ruins_no_sessions_of_others() {
+    let (fleet, store, sessions) = at_two_owners(false);
     for (n, session) in (0..).zip(&sessions) {
         session.write(0, &stamped(&name(n), n, 5000)).unwrap();
     }
@@ -347,20 +353,7 @@ fn a_stopped_owner_ruins_no_sessions_of_others() {
 /// own. Eight sessions took eight times the time of a call, and no part after that of the first could be written.
 #[test]
 fn a_stopped_owner_is_waited_for_once_by_a_batch_of_parts() {
-    let registration = LONG_REGISTRATION;
-    let put_timeout = Duration::from_mins(1);
-    let fleet =
-        Fleet::start_with(&["a", "b"], CatalogConfig { registration, put_timeout, ..catalog() });
-    let client = ClientConfig { call_time: Duration::from_secs(4), ..ClientConfig::default() };
-    let master = fleet.address.clone().into();
-    let store =
-        Store::connect(ConnectOptions { master, client, ..ConnectOptions::default() }).unwrap();
-    let names: Vec<Vec<u8>> = (0..8).map(name).collect();
-    let mut sessions = Vec::new();
-    for (names, node) in names.chunks(4).zip(["a", "b"]) {
-        let config = PutConfig { preferred: vec![segment(node)], ..store.put_config() };
-        sessions.extend(started(&store, names, &config).into_iter().map(Result::unwrap));
-    }
+    let (fleet, store, sessions) = at_two_owners(true);
     fleet.nodes[0].stop();
     let values: Vec<Vec<u8>> = (0..8).map(|n| stamped(&name(n), n, 5000)).collect();
     // In two parts each, the second one first.
