@@ -169,14 +169,6 @@ impl Cache {
         }
     }
 
-    /// The value of a key is held: its place may be used until then, if it is known.
-    pub(crate) fn hold(&self, hash: KeyHash, key: &[u8], until: Now) {
-        let shard = &mut *self.shard(hash).lock();
-        if let Some(at) = shard.find(hash, key) {
-            shard.entries[at].held = until;
-        }
-    }
-
     pub(crate) fn insert(&self, hash: KeyHash, key: &[u8], located: &Located, held: Now) {
         if !Packed::fits(key, located) {
             return;

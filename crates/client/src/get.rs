@@ -143,6 +143,9 @@ impl Client {
 
     /// Bytes of the value, or `None` if there is none.
     pub fn size(&self, key: &[u8]) -> Result<Option<u64>, Error> {
+        if let Some(len) = self.lengths_near(&[key])[0] {
+            return Ok(Some(len));
+        }
         Ok(self.locate(key, self.deadline())?.map(|located| located.len()))
     }
 

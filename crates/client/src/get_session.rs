@@ -230,7 +230,7 @@ impl Client {
         deadline: Deadline,
     ) -> Batch<Looked, GetError> {
         if self.config.holds {
-            let ask = Look { hold: true, places: true, keys: Cow::Borrowed(keys) };
+            let ask = Look { hold: true, places: true, reads: true, keys: Cow::Borrowed(keys) };
             return self.master.look(&ask, deadline);
         }
         let found = self.master.locate(lease_ms, keys, deadline)?;

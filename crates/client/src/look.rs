@@ -27,7 +27,8 @@ impl Client {
     ) -> Result<Vec<Result<Looked, Error>>, Error> {
         let deadline = self.deadline();
         by_frame(keys, |part| {
-            self.master.look(&Look { hold, places, keys: Cow::Borrowed(part) }, deadline)
+            self.master
+                .look(&Look { hold, places, reads: false, keys: Cow::Borrowed(part) }, deadline)
         })
     }
 
@@ -45,29 +46,28 @@ impl Client {
         if !self.config.holds {
             return self.master.locate(0, keys, deadline);
         }
-        let ask = Look { hold: true, places: true, keys: Cow::Borrowed(keys) };
+        let ask = Look { hold: true, places: true, reads: true, keys: Cow::Borrowed(keys) };
         let looked = self.master.look(&ask, deadline)?;
         Ok(looked.into_iter().map(|one| one.and_then(located)).collect())
     }
 
-    /// Whether keys are there by the word of the master; held, where this client does that.
+    /// Asks the master whether keys exist. The answer names the place of each value, which is remembered: the
+    /// next question about the key, and its first read, need no call where the owner's memory is mapped.
     pub(crate) fn ask_existence(
         &self,
         keys: &[&[u8]],
         deadline: Deadline,
     ) -> Result<Vec<Result<bool, GetError>>, CallError> {
-        if !self.config.holds {
-            return self.master.exist(keys, deadline);
-        }
-        let ask = Look { hold: true, places: false, keys: Cow::Borrowed(keys) };
+        let hold = self.config.holds;
+        let ask = Look { hold, places: true, reads: false, keys: Cow::Borrowed(keys) };
         let asked = boottime();
         let looked = self.master.look(&ask, deadline)?;
         let each = looked.into_iter().zip(keys).map(|(looked, key)| match looked? {
-            Looked::Here { held_ms, .. } => {
-                self.cache.hold(key::hash(key), key, Self::hold_end(asked, held_ms));
+            Looked::At(located) => {
+                self.remember(key::hash(key), key, located, asked, deadline);
                 Ok(true)
             }
-            Looked::At(_) => Ok(true),
+            Looked::Here { .. } => Ok(true),
             Looked::Missing | Looked::Writing => Ok(false),
         });
         Ok(each.collect())

@@ -41,14 +41,27 @@ impl Client {
     /// Whether each key has a finished object, where that can be seen: its life goes on in memory that is mapped.
     /// It is no read: who asks often makes nothing hot, and keeps nothing, unless this client holds what it finds.
     pub fn exists_near(&self, keys: &[&[u8]]) -> Vec<bool> {
-        let now = boottime();
         let mut there = vec![false; keys.len()];
+        self.see_near(keys, |at, _| there[at] = true);
+        there
+    }
+
+    /// The same with the length of each value.
+    pub fn lengths_near(&self, keys: &[&[u8]]) -> Vec<Option<u64>> {
+        let mut lengths = vec![None; keys.len()];
+        self.see_near(keys, |at, len| lengths[at] = Some(len));
+        lengths
+    }
+
+    /// Calls `seen` with the index and the length of each key that is seen to have a value.
+    fn see_near(&self, keys: &[&[u8]], mut seen: impl FnMut(usize, u64)) {
+        let now = boottime();
         if self.owes_report(now) {
-            return there;
+            return;
         }
         let mut mounts: Vec<Mount> = Vec::new();
         for (place, key) in keys.iter().enumerate() {
-            let Some(at) = self.place_near(key, now) else { continue };
+            let Some((at, len)) = self.place_near(key, now) else { continue };
             // The last one first: keys of a batch are often neighbours.
             let known = mounts.iter().rposition(|mount| mount.is_of(&at));
             let which = if let Some(which) = known {
@@ -59,28 +72,31 @@ impl Client {
                 mounts.len() - 1
             };
             let mount = &mut mounts[which];
-            mount.places.push(place);
+            mount.places.push((place, len));
             mount.lives.push(at);
         }
         for mount in mounts {
-            for (place, lives) in mount.places.into_iter().zip(mount.way.living(&mount.lives)) {
-                there[place] = lives;
+            for ((place, len), lives) in
+                mount.places.into_iter().zip(mount.way.living(&mount.lives))
+            {
+                if lives {
+                    seen(place, len);
+                }
             }
         }
-        there
     }
 
-    /// Where the first copy of a value is, if that is remembered and may be used.
-    fn place_near(&self, key: &[u8], now: Now) -> Option<Locator> {
+    /// Where the first copy of a value is, and its length, if that is remembered and may be used.
+    fn place_near(&self, key: &[u8], now: Now) -> Option<(Locator, u64)> {
         key::check(key).ok()?;
         let hash = key::hash(key);
         if !self.config.holds {
-            return self.cache.peek_first(hash, key).map(|first| first.locator);
+            return self.cache.peek_first(hash, key).map(|first| (first.locator, first.len));
         }
         let mut reads = Remembered::default();
         let first = self.remembered_first(hash, key, now, &mut reads)?;
         self.note_reads(reads);
-        Some(first.locator)
+        Some((first.locator, first.len))
     }
 
     /// A value that can be read without waiting, and the way to it.
@@ -111,10 +127,11 @@ impl Client {
     }
 }
 
-/// Keys whose values are in one mount: their places in the batch, and their lives. Never without one.
+/// Keys whose values are in one mount: their indexes in the batch with the lengths of their values, and their
+/// locators. Never empty.
 struct Mount {
     way: Arc<dyn Transport>,
-    places: Vec<usize>,
+    places: Vec<(usize, u64)>,
     lives: Vec<Locator>,
 }
 

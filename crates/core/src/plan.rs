@@ -269,8 +269,6 @@ pub enum Looked {
         len: u64,
         /// What it is evicted with; 0: nothing.
         group: GroupId,
-        /// How long it is held, if that was asked for.
-        held_ms: u32,
     },
     /// It has a value, and it is there. Held for `lease_ms`, if that was asked for.
     At(Located),

@@ -11,9 +11,9 @@ use mooncrate_core::{
 };
 use std::time::Duration;
 
-const HOLD: LookFor = LookFor { hold: true, places: false };
-const READ: LookFor = LookFor { hold: true, places: true };
-const GLANCE: LookFor = LookFor { hold: false, places: false };
+const HOLD: LookFor = LookFor { hold: true, places: false, reads: false };
+const READ: LookFor = LookFor { hold: true, places: true, reads: true };
+const GLANCE: LookFor = LookFor { hold: false, places: false, reads: false };
 
 fn ms(ms: u64) -> Now {
     Now(1_000_000_000).plus(Duration::from_millis(ms))
@@ -90,16 +90,35 @@ fn a_look_tells_missing_from_unfinished() {
         assert_eq!(rig.look(ms(1), b"k", ask), Ok(Looked::Writing));
     }
     rig.0.put_end(ms(1), b"k", plan.token, &[Seal(7)]).unwrap();
-    let here = Looked::Here { len: 10, group: GroupId(0), held_ms: 0 };
-    assert_eq!(rig.look(ms(1), b"k", GLANCE), Ok(here));
-    let held = Looked::Here { len: 10, group: GroupId(0), held_ms: 500 };
-    assert_eq!(rig.look(ms(1), b"k", HOLD), Ok(held));
+    let here = Looked::Here { len: 10, group: GroupId(0) };
+    for ask in [GLANCE, HOLD] {
+        assert_eq!(rig.look(ms(1), b"k", ask), Ok(here.clone()));
+    }
     let Ok(Looked::At(located)) = rig.look(ms(1), b"k", READ) else { panic!("it is there") };
     assert_eq!((located.len(), located.seal, located.lease_ms), (10, Seal(7), 500));
     // What is given up is missing at once, though its owner has not answered.
     let plan = rig.0.put_start(ms(1), b"other", 10, &PutConfig::default()).unwrap();
     rig.0.put_revoke(ms(1), b"other", plan.token).unwrap();
     assert_eq!(rig.look(ms(1), b"other", HOLD), Ok(Looked::Missing));
+}
+
+/// A caller that asks whether a key exists learns where its value is. That is no read: nothing is counted, and
+/// the value keeps its position in the eviction order.
+#[test]
+fn a_place_that_is_not_read_counts_for_nothing() {
+    let mut rig = Rig::new(1, 4 << 10);
+    for key in [b"a", b"b", b"c", b"d"] {
+        rig.put(ms(1), key, &PutConfig::default()).unwrap();
+    }
+    let before = rig.0.counters();
+    let place = LookFor { hold: false, places: true, reads: false };
+    let Ok(Looked::At(located)) = rig.look(ms(2), b"a", place) else { panic!("it is there") };
+    assert_eq!((located.len(), located.lease_ms), (1024, 0));
+    assert_eq!(rig.look(ms(2), b"absent", place), Ok(Looked::Missing));
+    let after = rig.0.counters();
+    assert_eq!((after.hits, after.misses), (before.hits, before.misses));
+    rig.put(ms(3), b"e", &PutConfig::default()).unwrap();
+    assert_eq!(rig.look(ms(3), b"a", GLANCE), Ok(Looked::Missing), "the oldest is evicted");
 }
 
 #[test]

@@ -443,7 +443,7 @@ impl Master {
         tenant: TenantId,
         ask: &Look<'_>,
     ) -> Vec<Result<Looked, GetError>> {
-        let wish = LookFor { hold: ask.hold, places: ask.places };
+        let wish = LookFor { hold: ask.hold, places: ask.places, reads: ask.reads };
         let looked = self.mind().catalog.look(boottime(), tenant, &ask.keys, wish);
         let granted = |one| match one {
             Looked::At(located) => Looked::At(self.grant_located(tenant, located)),

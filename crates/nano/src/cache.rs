@@ -471,7 +471,7 @@ impl Shared {
     }
 
     fn locate(&self, key: &[u8]) -> Result<Option<(Place, Seal)>, NanoError> {
-        let ask = Look { hold: false, places: true, keys: Cow::Owned(vec![key]) };
+        let ask = Look { hold: false, places: true, reads: true, keys: Cow::Owned(vec![key]) };
         let looked = self.master.look(&ask, self.deadline())?;
         match looked.into_iter().next() {
             Some(Ok(Looked::At(located))) => Ok(self.place_of(&located)),

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes per slot that the default number of slots assumes; smaller objects run out of slots
-/// before they run out of bytes.
-const BYTES_PER_SLOT: u64 = 4096;
+/// before they run out of bytes. A header takes 128 bytes, and none before its slot is first used.
+const BYTES_PER_SLOT: u64 = 2048;
 
 /// Less could not hold what one reader stages at once.
 const STAGING_BYTES_MIN: u64 = 32 << 20;
@@ -31,7 +31,7 @@ pub struct NodeConfig {
     pub zone: String,
     /// Bytes of its segment, rounded down to a multiple of 4096.
     pub segment_bytes: u64,
-    /// Headers; `None`: one per 4 KiB.
+    /// Headers; `None`: one per 2 KiB.
     pub slots: Option<u32>,
     /// Whether other processes of the machine may map the segment.
     pub shared: bool,
@@ -170,6 +170,13 @@ impl NodeConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Was: half as many, fewer than Mooncake Store holds in the same memory.
+    #[test]
+    fn two_gib_hold_a_million_small_values() {
+        let config = NodeConfig { segment_bytes: 2 << 30, ..NodeConfig::default() };
+        assert_eq!(config.spec(Incarnation(1)).slots, 1 << 20);
+    }
 
     /// Was: accepted without a word, and the kernel killed the node when its pages ran out.
     #[test]

@@ -227,8 +227,22 @@ pub(crate) fn view(key: Key) -> impl Call {
 }
 
 /// Bytes of a value.
-pub(crate) fn size(key: Key) -> impl Call {
-    ask(move |store| store.size(key.bytes()))
+pub(crate) struct Size(pub(crate) Key);
+
+impl Call for Size {
+    type Done = Result<Option<u64>, Error>;
+
+    fn near(&mut self, live: &Live) -> Option<Self::Done> {
+        live.store().lengths_near(&[self.0.bytes()])[0].map(|len| Ok(Some(len)))
+    }
+
+    fn work(&mut self, live: &Live) -> Self::Done {
+        live.store().size(self.0.bytes())
+    }
+
+    fn finish(self, py: Python<'_>, done: Self::Done) -> PyResult<Py<PyAny>> {
+        done.map_err(|error| exception(py, error))?.into_py_any(py)
+    }
 }
 
 /// Whether there is a value.

@@ -162,7 +162,7 @@ impl Store {
 
     /// Bytes of the value; None if there is none.
     fn size(&self, py: Python<'_>, key: Key) -> Answer {
-        self.run(py, calls::size(key))
+        self.run(py, calls::Size(key))
     }
 
     /// Whether the key has a value. Asking protects nothing from eviction.

@@ -137,7 +137,7 @@ impl Calls {
     }
 
     fn size<'py>(slf: &Bound<'py, Self>, key: Key) -> Later<'py> {
-        Self::submit(slf, calls::size(key))
+        Self::submit(slf, calls::Size(key))
     }
 
     fn exists<'py>(slf: &Bound<'py, Self>, key: Key) -> Later<'py> {

@@ -214,6 +214,9 @@ impl Raw {
     /// What is known of each key: None, False while it is being written, or its length.
     #[pyo3(signature = (keys, *, hold))]
     fn look<'py>(&self, py: Python<'py>, keys: Keys, hold: bool) -> PyResult<Bound<'py, PyList>> {
+        if let Some(lengths) = raw_flat::lengths(self.store.get(), py, &keys)? {
+            return PyList::new(py, lengths);
+        }
         let looked = self.looked(py, &keys, hold, false)?;
         let object = |looked: Looked| match looked {
             Looked::Missing => Ok(py.None()),

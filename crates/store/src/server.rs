@@ -83,7 +83,7 @@ pub struct NodeOptions {
     pub unix: Option<PathBuf>,
     /// Bytes of its segment.
     pub segment_bytes: u64,
-    /// Headers; `None`: one per 4 KiB.
+    /// Headers; `None`: one per 2 KiB.
     pub slots: Option<u32>,
     /// Its machine; equal labels share memory.
     pub host: String,

@@ -32,7 +32,7 @@ use std::time::Duration;
 pub struct EmbeddedOptions {
     /// Bytes it may hold.
     pub segment_bytes: u64,
-    /// Objects it may hold; `None`: one per 4 KiB.
+    /// Objects it may hold; `None`: one per 2 KiB.
     pub slots: Option<u32>,
     /// Whether they may be more than the memory of the machine, or than a cgroup allows.
     pub memory_overcommit: bool,
@@ -324,6 +324,11 @@ impl Store {
     /// Whether keys have values, where that can be seen without waiting; false: ask by [`Store::exists`].
     pub fn exists_near(&self, keys: &[&[u8]]) -> Vec<bool> {
         self.inner.client.exists_near(keys)
+    }
+
+    /// The lengths of values, where they can be seen without waiting; `None`: ask by [`Store::size`].
+    pub fn lengths_near(&self, keys: &[&[u8]]) -> Vec<Option<u64>> {
+        self.inner.client.lengths_near(keys)
     }
 
     /// The values of many keys; one result each.

@@ -158,12 +158,14 @@ impl MasterApi for MasterLink {
     }
 
     fn look(&self, ask: &Look<'_>, deadline: Deadline) -> Batch<Looked, GetError> {
-        let Look { hold, places, .. } = *ask;
+        let Look { hold, places, reads, .. } = *ask;
         batched(
             &ask.keys,
             |key| key,
             GetError::Key,
-            |part| ask!(self, Look, Look { hold, places, keys: Cow::Borrowed(part) }, deadline),
+            |part| {
+                ask!(self, Look, Look { hold, places, reads, keys: Cow::Borrowed(part) }, deadline)
+            },
         )
     }
 

@@ -124,7 +124,7 @@ impl Catalog {
     }
 
     /// A finished object with a readable copy of all of it; no lease.
-    fn located(&self, id: EntryId) -> Option<Located> {
+    pub(super) fn located(&self, id: EntryId) -> Option<Located> {
         let entry = self.objects.entry(id);
         if entry.stage != Stage::Ready {
             return None;

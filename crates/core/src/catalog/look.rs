@@ -12,7 +12,7 @@ use crate::error::GetError;
 use crate::ids::TenantId;
 use crate::key;
 use crate::lease;
-use crate::plan::Looked;
+use crate::plan::{Located, Looked};
 use crate::time::{Now, nanos};
 use std::time::Duration;
 
@@ -21,8 +21,10 @@ use std::time::Duration;
 pub struct LookFor {
     /// Hold what is found.
     pub hold: bool,
-    /// Tell where it is; this counts as a read.
+    /// Return where it is.
     pub places: bool,
+    /// The caller is about to read what is found: count it as a read, as `locate` does.
+    pub reads: bool,
 }
 
 impl Catalog {
@@ -55,7 +57,12 @@ impl Catalog {
             return Ok(Looked::Writing);
         }
         let looked = if ask.places {
-            match self.locate_found(now, found, 0) {
+            let located = if ask.reads {
+                self.locate_found(now, found, 0)
+            } else {
+                self.peek_found(now, found, ask.hold)
+            };
+            match located {
                 Ok(mut located) => {
                     if ask.hold {
                         located.lease_ms = millis(self.config.lease_ttl);
@@ -72,8 +79,7 @@ impl Catalog {
                         self.touch_parts(id);
                     }
                     let entry = self.objects.entry(id);
-                    let held_ms = if ask.hold { millis(self.config.lease_ttl) } else { 0 };
-                    Looked::Here { len: entry.len, group: entry.group(), held_ms }
+                    Looked::Here { len: entry.len, group: entry.group() }
                 }
                 Some(_) => Looked::Missing,
                 None => {
@@ -89,6 +95,24 @@ impl Catalog {
             entry.held_until = entry.held_until.max(until);
         }
         Ok(looked)
+    }
+
+    /// Where a value is, for a caller that only asks whether it exists: no read is counted, and the value moves
+    /// back in the eviction order only where it is held.
+    fn peek_found(
+        &mut self,
+        now: Now,
+        found: Option<EntryId>,
+        hold: bool,
+    ) -> Result<Located, GetError> {
+        let Some((id, located)) = found.and_then(|id| Some((id, self.located(id)?))) else {
+            self.exist_found(now, None)?;
+            return Err(GetError::NotFound);
+        };
+        if hold {
+            self.touch_parts(id);
+        }
+        Ok(located)
     }
 
     /// How long a remove without force has to wait, if it has to: for a lease that was asked for, or a

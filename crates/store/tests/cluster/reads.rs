@@ -222,6 +222,31 @@ fn to_ask_whether_a_key_is_there_is_no_read() {
     assert_eq!(store.counts().cached, read);
 }
 
+/// The master's answer to "does this key exist" names the place of the value, which the client remembers: the
+/// next question about the key and the first read of it ask nobody.
+#[test]
+fn existence_that_was_asked_for_is_remembered() {
+    let fleet = Fleet::start(&["a"]);
+    let (store, other) = (connect(&fleet.address, true), connect(&fleet.address, true));
+    for key in [b"k", b"l"] {
+        other.put(key, &stamped(key, 1, LEN)).unwrap();
+    }
+    // Maps the memory of the owner.
+    judge(b"l", 1, LEN, &store.get(b"l").unwrap().unwrap());
+    assert!(!store.exists_near(&[b"k"])[0], "its place is not known");
+    assert!(store.exists(b"k").unwrap());
+    until("it is seen", TIME, || store.exists_near(&[b"k"])[0] || !store.exists(b"k").unwrap());
+    until("its length is seen", TIME, || {
+        store.lengths_near(&[b"k"]) == [Some(LEN as u64)] || !store.exists(b"k").unwrap()
+    });
+    let before = store.counts().cached;
+    judge(b"k", 1, LEN, &store.get(b"k").unwrap().unwrap());
+    assert_eq!(store.counts().cached, before + 1, "its first read asks nobody");
+    assert!(other.remove(b"k", true).unwrap());
+    assert!(!store.exists(b"k").unwrap());
+    assert_eq!(store.size(b"k").unwrap(), None);
+}
+
 /// Calls that wait for nobody: they see what is remembered and mapped, and have no answer for anything else.
 #[test]
 fn what_is_near_is_read_without_waiting() {

@@ -239,11 +239,10 @@ impl<'a> Field<'a> for Looked {
         match self {
             Self::Missing => out.push(0),
             Self::Writing => out.push(1),
-            Self::Here { len, group, held_ms } => {
+            Self::Here { len, group } => {
                 out.push(2);
                 len.put(out);
                 group.put(out);
-                held_ms.put(out);
             }
             Self::At(located) => {
                 out.push(3);
@@ -255,11 +254,7 @@ impl<'a> Field<'a> for Looked {
         Ok(match u8::take(from)? {
             0 => Self::Missing,
             1 => Self::Writing,
-            2 => Self::Here {
-                len: u64::take(from)?,
-                group: GroupId::take(from)?,
-                held_ms: u32::take(from)?,
-            },
+            2 => Self::Here { len: u64::take(from)?, group: GroupId::take(from)? },
             3 => Self::At(Located::take(from)?),
             value => {
                 return Err(DecodeError::BadValue { what: "what is known", value: value.into() });

@@ -169,8 +169,10 @@ message! {
     pub struct Look<'a> {
         /// Refuse removes without force of what is found, for the master's `lease_ttl`.
         pub hold: bool,
-        /// Tell where they are; this counts as a read.
+        /// Return where they are.
         pub places: bool,
+        /// The caller is about to read what is found: count it as a read.
+        pub reads: bool,
         /// The keys.
         pub keys: Cow<'a, [&'a [u8]]>,
     }

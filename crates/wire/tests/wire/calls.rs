@@ -46,11 +46,9 @@ fn every_call(master: &impl MasterApi) {
     assert_eq!(found[1], Err(GetError::NotFound));
     assert_eq!(master.exist(&[b"yes", b"x"], t).unwrap(), [Ok(true), Ok(false)]);
     let keys: [&[u8]; 2] = [b"four", b""];
-    let look = Look { hold: true, places: false, keys: Cow::Borrowed(&keys) };
-    let looked = [
-        Ok(Looked::Here { len: 4, group: GroupId(3), held_ms: 0 }),
-        Err(GetError::Key(KeyError::Empty)),
-    ];
+    let look = Look { hold: true, places: false, reads: false, keys: Cow::Borrowed(&keys) };
+    let looked =
+        [Ok(Looked::Here { len: 4, group: GroupId(3) }), Err(GetError::Key(KeyError::Empty))];
     assert_eq!(master.look(&look, t).unwrap(), looked);
     let gone = DropCopy { key: b"k", segment: SegmentId(2) };
     assert_eq!(master.drop_copy(&gone, t).unwrap(), Err(CopyError::NoSource));

@@ -282,9 +282,12 @@ impl Samples {
             }),
             Kind::Locate => Request::Locate(Locate { lease_ms: self.u32(), keys: self.keys() }),
             Kind::Exist => Request::Exist(Exist { keys: self.keys() }),
-            Kind::Look => {
-                Request::Look(Look { hold: self.yes(), places: self.yes(), keys: self.keys() })
-            }
+            Kind::Look => Request::Look(Look {
+                hold: self.yes(),
+                places: self.yes(),
+                reads: self.yes(),
+                keys: self.keys(),
+            }),
             Kind::Remove => Request::Remove(Remove { force: self.yes(), keys: self.keys() }),
             Kind::List => Request::List(List {
                 pattern: self.pattern(),
@@ -485,7 +488,7 @@ impl Samples {
         match self.0.below(4) {
             0 => Looked::Missing,
             1 => Looked::Writing,
-            2 => Looked::Here { len: self.u64(), group: GroupId(self.u64()), held_ms: self.u32() },
+            2 => Looked::Here { len: self.u64(), group: GroupId(self.u64()) },
             _ => Looked::At(self.located()),
         }
     }

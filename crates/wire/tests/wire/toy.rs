@@ -220,7 +220,7 @@ impl MasterApi for Toy {
             Ok(match (ask.hold, ask.places) {
                 (false, false) => Looked::Missing,
                 (false, true) => Looked::Writing,
-                _ => Looked::Here { len: key.len() as u64, group: GroupId(3), held_ms: 0 },
+                _ => Looked::Here { len: key.len() as u64, group: GroupId(3) },
             })
         };
         Ok(ask.keys.iter().map(look).collect())
