@@ -156,7 +156,6 @@ fn quotas_come_back_after_a_restart() {
     let start = || {
         let config = MasterConfig {
             state_file: state_file.clone(),
-            new_cluster: true,
             ..MasterConfig::default()
         };
         Master::new(config, LeaderEpoch(1)).unwrap()

@@ -10,8 +10,9 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How often the list of nodes is compared with what was written down.
-const KEEP: Duration = Duration::from_millis(500);
+/// How often the lists of nodes and segments are compared with what was written down: keys of a silent node wait
+/// until it is off the list.
+const KEEP: Duration = Duration::from_millis(100);
 
 /// A master at work. Dropping it stops it.
 #[derive(Debug)]
