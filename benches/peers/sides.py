@@ -105,6 +105,7 @@ class Home:
 
     def environment(self, side: Side, folder: pathlib.Path, **more: str) -> dict[str, str]:
         found = {"PYTHONPATH": str(self.folder / side.site), "XDG_RUNTIME_DIR": str(folder)}
+        found["XDG_STATE_HOME"] = str(folder)
         if self.libraries.get(side.peer):
             found["LD_LIBRARY_PATH"] = self.libraries[side.peer]
         return plain_environment(**found, **dict(side.variables), **more)

@@ -53,7 +53,7 @@ def environment(folder, **more):
     """Nothing of whoever runs the tests, except where Python is."""
     ours = ("MOONCRATE_", "MC_", "MOONCAKE_")
     plain = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return {**plain, "XDG_RUNTIME_DIR": str(folder), **more}
+    return {**plain, "XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(folder), **more}
 
 
 class Program:

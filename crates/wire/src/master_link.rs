@@ -501,6 +501,30 @@ fn announced_bytes(announced: &Announced) -> usize {
 mod tests {
     use super::*;
 
+    /// Was: a master that was young refused every call for 20 s.
+    #[test]
+    fn items_that_are_not_decided_are_asked_for_again() {
+        let mut calls: Vec<Vec<u32>> = Vec::new();
+        let later = boottime().deadline_in(Duration::from_mins(1));
+        let answers = patiently(&[1, 2, 3], later, |part: &[u32]| {
+            calls.push(part.to_vec());
+            let open = |item: u32| item == 2 && calls.len() < 3;
+            let answer = |item: &u32| match *item {
+                item if open(item) => Err(GetError::Rebuilding { after_ms: 1 }),
+                item => Ok(item),
+            };
+            Ok(part.iter().map(answer).collect())
+        });
+        assert_eq!(answers.unwrap(), [Ok(1), Ok(2), Ok(3)]);
+        assert_eq!(calls, [&[1, 2, 3][..], &[2], &[2]]);
+        // At the deadline the caller learns how long the rest takes.
+        let rest = PutError::Held { after_ms: 2_000 };
+        let answers = patiently(&[1], boottime().deadline_in(Duration::ZERO), |_: &[u32]| {
+            Ok(vec![Err::<u32, _>(rest)])
+        });
+        assert_eq!(answers.unwrap(), [Err(rest)]);
+    }
+
     #[test]
     fn a_batch_is_split_by_count_and_by_bytes() {
         let many = vec![&b"k"[..]; 10_000];
