@@ -24,9 +24,9 @@ def one_value_per_key(scene: Scene) -> None:
 
 def _one_value(scene: Scene, which: str, *, delete: bool) -> None:
     # Only a master at an address that was named keeps its state by itself.
-    at = ["--master", f"127.0.0.1:{free_port()}"] if delete else []
+    where = ["--master", f"127.0.0.1:{free_port()}"] if delete else []
     suffix = "-deleted" if delete else ""
-    master = scene.start("master", *at)
+    master = scene.start("master", *where)
     owner = scene.node(master, f"x{suffix}")
     writer = scene.client(master)
     old = {name: value("v1", number, KIB) for number, name in enumerate(("put", "remove"))}

@@ -128,7 +128,9 @@ fn a_node_that_is_telling_is_waited_for() {
     catalog.tick(ms(9_000));
     let refused = put(&mut catalog, ms(9_000), b"second");
     assert!(matches!(refused, Err(PutError::Rebuilding { .. })), "{refused:?}");
-    catalog.announce(ms(9_001), long.segment, long.incarnation, &[held(1, b"second")], true).unwrap();
+    catalog
+        .announce(ms(9_001), long.segment, long.incarnation, &[held(1, b"second")], true)
+        .unwrap();
     assert!(!catalog.rebuilding());
     assert_eq!(put(&mut catalog, ms(9_002), b"second"), Err(PutError::Exists));
 }

@@ -130,9 +130,11 @@ mod tests {
             trace.write(before).unwrap();
             assert_eq!(follows(), follows_then, "{seconds} s");
         }
-        for (text, follows_then) in
-            [(format!("{boot} x"), true), (format!("another {}", boottime().0), false), (String::new(), true)]
-        {
+        for (text, follows_then) in [
+            (format!("{boot} x"), true),
+            (format!("another {}", boottime().0), false),
+            (String::new(), true),
+        ] {
             std::fs::write(&path, &text).unwrap();
             assert_eq!(follows(), follows_then, "{text:?}");
         }

@@ -495,7 +495,7 @@ fn guard_of(config: &NodeConfig, segments: &Segments) -> Option<Guard> {
         Err(error) => {
             tracing::warn!(
                 %error,
-                "no guard: if this process is killed, its keys wait until its registration lapses"
+                "no guard: if this process is killed, its keys wait until its serving lease ends"
             );
             None
         }

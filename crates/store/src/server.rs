@@ -9,7 +9,8 @@ use mooncrate_core::ids::{HostId, name_hash};
 use mooncrate_core::{LeaderEpoch, Stamp, TenantId};
 use mooncrate_grpc::{GrpcConfig, GrpcServing, Parts, Status, View, serve_grpc};
 use mooncrate_master::{
-    Election, ElectionConfig, Master, MasterConfig, Seat, Serving, StateDisk, serve, serve_seat, trace,
+    Election, ElectionConfig, Master, MasterConfig, Seat, Serving, StateDisk, serve, serve_seat,
+    trace,
 };
 use mooncrate_node::{
     GuardCommand, Node, NodeConfig, OpenDisks, TierConfig, VramConfig, keep_watch,

@@ -3,9 +3,7 @@
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
-use std::net::{
-    IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -207,7 +205,10 @@ mod tests {
         for address in ["127.0.0.1:0".parse().unwrap(), unix] {
             let bound = Bound::listen(&address).unwrap();
             let address = bound.address().unwrap();
-            assert!(!address.nobody_listens(), "{address} accepts, whether its process runs or not");
+            assert!(
+                !address.nobody_listens(),
+                "{address} accepts, whether its process runs or not"
+            );
             drop(bound);
             assert!(address.nobody_listens(), "{address}");
         }

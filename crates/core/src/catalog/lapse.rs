@@ -20,6 +20,7 @@
 
 use super::Catalog;
 use super::objects::{EntryId, Part, SegmentIndex, Stage};
+use super::segments::Ending;
 use super::trust::Trusted;
 use crate::canary::{self, Canary};
 use crate::ids::{NodeId, Slot};
@@ -84,7 +85,8 @@ impl Catalog {
             return;
         }
         book.lapse_look = now.plus(LOOK_AGAIN);
-        let waiting = book.ending.iter().filter(|(_, ending)| ending.removing.is_some());
+        let waits = |ending: &Ending| ending.removing.is_some() && !ending.settled;
+        let waiting = book.ending.iter().filter(|(_, ending)| waits(ending));
         let waiting: Vec<Slot> = waiting.map(|(slot, _)| *slot).collect();
         if waiting.is_empty() || !self.take_off_list(index) {
             return;
@@ -97,7 +99,10 @@ impl Catalog {
     /// The copy in a slot counts as gone, and withholds the serving lease of its node until it is.
     fn strike_ending(&mut self, index: SegmentIndex, slot: Slot) {
         let book = self.segments.book_mut(index);
-        let Some(ending) = book.ending.get_mut(&slot) else { return };
+        // What its owner has settled was answered for, and nobody can begin to read it.
+        let Some(ending) = book.ending.get_mut(&slot).filter(|ending| !ending.settled) else {
+            return;
+        };
         let removing = ending.removing.take();
         if !ending.struck {
             ending.struck = true;

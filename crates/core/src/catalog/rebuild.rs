@@ -201,8 +201,7 @@ impl Catalog {
     /// other values already, while readers that kept a locator still find the old ones (C2).
     pub(super) fn awaited(&self, offer: &SegmentOffer) -> bool {
         let rebuild = self.rebuild.as_ref();
-        let expected =
-            |rebuild: &Rebuild| rebuild.believes && rebuild.expects(offer.node);
+        let expected = |rebuild: &Rebuild| rebuild.believes && rebuild.expects(offer.node);
         !offer.evidence.lapsed && rebuild.is_some_and(expected)
     }
 
