@@ -172,7 +172,7 @@ def run(given: argparse.Namespace, home: Home, found: dict, write: Callable[[], 
         write()
     sides = [side for side in sides if not side.calls_only]
     if "first" in todo:
-        found["first"] = tiers.first_get(home, sides, 2 if given.quick else given.rounds, given.quick)
+        found["first"] = tiers.first_get(home, sides, 2 if given.quick else given.rounds)
     if "memory" in todo:
         objects = given.objects or (50_000 if given.quick else 1_000_000)
         found["memory"] = tiers.memory(home, sides, objects)

@@ -105,6 +105,7 @@ class Home:
 
     def environment(self, side: Side, folder: pathlib.Path, **more: str) -> dict[str, str]:
         found = {"PYTHONPATH": str(self.folder / side.site), "XDG_RUNTIME_DIR": str(folder)}
+        found["XDG_STATE_HOME"] = str(folder)
         if self.libraries.get(side.peer):
             found["LD_LIBRARY_PATH"] = self.libraries[side.peer]
         return plain_environment(**found, **dict(side.variables), **more)
@@ -140,8 +141,6 @@ class Cluster:
     segment: int = SEGMENT
     owners: int = 1
     disk: bool = False
-    #: Says to a master of ours that there was none before it; otherwise it waits for nodes that might know one.
-    new: bool = True
     folder: pathlib.Path = field(init=False)
     ended: bool = False
     processes: list[Process] = field(default_factory=list)
@@ -179,10 +178,10 @@ class Cluster:
             flags += ["--enable_offload=true", "--default_kv_lease_ttl=500"] if self.disk else []
             if self.side.site == "mooncake":
                 return [self.home.folder / "mooncake" / "mooncake" / "mooncake_master", *flags]
-            return [sys.executable, "-c", MASTER, *flags, *(["--new_cluster=true"] if self.new else [])]
+            return [sys.executable, "-c", MASTER, *flags]
         if self.side.kind == "native":
             doors = ["--master", self.address, "--admin", "127.0.0.1:0", "--grpc", "off"]
-            return [bin_ / "mooncrate", "master", *doors, *(["--new-cluster"] if self.new else [])]
+            return [bin_ / "mooncrate", "master", *doors]
         if self.side.kind == "redis":
             return [
                 bin_ / "redis-server",
@@ -214,10 +213,8 @@ class Cluster:
         return found
 
     def restart_master(self) -> None:
-        """As whoever supervises it would: not as a new cluster."""
+        """As whoever supervises it would."""
         self._not_ended()
-        new = ("--new_cluster=true", "--new-cluster")
-        self.master.command = [word for word in self.master.command if word not in new]
         self.master.start()
         self.master.listening(self.port)
 

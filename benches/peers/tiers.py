@@ -13,25 +13,22 @@ OBJECT = 128
 MEMORY_THREADS = 4
 
 
-def first_get(home: Home, sides: list[Side], rounds: int, quick: bool) -> dict[str, Any]:
+def first_get(home: Home, sides: list[Side], rounds: int) -> dict[str, Any]:
     """Seconds from starting the first server to a value that was put and read: master, owner and caller are
-    started one after the other. A master of ours is told that its cluster is new; once it is not, and waits."""
+    started one after the other."""
     samples: dict[str, list[float]] = {}
     for _ in range(rounds):
         for side in sides:
-            samples.setdefault(side.name, []).append(_first(home, side, True))
-    ours = [side for side in sides if side.site == "ours" and not quick]
-    for name, one in at_once(ours, lambda side: _first(home, side, False)).items():
-        samples[f"{name}, not told that it is new"] = [one] if isinstance(one, float) else []
+            samples.setdefault(side.name, []).append(_first(home, side))
     for name, seconds in samples.items():
         if seconds:
             note(f"nothing to first get, {name}: {statistics.median(seconds):.2f} s")
     return samples
 
 
-def _first(home: Home, side: Side, new: bool) -> float:
+def _first(home: Home, side: Side) -> float:
     began = time.monotonic()
-    with Cluster(home, side, segment=64 * MIB, new=new) as cluster:
+    with Cluster(home, side, segment=64 * MIB) as cluster:
         caller = cluster.worker(slots=False)
         answer = caller.ask("usable", keys=[["first", 0]], size=4096, limit=50)
         if answer["never"]:

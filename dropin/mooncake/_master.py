@@ -104,7 +104,6 @@ FLAGS = (
     Flag("max_retry_attempts", count, 10, OURS),
     Flag("config_path", str, ""),
     Flag("state_file", str, ""),
-    Flag("new_cluster", boolean, False),
     *OWN,
 )
 
@@ -252,8 +251,6 @@ def translate(values: Values) -> tuple[list[str], list[str]]:
         command += ["--workers", str(min(threads, os.cpu_count() or 1))]
     if values["state_file"]:
         command += ["--state-file", values["state_file"]]
-    if values["new_cluster"]:
-        command.append("--new-cluster")
     return command + credentials(values), notes
 
 

@@ -6,6 +6,7 @@ import pathlib
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +24,12 @@ ANY = "127.0.0.1:0"
 # The exit status of commands for a key that is not there.
 NO_SUCH_KEY = 3
 KIB, MIB = 1 << 10, 1 << 20
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 @dataclass
@@ -122,7 +129,12 @@ class Scene:
     def _environment(self) -> dict[str, str]:
         """Without the settings of whoever runs the drill."""
         plain = {key: text for key, text in os.environ.items() if not key.startswith("MOONCRATE_")}
-        return {**plain, "XDG_RUNTIME_DIR": str(self.folder)}
+        return {**plain, "XDG_RUNTIME_DIR": str(self.folder), "XDG_STATE_HOME": str(self.state)}
+
+    @property
+    def state(self) -> pathlib.Path:
+        """Where masters keep their state."""
+        return self.folder / "state"
 
     def node(self, master: Server, name: str, *flags: str, size: str = "64MiB") -> Server:
         """Starts a node that joins this master."""

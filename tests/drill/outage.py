@@ -99,7 +99,7 @@ class Proxy:
 
 
 def master_away(scene: Scene) -> None:
-    state = str(scene.folder / "state")
+    state = str(scene.folder / "master.state")
     master = scene.start("master", "--state-file", state)
     scene.node(master, "x", size="128MiB")
     scene.say(

@@ -2,6 +2,8 @@
 
 import signal
 import statistics
+import subprocess
+import sys
 import time
 
 import mooncrate
@@ -80,6 +82,7 @@ def dead_owner(scene: Scene) -> None:
     goal = f"{FREE_SECONDS:.0f} s at worst"
     scene.check("keys of an owner after kill -9", seen=seen, goal=goal, holds=max(times) <= FREE_SECONDS)
     _only_stopped(scene, master)
+    _inside_a_program(scene)
 
 
 def _kill(scene: Scene, master: Server, owner: Server, round_number: int) -> float:
@@ -122,28 +125,76 @@ def _is_on(scene: Scene, master: Server, name: str, node: str) -> bool:
 
 
 def _only_stopped(scene: Scene, master: Server) -> None:
-    """An owner that is only stopped keeps what it holds: nothing is put over it."""
+    """An owner that is only stopped keeps what nobody puts anew; a key that was put anew has its new value alone."""
     owner = scene.node(master, "stopped", size="256MiB")
     store = scene.client(master, timeout=1.0)
     values = {f"kept/{number}": value("v1", number, KIB) for number in range(40)}
     assert all(stored is True for stored in store.put_batch(values))
+    on_owner = [name for name in values if _is_on(scene, master, name, "stopped")]
+    again = set(on_owner[: len(on_owner) // 2])
     owner.signal(signal.SIGSTOP)
-    began, over = time.monotonic(), 0
+    began, early, new = time.monotonic(), 0, set()
     while time.monotonic() - began < 5:
-        for name in values:
-            over += attempt(lambda name=name: store.put(name, b"other")) is True
-            if time.monotonic() - began >= 5:
-                break
+        for name in again - new:
+            if attempt(lambda name=name: store.put(name, b"v2")) is True:
+                new.add(name)
+                early += time.monotonic() - began < 2
     owner.signal(signal.SIGCONT)
+    wrong = 0
 
     def all_there() -> bool:
-        return all(attempt(lambda name=name: store.get(name)) == what for name, what in values.items())
+        nonlocal wrong
+        found = {name: attempt(lambda name=name: store.get(name)) for name in values}
+        wrong += sum(found[name] == values[name] for name in new)
+        return all(found[name] == (b"v2" if name in new else what) for name, what in values.items())
 
     _, kept = until(15, all_there, step=0.1)
-    seen = f"{over} put over it, {'all' if kept else 'not all'} 40 readable when it goes on"
+    seen = (
+        f"{len(new)} of {len(again)} put anew, {early} of them while it could serve, {wrong} old values read "
+        f"beside them, {'all' if kept else 'not all'} others readable when it goes on"
+    )
     scene.check(
         "an owner that was only stopped, for 5 s",
         seen=seen,
-        goal="0 put over it, all 40",
-        holds=bool(kept) and not over,
+        goal="all put anew, 0, 0, all others",
+        holds=bool(kept) and new == again and not early and not wrong,
+    )
+
+
+# A program that lends memory and keeps a value there, until it is killed.
+LENDER = """
+import sys, time
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", sys.argv[1]) == 0
+assert store.put("lent", b"v1") == 0
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def _inside_a_program(scene: Scene) -> None:
+    """An owner inside of a Python program has no guard. A newcomer puts its key after it was killed."""
+    master = scene.start("master", name="lenders")
+    lender = subprocess.Popen([sys.executable, "-c", LENDER, master.said["master"]], stdout=subprocess.PIPE)
+    try:
+        assert lender.stdout is not None and lender.stdout.readline().strip() == b"ready"
+        scene.node(master, "newcomer")
+    finally:
+        lender.kill()
+        lender.wait()
+    killed = time.monotonic()
+    store = scene.client(master, timeout=5.0)
+
+    def put() -> bool:
+        return attempt(lambda: store.put("lent", b"v2")) is True and store.get("lent") == b"v2"
+
+    _, stored = until(40, put, step=0.02)
+    took = time.monotonic() - killed
+    seen = f"{milliseconds(took)}" if stored else "not within 40 s"
+    scene.check(
+        "a newcomer puts the key of an owner inside of a killed program",
+        seen=seen,
+        goal=f"{FREE_SECONDS:.0f} s",
+        holds=bool(stored) and took <= FREE_SECONDS,
     )

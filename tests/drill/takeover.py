@@ -1,31 +1,47 @@
 """Scenarios 2 and 10: masters that come back knowing nothing, or after a long time."""
 
+import shutil
 import signal
 import threading
 import time
 from functools import partial
 
 import mooncrate
-from harness import KIB, Scene, Server, attempt, milliseconds, timed, until, value
+from harness import KIB, Scene, Server, attempt, free_port, milliseconds, timed, until, value
 
 # Longer than an owner may serve without a master (10 s), with room for a busy machine.
 OBSERVED = 30.0
+# Goals for the first put: after a fresh start, and where a master has lost what it knew.
+FRESH_SECONDS, WAIT_SECONDS = 1.0, 3.0
 
 
 def one_value_per_key(scene: Scene) -> None:
-    master = scene.start("master")
-    owner = scene.node(master, "x")
+    _one_value(scene, "started without a state file", delete=False)
+    _one_value(scene, "whose state was deleted by hand", delete=True)
+    _starts_at_once(scene)
+    _restart_without_state(scene)
+
+
+def _one_value(scene: Scene, which: str, *, delete: bool) -> None:
+    # Only a master at an address that was named keeps its state by itself.
+    where = ["--master", f"127.0.0.1:{free_port()}"] if delete else []
+    suffix = "-deleted" if delete else ""
+    master = scene.start("master", *where)
+    owner = scene.node(master, f"x{suffix}")
     writer = scene.client(master)
     old = {name: value("v1", number, KIB) for number, name in enumerate(("put", "remove"))}
     for name, what in old.items():
         assert writer.put(name, what)
-    scene.node(master, "y")
+    scene.node(master, f"y{suffix}")
     reader = scene.client(master)
     assert all(reader.get(name) == what for name, what in old.items())
-    scene.say("a master without --state-file, nodes x and y; two values on x; a client has read both")
+    scene.say(f"a master {which}, nodes x and y; two values on x; a client has read both")
 
     owner.signal(signal.SIGSTOP)
     master.kill()
+    if delete:
+        assert any(scene.state.rglob("*.state")), "it keeps its state without being told"
+        shutil.rmtree(scene.state)
     master = scene.start("master", "--master", master.said["master"])
     scene.say("x is stopped, the master killed and started again at the same place")
 
@@ -46,8 +62,8 @@ def one_value_per_key(scene: Scene) -> None:
         when = "never" if at is None else f"after {at:.1f} s"
         seen = f"acknowledged {when}, then read {watch.stale[name]} times as v1"
         holds = at is not None and watch.stale[name] == 0
+        what = f"a master {which}: {what}"
         scene.check(what, seen=seen, goal=f"in {OBSERVED:.0f} s, then 0 reads of v1", holds=holds)
-    _starts_at_once(scene)
 
 
 class Watch:
@@ -91,6 +107,13 @@ def _starts_at_once(scene: Scene) -> None:
     """What starts a cluster of its own knows that it is new."""
     server = scene.start("serve", name="serve")
     took, _ = timed(lambda: scene.client(server).put("new", b"new"))
+    master = scene.start("master", "--master", f"127.0.0.1:{free_port()}", name="fresh")
+    scene.node(master, "first")
+    alone, stored = timed(lambda: scene.client(master).put("new", b"new"))
+    seen = f"{milliseconds(alone)}, one call, answered {stored}"
+    goal = f"{FRESH_SECONDS:.0f} s, not refused"
+    holds = stored is True and alone < FRESH_SECONDS
+    scene.check("the first put after a fresh start of a master", seen=seen, goal=goal, holds=holds)
     began = time.monotonic()
     with mooncrate.Store() as store:
         store.put("new", b"new")
@@ -101,13 +124,38 @@ def _starts_at_once(scene: Scene) -> None:
     )
 
 
+def _restart_without_state(scene: Scene) -> None:
+    """Killed with the state deleted, and with a `serve` that has a disk: one call, which waits."""
+    at = f"127.0.0.1:{free_port()}"
+    master = scene.start("master", "--master", at, name="lost")
+    scene.node(master, "stays")
+    assert scene.client(master).put("before", b"x")
+    master.kill()
+    shutil.rmtree(scene.state)
+    master = scene.start("master", "--master", at, name="lost")
+    _waits(scene, "the first put after a restart without state", master)
+    flags = ("--master", f"127.0.0.1:{free_port()}", "--ssd", f"{scene.folder / 'disk'}=64MiB")
+    server = scene.start("serve", *flags, name="disked")
+    assert scene.client(server).put("before", b"x")
+    server.kill()
+    server = scene.start("serve", *flags, name="disked")
+    _waits(scene, "the first put after kill -9 of a serve with a disk", server)
+
+
+def _waits(scene: Scene, what: str, master: Server) -> None:
+    took, stored = timed(lambda: scene.client(master).put("after", b"x"))
+    seen = f"{milliseconds(took)}, one call, answered {stored}"
+    goal = f"{WAIT_SECONDS:.0f} s, not refused"
+    scene.check(what, seen=seen, goal=goal, holds=stored is True and took < WAIT_SECONDS)
+
+
 def master_away_for_long(scene: Scene) -> None:
     for seconds in (25, 60):
         _away(scene, seconds)
 
 
 def _away(scene: Scene, seconds: int) -> None:
-    state = str(scene.folder / f"state-{seconds}")
+    state = str(scene.folder / f"away-{seconds}.state")
     master = scene.start("master", "--state-file", state)
     for name in ("x", "y"):
         scene.node(master, f"{name}{seconds}")

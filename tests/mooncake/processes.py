@@ -53,7 +53,7 @@ def environment(folder, **more):
     """Nothing of whoever runs the tests, except where Python is."""
     ours = ("MOONCRATE_", "MC_", "MOONCAKE_")
     plain = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return {**plain, "XDG_RUNTIME_DIR": str(folder), **more}
+    return {**plain, "XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(folder), **more}
 
 
 class Program:
@@ -205,7 +205,6 @@ class Cluster:
             self.port, self.admin = free_ports(2)
             ports = (self.port, self.admin)
             where = [f"--rpc_port={self.port}", f"--metrics_port={self.admin}"]
-            where += [] if THEIRS else ["--new_cluster=true"]
             return Program(folder, "mooncake_master", *where, *flags, ports=ports, **variables)
 
         self.master = start_retrying(make)

@@ -73,7 +73,7 @@ def owner(tmp_path_factory):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOONCRATE_")}
     environment["XDG_RUNTIME_DIR"] = str(folder)
     arguments = [os.environ["MOONCRATE_BINARY"], "master", "--json", "--master", "127.0.0.1:0"]
-    arguments += ["--admin", "off", "--grpc", "off", "--new-cluster", "--put-timeout", "10s"]
+    arguments += ["--admin", "off", "--grpc", "off", "--put-timeout", "10s"]
     log = open(folder / "master.log", "wb")
     master = subprocess.Popen(arguments, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log)
     ready, _, _ = select.select([master.stdout], [], [], PATIENCE)

@@ -268,8 +268,7 @@ fn name(number: u64) -> String {
 /// A peer with a master and nothing else.
 pub(crate) fn serve_master() -> Result<()> {
     let listen = Address::Tcp("127.0.0.1:0".into());
-    let running =
-        run_master(MasterOptions { listen, new_cluster: true, ..MasterOptions::default() })?;
+    let running = run_master(MasterOptions { listen, ..MasterOptions::default() })?;
     let address = running.master_address().context("it runs a master")?;
     until_the_end(&address.to_string())?;
     running.stop();

@@ -215,13 +215,10 @@ pub(crate) struct MasterFlags {
     /// Where the master answers gRPC, or off [default: auto]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) grpc: Option<String>,
-    /// Keep the epoch and the names of nodes across restarts in this file, or off [default: off]
+    /// Keep the epoch, nodes and quotas across restarts in this file, or off; auto: a master alone keeps it
+    /// below $XDG_STATE_HOME, ~/.local/state or /var/lib [default: auto]
     #[arg(long, value_name = "FILE")]
     pub(crate) state_file: Option<String>,
-    /// No node holds anything yet: a master without state takes puts at once, instead of waiting for
-    /// the nodes of an earlier master
-    #[arg(long)]
-    pub(crate) new_cluster: bool,
     /// Threads that answer; auto: half of the cores, 2 to 8 [default: auto]
     #[arg(long, value_name = "COUNT")]
     pub(crate) workers: Option<String>,

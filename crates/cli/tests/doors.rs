@@ -164,7 +164,7 @@ fn a_node_alone_has_a_window_when_asked_and_says_when_it_is_cut_off() {
     assert_eq!(fetch(address, "GET", "/v1/keys").0, 404, "a node shows no keys");
 
     drop(master);
-    // A node may serve for half the registration time without an answer: ten seconds.
+    // A node may serve for ten seconds without a master on its own machine.
     for _ in 0..600 {
         let (status, health) = fetch(address, "GET", "/healthz");
         if status == 503 {

@@ -369,7 +369,7 @@ fn timed(times: &mut Vec<u128>, work: impl FnOnce()) {
 
 /// A master in this process.
 fn master() -> Arc<Master> {
-    let config = MasterConfig { new_cluster: true, ..MasterConfig::default() };
+    let config = MasterConfig::default();
     Master::new(config, LeaderEpoch(1)).unwrap()
 }
 

@@ -71,11 +71,17 @@ pub enum Canary {
     LateMemoryServes = 32,
     /// 33: a replica that nobody asked VRAM for lands there.
     VramUnasked = 33,
+    /// 34: the key of a silent node is given up before its serving lease has ended.
+    LapsesAtOnce = 34,
+    /// 35: a node that stood still serves before it has dropped what was given up meanwhile.
+    StruckServes = 35,
+    /// 36: a node extends its serving lease without proof that no master leads.
+    ExtendsUnproved = 36,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 35] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
@@ -108,6 +114,9 @@ impl Canary {
         Self::StampIgnored,
         Self::LateMemoryServes,
         Self::VramUnasked,
+        Self::LapsesAtOnce,
+        Self::StruckServes,
+        Self::ExtendsUnproved,
     ];
 
     /// Its number in the table of `docs/testing.md`.

@@ -179,19 +179,19 @@ fn a_put_that_was_given_up_keeps_its_key_until_the_owners_know() {
     catalog.audit().unwrap();
 }
 
-/// The same, with an owner that never answers: its key is free when the node is gone.
+/// The same, with an owner that never answers: its key is free when its serving lease has ended.
 #[test]
-fn a_dead_owner_holds_the_key_of_a_put_until_it_is_gone() {
+fn a_dead_owner_holds_the_key_of_a_put_until_its_lease_ends() {
     let mut catalog = fresh();
     let plan = catalog.put_start(ms(0), KEY, 100, &PutConfig::default()).unwrap();
     catalog.put_revoke(ms(0), KEY, plan.token).unwrap();
     mount(&mut catalog, ms(0), B);
-    let gone = lease::guarded(config().registration).as_millis() as u64;
-    pass(&mut catalog, 0, gone - 100, &[B]);
+    let lapsed = fenced_ms();
+    pass(&mut catalog, 0, lapsed - 100, &[B]);
     let again = |catalog: &mut Catalog, at| catalog.put_start(at, KEY, 100, &PutConfig::default());
-    assert!(matches!(again(&mut catalog, ms(gone - 100)), Err(PutError::InProgress { .. })));
-    pass(&mut catalog, gone, gone + 200, &[B]);
-    again(&mut catalog, ms(gone + 200)).unwrap();
+    assert!(matches!(again(&mut catalog, ms(lapsed - 100)), Err(PutError::InProgress { .. })));
+    pass(&mut catalog, lapsed, lapsed + 200, &[B]);
+    again(&mut catalog, ms(lapsed + 200)).unwrap();
     catalog.audit().unwrap();
 }
 
@@ -295,9 +295,9 @@ fn a_node_that_announces_is_not_gone() {
     assert!(catalog.knows(NodeId(A)));
 }
 
-/// When the guard of half a registration time is over, in milliseconds.
+/// When a serving lease that was granted at 0 has surely ended, in milliseconds.
 fn fenced_ms() -> u64 {
-    lease::guarded(config().registration / 2).as_millis() as u64
+    lease::guarded(config().serve_lease).as_millis() as u64
 }
 
 /// A node that mounts and says how long an earlier start of it may be readable; what it is answered.
@@ -351,11 +351,11 @@ fn a_takeover_in_a_fresh_cluster_waits_for_no_fence() {
 fn a_node_passes_on_when_its_predecessor_is_fenced() {
     let mut first = fresh();
     pass(&mut first, 0, 1_000, &[A]);
-    let left = mount_fenced(&mut first, ms(4_000), &offer(A, 2), None);
-    // Last heard at 1,000: half a registration time from then on, less the 3,000 that have passed.
-    assert_eq!(left, Duration::from_millis(fenced_ms() - 3_000));
-    // The takeover is at 0 of another clock, 2 s later.
-    let left = left.saturating_sub(Duration::from_secs(2));
+    let left = mount_fenced(&mut first, ms(2_000), &offer(A, 2), None);
+    // Last heard at 1,000: a serving lease from then on, less the 1,000 that have passed.
+    assert_eq!(left, Duration::from_millis(fenced_ms() - 1_000));
+    // The takeover is at 0 of another clock, half a second later.
+    let left = left.saturating_sub(Duration::from_millis(500));
     let mut second = takeover(&[A]);
     let fence = mount_fenced(&mut second, ms(0), &offer(A, 2), Some(left));
     assert_eq!(fence, lease::guarded(left));

@@ -91,40 +91,59 @@ fn put(catalog: &mut Catalog, now: Now, key: &[u8]) -> Result<(), PutError> {
 }
 
 /// A master that remembers nothing, while the owner of the key is stopped: an unknown key may still be read
-/// there, so it cannot be put or removed yet.
+/// there until the owner's serving lease ends, so it cannot be put or removed yet, and not longer.
 #[test]
 fn a_master_that_knows_nothing_takes_no_key_for_absent() {
     let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::Unknown, ms(0));
     mount(&mut catalog, ms(1), &offer(2, 1, false), &[]).unwrap();
-    for at in [2, 5_000, 15_000, 20_000] {
+    for at in [2, 500, 1_500, 2_500] {
         catalog.heartbeat(ms(at), NodeId(2)).unwrap();
         catalog.tick(ms(at));
+        // The error says how long, for callers whose deadline is earlier.
+        let left = 2_575 - u32::try_from(at).unwrap();
         let refused = put(&mut catalog, ms(at), b"key");
-        assert!(matches!(refused, Err(PutError::Rebuilding { .. })), "{at}: {refused:?}");
+        assert_eq!(refused, Err(PutError::Rebuilding { after_ms: left }), "{at}");
         let refused = catalog.remove(ms(at), b"key", false);
-        assert!(matches!(refused, Err(RemoveError::Rebuilding { .. })), "{at}: {refused:?}");
+        assert_eq!(refused, Err(RemoveError::Rebuilding { after_ms: left }), "{at}");
         // A master that comes meanwhile must not know more than this one.
         assert!(catalog.waits_for_anybody(), "{at}: nothing is written down yet");
     }
-    // Nobody who was heard by an earlier master less than a registration time ago can come any more.
-    catalog.heartbeat(ms(20_500), NodeId(2)).unwrap();
-    catalog.tick(ms(20_500));
+    catalog.heartbeat(ms(2_576), NodeId(2)).unwrap();
+    catalog.tick(ms(2_576));
     assert!(!catalog.waits_for_anybody());
-    put(&mut catalog, ms(20_501), b"key").unwrap();
+    put(&mut catalog, ms(2_577), b"key").unwrap();
     // The owner wakes up. What it holds was replaced meanwhile, so it starts over.
-    let back = mount(&mut catalog, ms(20_600), &offer(1, 1, true), &[held(0, b"key")]);
+    let back = mount(&mut catalog, ms(2_600), &offer(1, 1, true), &[held(0, b"key")]);
     assert_eq!(back, Err(MountError::StaleIncarnation));
+}
+
+/// A node that has come in time and has much to tell is waited for beyond the end of the leases.
+#[test]
+fn a_node_that_is_telling_is_waited_for() {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::Unknown, ms(0));
+    let (long, page) = (offer(1, 1, false), [held(0, b"first")]);
+    catalog.mount(ms(1), long.node, std::slice::from_ref(&long)).unwrap();
+    catalog.announce(ms(1), long.segment, long.incarnation, &page, false).unwrap();
+    mount(&mut catalog, ms(1), &offer(2, 1, false), &[]).unwrap();
+    catalog.tick(ms(9_000));
+    let refused = put(&mut catalog, ms(9_000), b"second");
+    assert!(matches!(refused, Err(PutError::Rebuilding { .. })), "{refused:?}");
+    catalog
+        .announce(ms(9_001), long.segment, long.incarnation, &[held(1, b"second")], true)
+        .unwrap();
+    assert!(!catalog.rebuilding());
+    assert_eq!(put(&mut catalog, ms(9_002), b"second"), Err(PutError::Exists));
 }
 
 /// Within that time everybody who cannot have been given up is welcome, and is served at once.
 #[test]
 fn a_master_that_knows_nothing_hears_everybody() {
     let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::Unknown, ms(0));
-    mount(&mut catalog, ms(5_000), &offer(1, 1, false), &[held(0, b"key")]).unwrap();
-    catalog.locate(ms(5_001), b"key", 0).unwrap();
+    mount(&mut catalog, ms(1_000), &offer(1, 1, false), &[held(0, b"key")]).unwrap();
+    catalog.locate(ms(1_001), b"key", 0).unwrap();
     assert!(catalog.may_serve(NodeId(1)));
     // An earlier master may have given this one up, and nobody remembers.
-    let lapsed = mount(&mut catalog, ms(6_000), &offer(3, 1, true), &[held(0, b"other")]);
+    let lapsed = mount(&mut catalog, ms(2_000), &offer(3, 1, true), &[held(0, b"other")]);
     assert_eq!(lapsed, Err(MountError::StaleIncarnation));
 }
 
@@ -136,6 +155,27 @@ fn a_new_cluster_starts_at_once() {
     put(&mut catalog, ms(2), b"key").unwrap();
     let old = mount(&mut catalog, ms(3), &offer(1, 1, false), &[held(0, b"key")]);
     assert_eq!(old, Err(MountError::StaleIncarnation));
+}
+
+/// It meets a node that an earlier leader knew: others of that leader may be stopped and still serve, so unknown keys
+/// wait for the end of their leases from then on. It believes nobody, because it took keys for absent before.
+#[test]
+fn a_new_cluster_that_is_not_new_waits_for_leases() {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::New, ms(0));
+    mount(&mut catalog, ms(1), &offer(2, 1, false), &[]).unwrap();
+    put(&mut catalog, ms(2), b"early").unwrap();
+    catalog.meet(ms(100), NodeId(1), LeaderEpoch(1));
+    let old = mount(&mut catalog, ms(100), &offer(1, 1, false), &[held(0, b"key")]);
+    assert_eq!(old, Err(MountError::StaleIncarnation));
+    assert_eq!(put(&mut catalog, ms(101), b"key"), Err(PutError::Rebuilding { after_ms: 2_474 }));
+    assert!(catalog.waits_for_anybody(), "nothing is written down yet");
+    catalog.heartbeat(ms(2_576), NodeId(2)).unwrap();
+    catalog.tick(ms(2_576));
+    put(&mut catalog, ms(2_577), b"key").unwrap();
+    // Later such a node proves nothing: the leases have ended.
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::New, ms(0));
+    catalog.meet(ms(2_576), NodeId(1), LeaderEpoch(1));
+    assert!(!catalog.rebuilding());
 }
 
 /// The master was away for a minute; the last list names the node, so nothing of it was struck.

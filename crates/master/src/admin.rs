@@ -140,6 +140,7 @@ fn counters_json(counters: &Counters) -> Value {
         "disks_returned": counters.disks_returned,
         "disk_dropped": counters.disk_dropped,
         "ledger_struck": counters.ledger_struck,
+        "lapsed_struck": counters.lapsed_struck,
         "late_dropped": counters.late_dropped,
         "bad_replicas": counters.bad_replicas,
         "hits_vram": counters.hits_vram,

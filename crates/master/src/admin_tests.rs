@@ -14,9 +14,7 @@ const NEVER: Deadline = Deadline::NEVER;
 
 /// A master and a segment that has mounted and is not open yet.
 pub(crate) fn mounting() -> (Arc<Master>, SegmentOffer) {
-    let master =
-        Master::new(MasterConfig { new_cluster: true, ..MasterConfig::default() }, LeaderEpoch(3))
-            .unwrap();
+    let master = Master::new(MasterConfig::default(), LeaderEpoch(3)).unwrap();
     let node = NodeId(u64::MAX);
     let offer = SegmentOffer {
         segment: SegmentId::of(node, 0),
@@ -185,9 +183,7 @@ fn health_usage_segments_and_nodes_tell_what_the_master_knows() {
 
 #[test]
 fn a_master_without_segments_is_not_healthy_and_says_why() {
-    let empty =
-        Master::new(MasterConfig { new_cluster: true, ..MasterConfig::default() }, LeaderEpoch(3))
-            .unwrap();
+    let empty = Master::new(MasterConfig::default(), LeaderEpoch(3)).unwrap();
     let (status, body) = get_all(empty, &["/healthz"]).remove(0);
     assert_eq!((status, &body["status"]), (503, &json!("not ready")));
     assert!(body["reasons"][0].as_str().unwrap().contains("no segment is mounted"), "{body}");

@@ -154,11 +154,7 @@ fn quotas_come_back_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let state_file = Some(folder.path().join("master.state"));
     let start = || {
-        let config = MasterConfig {
-            state_file: state_file.clone(),
-            new_cluster: true,
-            ..MasterConfig::default()
-        };
+        let config = MasterConfig { state_file: state_file.clone(), ..MasterConfig::default() };
         Master::new(config, LeaderEpoch(1)).unwrap()
     };
     let (a, b) = (TenantId(1), TenantId(2));

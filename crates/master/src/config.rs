@@ -17,9 +17,12 @@ pub struct MasterConfig {
     pub state_file: Option<PathBuf>,
     /// Disks of a node in the same process, where the state is kept if no file is named.
     pub disks: Vec<StateDisk>,
-    /// Somebody says that no node of this cluster holds anything, or it was proved. Only asked where no state
-    /// is found: then a master that is not told so waits for nodes that it cannot know.
-    pub new_cluster: bool,
+    /// Where it leaves a trace that a master led at its address, for the next one that finds no state; `None`:
+    /// nowhere, because it listens nowhere.
+    pub trace: Option<PathBuf>,
+    /// Disks beside it show that a master led before. Like a trace, this is asked where no state is found: then
+    /// unknown keys wait for the end of serving leases that an earlier master may have granted.
+    pub had_leader: bool,
     /// Time between two ticks of the catalog.
     pub tick: Duration,
     /// How long a put may wait for room when its caller gave no deadline.
@@ -45,7 +48,8 @@ impl Default for MasterConfig {
             catalog: catalog::Config::default(),
             state_file: None,
             disks: Vec::new(),
-            new_cluster: false,
+            trace: None,
+            had_leader: false,
             tick: Duration::from_millis(10),
             put_wait_max: Duration::from_secs(1),
             grants: None,

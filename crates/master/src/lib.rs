@@ -37,6 +37,7 @@ mod service;
 pub mod standby;
 mod state_file;
 mod term;
+pub mod trace;
 mod turns;
 mod writers;
 

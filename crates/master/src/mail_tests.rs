@@ -26,7 +26,7 @@ fn segment(node: NodeId) -> SegmentId {
 
 /// A master and so many nodes that exist on paper, each with one segment.
 fn cluster(nodes: u64) -> (Arc<Master>, Vec<NodeId>) {
-    let config = MasterConfig { new_cluster: true, ..MasterConfig::default() };
+    let config = MasterConfig::default();
     let master = Master::new(config, LeaderEpoch(3)).unwrap();
     let nodes: Vec<NodeId> = (1..=nodes).map(NodeId).collect();
     for &node in &nodes {

@@ -130,7 +130,7 @@ impl Master {
             epoch: mind.catalog.epoch(),
             registration_ms: self.registration_ms(),
             draining: mind.catalog.drains(beat.node),
-            serve: mind.catalog.may_serve(beat.node),
+            serve_ms: if mind.catalog.may_serve(beat.node) { self.serve_ms() } else { 0 },
         })
     }
 
@@ -190,6 +190,10 @@ impl Master {
     /// The epoch it leads under.
     pub fn leader_epoch(&self) -> LeaderEpoch {
         self.mind().catalog.epoch()
+    }
+
+    fn serve_ms(&self) -> u32 {
+        u32::try_from(self.config.catalog.serve_lease.as_millis()).unwrap_or(u32::MAX)
     }
 
     fn registration_ms(&self) -> u32 {

@@ -10,12 +10,17 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How often the list of nodes is compared with what was written down.
-const KEEP: Duration = Duration::from_millis(500);
+/// How often the lists of nodes and segments are compared with what was written down: keys of a silent node wait
+/// until it is off the list.
+const KEEP: Duration = Duration::from_millis(100);
 
 /// A master at work. Dropping it stops it.
 #[derive(Debug)]
 pub struct Serving {
+    /// Ends the threads that keep time, before anything else: a node that finds nobody listening relies on it that
+    /// this master gives no key up any more.
+    timeless: watch::Sender<bool>,
+    tickers: Vec<JoinHandle<()>>,
     shutdown: watch::Sender<bool>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -27,6 +32,10 @@ impl Serving {
     }
 
     fn end(&mut self) {
+        let _ = self.timeless.send(true);
+        for thread in self.tickers.drain(..) {
+            let _ended = thread.join();
+        }
         let _ = self.shutdown.send(true);
         for thread in self.threads.drain(..) {
             let _ended = thread.join();
@@ -58,14 +67,14 @@ pub fn serve_seat(
     config: &ServerConfig,
     workers: usize,
 ) -> io::Result<Serving> {
-    let (shutdown, down) = watch::channel(false);
-    let mut serving = Serving { shutdown, threads: Vec::new() };
-    serving.threads.push(every("master-tick", tick, seat, &down, Seat::tick)?);
+    let ((timeless, still), (shutdown, down)) = (watch::channel(false), watch::channel(false));
+    let mut serving = Serving { timeless, tickers: Vec::new(), shutdown, threads: Vec::new() };
+    serving.tickers.push(every("master-tick", tick, seat, &still, Seat::tick)?);
     if seat.master().is_none_or(|master| master.keeps()) {
         // Nodes that were lost since the last mount.
         serving
-            .threads
-            .push(every("master-keep", KEEP, seat, &down, |_, master| master.keep_or_say())?);
+            .tickers
+            .push(every("master-keep", KEEP, seat, &still, |_, master| master.keep_or_say())?);
     }
     for worker in 0..workers.max(1) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -14,9 +14,10 @@ use crate::mooncake::jobs::Jobs;
 use crate::news::News;
 use crate::state_file::StateFile;
 use crate::term::Term;
+use crate::trace::Trace;
 use crate::turns::Turns;
 use mooncrate_core::catalog::{
-    AuditError, Catalog, Ended, LookFor, Removal, Start, Writer, replacing,
+    self, AuditError, Catalog, Ended, LookFor, Removal, Start, Writer, replacing,
 };
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::ids::GroupId;
@@ -54,6 +55,8 @@ pub struct Master {
     mind: Mutex<Mind>,
     /// A lock of its own, taken before the mind's: no call waits while the disk works.
     keeper: Mutex<Keeper>,
+    /// For the next master at this address.
+    trace: Mutex<Option<Trace>>,
     /// Until when it leads; `None`: for ever.
     term: Option<Arc<Term>>,
     /// Who it is among several masters, for people.
@@ -105,7 +108,11 @@ impl Master {
             None => (Keeper::Nowhere, None),
         };
         let epoch = kept.as_ref().map_or(epoch, |kept| LeaderEpoch(kept.epoch.0 + 1));
-        let master = Arc::new(Self::made(config, epoch, kept, keeper));
+        // Before any node gets a lease.
+        let (trace, followed) = config.trace.as_deref().map_or((None, false), Trace::leave);
+        let config = MasterConfig { had_leader: config.had_leader || followed, ..config };
+        let master = Self::made(config, epoch, kept, keeper);
+        let master = Arc::new(Self { trace: Mutex::new(trace), ..master });
         master.keep()?;
         Ok(master)
     }
@@ -120,7 +127,10 @@ impl Master {
         keeper: EtcdKeeper,
         title: String,
     ) -> Arc<Self> {
-        let config = MasterConfig { new_cluster: true, ..config };
+        // Reads bridge an election, which takes longer than the lease of a master alone.
+        let serve_lease = config.catalog.registration / 2;
+        let catalog = catalog::Config { serve_lease, ..config.catalog };
+        let config = MasterConfig { catalog, had_leader: false, ..config };
         let master = Self::made(config, epoch, kept, Keeper::Etcd(keeper));
         Arc::new(Self { term: Some(term), title, ..master })
     }
@@ -131,18 +141,18 @@ impl Master {
                 let Kept { nodes: expected, trusted, quotas, .. } = kept;
                 (Start::Takeover { expected, trusted }, quotas)
             }
-            None if config.new_cluster => (Start::New, Vec::new()),
-            None => {
-                let wait = config.catalog.registration;
+            None if config.had_leader => {
+                let wait = config.catalog.serve_lease;
                 tracing::warn!(
-                    "no state of an earlier master: puts of unknown keys wait {wait:?} for nodes that may \
-                     hold them; --new-cluster says that there are none"
+                    "a master led here and its state is gone: calls for unknown keys wait {wait:?}, as long as \
+                     its nodes may serve"
                 );
                 (Start::Unknown, Vec::new())
             }
+            None => (Start::New, Vec::new()),
         };
         let token_key = token_key(config.grants.as_ref());
-        let catalog = mooncrate_core::catalog::Config { token_key, ..config.catalog.clone() };
+        let catalog = catalog::Config { token_key, ..config.catalog.clone() };
         let mut catalog = Catalog::new(catalog, epoch, start, boottime());
         for (tenant, bytes) in quotas {
             catalog.set_quota(tenant, Some(bytes));
@@ -152,6 +162,7 @@ impl Master {
             config,
             mind: Mutex::new(mind),
             keeper: Mutex::new(keeper),
+            trace: Mutex::new(None),
             term: None,
             title: String::new(),
             news: News::default(),
@@ -209,6 +220,17 @@ impl Master {
         };
         self.carry_out(&orders);
         self.jobs.watch(self);
+        if let Some(trace) = &mut *self.trace.lock() {
+            trace.renew(now);
+        }
+    }
+
+    /// It serves nobody any more. If no node can have a lease, the next master need not know that it was here.
+    pub fn retired(&self) {
+        let trace = self.trace.lock().take();
+        if let Some(trace) = trace.filter(|_| self.mind().catalog.holders().is_empty()) {
+            trace.remove();
+        }
     }
 
     /// Gives back the puts of a writer that is gone, until it is here again: what it begins then is not meant.

@@ -9,6 +9,7 @@ use crate::metrics::Tally;
 use crate::orders::Unheard;
 use crate::registration::Standing;
 use crate::vram::Lent;
+use mooncrate_core::catalog::SERVE_LEASE;
 use mooncrate_core::error::MountError;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, Now, SegmentId};
@@ -206,6 +207,7 @@ impl Node {
             standing: Mutex::new(Standing {
                 acknowledged: boottime(),
                 leave: Now(0),
+                lease: SERVE_LEASE,
                 registration: Duration::from_secs(20),
                 incarnation: config.incarnation,
                 fence,
@@ -493,7 +495,7 @@ fn guard_of(config: &NodeConfig, segments: &Segments) -> Option<Guard> {
         Err(error) => {
             tracing::warn!(
                 %error,
-                "no guard: if this process is killed, its keys wait until its registration lapses"
+                "no guard: if this process is killed, its keys wait until its serving lease ends"
             );
             None
         }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Without it a master cannot tell a node that is dead from one that is stopped or cut off, whose memory
-//! readers of its machine may still use: it waits for the whole registration time (R10). The kernel tells
+//! readers of its machine may still use: it waits for the end of the serving lease (R10). The kernel tells
 //! a child for certain when its parent is dead, and a stopped parent is not. What must stay true: the
 //! guard tells nobody before the last mapping is useless. A guard that is killed as well tells nothing,
 //! and everything is as it is without one.

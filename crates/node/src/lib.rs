@@ -7,9 +7,10 @@
 //! ```
 //!
 //! The header table of a segment is the truth about its objects. When the master does not know the
-//! node any more, the node mounts again and announces its headers. When the node has not reached
-//! its master for the whole registration time, the master counts it as gone, and so does the node:
-//! it drops everything and comes back as a new incarnation.
+//! node any more, the node mounts again and announces its headers. When its serving lease has ended,
+//! because no heartbeat was answered, it serves nobody and keeps what it holds; the next answer says
+//! what of it must go. A master that has given it up refuses its mount: then it drops everything and
+//! comes back as a new incarnation.
 //!
 //! A node that is killed cannot say farewell. Its guard, a process of its own, does that for it at once
 //! (`guard`); a node that is stopped or cut off keeps what it holds.

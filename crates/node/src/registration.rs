@@ -31,6 +31,8 @@ use std::time::Duration;
 
 /// How long a call of registration may take.
 const CALL_TIME: Duration = Duration::from_secs(2);
+/// How long one heartbeat may take: others must be possible before the serving lease ends.
+const BEAT_TIME: Duration = Duration::from_secs(1);
 /// Pause after a heartbeat that was not acknowledged.
 const RETRY: Duration = Duration::from_millis(100);
 /// First and last step towards a later incarnation, in the microseconds that incarnations count: a minute,
@@ -57,8 +59,10 @@ pub(crate) enum Serve {
 pub(crate) struct Standing {
     /// When the last acknowledged heartbeat (or mount) was *sent*.
     pub(crate) acknowledged: Now,
-    /// When the last heartbeat was *sent* whose answer gave leave to serve.
+    /// When the last heartbeat was *sent* whose answer granted a serving lease.
     pub(crate) leave: Now,
+    /// How long a serving lease lasts.
+    pub(crate) lease: Duration,
     /// How long the master keeps a silent node.
     pub(crate) registration: Duration,
     pub(crate) incarnation: Incarnation,
@@ -74,8 +78,8 @@ pub(crate) struct Standing {
     pub(crate) began: Now,
     /// Segments that a leader has heard all of.
     pub(crate) told: BTreeMap<SegmentId, Told>,
-    /// When each mount was last known to hold nothing that is not current: when the last heartbeat was *sent*
-    /// whose answer gave leave to serve it, or when it was made.
+    /// When each mount was last known to hold nothing that is not current: when its serving lease was last
+    /// granted or extended, counted as the lease is, or when it was made.
     pub(crate) current: BTreeMap<SegmentId, (Incarnation, Now)>,
 }
 
@@ -118,14 +122,14 @@ impl Standing {
         self.fence.map(|fence| lease::left_ms(now, fence))
     }
 
-    /// Whether a leader may have given a segment up (R10): none has given leave to serve it for the
-    /// registration time. The node counts from when it *sent* what was answered, so it knows before its master
-    /// does. It serves nobody by then, and keeps what it holds: the next master may know that it is still
-    /// current. Each segment by itself: a leader that heard one of them may not have heard of another.
+    /// Whether a leader may have given keys of a segment up (R10): its serving lease has ended. The node counts
+    /// from when it *sent* what was answered, so it knows before its master does. It serves nobody by then, and
+    /// keeps what it holds: the next master may know that it is still current. Each segment by itself: a leader
+    /// that heard one of them may not have heard of another.
     fn has_lapsed(&self, spec: &SegmentSpec, now: Now) -> bool {
         let current = self.current.get(&spec.segment);
         let current = current.filter(|(mount, _)| *mount == spec.incarnation);
-        now.since(current.map_or(self.began, |(_, at)| *at)) >= self.registration
+        now.since(current.map_or(self.began, |(_, at)| *at)) >= self.lease
     }
 }
 
@@ -173,7 +177,7 @@ impl Node {
             segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
         }
         // The mount was heard, and gives no leave to serve.
-        self.acknowledged(sent, mounted.registration_ms, mounted.epoch, false);
+        self.acknowledged(sent, mounted.registration_ms, mounted.epoch, 0);
         if !known.is_empty() && serve == Serve::Each {
             self.beat_while_telling(mounted.epoch)?;
         }
@@ -296,15 +300,22 @@ impl Node {
     /// a new leader waits for this node before it takes puts of unknown keys.
     pub(crate) fn stay_known(&self) {
         let pause = self.config().heartbeat;
+        let mut away = false;
         while !self.stopping() {
             let began = boottime();
-            self.heartbeat();
+            if away && self.master().nobody_listens() {
+                self.tally().heartbeats_failed.one();
+                self.extend_leases(began);
+            } else {
+                self.heartbeat();
+            }
             // Here because a heart always has a next beat: threads without work sleep, and keep no time.
             self.copier().let_go();
             let known = {
                 let standing = self.standing().lock();
                 standing.mounted.is_some() && standing.acknowledged >= began
             };
+            away = !known;
             self.rest(if known { pause } else { pause.min(RETRY) });
         }
     }
@@ -330,12 +341,38 @@ impl Node {
     fn beat(&self, sent: Now) -> Result<Result<Pulse, MountError>, CallError> {
         let incarnation = self.standing().lock().incarnation;
         let beat = Heartbeat { node: self.id(), incarnation };
-        self.master().heartbeat(&beat, sent.deadline_in(CALL_TIME))
+        self.master().heartbeat(&beat, sent.deadline_in(BEAT_TIME))
+    }
+
+    /// Extends the serving leases of segments while it is proved that no master leads: nobody listened at the
+    /// master's address at a time after `asked`, so a master that comes begins later, and waits for as long as
+    /// the lease lasts from then. So an outage of the master does not end reads at once. For half a registration
+    /// after the last heartbeat that a master answered, and only a lease that has not ended: once it has, the
+    /// last master may have given keys of this node up.
+    fn extend_leases(&self, asked: Now) {
+        let mut standing = self.standing().lock();
+        let limit = standing.leave.plus(standing.registration / 2);
+        if self.stopping() {
+            return;
+        }
+        let until = asked.plus(standing.lease).min(limit);
+        let segments = self.segments().all();
+        let extends = |segment: &&Arc<Segment>| {
+            segment.serving(asked).is_ok() && segment.serve_until() < until
+        };
+        for segment in segments.iter().filter(extends) {
+            segment.set_serve_until(until);
+            let SegmentSpec { segment, incarnation, .. } = *segment.spec();
+            standing.current.insert(segment, (incarnation, asked));
+        }
+        for staged in self.segments().private().iter().filter(extends) {
+            staged.set_serve_until(until);
+        }
     }
 
     /// The answer to a heartbeat that was sent then.
     fn heard(&self, sent: Now, pulse: Pulse) {
-        if self.acknowledged(sent, pulse.registration_ms, pulse.epoch, pulse.serve) {
+        if self.acknowledged(sent, pulse.registration_ms, pulse.epoch, pulse.serve_ms) {
             self.standing().lock().draining = pulse.draining;
         }
     }
@@ -401,14 +438,14 @@ impl Node {
         }
     }
 
-    /// A master has heard what was sent then, and says whether the node may serve what it has told all of;
-    /// whether it is a master that counts.
+    /// A master has heard what was sent then, and says for how long the node may serve what it has told all of,
+    /// 0 if not at all; whether it is a master that counts.
     pub(crate) fn acknowledged(
         &self,
         sent: Now,
         registration_ms: u32,
         epoch: LeaderEpoch,
-        serve: bool,
+        serve_ms: u32,
     ) -> bool {
         let registration = Duration::from_millis(u64::from(registration_ms));
         for segment in self.segments().all() {
@@ -430,11 +467,12 @@ impl Node {
                 mounted.iter().map(|s| (s.spec().segment, s.spec().incarnation)).collect();
             life.set_mounts(self.id(), &mounts);
         }
-        if !serve {
+        if serve_ms == 0 {
             return true;
         }
         standing.leave = standing.leave.max(sent);
-        let until = standing.leave.plus(registration / 2);
+        standing.lease = Duration::from_millis(u64::from(serve_ms));
+        let until = standing.leave.plus(standing.lease);
         let mut told = mounted;
         told.retain(|segment| standing.covers(segment.spec(), sent, epoch));
         // What was loaded from disks is read when a disk may be.

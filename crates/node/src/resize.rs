@@ -69,7 +69,7 @@ impl Node {
         }
         drop(standing);
         // It serves from the next heartbeat on, if the node does.
-        self.acknowledged(sent, mounted.registration_ms, mounted.epoch, false);
+        self.acknowledged(sent, mounted.registration_ms, mounted.epoch, 0);
         self.alarm();
         Ok(())
     }

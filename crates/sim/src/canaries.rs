@@ -104,7 +104,10 @@ mod tests {
             .collect();
         assert_eq!(
             here,
-            [1, 2, 3, 4, 7, 11, 13, 16, 17, 18, 19, 20, 21, 22, 25, 26, 27, 28, 29, 30, 31, 32, 33]
+            [
+                1, 2, 3, 4, 7, 11, 13, 16, 17, 18, 19, 20, 21, 22, 25, 26, 27, 28, 29, 30, 31, 32,
+                33, 34, 35, 36
+            ]
         );
         let on_disks = |canary: &Canary| caught(*canary) == Caught::OnDisks;
         let numbers: Vec<u32> =

@@ -56,6 +56,8 @@ impl KeyInfo {
 pub struct Election {
     /// Who leads.
     pub leader: Option<u8>,
+    /// Whether its process runs, paused or not.
+    pub up: bool,
     /// Under which epoch.
     pub epoch: LeaderEpoch,
     /// Until when, in true time: the service has a clock of its own.

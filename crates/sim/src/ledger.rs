@@ -134,11 +134,12 @@ impl Ctx {
         for key in std::mem::take(&mut self.ledger.doubtful) {
             self.may_vanish(now, catalog, key);
         }
-        let gone = |mount: &&Mount| !catalog.takes_part(mount.0, mount.1);
+        let gone = |mount: &&Mount| !catalog.serves(mount.0, mount.1);
         let gone: Vec<Mount> = self.ledger.mounts.keys().filter(gone).copied().collect();
         for mount in gone {
             let lives = self.ledger.mounts.remove(&mount).unwrap_or_default();
-            // Who still tells has told a part: that may be given out, and vanish later.
+            // Who still tells has told a part: that may be given out, and vanish later. So may what a node holds
+            // that is silent for longer than its serving lease.
             if catalog.mounts(mount.0, mount.1) {
                 self.ledger.mounts.insert(mount, lives.clone());
             }

@@ -142,8 +142,12 @@ marks! {
     ZombiePlan = "zombie_plan",
     /// A leader noticed that its time was over and refused a call.
     NotLeader = "not_leader",
-    /// A node that nobody had heard for too long dropped everything.
+    /// A node came back after its serving lease had ended.
     NodeLapsed = "node_lapsed",
+    /// A node extended its serving lease, because no process led.
+    LeaseExtended = "lease_extended",
+    /// A key was given up whose owner was silent for longer than its serving lease.
+    LapsedStruck = "lapsed_struck",
     /// The master counted a node as gone.
     NodeGone = "node_gone",
     /// A node mounted again after the master had forgotten it.

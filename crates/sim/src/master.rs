@@ -135,6 +135,7 @@ impl Master {
         self.waiting.clear();
         self.zombie_until = 0;
         ctx.election.leader = Some(self.ix);
+        ctx.election.up = true;
         ctx.election.epoch = epoch;
         self.renew(ctx);
     }
@@ -143,6 +144,9 @@ impl Master {
     pub fn crash(&mut self, ctx: &mut Ctx) {
         self.count(ctx);
         self.up = false;
+        if self.catalog.as_ref().is_some_and(|catalog| catalog.epoch() == ctx.election.epoch) {
+            ctx.election.up = false;
+        }
         self.boot += 1;
         self.catalog = None;
         self.waiting.clear();
@@ -590,6 +594,7 @@ impl Master {
         marks.hit_times(Mark::Promoted, now.promoted - before.promoted);
         marks.hit_times(Mark::DiskReturned, now.disks_returned - before.disks_returned);
         marks.hit_times(Mark::LateDropped, now.late_dropped - before.late_dropped);
+        marks.hit_times(Mark::LapsedStruck, now.lapsed_struck - before.lapsed_struck);
         marks.hit_times(Mark::DiskLedgerStruck, now.ledger_struck - before.ledger_struck);
         marks.hit_times(Mark::DiskDroppedUnknown, now.disk_dropped - before.disk_dropped);
         marks.hit_times(Mark::Demoted, now.demoted - before.demoted);

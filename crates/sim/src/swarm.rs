@@ -322,6 +322,8 @@ fn draw_config(rng: &mut Rng, seed: u64) -> Config {
         hot_samples: *pick(rng, &[2, 6, 64]),
         hot_replicas_max: between(rng, 0, 2) as u8,
         hot_objects_max: *pick(rng, &[1, 16]),
+        // As of a master alone, and as of one that is elected.
+        serve_lease: *pick(rng, &[REGISTRATION / 4, REGISTRATION / 2]),
         seed,
         ..Config::default()
     }

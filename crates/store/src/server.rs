@@ -10,6 +10,7 @@ use mooncrate_core::{LeaderEpoch, Stamp, TenantId};
 use mooncrate_grpc::{GrpcConfig, GrpcServing, Parts, Status, View, serve_grpc};
 use mooncrate_master::{
     Election, ElectionConfig, Master, MasterConfig, Seat, Serving, StateDisk, serve, serve_seat,
+    trace,
 };
 use mooncrate_node::{
     GuardCommand, Node, NodeConfig, OpenDisks, TierConfig, VramConfig, keep_watch,
@@ -32,9 +33,6 @@ pub struct MasterOptions {
     pub listen: Address,
     /// Where it keeps its epoch, the nodes it knows and the quotas; `None`: a restart forgets them.
     pub state_file: Option<PathBuf>,
-    /// No node of this cluster holds anything yet. Where no state is found and this is not said, puts of
-    /// unknown keys wait for the registration time: any node may still hold and serve them.
-    pub new_cluster: bool,
     /// How it stands for election among several masters; `None`: it is the only one. What the state
     /// file would keep is in etcd then. An empty address to advertise: the one where it listens.
     pub election: Option<ElectionConfig>,
@@ -60,7 +58,6 @@ impl Default for MasterOptions {
         Self {
             listen: Address::Tcp("127.0.0.1:7411".into()),
             state_file: None,
-            new_cluster: false,
             election: None,
             catalog: catalog::Config::default(),
             workers: workers_by_cores(),
@@ -212,6 +209,9 @@ impl Running {
         }
         if let Some(serving) = self.serving.take() {
             serving.stop();
+            if let Some(master) = self.master() {
+                master.retired();
+            }
         }
     }
 }
@@ -294,11 +294,8 @@ fn master_of(options: &NodeOptions) -> MasterLink {
 }
 
 /// Runs a master and a node in one process: the small cluster that most people start with.
-pub fn run_both(mut master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
+pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
     allow_connections();
-    // A socket that nobody removed: the process before did not stop in order, and its memory may be mapped.
-    let killed = node.unix.as_ref().is_some_and(|path| path.exists());
-    master.new_cluster |= master.state_file.is_none() && !killed;
     let grpc = GrpcOptions::of(&master);
     // First what fails at once, if it does; then the disks, which take a while. The master comes last: its
     // state is on the first of them, and whoever was refused the disk must not have changed it.
@@ -340,7 +337,7 @@ pub(crate) fn master_beside(
 ) -> Result<Arc<Master>, Error> {
     config.disks = state_disks(disks, tier);
     // Records without the state of their master: others may have been away meanwhile.
-    config.new_cluster &= config.disks.iter().all(|disk| disk.evidence.before.0 == Stamp(0));
+    config.had_leader |= config.disks.iter().any(|disk| disk.evidence.before.0 != Stamp(0));
     // Without state the time of the start orders leaders; nodes correct it if need be.
     let epoch = LeaderEpoch(this_start().0);
     let master = Master::new(config, epoch).map_err(Error::io("the master's state"))?;
@@ -407,8 +404,7 @@ fn start_master(
     let config = MasterConfig {
         catalog: options.catalog,
         state_file: options.state_file,
-        // Nobody can have used an address that the system has just chosen.
-        new_cluster: options.new_cluster || is_ephemeral(&options.listen),
+        trace: Some(trace::path(&address)),
         grants: options.security.gate.grants().cloned(),
         ..MasterConfig::default()
     };
@@ -490,10 +486,6 @@ fn node_config(options: NodeOptions) -> NodeConfig {
         links: PoolConfig { link, ..PoolConfig::default() },
         ..NodeConfig::default()
     }
-}
-
-fn is_ephemeral(address: &Address) -> bool {
-    matches!(address, Address::Tcp(name) if name.ends_with(":0"))
 }
 
 fn listen(address: &Address, security: &Security) -> Result<Bound, Error> {

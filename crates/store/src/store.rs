@@ -144,12 +144,7 @@ impl Store {
     /// on its disks: a later store over the same directories finds it again.
     pub fn embedded(options: EmbeddedOptions) -> Result<Self, Error> {
         let tier = TierConfig { disks: options.ssd, ..TierConfig::default() };
-        let config = MasterConfig {
-            catalog: options.catalog,
-            // Nobody outside of this process can hold anything of it.
-            new_cluster: true,
-            ..MasterConfig::default()
-        };
+        let config = MasterConfig { catalog: options.catalog, ..MasterConfig::default() };
         let host = this_host();
         let node = NodeConfig {
             name: "embedded".into(),

@@ -27,9 +27,7 @@ fn start(master: &Arc<Master>, incarnation: u64) -> Arc<Node> {
 
 #[test]
 fn a_node_joins_after_its_clock_was_set_back() {
-    let master =
-        Master::new(MasterConfig { new_cluster: true, ..MasterConfig::default() }, LeaderEpoch(1))
-            .unwrap();
+    let master = Master::new(MasterConfig::default(), LeaderEpoch(1)).unwrap();
     let mounted = || {
         let scope = master.scope(TenantId::DEFAULT);
         let stat = scope.stat(boottime().deadline_in(Duration::from_secs(5))).unwrap();

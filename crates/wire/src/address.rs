@@ -3,13 +3,17 @@
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
+
+/// How long the kernel of this machine may take to refuse a connection: it does so at once, or not at all.
+const REFUSAL_TIME: Duration = Duration::from_millis(50);
 
 /// Where a peer listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -34,6 +38,18 @@ impl Address {
             }
             Self::Unix(path) => Ok(vec![SockAddr::unix(path)?]),
         }
+    }
+
+    /// Whether the kernel of this machine says that no process listens there. Asked only where the address is
+    /// one of this machine: elsewhere a packet filter or a proxy may refuse in the name of a peer that is alive.
+    pub fn nobody_listens(&self) -> bool {
+        let refused = |target: &SockAddr| {
+            let asked = Socket::new(target.domain(), Type::STREAM, None)
+                .and_then(|socket| socket.connect_timeout(target, REFUSAL_TIME));
+            asked.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        };
+        let found = self.resolve().unwrap_or_default();
+        !found.is_empty() && found.iter().all(|target| is_here(target) && refused(target))
     }
 
     /// Whether only this machine can connect to it.
@@ -77,6 +93,19 @@ impl From<SocketAddr> for Address {
     fn from(address: SocketAddr) -> Self {
         Self::Tcp(address.to_string())
     }
+}
+
+/// Whether an address is one of this machine: what is sent there by default comes from the same address.
+fn is_here(target: &SockAddr) -> bool {
+    let Some(target) = target.as_socket() else { return target.is_unix() };
+    let unspecified: IpAddr =
+        if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    // Nothing is sent: the kernel only chooses the route.
+    let routed = UdpSocket::bind((unspecified, 0)).and_then(|socket| {
+        socket.connect(target)?;
+        socket.local_addr()
+    });
+    routed.is_ok_and(|own| own.ip() == target.ip())
 }
 
 /// A listening socket, not yet tied to a runtime: each worker thread takes a clone.
@@ -165,6 +194,26 @@ mod tests {
     fn the_port_that_was_given_is_known() {
         let bound = Bound::listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
         assert!(!bound.address().unwrap().to_string().ends_with(":0"));
+    }
+
+    /// Only a refusal by this machine proves that there is no listener.
+    #[test]
+    fn no_listener_is_told_from_a_silent_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let unix = Address::Unix(folder.path().join("s"));
+        assert!(!unix.nobody_listens(), "the file may have been deleted under a listener");
+        for address in ["127.0.0.1:0".parse().unwrap(), unix] {
+            let bound = Bound::listen(&address).unwrap();
+            let address = bound.address().unwrap();
+            assert!(
+                !address.nobody_listens(),
+                "{address} accepts, whether its process runs or not"
+            );
+            drop(bound);
+            assert!(address.nobody_listens(), "{address}");
+        }
+        // A documentation address: somebody else's, whatever refuses there.
+        assert!(!"192.0.2.1:9".parse::<Address>().unwrap().nobody_listens());
     }
 
     #[test]

@@ -160,6 +160,12 @@ pub trait MasterApi: Send + Sync {
         orders: &Orders,
         deadline: Deadline,
     ) -> Result<Result<OrderBatch, MountError>, CallError>;
+
+    /// Whether it is proved that no process listens at the address of the only master, so that none leads. A
+    /// master that leads later has begun later.
+    fn nobody_listens(&self) -> bool {
+        false
+    }
 }
 
 /// What a node does for a master in the same process.

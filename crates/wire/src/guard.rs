@@ -35,8 +35,9 @@ const PROBE_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long one of several masters may take to say whether it leads; its process has just answered.
 const LEADS_TIME: Duration = Duration::from_millis(50);
 /// How long a lone master may take for a request that it answers at once. A stopped process never does;
-/// without this, the first call of an outage would spend its whole deadline.
-const QUICK_MAX: Duration = Duration::from_secs(3);
+/// without this, the first call of an outage would spend its whole deadline. Less than a serving lease, so that what
+/// is remembered can still be read then.
+const QUICK_MAX: Duration = Duration::from_millis(1500);
 
 /// The breaker before the masters of a client.
 #[derive(Debug, Default)]

@@ -24,6 +24,7 @@ use mooncrate_core::key::{self, KeyError};
 use mooncrate_core::limits::{BATCH_ITEMS_MAX, KEY_BYTES_MAX, LABEL_BYTES_MAX};
 use mooncrate_core::plan::{Announced, Located, Looked, PutConfig, ReadMark, WritePlan};
 use mooncrate_core::time::Deadline;
+use mooncrate_lock::interrupt;
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -31,6 +32,9 @@ use std::time::Duration;
 const AROUND_BYTES: usize = 64 << 10;
 /// What an item may take besides its key.
 const ITEM_BYTES: usize = 64;
+
+/// Between two looks at keys that the master has not decided about.
+const UNDECIDED_PAUSE: Duration = Duration::from_millis(50);
 
 /// Pages of an announcement that are on their way at once: while the master takes one in, the next
 /// lies in its socket.
@@ -110,8 +114,10 @@ impl MasterApi for MasterLink {
             |item| item.key,
             PutError::Key,
             |part| {
-                let config = Cow::Borrowed(config);
-                ask!(self, PutStart, PutStart { config, items: Cow::Borrowed(part) }, deadline)
+                patiently(part, deadline, |part| {
+                    let (config, items) = (Cow::Borrowed(config), Cow::Borrowed(part));
+                    ask!(self, PutStart, PutStart { config, items }, deadline)
+                })
             },
         )
     }
@@ -144,7 +150,11 @@ impl MasterApi for MasterLink {
             keys,
             |key| key,
             GetError::Key,
-            |part| ask!(self, Locate, Locate { lease_ms, keys: Cow::Borrowed(part) }, deadline),
+            |part| {
+                patiently(part, deadline, |part| {
+                    ask!(self, Locate, Locate { lease_ms, keys: Cow::Borrowed(part) }, deadline)
+                })
+            },
         )
     }
 
@@ -153,7 +163,11 @@ impl MasterApi for MasterLink {
             keys,
             |key| key,
             GetError::Key,
-            |part| ask!(self, Exist, Exist { keys: Cow::Borrowed(part) }, deadline),
+            |part| {
+                patiently(part, deadline, |part| {
+                    ask!(self, Exist, Exist { keys: Cow::Borrowed(part) }, deadline)
+                })
+            },
         )
     }
 
@@ -164,7 +178,10 @@ impl MasterApi for MasterLink {
             |key| key,
             GetError::Key,
             |part| {
-                ask!(self, Look, Look { hold, places, reads, keys: Cow::Borrowed(part) }, deadline)
+                patiently(part, deadline, |part| {
+                    let keys = Cow::Borrowed(part);
+                    ask!(self, Look, Look { hold, places, reads, keys }, deadline)
+                })
             },
         )
     }
@@ -174,7 +191,11 @@ impl MasterApi for MasterLink {
             keys,
             |key| key,
             RemoveError::Key,
-            |part| ask!(self, Remove, Remove { force, keys: Cow::Borrowed(part) }, deadline),
+            |part| {
+                patiently(part, deadline, |part| {
+                    ask!(self, Remove, Remove { force, keys: Cow::Borrowed(part) }, deadline)
+                })
+            },
         )
     }
 
@@ -315,6 +336,75 @@ impl MasterApi for MasterLink {
     ) -> Result<Result<OrderBatch, MountError>, CallError> {
         ask!(self, Orders, orders.clone(), deadline)
     }
+
+    fn nobody_listens(&self) -> bool {
+        self.pools.lone().is_some_and(|pool| pool.address().nobody_listens())
+    }
+}
+
+/// Why the master has not decided about a key yet, if time alone brings that about.
+trait Undecided {
+    /// For how long at most; `None`: it is decided.
+    fn wait_ms(&self) -> Option<u32>;
+}
+
+impl Undecided for PutError {
+    fn wait_ms(&self) -> Option<u32> {
+        match *self {
+            Self::Rebuilding { after_ms } | Self::Held { after_ms } => Some(after_ms),
+            _ => None,
+        }
+    }
+}
+
+impl Undecided for GetError {
+    fn wait_ms(&self) -> Option<u32> {
+        match *self {
+            Self::Rebuilding { after_ms } => Some(after_ms),
+            _ => None,
+        }
+    }
+}
+
+impl Undecided for RemoveError {
+    fn wait_ms(&self) -> Option<u32> {
+        match *self {
+            Self::Rebuilding { after_ms } => Some(after_ms),
+            _ => None,
+        }
+    }
+}
+
+/// Asks again for items that the master has not decided about, until it has or the deadline is near. A young master
+/// waits for the nodes of an earlier one, and a key for the end of its last owner's serving lease: neither is a
+/// reason to refuse a call that has time. It waits here, in the thread of its caller, so a crowd of them costs the
+/// master a request each now and then. At the deadline the caller learns how long the rest takes.
+fn patiently<T: Copy, R, E: Undecided>(
+    items: &[T],
+    deadline: Deadline,
+    mut ask: impl FnMut(&[T]) -> Batch<R, E>,
+) -> Batch<R, E> {
+    let mut answers = ask(items)?;
+    loop {
+        let wait_ms = |answer: &Result<R, E>| answer.as_ref().err().and_then(E::wait_ms);
+        let Some(longest) = answers.iter().filter_map(wait_ms).max() else { return Ok(answers) };
+        let pause = UNDECIDED_PAUSE.min(Duration::from_millis(longest.max(1).into()));
+        let left = deadline.left(boottime());
+        if left < 2 * pause || interrupt::sleep(pause) {
+            return Ok(answers);
+        }
+        let open: Vec<usize> =
+            (0..answers.len()).filter(|at| wait_ms(&answers[*at]).is_some()).collect();
+        let again: Vec<T> = open.iter().filter_map(|at| items.get(*at).copied()).collect();
+        let results = ask(&again)?;
+        if results.len() != open.len() {
+            let (items, results) = (open.len(), results.len());
+            return Err(DecodeError::ResultCount { items, results }.into());
+        }
+        for (at, result) in open.into_iter().zip(results) {
+            answers[at] = result;
+        }
+    }
 }
 
 /// Cuts items into parts that travel in one frame each, for callers that keep the answers of some frames when
@@ -410,6 +500,30 @@ fn announced_bytes(announced: &Announced) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Was: a master that was young refused every call for 20 s.
+    #[test]
+    fn items_that_are_not_decided_are_asked_for_again() {
+        let mut calls: Vec<Vec<u32>> = Vec::new();
+        let later = boottime().deadline_in(Duration::from_mins(1));
+        let answers = patiently(&[1, 2, 3], later, |part: &[u32]| {
+            calls.push(part.to_vec());
+            let open = |item: u32| item == 2 && calls.len() < 3;
+            let answer = |item: &u32| match *item {
+                item if open(item) => Err(GetError::Rebuilding { after_ms: 1 }),
+                item => Ok(item),
+            };
+            Ok(part.iter().map(answer).collect())
+        });
+        assert_eq!(answers.unwrap(), [Ok(1), Ok(2), Ok(3)]);
+        assert_eq!(calls, [&[1, 2, 3][..], &[2], &[2]]);
+        // At the deadline the caller learns how long the rest takes.
+        let rest = PutError::Held { after_ms: 2_000 };
+        let answers = patiently(&[1], boottime().deadline_in(Duration::ZERO), |_: &[u32]| {
+            Ok(vec![Err::<u32, _>(rest)])
+        });
+        assert_eq!(answers.unwrap(), [Err(rest)]);
+    }
 
     #[test]
     fn a_batch_is_split_by_count_and_by_bytes() {

@@ -223,6 +223,11 @@ impl MasterPools {
         self.members.len() == 1
     }
 
+    /// The pool of the only one.
+    pub(crate) fn lone(&self) -> Option<&LinkPool> {
+        self.members.first().filter(|_| self.is_lone()).map(|member| &member.pool)
+    }
+
     /// Asks all of them whether they are there, without waiting; each with its place in the list.
     pub(crate) fn probe(&self) -> Vec<(usize, Probe)> {
         let each = self.members.iter().enumerate();

@@ -28,7 +28,6 @@ impl Flags {
         self.text("--admin", "admin", flags.admin.as_ref());
         self.text("--grpc", "grpc", flags.grpc.as_ref());
         self.text("--state-file", "state_file", flags.state_file.as_ref());
-        self.switch("--new-cluster", "new_cluster", flags.new_cluster, true);
         self.text("--workers", "workers", flags.workers.as_ref());
         self.text("--put-timeout", "put_timeout", flags.put_timeout.as_ref());
         self.text("--lease-ttl", "lease_ttl", flags.lease_ttl.as_ref());

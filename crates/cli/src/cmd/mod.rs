@@ -13,6 +13,7 @@ mod rm;
 pub(crate) mod serve;
 mod signals;
 mod stat;
+mod state_file;
 pub(crate) mod token;
 pub(crate) mod top;
 mod windows;

@@ -6,8 +6,9 @@
 
 use super::failed;
 use super::signals::Signals;
+use super::state_file;
 use super::windows::{self, Windows};
-use crate::config::{Grpc, Settings};
+use crate::config::{Grpc, Settings, StateFile};
 use crate::failure::Failure;
 use crate::listen::{self, Door};
 use crate::progress;
@@ -187,7 +188,7 @@ fn check_election(role: Role, settings: &Settings) -> Result<(), Failure> {
         let hint = "use `mooncrate master` and `mooncrate node` in place of `mooncrate serve`";
         return Err(Failure::usage(message).hint(hint));
     }
-    if settings.state_file.is_some() {
+    if let StateFile::At(_) = settings.state_file {
         let message = "a master that is elected through etcd keeps its state there, not in a file";
         return Err(Failure::usage(message).hint("leave --state-file or --etcd away"));
     }
@@ -267,10 +268,14 @@ fn master_options(
     let listen = own_address(settings)?.clone();
     Ok(MasterOptions {
         election: (!settings.etcd.is_empty()).then(|| election(settings, &listen)),
+        state_file: match &settings.state_file {
+            StateFile::At(path) => Some(path.clone()),
+            // `serve` keeps it on its disks; without disks its memory is gone with it.
+            StateFile::Usual if role == Role::Master => state_file::usual(settings, &listen),
+            StateFile::Usual | StateFile::Off => None,
+        },
         listen,
         grpc: grpc_address(role, settings),
-        state_file: settings.state_file.clone(),
-        new_cluster: settings.new_cluster,
         catalog: catalog::Config {
             put_timeout: settings.put_timeout,
             lease_ttl: settings.lease_ttl,

@@ -10,7 +10,7 @@ mod keys;
 mod settings;
 
 pub(crate) use keys::{count, size, span};
-pub(crate) use settings::{Grpc, Mooncake, Settings};
+pub(crate) use settings::{Grpc, Mooncake, Settings, StateFile};
 
 use crate::failure::Failure;
 use keys::{KEYS, Spec};

@@ -57,6 +57,17 @@ pub(crate) struct OffloadSettings {
     pub(crate) promote_reads: u32,
 }
 
+/// Where a master keeps what the next one must know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StateFile {
+    /// Where the platform keeps state, named by its address.
+    Usual,
+    /// Nowhere.
+    Off,
+    /// There.
+    At(PathBuf),
+}
+
 /// What the commands start from.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch that somebody can set")]
@@ -103,9 +114,8 @@ pub(crate) struct Settings {
     pub(crate) zone: String,
     /// How long a node that stops may hand its values over; `None`: it stops at once.
     pub(crate) drain_on_stop: Option<Duration>,
-    /// Where a master keeps its epoch.
-    pub(crate) state_file: Option<PathBuf>,
-    pub(crate) new_cluster: bool,
+    /// Where a master keeps its state.
+    pub(crate) state_file: StateFile,
     /// Where etcd is; none: the master is the only one.
     pub(crate) etcd: Vec<String>,
     /// What our keys there begin with.
@@ -194,8 +204,11 @@ impl Settings {
             host,
             zone: or_auto("zone").unwrap_or_default().to_owned(),
             drain_on_stop: or_off("drain_on_stop").map(|text| span(text).expect(CHECKED)),
-            state_file: or_off("state_file").map(PathBuf::from),
-            new_cluster: truth("new_cluster"),
+            state_file: match layers.value("state_file") {
+                AUTO => StateFile::Usual,
+                OFF => StateFile::Off,
+                path => StateFile::At(path.into()),
+            },
             etcd: or_off("etcd").map(|text| endpoints(text).expect(CHECKED)).unwrap_or_default(),
             etcd_prefix: layers.value("etcd_prefix").to_owned(),
             name: or_auto("name").map(str::to_owned),
@@ -315,7 +328,8 @@ mod tests {
         let plain = settings(&[]);
         assert_eq!(plain.unix.unwrap(), Path::new("/run/user/7/mooncrate-7413.sock"));
         assert_eq!(plain.node_name, format!("{}-7413", hostname()));
-        assert_eq!((plain.slots, plain.state_file, plain.log), (None, None, None));
+        assert_eq!((plain.slots, plain.log), (None, None));
+        assert_eq!(plain.state_file, StateFile::Usual);
         assert_eq!(plain.segment_bytes, 256 << 20);
 
         let any = settings(&[("data", "127.0.0.1:0"), ("unix", "auto")]);

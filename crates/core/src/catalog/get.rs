@@ -196,7 +196,7 @@ impl Catalog {
             entry.stage == Stage::Ready && self.readable(entry)
         });
         match &self.rebuild {
-            Some(rebuild) if !found => Err(GetError::Rebuilding { after_ms: rebuild.hint_ms(now) }),
+            Some(rebuild) if !found => Err(GetError::Rebuilding { after_ms: rebuild.left_ms(now) }),
             _ => Ok(found),
         }
     }
@@ -280,7 +280,7 @@ impl Catalog {
     fn absent(&mut self, now: Now) -> GetError {
         self.counters.misses += 1;
         match &self.rebuild {
-            Some(rebuild) => GetError::Rebuilding { after_ms: rebuild.hint_ms(now) },
+            Some(rebuild) => GetError::Rebuilding { after_ms: rebuild.left_ms(now) },
             None => GetError::NotFound,
         }
     }

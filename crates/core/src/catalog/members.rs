@@ -25,6 +25,8 @@ pub(super) struct Member {
     pub segments: Vec<SegmentId>,
     /// Not heard for a while: gets no new objects.
     pub silent: bool,
+    /// Not heard since its serving lease has surely ended.
+    pub lapsed: bool,
 }
 
 /// What a mounted segment must do next.
@@ -85,6 +87,7 @@ impl Catalog {
             last_heard: now,
             segments: Vec::new(),
             silent: false,
+            lapsed: false,
         });
         for offer in offers {
             if !member.segments.contains(&offer.segment) {
@@ -116,7 +119,7 @@ impl Catalog {
         let mut gone: Vec<SegmentId> =
             member.segments.iter().copied().filter(|id| !offered(id)).collect();
         gone.retain(|id| mounted(self, *id).is_none_or(|before| before < now_at));
-        let fenced_at = last_heard.plus(lease::guarded(self.config.registration / 2));
+        let fenced_at = last_heard.plus(lease::guarded(self.config.serve_lease));
         for index in gone.iter().filter_map(|id| self.segments.find(*id)).collect::<Vec<_>>() {
             self.leave(index, fenced_at);
         }
@@ -160,9 +163,9 @@ impl Catalog {
                 self.segments.book_mut(index).tell_again(round);
                 return Mounted::Announce;
             }
-            // Readers of shared memory may hold the old mapping until its owner's leave to serve lapses:
-            // half a registration time after it was last heard (R10).
-            let fenced_at = last_heard.plus(lease::guarded(self.config.registration / 2));
+            // Readers of shared memory may hold the old mapping until its owner's serving lease ends, which
+            // was granted when it was last heard at the latest (R10).
+            let fenced_at = last_heard.plus(lease::guarded(self.config.serve_lease));
             self.leave(index, fenced_at);
         }
         self.announcements += 1;
@@ -228,7 +231,7 @@ impl Catalog {
         }
         let refused = self.segments.book(index).refuses();
         if refused && page.iter().any(holds) {
-            let fenced_at = now.plus(lease::guarded(self.config.registration));
+            let fenced_at = now.plus(lease::guarded(self.config.serve_lease));
             self.leave(index, fenced_at);
             self.forget_segments(node, &[segment]);
             return Err(MountError::StaleIncarnation);
@@ -553,6 +556,12 @@ impl Catalog {
         found.is_some_and(|book| book.offer.incarnation == incarnation && book.is_open())
     }
 
+    /// Whether what this very mount holds can be read: it takes part, and its serving lease has not surely ended.
+    pub fn serves(&self, segment: SegmentId, incarnation: Incarnation) -> bool {
+        let found = self.segments.find(segment).map(|index| self.segments.book(index));
+        self.takes_part(segment, incarnation) && found.is_some_and(|book| !book.lapsed)
+    }
+
     /// A node gives its segments up. It has stopped serving them before it asks.
     pub fn unmount(&mut self, now: Now, node: NodeId, segments: &[SegmentId]) {
         for segment in segments {
@@ -590,7 +599,11 @@ impl Catalog {
     pub fn heartbeat(&mut self, now: Now, node: NodeId) -> Result<(), MountError> {
         let member = self.nodes.get_mut(&node).ok_or(MountError::UnknownNode)?;
         member.last_heard = now;
-        if std::mem::take(&mut member.silent) {
+        let (silent, lapsed) = (std::mem::take(&mut member.silent), member.lapsed);
+        if lapsed {
+            self.set_lapsed(node, false);
+        }
+        if silent {
             self.set_node_open(node, true);
         }
         Ok(())

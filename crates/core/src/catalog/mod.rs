@@ -19,6 +19,7 @@
 //!  copy.rs     copies from owner to owner           drain.rs    segments that empty themselves
 //!  repair.rs   copies that are missing                 hot.rs      copies for what many read
 //!  rebuild.rs  whom a new leader waits for, and fences
+//!  lapse.rs    keys of nodes whose serving lease has ended
 //!  offload.rs  copies on disks                      promote.rs  back into memory
 //!  trust.rs    disks that come back                 room.rs     ranges of memory, bytes of disks
 //!  demote.rs   what VRAM lets go of
@@ -34,6 +35,7 @@ mod drain;
 mod evict;
 mod get;
 mod hot;
+mod lapse;
 mod life;
 mod look;
 mod members;
@@ -83,6 +85,9 @@ use segments::Segments;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+/// The serving lease that a master alone grants: five heartbeats.
+pub const SERVE_LEASE: Duration = Duration::from_millis(2500);
+
 /// How a catalog behaves. Plain data; defaults in one place.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -99,6 +104,9 @@ pub struct Config {
     pub open_permille: u32,
     /// A node not heard for this long, plus the guard, is gone.
     pub registration: Duration,
+    /// The serving lease: an acknowledged heartbeat lets its node serve for this long. A successor has no longer
+    /// to wait, and neither has a key whose owner is silent.
+    pub serve_lease: Duration,
     /// A node not heard for this long gets no new objects.
     pub silent_after: Duration,
     /// How long a lookup that asked for it holds what it found: a remove without force is refused.
@@ -152,6 +160,7 @@ impl Default for Config {
             open_puts_max: 16_384,
             open_permille: 500,
             registration: Duration::from_secs(20),
+            serve_lease: SERVE_LEASE,
             silent_after: Duration::from_secs(2),
             lease_ttl: Duration::from_secs(10),
             order_retry: Duration::from_secs(1),
@@ -183,12 +192,12 @@ pub enum Start {
     /// The cluster is new, which somebody said or proved: no node holds anything, there is nothing to wait
     /// for. A node that brings objects all the same starts over empty.
     New,
-    /// Nothing is known of earlier leaders. Any node may hold objects, so until every owner has announced or
-    /// must have stopped serving, an unknown key is not known to be absent.
+    /// There was an earlier leader, and nothing else is known of it. Any node may hold and serve objects, so
+    /// until the serving leases that it granted have ended, an unknown key is not known to be absent.
     Unknown,
     /// After another leader, or after a restart. Leases may be out, and the named nodes may hold
-    /// objects; until all of them have announced, or must have given up, an unknown key is not
-    /// known to be absent.
+    /// objects; until all of them have announced, or their serving leases have ended, an unknown key is
+    /// not known to be absent.
     Takeover {
         /// Nodes that the last leader knew.
         expected: Vec<NodeId>,
@@ -260,6 +269,8 @@ pub struct Counters {
     pub disk_dropped: u64,
     /// Values of disks that were away and are not true any more.
     pub ledger_struck: u64,
+    /// Copies whose key was given up while their node was lapsed.
+    pub lapsed_struck: u64,
     /// Values in memory whose node came back late and was told to drop them.
     pub late_dropped: u64,
     /// Replicas in memory whose owners found that their bytes are not those that were sealed.
@@ -304,6 +315,9 @@ pub struct Catalog {
     grace_until: Now,
     /// While `Some`, an unknown key may still be announced.
     rebuild: Option<rebuild::Rebuild>,
+    /// Of a leader that began as the first one: when serving leases of an earlier one, if there was one after
+    /// all, have ended.
+    first_until: Option<Now>,
     last_tick: Now,
     /// Counts announcements that began, so that one that was given up is not taken for the next.
     announcements: u64,
@@ -318,19 +332,19 @@ impl Catalog {
     /// A catalog that leads under `epoch` from `now` on.
     pub fn new(config: Config, epoch: LeaderEpoch, start: Start, now: Now) -> Self {
         let mut ledger = trust::Ledger::default();
-        let fenced_at = now.plus(lease::guarded(config.registration / 2));
+        // A lease that the last leader granted began before now.
+        let fenced_at = now.plus(lease::guarded(config.serve_lease));
         let until = now.plus(lease::guarded(config.registration));
         let rebuild = match &start {
             Start::New => None,
             Start::Unknown if canary::on(Canary::NewnessAssumed) => None,
-            // The whole registration time, although no memory is readable for longer than half of it: a
-            // node may bring objects to the next leader for that long.
             Start::Unknown => Some(rebuild::Rebuild::of_anybody(fenced_at, until)),
             Start::Takeover { expected, trusted } => {
                 let listed = !trusted.is_empty();
                 rebuild::Rebuild::new(expected.clone(), listed, fenced_at, until)
             }
         };
+        let first_until = matches!(start, Start::New).then_some(fenced_at);
         let grace_until =
             if matches!(start, Start::New) { now } else { now.plus(lease::takeover_grace()) };
         if let Start::Takeover { trusted, .. } = start {
@@ -362,6 +376,7 @@ impl Catalog {
             outbox: Vec::new(),
             grace_until,
             rebuild,
+            first_until,
             last_tick: now,
             announcements: 0,
             placeholders: 0,
@@ -388,6 +403,12 @@ impl Catalog {
         }
         self.epoch = self.epoch.max(LeaderEpoch(seen.0.saturating_add(1)));
         self.grace_until = now.plus(lease::takeover_grace());
+        if let Some(until) = self.first_until.take().filter(|until| now < *until)
+            && self.rebuild.is_none()
+        {
+            // There was a leader before: nodes that are silent may serve by its leases.
+            self.rebuild = Some(rebuild::Rebuild::of_strangers(until));
+        }
     }
 
     /// A node that this leader has not heard says that it has obeyed this very epoch, while the index is being

@@ -137,6 +137,7 @@ impl Catalog {
             removing,
             payer,
             unwanted: false,
+            struck: false,
         };
         let old = book.ending.insert(part.slot, ending);
         match &old {
@@ -226,8 +227,8 @@ impl Catalog {
         } else if !ending.settled {
             self.acknowledge(ending.removing);
         }
-        if ending.unwanted {
-            self.let_go(segment);
+        if ending.unwanted || ending.struck {
+            self.let_go(segment, &ending);
         }
         self.segments.book_mut(segment).release(slot, next, ending.allocation);
         self.segments.refresh(segment);

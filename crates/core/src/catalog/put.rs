@@ -17,6 +17,8 @@ use crate::time::Now;
 
 /// Hint for a caller that meets another put of its key.
 const IN_PROGRESS_MS: u32 = 5;
+/// Hint for a caller whose key waits until the durable list is written without its owner.
+const UNLISTED_MS: u32 = 20;
 /// Hint for a tenant whose quota is full of what it has let go of and is not free yet.
 const ENDING_MS: u32 = 5;
 /// Hint for a caller whose upsert waits for the owners of the old value.
@@ -55,7 +57,11 @@ impl Catalog {
         config: &PutConfig,
     ) -> Result<WritePlan, PutError> {
         let name = name.into();
-        let hidden = self.check_put(now, name, len, config)?;
+        let mut checked = self.check_put(now, name, len, config);
+        if matches!(checked, Err(PutError::InProgress { .. })) && self.free_lapsed(now, name)? {
+            checked = self.check_put(now, name, len, config);
+        }
+        let hidden = checked?;
         let striping = self.cut(len, Spread::of(config));
         let spread = self.check_room(name, striping, config)?;
         let reserved = self.reserve(now, name.tenant, striping, spread, config)?;
@@ -236,7 +242,7 @@ impl Catalog {
             return Ok(());
         }
         if let Some(rebuild) = &self.rebuild {
-            return Err(PutError::Rebuilding { after_ms: rebuild.hint_ms(now) });
+            return Err(PutError::Rebuilding { after_ms: rebuild.left_ms(now) });
         }
         if entry.orphans() > 0 { Err(replacing()) } else { Ok(()) }
     }
@@ -358,7 +364,7 @@ impl Catalog {
         }
         if let Some(rebuild) = &self.rebuild {
             // M9: the key may live on a node that has not announced yet.
-            return Err(PutError::Rebuilding { after_ms: rebuild.hint_ms(now) });
+            return Err(PutError::Rebuilding { after_ms: rebuild.left_ms(now) });
         }
         if self.objects.find(name).is_some_and(|old| self.is_announcing(old)) {
             return Err(PutError::Rebuilding { after_ms: DEFERRED_MS });
@@ -438,6 +444,18 @@ impl Catalog {
         let (wanted, nodes) =
             if vram < wanted.vram { (wanted.vram, vram) } else { (wanted.total(), spread.total()) };
         Err(PutError::TooFewNodes { wanted, nodes })
+    }
+
+    /// Frees a key whose copies all lie with lapsed nodes; whether it was one.
+    fn free_lapsed(&mut self, now: Now, name: Name<'_>) -> Result<bool, PutError> {
+        let found = self.objects.find(name).filter(|id| self.is_lapsed(*id));
+        // While the index is being rebuilt, another owner may still announce the same object.
+        let Some(id) = found.filter(|_| self.rebuild.is_none()) else { return Ok(false) };
+        if self.strike_lapsed(now, id) {
+            Ok(true)
+        } else {
+            Err(PutError::Held { after_ms: UNLISTED_MS })
+        }
     }
 
     /// Why a key that cannot be read cannot be put either.

@@ -1,10 +1,18 @@
 //! The wait of a new leader: for nodes that the last one knew, and for what can still be read of their
 //! earlier starts. Until it is over, an unknown key is not known to be absent (M9, C2).
 //!
-//! The fence: a node gives leave to read its memory for half a registration time after a heartbeat that a
-//! leader heard. A start that has ended stays readable for that long in mappings that nobody can take
-//! back, and nobody announces what it holds. What must stay true: no leader takes a key for absent
+//! The fence: a node serves its memory until its serving lease ends, which it counts from the last heartbeat
+//! that a leader acknowledged. A start that has ended stays readable for that long in mappings that nobody
+//! can take back, and nobody announces what it holds. What must stay true: no leader takes a key for absent
 //! before the fence of every start that could hold it. Leaders tell nodes, and nodes the next leader.
+//!
+//! ```text
+//! takeover ─► serving leases of earlier leaders run (2.6 s) ─► nodes that have not come are not waited for
+//!                                                            └► nodes that are announcing are, for a registration
+//! ```
+//!
+//! A node that comes later serves nothing before this leader lets it, and keeps what was not struck if the
+//! durable list names it (`trust.rs`).
 
 use super::Catalog;
 use super::segments::Book;
@@ -24,8 +32,12 @@ fn after(now: Now, span: Duration) -> Now {
 #[derive(Clone, Debug)]
 pub(super) struct Rebuild {
     expected: Vec<NodeId>,
-    /// Nobody knows which nodes there are: any node may come until the time is over.
+    /// It is not known which nodes there are: until `fenced_at` any node may come.
     anybody: bool,
+    /// Nodes that have not come by `fenced_at` were taken off.
+    fenced: bool,
+    /// Whether nodes may bring what they hold.
+    believes: bool,
     /// Until when an earlier mount of a node may be readable, where that is not over.
     fences: BTreeMap<NodeId, Now>,
     /// Nodes that have announced before that time.
@@ -46,14 +58,39 @@ impl Rebuild {
     ) -> Option<Self> {
         let (fences, told) = (BTreeMap::new(), Vec::new());
         let waits = !expected.is_empty() || listed;
-        let anybody = false;
-        waits.then_some(Self { expected, anybody, fences, told, fenced_at, until })
+        let (anybody, fenced) = (false, false);
+        let believes = true;
+        waits.then_some(Self {
+            expected,
+            anybody,
+            fenced,
+            believes,
+            fences,
+            told,
+            fenced_at,
+            until,
+        })
     }
 
     /// The wait of a leader that does not know whom to wait for.
     pub(super) fn of_anybody(fenced_at: Now, until: Now) -> Self {
         let (expected, fences, told) = (Vec::new(), BTreeMap::new(), Vec::new());
-        Self { expected, anybody: true, fences, told, fenced_at, until }
+        Self {
+            expected,
+            anybody: true,
+            fenced: false,
+            believes: true,
+            fences,
+            told,
+            fenced_at,
+            until,
+        }
+    }
+
+    /// The wait of a leader that took itself for the first one, and has met a node of an earlier one. It has
+    /// taken keys for absent, so it believes none of them: it only waits for their leases to end.
+    pub(super) fn of_strangers(fenced_at: Now) -> Self {
+        Self { believes: false, ..Self::of_anybody(fenced_at, fenced_at) }
     }
 
     /// Whether any node may come.
@@ -79,9 +116,18 @@ impl Rebuild {
         self.expected.is_empty() && !self.anybody
     }
 
-    /// When to ask again.
-    pub(super) fn hint_ms(&self, now: Now) -> u32 {
-        lease::left_ms(now, self.until).clamp(1, 200)
+    /// How long the wait lasts at most, as far as that is known.
+    pub(super) fn left_ms(&self, now: Now) -> u32 {
+        let end = if self.fenced { self.until } else { self.fenced_at };
+        lease::left_ms(now, end).max(1)
+    }
+
+    /// The serving leases of earlier leaders have ended: of the nodes that have not told everything only those
+    /// are waited for that have come.
+    fn fence_passed(&mut self, telling: impl Iterator<Item = NodeId>) {
+        self.fenced = true;
+        self.anybody = false;
+        self.expected = telling.collect();
     }
 
     /// Whether the wait is over: everybody has announced, or must have given up.
@@ -113,6 +159,19 @@ impl Rebuild {
 }
 
 impl Catalog {
+    /// Looks whether the wait is over.
+    pub(super) fn watch_rebuild(&mut self, now: Now) {
+        let Self { rebuild: Some(rebuild), nodes, segments, .. } = self else { return };
+        if now >= rebuild.fenced_at && !rebuild.fenced {
+            let open = |id| segments.find(id).is_some_and(|index| segments.book(index).is_open());
+            let telling = nodes.iter().filter(|(_, of)| !of.segments.iter().all(|id| open(*id)));
+            rebuild.fence_passed(telling.map(|(node, _)| *node));
+        }
+        if rebuild.over(now) {
+            self.end_rebuild();
+        }
+    }
+
     /// Everybody has announced, or must have given up: the wait is over, unless the next leader could
     /// still believe a disk that has not come.
     pub(super) fn end_rebuild(&mut self) {
@@ -142,7 +201,8 @@ impl Catalog {
     /// other values already, while readers that kept a locator still find the old ones (C2).
     pub(super) fn awaited(&self, offer: &SegmentOffer) -> bool {
         let rebuild = self.rebuild.as_ref();
-        !offer.evidence.lapsed && rebuild.is_some_and(|rebuild| rebuild.expects(offer.node))
+        let expected = |rebuild: &Rebuild| rebuild.believes && rebuild.expects(offer.node);
+        !offer.evidence.lapsed && rebuild.is_some_and(expected)
     }
 
     /// Nodes that may hold objects, in order: those that are mounted, those that a rebuild still waits

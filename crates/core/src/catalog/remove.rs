@@ -51,7 +51,7 @@ impl Catalog {
         key::check(name.key)?;
         // A copy that is not announced yet would bring the value back after it was removed (G6).
         if let Some(rebuild) = &self.rebuild {
-            return Err(RemoveError::Rebuilding { after_ms: rebuild.hint_ms(now) });
+            return Err(RemoveError::Rebuilding { after_ms: rebuild.left_ms(now) });
         }
         let Some(id) = self.objects.find(name) else {
             // A disk that is away may have it.
@@ -98,7 +98,7 @@ impl Catalog {
         page: &mut RemovedPage,
     ) -> Result<(), RemoveError> {
         if let Some(rebuild) = &self.rebuild {
-            return Err(RemoveError::Rebuilding { after_ms: rebuild.hint_ms(now) });
+            return Err(RemoveError::Rebuilding { after_ms: rebuild.left_ms(now) });
         }
         // What disks that are away hold is known by hashes only.
         self.strike_whole(tenant);
@@ -135,6 +135,10 @@ impl Catalog {
         }
         let object = entry.object;
         self.counters.removed += 1;
+        if self.is_lapsed(id) && self.strike_lapsed(now, id) {
+            return Ok(Removal::Done);
+        }
+        // If the list must be written first, the next look at lapsed segments answers for their owners.
         self.retire(now, id);
         if canary::on(Canary::EarlyRemoveReply) {
             return Ok(Removal::Done);

@@ -120,6 +120,7 @@ impl Catalog {
         if let Some(ending) = book.ending.get(&slot) {
             book.ending_bytes -= ending.allocation.extent.len();
             book.unwanted -= u64::from(ending.unwanted);
+            book.struck -= u64::from(ending.struck);
         }
         self.detach(now, index, slot);
     }

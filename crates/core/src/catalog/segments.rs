@@ -49,6 +49,8 @@ pub(super) struct Ending {
     /// Told to go when it was announced: until all of those are gone, the next leader must not believe
     /// this disk.
     pub unwanted: bool,
+    /// Its key was given up while the node was lapsed: until it is gone, the node gets no serving lease.
+    pub struck: bool,
 }
 
 /// On whose account the bytes of a life are that is ending. A reader or a writer may keep them for long: if
@@ -155,6 +157,12 @@ pub(super) struct Book {
     pub trust: Trust,
     /// Objects that it announced and was told to drop.
     pub unwanted: u64,
+    /// The serving lease of its node has ended: nothing here can be read.
+    pub lapsed: bool,
+    /// Copies whose key was given up meanwhile, and that are not gone yet.
+    pub struck: u64,
+    /// When to look at its orders again, while it is lapsed.
+    pub lapse_look: Now,
     /// Of a disk: lives that its owner ended before it told of them.
     pub early: BTreeSet<(Slot, Generation)>,
 }
@@ -204,6 +212,9 @@ impl Book {
             trust,
             early: BTreeSet::new(),
             unwanted: 0,
+            lapsed: false,
+            struck: 0,
+            lapse_look: Now(0),
         }
     }
 
@@ -231,7 +242,12 @@ impl Book {
     /// Whether its replicas may be located. What was announced is as good before the last page as
     /// after it: the owner judges every read by the word of the slot.
     pub(super) fn is_readable(&self) -> bool {
-        matches!(self.phase, Phase::Open | Phase::Announcing)
+        matches!(self.phase, Phase::Open | Phase::Announcing) && !self.lapsed
+    }
+
+    /// Whether a later leader may believe it: it has told everything, and holds nothing that it should not.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_open() && self.unwanted == 0 && self.struck == 0
     }
 
     /// When nobody can read a leaving segment any more.

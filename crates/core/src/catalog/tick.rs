@@ -34,10 +34,9 @@ impl Catalog {
         self.offload(now);
         self.promote(now);
         self.forget_ledgers(now);
-        if self.rebuild.as_mut().is_some_and(|rebuild| rebuild.over(now)) {
-            self.end_rebuild();
-        }
+        self.watch_rebuild(now);
         for index in self.segments.indexes() {
+            self.strike_endings(now, index);
             match self.segments.book(index).phase {
                 Phase::Open => {
                     self.end_soft_pins(now, index, VICTIMS_MAX);
@@ -68,10 +67,15 @@ impl Catalog {
 
     fn watch_nodes(&mut self, now: Now) {
         let gone_after = lease::guarded(self.config.registration);
+        let lapses_after = self.lapses_after();
         let mut silent: Vec<NodeId> = Vec::new();
+        let mut lapsed: Vec<NodeId> = Vec::new();
         let mut gone: Vec<NodeId> = Vec::new();
         for (node, member) in &mut self.nodes {
             let quiet = now.since(member.last_heard);
+            if quiet >= lapses_after && !member.lapsed {
+                lapsed.push(*node);
+            }
             if quiet >= gone_after {
                 gone.push(*node);
             } else if quiet >= self.config.silent_after && !member.silent {
@@ -81,6 +85,9 @@ impl Catalog {
         }
         for node in silent {
             self.set_node_open(node, false);
+        }
+        for node in lapsed {
+            self.set_lapsed(node, true);
         }
         for node in gone {
             let segments = self.nodes[&node].segments.clone();

@@ -24,7 +24,7 @@
 
 use super::Catalog;
 use super::objects::{EntryId, Part, SegmentIndex, Stage};
-use super::segments::Phase;
+use super::segments::{Ending, Phase};
 use crate::canary::{self, Canary};
 use crate::extent::Extent;
 use crate::ids::{Incarnation, LeaderEpoch, NodeId, ObjectId, SegmentId, Slot, Stamp, TenantId};
@@ -117,6 +117,16 @@ impl Ledger {
         self.late.clear();
     }
 
+    /// Whether the durable list may name a segment.
+    pub(super) fn lists(&self, told: &Trusted) -> bool {
+        self.listed.contains(told)
+    }
+
+    /// The durable list must not name a segment any more.
+    pub(super) fn doubt(&mut self, told: Trusted) {
+        self.doubted.insert(told);
+    }
+
     fn is_late(&self, offer: &SegmentOffer) -> bool {
         let late = self.late.get(&offer.segment);
         late.is_some_and(|late| late.stamps.iter().any(|stamp| offer.has_stamp(*stamp)))
@@ -148,7 +158,7 @@ impl Catalog {
     /// [`Catalog::trust_writing`], then the write, then [`Catalog::trust_written`].
     pub fn trusted(&self) -> Vec<Trusted> {
         let ledger = &self.ledger;
-        let settled = self.segments.iter().filter(|(_, book)| book.is_open() && book.unwanted == 0);
+        let settled = self.segments.iter().filter(|(_, book)| book.is_settled());
         let settled = settled.map(|(_, book)| Trusted::of(&book.offer));
         let settled = settled.filter(|trusted| trusted.stamp != Stamp(0));
         let all: BTreeSet<Trusted> = settled.chain(ledger.listed.iter().copied()).collect();
@@ -214,7 +224,7 @@ impl Catalog {
         let left = Trusted::of(&self.segments.book(index).offer);
         let back = |index| {
             let book = self.segments.book(index);
-            book.is_open() && book.unwanted == 0 && Trusted::of(&book.offer) == left
+            book.is_settled() && Trusted::of(&book.offer) == left
         };
         if self.segments.find(left.segment).is_some_and(back) {
             return true;
@@ -291,22 +301,23 @@ impl Catalog {
     /// A segment has told everything: it is not away any more.
     pub(super) fn returned(&mut self, index: SegmentIndex) {
         let book = self.segments.book(index);
-        let (offer, unwanted) = (book.offer.clone(), book.unwanted);
+        let (offer, settled) = (book.offer.clone(), book.is_settled());
         let away = self.ledger.away.remove(&offer.segment).is_some();
         let late = self.ledger.late.remove(&offer.segment).is_some();
         if offer.medium == Medium::Ssd {
             self.counters.disks_returned += u64::from(away || late);
         }
-        if unwanted == 0 {
+        if settled {
             self.ledger.doubted.remove(&Trusted::of(&offer));
         }
     }
 
     /// A segment has dropped an object that it should not have.
-    pub(super) fn let_go(&mut self, index: SegmentIndex) {
+    pub(super) fn let_go(&mut self, index: SegmentIndex, ending: &Ending) {
         let book = self.segments.book_mut(index);
-        book.unwanted -= 1;
-        if book.unwanted == 0 && book.is_open() {
+        book.unwanted -= u64::from(ending.unwanted);
+        book.struck -= u64::from(ending.struck);
+        if book.is_settled() {
             self.ledger.doubted.remove(&Trusted::of(&book.offer));
         }
     }
@@ -315,7 +326,7 @@ impl Catalog {
     /// told to drop is readable there, by locators of an earlier leader. Which segments it has told the node
     /// knows best: it serves a segment from the first heartbeat on that it sends after the last page was
     /// acknowledged. So no segment waits for another, and memory waits for no disk. A disk is mounted anew and
-    /// has no such readers.
+    /// has no such readers, but for those of a node that stood still: what was struck meanwhile must go first.
     pub fn may_serve(&self, node: NodeId) -> bool {
         let Some(member) = self.nodes.get(&node) else { return false };
         if canary::on(Canary::LateMemoryServes) {
@@ -324,7 +335,8 @@ impl Catalog {
         let mut mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));
         mounts.all(|index| {
             let book = self.segments.book(index);
-            book.is_disk() || book.unwanted == 0
+            let struck = book.struck > 0 && !canary::on(Canary::StruckServes);
+            (book.is_disk() || book.unwanted == 0) && !struck
         })
     }
 

@@ -72,7 +72,7 @@ impl Cluster {
 
     pub(crate) fn start_with(gate: Gate, door: impl FnOnce(Parts) -> (Parts, GrpcConfig)) -> Self {
         let grants = gate.grants().cloned();
-        let config = MasterConfig { grants, new_cluster: true, ..MasterConfig::default() };
+        let config = MasterConfig { grants, ..MasterConfig::default() };
         let master = Master::new(config, LeaderEpoch(1)).unwrap();
         let serving = serve(&master, &[], &ServerConfig::default(), 1).unwrap();
         let config = NodeConfig {

@@ -130,9 +130,7 @@ fn all_keys_stand_in_lines() {
 
 #[test]
 fn segments_are_nodes_under_their_names() {
-    let empty =
-        Master::new(MasterConfig { new_cluster: true, ..MasterConfig::default() }, LeaderEpoch(3))
-            .unwrap();
+    let empty = Master::new(MasterConfig::default(), LeaderEpoch(3)).unwrap();
     assert_eq!(get_all(&empty, &["/get_all_segments"])[0], (200, String::new()));
     let (mounted, _) = mounting();
     let told = get_all(&mounted, &["/get_all_segments"]);

@@ -176,7 +176,11 @@ impl MasterApi for Leader {
             epoch: catalog.epoch(),
             registration_ms: 20_000,
             draining: catalog.drains(beat.node),
-            serve: catalog.may_serve(beat.node) && !self.withholds.load(Ordering::Relaxed),
+            serve_ms: if catalog.may_serve(beat.node) && !self.withholds.load(Ordering::Relaxed) {
+                2_500
+            } else {
+                0
+            },
         }))
     }
 

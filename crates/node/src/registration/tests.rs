@@ -327,3 +327,26 @@ fn a_node_does_not_tell_a_leader_that_was_replaced() {
     node.mount(Serve::Each).unwrap();
     assert_eq!(leader.objects(), RECORDS as usize);
 }
+
+/// While it is proved that no master leads, a lease that has not ended is extended, for half a registration in all. One
+/// that has ended stays so: the last master may have given keys up since.
+#[test]
+fn a_lease_is_extended_while_nobody_listens() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _leader) = node(directory.path(), NEVER);
+    let granted = node.standing().lock().leave;
+    let at = |ms| granted.plus(Duration::from_millis(ms));
+    let until = || memory(&node).serve_until();
+    let lapsed = |now| node.standing().lock().has_lapsed(memory(&node).spec(), now);
+    assert_eq!(until(), at(2_500));
+    for (asked, ends) in [(2_000, 4_500), (4_400, 6_900), (6_800, 9_300), (9_200, 10_000)] {
+        node.extend_leases(at(asked));
+        assert_eq!(until(), at(ends), "asked at {asked}");
+        assert!(!lapsed(at(asked + 2_499)) && lapsed(at(asked + 2_500)));
+    }
+    node.extend_leases(at(9_900));
+    assert_eq!(until(), at(10_000));
+    memory(&node).set_serve_until(at(1_000));
+    node.extend_leases(at(1_000));
+    assert_eq!(until(), at(1_000), "it had ended");
+}

@@ -5,6 +5,7 @@ use crate::ctx::Ctx;
 use crate::marks::Mark;
 use crate::message::{Actor, Event, ToMaster};
 use crate::swarm::REGISTRATION;
+use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::catalog::Mounted;
 use mooncrate_core::error::MountError;
 use mooncrate_core::plan::{Evidence, SegmentOffer};
@@ -84,6 +85,10 @@ impl Node {
         if self.standing.unanswered > DEAF_BEATS {
             self.find_leader(ctx);
         }
+        let deaf = self.standing.unanswered > 1;
+        if !ctx.election.up || deaf && canary::on(Canary::ExtendsUnproved) {
+            self.extend_leases(ctx);
+        }
         match self.standing.phase {
             Phase::Mounting => self.send_mount(ctx),
             // What is told already is served while the rest is told.
@@ -118,7 +123,8 @@ impl Node {
         // It serves nobody by now, and keeps what it holds: a leader that knows it may still believe it. Each
         // segment by itself: a leader that heard one of them may not have heard of another.
         let Standing { current, born, .. } = &self.standing;
-        let lapsed = |at: usize| now.since(*current.get(&at).unwrap_or(born)) > REGISTRATION;
+        let lease = ctx.swarm.catalog.serve_lease;
+        let lapsed = |at: usize| now.since(*current.get(&at).unwrap_or(born)) >= lease;
         if !self.standing.empty && (0..self.stores.len()).any(lapsed) {
             ctx.mark(Mark::NodeLapsed);
         }
@@ -319,10 +325,29 @@ impl Node {
         }
     }
 
+    /// No process leads: one that comes later waits for a whole lease. Only leases that have not ended are
+    /// extended, for half a registration after the last answer of a leader.
+    fn extend_leases(&mut self, ctx: &mut Ctx) {
+        let now = ctx.mono(self.host);
+        let lease = ctx.swarm.catalog.serve_lease;
+        let until = now.plus(lease).min(self.standing.leave.plus(REGISTRATION / 2));
+        for (at, store) in self.stores.iter().enumerate() {
+            if store.segment.serving(now).is_ok() && store.segment.serve_until() < until {
+                store.segment.set_serve_until(until);
+                self.standing.current.insert(at, now);
+                ctx.mark(Mark::LeaseExtended);
+            }
+        }
+        let extends = |disk: &&mut super::Disk| disk.serves(now) && !disk.serves(until);
+        if let Some(disk) = self.disk.as_mut().filter(extends) {
+            disk.set_serve_until(until);
+        }
+    }
+
     /// A leader has heard what was sent then, and lets the node serve what it had told all of by then.
     fn serve(&mut self, ctx: &mut Ctx, sent: Now) {
         self.standing.leave = self.standing.leave.max(sent);
-        let until = self.standing.leave.plus(REGISTRATION / 2);
+        let until = self.standing.leave.plus(ctx.swarm.catalog.serve_lease);
         let told = |at: usize| self.standing.heard.get(&at).is_some_and(|since| *since <= sent);
         let covered: Vec<usize> = (0..=self.stores.len()).filter(|at| told(*at)).collect();
         for at in &covered {

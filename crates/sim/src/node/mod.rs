@@ -3,9 +3,10 @@
 //!
 //! What must stay true, for a real one as well:
 //!
-//! * `serve_until` is the sending time of the last heartbeat whose answer gave leave, plus half the registration.
-//! * A segment that had no leave for the whole registration serves nobody and keeps what it holds; the next mount
-//!   says so. A leader that refuses the mount makes the node drop everything and come back as a new, empty
+//! * `serve_until` is the sending time of the last heartbeat whose answer granted a serving lease, plus that lease.
+//! * While it is proved that no process leads, the node extends leases that have not ended: a leader that comes
+//!   waits for a whole one.
+//! * A segment whose lease has ended serves nobody and keeps what it holds; the next mount says so. A leader that refuses the mount makes the node drop everything and come back as a new, empty
 //!   incarnation.
 //! * A leader's epoch is witnessed before the first page is announced to it.
 //! * Leave to serve covers a segment only if its last page was acknowledged before the heartbeat was sent:

@@ -237,7 +237,7 @@ fn start_master(options: &NanoOptions, socket: &std::path::Path) -> Result<Servi
         promote: false,
         ..Config::default()
     };
-    let config = MasterConfig { catalog, new_cluster: true, ..MasterConfig::default() };
+    let config = MasterConfig { catalog, ..MasterConfig::default() };
     let master = Master::new(config, LeaderEpoch(1)).map_err(failed)?;
     let bound = Bound::listen(&Address::Unix(socket.to_owned())).map_err(failed)?;
     serve(&master, &[bound], &ServerConfig::default(), 1).map_err(failed)

@@ -55,7 +55,7 @@ fn everything_comes_back(with_state: bool) {
     // Locators that were handed out go on working, whatever the master does.
     all_there(&old);
     let fresh = [connect(&fleet.address, true), connect(&fleet.address, false)];
-    // Without its state a master waits for nodes that it cannot know, for a registration time.
+    // Without its state a master waits for nodes that it cannot know, for a serving lease.
     until("both nodes are back", 2 * REGISTRATION, || {
         let stat = fresh[0].stat().unwrap();
         stat.nodes == 2 && !stat.rebuilding && stat.objects >= u64::from(COUNT)

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-/// How long a master keeps a silent node in these tests; half of it is the leave to serve (R10).
+/// How long a master keeps a silent node in these tests; half of it is the serving lease (R10).
 pub(crate) const REGISTRATION: Duration = Duration::from_secs(4);
 pub(crate) const CALL_TIME: Duration = Duration::from_secs(2);
 const CHILD: &str = "MOONCRATE_TEST_CHILD";
@@ -24,6 +24,7 @@ pub(crate) fn any_port() -> Address {
 pub(crate) fn catalog() -> CatalogConfig {
     CatalogConfig {
         registration: REGISTRATION,
+        serve_lease: REGISTRATION / 2,
         silent_after: Duration::from_millis(1500),
         put_timeout: Duration::from_secs(1),
         order_retry: Duration::from_millis(200),

@@ -102,6 +102,7 @@ fields!(Counters {
     disks_returned: u64,
     disk_dropped: u64,
     ledger_struck: u64,
+    lapsed_struck: u64,
     late_dropped: u64,
     bad_replicas: u64,
     hits_vram: u64,

@@ -98,9 +98,9 @@ message! {
         pub registration_ms: u32,
         /// Which of its segments empty themselves; to be told to the next master.
         pub draining: Vec<(SegmentId, DrainMode)>,
-        /// Whether it may serve what it had told all of when it sent the heartbeat: nothing that it was told
-        /// to drop is readable any more.
-        pub serve: bool,
+        /// The serving lease: how long the node may serve what it had told all of when it sent the heartbeat,
+        /// counted from then. 0: none, because something that it must drop is still readable.
+        pub serve_ms: u32,
     }
 }
 

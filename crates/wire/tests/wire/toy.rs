@@ -317,7 +317,7 @@ impl MasterApi for Toy {
                 epoch: EPOCH,
                 registration_ms: 20_000,
                 draining: Vec::new(),
-                serve: true,
+                serve_ms: 2_500,
             }),
             _ => Err(MountError::UnknownNode),
         })

@@ -219,7 +219,6 @@ impl Fleet {
         let urls = self.etcd.as_ref().map(Etcd::urls);
         let kept = match &urls {
             Some(urls) => ["--etcd", urls, "--name", &name].to_vec(),
-            None if server.starts == 0 => ["--state-file", &state, "--new-cluster"].to_vec(),
             None => ["--state-file", &state].to_vec(),
         };
         let args = ["master", "--master", &listen, "--admin", &admin, "--put-timeout", PUT_TIMEOUT];

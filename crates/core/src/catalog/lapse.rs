@@ -1,0 +1,124 @@
+//! Keys of nodes whose serving lease has ended while they are still registered: a process that is dead, stopped or
+//! cut off.
+//!
+//! ```text
+//! last heartbeat ─► serving lease (2.5 s, guarded) ─► lapsed: reads miss, single keys can be given up
+//!                └► registration (20 s, guarded) ───────────────────────────────► gone as a whole
+//! ```
+//!
+//! A lapsed node serves nobody, so a put or a remove of a key whose copies all lie there need not wait for it.
+//! The key is *struck*: the order to end the copy stays booked, and the call does not wait for the owner's word.
+//! Everything else that the node holds is kept, and readable again when it is back.
+//!
+//! What must stay true (C2, G6):
+//! * The node gets no serving lease before it has ended every copy that was struck ([`Catalog::may_serve`]).
+//! * No later leader believes the segment meanwhile: it is off the durable list before the first key is struck.
+//!   A node that comes to a leader without a list says that its lease has ended ([`Evidence::lapsed`]), and
+//!   starts over empty.
+//!
+//! [`Evidence::lapsed`]: crate::plan::Evidence::lapsed
+
+use super::Catalog;
+use super::objects::{EntryId, Part, SegmentIndex, Stage};
+use super::segments::Ending;
+use super::trust::Trusted;
+use crate::canary::{self, Canary};
+use crate::ids::{NodeId, Slot};
+use crate::lease;
+use crate::time::Now;
+use std::time::Duration;
+
+/// Orders of lapsed segments that wait for an owner are looked at this often.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+impl Catalog {
+    /// How long after it was last heard a node surely serves nobody.
+    pub(super) fn lapses_after(&self) -> Duration {
+        if canary::on(Canary::LapsesAtOnce) {
+            return self.config.silent_after / 4;
+        }
+        lease::guarded(self.config.serve_lease)
+    }
+
+    /// The serving lease of a node has surely ended, or the node was heard again.
+    pub(super) fn set_lapsed(&mut self, node: NodeId, lapsed: bool) {
+        let Some(member) = self.nodes.get_mut(&node) else { return };
+        member.lapsed = lapsed;
+        for id in &member.segments {
+            if let Some(index) = self.segments.find(*id) {
+                self.segments.book_mut(index).lapsed = lapsed;
+            }
+        }
+    }
+
+    /// Whether all copies of a finished object lie with lapsed nodes.
+    pub(super) fn is_lapsed(&self, id: EntryId) -> bool {
+        let entry = self.objects.entry(id);
+        let lapsed = |part: &Part| {
+            let book = self.segments.book(part.segment);
+            book.lapsed && book.takes_orders()
+        };
+        let parts = entry.parts.as_slice();
+        entry.stage == Stage::Ready && !parts.is_empty() && parts.iter().all(lapsed)
+    }
+
+    /// Strikes the key of a lapsed object, so that it is free. False: a segment must leave the durable list first.
+    pub(super) fn strike_lapsed(&mut self, now: Now, id: EntryId) -> bool {
+        let parts: Vec<(SegmentIndex, Slot)> =
+            self.objects.entry(id).parts.as_slice().iter().map(|p| (p.segment, p.slot)).collect();
+        let unlisted = parts.iter().map(|(index, _)| self.take_off_list(*index));
+        // All of them, so that one write is enough.
+        if unlisted.filter(|off| !off).count() > 0 {
+            return false;
+        }
+        self.retire(now, id);
+        for (index, slot) in parts {
+            self.strike_ending(index, slot);
+        }
+        true
+    }
+
+    /// Orders that are out to a lapsed segment, and for which a call waits: their keys are struck.
+    pub(super) fn strike_endings(&mut self, now: Now, index: SegmentIndex) {
+        let book = self.segments.book_mut(index);
+        if !book.lapsed || now < book.lapse_look {
+            return;
+        }
+        book.lapse_look = now.plus(LOOK_AGAIN);
+        let waits = |ending: &Ending| ending.removing.is_some() && !ending.settled;
+        let waiting = book.ending.iter().filter(|(_, ending)| waits(ending));
+        let waiting: Vec<Slot> = waiting.map(|(slot, _)| *slot).collect();
+        if waiting.is_empty() || !self.take_off_list(index) {
+            return;
+        }
+        for slot in waiting {
+            self.strike_ending(index, slot);
+        }
+    }
+
+    /// The copy in a slot counts as gone, and withholds the serving lease of its node until it is.
+    fn strike_ending(&mut self, index: SegmentIndex, slot: Slot) {
+        let book = self.segments.book_mut(index);
+        // What its owner has settled was answered for, and nobody can begin to read it.
+        let Some(ending) = book.ending.get_mut(&slot).filter(|ending| !ending.settled) else {
+            return;
+        };
+        let removing = ending.removing.take();
+        if !ending.struck {
+            ending.struck = true;
+            book.struck += 1;
+            self.counters.lapsed_struck += 1;
+        }
+        self.acknowledge(removing);
+    }
+
+    /// Whether no later leader can believe a segment. If one could, the list is to be written without it.
+    fn take_off_list(&mut self, index: SegmentIndex) -> bool {
+        let told = Trusted::of(&self.segments.book(index).offer);
+        let listed = self.ledger.lists(&told);
+        if listed {
+            self.ledger.doubt(told);
+        }
+        !listed || canary::on(Canary::DiskBelievedTooLong)
+    }
+}

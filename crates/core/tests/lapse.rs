@@ -1,0 +1,197 @@
+//! Nodes that are silent for longer than their serving lease, and are not given up yet. What must stay true: a key has
+//! one value (C2), what was removed stays gone (G6), and what nobody touched is there when the node is back.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use mooncrate_core::catalog::{Catalog, Config, Removal, Start};
+use mooncrate_core::error::{GetError, MountError, PutError};
+use mooncrate_core::plan::{
+    Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, Order, OrderResult, SegmentOffer,
+};
+use mooncrate_core::{
+    Extent, Generation, HostId, Incarnation, Label, LeaderEpoch, Medium, NodeId, Now, ObjectId,
+    PutConfig, Seal, SegmentId, Slot, ZoneId,
+};
+use std::time::Duration;
+
+/// When the serving lease of a node that was last heard at 0 has surely ended.
+const LAPSED: u64 = 2_576;
+
+fn ms(ms: u64) -> Now {
+    Now(1_000_000_000).plus(Duration::from_millis(ms))
+}
+
+fn offer(node: u64, lapsed: bool) -> SegmentOffer {
+    SegmentOffer {
+        segment: SegmentId(node),
+        incarnation: Incarnation(5),
+        node: NodeId(node),
+        medium: Medium::Dram,
+        bytes: 4096,
+        slots: 8,
+        host: HostId(node),
+        zone: ZoneId(0),
+        tenant: None,
+        evidence: Evidence { lapsed, ..Evidence::default() },
+    }
+}
+
+fn mount(catalog: &mut Catalog, now: Now, node: u64) {
+    let offer = offer(node, false);
+    catalog.mount(now, offer.node, std::slice::from_ref(&offer)).unwrap();
+    catalog.announce(now, offer.segment, offer.incarnation, &[], true).unwrap();
+}
+
+fn put(catalog: &mut Catalog, now: Now, key: &[u8]) -> Result<(), PutError> {
+    let plan = catalog.put_start(now, key, 100, &PutConfig::default())?;
+    catalog.put_end(now, key, plan.token, &[Seal(9)]).map(drop)
+}
+
+fn write_list(catalog: &mut Catalog) {
+    let list = catalog.trusted();
+    catalog.trust_writing(&list);
+    catalog.trust_written(&list);
+}
+
+fn lists(catalog: &Catalog, node: u64) -> bool {
+    catalog.trusted().iter().any(|trusted| trusted.segment == SegmentId(node))
+}
+
+/// Where a key can be read.
+fn place(catalog: &mut Catalog, now: Now, key: &[u8]) -> Result<SegmentId, GetError> {
+    catalog.locate(now, key, 0).map(|found| found.replicas[0].segment)
+}
+
+/// Node 1 holds three keys; node 2 is there and empty. Node 1 falls silent at 0.
+fn silent() -> Catalog {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::New, ms(0));
+    mount(&mut catalog, ms(0), 1);
+    for key in [&b"put"[..], b"removed", b"kept"] {
+        put(&mut catalog, ms(0), key).unwrap();
+    }
+    mount(&mut catalog, ms(0), 2);
+    catalog
+}
+
+/// Time passes, and node 2 is heard.
+fn pass(catalog: &mut Catalog, from: u64, until: u64) {
+    for at in (from..until).step_by(100).chain([until]) {
+        catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+        catalog.tick(ms(at));
+    }
+}
+
+/// Node 1 carries out the orders that wait for it.
+fn obey(catalog: &mut Catalog, now: Now) {
+    for (_, order) in catalog.take_orders() {
+        let Order { segment, incarnation, slot, generation, .. } = order;
+        let result = OrderResult::Freed { next: Generation(generation.0 + 1) };
+        catalog.notice(now, &Notice { segment, incarnation, slot, generation, result });
+    }
+}
+
+/// Was: 20 s, as long as the node stays registered.
+#[test]
+fn keys_of_a_silent_node_are_free_when_its_lease_has_ended() {
+    let mut catalog = silent();
+    for (from, at) in [(100, 1_000), (1_100, 2_000), (2_100, 2_500), (2_500, 2_574)] {
+        pass(&mut catalog, from, at);
+        // It may still serve.
+        assert_eq!(put(&mut catalog, ms(at), b"put"), Err(PutError::Exists), "{at}");
+        place(&mut catalog, ms(at), b"kept").unwrap();
+    }
+    pass(&mut catalog, 2_574, LAPSED);
+    assert_eq!(place(&mut catalog, ms(LAPSED), b"kept"), Err(GetError::NotFound));
+    put(&mut catalog, ms(LAPSED), b"put").unwrap();
+    assert_eq!(place(&mut catalog, ms(LAPSED), b"put"), Ok(SegmentId(2)));
+    assert_eq!(catalog.remove(ms(LAPSED), b"removed", false), Ok(Removal::Done));
+    catalog.audit().unwrap();
+
+    // It goes on. What was given up is still in its memory, so it serves nobody before that is gone.
+    catalog.heartbeat(ms(5_000), NodeId(1)).unwrap();
+    assert!(!catalog.may_serve(NodeId(1)), "two values could be read");
+    assert_eq!(place(&mut catalog, ms(5_000), b"put"), Ok(SegmentId(2)));
+    obey(&mut catalog, ms(5_001));
+    assert!(catalog.may_serve(NodeId(1)));
+    assert_eq!(place(&mut catalog, ms(5_002), b"kept"), Ok(SegmentId(1)), "nobody touched it");
+    assert_eq!(place(&mut catalog, ms(5_002), b"removed"), Err(GetError::NotFound));
+    catalog.audit().unwrap();
+}
+
+/// A remove that began while the node could still serve is not answered before it cannot.
+#[test]
+fn a_remove_that_waits_for_a_silent_node_ends_with_its_lease() {
+    let mut catalog = silent();
+    let Ok(Removal::Waiting(object)) = catalog.remove(ms(100), b"removed", false) else { panic!() };
+    for (from, at) in [(200, 1_000), (1_100, 2_574)] {
+        pass(&mut catalog, from, at);
+        assert!(!catalog.removed(object), "{at}: a reader may see it");
+    }
+    pass(&mut catalog, 2_574, LAPSED);
+    assert!(catalog.removed(object));
+    put(&mut catalog, ms(LAPSED), b"removed").unwrap();
+    catalog.heartbeat(ms(5_000), NodeId(1)).unwrap();
+    assert!(!catalog.may_serve(NodeId(1)));
+    obey(&mut catalog, ms(5_001));
+    assert!(catalog.may_serve(NodeId(1)));
+    catalog.audit().unwrap();
+}
+
+/// A later leader must not believe a node whose keys were given up, so it leaves the durable list first.
+#[test]
+fn a_node_leaves_the_list_before_its_keys_are_given_up() {
+    let mut catalog = silent();
+    write_list(&mut catalog);
+    assert!(lists(&catalog, 1));
+    pass(&mut catalog, 100, LAPSED);
+    let held = put(&mut catalog, ms(LAPSED), b"put");
+    assert!(matches!(held, Err(PutError::Held { .. })), "{held:?}");
+    let Ok(Removal::Waiting(object)) = catalog.remove(ms(LAPSED), b"removed", false) else {
+        panic!("the list may still name the node")
+    };
+    pass(&mut catalog, LAPSED, LAPSED + 200);
+    assert!(!catalog.removed(object));
+    assert!(!lists(&catalog, 1));
+    write_list(&mut catalog);
+    pass(&mut catalog, LAPSED + 200, LAPSED + 400);
+    assert!(catalog.removed(object));
+    put(&mut catalog, ms(LAPSED + 400), b"put").unwrap();
+    // It is back, and has dropped what was given up: it may be believed again.
+    catalog.heartbeat(ms(5_000), NodeId(1)).unwrap();
+    assert!(!lists(&catalog, 1));
+    obey(&mut catalog, ms(5_001));
+    assert!(lists(&catalog, 1));
+    catalog.audit().unwrap();
+}
+
+/// Its lease ended under a leader that is gone, and the next one has no list: keys may have been given up.
+#[test]
+fn a_node_whose_lease_has_ended_brings_nothing_to_a_leader_without_a_list() {
+    for (lapsed, believed) in [(false, Ok(())), (true, Err(MountError::StaleIncarnation))] {
+        let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::Unknown, ms(0));
+        let offer = offer(1, lapsed);
+        catalog.mount(ms(1), offer.node, std::slice::from_ref(&offer)).unwrap();
+        let label = Label::plain(b"key"[..].into()).unwrap();
+        let object = ObjectId { epoch: LeaderEpoch(1), sequence: 1 };
+        let object = Some(AnnouncedObject { label, object, len: 100, seal: Seal(7) });
+        let life = Some(AnnouncedLife { extent: Extent::new(0, 128).unwrap(), object });
+        let page = [Announced { slot: Slot(0), generation: Generation(3), life }];
+        let told = catalog.announce(ms(2), offer.segment, offer.incarnation, &page, true);
+        assert_eq!(told, believed);
+    }
+}
+
+/// A copy with a node that is heard is enough: nothing is given up.
+#[test]
+fn a_key_with_another_copy_keeps_its_value() {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::New, ms(0));
+    mount(&mut catalog, ms(0), 1);
+    mount(&mut catalog, ms(0), 2);
+    let both = PutConfig { replicas: 2, ..PutConfig::default() };
+    let plan = catalog.put_start(ms(0), b"key", 100, &both).unwrap();
+    catalog.put_end(ms(0), b"key", plan.token, &[Seal(9)]).unwrap();
+    pass(&mut catalog, 100, LAPSED);
+    assert_eq!(put(&mut catalog, ms(LAPSED), b"key"), Err(PutError::Exists));
+    let located = catalog.locate(ms(LAPSED), b"key", 0).unwrap();
+    assert_eq!(located.replicas.iter().map(|one| one.segment).collect::<Vec<_>>(), [SegmentId(2)]);
+}
