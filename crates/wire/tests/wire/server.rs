@@ -157,7 +157,7 @@ fn damaged_and_meaningless_frames_end_the_link_in_words() {
         (framed(stamp(VERSION_MIN, Kind::Heartbeat), &[1, 2, 3]), "the body ends 5 bytes before"),
         (framed(stamp(VERSION_MIN, Kind::Ping), &[0]), "1 bytes follow"),
         (framed(stamp(VERSION_MIN - 1, Kind::Ping), &[]), "version 6"),
-        (framed(stamp(VERSION_MAX + 1, Kind::Ping), &[]), "version 8"),
+        (framed(stamp(VERSION_MAX + 1, Kind::Ping), &[]), "version 9"),
         (framed(Stamp { reply: true, ..stamp(VERSION_MIN, Kind::Ping) }, &[]), "no place here"),
     ];
     for (bytes, words) in cases {
