@@ -155,7 +155,8 @@ impl Node {
     /// The owner's own work on the links of a client ends, at whichever begin: nothing more is answered there. Their ranges
     /// stay until the writer has hung up (R7).
     fn fail_links(&mut self, ctx: &mut Ctx, call: CallId) {
-        let of_client = |other: &CallId| other.op.client == call.op.client && other.boot == call.boot;
+        let of_client =
+            |other: &CallId| other.op.client == call.op.client && other.boot == call.boot;
         let mut open = 0;
         for write in &mut self.writes {
             if write.path == Path::Direct && of_client(&write.call) {
