@@ -59,7 +59,7 @@ fn a_client_without_room_for_a_second_mapping_stores_through_a_window() {
     let limit = getrlimit(Resource::As);
     // Room for what other tests of this process map meanwhile, and not for the payload.
     let current = Some(pages * rustix::param::page_size() as u64 + (2 << 30));
-    setrlimit(Resource::As, Rlimit { current, ..limit.clone() }).unwrap();
+    setrlimit(Resource::As, Rlimit { current, ..limit }).unwrap();
     let stored = [0, 1].map(|_| mapping.write_value(&at, &value));
     setrlimit(Resource::As, limit).unwrap();
     let [first, second] = stored.map(Result::unwrap);
