@@ -28,7 +28,7 @@ def failing_owner(scene: Scene) -> None:
     """Batches of 16 begins with a few milliseconds each, at an owner that loses its core again and again."""
     master = scene.start("master")
     node = scene.node(master, "x", size="96MiB")
-    hurried = [scene.client(master, timeout=0.004) for _ in range(3)]
+    hurried = [_hurried_client(scene, master) for _ in range(3)]
     store = scene.client(master, timeout=10.0)
     over = threading.Event()
     counts = {"stored": 0, "failed": 0, "read": 0, "wrong": 0}
@@ -84,6 +84,13 @@ def failing_owner(scene: Scene) -> None:
     took, free = until(30, lambda: _is_empty(store), step=0.1)
     seen = f"free after {milliseconds(took)}" if free else "not free after 30 s"
     scene.check("what hurried writers held", seen=seen, goal="free in 30 s", holds=bool(free))
+
+
+def _hurried_client(scene: Scene, master: Server) -> mooncrate.Store:
+    """A client with little time for its calls. To open it may take longer than that."""
+    _, client = until(PATIENCE, lambda: _or_none(lambda: scene.client(master, timeout=0.004)))
+    assert isinstance(client, mooncrate.Store)
+    return client
 
 
 def _is_empty(store: mooncrate.Store) -> bool:
