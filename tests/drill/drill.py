@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 
 import disks
+import ends
 import hot
 import memory
 import outage
@@ -31,12 +32,14 @@ SCENARIOS: dict[int, tuple[str, Callable[[Scene], None]]] = {
     8: ("an address that is not mapped is an answer", memory.unmapped_address),
     9: ("what is read most stays", hot.hot_values_stay),
     10: ("a master that was away for long finds everything", takeover.master_away_for_long),
+    11: ("an owner that fails gives nothing away that is being written", ends.failing_owner),
+    12: ("what was told once is heard", ends.unheard_ends),
 }
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev drill", description=__doc__.split("\n")[0])
-    parser.add_argument("scenarios", nargs="*", type=int, metavar="SCENARIO", help="1 to 10; all")
+    parser.add_argument("scenarios", nargs="*", type=int, metavar="SCENARIO", help="1 to 12; all")
     parser.add_argument("--rounds", type=int, default=3, help="kills of an owner in scenario 7 [3]")
     parser.add_argument(
         "--values", type=int, default=2500, help="cold values of 1 MiB in scenario 9 [2500]"

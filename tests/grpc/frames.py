@@ -13,7 +13,7 @@ import blake3
 
 HEADER = struct.Struct("<4sBBHQIIII")
 MAGIC = b"MCR1"
-VERSION = 7
+VERSION = 8
 ATTACHED, REPLY = 1, 2
 HELLO, REFUSE, CHALLENGE, PROOF, WRITE, SIGNAL, READ = 0x01, 0x02, 0x03, 0x04, 0x42, 0x43, 0x44
 ROLES = ("client", "node", "master", "admin")

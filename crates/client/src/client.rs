@@ -23,6 +23,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A call that moves so many bytes has more time than others: so many times that of a call.
+const LARGE_BYTES: u64 = 256 << 20;
+const LARGE_TIMES: u32 = 8;
+
 /// A program's door to the store. Cheap to share: all methods take `&self`.
 pub struct Client {
     pub(crate) master: Arc<dyn MasterApi>,
@@ -84,6 +88,16 @@ impl Client {
         self.report_if_due(now, false);
         self.engine.let_go(now);
         now.deadline_in(self.config.call_time)
+    }
+
+    /// The same for a call that moves so many bytes in parts: over a slow network they take their time. An owner that
+    /// stands still is not waited for any longer.
+    pub(crate) fn deadline_for(&self, bytes: u64) -> Deadline {
+        let soon = self.deadline();
+        if bytes < LARGE_BYTES {
+            return soon;
+        }
+        boottime().deadline_in(self.config.call_time.saturating_mul(LARGE_TIMES))
     }
 
     /// Whether each key has a finished object. Protects nothing from eviction, unless this client holds what it

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Settings of a client.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// Longest time of one call.
+    /// Longest time of one call. One that moves 256 MiB or more in parts has eight times as much.
     pub call_time: Duration,
     /// Bytes that remembered places of values may take, their keys included; about 180 each with keys of
     /// 32 bytes.

@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::error::{Error, SessionError};
 use crate::get::share;
 use crate::put::spread;
-use crate::ranges::{RangeInto, Ranges};
+use crate::ranges::{RangeInto, Ranges, range_bytes};
 use mooncrate_core::error::GetError;
 use mooncrate_core::key;
 use mooncrate_core::lease;
@@ -138,7 +138,7 @@ impl Client {
         let mut in_vain = vec![false; items.len()];
         let mut results = Vec::with_capacity(items.len());
         for (at, (session, ranges)) in items.iter_mut().enumerate() {
-            let deadline = self.deadline();
+            let deadline = self.deadline_for(range_bytes(ranges));
             if session.is_due() && !in_vain[at] {
                 let due = (at..sessions.len()).filter(|at| sessions[*at].is_due() && !in_vain[*at]);
                 let due: Vec<usize> = due.collect();

@@ -184,10 +184,11 @@ impl Client {
         self.sessions_write(&[parts]).pop().expect("one result per session")
     }
 
-    /// The same for many sessions and parts; one result each, all within the time of one call. Parts of a session
-    /// that do not make sense together leave it as it was.
+    /// The same for many sessions and parts; one result each, all within the time of one call, of which large ones have
+    /// more. Parts of a session that do not make sense together leave it as it was.
     pub fn sessions_write(&self, items: &[SessionParts<'_>]) -> Vec<Result<(), Error>> {
-        let deadline = self.deadline();
+        let bytes = items.iter().flat_map(|(_, parts)| *parts).map(|(_, part)| part.len() as u64);
+        let deadline = self.deadline_for(bytes.sum());
         let mut silent = Vec::new();
         let one = |(session, parts): &SessionParts<'_>| {
             if interrupt::ended() {
@@ -352,5 +353,84 @@ impl Open {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ClientConfig;
+    use mooncrate_core::plan::Striping;
+    use mooncrate_core::{
+        Extent, Generation, HostId, Incarnation, LeaderEpoch, ObjectId, PutToken, Slot,
+    };
+    use mooncrate_mem::clock::boottime;
+    use mooncrate_transfer::EngineConfig;
+    use mooncrate_wire::{Hello, LinkKind, MasterLink, MasterPools, PoolConfig, Role};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// An owner that tells how much time it was given.
+    #[derive(Debug)]
+    struct Timed(Arc<Mutex<Duration>>);
+
+    impl OpenPut for Timed {
+        fn write(&mut self, _: u64, _: &[u8], deadline: Deadline) -> Result<(), TransferError> {
+            *self.0.lock() = deadline.left(boottime());
+            Ok(())
+        }
+
+        fn signal(self: Box<Self>, _: Seal, _: Deadline) -> Result<(), TransferError> {
+            Ok(())
+        }
+    }
+
+    /// Was: 15 s for all parts of a call, where documents promise 120 s for large ones.
+    #[test]
+    fn a_write_of_many_bytes_has_more_time() {
+        let masters = "127.0.0.1:1".parse().unwrap();
+        let hello = Hello::new(Role::Client, LinkKind::Control, "a test");
+        let pools = MasterPools::new(&masters, &hello, &PoolConfig::default());
+        let config = ClientConfig { call_time: Duration::from_mins(10), ..ClientConfig::default() };
+        let client = Client::new(
+            config.clone(),
+            EngineConfig { host: HostId(1), ..EngineConfig::default() },
+            Arc::new(MasterLink::new(pools)),
+            Arc::default(),
+        );
+        let bytes = vec![0; 256 << 20];
+        for (len, least) in [(1, Duration::ZERO), (bytes.len(), config.call_time)] {
+            let left = Arc::<Mutex<Duration>>::default();
+            let locator = Locator {
+                segment: SegmentId(1),
+                incarnation: Incarnation(1),
+                slot: Slot(0),
+                generation: Generation(0),
+                extent: Extent::new(0, len as u64).unwrap(),
+                stripe: 0,
+                grant: None,
+            };
+            let plan = WritePlan {
+                token: PutToken(1),
+                object: ObjectId::default(),
+                epoch: LeaderEpoch(1),
+                striping: Striping { len: len as u64, stripe_bytes: len as u64 },
+                replicas: vec![locator],
+            };
+            let replica: Box<dyn OpenPut> = Box::new(Timed(Arc::clone(&left)));
+            let session = PutSession {
+                key: b"key".to_vec(),
+                remember: false,
+                open: RwLock::new(Some(Open {
+                    plan,
+                    runs: Mutex::new(Runs::new(len as u64)),
+                    replicas: vec![Mutex::new(replica)],
+                    broken: AtomicBool::new(false),
+                })),
+            };
+            client.session_write(&session, 0, &bytes[..len]).unwrap();
+            let left = *left.lock();
+            assert!(left > least && left <= config.call_time * 8, "{len}: {left:?}");
+        }
     }
 }

@@ -55,7 +55,8 @@ impl Client {
         key: &[u8],
         ranges: &mut [RangeInto<'_>],
     ) -> Result<Option<Ranges>, Error> {
-        self.get_ranges_by(key, ranges, self.deadline(), None)
+        let deadline = self.deadline_for(range_bytes(ranges));
+        self.get_ranges_by(key, ranges, deadline, None)
     }
 
     /// The same for many keys; one result each. Places that are unknown are asked for in one call.
@@ -63,7 +64,7 @@ impl Client {
         &self,
         items: &mut [(&[u8], &mut [RangeInto<'_>])],
     ) -> Vec<Result<Option<Ranges>, Error>> {
-        let deadline = self.deadline();
+        let deadline = self.deadline_for(items.iter().map(|(_, ranges)| range_bytes(ranges)).sum());
         let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
         let (mut places, mut decided) = self.places(&keys, deadline);
         let patience = patience(deadline);
@@ -175,6 +176,11 @@ impl Client {
         })?;
         Ok(from)
     }
+}
+
+/// Bytes that are wanted.
+pub(crate) fn range_bytes(ranges: &[RangeInto<'_>]) -> u64 {
+    ranges.iter().map(|range| range.into.len() as u64).sum()
 }
 
 /// Cuts a range where the stripes are. An empty one needs no read.

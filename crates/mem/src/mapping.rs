@@ -1,6 +1,7 @@
 //! A client's view of a segment that a node of the same machine owns: two memfds, both mapped
-//! read-only. Direct puts map the payload once more for stores, which only the thread that stores can make
-//! ([`Guarded`]); where the processor has no keys, each maps the pages of its own extent ([`Window`]).
+//! read-only. A process that stores values itself is handed the payload for stores, and maps all of it once more, so
+//! that only the thread that stores can store ([`Guarded`]). Where that is refused (no keys, no address space, a
+//! sandbox), each put maps the pages of its own extent ([`Window`]).
 //!
 //! What must stay true: a mapping never pins and never changes a header, so a client that dies
 //! leaves nothing behind (R3, R4); it never forms a slice of bytes that nobody pinned; a store of a
@@ -16,8 +17,9 @@ use crate::table::{Identity, Table};
 use crate::window::Window;
 use crate::word::before_first_byte;
 use mooncrate_core::{Locator, Now, ReplicaState, Seal};
+use rustix::fs::OFlags;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 /// A mapped segment of another process.
@@ -30,8 +32,10 @@ pub struct Mapping {
     page: u64,
     /// `None`: there are none.
     key: Option<&'static Key>,
-    /// The payload once more, from the first direct put on.
-    guarded: OnceLock<Guarded>,
+    /// The payload, as it was handed over for stores.
+    writable: OnceLock<OwnedFd>,
+    /// All of it once more, from the first direct put on; `None`: it cannot be mapped so.
+    guarded: OnceLock<Option<Guarded>>,
     /// Says whether the owner is known to be dead; `None`: it has nobody who would know.
     life: Option<Life>,
 }
@@ -65,8 +69,8 @@ impl Mapping {
         let page = file_page_bytes(payload)?;
         let payload = Region::map(payload, bytes, Access::ReadOnly)?;
         let life = life.map(Life::watch).transpose()?;
-        let (key, guarded) = (Key::of_process(), OnceLock::new());
-        Ok(Self { identity, table, payload, page, key, guarded, life })
+        let (key, writable, guarded) = (Key::of_process(), OnceLock::new(), OnceLock::new());
+        Ok(Self { identity, table, payload, page, key, writable, guarded, life })
     }
 
     /// What is mapped.
@@ -110,14 +114,30 @@ impl Mapping {
         self.one_sided().read_part_into(locator, sealed, start, target, clock)
     }
 
-    /// Stores a value straight into its extent, after the owner accepted the put and handed over its
-    /// memory as `writable`; the owner publishes it afterwards under the seal returned here.
-    pub fn write_value(
-        &self,
-        writable: BorrowedFd<'_>,
-        locator: &Locator,
-        value: &[u8],
-    ) -> Result<Seal, StoreError> {
+    /// Whether the owner has handed the payload over for stores.
+    pub fn takes_stores(&self) -> bool {
+        self.writable.get().is_some()
+    }
+
+    /// Takes the payload as the owner hands it over for stores. Those to another file would go astray.
+    pub fn allow_stores(&self, writable: OwnedFd) -> io::Result<()> {
+        let ours = self.payload.fd().ok_or(io::ErrorKind::NotFound)?;
+        let (ours, theirs) = (rustix::fs::fstat(ours)?, rustix::fs::fstat(&writable)?);
+        if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino) {
+            let text = "it is the memory of another segment";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        if !rustix::fs::fcntl_getfl(&writable)?.contains(OFlags::RDWR) {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is for readers"));
+        }
+        // Another thread may have been first, with the same file.
+        let _ = self.writable.set(writable);
+        Ok(())
+    }
+
+    /// Stores a value straight into its extent, after the owner accepted the put; the owner publishes it
+    /// afterwards under the seal returned here.
+    pub fn write_value(&self, locator: &Locator, value: &[u8]) -> Result<Seal, StoreError> {
         self.check_mount(locator).map_err(|_| StoreError::Stale)?;
         check_extent(&self.payload, locator.extent, value.len() as u64)
             .map_err(|_| StoreError::OutOfBounds)?;
@@ -133,33 +153,25 @@ impl Mapping {
             // mapped as a whole. The owner keeps it for this put until we hang up, so nobody else stores here.
             unsafe { copy_value(first, value) }
         };
-        if let Some(key) = self.key {
-            let guarded = self.guarded(writable, key).map_err(StoreError::Map)?;
-            return guarded.store(locator.extent, copy).map_err(StoreError::Map);
+        let not_handed_over = || StoreError::Map(io::ErrorKind::PermissionDenied.into());
+        let writable = self.writable.get().ok_or_else(not_handed_over)?.as_fd();
+        if let Some(guarded) = self.guarded(writable)
+            && let Ok(seal) = guarded.store(locator.extent, copy)
+        {
+            return Ok(seal);
         }
-        self.check_file(writable).map_err(StoreError::Map)?;
         let window = Window::map(writable, locator.extent, self.page).map_err(StoreError::Map)?;
         Ok(copy(window.first_byte()))
     }
 
-    /// The payload for stores, of which one mapping is kept.
-    fn guarded(&self, writable: BorrowedFd<'_>, key: &'static Key) -> io::Result<&Guarded> {
-        if let Some(guarded) = self.guarded.get() {
-            return Ok(guarded);
-        }
-        self.check_file(writable)?;
-        let made = Guarded::map(writable, self.payload.len() as usize, self.page, key)?;
-        Ok(self.guarded.get_or_init(|| made))
-    }
-
-    /// Whether it is the payload that was handed over for stores. Those of another segment would go astray.
-    fn check_file(&self, writable: BorrowedFd<'_>) -> io::Result<()> {
-        let ours = self.payload.fd().ok_or(io::ErrorKind::NotFound)?;
-        let (ours, theirs) = (rustix::fs::fstat(ours)?, rustix::fs::fstat(writable)?);
-        if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino) {
-            return Ok(());
-        }
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "it is the memory of another segment"))
+    /// All of the payload for stores. It is tried once: address space or a sandbox that has no room for it now will
+    /// have none for the next put.
+    fn guarded(&self, writable: BorrowedFd<'_>) -> Option<&Guarded> {
+        let map = || {
+            let len = self.payload.len() as usize;
+            Guarded::map(writable, len, self.page, self.key?).ok()
+        };
+        self.guarded.get_or_init(map).as_ref()
     }
 
     /// As it is where there are no keys.

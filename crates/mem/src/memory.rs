@@ -9,7 +9,8 @@
 //!   (`memory.limit_in_bytes`), its own and those above it: beyond them the kernel kills as well;
 //! * the payload of all segments of this process in host memory, because they fill up one beside the other.
 //!
-//! What does not count: VRAM, which its driver refuses when it is asked for too much; headers, whose pages are
+//! What does not count: huge pages of the operator's pool, which are set aside when a segment is made and which no cgroup
+//! counts as memory (unless it was told to); VRAM, which its driver refuses when it is asked for too much; headers, whose pages are
 //! taken as slots are used; the size of `/dev/shm`, because segments are memfds and lie in no mounted file
 //! system; and what other processes take, which changes all the time.
 
@@ -34,9 +35,14 @@ impl Claim {
         Self { bytes }
     }
 
-    /// Promises bytes if the system can keep that beside what was promised before.
-    pub fn checked(bytes: u64) -> Result<Self, TooMuchMemory> {
-        match Limit::of(Path::new("/")) {
+    /// Promises bytes if the system can keep that beside what was promised before; with `huge` out of the operator's
+    /// pool of huge pages where that has enough.
+    pub fn checked(bytes: u64, huge: bool) -> Result<Self, TooMuchMemory> {
+        let root = Path::new("/");
+        if huge && bytes <= pool_bytes(root) {
+            return Ok(Self::new(0));
+        }
+        match Limit::of(root) {
             Some(limit) => Self::within(&CLAIMED, bytes, limit),
             // Where nobody tells how much there is, nothing can be refused.
             None => Ok(Self::new(bytes)),
@@ -131,9 +137,27 @@ fn read(root: &Path, path: &Path) -> Option<String> {
 }
 
 fn mem_total(meminfo: &str) -> Option<u64> {
-    let row = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = row.split_whitespace().next()?.parse().ok()?;
-    kib.checked_mul(1024)
+    number(meminfo, "MemTotal:")?.checked_mul(1024)
+}
+
+/// The first number in the row of this name.
+fn number(meminfo: &str, name: &str) -> Option<u64> {
+    let row = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+    row.split_whitespace().next()?.parse().ok()
+}
+
+/// Bytes of huge pages that nobody has reserved, and that no limit of a cgroup covers.
+fn pool_bytes(root: &Path) -> u64 {
+    let mounts = read(root, Path::new("/proc/self/mountinfo")).unwrap_or_default();
+    if mounts.contains("memory_hugetlb_accounting") {
+        return 0;
+    }
+    let free = read(root, Path::new("/proc/meminfo")).and_then(|meminfo| {
+        let free = number(&meminfo, "HugePages_Free:")?;
+        let free = free.saturating_sub(number(&meminfo, "HugePages_Rsvd:")?);
+        number(&meminfo, "Hugepagesize:")?.checked_mul(1024)?.checked_mul(free)
+    });
+    free.unwrap_or(0)
 }
 
 /// A cgroup that limits memory.
@@ -231,6 +255,20 @@ mod tests {
         assert_eq!(system.limit(), Some(limit.clone()));
         assert_eq!(limit.to_string(), "the 24.0 GiB of this machine");
         assert_eq!(System::new("nothing", &[]).limit(), None, "and nobody is refused");
+    }
+
+    /// Was: pages of the pool were compared with the limit of the cgroup, which does not count them.
+    #[test]
+    fn the_pool_of_huge_pages_is_a_limit_of_its_own() {
+        let pool = "MemTotal: 25165824 kB\nHugePages_Total: 4096\nHugePages_Free: 3000\n\
+             HugePages_Rsvd: 952\nHugepagesize: 2048 kB\n";
+        let system = System::new("pool", &[("proc/meminfo", pool)]);
+        assert_eq!(pool_bytes(&system.0), 4 * GIB);
+        let mounts =
+            "35 24 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup rw,memory_hugetlb_accounting\n";
+        let files = [("proc/meminfo", pool), ("proc/self/mountinfo", mounts)];
+        assert_eq!(pool_bytes(&System::new("counted", &files).0), 0, "counted as memory");
+        assert_eq!(pool_bytes(&System::new("no-pool", &[MEMINFO]).0), 0);
     }
 
     /// Version 2: the cgroup itself has no limit, and the one above it has.

@@ -123,7 +123,8 @@ impl NodeConfig {
     /// between lives.
     pub(crate) fn create(&self, spec: SegmentSpec) -> Result<Arc<Segment>, NodeError> {
         let any = self.memory_overcommit;
-        let claim = if any { Claim::new(spec.bytes) } else { Claim::checked(spec.bytes)? };
+        let claim =
+            if any { Claim::new(spec.bytes) } else { Claim::checked(spec.bytes, spec.huge)? };
         let made = Segment::create_claimed(spec, self.wipes(), claim);
         made.map_err(|source| NodeError::Io { doing: "reserving memory for a segment", source })
     }

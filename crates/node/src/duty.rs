@@ -7,12 +7,12 @@ use crate::disk::{Disk, Io, OpenDisks, Tier};
 use crate::guard::Guard;
 use crate::metrics::Tally;
 use crate::orders::Unheard;
-use crate::registration::Standing;
+use crate::registration::{Serve, Standing};
 use crate::vram::Lent;
 use mooncrate_core::catalog::SERVE_LEASE;
 use mooncrate_core::error::MountError;
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{NodeId, Now, SegmentId};
+use mooncrate_core::{Incarnation, NodeId, Now, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::memory::TooMuchMemory;
@@ -93,6 +93,8 @@ pub struct Node {
     standing: Mutex<Standing>,
     copier: Copier,
     unheard: Mutex<Unheard>,
+    /// Mounts that are over and that the master has not heard of.
+    gone: Mutex<Vec<(SegmentId, Incarnation)>>,
     tier: Option<Arc<Tier>>,
     lent: Lent,
     /// Says farewell for a process that cannot; `None`: nobody does.
@@ -223,6 +225,7 @@ impl Node {
             master,
             copier,
             unheard: Mutex::default(),
+            gone: Mutex::default(),
             tier,
             lent,
             guard,
@@ -235,12 +238,11 @@ impl Node {
         }))
     }
 
-    /// Mounts, announces, and starts the threads. `local`: the master is in this process and gives
-    /// its orders by a call, so nobody has to wait for them.
+    /// Mounts, starts the threads, and tells what its disks hold; its memory is used meanwhile. `local`: the master is
+    /// in this process and gives its orders by a call, so nobody has to wait for them.
     pub fn register(self: &Arc<Self>, local: bool) -> Result<(), NodeError> {
         self.mount_first()?;
         let tick = self.config.tick;
-        self.start("node-heart", Self::stay_known)?;
         self.start("node-tick", Self::tend)?;
         for (id, _) in self.lent.all() {
             let work = move |node: &Self| node.tick_vram(id);
@@ -255,7 +257,14 @@ impl Node {
         for disk in self.disks() {
             self.start_disk(disk)?;
         }
-        Ok(())
+        if !self.disks().is_empty()
+            && let Err(error) = self.mount(Serve::Each)
+        {
+            // The heart mounts again, and tells the rest.
+            tracing::warn!(%error, "not all of the disks is told yet");
+        }
+        // Last: it would mount beside this thread.
+        self.start("node-heart", Self::stay_known)
     }
 
     fn start_disk(self: &Arc<Self>, disk: &Arc<Disk>) -> Result<(), NodeError> {
@@ -447,6 +456,11 @@ impl Node {
     /// Words for the master that it has not heard.
     pub(crate) fn unheard(&self) -> &Mutex<Unheard> {
         &self.unheard
+    }
+
+    /// Mounts that are over and that the master has not heard of.
+    pub(crate) fn gone(&self) -> &Mutex<Vec<(SegmentId, Incarnation)>> {
+        &self.gone
     }
 
     /// Its disks and their staging memory, if it has some.

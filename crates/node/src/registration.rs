@@ -49,9 +49,9 @@ type Segments = Vec<Arc<Segment>>;
 pub(crate) enum Serve {
     /// Each segment when all of it is told.
     Each,
-    /// All of them when everything is told. For the first mount of a process: its memory is empty, and the
-    /// threads that carry out orders for it start when the mount is done.
-    Together,
+    /// Memory when all of it is told; disks are not told yet. For the first mount of a process: its memory is empty, and
+    /// the threads that carry out orders start before its disks are told, which may take minutes.
+    Memory,
 }
 
 /// What the node knows of its standing with the master.
@@ -134,13 +134,13 @@ impl Standing {
 }
 
 impl Node {
-    /// Mounts for the first time in this process. Wall time numbers the starts of a node, and clocks are
+    /// Mounts for the first time in this process, and tells of its memory. Wall time numbers the starts of a node, and clocks are
     /// set back: then this start looks older than the last one, although it is the one that lives. It
     /// holds nothing yet, so it takes a later number instead of giving up.
     pub(crate) fn mount_first(&self) -> Result<(), NodeError> {
         let mut later = LATER_FIRST;
         loop {
-            match self.mount(Serve::Together) {
+            match self.mount(Serve::Memory) {
                 Err(NodeError::Mount(MountError::StaleIncarnation)) if later <= LATER_LAST => {
                     self.begin(later);
                     later *= 2;
@@ -184,20 +184,25 @@ impl Node {
         for segment in &known {
             self.confirm_disk(segment.spec().segment, mounted.epoch);
         }
-        for segment in &untold {
+        let is_disk = |segment: &Arc<Segment>| segment.spec().segment.medium() == Medium::Ssd;
+        let (later, now): (Segments, Segments) =
+            untold.into_iter().partition(|segment| serve == Serve::Memory && is_disk(segment));
+        for segment in &now {
             self.announce(segment, mounted.epoch)?;
             self.confirm_disk(segment.spec().segment, mounted.epoch);
             if serve == Serve::Each {
                 self.may_serve(std::slice::from_ref(segment), mounted.epoch)?;
             }
         }
-        if serve == Serve::Together
-            && let Err(error) = self.may_serve(&untold, mounted.epoch)
+        if serve == Serve::Memory
+            && let Err(error) = self.may_serve(&now, mounted.epoch)
         {
             // All is told. The thread that sends heartbeats asks again, and mounts again if it must.
             tracing::warn!(%error, "no leave to serve yet");
         }
-        self.standing().lock().mounted = Some(mounted.epoch);
+        if later.is_empty() {
+            self.standing().lock().mounted = Some(mounted.epoch);
+        }
         Ok(())
     }
 
@@ -316,6 +321,9 @@ impl Node {
                 standing.mounted.is_some() && standing.acknowledged >= began
             };
             away = !known;
+            if known && let Err(error) = self.tell_unmounted() {
+                tracing::warn!(%error, "the master has not heard of a segment that is gone");
+            }
             self.rest(if known { pause } else { pause.min(RETRY) });
         }
     }

@@ -81,7 +81,11 @@ impl Node {
 
     /// The same for any segment, of memory or of a disk.
     pub(crate) fn unmount(&self, id: SegmentId) -> Result<(), NodeError> {
-        self.take_out(id).map_or(Ok(()), |mount| self.say_unmounted(id, mount))
+        match self.take_out(id) {
+            Some(mount) => self.say_unmounted(id, mount),
+            // It may be gone already, and its master not have heard of that.
+            None => self.tell_unmounted(),
+        }
     }
 
     /// Nobody finds a segment any more, and nobody is served from it; which mount that was.
@@ -96,11 +100,28 @@ impl Node {
         Some(segment.spec().incarnation)
     }
 
-    /// Tells the master of a segment that is gone already.
+    /// Tells the master of a segment that is gone already. What it does not hear now is told again, after the next
+    /// heartbeat that it answers.
     pub(crate) fn say_unmounted(&self, id: SegmentId, mount: Incarnation) -> Result<(), NodeError> {
-        let unmount = Unmount { node: self.id(), segments: vec![(id, mount)] };
-        self.master().unmount(&unmount, boottime().deadline_in(CALL_TIME))??;
-        Ok(())
+        {
+            let mut gone = self.gone().lock();
+            if !gone.contains(&(id, mount)) {
+                gone.push((id, mount));
+            }
+        }
+        self.tell_unmounted()
+    }
+
+    /// Tells the master of all segments that are gone and that it has not heard of.
+    pub(crate) fn tell_unmounted(&self) -> Result<(), NodeError> {
+        let segments = self.gone().lock().clone();
+        if segments.is_empty() {
+            return Ok(());
+        }
+        let unmount = Unmount { node: self.id(), segments };
+        let heard = self.master().unmount(&unmount, boottime().deadline_in(CALL_TIME))?;
+        self.gone().lock().retain(|one| !unmount.segments.contains(one));
+        Ok(heard?)
     }
 
     /// Drains before a stop, and says how that went; the stop goes on in any case.

@@ -156,6 +156,8 @@ marks! {
     ServedWhileTelling = "served_while_telling",
     /// A call was refused while the index was being rebuilt.
     Rebuilding = "rebuilding",
+    /// An owner's own work on links failed while several of their ranges were being stored to.
+    OwnerFailed = "owner_failed",
     /// A writer hung up in the middle of its put.
     WriterHungUp = "writer_hung_up",
     /// A disk has taken a copy.

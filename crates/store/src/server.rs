@@ -267,15 +267,18 @@ pub(crate) fn run_node_among(
     let drain_on_stop = options.drain_on_stop;
     let sockets = listen_for_data(&options)?;
     let node = Node::among(node_config(options), segments, master, sockets)?;
-    node.register(false)?;
-    Ok(Running {
+    // Before it is known: if that fails, its sockets and threads end with this.
+    let mut running = Running {
         master: None,
         election: None,
         serving: None,
         grpc: None,
-        node: Some(node),
-        drain_on_stop,
-    })
+        node: Some(Arc::clone(&node)),
+        drain_on_stop: None,
+    };
+    node.register(false)?;
+    running.drain_on_stop = drain_on_stop;
+    Ok(running)
 }
 
 /// The work of the guard that a node with these options starts: waits until process `owner`, its parent,

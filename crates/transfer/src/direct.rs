@@ -1,20 +1,21 @@
-//! Values stored straight into the memory of an owner on this host: the owner books the range to our link, we store,
-//! the owner publishes. The values of a batch go together: their ranges are asked for ahead, and what is stored is
+//! Values stored straight into the memory of an owner on this host: the owner hands its memory over for stores, once per
+//! mount; it books the range of a value to our link, we store, it publishes. The values of a batch go together: their ranges are asked for ahead, and what is stored is
 //! published with the next request for ranges. So a batch waits once for some values, not twice for each.
 
 use crate::error::TransferError;
-use crate::shared::{Shared, UNPIN_TIME, last_words, no_descriptors};
+use crate::shared::{Shared, UNPIN_TIME, last_words};
 use crate::stream::{answer, begin_write};
 use crate::{Write, Written, go_on};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{PutToken, Seal, plan::Locator};
 use mooncrate_lock::interrupt;
+use mooncrate_mem::Mapping;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::message::{self, DataRequest};
 use mooncrate_wire::pool::PooledLink;
 use mooncrate_wire::{CallError, DataError};
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::sync::Arc;
 
 /// Values whose ranges are booked before the first of them is stored.
 const AHEAD: usize = 16;
@@ -69,10 +70,9 @@ impl<'s, 'a> DirectPuts<'s, 'a> {
     fn exchange(&mut self) -> Result<(), ()> {
         let mut stored: Vec<(usize, Outcome)> = Vec::new();
         loop {
-            let asked = self.next_some();
-            let Some(first) = stored.first().map(|(at, _)| *at).or(asked.first().copied()) else {
-                return Ok(());
-            };
+            let asked = self.next_some()?;
+            let first = stored.first().map(|(at, _)| *at).or(asked.first().map(|(at, _)| *at));
+            let Some(first) = first else { return Ok(()) };
             let sent = self.ask(&stored, &asked);
             self.or_end(first, sent)?;
             for (at, outcome) in stored.drain(..) {
@@ -81,11 +81,11 @@ impl<'s, 'a> DirectPuts<'s, 'a> {
                 self.results[at] = Some(outcome.and_then(|seal| Ok(told.map(|()| seal)?)));
             }
             let alone = asked.len() == 1;
-            for at in asked {
+            for (at, mapping) in asked {
                 let booked = answer(&mut self.link, self.deadline);
                 match self.or_end(at, booked)? {
                     // Who is interrupted here fails to say so, which ends the exchange.
-                    Ok(()) => stored.push((at, self.store(at))),
+                    Ok(()) => stored.push((at, self.store(at, &mapping))),
                     // Those that are booked may be all that it leaves us.
                     Err(DataError::Busy { .. }) if !alone => {
                         self.todo.push_back(at);
@@ -97,22 +97,33 @@ impl<'s, 'a> DirectPuts<'s, 'a> {
         }
     }
 
-    /// Whose ranges are asked for next.
-    fn next_some(&mut self) -> Vec<usize> {
+    /// Whose ranges are asked for next, and where they lie. What cannot be stored to is not asked for.
+    fn next_some(&mut self) -> Result<Vec<(usize, Arc<Mapping>)>, ()> {
         let (mut some, mut bytes) = (Vec::with_capacity(AHEAD), 0);
         while let Some(&at) = self.todo.front()
             && some.len() < self.ahead
             && (some.is_empty() || bytes + self.writes[at].len() <= AHEAD_BYTES)
         {
-            bytes += self.writes[at].len();
-            some.push(at);
             self.todo.pop_front();
+            let locator = &self.writes[at].locator;
+            match self.shared.storable(&mut self.link, locator, self.deadline) {
+                Ok(mapping) => {
+                    bytes += self.writes[at].len();
+                    some.push((at, mapping));
+                }
+                Err(TransferError::Call(error)) => self.or_end(at, Err(error))?,
+                Err(error) => self.results[at] = Some(Err(error)),
+            }
         }
-        some
+        Ok(some)
     }
 
     /// Has those that are stored published, or given up where that failed, and asks for ranges.
-    fn ask(&mut self, stored: &[(usize, Outcome)], asked: &[usize]) -> Result<(), CallError> {
+    fn ask(
+        &mut self,
+        stored: &[(usize, Outcome)],
+        asked: &[(usize, Arc<Mapping>)],
+    ) -> Result<(), CallError> {
         for (at, outcome) in stored {
             let Write { locator, token, .. } = *self.writes[*at];
             let end = match outcome {
@@ -121,7 +132,7 @@ impl<'s, 'a> DirectPuts<'s, 'a> {
             };
             self.link.queue_data(&end, &[], self.deadline)?;
         }
-        for at in asked {
+        for (at, _) in asked {
             let put = begin_write(self.writes[*at]);
             let begin = DataRequest::Begin(message::Begin { put });
             self.link.queue_data(&begin, &[], self.deadline)?;
@@ -130,11 +141,11 @@ impl<'s, 'a> DirectPuts<'s, 'a> {
     }
 
     /// Stores a value whose range is booked.
-    fn store(&mut self, at: usize) -> Outcome {
+    fn store(&self, at: usize, mapping: &Mapping) -> Outcome {
         let write = self.writes[at];
         let [value] = write.value else { unreachable!("values in pieces go inline") };
         go_on(write.len())?;
-        store(self.shared, &mut self.link, write, value)
+        store(mapping, write, value)
     }
 
     /// The error is that of this value, and ends the exchange.
@@ -145,11 +156,8 @@ impl<'s, 'a> DirectPuts<'s, 'a> {
 
 /// Stores into a range that the owner booked to this link just now. Should we die, it hangs up, and only then can the
 /// range be used again (R7).
-fn store(shared: &Shared, link: &mut PooledLink<'_>, write: &Write<'_>, value: &[u8]) -> Outcome {
-    let mapping = shared.mapping(&write.locator)?;
-    let fds = link.take_fds();
-    let writable = fds.first().ok_or_else(no_descriptors)?;
-    Ok(mapping.write_value(writable.as_fd(), &write.locator, value)?)
+fn store(mapping: &Mapping, write: &Write<'_>, value: &[u8]) -> Outcome {
+    Ok(mapping.write_value(&write.locator, value)?)
 }
 
 /// A value stored straight into the owner's memory. It is not visible yet.
@@ -172,11 +180,12 @@ impl<'a> DirectWritten<'a> {
         value: &[u8],
         deadline: Deadline,
     ) -> Result<Self, TransferError> {
+        let mapping = shared.storable(&mut link, &write.locator, deadline)?;
         let begin = DataRequest::Begin(message::Begin { put: begin_write(write) });
         link.send_data(&begin, &[], deadline)?;
         answer(&mut link, deadline)??;
         let (locator, token) = (write.locator, write.token);
-        let seal = store(shared, &mut link, write, value)
+        let seal = store(&mapping, write, value)
             .inspect_err(|_| abandon(&mut link, (locator, token), deadline))?;
         Ok(Self { link, locator, token, seal, signalled: false, deadline })
     }

@@ -326,9 +326,11 @@ impl Engine {
                     ),
                 ) => return Err(error),
                 // A container may see the socket's host but not its file: use the network.
-                Err(TransferError::Call(_) | TransferError::Map(_)) if route.tcp.is_some() => {}
-                // It does not share its memory with us, but its socket is near.
-                Err(TransferError::Data(DataError::Unsupported)) => return Ok(self.stream(unix)),
+                Err(TransferError::Call(_)) if route.tcp.is_some() => {}
+                // It does not share its memory with us, or we cannot map it; but its socket is near.
+                Err(TransferError::Data(DataError::Unsupported) | TransferError::Map(_)) => {
+                    return Ok(self.stream(unix));
+                }
                 Err(error) => return Err(error),
             }
         }

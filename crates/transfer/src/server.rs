@@ -180,11 +180,15 @@ impl DataServer {
 
     /// Takes no new connection, lets requests that are being handled end for up to `grace`, closes
     /// the rest.
-    pub fn stop(self, grace: Duration) {
+    pub fn stop(mut self, grace: Duration) {
+        self.end(grace);
+    }
+
+    fn end(&mut self, grace: Duration) {
         self.inner.stopping.store(true, Ordering::Release);
         // Nobody reads it, so it wakes every listener. If it could not be written they would look in a second.
         let _ = rustix::io::write(&self.inner.stop, &1_u64.to_le_bytes());
-        for listener in self.listeners {
+        for listener in self.listeners.drain(..) {
             let _ended = listener.join();
         }
         let deadline = boottime().deadline_in(grace);
@@ -202,6 +206,13 @@ impl DataServer {
             }
             self.inner.closed.wait_for(&mut open, Duration::from_millis(10));
         }
+    }
+}
+
+impl Drop for DataServer {
+    /// Whoever starts something else beside it and fails leaves no socket behind.
+    fn drop(&mut self) {
+        self.end(Duration::ZERO);
     }
 }
 

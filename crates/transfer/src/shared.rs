@@ -110,7 +110,7 @@ impl Shared {
         segment: SegmentId,
         deadline: Deadline,
     ) -> Result<(), TransferError> {
-        let request = DataRequest::Attach(message::Attach { segment });
+        let request = DataRequest::Attach(message::Attach { segment, stores: false });
         let attached = match link.call_data(&request, &[], deadline)? {
             DataReply::Attach(attached) => attached?,
             other => return Err(unexpected(&other)),
@@ -194,6 +194,28 @@ impl Shared {
         }
         let known = mounts.keys().any(|(segment, _)| *segment == locator.segment);
         Err(if known { DataError::Stale } else { DataError::UnknownSegment }.into())
+    }
+
+    /// The same with leave to store there, which the owner gives once per mount. Nothing may be in flight on the link.
+    pub(crate) fn storable(
+        &self,
+        link: &mut PooledLink<'_>,
+        locator: &Locator,
+        deadline: Deadline,
+    ) -> Result<Arc<Mapping>, TransferError> {
+        let mapping = self.mapping(locator)?;
+        if mapping.takes_stores() {
+            return Ok(mapping);
+        }
+        let attach = message::Attach { segment: locator.segment, stores: true };
+        match link.call_data(&DataRequest::Attach(attach), &[], deadline)? {
+            DataReply::Attach(attached) => attached?,
+            other => return Err(unexpected(&other)),
+        };
+        let writable = link.take_fds().pop().ok_or_else(no_descriptors)?;
+        // Another mount is another file, and is refused.
+        mapping.allow_stores(writable).map_err(TransferError::Map)?;
+        Ok(mapping)
     }
 
     fn read_one(&self, read: &mut Read<'_>) -> Result<(), TransferError> {
@@ -540,7 +562,7 @@ fn forget_broken(pins: &Mutex<Option<Arc<PinLink>>>, link: &Arc<PinLink>) {
     }
 }
 
-pub(crate) fn no_descriptors() -> TransferError {
+fn no_descriptors() -> TransferError {
     TransferError::Map(std::io::Error::other("the owner sent no descriptors"))
 }
 

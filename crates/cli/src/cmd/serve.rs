@@ -156,7 +156,7 @@ fn check_disk(disk: &SsdConfig) -> Result<(), Failure> {
 
 /// Whether the memory of the node can ever be filled. Less may be free now: others may give some back.
 fn check_memory(settings: &Settings) -> Result<(), Failure> {
-    let refused = Claim::checked(settings.segment_bytes).err();
+    let refused = Claim::checked(settings.segment_bytes, settings.huge_pages).err();
     let Some(error) = refused.filter(|_| !settings.memory_overcommit) else { return Ok(()) };
     let hint = "offer less, raise the limit, or say that it is meant with --memory-overcommit";
     Err(Failure::usage(format!("--segment-size: {error}")).hint(hint))

@@ -247,7 +247,7 @@ impl Segment {
         Some((self.table.region().fd()?, readers.as_ref()?.as_fd()))
     }
 
-    /// The payload, to be passed to a process that has begun a put and stores into it directly.
+    /// The payload, to be passed to a process that stores values into it directly.
     pub fn writable_fd(&self) -> Option<BorrowedFd<'_>> {
         self.payload.region()?.fd()
     }

@@ -20,6 +20,8 @@ pub struct PinGuard {
     /// the segment has none.
     start: *const u8,
     len: u64,
+    /// Nobody takes the pin back.
+    left: bool,
 }
 
 // SAFETY: the pointer leads into memory that `segment` keeps mapped and the pin keeps unchanged.
@@ -57,7 +59,7 @@ impl Segment {
         let (_, len) = self.table.value(locator.slot).expect("the slot was checked");
         // Always true but for canaries, which may hold another life's header.
         let len = len.min(locator.extent.len());
-        PinGuard { segment: Arc::clone(self), locator: *locator, start, len }
+        PinGuard { segment: Arc::clone(self), locator: *locator, start, len, left: false }
     }
 }
 
@@ -184,8 +186,18 @@ impl PinGuard {
     }
 }
 
+impl PinGuard {
+    /// Ends the guard and not the pin: nobody knows whether the reader has let go, and nobody will. The range stays as
+    /// it is for as long as the segment is there.
+    pub fn leave(mut self) {
+        self.left = true;
+    }
+}
+
 impl Drop for PinGuard {
     fn drop(&mut self) {
-        self.segment.atomic(self.locator.slot).unpin();
+        if !self.left {
+            self.segment.atomic(self.locator.slot).unpin();
+        }
     }
 }

@@ -74,8 +74,8 @@ pub struct WriteGuard {
     pub(super) sums: SliceSums,
     /// Bytes on their way to memory of a device; `None`: none yet.
     pub(super) bounce: Option<Box<Bounce>>,
-    /// Set by publishing; then dropping changes nothing.
-    published: bool,
+    /// Set by publishing, and by leaving it in quarantine; then dropping changes nothing.
+    over: bool,
 }
 
 // SAFETY: the pointer leads into memory that `segment` keeps mapped, and no other guard has it.
@@ -156,7 +156,7 @@ impl Segment {
             epoch: wanted.epoch,
             sums: SliceSums::new(),
             bounce: None,
-            published: false,
+            over: false,
         })
     }
 }
@@ -356,7 +356,7 @@ impl WriteGuard {
     }
 
     fn make_ready(&mut self, now: Now, seal: Seal) -> Result<(), PublishError> {
-        if self.published {
+        if self.over {
             // Canary 4 was here before.
             return Ok(());
         }
@@ -371,15 +371,27 @@ impl WriteGuard {
         self.segment
             .step(Some(now), slot, generation, Event::Publish)
             .map_err(|_| PublishError::Aborted)?;
-        self.published = true;
+        self.over = true;
         Ok(())
+    }
+}
+
+impl WriteGuard {
+    /// Ends the guard and not the quarantine: nobody knows whether the writer has let go, and nobody will. The range
+    /// stays out of use for as long as the segment is there.
+    pub fn leave_in_quarantine(mut self) {
+        let Locator { slot, generation, .. } = self.locator;
+        let _life = self.segment.lives.lock(slot);
+        // An abort order may have been first.
+        let _ = self.segment.step(None, slot, generation, Event::Abort);
+        self.over = true;
     }
 }
 
 impl Drop for WriteGuard {
     /// The writer is gone: fences the slot and gives the range back.
     fn drop(&mut self) {
-        if self.published {
+        if self.over {
             return;
         }
         let Locator { slot, generation, .. } = self.locator;

@@ -298,3 +298,58 @@ fn a_late_producer_cannot_publish_what_was_given_up() {
         }
     });
 }
+
+/// Begins that a writer sends ahead here; more would show nothing else.
+const AHEAD: usize = 3;
+
+/// One link: ranges are begun one after the other, and the first of them are stored to meanwhile. At begin `n` the owner
+/// fails, and answers nothing more. It gives the ranges to others at once, or when it has seen the writer's end.
+fn owner_fails_at(n: usize, waits: bool) {
+    let slot = || Pinned {
+        word: AtomicWord::store_new(Word::new(OLD, ReplicaState::Dead, 0)),
+        bytes: UnsafeCell::new(0),
+    };
+    let slots: Arc<[Pinned; AHEAD]> = Arc::new(std::array::from_fn(|_| slot()));
+    let (answered, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let writer = {
+        let (slots, answered, ended) =
+            (Arc::clone(&slots), Arc::clone(&answered), Arc::clone(&ended));
+        thread::spawn(move || {
+            for slot in &slots[..answered.load(Ordering::Acquire) as usize] {
+                slot.store(1);
+            }
+            // Hangs up, after its last store.
+            ended.store(1, Ordering::Release);
+        })
+    };
+    for (at, slot) in slots[..n].iter().enumerate() {
+        assert!(slot.step(OLD, Event::Reserve) && slot.step(OLD, Event::Begin));
+        if at + 1 < n {
+            answered.store(at as u64 + 1, Ordering::Release);
+        }
+    }
+    if !waits || ended.load(Ordering::Acquire) == 1 {
+        for slot in &slots[..n] {
+            assert!(slot.step(OLD, Event::Abort) && slot.step(NEW, Event::Fence));
+            assert!(slot.step(NEW, Event::Reserve) && slot.step(NEW, Event::Begin));
+            slot.store(2);
+        }
+    }
+    writer.join().unwrap();
+}
+
+/// Proves R7 and G3 for an owner that fails while ranges of the link are being written.
+#[test]
+fn an_owner_that_fails_waits_for_the_end_of_its_writer() {
+    for n in 1..=AHEAD {
+        loom::model(move || owner_fails_at(n, true));
+    }
+}
+
+/// As it was: a copy goes on in a range that another value was given.
+#[test]
+fn an_owner_that_does_not_wait_spoils_a_neighbour() {
+    for n in 2..=AHEAD {
+        println!("begin {n}: {}", fails(move || owner_fails_at(n, false)));
+    }
+}

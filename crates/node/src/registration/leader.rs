@@ -6,7 +6,7 @@ use mooncrate_core::copy::DrainStat;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{Located, Looked, PutConfig, ReadMark, SegmentOffer, WritePlan};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{LeaderEpoch, NodeId, SegmentId};
+use mooncrate_core::{Incarnation, LeaderEpoch, NodeId, SegmentId};
 use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::Segments;
@@ -51,6 +51,8 @@ pub(super) struct Leader {
     withholds: AtomicBool,
     /// What heartbeats are answered with instead.
     refuses: Mutex<Option<MountError>>,
+    /// Unmounts that were heard; `None`: none is.
+    unmounts: Mutex<Option<Vec<(SegmentId, Incarnation)>>>,
 }
 
 impl Leader {
@@ -63,6 +65,7 @@ impl Leader {
             watched: OnceLock::new(),
             withholds: AtomicBool::new(false),
             refuses: Mutex::default(),
+            unmounts: Mutex::default(),
         }
     }
 
@@ -98,6 +101,15 @@ impl Leader {
     /// Refuses heartbeats from now on, or hears them again.
     pub(super) fn refuse_beats(&self, refuses: Option<MountError>) {
         *self.refuses.lock() = refuses;
+    }
+
+    /// Hears unmounts from now on.
+    pub(super) fn hear_unmounts(&self) {
+        *self.unmounts.lock() = Some(Vec::new());
+    }
+
+    pub(super) fn unmounts(&self) -> Vec<(SegmentId, Incarnation)> {
+        self.unmounts.lock().clone().unwrap_or_default()
     }
 
     pub(super) fn events(&self) -> Vec<Event> {
@@ -184,8 +196,12 @@ impl MasterApi for Leader {
         }))
     }
 
-    fn unmount(&self, _: &Unmount, _: Deadline) -> Result<Result<(), MountError>, CallError> {
-        broken()
+    fn unmount(&self, gone: &Unmount, _: Deadline) -> Result<Result<(), MountError>, CallError> {
+        match &mut *self.unmounts.lock() {
+            Some(heard) => heard.extend(&gone.segments),
+            None => return broken(),
+        }
+        Ok(Ok(()))
     }
 
     fn orders(&self, _: &Orders, _: Deadline) -> Result<Result<OrderBatch, MountError>, CallError> {

@@ -45,9 +45,10 @@ fn node(directory: &Path, heartbeat: Duration) -> (Arc<Node>, Arc<Leader>) {
     let config = config(directory, heartbeat);
     let node = Node::new(config, Arc::clone(&leader) as _, Vec::new()).unwrap();
     leader.watch(node.segments());
-    node.mount(Serve::Together).unwrap();
-    let served = |event: &Event| matches!(event, Event::Page { served, .. } if !served.is_empty());
-    assert!(!leader.events().iter().any(served), "before threads are there that obey for it");
+    node.mount(Serve::Memory).unwrap();
+    let of_disk = |event: &Event| matches!(event, Event::Page { segment, .. } if segment.medium() == Medium::Ssd);
+    assert!(!leader.events().iter().any(of_disk), "before threads are there that obey for it");
+    node.mount(Serve::Each).unwrap();
     (node, leader)
 }
 
@@ -241,6 +242,24 @@ fn a_refused_heartbeat_says_why() {
     assert!(matches!(refused, Err(NodeError::Mount(MountError::StaleIncarnation))), "{refused:?}");
 }
 
+/// Was: the memory of a node that starts, and the threads that obey its master, waited for all records of its disks.
+#[test]
+fn a_first_mount_does_not_wait_for_disks() {
+    let directory = tempfile::tempdir().unwrap();
+    let leader = Arc::new(Leader::new(LeaderEpoch(1), Start::New));
+    let config = config(directory.path(), NEVER);
+    let node = Node::new(config, Arc::clone(&leader) as _, Vec::new()).unwrap();
+    fill(&disk(&node));
+    node.mount_first().unwrap();
+    assert_eq!(leader.objects(), 0, "none is told");
+    assert!(memory(&node).serving(boottime()).is_ok());
+    assert!(disk(&node).serving(boottime()).is_err());
+    assert_eq!(leader.offers().len(), 2, "and the leader knows that there are some");
+    node.heartbeat();
+    assert_eq!(leader.objects(), RECORDS as usize);
+    assert!(disk(&node).serving(boottime()).is_ok());
+}
+
 /// The first mount has told everything, and the heartbeat behind it is lost on the leader: the node lives, and
 /// its next heartbeat mounts again.
 #[test]
@@ -328,6 +347,7 @@ fn a_node_does_not_tell_a_leader_that_was_replaced() {
     assert_eq!(leader.objects(), RECORDS as usize);
 }
 
+<<<<<<< HEAD
 /// While it is proved that no master leads, a lease that has not ended is extended, for half a registration in all. One
 /// that has ended stays so: the last master may have given keys up since.
 #[test]
@@ -349,4 +369,23 @@ fn a_lease_is_extended_while_nobody_listens() {
     memory(&node).set_serve_until(at(1_000));
     node.extend_leases(at(1_000));
     assert_eq!(until(), at(1_000), "it had ended");
+=======
+/// Was: the segment was gone at the node, a second unmount said Ok, and the master listed it until the node ended.
+#[test]
+fn an_unmount_that_was_not_heard_is_told_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (node, leader) = node(folder.path(), NEVER);
+    let spec = *memory(&node).spec();
+    for _ in 0..2 {
+        assert!(matches!(node.unmount_segment(0), Err(NodeError::Call(_))));
+    }
+    assert!(node.segments().get(spec.segment).is_none());
+    leader.hear_unmounts();
+    // As after each heartbeat that is answered.
+    node.tell_unmounted().unwrap();
+    assert_eq!(leader.unmounts(), [(spec.segment, spec.incarnation)]);
+    node.tell_unmounted().unwrap();
+    node.unmount_segment(0).unwrap();
+    assert_eq!(leader.unmounts().len(), 1, "once is enough");
+>>>>>>> c41b60db95225db489880b65760fd6836350cc34
 }

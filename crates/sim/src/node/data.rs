@@ -9,6 +9,9 @@ use mooncrate_check::{PutId, payload};
 use mooncrate_core::{Key, Locator, Medium, PutToken, Seal};
 use mooncrate_mem::{BeginWrite, LabelHash, PinGuard, PublishError, SegmentError, WriteGuard};
 
+/// Of a thousand begins of direct puts, at how many the owner's own work on the client's links fails.
+const OWNER_FAILS: u32 = 10;
+
 /// A put under way on a connection.
 #[derive(Debug)]
 pub struct WriteSession {
@@ -20,6 +23,8 @@ pub struct WriteSession {
     key: u16,
     /// Where the stripe starts in the value.
     base: u64,
+    /// The owner answers nothing more there, and waits for the writer's end.
+    failed: bool,
 }
 
 /// A value on its way to a client.
@@ -128,7 +133,8 @@ impl Node {
                 return;
             }
         };
-        if begin.path == Path::Direct {
+        let fails = begin.path == Path::Direct && self.rng.chance(OWNER_FAILS);
+        if begin.path == Path::Direct && !fails {
             let Locator { segment, incarnation, .. } = begin.locator;
             let store = self.store(segment, incarnation).expect("it was opened").clone();
             let reply = ToClient::Begun { call, result: Ok(store) };
@@ -136,10 +142,31 @@ impl Node {
         }
         let Begin { path, put, key, token, seal, .. } = *begin;
         let (base, len) = (begin.striping.start(begin.locator.stripe), guard.value_len());
-        self.writes.push(WriteSession { call, link, guard, path, put, key, base });
+        self.writes.push(WriteSession { call, link, guard, path, put, key, base, failed: false });
+        if fails {
+            self.fail_links(ctx, call);
+        }
         if path == Path::Whole {
             self.chunk(ctx, call, 0, len as u32);
             self.signal(ctx, call, token, seal);
+        }
+    }
+
+    /// The owner's own work on the links of a client ends, at whichever begin: nothing more is answered there. Their ranges
+    /// stay until the writer has hung up (R7).
+    fn fail_links(&mut self, ctx: &mut Ctx, call: CallId) {
+        let of_client =
+            |other: &CallId| other.op.client == call.op.client && other.boot == call.boot;
+        let mut open = 0;
+        for write in &mut self.writes {
+            if write.path == Path::Direct && of_client(&write.call) {
+                write.failed = true;
+                open += 1;
+            }
+        }
+        ctx.say(|| format!("n{} fails on the links of c{}: {open} puts", self.ix, call.op.client));
+        if open > 1 {
+            ctx.mark(Mark::OwnerFailed);
         }
     }
 
@@ -180,7 +207,8 @@ impl Node {
     }
 
     fn signal(&mut self, ctx: &mut Ctx, call: CallId, token: PutToken, seal: Seal) {
-        let Some(at) = self.writes.iter().position(|write| write.call == call) else { return };
+        let answers = |write: &WriteSession| write.call == call && !write.failed;
+        let Some(at) = self.writes.iter().position(answers) else { return };
         let WriteSession { mut link, guard, path, key, .. } = self.writes.swap_remove(at);
         let (locator, now) = (*guard.locator(), ctx.mono(self.host));
         let published = match path {

@@ -2,6 +2,7 @@
 
 use crate::fleet::{Fleet, connect, node};
 use mooncrate::Path;
+use mooncrate_wire::Address;
 
 #[test]
 fn own_memory_is_reached_without_a_socket() {
@@ -38,6 +39,31 @@ fn a_node_that_does_not_start_leaves_its_place() {
     taken.unix = Some(fleet.folder.path().join("no/such/folder/socket"));
     store.lend(taken).unwrap_err();
     let _running = store.lend(node("own", &fleet.address, fleet.folder.path())).unwrap();
+    store.put(b"key", b"value").unwrap();
+    assert_eq!(store.path(b"key").unwrap(), Some(Path::Local));
+}
+
+/// Was: the sockets of a node whose master did not take it stayed open, with their port, and the next one was found
+/// elsewhere.
+#[test]
+fn a_node_that_is_not_taken_leaves_its_port() {
+    let fleet = Fleet::start(&[]);
+    let store = connect(&fleet.address, true);
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = Address::Tcp(free.local_addr().unwrap().to_string());
+    drop(free);
+    // A master that says nothing.
+    let silent = Address::Tcp(nobody.local_addr().unwrap().to_string());
+    let mut options = node("own", &silent, fleet.folder.path());
+    options.listen = Some(port.clone());
+    let socket = options.unix.clone().unwrap();
+    store.lend(options).unwrap_err();
+    assert!(!socket.exists());
+    let mut options = node("own", &fleet.address, fleet.folder.path());
+    options.listen = Some(port.clone());
+    let running = store.lend(options).unwrap();
+    assert_eq!(running.data_address(), Some(port));
     store.put(b"key", b"value").unwrap();
     assert_eq!(store.path(b"key").unwrap(), Some(Path::Local));
 }

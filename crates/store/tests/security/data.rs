@@ -170,7 +170,7 @@ fn security_memory_is_shared_with_the_tenant_it_is_dedicated_to() {
     let attach = |cluster: &Guarded, tenant: &str| {
         let mut unix = link(LinkKind::Data, &cluster.unix(), Role::Client, tenant);
         let segment = cluster.running.node().unwrap().segment();
-        ask(&mut unix, &DataRequest::Attach(Attach { segment }))
+        ask(&mut unix, &DataRequest::Attach(Attach { segment, stores: false }))
     };
     assert_eq!(attach(&mixed, "acme"), Err(DataError::Unsupported));
     assert_eq!(attach(&mixed, ""), Err(DataError::Unsupported));

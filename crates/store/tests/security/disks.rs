@@ -55,7 +55,7 @@ fn security_a_disk_is_staged_for_its_tenant_alone() {
     // Staging memory holds values of all tenants: nobody maps it.
     let mut unix = link(LinkKind::Data, &cluster.unix(), Role::Client, "acme");
     let segment = SegmentId::staging(NodeId::named("n"));
-    let attach = DataRequest::Attach(Attach { segment });
+    let attach = DataRequest::Attach(Attach { segment, stores: false });
     assert_eq!(ask(&mut unix, &attach), Err(DataError::Unsupported));
 }
 

@@ -31,6 +31,8 @@ const CHUNK_BYTES: u64 = 256 << 10;
 const OPEN_PUTS_MAX: usize = 1024;
 /// A peer that takes this long over one request is cut off.
 const REQUEST_TIME_MAX: Duration = Duration::from_mins(1);
+/// How long the end of a peer is waited for before the owner looks whether it should end itself.
+const END_LOOK: Duration = Duration::from_secs(1);
 /// Hint when a connection holds too much.
 pub(super) const BUSY_MS: u32 = 5;
 
@@ -81,7 +83,7 @@ pub(super) struct Connection<'a> {
 
 /// A request without the buffer it arrived in.
 enum Asked {
-    Attach(SegmentId),
+    Attach(message::Attach),
     Begin(Put),
     Write(Put),
     Signal(message::Signal),
@@ -211,10 +213,10 @@ impl<'a> Connection<'a> {
         }
         let reply = match asked {
             Asked::Read(read) => return self.read(id, &read, deadline),
-            Asked::Attach(segment) => return self.attach(id, segment, deadline),
+            Asked::Attach(attach) => return self.attach(id, &attach, deadline),
             Asked::Lend(segment) => return self.lend(id, segment, deadline),
             Asked::Write(put) => DataReply::Write(self.write(put, deadline)?),
-            Asked::Begin(put) => return self.begin(id, put, deadline),
+            Asked::Begin(put) => DataReply::Begin(self.begin(put)),
             Asked::Open(put) => DataReply::Open(self.open(put)),
             Asked::WritePart(part) => DataReply::WritePart(self.write_part(&part, deadline)?),
             Asked::Stage(items) => DataReply::Stage(self.stage(&items, deadline)),
@@ -332,10 +334,10 @@ impl<'a> Connection<'a> {
     fn attach(
         &mut self,
         id: RequestId,
-        segment: SegmentId,
+        attach: &message::Attach,
         deadline: Deadline,
     ) -> Result<(), CallError> {
-        let found = self.server.segments.get(segment).ok_or(DataError::UnknownSegment);
+        let found = self.server.segments.get(attach.segment).ok_or(DataError::UnknownSegment);
         let shareable = found.and_then(|segment| {
             if segment.fds().is_some() && self.may_share() {
                 Ok(segment)
@@ -355,6 +357,10 @@ impl<'a> Connection<'a> {
                 let life = self.server.segments.life();
                 let mut fds = vec![headers, payload];
                 fds.extend(life.as_ref().and_then(|life| life.fd()));
+                if attach.stores {
+                    // Whoever only reads never has it writable.
+                    fds = segment.writable_fd().into_iter().collect();
+                }
                 self.link.send_reply_with_fds(id, &reply, &fds, deadline)
             }
             Err(error) => self.link.queue_reply(id, &DataReply::Attach(Err(error)), &[], deadline),
@@ -397,27 +403,15 @@ impl<'a> Connection<'a> {
         Ok(Ok(()))
     }
 
-    /// Opens a put that the peer stores into our memory itself. It gets the memory for that with the
-    /// answer: whoever only reads never has it writable.
-    fn begin(&mut self, id: RequestId, put: Put, deadline: Deadline) -> Result<(), CallError> {
-        match self.begin_direct(put) {
-            Ok(segment) => {
-                let reply = DataReply::Begin(Ok(()));
-                let payload: Vec<_> = segment.writable_fd().into_iter().collect();
-                self.link.send_reply_with_fds(id, &reply, &payload, deadline)
-            }
-            Err(error) => self.link.queue_reply(id, &DataReply::Begin(Err(error)), &[], deadline),
-        }
-    }
-
-    fn begin_direct(&mut self, put: Put) -> Result<Arc<Segment>, DataError> {
+    /// Opens a put that the peer stores into our memory itself.
+    fn begin(&mut self, put: Put) -> Result<(), DataError> {
         let segment = self.server.segments.find(&put.locator)?;
         // Whoever cannot map the memory cannot have stored anything in it.
         if !self.may_share() || !stores_directly(&segment) {
             return Err(self.server.tally.refused.wire(DataError::Unsupported));
         }
         self.puts.insert(life(&put.locator), OpenPut { guard: put.begun?, how: How::Direct });
-        Ok(segment)
+        Ok(())
     }
 
     /// Opens a put in parts. It may stay open for long, and has a connection of its own: so that others find one,
@@ -566,21 +560,45 @@ impl<'a> Connection<'a> {
     }
 }
 
+impl Connection<'_> {
+    /// Waits for the end of a peer that can reach our memory by itself; whether that was seen. Why this side has
+    /// stopped answering tells nothing: the peer may be in the middle of a copy, or look at a value (R4, R7).
+    fn sees_end(&mut self) -> bool {
+        while !self.server.stopping() {
+            if self.link.await_end(boottime().deadline_in(END_LOOK)) {
+                // Whoever stops the server closes its links: that looks the same from here.
+                return !self.server.stopping();
+            }
+        }
+        false
+    }
+}
+
 impl Drop for Connection<'_> {
-    /// Its pins end with it, and what was staged for it.
+    /// What it has begun, pinned or staged ends with it; what the peer can reach by itself when the peer has hung up.
     fn drop(&mut self) {
+        self.busy.store(false, Ordering::Release);
+        self.puts.retain(|_, put| put.how == How::Direct);
+        self.session = None;
+        self.booked.release_all(self.server);
+        let gone = self.puts.is_empty() && self.pins.is_empty() || self.sees_end();
         self.server.tally.pins.lower(self.pins.len() as u64);
         for Pinned { guard, .. } in std::mem::take(&mut self.pins).into_values() {
             let (at, bytes) = (guard.locator().segment, guard.locator().extent.len());
-            drop(guard);
+            if gone {
+                drop(guard);
+            } else {
+                guard.leave();
+            }
             self.server.pinned.give_back(self.peer.tenant, at, bytes);
         }
-        for OpenPut { guard, how } in std::mem::take(&mut self.puts).into_values() {
-            if how == How::Direct && guard.segment().far().is_some() {
-                self.server.keep_late(guard);
+        for OpenPut { guard, .. } in std::mem::take(&mut self.puts).into_values() {
+            match guard.segment().far() {
+                _ if !gone => guard.leave_in_quarantine(),
+                Some(_) => self.server.keep_late(guard),
+                None => drop(guard),
             }
         }
-        self.booked.release_all(self.server);
     }
 }
 
@@ -592,7 +610,7 @@ pub(super) fn life(locator: &Locator) -> Life {
 fn take(server: &Inner, peer: Credential, puts: &Puts, request: DataRequest<'_>) -> Asked {
     let start = |put: &message::BeginWrite<'_>| start(server, peer, puts, put);
     match request {
-        DataRequest::Attach(attach) => Asked::Attach(attach.segment),
+        DataRequest::Attach(attach) => Asked::Attach(attach),
         DataRequest::Begin(begin) => Asked::Begin(start(&begin.put)),
         DataRequest::Write(write) => Asked::Write(start(&write.put)),
         DataRequest::Signal(signal) => Asked::Signal(signal),

@@ -31,13 +31,17 @@ fn refuses_sixteen(rig: &Rig, at: &Bound) {
         let request = link.recv_request(soon()).unwrap();
         let id = request.id;
         match request.request {
-            DataRequest::Attach(_) => {
+            DataRequest::Attach(attach) => {
                 let identity = rig.segment.spec().identity();
                 let (incarnation, slots, bytes) =
                     (identity.incarnation, identity.slots, identity.bytes);
                 let reply = DataReply::Attach(Ok(Attached { incarnation, slots, bytes }));
                 let (headers, payload) = rig.segment.fds().unwrap();
-                link.send_reply_with_fds(id, &reply, &[headers, payload], soon()).unwrap();
+                let mut fds = vec![headers, payload];
+                if attach.stores {
+                    fds = vec![rig.segment.writable_fd().unwrap()];
+                }
+                link.send_reply_with_fds(id, &reply, &fds, soon()).unwrap();
             }
             DataRequest::Begin(_) => asked.push(id),
             other => panic!("{other:?}"),

@@ -268,8 +268,7 @@ fn all_that_a_connection_holds_ends_with_it() {
             held.call_data(&DataRequest::Begin(message::Begin { put }), &[], soon())
         };
         assert!(matches!(reply.unwrap(), DataReply::Write(Ok(())) | DataReply::Begin(Ok(()))));
-        // Whoever begins a put gets the memory that it stores into.
-        assert_eq!(held.take_fds().len(), n % 2);
+        assert!(held.take_fds().is_empty(), "memory is handed over once, not with every put");
     }
     assert_eq!((rig.segment.pins(), rig.segment.stats().writing), (50, 50));
     drop(held);

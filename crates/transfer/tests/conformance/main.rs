@@ -24,6 +24,7 @@ mod large;
 mod life;
 mod lines;
 mod mapped;
+mod owner_fails;
 mod parts;
 mod race;
 mod ranges;

@@ -20,8 +20,10 @@ use mooncrate_lock::interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
+use rustix::process::{Pid, getpid};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, IoSlice};
+use std::net::Shutdown;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -53,6 +55,8 @@ pub(super) struct Channel {
     silence_max: Duration,
     /// Since when we wait and nothing moves; `None`: nobody waits.
     waiting: Option<Now>,
+    /// Who has the connection. A forked child has a copy of it, which is none of its business.
+    process: Pid,
 }
 
 impl Channel {
@@ -114,6 +118,7 @@ impl Channel {
             hang_up,
             silence_max: Duration::MAX,
             waiting: None,
+            process: getpid(),
         }
     }
 
@@ -333,6 +338,7 @@ impl Channel {
         // The peer shall hear why, too.
         let soon = boottime().deadline_in(LAST_WORDS_TIME).min(deadline);
         let _ = self.flush_tls(tls, soon, awaited);
+        // Closing a socket with unread bytes resets it, and a reset can overtake the words that say why.
         self.linger(soon);
         Err(self.tls_error(&error))
     }
@@ -379,18 +385,20 @@ impl Channel {
         Ok(())
     }
 
-    /// Reads on for a moment: closing a socket with unread bytes resets it, and a reset can
-    /// overtake the words that say why.
-    fn linger(&mut self, until: Deadline) {
-        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+    /// Says that nothing more comes from here, and reads on until the peer has hung up; whether it has by then. What
+    /// it still says is dropped.
+    pub(super) fn linger(&mut self, until: Deadline) -> bool {
+        // Not connected any more: then the read says so.
+        let _ = self.socket.shutdown(Shutdown::Write);
         let mut sink = [0_u8; 4096];
         while self.arm(Way::Read, until, "its end").is_ok() {
             match rustix::io::read(&self.socket, &mut sink[..]) {
-                Ok(0) => return,
-                Err(error) if error != Errno::AGAIN && error != Errno::INTR => return,
+                Ok(0) => return true,
+                Err(error) if error != Errno::AGAIN && error != Errno::INTR => return true,
                 _ => {}
             }
         }
+        false
     }
 
     fn tls_error(&self, error: &rustls::Error) -> CallError {
@@ -459,6 +467,17 @@ impl Channel {
 
     pub(super) fn closed(&self, awaited: &'static str) -> CallError {
         CallError::Closed { peer: self.peer.clone(), awaited }
+    }
+}
+
+impl Drop for Channel {
+    /// Hangs up. To close it is not enough: a child that was forked meanwhile keeps the connection open, and the peer
+    /// would keep what is booked to it.
+    fn drop(&mut self) {
+        if getpid() == self.process {
+            // Not connected any more: then the peer knows.
+            let _ = self.socket.shutdown(Shutdown::Both);
+        }
     }
 }
 
@@ -556,6 +575,31 @@ mod tests {
 
     fn in_an_hour() -> Deadline {
         boottime().deadline_in(Duration::from_hours(1))
+    }
+
+    /// Was: the socket was closed and no more. Here a copy of the descriptor stands in for a forked child's.
+    #[test]
+    fn a_peer_hears_a_hang_up_while_a_forked_child_has_the_connection() {
+        use std::io::Read;
+        let (here, mut there) = std::os::unix::net::UnixStream::pair().unwrap();
+        there.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let child = here.try_clone().unwrap();
+        drop(Channel::new(Socket::from(here), "test".to_owned(), HangUp::default()));
+        assert_eq!(there.read(&mut [0; 1]).unwrap(), 0);
+        drop(child);
+    }
+
+    /// What a forked child drops is its parent's, which goes on.
+    #[test]
+    fn a_child_does_not_hang_up_for_its_parent() {
+        use std::io::{Read, Write};
+        let (here, mut there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut parent = here.try_clone().unwrap();
+        let mut child = Channel::new(Socket::from(here), "test".to_owned(), HangUp::default());
+        child.process = Pid::INIT;
+        drop(child);
+        parent.write_all(b"x").unwrap();
+        there.read_exact(&mut [0; 1]).unwrap();
     }
 
     /// An hour is never over here: whoever is not interrupted waits for the end of the test run.

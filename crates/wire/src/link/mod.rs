@@ -339,11 +339,19 @@ impl Link {
             && self.attached_in == 0
             && self.attached_out == 0
             && self.outbox.is_empty()
+            && self.fds.is_empty()
     }
 
     /// Whether it is at rest, and the peer has not hung up. One system call.
     pub fn is_idle(&self) -> bool {
         self.at_rest() && self.channel.quiet()
+    }
+
+    /// Sends nothing more, and waits until the peer has hung up; whether it has by then. What it still says is
+    /// dropped: the link is over.
+    pub fn await_end(&mut self, until: Deadline) -> bool {
+        self.broken = true;
+        self.channel.linger(until)
     }
 
     /// A handle with which another thread ends this link, and every wait on it.

@@ -10,11 +10,13 @@ use mooncrate_core::seal::Seal;
 use std::borrow::Cow;
 
 message! {
-    /// Share a segment's memory. On a Unix socket the reply brings two descriptors: the header
-    /// table, which can only be mapped read-only, and the payload.
+    /// Share a segment's memory. On a Unix socket the reply brings descriptors: of the header table and of the
+    /// payload, which can only be mapped read-only; or, for stores, of the payload alone.
     pub struct Attach {
         /// Which segment.
         pub segment: SegmentId,
+        /// For a process that stores values there itself. It asks once per mount.
+        pub stores: bool,
     }
 }
 

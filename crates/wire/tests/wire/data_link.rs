@@ -286,7 +286,7 @@ fn descriptors_come_with_the_reply() {
             node.send_reply_with_fds(id, &reply, &fds, within(2000)).unwrap();
         });
         let mut client = dial(&address);
-        let attach = DataRequest::Attach(Attach { segment: SegmentId(1) });
+        let attach = DataRequest::Attach(Attach { segment: SegmentId(1), stores: false });
         let reply = client.call_data(&attach, &[], within(2000)).unwrap();
         assert!(matches!(reply, DataReply::Attach(Ok(Attached { slots: 2, bytes: 3, .. }))));
         let texts: Vec<String> = client

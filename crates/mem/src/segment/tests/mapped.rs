@@ -17,17 +17,19 @@ fn a_client_without_keys_stores_directly() {
 fn stores_directly(segment: &Arc<Segment>, mapping: &Mapping) {
     let value = value((1 << 20) + 77);
     let at = locator(1, 0, value.len() as u64);
-    let writable = segment.writable_fd().unwrap();
-    let write = |value: &[u8]| mapping.write_value(writable, &at, value);
+    let write = |value: &[u8]| mapping.write_value(&at, value);
     assert!(matches!(write(&value), Err(StoreError::Stale)), "not begun");
     let guard = begin(segment, at, value.len() as u64);
     assert!(matches!(write(&value[1..500]), Err(StoreError::OutOfBounds)));
+    assert!(matches!(write(&value), Err(StoreError::Map(_))), "not handed over");
+    let allow = |fd: BorrowedFd<'_>| mapping.allow_stores(fd.try_clone_to_owned().unwrap());
     let (_, readers) = segment.fds().unwrap();
-    let refused = mapping.write_value(readers, &at, &value);
-    assert!(matches!(refused, Err(StoreError::Map(_))), "readers cannot store");
+    assert!(allow(readers).is_err(), "readers cannot store");
     let other = self::segment(true);
-    let refused = mapping.write_value(other.writable_fd().unwrap(), &at, &value);
-    assert!(matches!(refused, Err(StoreError::Map(_))), "the memory of another segment");
+    assert!(allow(other.writable_fd().unwrap()).is_err(), "the memory of another segment");
+    assert!(!mapping.takes_stores());
+    allow(segment.writable_fd().unwrap()).unwrap();
+    assert!(mapping.takes_stores());
     let seal = write(&value).unwrap();
     let refused = guard.publish_direct(T, PutToken(1), seal).unwrap_err();
     assert_eq!(refused.error, PublishError::BadToken);
@@ -37,6 +39,33 @@ fn stores_directly(segment: &Arc<Segment>, mapping: &Mapping) {
     let mut part = [0; 100];
     pin.read_part_into(seal, 1 << 20, &mut part[..77]).unwrap();
     assert_eq!(pin.bytes(), value);
+}
+
+/// Was: every direct put failed where the payload could not be mapped a second time (`ulimit -v`, a sandbox).
+#[test]
+fn a_client_without_room_for_a_second_mapping_stores_through_a_window() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let spec = SegmentSpec { bytes: 4 << 30, ..*segment(true).spec() };
+    let segment = Segment::create(spec).unwrap();
+    segment.set_serve_until(Now(u64::MAX));
+    let mapping = map(&segment);
+    let writable = segment.writable_fd().unwrap().try_clone_to_owned().unwrap();
+    mapping.allow_stores(writable).unwrap();
+    let value = value(40_000);
+    let at = locator(1, 0, value.len() as u64);
+    let guard = begin(&segment, at, value.len() as u64);
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+    let limit = getrlimit(Resource::As);
+    // Room for what other tests of this process map meanwhile, and not for the payload.
+    let current = Some(pages * rustix::param::page_size() as u64 + (2 << 30));
+    setrlimit(Resource::As, Rlimit { current, ..limit }).unwrap();
+    let stored = [0, 1].map(|_| mapping.write_value(&at, &value));
+    setrlimit(Resource::As, limit).unwrap();
+    let [first, second] = stored.map(Result::unwrap);
+    assert_eq!(first, second);
+    guard.publish_direct(T, TOKEN, first).unwrap();
+    assert_eq!(segment.pin(T, &at).unwrap().bytes(), value);
 }
 
 #[test]

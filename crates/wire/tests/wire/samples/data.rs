@@ -20,7 +20,10 @@ impl Samples {
     pub(crate) fn data_request(&mut self, kind: Kind) -> Option<DataRequest<'static>> {
         let (locator, token) = (self.locator(), PutToken(self.u64()));
         Some(match kind {
-            Kind::Attach => DataRequest::Attach(Attach { segment: SegmentId(self.u64()) }),
+            Kind::Attach => {
+                let (segment, stores) = (SegmentId(self.u64()), self.yes());
+                DataRequest::Attach(Attach { segment, stores })
+            }
             Kind::Begin => DataRequest::Begin(Begin { put: self.begin_write() }),
             Kind::Write => DataRequest::Write(Write { put: self.begin_write() }),
             Kind::Signal => DataRequest::Signal(Signal { locator, token, seal: Seal(self.u64()) }),
