@@ -11,7 +11,7 @@ import pytest
 
 import mooncrate
 from conftest import PATIENCE, python
-from mooncrate.paged import Admitted, Geometry, Kept, PagedCache, TokenPlace
+from mooncrate.paged import Admitted, Geometry, Kept, PagedCache, Shard, TokenPlace
 
 EXAMPLE = pathlib.Path(__file__).parent.parent.parent / "examples/python/paged_scheduler.py"
 TOKENS, HEADS, DIM = 4, 2, 8
@@ -61,7 +61,16 @@ def test_a_prefix_is_found_again_and_never_all_of_a_prompt(cache):
     assert cache.allocate("d", list(range(12))).cached_tokens == 8
 
 
-@pytest.mark.parametrize("other", [{"tenant": 1}, {"adapter": "lora"}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tenant": 1},
+        {"adapter": "lora"},
+        {"cache_salt": "salt"},
+        {"cache_salt": b"\x00"},
+        {"extra_keys": [(0, "image")]},
+    ],
+)
 def test_others_share_nothing(cache, other):
     cache.allocate("a", range(12))
     cache.write_tokens("a", 0, 0, stamped(12), stamped(12))
@@ -69,6 +78,59 @@ def test_others_share_nothing(cache, other):
     assert cache.allocate("b", range(12), **other).cached_tokens == 0
     assert cache.allocate("c", range(12)).cached_tokens == 8
     assert not set(cache.block_table("a")) & set(cache.block_table("b"))
+
+
+def test_images_with_equal_placeholders_share_what_comes_before_them(cache):
+    prompt = [1, 2, 3, 4, 5, 7, 7, 7, 7, 7, 7, 9]
+    cache.allocate("cat", prompt, extra_keys=[(5, "cat")])
+    cache.publish("cat", 12)
+    dog = cache.allocate("dog", prompt, extra_keys=((5, b"dog"),))
+    assert dog.cached_tokens == 4, "the block before the image"
+    assert cache.allocate("cat 2", prompt, extra_keys=[(5, b"cat")]).cached_tokens == 8
+    assert cache.allocate("none", prompt).cached_tokens == 4
+    # A later turn has images, too.
+    cache.append("dog", [7, 7, 7, 7, 1], extra_keys=[(12, "bird")])
+    cache.publish("dog", 17)
+    text = [*prompt, 7, 7, 7, 7, 1]
+    both = [(12, "bird"), (5, "dog")]
+    for n, keys in enumerate([both, [(5, "dog")]]):
+        found = cache.allocate(f"turn {n}", text, extra_keys=keys).cached_tokens
+        assert found == (16 if keys == both else 12)
+        cache.free(f"turn {n}")
+    for wrong in ([(12, "late")], [(0, "x" * 1025)], [(-1, "")]):
+        with pytest.raises(mooncrate.Invalid):
+            cache.allocate("wrong", prompt, extra_keys=wrong)
+    for wrong in (["image"], [(1, 2)], [(1, "a", "b")], "ab", 7):
+        with pytest.raises(TypeError):
+            cache.allocate("wrong", prompt, extra_keys=wrong)
+
+
+def test_keys_of_blocks_say_all_that_changes_their_bytes():
+    shards = [Shard(), Shard(0, 2), Shard(1, 2), Shard(stage=1, stages=2), Shard(first_layer=2)]
+    ways = [
+        {},
+        {"tenant": 1},
+        {"adapter": "lora"},
+        {"cache_salt": "salt"},
+        {"extra_keys": [(3, "image")]},
+    ]
+    seen = set()
+    for model in ("one", "two"):
+        for shard in shards:
+            cache = PagedCache(geometry(), 4, model=model, shard=shard)
+            assert cache.shard == shard
+            for way in ways:
+                keys = cache.block_keys(range(14), **way)
+                assert len(keys) == 3 and all(key.startswith(b"paged/2/b") for key in keys)
+                assert keys == cache.block_keys(np.arange(14), **way)
+                assert not seen & set(keys)
+                seen |= set(keys)
+    assert made().shard is None
+    with pytest.raises(mooncrate.Invalid, match=r"shard=Shard\(\)"):
+        made().block_keys(range(14))
+    for wrong in (Shard(2, 2), Shard(stage=1)):
+        with pytest.raises(mooncrate.Invalid):
+            made(shard=wrong)
 
 
 def test_a_tenant_never_sees_the_bytes_of_another():
@@ -252,6 +314,55 @@ def test_tables_are_filled_in_place(cache):
     assert cache.slot_mapping([("a", 3, 6), "b", ("b", 2, 2)], slots) == 7
     wanted = [a[0] * 4 + 3, a[1] * 4, a[1] * 4 + 1, *(b[0] * 4 + slot for slot in range(4))]
     assert slots.tolist() == wanted + [-1] * 6
+
+
+def test_a_table_that_is_kept_writes_what_is_new():
+    cache = made(blocks=64)
+    for name in "ab":
+        cache.allocate(name, count=9)
+    out = np.full((3, 8), 77, "i4")
+    tables = cache.block_tables(out)
+
+    def wanted(*names):
+        rows = [cache.block_table(name) for name in names]
+        return [row + [-1] * (8 - len(row)) for row in rows] + [[-1] * 8] * (3 - len(names))
+
+    assert tables.update(["a", "b"]) == 24, "what was there is not known"
+    assert out.tolist() == wanted("a", "b")
+    assert tables.update(["a", "b"]) == 0
+    cache.append("b", count=4)
+    assert tables.update(["a", "b"]) == 1
+    assert out.tolist() == wanted("a", "b")
+    # Another one under the same id, a shorter one, one that lost tokens, and rows that change places.
+    cache.free("a")
+    cache.allocate("c", count=1)
+    cache.allocate("a", count=20)
+    assert tables.update(["a", "b"]) == 5
+    assert out.tolist() == wanted("a", "b")
+    assert tables.update(["c", "b"]) == 5
+    assert out.tolist() == wanted("c", "b")
+    cache.keep_important("b", [1.0] * 13, 5)
+    assert tables.update(["c", "b"]) == 4
+    assert out.tolist() == wanted("c", "b")
+    assert tables.update(["b", "a", "c"]) == 2 + 5 + 1
+    assert out.tolist() == wanted("b", "a", "c")
+    assert tables.update([]) == 8
+    assert out.tolist() == wanted()
+    tables.update(["a"])
+    # What cannot be changes nothing, and is not remembered.
+    before = out.copy()
+    cache.append("a", count=20)
+    for wrong, error in [
+        (["a"], mooncrate.Invalid),
+        (["b", "nobody"], mooncrate.UnknownSequence),
+        (["b"] * 4, mooncrate.Invalid),
+    ]:
+        with pytest.raises(error):
+            tables.update(wrong)
+        assert (out == before).all()
+    cache.free("a")
+    assert tables.update(["b"]) == 5
+    assert out.tolist() == wanted("b")
 
 
 def test_the_tables_of_flashinfer(cache):

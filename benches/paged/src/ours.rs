@@ -53,10 +53,10 @@ pub fn take(pool: &Arc<Pool>, count: usize) -> Work<'static> {
 
 /// Names that no other call of the bench uses.
 fn names(thread: u32, blocks: usize) -> Vec<BlockHash> {
-    let identity = Identity::new("bench", "", b"", &thread.to_le_bytes());
+    let identity = Identity::new("bench", "", b"", thread, b"");
     let tokens: Vec<u32> = (0..(blocks * BLOCK) as u32).collect();
     let mut hashes = Vec::new();
-    identity.chain(&tokens, BLOCK, &mut hashes);
+    identity.chain(&tokens, &[], BLOCK, &mut hashes);
     hashes
 }
 
@@ -117,11 +117,11 @@ pub fn register(pool: &Arc<Pool>, thread: u32, count: usize) -> Work<'static> {
 }
 
 pub fn naming() -> Work<'static> {
-    let identity = Identity::new("bench", "", b"", b"");
+    let identity = Identity::new("bench", "", b"", 0, b"");
     let tokens: Vec<u32> = (0..BLOCK as u32).collect();
     let mut parent = BlockHash::NONE;
     Box::new(move || {
-        parent = identity.child(parent, &tokens);
+        parent = identity.child(parent, &tokens, &[]);
         1
     })
 }

@@ -3,7 +3,8 @@
 //!
 //! Real threads make random calls. Beside each block the model keeps who owns it, how many sequences read it
 //! and which name its bytes were written for, and judges every answer: a block that is taken belongs to
-//! nobody and has no reader, a block that is found holds the bytes of its name until it is released. After
+//! nobody and has no reader, a block that is found holds the bytes of its name until it is released. A second pool has
+//! room for all small requests at any time, and gets requests that are too large as well: no small one is refused. After
 //! each round of calls all threads stop, everything is evicted, and every block must be free exactly once.
 //!
 //! A seed repeats the calls of every thread, not their order in time: repeat a failure several times.
@@ -25,6 +26,8 @@ const BLOCKS: u32 = 12_000;
 /// Different chains of names, and the blocks of each.
 const CHAINS: u64 = 600;
 const CHAIN: usize = 48;
+/// Blocks of a small request to the pool that always has room, at most; a thread has one such request at a time.
+const SMALL: u64 = 8;
 /// Most sequences and allocations that one thread holds at a time.
 const HELD: usize = 64;
 
@@ -52,6 +55,8 @@ struct Mark {
 struct World {
     pool: Pool,
     blocks: Vec<Mark>,
+    /// Two of its blocks are never given back, so nobody can have all but one.
+    roomy: Pool,
     allocator: Allocator,
     owners: Vec<AtomicU32>,
 }
@@ -74,12 +79,14 @@ fn name(chain: u64, at: usize) -> BlockHash {
 
 impl Worker<'_> {
     fn call(&mut self) {
-        match self.rng.below(16) {
+        match self.rng.below(18) {
             0..=5 if self.sequences.len() < HELD => self.admit(),
             0..=7 => self.finish(),
             8 => self.fork(),
             9..=10 => self.private(),
             11..=14 => self.allocate_or_free(),
+            16 if self.rng.chance(20) => self.impossible(),
+            16..=17 => self.small(),
             _ if self.rng.chance(20) => drop(self.world.pool.resize(BLOCKS - 64 * (self.me % 2))),
             _ if self.rng.chance(100) => drop(self.world.pool.evict(100)),
             _ => self.finish(),
@@ -165,6 +172,27 @@ impl Worker<'_> {
         }
     }
 
+    /// Takes a few blocks where there is always room for them, and leaves some of them cached.
+    fn small(&mut self) {
+        let count = if self.rng.chance(500) { 1 } else { 1 + self.rng.below(SMALL) as usize };
+        let (pool, mut table) = (&self.world.roomy, vec![BlockId::default(); count]);
+        let taken = pool.take(1, &mut table, |_| Ok(()));
+        taken.unwrap_or_else(|full| panic!("a small request was refused: {full}"));
+        if self.rng.chance(500) {
+            return pool.abandon(&table);
+        }
+        for block in &table {
+            let _: Registered = pool.register(*block, name(self.rng.below(1 << 40), 0), 0);
+        }
+        pool.release(&mut table);
+    }
+
+    /// Asks for more blocks than there can be.
+    fn impossible(&self) {
+        let mut table = vec![BlockId::default(); BLOCKS as usize - 1];
+        assert!(self.world.roomy.take(1, &mut table, |_| Ok(())).is_err(), "two are never free");
+    }
+
     fn allocate_or_free(&mut self) {
         let World { allocator, owners, .. } = self.world;
         if self.rng.chance(500) && self.handles.len() < HELD {
@@ -193,7 +221,10 @@ impl Worker<'_> {
 
 impl World {
     fn new() -> Self {
+        let roomy = Pool::new(BLOCKS, BLOCKS, Policy::Lru).expect("a size");
+        roomy.take(1, &mut [BlockId::default(); 2], |_| Ok(())).expect("room");
         Self {
+            roomy,
             pool: Pool::new(BLOCKS, BLOCKS, Policy::Lru).expect("a size"),
             blocks: (0..BLOCKS).map(|_| Mark::default()).collect(),
             allocator: Allocator::new(BLOCKS).expect("a size"),
@@ -237,6 +268,7 @@ impl World {
         table.sort_unstable();
         assert!(table.iter().zip(0..).all(|(block, n)| block.0 == n), "each block once");
         pool.abandon(&table);
+        assert_eq!(self.roomy.free_blocks() + self.roomy.cached_blocks(), BLOCKS - 2);
         let handle = allocator.allocate(&mut table, Contiguity::Required).expect("all of them");
         allocator.free_run(handle).expect("the handle owns them");
     }

@@ -5,12 +5,16 @@
 #[cfg(not(loom))]
 pub(crate) use mooncrate_lock::{Mutex, MutexGuard};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+pub(crate) use std::thread::yield_now;
 
 #[cfg(loom)]
 pub(crate) use loom::sync::MutexGuard;
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub(crate) use loom::thread::yield_now;
 
 /// loom's mutex with the calls of ours.
 #[cfg(loom)]

@@ -42,15 +42,18 @@
 use crate::arena::Arena;
 use crate::error::CacheError;
 use crate::geometry::{CacheIdentity, Geometry, TokenPlace};
-use crate::hash::{BlockHash, Identity};
+use crate::hash::{BlockHash, EXTRA_BYTES_MAX, Extra, Identity};
+use crate::kernels::Slot;
 use crate::live::Sequences;
 use crate::part::BlockCopy;
-use crate::pool::{Pool, TakeError};
-use crate::sequence::{Sequence, Start};
+use crate::pool::Pool;
+use crate::sequence::{Sequence, Start, Text};
+use crate::shard::Shard;
 use crate::stats::CacheTally;
 use crate::{BlockId, Policy};
 use mooncrate_lock::Mutex;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Most tokens of one sequence: their number must fit the tables of engines.
@@ -64,8 +67,12 @@ thread_local! {
 /// What a cache is.
 #[derive(Clone, Debug)]
 pub struct CacheConfig {
-    /// The model whose KV it holds. Caches of different models share nothing.
+    /// The model whose KV it holds, with everything that changes values: weights, revision, quantisation. Caches of
+    /// different models share nothing.
     pub model: String,
+    /// Which part of the model's KV it holds. `None`: not said, and then it is taken for all of it. A store that
+    /// other caches of the model may use needs it said.
+    pub shard: Option<Shard>,
     /// Which cached blocks go first when room is needed.
     pub policy: Policy,
     /// Whether sequences with equal prefixes share blocks.
@@ -75,7 +82,7 @@ pub struct CacheConfig {
 impl CacheConfig {
     /// A cache of this model that shares prefixes and evicts what was not used for the longest time.
     pub fn new(model: &str) -> Self {
-        Self { model: model.to_owned(), policy: Policy::Lru, prefix_caching: true }
+        Self { model: model.to_owned(), shard: None, policy: Policy::Lru, prefix_caching: true }
     }
 }
 
@@ -95,10 +102,32 @@ pub struct Admission {
     pub tenant: u32,
     /// The name of the `LoRA` adapter; empty if there is none.
     pub adapter: String,
-    /// What a policy by rank goes by; higher stays longer.
+    /// Sequences of different salts share no blocks, and nobody who does not know the salt can find out what was
+    /// asked with it.
+    pub salt: Vec<u8>,
+    /// What changes the KV beside token ids, in any order: hashes of images, at the first of their tokens. A token
+    /// that the prompt does not have is refused.
+    pub extras: Vec<Extra>,
+    /// What a policy by rank goes by; higher stays longer. A block has the rank of the sequence that was admitted
+    /// last among those that use it.
     pub rank: u8,
     /// Whether the blocks should lie in a row where that costs nothing.
     pub contiguous: bool,
+}
+
+/// How much of a block table a caller has copied; the default is nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableMark {
+    /// The number of the sequence; 0 is no one's.
+    sequence: u64,
+    blocks: usize,
+}
+
+impl TableMark {
+    /// Blocks of the table up to here.
+    pub const fn blocks(&self) -> usize {
+        self.blocks
+    }
 }
 
 /// A sequence that was admitted.
@@ -121,7 +150,7 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) arena: Arc<dyn Arena>,
     pub(crate) config: CacheConfig,
-    /// Geometry and model, without the layout: names of blocks mean the same in every layout.
+    /// Geometry, model and shard, without the layout: names of blocks mean the same in every layout.
     pub(crate) geometry_id: [u8; 16],
     pub(crate) sequences: Sequences,
     pub(crate) tally: CacheTally,
@@ -133,8 +162,12 @@ impl Cache {
     /// An empty cache in this arena.
     pub fn new(config: CacheConfig, arena: Arc<dyn Arena>) -> Result<Self, CacheError> {
         let shape = arena.shape();
+        let part = config.shard.unwrap_or(Shard::WHOLE);
+        if !part.is_valid() {
+            return Err(CacheError::BadShard { shard: part });
+        }
         let pool = Pool::new(arena.blocks(), shape.blocks(), config.policy)?;
-        let id = CacheIdentity::of_tokens(shape.geometry(), &config.model);
+        let id = CacheIdentity::of_tokens(shape.geometry(), &config.model, &part);
         let shared = Shared {
             pool,
             geometry_id: id.bytes(),
@@ -164,6 +197,7 @@ impl Cache {
             Prompt::Count(count) => count,
         };
         check_tokens(tokens)?;
+        let extras = sorted(&how.extras, 0..tokens)?;
         if self.shared.sequences.contains(id) {
             return Err(CacheError::Duplicate { id: id.to_owned() });
         }
@@ -175,10 +209,11 @@ impl Cache {
         };
         let sequence = match prompt {
             Prompt::Tokens(tokens) if self.shared.config.prefix_caching => {
-                let identity = Arc::new(self.identity(how.tenant, &how.adapter));
+                let identity = Arc::new(self.identity(how));
+                let text = Text { tokens, extras: &extras };
                 HASHES.with_borrow_mut(|hashes| {
                     let clean = |blocks: &[BlockId]| self.shared.arena.zero_blocks(blocks);
-                    Sequence::of_prompt(&self.shared.pool, &start, &identity, tokens, hashes, clean)
+                    Sequence::of_prompt(&self.shared.pool, &start, &identity, text, hashes, clean)
                 })
             }
             _ => Sequence::of_count(&self.shared.pool, &start, tokens, |blocks| {
@@ -221,30 +256,33 @@ impl Cache {
 
     /// Adds tokens whose KV is about to be written; how many blocks were added for them.
     pub fn append_tokens(&self, id: &str, tokens: &[u32]) -> Result<usize, CacheError> {
-        self.change(id, tokens.len() as u64, |sequence| {
-            sequence
-                .append(&self.shared.pool, tokens, |blocks| self.shared.arena.zero_blocks(blocks))
-        })
+        self.append_with(id, tokens, &[])
+    }
+
+    /// The same with what changes their KV beside their ids. Extras count tokens from the start of the sequence, and
+    /// name those that are appended.
+    pub fn append_with(
+        &self,
+        id: &str,
+        tokens: &[u32],
+        extras: &[Extra],
+    ) -> Result<usize, CacheError> {
+        let more = tokens.len() as u64;
+        self.with(id, |sequence| {
+            check_tokens(sequence.next_position().saturating_add(more))?;
+            let extras = sorted(extras, sequence.tokens()..sequence.tokens() + more)?;
+            let text = Text { tokens, extras: &extras };
+            let clean = |blocks: &[BlockId]| self.shared.arena.zero_blocks(blocks);
+            Ok(sequence.append(&self.shared.pool, text, clean)?)
+        })?
     }
 
     /// The same for tokens that the cache does not know; the sequence is not shared from here on.
     pub fn append_count(&self, id: &str, tokens: u64) -> Result<usize, CacheError> {
-        self.change(id, tokens, |sequence| {
-            sequence.append_count(&self.shared.pool, tokens, |blocks| {
-                self.shared.arena.zero_blocks(blocks)
-            })
-        })
-    }
-
-    fn change(
-        &self,
-        id: &str,
-        tokens: u64,
-        work: impl FnOnce(&mut Sequence) -> Result<usize, TakeError>,
-    ) -> Result<usize, CacheError> {
         self.with(id, |sequence| {
             check_tokens(sequence.next_position().saturating_add(tokens))?;
-            Ok(work(sequence)?)
+            let clean = |blocks: &[BlockId]| self.shared.arena.zero_blocks(blocks);
+            Ok(sequence.append_count(&self.shared.pool, tokens, clean)?)
         })?
     }
 
@@ -280,6 +318,47 @@ impl Cache {
         })
     }
 
+    /// Hands `add` the blocks that a sequence has beyond those that `mark` says the caller knows, and moves the mark
+    /// to the end; where in the table they begin. That is 0 if the mark is of another sequence, or if tokens were
+    /// dropped since. So a table that is kept up to date costs what is new, not what is there.
+    pub fn table_since(
+        &self,
+        id: &str,
+        mark: &mut TableMark,
+        add: impl FnOnce(&[BlockId]),
+    ) -> Result<usize, CacheError> {
+        self.with_live(id, |live, sequence| {
+            let table = sequence.table();
+            let known = if mark.sequence == live.number { mark.blocks } else { 0 };
+            add(&table[known..]);
+            *mark = TableMark { sequence: live.number, blocks: table.len() };
+            known
+        })
+    }
+
+    /// Adds the slots of some tokens of a sequence, or of all, to `slots`: `block * block_tokens + slot`.
+    pub fn slots(
+        &self,
+        id: &str,
+        tokens: Option<Range<u64>>,
+        slots: &mut Vec<i64>,
+    ) -> Result<(), CacheError> {
+        let geometry = *self.geometry();
+        self.with(id, |sequence| {
+            let Range { start, end } = tokens.unwrap_or(0..sequence.tokens());
+            if end > sequence.tokens() || start > end {
+                let (id, tokens) = (id.to_owned(), sequence.tokens());
+                return Err(CacheError::Outside { id, start, end, tokens });
+            }
+            slots.extend((start..end).map(|token| {
+                let TokenPlace { logical_block, slot } = geometry.token_place(token);
+                let block = sequence.table()[logical_block as usize];
+                Slot::new(block, slot, geometry.block_tokens()).0
+            }));
+            Ok(())
+        })?
+    }
+
     /// Changes the number of blocks while sequences use others. Cached blocks beyond the new end are evicted;
     /// blocks of sequences there keep the cache as it is.
     pub fn resize(&self, blocks: u32) -> Result<(), CacheError> {
@@ -290,14 +369,8 @@ impl Cache {
             pool.resize(blocks)?;
             return Ok(());
         }
-        let before = pool.total_blocks();
-        pool.resize(blocks)?;
-        if let Err(error) = arena.resize(blocks) {
-            // A view of a block that was freed a moment ago: the memory is still there.
-            pool.resize(before)?;
-            return Err(error.into());
-        }
-        Ok(())
+        // A view of a block that was freed a moment ago keeps the memory, and then the pool, too.
+        pool.resize_with(blocks, || Ok(arena.resize(blocks)?))
     }
 
     /// Geometry of its blocks.
@@ -315,10 +388,20 @@ impl Cache {
         &self.shared.pool
     }
 
-    /// What sequences of this tenant and adapter must have in common to share blocks.
-    pub fn identity(&self, tenant: u32, adapter: &str) -> Identity {
+    /// What it was made with.
+    pub fn config(&self) -> &CacheConfig {
+        &self.shared.config
+    }
+
+    /// Whether the other one is a clone of this one.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// What sequences that are admitted so must have in common to share blocks, apart from tokens and extras.
+    pub fn identity(&self, how: &Admission) -> Identity {
         let Shared { config, geometry_id, .. } = &*self.shared;
-        Identity::new(&config.model, adapter, geometry_id, &tenant.to_le_bytes())
+        Identity::new(&config.model, &how.adapter, geometry_id, how.tenant, &how.salt)
     }
 }
 
@@ -327,5 +410,23 @@ fn check_tokens(tokens: u64) -> Result<(), CacheError> {
         0 => Err(CacheError::NoTokens),
         _ if tokens > TOKENS_MAX => Err(CacheError::TooManyTokens { tokens }),
         _ => Ok(()),
+    }
+}
+
+/// The extras in the order of their tokens, if all of these are among `tokens`. Of several at one token the order
+/// of the caller does not count.
+pub(crate) fn sorted(extras: &[Extra], tokens: Range<u64>) -> Result<Vec<Extra>, CacheError> {
+    if let Some(extra) = extras.iter().find(|extra| extra.bytes.len() > EXTRA_BYTES_MAX) {
+        return Err(CacheError::ExtraTooLong { token: extra.token, bytes: extra.bytes.len() });
+    }
+    let mut sorted = extras.to_vec();
+    sorted.sort_unstable();
+    match sorted.iter().find(|extra| !tokens.contains(&extra.token)) {
+        Some(extra) => Err(CacheError::ExtraOutside {
+            token: extra.token,
+            start: tokens.start,
+            end: tokens.end,
+        }),
+        None => Ok(sorted),
     }
 }

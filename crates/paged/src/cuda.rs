@@ -8,13 +8,18 @@
 //! ([`crate::claims`]) keep calls on one block apart; kernels of an engine that touch the same memory by its
 //! address are ordered by the engine: it publishes a block after the kernel that wrote it has ended, and
 //! frees a sequence after the last kernel that read it.
+//!
+//! Memory for lists of blocks is taken once, when the arena is made: to allocate and free at each call would make
+//! the whole context wait, and with it every kernel of the engine.
 
 use crate::arena::{Arena, ArenaError, moved_blocks, runs_for, token_runs};
 use crate::claims::Claims;
 use crate::host::HostArena;
 use crate::ids::BlockId;
-use crate::kernels::{BlockPair, BlockRows, BlockSpace, DeviceList, Kernels, RowMove};
-use crate::layout::ArenaShape;
+use crate::kernels::{
+    BlockPair, BlockRows, BlockSpace, DeviceList, Entry, KernelError, Kernels, RowMove, TargetBlock,
+};
+use crate::layout::{ArenaShape, Axis};
 use crate::part::{BlockCopy, BlockRun, Order, Part, Runs};
 use crate::remap::{PieceMemory, RemapError, check_pages};
 use crate::staging::{STAGING_BYTES, Staging};
@@ -23,6 +28,9 @@ use mooncrate_gpu::{DeviceBuffer, Gpu, SharedMemory, Span, Stream};
 use mooncrate_lock::Mutex;
 use std::iter;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Entries of a list in one launch; longer lists take several.
+const LIST_MAX: usize = 4096;
 
 /// An arena that a GPU can address.
 #[derive(Debug)]
@@ -52,6 +60,12 @@ struct Work {
     stream: Stream,
     kernels: Kernels,
     staging: Staging,
+    /// What kernels follow; written anew for each launch, at the same address.
+    pairs: DeviceList<BlockPair>,
+    moves: DeviceList<RowMove>,
+    targets: DeviceList<TargetBlock>,
+    /// A block of zeros.
+    zeros: DeviceBuffer,
 }
 
 impl CudaArena {
@@ -95,16 +109,26 @@ impl CudaArena {
     ) -> Result<Self, ArenaError> {
         let (stream, kernels) = (Stream::new(gpu)?, Kernels::load(gpu)?);
         let staging = Staging::new(gpu, staging_bytes)?;
+        let work = Work {
+            stream,
+            kernels,
+            staging,
+            pairs: DeviceList::with_capacity(gpu, LIST_MAX as u32)?,
+            moves: DeviceList::with_capacity(gpu, LIST_MAX as u32)?,
+            targets: DeviceList::with_capacity(gpu, LIST_MAX as u32)?,
+            zeros: DeviceBuffer::new(gpu, shape.geometry().block_bytes())?,
+        };
         let arena = Self {
             shape,
             memory,
             claims: Claims::new(shape.blocks(), blocks),
             present: AtomicU32::new(blocks),
             resizing: Mutex::new(()),
-            work: Mutex::new(Work { stream, kernels, staging }),
+            work: Mutex::new(work),
         };
         let work = arena.work.lock();
         arena.span().fill(0, &work.stream)?;
+        work.zeros.span().fill(0, &work.stream)?;
         work.stream.synchronize()?;
         drop(work);
         Ok(arena)
@@ -164,43 +188,44 @@ impl CudaArena {
     }
 
     fn copy_claimed(&self, copies: &[BlockCopy]) -> Result<(), ArenaError> {
-        let work = self.work.lock();
-        let queued = self.queue_copies(&work, copies);
-        // Also after an error: what was queued must not run when the claims have ended.
-        let ended = work.stream.synchronize();
-        queued.and(Ok(ended?))
-    }
-
-    fn queue_copies(&self, work: &Work, copies: &[BlockCopy]) -> Result<(), ArenaError> {
-        let Work { stream, kernels, .. } = work;
-        if let Ok(space) = self.space() {
-            let pairs: Vec<BlockPair> = copies
+        self.run(|work| {
+            let Work { stream, kernels, pairs, .. } = work;
+            let Ok(space) = self.space() else { return self.queue_copies(stream, copies) };
+            let listed = copies
                 .iter()
                 .map(|copy| BlockPair { source: copy.source, target: copy.target })
-                .collect();
-            let list = DeviceList::upload(&pairs, &space, stream)?;
-            kernels.copy_blocks(stream, &space, list.entries())?;
-        } else {
-            // Rows that a thread cannot move 16 bytes at a time: the copy engine takes any.
-            for copy in copies {
-                let target = self.block_runs(copy.target);
-                for (from, to) in iter::zip(self.block_runs(copy.source), target) {
-                    let source = self.span().part(from.offset()..from.end())?;
-                    self.span().part(to.offset()..to.end())?.copy_from(source, stream)?;
-                }
+                .collect::<Vec<_>>();
+            each_list(&listed, pairs, &space, stream, |list| {
+                kernels.copy_blocks(stream, &space, list.entries())
+            })
+        })
+    }
+
+    /// Rows that a thread cannot move 16 bytes at a time: the copy engine takes any.
+    fn queue_copies(&self, stream: &Stream, copies: &[BlockCopy]) -> Result<(), ArenaError> {
+        for copy in copies {
+            let target = self.block_runs(copy.target);
+            for (from, to) in iter::zip(self.block_runs(copy.source), target) {
+                let source = self.span().part(from.offset()..from.end())?;
+                self.span().part(to.offset()..to.end())?.copy_from(source, stream)?;
             }
         }
         Ok(())
     }
 
-    fn queue_moves(&self, work: &Work, moves: &[RowMove]) -> Result<(), ArenaError> {
-        let Work { stream, kernels, .. } = work;
-        if let Ok(space) = self.space() {
-            let list = DeviceList::upload(moves, &space, stream)?;
-            return Ok(kernels.compact(stream, &space, list.entries())?);
-        }
+    fn move_claimed(&self, steps: &[RowMove]) -> Result<(), ArenaError> {
+        self.run(|work| {
+            let Work { stream, kernels, moves, .. } = work;
+            let Ok(space) = self.space() else { return self.queue_moves(stream, steps) };
+            each_list(steps, moves, &space, stream, |list| {
+                kernels.compact(stream, &space, list.entries())
+            })
+        })
+    }
+
+    fn queue_moves(&self, stream: &Stream, steps: &[RowMove]) -> Result<(), ArenaError> {
         let runs = |slot| token_runs(&self.shape, slot, 1);
-        for step in moves {
+        for step in steps {
             for (from, to) in iter::zip(runs(step.source), runs(step.target)) {
                 let source = self.span().part(from.offset()..from.end())?;
                 self.span().part(to.offset()..to.end())?.copy_from(source, stream)?;
@@ -209,16 +234,56 @@ impl CudaArena {
         Ok(())
     }
 
+    /// One launch for up to [`LIST_MAX`] blocks. A block has a run for each layer and half in most layouts, and a
+    /// call of the driver for each of them would keep all other calls of the arena waiting.
     fn zero_claimed(&self, blocks: &[BlockId]) -> Result<(), ArenaError> {
-        let work = self.work.lock();
-        let runs = blocks.iter().flat_map(|block| self.block_runs(*block));
-        let queued = runs
-            .into_iter()
-            .try_for_each(|run| self.span().part(run.offset()..run.end())?.fill(0, &work.stream));
+        self.run(|work| {
+            let Work { stream, kernels, targets, zeros, .. } = work;
+            let Ok(space) = self.space() else { return self.queue_zeros(stream, blocks) };
+            let order = [Axis::Block, Axis::Layer, Axis::Half, Axis::Token, Axis::Head];
+            let rows = BlockRows::packed(space.rows().shape(), 1, order)?;
+            let zero = BlockSpace::repeated(zeros.span(), rows)?;
+            let listed = blocks.iter().copied().map(TargetBlock).collect::<Vec<_>>();
+            each_list(&listed, targets, &space, stream, |list| {
+                kernels.scatter(stream, &space, &zero, list.entries())
+            })
+        })
+    }
+
+    fn queue_zeros(&self, stream: &Stream, blocks: &[BlockId]) -> Result<(), ArenaError> {
+        for run in blocks.iter().flat_map(|block| self.block_runs(*block)) {
+            self.span().part(run.offset()..run.end())?.fill(0, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Queues work on the stream of the arena and waits for its end.
+    fn run(
+        &self,
+        queue: impl FnOnce(&mut Work) -> Result<(), ArenaError>,
+    ) -> Result<(), ArenaError> {
+        let mut work = self.work.lock();
+        let queued = queue(&mut work);
         // Also after an error: what was queued must not run when the claims have ended.
         let ended = work.stream.synchronize();
-        Ok(queued.and(ended)?)
+        queued.and(Ok(ended?))
     }
+}
+
+/// Calls `launch` for a list, as often as it takes, with what fits into `list`.
+fn each_list<T: Entry>(
+    entries: &[T],
+    list: &mut DeviceList<T>,
+    space: &BlockSpace<'_>,
+    stream: &Stream,
+    launch: impl Fn(&DeviceList<T>) -> Result<(), KernelError>,
+) -> Result<(), ArenaError> {
+    for some in entries.chunks(LIST_MAX) {
+        // Waits for the launch before it, which reads the list.
+        list.set(some, space, stream)?;
+        launch(list)?;
+    }
+    Ok(())
 }
 
 impl Arena for CudaArena {
@@ -269,7 +334,7 @@ impl Arena for CudaArena {
     fn copy_blocks(&self, copies: &[BlockCopy]) -> Result<(), ArenaError> {
         let begun = self.claims.begin_copies(copies);
         begun.map_err(|refusal| ArenaError::refused(refusal, self.blocks()))?;
-        let result = if copies.is_empty() { Ok(()) } else { self.copy_claimed(copies) };
+        let result = self.copy_claimed(copies);
         self.claims.end_copies(copies);
         result
     }
@@ -286,13 +351,9 @@ impl Arena for CudaArena {
         let (sources, targets) = moved_blocks(&self.shape, moves)?;
         let begun = self.claims.begin_moves(&sources, &targets);
         begun.map_err(|refusal| ArenaError::refused(refusal, self.blocks()))?;
-        let work = self.work.lock();
-        let queued = if moves.is_empty() { Ok(()) } else { self.queue_moves(&work, moves) };
-        // Also after an error: what was queued must not run when the claims have ended.
-        let ended = work.stream.synchronize();
-        drop(work);
+        let result = self.move_claimed(moves);
         self.claims.end_moves(&sources, &targets);
-        queued.and(Ok(ended?))
+        result
     }
 
     fn host(&self) -> Option<&HostArena> {

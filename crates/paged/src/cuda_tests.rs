@@ -5,6 +5,7 @@ use super::*;
 use crate::conformance::{check, read, shape, write};
 use crate::dtype::DType;
 use crate::geometry::{AttentionSpec, Geometry, Half};
+use crate::kernels::Slot;
 use crate::layout::Layout;
 use mooncrate_mem::Pages;
 use std::ops::Deref;
@@ -116,4 +117,51 @@ fn long_blocks_travel_through_staging_and_from_pinned_memory() {
     pinned.fill(0);
     device.read(&Part::block(BlockId(2)), Order::Tokens, &mut pinned).unwrap();
     assert_eq!(pinned[..], bytes[..]);
+}
+
+/// More blocks than one launch has a list for, copied, moved and zeroed, in a layout with many runs per block. The lists
+/// stay where they are, so no call allocates or frees memory of the device.
+#[test]
+fn long_lists_take_several_launches_and_no_memory() {
+    let Some(gpu) = gpu("long_lists_take_several_launches_and_no_memory") else { return };
+    let blocks = 2 * LIST_MAX as u32 + 20;
+    let arena = CudaArena::new(&gpu, shape(Layout::Nhd, blocks), blocks).unwrap();
+    let places = || {
+        let work = arena.work.lock();
+        let lists = [work.pairs.entries().address(), work.moves.entries().address()];
+        (lists, work.targets.entries().address(), work.zeros.span().address())
+    };
+    let (before, half) = (places(), blocks / 2);
+    for block in 0..half {
+        write(&arena, block, block.into());
+    }
+    let copies: Vec<BlockCopy> = (0..half)
+        .map(|block| BlockCopy { source: BlockId(block), target: BlockId(half + block) })
+        .collect();
+    arena.copy_blocks(&copies).unwrap();
+    for block in [0, 1, half - 1] {
+        let wanted = read(&arena, block, Order::Tokens);
+        assert!(wanted.iter().any(|byte| *byte != 0));
+        assert_eq!(read(&arena, half + block, Order::Tokens), wanted, "{block}");
+    }
+    let all: Vec<BlockId> = (half..blocks).map(BlockId).collect();
+    arena.zero_blocks(&all).unwrap();
+    let tokens = arena.shape().geometry().block_tokens();
+    let steps: Vec<RowMove> = (0..2 * LIST_MAX as u32 + 3 * tokens)
+        .map(|n| RowMove {
+            source: Slot::new(BlockId(n / tokens), n % tokens, tokens),
+            target: Slot::new(BlockId(half + n / tokens), n % tokens, tokens),
+        })
+        .collect();
+    for block in [half, half + 1, blocks - 1] {
+        assert!(read(&arena, block, Order::Tokens).iter().all(|byte| *byte == 0), "{block}");
+    }
+    assert!(read(&arena, half - 1, Order::Tokens).iter().any(|byte| *byte != 0), "others stay");
+    arena.compact(&steps).unwrap();
+    for block in [0, 1, steps.len() as u32 / tokens - 1] {
+        let moved = read(&arena, half + block, Order::Tokens);
+        assert_eq!(moved, read(&arena, block, Order::Tokens), "{block}");
+    }
+    arena.zero_blocks(&[]).unwrap();
+    assert_eq!(places(), before);
 }

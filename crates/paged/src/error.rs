@@ -3,7 +3,9 @@
 use crate::ResizeError;
 use crate::arena::ArenaError;
 use crate::cache::TOKENS_MAX;
+use crate::hash::EXTRA_BYTES_MAX;
 use crate::pool::{Full, TakeError};
+use crate::shard::Shard;
 use crate::view::ViewError;
 
 /// Why a call of a cache failed. Nothing was changed.
@@ -93,6 +95,37 @@ pub enum CacheError {
         id: String,
         /// The first token with such a score.
         token: u64,
+    },
+    /// Extra bytes for a token that is not there.
+    #[error(
+        "extra bytes were given for token {token}; the tokens of this call are {start} to {end}"
+    )]
+    ExtraOutside {
+        /// The token that they name.
+        token: u64,
+        /// The first token of the call.
+        start: u64,
+        /// The token after its last one.
+        end: u64,
+    },
+    /// More extra bytes for one token than fit.
+    #[error(
+        "{bytes} extra bytes were given for token {token}, at most {EXTRA_BYTES_MAX} fit; hash them"
+    )]
+    ExtraTooLong {
+        /// The token that they name.
+        token: u64,
+        /// How many there are.
+        bytes: usize,
+    },
+    /// A shard whose rank or stage is not below their number.
+    #[error(
+        "tensor rank {} of {} and stage {} of {} are no shard; both count from 0",
+        shard.tensor_rank, shard.tensor_ranks, shard.stage, shard.stages
+    )]
+    BadShard {
+        /// The shard.
+        shard: Shard,
     },
     /// The sequence got or lost tokens, or was freed, while it was being suspended.
     #[error("the sequence {id:?} changed while it was suspended, and goes on; suspend it again")]

@@ -9,12 +9,13 @@
 //! [`BLOCK_BYTES_MAX`]. All sizes are derived here, as 64-bit numbers with checked products, because the
 //! K half of an ordinary model already has 2^31 elements.
 //!
-//! [`CacheIdentity`] names geometry, layout and model in 128 bits. Blocks that were written under one
+//! [`CacheIdentity`] names geometry, layout, model and shard in 128 bits. Blocks that were written under one
 //! identity must never be read under another: the bytes would be taken for tokens that they are not.
 
 use crate::BLOCKS_MAX;
 use crate::dtype::DType;
 use crate::layout::Layout;
+use crate::shard::Shard;
 use std::fmt;
 
 /// Bytes of the largest block: 64 GiB. A block over this is a mistake in the numbers.
@@ -341,28 +342,29 @@ fn refuse_zeros(fields: &[(&'static str, u32)]) -> Result<(), GeometryError> {
 /// Stands for a layout where the bytes do not depend on it. No layout has this code.
 const ANY_LAYOUT: u8 = u8::MAX;
 
-/// 128 bits that name a geometry, a layout and a model. The number of blocks is not part of it: a block
+/// 128 bits that name a geometry, a layout, a model and its shard. The number of blocks is not part of it: a block
 /// means the same in a larger arena.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CacheIdentity([u8; 16]);
 
 impl CacheIdentity {
-    /// The identity of blocks of `geometry` in `layout`, computed by `model`. Whatever changes the values
+    /// The identity of blocks of `geometry` in `layout`, of one shard of `model`. Whatever changes the values
     /// (weights, revision, quantisation) belongs into the model's name.
-    pub fn new(geometry: &Geometry, layout: Layout, model: &str) -> Self {
-        Self::of(geometry, layout.code(), model)
+    pub fn new(geometry: &Geometry, layout: Layout, model: &str, shard: &Shard) -> Self {
+        Self::of(geometry, layout.code(), model, shard)
     }
 
     /// The same for bytes in [`Order::Tokens`](crate::Order::Tokens), which mean the same in every layout.
-    pub fn of_tokens(geometry: &Geometry, model: &str) -> Self {
-        Self::of(geometry, ANY_LAYOUT, model)
+    pub fn of_tokens(geometry: &Geometry, model: &str, shard: &Shard) -> Self {
+        Self::of(geometry, ANY_LAYOUT, model, shard)
     }
 
-    fn of(geometry: &Geometry, layout: u8, model: &str) -> Self {
+    fn of(geometry: &Geometry, layout: u8, model: &str, shard: &Shard) -> Self {
         // The context separates these hashes from all others; it names the version of the encoding.
-        let mut hasher = blake3::Hasher::new_derive_key("mooncrate paged cache identity v1");
+        let mut hasher = blake3::Hasher::new_derive_key("mooncrate paged cache identity v2");
         let Geometry { layers, halves, kv_heads, head_dim, block_tokens, dtype } = *geometry;
-        for number in [layers, halves, kv_heads, head_dim, block_tokens] {
+        let sizes = [layers, halves, kv_heads, head_dim, block_tokens];
+        for number in sizes.into_iter().chain(shard.numbers()) {
             hasher.update(&number.to_le_bytes());
         }
         hasher.update(&[dtype.code(), layout]);

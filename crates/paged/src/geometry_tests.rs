@@ -94,23 +94,31 @@ fn token_512_is_the_first_of_logical_block_32() {
 /// Every number that changes the meaning of the bytes changes the identity.
 #[test]
 fn identities_differ_by_each_part() {
+    const WHOLE: Shard = Shard::WHOLE;
     let base = Geometry::attention(SEED).unwrap();
-    let of = |spec| CacheIdentity::new(&Geometry::attention(spec).unwrap(), Layout::Nhd, "m");
+    let of =
+        |spec| CacheIdentity::new(&Geometry::attention(spec).unwrap(), Layout::Nhd, "m", &WHOLE);
+    let part = |shard| CacheIdentity::of_tokens(&base, "m", &shard);
     let mla =
         MlaSpec { layers: 32, latent_dim: 64, rope_dim: 0, block_tokens: 16, dtype: DType::F32 };
     let all = [
-        CacheIdentity::new(&base, Layout::Nhd, "m"),
-        CacheIdentity::new(&base, Layout::Hnd, "m"),
-        CacheIdentity::new(&base, Layout::Nhd, "n"),
-        CacheIdentity::new(&base, Layout::Nhd, ""),
-        CacheIdentity::of_tokens(&base, "m"),
-        CacheIdentity::of_tokens(&base, "n"),
-        CacheIdentity::new(&Geometry::mla(mla).unwrap(), Layout::Nhd, "m"),
+        CacheIdentity::new(&base, Layout::Nhd, "m", &WHOLE),
+        CacheIdentity::new(&base, Layout::Hnd, "m", &WHOLE),
+        CacheIdentity::new(&base, Layout::Nhd, "n", &WHOLE),
+        CacheIdentity::new(&base, Layout::Nhd, "", &WHOLE),
+        CacheIdentity::of_tokens(&base, "m", &WHOLE),
+        CacheIdentity::of_tokens(&base, "n", &WHOLE),
+        CacheIdentity::new(&Geometry::mla(mla).unwrap(), Layout::Nhd, "m", &WHOLE),
         of(AttentionSpec { kv_heads: 1, ..SEED }),
         of(AttentionSpec { layers: 33, ..SEED }),
         of(AttentionSpec { kv_heads: 64, head_dim: 32, ..SEED }),
         of(AttentionSpec { block_tokens: 32, ..SEED }),
         of(AttentionSpec { dtype: DType::Bf16, ..SEED }),
+        part(Shard { tensor_ranks: 2, ..WHOLE }),
+        part(Shard { tensor_rank: 1, tensor_ranks: 2, ..WHOLE }),
+        part(Shard { stages: 2, ..WHOLE }),
+        part(Shard { stage: 1, stages: 2, ..WHOLE }),
+        part(Shard { first_layer: 1, ..WHOLE }),
     ];
     let distinct: std::collections::BTreeSet<_> = all.iter().map(CacheIdentity::bytes).collect();
     assert_eq!(distinct.len(), all.len());

@@ -140,6 +140,7 @@ pub mod replay;
 mod sequence;
 #[cfg(not(loom))]
 mod sequence_view;
+mod shard;
 #[cfg(not(loom))]
 mod spill;
 #[cfg(not(loom))]
@@ -161,7 +162,7 @@ pub use alloc::{
 #[cfg(not(loom))]
 pub use arena::{Arena, ArenaError};
 #[cfg(not(loom))]
-pub use cache::{Admission, Admitted, Cache, CacheConfig, Prompt, TOKENS_MAX};
+pub use cache::{Admission, Admitted, Cache, CacheConfig, Prompt, TOKENS_MAX, TableMark};
 #[cfg(not(loom))]
 pub use cuda::CudaArena;
 pub use dtype::{DType, DlpackType};
@@ -171,7 +172,7 @@ pub use geometry::{
     ARENA_BYTES_MAX, AttentionSpec, BLOCK_BYTES_MAX, BLOCK_TOKENS_MAX, CacheIdentity, Geometry,
     GeometryError, Half, MlaSpec, TokenPlace,
 };
-pub use hash::{BlockHash, Identity};
+pub use hash::{BlockHash, EXTRA_BYTES_MAX, Extra, Identity};
 #[cfg(not(loom))]
 pub use host::HostArena;
 pub use ids::BlockId;
@@ -190,9 +191,10 @@ pub use records::Registered;
 #[cfg(not(loom))]
 pub use remap::{ArenaRef, BlockHold, Contiguous, HeldSequence, Piece, Remap, RemapError, Unheld};
 #[cfg(not(loom))]
-pub use sequence::{Sequence, Start};
+pub use sequence::{Sequence, Start, Text};
 #[cfg(not(loom))]
 pub use sequence_view::SequenceView;
+pub use shard::Shard;
 #[cfg(not(loom))]
 pub use spill::{Fetch, PinnedBlocks, SpillKey};
 #[cfg(not(loom))]

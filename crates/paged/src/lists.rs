@@ -123,7 +123,7 @@ impl Lists {
             let seen = place.load(Ordering::Relaxed);
             if let Some(locked) = open.list.as_mut().filter(|locked| locked.names(seen)) {
                 // It stays there while we hold the lock.
-                locked.policy.touch(Slot(block.0));
+                locked.policy.touch_as(Slot(block.0), worth(records, block));
                 return;
             }
             let list = if seen & !USED == 0 { open.own } else { usize::from(seen & !USED) - 1 };

@@ -17,6 +17,7 @@ use mooncrate_lock::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Parts of the table of sequences; each has a lock.
@@ -37,6 +38,8 @@ pub(crate) struct Live {
     /// Weak: the cache holds its sequences, and a cycle would keep both, and the arena, for ever. Whoever
     /// uses the blocks of a sequence beyond a call holds the cache, too.
     cache: Weak<Shared>,
+    /// A number that no other one has or had. While it is the same, the block table only grows.
+    pub(crate) number: u64,
     held: Mutex<Held>,
 }
 
@@ -57,8 +60,10 @@ impl Held {
 
 impl Live {
     fn new(cache: &Arc<Shared>, sequence: Sequence) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         let held = Held { sequence: Some(sequence), replaced: false };
-        Self { cache: Arc::downgrade(cache), held: Mutex::new(held) }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { cache: Arc::downgrade(cache), number, held: Mutex::new(held) }
     }
 
     /// What `work` says of the sequence, unless a call holds it now.

@@ -83,7 +83,21 @@ fn batches_are_all_or_nothing() {
             bits.give(1, &table);
         }
         assert_eq!(bits.free(), 3);
-        assert_eq!(bits.largest_run(), 3);
+        assert_eq!(bits.largest_run(0), 3);
+    });
+}
+
+/// One of two blocks is taken for good. A call for two cannot succeed; beside it a call for one does, in every order.
+#[test]
+fn a_call_that_cannot_succeed_makes_no_other_fail() {
+    loom::model(|| {
+        let bits = Arc::new(Bits::new(2, 2));
+        assert!(bits.take(0, &mut [BlockId::default()]));
+        let other = Arc::clone(&bits);
+        let large = thread::spawn(move || other.take(1, &mut [BlockId::default(); 2]));
+        assert!(bits.take(0, &mut [BlockId::default()]), "one block is free all the time");
+        assert!(!large.join().unwrap(), "there are never two");
+        assert_eq!(bits.free(), 0);
     });
 }
 

@@ -4,8 +4,10 @@
 //! manifest    little-endian
 //!   0     4        8           24            40       44             48       56        64      68     72    76
 //!   ├magic┼version─┼ identity ─┼ names' key ─┼ tenant ┼ block tokens ┼ tokens ┼ written ┼ named ┼ rest ┼ own ┤
+//!   76     80        88            96
+//!   ├ kept ┼ dropped ┼ extra bytes ┤
 //!   named x 16: names of blocks     rest x 4: tokens after the last full block     own x 16: digests of own blocks
-//! version 2   of a sequence that dropped tokens: after the head  kept:4 dropped:8,  at the end  kept x 4: positions
+//!   kept x 4: positions, if tokens were dropped      extras of the rest, each  token:8 length:4 bytes
 //! ticket      the first 128 bits of BLAKE3(manifest)
 //! ```
 //!
@@ -17,17 +19,16 @@
 //! What must stay true: whatever the bytes are, a [`Manifest`] that exists adds up.
 
 use crate::error::CacheError;
-use crate::hash::BlockHash;
+use crate::hash::{BlockHash, Extra};
 use crate::positions::Positions;
 use std::fmt;
 use std::str::FromStr;
 
 const MAGIC: &[u8; 4] = b"MCPS";
-/// Of a sequence that has all its tokens.
-const VERSION: u32 = 1;
-/// Of one that has dropped some.
-const VERSION_DROPPED: u32 = 2;
-const HEAD_BYTES: usize = 76;
+const VERSION: u32 = 3;
+const HEAD_BYTES: usize = 96;
+/// Bytes of an extra before its own: token and length.
+const EXTRA_HEAD_BYTES: u64 = 12;
 
 /// Names a suspended sequence, in any process. As text it has 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,15 +77,13 @@ pub enum ResumeError {
     #[error("the bytes are not those that the ticket names; the sequence has to be computed anew")]
     Damaged,
     /// A manifest of another version of this program.
-    #[error(
-        "the sequence was suspended in format {found}, this program reads formats {VERSION} and {VERSION_DROPPED}"
-    )]
+    #[error("the sequence was suspended in format {found}, this program reads format {VERSION}")]
     Version {
         /// Its version.
         found: u32,
     },
-    /// A sequence of another model, geometry, adapter or tenant.
-    #[error("the sequence belongs to another model, geometry, adapter or tenant")]
+    /// A sequence of another model, shard, geometry, adapter, salt or tenant.
+    #[error("the sequence belongs to another model, shard, geometry, adapter, salt or tenant")]
     Foreign,
     /// The cache refused.
     #[error(transparent)]
@@ -95,7 +94,7 @@ pub enum ResumeError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
     pub(crate) identity: [u8; 16],
-    /// [`crate::Identity::fingerprint`], which names the adapter too; `None` for a sequence without names.
+    /// [`crate::Identity::fingerprint`], which names adapter and salt too; `None` for a sequence without names.
     pub(crate) fingerprint: Option<BlockHash>,
     pub(crate) tenant: u32,
     pub(crate) block_tokens: u32,
@@ -105,6 +104,8 @@ pub(crate) struct Manifest {
     pub(crate) rest: Vec<u32>,
     pub(crate) own: Vec<[u8; 16]>,
     pub(crate) positions: Positions,
+    /// Of the tokens in `rest`, in their order.
+    pub(crate) extras: Vec<Extra>,
 }
 
 impl Manifest {
@@ -134,28 +135,30 @@ impl Manifest {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD_BYTES);
         bytes.extend_from_slice(MAGIC);
-        let dropped = self.positions.dropped;
-        let version = if dropped > 0 { VERSION_DROPPED } else { VERSION };
-        bytes.extend_from_slice(&version.to_le_bytes());
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&self.identity);
         bytes.extend_from_slice(&self.fingerprint.unwrap_or(BlockHash::NONE).to_bytes());
         bytes.extend_from_slice(&self.tenant.to_le_bytes());
         bytes.extend_from_slice(&self.block_tokens.to_le_bytes());
         bytes.extend_from_slice(&self.tokens.to_le_bytes());
         bytes.extend_from_slice(&self.written.to_le_bytes());
-        let kept = &self.positions.kept;
-        let counts = [self.names.len(), self.rest.len(), self.own.len(), kept.len()];
-        for count in &counts[..if dropped > 0 { 4 } else { 3 }] {
-            let count = u32::try_from(*count).expect("a sequence has less than 2^31 tokens");
-            bytes.extend_from_slice(&count.to_le_bytes());
+        let Positions { kept, dropped } = &self.positions;
+        for count in [self.names.len(), self.rest.len(), self.own.len(), kept.len()] {
+            bytes.extend_from_slice(&small(count).to_le_bytes());
         }
-        if dropped > 0 {
-            bytes.extend_from_slice(&dropped.to_le_bytes());
-        }
+        bytes.extend_from_slice(&dropped.to_le_bytes());
+        let extra_bytes =
+            self.extras.iter().map(|extra| EXTRA_HEAD_BYTES + extra.bytes.len() as u64);
+        bytes.extend_from_slice(&extra_bytes.sum::<u64>().to_le_bytes());
         bytes.extend(self.names.iter().flat_map(|name| name.to_bytes()));
         bytes.extend(self.rest.iter().flat_map(|token| token.to_le_bytes()));
         bytes.extend(self.own.iter().flatten());
         bytes.extend(kept.iter().flat_map(|position| position.to_le_bytes()));
+        for extra in &self.extras {
+            bytes.extend_from_slice(&extra.token.to_le_bytes());
+            bytes.extend_from_slice(&small(extra.bytes.len()).to_le_bytes());
+            bytes.extend_from_slice(&extra.bytes);
+        }
         bytes
     }
 
@@ -167,7 +170,7 @@ impl Manifest {
         if magic != *MAGIC {
             return Err(ResumeError::Damaged);
         }
-        if version != VERSION && version != VERSION_DROPPED {
+        if version != VERSION {
             return Err(ResumeError::Version { found: version });
         }
         let identity = front(&mut rest)?;
@@ -177,19 +180,21 @@ impl Manifest {
         let tokens = u64::from_le_bytes(front(&mut rest)?);
         let written = u64::from_le_bytes(front(&mut rest)?);
         let mut counts = [0; 4];
-        for count in &mut counts[..if version == VERSION { 3 } else { 4 }] {
+        for count in &mut counts {
             *count = u64::from(u32::from_le_bytes(front(&mut rest)?));
         }
-        let dropped = if version == VERSION { 0 } else { u64::from_le_bytes(front(&mut rest)?) };
+        let dropped = u64::from_le_bytes(front(&mut rest)?);
+        let extra_bytes = u64::from_le_bytes(front(&mut rest)?);
         // Before anything is allocated by these numbers.
         let sizes = [16, 4, 16, 4];
         let needed: u64 = counts.iter().zip(sizes).map(|(count, size)| count * size).sum();
-        if needed != rest.len() as u64 || (version == VERSION_DROPPED && dropped == 0) {
+        if needed.checked_add(extra_bytes) != Some(rest.len() as u64) {
             return Err(ResumeError::Damaged);
         }
         let (names, rest) = rest.split_at(counts[0] as usize * 16);
         let (tail, rest) = rest.split_at(counts[1] as usize * 4);
-        let (own, kept) = rest.split_at(counts[2] as usize * 16);
+        let (own, rest) = rest.split_at(counts[2] as usize * 16);
+        let (kept, rest) = rest.split_at(counts[3] as usize * 4);
         let numbers = |bytes: &[u8]| -> Vec<u32> {
             bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
         };
@@ -204,6 +209,7 @@ impl Manifest {
             rest: numbers(tail),
             own: own.as_chunks().0.to_vec(),
             positions: Positions { kept: numbers(kept), dropped },
+            extras: read_extras(rest)?,
         };
         manifest.check()
     }
@@ -218,6 +224,8 @@ impl Manifest {
             && full <= self.written / size
             && self.own.len() as u64 == self.written.div_ceil(size) - full
             && self.positions.fit(self.tokens)
+            && self.extras.is_sorted()
+            && self.extras.iter().all(|extra| (full * size..self.tokens).contains(&extra.token))
             && match self.fingerprint {
                 // Tokens of which some were dropped are no prefix, so no block after them has a name.
                 Some(_) => {
@@ -225,10 +233,26 @@ impl Manifest {
                         && full == self.written / size
                         && self.rest.len() as u64 == self.tokens - full * size
                 }
-                None => self.rest.is_empty(),
+                None => self.rest.is_empty() && self.extras.is_empty(),
             };
         if agree { Ok(self) } else { Err(ResumeError::Damaged) }
     }
+}
+
+fn read_extras(mut bytes: &[u8]) -> Result<Vec<Extra>, ResumeError> {
+    let mut extras = Vec::new();
+    while !bytes.is_empty() {
+        let token = u64::from_le_bytes(front(&mut bytes)?);
+        let len = u32::from_le_bytes(front(&mut bytes)?) as usize;
+        let (own, after) = bytes.split_at_checked(len).ok_or(ResumeError::Damaged)?;
+        extras.push(Extra::new(token, own));
+        bytes = after;
+    }
+    Ok(extras)
+}
+
+fn small(count: usize) -> u32 {
+    u32::try_from(count).expect("a sequence has less than 2^31 tokens, an extra less bytes")
 }
 
 fn digest(context: &str, parts: &[&[u8]]) -> [u8; 16] {
@@ -271,7 +295,9 @@ mod tests {
     }
 
     fn manifest(cache: &Cache) -> Vec<u8> {
-        cache.allocate_for("a", Prompt::Tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])).unwrap();
+        let extras = vec![Extra::new(9, b"image"), Extra::new(2, b"old"), Extra::new(9, b"")];
+        let how = Admission { extras, ..Admission::default() };
+        cache.allocate("a", Prompt::Tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]), &how).unwrap();
         let mut suspension = cache.suspend("a", 9).unwrap();
         assert_eq!((suspension.named().len(), suspension.own_blocks()), (2, 1));
         let mut payload = vec![0; 4 * 64];
@@ -288,6 +314,7 @@ mod tests {
         let parsed = Manifest::parse(&bytes).unwrap();
         assert_eq!((parsed.tokens, parsed.written, &parsed.rest[..]), (10, 9, &[9, 10][..]));
         assert_eq!((parsed.published(), parsed.own_tokens(0)), (2, 1));
+        assert_eq!(parsed.extras, [Extra::new(9, b""), Extra::new(9, b"image")]);
         assert_eq!(parsed.to_bytes(), bytes);
     }
 
@@ -303,8 +330,8 @@ mod tests {
         }
         assert!(matches!(resume(&[&bytes[..], b"x"].concat()), Err(ResumeError::Damaged)));
         let mut newer = bytes.clone();
-        newer[4] = 3;
-        assert!(matches!(resume(&newer), Err(ResumeError::Version { found: 3 })));
+        newer[4] = 4;
+        assert!(matches!(resume(&newer), Err(ResumeError::Version { found: 4 })));
         // Every number of the head, one bit after the other; the names and tokens behind it are free.
         for bit in 0..HEAD_BYTES * 8 {
             let mut other = bytes.clone();
@@ -318,7 +345,7 @@ mod tests {
         for len in 0..bytes.len() {
             assert!(matches!(resume(&bytes[..len]), Err(ResumeError::Damaged)), "{len}");
         }
-        for bit in (0..48 * 8).chain(56 * 8..(HEAD_BYTES + 4) * 8) {
+        for bit in (0..48 * 8).chain(56 * 8..80 * 8).chain(88 * 8..HEAD_BYTES * 8) {
             let mut other = bytes.clone();
             other[bit / 8] ^= 1 << (bit % 8);
             assert!(resume(&other).is_err(), "bit {bit}");

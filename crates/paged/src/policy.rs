@@ -40,8 +40,7 @@ impl Policy {
         }
     }
 
-    /// Whether it goes by the rank that a block is inserted with. A block whose rank has changed is removed
-    /// and inserted again.
+    /// Whether it goes by the rank that a block was last used with.
     pub const fn is_ranked(self) -> bool {
         matches!(self, Self::Priority | Self::Importance)
     }

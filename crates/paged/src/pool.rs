@@ -9,7 +9,7 @@
 //! Every step is a few atomic operations on memory of the block, except for the order of eviction, which has
 //! locks ([`crate::lists`]). A match takes no lock at all.
 
-use crate::alloc::{Bits, Tally, seat};
+use crate::alloc::{Bits, InUse, Tally, seat};
 use crate::arena::ArenaError;
 use crate::hash::BlockHash;
 use crate::lists::Lists;
@@ -88,12 +88,31 @@ impl Pool {
         table: &mut [BlockId],
         clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
     ) -> Result<(), TakeError> {
-        let seat = seat();
-        let free = self.bits.take_some(seat, table);
-        if free < table.len() {
-            self.take_evicting(seat, table, free)?;
+        let (seat, wanted) = (seat(), table.len());
+        if !self.fill(seat, table) {
+            let evictable = || self.cached_blocks();
+            if !self.bits.settle(seat, wanted, evictable, || self.fill(seat, table)) {
+                return Err(self.full(wanted).into());
+            }
         }
         self.begin(tenant, table, clean)
+    }
+
+    /// Fills `table` with blocks, or takes none, by one attempt: it may find too few because others hold blocks that
+    /// they will give back.
+    #[inline]
+    fn fill(&self, seat: usize, table: &mut [BlockId]) -> bool {
+        let wanted = table.len();
+        let _gathering = if wanted > 1 { Some(self.bits.gather(seat, wanted)) } else { None };
+        let free = self.bits.take_some(seat, table);
+        free == wanted || self.fill_evicting(seat, table, free)
+    }
+
+    #[cold]
+    fn full(&self, wanted: usize) -> Full {
+        let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
+        let (free, cached, total) = (self.free_blocks(), self.cached_blocks(), self.total_blocks());
+        Full { wanted, free, cached, total }
     }
 
     /// The same with blocks in a row, if the hints know such a run; else any blocks.
@@ -156,45 +175,34 @@ impl Pool {
         }
     }
 
-    /// Fills the rest of a table, of which the first `filled` blocks are there, with evicted blocks.
+    /// Fills the rest of a table, of which the first `filled` blocks are there, with evicted blocks; or gives the
+    /// others back.
     #[cold]
-    fn take_evicting(
-        &self,
-        seat: usize,
-        table: &mut [BlockId],
-        mut filled: usize,
-    ) -> Result<(), Full> {
+    fn fill_evicting(&self, seat: usize, table: &mut [BlockId], mut filled: usize) -> bool {
         // What is free comes first: blocks in pockets of other threads, too.
-        if self.bits.empty_pockets() {
+        if self.bits.empty_pockets(seat) {
             filled += self.bits.take_some(seat, &mut table[filled..]);
-            if filled == table.len() {
-                return Ok(());
-            }
         }
         for _ in 0..ROUNDS {
             // Nothing is evicted in vain; a single block cannot be.
             let missing = table.len() - filled;
-            if missing > 1 && (self.cached_blocks() as usize) < missing {
+            if missing == 0 || (missing > 1 && (self.cached_blocks() as usize) < missing) {
                 break;
             }
             let before = filled;
             filled += self.evict_into(seat, &mut table[filled..]);
             filled += self.bits.take_some(seat, &mut table[filled..]);
-            if filled == table.len() {
-                return Ok(());
-            }
             if filled == before {
                 break;
             }
         }
-        filled += self.bits.take_hidden(seat, &mut table[filled..]);
-        if filled == table.len() {
-            return Ok(());
+        if filled < table.len() {
+            filled += self.bits.take_hidden(seat, &mut table[filled..]);
         }
-        self.bits.give(seat, &table[..filled]);
-        let wanted = u32::try_from(table.len()).unwrap_or(u32::MAX);
-        let (free, cached, total) = (self.free_blocks(), self.cached_blocks(), self.total_blocks());
-        Err(Full { wanted, free, cached, total })
+        if filled < table.len() {
+            self.bits.give(seat, &table[..filled]);
+        }
+        filled == table.len()
     }
 
     /// Ends private blocks.
@@ -230,6 +238,13 @@ impl Pool {
             named += usize::from(self.register(*block, *name, rank) == Registered::Named);
         }
         named
+    }
+
+    /// What a policy by rank goes by from the next release of these blocks on. The caller holds references to them.
+    pub fn set_rank(&self, blocks: &[BlockId], rank: u8) {
+        for block in blocks {
+            self.records.set_rank(*block, rank);
+        }
     }
 
     /// The longest run of names from the first on that have blocks: these are pinned and written to `table`.
@@ -367,37 +382,74 @@ impl Pool {
         evicted.blocks
     }
 
-    /// Ends a published block that nobody uses; whether the caller has it now.
-    fn ended(&self, block: BlockId) -> bool {
-        let Some(reclaimed) = self.records.reclaim(block) else { return false };
+    /// Ends a published block that nobody uses; the name of its bytes, if the caller has it now.
+    fn ended(&self, block: BlockId) -> Option<BlockHash> {
+        let reclaimed = self.records.reclaim(block)?;
         if reclaimed.named {
             self.idle.add(seat(), -1);
         }
-        reclaimed.usable
+        reclaimed.usable.then_some(reclaimed.name)
     }
 
     /// Changes the number of blocks while others are in use. Cached blocks beyond the new end are evicted; if
-    /// one there is in use, the arena keeps its size.
+    /// one there is in use, nothing is changed.
     pub fn resize(&self, total: u32) -> Result<(), ResizeError> {
+        self.resize_with(total, || Ok(()))
+    }
+
+    /// The same with what has to be done beside a shrink, while the blocks that end are nobody's. If that fails, the
+    /// pool is as it was.
+    pub fn resize_with<E: From<ResizeError>>(
+        &self,
+        total: u32,
+        shrink: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
         let _alone = self.resizing.lock();
         if total == 0 {
-            return Err(ResizeError::Empty);
+            return Err(ResizeError::Empty.into());
         }
         if total > self.max {
-            return Err(ResizeError::TooLarge { wanted: total, max: self.max });
+            return Err(ResizeError::TooLarge { wanted: total, max: self.max }.into());
         }
-        self.bits.grow(total);
-        for block in (total..self.total_blocks()).map(BlockId) {
+        let before = self.total_blocks();
+        if total >= before {
+            self.bits.grow(total);
+            return Ok(());
+        }
+        let ending = (total..before).map(BlockId);
+        // Before anything is evicted. A block that gets into use from here on is found below.
+        let used = ending.clone().filter(|block| self.records.references(*block) > 0);
+        let (blocks, highest) = used.fold((0, None), |(count, _), block| (count + 1, Some(block)));
+        if let Some(highest) = highest {
+            return Err(ResizeError::InUse { wanted: total, blocks, highest }.into());
+        }
+        let (mut ended, mut names) = (Vec::new(), Vec::new());
+        for block in ending {
             self.lists.remove(&self.records, block);
-            if self.ended(block) {
-                self.bits.give(seat(), &[block]);
+            if let Some(name) = self.ended(block) {
+                ended.push(block);
+                names.push(name);
             }
         }
-        self.bits.shrink(total).map_err(|in_use| ResizeError::InUse {
-            wanted: total,
-            blocks: in_use.blocks,
-            highest: in_use.highest,
-        })
+        let done = match self.bits.shrink(seat(), total, &ended) {
+            Ok(()) => shrink().inspect_err(|_| self.bits.grow_but(seat(), before, &ended)),
+            Err(in_use) => {
+                let InUse { blocks, highest } = in_use;
+                Err(ResizeError::InUse { wanted: total, blocks, highest }.into())
+            }
+        };
+        done.inspect_err(|_| self.restore(&mut ended, &names))
+    }
+
+    /// Makes blocks that were ended a moment ago, and that nobody has taken since, cached again: their bytes are
+    /// still there.
+    #[cold]
+    fn restore(&self, blocks: &mut [BlockId], names: &[BlockHash]) {
+        for (block, name) in blocks.iter().zip(names) {
+            self.records.begin(*block);
+            self.records.register(*block, *name, self.records.rank(*block));
+        }
+        self.release(blocks);
     }
 
     /// Blocks that hold nothing.

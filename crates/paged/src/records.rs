@@ -59,8 +59,10 @@ pub(crate) struct Records {
 /// A published block that was ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reclaimed {
-    /// It had a name.
+    /// The index named it.
     pub(crate) named: bool,
+    /// The name of its bytes, which are still there.
+    pub(crate) name: BlockHash,
     /// It can be handed out again.
     pub(crate) usable: bool,
 }
@@ -220,15 +222,18 @@ impl Records {
             return None;
         }
         let dead = record.word.apply(word.generation(), Event::Reclaim { pins: 0 }).ok()?;
+        // The block is the caller's from here on: nobody else writes its record.
+        let name = self.hash(block);
         let place = Place::from_byte(record.place.load(Ordering::Relaxed));
         if let Some(place) = place {
             record.place.store(0, Ordering::Relaxed);
-            self.index.remove(self.hash(block), place);
+            self.index.remove(name, place);
         }
         record.hash[0].store(0, Ordering::Relaxed);
         record.hash[1].store(0, Ordering::Relaxed);
         // At the last generation the block is used up (G4): it stays dead and is never handed out again.
-        Some(Reclaimed { named: place.is_some(), usable: dead.generation() != Generation::MAX })
+        let usable = dead.generation() != Generation::MAX;
+        Some(Reclaimed { named: place.is_some(), name, usable })
     }
 
     /// The name of a published block; none otherwise.
@@ -255,6 +260,15 @@ impl Records {
     /// What the eviction policy is told of it.
     pub(crate) fn rank(&self, block: BlockId) -> u8 {
         self.record(block).rank.load(Ordering::Relaxed)
+    }
+
+    /// Changes it. The caller holds a reference to the block.
+    pub(crate) fn set_rank(&self, block: BlockId, rank: u8) {
+        let place = &self.record(block).rank;
+        // Most blocks keep their rank: then nothing is written to a line that others may read.
+        if place.load(Ordering::Relaxed) != rank {
+            place.store(rank, Ordering::Relaxed);
+        }
     }
 
     /// The eviction list of a block, as the pool writes it.

@@ -16,7 +16,7 @@
 
 use crate::BlockId;
 use crate::arena::ArenaError;
-use crate::hash::{BlockHash, Identity};
+use crate::hash::{BlockHash, Extra, Identity, extras_in};
 use crate::kernels::{RowMove, Slot};
 use crate::pool::{Full, Pool, TakeError};
 use crate::positions::Positions;
@@ -28,30 +28,44 @@ const NAMES_AT_ONCE: usize = 64;
 
 /// What a sequence needs to know to share blocks with others by name.
 #[derive(Clone, Debug)]
-struct Names {
-    identity: Arc<Identity>,
+pub(crate) struct Names {
+    pub(crate) identity: Arc<Identity>,
     /// The name of the last published block.
-    parent: BlockHash,
+    pub(crate) parent: BlockHash,
     /// Tokens after it.
-    rest: Vec<u32>,
+    pub(crate) rest: Vec<u32>,
+    /// Extras of those, in their order.
+    pub(crate) extras: Vec<Extra>,
 }
 
 impl Names {
-    /// Publishes the next blocks under the names of the tokens that they hold.
-    fn register(&mut self, pool: &Pool, blocks: &[BlockId], block_tokens: usize, rank: u8) {
+    /// Publishes the next blocks, the first of which begins with token `first`, under the names of what they hold.
+    fn register(
+        &mut self,
+        pool: &Pool,
+        blocks: &[BlockId],
+        mut first: u64,
+        block_tokens: usize,
+        rank: u8,
+    ) {
         let mut tokens = self.rest.chunks_exact(block_tokens);
         let mut names = [BlockHash::NONE; NAMES_AT_ONCE];
         for some in blocks.chunks(NAMES_AT_ONCE) {
             let names = &mut names[..some.len()];
             for name in &mut *names {
                 let own = tokens.next().expect("a sequence knows the tokens of its full blocks");
-                self.parent = self.identity.child(self.parent, own);
+                let end = first + own.len() as u64;
+                let extras = extras_in(&self.extras, first..end);
+                self.parent = self.identity.child(self.parent, own, extras);
                 *name = self.parent;
+                first = end;
             }
             // A duplicate or one without room in the index serves this sequence all the same.
             pool.register_all(some, names, rank);
         }
         self.rest.drain(..blocks.len() * block_tokens);
+        let done = self.extras.partition_point(|extra| extra.token < first);
+        self.extras.drain(..done);
     }
 }
 
@@ -69,6 +83,15 @@ pub struct Sequence {
     rank: u8,
     names: Option<Names>,
     positions: Positions,
+}
+
+/// Tokens, and what changes their KV beside their ids.
+#[derive(Clone, Copy, Debug)]
+pub struct Text<'a> {
+    /// Their ids.
+    pub tokens: &'a [u32],
+    /// In the order of their tokens, which are counted from the start of the sequence.
+    pub extras: &'a [Extra],
 }
 
 /// How a sequence begins.
@@ -92,26 +115,29 @@ impl Sequence {
         pool: &Pool,
         start: &Start,
         identity: &Arc<Identity>,
-        prompt: &[u32],
+        prompt: Text<'_>,
         hashes: &mut Vec<BlockHash>,
         clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
     ) -> Result<Self, TakeError> {
-        let size = start.block_tokens as usize;
-        identity.chain(prompt, size, hashes);
-        check_room(pool, prompt.len() as u64, start.block_tokens)?;
-        let findable = prompt.len().saturating_sub(1) / size;
-        let mut table = vec![BlockId::default(); prompt.len().div_ceil(size)];
+        let (size, Text { tokens, extras }) = (start.block_tokens as usize, prompt);
+        check_room(pool, tokens.len() as u64, start.block_tokens)?;
+        identity.chain(tokens, extras, size, hashes);
+        let findable = tokens.len().saturating_sub(1) / size;
+        let mut table = vec![BlockId::default(); tokens.len().div_ceil(size)];
         let matched = pool.match_prefix(&hashes[..findable.min(hashes.len())], &mut table);
         if let Err(full) = take(pool, start, &mut table[matched..], clean) {
             pool.release(&mut table[..matched]);
             return Err(full);
         }
+        pool.set_rank(&table[..matched], start.rank);
+        let first = (matched * size) as u64;
         let names = Names {
             identity: Arc::clone(identity),
             parent: if matched > 0 { hashes[matched - 1] } else { BlockHash::NONE },
-            rest: prompt[matched * size..].to_vec(),
+            rest: tokens[matched * size..].to_vec(),
+            extras: extras_in(extras, first..u64::MAX).to_vec(),
         };
-        Ok(Self::new(table, prompt.len() as u64, matched, start, Some(names)))
+        Ok(Self::new(table, tokens.len() as u64, matched, start, Some(names)))
     }
 
     /// A sequence of so many tokens that nobody names: its blocks are its own.
@@ -121,6 +147,7 @@ impl Sequence {
         tokens: u64,
         clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
     ) -> Result<Self, TakeError> {
+        check_room(pool, tokens, start.block_tokens)?;
         let mut table =
             vec![BlockId::default(); tokens.div_ceil(start.block_tokens.into()) as usize];
         take(pool, start, &mut table, clean)?;
@@ -139,34 +166,30 @@ impl Sequence {
         Self { table, tokens, published, block_tokens, tenant, rank, names, positions }
     }
 
-    /// A sequence as it was before it was suspended. `names` are its identity and the tokens after its last
+    /// A sequence as it was before it was suspended. `names` are its identity and what comes after its last
     /// published block; `table` holds a reference to each of the first `published` blocks, the rest is private.
-    #[cfg(not(loom))]
     pub(crate) fn restored(
         pool: &Pool,
         start: &Start,
         table: Vec<BlockId>,
         tokens: u64,
         published: usize,
-        names: Option<(Arc<Identity>, Vec<u32>)>,
+        names: Option<(Arc<Identity>, Vec<u32>, Vec<Extra>)>,
         positions: Positions,
     ) -> Self {
-        let names = names.map(|(identity, rest)| {
+        let names = names.map(|(identity, rest, extras)| {
             let last = published.checked_sub(1).and_then(|last| pool.hash(table[last]));
-            Names { identity, parent: last.unwrap_or(BlockHash::NONE), rest }
+            Names { identity, parent: last.unwrap_or(BlockHash::NONE), rest, extras }
         });
         Self { positions, ..Self::new(table, tokens, published, start, names) }
     }
 
-    /// What it needs to share blocks by name, if it can: its identity, and the tokens after its last published
-    /// block.
-    #[cfg(not(loom))]
-    pub(crate) fn names(&self) -> Option<(&Identity, &[u32])> {
-        self.names.as_ref().map(|names| (&*names.identity, &names.rest[..]))
+    /// What it needs to share blocks by name, if it can.
+    pub(crate) const fn names(&self) -> Option<&Names> {
+        self.names.as_ref()
     }
 
     /// Whose it is.
-    #[cfg(not(loom))]
     pub(crate) const fn tenant(&self) -> u32 {
         self.tenant
     }
@@ -175,12 +198,13 @@ impl Sequence {
     pub fn append(
         &mut self,
         pool: &Pool,
-        tokens: &[u32],
+        more: Text<'_>,
         clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
     ) -> Result<usize, TakeError> {
-        let added = self.grow(pool, tokens.len() as u64, clean)?;
+        let added = self.grow(pool, more.tokens.len() as u64, clean)?;
         if let Some(names) = &mut self.names {
-            names.rest.extend_from_slice(tokens);
+            names.rest.extend_from_slice(more.tokens);
+            names.extras.extend_from_slice(more.extras);
         }
         Ok(added)
     }
@@ -225,7 +249,10 @@ impl Sequence {
         let full = (written.min(self.tokens) / u64::from(self.block_tokens)) as usize;
         let blocks = self.table.get(self.published..full).unwrap_or_default();
         match &mut self.names {
-            Some(names) => names.register(pool, blocks, self.block_tokens as usize, self.rank),
+            Some(names) => {
+                let first = self.published as u64 * u64::from(self.block_tokens);
+                names.register(pool, blocks, first, self.block_tokens as usize, self.rank);
+            }
             None => blocks.iter().for_each(|block| pool.publish(*block)),
         }
         let added = blocks.len();
@@ -348,7 +375,7 @@ fn in_a_row(table: &[BlockId]) -> Option<(BlockId, u32)> {
 }
 
 /// Refuses what cannot fit even into an empty pool, before memory for its table is taken.
-fn check_room(pool: &Pool, tokens: u64, block_tokens: u32) -> Result<(), TakeError> {
+pub(crate) fn check_room(pool: &Pool, tokens: u64, block_tokens: u32) -> Result<(), TakeError> {
     let needed = tokens.div_ceil(block_tokens.into());
     let total = pool.total_blocks();
     if needed <= total.into() {

@@ -2,7 +2,7 @@
 //! read, and the admission of bytes that were fetched. Nothing here knows a store: a door carries this out.
 //!
 //! ```text
-//! key      "paged/1/" kind:1 identity:16 name:16       identity: geometry and model, without the layout
+//! key      "paged/2/" kind:1 identity:16 name:16       identity: geometry, model and shard, without the layout
 //! payload  one block in Order::Tokens, no header       Geometry::block_bytes() bytes, no other length is taken
 //! ```
 //!
@@ -20,7 +20,7 @@ use crate::part::{Order, Part};
 use crate::records::Registered;
 use std::fmt;
 
-const PREFIX: &[u8; 8] = b"paged/1/";
+const PREFIX: &[u8; 8] = b"paged/2/";
 const KEY_BYTES: usize = PREFIX.len() + 1 + 16 + 16;
 
 /// What a key of a store names.
@@ -147,6 +147,7 @@ impl Fetch {
         self.table.resize(self.names.len(), BlockId::default());
         let found = pool.match_prefix(&self.names[have..], &mut self.table[have..]);
         self.table.truncate(have + found);
+        pool.set_rank(&self.table[have..], self.rank);
     }
 
     /// The next names, at most `most`, whose blocks are to be fetched. None: all blocks of the prefix are there.
@@ -237,11 +238,13 @@ impl Drop for Fetch {
 }
 
 impl Cache {
-    /// The names of all full blocks of these tokens.
-    pub fn block_names(&self, tokens: &[u32], tenant: u32, adapter: &str) -> Vec<BlockHash> {
-        let mut names = Vec::new();
+    /// The names of all full blocks of these tokens, in a sequence that is admitted so. Extras for tokens behind
+    /// them name nothing.
+    pub fn block_names(&self, tokens: &[u32], how: &Admission) -> Vec<BlockHash> {
+        let (mut names, mut extras) = (Vec::new(), how.extras.clone());
+        extras.sort_unstable();
         let block_tokens = self.geometry().block_tokens() as usize;
-        self.identity(tenant, adapter).chain(tokens, block_tokens, &mut names);
+        self.identity(how).chain(tokens, &extras, block_tokens, &mut names);
         names
     }
 
@@ -293,7 +296,7 @@ impl Cache {
     pub fn fetch(&self, prompt: &[u32], how: &Admission) -> Fetch {
         let findable =
             if self.shared.config.prefix_caching { prompt.len().saturating_sub(1) } else { 0 };
-        let names = self.block_names(&prompt[..findable], how.tenant, &how.adapter);
+        let names = self.block_names(&prompt[..findable], how);
         Fetch::new(self, names, how)
     }
 }
@@ -306,7 +309,7 @@ mod tests {
     #[test]
     fn keys_stay_the_same_for_ever() {
         let key = SpillKey::new(KeyKind::Block, &[0xab; 16], BlockHash([1, 2]).to_bytes());
-        let mut expected = b"paged/1/b".to_vec();
+        let mut expected = b"paged/2/b".to_vec();
         expected.extend([0xab; 16]);
         expected.extend([1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(key.as_bytes(), expected);

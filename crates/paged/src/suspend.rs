@@ -16,7 +16,7 @@ use crate::error::CacheError;
 use crate::live::Live;
 use crate::manifest::{Manifest, ResumeError, Ticket};
 use crate::part::{Order, Part};
-use crate::sequence::{Sequence, Start};
+use crate::sequence::{Sequence, Start, check_room};
 use crate::spill::{Fetch, KeyKind, PinnedBlocks, SpillKey};
 use std::sync::Arc;
 
@@ -150,6 +150,7 @@ impl Resuming {
         let (pool, manifest) = (cache.pool(), &self.manifest);
         let blocks = manifest.tokens.div_ceil(manifest.block_tokens.into()) as usize;
         let have = self.fetch.blocks() + self.own.len();
+        check_room(pool, manifest.tokens, manifest.block_tokens)?;
         let mut more = vec![BlockId::default(); blocks - have];
         pool.take(manifest.tenant, &mut more, |blocks| cache.arena().zero_blocks(blocks))?;
         let mut table = self.fetch.take_table();
@@ -164,8 +165,9 @@ impl Resuming {
             rank: self.how.rank,
             contiguous: false,
         };
-        let identity = || Arc::new(cache.identity(self.how.tenant, &self.how.adapter));
-        let names = manifest.fingerprint.map(|_| (identity(), manifest.rest.clone()));
+        let identity = || Arc::new(cache.identity(&self.how));
+        let rest = || (identity(), manifest.rest.clone(), manifest.extras.clone());
+        let names = manifest.fingerprint.map(|_| rest());
         let (tokens, published) = (manifest.tokens, manifest.published());
         let positions = manifest.positions.clone();
         let sequence = Sequence::restored(pool, &start, table, tokens, published, names, positions);
@@ -202,13 +204,14 @@ impl Cache {
         let names = sequence.names();
         let manifest = Manifest {
             identity: self.shared.geometry_id,
-            fingerprint: names.map(|(identity, _)| identity.fingerprint()),
+            fingerprint: names.map(|names| names.identity.fingerprint()),
             tenant: sequence.tenant(),
             block_tokens: sequence.block_tokens(),
             tokens: sequence.tokens(),
             written,
             names: pinned.names().to_vec(),
-            rest: names.map(|(_, rest)| rest.to_vec()).unwrap_or_default(),
+            rest: names.map(|names| names.rest.clone()).unwrap_or_default(),
+            extras: names.map(|names| names.extras.clone()).unwrap_or_default(),
             own: Vec::new(),
             positions: sequence.positions().clone(),
         };
@@ -219,7 +222,7 @@ impl Cache {
     }
 
     /// Begins to bring a suspended sequence back, from the bytes that were stored under its ticket. `how` names
-    /// the tenant and the adapter that it had.
+    /// the tenant, the adapter and the salt that it had; its extras are in the manifest.
     pub fn resume(
         &self,
         ticket: &Ticket,
@@ -230,7 +233,7 @@ impl Cache {
             return Err(ResumeError::Damaged);
         }
         let manifest = Manifest::parse(manifest)?;
-        let fingerprint = self.identity(how.tenant, &how.adapter).fingerprint();
+        let fingerprint = self.identity(how).fingerprint();
         let ours = manifest.identity == self.shared.geometry_id
             && manifest.tenant == how.tenant
             && manifest.block_tokens == self.geometry().block_tokens()

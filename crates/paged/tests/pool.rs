@@ -40,7 +40,7 @@ fn prompt(
         .map(|n| if n < shared * BLOCK { family } else { 1_000 + own })
         .collect();
     let mut hashes = Vec::new();
-    identity.chain(&tokens, BLOCK, &mut hashes);
+    identity.chain(&tokens, &[], BLOCK, &mut hashes);
     hashes
 }
 
@@ -98,7 +98,7 @@ fn empty(pool: &Pool) {
 
 #[test]
 fn what_is_found_is_what_was_written() {
-    let identity = Identity::new("m", "", b"g", b"");
+    let identity = Identity::new("m", "", b"g", 0, b"");
     for policy in Policy::ALL {
         let (pool, bytes) = (Pool::new(200, 200, policy).unwrap(), Bytes::new(200));
         let mut rng = Rng::new(7);
@@ -126,7 +126,7 @@ fn what_is_found_is_what_was_written() {
 
 #[test]
 fn eight_threads_find_what_was_written() {
-    let identity = Identity::new("m", "", b"g", b"");
+    let identity = Identity::new("m", "", b"g", 0, b"");
     let total = 20_000;
     let (pool, bytes) = (Pool::new(total, total, Policy::Lru).unwrap(), Bytes::new(total));
     let (small, small_bytes) = (Pool::new(300, 300, Policy::Sieve).unwrap(), Bytes::new(300));
@@ -166,7 +166,7 @@ fn eight_threads_find_what_was_written() {
 /// LRU in a small pool is exact: judged by a list.
 #[test]
 fn a_small_pool_evicts_what_was_released_first() {
-    let identity = Identity::new("m", "", b"g", b"");
+    let identity = Identity::new("m", "", b"g", 0, b"");
     let pool = Pool::new(64, 64, Policy::Lru).unwrap();
     let bytes = Bytes::new(64);
     // By name: when it was last released. Chains of one block, so that order is all there is.
@@ -191,7 +191,7 @@ fn a_small_pool_evicts_what_was_released_first() {
 /// The walk ahead tells what is evicted next, in order, and whoever looks at blocks does not change that order.
 #[test]
 fn what_is_told_to_be_evicted_next_is() {
-    let identity = Identity::new("m", "", b"g", b"");
+    let identity = Identity::new("m", "", b"g", 0, b"");
     for policy in [Policy::Lru, Policy::Fifo, Policy::Priority, Policy::Importance] {
         let (pool, bytes) = (Pool::new(20, 20, policy).unwrap(), Bytes::new(20));
         for own in 0..4 {
@@ -227,7 +227,7 @@ fn what_is_told_to_be_evicted_next_is() {
 /// A chain is evicted from its end: what is left of it is a prefix that can be found.
 #[test]
 fn a_chain_is_eaten_from_its_end() {
-    let identity = Identity::new("m", "", b"g", b"");
+    let identity = Identity::new("m", "", b"g", 0, b"");
     let (pool, bytes) = (Pool::new(10, 10, Policy::Lru).unwrap(), Bytes::new(10));
     let hashes = prompt(&identity, 0, 0, 1, 10);
     let table = admit(&pool, &bytes, &hashes).unwrap();
@@ -240,7 +240,7 @@ fn a_chain_is_eaten_from_its_end() {
 
 #[test]
 fn the_second_of_two_equal_blocks_stays_private_to_its_sequence() {
-    let identity = Identity::new("m", "", b"g", b"");
+    let identity = Identity::new("m", "", b"g", 0, b"");
     let (pool, bytes) = (Pool::new(8, 8, Policy::Lru).unwrap(), Bytes::new(8));
     let hashes = prompt(&identity, 0, 0, 1, 1);
     let (mut first, mut second) = ([BlockId::default()], [BlockId::default()]);
@@ -283,7 +283,7 @@ fn blocks_that_change_their_tenant_are_told() {
 
 #[test]
 fn a_full_pool_says_so_and_a_smaller_one_evicts_first() {
-    let identity = Identity::new("m", "", b"g", b"");
+    let identity = Identity::new("m", "", b"g", 0, b"");
     let (pool, bytes) = (Pool::new(8, 16, Policy::Lru).unwrap(), Bytes::new(16));
     let hashes = prompt(&identity, 0, 0, 1, 8);
     let table = admit(&pool, &bytes, &hashes).unwrap();

@@ -99,6 +99,8 @@ mod _native {
     #[pymodule_export]
     use crate::paged_geometry::Geometry;
     #[pymodule_export]
+    use crate::paged_tables::BlockTables;
+    #[pymodule_export]
     use crate::paged_view::PagedView;
     #[pymodule_export]
     use crate::queue::Calls;

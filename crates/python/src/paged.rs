@@ -16,7 +16,7 @@ use crate::fork::{Own, drop_detached};
 use crate::paged_error::{exception, forked};
 use crate::paged_geometry::{Geometry, layout};
 use crate::paged_memory::Memory;
-use mooncrate_paged::{Arena, ArenaShape, Cache, CacheConfig, CacheError, Layout, Policy};
+use mooncrate_paged::{Arena, ArenaShape, Cache, CacheConfig, CacheError, Layout, Policy, Shard};
 use pyo3::prelude::*;
 
 /// The KV cache of running sequences, in blocks.
@@ -27,6 +27,7 @@ pub(crate) struct PagedCache {
     pub(crate) layout: Layout,
     pub(crate) policy: Policy,
     pub(crate) model: String,
+    pub(crate) shard: Option<Shard>,
     pub(crate) memory: Memory,
     /// The number of the GPU; of no meaning for memory of the host.
     pub(crate) device: u32,
@@ -38,6 +39,7 @@ pub(crate) struct Making<'a> {
     pub(crate) blocks: u32,
     pub(crate) layout: Option<&'a str>,
     pub(crate) model: String,
+    pub(crate) shard: Option<Shard>,
     pub(crate) policy: &'a str,
     pub(crate) blocks_max: Option<u32>,
     pub(crate) prefix_caching: bool,
@@ -47,7 +49,8 @@ pub(crate) struct Making<'a> {
 
 impl PagedCache {
     pub(crate) fn make(py: Python<'_>, making: Making<'_>) -> PyResult<Self> {
-        let Making { geometry, blocks, model, blocks_max, prefix_caching, device, .. } = making;
+        let Making { geometry, blocks, model, shard, blocks_max, prefix_caching, device, .. } =
+            making;
         let wrong = |error: &dyn std::error::Error| invalid(py, &error.to_string());
         let layout = layout(py, making.layout, geometry.geometry())?;
         let policy: Policy = making.policy.parse().map_err(|error| wrong(&error))?;
@@ -60,10 +63,10 @@ impl PagedCache {
         }
         let shape = ArenaShape::new(*geometry.geometry(), layout, most);
         let shape = shape.map_err(|error| wrong(&error))?;
-        let config = CacheConfig { model: model.clone(), policy, prefix_caching };
+        let config = CacheConfig { model: model.clone(), shard, policy, prefix_caching };
         let made = py.detach(|| Cache::new(config, memory.arena(device, shape, blocks)?));
         let held = Own::new(made.map_err(|error| exception(py, error))?);
-        Ok(Self { held, geometry, layout, policy, model, memory, device })
+        Ok(Self { held, geometry, layout, policy, model, shard, memory, device })
     }
 
     /// The cache, unless this process is a child of the one that made it.

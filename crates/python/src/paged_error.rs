@@ -24,6 +24,7 @@ fn sorted(error: &CacheError) -> (Class, Advice, &'static str) {
         CacheError::Paged { .. } => wrong("paged"),
         CacheError::Published { .. } | CacheError::NoneOwn { .. } => wrong("published"),
         CacheError::WrongScores { .. } | CacheError::NotANumber { .. } => wrong("scores"),
+        CacheError::ExtraOutside { .. } | CacheError::ExtraTooLong { .. } => wrong("extra keys"),
         CacheError::View(_) => wrong("no such view"),
         CacheError::Arena(ArenaError::Gpu(KernelError::Gpu(error))) if error.is_absent() => {
             wrong("no gpu")

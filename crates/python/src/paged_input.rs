@@ -4,7 +4,7 @@
 //! ours: the caller may have given the same one twice.
 
 use crate::error::invalid;
-use mooncrate_paged::{Half, TOKENS_MAX};
+use mooncrate_paged::{Extra, Half, TOKENS_MAX};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -64,7 +64,8 @@ impl Tokens {
     }
 }
 
-fn ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+/// The ids of tokens, of a list or an array.
+pub(crate) fn ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let py = tokens.py();
     if tokens.is_instance_of::<PyInt>() {
         let words = format!(
@@ -159,6 +160,50 @@ pub(crate) fn half(py: Python<'_>, name: &str) -> PyResult<Half> {
     }
 }
 
+/// Bytes that go into the names of blocks: bytes as they are, or text in UTF-8.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeyBytes(pub(crate) Vec<u8>);
+
+impl<'py> FromPyObject<'_, 'py> for KeyBytes {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if object.is_instance_of::<PyString>() {
+            return Ok(Self(object.extract::<String>()?.into_bytes()));
+        }
+        match object.cast::<PyBytes>() {
+            Ok(bytes) => Ok(Self(bytes.as_bytes().to_vec())),
+            Err(_) => {
+                Err(PyTypeError::new_err("a key or a salt is bytes or str; hash other things"))
+            }
+        }
+    }
+}
+
+/// What changes the KV of tokens beside their ids: `(token, key)`, where `token` is the first that it changes.
+pub(crate) struct ExtraKey(pub(crate) Extra);
+
+impl<'py> FromPyObject<'_, 'py> for ExtraKey {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let wrong = || {
+            PyTypeError::new_err(
+                "extra_keys are pairs (token, key): the first token of an image, and its hash",
+            )
+        };
+        let tuple = object.cast::<PyTuple>().ok().filter(|tuple| tuple.len() == 2);
+        let tuple = tuple.ok_or_else(wrong)?;
+        let (token, key): (Index, KeyBytes) = tuple.extract()?;
+        Ok(Self(Extra::new(token.0, &key.0)))
+    }
+}
+
+/// The extras of some pairs.
+pub(crate) fn extras(keys: Option<Vec<ExtraKey>>) -> Vec<Extra> {
+    keys.unwrap_or_default().into_iter().map(|key| key.0).collect()
+}
+
 /// What a slot mapping is asked for: all tokens of a sequence, or some.
 pub(crate) struct Slots {
     pub(crate) id: String,
@@ -232,18 +277,34 @@ impl<T: Element + Sync> Numbers<T> {
         self.0.shape()
     }
 
-    /// Writes numbers to the front, without the GIL. The caller of the cache promises to leave the array
-    /// alone meanwhile, as with every function of Python that writes without the GIL.
-    pub(crate) fn store(&self, py: Python<'_>, numbers: &[T]) {
-        assert!(numbers.len() <= self.room(), "tables are made for the room there is");
+    /// Writes numbers, without the GIL. The caller of the cache promises to leave the array alone meanwhile, as with
+    /// every function of Python that writes without the GIL.
+    pub(crate) fn write(&self, py: Python<'_>, pieces: &[Piece<'_, T>]) {
+        let room = self.room();
         let to = Place(self.0.buf_ptr().cast::<T>());
         py.detach(|| {
             let Place(first) = { to };
-            // SAFETY: `of` checked that the array holds `room` elements of `T` in a row that may be written,
-            // and there are at most so many. It stays while `self` holds the buffer; `numbers` is ours.
-            unsafe { std::ptr::copy_nonoverlapping(numbers.as_ptr(), first, numbers.len()) };
+            for Piece { at, numbers, pads, pad } in pieces {
+                assert!(at + numbers.len() + pads <= room, "tables are made for the room there is");
+                let place = first.wrapping_add(*at);
+                // SAFETY: `of` checked that the array holds `room` elements of `T` in a row that may be written, and
+                // this is a part of them. It stays while `self` holds the buffer; `numbers` is ours.
+                unsafe { std::ptr::copy_nonoverlapping(numbers.as_ptr(), place, numbers.len()) };
+                for n in numbers.len()..numbers.len() + pads {
+                    // SAFETY: as above.
+                    unsafe { place.wrapping_add(n).write(*pad) };
+                }
+            }
         });
     }
+}
+
+/// Numbers for a part of an array, and the same one several times behind them.
+pub(crate) struct Piece<'a, T> {
+    pub(crate) at: usize,
+    pub(crate) numbers: &'a [T],
+    pub(crate) pads: usize,
+    pub(crate) pad: T,
 }
 
 /// An address on its way into a closure.

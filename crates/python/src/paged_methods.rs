@@ -4,21 +4,23 @@ use crate::buffer::{Source, Target};
 use crate::error::invalid;
 use crate::paged::{Making, PagedCache, block_map, is_inside};
 use crate::paged_geometry::{Geometry, layout_name};
-use crate::paged_input::{self, Index, Numbers, Slots, Tokens, Whole, Word, half};
+use crate::paged_input::{
+    self, ExtraKey, Index, KeyBytes, Numbers, Slots, Tokens, Whole, Word, extras, half,
+};
 use crate::paged_memory::Memory;
-use crate::paged_tables::{self, CsrOut};
+use crate::paged_tables::{self, BlockTables, CsrOut};
 use crate::paged_view::PagedView;
-use mooncrate_paged::{Admission, CacheError, Layout, PageOrder, Prompt};
+use mooncrate_paged::{Admission, CacheError, Layout, PageOrder, Prompt, Shard};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 #[pymethods]
 impl PagedCache {
     #[new]
     #[pyo3(
-        signature = (geometry, blocks, *, layout=None, model=String::new(), policy="lru", blocks_max=None, prefix_caching=true, memory="host", device=Whole(0)),
-        text_signature = "(geometry, blocks, *, layout=None, model='', policy='lru', blocks_max=None, prefix_caching=True, memory='host', device=0)"
+        signature = (geometry, blocks, *, layout=None, model=String::new(), shard=None, policy="lru", blocks_max=None, prefix_caching=true, memory="host", device=Whole(0)),
+        text_signature = "(geometry, blocks, *, layout=None, model='', shard=None, policy='lru', blocks_max=None, prefix_caching=True, memory='host', device=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
@@ -27,6 +29,7 @@ impl PagedCache {
         blocks: Word,
         layout: Option<&str>,
         model: String,
+        shard: Option<(Word, Word, Word, Word, Word)>,
         policy: &str,
         blocks_max: Option<Word>,
         prefix_caching: bool,
@@ -34,11 +37,19 @@ impl PagedCache {
         device: Word,
     ) -> PyResult<Self> {
         let (blocks, blocks_max, device) = (blocks.get(), blocks_max.map(Word::get), device.get());
+        let shard = shard.map(|(rank, ranks, stage, stages, first_layer)| Shard {
+            tensor_rank: rank.get(),
+            tensor_ranks: ranks.get(),
+            stage: stage.get(),
+            stages: stages.get(),
+            first_layer: first_layer.get(),
+        });
         let making = Making {
             geometry,
             blocks,
             layout,
             model,
+            shard,
             policy,
             blocks_max,
             prefix_caching,
@@ -50,8 +61,8 @@ impl PagedCache {
 
     /// Admits a sequence: its blocks, and tokens at the front whose KV is there already.
     #[pyo3(
-        signature = (id, tokens=None, *, count=None, tenant=Whole(0), adapter=String::new(), rank=Whole(0), contiguous=false),
-        text_signature = "($self, id, tokens=None, *, count=None, tenant=0, adapter='', rank=0, contiguous=False)"
+        signature = (id, tokens=None, *, count=None, tenant=Whole(0), adapter=String::new(), cache_salt=KeyBytes::default(), extra_keys=None, rank=Whole(0), contiguous=false),
+        text_signature = "($self, id, tokens=None, *, count=None, tenant=0, adapter='', cache_salt='', extra_keys=None, rank=0, contiguous=False)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn allocate(
@@ -62,11 +73,20 @@ impl PagedCache {
         count: Option<Index>,
         tenant: Word,
         adapter: String,
+        cache_salt: KeyBytes,
+        extra_keys: Option<Vec<ExtraKey>>,
         rank: Whole<255>,
         contiguous: bool,
     ) -> PyResult<(usize, u64)> {
         let tokens = Tokens::of(py, tokens, count)?;
-        let how = Admission { tenant: tenant.get(), adapter, rank: rank.0 as u8, contiguous };
+        let how = Admission {
+            tenant: tenant.get(),
+            adapter,
+            salt: cache_salt.0,
+            extras: extras(extra_keys),
+            rank: rank.0 as u8,
+            contiguous,
+        };
         self.call(py, |cache| {
             let prompt = match &tokens {
                 Tokens::Ids(ids) => Prompt::Tokens(ids),
@@ -78,19 +98,49 @@ impl PagedCache {
     }
 
     /// Adds tokens whose KV is about to be written; how many blocks were added for them.
-    #[pyo3(signature = (id, tokens=None, *, count=None))]
+    #[pyo3(signature = (id, tokens=None, *, count=None, extra_keys=None))]
     fn append(
         &self,
         py: Python<'_>,
         id: &str,
         tokens: Option<&Bound<'_, PyAny>>,
         count: Option<Index>,
+        extra_keys: Option<Vec<ExtraKey>>,
     ) -> PyResult<usize> {
-        let tokens = Tokens::of(py, tokens, count)?;
+        let (tokens, extras) = (Tokens::of(py, tokens, count)?, extras(extra_keys));
         self.call(py, |cache| match &tokens {
-            Tokens::Ids(ids) => cache.append_tokens(id, ids),
+            Tokens::Ids(ids) => cache.append_with(id, ids, &extras),
             Tokens::Count(count) => cache.append_count(id, *count),
         })
+    }
+
+    /// The keys under which a store has the full blocks of a prompt.
+    #[pyo3(
+        signature = (tokens, *, tenant=Whole(0), adapter=String::new(), cache_salt=KeyBytes::default(), extra_keys=None),
+        text_signature = "($self, tokens, *, tenant=0, adapter='', cache_salt='', extra_keys=None)"
+    )]
+    fn block_keys<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        tenant: Word,
+        adapter: String,
+        cache_salt: KeyBytes,
+        extra_keys: Option<Vec<ExtraKey>>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        if self.shard.is_none() {
+            let words = "say which part of the model's KV this cache holds before its blocks are shared: \
+                         PagedCache(..., shard=Shard()) for an engine that is not split";
+            return Err(invalid(py, words));
+        }
+        let ids = paged_input::ids(tokens)?;
+        let (salt, extras) = (cache_salt.0, extras(extra_keys));
+        let how = Admission { tenant: tenant.get(), adapter, salt, extras, ..Admission::default() };
+        let keys = self.call(py, |cache| {
+            let names = cache.block_names(&ids, &how).into_iter();
+            Ok(names.map(|name| cache.block_key(name)).collect::<Vec<_>>())
+        })?;
+        Ok(keys.iter().map(|key| PyBytes::new(py, key.as_bytes())).collect())
     }
 
     /// The KV of the first `written` tokens is in place: full blocks among them are shared from now on.
@@ -188,6 +238,17 @@ impl PagedCache {
         let out = Numbers::of(out, "out", "int32", 2)?;
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
         paged_tables::rows(py, self, &ids, &out, pad).map(drop)
+    }
+
+    /// A table of block ids in an array of the caller, which is kept up to date.
+    #[pyo3(signature = (out, *, pad=-1))]
+    fn block_tables(
+        slf: &Bound<'_, Self>,
+        out: &Bound<'_, PyAny>,
+        pad: i32,
+    ) -> PyResult<BlockTables> {
+        let out = Numbers::of(out, "out", "int32", 2)?;
+        Ok(BlockTables::new(slf.clone().unbind(), out, pad))
     }
 
     /// The slots of tokens, `block * block_tokens + slot`, and -1 behind them; how many tokens there are.
@@ -377,6 +438,14 @@ impl PagedCache {
     #[getter]
     fn model(&self) -> &str {
         &self.model
+    }
+
+    /// Which part of the model's KV it holds, if that was said.
+    #[getter]
+    fn shard(&self) -> Option<(u32, u32, u32, u32, u32)> {
+        self.shard.map(|shard| {
+            (shard.tensor_rank, shard.tensor_ranks, shard.stage, shard.stages, shard.first_layer)
+        })
     }
 
     /// Where its blocks lie: "host", "pinned" or "cuda".

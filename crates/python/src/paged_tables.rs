@@ -1,14 +1,16 @@
 //! The tables that kernels read, made without the GIL and then written to arrays of the caller.
 //!
 //! They are made in memory of ours first: an error leaves the caller's arrays as they were, and two of
-//! them may be the same.
+//! them may be the same. What is copied is what is new: [`BlockTables`] remembers for each row which blocks it holds,
+//! because the block table of a sequence only grows.
 
+use crate::error::invalid;
 use crate::paged::PagedCache;
 use crate::paged_error::{exception, table_exception};
-use crate::paged_input::{Numbers, Slots};
+use crate::paged_input::{Numbers, Piece, Slots};
+use mooncrate_lock::Mutex;
 use mooncrate_paged::{
-    BlockId, BlockTable, Cache, CacheError, CsrTable, NewTokens, SequenceBlocks, TableError,
-    fill_slots,
+    BlockId, Cache, CacheError, CsrTable, NO_SLOT, SequenceBlocks, TableError, TableMark,
 };
 use pyo3::prelude::*;
 
@@ -56,6 +58,54 @@ fn blocks_of(cache: &Cache, id: &str) -> Result<Blocks, CacheError> {
     Ok(Blocks { table, tokens })
 }
 
+/// What a row of a table of block ids holds.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    mark: TableMark,
+    /// Numbers at its front that may be something else than the padding.
+    filled: usize,
+}
+
+/// A table of block ids in an array of the caller, a row for each sequence, kept up to date.
+#[pyclass(module = "mooncrate.paged", frozen)]
+pub(crate) struct BlockTables {
+    cache: Py<PagedCache>,
+    out: Numbers<i32>,
+    pad: i32,
+    /// Held over a whole update: two at once would write the same array.
+    rows: Mutex<Vec<Row>>,
+}
+
+impl BlockTables {
+    pub(crate) fn new(cache: Py<PagedCache>, out: Numbers<i32>, pad: i32) -> Self {
+        let rows = Mutex::new(untouched(&out));
+        Self { cache, out, pad, rows }
+    }
+}
+
+#[pymethods]
+impl BlockTables {
+    /// Makes row `n` that of sequence `ids[n]`, and pads the others; how many numbers were written.
+    #[expect(clippy::needless_pass_by_value, reason = "it is what Python hands over")]
+    fn update(&self, py: Python<'_>, ids: Vec<String>) -> PyResult<usize> {
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let Some(mut rows) = self.rows.try_lock() else {
+            return Err(invalid(
+                py,
+                "another thread updates this table now; use one for each thread",
+            ));
+        };
+        update(py, self.cache.get(), &ids, &self.out, &mut rows, self.pad)
+    }
+}
+
+/// Rows of which nothing is known.
+fn untouched(out: &Numbers<i32>) -> Vec<Row> {
+    let width = out.shape().last().copied().unwrap_or(0);
+    let count = out.room().checked_div(width).unwrap_or(0);
+    vec![Row { mark: TableMark::default(), filled: width }; count]
+}
+
 /// Rows of block ids, padded; how many blocks the first row has.
 pub(crate) fn rows(
     py: Python<'_>,
@@ -64,20 +114,59 @@ pub(crate) fn rows(
     out: &Numbers<i32>,
     pad: i32,
 ) -> PyResult<usize> {
-    let width = out.shape().last().copied().unwrap_or(0);
-    let room = out.room();
-    let (array, first) = cache.table(py, |cache| {
-        let blocks: Vec<Blocks> =
-            ids.iter().map(|id| blocks_of(cache, id)).collect::<Result<_, _>>()?;
-        let mut array = vec![pad; room];
-        let mut table = BlockTable::new(&mut array, width, pad)?;
-        for (row, one) in blocks.iter().enumerate() {
-            table.set_row(row, &one.table)?;
+    let mut rows = untouched(out);
+    update(py, cache, ids, out, &mut rows, pad)?;
+    Ok(rows.first().map_or(0, |row| row.filled))
+}
+
+/// Brings the rows up to date; how many numbers were written.
+fn update(
+    py: Python<'_>,
+    cache: &PagedCache,
+    ids: &[&str],
+    out: &Numbers<i32>,
+    rows: &mut [Row],
+    pad: i32,
+) -> PyResult<usize> {
+    let (room, width) = (out.room(), out.shape().last().copied().unwrap_or(0));
+    let known: &[Row] = rows;
+    let (new, changes) = cache.table(py, |cache| {
+        let (mut new, mut changes) = (Vec::new(), Vec::with_capacity(ids.len()));
+        for (n, id) in ids.iter().enumerate() {
+            let mut mark = known.get(n).map_or_else(TableMark::default, |row| row.mark);
+            let first = new.len();
+            let add = |blocks: &[BlockId]| new.extend(blocks.iter().map(|block| block.0 as i32));
+            let start = cache.table_since(id, &mut mark, add)?;
+            changes.push((mark, start, first..new.len()));
         }
-        Ok((array, blocks.first().map_or(0, |one| one.table.len())))
+        if width == 0 || room < width {
+            return Err(TableError::BadWidth { width, room }.into());
+        }
+        for (row, (mark, ..)) in changes.iter().enumerate() {
+            if row >= known.len() {
+                return Err(TableError::NoRow { row, rows: known.len() }.into());
+            }
+            let (array, needed) = ("a row of the block table", mark.blocks() as u64);
+            if needed > width as u64 {
+                return Err(TableError::TooSmall { array, room: width, needed }.into());
+            }
+        }
+        Ok((new, changes))
     })?;
-    out.store(py, &array);
-    Ok(first)
+    let mut pieces = Vec::with_capacity(rows.len());
+    for (n, row) in rows.iter_mut().enumerate() {
+        let (mark, start, numbers) = match changes.get(n) {
+            Some((mark, start, range)) => (*mark, *start, &new[range.clone()]),
+            None => (TableMark::default(), 0, &[][..]),
+        };
+        let pads = row.filled.saturating_sub(mark.blocks());
+        if !numbers.is_empty() || pads > 0 {
+            pieces.push(Piece { at: n * width + start, numbers, pads, pad });
+        }
+        *row = Row { mark, filled: mark.blocks() };
+    }
+    out.write(py, &pieces);
+    Ok(pieces.iter().map(|piece| piece.numbers.len() + piece.pads).sum())
 }
 
 /// The slots of new tokens, and -1 behind them; how many tokens there are.
@@ -88,27 +177,20 @@ pub(crate) fn slots(
     out: &Numbers<i64>,
 ) -> PyResult<usize> {
     let room = out.room();
-    let (array, tokens) = cache.table(py, |cache| {
-        let mut found = Vec::with_capacity(items.len());
+    let found = cache.table(py, |cache| {
+        let mut found = Vec::new();
         for Slots { id, tokens } in items {
-            let blocks = blocks_of(cache, id)?;
-            let (start, end) = tokens.unwrap_or((0, blocks.tokens));
-            if end > blocks.tokens {
-                let (id, tokens) = (id.clone(), blocks.tokens);
-                return Err(CacheError::Outside { id, start, end, tokens }.into());
+            cache.slots(id, tokens.map(|(start, end)| start..end), &mut found)?;
+            if found.len() > room {
+                let (array, needed) = ("the slot mapping", found.len() as u64);
+                return Err(TableError::TooSmall { array, room, needed }.into());
             }
-            found.push((blocks.table, start..end));
         }
-        let new: Vec<NewTokens<'_>> = found
-            .iter()
-            .map(|(blocks, tokens)| NewTokens { blocks, tokens: tokens.clone() })
-            .collect();
-        let mut array = vec![0; room];
-        let tokens = fill_slots(cache.geometry(), &new, &mut array)?;
-        Ok((array, tokens))
+        Ok(found)
     })?;
-    out.store(py, &array);
-    Ok(tokens)
+    let pads = room - found.len();
+    out.write(py, &[Piece { at: 0, numbers: &found, pads, pad: NO_SLOT }]);
+    Ok(found.len())
 }
 
 /// The three arrays of `FlashInfer`.
@@ -140,8 +222,10 @@ pub(crate) fn csr(
         CsrTable::new(cache.geometry(), &mut indptr, &mut indices, &mut last)?.fill(&sequences)?;
         Ok((indptr, indices, last))
     })?;
-    out.indptr.store(py, &indptr);
-    out.indices.store(py, &indices);
-    out.last_page_len.store(py, &last);
+    for (array, numbers) in
+        [(&out.indptr, &indptr), (&out.indices, &indices), (&out.last_page_len, &last)]
+    {
+        array.write(py, &[Piece { at: 0, numbers, pads: 0, pad: 0 }]);
+    }
     Ok(indices.len())
 }

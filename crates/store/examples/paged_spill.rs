@@ -65,7 +65,7 @@ fn spill(
     let (mut saves, mut loads, mut table) = (Vec::new(), Vec::new(), Vec::new());
     let mut block = vec![0_u8; geometry.block_bytes() as usize];
     for round in 0..ROUNDS {
-        store.remove_prefix(b"paged/1/", true)?;
+        store.remove_prefix(b"paged/2/", true)?;
         cache.allocate_for("a", Prompt::Tokens(&prompt))?;
         cache.block_table("a", &mut table)?;
         if round == 0 {

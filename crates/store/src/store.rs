@@ -3,6 +3,7 @@
 use crate::direct::Direct;
 use crate::error::Error;
 use crate::host::{this_host, this_start};
+use crate::paged::Attachments;
 use crate::server::{NodeOptions, Running, join, master_beside, run_node_among};
 use crate::staging::{Staging, StagingConfig};
 use mooncrate_client::{Client, ClientConfig, Counts, Stored, View, Wishes};
@@ -117,6 +118,8 @@ struct Inner {
     segments: Mutex<Option<Arc<Segments>>>,
     /// Only of an embedded store. Dropped with the last clone.
     own: Option<Own>,
+    /// Paged caches that spill into it.
+    attached: Attachments,
 }
 
 /// The servers of an embedded store.
@@ -204,7 +207,8 @@ impl Store {
         staging: Staging,
     ) -> Self {
         let segments = Mutex::new(segments);
-        let inner = Inner { staging, direct: Direct::default(), client, segments, own };
+        let attached = Attachments::default();
+        let inner = Inner { staging, direct: Direct::default(), client, segments, own, attached };
         Self { inner: Arc::new(inner) }
     }
 
@@ -223,6 +227,15 @@ impl Store {
             }
         }
         running
+    }
+
+    /// Whether other processes can reach it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.inner.own.is_none()
+    }
+
+    pub(crate) fn attached(&self) -> &Attachments {
+        &self.inner.attached
     }
 
     pub(crate) fn staging(&self) -> &Staging {

@@ -59,6 +59,12 @@ pub trait EvictPolicy: Send + fmt::Debug {
     /// The slot was read. Nothing happens if it is absent.
     fn touch(&mut self, slot: Slot);
 
+    /// The same, with what the policy may want to know now. Most do not.
+    fn touch_as(&mut self, slot: Slot, worth: Worth) {
+        let _ = worth;
+        self.touch(slot);
+    }
+
     /// The slot may no longer be evicted; false if it was absent.
     fn remove(&mut self, slot: Slot) -> bool;
 

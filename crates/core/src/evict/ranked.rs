@@ -2,8 +2,7 @@
 //! longest time.
 //!
 //! There are 64 ranks with a list each, and one word says which lists have members: the lowest is found by
-//! counting zeros. A rank is given with the slot and stays; to change it, remove the slot and insert it with
-//! another one. What the rank means is the caller's choice: a priority as it is, or a score through
+//! counting zeros. A rank is given with the slot and stays until the slot is read with another one. What the rank means is the caller's choice: a priority as it is, or a score through
 //! [`rank_of`].
 
 use super::list::{Links, List, NONE, some};
@@ -105,6 +104,16 @@ impl EvictPolicy for Ranked {
         {
             self.ahead = link.younger;
         }
+    }
+
+    /// A slot whose rank has changed becomes the youngest of its new rank.
+    fn touch_as(&mut self, slot: Slot, worth: Worth) {
+        let rank = worth.rank.min(RANKS - 1);
+        if !self.links.contains(slot.0) || u32::from(self.ranks[slot.0]) == rank {
+            return self.touch(slot);
+        }
+        self.remove(slot);
+        self.insert_as(slot, worth);
     }
 
     fn remove(&mut self, slot: Slot) -> bool {

@@ -21,12 +21,20 @@
 //! Blocks that were given back one at a time are in the [pockets](super::pockets) of the threads that did so;
 //! they are free, though their bits are not set.
 //!
+//! **A refusal is true** (B8). A call takes all of its blocks or none, and so holds some for a moment that it gives back
+//! if there are too few. Meanwhile a call that needs fewer could find none. So a call for several blocks announces how
+//! many it may hold, in a counter of its seat, before it takes the first, and a call that found too few is
+//! [settled](Bits::settle): one at a time, it tries again until nobody held blocks in that way while it looked. Only
+//! calls that are about to be refused wait for each other.
+//!
 //! Counters are kept per seat ([`super::seats`]): who takes blocks writes only memory of its own.
 
 use super::pockets::Pockets;
 use super::seats::{SEATS, Tally};
 use crate::BlockId;
-use crate::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::atomic::{AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering, fence, yield_now};
+use std::iter::Peekable;
+use std::slice::Iter;
 
 /// Blocks of one word.
 const WORD: u32 = 64;
@@ -34,6 +42,10 @@ const WORD: u32 = 64;
 const WHOLE: u8 = 7;
 /// How often a contiguous run is claimed where a hint promises it, before the words are scanned.
 const TRIES: u32 = 64;
+
+/// How often a call that is about to be refused looks again while others may give blocks back. Far more than it
+/// takes: each of the others can be in the way once, and then waits for this call.
+const SETTLES: u32 = if cfg!(loom) { 4 } else { 256 };
 
 /// The word that the last batch of a seat came from. On cache lines of its own.
 #[derive(Debug)]
@@ -55,6 +67,29 @@ pub(crate) struct Bits {
     pockets: Pockets,
     /// Blocks taken minus blocks given back.
     taken: Tally,
+    /// Blocks that calls have announced which may give them back, and those of such calls that are over. Both only
+    /// grow, so that a reader sees whether one was there between two looks.
+    began: Tally,
+    ended: Tally,
+    /// Held by the call that is being settled.
+    settling: Mutex<()>,
+}
+
+/// A call that may give back what it takes, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Gathering<'a> {
+    bits: &'a Bits,
+    seat: usize,
+    blocks: i64,
+}
+
+impl Drop for Gathering<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: who reads that this call is over also sees the blocks that it gave back.
+        fence(Ordering::Release);
+        self.bits.ended.add(self.seat, self.blocks);
+    }
 }
 
 /// Blocks that stand in the way of a smaller arena.
@@ -77,6 +112,9 @@ impl Bits {
             homes: (0..SEATS).map(|seat| Home(AtomicU32::new(first_home(seat, count)))).collect(),
             pockets: Pockets::new(),
             taken: Tally::new(),
+            began: Tally::new(),
+            ended: Tally::new(),
+            settling: Mutex::new(()),
         };
         bits.grow(total);
         bits
@@ -97,13 +135,63 @@ impl Bits {
 
     /// Sets the bits of the blocks in pockets; whether there were any. For calls that would otherwise fail,
     /// evict, or not see them.
-    pub(crate) fn empty_pockets(&self) -> bool {
+    pub(crate) fn empty_pockets(&self, seat: usize) -> bool {
+        // A block on its way is in no pocket, and its bit is not set.
+        let _gathering = self.gather(seat, 1);
         let mut any = false;
         for block in self.pockets.drain() {
             self.release(&[block]);
             any = true;
         }
         any
+    }
+
+    /// Announces a call at `seat` that takes so many blocks and may give them back.
+    #[inline]
+    pub(crate) fn gather(&self, seat: usize, blocks: usize) -> Gathering<'_> {
+        let blocks = signed(blocks);
+        // Ordered before the claims of this call by their Release.
+        self.began.add(seat, blocks);
+        Gathering { bits: self, seat, blocks }
+    }
+
+    /// Decides about a call at `seat` for `wanted` blocks that found too few: whether it has got them after all.
+    /// `attempt` takes all of them or none, `evictable` is how many could be evicted.
+    ///
+    /// A refusal is true: while the last attempt looked, no other call held blocks that it gave back later. Beyond
+    /// [`SETTLES`] attempts it may be wrong.
+    #[cold]
+    pub(crate) fn settle(
+        &self,
+        seat: usize,
+        wanted: usize,
+        evictable: impl Fn() -> u32,
+        mut attempt: impl FnMut() -> bool,
+    ) -> bool {
+        let wanted = signed(wanted);
+        let _alone = self.settling.lock();
+        for _ in 0..SETTLES {
+            // In this order: a call that began and ended in between counts as one that is there.
+            let ended = self.ended.sum_of_others(seat);
+            fence(Ordering::Acquire);
+            let began = self.began.sum_of_others(seat);
+            let most = || i64::from(self.free()) + i64::from(evictable()) + began - ended;
+            // A large request that cannot succeed takes nothing. The sum may be too low for a moment.
+            if wanted > i64::from(WORD) && (0..3).all(|_| most() < wanted) {
+                return false;
+            }
+            if attempt() {
+                return true;
+            }
+            // Acquire: pairs with the Release of claims: who took blocks that were not found had announced it.
+            fence(Ordering::Acquire);
+            let alone = ended == began && self.began.sum_of_others(seat) == began;
+            if alone && i64::from(self.free()) < wanted {
+                return false;
+            }
+            yield_now();
+        }
+        false
     }
 
     /// Whether the bit of the block is set; see [`Bits::empty_pockets`].
@@ -115,13 +203,21 @@ impl Bits {
     /// Fills `out` with blocks, or takes none and answers false.
     #[inline]
     pub(crate) fn take(&self, seat: usize, out: &mut [BlockId]) -> bool {
-        let filled = self.take_some(seat, out);
-        filled == out.len() || self.take_rest(seat, out, filled)
+        let wanted = out.len();
+        self.fill(seat, out) || self.settle(seat, wanted, || 0, || self.fill(seat, out))
     }
 
-    /// The rest of [`Bits::take`] where the hints did not find enough.
+    /// The same by one attempt: it may find too few because others hold blocks that they will give back.
+    #[inline]
+    fn fill(&self, seat: usize, out: &mut [BlockId]) -> bool {
+        let _gathering = if out.len() > 1 { Some(self.gather(seat, out.len())) } else { None };
+        let filled = self.take_some(seat, out);
+        filled == out.len() || self.fill_rest(seat, out, filled)
+    }
+
+    /// The rest of [`Bits::fill`] where the hints did not find enough.
     #[cold]
-    fn take_rest(&self, seat: usize, out: &mut [BlockId], mut filled: usize) -> bool {
+    fn fill_rest(&self, seat: usize, out: &mut [BlockId], mut filled: usize) -> bool {
         filled += self.take_hidden(seat, &mut out[filled..]);
         if filled < out.len() {
             self.give(seat, &out[..filled]);
@@ -171,7 +267,7 @@ impl Bits {
     /// fail.
     #[cold]
     pub(crate) fn take_hidden(&self, seat: usize, out: &mut [BlockId]) -> usize {
-        self.empty_pockets();
+        self.empty_pockets(seat);
         let mut filled = 0;
         for word in 0..self.words.len() {
             filled += self.take_from(word, &mut out[filled..]);
@@ -187,6 +283,8 @@ impl Bits {
     /// aligned window; with it a run is found wherever it begins, at the price of a scan over all words
     /// before the answer is that there is none.
     pub(crate) fn take_run(&self, seat: usize, count: u32, thorough: bool) -> Option<BlockId> {
+        // Where another call takes a block of it, the part that was claimed is given back.
+        let _gathering = self.gather(seat, count as usize);
         let order = count.max(1).next_power_of_two().trailing_zeros();
         let height = order.saturating_sub(u32::from(WHOLE) - 1);
         let home = self.homes[seat].0.load(Ordering::Relaxed) as usize;
@@ -214,7 +312,7 @@ impl Bits {
             if !thorough {
                 return None;
             }
-            self.empty_pockets();
+            self.empty_pockets(seat);
             self.scan(count)
         };
         let found = found.or_else(scanned)?;
@@ -243,27 +341,46 @@ impl Bits {
 
     /// Adds blocks, up to `total` in all. One thread at a time grows or shrinks.
     pub(crate) fn grow(&self, total: u32) {
+        self.grow_but(0, total, &[]);
+    }
+
+    /// The same, but the blocks of `own`, in ascending order, are the caller's.
+    pub(crate) fn grow_but(&self, seat: usize, total: u32, own: &[BlockId]) {
         let before = self.total();
-        if total > before {
-            // The count comes first: a thread that takes one of the new blocks must not see fewer blocks
-            // in all than are taken. Release: pairs with the Acquire in `total`.
-            self.total.store(total, Ordering::Release);
-            self.release_run(before, total - before);
+        if total <= before {
+            return;
+        }
+        if !own.is_empty() {
+            self.taken.add(seat, signed(own.len()));
+        }
+        // The count comes first: a thread that takes one of the new blocks must not see fewer blocks
+        // in all than are taken. Release: pairs with the Acquire in `total`.
+        self.total.store(total, Ordering::Release);
+        let mut own = own.iter().peekable();
+        for (word, mask) in masks(before, total - before) {
+            self.put_back(word as usize, mask & !of_word(&mut own, word));
         }
     }
 
-    /// Gives up the blocks from `total` on, if all of them are free. One thread at a time grows or shrinks.
-    pub(crate) fn shrink(&self, total: u32) -> Result<(), InUse> {
-        self.empty_pockets();
+    /// Gives up the blocks from `total` on, if all of them are free or among `own`, which the caller has taken, in
+    /// ascending order. One thread at a time grows or shrinks.
+    pub(crate) fn shrink(&self, seat: usize, total: u32, own: &[BlockId]) -> Result<(), InUse> {
+        let owned = signed(own.len());
+        self.empty_pockets(seat);
         let before = self.total();
+        let ending = before.saturating_sub(total);
+        let _gathering = self.gather(seat, ending as usize);
         let mut kept: Vec<(u32, u64)> = Vec::new();
         let mut in_use = InUse { blocks: 0, highest: BlockId(total) };
-        for (word, mask) in masks(total, before.saturating_sub(total)) {
-            // Acquire: pairs with the Release in `put_back`: who owned the block is done with it.
-            let free = self.words[word as usize].fetch_and(!mask, Ordering::Acquire) & mask;
+        let mut own = own.iter().peekable();
+        for (word, mask) in masks(total, ending) {
+            let have = of_word(&mut own, word);
+            // Acquire: pairs with the Release in `put_back`: who owned the block is done with it. Release: as in
+            // `take_from`.
+            let free = self.words[word as usize].fetch_and(!mask, Ordering::AcqRel) & mask;
             kept.push((word, free));
-            if free != mask {
-                let missing = mask & !free;
+            if free | have != mask {
+                let missing = mask & !free & !have;
                 in_use.blocks += missing.count_ones();
                 in_use.highest = BlockId(word * WORD + (WORD - 1 - missing.leading_zeros()));
             }
@@ -275,12 +392,13 @@ impl Bits {
             return Err(in_use);
         }
         self.total.store(total.min(before), Ordering::Release);
+        self.taken.add(seat, -owned);
         Ok(())
     }
 
     /// Blocks of the longest run of free blocks. Reads all words.
-    pub(crate) fn largest_run(&self) -> u32 {
-        self.empty_pockets();
+    pub(crate) fn largest_run(&self, seat: usize) -> u32 {
+        self.empty_pockets(seat);
         let (mut longest, mut run) = (0, 0);
         for word in &self.words {
             let mut bits = word.load(Ordering::Relaxed);
@@ -318,8 +436,9 @@ impl Bits {
                 rest &= rest.wrapping_sub(1);
             }
             let wanted = seen ^ rest;
-            // Acquire: pairs with the Release in `put_back`: who owned the blocks is done with them.
-            seen = word.fetch_and(!wanted, Ordering::Acquire);
+            // Acquire: pairs with the Release in `put_back`: who owned the blocks is done with them. Release: who
+            // sees that they are taken sees that this call was announced (`gather`).
+            seen = word.fetch_and(!wanted, Ordering::AcqRel);
             let mut got = seen & wanted;
             while got != 0 {
                 out[filled] = BlockId(at as u32 * WORD + got.trailing_zeros());
@@ -334,8 +453,8 @@ impl Bits {
     /// Claims a run, or nothing: then the word in which a block was taken.
     fn claim(&self, first: u32, count: u32) -> Result<(), usize> {
         for (word, mask) in masks(first, count) {
-            // Acquire: as in `take_from`.
-            let got = self.words[word as usize].fetch_and(!mask, Ordering::Acquire) & mask;
+            // AcqRel: as in `take_from`.
+            let got = self.words[word as usize].fetch_and(!mask, Ordering::AcqRel) & mask;
             if got != mask {
                 self.put_back(word as usize, got);
                 self.release_run(first, (word * WORD).saturating_sub(first));
@@ -504,6 +623,15 @@ impl Bits {
             self.hints[node].fetch_max(promise, Ordering::AcqRel);
         }
     }
+}
+
+/// The bits of those blocks, the next ones of a list in ascending order, that are in this word.
+fn of_word(blocks: &mut Peekable<Iter<'_, BlockId>>, word: u32) -> u64 {
+    let mut bits = 0;
+    while let Some(block) = blocks.next_if(|block| block.0 / WORD == word) {
+        bits |= 1 << (block.0 % WORD);
+    }
+    bits
 }
 
 /// A number of blocks as a change of a balance; block ids are `u32`, so their number fits.

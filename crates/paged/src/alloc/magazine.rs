@@ -81,7 +81,7 @@ impl Magazine<'_> {
         let bits = &self.allocator.bits;
         self.len = bits.take_some(seat(), &mut self.blocks);
         if self.len == 0 {
-            self.len = bits.take_hidden(seat(), &mut self.blocks[..1]);
+            self.len = usize::from(bits.take(seat(), &mut self.blocks[..1]));
         }
         if self.len == 0 { Err(self.allocator.refused(1, super::Contiguity::None)) } else { Ok(()) }
     }

@@ -1,6 +1,6 @@
 //! The blocks of an allocator drawn for people: as text, and as a picture.
 
-use super::Allocator;
+use super::{Allocator, seat};
 use crate::BlockId;
 use std::fmt::Write;
 
@@ -73,7 +73,7 @@ impl Allocator {
 
     /// Used blocks of each cell.
     fn cells(&self) -> impl Iterator<Item = u32> {
-        self.bits.empty_pockets();
+        self.bits.empty_pockets(seat());
         let (total, per_cell) = (self.total_blocks(), self.per_cell());
         (0..total).step_by(per_cell as usize).map(move |first| {
             let cell = first..total.min(first + per_cell);

@@ -35,6 +35,8 @@ mod seats;
 pub use magazine::Magazine;
 
 pub(crate) use bits::Bits;
+#[cfg(not(loom))]
+pub(crate) use bits::InUse;
 pub(crate) use seats::{SEATS, SHARED, Tally, seat};
 
 use crate::BlockId;
@@ -313,7 +315,7 @@ impl Allocator {
         let _alone = self.resizing.lock();
         check_total(total, self.owners.len() as u32)?;
         self.bits.grow(total);
-        self.bits.shrink(total).map_err(|in_use| ResizeError::InUse {
+        self.bits.shrink(seat(), total, &[]).map_err(|in_use| ResizeError::InUse {
             wanted: total,
             blocks: in_use.blocks,
             highest: in_use.highest,
@@ -338,7 +340,7 @@ impl Allocator {
 
     /// Blocks of the longest run of free blocks. Reads the whole bitmap.
     pub fn largest_run(&self) -> u32 {
-        self.bits.largest_run()
+        self.bits.largest_run(seat())
     }
 
     /// The part of the free blocks that the longest run does not hold: 0 is one run, near 1 is dust. Paged

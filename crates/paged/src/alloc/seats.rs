@@ -139,6 +139,12 @@ impl Tally {
     pub(crate) fn sum(&self) -> i64 {
         ever().map(|seat| self.0[seat].0.load(Relaxed)).sum()
     }
+
+    /// What threads at other seats have added; at the shared seat, what all have.
+    pub(crate) fn sum_of_others(&self, own: usize) -> i64 {
+        let others = ever().filter(|seat| *seat != own || own == SHARED);
+        others.map(|seat| self.0[seat].0.load(Relaxed)).sum()
+    }
 }
 
 #[cfg(test)]

@@ -234,6 +234,12 @@ impl<'a, T: Entry> Entries<'a, T> {
         self.count
     }
 
+    /// Where the first one lies.
+    #[cfg(test)]
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
     pub(super) fn memory(&self) -> Span<'a> {
         self.memory
     }

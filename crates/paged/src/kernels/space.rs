@@ -24,6 +24,14 @@ impl<'a> BlockSpace<'a> {
         Ok(Self { memory, rows, blocks })
     }
 
+    /// One block, at every place of a contiguous buffer: what [`scatter`](super::Kernels::scatter) reads to fill many
+    /// blocks with the same bytes.
+    pub(crate) fn repeated(memory: Span<'a>, mut rows: BlockRows) -> Result<Self, KernelError> {
+        let one = Self::new(memory, rows, 1)?;
+        rows.strides.block = 0;
+        Ok(Self { rows, blocks: u32::MAX, ..one })
+    }
+
     /// Its memory.
     pub fn memory(&self) -> Span<'a> {
         self.memory

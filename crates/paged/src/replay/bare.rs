@@ -5,10 +5,11 @@
 //! are released tail first, and a block behind a gap is computed again although it is still there.
 
 use super::Cache;
+use super::ranks::Ranks;
 use super::trace::TraceBlock;
 use crate::policy::Policy;
 use mooncrate_core::Slot;
-use mooncrate_core::evict::{EvictPolicy, RANKS, Worth, rank_of};
+use mooncrate_core::evict::{EvictPolicy, Worth};
 
 /// What is known about a block of the trace.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,14 +20,12 @@ struct Block {
     candidate: bool,
     /// The last request that used it, counted from 1. Blocks of the running request are not evicted.
     used_by: u32,
-    /// How often it was asked for.
-    asked: u32,
 }
 
 /// A cache of so many blocks under one policy.
 #[derive(Debug)]
 pub(super) struct Bare {
-    kind: Policy,
+    ranks: Ranks,
     policy: Box<dyn EvictPolicy>,
     capacity: usize,
     /// Blocks in the cache.
@@ -41,23 +40,8 @@ impl Bare {
     /// An empty cache for a trace of so many distinct blocks.
     pub(super) fn new(kind: Policy, capacity: usize, distinct: u32) -> Self {
         let blocks = vec![Block::default(); distinct as usize];
-        Self { kind, policy: kind.build(), capacity, cached: 0, blocks, request: 0 }
-    }
-
-    /// What the policy is told about the block at `depth` of a request. A trace says nothing about priorities
-    /// and scores, so they are derived: the priority falls with the depth, because a block is useless without
-    /// those before it; the importance is how often the block was asked for so far.
-    #[expect(clippy::cast_precision_loss, reason = "a bucket is half a power of two wide")]
-    fn worth(&self, block: TraceBlock, depth: usize) -> Worth {
-        let rank = match self.kind {
-            Policy::Priority => (RANKS - 1).saturating_sub(depth as u32),
-            Policy::Importance => {
-                let asked = self.blocks[block.0 as usize].asked as f32;
-                rank_of(asked).expect("a count is finite and not negative")
-            }
-            Policy::Fifo | Policy::Lru | Policy::Sieve | Policy::S3Fifo => 0,
-        };
-        Worth { key: block.0.into(), rank }
+        let (ranks, policy) = (Ranks::new(kind, distinct), kind.build());
+        Self { ranks, policy, capacity, cached: 0, blocks, request: 0 }
     }
 
     /// Evicts one block that the running request does not use. Candidates that it does use are taken out of
@@ -76,16 +60,14 @@ impl Bare {
     }
 
     fn release(&mut self, block: TraceBlock, depth: usize) {
-        let (slot, worth) = (Slot(block.0), self.worth(block, depth));
+        let (slot, rank) = (Slot(block.0), self.ranks.rank(block, depth));
+        let worth = Worth { key: block.0.into(), rank };
         let known = &mut self.blocks[block.0 as usize];
         if std::mem::replace(&mut known.candidate, true) {
-            if !self.kind.is_ranked() {
-                self.policy.touch(slot);
-                return;
-            }
-            self.policy.remove(slot);
+            self.policy.touch_as(slot, worth);
+        } else {
+            self.policy.insert_as(slot, worth);
         }
-        self.policy.insert_as(slot, worth);
     }
 }
 
@@ -95,10 +77,9 @@ impl Cache for Bare {
         let found = blocks.iter().take_while(|block| self.blocks[block.0 as usize].cached).count();
         // A request that is longer than the cache computes its tail without keeping it.
         let kept = &blocks[..blocks.len().min(self.capacity)];
+        self.ranks.ask(kept);
         for block in kept {
-            let known = &mut self.blocks[block.0 as usize];
-            known.used_by = self.request;
-            known.asked += 1;
+            self.blocks[block.0 as usize].used_by = self.request;
         }
         for block in kept {
             if std::mem::replace(&mut self.blocks[block.0 as usize].cached, true) {

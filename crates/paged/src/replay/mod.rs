@@ -16,6 +16,7 @@
 mod bare;
 mod optimal;
 mod plot;
+mod ranks;
 mod real;
 mod trace;
 
@@ -80,10 +81,9 @@ pub fn replay(trace: &Trace, policy: Policy, capacity: u32) -> Outcome {
     drive(trace, &mut bare::Bare::new(policy, capacity as usize, trace.distinct()))
 }
 
-/// Replays a trace through an empty block manager of so many blocks: the code that engines use. It is not told
-/// of ranks, so policies by rank evict as LRU does.
+/// Replays a trace through an empty block manager of so many blocks: the code that engines use.
 pub fn replay_pool(trace: &Trace, policy: Policy, capacity: u32) -> Outcome {
-    drive(trace, &mut real::Real::new(policy, capacity))
+    drive(trace, &mut real::Real::new(policy, capacity, trace.distinct()))
 }
 
 fn drive(trace: &Trace, cache: &mut impl Cache) -> Outcome {

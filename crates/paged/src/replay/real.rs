@@ -4,6 +4,7 @@
 //! is freed with its request, and the older copy of it is not touched.
 
 use super::Cache;
+use super::ranks::Ranks;
 use super::trace::TraceBlock;
 use crate::policy::Policy;
 use crate::{BlockHash, BlockId, Pool};
@@ -12,15 +13,17 @@ use crate::{BlockHash, BlockId, Pool};
 #[derive(Debug)]
 pub(super) struct Real {
     pool: Pool,
+    ranks: Ranks,
     hashes: Vec<BlockHash>,
     table: Vec<BlockId>,
 }
 
 impl Real {
-    /// An empty pool of so many blocks.
-    pub(super) fn new(policy: Policy, capacity: u32) -> Self {
+    /// An empty pool of so many blocks, for a trace of so many distinct ones.
+    pub(super) fn new(policy: Policy, capacity: u32, distinct: u32) -> Self {
         let pool = Pool::new(capacity, capacity, policy).expect("a cache has at least one block");
-        Self { pool, hashes: Vec::new(), table: Vec::new() }
+        let ranks = Ranks::new(policy, distinct);
+        Self { pool, ranks, hashes: Vec::new(), table: Vec::new() }
     }
 }
 
@@ -43,6 +46,10 @@ impl Cache for Real {
         taken.expect("nothing else is in use, and the request fits");
         for (block, hash) in self.table.iter().zip(&self.hashes).skip(found) {
             self.pool.register(*block, *hash, 0);
+        }
+        self.ranks.ask(&blocks[..kept]);
+        for (depth, (block, asked)) in self.table.iter().zip(blocks).enumerate() {
+            self.pool.set_rank(&[*block], self.ranks.rank(*asked, depth) as u8);
         }
         self.pool.release(&mut self.table);
         found

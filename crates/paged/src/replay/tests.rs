@@ -201,7 +201,7 @@ fn the_sample_gives_the_same_numbers_for_ever() {
 #[test]
 fn the_block_manager_finds_what_its_policy_does() {
     let trace = Trace::read(SAMPLE.as_bytes(), BLOCK_TOKENS, Broken::Refuse).unwrap();
-    for policy in [Policy::Fifo, Policy::Lru, Policy::Sieve, Policy::S3Fifo] {
+    for policy in Policy::ALL {
         for capacity in [200, 1_000, 4_096, 8_191] {
             let bare = replay(&trace, policy, capacity).hits;
             let real = replay_pool(&trace, policy, capacity).hits;
@@ -211,5 +211,21 @@ fn the_block_manager_finds_what_its_policy_does() {
             );
         }
     }
-    assert_eq!(replay_pool(&trace, Policy::Lru, 4_096), replay(&trace, Policy::Lru, 4_096));
+    // One list, and no gaps: a head is never worth less than what follows it.
+    for policy in [Policy::Lru, Policy::Priority, Policy::Importance] {
+        for capacity in [300, 1_000, 4_096] {
+            let (real, bare) =
+                (replay_pool(&trace, policy, capacity), replay(&trace, policy, capacity));
+            assert_eq!(real, bare, "{policy}, {capacity}");
+        }
+    }
+}
+
+/// A block has the rank of its last use, not of its first one.
+#[test]
+fn the_block_manager_goes_by_what_a_block_is_worth_now() {
+    let often = [vec![1], vec![1], vec![1], vec![2], vec![3], vec![4], vec![1]];
+    let trace = trace_of(&often);
+    assert_eq!(replay_pool(&trace, Policy::Importance, 2).hits, 3);
+    assert_eq!(replay_pool(&trace, Policy::Lru, 2).hits, 2);
 }

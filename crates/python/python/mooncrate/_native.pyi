@@ -10,13 +10,14 @@ from typing_extensions import Buffer, disjoint_base
 
 from mooncrate._native_ep import EpRank, EpView
 from mooncrate._native_nano import NanoRank, ObjMeta, WritePlan
-from mooncrate._native_paged import Geometry, PagedCache, PagedView
+from mooncrate._native_paged import BlockTables, Geometry, PagedCache, PagedView
 from mooncrate.errors import Error
 from mooncrate.stats import Stats
 
 __all__ = [
     "Answer",
     "Block",
+    "BlockTables",
     "BufferHandle",
     "BufferLeaseView",
     "Calls",

@@ -116,6 +116,13 @@ class PagedView:
         """The memory as a tensor of another library, without a copy unless `copy=True`. BufferError for
         consumers that cannot be told that it is read-only, or of its type."""
 
+@final
+class BlockTables:
+    """A table of block ids in an array of the caller, a row for each sequence; see `PagedCache.block_tables`."""
+
+    def update(self, ids: Sequence[str]) -> int:
+        """Makes row `n` that of sequence `ids[n]`, and pads the others; how many numbers were written."""
+
 @disjoint_base
 class PagedCache:
     """The KV cache of running sequences, in blocks, in memory of this process or of a GPU. Any thread may call.
@@ -125,6 +132,8 @@ class PagedCache:
     layout: "nhd", "hnd", "token-major", "head-major", "block-first", "layer-block-head" or "mla"; NHD unless
         told otherwise, for an MLA geometry "mla".
     model: whose KV it is, with all that changes the values: weights, revision, quantisation.
+    shard: which part of the model's KV it is: a `mooncrate.paged.Shard`. An engine that is not split, and shares
+        blocks with nobody, needs none.
     policy: which cached blocks go first: "lru", "fifo", "sieve", "s3fifo", "priority" or "importance".
     prefix_caching: whether sequences that begin with the same tokens share blocks.
     memory: "host"; "pinned", host memory that GPUs copy from and to at the speed of the link; or "cuda", memory
@@ -140,6 +149,7 @@ class PagedCache:
         *,
         layout: str | None = None,
         model: str = "",
+        shard: tuple[int, int, int, int, int] | None = None,
         policy: str = "lru",
         blocks_max: int | None = None,
         prefix_caching: bool = True,
@@ -154,14 +164,28 @@ class PagedCache:
         count: int | None = None,
         tenant: int = 0,
         adapter: str = "",
+        cache_salt: str | bytes = "",
+        extra_keys: Sequence[tuple[int, str | bytes]] | None = None,
         rank: int = 0,
         contiguous: bool = False,
     ) -> tuple[int, int]: ...
     def append(
-        self, id: str, tokens: Iterable[int] | Buffer | None = None, *, count: int | None = None
-    ) -> int:
-        """Adds tokens whose KV is about to be written; how many blocks were added for them. Tokens that
-        are only counted end the sharing of this sequence."""
+        self,
+        id: str,
+        tokens: Iterable[int] | Buffer | None = None,
+        *,
+        count: int | None = None,
+        extra_keys: Sequence[tuple[int, str | bytes]] | None = None,
+    ) -> int: ...
+    def block_keys(
+        self,
+        tokens: Iterable[int] | Buffer,
+        *,
+        tenant: int = 0,
+        adapter: str = "",
+        cache_salt: str | bytes = "",
+        extra_keys: Sequence[tuple[int, str | bytes]] | None = None,
+    ) -> list[bytes]: ...
 
     def publish(self, id: str, written: int) -> int:
         """The KV of the first `written` tokens is in place: the full blocks among them never change again,
@@ -199,6 +223,7 @@ class PagedCache:
         """The blocks of each sequence as a row of `out`, an array of int32 of two dimensions, `pad` behind
         them and in rows that are left."""
 
+    def block_tables(self, out: Any, *, pad: int = -1) -> BlockTables: ...
     def slot_mapping(self, items: Sequence[str | tuple[str, int, int]], out: Any) -> int:
         """For each token of each item, a sequence or (id, start, stop), `block * block_tokens + slot`, in an
         array of int64, -1 behind them; how many tokens."""
@@ -245,6 +270,10 @@ class PagedCache:
     def policy(self) -> str: ...
     @property
     def model(self) -> str: ...
+    @property
+    def shard(self) -> tuple[int, int, int, int, int] | None:
+        """Which part of the model's KV it holds, if that was said."""
+
     @property
     def memory(self) -> str:
         """Where its blocks lie: "host", "pinned" or "cuda"."""

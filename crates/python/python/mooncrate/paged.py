@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mooncrate import _native
-from mooncrate._native import Geometry, PagedView
+from mooncrate._native import BlockTables, Geometry, PagedView
 from mooncrate.errors import Busy, Full, Invalid, UnknownSequence
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admitted",
+    "BlockTables",
     "Busy",
     "Full",
     "Geometry",
@@ -40,6 +41,7 @@ __all__ = [
     "Kept",
     "PagedCache",
     "PagedView",
+    "Shard",
     "TokenPlace",
     "UnknownSequence",
 ]
@@ -68,6 +70,24 @@ class Kept(NamedTuple):
     """Its blocks."""
 
 
+class Shard(NamedTuple):
+    """The part of a model's KV that one cache holds; the default is all of it.
+
+    Count parts of the KV, not processes: ranks that hold copies of the same heads, as all tensor-parallel ranks do
+    with MLA, give the same numbers."""
+
+    tensor_rank: int = 0
+    """Which part of the KV heads."""
+    tensor_ranks: int = 1
+    """Parts that the KV heads are split into."""
+    stage: int = 0
+    """Which pipeline stage."""
+    stages: int = 1
+    """Pipeline stages."""
+    first_layer: int = 0
+    """The first of its layers, counted in the whole model; how many it has is in the geometry."""
+
+
 class TokenPlace(NamedTuple):
     """Where a token lies."""
 
@@ -89,6 +109,8 @@ class PagedCache(_native.PagedCache):
         count: int | None = None,
         tenant: int = 0,
         adapter: str = "",
+        cache_salt: str | bytes = "",
+        extra_keys: "Iterable[tuple[int, str | bytes]] | None" = None,
         rank: int = 0,
         contiguous: bool = False,
     ) -> Admitted:
@@ -97,12 +119,61 @@ class PagedCache(_native.PagedCache):
 
         tokens: their ids, as a list or an array. count: how many, where they are not told; such
         sequences share nothing. tenant: sequences of different ones share nothing. adapter: the LoRA
-        adapter. rank: what the policies by rank go by; higher stays longer. contiguous: the blocks lie
-        in a row if that is possible.
+        adapter. cache_salt: sequences of different salts share nothing. extra_keys: what changes the KV
+        beside the token ids, as pairs of a token and a key: the index of the first placeholder token of an
+        image, and the hash of the image. rank: what the policies by rank go by; higher stays longer, and a
+        block that is found gets the rank of who found it. contiguous: the blocks lie in a row if that is
+        possible.
         """
-        wishes: dict[str, Any] = {"tenant": tenant, "adapter": adapter, "rank": rank}
-        taken = super().allocate(id, tokens, count=count, contiguous=contiguous, **wishes)
+        taken = super().allocate(
+            id,
+            tokens,
+            count=count,
+            tenant=tenant,
+            adapter=adapter,
+            cache_salt=cache_salt,
+            extra_keys=None if extra_keys is None else list(extra_keys),
+            rank=rank,
+            contiguous=contiguous,
+        )
         return Admitted(*taken)
+
+    def append(
+        self,
+        id: str,
+        tokens: "Iterable[int] | Buffer | None" = None,
+        *,
+        count: int | None = None,
+        extra_keys: "Iterable[tuple[int, str | bytes]] | None" = None,
+    ) -> int:
+        """Adds tokens whose KV is about to be written; how many blocks were added for them. Tokens that are only
+        counted end the sharing of this sequence. extra_keys: as in `allocate`; tokens are counted from the start
+        of the sequence."""
+        keys = None if extra_keys is None else list(extra_keys)
+        return super().append(id, tokens, count=count, extra_keys=keys)
+
+    def block_keys(
+        self,
+        tokens: "Iterable[int] | Buffer",
+        *,
+        tenant: int = 0,
+        adapter: str = "",
+        cache_salt: str | bytes = "",
+        extra_keys: "Iterable[tuple[int, str | bytes]] | None" = None,
+    ) -> list[bytes]:
+        """The keys of the full blocks of a prompt in a store, in their order: for engines that move blocks between
+        the cache and a store by themselves. A key says all that changes the bytes of its block, so the cache must
+        have been made with its `shard`."""
+        keys = None if extra_keys is None else list(extra_keys)
+        return super().block_keys(
+            tokens, tenant=tenant, adapter=adapter, cache_salt=cache_salt, extra_keys=keys
+        )
+
+    @property
+    def shard(self) -> Shard | None:
+        """Which part of the model's KV it holds, if that was said."""
+        told = super().shard
+        return None if told is None else Shard(*told)
 
     def keep_important(self, id: str, scores: "Iterable[float] | Buffer", keep: int) -> Kept:
         """Keeps the `keep` tokens with the highest scores, drops the others, and gives their blocks back.
@@ -128,6 +199,11 @@ class PagedCache(_native.PagedCache):
         """The blocks of each sequence as a row of `out`, an array of int32 of two dimensions, `pad` behind
         them and in rows that are left."""
         super().fill_block_tables(ids, host(out), pad=pad)
+
+    def block_tables(self, out: Any, *, pad: int = -1) -> BlockTables:
+        """A table as `fill_block_tables` makes, kept up to date by `update(ids)`: each update writes what is new since
+        the last one, so a step costs what its sequences have grown by. Nobody else writes to `out`."""
+        return super().block_tables(host(out), pad=pad)
 
     def slot_mapping(self, items: "Sequence[str | tuple[str, int, int]]", out: Any) -> int:
         """For each token of each item, a sequence or (id, start, stop), `block * block_tokens + slot`, in

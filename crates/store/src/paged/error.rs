@@ -48,6 +48,15 @@ pub enum SpillError {
         /// How long the call waited.
         waited_ms: u64,
     },
+    /// A cache that does not say which part of its model it holds, in a store that others use, too.
+    #[error(
+        "other caches of {model:?} may use this store, so each must say which part of the model's KV it holds: set \
+         CacheConfig::shard, to Shard::WHOLE for an engine that is not split"
+    )]
+    ShardUnknown {
+        /// The model.
+        model: String,
+    },
     /// Blocks that are larger than any value.
     #[error(
         "a block of {block_bytes} bytes is larger than the largest value, {VALUE_BYTES_MAX}; use smaller blocks"
@@ -66,7 +75,9 @@ impl SpillError {
             Self::Store(error) => error.advice(),
             Self::Resume(ResumeError::Damaged) | Self::WrongLength { .. } => Advice::TreatAsMiss,
             Self::QueueFull { .. } | Self::Busy { .. } => Advice::Retry { after_ms: 10 },
-            Self::Resume(_) | Self::BlockTooLarge { .. } => Advice::GiveUp,
+            Self::Resume(_) | Self::ShardUnknown { .. } | Self::BlockTooLarge { .. } => {
+                Advice::GiveUp
+            }
         }
     }
 }

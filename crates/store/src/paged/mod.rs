@@ -31,8 +31,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Keys and payloads are those of [`mooncrate_paged::SpillKey`]: engines that agree in model, geometry, adapter
-//! and tenant find each other's blocks, whatever their layouts. The store verifies checksums; here lengths are
+//! Keys and payloads are those of [`mooncrate_paged::SpillKey`]: engines that agree in model, shard, geometry, adapter,
+//! salt and tenant find each other's blocks, whatever their layouts. Where more than one cache of a model may use the
+//! store, each says its shard ([`mooncrate_paged::CacheConfig::shard`]). The store verifies checksums; here lengths are
 //! compared, and the identity is part of the key. A block that is missing, cannot be read or has another length
 //! ends the prefix: what came before it is used.
 //!
@@ -44,6 +45,7 @@
 //! [`Spill::resume`] work in the caller's thread. All of them together hold at most
 //! [`SpillConfig::bytes_in_flight_max`] bytes outside of cache and store.
 
+mod attach;
 mod buffers;
 mod cold;
 mod error;
@@ -51,6 +53,7 @@ mod load;
 mod metrics;
 mod save;
 
+pub(crate) use attach::Attachments;
 pub use cold::ColdCounts;
 pub use error::SpillError;
 pub use load::{Ended, Loaded, Resumed};
@@ -58,6 +61,7 @@ pub use metrics::{CacheMetrics, metrics_text};
 pub use save::{Saved, Saving};
 
 use crate::Store;
+use attach::Attached;
 use buffers::Buffers;
 use cold::ColdTally;
 use mooncrate_core::limits::{BATCH_ITEMS_MAX, VALUE_BYTES_MAX};
@@ -104,6 +108,8 @@ pub struct Spill {
     cold: Arc<ColdTally>,
     /// The one that saves, and the one that looks for cold blocks; joined when this is dropped.
     workers: Vec<JoinHandle<()>>,
+    /// Its place among the caches of the store.
+    _attached: Attached,
 }
 
 /// What a save or a load works with.
@@ -122,12 +128,14 @@ impl Link {
 }
 
 impl Spill {
-    /// Between this store and this cache.
+    /// Between this store and this cache. Refused for a cache that does not say which shard it holds, if other caches
+    /// of its model may use the store: one that is not split says [`mooncrate_paged::Shard::WHOLE`].
     pub fn new(store: &Store, cache: &Cache, config: &SpillConfig) -> Result<Self, SpillError> {
         let block_bytes = cache.geometry().block_bytes();
         if block_bytes > VALUE_BYTES_MAX {
             return Err(SpillError::BlockTooLarge { block_bytes });
         }
+        let attached = Attached::new(store, cache)?;
         let batch_bytes = config.bytes_in_flight_max / BATCHES_IN_FLIGHT;
         let link = Link {
             store: store.clone(),
@@ -141,7 +149,7 @@ impl Spill {
         let worker = Builder::new().name("paged-spill".into()).spawn(move || jobs.work(&work));
         // Made before the second thread is started: an error drops it, and that ends the first.
         let workers = vec![worker.map_err(starting)?];
-        let mut spill = Self { link, queue, cold: Arc::default(), workers };
+        let mut spill = Self { link, queue, cold: Arc::default(), workers, _attached: attached };
         if config.free_blocks_low > 0 {
             let Self { link, queue, cold, .. } = &spill;
             let started = cold::start(link, queue, cold, config.free_blocks_low);

@@ -163,7 +163,7 @@ fn a_block_that_another_engine_is_storing_is_no_failure() {
     let spill = spill(&store, &cache);
     let prompt = prompt(7, 205);
     compute(&cache, "a", &prompt, &plain);
-    let names = cache.block_names(&prompt, plain.tenant, &plain.adapter);
+    let names = cache.block_names(&prompt, &plain);
     let other = |at: usize| {
         let key = cache.block_key(names[at]);
         store.put_session(key.as_bytes(), block_bytes() as u64, &PutConfig::default()).unwrap()
@@ -195,7 +195,7 @@ fn a_block_that_another_engine_never_finishes_fails_the_save() {
     let spill = Spill::new(&store, &cache, &config).unwrap();
     let prompt = prompt(8, 205);
     compute(&cache, "a", &prompt, &plain);
-    let key = cache.block_key(cache.block_names(&prompt, plain.tenant, &plain.adapter)[3]);
+    let key = cache.block_key(cache.block_names(&prompt, &plain)[3]);
     let len = block_bytes() as u64;
     let other = store.put_session(key.as_bytes(), len, &PutConfig::default()).unwrap();
     let saved = done(spill.save("a").unwrap());

@@ -42,7 +42,7 @@ fn what_is_evicted_was_saved_before() {
     assert_eq!(cache.stats().spilled_blocks, 40);
     cache.allocate_for("big", Prompt::Count(20 * BLOCK_TOKENS as u64)).unwrap();
     for (prompt, left) in prompts.iter().zip([0, 1, 10, 10]) {
-        let names = cache.block_names(prompt, 0, "");
+        let names = cache.block_names(prompt, &Admission::default());
         assert_eq!(cache.pool().count_prefix(&names), left, "the coldest were evicted");
     }
     cache.free_for("big").unwrap();

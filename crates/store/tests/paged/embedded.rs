@@ -5,9 +5,10 @@ use crate::rig::{
     prompt, save, spill,
 };
 use mooncrate::Advice;
-use mooncrate::paged::{Ended, SpillError};
+use mooncrate::paged::{Ended, Spill, SpillConfig, SpillError};
 use mooncrate_paged::{
-    Admission, AttentionSpec, CacheConfig, CacheError, DType, HostArena, Layout, Pages, Prompt,
+    Admission, AttentionSpec, Cache, CacheConfig, CacheError, DType, Extra, HostArena, Layout,
+    Pages, Prompt, Shard,
 };
 use std::sync::Arc;
 
@@ -71,7 +72,7 @@ fn a_gap_in_the_store_ends_the_prefix() {
     let (store, cache, plain) = (embedded(), cache(Layout::Nhd, 40), Admission::default());
     let (spill, prompt) = (spill(&store, &cache), prompt(3, 205));
     compute(&cache, "a", &prompt, &plain);
-    let names = cache.block_names(&prompt, 0, "");
+    let names = cache.block_names(&prompt, &Admission::default());
     assert_eq!(done(spill.save_prefix(&names).unwrap()).stored, 12);
     cache.free_for("a").unwrap();
     empty(&cache);
@@ -144,10 +145,129 @@ fn other_models_geometries_tenants_and_adapters_find_nothing() {
     let hows = [
         Admission { tenant: 1, ..Admission::default() },
         Admission { adapter: "lora".into(), ..Admission::default() },
+        Admission { salt: b"salt".to_vec(), ..Admission::default() },
+        Admission { extras: vec![Extra::new(0, b"image")], ..Admission::default() },
     ];
     for how in hows {
         assert_eq!(spill.load(&prompt, &how).tokens(), 0, "{how:?}");
     }
+}
+
+fn shard_of(shard: Option<Shard>) -> Cache {
+    let shape = *cache(Layout::Nhd, 40).arena().shape();
+    let arena = HostArena::anonymous(shape, 40, Pages::Small).unwrap();
+    Cache::new(CacheConfig { shard, ..CacheConfig::new(MODEL) }, Arc::new(arena)).unwrap()
+}
+
+/// Four ranks of one model, two stages by two parts of the heads, and one more whose stage begins elsewhere: the same
+/// tokens and the same geometry, and other bytes. None finds a block of another.
+#[test]
+fn shards_of_one_model_share_no_block() {
+    let (store, plain, prompt) = (embedded(), Admission::default(), prompt(11, 100));
+    let mut shards: Vec<Shard> = Vec::new();
+    for (tensor_rank, stage) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+        let first_layer = 3 * stage;
+        shards.push(Shard { tensor_rank, tensor_ranks: 2, stage, stages: 2, first_layer });
+    }
+    shards.push(Shard { first_layer: 4, ..shards[3] });
+    let caches: Vec<Cache> = shards.iter().map(|shard| shard_of(Some(*shard))).collect();
+    let spills: Vec<_> = caches.iter().map(|cache| spill(&store, cache)).collect();
+    for (n, (spill, cache)) in spills.iter().zip(&caches).enumerate() {
+        let loaded = spill.load(&prompt, &plain);
+        assert_eq!(loaded.tokens(), 0, "{:?} has the blocks of another one", shards[n]);
+        assert!(matches!(loaded.ended, Ended::Missing), "{loaded:?}");
+        drop(loaded);
+        compute(cache, "a", &prompt, &plain);
+        assert_eq!(save(spill, "a").stored, 6, "{:?}", shards[n]);
+        cache.free_for("a").unwrap();
+        empty(cache);
+    }
+    // Each finds its own. The bytes follow from the names, which the shard is a part of.
+    for (spill, cache) in spills.iter().zip(&caches) {
+        let loaded = spill.load(&prompt, &plain);
+        assert_eq!((loaded.tokens(), loaded.fetched), (96, 6));
+        assert_eq!(compute(cache, "b", &prompt, &plain).cached_tokens, 96);
+    }
+}
+
+/// Alone in a store of its own an engine needs no shard. A second cache of the model needs it, and so does the first
+/// one then; who is refused can be attached when the other one is gone.
+#[test]
+fn a_cache_that_does_not_say_its_shard_is_alone() {
+    let (store, config) = (embedded(), SpillConfig::default());
+    let attach = |cache: &Cache| Spill::new(&store, cache, &config);
+    let refused = |cache: &Cache| {
+        let error = attach(cache).unwrap_err();
+        assert!(matches!(error, SpillError::ShardUnknown { .. }), "{error}");
+        assert!(error.to_string().contains("Shard::WHOLE"), "{error}");
+        assert_eq!(error.advice(), Advice::GiveUp);
+    };
+    let (silent, also_silent, told) =
+        (shard_of(None), shard_of(None), shard_of(Some(Shard::WHOLE)));
+    let first = attach(&silent).unwrap();
+    refused(&also_silent);
+    refused(&told);
+    // The same cache again, and one of another model.
+    drop(attach(&silent).unwrap());
+    refused(&told);
+    drop(attach(&cache_of("another", SPEC, Layout::Nhd, 40)).unwrap());
+    drop(first);
+    let second = attach(&told).unwrap();
+    refused(&silent);
+    let third = attach(&shard_of(Some(Shard { tensor_ranks: 2, ..Shard::WHOLE }))).unwrap();
+    drop((second, third));
+    // The engine that is alone finds what it stored before it was started again, and so does one that says that it
+    // is whole.
+    let plain = Admission::default();
+    let prompt = prompt(12, 100);
+    compute(&silent, "a", &prompt, &plain);
+    assert_eq!(save(&attach(&silent).unwrap(), "a").stored, 6);
+    for other in [&also_silent, &told] {
+        assert_eq!(attach(other).unwrap().load(&prompt, &plain).tokens(), 96);
+    }
+}
+
+/// Two images with the same placeholder tokens.
+#[test]
+fn images_with_equal_placeholders_share_what_comes_before_them() {
+    let (store, cache) = (embedded(), cache(Layout::Nhd, 80));
+    let (spill, prompt) = (spill(&store, &cache), prompt(13, 100));
+    let with =
+        |image: &[u8]| Admission { extras: vec![Extra::new(40, image)], ..Admission::default() };
+    compute(&cache, "cat", &prompt, &with(b"cat"));
+    assert_eq!(save(&spill, "cat").stored, 6);
+    let dog = compute(&cache, "dog", &prompt, &with(b"dog"));
+    assert_eq!(dog.cached_tokens, 32, "two blocks end before the image");
+    assert_eq!(save(&spill, "dog").stored, 4);
+    for id in ["cat", "dog"] {
+        cache.free_for(id).unwrap();
+    }
+    empty(&cache);
+    for image in [&b"cat"[..], b"dog"] {
+        let loaded = spill.load(&prompt, &with(image));
+        assert_eq!(loaded.tokens(), 96);
+        assert_eq!(compute(&cache, "again", &prompt, &with(image)).cached_tokens, 96);
+        cache.free_for("again").unwrap();
+    }
+    // What a turn of a conversation adds has its images, too.
+    compute(&cache, "cat", &prompt[..48], &with(b"cat"));
+    cache.append_with("cat", &prompt[48..], &[Extra::new(60, b"bird")]).unwrap();
+    cache.publish("cat", 100).unwrap();
+    let both = vec![Extra::new(60, b"bird"), Extra::new(40, b"cat")];
+    let names = cache.block_names(&prompt, &Admission { extras: both, ..Admission::default() });
+    assert_eq!(cache.pool().count_prefix(&names), 6);
+    // A token that the call does not have.
+    let outside = cache.append_with("cat", &[1], &[Extra::new(99, b"late")]).unwrap_err();
+    assert!(
+        matches!(outside, CacheError::ExtraOutside { token: 99, start: 100, end: 101 }),
+        "{outside}"
+    );
+    let how = Admission { extras: vec![Extra::new(100, b"")], ..Admission::default() };
+    let outside = cache.allocate("long", Prompt::Tokens(&prompt), &how).unwrap_err();
+    assert!(matches!(outside, CacheError::ExtraOutside { token: 100, .. }), "{outside}");
+    let how = Admission { extras: vec![Extra::new(0, &[7; 1025])], ..Admission::default() };
+    let long = cache.allocate("long", Prompt::Tokens(&prompt), &how).unwrap_err();
+    assert!(matches!(long, CacheError::ExtraTooLong { token: 0, bytes: 1025 }), "{long}");
 }
 
 /// A value that is no block of this geometry, under the key of one: nobody takes it for KV.
@@ -156,7 +276,7 @@ fn a_value_of_another_length_is_refused() {
     for len in [0, 1, block_bytes() - 1, block_bytes() + 1, 2 * block_bytes()] {
         let (store, cache, plain) = (embedded(), cache(Layout::Nhd, 40), Admission::default());
         let (spill, prompt) = (spill(&store, &cache), prompt(7, 100));
-        let names = cache.block_names(&prompt, 0, "");
+        let names = cache.block_names(&prompt, &Admission::default());
         store.put(cache.block_key(names[2]).as_bytes(), &vec![7; len]).unwrap();
         compute(&cache, "a", &prompt, &plain);
         let saved = save(&spill, "a");
@@ -200,6 +320,6 @@ fn a_cache_without_prefixes_fetches_nothing() {
     assert_eq!(save(&spill(&store, &full), "a").stored, 6);
     let config = CacheConfig { prefix_caching: false, ..CacheConfig::new(MODEL) };
     let arena = HostArena::anonymous(*full.arena().shape(), 40, Pages::Small).unwrap();
-    let cache = mooncrate_paged::Cache::new(config, Arc::new(arena)).unwrap();
+    let cache = Cache::new(config, Arc::new(arena)).unwrap();
     assert_eq!(spill(&store, &cache).load(&prompt, &plain).tokens(), 0);
 }

@@ -7,7 +7,7 @@ use mooncrate_check::{PutId, payload};
 use mooncrate_core::key;
 use mooncrate_paged::{
     Admission, Admitted, ArenaShape, AttentionSpec, BlockHash, Cache, CacheConfig, DType, Geometry,
-    HostArena, Layout, Order, Pages, Part, Prompt,
+    HostArena, Layout, Order, Pages, Part, Prompt, Shard,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,8 @@ pub(crate) const LONG: Duration = Duration::from_mins(2);
 pub(crate) fn cache_of(model: &str, spec: AttentionSpec, layout: Layout, blocks: u32) -> Cache {
     let shape = ArenaShape::new(Geometry::attention(spec).unwrap(), layout, blocks).unwrap();
     let arena = HostArena::anonymous(shape, blocks, Pages::Small).unwrap();
-    Cache::new(CacheConfig::new(model), Arc::new(arena)).unwrap()
+    let config = CacheConfig { shard: Some(Shard::WHOLE), ..CacheConfig::new(model) };
+    Cache::new(config, Arc::new(arena)).unwrap()
 }
 
 pub(crate) fn cache(layout: Layout, blocks: u32) -> Cache {
@@ -78,7 +79,7 @@ pub(crate) fn tail_stamp(tokens: &[u32]) -> Vec<u8> {
 /// Admits a prompt, judges what is cached of it, computes the rest, and publishes.
 pub(crate) fn compute(cache: &Cache, id: &str, prompt: &[u32], how: &Admission) -> Admitted {
     let admitted = cache.allocate(id, Prompt::Tokens(prompt), how).unwrap();
-    let names = cache.block_names(prompt, how.tenant, &how.adapter);
+    let names = cache.block_names(prompt, how);
     let cached = admitted.cached_tokens as usize / BLOCK_TOKENS;
     judge(cache, id, &names[..cached]);
     let mut table = Vec::new();

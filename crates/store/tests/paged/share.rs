@@ -1,11 +1,12 @@
 //! Real processes over a real cluster.
 
 use crate::processes::{CALL_TIME, Fleet, Process, connect};
-use crate::rig::{LONG, cache, compute, prompt, save, spill};
+use crate::rig::{LONG, MODEL, cache, compute, prompt, save, spill};
 use mooncrate::Store;
-use mooncrate::paged::{Ended, Loaded};
-use mooncrate_paged::{Admission, Layout};
+use mooncrate::paged::{Ended, Loaded, Spill, SpillConfig, SpillError};
+use mooncrate_paged::{Admission, Cache, CacheConfig, HostArena, Layout, Pages};
 use mooncrate_wire::clock::boottime;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What a busy machine may add to any time.
@@ -83,4 +84,17 @@ fn a_killed_owner_leaves_a_shorter_prefix_and_no_wrong_byte() {
     for store in &stores {
         assert_eq!(load_and_judge(store, &prompt).tokens(), 800);
     }
+}
+
+/// Other engines reach the same store: which part of the model a cache holds cannot be left out.
+#[test]
+fn in_a_cluster_a_cache_says_its_shard() {
+    let fleet = Fleet::start(&["a"]);
+    let store = connect(&fleet.address, true);
+    let shape = *cache(Layout::Nhd, 8).arena().shape();
+    let arena = HostArena::anonymous(shape, 8, Pages::Small).unwrap();
+    let silent = Cache::new(CacheConfig::new(MODEL), Arc::new(arena)).unwrap();
+    let error = Spill::new(&store, &silent, &SpillConfig::default()).unwrap_err();
+    assert!(matches!(error, SpillError::ShardUnknown { .. }), "{error}");
+    drop(spill(&store, &cache(Layout::Nhd, 8)));
 }

@@ -6,7 +6,7 @@ use crate::rig::{
 use mooncrate::paged::{Ended, Resumed, SpillError};
 use mooncrate::{Advice, Store};
 use mooncrate_paged::{
-    Admission, Admitted, Cache, CacheError, Layout, Order, Part, Prompt, ResumeError, Ticket,
+    Admission, Admitted, Cache, CacheError, Extra, Layout, Order, Part, Prompt, ResumeError, Ticket,
 };
 
 fn lora() -> Admission {
@@ -26,7 +26,7 @@ fn tail(cache: &Cache, id: &str, tokens: u32) -> Vec<u8> {
 }
 
 fn keys(store: &Store, kind: &[u8]) -> Vec<Vec<u8>> {
-    let listing = store.list(&[b"paged/1/", kind].concat(), 0, 100).unwrap();
+    let listing = store.list(&[b"paged/2/", kind].concat(), 0, 100).unwrap();
     listing.entries.into_iter().map(|entry| entry.key.as_bytes().to_vec()).collect()
 }
 
@@ -56,18 +56,40 @@ fn a_sequence_goes_on_where_it_was() {
         let admitted = whole(spill.resume("b", &ticket, &how));
         assert_eq!(admitted, Admitted { blocks: 6, cached_tokens: TOKENS.into() });
         assert_eq!(cache.used_tokens("b").unwrap(), u64::from(TOKENS) + 1);
-        let names = cache.block_names(&tokens, how.tenant, &how.adapter);
+        let names = cache.block_names(&tokens, &how);
         judge(cache, "b", &names);
         assert_eq!(tail(cache, "b", 7), tail_stamp(&tokens[80..87]));
         // Its last block becomes full, and gets the name that it would have had.
         let more: Vec<u32> = (100..108).collect();
         cache.append_tokens("b", &more).unwrap();
         assert_eq!(cache.publish("b", 96).unwrap(), 1);
-        let names = cache.block_names(&[&tokens[..], &more].concat(), how.tenant, &how.adapter);
+        let names = cache.block_names(&[&tokens[..], &more].concat(), &how);
         assert_eq!((names.len(), cache.pool().count_prefix(&names)), (6, 6));
         cache.free_for("b").unwrap();
         empty(cache);
     }
+}
+
+/// An image among the tokens of the last block: the block gets the name that it would have had without the break.
+#[test]
+fn an_image_in_the_last_block_is_not_forgotten() {
+    let (store, tokens) = (embedded(), prompt(1, TOKENS));
+    let extras = vec![Extra::new(3, b"first image"), Extra::new(84, b"second image")];
+    let how = Admission { extras, salt: b"salt".to_vec(), ..lora() };
+    let (here, there) = (cache(Layout::Nhd, 40), cache(Layout::Hnd, 40));
+    compute(&here, "a", &tokens, &how);
+    let ticket = spill(&store, &here).suspend("a", TOKENS.into()).unwrap();
+    let who = Admission { extras: Vec::new(), ..how.clone() };
+    whole(spill(&store, &there).resume("b", &ticket, &who));
+    let more: Vec<u32> = (100..109).collect();
+    let third = Extra::new(95, b"third image");
+    there.append_with("b", &more, std::slice::from_ref(&third)).unwrap();
+    there.publish("b", 96).unwrap();
+    let mut table = Vec::new();
+    there.block_table("b", &mut table).unwrap();
+    let all = Admission { extras: [&how.extras[..], &[third]].concat(), ..how };
+    let names = there.block_names(&[&tokens[..], &more].concat(), &all);
+    assert_eq!((names.len(), there.pool().count_prefix(&names)), (6, 6));
 }
 
 #[test]
@@ -139,7 +161,7 @@ fn what_is_left_of_a_sequence_is_used() {
     empty(&cache);
 
     // Without a block in the middle: what is before it.
-    let names = cache.block_names(&tokens, how.tenant, &how.adapter);
+    let names = cache.block_names(&tokens, &how);
     store.remove(cache.block_key(names[3]).as_bytes(), false).unwrap();
     let resumed = spill.resume("a", &ticket, &how).unwrap();
     let Resumed::Prefix { cached_tokens: 48, tokens: 87, ended: Ended::Missing } = resumed else {
@@ -162,7 +184,9 @@ fn a_ticket_of_others_is_refused() {
     compute(&cache, "a", &prompt(3, TOKENS), &how);
     let ticket = spill.suspend("a", TOKENS.into()).unwrap();
     empty(&cache);
-    for other in [Admission { tenant: 4, ..lora() }, Admission { adapter: String::new(), ..lora() }]
+    let salted = Admission { salt: b"s".to_vec(), ..lora() };
+    for other in
+        [Admission { tenant: 4, ..lora() }, Admission { adapter: String::new(), ..lora() }, salted]
     {
         let error = spill.resume("a", &ticket, &other).unwrap_err();
         assert!(matches!(error, SpillError::Resume(ResumeError::Foreign)), "{error}");
@@ -222,7 +246,7 @@ fn a_suspension_that_is_not_finished_changes_nothing() {
     cache.free_for("a").unwrap();
     compute(&cache, "a", &tokens, &how);
     assert!(matches!(suspension.finish(), Err(CacheError::Changed { .. })));
-    judge(&cache, "a", &cache.block_names(&tokens, how.tenant, &how.adapter));
+    judge(&cache, "a", &cache.block_names(&tokens, &how));
     cache.free_for("a").unwrap();
     empty(&cache);
 }
