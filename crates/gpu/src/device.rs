@@ -3,9 +3,7 @@
 use crate::bound::{Bound, Relaxed};
 use crate::driver;
 use crate::error::{GpuError, check};
-use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult,
-};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

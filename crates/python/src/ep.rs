@@ -195,9 +195,7 @@ pub(crate) struct EpRank {
 impl EpRank {
     /// Waits for the other ranks.
     pub(crate) fn join(py: Python<'_>, joining: &Joining) -> PyResult<Self> {
-        let joined = waiting(py, || {
-            joining.join()
-        })?;
+        let joined = waiting(py, || joining.join())?;
         let live = joined.map_err(|error| exception(py, error))?;
         Ok(Self { held: Own::new(Mutex::new(Some(live))) })
     }
