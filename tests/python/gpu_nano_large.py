@@ -2,8 +2,8 @@
 
     python3 gpu_nano_large.py       with the package `mooncrate` beside it (`rig.py` says more)
 
-Each rank puts values of 64, 65, 128 and 512 MiB into each heap, the other one compares every byte; then they are removed,
-and the same keys take others. With and without checksums.
+Each rank puts values of 64, 65, 128 and 512 MiB into each heap, the other one compares every byte. Then they are
+removed, and the same keys take others. With and without checksums.
 """
 
 import sys

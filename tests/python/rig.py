@@ -1,7 +1,7 @@
 """What the programs for a real GPU share. They are called `gpu_*.py`, and `./dev gpu` runs each of them.
 
-Such a program needs torch with CUDA and the package `mooncrate` beside it. It says of each check whether it held, and
-its last line is a row for the table of `./dev gpu`: `what was checked | how it ended`. It ends with 0, with 1 if a check
+Such a program needs torch with CUDA and the package `mooncrate` beside it. It says of each check whether it held. Its
+last line is a row for the table of `./dev gpu`: `what was checked | how it ended`. It ends with 0, with 1 if a check
 failed, and with 77 if this machine cannot run it; then the row says SKIPPED and why. Processes that share a GPU do so
 under MPS, which `under_mps` starts if nobody has: without it their kernels take turns of milliseconds, and that looks
 like a hang.
@@ -67,7 +67,8 @@ def under_mps():
     if has_mps():
         yield dict(os.environ)
         return
-    with tempfile.TemporaryDirectory(prefix="mooncrate-mps-") as folder:
+    # The daemon may still write its log while it ends.
+    with tempfile.TemporaryDirectory(prefix="mooncrate-mps-", ignore_cleanup_errors=True) as folder:
         environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True, timeout=PATIENCE)
         try:
@@ -80,7 +81,7 @@ def under_mps():
 
 
 def run_ranks(program, world, *arguments, patience=PATIENCE):
-    """Runs `program PATH RANK WORLD …` once for each rank, under MPS; what each printed. All of them must end well."""
+    """Runs `program PATH RANK WORLD …` once for each rank, under MPS; what each printed. All must end well."""
     with under_mps() as environment, tempfile.TemporaryDirectory(prefix="mooncrate-ranks-") as folder:
         ranks = [
             subprocess.Popen(
