@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import time
 
 import numpy as np
 import pytest
@@ -139,6 +140,27 @@ def test_heaps_are_emptied_to_a_share_and_tell_what_they_hold(tmp_path):
     """)  # fmt: skip
 
 
+@pytest.mark.parametrize("checksums", [False, True])
+def test_large_values_lie_in_one_heap_in_one_piece(tmp_path, checksums):
+    """The master of a store cuts values of more than 64 MiB where there are two segments."""
+    join = JOIN.replace("**MORE", f"**{{**MORE, 'heap_bytes': 160 << 20}}, checksums={checksums}")
+    together(tmp_path, 2, """
+        if rank == 0:
+            for size in (64 << 20, 65 << 20, 128 << 20):
+                for again in range(2):
+                    value = np.full(size, size >> 20, "u1")
+                    value[-100:] = again
+                    cache.put("large", value, preferred_segment=1)
+                    meta = cache.get_location("large")
+                    assert (meta.owner_rank, meta.bytes_total) == (1, size)
+                    assert (cache.get("large") == value).all()
+                    assert cache.remove("large")
+            refused("bytes", cache.put, "too large", np.zeros(161 << 20, "u1"), kind=mooncrate.TooLarge)
+        cache.barrier()
+        cache.close()
+    """, FRONT + join)  # fmt: skip
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_plan_is_written_in_parts_and_seen_when_it_is_committed(tmp_path, world):
     together(tmp_path, world, """
@@ -157,7 +179,8 @@ def test_a_plan_is_written_in_parts_and_seen_when_it_is_committed(tmp_path, worl
         cache.push(plan, value[:4096])
         refused("the value has 10000 bytes", cache.push, plan, value, 1, kind=mooncrate.Invalid)
         cache.commit(mine)
-        error = refused("no plan of this process is open", cache.commit, mine, kind=mooncrate.Invalid)
+        cache.commit(mine)
+        error = refused("no plan of this process is open", cache.commit, "another", kind=mooncrate.Invalid)
         assert error.kind == "no plan"
         cache.barrier()
         assert (cache.get(other) == stamped(10_000, next_rank)).all()
@@ -253,6 +276,80 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
         else:
             raise AssertionError("nobody noticed")
     """, FRONT)  # fmt: skip
+
+
+def test_the_values_of_a_rank_that_died_are_misses_and_can_be_put_again(tmp_path):
+    """A rank that is stopped keeps its values, so the end of a process is told to the master."""
+    together(tmp_path, 2, """
+        import os, time
+        if rank == 1:
+            cache.put("its own", b"first", preferred_segment=1)
+        cache.barrier()
+        if rank == 1:
+            os._exit(0)
+        while cache.get("its own") is not None:
+            time.sleep(0.001)
+        cache.put("its own", b"second", preferred_segment=0)
+        assert cache.get("its own").tobytes() == b"second"
+        refused("", cache.put, "to the dead", b"", preferred_segment=1)
+        os._exit(0)
+    """)  # fmt: skip
+
+
+def test_plans_that_an_exception_left_open_give_their_room_back(tmp_path):
+    """To the heap of another rank, which goes on."""
+    together(tmp_path, 2, """
+        import time
+        try:
+            with NanoKVCache(**MORE, rank=rank, world=world) as cache:
+                if rank == 1:
+                    cache.open_for_write("left open", 1 << 20, preferred_segment=0)
+                cache.barrier()
+                if rank == 1:
+                    raise RuntimeError("on purpose")
+                # Long before the put timeout of 30 s, and without waiting for the end of the process.
+                while cache.stats()["bytes_used"] > 0:
+                    time.sleep(0.001)
+                cache.put("left open", bytes(3 << 20), preferred_segment=0)
+                raise RuntimeError("on purpose")
+        except RuntimeError:
+            pass
+        if rank == 1:
+            time.sleep(5)
+    """, FRONT)  # fmt: skip
+
+
+def test_what_is_touched_is_evicted_last():
+    with alone() as cache:
+        for number in range(3):
+            cache.put(str(number), bytes(1 << 20))
+        assert cache.touch("0") and not cache.touch("none")
+        cache.evict_until_below(0.6)
+        assert cache.get_location("0") is not None and cache.get_location("1") is None
+
+
+def test_stats_tell_evictions_from_removes_and_rescues_from_puts_that_were_given_up():
+    with alone(put_timeout=0.3) as cache:
+        for number in range(3):
+            cache.put(str(number), b"value")
+        assert cache.remove("0")
+        cache.open_for_write("given up", 100)
+        cache.abandon("given up")
+
+        def stats(name, least):
+            until = time.monotonic() + PATIENCE
+            while cache.stats()[name] < least and time.monotonic() < until:
+                time.sleep(0.001)
+            assert cache.stats()[name] == least
+            return {name: cache.stats()[name] for name in ("evict_count", "stuck_put_reclaimed")}
+
+        assert stats("freed_count", 2) == {"evict_count": 0, "stuck_put_reclaimed": 0}
+        cache.evict_until_below(0)
+        assert stats("freed_count", 4) == {"evict_count": 2, "stuck_put_reclaimed": 0}
+        cache.open_for_write("forgotten", 100)
+        assert stats("stuck_put_reclaimed", 1)["evict_count"] == 2
+        with pytest.raises(mooncrate.Error, match="the plan is dead"):
+            cache.commit("forgotten")
 
 
 def test_ranks_that_disagree_are_told(tmp_path):
@@ -483,6 +580,28 @@ def test_arrays_on_a_gpu_go_to_heaps_on_a_gpu(tmp_path, emulator, checksums):
         refused("the value has 4 bytes, the memory given 7", cache.get_into, f"{rank}/1", short)
         cache.close()
     """, FRONT + ON_GPU + join, LD_LIBRARY_PATH=emulator)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("peers", "words"),
+    [("none", "cannot reach the memory of the GPU of rank"), ("no atomics", "has no native atomics in the memory")],
+)
+def test_gpus_that_cannot_share_words_are_refused(tmp_path, emulator, peers, words):
+    """A compare-and-swap on the memory of another GPU is one only where the two have native atomics."""
+    together(tmp_path, 2, f"""
+        refused({words!r}, NanoKVCache, **MORE, rank=rank, world=world, device=rank, kind=mooncrate.Unavailable)
+    """, FRONT + ON_GPU, LD_LIBRARY_PATH=emulator, EMULATOR_GPUS="2", EMULATOR_PEERS=peers)  # fmt: skip
+
+
+def test_ranks_that_share_a_gpu_without_mps_are_told(tmp_path, emulator):
+    together(tmp_path, 2, """
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with NanoKVCache(**MORE, rank=rank, world=world) as cache:
+                cache.put(f"{rank}", b"value")
+        assert ["nvidia-cuda-mps-control -d" in str(one.message) for one in told] == [True], told
+    """, FRONT + ON_GPU, LD_LIBRARY_PATH=emulator, EMULATOR_MPS="none")  # fmt: skip
 
 
 def test_a_gpu_that_is_not_there_is_named(tmp_path, emulator):

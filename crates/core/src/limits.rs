@@ -1,6 +1,8 @@
 //! Named bounds. Everything a peer can make us allocate or hold is checked against one of these
 //! first.
 
+use std::time::Duration;
+
 /// Bytes of the longest key.
 pub const KEY_BYTES_MAX: usize = 8192;
 /// Bytes of the largest value: its extent must fit 32 bits of a header.
@@ -25,5 +27,8 @@ pub const EXTENT_ALIGN: u64 = 64;
 pub const BLOCK_BYTES: u64 = 4096;
 /// Bytes of the longest label: a key and what the owner keeps beside it.
 pub const LABEL_BYTES_MAX: usize = KEY_BYTES_MAX + 64;
+/// How long the GPU of a process that has ended may go on storing: under MPS its kernels end when the driver has noticed.
+/// A range that it was writing to is kept so long (R7).
+pub const DEVICE_GRACE: Duration = Duration::from_secs(5);
 /// Members of one group; a put into a full group stores the object without a group.
 pub const GROUP_MEMBERS_MAX: u32 = 65_536;

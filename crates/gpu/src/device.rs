@@ -1,8 +1,9 @@
 //! One GPU and its primary context, which every other object of this crate keeps alive.
 
+use crate::bound::{Bound, Relaxed};
 use crate::driver;
 use crate::error::{GpuError, check};
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -36,17 +37,9 @@ impl Gpu {
     /// Opens GPU number `ordinal`, counted from 0 among those that this process may see.
     pub fn open(ordinal: u32) -> Result<Self, GpuError> {
         let driver = driver::start()?;
-        let mut count = 0;
-        // SAFETY: the driver has been started, and `count` is a place for one number.
-        let counted = unsafe { sys::cuDeviceGetCount(&raw mut count) };
-        check("count the GPUs", counted)?;
-        let count = u32::try_from(count).unwrap_or(0);
-        let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
-        let number = number.ok_or(GpuError::NoDevice { ordinal, count })?;
-        let mut device = 0;
-        // SAFETY: as above.
-        let found = unsafe { sys::cuDeviceGet(&raw mut device, number) };
-        check("find the GPU", found)?;
+        // To make a context is unsafe beside a recording, too.
+        let _relaxed = Relaxed::new()?;
+        let device = device(ordinal)?;
         let (name, memory_bytes) = (name(device)?, memory_bytes(device)?);
         let sm_count = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
@@ -59,9 +52,7 @@ impl Gpu {
         let compute = (major, minor);
         let inner =
             Context { ordinal, device, raw, name, memory_bytes, sm_count, compute, driver, uuid };
-        let gpu = Self { inner: Arc::new(inner) };
-        gpu.bind()?;
-        Ok(gpu)
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The same, or the one that somebody in this process has open: for callers that come often.
@@ -113,9 +104,28 @@ impl Gpu {
         self.inner.driver
     }
 
+    /// Whether kernels of several processes run side by side on it, by MPS; otherwise processes take turns of milliseconds.
+    pub fn has_mps(&self) -> Result<bool, GpuError> {
+        Ok(attribute(self.inner.device, Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED)? != 0)
+    }
+
+    /// How kernels of this GPU reach the memory of another one.
+    pub fn peer(&self, uuid: [u8; 16]) -> Result<Peer, GpuError> {
+        if uuid == self.inner.uuid {
+            return Ok(Peer::Same);
+        }
+        for ordinal in 0..count()? {
+            let other = device(ordinal)?;
+            if self::uuid(other)? == uuid {
+                return peer(self.inner.device, other);
+            }
+        }
+        Ok(Peer::Hidden)
+    }
+
     /// Bytes of device memory that are free now, in all processes together.
     pub fn free_bytes(&self) -> Result<u64, GpuError> {
-        self.bind()?;
+        let _bound = self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: a context is current, and both are places for one number.
         let asked = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
@@ -123,11 +133,25 @@ impl Gpu {
         Ok(free as u64)
     }
 
-    /// Waits until all work of this context has ended, on every stream.
+    /// Waits until all work of this context has ended, on every stream, also work of other libraries. For the end of
+    /// memory that they may use; what is queued here is waited for by its stream or its event.
+    ///
+    /// A context in which anybody records a graph cannot be waited for as a whole: the driver refuses, and ends the
+    /// recording. To free memory waits for the same work, and is allowed.
     pub fn synchronize(&self) -> Result<(), GpuError> {
-        self.bind()?;
-        // SAFETY: a context is current.
-        check("wait for the GPU", unsafe { sys::cuCtxSynchronize() })
+        const DOING: &str = "wait for the GPU";
+        let _bound = self.bind()?;
+        let mut address = 0;
+        // SAFETY: a context is current, and `address` is a place for one address.
+        let made = unsafe { sys::cuMemAlloc_v2(&raw mut address, 1) };
+        if made == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            // Not even a byte is left. That the work has ended comes first.
+            // SAFETY: a context is current.
+            return check(DOING, unsafe { sys::cuCtxSynchronize() });
+        }
+        check(DOING, made)?;
+        // SAFETY: the address was allocated above, and nobody else knows it.
+        check(DOING, unsafe { sys::cuMemFree_v2(address) })
     }
 
     /// Whether both are the same GPU of this process.
@@ -135,10 +159,10 @@ impl Gpu {
         self.inner.device == other.inner.device
     }
 
-    /// Makes the context current to this thread, as nearly every call of the driver wants it.
-    pub(crate) fn bind(&self) -> Result<(), GpuError> {
-        // SAFETY: the context is retained for as long as `self` lives.
-        check("use the context of the GPU", unsafe { sys::cuCtxSetCurrent(self.inner.raw) })
+    /// Makes the context current to this thread until the guard is dropped, as nearly every call of the driver wants
+    /// it. `self` lives longer than the guard: callers keep it for the time of one call.
+    pub(crate) fn bind(&self) -> Result<Bound, GpuError> {
+        Bound::new(self.inner.raw)
     }
 
     /// The number in the driver's own counting, for places in memory.
@@ -149,10 +173,60 @@ impl Gpu {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: it was retained once, in `open`, and everything made in it is gone. A failure here
-        // means that the driver is shutting down, so there is nothing left to release.
+        // A failure here means that the driver is shutting down, so there is nothing left to release.
+        let _relaxed = Relaxed::new();
+        // SAFETY: it was retained once, in `open`, and everything made in it is gone.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
+}
+
+/// How the kernels of one GPU reach the memory of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// It is the same GPU.
+    Same,
+    /// They load, store, and compare and swap, as in their own memory.
+    Whole,
+    /// They load and store. What looks like a compare-and-swap is none, for whoever changes the word from elsewhere.
+    NoAtomics,
+    /// Not at all.
+    Unreachable,
+    /// This process does not see the other GPU.
+    Hidden,
+}
+
+fn peer(from: CUdevice, to: CUdevice) -> Result<Peer, GpuError> {
+    use sys::CUdevice_P2PAttribute as P2p;
+    let ask = |which| {
+        let mut value = 0;
+        // SAFETY: both came from the driver, and `value` is a place for one number.
+        let asked = unsafe { sys::cuDeviceGetP2PAttribute(&raw mut value, which, from, to) };
+        check("ask how a GPU reaches another one", asked).map(|()| value != 0)
+    };
+    if !ask(P2p::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED)? {
+        return Ok(Peer::Unreachable);
+    }
+    let whole = ask(P2p::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)?;
+    Ok(if whole { Peer::Whole } else { Peer::NoAtomics })
+}
+
+/// How many GPUs this process may see. The driver was started.
+pub(crate) fn count() -> Result<u32, GpuError> {
+    let mut count = 0;
+    // SAFETY: the driver has been started, and `count` is a place for one number.
+    check("count the GPUs", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
+/// The GPU of that number.
+pub(crate) fn device(ordinal: u32) -> Result<CUdevice, GpuError> {
+    let count = count()?;
+    let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
+    let number = number.ok_or(GpuError::NoDevice { ordinal, count })?;
+    let mut device = 0;
+    // SAFETY: the driver has been started, and `device` is a place for one number.
+    check("find the GPU", unsafe { sys::cuDeviceGet(&raw mut device, number) })?;
+    Ok(device)
 }
 
 fn name(device: CUdevice) -> Result<String, GpuError> {

@@ -4,13 +4,13 @@
 //! GPU and the length of what was allocated there. What the driver cannot tell, that the memory stays
 //! allocated and the stream alive, is the caller's promise.
 
-use crate::device::Gpu;
+use crate::bound::{Bound, Relaxed, current};
+use crate::device::{Gpu, count, device};
 use crate::driver;
 use crate::error::{GpuError, check};
 use crate::stream::Event;
-use cudarc::driver::sys::{self, CUcontext, CUpointer_attribute as Attribute, CUstream};
+use cudarc::driver::sys::{self, CUpointer_attribute as Attribute, CUstream};
 use std::ffi::{c_uint, c_void};
-use std::marker::PhantomData;
 
 /// Ranges that one look may cross: memory that was mapped page by page has many, next to each other.
 const RANGES_MAX: usize = 1 << 16;
@@ -43,18 +43,36 @@ pub fn driver_is_loaded() -> bool {
 /// Looks an address up. Where no library of this process uses a GPU, nothing is started on one, and the
 /// answer is [`Found::Unknown`].
 pub fn look(address: u64) -> Result<Found, GpuError> {
-    driver::start()?;
-    if !has_context()? {
-        let Some(gpu) = active()? else { return Ok(Found::Unknown) };
-        gpu.bind()?;
-    }
+    let Some(_any) = Any::context()? else { return Ok(Found::Unknown) };
     Ok(ask(address))
+}
+
+/// A context for questions that any context answers: the one of this thread, or of a GPU that is in use.
+struct Any {
+    /// Before the GPU, whose context it is.
+    _bound: Option<Bound>,
+    _gpu: Option<Gpu>,
+    _relaxed: Relaxed,
+}
+
+impl Any {
+    /// `None`: nothing in this process uses a GPU.
+    fn context() -> Result<Option<Self>, GpuError> {
+        driver::start()?;
+        let relaxed = Relaxed::new()?;
+        if !current()?.is_null() {
+            return Ok(Some(Self { _bound: None, _gpu: None, _relaxed: relaxed }));
+        }
+        let Some(gpu) = active()? else { return Ok(None) };
+        Ok(Some(Self { _bound: Some(gpu.bind()?), _gpu: Some(gpu), _relaxed: relaxed }))
+    }
 }
 
 /// The GPU that has all of these bytes, or why they cannot be used.
 pub fn device_of(address: u64, bytes: u64) -> Result<u32, GpuError> {
     let end = address.checked_add(bytes);
     let end = end.ok_or_else(|| GpuError::Invalid("memory that reaches past the end".into()))?;
+    let _any = Any::context()?;
     let Found::Device { ordinal, start, bytes: have } = look(address)? else {
         return Err(GpuError::Invalid(format!(
             "the {bytes} bytes at {address:#x} are not memory of a GPU that this process uses: they were \
@@ -128,27 +146,10 @@ fn ask(address: u64) -> Found {
     }
 }
 
-fn has_context() -> Result<bool, GpuError> {
-    Ok(!context()?.is_null())
-}
-
-fn context() -> Result<CUcontext, GpuError> {
-    let mut current: CUcontext = std::ptr::null_mut();
-    // SAFETY: the driver was started, and `current` is a place for one pointer.
-    check("ask for the current context", unsafe { sys::cuCtxGetCurrent(&raw mut current) })?;
-    Ok(current)
-}
-
 /// A GPU whose primary context somebody uses already.
 fn active() -> Result<Option<Gpu>, GpuError> {
-    let mut count = 0;
-    // SAFETY: the driver was started, and `count` is a place for one number.
-    check("count the GPUs", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
-    for ordinal in 0..u32::try_from(count).unwrap_or(0) {
-        let (mut device, mut flags, mut is_active) = (0, 0, 0);
-        // SAFETY: the number is one of those that were counted, and `device` is a place for one number.
-        let found = unsafe { sys::cuDeviceGet(&raw mut device, ordinal.cast_signed()) };
-        check("find the GPU", found)?;
+    for ordinal in 0..count()? {
+        let (device, mut flags, mut is_active) = (device(ordinal)?, 0, 0);
         // SAFETY: `device` came from the driver; both are places for one number.
         let asked =
             unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut is_active) };
@@ -158,39 +159,6 @@ fn active() -> Result<Option<Gpu>, GpuError> {
         }
     }
     Ok(None)
-}
-
-/// Puts the context back that was current to this thread, when it is dropped. Calls of this crate make
-/// another one current; a library that shares the thread would go on with the wrong GPU.
-#[derive(Debug)]
-pub struct KeptContext {
-    /// `None`: there is no driver, so nothing changes.
-    before: Option<CUcontext>,
-    /// Contexts are current to threads.
-    here: PhantomData<*const ()>,
-}
-
-impl KeptContext {
-    /// Notes what is current now.
-    pub fn new() -> Self {
-        let before = if driver::is_loaded() { context().ok() } else { None };
-        Self { before, here: PhantomData }
-    }
-}
-
-impl Default for KeptContext {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Drop for KeptContext {
-    fn drop(&mut self) {
-        if let Some(before) = self.before {
-            // SAFETY: it was current before, so its owner keeps it; null means none, as before.
-            let _ = unsafe { sys::cuCtxSetCurrent(before) };
-        }
-    }
 }
 
 /// A stream of another library. It is used to order work against it, and no work is queued on it.
@@ -236,6 +204,7 @@ impl ForeignStream {
     /// A mark after all that is queued so far. Refused while the stream is recorded into a graph, which
     /// would never pass the mark.
     pub fn mark(&self) -> Result<Event, GpuError> {
+        let _bound = self.gpu.bind()?;
         self.not_recording("order a copy after a stream")?;
         let event = Event::untimed(&self.gpu)?;
         event.record_raw(self.raw)?;
@@ -244,14 +213,15 @@ impl ForeignStream {
 
     /// What is queued from now on begins after the work that `event` marks.
     pub fn wait(&self, event: &Event) -> Result<(), GpuError> {
+        let _bound = self.gpu.bind()?;
         self.not_recording("order a stream after a copy")?;
         // SAFETY: the stream lives by the caller's promise; the driver keeps what it needs of the event.
         let waits = unsafe { sys::cuStreamWaitEvent(self.raw, event.handle(), 0) };
         check("let a stream wait for an event", waits)
     }
 
+    /// The context of its GPU is current to this thread.
     fn not_recording(&self, operation: &'static str) -> Result<(), GpuError> {
-        self.gpu.bind()?;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream lives by the caller's promise, and `status` is a place for the answer.
         let asked = unsafe { sys::cuStreamIsCapturing(self.raw, &raw mut status) };

@@ -22,12 +22,13 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Records what `work` queues on `stream`, instead of doing it. Calls that wait are refused inside,
-    /// and so are allocations by the driver. An error of `work` ends the recording and is returned.
+    /// Records what `work` queues on `stream`, instead of doing it. Calls that wait for the stream are refused
+    /// inside. An error of `work` ends the recording and is returned.
     pub fn record<E: From<GpuError>>(
         stream: &Stream,
         work: impl FnOnce(&Stream) -> Result<(), E>,
     ) -> Result<Self, E> {
+        let bound = stream.gpu().bind()?;
         stream.not_recording("record a graph")?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as its owner and is not being recorded.
@@ -35,10 +36,14 @@ impl Graph {
         check("record a graph", begun)?;
         // Ends the recording also when `work` panics.
         let recording = Recording { stream };
+        // The thread is in the mode of its own while the caller's code runs.
+        drop(bound);
         let worked = work(stream);
         let recorded = recording.end();
         worked?;
-        Ok(recorded?.instantiate(stream.gpu())?)
+        let recorded = recorded?;
+        let _bound = stream.gpu().bind()?;
+        Ok(recorded.instantiate(stream.gpu())?)
     }
 
     /// How many operations it holds.
@@ -53,7 +58,7 @@ impl Graph {
     /// Everything that the recorded work reaches (buffers, pinned memory, kernels) is still alive, and
     /// stays so until this launch has ended. What was said at the recorded launches holds now, too.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), GpuError> {
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         // SAFETY: graph and stream live as long as their owners; the rest is the caller's promise.
         check("launch a graph", unsafe { sys::cuGraphLaunch(self.ready, stream.handle()) })
     }
@@ -61,7 +66,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
+        if let Ok(_bound) = self.gpu.bind() {
             // SAFETY: nobody else has the handle; the driver keeps what a running launch needs.
             let _ = unsafe { sys::cuGraphExecDestroy(self.ready) };
         }
@@ -75,6 +80,7 @@ struct Recording<'a> {
 
 impl Recording<'_> {
     fn end(self) -> Result<Recorded, GpuError> {
+        let _bound = self.stream.gpu().bind()?;
         let stream = self.stream.handle();
         // The recording ends here, once.
         std::mem::forget(self);
@@ -91,6 +97,7 @@ impl Recording<'_> {
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
+        let Ok(_bound) = self.stream.gpu().bind() else { return };
         let mut raw: CUgraph = std::ptr::null_mut();
         // SAFETY: as in `end`.
         let ended = unsafe { sys::cuStreamEndCapture(self.stream.handle(), &raw mut raw) };

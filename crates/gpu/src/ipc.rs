@@ -27,7 +27,7 @@ impl IpcHandle {
                  only multiples of {PAGE_BYTES} bytes get an IPC handle"
             )));
         }
-        gpu.bind()?;
+        let _bound = gpu.bind()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; IPC_HANDLE_BYTES] };
         // SAFETY: the address is the first of an allocation, and there is a place for the handle.
         let made = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, address) };
@@ -63,7 +63,7 @@ impl IpcBuffer {
     /// The buffer behind `handle` has at least `bytes` bytes, and its owner frees it only after this
     /// mapping is gone.
     pub unsafe fn open(gpu: &Gpu, handle: IpcHandle, bytes: u64) -> Result<Self, GpuError> {
-        gpu.bind()?;
+        let _bound = gpu.bind()?;
         let raw = sys::CUipcMemHandle { reserved: handle.0.map(u8::cast_signed) };
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
@@ -82,6 +82,7 @@ impl IpcBuffer {
 impl Drop for IpcBuffer {
     fn drop(&mut self) {
         // Work that was queued with this address must have ended.
+        let Ok(_bound) = self.gpu.bind() else { return };
         if self.gpu.synchronize().is_ok() {
             // SAFETY: the address came from `open`, and nobody else closes it.
             let _ = unsafe { sys::cuIpcCloseMemHandle(self.address) };

@@ -23,13 +23,15 @@
 //! undefined behaviour. Host memory is different. A copy from or to an ordinary slice has ended when
 //! the call returns; a copy that goes on in the background owns its [`PinnedBuffer`] ([`Pending`]).
 //! Whatever could break this (kernels and graphs, which follow any address they were given) is
-//! `unsafe` to launch. Objects that free or unmap device memory wait for the whole device first.
+//! `unsafe` to launch. Objects that free or unmap device memory wait for the whole device first. A thread that
+//! calls in here keeps its own context, and nothing here ends a recording of others (see `bound.rs`).
 //!
 //! **Deliberately absent.** Keys, segments and clusters; a default stream of our own; managed memory; memory pools
 //! of the driver (an allocation here is rare and large); textures; more than the primary context;
 //! FABRIC handles and multicast (refused on the machines we know); compiling CUDA C++ at run time.
 //! A child made by `fork` must not touch any of these objects: CUDA does not survive a fork.
 
+mod bound;
 mod device;
 mod driver;
 mod error;
@@ -44,9 +46,9 @@ mod span;
 mod stream;
 mod transit;
 
-pub use device::Gpu;
+pub use device::{Gpu, Peer};
 pub use error::GpuError;
-pub use foreign::{ForeignStream, Found, KeptContext, device_of, driver_is_loaded, look};
+pub use foreign::{ForeignStream, Found, device_of, driver_is_loaded, look};
 pub use graph::Graph;
 pub use ipc::{IPC_HANDLE_BYTES, IpcBuffer, IpcHandle};
 pub use memory::DeviceBuffer;

@@ -8,9 +8,7 @@ use cudarc::driver::sys;
 
 /// Device memory, aligned to at least 256 bytes. Its contents are unspecified at first.
 ///
-/// Dropping it waits for all work of the GPU and then frees it. That is not possible while a stream of
-/// the same GPU is being recorded into a graph, by whichever thread: the memory is then kept until the
-/// process ends.
+/// Dropping it waits for all work of the GPU and then frees it.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     address: u64,
@@ -25,7 +23,7 @@ impl DeviceBuffer {
         if bytes == 0 {
             return Err(GpuError::Invalid("a device buffer has at least one byte".into()));
         }
-        gpu.bind()?;
+        let _bound = gpu.bind()?;
         let mut address = 0;
         // SAFETY: a context is current, and `address` is a place for one address.
         let made = unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes as usize) };
@@ -49,9 +47,9 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // Work that was queued with this address must have ended; freeing does not promise to wait.
-        // If the wait fails, the context is broken, no work goes on, and freeing fails as well.
-        if self.gpu.synchronize().is_ok() {
+        // Work that was queued with this address must have ended, and to free device memory waits for all work.
+        // If that fails, the context is broken, and no work goes on.
+        if let Ok(_bound) = self.gpu.bind() {
             // SAFETY: the address came from the allocation in `new`, and nobody else frees it.
             let _ = unsafe { sys::cuMemFree_v2(self.address) };
         }

@@ -1,5 +1,6 @@
 //! Kernels: PTX text that the driver compiles for its GPU, and functions that can be launched.
 
+use crate::bound::Bound;
 use crate::device::Gpu;
 use crate::error::{GpuError, check, describe};
 use crate::stream::Stream;
@@ -34,7 +35,7 @@ unsafe impl Sync for Loaded {}
 impl Module {
     /// Compiles PTX for this GPU. What the compiler says about a mistake is in the error.
     pub fn load(gpu: &Gpu, ptx: &str) -> Result<Self, GpuError> {
-        gpu.bind()?;
+        let _bound = gpu.bind()?;
         let image = CString::new(ptx)
             .map_err(|_| GpuError::Invalid("PTX text with a zero byte in it".into()))?;
         let mut log = vec![0u8; LOG_BYTES];
@@ -62,7 +63,7 @@ impl Module {
     /// The kernel of that name, ready to run: its code is on the GPU when this returns, so that the
     /// first launch neither waits nor allocates.
     pub fn kernel(&self, name: &str) -> Result<Kernel, GpuError> {
-        self.inner.gpu.bind()?;
+        let _bound = self.inner.gpu.bind()?;
         let text = CString::new(name)
             .map_err(|_| GpuError::Invalid("the name of a kernel has a zero byte in it".into()))?;
         let mut raw: CUfunction = std::ptr::null_mut();
@@ -80,6 +81,7 @@ impl Module {
 impl Drop for Loaded {
     fn drop(&mut self) {
         // Code that is running must not be unloaded.
+        let Ok(_bound) = self.gpu.bind() else { return };
         if self.gpu.synchronize().is_ok() {
             // SAFETY: no kernel of it is left, because each of them holds the module.
             let _ = unsafe { sys::cuModuleUnload(self.raw) };
@@ -201,7 +203,7 @@ impl Kernel {
         launch: Launch,
         params: &[Param<'_>],
     ) -> Result<(), GpuError> {
-        self.fits(stream, launch, params)?;
+        let _bound = self.fits(stream, launch, params)?;
         let mut values = [std::ptr::null_mut::<c_void>(); PARAMS_MAX];
         for (place, param) in values.iter_mut().zip(params) {
             *place = param.value;
@@ -226,7 +228,13 @@ impl Kernel {
         check("launch a kernel", queued)
     }
 
-    fn fits(&self, stream: &Stream, launch: Launch, params: &[Param<'_>]) -> Result<(), GpuError> {
+    /// The context of the GPU, once it is clear that the launch fits the kernel.
+    fn fits(
+        &self,
+        stream: &Stream,
+        launch: Launch,
+        params: &[Param<'_>],
+    ) -> Result<Bound, GpuError> {
         let name = &self.name;
         if launch.grid.contains(&0) || launch.block.contains(&0) {
             let text =

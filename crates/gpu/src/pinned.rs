@@ -32,7 +32,7 @@ impl PinnedBuffer {
         if len == 0 {
             return Err(GpuError::Invalid("a pinned buffer has at least one byte".into()));
         }
-        gpu.bind()?;
+        let _bound = gpu.bind()?;
         let mut base: *mut c_void = std::ptr::null_mut();
         // Portable: every context of this process treats it as page-locked.
         // SAFETY: a context is current, and `base` is a place for one pointer.
@@ -71,7 +71,8 @@ impl DerefMut for PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        // As for device memory: freeing does not promise to wait for copies.
+        // Freeing does not promise to wait for copies.
+        let Ok(_bound) = self.gpu.bind() else { return };
         if self.gpu.synchronize().is_ok() {
             // SAFETY: the address came from the allocation in `new`, and nobody else frees it.
             let _ = unsafe { sys::cuMemFreeHost(self.base.as_ptr().cast()) };
@@ -100,7 +101,7 @@ impl Pinned {
     /// The bytes stay mapped until this is dropped, and their pages are not exchanged: no `munmap`, and no
     /// `madvise` that gives them back. The GPU would go on using the pages that were there before.
     pub unsafe fn new(gpu: &Gpu, base: NonNull<u8>, len: usize) -> Result<Self, GpuError> {
-        gpu.bind()?;
+        let _bound = gpu.bind()?;
         // Portable: every context of this process treats it as page-locked.
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
         // SAFETY: a context is current; that the bytes are mapped is the caller's promise.
@@ -119,6 +120,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         // Copies from or to the memory must have ended. If the wait fails, the context is broken, and its
         // end unlocks everything.
+        let Ok(_bound) = self.gpu.bind() else { return };
         if self.gpu.synchronize().is_ok() {
             // SAFETY: it was locked by `new`, exactly so, and nobody else unlocks it.
             let _ = unsafe { sys::cuMemHostUnregister(self.base.as_ptr().cast()) };
@@ -133,7 +135,8 @@ impl Gpu {
     /// between them is slower, or refused by the driver.
     pub fn is_pinned(&self, bytes: &[u8]) -> bool {
         let ends = [bytes.first(), bytes.last()];
-        self.bind().is_ok() && ends.into_iter().flatten().all(is_pinned_at)
+        let Ok(_bound) = self.bind() else { return false };
+        ends.into_iter().flatten().all(is_pinned_at)
     }
 }
 

@@ -36,7 +36,7 @@ pub struct SharedMemory {
 impl SharedMemory {
     /// What sizes and places are multiples of: 2 MiB on the GPUs we know.
     pub fn granularity(gpu: &Gpu) -> Result<u64, GpuError> {
-        gpu.bind()?;
+        let _bound = gpu.bind()?;
         let (mut bytes, wish) = (0, properties(gpu));
         let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         // SAFETY: `wish` is a whole description, and `bytes` is a place for one number.
@@ -48,6 +48,7 @@ impl SharedMemory {
 
     /// Makes physical memory of at least `bytes` bytes, rounded up to the granularity.
     pub fn create(gpu: &Gpu, bytes: u64) -> Result<Arc<Self>, GpuError> {
+        let _bound = gpu.bind()?;
         let page = Self::granularity(gpu)?;
         let rounded = bytes.checked_next_multiple_of(page).filter(|bytes| *bytes > 0);
         let bytes =
@@ -67,7 +68,7 @@ impl SharedMemory {
     /// A descriptor of the memory, to be sent to another process over a Unix socket. The memory lives
     /// until every process has let go of it.
     pub fn export(&self) -> Result<OwnedFd, GpuError> {
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         let mut fd: c_int = -1;
         // SAFETY: the handle is ours, and a descriptor is one C integer.
         let exported =
@@ -80,6 +81,7 @@ impl SharedMemory {
     /// Memory that another process exported. A descriptor does not tell its length: `bytes` is what the
     /// exporter's [`bytes`](Self::bytes) said, and mapping fails if it was not so.
     pub fn import(gpu: &Gpu, fd: BorrowedFd<'_>, bytes: u64) -> Result<Arc<Self>, GpuError> {
+        let _bound = gpu.bind()?;
         let page = Self::granularity(gpu)?;
         if bytes == 0 || !bytes.is_multiple_of(page) {
             let text = format!("imported memory of {bytes} bytes; it comes in multiples of {page}");
@@ -103,7 +105,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
+        if let Ok(_bound) = self.gpu.bind() {
             // SAFETY: nobody else has the handle, and no range of ours maps it any more.
             let _ = unsafe { sys::cuMemRelease(self.raw) };
         }
@@ -127,6 +129,7 @@ pub struct AddressRange {
 impl AddressRange {
     /// Reserves addresses, without memory behind them; `bytes` is rounded up to the granularity.
     pub fn reserve(gpu: &Gpu, bytes: u64) -> Result<Self, GpuError> {
+        let _bound = gpu.bind()?;
         let page = SharedMemory::granularity(gpu)?;
         let rounded = bytes.checked_next_multiple_of(page).filter(|bytes| *bytes > 0);
         let bytes = rounded
@@ -172,7 +175,7 @@ impl AddressRange {
             let text = format!("something is mapped between {offset} and {end}; unmap it first");
             return Err(GpuError::Invalid(text));
         }
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         let (at, len) = (self.base + offset, memory.bytes as usize);
         // SAFETY: the addresses are ours and free; offset 0 and the whole length are what is allowed.
         let mapped = unsafe { sys::cuMemMap(at, len, 0, memory.raw, 0) };
@@ -195,6 +198,7 @@ impl AddressRange {
         let Some(memory) = self.mapped.get(&offset) else {
             return Err(GpuError::Invalid(format!("no mapping begins at offset {offset}")));
         };
+        let _bound = self.gpu.bind()?;
         self.gpu.synchronize()?;
         let (at, len) = (self.base + offset, memory.bytes as usize);
         // SAFETY: it was mapped by `map`, exactly so, and no work that used it is left. A span borrows
@@ -245,6 +249,7 @@ impl Drop for AddressRange {
     fn drop(&mut self) {
         // Work that was queued with these addresses must have ended. If the wait fails, the context is
         // broken and gives everything back when it is released.
+        let Ok(_bound) = self.gpu.bind() else { return };
         if self.gpu.synchronize().is_err() {
             return;
         }

@@ -3,6 +3,7 @@
 //! What must stay true: a span lies inside of memory that is mapped while its owner lives; every
 //! copy is checked against both ends before the driver sees an address.
 
+use crate::bound::Bound;
 use crate::device::Gpu;
 use crate::error::{GpuError, check};
 use crate::pinned::{Pending, PinnedBuffer};
@@ -77,7 +78,7 @@ impl<'a> Span<'a> {
     pub fn write(&self, source: &[u8], stream: &Stream) -> Result<(), GpuError> {
         const DOING: &str = "copy from host to device";
         let target = self.part(0..source.len() as u64)?;
-        target.usable(stream)?;
+        let _bound = target.usable(stream)?;
         stream.not_recording(DOING)?;
         let (from, handle) = (source.as_ptr().cast(), stream.handle());
         // SAFETY: both ranges were checked; `source` is borrowed until the wait below has ended.
@@ -90,7 +91,7 @@ impl<'a> Span<'a> {
     pub fn read(&self, target: &mut [u8], stream: &Stream) -> Result<(), GpuError> {
         const DOING: &str = "copy from device to host";
         let source = self.part(0..target.len() as u64)?;
-        source.usable(stream)?;
+        let _bound = source.usable(stream)?;
         stream.not_recording(DOING)?;
         let (to, handle) = (target.as_mut_ptr().cast(), stream.handle());
         // SAFETY: both ranges were checked; `target` is borrowed until the wait below has ended.
@@ -134,7 +135,7 @@ impl<'a> Span<'a> {
     /// is: whenever the graph is launched.
     pub unsafe fn enqueue_upload(&self, source: &[u8], stream: &Stream) -> Result<(), GpuError> {
         let target = self.part(0..source.len() as u64)?;
-        target.usable(stream)?;
+        let _bound = target.usable(stream)?;
         let (from, handle) = (source.as_ptr().cast(), stream.handle());
         // SAFETY: both ranges were checked; the caller keeps the host side as it is.
         let queued =
@@ -154,7 +155,7 @@ impl<'a> Span<'a> {
         stream: &Stream,
     ) -> Result<(), GpuError> {
         let source = self.part(0..target.len() as u64)?;
-        source.usable(stream)?;
+        let _bound = source.usable(stream)?;
         let (to, handle) = (target.as_mut_ptr().cast(), stream.handle());
         // SAFETY: both ranges were checked; the caller leaves the host side alone.
         let queued = unsafe { sys::cuMemcpyDtoHAsync_v2(to, source.address, target.len(), handle) };
@@ -164,8 +165,8 @@ impl<'a> Span<'a> {
     /// Queues a copy of `source` to here. The two may not overlap.
     pub fn copy_from(&self, source: Span<'_>, stream: &Stream) -> Result<(), GpuError> {
         let target = self.part(0..source.bytes)?;
-        target.usable(stream)?;
-        source.usable(stream)?;
+        let _bound = target.usable(stream)?;
+        let _bound = source.usable(stream)?;
         if target.overlaps(&source) {
             return Err(GpuError::Invalid(format!(
                 "a copy of {} bytes on the device whose source and target overlap",
@@ -181,7 +182,7 @@ impl<'a> Span<'a> {
 
     /// Queues a fill of the whole span.
     pub fn fill(&self, byte: u8, stream: &Stream) -> Result<(), GpuError> {
-        self.usable(stream)?;
+        let _bound = self.usable(stream)?;
         let (bytes, handle) = (self.bytes as usize, stream.handle());
         // SAFETY: the range lies in device memory whose owner waits for the device before it frees.
         let queued = unsafe { sys::cuMemsetD8Async(self.address, byte, bytes, handle) };
@@ -189,7 +190,7 @@ impl<'a> Span<'a> {
     }
 
     /// Makes the context current, once it is clear that both belong to the same GPU.
-    fn usable(&self, stream: &Stream) -> Result<(), GpuError> {
+    fn usable(&self, stream: &Stream) -> Result<Bound, GpuError> {
         if !self.gpu.is(stream.gpu()) {
             let (here, there) = (self.gpu.ordinal(), stream.gpu().ordinal());
             return Err(GpuError::Invalid(format!(

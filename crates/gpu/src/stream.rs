@@ -28,7 +28,7 @@ unsafe impl Send for Stream {}
 impl Stream {
     /// A new stream.
     pub fn new(gpu: &Gpu) -> Result<Self, GpuError> {
-        gpu.bind()?;
+        let _bound = gpu.bind()?;
         let mut raw: CUstream = std::ptr::null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current, and `raw` is a place for one pointer.
@@ -55,6 +55,7 @@ impl Stream {
 
     /// Waits until everything queued so far has ended. Errors of kernels show up here.
     pub fn synchronize(&self) -> Result<(), GpuError> {
+        let _bound = self.gpu.bind()?;
         self.not_recording("wait for a stream")?;
         // SAFETY: the stream lives as long as `self`.
         check("wait for a stream", unsafe { sys::cuStreamSynchronize(self.raw) })
@@ -62,7 +63,7 @@ impl Stream {
 
     /// What is queued from now on begins after the work that `event` marks, on whatever stream.
     pub fn wait(&self, event: &Event) -> Result<(), GpuError> {
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         // SAFETY: stream and event live as long as their owners; the driver keeps what it needs.
         let waits = unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) };
         check("let a stream wait for an event", waits)
@@ -71,7 +72,7 @@ impl Stream {
     /// The number of the recording that this stream is part of, no two of a process alike; `None`: what is
     /// queued is done.
     pub fn recording(&self) -> Result<Option<u64>, GpuError> {
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let mut number = 0;
         // SAFETY: the stream lives as long as `self`, there are places for status and number, and a null
@@ -103,7 +104,7 @@ impl Stream {
 
     /// Refuses what would wait, or leave an address of the caller behind, in a graph.
     pub fn not_recording(&self, operation: &'static str) -> Result<(), GpuError> {
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream lives as long as `self`, and `status` is a place for its answer.
         check(operation, unsafe { sys::cuStreamIsCapturing(self.raw, &raw mut status) })?;
@@ -116,7 +117,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.borrowed && self.gpu.bind().is_ok() {
+        if self.borrowed {
+            return;
+        }
+        if let Ok(_bound) = self.gpu.bind() {
             // SAFETY: nobody else has the handle. Queued work goes on; the driver cleans up after it.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
@@ -139,7 +143,7 @@ unsafe impl Sync for Event {}
 impl Event {
     /// An event that has not been recorded.
     pub fn new(gpu: &Gpu) -> Result<Self, GpuError> {
-        gpu.bind()?;
+        let _bound = gpu.bind()?;
         let mut raw: CUevent = std::ptr::null_mut();
         // SAFETY: a context is current, and `raw` is a place for one pointer; 0 asks for times.
         check("make an event", unsafe { sys::cuEventCreate(&raw mut raw, 0) })?;
@@ -148,7 +152,7 @@ impl Event {
 
     /// The same without times, which costs the GPU less.
     pub fn untimed(gpu: &Gpu) -> Result<Self, GpuError> {
-        gpu.bind()?;
+        let _bound = gpu.bind()?;
         let mut raw: CUevent = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: a context is current, and `raw` is a place for one pointer.
@@ -163,7 +167,7 @@ impl Event {
 
     /// The same for a stream whose owner keeps it alive during the call.
     pub(crate) fn record_raw(&self, stream: CUstream) -> Result<(), GpuError> {
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         // SAFETY: both handles live as long as their owners.
         check("record an event", unsafe { sys::cuEventRecord(self.raw, stream) })
     }
@@ -174,7 +178,7 @@ impl Event {
 
     /// Whether the GPU has passed the event; also if it was never recorded.
     pub fn is_passed(&self) -> Result<bool, GpuError> {
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         // SAFETY: the event lives as long as `self`.
         match unsafe { sys::cuEventQuery(self.raw) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -184,14 +188,14 @@ impl Event {
 
     /// Waits until the GPU has passed the event.
     pub fn synchronize(&self) -> Result<(), GpuError> {
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         // SAFETY: the event lives as long as `self`.
         check("wait for an event", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
     /// Whether the GPU has passed the event. It does not wait; errors of kernels show up here.
     pub fn passed(&self) -> Result<bool, GpuError> {
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         // SAFETY: the event lives as long as `self`.
         match unsafe { sys::cuEventQuery(self.raw) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -201,7 +205,7 @@ impl Event {
 
     /// Microseconds from `earlier` to this one; both must have been passed.
     pub fn micros_since(&self, earlier: &Self) -> Result<f64, GpuError> {
-        self.gpu.bind()?;
+        let _bound = self.gpu.bind()?;
         let mut milliseconds = 0.0;
         // SAFETY: both events live as long as their owners, and there is a place for the answer.
         let asked =
@@ -213,7 +217,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
+        if let Ok(_bound) = self.gpu.bind() {
             // SAFETY: nobody else has the handle; the driver keeps what pending work needs.
             let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
         }

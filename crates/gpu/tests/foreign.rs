@@ -2,11 +2,13 @@
 //!
 //! Without a GPU each of these tests says `SKIPPED`, with its name and the reason.
 
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use mooncrate_gpu::{
-    AddressRange, DeviceBuffer, ForeignStream, Found, Gpu, GpuError, Graph, KeptContext,
+    AddressRange, DeviceBuffer, Event, ForeignStream, Found, Gpu, GpuError, Graph, Module, Pinned,
     PinnedBuffer, SharedMemory, Stream, Transit, device_of, driver_is_loaded, look,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{NonNull, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const PAGE: u64 = 2 << 20;
@@ -125,19 +127,117 @@ fn a_stream_that_is_recorded_is_not_waited_for() {
     assert!(event.is_passed().unwrap());
 }
 
+/// Which context a thread has is its own affair: torch allocates on the GPU that it finds there.
 #[test]
 fn the_context_of_a_thread_is_put_back() {
     let Some((gpu, _turn)) = gpu("the_context_of_a_thread_is_put_back") else { return };
+    let current = || {
+        let mut context = null_mut();
+        // SAFETY: the driver was started, and there is a place for the answer.
+        assert_eq!(unsafe { sys::cuCtxGetCurrent(&raw mut context) }, CUresult::CUDA_SUCCESS);
+        context
+    };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // A thread that has none: without the guard the call below would leave one.
-            {
-                let _kept = KeptContext::new();
-                gpu.synchronize().unwrap();
-            }
+            let stream = Stream::new(&gpu).unwrap();
+            let buffer = DeviceBuffer::new(&gpu, 64).unwrap();
+            buffer.span().fill(1, &stream).unwrap();
+            assert_eq!(buffer.span().to_vec(&stream).unwrap(), [1; 64]);
+            gpu.synchronize().unwrap();
+            drop(Gpu::open(0).unwrap());
+            assert!(current().is_null(), "a thread without a context has one now");
             assert!(look(0x1000).is_ok(), "it finds a context of its own");
+            assert!(current().is_null());
         });
     });
+}
+
+/// Makes, uses and drops one of everything. Another GPU object that is called while somebody records belongs here.
+fn one_of_everything(gpu: &Gpu) {
+    let (stream, event) = (Stream::new(gpu).unwrap(), Event::new(gpu).unwrap());
+    let buffer = DeviceBuffer::new(gpu, PAGE).unwrap();
+    buffer.span().write(&[7; 100], &stream).unwrap();
+    buffer.ipc_handle().unwrap();
+    event.record(&stream).unwrap();
+    while !event.is_passed().unwrap() {}
+    event.synchronize().unwrap();
+    assert_eq!(buffer.span().part(0..100).unwrap().to_vec(&stream).unwrap(), [7; 100]);
+    let upload = buffer.span().upload(PinnedBuffer::new(gpu, 64).unwrap(), &stream).unwrap();
+    drop(upload.wait().unwrap());
+    let mut transit = Transit::new(gpu, 4096).unwrap();
+    transit.wait_for(&ForeignStream::legacy(gpu).mark().unwrap()).unwrap();
+    transit.download(buffer.span().part(0..64).unwrap(), 0).unwrap();
+    while !transit.poll().unwrap() {}
+    let mut pages = vec![0_u8; 1 << 16];
+    let base = NonNull::new(pages.as_mut_ptr()).unwrap();
+    // SAFETY: the vector outlives the lock, which is dropped at once.
+    drop(unsafe { Pinned::new(gpu, base, pages.len()) }.unwrap());
+    assert!(gpu.is_pinned(&PinnedBuffer::new(gpu, 64).unwrap()));
+    let memory = SharedMemory::create(gpu, PAGE).unwrap();
+    let mut range = AddressRange::of(&memory).unwrap();
+    drop(memory.export().unwrap());
+    drop(range.unmap(0).unwrap());
+    let module = Module::load(gpu, include_str!("add_number.ptx")).unwrap();
+    drop(module.kernel("add_number").unwrap());
+    let graph = Graph::record(&stream, |stream| buffer.span().fill(3, stream)).unwrap();
+    // SAFETY: the graph fills a buffer that is there.
+    unsafe { graph.launch(&stream) }.unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(device_of(buffer.span().address(), PAGE), Ok(0));
+    assert!(gpu.free_bytes().unwrap() > 0);
+    gpu.synchronize().unwrap();
+    drop(Gpu::open(0).unwrap());
+}
+
+/// torch records in the strictest mode by default: a call of another thread that could disturb it is refused, and ends
+/// the recording. The thread that records may put and get on other streams, too.
+#[test]
+fn a_recording_of_others_goes_on_beside_every_call() {
+    let Some((gpu, _turn)) = gpu("a_recording_of_others_goes_on_beside_every_call") else { return };
+    let buffer = DeviceBuffer::new(&gpu, 64).unwrap();
+    let stream = Stream::new(&gpu).unwrap();
+    let handle: sys::CUstream = std::ptr::with_exposed_provenance_mut(stream.raw() as usize);
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    // SAFETY: the stream is alive, and nothing is recorded.
+    assert_eq!(unsafe { sys::cuStreamBeginCapture_v2(handle, mode) }, CUresult::CUDA_SUCCESS);
+    buffer.span().fill(1, &stream).unwrap();
+    let beside = catch_unwind(AssertUnwindSafe(|| {
+        std::thread::scope(|scope| scope.spawn(|| one_of_everything(&gpu)).join().unwrap());
+        one_of_everything(&gpu);
+    }));
+    let filled = buffer.span().part(0..32).unwrap().fill(2, &stream);
+    let mut graph = null_mut();
+    // SAFETY: the stream is recorded by this thread, and there is a place for the graph.
+    let ended = unsafe { sys::cuStreamEndCapture(handle, &raw mut graph) };
+    assert_eq!(ended, CUresult::CUDA_SUCCESS, "the recording was ended by others");
+    filled.unwrap();
+    beside.unwrap();
+    let mut nodes = 0;
+    // SAFETY: the graph was just given by the driver; a null list asks for the number only.
+    assert_eq!(
+        unsafe { sys::cuGraphGetNodes(graph, null_mut(), &raw mut nodes) },
+        CUresult::CUDA_SUCCESS
+    );
+    assert_eq!(nodes, 2, "what others did is part of the recording");
+    // SAFETY: nobody else has the graph.
+    assert_eq!(unsafe { sys::cuGraphDestroy(graph) }, CUresult::CUDA_SUCCESS);
+}
+
+/// Memory of others is unmapped after this: their work has ended, on whatever stream.
+#[test]
+fn waiting_for_the_gpu_waits_for_all_streams() {
+    let Some((gpu, _turn)) = gpu("waiting_for_the_gpu_waits_for_all_streams") else { return };
+    let buffer = DeviceBuffer::new(&gpu, 32 * PAGE).unwrap();
+    let marks: Vec<Event> = (0..3)
+        .map(|byte| {
+            let (stream, mark) = (Stream::new(&gpu).unwrap(), Event::untimed(&gpu).unwrap());
+            (0..40).for_each(|_| buffer.span().fill(byte, &stream).unwrap());
+            mark.record(&stream).unwrap();
+            mark
+        })
+        .collect();
+    gpu.synchronize().unwrap();
+    assert!(marks.iter().all(|mark| mark.is_passed().unwrap()), "work goes on after the wait");
 }
 
 /// Work is queued on a stream that somebody else made as its maker would queue it, also into its recording; and

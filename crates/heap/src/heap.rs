@@ -4,7 +4,7 @@ use crate::error::{GroupError, HeapError};
 use crate::group::{Group, Shared};
 use crate::rank::{RANKS_MAX, Rank, World};
 use mooncrate_gpu::{
-    AddressRange, DeviceBuffer, Gpu, GpuError, IPC_HANDLE_BYTES, IpcBuffer, IpcHandle,
+    AddressRange, DeviceBuffer, Gpu, GpuError, IPC_HANDLE_BYTES, IpcBuffer, IpcHandle, Peer,
     SharedMemory, Span, Stream,
 };
 use mooncrate_mem::{Access, Pages, Region};
@@ -36,6 +36,8 @@ pub struct Heap {
     bytes: u64,
     /// By rank. Ranks of one process share them.
     places: Arc<Vec<Place>>,
+    /// How this rank's GPU reaches that of each other one; the same one where it does not matter.
+    peers: Vec<Peer>,
 }
 
 #[derive(Debug)]
@@ -75,7 +77,8 @@ impl Heap {
         within: Duration,
     ) -> Result<Self, HeapError> {
         let bytes = whole_pages(bytes)?;
-        match Self::by_descriptor(group, gpu, bytes, within) {
+        let peers = peers(group, gpu, within)?;
+        let made = match Self::by_descriptor(group, gpu, bytes, within) {
             // Another rank's refusal is everybody's, so all come here together.
             Err(first @ HeapError::Peer { .. }) => {
                 Self::by_ipc(group, gpu, bytes, within).map_err(|second| match second {
@@ -87,7 +90,8 @@ impl Heap {
                 })
             }
             made => made,
-        }
+        };
+        Ok(Self { peers, ..made? })
     }
 
     fn by_descriptor(
@@ -155,7 +159,9 @@ impl Heap {
 
     fn all_ranks(world: World, bytes: u64, places: Vec<Place>) -> Vec<Self> {
         let places = Arc::new(places);
-        world.ranks().map(|rank| Self { rank, world, bytes, places: Arc::clone(&places) }).collect()
+        let one =
+            |rank| Self { rank, world, bytes, places: Arc::clone(&places), peers: alike(world) };
+        world.ranks().map(one).collect()
     }
 
     /// The heap, once every rank has mapped every other one.
@@ -167,7 +173,20 @@ impl Heap {
     ) -> Result<Self, HeapError> {
         let said = places.as_ref().map(|_| [0; 8]).map_err(ToString::to_string);
         exchange(group, "map heaps", &said, None, within)?;
-        Ok(Self { rank: group.rank(), world: group.world(), bytes, places: Arc::new(places?) })
+        let (rank, world) = (group.rank(), group.world());
+        Ok(Self { rank, world, bytes, places: Arc::new(places?), peers: alike(world) })
+    }
+
+    /// How the GPU of this rank reaches that of another one.
+    pub fn peer(&self, rank: Rank) -> Peer {
+        self.peers.get(rank.index()).copied().unwrap_or(Peer::Hidden)
+    }
+
+    /// How many other ranks are on the GPU of this one, each in a process of its own.
+    pub fn beside(&self) -> usize {
+        let alone = self.places.iter().all(|place| matches!(place, Place::Host(_) | Place::Own(_)));
+        let same = self.peers.iter().filter(|peer| **peer == Peer::Same).count();
+        if alone { 0 } else { same.saturating_sub(1) }
     }
 
     /// Whose view this is.
@@ -241,6 +260,39 @@ impl Heap {
         drop(own);
         closed
     }
+}
+
+fn alike(world: World) -> Vec<Peer> {
+    vec![Peer::Same; world.len()]
+}
+
+/// Whether this rank's GPU reaches those of all others; if not, that is everybody's error.
+fn peers(group: &mut Group, gpu: &Gpu, within: Duration) -> Result<Vec<Peer>, HeapError> {
+    let uuids = exchange(group, "tell which GPU", &Ok(gpu.uuid()), None, within)?;
+    let peers = uuids.iter().map(|uuid| {
+        let uuid = uuid.body.first_chunk().copied().unwrap_or_default();
+        gpu.peer(uuid)
+    });
+    let peers: Result<Vec<Peer>, GpuError> = peers.collect();
+    let said = match &peers {
+        Err(error) => Err(error.to_string()),
+        Ok(peers) => match group.world().ranks().zip(peers).find_map(|(rank, peer)| match peer {
+            Peer::Unreachable => Some(format!(
+                "GPU {} cannot reach the memory of the GPU of {rank}; use GPUs that are joined by NVLink, or \
+                 that have peer access",
+                gpu.ordinal()
+            )),
+            Peer::Hidden => Some(format!(
+                "this process does not see the GPU of {rank}; name it in CUDA_VISIBLE_DEVICES"
+            )),
+            _ => None,
+        }) {
+            None => Ok([0; 8]),
+            Some(text) => Err(text),
+        },
+    };
+    exchange(group, "reach GPUs", &said, None, within)?;
+    Ok(peers?)
 }
 
 /// What all ranks said, unless one of them could not do its part: then that is everybody's error.

@@ -4,22 +4,27 @@
 //! open_for_write   master: room in the owner's heap   ─► header Writing, by this rank
 //! push, publish    bytes, then READY, by this rank        (or by a kernel of the caller)
 //! commit           master: the key has a value
-//! get              master: where ─► pin ─► copy ─► unpin, by this rank; the owner sleeps
+//! put              all of it: header, bytes and READY are queued together on the caller's stream
+//! get              master: where ─► pin ─► copy ─► unpin, queued together; the owner sleeps
 //! ```
 //!
 //! The header is the truth: a value that is not published cannot be pinned yet ([`NanoError::NotReady`]), and one
-//! that was evicted meanwhile cannot be pinned any more. A commit waits for all work of this process on its GPU.
+//! that was evicted meanwhile cannot be pinned any more.
+//!
+//! A call waits for the stream that its caller names, and for nothing else on the GPU. What has not ended in time is
+//! kept until it has (`late`): its lane, and the plan that nobody else may have meanwhile.
 
 use crate::duty::Duty;
 use crate::error::NanoError;
 use crate::layout::{HeapLayout, Pages};
 use crate::owner::{Offered, Owner};
 use crate::plan::{Place, WritePlan};
-use crate::reach::{Reach, Source, Step, Stepped, Target, Touch};
+use crate::reach::{Flight, Reach, Source, Step, Stepped, Target, Touch, When, wait_until};
 use crate::tally::{Stats, Tally, Timings};
 use mooncrate_core::error::{PutError, RemoveError};
 use mooncrate_core::header::{HEADER_VERSION, Header};
 use mooncrate_core::key;
+use mooncrate_core::limits::DEVICE_GRACE;
 use mooncrate_core::plan::{Located, Looked, PutConfig, WritePlan as Planned};
 use mooncrate_core::state::Event;
 use mooncrate_core::{
@@ -79,6 +84,16 @@ pub(crate) struct Shared {
     pub(crate) gone: Gone,
     pub(crate) tally: Tally,
     open: Mutex<Open>,
+    /// Work whose callers have gone on.
+    late: Mutex<Vec<Late>>,
+}
+
+/// Work that has not ended in time.
+#[derive(Debug)]
+struct Late {
+    flight: Box<dyn Flight>,
+    /// What is given up when it has ended.
+    plan: Option<(Vec<u8>, WritePlan)>,
 }
 
 /// Plans that this process has not committed or given up. A key has one at most, so that a late thread cannot
@@ -89,7 +104,12 @@ struct Open {
     plans: HashMap<Vec<u8>, Option<WritePlan>>,
     /// Only these may be written to.
     live: HashSet<PutToken>,
+    /// Keys whose last plan was committed, so that a second commit of it is no mistake.
+    committed: HashSet<u128>,
 }
+
+/// Keys that are remembered as committed.
+const COMMITTED_MAX: usize = 1 << 16;
 
 impl Open {
     fn take(&mut self, key: &[u8]) -> Option<WritePlan> {
@@ -97,6 +117,19 @@ impl Open {
         self.plans.remove(key);
         self.live.remove(&plan.token);
         Some(plan)
+    }
+
+    /// Back after a commit that can be tried again.
+    fn put_back(&mut self, key: &[u8], plan: WritePlan) {
+        self.plans.insert(key.to_vec(), Some(plan));
+        self.live.insert(plan.token);
+    }
+
+    fn note_committed(&mut self, key: &[u8]) {
+        if self.committed.len() >= COMMITTED_MAX {
+            self.committed.clear();
+        }
+        self.committed.insert(key::fingerprint(key).0);
     }
 }
 
@@ -150,10 +183,13 @@ impl Nano {
         Pages::new(0, config.page_bytes)
             .ok_or(NanoError::BadPage { page_bytes: config.page_bytes })?;
         let segment = segment_of(reach.medium(), reach.heap().rank());
-        let offered = Offered { segment, incarnation: MOUNT, slots: layout.slots() };
+        // A processor that died has stored its last byte; a GPU may not have.
+        let grace = if reach.medium() == Medium::Vram { DEVICE_GRACE } else { Duration::ZERO };
+        let offered = Offered { segment, incarnation: MOUNT, slots: layout.slots(), grace };
         let owner = Owner::new(Arc::clone(&reach), offered);
-        let (tally, open) = (Tally::default(), Mutex::default());
-        let shared = Arc::new(Shared { config, layout, reach, master, owner, gone, tally, open });
+        let (tally, open, late) = (Tally::default(), Mutex::default(), Mutex::default());
+        let shared = Shared { config, layout, reach, master, owner, gone, tally, open, late };
+        let shared = Arc::new(shared);
         let duty = Duty::start(&shared)?;
         Ok(Self { shared, duty })
     }
@@ -184,26 +220,25 @@ impl Nano {
         bytes_total: u64,
         preferred: Option<usize>,
     ) -> Result<WritePlan, NanoError> {
-        let began = boottime();
-        match self.shared.open.lock().plans.entry(key.to_vec()) {
-            Entry::Vacant(place) => place.insert(None),
-            Entry::Occupied(_) => return Err(PutError::InProgress { after_ms: 1 }.into()),
-        };
+        self.shared.claim(key)?;
         let planned = self.shared.open_for_write(key, bytes_total, preferred);
         let mut open = self.shared.open.lock();
-        let Ok(plan) = planned else {
-            open.plans.remove(key);
-            return planned;
-        };
-        open.plans.insert(key.to_vec(), Some(plan));
-        open.live.insert(plan.token);
-        drop(open);
-        self.shared.tally.plan.note(boottime().since(began));
-        Ok(plan)
+        match &planned {
+            Ok(plan) => open.put_back(key, *plan),
+            Err(_) => drop(open.plans.remove(key)),
+        }
+        planned
     }
 
-    /// Writes a part of the value, from `start` on. The whole value is there before [`Nano::publish`].
-    pub fn push(&self, plan: &WritePlan, start: u64, source: Source<'_>) -> Result<(), NanoError> {
+    /// Writes a part of the value, from `start` on: bytes of device memory after what is queued on `stream`, a handle of
+    /// the caller. The whole value is there before [`Nano::commit`].
+    pub fn push(
+        &self,
+        plan: &WritePlan,
+        start: u64,
+        source: Source<'_>,
+        stream: Option<u64>,
+    ) -> Result<(), NanoError> {
         if !self.shared.open.lock().live.contains(&plan.token) {
             return Err(NanoError::NoPlan);
         }
@@ -216,24 +251,40 @@ impl Nano {
             });
         }
         let began = boottime();
-        self.shared.reach.write(owner, payload_offset + start, source)?;
+        let when = self.shared.when(stream);
+        self.shared.reach.write(owner, payload_offset + start, source, when)?;
         self.shared.tally.push.note(boottime().since(began));
         self.shared.tally.bytes_tx.add(len);
         Ok(())
     }
 
-    /// Makes the value readable by those who know where it is. Again, it does nothing.
-    pub fn publish(&self, plan: &WritePlan) -> Result<(), NanoError> {
-        self.shared.publish(plan)
+    /// Makes the value readable by those who know where it is, after what is queued on `stream`; without one it waits for
+    /// all work of this process on its GPU. Again, it does nothing.
+    pub fn publish(&self, plan: &WritePlan, stream: Option<u64>) -> Result<(), NanoError> {
+        self.shared.publish(plan, stream)
     }
 
-    /// Publishes the value of an open plan and gives it to the key. A kernel may have published it already.
-    pub fn commit(&self, key: &[u8]) -> Result<(), NanoError> {
-        let plan = self.shared.open.lock().take(key).ok_or(NanoError::NoPlan)?;
+    /// Publishes the value of an open plan, after what is queued on `stream`, and gives it to the key. Without a stream
+    /// it waits for all work of this process on its GPU. A kernel may have published the value already. Again, it does
+    /// nothing.
+    pub fn commit(&self, key: &[u8], stream: Option<u64>) -> Result<(), NanoError> {
+        let plan = {
+            let mut open = self.shared.open.lock();
+            match open.take(key) {
+                Some(plan) => plan,
+                None if open.committed.contains(&key::fingerprint(key).0) => return Ok(()),
+                None => return Err(NanoError::NoPlan),
+            }
+        };
         let began = boottime();
-        let ended = self.shared.publish(&plan).and_then(|()| self.shared.end(key, &plan));
+        let ended = self.shared.publish(&plan, stream).and_then(|()| self.shared.end(key, &plan));
         match ended {
-            Ok(()) => self.shared.tally.commit.note(boottime().since(began)),
+            Ok(()) => {
+                self.shared.open.lock().note_committed(key);
+                self.shared.tally.commit.note(boottime().since(began));
+            }
+            // Nothing is lost: what was queued publishes the value, and the next commit finds it.
+            Err(NanoError::Late) => self.shared.open.lock().put_back(key, plan),
             Err(_) => self.shared.abandon(key, &plan),
         }
         ended
@@ -246,19 +297,19 @@ impl Nano {
         Ok(())
     }
 
-    /// Stores a value: open, push, publish, commit.
+    /// Stores a value: bytes of device memory after what is queued on `stream`, a handle of the caller. When it returns,
+    /// the value is there.
     pub fn put(
         &self,
         key: &[u8],
         source: Source<'_>,
         preferred: Option<usize>,
+        stream: Option<u64>,
     ) -> Result<(), NanoError> {
-        let plan = self.open_for_write(key, source.len(), preferred)?;
-        if let Err(error) = self.push(&plan, 0, source) {
-            self.abandon(key)?;
-            return Err(error);
-        }
-        self.commit(key)
+        self.shared.claim(key)?;
+        let done = self.shared.put(key, source, preferred, stream);
+        self.shared.open.lock().plans.remove(key);
+        done
     }
 
     /// Where a value is, without holding it; `None`: the key has none.
@@ -266,14 +317,20 @@ impl Nano {
         Ok(self.shared.locate(key)?.map(|(place, _)| place))
     }
 
-    /// Copies a value of exactly the target's length; `false`: the key has none.
-    pub fn get_into(&self, key: &[u8], mut target: Target<'_>) -> Result<bool, NanoError> {
+    /// Copies a value of exactly the target's length; `false`: the key has none. Device memory is written after what is
+    /// queued on `stream`, a handle of the caller; when it returns, the value is there.
+    pub fn get_into(
+        &self,
+        key: &[u8],
+        mut target: Target<'_>,
+        stream: Option<u64>,
+    ) -> Result<bool, NanoError> {
         // Once more where what was found is gone: it was evicted after it was looked up, and the key may
         // have another value, or none.
         let began = boottime();
         for _ in 0..2 {
             let Some((place, seal)) = self.shared.locate(key)? else { return Ok(false) };
-            match self.shared.copy_out(&place, seal, &mut target) {
+            match self.shared.copy_out(&place, seal, &mut target, stream) {
                 Err(NanoError::Gone) => continue,
                 Ok(()) => self.shared.tally.get.note(boottime().since(began)),
                 Err(error) => return Err(error),
@@ -306,7 +363,7 @@ impl Nano {
 
     /// What this rank has done and holds.
     pub fn stats(&self) -> Stats {
-        self.shared.tally.read(self.shared.owner.waiting())
+        self.shared.tally.read(&self.shared.owner)
     }
 
     /// How long its calls took.
@@ -314,15 +371,29 @@ impl Nano {
         self.shared.tally.timings()
     }
 
-    /// Gives up what was not committed, takes this rank's heap back and ends its threads.
+    /// Gives up what was not committed, takes this rank's heap back and ends its threads. Dropping it does the same.
     pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Nano {
+    fn drop(&mut self) {
         let open = std::mem::take(&mut *self.shared.open.lock());
         for (key, plan) in open.plans {
             if let Some(plan) = plan {
                 self.shared.abandon(&key, &plan);
             }
         }
-        self.duty.stop();
+        // What is late has its memory until it has ended.
+        let late = std::mem::take(&mut *self.shared.late.lock());
+        for Late { flight, plan } in late {
+            drop(flight);
+            if let Some((key, plan)) = plan {
+                self.shared.give_up(&key, &plan);
+            }
+        }
+        self.duty.end();
     }
 }
 
@@ -344,12 +415,111 @@ impl Shared {
         self.one(place.owner, Step { slot, generation, touch })
     }
 
+    fn when(&self, stream: Option<u64>) -> When {
+        When { stream, until: self.deadline() }
+    }
+
+    /// Takes a key for one put of this process.
+    fn claim(&self, key: &[u8]) -> Result<(), NanoError> {
+        let mut open = self.open.lock();
+        match open.plans.entry(key.to_vec()) {
+            Entry::Vacant(place) => place.insert(None),
+            Entry::Occupied(_) => return Err(PutError::InProgress { after_ms: 1 }.into()),
+        };
+        open.committed.remove(&key::fingerprint(key).0);
+        Ok(())
+    }
+
+    /// Waits for work of this call. If it does not end in time it is kept, and `plan` is given up when it has.
+    fn land(
+        &self,
+        mut flight: Box<dyn Flight>,
+        when: When,
+        plan: Option<(&[u8], &WritePlan)>,
+    ) -> Result<Stepped, NanoError> {
+        match wait_until(when.until, || flight.look())? {
+            Some(stepped) => Ok(stepped),
+            None => {
+                let plan = plan.map(|(key, plan)| (key.to_vec(), *plan));
+                self.late.lock().push(Late { flight, plan });
+                Err(NanoError::Late)
+            }
+        }
+    }
+
+    /// Ends what was late and has come to its end.
+    pub(crate) fn tend_late(&self) {
+        let over: Vec<Late> = {
+            let mut late = self.late.lock();
+            late.extract_if(.., |late| !matches!(late.flight.look(), Ok(None))).collect()
+        };
+        for (key, plan) in over.into_iter().filter_map(|late| late.plan) {
+            self.give_up(&key, &plan);
+        }
+    }
+
+    fn put(
+        &self,
+        key: &[u8],
+        source: Source<'_>,
+        preferred: Option<usize>,
+        stream: Option<u64>,
+    ) -> Result<(), NanoError> {
+        let len = source.len();
+        let (plan, header) = self.plan(key, len, preferred)?;
+        let (when, began) = (self.when(stream), boottime());
+        let flight = match self.reach.put(&plan.place, &header, source, when) {
+            Ok(flight) => flight,
+            Err(error) => {
+                self.abandon(key, &plan);
+                return Err(error);
+            }
+        };
+        match self.land(flight, when, Some((key, &plan))) {
+            Ok(Ok(_)) => {}
+            // The plan goes when the work has ended.
+            Err(NanoError::Late) => return Err(NanoError::Late),
+            Ok(Err(_)) => {
+                self.give_up(key, &plan);
+                return Err(NanoError::Gone);
+            }
+            Err(error) => {
+                self.abandon(key, &plan);
+                return Err(error);
+            }
+        }
+        self.tally.push.note(boottime().since(began));
+        self.tally.bytes_tx.add(len);
+        let ending = boottime();
+        self.end(key, &plan).inspect_err(|_| self.give_up(key, &plan))?;
+        self.tally.commit.note(boottime().since(ending));
+        Ok(())
+    }
+
     fn open_for_write(
         &self,
         key: &[u8],
         bytes_total: u64,
         preferred: Option<usize>,
     ) -> Result<WritePlan, NanoError> {
+        let (plan, header) = self.plan(key, bytes_total, preferred)?;
+        match self.touch(&plan.place, Touch::Begin(Box::new(header))) {
+            Ok(Ok(_)) => Ok(plan),
+            begun => {
+                self.abandon(key, &plan);
+                Err(begun.err().unwrap_or(NanoError::Gone))
+            }
+        }
+    }
+
+    /// Asks for room, and writes the header that its life begins with.
+    fn plan(
+        &self,
+        key: &[u8],
+        bytes_total: u64,
+        preferred: Option<usize>,
+    ) -> Result<(WritePlan, Header), NanoError> {
+        let began = boottime();
         let world = self.reach.heap().world();
         let owner = match preferred {
             None => route(key, world),
@@ -360,18 +530,20 @@ impl Shared {
         let page_bytes = self.config.page_bytes;
         let pages = Pages::new(bytes_total, page_bytes).ok_or(NanoError::BadPage { page_bytes })?;
         let plan = self.start(key, bytes_total, owner).inspect_err(|_| self.tally.refused.one())?;
-        let locator = plan.replicas.first().ok_or(NanoError::Gone)?;
-        let place = Place::of(locator, owner, &self.layout, pages).ok_or(NanoError::Gone)?;
         let (key_hash, token) = (key::hash(key), plan.token);
+        let found = plan
+            .replicas
+            .first()
+            .and_then(|locator| Some((locator, Place::of(locator, owner, &self.layout, pages)?)));
+        let Some((locator, place)) = found else {
+            // Room that is no use here goes back at once, and so does the key.
+            self.revoke(key, token);
+            return Err(NanoError::Gone);
+        };
         let plan = WritePlan { key_hash, place, token };
-        let header = Box::new(self.header(key, &plan, locator.extent.len()));
-        match self.touch(&place, Touch::Begin(header)) {
-            Ok(Ok(_)) => Ok(plan),
-            begun => {
-                self.abandon(key, &plan);
-                Err(begun.err().unwrap_or(NanoError::Gone))
-            }
-        }
+        let header = self.header(key, &plan, locator.extent.len());
+        self.tally.plan.note(boottime().since(began));
+        Ok((plan, header))
     }
 
     /// Asks the master for room. A put that was just given up is in progress until its owner has said so.
@@ -422,11 +594,13 @@ impl Shared {
         }
     }
 
-    fn publish(&self, plan: &WritePlan) -> Result<(), NanoError> {
-        let place = &plan.place;
-        // Kernels of this process that push the value, and may publish it, have ended.
-        self.reach.settle()?;
-        if self.touch(place, Touch::Apply(Event::Publish))?.is_ok() {
+    fn publish(&self, plan: &WritePlan, stream: Option<u64>) -> Result<(), NanoError> {
+        let (place, when) = (&plan.place, self.when(stream));
+        if stream.is_none() {
+            // Kernels of this process that push the value, and may publish it, have ended.
+            self.reach.settle()?;
+        }
+        if self.land(self.reach.publish(place, when)?, when, None)?.is_ok() {
             return Ok(());
         }
         // Published already, by a kernel or an earlier call; or given up by the watchdog.
@@ -450,13 +624,18 @@ impl Shared {
         Ok(ended.into_iter().next().ok_or(NanoError::Gone)??)
     }
 
-    /// Gives a plan up. Once its kernels have ended, this rank stores no more, so it fences itself: the slot is
-    /// free as soon as the owner looks. Whatever fails here, the master's watchdog and the owner make good.
+    /// Gives a plan up, once all kernels of this process have ended.
     fn abandon(&self, key: &[u8], plan: &WritePlan) {
         if self.reach.settle().is_err() {
             // It is not known that nobody stores any more: the slot stays in quarantine.
             return;
         }
+        self.give_up(key, plan);
+    }
+
+    /// Gives up a plan by which this rank stores no more, so it fences itself: the slot is free as soon as the owner
+    /// looks. Whatever fails here, the master's watchdog and the owner make good.
+    fn give_up(&self, key: &[u8], plan: &WritePlan) {
         let place = &plan.place;
         let _ = self.touch(place, Touch::Apply(Event::Abort));
         let slot = place.slot;
@@ -466,8 +645,12 @@ impl Shared {
             touch: Touch::Apply(Event::Fence),
         };
         let _ = self.one(place.owner, fence);
-        let item = PutRevokeItem { key, token: plan.token };
-        let _ = self.master.put_revoke(&[item], self.deadline());
+        self.revoke(key, plan.token);
+    }
+
+    /// Tells the master that a put is given up.
+    fn revoke(&self, key: &[u8], token: PutToken) {
+        let _ = self.master.put_revoke(&[PutRevokeItem { key, token }], self.deadline());
     }
 
     fn locate(&self, key: &[u8]) -> Result<Option<(Place, Seal)>, NanoError> {
@@ -498,18 +681,15 @@ impl Shared {
         place: &Place,
         seal: Seal,
         target: &mut Target<'_>,
+        stream: Option<u64>,
     ) -> Result<(), NanoError> {
         let (value, given) = (place.pages.bytes_total, target.len());
         if value != given {
             return Err(NanoError::WrongLength { value, given });
         }
-        let me = self.me();
-        self.touch(place, Touch::Pin(me))?.map_err(|refused| NanoError::of_pin(refused, me))?;
-        let copied = self.reach.read(place.owner, place.payload_offset, target);
-        // Also after an error: the pin is ours.
-        let unpinned = self.touch(place, Touch::Unpin(me));
-        copied?;
-        let _ = unpinned?;
+        let (me, when) = (self.me(), self.when(stream));
+        let flight = self.reach.get(place, target, when)?;
+        self.land(flight, when, None)?.map_err(|refused| NanoError::of_pin(refused, me))?;
         self.tally.bytes_rx.add(value);
         if seal != Seal::default() && Seal::over(value, self.reach.sums_of(target)?) != seal {
             return Err(NanoError::Damaged);

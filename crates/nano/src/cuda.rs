@@ -1,21 +1,26 @@
 //! Heaps in the memory of GPUs: every step on a word is a kernel, and so is every sum.
 //!
-//! Calls of one rank follow each other on one stream, and each waits for its end. Kernels of the caller that
-//! push or read by a plan are ordered by the caller, and publish and pin by themselves.
+//! A put or a get is a chain of kernels on the caller's stream, each of which looks at what became of the one before
+//! ([`crate::lane`]): nothing waits for it but its caller. What the rank does as an owner follows each other on a stream of
+//! its own. Memory that kernels cannot move, on the host or not a multiple of 16, goes step by step.
 
 use crate::error::NanoError;
-use crate::kernels::{self, Action, Counts, Kernels, Outcome, Outcomes, Steps};
+use crate::kernels::{self, Action, Counts, Kernels, Outcome, Outcomes, Push, Read, Steps, Value};
+use crate::lane::{Lane, Lanes, Taken, Told, room};
 use crate::layout::{HeapLayout, PIECE};
-use crate::reach::{Reach, Source, Step, Stepped, Target, Touch};
+use crate::plan::Place;
+use crate::reach::{Flight, Landed, Reach, Source, Step, Stepped, Target, Touch, When, wait_until};
 use mooncrate_core::header::{HEADER_BYTES, Header};
 use mooncrate_core::limits::SLICE_BYTES;
+use mooncrate_core::state::Event as StateEvent;
 use mooncrate_core::word::{Word, WordError};
-use mooncrate_core::{Extent, Medium, Slot};
-use mooncrate_gpu::{DeviceBuffer, Gpu, Span, Stream};
+use mooncrate_core::{Deadline, Extent, Generation, Medium, Slot};
+use mooncrate_gpu::{Event, Gpu, Peer, Span, Stream};
 use mooncrate_heap::{Heap, Rank};
 use mooncrate_lock::Mutex;
 use mooncrate_mem::crc::crc;
 use mooncrate_mem::region::OutOfBounds;
+use std::sync::Arc;
 
 /// Steps of one launch.
 const BATCH: usize = 1024;
@@ -30,6 +35,9 @@ pub struct CudaReach {
     heap: Heap,
     layout: HeapLayout,
     kernels: Kernels,
+    /// Of calls that move values.
+    lanes: Arc<Lanes>,
+    /// Of the owner's steps.
     work: Mutex<Work>,
 }
 
@@ -44,6 +52,11 @@ struct Work {
 impl CudaReach {
     /// The hands of the rank whose heap this is, which must be on this GPU.
     pub fn new(gpu: &Gpu, heap: Heap, layout: HeapLayout) -> Result<Self, NanoError> {
+        // A word that two GPUs change is only trusted where a compare-and-swap is one.
+        let without = |rank: &Rank| heap.peer(*rank) == Peer::NoAtomics;
+        if let Some(rank) = heap.world().ranks().find(without) {
+            return Err(NanoError::NoAtomics(rank));
+        }
         let kernels = Kernels::load(gpu, layout)?;
         let work = Work {
             stream: Stream::new(gpu)?,
@@ -51,7 +64,8 @@ impl CudaReach {
             outcomes: Outcomes::new(gpu, BATCH as u32)?,
             counts: Counts::new(gpu)?,
         };
-        Ok(Self { heap, layout, kernels, work: Mutex::new(work) })
+        let (lanes, work) = (Lanes::new(gpu), Mutex::new(work));
+        Ok(Self { heap, layout, kernels, lanes, work })
     }
 
     fn span(&self, owner: Rank) -> Result<Span<'_>, NanoError> {
@@ -104,7 +118,8 @@ impl CudaReach {
     /// The sums of the slices of device memory; of memory that no kernel can read 16 bytes at a time, by the
     /// processor.
     fn sum(&self, value: Span<'_>) -> Result<Vec<u64>, NanoError> {
-        let Work { stream, .. } = &*self.work.lock();
+        let mut lane = self.lanes.take()?;
+        let Lane { stream, sums, .. } = &mut *lane;
         if !value.address().is_multiple_of(PIECE) {
             let bytes = value.to_vec(stream)?;
             return Ok(bytes.chunks(SLICE_BYTES as usize).map(crc).collect());
@@ -113,11 +128,95 @@ impl CudaReach {
         if slices == 0 {
             return Ok(Vec::new());
         }
-        let sums = DeviceBuffer::new(value.gpu(), slices * 8)?;
-        self.kernels.sums(stream, value, SLICE_BYTES as u32, sums.span())?;
-        let bytes = sums.span().to_vec(stream)?;
+        let sums = room(sums, value.gpu(), slices * 8)?;
+        self.kernels.sums(stream, value, SLICE_BYTES as u32, sums)?;
+        let bytes = sums.to_vec(stream)?;
         let sums = bytes.chunks_exact(8);
         Ok(sums.map(|sum| u64::from_le_bytes(sum.try_into().expect("eight bytes"))).collect())
+    }
+}
+
+impl CudaReach {
+    /// The caller's stream. One that is recorded into a graph would never come to what is queued on it.
+    fn stream_of(&self, when: When) -> Result<Option<Stream>, NanoError> {
+        let Some(handle) = when.stream else { return Ok(None) };
+        // SAFETY: who names a stream keeps it alive until its call has returned, as `When` asks.
+        let stream = unsafe { Stream::of_others(self.lanes.gpu(), handle) };
+        stream.not_recording("move a value")?;
+        Ok(Some(stream))
+    }
+
+    fn value(place: &Place) -> Value {
+        Value {
+            owner: place.owner,
+            slot: place.slot.0,
+            generation: Generation(place.epoch),
+            payload: place.payload_offset,
+            pages: place.pages,
+        }
+    }
+
+    /// One step on the lane's own stream, until it has ended.
+    fn step_now(&self, lane: &mut Taken, owner: Rank, step: &Step) -> Result<Stepped, NanoError> {
+        for _ in 0..TRIES {
+            let (own, stream) = lane.queue(None);
+            self.kernels.act(stream, &self.heap, owner, &[asked(step)], &own.outcomes)?;
+            if let Some(stepped) = judge(step, lane.tell_now(Told::Step)?) {
+                return Ok(stepped);
+            }
+        }
+        Err(NanoError::Unsettled)
+    }
+
+    /// Copies the value to memory of the caller, and waits for it.
+    fn copy_out(
+        &self,
+        place: &Place,
+        target: &mut Target<'_>,
+        stream: &Stream,
+    ) -> Result<(), NanoError> {
+        if target.is_empty() {
+            return Ok(());
+        }
+        let source = self.part(place.owner, place.payload_offset, target.len())?;
+        match target {
+            Target::Host(bytes) => source.read(bytes, stream)?,
+            Target::Device(span) => {
+                span.copy_from(source, stream)?;
+                stream.synchronize()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the caller's stream come so far: what follows is done step by step.
+    fn arrive(on: Option<&Stream>, until: Deadline) -> Result<(), NanoError> {
+        let Some(on) = on else { return Ok(()) };
+        let mark = Event::untimed(on.gpu())?;
+        mark.record(on)?;
+        wait_until(until, || Ok(mark.is_passed()?.then_some(())))?.ok_or(NanoError::Late)
+    }
+}
+
+/// Whether kernels can move this memory.
+fn is_even(span: &Span<'_>) -> bool {
+    span.is_empty() || span.address().is_multiple_of(PIECE)
+}
+
+/// A chain of kernels on its way.
+#[derive(Debug)]
+struct Chain {
+    lane: Taken,
+    /// What the end of it means.
+    step: Step,
+}
+
+impl Flight for Chain {
+    fn look(&mut self) -> Result<Option<Stepped>, NanoError> {
+        match self.lane.look()? {
+            None => Ok(None),
+            Some(outcome) => judge(&self.step, outcome).map(Some).ok_or(NanoError::Unsettled),
+        }
     }
 }
 
@@ -209,40 +308,105 @@ impl Reach for CudaReach {
         Ok(Header::from_words(&fields))
     }
 
-    fn write(&self, owner: Rank, offset: u64, source: Source<'_>) -> Result<(), NanoError> {
+    fn write(
+        &self,
+        owner: Rank,
+        offset: u64,
+        source: Source<'_>,
+        when: When,
+    ) -> Result<(), NanoError> {
         if source.is_empty() {
             return Ok(());
         }
         let target = self.part(owner, offset, source.len())?;
-        let Work { stream, .. } = &*self.work.lock();
-        match source {
-            Source::Host(bytes) => target.write(bytes, stream)?,
-            Source::Device(span) => {
-                target.copy_from(span, stream)?;
-                stream.synchronize()?;
+        let (lane, on) = (self.lanes.take()?, self.stream_of(when)?);
+        match (source, &on) {
+            (Source::Host(bytes), _) => target.write(bytes, &lane.stream)?,
+            (Source::Device(span), Some(stream)) => target.copy_from(span, stream)?,
+            (Source::Device(span), None) => {
+                target.copy_from(span, &lane.stream)?;
+                lane.stream.synchronize()?;
             }
         }
         Ok(())
     }
 
-    fn read(&self, owner: Rank, offset: u64, target: &mut Target<'_>) -> Result<(), NanoError> {
-        if target.is_empty() {
-            return Ok(());
-        }
-        let source = self.part(owner, offset, target.len())?;
-        let Work { stream, .. } = &*self.work.lock();
-        match target {
-            Target::Host(bytes) => source.read(bytes, stream)?,
-            Target::Device(span) => {
-                span.copy_from(source, stream)?;
-                stream.synchronize()?;
+    fn put(
+        &self,
+        place: &Place,
+        header: &Header,
+        source: Source<'_>,
+        when: When,
+    ) -> Result<Box<dyn Flight>, NanoError> {
+        let (mut lane, on) = (self.lanes.take()?, self.stream_of(when)?);
+        let (owner, value) = (place.owner, Self::value(place));
+        let begin = place.step(Touch::Begin(Box::new(*header)));
+        match source {
+            Source::Device(source) if is_even(&source) => {
+                let (own, stream) = lane.queue(on.as_ref());
+                self.kernels.act(stream, &self.heap, owner, &[asked(&begin)], &own.outcomes)?;
+                let begun = Some(own.outcomes.at(0)?);
+                let (pages, publish) = (0..value.pages.count(), Some(&own.counter));
+                let push = Push { value, pages, source, begun, publish };
+                self.kernels.push(stream, &self.heap, &push)?;
+                lane.tell(Told::Copy, on.as_ref())?;
+            }
+            source => {
+                Self::arrive(on.as_ref(), when.until)?;
+                let begun = self.step_now(&mut lane, owner, &begin)?;
+                if begun.is_err() {
+                    return Ok(Box::new(Landed(begun)));
+                }
+                self.write(owner, place.payload_offset, source, When { stream: None, ..when })?;
+                let (own, stream) = lane.queue(None);
+                self.kernels.commit(stream, &self.heap, value, &own.counter)?;
+                lane.tell(Told::Copy, None)?;
             }
         }
-        Ok(())
+        Ok(Box::new(Chain { lane, step: place.step(Touch::Apply(StateEvent::Publish)) }))
+    }
+
+    fn get(
+        &self,
+        place: &Place,
+        target: &mut Target<'_>,
+        when: When,
+    ) -> Result<Box<dyn Flight>, NanoError> {
+        let (mut lane, on) = (self.lanes.take()?, self.stream_of(when)?);
+        let (owner, value, me) = (place.owner, Self::value(place), self.heap.rank());
+        let pin = place.step(Touch::Pin(me));
+        if let Target::Device(target) = target
+            && is_even(target)
+        {
+            let (own, stream) = lane.queue(on.as_ref());
+            self.kernels.act(stream, &self.heap, owner, &[asked(&pin)], &own.outcomes)?;
+            let (bytes, unpin) = (0..value.pages.bytes_total, Some(&own.counter));
+            let read = Read { value, bytes, target: *target, pin: own.outcomes.at(0)?, unpin };
+            self.kernels.read(stream, &self.heap, &read)?;
+            lane.tell(Told::Copy, on.as_ref())?;
+            return Ok(Box::new(Chain { lane, step: pin }));
+        }
+        Self::arrive(on.as_ref(), when.until)?;
+        let pinned = self.step_now(&mut lane, owner, &pin)?;
+        if pinned.is_ok() {
+            let copied = self.copy_out(place, target, &lane.stream);
+            // Also after an error: the pin is ours.
+            let _ = self.step_now(&mut lane, owner, &place.step(Touch::Unpin(me)))?;
+            copied?;
+        }
+        Ok(Box::new(Landed(pinned)))
+    }
+
+    fn publish(&self, place: &Place, when: When) -> Result<Box<dyn Flight>, NanoError> {
+        let (mut lane, on) = (self.lanes.take()?, self.stream_of(when)?);
+        let (own, stream) = lane.queue(on.as_ref());
+        self.kernels.commit(stream, &self.heap, Self::value(place), &own.counter)?;
+        lane.tell(Told::Copy, on.as_ref())?;
+        Ok(Box::new(Chain { lane, step: place.step(Touch::Apply(StateEvent::Publish)) }))
     }
 
     fn settle(&self) -> Result<(), NanoError> {
-        Ok(self.work.lock().stream.gpu().synchronize()?)
+        Ok(self.lanes.gpu().synchronize()?)
     }
 
     fn sums(&self, owner: Rank, offset: u64, len: u64) -> Result<Vec<u64>, NanoError> {

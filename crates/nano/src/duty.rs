@@ -2,8 +2,9 @@
 
 use crate::cache::{MOUNT, Shared, node_name, segment_of};
 use crate::error::NanoError;
-use mooncrate_core::plan::{Action, Evidence, Notice, OrderResult, SegmentOffer};
+use mooncrate_core::plan::{Evidence, SegmentOffer};
 use mooncrate_core::{HostId, NodeId, ZoneId};
+use mooncrate_heap::{Rank, Ranks};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::message::{Announce, Heartbeat, Mount, NodeInfo, Orders, Unmount};
@@ -54,7 +55,7 @@ impl Duty {
             let thread = Builder::new().name(name.into()).spawn(move || {
                 work(&shared, &stopping);
                 if name == "nano-hands" {
-                    unmount(&shared);
+                    unmount(&shared, shared.reach.heap().rank());
                 }
             });
             duty.threads.push(thread.map_err(NanoError::Thread)?);
@@ -62,11 +63,8 @@ impl Duty {
         Ok(duty)
     }
 
-    pub(crate) fn stop(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
+    /// Ends the threads. Again, it does nothing.
+    pub(crate) fn end(&mut self) {
         self.stopping.set.store(true, Ordering::Release);
         drop(self.stopping.nap.lock());
         self.stopping.wake.notify_all();
@@ -120,9 +118,11 @@ fn mount(shared: &Shared) -> Result<(), NanoError> {
     Ok(())
 }
 
-fn unmount(shared: &Shared) {
-    let segment = segment_of(shared.reach.medium(), shared.reach.heap().rank());
-    let unmount = Unmount { node: node(shared), segments: vec![(segment, MOUNT)] };
+/// Takes the heap of a rank out of the cluster: its own, or that of one whose process has ended.
+fn unmount(shared: &Shared, rank: Rank) {
+    let segment = segment_of(shared.reach.medium(), rank);
+    let unmount =
+        Unmount { node: NodeId::named(&node_name(rank)), segments: vec![(segment, MOUNT)] };
     let _ = shared.master.unmount(&unmount, boottime().deadline_in(CALL_TIME));
 }
 
@@ -141,8 +141,14 @@ fn beat(shared: &Shared, stopping: &Stopping) {
 
 /// Orders, and what waits to be freed.
 fn obey(shared: &Shared, stopping: &Stopping) {
-    let mut notices = Vec::new();
+    let (mut notices, mut ended) = (Vec::new(), Ranks::default());
     while !stopping.is_set() {
+        let gone = (shared.gone)();
+        if shared.reach.heap().rank() == Rank::HUB {
+            // The master waits for a rank that is stopped, so somebody tells it of one that is dead.
+            gone.without(ended).iter().for_each(|rank| unmount(shared, rank));
+            ended = gone;
+        }
         // With nothing that waits, orders may take their time; they come as soon as they are there.
         let waiting = shared.owner.waiting() > 0 || !notices.is_empty();
         let wait = if waiting { Duration::ZERO } else { shared.config.heartbeat / 5 };
@@ -158,27 +164,17 @@ fn obey(shared: &Shared, stopping: &Stopping) {
             stopping.rest(PAUSE);
             continue;
         };
-        let aborts = batch.orders.iter().filter(|order| order.action == Action::Abort).count();
         let done = shared.owner.execute(boottime(), batch.epoch, &batch.orders);
-        let ticked = shared.owner.tick(boottime(), (shared.gone)());
+        let ticked = shared.owner.tick(boottime(), gone);
         for told in [done, ticked] {
             match told {
                 Ok(told) => notices.extend(told),
                 Err(error) => tracing::error!(%error, "orders could not be carried out"),
             }
         }
-        count(shared, &notices, aborts);
+        shared.tend_late();
         if waiting && notices.is_empty() {
             stopping.rest(shared.config.tick);
         }
     }
-}
-
-fn count(shared: &Shared, notices: &[Notice], aborts: usize) {
-    let of = |wanted: fn(&OrderResult) -> bool| {
-        notices.iter().filter(|notice| wanted(&notice.result)).count() as u64
-    };
-    shared.tally.freed.add(of(|result| matches!(result, OrderResult::Freed { .. })));
-    shared.tally.in_use.add(of(|result| matches!(result, OrderResult::Pinned)));
-    shared.tally.quarantined.add(aborts as u64);
 }

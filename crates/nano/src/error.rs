@@ -16,6 +16,12 @@ pub enum NanoError {
     /// There is no heap.
     #[error(transparent)]
     Heap(#[from] HeapError),
+    /// GPUs that cannot compare and swap in each other's memory.
+    #[error(
+        "the GPU of this rank has no native atomics in the memory of the GPU of {0}: readers and owners could not \
+         agree on a word; use GPUs that are joined by NVLink"
+    )]
+    NoAtomics(Rank),
     /// The GPU, or a launch on it, failed.
     #[error(transparent)]
     Gpu(#[from] GpuError),
@@ -97,6 +103,9 @@ pub enum NanoError {
     /// The value is being written.
     #[error("the value is being written; try again")]
     NotReady,
+    /// What was queued before it on the caller's stream did not end in time, or Ctrl-C ended the wait.
+    #[error("what was queued before on the stream did not end in time; try again")]
+    Late,
     /// This rank holds as many pins on the object as it may.
     #[error("{0} holds 7 pins on this object, the most; unpin one first")]
     TooManyPins(Rank),
@@ -129,9 +138,11 @@ impl NanoError {
             Self::Put(error) => error.advice(),
             Self::Get(error) => error.advice(),
             Self::Remove(error) => error.advice(),
-            Self::NotReady | Self::Unsettled | Self::TooManyPins(_) | Self::InUse { .. } => {
-                Advice::Retry { after_ms: 1 }
-            }
+            Self::NotReady
+            | Self::Unsettled
+            | Self::Late
+            | Self::TooManyPins(_)
+            | Self::InUse { .. } => Advice::Retry { after_ms: 1 },
             _ => Advice::GiveUp,
         }
     }

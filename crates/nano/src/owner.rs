@@ -4,13 +4,14 @@
 //! ```text
 //! order Evict   Ready, no pins ─► Dead g+1                 told Freed
 //! order Retire  Ready ─► Retiring ─ tick: pins gone ─► Dead g+1
-//! order Abort   Writing ─► Failed g+1 ─ the producer fences itself, or is gone ─► Dead g+1
+//! order Abort   Writing ─► Failed g+1 ─ the producer fences itself, or is gone, and its GPU with it ─► Dead g+1
 //! ```
 
 use crate::error::NanoError;
 use crate::reach::{Reach, Step, Stepped, Touch};
 use mooncrate_core::plan::{Action, Notice, Order, OrderResult};
 use mooncrate_core::state::Event;
+use mooncrate_core::tally::Count;
 use mooncrate_core::word::{Word, WordError};
 use mooncrate_core::{Generation, Incarnation, LeaderEpoch, Now, ReplicaState, SegmentId, Slot};
 use mooncrate_heap::{Rank, Ranks};
@@ -29,6 +30,8 @@ pub(crate) struct Offered {
     pub(crate) segment: SegmentId,
     pub(crate) incarnation: Incarnation,
     pub(crate) slots: u32,
+    /// How long a producer may still store after its process has ended.
+    pub(crate) grace: Duration,
 }
 
 #[derive(Debug)]
@@ -36,6 +39,20 @@ pub(crate) struct Owner {
     reach: Arc<dyn Reach>,
     offered: Offered,
     state: Mutex<State>,
+    pub(crate) counts: Counts,
+}
+
+/// What became of lives in this heap.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// All that ended.
+    pub(crate) freed: Count,
+    /// Values that were evicted to make room.
+    pub(crate) evicted: Count,
+    /// Victims that were pinned.
+    pub(crate) in_use: Count,
+    /// Puts that were still being written when the master gave them up. Who gives up its own put has ended it before.
+    pub(crate) rescued: Count,
 }
 
 #[derive(Debug, Default)]
@@ -46,8 +63,8 @@ struct State {
     waiting: BTreeMap<Slot, Waiting>,
     /// Where the next tick goes on.
     next: Slot,
-    /// Ranks whose pins were reaped.
-    reaped: Ranks,
+    /// Ranks whose processes have ended and whose pins were reaped: since when.
+    gone: BTreeMap<Rank, Now>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +119,7 @@ fn next(word: Word, generation: Generation, action: Action) -> Next {
 
 impl Owner {
     pub(crate) fn new(reach: Arc<dyn Reach>, offered: Offered) -> Self {
-        Self { reach, offered, state: Mutex::new(State::default()) }
+        Self { reach, offered, state: Mutex::default(), counts: Counts::default() }
     }
 
     fn me(&self) -> Rank {
@@ -160,11 +177,18 @@ impl Owner {
         for ((order, event), stepped) in stepping.into_iter().zip(self.steps(&steps)?) {
             match stepped {
                 Ok(word) if event == RECLAIM => {
+                    self.counts.evicted.one();
                     let freed = OrderResult::Freed { next: word.generation() };
                     notices.push(self.notice(order.slot, order.generation, freed));
                 }
-                Ok(word) => notices.push(self.wait(&mut state, now, order, word)),
+                Ok(word) => {
+                    if event == Event::Abort {
+                        self.counts.rescued.one();
+                    }
+                    notices.push(self.wait(&mut state, now, order, word));
+                }
                 Err(WordError::Pinned { .. }) => {
+                    self.counts.in_use.one();
                     notices.push(self.notice(order.slot, order.generation, OrderResult::Pinned));
                 }
                 // A producer or reader was faster. No notice: the master asks again.
@@ -216,13 +240,18 @@ impl Owner {
     }
 
     /// Frees what may be freed by now: retiring slots without readers, and quarantined ones whose producer
-    /// has fenced itself or is gone. Takes back the pins of ranks that are gone.
+    /// has fenced itself or stores no more. Takes back the pins of ranks that are gone.
     pub(crate) fn tick(&self, now: Now, gone: Ranks) -> Result<Vec<Notice>, NanoError> {
         let mut state = self.state.lock();
-        for rank in gone.without(state.reaped).iter() {
-            self.reach.reap(self.me(), rank)?;
-            state.reaped.insert(rank);
+        for rank in gone.iter() {
+            if !state.gone.contains_key(&rank) {
+                self.reach.reap(self.me(), rank)?;
+                state.gone.insert(rank, now);
+            }
         }
+        let over = |since: &Now| since.plus(self.offered.grace) <= now;
+        let silent = state.gone.iter().filter(|(_, since)| over(since));
+        let silent: Ranks = silent.map(|(rank, _)| *rank).collect();
         let from = state.next;
         let mut looked: Vec<(Slot, Waiting)> = state
             .waiting
@@ -241,7 +270,7 @@ impl Owner {
                 Why::Quarantined => {
                     let after = waiting.ordered.next().unwrap_or(Generation::MAX);
                     if word == Word::new(after, ReplicaState::Failed, word.pins())
-                        && !self.producer_is_gone(*slot, waiting.ordered, gone)?
+                        && !self.producer_is_silent(*slot, waiting.ordered, silent)?
                     {
                         continue;
                     }
@@ -270,24 +299,27 @@ impl Owner {
 
     /// Whether nobody can store to that life any more. A header that was written for another life does not tell
     /// who its producer is: then all others must be gone.
-    fn producer_is_gone(
+    fn producer_is_silent(
         &self,
         slot: Slot,
         life: Generation,
-        gone: Ranks,
+        silent: Ranks,
     ) -> Result<bool, NanoError> {
-        if gone.is_empty() {
+        if silent.is_empty() {
             return Ok(false);
         }
         let (header, world) = (self.reach.header(self.me(), slot)?, self.reach.heap().world());
         let producer = world.rank(header.producer_rank as usize);
         Ok(match producer.filter(|_| header.epoch == life.0) {
-            Some(rank) => gone.has(rank),
-            None => world.all().without(Ranks::only(self.me())).without(gone).is_empty(),
+            Some(rank) => silent.has(rank),
+            None => world.all().without(Ranks::only(self.me())).without(silent).is_empty(),
         })
     }
 
     fn notice(&self, slot: Slot, generation: Generation, result: OrderResult) -> Notice {
+        if matches!(result, OrderResult::Freed { .. }) {
+            self.counts.freed.one();
+        }
         let Offered { segment, incarnation, .. } = self.offered;
         Notice { segment, incarnation, slot, generation, result }
     }

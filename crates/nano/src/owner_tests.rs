@@ -17,13 +17,17 @@ struct Rig {
 }
 
 fn rig() -> Rig {
+    rig_with(Duration::ZERO)
+}
+
+fn rig_with(grace: Duration) -> Rig {
     let world = World::new(2).unwrap();
     let layout = HeapLayout::new(8, 1 << 20).unwrap();
     let mut heaps = Heap::host_ranks(world, 1 << 20).unwrap().into_iter();
     let owner = Arc::new(HostReach::new(heaps.next().unwrap(), layout));
     let writer = HostReach::new(heaps.next().unwrap(), layout);
     let segment = SegmentId::on(Medium::Vram, NodeId(1), 0);
-    let offered = Offered { segment, incarnation: Incarnation(1), slots: 8 };
+    let offered = Offered { segment, incarnation: Incarnation(1), slots: 8, grace };
     Rig { owner: Owner::new(owner, offered), writer }
 }
 
@@ -125,6 +129,18 @@ fn what_a_producer_may_still_store_to_waits_until_it_says_so_or_is_gone() {
     assert_eq!(rig.tick(11, Ranks::only(Rank::HUB)), [], "another one's end says nothing");
     assert_eq!(rig.tick(12, Ranks::only(one())), [freed(1)], "it is gone");
     assert_eq!(rig.owner.waiting(), 0);
+}
+
+/// Under MPS the kernel of a process that was killed may still store, as the store has it for its own writers.
+#[test]
+fn the_gpu_of_a_dead_producer_may_store_for_a_while() {
+    let rig = rig_with(Duration::from_secs(5));
+    rig.begin(0, G).unwrap();
+    assert_eq!(rig.obey(1, &[rig.order(0, G, Action::Abort)]), [OrderResult::Waiting]);
+    let second = 1_000_000_000;
+    assert_eq!(rig.tick(2 * second, Ranks::only(one())), [], "its process has just ended");
+    assert_eq!(rig.tick(7 * second - 1, Ranks::only(one())), []);
+    assert_eq!(rig.tick(7 * second, Ranks::only(one())), [freed(1)]);
 }
 
 #[test]

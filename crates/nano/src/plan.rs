@@ -1,8 +1,9 @@
 //! What kernels need to move bytes of one object: ranks and offsets, never addresses.
 
 use crate::layout::{HeapLayout, Pages};
+use crate::reach::{Step, Touch};
 use mooncrate_core::key::KeyHash;
-use mooncrate_core::{Locator, PutToken, Slot};
+use mooncrate_core::{Generation, Locator, PutToken, Slot};
 use mooncrate_heap::Rank;
 
 /// Where an object is, or will be.
@@ -23,6 +24,11 @@ pub struct Place {
 }
 
 impl Place {
+    /// A step on its header, in its life.
+    pub(crate) fn step(&self, touch: Touch) -> Step {
+        Step { slot: self.slot, generation: Generation(self.epoch), touch }
+    }
+
     /// The object behind a locator, in heaps of this layout; `None`: it does not fit in there, so it is of
     /// another cache.
     pub(crate) fn of(

@@ -3,18 +3,22 @@
 
 use crate::error::NanoError;
 use crate::layout::HeapLayout;
+use crate::plan::Place;
 use mooncrate_core::header::{HEADER_BYTES, Header, WORD_OFFSET};
 use mooncrate_core::limits::SLICE_BYTES;
 use mooncrate_core::state::Event;
 use mooncrate_core::word::{Word, WordError};
-use mooncrate_core::{Extent, Generation, Medium, Slot};
+use mooncrate_core::{Deadline, Extent, Generation, Medium, Slot};
 use mooncrate_gpu::Span;
 use mooncrate_heap::{Heap, Rank};
+use mooncrate_lock::interrupt;
 use mooncrate_mem::Region;
 use mooncrate_mem::atomic::Ordering;
+use mooncrate_mem::clock::boottime;
 use mooncrate_mem::crc::crc;
 use mooncrate_mem::word::{AtomicWord, before_first_byte};
 use std::fmt;
+use std::time::Duration;
 
 /// What happens to a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +65,63 @@ pub enum Target<'a> {
     Device(Span<'a>),
 }
 
-/// The hands of a rank. Calls are complete when they return.
+/// When a call is done: after the work of a stream, and before a deadline.
+#[derive(Clone, Copy, Debug)]
+pub struct When {
+    /// The handle of a stream of the caller, who keeps it alive until the call has returned; `None`: nothing that was
+    /// queued matters.
+    pub stream: Option<u64>,
+    /// What has not ended by then is late.
+    pub until: Deadline,
+}
+
+/// Looks again and again until there is an answer; `None`: not before the deadline, or Ctrl-C. Most answers come within
+/// microseconds, so the first looks follow each other at once.
+pub(crate) fn wait_until<T>(
+    until: Deadline,
+    mut look: impl FnMut() -> Result<Option<T>, NanoError>,
+) -> Result<Option<T>, NanoError> {
+    let began = boottime();
+    loop {
+        if let Some(answer) = look()? {
+            return Ok(Some(answer));
+        }
+        let now = boottime();
+        if until.passed(now) {
+            return Ok(None);
+        }
+        if now.since(began) < SPIN {
+            std::hint::spin_loop();
+        } else if interrupt::sleep(NAP) {
+            return Ok(None);
+        }
+    }
+}
+
+/// How long looks follow each other at once, and the pause between two later on.
+const SPIN: Duration = Duration::from_micros(300);
+const NAP: Duration = Duration::from_micros(50);
+
+/// Work on a GPU that was queued, and what becomes of it.
+pub trait Flight: Send + fmt::Debug {
+    /// The word after it or why it was refused, if it has ended. It does not wait.
+    fn look(&mut self) -> Result<Option<Stepped>, NanoError>;
+}
+
+/// Work that has ended.
+#[derive(Debug)]
+pub(crate) struct Landed(pub(crate) Stepped);
+
+impl Flight for Landed {
+    fn look(&mut self) -> Result<Option<Stepped>, NanoError> {
+        Ok(Some(self.0))
+    }
+}
+
+/// The hands of a rank. Calls are complete when they return, but for those that give a [`Flight`].
+///
+/// Those are queued on a stream of the caller, or on one of the rank's own where there is none. What is queued on it before
+/// has ended before they begin, and they before what is queued later.
 pub trait Reach: Send + Sync + fmt::Debug {
     /// The heaps that it reaches.
     fn heap(&self) -> &Heap;
@@ -81,11 +141,34 @@ pub trait Reach: Send + Sync + fmt::Debug {
     /// The fields of a header. They are those of a life only while it cannot end.
     fn header(&self, owner: Rank, slot: Slot) -> Result<Header, NanoError>;
 
-    /// Copies bytes into the heap of `owner`, at that offset of its heap.
-    fn write(&self, owner: Rank, offset: u64, source: Source<'_>) -> Result<(), NanoError>;
+    /// Copies bytes into the heap of `owner`, at that offset of its heap. From device memory that is queued on the stream.
+    fn write(
+        &self,
+        owner: Rank,
+        offset: u64,
+        source: Source<'_>,
+        when: When,
+    ) -> Result<(), NanoError>;
 
-    /// Copies bytes out of the heap of `owner`.
-    fn read(&self, owner: Rank, offset: u64, target: &mut Target<'_>) -> Result<(), NanoError>;
+    /// Begins a life, copies all its bytes from `source` and makes it ready. Nothing is written if it was not begun.
+    fn put(
+        &self,
+        place: &Place,
+        header: &Header,
+        source: Source<'_>,
+        when: When,
+    ) -> Result<Box<dyn Flight>, NanoError>;
+
+    /// Pins a value, copies all of it and unpins it. Nothing is written if it was not pinned.
+    fn get(
+        &self,
+        place: &Place,
+        target: &mut Target<'_>,
+        when: When,
+    ) -> Result<Box<dyn Flight>, NanoError>;
+
+    /// Makes the value of a life that was begun ready.
+    fn publish(&self, place: &Place, when: When) -> Result<Box<dyn Flight>, NanoError>;
 
     /// Waits until everything that this process has queued on its GPU has ended.
     fn settle(&self) -> Result<(), NanoError>;
@@ -221,14 +304,53 @@ impl Reach for HostReach {
         Ok(Header::from_words(&fields))
     }
 
-    fn write(&self, owner: Rank, offset: u64, source: Source<'_>) -> Result<(), NanoError> {
+    fn write(
+        &self,
+        owner: Rank,
+        offset: u64,
+        source: Source<'_>,
+        _when: When,
+    ) -> Result<(), NanoError> {
         let Source::Host(bytes) = source else { return Err(NanoError::OtherMemory(self.medium())) };
         Ok(self.region(owner)?.store(offset, bytes)?)
     }
 
-    fn read(&self, owner: Rank, offset: u64, target: &mut Target<'_>) -> Result<(), NanoError> {
+    fn put(
+        &self,
+        place: &Place,
+        header: &Header,
+        source: Source<'_>,
+        when: When,
+    ) -> Result<Box<dyn Flight>, NanoError> {
+        let begun = self.touch(place.owner, &place.step(Touch::Begin(Box::new(*header))))?;
+        if begun.is_err() {
+            return Ok(Box::new(Landed(begun)));
+        }
+        self.write(place.owner, place.payload_offset, source, when)?;
+        self.publish(place, when)
+    }
+
+    fn get(
+        &self,
+        place: &Place,
+        target: &mut Target<'_>,
+        _when: When,
+    ) -> Result<Box<dyn Flight>, NanoError> {
         let Target::Host(bytes) = target else { return Err(NanoError::OtherMemory(self.medium())) };
-        Ok(self.region(owner)?.load(offset, bytes)?)
+        let me = self.heap.rank();
+        let pinned = self.touch(place.owner, &place.step(Touch::Pin(me)))?;
+        if pinned.is_ok() {
+            let copied = self.region(place.owner)?.load(place.payload_offset, bytes);
+            // Also after an error: the pin is ours.
+            let _ = self.touch(place.owner, &place.step(Touch::Unpin(me)))?;
+            copied?;
+        }
+        Ok(Box::new(Landed(pinned)))
+    }
+
+    fn publish(&self, place: &Place, _when: When) -> Result<Box<dyn Flight>, NanoError> {
+        let published = self.touch(place.owner, &place.step(Touch::Apply(Event::Publish)))?;
+        Ok(Box::new(Landed(published)))
     }
 
     fn settle(&self) -> Result<(), NanoError> {

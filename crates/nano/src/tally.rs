@@ -1,5 +1,6 @@
 //! What a rank counts.
 
+use crate::owner::Owner;
 use mooncrate_core::tally::{Count, Spread, SpreadNow};
 use std::time::Duration;
 
@@ -13,9 +14,6 @@ pub(crate) struct Tally {
     pub(crate) refused: Count,
     pub(crate) bytes_tx: Count,
     pub(crate) bytes_rx: Count,
-    pub(crate) freed: Count,
-    pub(crate) in_use: Count,
-    pub(crate) quarantined: Count,
 }
 
 /// What a rank has done since it started. Integers only.
@@ -32,10 +30,12 @@ pub struct Stats {
     /// Bytes read out of heaps.
     pub bytes_rx: u64,
     /// Lives that ended in this rank's heap: evicted, removed or given up.
+    pub freed_count: u64,
+    /// Values of this rank's heap that were evicted to make room.
     pub evict_count: u64,
     /// Victims that were pinned, and stayed.
     pub evict_in_use_retry: u64,
-    /// Puts that the watchdog ended in this rank's heap.
+    /// Puts that the watchdog ended in this rank's heap; not those that their own process gave up.
     pub stuck_put_reclaimed: u64,
     /// Lives that wait for a reader, or in quarantine for their producer.
     pub waiting: u64,
@@ -64,7 +64,7 @@ impl Tally {
         }
     }
 
-    pub(crate) fn read(&self, waiting: usize) -> Stats {
+    pub(crate) fn read(&self, owner: &Owner) -> Stats {
         let plan = self.plan.now();
         let mean = Duration::from_nanos(plan.sum_ns.checked_div(plan.count).unwrap_or(0));
         Stats {
@@ -73,10 +73,11 @@ impl Tally {
             oom_count: self.refused.value(),
             bytes_tx: self.bytes_tx.value(),
             bytes_rx: self.bytes_rx.value(),
-            evict_count: self.freed.value(),
-            evict_in_use_retry: self.in_use.value(),
-            stuck_put_reclaimed: self.quarantined.value(),
-            waiting: waiting as u64,
+            freed_count: owner.counts.freed.value(),
+            evict_count: owner.counts.evicted.value(),
+            evict_in_use_retry: owner.counts.in_use.value(),
+            stuck_put_reclaimed: owner.counts.rescued.value(),
+            waiting: owner.waiting() as u64,
         }
     }
 }

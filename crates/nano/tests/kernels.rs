@@ -260,7 +260,8 @@ fn push_and_read_do_what_their_oracles_do() {
             let pages = 0..value.pages.count();
             let (heap, stream) = (&rig.heaps[me.index()], &rig.stream);
             let publish = Some(&counter);
-            let push = Push { value, pages: pages.clone(), source: source.span(), publish };
+            let push =
+                Push { value, pages: pages.clone(), source: source.span(), begun: None, publish };
             rig.kernels.push(stream, heap, &push).unwrap();
             push_oracle(&mut host, &value, pages, &given);
             let expected = commit_oracle(&mut host, &value);
@@ -347,6 +348,41 @@ fn a_pin_of_another_life_reads_nothing() {
     rig.compare("headers", rig.span(owner), &host);
 }
 
+/// The step that opens a slot and the copy are queued together: the range of a plan that came too late is another one's.
+#[test]
+fn a_push_whose_life_was_not_begun_writes_nothing() {
+    const TEST: &str = "a_push_whose_life_was_not_begun_writes_nothing";
+    let Some(mut rig) = Rig::new(TEST, 2, 4, 2 << 20) else { return };
+    let owner = rig.rank(1);
+    let next = Word::new(Generation(6), ReplicaState::Writing, 0);
+    let dead = word(ReplicaState::Dead, 0);
+    let mut host = rig.set_heap(owner, &[next, word(ReplicaState::Failed, 0), dead]);
+    let (given, counter) = (rig.random(5_000), Counter::new(&rig.stream).unwrap());
+    let source = rig.upload(&given);
+    let outcomes = Outcomes::new(&rig.gpu, 1).unwrap();
+    for slot in [0, 1, 2] {
+        let value = rig.value(owner, slot, 5_000, PAGE_BYTES);
+        let open = [step(slot, G, Action::Open(Header::default()))];
+        rig.kernels.act(&rig.stream, &rig.heaps[0], owner, &open, &outcomes).unwrap();
+        let begun = words_oracle(&mut host, &open).remove(0);
+        let (pages, publish) = (0..value.pages.count(), Some(&counter));
+        let at = Some(outcomes.at(0).unwrap());
+        let push = Push { value, pages, source: source.span(), begun: at, publish };
+        rig.kernels.push(&rig.stream, &rig.heaps[0], &push).unwrap();
+        let found = counter.outcome(&rig.stream).unwrap();
+        match begun {
+            Outcome::Done(_) => {
+                push_oracle(&mut host, &value, 0..value.pages.count(), &given);
+                assert_eq!(found, commit_oracle(&mut host, &value), "{slot}");
+            }
+            Outcome::Refused(word) => assert_eq!(found, Outcome::Refused(word), "{slot}"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(matches!(begun, Outcome::Done(_)), slot == 2, "{slot}");
+        rig.compare("the heap", rig.span(owner), &host);
+    }
+}
+
 #[test]
 fn pages_arrive_in_any_order_and_the_last_launch_publishes() {
     const TEST: &str = "pages_arrive_in_any_order_and_the_last_launch_publishes";
@@ -365,7 +401,7 @@ fn pages_arrive_in_any_order_and_the_last_launch_publishes() {
             assert_eq!(word_oracle(&host, 1), word(ReplicaState::Writing, 0));
             let from = (u64::from(pages.start) * u64::from(page_bytes)).min(bytes);
             let source = source.span().part(from..bytes).unwrap();
-            let push = Push { value, pages: pages.clone(), source, publish };
+            let push = Push { value, pages: pages.clone(), source, begun: None, publish };
             rig.kernels.push(&rig.stream, heap, &push).unwrap();
             push_oracle(&mut host, &value, pages, &given[from as usize..]);
             if publish.is_some() {
@@ -408,7 +444,7 @@ fn what_does_not_fit_is_refused_in_words() {
     let value = rig.value(rig.rank(1), 0, 1_024, 256);
     let (other, kernels) = (Stream::new(&rig.gpu).unwrap(), &rig.kernels);
     let counter = Counter::new(&other).unwrap();
-    let good = Push { value, pages: 0..4, source: source.span(), publish: None };
+    let good = Push { value, pages: 0..4, source: source.span(), begun: None, publish: None };
     kernels.push(&rig.stream, &rig.heaps[0], &good).unwrap();
     let own = rig.span(value.owner).part(value.payload..value.payload + 2_048).unwrap();
     let nobody = World::new(8).unwrap().rank(7).unwrap();
@@ -598,7 +634,7 @@ fn readers_never_see_bytes_of_another_life() {
             let id = u64::from(value.generation.0);
             rig.kernels.fill(&rig.stream, source.span(), id).unwrap();
             let (pages, publish) = (0..value.pages.count(), Some(&counter));
-            let push = Push { value, pages, source: source.span(), publish };
+            let push = Push { value, pages, source: source.span(), begun: None, publish };
             rig.kernels.push(&rig.stream, &rig.heaps[0], &push).unwrap();
             lives += 1;
         }

@@ -7,7 +7,7 @@ use mooncrate_core::header::Header;
 use mooncrate_core::state::Event;
 use mooncrate_core::{Generation, Slot};
 use mooncrate_heap::{Heap, Rank, World};
-use mooncrate_nano::{HeapLayout, HostReach, Reach, Source, Step, Stepped, Target, Touch};
+use mooncrate_nano::{HeapLayout, HostReach, Reach, Step, Stepped, Touch};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const SLOT: Slot = Slot(0);
@@ -35,6 +35,7 @@ fn race(lives: u32) -> (u64, u64) {
             let (life, ended, wrong, reads) = (&life, &ended, &wrong, &reads);
             scope.spawn(move || {
                 let me = reader.heap().rank();
+                let region = reader.heap().region(Rank::HUB).unwrap();
                 let mut value = [0; BYTES];
                 while !ended.load(Ordering::Relaxed) {
                     let generation = life.load(Ordering::Relaxed) as u32;
@@ -42,7 +43,7 @@ fn race(lives: u32) -> (u64, u64) {
                         std::thread::yield_now();
                         continue;
                     }
-                    reader.read(Rank::HUB, place, &mut Target::Host(&mut value)).unwrap();
+                    region.load(place, &mut value).unwrap();
                     touch(&reader, generation, Touch::Unpin(me)).unwrap();
                     let is_right = value.iter().all(|byte| *byte == generation as u8);
                     wrong.fetch_add(u64::from(!is_right), Ordering::Relaxed);
@@ -53,7 +54,7 @@ fn race(lives: u32) -> (u64, u64) {
         for generation in 0..lives {
             touch(&owner, generation, Touch::Begin(Box::default())).unwrap();
             let value = [generation as u8; BYTES];
-            owner.write(Rank::HUB, place, Source::Host(&value)).unwrap();
+            owner.heap().region(Rank::HUB).unwrap().store(place, &value).unwrap();
             touch(&owner, generation, Touch::Apply(Event::Publish)).unwrap();
             life.store(generation.into(), Ordering::Relaxed);
             while touch(&owner, generation, Touch::Apply(RECLAIM)).is_err() {

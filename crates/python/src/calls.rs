@@ -12,7 +12,7 @@ use crate::store::{Live, Store};
 use crate::view::View;
 use mooncrate::{Arriving, Error, LandedItem, Part, PartsItem, Stored};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
-use mooncrate_gpu::{ForeignStream, KeptContext};
+use mooncrate_gpu::ForeignStream;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -57,7 +57,6 @@ pub(crate) fn put_arrays(
     let parts = parts.into_iter().map(|part| Given::of(py, part, stream));
     let parts: Vec<Given> = parts.collect::<PyResult<_>>()?;
     Ok(ask(move |store| {
-        let _kept = KeptContext::new();
         let parts: Vec<Part<'_>> = parts.iter().map(Given::part).collect();
         let mut stored = store.put_mixed(&[(key.bytes(), &parts)], &config);
         stored.pop().expect("one result per item").map(|stored| stored == Stored::New)
@@ -132,7 +131,6 @@ pub(crate) fn get_into_array(
     let streams: Vec<ForeignStream> = streams.into_iter().collect();
     Ok(call(
         move |live| -> (Result<Option<u64>, Error>, Arriving) {
-            let _kept = KeptContext::new();
             let mut items = [(key.bytes(), vec![target.landed()])];
             let (mut found, arriving) = live.store().get_into_mixed(&mut items, false);
             (found.pop().expect("one result per item"), arriving)
@@ -169,7 +167,6 @@ pub(crate) fn get_into_batch(
                 let found = found.map(|one| one.map(|len| len.map(|len| len as u64)));
                 return (found.collect(), Arriving::default());
             }
-            let _kept = KeptContext::new();
             let mut targets: Vec<LandedItem<'_>> = items
                 .iter_mut()
                 .map(|(key, target)| (key.bytes(), vec![target.landed()]))
@@ -185,7 +182,6 @@ pub(crate) fn get_into_batch(
 
 /// Lets the streams of a caller wait for copies that are under way. In the caller's thread.
 fn joined(py: Python<'_>, arriving: Arriving, streams: &[ForeignStream]) -> PyResult<()> {
-    let _kept = KeptContext::new();
     arriving.join_all(streams).map_err(|error| exception(py, error))
 }
 
@@ -334,7 +330,6 @@ pub(crate) fn put_batch(
                     keys.zip(values.iter().map(|value| &value[..])).collect();
                 return put_all(live.store(), &parts, (&config).into());
             }
-            let _kept = KeptContext::new();
             let values: Vec<[Part<'_>; 1]> =
                 items.iter().map(|(_, value)| [value.part()]).collect();
             let parts: Vec<PartsItem<'_>> =

@@ -15,7 +15,7 @@
 use crate::buffer::{Source, Target};
 use crate::error::exception;
 use mooncrate::{DeviceMemory, Landed, Part};
-use mooncrate_gpu::{Event, ForeignStream, Gpu, GpuError, KeptContext, Span, device_of};
+use mooncrate_gpu::{Event, ForeignStream, Gpu, GpuError, Span, device_of};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -162,7 +162,6 @@ impl Device {
         handle: u64,
         owner: Option<Py<PyAny>>,
     ) -> Result<Self, GpuError> {
-        let _kept = KeptContext::new();
         let gpu = Gpu::shared(device_of(address, size)?)?;
         // SAFETY: 0, 1 and 2 are the default streams; any other handle is of a stream that its caller, who
         // named it, keeps until the call is over.
@@ -196,7 +195,6 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        let _kept = KeptContext::new();
         self.ready = None;
     }
 }

@@ -16,7 +16,7 @@ use crate::ep_room::Rooms;
 use crate::fork::{Own, drop_detached};
 use crate::wait::{waiting, waiting_locked};
 use mooncrate_ep::{CudaEp, Ep, EpConfig, EpError, Shape};
-use mooncrate_gpu::{Gpu, KeptContext, Stream};
+use mooncrate_gpu::{Gpu, Stream};
 use mooncrate_heap::{Group, GroupSpec, Layout, Part, Ranks};
 use mooncrate_lock::{Mutex, interrupt};
 use pyo3::prelude::*;
@@ -195,10 +195,7 @@ pub(crate) struct EpRank {
 impl EpRank {
     /// Waits for the other ranks.
     pub(crate) fn join(py: Python<'_>, joining: &Joining) -> PyResult<Self> {
-        let joined = waiting(py, || {
-            let _kept = KeptContext::new();
-            joining.join()
-        })?;
+        let joined = waiting(py, || joining.join())?;
         let live = joined.map_err(|error| exception(py, error))?;
         Ok(Self { held: Own::new(Mutex::new(Some(live))) })
     }
@@ -211,7 +208,6 @@ impl EpRank {
     ) -> PyResult<T> {
         let held = self.held.get().ok_or_else(|| forked(py))?;
         let done = waiting_locked(py, || {
-            let _kept = KeptContext::new();
             let _held = interrupt::hold();
             held.lock().as_mut().map(work)
         })?;
@@ -222,7 +218,6 @@ impl EpRank {
     pub(crate) fn shut(&self, py: Python<'_>, together: bool) -> PyResult<()> {
         let held = self.held.get().ok_or_else(|| forked(py))?;
         let left = waiting(py, || {
-            let _kept = KeptContext::new();
             let Some(live) = held.lock().take() else { return Ok(()) };
             if together { live.leave() } else { Ok(()) }
         })?;
@@ -250,7 +245,6 @@ struct Kept(Mutex<Option<Live>>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let _kept = KeptContext::new();
         *self.0.lock() = None;
     }
 }

@@ -17,7 +17,7 @@ use crate::ep_error::forked;
 use crate::fork::{Own, drop_detached};
 use mooncrate_core::Extent;
 use mooncrate_ep::{EpError, Payload, Shape};
-use mooncrate_gpu::{DeviceBuffer, Gpu, KeptContext, Span, Stream};
+use mooncrate_gpu::{DeviceBuffer, Gpu, Span, Stream};
 use mooncrate_heap::HeapError;
 use mooncrate_mem::{Pages, Region};
 use mooncrate_paged::{DlpackType, RANK_MAX};
@@ -151,7 +151,6 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let _kept = KeptContext::new();
         self.memory = None;
     }
 }

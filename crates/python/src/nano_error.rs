@@ -26,6 +26,7 @@ fn sorted(error: &NanoError) -> (Class, &'static str) {
         NanoError::OtherMemory(_) => (Class::Invalid, "other memory"),
         NanoError::Gone => (Class::Error, "gone"),
         NanoError::NotReady => (Class::Busy, "not ready"),
+        NanoError::Late => (Class::Busy, "late stream"),
         NanoError::TooManyPins(_) | NanoError::InUse { .. } => (Class::Busy, "pinned"),
         NanoError::Damaged => (Class::Error, "damaged"),
         NanoError::Heap(_) | NanoError::Gpu(_) => (Class::Unavailable, "no heap"),

@@ -1,8 +1,8 @@
 //! Memory of the caller that values come from and go to: on the host, through the buffer protocol; on a GPU,
-//! as the address and the length that `mooncrate.nano` found in a tensor.
+//! as the address, the length and the stream that `mooncrate.nano` found in a tensor.
 //!
 //! What must stay true: device memory that Python named stays allocated during the call, because its caller
-//! holds the tensor; work on it that was queued before has ended, which `mooncrate.nano` saw to.
+//! holds the tensor; work on it that was queued before is on the stream that is named with it.
 
 use crate::buffer;
 use mooncrate_core::Medium;
@@ -16,16 +16,18 @@ use pyo3::types::PyTuple;
 pub(crate) struct Device {
     address: u64,
     bytes: u64,
+    /// In whose order it is used; `None`: nothing on it is under way.
+    stream: Option<u64>,
 }
 
 impl Device {
-    /// `None`: the object is no pair of numbers, so it is memory of the host.
+    /// `None`: the object is no tuple of numbers, so it is memory of the host.
     fn of(object: Borrowed<'_, '_, PyAny>) -> PyResult<Option<Self>> {
         if !object.is_instance_of::<PyTuple>() {
             return Ok(None);
         }
-        let (address, bytes) = object.extract()?;
-        Ok(Some(Self { address, bytes }))
+        let (address, bytes, stream) = object.extract()?;
+        Ok(Some(Self { address, bytes, stream }))
     }
 
     /// The memory, for a cache whose heaps are on a GPU.
@@ -49,6 +51,11 @@ pub(crate) enum GivenSource {
 }
 
 impl GivenSource {
+    /// The stream of the memory.
+    pub(crate) fn stream(&self) -> Option<u64> {
+        if let Self::Device(device) = self { device.stream } else { None }
+    }
+
     pub(crate) fn source<'a>(&'a self, nano: &'a Nano) -> Result<Source<'a>, NanoError> {
         Ok(match self {
             Self::Host(host) => Source::Host(host.bytes()),
@@ -75,6 +82,11 @@ pub(crate) enum GivenTarget {
 }
 
 impl GivenTarget {
+    /// The stream of the memory.
+    pub(crate) fn stream(&self) -> Option<u64> {
+        if let Self::Device(device) = self { device.stream } else { None }
+    }
+
     pub(crate) fn target<'a>(&'a mut self, nano: &'a Nano) -> Result<Target<'a>, NanoError> {
         Ok(match self {
             Self::Host(host) => Target::Host(host.bytes()),

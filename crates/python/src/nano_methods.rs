@@ -83,6 +83,12 @@ impl NanoRank {
         self.with(py, |rank| gpu(rank.nano()).map(mooncrate_gpu::Gpu::ordinal))
     }
 
+    /// What ranks that share a GPU without MPS are told; `None`: this one need not be.
+    #[getter]
+    fn advice(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        self.with(py, |rank| rank.lacks_mps().then_some(mooncrate::nano::WITHOUT_MPS))
+    }
+
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
         self.is_closed(py)
@@ -112,13 +118,13 @@ impl NanoRank {
         preferred_segment: Option<Number>,
     ) -> PyResult<()> {
         let owner = number(preferred_segment);
-        self.call(py, |nano| nano.put(key.bytes(), value.source(nano)?, owner))
+        self.call(py, |nano| nano.put(key.bytes(), value.source(nano)?, owner, value.stream()))
     }
 
     /// Copies a value; `False`: the key has none.
     fn get_into(&self, py: Python<'_>, key: Key, target: GivenTarget) -> PyResult<bool> {
-        let mut target = target;
-        self.call(py, |nano| nano.get_into(key.bytes(), target.target(nano)?))
+        let (stream, mut target) = (target.stream(), target);
+        self.call(py, |nano| nano.get_into(key.bytes(), target.target(nano)?, stream))
     }
 
     fn remove(&self, py: Python<'_>, key: Key) -> PyResult<bool> {
@@ -150,11 +156,13 @@ impl NanoRank {
         value: GivenSource,
         start: Number,
     ) -> PyResult<()> {
-        self.call(py, |nano| nano.push(&plan.0, start.0, value.source(nano)?))
+        self.call(py, |nano| nano.push(&plan.0, start.0, value.source(nano)?, value.stream()))
     }
 
-    fn commit(&self, py: Python<'_>, key: Key) -> PyResult<()> {
-        self.call(py, |nano| nano.commit(key.bytes()))
+    /// `stream`: the handle of the stream that the value is pushed on.
+    #[pyo3(signature = (key, *, stream=None))]
+    fn commit(&self, py: Python<'_>, key: Key, stream: Option<u64>) -> PyResult<()> {
+        self.call(py, |nano| nano.commit(key.bytes(), stream))
     }
 
     fn abandon(&self, py: Python<'_>, key: Key) -> PyResult<()> {

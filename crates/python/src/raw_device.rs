@@ -13,7 +13,7 @@ use crate::store::Store;
 use mooncrate::{Error, Landed, LandedItem, Part, PartsItem, Stored, Wishes};
 use mooncrate_client::Error as ClientError;
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
-use mooncrate_gpu::{KeptContext, device_of, driver_is_loaded};
+use mooncrate_gpu::{device_of, driver_is_loaded};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -32,7 +32,6 @@ pub(crate) fn gpu_of(address: usize, size: usize) -> Option<u32> {
     if size == 0 || !driver_is_loaded() {
         return None;
     }
-    let _kept = KeptContext::new();
     let found = device_of(address as u64, size as u64).ok();
     if found.is_some() {
         SEEN.store(true, Ordering::Relaxed);
@@ -92,7 +91,6 @@ pub(crate) fn put(
         .collect();
     let streams = streams(py, good.iter().flat_map(|(_, pieces)| *pieces))?;
     let stored = store.detached(py, |live| -> Result<Vec<Result<Stored, Error>>, Error> {
-        let _kept = KeptContext::new();
         let devices: Vec<Vec<Option<Device>>> = good
             .iter()
             .map(|(_, pieces)| devices(pieces.iter(), &streams))
@@ -152,7 +150,6 @@ pub(crate) fn get(
 ) -> PyResult<Vec<Got>> {
     let streams = streams(py, on_gpus.values().flatten())?;
     let got = store.detached(py, |live| -> Result<Vec<Got>, Error> {
-        let _kept = KeptContext::new();
         let host: Vec<(Item<'_>, bool)> = items
             .iter()
             .enumerate()

@@ -115,6 +115,7 @@ pub(crate) fn nano<'py>(
         oom_count,
         bytes_tx,
         bytes_rx,
+        freed_count,
         evict_count,
         evict_in_use_retry,
         stuck_put_reclaimed,

@@ -14,6 +14,7 @@ pub use tally::{DataTally, Refusals};
 use crate::segments::Segments;
 use connection::Connection;
 use mooncrate_core::door::{Limits, Origin};
+use mooncrate_core::limits::DEVICE_GRACE;
 use mooncrate_core::{HostId, LeaderEpoch, Now, TenantId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::WriteGuard;
@@ -94,7 +95,7 @@ impl Default for DataServerConfig {
             gate: Gate::default(),
             dedicated: None,
             share_users: Vec::new(),
-            device_grace: Duration::from_secs(5),
+            device_grace: DEVICE_GRACE,
         }
     }
 }

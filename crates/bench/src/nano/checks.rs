@@ -95,19 +95,19 @@ fn not_ready(stage: &Stage) -> Result<()> {
     stage.together("open")?;
     refused(stage.nano().get_location(key(next).as_bytes()), "being written")?;
     let mut target = [0; 1000];
-    let got = stage.nano().get_into(key(next).as_bytes(), Target::Host(&mut target));
+    let got = stage.nano().get_into(key(next).as_bytes(), Target::Host(&mut target), None);
     refused(got, "being written")?;
     stage.together("look")?;
-    stage.nano().push(&plan, 0, Source::Host(&value[..500]))?;
-    stage.nano().push(&plan, 500, Source::Host(&value[500..]))?;
-    refused(stage.nano().push(&plan, 500, Source::Host(&[0; 501])), "1000 bytes")?;
-    stage.nano().publish(&plan)?;
-    stage.nano().publish(&plan).context("again")?;
-    stage.nano().commit(mine.as_bytes())?;
-    refused(stage.nano().commit(mine.as_bytes()), "no plan")?;
-    refused(stage.nano().push(&plan, 0, Source::Host(&value)), "no plan")?;
+    stage.nano().push(&plan, 0, Source::Host(&value[..500]), None)?;
+    stage.nano().push(&plan, 500, Source::Host(&value[500..]), None)?;
+    refused(stage.nano().push(&plan, 500, Source::Host(&[0; 501]), None), "1000 bytes")?;
+    stage.nano().publish(&plan, None)?;
+    stage.nano().publish(&plan, None).context("again")?;
+    stage.nano().commit(mine.as_bytes(), None)?;
+    stage.nano().commit(mine.as_bytes(), None).context("again")?;
+    refused(stage.nano().push(&plan, 0, Source::Host(&value), None), "no plan")?;
     stage.together("commit")?;
-    let found = stage.nano().get_into(key(next).as_bytes(), Target::Host(&mut target))?;
+    let found = stage.nano().get_into(key(next).as_bytes(), Target::Host(&mut target), None)?;
     ensure!(found && target == value, "the committed value");
     stage.together("read")?;
     stage.nano().remove(mine.as_bytes())?;
@@ -124,8 +124,8 @@ fn dead_plan(stage: &Stage) -> Result<()> {
     // Given up by the master: a late writer cannot publish.
     let plan = stage.nano().open_for_write(key.as_bytes(), 1 << 20, owner)?;
     std::thread::sleep(3 * PUT_TIMEOUT);
-    stage.nano().push(&plan, 0, Source::Host(&[9; 4096]))?;
-    refused(stage.nano().commit(key.as_bytes()), "the plan is dead")?;
+    stage.nano().push(&plan, 0, Source::Host(&[9; 4096]), None)?;
+    refused(stage.nano().commit(key.as_bytes(), None), "the plan is dead")?;
     stage.put(&key, 1 << 20, put_id(stage.me(), 3), owner)?;
     ensure!(stage.get(&key, 1 << 20, put_id(stage.me(), 3))?, "the key is free again");
     stage.nano().remove(key.as_bytes())?;
@@ -162,7 +162,7 @@ fn pinned(stage: &Stage) -> Result<()> {
         touch(stage, &place, Touch::Pin(me))?.context("there is room for a pin")?;
     }
     let mut target = vec![0; 100_000];
-    let more = stage.nano().get_into(key.as_bytes(), Target::Host(&mut target));
+    let more = stage.nano().get_into(key.as_bytes(), Target::Host(&mut target), None);
     refused(more, "7 pins on this object")?;
     for _ in 1..RANK_PINS_MAX {
         touch(stage, &place, Touch::Unpin(me))?.context("a pin of ours")?;
@@ -171,7 +171,7 @@ fn pinned(stage: &Stage) -> Result<()> {
     ensure!(touch(stage, &place, Touch::Pin(me))?.is_err(), "no new pin on what was removed");
     std::thread::sleep(Duration::from_millis(50));
     let nano = stage.nano();
-    nano.reach().read(place.owner, place.payload_offset, &mut Target::Host(&mut target))?;
+    nano.reach().read(place.owner, place.payload_offset, &mut Target::Host(&mut target), None)?;
     let hash = mooncrate_core::key::hash(key.as_bytes());
     if let Err(line) = mooncrate_check::payload::examine_as(&target, id, hash) {
         bail!("a pinned value changed: {line}");
@@ -223,9 +223,9 @@ fn bad_input(stage: &Stage) -> Result<()> {
     refused(nano.open_for_write(b"", 10, None), "key")?;
     refused(nano.evict_until_below(1.5, None), "give one from 0.0")?;
     refused(nano.evict_until_below(0.5, Some(world)), "is no rank of a world")?;
-    refused(nano.commit(key.as_bytes()), "open_for_write")?;
+    refused(nano.commit(key.as_bytes(), None), "open_for_write")?;
     stage.put(&key, 10, put_id(stage.me(), 1), None)?;
-    let short = nano.get_into(key.as_bytes(), Target::Host(&mut [0; 9]));
+    let short = nano.get_into(key.as_bytes(), Target::Host(&mut [0; 9]), None);
     refused(short, "the value has 10 bytes, the memory given 9")?;
     ensure!(nano.remove(key.as_bytes())?, "nothing was lost");
     Ok(())
@@ -244,7 +244,7 @@ fn damaged(stage: &Stage) -> Result<()> {
         reach.read(place.owner, at, &mut Target::Host(&mut byte))?;
         reach.write(place.owner, at, Source::Host(&[byte[0] ^ 1]))?;
         let mut target = vec![0; len];
-        let got = stage.nano().get_into(key.as_bytes(), Target::Host(&mut target));
+        let got = stage.nano().get_into(key.as_bytes(), Target::Host(&mut target), None);
         refused(got, "is damaged")?;
         stage.nano().remove(key.as_bytes())?;
     }

@@ -34,7 +34,7 @@ fn writer(stage: &Stage) -> Result<()> {
     if stage.me() == VICTIM {
         for number in 0..7 {
             let plan = nano.open_for_write(key(number).as_bytes(), len, Some(0))?;
-            nano.push(&plan, 0, Source::Host(&[1; 4096]))?;
+            nano.push(&plan, 0, Source::Host(&[1; 4096]), None)?;
         }
         stage.together("begun")?;
         die();

@@ -42,7 +42,7 @@ fn race(stage: &Stage) -> Result<()> {
     say(&format!(
         "rank {}: {hits} values, {misses} misses, {puts} puts, {} lives ended here, {} victims in use",
         stage.me(),
-        stats.evict_count,
+        stats.freed_count,
         stats.evict_in_use_retry
     ))?;
     stage.together("race")

@@ -143,21 +143,22 @@ impl Stage {
         let mut value = vec![0; len];
         fill(&mut value, put, key::hash(key.as_bytes()));
         let Some(Device { buffer, stream }) = self.memory.as_ref().filter(|_| len > 0) else {
-            return self.nano().put(key.as_bytes(), Source::Host(&value), owner);
+            return self.nano().put(key.as_bytes(), Source::Host(&value), owner, None);
         };
         let span = buffer.span().part(0..len as u64)?;
         span.write(&value, stream)?;
-        self.nano().put(key.as_bytes(), Source::Device(span), owner)
+        self.nano().put(key.as_bytes(), Source::Device(span), owner, Some(stream.raw()))
     }
 
     /// Gets a value of `len` bytes, which must be that of `put`; `false`: a miss.
     pub(super) fn get(&self, key: &str, len: usize, put: PutId) -> Result<bool> {
         let mut value = vec![0; len];
         let found = match self.memory.as_ref().filter(|_| len > 0) {
-            None => self.nano().get_into(key.as_bytes(), Target::Host(&mut value))?,
+            None => self.nano().get_into(key.as_bytes(), Target::Host(&mut value), None)?,
             Some(Device { buffer, stream }) => {
                 let span = buffer.span().part(0..len as u64)?;
-                let found = self.nano().get_into(key.as_bytes(), Target::Device(span))?;
+                let target = Target::Device(span);
+                let found = self.nano().get_into(key.as_bytes(), target, Some(stream.raw()))?;
                 span.read(&mut value, stream)?;
                 found
             }

@@ -5,6 +5,9 @@
 // as long as no two threads touch the same bytes. Device memory is a memfd, so that other processes can
 // map it. Streams do everything at once, unless they are being recorded, or wait for a stream that a test holds.
 //
+// A recording forbids other calls as NVIDIA's driver does: by the mode in which it was begun, and by that of the
+// thread which calls. A call that is forbidden ends the recording, whoever makes it.
+//
 // What it cannot show: anything about time, memory order, alignment, the PTX, or the real driver's
 // answers. Only `./dev gpu` on a GPU shows that.
 #include "cuda.h"
@@ -62,6 +65,8 @@ enum Answer {
     NOT_REGISTERED = 713,
     LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURED_EVENT = 907,
 };
 
 // What `gpu/tests/add_number.ptx` does.
@@ -121,14 +126,29 @@ static int contexts = 0;
 
 DRIVER cuInit(unsigned) { return OK; }
 DRIVER cuDriverGetVersion(int* version) { return *version = 13000, OK; }
-DRIVER cuDeviceGetCount(int* count) { return *count = 1, OK; }
+// A test may ask for more GPUs, for ones that do not reach each other ("none") or without atomics ("no atomics"), and
+// for no MPS ("none"). They are one in everything else.
+static const char* asked(const char* name) {
+    const char* value = std::getenv(name);
+    return value ? value : "";
+}
+DRIVER cuDeviceGetCount(int* count) {
+    const int more = std::atoi(asked("EMULATOR_GPUS"));
+    return *count = more > 0 ? more : 1, OK;
+}
+DRIVER cuDeviceGetP2PAttribute(int* value, int which, int, int) {
+    const std::string peers = asked("EMULATOR_PEERS");
+    // Attribute 2 is access, 3 native atomics.
+    return *value = peers != "none" && !(which == 3 && peers == "no atomics"), OK;
+}
 DRIVER cuDeviceGet(int* device, int ordinal) { return *device = ordinal, OK; }
 DRIVER cuDeviceGetName(char* name, int bytes, int) {
     return std::snprintf(name, size_t(bytes), "emulator"), OK;
 }
 DRIVER cuDeviceGetAttribute(int* value, int which, int) {
-    // Multiprocessors, and compute capability 9.0.
-    return *value = which == 16 ? 132 : which == 75 ? 9 : 0, OK;
+    // Multiprocessors, compute capability 9.0, and whether there is MPS.
+    const bool mps = which == 133 && asked("EMULATOR_MPS") != std::string("none");
+    return *value = which == 16 ? 132 : which == 75 ? 9 : mps, OK;
 }
 DRIVER cuDeviceGetUuid_v2(char* uuid, int device) {
     return std::memset(uuid, 0xe0 + device, 16), OK;
@@ -152,6 +172,9 @@ DRIVER cuGetErrorName(int answer, const char** name) {
         {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},     {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
         {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"}, {INVALID_PTX, "CUDA_ERROR_INVALID_PTX"},
         {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
+        {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+        {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+        {CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT"},
     };
     const auto found = names.find(answer);
     return *name = found == names.end() ? "CUDA_ERROR_OF_EMULATOR" : found->second, OK;
@@ -187,6 +210,10 @@ struct Stream {
     bool recording = false, held = false;
     // Which recording it is, or was.
     unsigned long long number = 0;
+    // How it was begun and by which thread, and whether a forbidden call has ended it.
+    int mode = 0;
+    const void* thread = nullptr;
+    bool broken = false;
     Work work;
     std::deque<Queued> pending;
     Stream* joined = nullptr;
@@ -197,6 +224,29 @@ struct Stream {
 
 static std::recursive_mutex streams_lock;
 static std::set<Stream*> streams;
+
+// The mode of a thread, and of a recording.
+constexpr int GLOBAL = 0, RELAXED = 2;
+static thread_local int thread_mode = GLOBAL;
+
+// Whether a call that is unsafe beside a recording is forbidden here; then the recordings that forbid it have ended.
+static bool forbidden() {
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    bool found = false;
+    for (Stream* stream : streams) {
+        const bool own = stream->thread == &thread_mode && stream->mode != RELAXED;
+        const bool of_all = thread_mode == GLOBAL && stream->mode == GLOBAL;
+        if (stream->recording && thread_mode != RELAXED && (own || of_all)) {
+            found = stream->broken = true;
+        }
+    }
+    return found;
+}
+#define UNSAFE \
+    if (forbidden()) { \
+        return CAPTURE_UNSUPPORTED; \
+    }
+DRIVER cuThreadExchangeStreamCaptureMode(int* mode) { return std::swap(*mode, thread_mode), OK; }
 
 // The default streams: of all threads, and of each thread.
 static Stream* real(Stream* stream) {
@@ -238,6 +288,9 @@ static int queue(Stream* stream, std::function<void()> work) {
     }
     stream = real(stream);
     const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    if (stream->origin()->broken) {
+        return CAPTURE_INVALIDATED;
+    }
     if (stream->origin()->recording) {
         stream->origin()->work.push_back(std::move(work));
     } else {
@@ -265,10 +318,12 @@ static void until_idle(Stream* one) {
 }
 
 DRIVER cuStreamCreate(Stream** stream, unsigned) {
+    UNSAFE
     const std::lock_guard<std::recursive_mutex> hold(streams_lock);
     return streams.insert(*stream = new Stream), OK;
 }
 DRIVER cuStreamDestroy_v2(Stream* stream) {
+    UNSAFE
     until_idle(stream);
     const std::lock_guard<std::recursive_mutex> hold(streams_lock);
     streams.erase(stream);
@@ -276,8 +331,9 @@ DRIVER cuStreamDestroy_v2(Stream* stream) {
     return OK;
 }
 DRIVER cuStreamSynchronize(Stream* stream) {
+    UNSAFE
     if (real(stream)->origin()->recording) {
-        return CAPTURE_UNSUPPORTED;
+        return real(stream)->origin()->broken = true, CAPTURE_UNSUPPORTED;
     }
     return until_idle(real(stream)), OK;
 }
@@ -285,11 +341,25 @@ DRIVER cuCtxSynchronize() {
     if (!current) {
         return INVALID_CONTEXT;
     }
+    {
+        // A context with a recording can be waited for by nobody, in no mode.
+        const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+        bool found = false;
+        for (Stream* stream : streams) {
+            found |= stream->recording;
+            stream->broken |= stream->recording;
+        }
+        if (found) {
+            return CAPTURE_UNSUPPORTED;
+        }
+    }
     return until_idle(nullptr), OK;
 }
-DRIVER cuStreamIsCapturing(Stream* stream, int* status) {
-    return *status = real(stream)->origin()->recording, OK;
+static int status_of(Stream* stream) {
+    const Stream* origin = real(stream)->origin();
+    return origin->broken ? 2 : origin->recording;
 }
+DRIVER cuStreamIsCapturing(Stream* stream, int* status) { return *status = status_of(stream), OK; }
 DRIVER cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     const std::lock_guard<std::recursive_mutex> hold(streams_lock);
     stream = real(stream);
@@ -343,28 +413,33 @@ DRIVER cuEventRecord(Event* event, Stream* stream) {
     });
 }
 DRIVER cuEventQuery(Event* event) {
+    UNSAFE
     const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    if (event->part && event->part->recording) {
+        return event->part->broken = true, CAPTURED_EVENT;
+    }
     return event->passed < event->recorded ? NOT_READY : OK;
 }
 DRIVER cuEventSynchronize(Event* event) {
-    while (cuEventQuery(event) == NOT_READY) {
+    int answer;
+    while ((answer = cuEventQuery(event)) == NOT_READY) {
         usleep(200);
     }
-    return OK;
+    return answer;
 }
 DRIVER cuEventElapsedTime_v2(float* milliseconds, Event* from, Event* to) {
     return *milliseconds = float(to->time - from->time), OK;
 }
 
-DRIVER cuStreamBeginCapture_v2(Stream* stream, int) {
+DRIVER cuStreamBeginCapture_v2(Stream* stream, int mode) {
     static unsigned long long recordings = 0;
     const std::lock_guard<std::recursive_mutex> hold(streams_lock);
     real(stream)->number = ++recordings;
+    real(stream)->mode = mode, real(stream)->thread = &thread_mode, real(stream)->broken = false;
     return real(stream)->recording = true, OK;
 }
 DRIVER cuStreamGetCaptureInfo_v3(Stream* stream, int* status, unsigned long long* number, void*, void*, void*, void*) {
-    const Stream* origin = real(stream)->origin();
-    return *status = origin->recording, *number = origin->number, OK;
+    return *status = status_of(stream), *number = real(stream)->origin()->number, OK;
 }
 DRIVER cuStreamEndCapture(Stream* stream, Work** graph) {
     stream = real(stream);
@@ -373,6 +448,9 @@ DRIVER cuStreamEndCapture(Stream* stream, Work** graph) {
         other->joined = nullptr;
     }
     stream->others.clear();
+    if (std::exchange(stream->broken, false)) {
+        return stream->work.clear(), *graph = nullptr, CAPTURE_INVALIDATED;
+    }
     *graph = new Work(std::move(stream->work));
     return stream->work.clear(), OK;
 }
@@ -399,6 +477,7 @@ DRIVER cuGraphDestroy(Work* graph) {
 // ---- modules and launches ----------------------------------------------------------------------------
 
 DRIVER cuModuleLoadDataEx(std::string** module, const char* ptx, unsigned, int*, void** values) {
+    UNSAFE
     // The one mistake that a test makes on purpose; the first option is the buffer of the log.
     if (std::strstr(ptx, "mad.oops")) {
         std::strcpy(static_cast<char*>(values[0]), "unknown modifier '.oops'");
@@ -407,6 +486,7 @@ DRIVER cuModuleLoadDataEx(std::string** module, const char* ptx, unsigned, int*,
     return *module = new std::string(ptx), OK;
 }
 DRIVER cuModuleUnload(std::string* module) {
+    UNSAFE
     delete module;
     return OK;
 }
@@ -418,7 +498,10 @@ DRIVER cuModuleGetFunction(Function** found, std::string* module, const char* na
     }
     return *found = &place->second, OK;
 }
-DRIVER cuFuncLoad(Function*) { return OK; }
+DRIVER cuFuncLoad(Function*) {
+    UNSAFE
+    return OK;
+}
 DRIVER cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t* bytes) {
     if (index >= function->sizes.size()) {
         return INVALID_VALUE;
@@ -557,6 +640,7 @@ static int close_one(std::map<Address, Memory>& all, Address address) {
 }
 
 DRIVER cuMemAlloc_v2(Address* address, size_t bytes) {
+    UNSAFE
     Memory memory;
     if (bytes > size_t(16) << 30 || !make(memory, bytes) || !(*address = map_anywhere(memory))) {
         return OUT_OF_MEMORY;
@@ -564,7 +648,12 @@ DRIVER cuMemAlloc_v2(Address* address, size_t bytes) {
     const std::lock_guard<std::recursive_mutex> hold(memory_lock);
     return buffers[*address] = memory, OK;
 }
-DRIVER cuMemFree_v2(Address address) { return close_one(buffers, address); }
+// As the driver's: it waits for all work first.
+DRIVER cuMemFree_v2(Address address) {
+    UNSAFE
+    until_idle(nullptr);
+    return close_one(buffers, address);
+}
 static void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 
 // Page-locked host memory by its first byte: length, and whether it was allocated here. Tests run in several
@@ -599,6 +688,7 @@ static int unlock(void* base, bool own) {
 }
 
 DRIVER cuMemHostAlloc(void** base, size_t bytes, unsigned) {
+    UNSAFE
     const std::lock_guard<std::mutex> hold(locked_lock);
     *base = operator new(bytes);
     locked[reinterpret_cast<Address>(*base)] = {bytes, true};
@@ -606,6 +696,7 @@ DRIVER cuMemHostAlloc(void** base, size_t bytes, unsigned) {
     return std::memset(*base, 0x77, bytes), OK;
 }
 DRIVER cuMemFreeHost(void* base) {
+    UNSAFE
     const int answer = unlock(base, true);
     if (answer == OK) {
         operator delete(base);
@@ -613,6 +704,7 @@ DRIVER cuMemFreeHost(void* base) {
     return answer;
 }
 DRIVER cuMemHostRegister_v2(void* base, size_t bytes, unsigned) {
+    UNSAFE
     const std::lock_guard<std::mutex> hold(locked_lock);
     const Address first = reinterpret_cast<Address>(base);
     if (!current || !bytes) {
@@ -623,7 +715,10 @@ DRIVER cuMemHostRegister_v2(void* base, size_t bytes, unsigned) {
     }
     return locked[first] = {bytes, false}, OK;
 }
-DRIVER cuMemHostUnregister(void* base) { return unlock(base, false); }
+DRIVER cuMemHostUnregister(void* base) {
+    UNSAFE
+    return unlock(base, false);
+}
 DRIVER cuPointerGetAttribute(unsigned* value, int which, Address address) {
     const std::lock_guard<std::mutex> hold(locked_lock);
     // Attribute 2 is the kind of memory, and 1 is the host's. Of device memory all attributes are asked for.
@@ -699,17 +794,21 @@ DRIVER cuMemsetD8Async(Address to, unsigned char byte, size_t bytes, Stream* str
 
 DRIVER cuMemGetAllocationGranularity(size_t* bytes, const void*, int) { return *bytes = 2 << 20, OK; }
 DRIVER cuMemCreate(Address* handle, size_t bytes, const void*, unsigned long long) {
+    UNSAFE
     *handle = next_handle++;
     return make(handles[*handle], bytes) ? OK : OUT_OF_MEMORY;
 }
 DRIVER cuMemRelease(Address handle) {
+    UNSAFE
     close(handles.at(handle).fd);
     return handles.erase(handle), OK;
 }
 DRIVER cuMemExportToShareableHandle(int* fd, Address handle, int, unsigned long long) {
+    UNSAFE
     return *fd = dup(handles.at(handle).fd), OK;
 }
 DRIVER cuMemImportFromShareableHandle(Address* handle, void* fd, int) {
+    UNSAFE
     if (!fd) {
         return INVALID_VALUE;
     }
@@ -718,11 +817,16 @@ DRIVER cuMemImportFromShareableHandle(Address* handle, void* fd, int) {
     return handles[*handle] = {own, size_t(lseek(own, 0, SEEK_END))}, OK;
 }
 DRIVER cuMemAddressReserve(Address* address, size_t bytes, size_t, Address, unsigned long long) {
+    UNSAFE
     void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return *address = reinterpret_cast<Address>(at), at == MAP_FAILED ? OUT_OF_MEMORY : OK;
 }
-DRIVER cuMemAddressFree(Address address, size_t bytes) { return munmap(pointer(address), bytes), OK; }
+DRIVER cuMemAddressFree(Address address, size_t bytes) {
+    UNSAFE
+    return munmap(pointer(address), bytes), OK;
+}
 DRIVER cuMemMap(Address address, size_t bytes, size_t, Address handle, unsigned long long) {
+    UNSAFE
     const Memory& memory = handles.at(handle);
     if (memory.bytes != bytes) {
         return INVALID_VALUE;
@@ -733,9 +837,11 @@ DRIVER cuMemMap(Address address, size_t bytes, size_t, Address handle, unsigned 
     return mapped[address] = bytes, OK;
 }
 DRIVER cuMemSetAccess(Address address, size_t bytes, const void*, size_t) {
+    UNSAFE
     return mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE), OK;
 }
 DRIVER cuMemUnmap(Address address, size_t bytes) {
+    UNSAFE
     mmap(pointer(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     const std::lock_guard<std::recursive_mutex> hold(memory_lock);
     return mapped.erase(mapped.lower_bound(address), mapped.lower_bound(address + bytes)), OK;
@@ -748,10 +854,12 @@ struct IpcHandle {
     char rest[48];
 };
 DRIVER cuIpcGetMemHandle(IpcHandle* handle, Address address) {
+    UNSAFE
     const Memory& memory = buffers.at(address);
     return *handle = {getpid(), memory.fd, memory.bytes, {}}, OK;
 }
 DRIVER cuIpcOpenMemHandle_v2(Address* address, IpcHandle handle, unsigned) {
+    UNSAFE
     char path[64];
     std::snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.process, handle.fd);
     const Memory memory = {open(path, O_RDWR), handle.bytes};
@@ -760,7 +868,10 @@ DRIVER cuIpcOpenMemHandle_v2(Address* address, IpcHandle handle, unsigned) {
     }
     return opened[*address] = memory, OK;
 }
-DRIVER cuIpcCloseMemHandle(Address address) { return close_one(opened, address); }
+DRIVER cuIpcCloseMemHandle(Address address) {
+    UNSAFE
+    return close_one(opened, address);
+}
 
 // Whatever is left at the end was leaked: the tests give everything back. The library is also loaded and
 // unloaded once to see whether it is there.

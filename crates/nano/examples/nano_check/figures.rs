@@ -238,7 +238,11 @@ impl Bench {
             let pages = page..page + step;
             let source = source.part(u64::from(page) * u64::from(page_bytes)..bytes)?;
             let publish = (pages.end == count).then_some(&self.counter);
-            self.kernels.push(stream, &self.heaps[0], &Push { value, pages, source, publish })?;
+            self.kernels.push(
+                stream,
+                &self.heaps[0],
+                &Push { value, pages, source, begun: None, publish },
+            )?;
         }
         Ok(())
     }

@@ -35,6 +35,7 @@ mod value;
 mod words;
 mod words_oracle;
 
+pub(crate) use outcome::OUTCOME_BYTES;
 pub use outcome::{Counter, Counts, Outcome, OutcomeAt, Outcomes};
 pub use push::Push;
 pub use push_oracle::{commit_oracle, push_oracle};

@@ -5,7 +5,7 @@ use mooncrate_core::word::Word;
 use mooncrate_gpu::{DeviceBuffer, Gpu, Span, Stream};
 
 /// Bytes of an outcome in device memory: the word, a code, and zeros. `Outcome` in `nano.cuh`.
-const OUTCOME_BYTES: u64 = 16;
+pub(crate) const OUTCOME_BYTES: u64 = 16;
 /// Bytes of a counter; its outcome begins at 16. `Counter` in `nano.cuh`.
 const COUNTER_BYTES: u64 = 32;
 const COUNTER_OUTCOME: u64 = 16;
@@ -24,7 +24,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    fn from_bytes(bytes: &[u8]) -> Self {
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let number = |from: usize| {
             let bytes = bytes.get(from..from + 8).and_then(|bytes| bytes.try_into().ok());
             u64::from_le_bytes(bytes.unwrap_or_default())
@@ -77,7 +77,7 @@ impl Outcomes {
 
 /// One outcome in device memory.
 #[derive(Clone, Copy, Debug)]
-pub struct OutcomeAt<'a>(pub(super) Span<'a>);
+pub struct OutcomeAt<'a>(pub(crate) Span<'a>);
 
 /// What a launch of many blocks counts them with, and where the last one leaves the outcome of its step.
 ///
@@ -86,24 +86,34 @@ pub struct OutcomeAt<'a>(pub(super) Span<'a>);
 #[derive(Debug)]
 pub struct Counter {
     memory: DeviceBuffer,
-    stream: u64,
+    /// `None`: whoever uses it waits for one launch before the next.
+    stream: Option<u64>,
 }
 
 impl Counter {
     /// One for launches on this stream.
     pub fn new(stream: &Stream) -> Result<Self, KernelError> {
-        Ok(Self { memory: zeroed(stream.gpu(), COUNTER_BYTES)?, stream: stream.raw() })
+        Ok(Self { memory: zeroed(stream.gpu(), COUNTER_BYTES)?, stream: Some(stream.raw()) })
+    }
+
+    /// One for launches on any stream, of which each has ended before the next one is queued.
+    pub(crate) fn unbound(gpu: &Gpu) -> Result<Self, KernelError> {
+        Ok(Self { memory: zeroed(gpu, COUNTER_BYTES)?, stream: None })
     }
 
     /// What the last block of the last launch did, after everything that is queued on `stream`.
     pub fn outcome(&self, stream: &Stream) -> Result<Outcome, KernelError> {
-        let place = self.memory.span().part(COUNTER_OUTCOME..COUNTER_BYTES)?;
-        Ok(Outcome::from_bytes(&place.to_vec(stream)?))
+        Ok(Outcome::from_bytes(&self.place()?.to_vec(stream)?))
+    }
+
+    /// The place of that outcome.
+    pub(crate) fn place(&self) -> Result<Span<'_>, KernelError> {
+        Ok(self.memory.span().part(COUNTER_OUTCOME..COUNTER_BYTES)?)
     }
 
     /// Its address, for a launch on its own stream.
     pub(super) fn address(&self, stream: &Stream) -> Result<u64, KernelError> {
-        if stream.raw() == self.stream {
+        if self.stream.is_none_or(|own| own == stream.raw()) {
             return Ok(self.memory.span().address());
         }
         Err(KernelError::Shape("a counter of another stream: each stream has its own".into()))

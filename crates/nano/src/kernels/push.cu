@@ -2,11 +2,18 @@
 #include "nano.cuh"
 
 // `bytes` bytes of `source` go to `offset` in the heap of `owner`. Nothing after them is written. With a
-// counter, the block that comes last makes the header ready: with no bytes, that is a commit alone.
+// counter, the block that comes last makes the header ready: with no bytes, that is a commit alone. With `begun`,
+// nothing is written unless it says that this life was begun: the range may be another one's by now.
 extern "C" __global__ void push_pages(const __grid_constant__ Bases bases, u32 owner, u32 slot,
                                       u32 generation, u64 offset, u64 bytes, const u8* source,
-                                      u32 block_pieces, Counter* counter) {
+                                      u32 block_pieces, const Outcome* begun, Counter* counter) {
     wait_for_earlier_work();
+    if (begun != nullptr && (begun->code != DONE || begun->word != make_word(generation, WRITING, 0))) {
+        if (counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+            counter->outcome = {begun->word, REFUSED, 0};
+        }
+        return;
+    }
     copy_part(place(bases, owner, offset), source, bytes, block_pieces);
     if (counter == nullptr || !last_of_all(counter)) {
         return;

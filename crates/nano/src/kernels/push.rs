@@ -2,7 +2,7 @@
 
 use super::launch::{cover, device_blocks};
 use super::value::{aligned, apart, holds, on_gpu_of};
-use super::{Counter, KernelError, Kernels, Value};
+use super::{Counter, KernelError, Kernels, OutcomeAt, Value};
 use mooncrate_gpu::{Launch, Span, Stream};
 use mooncrate_heap::Heap;
 use std::ops::Range;
@@ -22,6 +22,9 @@ pub struct Push<'a> {
     pub pages: Range<u32>,
     /// Their bytes, from the first byte of the first page on; aligned to 16 bytes.
     pub source: Span<'a>,
+    /// What became of the step that opened the slot, queued before on the same stream: without one that was done for
+    /// this generation, nothing is written.
+    pub begun: Option<OutcomeAt<'a>>,
     /// Makes the value ready after the last byte of *this* launch. Pages that other launches push must be
     /// there before: in the same stream, or by an event.
     pub publish: Option<&'a Counter>,
@@ -55,7 +58,7 @@ impl Kernels {
         publish: &Counter,
     ) -> Result<(), KernelError> {
         let source = heap.span(value.owner).ok_or(KernelError::NoHeap(value.owner))?.part(0..0)?;
-        let push = Push { value, pages: 0..0, source, publish: Some(publish) };
+        let push = Push { value, pages: 0..0, source, begun: None, publish: Some(publish) };
         self.send(stream, heap, &push, 0, 0)
     }
 
@@ -67,10 +70,17 @@ impl Kernels {
         from: u64,
         bytes: u64,
     ) -> Result<(), KernelError> {
-        let Push { value, source, publish, .. } = push;
+        let Push { value, source, begun, publish, .. } = push;
         let bases = self.reach(heap, value.owner, stream)?;
         let offset = value.place(&self.layout, from, bytes)?;
         on_gpu_of(stream, &[*source])?;
+        let begun = match begun {
+            None => 0,
+            Some(OutcomeAt(place)) => {
+                on_gpu_of(stream, &[*place])?;
+                place.address()
+            }
+        };
         holds("the source of a push", *source, bytes)?;
         if bytes > 0 {
             aligned("the address of the source", source.address())?;
@@ -94,11 +104,12 @@ impl Kernels {
             (&bytes).into(),
             (&source).into(),
             (&share).into(),
+            (&begun).into(),
             (&counter).into(),
         ];
         // SAFETY: the parameters are those of `push_pages`. It reads `bytes` bytes of the source and writes
         // as many at `offset` of the owner's heap; both were checked to be there. The header of `slot` is
-        // in that heap, too, and the counter belongs to this stream, in which launches follow each other.
+        // in that heap, too, `begun` is an outcome or nothing, and launches with the counter follow each other.
         // All of it is device memory, whose owners wait for the device before they free.
         Ok(unsafe { self.push.launch(stream, launch, &params) }?)
     }

@@ -347,7 +347,6 @@ fn a_node_does_not_tell_a_leader_that_was_replaced() {
     assert_eq!(leader.objects(), RECORDS as usize);
 }
 
-<<<<<<< HEAD
 /// While it is proved that no master leads, a lease that has not ended is extended, for half a registration in all. One
 /// that has ended stays so: the last master may have given keys up since.
 #[test]
@@ -369,7 +368,8 @@ fn a_lease_is_extended_while_nobody_listens() {
     memory(&node).set_serve_until(at(1_000));
     node.extend_leases(at(1_000));
     assert_eq!(until(), at(1_000), "it had ended");
-=======
+}
+
 /// Was: the segment was gone at the node, a second unmount said Ok, and the master listed it until the node ended.
 #[test]
 fn an_unmount_that_was_not_heard_is_told_again() {
@@ -387,5 +387,4 @@ fn an_unmount_that_was_not_heard_is_told_again() {
     node.tell_unmounted().unwrap();
     node.unmount_segment(0).unwrap();
     assert_eq!(leader.unmounts().len(), 1, "once is enough");
->>>>>>> c41b60db95225db489880b65760fd6836350cc34
 }

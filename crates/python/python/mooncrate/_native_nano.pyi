@@ -7,7 +7,7 @@ from typing_extensions import Buffer
 
 from mooncrate.stats import NanoStats
 
-_Memory = Buffer | tuple[int, int]
+_Memory = Buffer | tuple[int, int, int | None]
 
 @final
 class WritePlan:
@@ -67,8 +67,8 @@ class ObjMeta:
 
 @final
 class NanoRank:
-    """What stands behind `NanoKVCache`. Memory is an object with the buffer protocol, or (address, bytes) of
-    device memory on which no work is under way."""
+    """What stands behind `NanoKVCache`. Memory is an object with the buffer protocol, or (address, bytes, stream) of
+    device memory: work on it that is under way is on that stream; None: none is."""
 
     def __new__(
         cls,
@@ -93,6 +93,8 @@ class NanoRank:
     @property
     def device(self) -> int | None: ...
     @property
+    def advice(self) -> str | None: ...
+    @property
     def closed(self) -> bool: ...
     @property
     def heap_bases(self) -> tuple[int, ...]: ...
@@ -105,7 +107,7 @@ class NanoRank:
         self, key: str | bytes, bytes_total: int, *, preferred_segment: int | None = None
     ) -> WritePlan: ...
     def push(self, plan: WritePlan, value: _Memory, start: int = 0) -> None: ...
-    def commit(self, key: str | bytes) -> None: ...
+    def commit(self, key: str | bytes, *, stream: int | None = None) -> None: ...
     def abandon(self, key: str | bytes) -> None: ...
     def get_location(self, key: str | bytes) -> ObjMeta | Literal[False] | None: ...
     def stats(self) -> NanoStats: ...

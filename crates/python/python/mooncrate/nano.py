@@ -15,18 +15,19 @@ kernels works the same without a GPU.
 
 What must stay true: a plan has ranks and offsets, never addresses, because each process has mapped the heaps
 elsewhere (`heap_bases`). Neither torch nor NumPy is imported before it is needed. A call that reads or writes
-a tensor has waited for the work on it that was queued before.
+a tensor is queued on its stream, and waits for that stream and for nothing else.
 """
 
 import os
 import sys
 import tempfile
+import warnings
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mooncrate._native import NanoRank, ObjMeta, WritePlan
-from mooncrate.devices import CUDA, cuda_interface, torch_size
+from mooncrate.devices import CUDA, cuda_interface, current_stream, handle, torch_size
 from mooncrate.errors import Busy, Closed, Invalid
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class NanoKVCache:
         except BaseException:
             self._tidy()
             raise
+        if self._rank.advice is not None:
+            warnings.warn(self._rank.advice, RuntimeWarning, stacklevel=2)
         # Kernels index the bases by these numbers: a rank of torch is the same rank here.
         assert (self._rank.rank, self._rank.world) == (rank, world)
 
@@ -108,7 +111,8 @@ class NanoKVCache:
 
     def put(self, key: str | bytes, tensor: Any, *, preferred_segment: int | None = None) -> None:
         """Stores the bytes of a tensor, an array, or bytes, in the heap of rank `preferred_segment`, or of
-        the rank that the key goes to. A value never changes: `remove` it first."""
+        the rank that the key goes to. A value never changes: `remove` it first. A tensor on the GPU is read after
+        the work of torch's current stream. Busy, after `timeout`: that work has not ended."""
         self._rank.put(key, self._memory(tensor), preferred_segment=preferred_segment)
 
     def get(self, key: str | bytes, *, dst: Any = None) -> Any:
@@ -135,7 +139,8 @@ class NanoKVCache:
 
     def get_into(self, key: str | bytes, dst: Any) -> bool:
         """Copies the value into memory of exactly its length; False: the key has none. Busy: it is being
-        written."""
+        written. A tensor on the GPU is written after the work of torch's current stream. Busy, after `timeout`: that
+        work has not ended; the tensor is written in its order, or not at all."""
         return self._rank.get_into(key, self._memory(dst, written=True))
 
     def remove(self, key: str | bytes) -> bool:
@@ -156,14 +161,19 @@ class NanoKVCache:
 
     def push(self, plan: WritePlan, tensor: Any, start: int = 0) -> None:
         """Writes a part of the value of a plan, from byte `start` on: what a kernel of yours does without
-        the processor."""
+        the processor. A tensor on the GPU is copied in the order of torch's current stream."""
         self._rank.push(plan, self._memory(tensor), start)
 
-    def commit(self, key: str | bytes) -> None:
+    def commit(self, key: str | bytes, *, stream: Any = None) -> None:
         """Gives the value of an open plan to its key. It is published here, unless a kernel has done that
-        already. It waits for all work of this process on the GPU, so kernels that push
-        the value need not have ended."""
-        self._rank.commit(key)
+        already, after the work of `stream`: a handle, or a stream of torch or CuPy; otherwise torch's current one.
+        Kernels that push the value on it need not have ended. Without torch and without a stream, it waits for all
+        work of this process on the GPU. Again, it does nothing."""
+        number = handle(stream)
+        here = self._rank.device
+        if number is None and here is not None and "torch" in sys.modules:
+            number = current_stream(here)
+        self._rank.commit(key, stream=None if here is None else number)
 
     def abandon(self, key: str | bytes) -> None:
         """Gives up an open plan. No kernel writes by it any more."""
@@ -249,7 +259,7 @@ class NanoKVCache:
     # Memory
 
     def _memory(self, given: Any, *, written: bool = False) -> Any:
-        """What the native half takes: an object with the buffer protocol, or (address, bytes) on the GPU."""
+        """What the native half takes: an object with the buffer protocol, or (address, bytes, stream) on the GPU."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(given, torch.Tensor):
             return self._torch_memory(torch, given)
@@ -257,7 +267,7 @@ class NanoKVCache:
         if interface is not None:
             return self._cuda_memory(given, interface, written)
         if isinstance(given, tuple):
-            # The native half takes (address, bytes) from the two above, and from nobody else.
+            # The native half takes such tuples from the two above, and from nobody else.
             raise Invalid("a tuple is no value; give bytes, an array or a tensor")
         return given
 
@@ -268,18 +278,19 @@ class NanoKVCache:
         if tensor.device.type != "cuda":
             raise Invalid(f"the tensor is on {tensor.device}; give one on a CUDA GPU or on the host")
         self._check_device(tensor.device.index)
-        torch.cuda.current_stream(tensor.device).synchronize()
-        return tensor.data_ptr(), size
+        return tensor.data_ptr(), size, torch.cuda.current_stream(tensor.device).cuda_stream
 
-    def _cuda_memory(self, given: Any, interface: dict[str, Any], written: bool) -> tuple[int, int]:
+    def _cuda_memory(
+        self, given: Any, interface: dict[str, Any], written: bool
+    ) -> tuple[int, int, int | None]:
         address, size, stream = cuda_interface(interface, written)
         if hasattr(given, "__dlpack_device__"):
             kind, index = given.__dlpack_device__()
             self._check_device(index if kind == CUDA else None)
-        # Who has no stream says that nothing is under way.
-        if stream is not None or interface.get("version", 0) < 3:
+        if interface.get("version", 0) < 3:
+            # Nobody says which stream it is used on. From version 3 on, none means that nothing is under way.
             self._rank.synchronize()
-        return address, size
+        return address, size, stream
 
     def _check_device(self, index: int | None) -> None:
         here = self._rank.device

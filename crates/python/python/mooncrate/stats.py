@@ -89,6 +89,7 @@ class NanoStats(TypedDict):
     oom_count: int
     bytes_tx: int
     bytes_rx: int
+    freed_count: int
     evict_count: int
     evict_in_use_retry: int
     stuck_put_reclaimed: int

@@ -61,12 +61,13 @@ const LEVELS: [Level; 3] = [
     }),
 ];
 
-fn counts(stats: &Stats) -> [(&'static str, &'static str, u64); 6] {
+fn counts(stats: &Stats) -> [(&'static str, &'static str, u64); 7] {
     [
         ("refused_plans", "Plans that were refused, for want of room as a rule.", stats.oom_count),
         ("pushed_bytes", "Bytes pushed into heaps by calls of this rank.", stats.bytes_tx),
         ("read_bytes", "Bytes that this rank copied out of heaps.", stats.bytes_rx),
-        ("freed_lives", "Lives that ended in the heap of this rank.", stats.evict_count),
+        ("freed_lives", "Lives that ended in the heap of this rank.", stats.freed_count),
+        ("evicted_values", "Values evicted from the heap of this rank.", stats.evict_count),
         ("evict_in_use", "Victims that were pinned, and stayed.", stats.evict_in_use_retry),
         ("stuck_puts", "Puts that the watchdog ended in this heap.", stats.stuck_put_reclaimed),
     ]

@@ -6,10 +6,10 @@
 //!
 //! // In each of two processes, with its own number:
 //! let rank = NanoRank::join(&NanoOptions::new("/run/user/1000/nano", 0, 2, NanoBackend::Host))?;
-//! rank.nano().put(b"prompt", Source::Host(b"its KV cache"), Some(1))?;
+//! rank.nano().put(b"prompt", Source::Host(b"its KV cache"), Some(1), None)?;
 //!
 //! let mut copy = [0; 12];
-//! assert!(rank.nano().get_into(b"prompt", Target::Host(&mut copy))?);
+//! assert!(rank.nano().get_into(b"prompt", Target::Host(&mut copy), None)?);
 //! rank.leave()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -20,9 +20,9 @@ mod metrics;
 
 pub use metrics::metrics_text;
 
-use mooncrate_core::LeaderEpoch;
 use mooncrate_core::catalog::{Config, Offload};
 use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::{LeaderEpoch, TenantId};
 use mooncrate_gpu::Gpu;
 use mooncrate_heap::{Group, GroupError, GroupSpec, Heap, HeapError, Layout, Part};
 use mooncrate_lock::Mutex;
@@ -30,7 +30,8 @@ use mooncrate_master::{Master, MasterConfig, Serving, serve};
 use mooncrate_nano::{CudaReach, HeapLayout, HostReach, Nano, NanoConfig, NanoError, Reach};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{
-    Address, Hello, LinkKind, MasterLink, MasterPools, Masters, PoolConfig, Role, ServerConfig,
+    Address, Hello, LinkKind, MasterApi, MasterLink, MasterPools, Masters, PoolConfig, Role,
+    ServerConfig,
 };
 use std::ffi::OsString;
 use std::io;
@@ -138,6 +139,10 @@ pub enum JoinError {
     },
 }
 
+/// What ranks that share a GPU are told.
+pub const WITHOUT_MPS: &str = "several ranks share this GPU without MPS, so their kernels take turns of milliseconds; start \
+     nvidia-cuda-mps-control -d before the ranks";
+
 /// A rank at work.
 #[derive(Debug)]
 pub struct NanoRank {
@@ -189,14 +194,23 @@ impl NanoRank {
         };
         let master = if rank == 0 { Some(start_master(options, &socket)?) } else { None };
         group.barrier("start the master", within)?;
-        let hello = Hello::new(Role::Node, LinkKind::Control, &format!("rank-{rank}"));
-        let address = Address::Unix(socket);
-        let pools = MasterPools::new(&Masters::from(address), &hello, &PoolConfig::default());
-        let link = Arc::new(MasterLink::new(pools));
+        let master_api: Arc<dyn MasterApi> = match &master {
+            // Its own process asks it without a socket.
+            Some((master, _)) => master.scope(TenantId::DEFAULT),
+            None => {
+                let hello = Hello::new(Role::Node, LinkKind::Control, &format!("rank-{rank}"));
+                let masters = Masters::from(Address::Unix(socket));
+                let pools = MasterPools::new(&masters, &hello, &PoolConfig::default());
+                Arc::new(MasterLink::new(pools))
+            }
+        };
         let (watch, group) = (group.watch(), Mutex::new(group));
         let gone = Arc::new(move || watch.gone());
-        let nano = Nano::start(reach, layout, link, gone, config)?;
-        let this = Self { nano, group, within, master };
+        let nano = Nano::start(reach, layout, master_api, gone, config)?;
+        let this = Self { nano, group, within, master: master.map(|(_, serving)| serving) };
+        if this.lacks_mps() {
+            tracing::warn!("{WITHOUT_MPS}");
+        }
         this.barrier("start")?;
         Ok(this)
     }
@@ -204,6 +218,13 @@ impl NanoRank {
     /// The cache.
     pub fn nano(&self) -> &Nano {
         &self.nano
+    }
+
+    /// Whether this rank shares its GPU with others and nothing lets their kernels run side by side.
+    pub fn lacks_mps(&self) -> bool {
+        let heap = self.nano.reach().heap();
+        let gpu = heap.span(heap.rank()).map(|span| span.gpu().clone());
+        heap.beside() > 0 && gpu.is_some_and(|gpu| matches!(gpu.has_mps(), Ok(false)))
     }
 
     /// Waits for all ranks.
@@ -224,21 +245,77 @@ impl NanoRank {
 }
 
 /// The master of a group: it lives and dies with rank 0, so it keeps nothing.
-fn start_master(options: &NanoOptions, socket: &std::path::Path) -> Result<Serving, JoinError> {
+fn start_master(
+    options: &NanoOptions,
+    socket: &std::path::Path,
+) -> Result<(Arc<Master>, Serving), JoinError> {
     let failed = |error| JoinError::Master { path: socket.display().to_string(), error };
-    let catalog = Config {
+    let catalog = catalog(options.put_timeout);
+    let config = MasterConfig { catalog, ..MasterConfig::default() };
+    let master = Master::new(config, LeaderEpoch(1)).map_err(failed)?;
+    let bound = Bound::listen(&Address::Unix(socket.to_owned())).map_err(failed)?;
+    let serving = serve(&master, &[bound], &ServerConfig::default(), 1).map_err(failed)?;
+    Ok((master, serving))
+}
+
+/// How the index of a group behaves.
+fn catalog(put_timeout: Duration) -> Config {
+    Config {
         high_permille: 950,
         low_permille: 850,
-        put_timeout: options.put_timeout,
-        policy: PolicyKind::Fifo,
+        put_timeout,
+        // A rank that is stopped keeps its heap, which the others have mapped and read without it. Of one that is dead
+        // rank 0 knows by its process.
+        registration: STOPPED_MAX,
+        serve_lease: STOPPED_MAX,
+        policy: PolicyKind::Lru,
         copies_max: 0,
         hot_replicas_max: 0,
         offload: Offload::Off,
         promote: false,
+        // A value lies in one heap, in one piece: kernels address it by a base and an offset.
+        stripe_bytes: u64::MAX,
         ..Config::default()
-    };
-    let config = MasterConfig { catalog, ..MasterConfig::default() };
-    let master = Master::new(config, LeaderEpoch(1)).map_err(failed)?;
-    let bound = Bound::listen(&Address::Unix(socket.to_owned())).map_err(failed)?;
-    serve(&master, &[bound], &ServerConfig::default(), 1).map_err(failed)
+    }
+}
+
+/// A rank may be stopped for so long and return with all that its heap holds.
+const STOPPED_MAX: Duration = Duration::from_hours(24 * 30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncrate_core::catalog::{Catalog, Start};
+    use mooncrate_core::plan::{Evidence, SegmentOffer};
+    use mooncrate_core::{HostId, Incarnation, Medium, NodeId, Now, SegmentId, ZoneId};
+
+    /// A debugger, a slow disk under a checkpoint, SIGSTOP: the heap is mapped by all, and nothing of it was lost.
+    #[test]
+    fn a_rank_that_was_stopped_returns_with_what_it_held() {
+        let (node, mut now) = (NodeId::named("rank-1"), Now(1_000_000_000));
+        let epoch = LeaderEpoch(1);
+        let mut catalog = Catalog::new(catalog(Duration::from_secs(30)), epoch, Start::New, now);
+        let segment = SegmentId::on(Medium::Vram, node, 0);
+        let (host, zone) = (HostId(0), ZoneId(0));
+        let offer = SegmentOffer {
+            segment,
+            incarnation: Incarnation(1),
+            node,
+            medium: Medium::Vram,
+            bytes: 1 << 20,
+            slots: 16,
+            host,
+            zone,
+            tenant: None,
+            evidence: Evidence::default(),
+        };
+        catalog.mount(now, node, &[offer]).unwrap();
+        catalog.announce(now, segment, Incarnation(1), &[], true).unwrap();
+        for _ in 0..600 {
+            now = now.plus(Duration::from_millis(100));
+            catalog.tick(now);
+        }
+        assert!(catalog.takes_part(segment, Incarnation(1)), "its heap was given away");
+        catalog.heartbeat(now, node).unwrap();
+    }
 }

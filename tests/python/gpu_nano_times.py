@@ -1,0 +1,87 @@
+"""How long `NanoKVCache.put` and `get_into` take from Python: a table of medians and 95th percentiles.
+
+    python3 gpu_nano_times.py [ROUNDS]      with the package `mooncrate` beside it (`rig.py` says more)
+
+Two ranks under MPS. Each rank in turn, while the other one is idle, puts tensors into the other's heap and gets them
+back, and removes them, which is not measured. A call is timed from its start to its return on an idle stream. Then the
+same while another stream of the process has a kernel of some milliseconds queued, which no call has to wait for. What
+was read is compared.
+"""
+
+import sys
+import time
+
+from rig import run_checks, run_ranks, torch_or_skip
+
+ROW = "times of NanoKVCache"
+SIZES = {"4 KiB": 4 << 10, "256 KiB": 256 << 10, "8 MiB": 8 << 20}
+
+torch = torch_or_skip(ROW)
+
+
+def percentiles(times):
+    times = sorted(times)
+    return f"{times[len(times) // 2] * 1e6:.1f} | {times[len(times) * 95 // 100] * 1e6:.1f}"
+
+
+def measure(cache, rank, name, size, rounds, busy):
+    """A row of the table: puts to the other rank's heap and gets from there."""
+    value = torch.randint(0, 256, (size,), dtype=torch.uint8, device="cuda")
+    room, side, elsewhere = torch.zeros_like(value), torch.cuda.Stream(), torch.cuda.Stream()
+    puts, gets = [], []
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        for number in range(rounds + 10):
+            key = f"{rank}/{name}/{busy}/{number}"
+            value.add_(1)
+            side.synchronize()
+            if busy:
+                with torch.cuda.stream(elsewhere):
+                    torch.cuda._sleep(6_000_000)
+            began = time.perf_counter()
+            cache.put(key, value, preferred_segment=1 - rank)
+            put = time.perf_counter()
+            hit = cache.get_into(key, room)
+            got = time.perf_counter()
+            assert hit, "a value that was just put is not there"
+            if number >= 10:
+                puts.append(put - began)
+                gets.append(got - put)
+            side.synchronize()
+            if number % 16 == 0:
+                assert torch.equal(room, value), "wrong bytes"
+            if busy:
+                elsewhere.synchronize()
+            cache.remove(key)
+    beside = "a kernel of about 4 ms" if busy else "nothing"
+    return f"| {name} | rank {rank} | {beside} | {percentiles(puts)} | {percentiles(gets)} |"
+
+
+def as_rank(path, rank, world, rounds):
+    from mooncrate.nano import NanoKVCache
+
+    with NanoKVCache(1 << 30, rank=rank, world=world, path=path) as cache:
+        for busy in (False, True):
+            for name, size in SIZES.items():
+                for turn in range(world):
+                    cache.barrier()
+                    if turn == rank:
+                        print(measure(cache, rank, name, size, rounds // 4 if busy else rounds, busy), flush=True)
+        cache.barrier()
+
+
+def table():
+    rounds = sys.argv[1] if len(sys.argv) > 1 else "400"
+    said = "".join(run_ranks(__file__, 2, rounds)).splitlines()
+    rows = [line for line in said if line.startswith("| ")]
+    print("\n".join(line for line in said if line not in rows))
+    print("\n| bytes | caller | beside it | put µs p50 | p95 | get_into µs p50 | p95 |")
+    print("|---|---|---|---|---|---|---|")
+    print("\n".join(sorted(rows, key=lambda row: ("kernel" in row, list(SIZES).index(row.split(" | ")[0][2:])))))
+    print()
+
+
+if len(sys.argv) > 2:
+    as_rank(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+else:
+    run_checks(ROW, [table])
