@@ -256,6 +256,47 @@ def test_calls_are_in_the_order_of_the_stream_and_do_not_wait(tmp_path, emulator
     """, emulator)  # fmt: skip
 
 
+def test_layers_in_turn_on_two_streams(tmp_path, emulator):
+    """No event of the caller is between them, and every second one is behind a slow kernel. A stream of the emulator that
+    has waited overtakes what is left in the stream that it waited for, so copies that are not part of a layer show."""
+    on_gpu(tmp_path, 2, """
+        same = lambda expert, x: x
+        for tokens in (2, 6):
+            for keeps in (True, False):
+                ep, streams = joined(), [stream(), stream()]
+                hold = lambda held: cuda.emulatorHold(ptr(streams[1]), int(held))
+                batches = [drawn(13, RANK, step, tokens=tokens) for step in range(40)]
+                given = [arrays(*batch) for batch in batches]
+                rooms = [Array(np.full((tokens, 32), 0xFFFF, "u2")) for _ in batches]
+                for step in range(40):
+                    own = streams[step % 2]
+                    if step % 4 == 1:
+                        assert hold(True) == 0
+                    rows, counts = ep.dispatch(*given[step], layer=step, stream=own)
+                    if keeps:
+                        ep.combine(rows, out=rooms[step], stream=own)
+                    else:
+                        # Read where the communicator has it, in the stream of the layer.
+                        out = ep.combine(rows, stream=own)
+                        cuda.cuCtxSetCurrent(context)
+                        size = size_t(rooms[step].np.nbytes)
+                        assert cuda.cuMemcpyDtoDAsync_v2(u64(rooms[step].at), u64(out.data_ptr), size, ptr(own)) == 0
+                    if step % 4 == 3:
+                        assert hold(False) == 0
+                for own in streams:
+                    ep.finish(own)
+                wrong = [step for step, (batch, room) in enumerate(zip(batches, rooms, strict=True))
+                         if (room.np != expected(ep, *batch, same)).any()]
+                assert not wrong, f"{tokens} tokens, {keeps}: {len(wrong)} of 40 layers are wrong: {wrong}"
+                ep.close()
+                del ep, rows, counts
+                for own in streams:
+                    assert cuda.cuStreamDestroy_v2(ptr(own)) == 0
+        del out
+        given_back()
+    """, emulator)  # fmt: skip
+
+
 def test_a_layer_stays_on_the_stream_of_its_dispatch(tmp_path, emulator):
     """Also where nothing names it again. The default stream has two names, of which torch uses the other one."""
     on_gpu(tmp_path, 2, """

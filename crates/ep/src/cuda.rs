@@ -221,6 +221,24 @@ impl CudaEp {
         Tag::new(self.layer.get(), op, self.shape().hash())
     }
 
+    /// Lets a stream wait for the end of the layer before, where that was on another one. [`CudaEp::dispatch`] does
+    /// so; a caller that queues copies to memory which layers share does it before them.
+    pub fn follow(&self, stream: &Stream) -> Result<(), EpError> {
+        if self.course.ended_elsewhere(stream)? {
+            stream.wait(self.end_on(stream)?)?;
+        }
+        Ok(())
+    }
+
+    /// What was queued on the stream of the last layer since its combine is part of that layer, too: the next one on
+    /// another stream waits for it. On any other stream, or in another recording, it does nothing.
+    pub fn extend(&self, stream: &Stream) -> Result<(), EpError> {
+        if self.course.ended_here(stream)? {
+            self.end_on(stream)?.record(stream)?;
+        }
+        Ok(())
+    }
+
     /// Queues the sending of this rank's tokens.
     pub fn dispatch(
         &self,
@@ -237,9 +255,7 @@ impl CudaEp {
             tokens: batch.tokens.address(),
             again: self.course.is_aside(),
         };
-        if self.course.ended_elsewhere(stream)? {
-            stream.wait(self.end_on(stream)?)?;
-        }
+        self.follow(stream)?;
         self.layer.set(layer);
         let tag = self.tag(Op::Dispatch);
         // SAFETY: the heaps are of the layout, and live as long as `self`; the status is host memory of

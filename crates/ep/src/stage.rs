@@ -142,6 +142,14 @@ impl Course {
         Ok(ended.is_some_and(|end| end.recording == here.recording && end.stream != here.stream))
     }
 
+    /// Whether the layer before ended on this stream, in the same recording or also in none, and none has begun
+    /// since.
+    pub(crate) fn ended_here(&self, stream: &Stream) -> Result<bool, EpError> {
+        let here = Self::place(stream)?;
+        let ended = self.ended[usize::from(here.recording.is_some())].get();
+        Ok(self.stage.get() == Stage::Combined && ended == Some(here))
+    }
+
     /// Whether a layer is under way whose dispatch was done, or will be, without being replayed.
     pub(crate) fn is_under_way(&self) -> bool {
         let recorded = self.began.get().is_some_and(|began| began.recording.is_some());

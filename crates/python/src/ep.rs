@@ -58,7 +58,8 @@ impl Joining {
             None => Side::Host(Box::new(Ep::host(&mut group, config, within)?)),
             Some(gpu) => {
                 let ep = CudaEp::join(&mut group, &gpu, config, within)?;
-                Side::Cuda(Box::new(OnGpu { ep, under_way: None, own: Stream::new(&gpu)?, gpu }))
+                let own = Stream::new(&gpu)?;
+                Side::Cuda(Box::new(OnGpu { ep, under_way: None, shown: None, own, gpu }))
             }
         };
         let rooms = Rooms::new(&shape, *inter, side.gpu())?;
@@ -90,6 +91,8 @@ pub(crate) struct OnGpu {
     pub(crate) ep: CudaEp,
     /// The layer whose dispatch was queued and whose combine was not; copies to the rooms of its batch wait for it.
     pub(crate) under_way: Option<UnderWay>,
+    /// The stream of the last layer, if its result is in the room of this rank: the caller reads it there.
+    pub(crate) shown: Option<u64>,
     /// For what is not done in the caller's stream.
     pub(crate) own: Stream,
     pub(crate) gpu: Gpu,
@@ -153,7 +156,7 @@ impl Live {
             Side::Host(ep) => ep.reset(group, *within),
             Side::Cuda(cuda) => {
                 cuda.ep.reset(group, &cuda.own, *within)?;
-                cuda.under_way = None;
+                (cuda.under_way, cuda.shown) = (None, None);
                 Ok(())
             }
         }

@@ -7,7 +7,7 @@ use crate::ep::{Live, OnGpu, Side, UnderWay};
 use crate::ep_memory::{Given, Goal, Number};
 use crate::ep_room::{BatchRooms, ExpertRooms, Rooms};
 use mooncrate_ep::{Batch, CudaBatch, CudaWeights, Ep, EpError, Scratch, Shape, Weights};
-use mooncrate_gpu::{Gpu, Span, Stream};
+use mooncrate_gpu::{Span, Stream};
 
 /// The tokens of a rank.
 pub(crate) struct Sending {
@@ -197,23 +197,31 @@ fn dispatch_on_gpu(
     if cuda.under_way.as_ref().is_some_and(|layer| !ended(layer)) {
         return Err(EpError::Order { called: "dispatch", before: "pack" });
     }
+    if let Some(handle) = cuda.shown
+        && handle != stream.raw()
+    {
+        // The result of the layer before is in a room of this rank, and what reads it was queued behind that layer.
+        cuda.ep.extend(&queue(cuda, handle))?;
+    }
     let own = rooms.batch.as_ref().expect("a rank on a GPU has them");
-    let batch = device_batch(own, shape, given, &cuda.gpu, &stream)?;
+    let batch = device_batch(own, shape, given, cuda, &stream)?;
     cuda.ep.dispatch(&stream, given.layer, &batch)?;
+    cuda.shown = None;
     cuda.under_way = Some(UnderWay { recording });
     cuda.ep.await_rows(&stream)?;
     cuda.ep.pack(&stream, rooms.rows.span(), rooms.counts.span())
 }
 
 /// The batch where it is, if it has room for as many tokens as fit, because kernels read all of it; otherwise a
-/// copy in memory of this rank.
+/// copy in memory of this rank, made after the layer before, which may still have to read its own there.
 fn device_batch<'a>(
     own: &'a BatchRooms,
     shape: &Shape,
     given: &Sending,
-    gpu: &'a Gpu,
+    cuda: &'a OnGpu,
     stream: &Stream,
 ) -> Result<CudaBatch<'a>, EpError> {
+    let gpu = &cuda.gpu;
     let (x, experts) = (given.x.span(gpu)?, given.ids.span(gpu)?);
     let weights = given.weights.span(gpu)?;
     let (tokens, routes) = (u64::from(given.tokens), u64::from(shape.top_k()) * 4);
@@ -234,6 +242,7 @@ fn device_batch<'a>(
         );
         return Err(EpError::Shape(text));
     }
+    cuda.ep.follow(stream)?;
     for (to, from) in [(&own.x, x), (&own.ids, experts), (&own.weights, weights)] {
         if !from.is_empty() {
             to.span().copy_from(from, stream)?;
@@ -290,11 +299,13 @@ fn combine_on_gpu(
     cuda.ep.await_results(&stream)?;
     cuda.ep.combine(&stream, direct.unwrap_or_else(|| rooms.out.span()))?;
     cuda.under_way = None;
+    cuda.shown = out.is_none().then(|| stream.raw());
     match (out, direct) {
         (Some(out), None) if needed > 0 => {
             out.copy_from(rooms.out.span().part(0..needed)?, &stream)?;
+            // The next layer, which may be on another stream, overwrites the room.
+            cuda.ep.extend(&stream)
         }
-        _ => {}
+        _ => Ok(()),
     }
-    Ok(())
 }

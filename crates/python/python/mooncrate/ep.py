@@ -184,7 +184,8 @@ class Communicator:
 
         y: `[local_experts, rows_max, hidden]` of bf16; rows after the counts are not read. `rows` itself may be it.
         out: `[tokens, hidden]`, or `[tokens_max, hidden]`, of bf16: the result is there. Otherwise it is in memory of
-            the communicator, which the next layer overwrites; for neither torch nor NumPy with `tokens_max` rows.
+            the communicator, which the next layer overwrites, on another stream after what was queued on this one
+            until its dispatch; for neither torch nor NumPy with `tokens_max` rows.
         stream: that of the dispatch, also where neither it nor an array names one.
         """
         if self._sent is None:
