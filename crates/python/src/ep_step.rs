@@ -13,6 +13,8 @@ use mooncrate_gpu::{Span, Stream};
 pub(crate) struct Sending {
     pub(crate) x: Given,
     pub(crate) ids: Given,
+    /// Whether they are numbers of 64 bits.
+    pub(crate) wide: bool,
     pub(crate) weights: Given,
     /// How many there are; with `count`, how many fit.
     pub(crate) tokens: u32,
@@ -167,12 +169,18 @@ fn dispatch_on_host(ep: &mut Ep, rooms: &Rooms, given: &Sending) -> Result<(), E
             "a count in device memory is for backend=\"cuda\"; give only the tokens that there are";
         return Err(EpError::Shape(text.into()));
     }
-    let batch = Batch {
-        tokens: given.tokens,
-        x: given.x.numbers()?,
-        experts: given.ids.numbers()?,
-        weights: given.weights.numbers()?,
+    let narrowed;
+    let experts = if given.wide {
+        // Beyond 32 bits there is no expert: the nearest number is refused as such.
+        let narrow =
+            |id: &i64| i32::try_from(*id).unwrap_or(if *id < 0 { i32::MIN } else { i32::MAX });
+        narrowed = given.ids.numbers::<i64>()?.iter().map(narrow).collect::<Vec<i32>>();
+        &narrowed[..]
+    } else {
+        given.ids.numbers()?
     };
+    let (x, weights) = (given.x.numbers()?, given.weights.numbers()?);
+    let batch = Batch { tokens: given.tokens, x, experts, weights };
     ep.dispatch(given.layer, &batch)?;
     ep.await_rows()?;
     // SAFETY: the room outlives the call. An array of the caller over it was read above, and is not any more.
@@ -207,7 +215,7 @@ fn dispatch_on_gpu(
     let batch = device_batch(own, shape, given, cuda, &stream)?;
     cuda.ep.dispatch(&stream, given.layer, &batch)?;
     cuda.shown = None;
-    cuda.under_way = Some(UnderWay { recording });
+    cuda.under_way = Some(UnderWay { stream: stream.raw(), recording });
     cuda.ep.await_rows(&stream)?;
     cuda.ep.pack(&stream, rooms.rows.span(), rooms.counts.span())
 }
@@ -224,14 +232,15 @@ fn device_batch<'a>(
     let gpu = &cuda.gpu;
     let (x, experts) = (given.x.span(gpu)?, given.ids.span(gpu)?);
     let weights = given.weights.span(gpu)?;
-    let (tokens, routes) = (u64::from(given.tokens), u64::from(shape.top_k()) * 4);
+    let (tokens, routes) = (u64::from(given.tokens), u64::from(shape.top_k()));
+    let (wide, id) = (given.wide, if given.wide { 8 } else { 4 });
     exactly("x", x.len(), tokens * shape.token_bytes())?;
-    exactly("topk_ids", experts.len(), tokens * routes)?;
-    exactly("topk_weights", weights.len(), tokens * routes)?;
+    exactly("topk_ids", experts.len(), tokens * routes * id)?;
+    exactly("topk_weights", weights.len(), tokens * routes * 4)?;
     let count = given.count.as_ref().map(|count| count.span(gpu)).transpose()?;
     if given.tokens == shape.tokens_max() && x.address().is_multiple_of(16) {
         let tokens = count.map_or_else(|| own.number(given.tokens), Ok)?;
-        return Ok(CudaBatch { tokens, x, experts, weights });
+        return Ok(CudaBatch { tokens, x, experts, wide, weights });
     }
     if let Some(count) = count {
         let most = shape.tokens_max();
@@ -249,7 +258,7 @@ fn device_batch<'a>(
         }
     }
     let (x, experts, weights) = (own.x.span(), own.ids.span(), own.weights.span());
-    Ok(CudaBatch { tokens: own.number(given.tokens)?, x, experts, weights })
+    Ok(CudaBatch { tokens: own.number(given.tokens)?, x, experts, wide, weights })
 }
 
 fn combine_on_host(
