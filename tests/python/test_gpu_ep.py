@@ -76,7 +76,8 @@ def on_gpu(batch):
 
 
 def scales():
-    return (0.5 + torch.arange(EXPERTS) / 16).cuda()
+    """Made on the GPU, so that a capture may hold it."""
+    return 0.5 + torch.arange(EXPERTS, device="cuda") / 16
 
 
 def scaled(rows, own):
