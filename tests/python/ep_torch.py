@@ -1,13 +1,13 @@
-"""How long the exchange of tokens between ranks takes with torch's index operations on one GPU: what
-`mooncrate-ep-check` is compared with. `./dev gpu` runs it after that, on the same GPU.
+"""How long the exchange of tokens between ranks takes with torch on one GPU: what `mooncrate-ep-check` is compared with.
+`./dev gpu` runs it after that, on the same GPU.
 
-    python3 ep_torch.py [--tokens 32] [--rounds 20]
+    python3 ep_torch.py [--tokens 32] [--rounds 60]
 
-Eight ranks, all in this process; the routing is drawn once and stays, so that the indices are made before the
-clock starts: a real step would have to make them, too. A round is what a short round does: rows go to the
-ranks of their experts (index_select and index_copy), and come back and are added up (index_add, in f32). The rounds
-are recorded into one CUDA graph; the figure is the median of 25 replays. It ends with 0, with 1 if sums are wrong, and
-with 77 if this machine cannot run it.
+Eight ranks, all in this process, in the two forms that a user of torch would write: the rows of all ranks together, by
+index operations; and dense, where every token goes to every rank. The routing is drawn once and stays, so that the indices
+are made before the clock starts: a real step would have to make them, too. A round is what a short round does: rows go to
+the ranks of their experts, come back and are added up. The rounds are recorded into one CUDA graph; the figure is the
+median of 25 replays. It ends with 0, with 1 if sums are wrong, and with 77 if this machine cannot run it.
 
     python3 ep_torch.py --exchange      with the package `mooncrate` beside it
 
@@ -25,12 +25,12 @@ import sys
 import tempfile
 import time
 
-ROW = "torch index operations, short round"
+ROW = "torch beside the short round"
 RANKS, TOP_K, HIDDEN, EXPERTS = 8, 8, 7168, 256
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
 parser.add_argument("--tokens", type=int, default=32, help="tokens of each rank")
-parser.add_argument("--rounds", type=int, default=20, help="rounds of one graph")
+parser.add_argument("--rounds", type=int, default=60, help="rounds of one graph")
 parser.add_argument("--exchange", action="store_true", help="check mooncrate.ep instead")
 parser.add_argument("--patience", type=int, default=240, help="seconds that --exchange may take")
 options = parser.parse_args()
@@ -47,50 +47,58 @@ if not torch.cuda.is_available():
     sys.exit(77)
 
 
-class Exchange:
-    """Ranks with their tokens, what they receive, and the indices of both ways."""
+class Grouped:
+    """All ranks at once by index operations: one select and one copy there, one select and one sum back."""
+
+    NAME = "torch index operations, grouped, short round"
 
     def __init__(self, seed):
         generator = torch.Generator().manual_seed(seed)
-        tokens, slots = options.tokens, RANKS * options.tokens
-        self.x, self.out, self.received = [], [], []
-        self.ways = []
-        for rank in range(RANKS):
-            x = torch.randn(tokens, HIDDEN, generator=generator).to("cuda", torch.bfloat16)
-            self.x.append(x)
-            self.out.append(torch.zeros(tokens, HIDDEN, device="cuda", dtype=torch.float32))
-            self.received.append(torch.zeros(slots, HIDDEN, device="cuda", dtype=torch.bfloat16))
-            scores = torch.rand(tokens, EXPERTS, generator=generator)
-            owners = scores.topk(TOP_K, dim=1).indices // (EXPERTS // RANKS)
-            for target in range(RANKS):
-                chosen = (owners == target).any(dim=1).nonzero().flatten()
-                if len(chosen):
-                    here, there = chosen.cuda(), (chosen + rank * tokens).cuda()
-                    self.ways.append((rank, target, here, there))
+        tokens = options.tokens
+        every = RANKS * tokens
+        self.x = torch.randn(every, HIDDEN, generator=generator).to("cuda", torch.bfloat16)
+        owners = torch.rand(every, EXPERTS, generator=generator).topk(TOP_K, dim=1).indices // (EXPERTS // RANKS)
+        goes = torch.zeros(every, RANKS, dtype=torch.bool).scatter_(1, owners, True)
+        target, source = goes.T.nonzero(as_tuple=True)
+        self.source, self.slot = source.cuda(), (target * every + source).cuda()
+        self.times = goes.sum(1).cuda()
+        self.received = torch.zeros(RANKS * every, HIDDEN, device="cuda", dtype=torch.bfloat16)
+        self.out = torch.zeros(every, HIDDEN, device="cuda", dtype=torch.float32)
 
     def round(self):
-        for source, target, here, there in self.ways:
-            self.received[target].index_copy_(0, there, self.x[source].index_select(0, here))
-        for out in self.out:
-            out.zero_()
-        for source, target, here, there in self.ways:
-            rows = self.received[target].index_select(0, there)
-            self.out[source].index_add_(0, here, rows.float())
+        self.received.index_copy_(0, self.slot, self.x.index_select(0, self.source))
+        self.out.zero_()
+        self.out.index_add_(0, self.source, self.received.index_select(0, self.slot).float())
 
     def right(self):
         """What came back is each token as often as it has ranks."""
-        for rank in range(RANKS):
-            times = torch.zeros(options.tokens, device="cuda")
-            for source, _, here, _ in self.ways:
-                if source == rank:
-                    times[here] += 1
-            if not torch.equal(self.out[rank], self.x[rank].float() * times[:, None]):
-                return False
-        return True
+        return torch.equal(self.out, self.x.float() * self.times[:, None])
 
 
-def measure(sets):
-    exchanges = [Exchange(seed) for seed in range(sets)]
+class Dense:
+    """Without a route: every token goes to every rank by one broadcast, and one sum over ranks comes back. It moves more
+    bytes than an exchange, in two kernels."""
+
+    NAME = "torch dense broadcast and sum, short round"
+
+    def __init__(self, seed):
+        every = RANKS * options.tokens
+        # Few bits, so that the sum is exact in bf16.
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randint(-8, 8, (every, HIDDEN), generator=generator).to("cuda", torch.bfloat16)
+        self.received = torch.zeros(RANKS, every, HIDDEN, device="cuda", dtype=torch.bfloat16)
+        self.out = torch.zeros(every, HIDDEN, device="cuda", dtype=torch.bfloat16)
+
+    def round(self):
+        self.received.copy_(self.x.expand(RANKS, -1, -1))
+        torch.sum(self.received, 0, out=self.out)
+
+    def right(self):
+        return torch.equal(self.out, self.x * RANKS)
+
+
+def measure(form, sets):
+    exchanges = [form(seed) for seed in range(sets)]
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for exchange in exchanges:
@@ -158,8 +166,9 @@ if options.exchange:
     sys.exit(exchange())
 
 FAILED = False
-for mode, sets in (("hot", 1), ("rotating", 6)):
-    micros, right = measure(sets)
-    FAILED |= not right
-    print(f"{ROW}, {mode}, {options.tokens} tokens | {'' if right else 'WRONG, '}{micros:.1f} µs")
+for form in (Grouped, Dense):
+    for mode, sets in (("hot", 1), ("rotating", 6)):
+        micros, right = measure(form, sets)
+        FAILED |= not right
+        print(f"{form.NAME}, {mode}, {options.tokens} tokens | {'' if right else 'WRONG, '}{micros:.1f} µs")
 sys.exit(1 if FAILED else 0)

@@ -96,14 +96,14 @@ def plain_calls(ep):
 def tensors_that_do_not_fit(ep):
     x, ids, weights = drawn(50)
     Invalid = mooncrate.Invalid
-    refused("give x.to(torch.bfloat16)", Invalid, ep.dispatch, x.float(), ids, weights)
-    refused("give topk_ids.to(torch.int32)", Invalid, ep.dispatch, x, ids.long(), weights)
-    refused("give x.contiguous()", Invalid, ep.dispatch, x.repeat(1, 2)[:, ::2], ids, weights)
-    refused("x has the shape", Invalid, ep.dispatch, x[:, :8].contiguous(), ids, weights)
+    refused("give x.to(torch.bfloat16)", Invalid, ep.dispatch, x.float(), ids, weights, layer=0)
+    refused("give topk_ids.to(torch.int32)", Invalid, ep.dispatch, x, ids.short(), weights, layer=0)
+    refused("give x.contiguous()", Invalid, ep.dispatch, x.repeat(1, 2)[:, ::2], ids, weights, layer=0)
+    refused("x has the shape", Invalid, ep.dispatch, x[:, :8].contiguous(), ids, weights, layer=0)
     if GPU:
-        refused("x is on the host, this communicator on GPU 0", Invalid, ep.dispatch, x.cpu(), ids, weights)
+        refused("x is on the host, this communicator on GPU 0", Invalid, ep.dispatch, x.cpu(), ids, weights, layer=0)
     # Nothing was sent: the layer goes on.
-    rows, _ = ep.dispatch(x, ids, weights)
+    rows, _ = ep.dispatch(x, ids.long(), weights, layer=0)
     equal(ep.combine(experts(rows)), dense(x, ids, weights))
 
 
@@ -114,14 +114,14 @@ def bad_weights_and_reset(ep):
         weights[3, 2] = float("nan")
 
     def layer():
-        ep.combine(experts(ep.dispatch(x, ids, weights).rows))
+        ep.combine(experts(ep.dispatch(x, ids, weights, layer=0).rows))
         ep.finish()
 
     error = refused("rank 1 gives", mooncrate.Error, layer)
     assert error.kind == "bad weight" and error.ranks == (1,)
     ep.reset()
     x, ids, weights = drawn(61)
-    out = ep.combine(experts(ep.dispatch(x, ids, weights).rows))
+    out = ep.combine(experts(ep.dispatch(x, ids, weights, layer=0).rows))
     ep.finish()
     equal(out, dense(x, ids, weights))
 
@@ -187,16 +187,16 @@ def whole_layers(ep):
     w13 = (torch.randn(LOCAL, 2, INTER, HIDDEN, generator=generator) / 32).to(DEVICE, torch.bfloat16)
     w2 = (torch.randn(LOCAL, HIDDEN, INTER, generator=generator) / 8).to(DEVICE, torch.bfloat16)
     batch = drawn(70)
-    first = ep.moe_forward(*batch, w13, w2).clone()
+    first = ep.moe_forward(*batch, w13, w2, layer=0).clone()
     ep.finish()
     assert first.isfinite().all() and first.any()
     if not GPU:
-        equal(ep.moe_forward(*batch, w13, w2), first)
+        equal(ep.moe_forward(*batch, w13, w2, layer=0), first)
         return
     out = torch.zeros_like(batch[0])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        ep.moe_forward(*batch, w13, w2, out=out)
+        ep.moe_forward(*batch, w13, w2, out=out, layer=0)
     for _ in range(20):
         out.zero_()
         graph.replay()

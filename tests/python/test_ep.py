@@ -1,6 +1,7 @@
 """The expert exchange with a real process for each rank, in host memory: every result is compared with the dense
 reference of `ep_ranks.py`, bit for bit. `test_ep_cuda.py` does the same on an emulated GPU."""
 
+import inspect
 import os
 import pathlib
 import signal
@@ -213,7 +214,7 @@ def test_bad_memory_is_refused_before_anything_is_sent(tmp_path):
                 ("x is of type list", (x.tolist(), ids, weights)),
                 ('x is on GPU 0, this communicator on the host; make the communicators with backend="cuda"',
                  (OnGpu(), ids, weights)),
-                ("topk_ids has elements of int64; give int32", (x, ids.astype("i8"), weights)),
+                ("topk_ids has elements of int16; give int32 or int64", (x, ids.astype("i2"), weights)),
                 ("topk_ids has the shape (4, 2); use (4, 3)", (x, ids[:, :2].copy(), weights)),
                 ("topk_weights has elements of float64; give float32", (x, ids, weights.astype("f8"))),
                 ("topk_weights has the shape (3, 3); use (4, 3)", (x, ids, weights[:3].copy())),
@@ -243,6 +244,34 @@ def test_bad_memory_is_refused_before_anything_is_sent(tmp_path):
     """)  # fmt: skip
 
 
+def test_ids_of_int64_and_positions_that_are_not_routed(tmp_path):
+    """-1 is what engines pad routes with: it goes nowhere, and its weight is not read."""
+    together(tmp_path, 2, """
+        for step in range(4):
+            x, ids, weights = drawn(20, RANK, step, tokens=6)
+            ids[1], ids[3, 1], ids[4, :2] = -1, -1, -1
+            weights[ids == -1] = np.nan
+            rows, counts = ep.dispatch(x, ids.astype("i8") if step % 2 else ids, weights)
+            y, wanted = computed(ep, rows, counts), expected(ep, x, ids, weights)
+            assert (ep.combine(y) == wanted).all() and not wanted[1].any()
+        # Nobody's low 32 bits are taken for an expert.
+        ids = ids.astype("i8")
+        ids[0, 0] = 2**32 + 3 if RANK == 1 else 3
+        ids[0, 1:] = 4, 5
+        kind = mooncrate.Invalid if RANK == 1 else mooncrate.Error
+        error = refused("rank 1", ep.dispatch, x, ids, weights, kind=kind)
+        assert (error.kind, error.ranks) == ("bad expert", (1,)), error
+        ep.close()
+    """)  # fmt: skip
+
+
+def test_a_layer_has_to_be_named():
+    """Ranks in different layers are found out by its number, so none is taken for granted."""
+    for call in (Communicator.dispatch, Communicator.moe_forward):
+        layer = inspect.signature(call).parameters["layer"]
+        assert (layer.kind, layer.default) == (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty)
+
+
 BAD_VALUES = """
     def failed(kind, words, call, *given):
         try:
@@ -258,12 +287,12 @@ BAD_VALUES = """
         ("bad weight", "gives token 2 the weight NaN in place 1"),
         ("bad weight", "gives token 2 the weight inf in place 1"),
         ("bad expert", "routes token 2 to expert 12 in place 1: there is none"),
-        ("bad expert", "routes token 2 to expert -1 in place 1"),
+        ("bad expert", "routes token 2 to expert -2 in place 1"),
         ("expert twice", "twice, again in place 1"),
     ]):
         x, ids, weights = drawn(8, RANK, step, tokens=5)
         if RANK == 1:
-            array, value = [(weights, np.nan), (weights, np.inf), (ids, 12), (ids, -1), (ids, ids[2, 0])][step]
+            array, value = [(weights, np.nan), (weights, np.inf), (ids, 12), (ids, -2), (ids, ids[2, 0])][step]
             array[2, 1] = value
         failed(kind, words if RANK == 1 else "rank 1", ep.dispatch, x, ids, weights)
         # The first failure is everybody's, until all of them reset.

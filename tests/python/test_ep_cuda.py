@@ -256,6 +256,116 @@ def test_calls_are_in_the_order_of_the_stream_and_do_not_wait(tmp_path, emulator
     """, emulator)  # fmt: skip
 
 
+def test_layers_in_turn_on_two_streams(tmp_path, emulator):
+    """No event of the caller is between them, and every second one is behind a slow kernel. A stream of the emulator that
+    has waited overtakes what is left in the stream that it waited for, so copies that are not part of a layer show."""
+    on_gpu(tmp_path, 2, """
+        same = lambda expert, x: x
+        for tokens in (2, 6):
+            for keeps in (True, False):
+                ep, streams = joined(), [stream(), stream()]
+                hold = lambda held: cuda.emulatorHold(ptr(streams[1]), int(held))
+                batches = [drawn(13, RANK, step, tokens=tokens) for step in range(40)]
+                given = [arrays(*batch) for batch in batches]
+                rooms = [Array(np.full((tokens, 32), 0xFFFF, "u2")) for _ in batches]
+                for step in range(40):
+                    own = streams[step % 2]
+                    if step % 4 == 1:
+                        assert hold(True) == 0
+                    rows, counts = ep.dispatch(*given[step], layer=step, stream=own)
+                    if keeps:
+                        ep.combine(rows, out=rooms[step], stream=own)
+                    else:
+                        # Read where the communicator has it, in the stream of the layer.
+                        out = ep.combine(rows, stream=own)
+                        cuda.cuCtxSetCurrent(context)
+                        size = size_t(rooms[step].np.nbytes)
+                        assert cuda.cuMemcpyDtoDAsync_v2(u64(rooms[step].at), u64(out.data_ptr), size, ptr(own)) == 0
+                    if step % 4 == 3:
+                        assert hold(False) == 0
+                for own in streams:
+                    ep.finish(own)
+                wrong = [step for step, (batch, room) in enumerate(zip(batches, rooms, strict=True))
+                         if (room.np != expected(ep, *batch, same)).any()]
+                assert not wrong, f"{tokens} tokens, {keeps}: {len(wrong)} of 40 layers are wrong: {wrong}"
+                ep.close()
+                del ep, rows, counts
+                for own in streams:
+                    assert cuda.cuStreamDestroy_v2(ptr(own)) == 0
+        del out
+        given_back()
+    """, emulator)  # fmt: skip
+
+
+def test_ids_of_int64_and_positions_that_are_not_routed(tmp_path, emulator):
+    """In a batch that is read where it is, and in one that is copied first."""
+    on_gpu(tmp_path, 2, """
+        ep = joined()
+        same = lambda expert, x: x
+        for step in range(4):
+            tokens = 6 - step // 2
+            x, ids, weights = drawn(21, RANK, step, tokens=tokens)
+            ids[1], ids[3, 1], ids[4, :2] = -1, -1, -1
+            weights[ids == -1] = np.nan
+            rows, counts = ep.dispatch(*arrays(x, ids.astype("i8") if step % 2 else ids, weights))
+            out = ep.combine(rows)
+            ep.finish()
+            wanted = expected(ep, x, ids, weights, same)
+            assert (seen(out)[:tokens] == wanted).all() and not wanted[1].any(), step
+        refused("topk_ids has the shape", ep.dispatch, *arrays(x, ids[:, :2].copy().astype("i8"), weights))
+        ids = ids.astype("i8")
+        ids[0, 0] = 2**32 + 3 if RANK == 1 else 3
+        ids[0, 1:] = 4, 5
+        ep.dispatch(*arrays(x, ids, weights))
+        error = refused("rank 1", ep.finish, kind=mooncrate.Error)
+        assert (error.kind, error.ranks) == ("bad expert", (1,)), error
+        ep.close()
+        del ep, rows, counts, out
+        given_back()
+    """, emulator)  # fmt: skip
+
+
+def test_a_reset_leaves_other_communicators_alone(tmp_path, emulator):
+    """A layer of another communicator stands still on the same GPU until the reset is over."""
+    on_gpu(tmp_path, 2, """
+        ep, beside, own, other = joined(), joined(), stream(), stream()
+        same = lambda expert, x: x
+        hold = lambda stream, held: cuda.emulatorHold(ptr(stream), int(held))
+        x, ids, weights = drawn(22, RANK, 0, tokens=6)
+        room, wanted = Array(np.zeros((6, 32), "u2")), expected(ep, x, ids, weights, same)
+        batch, bad = arrays(x, ids, weights), arrays(x, ids, weights)
+        bad[2].np[0, 0] = np.nan if RANK == 1 else 1
+        assert hold(other, True) == 0
+        beside.combine(beside.dispatch(*batch, stream=other).rows, out=room, stream=other)
+        for _ in range(2):
+            rows, counts = ep.dispatch(*bad, stream=own)
+            refused("rank 1", ep.finish, own, kind=mooncrate.Error)
+            ep.reset()
+            ep.dispatch(*batch, stream=own)
+            out = ep.combine(rows, stream=own)
+            ep.finish(own)
+            assert (seen(out) == wanted).all()
+        assert not room.np.any(), "the other layer ran"
+        assert hold(other, False) == 0
+        beside.finish(other)
+        assert (room.np == wanted).all()
+        # Graphs may be replayed on any stream: the reset waits for all of them, or for the one that is named.
+        graph = ptr()
+        assert cuda.cuStreamBeginCapture_v2(ptr(own), 2) == 0
+        ep.combine(ep.dispatch(*batch, stream=own).rows, stream=own)
+        assert cuda.cuStreamEndCapture(ptr(own), byref(graph)) == cuda.cuGraphDestroy(graph) == 0
+        assert hold(other, True) == 0
+        beside.combine(beside.dispatch(*batch, stream=other).rows, out=room, stream=other)
+        ep.reset(stream=own)
+        assert ep.epoch == 3 and hold(other, False) == 0
+        beside.finish(other)
+        beside.close()
+        ep.close()
+        del ep, beside, rows, counts, out
+        given_back()
+    """, emulator)  # fmt: skip
+
+
 def test_a_layer_stays_on_the_stream_of_its_dispatch(tmp_path, emulator):
     """Also where nothing names it again. The default stream has two names, of which torch uses the other one."""
     on_gpu(tmp_path, 2, """
@@ -389,7 +499,7 @@ def test_bad_memory_is_refused_before_anything_is_sent(tmp_path, emulator):
                 ("x has the shape (6, 31); use (tokens, 32)", (Array(x[:, :31].copy()), *batch[1:])),
                 ("x: the array is not contiguous", (Array(x, strides=(2, 12)), *batch[1:])),
                 ("64 bytes are allocated on GPU 0", (short, *batch[1:])),
-                ("topk_ids has elements of <i8; give int32", (batch[0], Array(ids.astype("i8")), batch[2])),
+                ("topk_ids has elements of <i2; give int32 or int64", (batch[0], Array(ids.astype("i2")), batch[2])),
                 ("topk_weights is on the host", (*batch[:2], weights)),
                 ("in the order of different streams; give stream",
                  (Array(x, stream=stream()), Array(ids, stream=stream()), batch[2])),

@@ -5,21 +5,23 @@
 //! Whether a step failed is in [`CudaEp::status`], which looks at host memory and waits for nobody. Outputs of a
 //! failed step are unspecified.
 
-use crate::barrier::{Fault, Op, Tag};
+mod ending;
+
+pub use ending::Replays;
+
+use crate::barrier::{Op, Tag};
 use crate::config::{EpConfig, Shape, TOP_K_MAX};
 use crate::error::EpError;
 use crate::host::{agree, check_heap, check_products};
 use crate::kernels::{EpKernels, RawBatch, RawExperts, RawStep, Tuning};
-use crate::layout::{EpLayout, ctl};
-use crate::memory::{claim, device, on_gpu, own};
+use crate::layout::EpLayout;
+use crate::memory::{claim, device, on_gpu};
 use crate::stage::{Course, Stage};
 use mooncrate_core::time::nanos;
 use mooncrate_gpu::{DeviceBuffer, Event, Gpu, PinnedBuffer, Span, Stream};
-use mooncrate_heap::{Group, Heap, Rank, Ranks, Watch};
-use mooncrate_lock::interrupt;
+use mooncrate_heap::{Group, Heap, Rank, Watch};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::thread::sleep;
 use std::time::Duration;
 
 /// Offsets in the host memory that the GPU tells errors in, and reads which ranks are gone.
@@ -28,9 +30,8 @@ const ABORT: u64 = 32;
 const STATUS_BYTES: usize = 64;
 /// In the word of aborts, after a bit for each rank: this rank gives its communicator up. Mirrors `ep.cuh`.
 const LEAVES: u64 = 1 << 8;
-/// Looks for the end of a stream before the thread sleeps between two of them: some hundred microseconds.
-const FINISH_SPINS: u32 = 256;
-const FINISH_PAUSE: Duration = Duration::from_micros(200);
+/// The caller was interrupted: waits end as if their time were over.
+const OVER: u64 = 1 << 9;
 
 /// The tokens of a rank in device memory, with room for `tokens_max` of them. Their number is read on the
 /// device, too.
@@ -40,8 +41,10 @@ pub struct CudaBatch<'a> {
     pub tokens: Span<'a>,
     /// `[tokens_max]` tokens of bf16, or of fp8 with scales ([`crate::fp8`]); aligned to 16 bytes.
     pub x: Span<'a>,
-    /// `[tokens_max, top_k]`, i32.
+    /// `[tokens_max, top_k]`, i32, or i64 if they are `wide`; -1 for a position that is not routed.
     pub experts: Span<'a>,
+    /// Whether experts are numbers of 64 bits, as torch's `topk` gives them.
+    pub wide: bool,
     /// `[tokens_max, top_k]`, f32.
     pub weights: Span<'a>,
 }
@@ -111,16 +114,21 @@ impl CudaEp {
         within: Duration,
     ) -> Result<Self, EpError> {
         let layout = agree(group, config, within)?;
+        let gpus = group.gather("tell which GPU a rank has", &gpu.uuid(), None, within)?;
+        let sharing = gpus.iter().filter(|shared| shared.body == gpu.uuid()).count() as u32;
         let heap = Heap::cuda(group, gpu, layout.bytes(), within)?;
         let kernels = EpKernels::load(gpu);
-        let ep = kernels
-            .map_err(EpError::from)
-            .and_then(|kernels| Self::over(gpu, Arc::new(heap), group.watch(), kernels, config));
+        let ep = kernels.map_err(EpError::from).and_then(|kernels| {
+            let mut ep = Self::over(gpu, Arc::new(heap), group.watch(), kernels, config)?;
+            ep.tuning = Tuning::shared(gpu.sm_count(), sharing);
+            Ok(ep)
+        });
         group.barrier("start the exchange", within)?;
         ep
     }
 
-    /// An exchange on heaps that are there, all zero, on this GPU. A heap serves one communicator.
+    /// An exchange on heaps that are there, all zero, on this GPU, which all ranks share. A heap serves one
+    /// communicator.
     pub fn over(
         gpu: &Gpu,
         heap: Arc<Heap>,
@@ -152,7 +160,7 @@ impl CudaEp {
             kernels,
             layout,
             step,
-            tuning: Tuning::default(),
+            tuning: Tuning::shared(gpu.sm_count(), shape.ranks()),
             timeouts: [nanos(config.timeout), nanos(config.first_timeout)],
             course: Course::default(),
             layer: Cell::new(0),
@@ -167,6 +175,11 @@ impl CudaEp {
             side,
             heap,
         })
+    }
+
+    /// How launches are made.
+    pub fn tuning(&self) -> Tuning {
+        self.tuning
     }
 
     /// How launches are made from now on. Graphs keep what they were recorded with.
@@ -221,6 +234,24 @@ impl CudaEp {
         Tag::new(self.layer.get(), op, self.shape().hash())
     }
 
+    /// Lets a stream wait for the end of the layer before, where that was on another one. [`CudaEp::dispatch`] does
+    /// so; a caller that queues copies to memory which layers share does it before them.
+    pub fn follow(&self, stream: &Stream) -> Result<(), EpError> {
+        if self.course.ended_elsewhere(stream)? {
+            stream.wait(self.end_on(stream)?)?;
+        }
+        Ok(())
+    }
+
+    /// What was queued on the stream of the last layer since its combine is part of that layer, too: the next one on
+    /// another stream waits for it. On any other stream, or in another recording, it does nothing.
+    pub fn extend(&self, stream: &Stream) -> Result<(), EpError> {
+        if self.course.ended_here(stream)? {
+            self.end_on(stream)?.record(stream)?;
+        }
+        Ok(())
+    }
+
     /// Queues the sending of this rank's tokens.
     pub fn dispatch(
         &self,
@@ -235,11 +266,10 @@ impl CudaEp {
             experts: batch.experts.address(),
             weights: batch.weights.address(),
             tokens: batch.tokens.address(),
+            wide: batch.wide,
             again: self.course.is_aside(),
         };
-        if self.course.ended_elsewhere(stream)? {
-            stream.wait(self.end_on(stream)?)?;
-        }
+        self.follow(stream)?;
         self.layer.set(layer);
         let tag = self.tag(Op::Dispatch);
         // SAFETY: the heaps are of the layout, and live as long as `self`; the status is host memory of
@@ -251,11 +281,12 @@ impl CudaEp {
 
     fn check_batch(&self, stream: &Stream, batch: &CudaBatch<'_>) -> Result<(), EpError> {
         let shape = self.shape();
-        let routes = u64::from(shape.tokens_max() * shape.top_k()) * 4;
+        let routes = u64::from(shape.tokens_max() * shape.top_k());
+        let id = if batch.wide { 8 } else { 4 };
         device("the number of tokens", stream, batch.tokens, 4, 4)?;
         device("the tokens", stream, batch.x, shape.batch_bytes(), 16)?;
-        device("the experts", stream, batch.experts, routes, 4)?;
-        device("the weights", stream, batch.weights, routes, 4)
+        device("the experts", stream, batch.experts, routes * id, id)?;
+        device("the weights", stream, batch.weights, routes * 4, 4)
     }
 
     fn wait(&self, stream: &Stream, tag: Tag, then: Option<Tag>) -> Result<(), EpError> {
@@ -445,188 +476,6 @@ impl CudaEp {
         let all = (out.address(), expected.address(), differ.address());
         // SAFETY: as in `dispatch`.
         Ok(unsafe { self.kernels.compare(stream, self.step, self.tuning, all) }?)
-    }
-
-    /// Why this rank has failed, if it has: what the GPU has told so far. It waits for nobody, so ask after
-    /// the stream has come to its end.
-    pub fn status(&self) -> Result<(), EpError> {
-        let word = |at: u64| {
-            let place = (self.status.device_address() + REPORT + at) as *const u64;
-            // SAFETY: the place is in page-locked memory of `self`, aligned, and any 8 bytes are a number.
-            // The GPU may store to it meanwhile, so it is read by one volatile access and no reference
-            // to it is made.
-            unsafe { place.read_volatile() }
-        };
-        // The GPU stores the first word last.
-        let first = word(0);
-        match Fault::read(self.rank(), [first, word(8), word(16)]) {
-            None => Ok(()),
-            Some(fault) => {
-                self.told.set(true);
-                Err(EpError::Fault(fault))
-            }
-        }
-    }
-
-    /// Waits until everything that is queued on the stream has ended, and tells whether this rank has failed.
-    /// Meanwhile it looks which processes of the group have ended ([`CudaEp::notice`]), so that nobody waits for
-    /// them until the timeout.
-    pub fn finish(&self, stream: &Stream) -> Result<(), EpError> {
-        self.done.record(stream)?;
-        let mut looks = 0u32;
-        // Every wait on the GPU has a timeout, so this ends.
-        while !self.done.passed()? {
-            looks = looks.saturating_add(1);
-            if looks < FINISH_SPINS {
-                std::hint::spin_loop();
-                continue;
-            }
-            self.notice();
-            if interrupt::sleep(FINISH_PAUSE) {
-                // What is queued cannot be taken back, but it need not wait for anybody.
-                self.abort(self.shape().world().ranks().collect());
-                sleep(FINISH_PAUSE);
-            }
-        }
-        self.status()
-    }
-
-    /// Lets waits of this rank end that wait for one of these ranks, and of those that were given up before.
-    pub fn abort(&self, ranks: Ranks) {
-        self.give_up(ranks.bits().into());
-    }
-
-    fn give_up(&self, bits: u64) {
-        self.aborted.set(self.aborted.get() | bits);
-        self.tell(ABORT, self.aborted.get());
-    }
-
-    /// Looks which processes of the group have ended, and lets waits for them end. [`CudaEp::finish`] does so;
-    /// who waits for the stream in another way calls it from time to time, or the timeout tells.
-    pub fn notice(&self) -> Ranks {
-        let gone = self.watch.gone();
-        if !gone.is_empty() {
-            self.abort(gone);
-        }
-        gone
-    }
-
-    fn tell(&self, at: u64, value: u64) {
-        let place = (self.status.device_address() + at) as *mut u64;
-        // SAFETY: the place is in page-locked memory of `self` and aligned. The GPU only reads the word of
-        // aborts, and stores to the report only while a kernel of this rank runs.
-        unsafe { place.write_volatile(value) };
-    }
-
-    /// After a failure: all ranks forget it and begin again with phase 1. All ranks call it together.
-    pub fn reset(
-        &self,
-        group: &mut Group,
-        stream: &Stream,
-        within: Duration,
-    ) -> Result<(), EpError> {
-        // Whoever comes to the group has no kernel that stores or waits any more, on whichever stream: calls may
-        // have been made on others, and graphs replayed on them.
-        stream.gpu().synchronize()?;
-        let epoch = self.epoch(stream)?.to_le_bytes();
-        let epochs = group.gather("reset the exchange", &epoch, None, within)?;
-        let epochs = epochs.iter().filter_map(|shared| shared.body.first_chunk());
-        let epoch = epochs.map(|bytes| u64::from_le_bytes(*bytes)).max().unwrap_or(0) + 1;
-        let cleared = self.clear(stream, epoch);
-        group.barrier("start the exchange again", within)?;
-        cleared
-    }
-
-    /// How often the group was reset.
-    pub fn epoch(&self, stream: &Stream) -> Result<u64, EpError> {
-        let mut bytes = [0; 8];
-        own(&self.heap)?.part(ctl::EPOCH..ctl::EPOCH + 8)?.read(&mut bytes, stream)?;
-        Ok(u64::from_le_bytes(bytes))
-    }
-
-    /// This rank's part of a reset, where all ranks are in one process: no kernel of any rank may run, and
-    /// none may be launched before all ranks have done this.
-    pub fn clear(&self, stream: &Stream, epoch: u64) -> Result<(), EpError> {
-        let own = own(&self.heap)?;
-        let sig = self.layout.signal(0, 0);
-        own.part(sig..sig + 16 * mooncrate_heap::RANKS_MAX as u64)?.fill(0, stream)?;
-        // Phases begin anew, so a stamp of before could be that of a step to come.
-        own.part(self.layout.meta(0)..self.layout.recv(0))?.fill(0, stream)?;
-        let mut words = [0; ctl::BYTES as usize];
-        words[ctl::CLAIM as usize] = 1;
-        words[ctl::EPOCH as usize..][..8].copy_from_slice(&epoch.to_le_bytes());
-        words[ctl::BAD as usize..][..8].fill(0xff);
-        own.part(0..ctl::BYTES)?.write(&words, stream)?;
-        for at in (0..STATUS_BYTES as u64).step_by(8) {
-            self.tell(at, 0);
-        }
-        self.aborted.set(0);
-        self.told.set(false);
-        self.course.reset();
-        Ok(())
-    }
-
-    /// Gives the communicator up: the other ranks hear of it at once, if they come to another layer, and do not
-    /// wait for their timeout. Whole layers that are queued are done first; the error is that of a failed one, if
-    /// [`CudaEp::status`] or [`CudaEp::finish`] has not told of it. A layer that was only begun is given up.
-    /// Then all ranks together give their heaps back, so each has to call this, after an error as well.
-    /// A communicator that is dropped says the same, and waits for no other rank; CUDA IPC does not allow that while
-    /// others still use the heap.
-    pub fn close(self, group: &mut Group, within: Duration) -> Result<(), EpError> {
-        let left = self.leave();
-        let heap = Arc::clone(&self.heap);
-        drop(self);
-        match Arc::into_inner(heap) {
-            Some(heap) => heap.close(group, within)?,
-            // Whoever made the heap holds it, and gives it back.
-            None => group.barrier("close heaps", within)?,
-        }
-        left
-    }
-
-    /// Tells all ranks that this one does not come any more, unless it has failed: then they know. Gives back how
-    /// what was queued has ended, if nobody was told.
-    fn leave(&self) -> Result<(), EpError> {
-        if self.left.replace(true) {
-            return Ok(());
-        }
-        let known = self.told.get();
-        let under_way = self.course.is_under_way();
-        if under_way {
-            // The rest of the layer never comes: nobody waits for it, neither this rank nor the others, who may be
-            // on the same GPU. A kernel that runs may signal over this, so it is said again below.
-            self.give_up(LEAVES);
-            self.say_left(false)?;
-        }
-        // Otherwise what was queued is done as if nothing were: every wait on the GPU has a timeout, so this ends.
-        while !under_way && !self.ends[0].passed()? {
-            self.notice();
-            sleep(FINISH_PAUSE);
-        }
-        // Graphs of whole layers may be on other streams.
-        self.side.gpu().synchronize()?;
-        let ended = self.status();
-        self.give_up(LEAVES);
-        self.say_left(true)?;
-        self.side.synchronize()?;
-        match ended {
-            Err(EpError::Fault(fault)) if known || fault.is_leave_of(self.rank()) => Ok(()),
-            ended => ended,
-        }
-    }
-
-    /// State of this rank is changed by kernels only: words of 8 bytes arrive as one, and in the order of a stream.
-    fn say_left(&self, ended: bool) -> Result<(), EpError> {
-        // SAFETY: as in `dispatch`.
-        unsafe { self.kernels.leave(&self.side, self.step, self.tag(Op::Dispatch), ended) }?;
-        Ok(())
-    }
-}
-
-impl Drop for CudaEp {
-    /// The others would wait for this rank until their timeout. Nobody is left to hear of an error.
-    fn drop(&mut self) {
-        let _ = self.leave();
     }
 }
 

@@ -41,8 +41,8 @@ pub mod workload;
 pub use config::{
     ConfigError, EpConfig, HIDDEN_MAX, LOCAL_EXPERTS_MAX, Payload, Shape, TOKENS_MAX, TOP_K_MAX,
 };
-pub use cuda::{CudaBatch, CudaEp, CudaWeights, Scratch};
+pub use cuda::{CudaBatch, CudaEp, CudaWeights, Replays, Scratch};
 pub use error::EpError;
 pub use host::Ep;
-pub use kernels::{Batch, EpKernels, Packed, Tuning, Weights};
+pub use kernels::{Batch, EpKernels, NOT_ROUTED, Packed, Tuning, Weights};
 pub use layout::EpLayout;

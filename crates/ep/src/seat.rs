@@ -156,6 +156,7 @@ impl CudaSeat {
             tokens: self.tokens.span(),
             x: self.x.span(),
             experts: self.experts.span(),
+            wide: false,
             weights: self.weights.span(),
         }
     }

@@ -65,6 +65,8 @@ pub(crate) struct Course {
     began: Cell<Option<Place>>,
     /// Where the last layer ended that was done, and the last one that was recorded.
     ended: [Cell<Option<Place>>; 2],
+    /// Whether layers, or parts of them, were ever recorded.
+    recorded: Cell<bool>,
     /// Whether a call does not count.
     aside: Cell<bool>,
 }
@@ -75,6 +77,7 @@ impl Default for Course {
             stage: Cell::new(Stage::Combined),
             began: Cell::new(None),
             ended: [Cell::new(None), Cell::new(None)],
+            recorded: Cell::new(false),
             aside: Cell::new(false),
         }
     }
@@ -121,7 +124,11 @@ impl Course {
     /// The call was made.
     pub(crate) fn came(&self, to: Stage, stream: &Stream) -> Result<(), EpError> {
         match to {
-            Stage::Dispatched => self.began.set(Some(Self::place(stream)?)),
+            Stage::Dispatched => {
+                let here = Self::place(stream)?;
+                self.recorded.set(self.recorded.get() || here.recording.is_some());
+                self.began.set(Some(here));
+            }
             Stage::Combined if self.aside.get() => {}
             Stage::Combined => {
                 let here = Self::place(stream)?;
@@ -142,10 +149,28 @@ impl Course {
         Ok(ended.is_some_and(|end| end.recording == here.recording && end.stream != here.stream))
     }
 
+    /// Whether the layer before ended on this stream, in the same recording or also in none, and none has begun
+    /// since.
+    pub(crate) fn ended_here(&self, stream: &Stream) -> Result<bool, EpError> {
+        let here = Self::place(stream)?;
+        let ended = self.ended[usize::from(here.recording.is_some())].get();
+        Ok(self.stage.get() == Stage::Combined && ended == Some(here))
+    }
+
     /// Whether a layer is under way whose dispatch was done, or will be, without being replayed.
     pub(crate) fn is_under_way(&self) -> bool {
-        let recorded = self.began.get().is_some_and(|began| began.recording.is_some());
-        self.stage.get() != Stage::Combined && !recorded
+        self.under_way_on().is_some()
+    }
+
+    /// The stream of that layer, by its handle.
+    pub(crate) fn under_way_on(&self) -> Option<u64> {
+        let began = self.began.get().filter(|began| began.recording.is_none());
+        began.filter(|_| self.stage.get() != Stage::Combined).map(|began| began.stream)
+    }
+
+    /// Whether layers, or parts of them, were ever recorded: such a graph may be replayed on any stream.
+    pub(crate) fn has_recorded(&self) -> bool {
+        self.recorded.get()
     }
 
     /// Whether this call does not count.

@@ -2,7 +2,7 @@
 
 use crate::config::{Payload, Shape};
 use crate::fp8;
-use crate::kernels::{Batch, Weights};
+use crate::kernels::{Batch, NOT_ROUTED, Weights};
 use mooncrate_core::rng::Rng;
 
 /// How tokens choose their experts.
@@ -22,11 +22,13 @@ pub enum Routing {
     OneExpert,
     /// All experts of all tokens belong to one rank, as far as it has enough.
     OneRank,
+    /// As many tokens as fit; half of all positions are not routed.
+    Padded,
 }
 
 impl Routing {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Random,
         Self::Full,
         Self::Skewed,
@@ -34,6 +36,7 @@ impl Routing {
         Self::Empty,
         Self::OneExpert,
         Self::OneRank,
+        Self::Padded,
     ];
 }
 
@@ -62,13 +65,17 @@ impl Drawn {
             Routing::SomeEmpty if rng.chance(500) => 0,
             Routing::Random | Routing::Skewed | Routing::SomeEmpty => rng.below(cap + 1),
             Routing::Empty => 0,
-            Routing::Full | Routing::OneExpert | Routing::OneRank => cap,
+            Routing::Full | Routing::OneExpert | Routing::OneRank | Routing::Padded => cap,
         } as u32;
         let mut drawn = Self { tokens, ..Self::default() };
         for _ in 0..tokens {
             let chosen = choose(shape, routing, favourite, &mut rng);
-            drawn.experts.extend(chosen.iter().map(|expert| expert.cast_signed()));
-            drawn.weights.extend(chosen.iter().map(|_| weight(&mut rng)));
+            for expert in chosen {
+                let routed = routing != Routing::Padded || rng.chance(500);
+                drawn.experts.push(if routed { expert.cast_signed() } else { NOT_ROUTED });
+                // What stands beside a position that is not routed is not looked at.
+                drawn.weights.push(if routed { weight(&mut rng) } else { f32::NAN });
+            }
             let elements: Vec<u16> = (0..shape.hidden()).map(|_| element(&mut rng)).collect();
             match shape.payload() {
                 Payload::Bf16 => drawn.x.extend(elements),
@@ -184,7 +191,8 @@ mod tests {
                 let drawn = Drawn::new(&shape, routing, 5, 3, step);
                 assert_eq!(drawn.batch().violation(&shape), Violation::NONE, "{routing:?}");
                 assert!(drawn.x.iter().all(|bits| bf16::to_f32(*bits).is_finite()));
-                assert_eq!(drawn, Drawn::new(&shape, routing, 5, 3, step));
+                let again = Drawn::new(&shape, routing, 5, 3, step);
+                assert_eq!((&drawn.x, &drawn.experts), (&again.x, &again.experts));
                 assert_eq!(drawn.clone().padded(&shape).batch().violation(&shape), Violation::NONE);
             }
         }

@@ -197,7 +197,7 @@ fn violations(stage: &mut HostSeat, group: &mut Group) {
     type Spoil = fn(&mut HostSeat, &mut Drawn);
     let spoil: [(&str, Spoil); 6] = [
         ("expert", |_, drawn| drawn.experts[5] = 32),
-        ("negative", |_, drawn| drawn.experts[6] = -1),
+        ("negative", |_, drawn| drawn.experts[6] = -2),
         ("twice", |_, drawn| drawn.experts[7] = drawn.experts[4]),
         ("weight", |_, drawn| drawn.weights[6] = f32::NAN),
         ("many", |stage, drawn| drawn.tokens = stage.ep.shape().tokens_max() + 1),
@@ -265,7 +265,7 @@ fn wrong_input_is_named_to_all_and_a_reset_brings_everybody_back() {
         ),
         (
             "negative",
-            "rank 2 routes token 1 to expert -1 in place 2: there is none",
+            "rank 2 routes token 1 to expert -2 in place 2: there is none",
             "does not exist",
         ),
         (

@@ -15,7 +15,7 @@ use crate::ep_error::{closed, exception, forked};
 use crate::ep_room::Rooms;
 use crate::fork::{Own, drop_detached};
 use crate::wait::{waiting, waiting_locked};
-use mooncrate_ep::{CudaEp, Ep, EpConfig, EpError, Shape};
+use mooncrate_ep::{CudaEp, Ep, EpConfig, EpError, Replays, Shape, Tuning};
 use mooncrate_gpu::{Gpu, Stream};
 use mooncrate_heap::{Group, GroupSpec, Layout, Part, Ranks};
 use mooncrate_lock::{Mutex, interrupt};
@@ -35,6 +35,8 @@ pub(crate) struct Joining {
     pub(crate) config: EpConfig,
     /// Elements between the products of the experts; `None`: there is no memory for experts here.
     pub(crate) inter: Option<u32>,
+    /// Blocks of the kernels that go over the rows of all ranks; `None`: what was measured to be good.
+    pub(crate) blocks: Option<u32>,
     pub(crate) within: Duration,
 }
 
@@ -57,8 +59,12 @@ impl Joining {
         let side = match gpu {
             None => Side::Host(Box::new(Ep::host(&mut group, config, within)?)),
             Some(gpu) => {
-                let ep = CudaEp::join(&mut group, &gpu, config, within)?;
-                Side::Cuda(Box::new(OnGpu { ep, under_way: None, own: Stream::new(&gpu)?, gpu }))
+                let mut ep = CudaEp::join(&mut group, &gpu, config, within)?;
+                if let Some(blocks) = self.blocks {
+                    ep.tune(Tuning { blocks, ..ep.tuning() })?;
+                }
+                let own = Stream::new(&gpu)?;
+                Side::Cuda(Box::new(OnGpu { ep, under_way: None, shown: None, own, gpu }))
             }
         };
         let rooms = Rooms::new(&shape, *inter, side.gpu())?;
@@ -90,6 +96,8 @@ pub(crate) struct OnGpu {
     pub(crate) ep: CudaEp,
     /// The layer whose dispatch was queued and whose combine was not; copies to the rooms of its batch wait for it.
     pub(crate) under_way: Option<UnderWay>,
+    /// The stream of the last layer, if its result is in the room of this rank: the caller reads it there.
+    pub(crate) shown: Option<u64>,
     /// For what is not done in the caller's stream.
     pub(crate) own: Stream,
     pub(crate) gpu: Gpu,
@@ -97,6 +105,8 @@ pub(crate) struct OnGpu {
 
 /// A layer that was begun.
 pub(crate) struct UnderWay {
+    /// The stream of its dispatch, which lives until the next layer begins.
+    pub(crate) stream: u64,
     /// The recording that its dispatch is part of.
     pub(crate) recording: Option<u64>,
 }
@@ -146,14 +156,22 @@ impl Live {
         }
     }
 
-    /// All ranks begin again.
-    pub(crate) fn reset(&mut self) -> Result<(), EpError> {
+    /// All ranks begin again. With `replays` all graphs that hold layers have ended, or are on that stream.
+    pub(crate) fn reset(&mut self, replays: Option<u64>) -> Result<(), EpError> {
         let Self { side, group, reset_within: within, .. } = self;
         match side {
             Side::Host(ep) => ep.reset(group, *within),
             Side::Cuda(cuda) => {
-                cuda.ep.reset(group, &cuda.own, *within)?;
-                cuda.under_way = None;
+                let plain = cuda.under_way.as_ref().filter(|layer| layer.recording.is_none());
+                let handles = replays.into_iter().chain(plain.map(|layer| layer.stream));
+                // SAFETY: the caller keeps the stream that it names until the call is over, and that of a layer until
+                // the next one begins.
+                let of = |handle| unsafe { Stream::of_others(&cuda.gpu, handle) };
+                let streams: Vec<Stream> = handles.map(of).collect();
+                let streams: Vec<&Stream> = streams.iter().collect();
+                let replays = if replays.is_some() { Replays::Named } else { Replays::Anywhere };
+                cuda.ep.reset(group, &streams, replays, *within)?;
+                (cuda.under_way, cuda.shown) = (None, None);
                 Ok(())
             }
         }

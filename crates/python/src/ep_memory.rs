@@ -21,6 +21,8 @@ unsafe impl Number for u16 {}
 // SAFETY: as above.
 unsafe impl Number for i32 {}
 // SAFETY: as above.
+unsafe impl Number for i64 {}
+// SAFETY: as above.
 unsafe impl Number for u32 {}
 // SAFETY: as above.
 unsafe impl Number for f32 {}

@@ -1,7 +1,7 @@
 //! The methods of `EpRank`: arguments in, one half of a layer or a whole one, the memory of the rank out.
 #![expect(clippy::needless_pass_by_value, reason = "arguments of Python arrive as values")]
 
-use crate::ep::{EpRank, Joining, Live};
+use crate::ep::{EpRank, Joining};
 use crate::ep_memory::{Given, Goal};
 use crate::ep_room::EpView;
 use crate::ep_step::{Products, Sending};
@@ -18,6 +18,9 @@ use std::path::PathBuf;
 type Number = Whole<{ i64::MAX as u64 }>;
 /// The number of a layer.
 type Layer = Whole<{ u16::MAX as u64 }>;
+
+/// Far more than run at once on any GPU.
+const BLOCKS_MAX: u32 = 1 << 16;
 
 /// Refuses experts that the exchange does not have.
 fn check_inter(py: Python<'_>, inter: Option<Number>, payload: Payload) -> PyResult<Option<u32>> {
@@ -38,7 +41,7 @@ fn check_inter(py: Python<'_>, inter: Option<Number>, payload: Payload) -> PyRes
 impl EpRank {
     /// Joins, and returns when all ranks have.
     #[new]
-    #[pyo3(signature = (*, path, rank, world, tokens_max, top_k, hidden, experts, rows_max, payload, inter,
+    #[pyo3(signature = (*, path, rank, world, tokens_max, top_k, hidden, experts, rows_max, payload, inter, blocks,
         backend, device, timeout, first_timeout, join_timeout))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -53,6 +56,7 @@ impl EpRank {
         rows_max: Option<Number>,
         payload: &str,
         inter: Option<Number>,
+        blocks: Option<Word>,
         backend: &str,
         device: Word,
         timeout: f64,
@@ -76,6 +80,12 @@ impl EpRank {
             }
         };
         let inter = check_inter(py, inter, payload)?;
+        let blocks = blocks.map(Word::get);
+        if blocks.is_some_and(|blocks| !(1..=BLOCKS_MAX).contains(&blocks)) {
+            let words =
+                format!("blocks is the number of blocks of a kernel; choose 1 to {BLOCKS_MAX}");
+            return Err(invalid(py, &words));
+        }
         let config = EpConfig {
             world: world.0 as usize,
             tokens_max: tokens_max.0 as usize,
@@ -89,7 +99,7 @@ impl EpRank {
         };
         let within = span(py, "join_timeout", join_timeout)?;
         let rank = rank.0 as usize;
-        Self::join(py, &Joining { path, rank, device, config, inter, within })
+        Self::join(py, &Joining { path, rank, device, config, inter, blocks, within })
     }
 
     #[getter]
@@ -111,7 +121,7 @@ impl EpRank {
     }
 
     /// Sends tokens and has those that came for this rank's experts in `rows` and `counts`.
-    #[pyo3(signature = (x, ids, weights, tokens, *, count, layer, stream))]
+    #[pyo3(signature = (x, ids, weights, tokens, *, wide, count, layer, stream))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn dispatch(
         &self,
@@ -120,12 +130,13 @@ impl EpRank {
         ids: Given,
         weights: Given,
         tokens: Word,
+        wide: bool,
         count: Option<Given>,
         layer: Layer,
         stream: u64,
     ) -> PyResult<()> {
         let (tokens, layer) = (tokens.get(), layer.0 as u16);
-        let sending = Sending { x, ids, weights, tokens, count, layer };
+        let sending = Sending { x, ids, wide, weights, tokens, count, layer };
         self.with(py, |live| live.dispatch(&sending, stream))
     }
 
@@ -137,7 +148,7 @@ impl EpRank {
     }
 
     /// A whole layer with the experts that are here.
-    #[pyo3(signature = (x, ids, weights, tokens, w13, w2, out, *, count, layer, stream))]
+    #[pyo3(signature = (x, ids, weights, tokens, w13, w2, out, *, wide, count, layer, stream))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn forward(
         &self,
@@ -149,12 +160,13 @@ impl EpRank {
         w13: Given,
         w2: Given,
         out: Option<Goal>,
+        wide: bool,
         count: Option<Given>,
         layer: Layer,
         stream: u64,
     ) -> PyResult<()> {
         let (tokens, layer) = (tokens.get(), layer.0 as u16);
-        let sending = Sending { x, ids, weights, tokens, count, layer };
+        let sending = Sending { x, ids, wide, weights, tokens, count, layer };
         let (products, mut out) = (Products { w13, w2 }, out);
         self.with(py, |live| {
             live.check_products(&products)?;
@@ -181,9 +193,9 @@ impl EpRank {
         PyTuple::new(py, gone.iter().map(Rank::number).collect::<Vec<u8>>())
     }
 
-    /// All ranks begin again.
-    fn reset(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, Live::reset)
+    /// All ranks begin again. With `replays` all graphs that hold layers have ended, or are on that stream.
+    fn reset(&self, py: Python<'_>, replays: Option<u64>) -> PyResult<()> {
+        self.with(py, |live| live.reset(replays))
     }
 
     /// How often the group was reset.

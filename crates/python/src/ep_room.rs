@@ -215,7 +215,8 @@ impl Rooms {
             numbers.span().write(&all, &Stream::new(gpu)?)?;
             Ok::<_, EpError>(BatchRooms {
                 x: room(element, &[tokens, width])?,
-                ids: room(Element::I32, &[tokens, top_k])?,
+                // Ids of 64 bits fit, too.
+                ids: room(Element::U8, &[tokens, top_k * 8])?,
                 weights: room(Element::F32, &[tokens, top_k])?,
                 numbers,
             })

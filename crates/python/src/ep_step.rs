@@ -7,12 +7,14 @@ use crate::ep::{Live, OnGpu, Side, UnderWay};
 use crate::ep_memory::{Given, Goal, Number};
 use crate::ep_room::{BatchRooms, ExpertRooms, Rooms};
 use mooncrate_ep::{Batch, CudaBatch, CudaWeights, Ep, EpError, Scratch, Shape, Weights};
-use mooncrate_gpu::{Gpu, Span, Stream};
+use mooncrate_gpu::{Span, Stream};
 
 /// The tokens of a rank.
 pub(crate) struct Sending {
     pub(crate) x: Given,
     pub(crate) ids: Given,
+    /// Whether they are numbers of 64 bits.
+    pub(crate) wide: bool,
     pub(crate) weights: Given,
     /// How many there are; with `count`, how many fit.
     pub(crate) tokens: u32,
@@ -167,12 +169,18 @@ fn dispatch_on_host(ep: &mut Ep, rooms: &Rooms, given: &Sending) -> Result<(), E
             "a count in device memory is for backend=\"cuda\"; give only the tokens that there are";
         return Err(EpError::Shape(text.into()));
     }
-    let batch = Batch {
-        tokens: given.tokens,
-        x: given.x.numbers()?,
-        experts: given.ids.numbers()?,
-        weights: given.weights.numbers()?,
+    let narrowed;
+    let experts = if given.wide {
+        // Beyond 32 bits there is no expert: the nearest number is refused as such.
+        let narrow =
+            |id: &i64| i32::try_from(*id).unwrap_or(if *id < 0 { i32::MIN } else { i32::MAX });
+        narrowed = given.ids.numbers::<i64>()?.iter().map(narrow).collect::<Vec<i32>>();
+        &narrowed[..]
+    } else {
+        given.ids.numbers()?
     };
+    let (x, weights) = (given.x.numbers()?, given.weights.numbers()?);
+    let batch = Batch { tokens: given.tokens, x, experts, weights };
     ep.dispatch(given.layer, &batch)?;
     ep.await_rows()?;
     // SAFETY: the room outlives the call. An array of the caller over it was read above, and is not any more.
@@ -197,33 +205,42 @@ fn dispatch_on_gpu(
     if cuda.under_way.as_ref().is_some_and(|layer| !ended(layer)) {
         return Err(EpError::Order { called: "dispatch", before: "pack" });
     }
+    if let Some(handle) = cuda.shown
+        && handle != stream.raw()
+    {
+        // The result of the layer before is in a room of this rank, and what reads it was queued behind that layer.
+        cuda.ep.extend(&queue(cuda, handle))?;
+    }
     let own = rooms.batch.as_ref().expect("a rank on a GPU has them");
-    let batch = device_batch(own, shape, given, &cuda.gpu, &stream)?;
+    let batch = device_batch(own, shape, given, cuda, &stream)?;
     cuda.ep.dispatch(&stream, given.layer, &batch)?;
-    cuda.under_way = Some(UnderWay { recording });
+    cuda.shown = None;
+    cuda.under_way = Some(UnderWay { stream: stream.raw(), recording });
     cuda.ep.await_rows(&stream)?;
     cuda.ep.pack(&stream, rooms.rows.span(), rooms.counts.span())
 }
 
 /// The batch where it is, if it has room for as many tokens as fit, because kernels read all of it; otherwise a
-/// copy in memory of this rank.
+/// copy in memory of this rank, made after the layer before, which may still have to read its own there.
 fn device_batch<'a>(
     own: &'a BatchRooms,
     shape: &Shape,
     given: &Sending,
-    gpu: &'a Gpu,
+    cuda: &'a OnGpu,
     stream: &Stream,
 ) -> Result<CudaBatch<'a>, EpError> {
+    let gpu = &cuda.gpu;
     let (x, experts) = (given.x.span(gpu)?, given.ids.span(gpu)?);
     let weights = given.weights.span(gpu)?;
-    let (tokens, routes) = (u64::from(given.tokens), u64::from(shape.top_k()) * 4);
+    let (tokens, routes) = (u64::from(given.tokens), u64::from(shape.top_k()));
+    let (wide, id) = (given.wide, if given.wide { 8 } else { 4 });
     exactly("x", x.len(), tokens * shape.token_bytes())?;
-    exactly("topk_ids", experts.len(), tokens * routes)?;
-    exactly("topk_weights", weights.len(), tokens * routes)?;
+    exactly("topk_ids", experts.len(), tokens * routes * id)?;
+    exactly("topk_weights", weights.len(), tokens * routes * 4)?;
     let count = given.count.as_ref().map(|count| count.span(gpu)).transpose()?;
     if given.tokens == shape.tokens_max() && x.address().is_multiple_of(16) {
         let tokens = count.map_or_else(|| own.number(given.tokens), Ok)?;
-        return Ok(CudaBatch { tokens, x, experts, weights });
+        return Ok(CudaBatch { tokens, x, experts, wide, weights });
     }
     if let Some(count) = count {
         let most = shape.tokens_max();
@@ -234,13 +251,14 @@ fn device_batch<'a>(
         );
         return Err(EpError::Shape(text));
     }
+    cuda.ep.follow(stream)?;
     for (to, from) in [(&own.x, x), (&own.ids, experts), (&own.weights, weights)] {
         if !from.is_empty() {
             to.span().copy_from(from, stream)?;
         }
     }
     let (x, experts, weights) = (own.x.span(), own.ids.span(), own.weights.span());
-    Ok(CudaBatch { tokens: own.number(given.tokens)?, x, experts, weights })
+    Ok(CudaBatch { tokens: own.number(given.tokens)?, x, experts, wide, weights })
 }
 
 fn combine_on_host(
@@ -290,11 +308,13 @@ fn combine_on_gpu(
     cuda.ep.await_results(&stream)?;
     cuda.ep.combine(&stream, direct.unwrap_or_else(|| rooms.out.span()))?;
     cuda.under_way = None;
+    cuda.shown = out.is_none().then(|| stream.raw());
     match (out, direct) {
         (Some(out), None) if needed > 0 => {
             out.copy_from(rooms.out.span().part(0..needed)?, &stream)?;
+            // The next layer, which may be on another stream, overwrites the room.
+            cuda.ep.extend(&stream)
         }
-        _ => {}
+        _ => Ok(()),
     }
-    Ok(())
 }

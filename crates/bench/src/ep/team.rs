@@ -8,7 +8,7 @@ use mooncrate_ep::barrier::Fault;
 use mooncrate_ep::heaps::Heaps;
 use mooncrate_ep::seat::{CudaSeat, HostSeat, Replay};
 use mooncrate_ep::workload::{Drawn, Routing};
-use mooncrate_ep::{CudaEp, Ep, EpConfig, EpError, EpKernels, EpLayout, Shape};
+use mooncrate_ep::{CudaEp, Ep, EpConfig, EpError, EpKernels, EpLayout, Replays, Shape};
 use mooncrate_gpu::{Gpu, Stream};
 use mooncrate_heap::{Group, GroupSpec, Heap, Watch};
 use std::rc::Rc;
@@ -126,7 +126,9 @@ impl Team {
             for seat in &mut self.seats {
                 match seat {
                     Seat::Host(seat) => seat.ep.reset(group, WITHIN)?,
-                    Seat::Cuda(seat) => seat.ep.reset(group, &seat.stream, WITHIN)?,
+                    Seat::Cuda(seat) => {
+                        seat.ep.reset(group, &[&seat.stream], Replays::Anywhere, WITHIN)?;
+                    }
                 }
             }
             return Ok(());

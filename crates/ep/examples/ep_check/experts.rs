@@ -74,7 +74,7 @@ pub(crate) fn figures(
         of,
         bytes,
         time,
-        plain: None,
+        floor: None,
         goal,
     };
     Ok(vec![

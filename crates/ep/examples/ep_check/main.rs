@@ -1,4 +1,5 @@
-//! `mooncrate-ep-check`: how fast an exchange of eight ranks is on one GPU, beside plain copies of the same bytes.
+//! `mooncrate-ep-check`: how fast an exchange of eight ranks is on one GPU, beside its floor: the same bytes
+//! at the rate of a large copy, and two barriers.
 //!
 //! `./dev gpu` runs it after the tests. All ranks share one GPU here, each with a stream of its own: what crosses
 //! no link is not a figure of a link. Figures come from graphs of at least 60 rounds with all ranks inside: three

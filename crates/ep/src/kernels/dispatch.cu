@@ -11,9 +11,17 @@ struct Route {
     float weight[TOP_K_MAX];
 };
 
+// Ids of 64 bits that no 32 hold are no experts either: the nearest one of 32 bits is named.
+__device__ __forceinline__ int narrowed(long long id) {
+    return id > 0x7fffffffll ? 0x7fffffff : id < -0x80000000ll ? -0x7fffffff - 1 : int(id);
+}
+
 // What is wrong with one position of a route. The lowest position of the lowest token counts, as in the oracle.
 __device__ __forceinline__ u64 judge_position(const Step& step, const int* chosen, float weight, u32 token, u32 k) {
     const u32 expert = u32(chosen[k]), bits = __float_as_uint(weight);
+    if (chosen[k] == NOT_ROUTED) {
+        return NO_VIOLATION;
+    }
     if (expert >= step.local_experts * step.ranks) {
         return violation_of(BAD_EXPERT, token, k, expert);
     }
@@ -49,11 +57,11 @@ __device__ __forceinline__ uint4 meta_piece(const Step& step, const Route& route
 
 } // namespace ep
 
-// A block, or `parts` of them, for each of `tokens_max` tokens. `tokens` says how many there are. With `again` a phase may
-// be signalled twice: that is for figures of this kernel alone.
+// A block, or `parts` of them, for each of `tokens_max` tokens. `tokens` says how many there are. With `wide` the experts
+// are numbers of 64 bits. With `again` a phase may be signalled twice: that is for figures of this kernel alone.
 extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, const uint4* x,
                                        const int* experts, const float* weights, const unsigned* tokens,
-                                       unsigned again) {
+                                       unsigned wide, unsigned again) {
     using namespace ep;
     __shared__ Route route;
     __shared__ u64 shared_bad;
@@ -64,11 +72,12 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
     const u32 phase = start.phase, slot = step.me * step.tokens_max + token;
     const u32 given = __ldcg(tokens);
     const u32 k = threadIdx.x;
-    int expert = -1;
+    int expert = NOT_ROUTED;
     float weight = 0;
     if (k < step.top_k) {
-        expert = __ldcg(experts + u64(token) * step.top_k + k);
-        weight = __ldcg(weights + u64(token) * step.top_k + k);
+        const u64 at = u64(token) * step.top_k + k;
+        expert = wide != 0 ? narrowed(__ldcg(reinterpret_cast<const long long*>(experts) + at)) : __ldcg(experts + at);
+        weight = __ldcg(weights + at);
     }
     // Rows after the last token are memory of the caller as well, so the first pieces may be asked for.
     const uint4* source = x + u64(token) * step.token_pieces;
@@ -99,10 +108,10 @@ extern "C" __global__ void ep_dispatch(const __grid_constant__ ep::Step step, co
     __syncthreads();
     if (token < live && k < step.top_k) {
         const u64 bad = judge_position(step, route.expert, weight, token, k);
-        if (bad == NO_VIOLATION) {
-            atomicOr(&shared_mask, 1u << rank);
-        } else {
+        if (bad != NO_VIOLATION) {
             atomicMin(&shared_bad, bad);
+        } else if (expert != NOT_ROUTED) {
+            atomicOr(&shared_mask, 1u << rank);
         }
     }
     __syncthreads();

@@ -7,6 +7,10 @@ use crate::heaps::Heaps;
 use crate::layout::{EpLayout, row};
 use mooncrate_heap::{Rank, Ranks};
 
+/// In the place of an expert: the token goes nowhere for this position, whatever its weight says. Engines pad routes
+/// with it.
+pub const NOT_ROUTED: i32 = -1;
+
 /// The tokens of a rank in a step. Rows after the last token are not looked at.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
@@ -14,7 +18,7 @@ pub struct Batch<'a> {
     pub tokens: u32,
     /// `[tokens, token_words]`: the bits of bf16, or rows of fp8 as pairs of bytes.
     pub x: &'a [u16],
-    /// `[tokens, top_k]`: experts of each token, counted over all ranks.
+    /// `[tokens, top_k]`: experts of each token, counted over all ranks, or [`NOT_ROUTED`].
     pub experts: &'a [i32],
     /// `[tokens, top_k]`: their weights.
     pub weights: &'a [f32],
@@ -33,6 +37,9 @@ impl Batch<'_> {
     fn violation_of(&self, shape: &Shape, token: u32) -> Violation {
         let (experts, weights) = self.route(shape, token);
         for (k, (expert, weight)) in (0..).zip(experts.iter().zip(weights)) {
+            if *expert == NOT_ROUTED {
+                continue;
+            }
             if !(0..shape.experts().cast_signed()).contains(expert) {
                 return Violation::new(Kind::BadExpert, token, k, expert.cast_unsigned());
             }
@@ -114,6 +121,7 @@ fn meta_row(
     bytes[row::EXPERTS..row::WEIGHTS].fill(0xff);
     let (local, mut count) = (shape.local_experts(), 0u32);
     for (k, (expert, weight)) in experts.iter().zip(weights).enumerate() {
+        // One that is not routed is beyond all ranks as an unsigned number.
         let expert = expert.cast_unsigned();
         if expert / local == target {
             let at = row::EXPERTS + 2 * k;

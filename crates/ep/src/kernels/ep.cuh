@@ -54,8 +54,11 @@ constexpr u32 TIMEOUT = 1, LOST = 2, DESYNC = 3, STALE_ROW = 4, TOO_MANY_TOKENS 
 __device__ __forceinline__ u32 known(u32 kind) { return kind >= TIMEOUT && kind <= BAD_PLACE ? kind : LEFT; }
 // `barrier::Op`.
 constexpr u32 DISPATCH = 1, RETURN = 2;
-// In the host's word of aborts, after a bit for each rank: this rank gives its communicator up.
-constexpr u32 LEAVES = 1u << 8;
+// `dispatch_oracle::NOT_ROUTED`. As an unsigned number it belongs to no rank.
+constexpr int NOT_ROUTED = -1;
+// In the host's word of aborts, after a bit for each rank: this rank gives its communicator up; the caller was
+// interrupted, so the time of waits is over.
+constexpr u32 LEAVES = 1u << 8, OVER = 1u << 9;
 
 __device__ __forceinline__ u8* place(const Step& step, u32 rank, u64 offset) {
     u8* at = reinterpret_cast<u8*>(step.bases[rank] + offset);

@@ -125,30 +125,42 @@ mod tests {
     /// Against f64: only the roundings to bf16 and those of the sums remain.
     #[test]
     fn experts_are_right_within_bf16() {
+        are_right_within_bf16(2, 48, 40, 0.3);
+    }
+
+    /// The same at the shape of DeepSeek-V3, where sums have thousands of terms.
+    #[test]
+    fn large_experts_are_right_within_bf16() {
+        are_right_within_bf16(1, 7168, 2048, 0.02);
+    }
+
+    /// So many experts of a rank, with weights up to `scale`.
+    fn are_right_within_bf16(local: usize, hidden: usize, inter: usize, scale: f32) {
         let config = EpConfig {
             world: 2,
-            hidden: 48,
-            experts: 4,
-            top_k: 2,
+            hidden,
+            experts: 2 * local,
+            top_k: local,
             tokens_max: 3,
             ..EpConfig::default()
         };
-        let (shape, inter) = (config.shape().unwrap(), 40usize);
-        let (hidden, rows) = (shape.hidden() as usize, shape.rows_max() as usize);
+        let shape = config.shape().unwrap();
+        let rows = shape.rows_max() as usize;
         let mut rng = Rng::new(5);
         #[expect(clippy::cast_precision_loss, reason = "a number of 16 bits")]
         let mut draw = |count: usize, scale: f32| -> Vec<u16> {
             let one = |rng: &mut Rng| (rng.below(1 << 16) as f32 / 32_768.0 - 1.0) * scale;
             (0..count).map(|_| bf16::from_f32(one(&mut rng))).collect()
         };
-        let (w13, w2) = (draw(2 * 2 * inter * hidden, 0.3), draw(2 * hidden * inter, 0.3));
-        let x = draw(2 * rows * hidden, 1.0);
+        let matrices = local * inter * hidden;
+        let (w13, w2) = (draw(2 * matrices, scale), draw(matrices, scale));
+        let x = draw(local * rows * hidden, 1.0);
         let weights = Weights { inter: inter as u32, w13: &w13, w2: &w2 };
-        let (mut act, mut y) = (vec![7; 2 * rows * inter], vec![7; 2 * rows * hidden]);
-        experts_oracle(&shape, &weights, &x, &[2, 3], &mut act, &mut y);
+        let (mut act, mut y) = (vec![7; local * rows * inter], vec![7; local * rows * hidden]);
+        experts_oracle(&shape, &weights, &x, &[2, 3][..local], &mut act, &mut y);
         let f = |bits: &u16| f64::from(bf16::to_f32(*bits));
         let dot = |w: &[u16], x: &[f64]| w.iter().zip(x).map(|(w, x)| f(w) * x).sum::<f64>();
-        for (expert, row) in [(0, 0), (0, 1), (1, 0), (1, 2)] {
+        for (expert, row) in [(0, 0), (0, 1), (1, 0), (1, 2)].into_iter().take(2 * local) {
             let at = expert * rows + row;
             let token: Vec<f64> = x[at * hidden..][..hidden].iter().map(f).collect();
             let between: Vec<f64> = (0..inter)
@@ -162,7 +174,8 @@ mod tests {
             for h in 0..hidden {
                 let right = dot(&w2[(expert * hidden + h) * inter..][..inter], &between);
                 let error = (f(&y[at * hidden + h]) - right).abs();
-                assert!(error < 0.01 * (right.abs() + 0.3 * size), "{right}: {error}");
+                let most = 0.01 * (right.abs() + f64::from(scale) * size);
+                assert!(error < most, "{right}: {error}");
             }
         }
         assert!(y[2 * hidden..3 * hidden].iter().all(|bits| *bits == 7), "a row without a token");

@@ -107,6 +107,8 @@ pub(crate) struct RawBatch {
     pub(crate) experts: u64,
     pub(crate) weights: u64,
     pub(crate) tokens: u64,
+    /// Whether experts are numbers of 64 bits.
+    pub(crate) wide: bool,
     /// A dispatch that does not count: its phase may have been signalled.
     pub(crate) again: bool,
 }
@@ -117,15 +119,29 @@ pub struct Tuning {
     /// Blocks that share a row in `dispatch`, `give_back` and `combine`.
     pub parts: u32,
     /// Most blocks of `pack` and of `give_back`, which go over the rows of all ranks. More than run at once only start
-    /// later. Ranks that share a GPU are fastest with their share of its blocks each.
+    /// later: ranks that share a GPU are fastest with their share of its blocks each ([`Tuning::shared`]).
     pub blocks: u32,
     /// Kernels may start while the one before them ends (programmatic dependent launch).
     pub early: bool,
 }
 
+/// Blocks of `pack` and `give_back` that the ranks of a GPU have together for each of its multiprocessors: with eight
+/// ranks on an H200, 4 to 8 of them are within 2 % of each other, and 32 take half as long again (`docs/bench/ep.md`).
+const BLOCKS_PER_SM: u32 = 6;
+
+impl Tuning {
+    /// What was fastest for so many ranks on a GPU with so many multiprocessors.
+    #[must_use]
+    pub fn shared(sm_count: u32, ranks: u32) -> Self {
+        let blocks = (BLOCKS_PER_SM * sm_count / ranks.max(1)).max(1);
+        Self { parts: 2, blocks, early: true }
+    }
+}
+
 impl Default for Tuning {
+    /// For eight ranks that share an H200.
     fn default() -> Self {
-        Self { parts: 2, blocks: 528, early: true }
+        Self::shared(132, 8)
     }
 }
 
@@ -179,14 +195,15 @@ impl EpKernels {
         batch: RawBatch,
     ) -> Result<(), GpuError> {
         let step = step.with(tag, tuning.parts);
-        let RawBatch { x, experts, weights, tokens, again } = &batch;
-        let again = u32::from(*again);
+        let RawBatch { x, experts, weights, tokens, .. } = &batch;
+        let (wide, again) = (u32::from(batch.wide), u32::from(batch.again));
         let params = [
             (&step).into(),
             x.into(),
             experts.into(),
             weights.into(),
             tokens.into(),
+            (&wide).into(),
             (&again).into(),
         ];
         let launch = rows(&step, step.token_pieces, step.tokens_max * step.parts, tuning);

@@ -32,7 +32,7 @@ mod pack_oracle;
 mod wait_oracle;
 
 pub use combine_oracle::combine_oracle;
-pub use dispatch_oracle::{Batch, dispatch_oracle};
+pub use dispatch_oracle::{Batch, NOT_ROUTED, dispatch_oracle};
 pub use experts_oracle::{Weights, expert_oracle, experts_oracle};
 pub use give_back_oracle::give_back_oracle;
 pub use launch::{EpKernels, Tuning};

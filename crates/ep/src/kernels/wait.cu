@@ -63,7 +63,7 @@ __device__ __forceinline__ u32 decide(const Step& step, u64 word, u32 seen, u32 
         return PASS;
     }
     const u32 gone = told & missing;
-    if (gone != 0 || late || (told & LEAVES) != 0) {
+    if (gone != 0 || late || (told & (LEAVES | OVER)) != 0) {
         const u32 kind = (told & LEAVES) != 0 ? LEFT : gone != 0 ? LOST : TIMEOUT;
         const u32 ranks = kind == LEFT ? 1u << step.me : kind == LOST ? gone : missing;
         if (may_fail(step) && lane == 0) {

@@ -16,7 +16,7 @@ use mooncrate_core::rng::Rng;
 use mooncrate_ep::barrier::{Cause, Fault, Kind, Look, Op, Signal, Tag, give_up};
 use mooncrate_ep::heaps::Heaps;
 use mooncrate_ep::kernels::{
-    expert_oracle, experts_oracle, fail, failed, look_oracle, next_phase, pass,
+    dispatch_oracle, expert_oracle, experts_oracle, fail, failed, look_oracle, next_phase, pass,
 };
 use mooncrate_ep::layout::ctl;
 use mooncrate_ep::oracle::dense_of;
@@ -107,6 +107,49 @@ fn failed_steps_are_those_of_the_oracle() {
         assert!(rig.said()[0].as_ref().unwrap().contains("found by rank 2, heard from rank"));
         rig.clear(epoch);
         rig.layer(9, &rig.draw(Routing::Full, 50 + epoch));
+    }
+}
+
+/// Ids of 64 bits: the heaps are those of the same ids in 32, and what no 32 bits hold is no expert.
+#[test]
+fn experts_of_64_bits_are_those_of_32() {
+    let Some(rig) = Rig::new("experts_of_64_bits", &small(3)) else { return };
+    let tag = Tag::new(3, Op::Dispatch, rig.shape.hash());
+    let cases = [
+        (Routing::Full, 0),
+        (Routing::Padded, 0),
+        (Routing::Full, 1 << 32),
+        (Routing::Full, -1 << 40),
+    ];
+    for (epoch, (routing, beyond)) in (1..).zip(cases) {
+        let mut drawn: Vec<Drawn> =
+            rig.draw(routing, epoch).into_iter().map(|drawn| drawn.padded(&rig.shape)).collect();
+        rig.upload(&drawn);
+        let copies = rig.copies();
+        let wide = |rank: usize, drawn: &Drawn| {
+            let mut ids: Vec<i64> = drawn.experts.iter().map(|id| i64::from(*id)).collect();
+            ids[4] += if rank == 1 { beyond } else { 0 };
+            let room = DeviceBuffer::new(&rig.gpu, ids.len() as u64 * 8).unwrap();
+            room.span().write(&bytes_of(&ids, i64::to_le_bytes), &rig.stream).unwrap();
+            room
+        };
+        let ids: Vec<DeviceBuffer> =
+            drawn.iter().enumerate().map(|(rank, drawn)| wide(rank, drawn)).collect();
+        for (seat, ids) in rig.seats.iter().zip(&ids) {
+            let short = CudaBatch { wide: true, ..seat.batch() };
+            let refused = seat.ep.dispatch(&rig.stream, 3, &short).unwrap_err().to_string();
+            assert!(refused.starts_with("the experts: 120 bytes are needed"), "{refused}");
+            let batch = CudaBatch { experts: ids.span(), wide: true, ..seat.batch() };
+            seat.ep.dispatch(&rig.stream, 3, &batch).unwrap();
+        }
+        if beyond != 0 {
+            drawn[1].experts[4] = if beyond > 0 { i32::MAX } else { i32::MIN };
+        }
+        for (rank, drawn) in drawn.iter().enumerate() {
+            dispatch_oracle(&copies, &rig.layout(), rig.rank(rank), tag, &drawn.batch());
+        }
+        rig.compare(copies, "dispatch of wide ids");
+        rig.clear(epoch);
     }
 }
 

@@ -305,6 +305,7 @@ impl Seat {
             tokens: self.tokens.span(),
             x: self.x.span(),
             experts: self.experts.span(),
+            wide: false,
             weights: self.weights.span(),
         }
     }

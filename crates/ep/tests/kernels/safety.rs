@@ -10,9 +10,10 @@ use mooncrate_ep::kernels::{
 };
 use mooncrate_ep::layout::{ctl, row};
 use mooncrate_ep::workload::{Drawn, DrawnWeights, Routing};
-use mooncrate_ep::{CudaBatch, CudaWeights, EpConfig, EpError, Packed, Scratch, Tuning};
+use mooncrate_ep::{CudaBatch, CudaWeights, EpConfig, EpError, Packed, Replays, Scratch, Tuning};
 use mooncrate_gpu::{DeviceBuffer, Event, Graph, Stream};
 use mooncrate_heap::{Group, GroupSpec, Ranks};
+use mooncrate_lock::interrupt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -498,6 +499,7 @@ fn close_tells_how_the_last_layers_ended() {
             tokens: tokens.span(),
             x: x.span(),
             experts: experts.span(),
+            wide: false,
             weights: weights.span(),
         };
         // A whole layer, to which rank 1 never comes. It has not begun when the rank closes.
@@ -619,11 +621,42 @@ fn a_reset_waits_for_all_streams() {
         });
         let mut group = Group::join(&spec(0)).unwrap();
         begun.store(true, Ordering::SeqCst);
-        rig.seats[0].ep.reset(&mut group, &rig.stream, within).unwrap();
+        let replays = Replays::Named;
+        rig.seats[0].ep.reset(&mut group, &[&rig.stream], replays, within).unwrap();
         assert!(released.load(Ordering::SeqCst), "a kernel of before the reset comes after it");
     });
     rig.seats[1].ep.clear(&rig.stream, 1).unwrap();
     rig.layer(1, &rig.draw(Routing::Full, 1));
+}
+
+/// Ctrl-C while ranks that are alive are waited for: the time of the wait is over, and nobody has ended.
+#[test]
+fn an_interrupted_wait_calls_no_live_rank_ended() {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    let long = Duration::from_mins(10);
+    let config = EpConfig { timeout: long, first_timeout: long, ..small(3) };
+    let Some(rig) = Rig::new("interrupted", &config) else { return };
+    if !emulator::needed("interrupted", &rig.stream) {
+        return;
+    }
+    rig.upload(&rig.draw(Routing::Full, 0));
+    let (seat, held) = (&rig.seats[0], rig.seats[0].stream.raw());
+    emulator::hold(held, true);
+    seat.ep.dispatch(&seat.stream, 5, &seat.batch()).unwrap();
+    seat.ep.await_rows(&seat.stream).unwrap();
+    let (finished, interrupted) = std::thread::scope(|threads| {
+        threads.spawn(|| {
+            until(|| ASKED.load(Ordering::SeqCst));
+            emulator::hold(held, false);
+        });
+        let hook = |_| {
+            ASKED.store(true, Ordering::SeqCst);
+            true
+        };
+        interrupt::under(hook, || seat.ep.finish(&seat.stream))
+    });
+    let said = finished.unwrap_err().to_string();
+    assert!(interrupted && said.contains("ranks 1, 2 did not come"), "{said}");
 }
 
 /// Rows keep no stamp over a reset: phases begin anew, and a row of before could pass for one of now.

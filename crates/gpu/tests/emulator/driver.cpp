@@ -208,6 +208,8 @@ struct Queued {
 // a recording queue is kept, and done, in the order of the calls.
 struct Stream {
     bool recording = false, held = false;
+    // Whether it has waited for an event: once that is passed, it runs ahead of all others.
+    bool waited = false;
     // Which recording it is, or was.
     unsigned long long number = 0;
     // How it was begun and by which thread, and whether a forbidden call has ended it.
@@ -262,23 +264,36 @@ static Stream* real(Stream* stream) {
     return streams.insert(found), found;
 }
 
-// Does what can be done in all streams. The caller holds the lock.
+// Whether the next step of a stream can be done now.
+static bool can_go(Stream* stream) {
+    if (stream->held || stream->pending.empty()) {
+        return false;
+    }
+    const Queued& step = stream->pending.front();
+    const bool waits = step.after && step.after->passed < step.number;
+    stream->waited |= waits;
+    return !waits;
+}
+
+// Does what can be done in all streams, in the order that is worst for who relies on more than events: a stream that
+// has waited for one overtakes whatever stands behind that event in its own stream. The caller holds the lock.
 static void go_ahead() {
-    for (bool more = true; more;) {
-        more = false;
+    for (;;) {
+        Stream* next = nullptr;
         for (Stream* stream : streams) {
-            while (!stream->held && !stream->pending.empty()) {
-                const Queued step = stream->pending.front();
-                if (step.after && step.after->passed < step.number) {
-                    break;
-                }
-                stream->pending.pop_front();
-                if (step.work) {
-                    step.work();
-                }
-                more = true;
+            if (can_go(stream) && (!next || (stream->waited && !next->waited))) {
+                next = stream;
             }
         }
+        if (!next) {
+            return;
+        }
+        const Queued step = next->pending.front();
+        next->pending.pop_front();
+        if (step.work) {
+            step.work();
+        }
+        next->waited &= !next->pending.empty();
     }
 }
 

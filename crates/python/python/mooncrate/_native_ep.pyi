@@ -59,6 +59,7 @@ class EpRank:
         rows_max: int | None,
         payload: str,
         inter: int | None,
+        blocks: int | None,
         backend: str,
         device: int,
         timeout: float,
@@ -76,6 +77,7 @@ class EpRank:
         weights: _Memory,
         tokens: int,
         *,
+        wide: bool,
         count: _Memory | None,
         layer: int,
         stream: int,
@@ -91,6 +93,7 @@ class EpRank:
         w2: _Memory,
         out: _Memory | None,
         *,
+        wide: bool,
         count: _Memory | None,
         layer: int,
         stream: int,
@@ -98,6 +101,6 @@ class EpRank:
     def check(self) -> None: ...
     def finish(self, streams: list[int]) -> None: ...
     def notice(self) -> tuple[int, ...]: ...
-    def reset(self) -> None: ...
+    def reset(self, replays: int | None) -> None: ...
     def epoch(self) -> int: ...
     def close(self, together: bool = True) -> None: ...

@@ -4,7 +4,8 @@
 
     # In each process of a torchrun, after torch.distributed.init_process_group():
     with Communicator(hidden=7168, experts=256, top_k=8, tokens_max=32) as ep:
-        rows, counts = ep.dispatch(x, topk_ids, topk_weights)     # [local_experts, rows_max, hidden], [local_experts]
+        # rows [local_experts, rows_max, hidden], counts [local_experts]
+        rows, counts = ep.dispatch(x, topk_ids, topk_weights, layer=layer)
         y = my_grouped_gemm(rows, counts)                         # the same layout, bf16
         out = ep.combine(y)                                       # [tokens, hidden]
 
@@ -33,12 +34,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Closed", "Communicator", "EpView", "Invalid", "Received", "Unavailable"]
 
-# What other names each element type has: of NumPy, which has no bf16; of a `__cuda_array_interface__`; of DLPack.
-NUMPY = {"bfloat16": ("bfloat16", "uint16", "void16"), "uint8": ("uint8",)}
+# Ids of experts are either.
+IDS = "int32 or int64"
+# What other names each element type has: of torch; of NumPy, which has no bf16; of a `__cuda_array_interface__`; of
+# DLPack.
+TORCH = {IDS: ("int32", "int64")}
+NUMPY = {"bfloat16": ("bfloat16", "uint16", "void16"), "uint8": ("uint8",), IDS: ("int32", "int64")}
 TYPESTR = {
-    "bfloat16": ("<u2", "<V2", "|V2"), "uint8": ("|u1",), "int32": ("<i4",), "float32": ("<f4",),
+    "bfloat16": ("<u2", "<V2", "|V2"), "uint8": ("|u1",), "int32": ("<i4",), IDS: ("<i4", "<i8"), "float32": ("<f4",),
 }  # fmt: skip
-DLPACK = {"bfloat16": [(4, 16, 1), (1, 16, 1)], "uint8": [(1, 8, 1)], "int32": [(0, 32, 1)], "float32": [(2, 32, 1)]}
+DLPACK = {
+    "bfloat16": [(4, 16, 1), (1, 16, 1)], "uint8": [(1, 8, 1)], "int32": [(0, 32, 1)], IDS: [(0, 32, 1), (0, 64, 1)],
+    "float32": [(2, 32, 1)],
+}  # fmt: skip
 
 
 class Received(NamedTuple):
@@ -63,12 +71,19 @@ class Array(NamedTuple):
     # Whatever keeps the memory during the call.
     owner: Any = None
 
+    @property
+    def nbytes(self) -> int:
+        size: int = self.memory[1] if isinstance(self.memory, tuple) else self.memory.nbytes
+        return size
+
 
 class Batch(NamedTuple):
     """The arguments of a dispatch."""
 
     x: Array
     ids: Array
+    # Whether they are int64.
+    wide: bool
     weights: Array
     # Device memory that says how many tokens count, or None.
     count: Any
@@ -86,6 +101,8 @@ class Communicator:
     rows_max: rows that one expert has room for; otherwise as many as can come.
     payload: "bf16", or "fp8": tokens of `token_bytes` bytes, `[hidden]` e4m3, `[hidden / 128]` f32 scales, zeros.
     inter: elements between the two products of an expert: makes room for `moe_forward`.
+    blocks: on a GPU, most blocks of the kernels that go over the rows of all ranks; otherwise six for each
+        multiprocessor, shared by the ranks that this GPU has. Results do not depend on it.
     rank, world: who this is, of how many (2 to 8). Where torch.distributed is initialised they are its own;
         otherwise given, or from the environment (RANK, WORLD_SIZE).
     path: a Unix socket where the ranks meet, in a folder that only they may write to; rank 0 makes it. With
@@ -106,6 +123,7 @@ class Communicator:
         rows_max: int | None = None,
         payload: Literal["bf16", "fp8"] = "bf16",
         inter: int | None = None,
+        blocks: int | None = None,
         rank: int | None = None,
         world: int | None = None,
         path: "str | PathLike[str] | None" = None,
@@ -124,8 +142,8 @@ class Communicator:
         try:
             self._native = EpRank(
                 path=path, rank=self._rank, world=self._world, tokens_max=tokens_max, top_k=top_k, hidden=hidden,
-                experts=experts, rows_max=rows_max, payload=payload, inter=inter, backend=backend, device=device,
-                timeout=timeout, first_timeout=first_timeout, join_timeout=join_timeout,
+                experts=experts, rows_max=rows_max, payload=payload, inter=inter, blocks=blocks, backend=backend,
+                device=device, timeout=timeout, first_timeout=first_timeout, join_timeout=join_timeout,
             )  # fmt: skip
         except BaseException:
             self._tidy()
@@ -151,18 +169,19 @@ class Communicator:
         topk_ids: Any,
         topk_weights: Any,
         *,
+        layer: int,
         tokens: Any = None,
-        layer: int = 0,
         stream: Any = None,
     ) -> Received:
         """Sends the tokens of this rank to the ranks of their experts, and gives those that came here.
 
         x: `[tokens, hidden]` of bf16 (of NumPy, ml_dtypes' bfloat16 or uint16, the bits), or `[tokens, token_bytes]`
-            of uint8 for fp8. topk_ids: `[tokens, top_k]` of int32. topk_weights: the same of float32. All of them
-            contiguous, in the memory of the backend.
+            of uint8 for fp8. topk_ids: `[tokens, top_k]` of int32 or int64; -1: not routed, and its weight is not
+            read. topk_weights: the same of float32. All of them contiguous, in the memory of the backend.
+        layer: which layer of the model this is, 0 to 65,535. Ranks that come to different layers fail, on all
+            ranks, instead of mixing their tokens; so name each one.
         tokens: on a GPU, an int32 tensor of one element that says how many of `tokens_max` rows count: it is read
             when the work runs, so a graph can be replayed with any number.
-        layer: 0 to 65,535; ranks that come to different layers are told.
         stream: a handle, or a stream of torch or CuPy; otherwise torch's current one for tensors of torch, the one
             that an array names, or the default stream. It lives until the next layer begins.
 
@@ -171,7 +190,7 @@ class Communicator:
         batch = self._batch(x, topk_ids, topk_weights, tokens, stream)
         self._native.dispatch(
             batch.x.memory, batch.ids.memory, batch.weights.memory, batch.tokens,
-            count=batch.count, layer=layer, stream=batch.stream,
+            wide=batch.wide, count=batch.count, layer=layer, stream=batch.stream,
         )  # fmt: skip
         self._sent = batch.tokens
         self._began, self._keeps = batch.stream, stream
@@ -184,7 +203,8 @@ class Communicator:
 
         y: `[local_experts, rows_max, hidden]` of bf16; rows after the counts are not read. `rows` itself may be it.
         out: `[tokens, hidden]`, or `[tokens_max, hidden]`, of bf16: the result is there. Otherwise it is in memory of
-            the communicator, which the next layer overwrites; for neither torch nor NumPy with `tokens_max` rows.
+            the communicator, which the next layer overwrites, on another stream after what was queued on this one
+            until its dispatch; for neither torch nor NumPy with `tokens_max` rows.
         stream: that of the dispatch, also where neither it nor an array names one.
         """
         if self._sent is None:
@@ -207,13 +227,14 @@ class Communicator:
         w13: Any,
         w2: Any,
         *,
+        layer: int,
         out: Any = None,
         tokens: Any = None,
-        layer: int = 0,
         stream: Any = None,
     ) -> Any:
-        """A whole layer with plain experts, `w2 · (silu(gate · x) × (up · x))`, equal bit for bit on every backend.
-        The communicator was made with `inter`.
+        """A whole layer with plain experts, `w2 · (silu(gate · x) × (up · x))`. A backend gives the same bits in every
+        run; those of a GPU differ from the host's within the rounding of bf16, because tensor cores add up the products
+        in another order. The communicator was made with `inter`.
 
         w13: `[local_experts, 2, inter, hidden]` of bf16, the gate and what it is multiplied with. w2: `[local_experts,
         hidden, inter]`. All others are as in `dispatch` and `combine`.
@@ -227,7 +248,7 @@ class Communicator:
         room = None if out is None else self._out(out, batch.tokens, batch.stream)
         self._native.forward(
             batch.x.memory, batch.ids.memory, batch.weights.memory, batch.tokens, first.memory, second.memory,
-            room and room.memory, count=batch.count, layer=layer, stream=batch.stream,
+            room and room.memory, wide=batch.wide, count=batch.count, layer=layer, stream=batch.stream,
         )  # fmt: skip
         self._sent = batch.tokens
         self._began, self._keeps = batch.stream, stream
@@ -263,10 +284,15 @@ class Communicator:
         it waits for a call of another thread that is under way."""
         return self._native.notice()
 
-    def reset(self) -> None:
+    def reset(self, stream: Any = None) -> None:
         """After a failure: all ranks call it, forget the failure and the layer that was under way, and begin again.
-        Graphs stay valid. If a rank is gone, make new communicators."""
-        self._native.reset()
+        Graphs stay valid. If a rank is gone, make new communicators.
+
+        stream: says that all replays of graphs with layers have ended, or are on this stream. Otherwise a communicator
+            with such graphs waits for everything on its GPU: layers of other communicators that wait for a rank in this
+            reset then fail by their timeout.
+        """
+        self._native.reset(self._asked(stream, ()))
         self._sent = self._began = self._keeps = None
 
     def close(self) -> None:
@@ -373,7 +399,7 @@ class Communicator:
         routes = (sent, self.top_k)
         arrays = [
             given,
-            self._array("topk_ids", ids, "int32", routes, ready),
+            self._array("topk_ids", ids, IDS, routes, ready),
             self._array("topk_weights", weights, "float32", routes, ready),
         ]
         count = None
@@ -387,7 +413,8 @@ class Communicator:
                 raise Invalid(f"tokens has the shape {arrays[3].shape}; use one element")
             count = arrays[3].memory
         order = self._order(arrays, asked, ready)
-        return Batch(arrays[0], arrays[1], arrays[2], count, sent, order)
+        wide = arrays[1].nbytes == 8 * sent * self.top_k
+        return Batch(arrays[0], arrays[1], wide, arrays[2], count, sent, order)
 
     def _out(self, out: Any, sent: int, ready: int) -> Array:
         room = self._array("out", out, "bfloat16", (None, self.hidden), ready, written=True)
@@ -486,8 +513,9 @@ class Communicator:
 
     def _of_torch(self, torch: Any, name: str, tensor: Any, wanted: str) -> Array:
         has = str(tensor.dtype).removeprefix("torch.")
-        if has != wanted:
-            raise Invalid(f"{name} has elements of {has}; give {name}.to(torch.{wanted})")
+        kinds = TORCH.get(wanted, (wanted,))
+        if has not in kinds:
+            raise Invalid(f"{name} has elements of {has}; give {name}.to(torch.{kinds[0]})")
         if tensor.device.type not in ("cpu", "cuda"):
             raise Invalid(f"{name} is on {tensor.device}; give a tensor on a CUDA GPU or on the host")
         self._check_place(name, tensor.device.index if tensor.device.type == "cuda" else None)
