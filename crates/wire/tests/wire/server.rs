@@ -75,12 +75,12 @@ fn refusals(stream: &mut TcpStream) -> Vec<(u64, RefusalCode, String)> {
 fn versions_that_do_not_meet_are_named() {
     let server = Server::start();
     let mut hello = hello();
-    (hello.version_min, hello.version_max) = (8, 9);
+    (hello.version_min, hello.version_max) = (9, 10);
     let refused = Link::connect(&server.address, &hello, &LinkConfig::default(), within(1000));
     let error = refused.unwrap_err();
     assert!(matches!(error, CallError::Refused { code: RefusalCode::Version, .. }), "{error}");
     let words = error.to_string();
-    assert!(words.contains("8 to 9") && words.contains("7 to 7"), "{words}");
+    assert!(words.contains("9 to 10") && words.contains("8 to 8"), "{words}");
 }
 
 #[test]
@@ -156,8 +156,8 @@ fn damaged_and_meaningless_frames_end_the_link_in_words() {
         (flipped, "body checksum"),
         (framed(stamp(VERSION_MIN, Kind::Heartbeat), &[1, 2, 3]), "the body ends 5 bytes before"),
         (framed(stamp(VERSION_MIN, Kind::Ping), &[0]), "1 bytes follow"),
-        (framed(stamp(VERSION_MIN - 1, Kind::Ping), &[]), "version 6"),
-        (framed(stamp(VERSION_MAX + 1, Kind::Ping), &[]), "version 8"),
+        (framed(stamp(VERSION_MIN - 1, Kind::Ping), &[]), "version 7"),
+        (framed(stamp(VERSION_MAX + 1, Kind::Ping), &[]), "version 9"),
         (framed(Stamp { reply: true, ..stamp(VERSION_MIN, Kind::Ping) }, &[]), "no place here"),
     ];
     for (bytes, words) in cases {
