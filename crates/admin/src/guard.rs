@@ -8,7 +8,7 @@
 use crate::Refused;
 use axum::Router;
 use axum::extract::{ConnectInfo, Request};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, SocketAddr};
@@ -23,18 +23,20 @@ async fn only_this_machine(
     request: Request,
     next: Next,
 ) -> Response {
-    match judge(peer.ip(), request.headers()) {
+    match judge(peer.ip(), request.uri(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(why) => Refused(StatusCode::FORBIDDEN, why.to_owned()).into_response(),
     }
 }
 
-fn judge(peer: IpAddr, headers: &HeaderMap) -> Result<(), &'static str> {
+fn judge(peer: IpAddr, uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
     if !peer.to_canonical().is_loopback() {
         return Err("this is served to its own machine; connect to a loopback address");
     }
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
-    if !text(header::HOST).is_none_or(is_this_machine) {
+    // A request may name its host in its first line as well, as proxies are asked (`:authority` in HTTP/2).
+    let named = [text(header::HOST), uri.authority().map(|named| named.as_str())];
+    if !named.into_iter().flatten().all(is_this_machine) {
         return Err("this is served under localhost or a loopback address, under no other name");
     }
     // Browsers say so when a page asks; other programs have no reason to.
@@ -76,6 +78,20 @@ mod tests {
         headers
     }
 
+    fn here() -> Uri {
+        Uri::from_static("/v1/keys")
+    }
+
+    #[test]
+    fn security_a_host_in_the_first_line_is_judged_like_the_header() {
+        for plain in [headers(&[("host", "localhost:7412")]), headers(&[])] {
+            let own = Uri::from_static("http://127.0.0.1:7412/v1/keys");
+            assert_eq!(judge(HERE, &own, &plain), Ok(()));
+            let rebound = Uri::from_static("http://evil.example:7412/v1/keys");
+            assert!(judge(HERE, &rebound, &plain).unwrap_err().contains("no other name"));
+        }
+    }
+
     #[test]
     fn names_of_this_machine_are_known() {
         for host in ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:7412", "[::1]", "[::1]:9"]
@@ -92,33 +108,39 @@ mod tests {
     #[test]
     fn a_request_must_come_from_here_in_every_respect() {
         let plain = headers(&[("host", "127.0.0.1:7412")]);
-        assert_eq!(judge(HERE, &plain), Ok(()));
-        assert_eq!(judge("::ffff:127.0.0.1".parse().unwrap(), &plain), Ok(()));
+        assert_eq!(judge(HERE, &here(), &plain), Ok(()));
+        assert_eq!(judge("::ffff:127.0.0.1".parse().unwrap(), &here(), &plain), Ok(()));
         for far in ["192.0.2.7", "10.0.0.1", "::ffff:192.0.2.7", "2001:db8::1"] {
-            let refused = judge(far.parse().unwrap(), &plain);
+            let refused = judge(far.parse().unwrap(), &here(), &plain);
             assert!(refused.unwrap_err().contains("own machine"), "{far}");
         }
         let rebound = headers(&[("host", "evil.example:7412")]);
-        assert!(judge(HERE, &rebound).unwrap_err().contains("no other name"));
+        assert!(judge(HERE, &here(), &rebound).unwrap_err().contains("no other name"));
         let unreadable = {
             let mut headers = HeaderMap::new();
             headers.insert("host", axum::http::HeaderValue::from_bytes(b"\xff").unwrap());
             headers
         };
-        assert!(judge(HERE, &unreadable).is_err(), "a host that is no text is no local name");
+        assert!(
+            judge(HERE, &here(), &unreadable).is_err(),
+            "a host that is no text is no local name"
+        );
     }
 
     #[test]
     fn pages_of_other_sites_are_refused() {
         let own = headers(&[("host", "localhost:7412"), ("origin", "http://localhost:7412")]);
-        assert_eq!(judge(HERE, &own), Ok(()));
+        assert_eq!(judge(HERE, &here(), &own), Ok(()));
         for (name, value) in [
             ("origin", "https://evil.example"),
             ("origin", "null"),
             ("sec-fetch-site", "cross-site"),
         ] {
             let page = headers(&[("host", "127.0.0.1:7412"), (name, value)]);
-            assert!(judge(HERE, &page).unwrap_err().contains("web pages"), "{name}: {value}");
+            assert!(
+                judge(HERE, &here(), &page).unwrap_err().contains("web pages"),
+                "{name}: {value}"
+            );
         }
     }
 }

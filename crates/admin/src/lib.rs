@@ -14,6 +14,7 @@
 //! Deliberately absent: what is shown (that is the role's), keys in metrics, other machines.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod guard;
 mod page;
 mod serve;

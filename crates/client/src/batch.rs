@@ -355,7 +355,7 @@ impl Client {
         for read in reads.iter_mut().filter(corrupt) {
             self.counters.at(read.locator.slot.0.into()).corrupt.one();
             // Whatever comes of it: the value is read elsewhere, or alone.
-            let _ = doubt(&*transport, &read.locator, deadline);
+            let _ = doubt(&*transport, &read.locator, read.seal, deadline);
         }
         Some(transport.path())
     }

@@ -12,6 +12,7 @@ use mooncrate_core::ids::ObjectId;
 use mooncrate_core::key::{self, KeyHash};
 use mooncrate_core::lease;
 use mooncrate_core::plan::{Located, Locator, Medium};
+use mooncrate_core::seal::Seal;
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_lock::{Mutex, interrupt};
 use mooncrate_mem::clock::boottime;
@@ -239,12 +240,26 @@ impl Client {
                     }
                     self.counters.at(hash.0).stale.one();
                     asked = true;
+                    let ended = matches!(error, TransferError::Data(DataError::Stale));
+                    if ended && unrest.tries + 1 == TRIES_AT_ONCE {
+                        self.doubt_place(&current, deadline);
+                    }
                     if !unrest.goes_on(current.object, deadline) {
                         return Err(Error::Restless { tries: unrest.tries, last: error });
                     }
                     tried = Some(current);
                 }
             }
+        }
+    }
+
+    /// The master keeps naming a place where nothing is found. Its owners look, and tell the master if nothing
+    /// was ever published there: a writer may have ended a put that it never wrote.
+    fn doubt_place(&self, located: &Located, deadline: Deadline) {
+        for locator in &located.replicas {
+            let Some(seal) = located.seal_of(locator.stripe) else { continue };
+            let way = self.way(locator, true, true, deadline);
+            let _ = way.and_then(|transport| doubt(&*transport, locator, seal, deadline));
         }
     }
 
@@ -332,7 +347,8 @@ impl Client {
                 let mut read = attempt(&*transport, locator, deadline);
                 if let Err(TransferError::Data(DataError::Corrupt)) = read {
                     self.counters.at(located.object.sequence).corrupt.one();
-                    doubt(&*transport, locator, deadline)?;
+                    let seal = located.seal_of(stripe).ok_or(DataError::Corrupt)?;
+                    doubt(&*transport, locator, seal, deadline)?;
                     read = attempt(&*transport, locator, deadline);
                 }
                 Ok((read?, Source { path, copy, disk }))
@@ -493,18 +509,19 @@ pub(crate) fn share(deadline: Deadline, copies: usize) -> Deadline {
 
 /// A copy did not add up here: its owner looks at it. Ok: it is good there, so the bytes went bad
 /// on their way, and another read may fare better. Otherwise why not to read there again: stale, if
-/// the owner has retired it, so that the master is asked for another copy and says so if there is
-/// none.
+/// the owner has retired it or holds something else than the master says, so that the master is asked for
+/// another copy and says so if there is none.
 pub(crate) fn doubt(
     transport: &dyn Transport,
     locator: &Locator,
+    seal: Seal,
     deadline: Deadline,
 ) -> Result<(), TransferError> {
     if locator.segment.medium() == Medium::Ssd {
         // Its owner has verified what it loaded, and retires what is bad without being told.
         return Err(DataError::Corrupt.into());
     }
-    match transport.verify(locator, deadline) {
+    match transport.verify(locator, seal, deadline) {
         Ok(true) => Ok(()),
         Ok(false) => Err(DataError::Stale.into()),
         Err(error) if error.is_stale() => Err(error),

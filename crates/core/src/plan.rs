@@ -458,8 +458,8 @@ pub enum Action {
     Abort,
 }
 
-/// What became of an order. `Freed` also comes unasked, when a range leaves its wait later, and `Bad`
-/// always does.
+/// What became of an order. `Freed` also comes unasked, when a range leaves its wait later; `Bad` and
+/// `Holds` always do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderResult {
     /// The life is over; the slot now stands at `next`, and the range may be handed out.
@@ -475,6 +475,12 @@ pub enum OrderResult {
     /// (G15). No new reader can enter. The slot stays so until the master orders its end, because only
     /// the master knows which leases are out.
     Bad,
+    /// Comes unasked: a reader did not find there what the master had told it, and this is what the owner
+    /// holds under that life (G15). The owner has changed nothing; the master compares.
+    Holds {
+        /// What the owner's own sum of a published value is; `None`: nothing was published.
+        seal: Option<Seal>,
+    },
 }
 
 /// An order's answer, or news of a slot, from an owner.

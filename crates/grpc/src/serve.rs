@@ -65,7 +65,7 @@ impl Default for GrpcConfig {
             calls: 64,
             connections: descriptor_share(2, 4096),
             times: TIMES,
-            calls_per_connection: 256,
+            calls_per_connection: 64,
             message_bytes: 8 << 20,
             call_max: Duration::from_secs(30),
             open_puts: 4096,

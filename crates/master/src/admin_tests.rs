@@ -265,3 +265,54 @@ fn other_names_and_foreign_pages_are_refused() {
     assert!(answers[0].1["keys"].is_null());
     assert_eq!(answers[2].1["keys"][0]["key"], json!("a"), "it is still there");
 }
+
+/// HTTP/2 without a window: the preface, settings, and streams whose answers nobody takes.
+fn unread_streams(count: u32) -> Vec<u8> {
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    // INITIAL_WINDOW_SIZE = 0
+    bytes.extend([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]);
+    for stream in 0..count {
+        // GET / over http, from the table that every peer has.
+        bytes.extend([0, 0, 3, 1, 5]);
+        bytes.extend((2 * stream + 1).to_be_bytes());
+        bytes.extend([0x82, 0x86, 0x84]);
+    }
+    bytes
+}
+
+/// The story: one connection to the admin port spoke HTTP/2, asked 200 times and took nothing. Its answers stayed in
+/// memory, 1.6 GiB of them, for as long as it answered pings. Whoever speaks HTTP/1.1 has one answer at a time.
+#[test]
+fn security_many_answers_at_once_cannot_be_asked_for() {
+    let master = master(&[]);
+    let routes = routes(Arc::clone(&master), registry(master), Gate::default());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let settings = mooncrate_admin::Settings::new("a test");
+        let routes = mooncrate_admin::window(routes);
+        let serving = mooncrate_admin::serve(listener, routes, settings, std::future::pending());
+        let asking = async move {
+            let mut stream = TcpStream::connect(at).await.unwrap();
+            stream.write_all(&unread_streams(200)).await.unwrap();
+            let mut answer = Vec::new();
+            // What it was told before it was hung up on; a server that speaks HTTP/2 does not hang up.
+            let ended =
+                tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut answer));
+            let ended = ended.await;
+            let plain = answer.is_empty() || answer.starts_with(b"HTTP/1.1 ");
+            assert!(
+                plain,
+                "{} bytes of HTTP/2: {:02x?}",
+                answer.len(),
+                &answer[..answer.len().min(24)]
+            );
+            assert!(ended.is_ok(), "it was not hung up on");
+        };
+        tokio::select! {
+            () = asking => {}
+            ended = serving => panic!("{ended:?}"),
+        }
+    });
+}

@@ -217,7 +217,7 @@ fn what_a_peer_stored_is_published_unseen_and_verified_by_readers() {
     device.poke((at.extent.offset() + table(value.len() as u64).0) as usize, &[0; 8]);
     assert_eq!(pin.read_part_into(seal, 0, &mut [0; 3]), Err(ReadError::Corrupt));
     drop(pin);
-    assert_eq!(segment.verify(T, &at), Ok(false));
+    assert_eq!(segment.verify(T, &at, seal), Ok(false));
     assert!(segment.pin(T, &at).is_err(), "it is retired");
 }
 
@@ -265,10 +265,10 @@ fn a_load_that_fails_is_an_error_and_condemns_nothing() {
         let part = pin.read_part_into(seal, MIB as u64, &mut copy[..9]);
         assert_eq!(part, Err(ReadError::Device));
         device.fail_at(failing);
-        assert_eq!(segment.verify(T, &at), Err(SegmentError::Device));
+        assert_eq!(segment.verify(T, &at, seal), Err(SegmentError::Device));
         assert_eq!(device.free_rooms(), 1);
     }
-    assert_eq!(segment.verify(T, &at), Ok(true));
+    assert_eq!(segment.verify(T, &at, seal), Ok(true));
     check(&segment, &at, seal, &value);
 }
 
@@ -285,7 +285,7 @@ fn without_a_room_everybody_is_told_to_come_again() {
     assert_eq!(pin.room().map(|_| ()), Err(ReadError::Busy));
     assert_eq!(pin.read_into(seal, &mut [0; 9]), Err(ReadError::Busy));
     assert_eq!(pin.read_part_into(seal, 1, &mut [0; 3]), Err(ReadError::Busy));
-    assert_eq!(segment.verify(T, &at), Err(SegmentError::NoRoom));
+    assert_eq!(segment.verify(T, &at, seal), Err(SegmentError::NoRoom));
     assert_eq!(guard.write(0, &value(9)), Err(WriteError::Busy));
     assert_eq!(guard.buffer(9).map(|_| ()), Err(WriteError::Busy));
     assert_eq!(guard.write_part(0, &value(9)), Err(WriteError::Busy));

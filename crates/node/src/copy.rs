@@ -338,7 +338,7 @@ impl Node {
             (&result, source.segment.medium())
         {
             // Its owner looks at it, and retires it if it is bad; the copy goes on with the next source.
-            let _ = transport.verify(source, deadline);
+            let _ = transport.verify(source, order.seal, deadline);
         }
         if result.is_err() {
             self.copier().engine.forget(source.segment);

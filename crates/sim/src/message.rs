@@ -389,6 +389,8 @@ pub enum ToNode {
     Verify {
         /// Where.
         locator: Locator,
+        /// What they should add up to.
+        seal: Seal,
     },
     /// A client wants to map a segment.
     Attach {

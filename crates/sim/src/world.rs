@@ -351,7 +351,7 @@ fn fingerprint(event: &Event) -> (u64, u64) {
                 ToNode::Read { locator, .. } | ToNode::Pin { locator, .. } => {
                     u64::from(locator.generation.0) << 32 | u64::from(locator.slot.0)
                 }
-                ToNode::Fetch { locator, .. } | ToNode::Verify { locator } => {
+                ToNode::Fetch { locator, .. } | ToNode::Verify { locator, .. } => {
                     u64::from(locator.slot.0)
                 }
                 ToNode::Chunk { offset, .. } | ToNode::Fetched { offset, .. } => *offset,

@@ -387,12 +387,13 @@ fn stand_for_election(
 
 fn server_config(security: &Security) -> ServerConfig {
     // At an open gate, too: a hello counts as the proof.
-    let limits = Limits::proving(descriptor_share(4, 10_000));
+    let places = descriptor_share(4, 10_000);
+    let limits = Limits::proving(places);
     let crowded = |turned: &Turned| tracing::warn!("{turned}");
     ServerConfig {
         keeper: Keeper::new("the control port", limits, crowded),
         host: HostId(name_hash(&this_host())),
-        gate: security.gate.clone(),
+        gate: security.gate.at_door(places),
         ..ServerConfig::default()
     }
 }

@@ -173,9 +173,15 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
         deadline: Deadline,
     ) -> Result<Option<View>, TransferError>;
 
-    /// Asks the owner to sum a value in its memory that was read here and did not add up: whether the
-    /// bytes are those that were sealed. If not, the owner has retired the replica (G15).
-    fn verify(&self, locator: &Locator, deadline: Deadline) -> Result<bool, TransferError>;
+    /// Asks the owner to look at a value in its memory that was read here and did not add up, or was not there:
+    /// whether it holds the value under that seal. If not, the owner has retired the replica, or told the
+    /// master what it holds instead (G15).
+    fn verify(
+        &self,
+        locator: &Locator,
+        seal: Seal,
+        deadline: Deadline,
+    ) -> Result<bool, TransferError>;
 
     /// The same way for a caller with somewhere else to go: it gives up when nothing moves for `silence_max`,
     /// however much of its deadline is left.

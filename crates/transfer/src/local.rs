@@ -129,8 +129,13 @@ impl Transport for Local {
         Ok(Some(View { bytes: ViewBytes::Local(pin) }))
     }
 
-    fn verify(&self, locator: &Locator, _deadline: Deadline) -> Result<bool, TransferError> {
-        Ok(in_memory(self.segments.find(locator)?)?.verify(boottime(), locator)?)
+    fn verify(
+        &self,
+        locator: &Locator,
+        seal: Seal,
+        _deadline: Deadline,
+    ) -> Result<bool, TransferError> {
+        Ok(in_memory(self.segments.find(locator)?)?.verify(boottime(), locator, seal)?)
     }
 
     fn hasty(&self, _silence_max: Duration) -> Arc<dyn Transport> {

@@ -143,10 +143,11 @@ impl DataServer {
     /// Serves on these sockets until [`DataServer::stop`]. What it does is counted in `tally`.
     pub fn start(
         segments: Arc<Segments>,
-        config: DataServerConfig,
+        mut config: DataServerConfig,
         tally: Arc<DataTally>,
         sockets: Vec<Bound>,
     ) -> io::Result<Self> {
+        config.gate = config.gate.at_door(config.connections_max);
         let limits = Limits::proving(config.connections_max);
         let crowded = |turned: &Turned| tracing::warn!("{turned}");
         let inner = Arc::new(Inner {

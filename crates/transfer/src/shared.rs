@@ -441,8 +441,13 @@ impl Transport for Shared {
         Ok(Some(View { bytes: ViewBytes::Shared(pin) }))
     }
 
-    fn verify(&self, locator: &Locator, deadline: Deadline) -> Result<bool, TransferError> {
-        self.stream.verify(locator, deadline)
+    fn verify(
+        &self,
+        locator: &Locator,
+        seal: Seal,
+        deadline: Deadline,
+    ) -> Result<bool, TransferError> {
+        self.stream.verify(locator, seal, deadline)
     }
 
     fn hasty(&self, silence_max: Duration) -> Arc<dyn Transport> {

@@ -307,8 +307,13 @@ impl Transport for Stream {
         Ok(None)
     }
 
-    fn verify(&self, locator: &Locator, deadline: Deadline) -> Result<bool, TransferError> {
-        let request = DataRequest::Verify(message::Verify { locator: *locator });
+    fn verify(
+        &self,
+        locator: &Locator,
+        seal: Seal,
+        deadline: Deadline,
+    ) -> Result<bool, TransferError> {
+        let request = DataRequest::Verify(message::Verify { locator: *locator, seal });
         match self.link(deadline)?.call_data(&request, &[], deadline)? {
             DataReply::Verify(answer) => Ok(answer?),
             DataReply::Refuse(refusal) => Err(CallError::from(refusal).into()),

@@ -18,7 +18,6 @@ use crate::label::{Label, StripeOf};
 use crate::lease;
 use crate::limits::REPLICAS_MAX;
 use crate::plan::{Action, Keep, Locator, Medium};
-use crate::seal::Seal;
 use crate::time::Now;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -381,10 +380,7 @@ impl Catalog {
         let target = entry.locator(part, self.segments.book(part.segment));
         let striping = entry.striping();
         let extra = entry.extra.as_ref();
-        let seal = match part.stripe {
-            0 => entry.seal,
-            stripe => extra.map_or(Seal::default(), |e| e.more_seals[usize::from(stripe) - 1]),
-        };
+        let seal = entry.seal_of(part.stripe);
         let label = Label {
             tenant: entry.tenant,
             key: Key::new(&entry.key).expect("indexed keys are valid"),

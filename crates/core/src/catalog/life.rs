@@ -5,6 +5,7 @@
 use super::Catalog;
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
 use super::segments::{Ending, NOBODY, Payer};
+use crate::error::PutError;
 use crate::ids::{GroupId, TenantId};
 use crate::limits::GROUP_MEMBERS_MAX;
 use crate::plan::{Action, Keep, Medium};
@@ -25,28 +26,32 @@ pub struct Tenant {
     pub ending: u64,
     /// The part of that which was being written, and may still be.
     pub aborted: u64,
+    /// Its slots.
+    pub aborted_slots: u64,
     /// The part of them that is pinned hard.
     pub hard: u64,
     /// What it may use; `None`: everything.
     pub quota: Option<u64>,
 }
 
-/// Bytes of replicas in memory, in the order of [`Medium::ALL`]. What lies on disks is not charged: it went
-/// there by the master's choice, and a tenant that had filled its quota with it could put no more.
+/// Replicas in memory, in the order of [`Medium::ALL`]: their bytes and how many they are, because each takes a
+/// slot. What lies on disks is not charged: it went there by the master's choice, and a tenant that had filled
+/// its quota with it could put no more.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Charge([u64; 2]);
+pub(super) struct Charge([(u64, u64); 2]);
 
 impl Charge {
-    /// Books bytes on a medium.
+    /// Books the bytes of a replica on a medium.
     pub(super) fn add(&mut self, medium: Medium, bytes: u64) {
-        if let Some(sum) = self.0.get_mut(medium as usize) {
+        if let Some((sum, slots)) = self.0.get_mut(medium as usize) {
             *sum += bytes;
+            *slots += 1;
         }
     }
 
-    /// All of them.
+    /// All bytes.
     pub(super) fn total(&self) -> u64 {
-        self.0.iter().sum()
+        self.0.iter().map(|(bytes, _)| bytes).sum()
     }
 }
 
@@ -75,12 +80,6 @@ pub(super) struct Ends {
     incomplete: BTreeMap<EntryId, Now>,
 }
 
-impl Tenants {
-    pub(super) fn hard(&self, medium: Medium) -> u64 {
-        self.hard.0[medium as usize]
-    }
-}
-
 impl Catalog {
     /// Sets what a tenant may use; `None`: everything. What it has stays.
     pub fn set_quota(&mut self, tenant: TenantId, quota: Option<u64>) {
@@ -97,10 +96,21 @@ impl Catalog {
         self.tenants.all.get(&tenant).copied().unwrap_or_default()
     }
 
-    /// Bytes of a medium that may be pinned hard.
-    pub(super) fn hard_limit(&self, medium: Medium) -> u64 {
-        let bytes = self.segments.open_on(medium).bytes;
-        (u128::from(bytes) * u128::from(self.config.hard_permille) / 1000) as u64
+    /// Whether so many bytes and slots more may be pinned hard on a medium. A slot counts as the bytes that
+    /// stand behind each: pins of empty values must not take them all.
+    pub(super) fn check_hard(
+        &self,
+        medium: Medium,
+        bytes: u64,
+        slots: u64,
+    ) -> Result<(), PutError> {
+        let open = self.segments.open_on(medium);
+        let (pinned, slots_pinned) = self.tenants.hard.0[medium as usize];
+        let of_slots = u128::from(slots_pinned + slots) * u128::from(open.bytes)
+            / u128::from(open.slots.max(1));
+        let total = pinned.saturating_add(bytes).max(of_slots as u64);
+        let limit = (u128::from(open.bytes) * u128::from(self.config.hard_permille) / 1000) as u64;
+        if total > limit { Err(PutError::HardFull { limit, total }) } else { Ok(()) }
     }
 
     /// What all replicas of an entry are charged.
@@ -139,8 +149,8 @@ impl Catalog {
         let tenant = self.tenants.all.entry(entry.tenant).or_default();
         tenant.used += charge.total();
         tenant.hard += hard.total();
-        for (sum, bytes) in self.tenants.hard.0.iter_mut().zip(hard.0) {
-            *sum += bytes;
+        for (sum, more) in self.tenants.hard.0.iter_mut().zip(hard.0) {
+            *sum = (sum.0 + more.0, sum.1 + more.1);
         }
     }
 
@@ -156,8 +166,8 @@ impl Catalog {
         let tenant = self.tenants.all.get_mut(&id).expect("it was charged");
         tenant.used -= charge.total();
         tenant.hard -= hard.total();
-        for (sum, bytes) in self.tenants.hard.0.iter_mut().zip(hard.0) {
-            *sum -= bytes;
+        for (sum, less) in self.tenants.hard.0.iter_mut().zip(hard.0) {
+            *sum = (sum.0 - less.0, sum.1 - less.1);
         }
         if tenant.used == 0 && tenant.quota.is_none() {
             self.tenants.all.remove(&id);
@@ -170,7 +180,10 @@ impl Catalog {
             let tenant = self.tenants.all.entry(id).or_default();
             tenant.used += bytes;
             tenant.ending += bytes;
-            tenant.aborted += if action == Action::Abort { bytes } else { 0 };
+            if action == Action::Abort {
+                tenant.aborted += bytes;
+                tenant.aborted_slots += 1;
+            }
         }
     }
 
@@ -181,7 +194,10 @@ impl Catalog {
             let tenant = self.tenants.all.get_mut(&id).expect("it was charged");
             tenant.used -= bytes;
             tenant.ending -= bytes;
-            tenant.aborted -= if ending.action == Action::Abort { bytes } else { 0 };
+            if ending.action == Action::Abort {
+                tenant.aborted -= bytes;
+                tenant.aborted_slots -= 1;
+            }
             if tenant.used == 0 && tenant.quota.is_none() {
                 self.tenants.all.remove(&id);
             }

@@ -235,6 +235,15 @@ impl Entry {
         1 + self.extra.as_ref().map_or(0, |extra| extra.more_seals.len())
     }
 
+    /// What the bytes of a stripe add up to, as their writer said.
+    pub(super) fn seal_of(&self, stripe: u8) -> Seal {
+        let more = self.extra.as_ref().map_or(&[][..], |extra| &extra.more_seals);
+        match stripe {
+            0 => self.seal,
+            stripe => more[usize::from(stripe) - 1],
+        }
+    }
+
     /// Bytes that a replica of a stripe takes.
     pub(super) fn extent_bytes(&self, stripe: u8) -> u64 {
         match &self.extra {

@@ -12,6 +12,9 @@ use crate::ids::{ObjectId, TenantId};
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+/// Parts of a thousand of all slots that open puts of a tenant may take while it is alone: whoever comes
+/// next finds one.
+const SLOTS_ALONE_PERMILLE: u32 = 875;
 /// Hint for a tenant that has too much open.
 const TOO_MUCH_OPEN_MS: u32 = 10;
 
@@ -33,6 +36,7 @@ struct Open {
     writer: Writer,
     /// Of all its copies, when it began.
     bytes: u64,
+    slots: u64,
 }
 
 /// How much a tenant has open.
@@ -42,6 +46,8 @@ pub struct OpenOf {
     pub puts: usize,
     /// Their bytes, of all copies.
     pub bytes: u64,
+    /// Their slots, of all copies: an empty value takes one, too.
+    pub slots: u64,
 }
 
 /// Open puts.
@@ -71,6 +77,7 @@ impl OpenPuts {
         let of = self.tenants.get_mut(&put.tenant).expect("it has an open put");
         of.puts -= 1;
         of.bytes -= put.bytes;
+        of.slots -= put.slots;
         if of.puts == 0 {
             self.tenants.remove(&put.tenant);
         }
@@ -113,11 +120,17 @@ impl Catalog {
         self.open.of(tenant)
     }
 
-    /// Whether a tenant may open one more put of so many bytes. One always has room.
-    pub(super) fn check_open(&self, tenant: TenantId, bytes: u64) -> Result<(), PutError> {
+    /// Whether a tenant may open one more put of so many bytes and slots. One always has room.
+    pub(super) fn check_open(
+        &self,
+        tenant: TenantId,
+        bytes: u64,
+        slots: u64,
+    ) -> Result<(), PutError> {
         let puts = self.open.of(tenant).puts;
         let some = puts > 0 || self.tenant(tenant).aborted > 0;
-        if some && (puts >= self.config.open_puts_max || self.opens_too_much(tenant, bytes)) {
+        let too_much = || self.opens_too_much(tenant, bytes, slots);
+        if some && (puts >= self.config.open_puts_max || too_much()) {
             return Err(PutError::Busy { after_ms: TOO_MUCH_OPEN_MS });
         }
         Ok(())
@@ -125,20 +138,24 @@ impl Catalog {
 
     /// Whether a tenant may plan a put anew: what it has given up for that counts.
     pub(super) fn check_open_again(&self, tenant: TenantId) -> Result<(), PutError> {
-        if self.tenant(tenant).aborted > 0 && self.opens_too_much(tenant, 0) {
+        if self.tenant(tenant).aborted > 0 && self.opens_too_much(tenant, 0, 0) {
             return Err(PutError::Busy { after_ms: TOO_MUCH_OPEN_MS });
         }
         Ok(())
     }
 
-    /// Whether a tenant would have too many bytes open. What it gave up counts until it is free, because its
-    /// writer may still store there. Bytes are bounded where others want the pool as well: whoever is alone in
-    /// it may fill it.
-    fn opens_too_much(&self, tenant: TenantId, bytes: u64) -> bool {
+    /// Whether a tenant would have too many bytes or slots open. What it gave up counts until it is free, because
+    /// its writer may still store there. Bytes are bounded where others want the pool as well: whoever is alone
+    /// in it may fill it. Of the slots it leaves some in any case: they can be taken without a byte.
+    fn opens_too_much(&self, tenant: TenantId, bytes: u64, slots: u64) -> bool {
         let alone = self.tenants().all(|(other, _)| other == tenant);
-        let share = self.segments.share_of_memory(self.config.open_permille);
-        let open = self.open.of(tenant).bytes.saturating_add(self.tenant(tenant).aborted);
-        !alone && open.saturating_add(bytes) > share
+        let (open, given_up) = (self.open.of(tenant), self.tenant(tenant));
+        let permille = self.config.open_permille;
+        let all_bytes = open.bytes.saturating_add(given_up.aborted).saturating_add(bytes);
+        let all_slots = open.slots + given_up.aborted_slots + slots;
+        let of_slots = if alone { permille.max(SLOTS_ALONE_PERMILLE) } else { permille };
+        !alone && all_bytes > self.segments.share_of_memory(permille)
+            || slots > 0 && all_slots > self.segments.share_of_slots(of_slots)
     }
 
     /// A put begins.
@@ -146,13 +163,15 @@ impl Catalog {
         let entry = self.objects.entry(id);
         let (object, tenant) = (entry.object, entry.tenant);
         let bytes = self.charge_of(entry).total();
+        let slots = entry.parts.as_slice().len() as u64;
         let of = self.open.tenants.entry(tenant).or_default();
         of.puts += 1;
         of.bytes += bytes;
+        of.slots += slots;
         if writer != Writer::UNSEEN {
             self.open.writers.entry(writer).or_default().insert(object);
         }
-        self.open.open.insert(object, Open { entry: id, tenant, writer, bytes });
+        self.open.open.insert(object, Open { entry: id, tenant, writer, bytes, slots });
         self.open.queue.push_back((now.plus(self.config.put_timeout), id, object));
     }
 

@@ -10,6 +10,7 @@ use crate::extent::Extent;
 use crate::ids::{Generation, Slot, TenantId};
 use crate::lease;
 use crate::plan::{Action, Notice, Order, OrderResult};
+use crate::seal::Seal;
 use crate::time::Now;
 
 impl Catalog {
@@ -57,6 +58,9 @@ impl Catalog {
             }
             (OrderResult::Bad, None) if !disk => {
                 self.found_bad(now, segment, notice.slot, notice.generation);
+            }
+            (OrderResult::Holds { seal }, None) if !disk => {
+                self.found_other(now, segment, notice.slot, notice.generation, seal);
             }
             _ => {}
         }
@@ -325,20 +329,13 @@ impl Catalog {
             return;
         }
         let id = known.entry;
-        self.counters.bad_replicas += 1;
         if let Some(copy) = self.end_copy(now, segment, slot) {
             self.copy_unsaved(&copy);
             self.copy_failed(now);
         }
         let entry = self.objects.entry(id);
-        let part = entry.part(segment, slot);
-        let extent = entry.extent(&part);
         let (object, writing) = (entry.object, entry.stage == Stage::Writing);
-        let (tenant, group) = (entry.tenant, entry.group());
-        let free_after_ms = lease::left_ms(now, entry.lease_end);
-        self.vacate(&part);
-        self.order(now, &part, extent, Action::Retire { free_after_ms }, (None, Some(tenant)));
-        let stays = self.drop_part(now, id, segment, slot);
+        let stays = self.end_bad(now, id, segment, slot, None);
         if writing {
             // One replica of the put is lost, so the put is: its plan cannot be kept.
             if stays {
@@ -346,14 +343,65 @@ impl Catalog {
             } else {
                 self.close_put(object);
             }
+        }
+    }
+
+    /// What an owner holds of a life that a reader did not find as the index says. A put ends at its writer's word;
+    /// if its owner's differs, the writer lied, and nobody can ever read the replica under the seal of the index
+    /// (G15). Its key waits for the owner's word, because the owner would still give it out under another seal (C2).
+    fn found_other(
+        &mut self,
+        now: Now,
+        segment: SegmentIndex,
+        slot: Slot,
+        generation: Generation,
+        held: Option<Seal>,
+    ) {
+        let Some(&known) = self.segments.book(segment).slots.get(slot.0) else { return };
+        if known.generation != generation || known.entry == NOBODY {
             return;
         }
-        let whole = |entry: &Entry| entry.complete(|part| part.state != PartState::Copying);
+        let id = known.entry;
+        let entry = self.objects.entry(id);
+        let part = entry.part(segment, slot);
+        let readable = entry.stage == Stage::Ready && part.state == PartState::Here;
+        if !readable || held == Some(entry.seal_of(part.stripe)) {
+            return;
+        }
+        self.objects.entry_mut(id).extra_mut().orphans += 1;
+        self.end_bad(now, id, segment, slot, Some(id));
+    }
+
+    /// Takes a replica that nobody can use off its entry, and orders its end. With another replica of it the
+    /// value is made whole again. `waits`: the entry that waits for the owner's word. Whether the entry is
+    /// still there.
+    fn end_bad(
+        &mut self,
+        now: Now,
+        id: EntryId,
+        segment: SegmentIndex,
+        slot: Slot,
+        waits: Option<EntryId>,
+    ) -> bool {
+        self.counters.bad_replicas += 1;
+        let entry = self.objects.entry(id);
+        let part = entry.part(segment, slot);
+        let extent = entry.extent(&part);
+        let writing = entry.stage == Stage::Writing;
+        let (tenant, group) = (entry.tenant, entry.group());
+        let free_after_ms = lease::left_ms(now, entry.lease_end);
+        self.vacate(&part);
+        self.order(now, &part, extent, Action::Retire { free_after_ms }, (waits, Some(tenant)));
+        let stays = self.drop_part(now, id, segment, slot);
+        let whole = |entry: &Entry| {
+            entry.stage == Stage::Ready && entry.complete(|part| part.state != PartState::Copying)
+        };
         if self.objects.get(id).is_some_and(whole) {
             self.repair_entry(now, id);
-        } else {
+        } else if !writing {
             self.dissolve_group(tenant, group);
         }
+        stays
     }
 
     /// An eviction met readers: the replica stays.

@@ -408,14 +408,11 @@ impl Catalog {
             .sum();
         let wanted = each * u64::from(spread.total());
         self.check_quota(name.tenant, wanted)?;
-        self.check_open(name.tenant, wanted)?;
+        let slots = striping.stripes() as u64;
+        self.check_open(name.tenant, wanted, slots * u64::from(spread.total()))?;
         for (medium, copies) in spread.each().filter(|_| config.keep == Keep::Hard) {
-            let wanted = each * u64::from(copies);
-            let total = self.tenants.hard(medium).saturating_add(wanted);
-            let limit = self.hard_limit(medium);
-            if total > limit {
-                return Err(PutError::HardFull { limit, total });
-            }
+            let copies = u64::from(copies);
+            self.check_hard(medium, each * copies, slots * copies)?;
         }
         Ok(spread)
     }

@@ -394,6 +394,8 @@ pub(super) struct Open {
     pub largest: u64,
     /// Bytes of all.
     pub bytes: u64,
+    /// Slots of all.
+    pub slots: u64,
     /// Nodes that have one.
     pub nodes: u32,
 }
@@ -408,6 +410,12 @@ impl Segments {
     pub(super) fn share_of_memory(&self, permille: u32) -> u64 {
         let bytes = self.open_on(Medium::Dram).bytes + self.open_on(Medium::Vram).bytes;
         (u128::from(bytes) * u128::from(permille) / 1000) as u64
+    }
+
+    /// The same of their slots.
+    pub(super) fn share_of_slots(&self, permille: u32) -> u64 {
+        let slots = self.open_on(Medium::Dram).slots + self.open_on(Medium::Vram).slots;
+        slots * u64::from(permille) / 1000
     }
 
     /// Disks that are open.
@@ -519,8 +527,10 @@ impl Segments {
         let loads = self.loads.iter().enumerate();
         let open = loads.filter(|(_, load)| load.open && load.medium == medium);
         let nodes: BTreeSet<_> = open.clone().map(|(_, load)| load.node).collect();
+        let segments: Vec<_> = open.clone().map(|(at, _)| at as SegmentIndex).collect();
         Open {
-            segments: open.clone().map(|(at, _)| at as SegmentIndex).collect(),
+            slots: segments.iter().map(|at| u64::from(self.book(*at).offer.slots)).sum(),
+            segments,
             largest: open.clone().map(|(_, load)| load.capacity).max().unwrap_or(0),
             bytes: open.map(|(_, load)| load.capacity).sum(),
             nodes: nodes.len() as u32,

@@ -61,6 +61,66 @@ fn a_bad_replica_is_made_anew_from_a_good_one() {
     rig.obey(ms(4));
 }
 
+/// The owner of a replica says what it holds.
+fn holds(rig: &mut Rig, now: Now, at: &Locator, seal: Option<Seal>) {
+    let Locator { segment, incarnation, slot, generation, .. } = *at;
+    let result = OrderResult::Holds { seal };
+    rig.catalog.notice(now, &Notice { segment, incarnation, slot, generation, result });
+    rig.catalog.audit().unwrap();
+}
+
+/// G15: the writer ended its put under a seal that the owner does not have, or without a value. Readers hear of a
+/// miss at once; the key waits for the owner, which could still give the value out under its own seal (C2).
+#[test]
+fn a_key_whose_writer_lied_is_free_when_its_owner_has_let_go() {
+    for held in [Some(Seal(77)), None] {
+        let mut rig = Rig::new(1, MIB);
+        let name = key(b"k");
+        let plan = rig.put(name, 1000, &PutConfig::default()).unwrap();
+        let at = plan.replicas[0];
+        // What the index says anyway changes nothing.
+        holds(&mut rig, ms(2), &at, Some(Seal(plan.object.sequence)));
+        assert_eq!(rig.catalog.locate(ms(2), name, 0).unwrap().replicas, [at]);
+        holds(&mut rig, ms(3), &at, held);
+        assert_eq!(rig.catalog.locate(ms(3), name, 0), Err(GetError::NotFound));
+        let waits = rig.catalog.put_start(ms(3), name, 10, &PutConfig::default());
+        assert!(matches!(waits, Err(PutError::InProgress { .. })), "{waits:?}");
+        // Told again, and late.
+        holds(&mut rig, ms(3), &at, held);
+        rig.obey(ms(4));
+        rig.put(name, 10, &PutConfig::default()).unwrap();
+        holds(&mut rig, ms(5), &at, held);
+        assert!(rig.has(name));
+        assert_eq!(rig.catalog.counters().bad_replicas, 1);
+    }
+}
+
+/// Only what readers were told of is compared: a put that is open, or a copy on its way, is nobody's lie. One
+/// replica of two goes and is made anew; the stripe of another seal takes its value with it.
+#[test]
+fn what_an_owner_holds_is_compared_with_what_readers_were_told() {
+    let config = Config { stripe_bytes: 64 << 10, ..Config::default() };
+    let mut rig = Rig::with(3, MIB, config);
+    let (open, two, striped) = (key(b"open"), key(b"two"), key(b"striped"));
+    let begun = rig.start(open, 100, &PutConfig::default()).unwrap();
+    holds(&mut rig, ms(2), &begun.replicas[0], None);
+    rig.catalog.put_end(ms(2), open, begun.token, &[Seal(1)]).unwrap();
+    assert!(rig.has(open));
+    let plan = rig.put(two, 1000, &with(|config| config.replicas = 2)).unwrap();
+    let [gone, good] = plan.replicas[..] else { panic!("{plan:?}") };
+    holds(&mut rig, ms(3), &gone, Some(Seal(77)));
+    assert_eq!(rig.catalog.locate(ms(3), two, 0).unwrap().replicas, [good]);
+    let copies = rig.catalog.take_copies();
+    let [(_, order)] = &copies[..] else { panic!("{copies:?}") };
+    holds(&mut rig, ms(3), &order.target, None);
+    assert_eq!(rig.catalog.counters().bad_replicas, 1, "the copy is under way");
+    let plan = rig.put(striped, 128 << 10, &PutConfig::default()).unwrap();
+    holds(&mut rig, ms(4), &plan.replicas[1], Some(Seal(77)));
+    rig.tick(ms(10));
+    assert!(!rig.has(striped));
+    rig.put(striped, 100, &PutConfig::default()).unwrap();
+}
+
 /// A stripe that is lost takes the value with it, and a put that was not ended ends.
 #[test]
 fn a_bad_stripe_or_an_open_put_takes_all_of_it() {

@@ -190,6 +190,56 @@ fn security_open_puts_leave_room_where_others_want_it() {
     assert!(large.is_ok());
 }
 
+/// The story: 16,384 open puts of no bytes took all slots of a node of 64 MiB; nobody else could put for as long
+/// as they were open. Bytes were counted, slots were not.
+#[test]
+fn security_open_puts_of_no_bytes_leave_slots_to_others() {
+    let plain = PutConfig::default();
+    let fill = |rig: &mut Rig| {
+        let mut begin =
+            |n: &u16| rig.catalog.put_start(ms(1), Name::new(ACME, &n.to_le_bytes()), 0, &plain);
+        (0..2000_u16).take_while(|n| begin(n).is_ok()).count()
+    };
+    // A newcomer finds a slot, and from then on half of the 1,024 are the most.
+    let mut rig = Rig::new(1, POOL);
+    let alone = fill(&mut rig);
+    assert!((512..1000).contains(&alone), "{alone}");
+    rig.put(key(b"newcomer"), 64, &plain).unwrap();
+    let mut rig = Rig::new(1, POOL);
+    rig.put(key(b"others"), 64, &plain).unwrap();
+    assert_eq!(fill(&mut rig), 512);
+    // Those that were given up count until they are free.
+    let token = |rig: &mut Rig, n: u16| {
+        let name = n.to_le_bytes();
+        let plan = rig.catalog.put_start(ms(1), Name::new(ACME, &name), 0, &plain);
+        plan.map(|plan| rig.catalog.put_revoke(ms(1), Name::new(ACME, &name), plan.token).unwrap())
+    };
+    let mut rig = Rig::new(1, POOL);
+    rig.put(key(b"others"), 64, &plain).unwrap();
+    let mut given_up = 0;
+    while token(&mut rig, given_up).is_ok() {
+        wait_for_readers(&mut rig);
+        given_up += 1;
+        assert!(given_up <= 512, "{given_up}");
+    }
+    assert_eq!(rig.catalog.tenant(ACME).aborted_slots, u64::from(given_up));
+    rig.obey(ms(2));
+    assert_eq!(rig.catalog.tenant(ACME).aborted_slots, 0);
+}
+
+/// Hard pins of empty values are bounded as those of large ones are.
+#[test]
+fn security_hard_pins_of_no_bytes_leave_slots_to_others() {
+    let mut rig = Rig::new(1, POOL);
+    let hard = with(|config| config.keep = Keep::Hard);
+    let mut pin = |n: &u16| rig.put(Name::new(ACME, &n.to_le_bytes()), 0, &hard);
+    let pinned = (0..2000_u16).map_while(|n| pin(&n).ok()).count();
+    let refused = rig.put(Name::new(ACME, b"one more"), 0, &hard);
+    assert!(matches!(refused, Err(PutError::HardFull { .. })), "{refused:?} after {pinned}");
+    assert!(pinned < 1024, "{pinned}");
+    rig.put(key(b"others"), 64, &PutConfig::default()).unwrap();
+}
+
 /// The story: who gave its puts up had none open, and the memory that they had begun in was still theirs.
 #[test]
 fn security_puts_that_were_given_up_count_as_open_until_they_are_free() {

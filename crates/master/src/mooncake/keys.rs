@@ -8,8 +8,9 @@ use crate::admin::{ask, ask_within};
 use crate::handler::Scope;
 use crate::service::Master;
 use axum::Json;
+use axum::body::Body;
 use axum::extract::{ConnectInfo, RawQuery, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use mooncrate_admin::{Refused, changed, told};
 use mooncrate_core::limits::BATCH_ITEMS_MAX;
@@ -20,15 +21,16 @@ use mooncrate_wire::message::{List, Pattern, RemoveMatching};
 use mooncrate_wire::{CallError, MasterApi};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 
-/// Bytes of a list of all keys.
-const KEYS_BYTES_MAX: usize = 64 << 20;
-/// Keys of a page while they are collected.
-const PAGE: u32 = 1024;
-/// How long collecting or removing all keys may take.
+/// Keys of a page while they are listed.
+const PAGE: u32 = 256;
+/// How long removing all keys may take.
 const LONG: Duration = Duration::from_secs(30);
 /// How that API calls the tenant without a name.
 pub(super) const DEFAULT_TENANT: &str = "default";
@@ -171,29 +173,48 @@ fn row(found: Found) -> Value {
     }
 }
 
-/// All keys of the default tenant, one per line. Those that are no text in one line are escaped.
-pub(super) async fn all(State(master): State<Arc<Master>>) -> Result<String, Wrong> {
-    let listed = ask_within(master, LONG, |scope, deadline| {
-        let (mut text, mut cursor) = (String::new(), 0);
-        loop {
-            let pattern = Pattern::Prefix(b"");
-            let page = scope.list(&List { pattern, cursor, limit: PAGE }, deadline)?;
-            for entry in &page.entries {
-                text.push_str(&key::show(entry.key.as_bytes()).to_string());
-                text.push('\n');
-            }
-            match page.next {
-                Some(next) if text.len() <= KEYS_BYTES_MAX => cursor = next,
-                Some(_) => return Ok(None),
-                None => return Ok(Some(text)),
-            }
+/// All keys of the default tenant, one per line. Those that are no text in one line are escaped. They are looked up
+/// page by page while the caller takes them: whoever takes nothing makes nobody collect them.
+pub(super) async fn all(State(master): State<Arc<Master>>) -> Result<Response, Wrong> {
+    let (first, mut next) = page(&master, 0).await?;
+    if next.is_none() {
+        return Ok(first.into_response());
+    }
+    let (give, take) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let mut text = Ok(first);
+        while give.send(text).await.is_ok() {
+            let Some(cursor) = next else { return };
+            text = match page(&master, cursor).await {
+                Ok((text, behind)) => {
+                    next = behind;
+                    Ok(text)
+                }
+                // The head is out: an answer that is cut off is all that can be said.
+                Err(Refused(_, why)) => {
+                    next = None;
+                    Err(io::Error::other(why))
+                }
+            };
         }
     });
-    listed.await?.ok_or_else(|| Wrong {
-        status: StatusCode::INTERNAL_SERVER_ERROR,
-        code: INTERNAL,
-        text: format!("there are more than {KEYS_BYTES_MAX} bytes of keys; /v1/keys has pages"),
+    let text = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
+    Ok((text, Body::from_stream(ReceiverStream::new(take))).into_response())
+}
+
+/// One page of keys, and where the next one begins.
+async fn page(master: &Arc<Master>, cursor: u64) -> Result<(String, Option<u64>), Refused> {
+    ask(Arc::clone(master), move |scope, deadline| {
+        let pattern = Pattern::Prefix(b"");
+        let page = scope.list(&List { pattern, cursor, limit: PAGE }, deadline)?;
+        let mut text = String::new();
+        for entry in &page.entries {
+            text.push_str(&key::show(entry.key.as_bytes()).to_string());
+            text.push('\n');
+        }
+        Ok((text, page.next))
     })
+    .await
 }
 
 /// How far a removal of everything came.

@@ -352,3 +352,28 @@ fn security_mooncakes_changes_need_an_admin_token_where_there_are_tokens() {
     let said = lines.take();
     assert_eq!(said.iter().filter(|line| line.contains("not looked at")).count(), 5, "{said:?}");
 }
+
+/// The story: each of 40 callers that took nothing had its own list of all keys collected, 64 MiB at most. A list that
+/// is longer than a page is made while it is taken.
+#[test]
+fn a_long_list_of_keys_comes_in_pages() {
+    let names: Vec<String> = (0..600).map(|n| format!("key-{n:04}")).collect();
+    let keys: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
+    let answers = get_all(&master(&keys), &["/get_all_keys"]);
+    let (status, body) = &answers[0];
+    assert_eq!(*status, 200);
+    let (mut text, mut rest, mut chunks) = (String::new(), body.as_str(), 0);
+    loop {
+        let (size, behind) = rest.split_once("\r\n").expect("its length is not known ahead");
+        let size = usize::from_str_radix(size, 16).expect("its length is not known ahead");
+        if size == 0 {
+            break;
+        }
+        text.push_str(&behind[..size]);
+        (rest, chunks) = (&behind[size + 2..], chunks + 1);
+    }
+    let mut listed: Vec<&str> = text.lines().collect();
+    listed.sort_unstable();
+    assert_eq!(listed, names);
+    assert!(chunks > 1, "{chunks}");
+}

@@ -1,8 +1,10 @@
 //! Values whose bytes are not those that were sealed: a flipped bit, or a store through a mapping by
-//! somebody who had no business there.
+//! somebody who had no business there; and values that a writer told the master of under another seal.
 //!
 //! ```text
-//! a reader doubts ─► verify: pin, sum ─┬─ as sealed: nothing changes
+//! a reader doubts ─► verify: pin, sum ─┬─ as sealed, and as the reader was told: nothing changes
+//!                                      ├─ as sealed, told otherwise: `Holds`, the master compares
+//!                                      ├─ nothing was published: `Holds`, the master compares
 //!                                      └─ not: Ready ─► Retiring, `Bad` told until an order comes
 //! ```
 //!
@@ -14,7 +16,7 @@ use crate::atomic::Ordering;
 use crate::read::ReadError;
 use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::plan::{Notice, OrderResult};
-use mooncrate_core::{Generation, Locator, Now, Slot};
+use mooncrate_core::{Generation, Locator, Now, ReplicaState, Seal, Slot};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,22 +25,57 @@ const TELL_AGAIN: Duration = Duration::from_millis(500);
 
 impl Segment {
     /// Sums what a locator names, because a reader found it wrong: whether the bytes are those that were
-    /// sealed. If not, nobody can read the value from here on, and [`Segment::tick`] tells so.
-    pub fn verify(self: &Arc<Self>, now: Now, locator: &Locator) -> Result<bool, SegmentError> {
-        let pin = self.pin(now, locator)?;
+    /// sealed, and the seal is the one that the reader was `told`. If the bytes are bad, nobody can read the
+    /// value from here on; if the reader was told something else, the master hears what is held here.
+    /// [`Segment::tick`] tells either.
+    pub fn verify(
+        self: &Arc<Self>,
+        now: Now,
+        locator: &Locator,
+        told: Seal,
+    ) -> Result<bool, SegmentError> {
+        let (slot, generation) = (locator.slot, locator.generation);
+        let pin = match self.pin(now, locator) {
+            Err(_) if self.is_unpublished(locator) => {
+                self.tell_held(slot, generation, None);
+                return Ok(false);
+            }
+            pin => pin?,
+        };
         match pin.verify() {
             // Nobody has seen the bytes: that says nothing about them.
             Err(ReadError::Busy) => return Err(SegmentError::NoRoom),
             Err(ReadError::Device) => return Err(SegmentError::Device),
-            verified if verified.is_ok() || canary::on(Canary::BadCopyKept) => return Ok(true),
+            verified if verified.is_ok() || canary::on(Canary::BadCopyKept) => {
+                let seal = pin.seal();
+                if seal != told {
+                    self.tell_held(slot, generation, Some(seal));
+                }
+                return Ok(seal == told);
+            }
             _ => {}
         }
         drop(pin);
-        let (slot, generation) = (locator.slot, locator.generation);
         self.unlink(now, slot, generation, |life| (life.bad, life.queued) = (true, true))?;
         self.bad.fetch_add(1, Ordering::Relaxed);
         self.look_at(now, slot, generation);
         Ok(false)
+    }
+
+    /// Whether a life has not come to its value: a writer may still be at it, or nobody ever was.
+    fn is_unpublished(&self, locator: &Locator) -> bool {
+        let known = self.check_locator(locator).map(|_| self.load(locator.slot));
+        known.is_ok_and(|word| {
+            let open = [ReplicaState::Dead, ReplicaState::Reserved, ReplicaState::Writing];
+            word.generation() == locator.generation && open.contains(&word.state())
+        })
+    }
+
+    /// Tells once what is held under a life; whoever misses it asks again.
+    fn tell_held(&self, slot: Slot, generation: Generation, seal: Option<Seal>) {
+        let held = self.notice(slot, generation, OrderResult::Holds { seal });
+        self.news.lock().push(held);
+        self.ring();
     }
 
     /// Says that a value is bad, and when to say it again.

@@ -519,7 +519,7 @@ fn a_bad_value_is_told_until_somebody_orders_its_end() {
     let segment = segment(true);
     let bytes = value((1 << 20) + 77);
     let (at, seal) = put(&segment, 0, 0, &bytes);
-    assert_eq!(segment.verify(T, &at), Ok(true));
+    assert_eq!(segment.verify(T, &at, seal), Ok(true));
     assert_eq!(segment.stats().bad, 0);
     let pin = segment.pin(T, &at).unwrap();
     // In the value first, then in the sums behind it, which only readers of parts need.
@@ -530,9 +530,9 @@ fn a_bad_value_is_told_until_somebody_orders_its_end() {
         assert_eq!(pin.verify(), Ok(()));
     }
     flip(&segment, at.extent.offset() + 5);
-    assert_eq!(segment.verify(T, &at), Ok(false));
+    assert_eq!(segment.verify(T, &at, seal), Ok(false));
     assert_eq!(segment.stats().bad, 1);
-    assert!(segment.pin(T, &at).is_err() && segment.verify(T, &at).is_err());
+    assert!(segment.pin(T, &at).is_err() && segment.verify(T, &at, seal).is_err());
     let mut copy = vec![0; bytes.len()];
     let read = segment.one_sided().read_into(&at, seal, &mut copy, || T);
     assert_eq!(read, Err(ReadError::Stale));
@@ -550,6 +550,26 @@ fn a_bad_value_is_told_until_somebody_orders_its_end() {
     drop(pin);
     assert_eq!(told(ms(640)), [freed(1)]);
     assert_eq!(told(ms(2000)), []);
+}
+
+/// A reader that was told of another seal, or of a life that was never published, makes the owner tell what it holds;
+/// its word changes nothing here (G16).
+#[test]
+fn what_is_held_otherwise_is_told_and_stays() {
+    let segment = segment(true);
+    let (at, seal) = put(&segment, 0, 0, &value(77));
+    let told = || tick(&segment, T).iter().map(|notice| notice.result).collect::<Vec<_>>();
+    assert_eq!(segment.verify(T, &at, seal), Ok(true));
+    assert_eq!(told(), []);
+    assert_eq!(segment.verify(T, &at, Seal(1)), Ok(false));
+    assert_eq!(told(), [OrderResult::Holds { seal: Some(seal) }]);
+    assert!(segment.pin(T, &at).is_ok() && segment.stats().bad == 0);
+    let never = locator(1, 0, 77);
+    assert_eq!(segment.verify(T, &never, seal), Ok(false));
+    assert_eq!(told(), [OrderResult::Holds { seal: None }]);
+    // Of another life nothing is known.
+    assert!(segment.verify(T, &Locator { generation: Generation(5), ..at }, seal).is_err());
+    assert_eq!(told(), []);
 }
 
 /// The steps of an unpinned read, with a reuse of the range between two lines.

@@ -491,10 +491,13 @@ impl Client {
     fn get_corrupt(&mut self, ctx: &mut Ctx, op: &mut Op) -> Flow {
         if ctx.swarm.load.flips {
             ctx.mark(Mark::ChecksumReject);
-            let locator = op.get().locator.expect("a replica was read");
+            let get = op.get();
+            let locator = get.locator.expect("a replica was read");
+            let located = get.located.as_ref().expect("a replica was chosen");
+            let seal = located.seal_of(get.stripe).expect("it has that stripe");
             let (me, owner) = (Actor::Client(self.ix), ctx.owner(locator.segment));
             // Nobody waits for the answer: the next copy is read meanwhile.
-            ctx.to_node_once(me, owner, ToNode::Verify { locator });
+            ctx.to_node_once(me, owner, ToNode::Verify { locator, seal });
             return self.get_stale(ctx, op);
         }
         let key = op.key;

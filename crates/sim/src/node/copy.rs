@@ -351,7 +351,8 @@ impl Node {
             if source.segment.medium() != Medium::Ssd && seal_of(&job.buffer) != job.order.seal {
                 // Perhaps only torn: its owner knows.
                 let (me, owner) = (Actor::Node(self.ix), ctx.owner(source.segment));
-                ctx.to_node_once(me, owner, ToNode::Verify { locator: source });
+                let seal = job.order.seal;
+                ctx.to_node_once(me, owner, ToNode::Verify { locator: source, seal });
             }
             self.next_source(ctx, at);
             return;

@@ -80,10 +80,10 @@ impl Node {
                 });
                 ctx.call_client(&mut link, self.ix, call, ToClient::Pinned { call, result });
             }
-            ToNode::Verify { locator } => {
+            ToNode::Verify { locator, seal } => {
                 let now = ctx.mono(self.host);
                 let store = self.store(locator.segment, locator.incarnation);
-                let sound = store.map(|store| store.segment.verify(now, &locator));
+                let sound = store.map(|store| store.segment.verify(now, &locator, seal));
                 ctx.say(|| format!("n{} verifies {locator:?}: {sound:?}", self.ix));
                 if let Some(Ok(false)) = sound {
                     ctx.mark(Mark::BadRetired);

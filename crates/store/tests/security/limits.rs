@@ -138,6 +138,42 @@ fn security_pins_and_removes_do_not_evade_a_quota() {
     }
 }
 
+/// The story: a tenant opened 16,384 puts of no bytes at a node of 64 MiB, which has as many slots: no slot was left
+/// for others for as long as they were open. It did so over its own links, before anybody else had anything there.
+#[test]
+fn security_open_puts_of_no_bytes_leave_slots_to_others() {
+    let catalog =
+        CatalogConfig { put_timeout: Duration::from_mins(10), ..CatalogConfig::default() };
+    let master = MasterOptions { listen: any_port(), catalog, ..MasterOptions::default() };
+    let node = NodeOptions {
+        name: "n".into(),
+        listen: Some(any_port()),
+        segment_bytes: 64 << 20,
+        ..NodeOptions::default()
+    };
+    let running = run_both(master, node).unwrap();
+    let address = running.master_address().unwrap();
+    let hello = Hello::new(Role::Client, LinkKind::Control, "evil");
+    let mut evil = Link::connect(&address, &hello, &LinkConfig::default(), within(10_000)).unwrap();
+    let keys: Vec<[u8; 4]> = (0..16_384_u32).map(u32::to_le_bytes).collect();
+    let mut begun = 0;
+    for keys in keys.chunks(4096) {
+        let items: Vec<_> = keys.iter().map(|key| PutItem::new(key, 0)).collect();
+        let config = Cow::Owned(PutConfig::default());
+        let ask = Request::PutStart(PutStart { config, items: Cow::Owned(items) });
+        let Reply::PutStart(plans) = evil.call(&ask, within(60_000)).unwrap() else { panic!() };
+        begun += plans.iter().filter(|plan| plan.is_ok()).count();
+    }
+    let mut options = ConnectOptions::default();
+    options.master = address.into();
+    options.client.tenant = mooncrate_core::TenantId::named("other").unwrap();
+    options.client.call_time = Duration::from_secs(5);
+    let other = Store::connect(options).unwrap();
+    let stored = other.put(b"k", b"value");
+    assert!(stored.is_ok(), "{stored:?}, beside {begun} open puts of another tenant");
+    assert_eq!(other.get(b"k").unwrap().as_deref(), Some(&b"value"[..]));
+}
+
 /// The story: 10,024 puts that one link began and never wrote filled the memory, and its end freed nothing
 /// for half a minute. Here the watchdog comes after ten minutes, so nothing but the end of the link can
 /// have given them back.

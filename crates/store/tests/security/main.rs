@@ -6,5 +6,6 @@ mod cluster;
 mod copies;
 mod data;
 mod disks;
+mod lies;
 mod limits;
 mod serving;

@@ -59,6 +59,8 @@ enum How {
 struct Pinned {
     guard: PinGuard,
     since: Now,
+    /// What its tenant was booked for it.
+    weight: u64,
 }
 
 pub(super) struct Connection<'a> {
@@ -95,7 +97,7 @@ enum Asked {
     WritePart(message::WritePart),
     Stage(Vec<StageItem>),
     Release(Vec<Locator>),
-    Verify(Locator),
+    Verify(message::Verify),
     Lend(SegmentId),
 }
 
@@ -224,7 +226,7 @@ impl<'a> Connection<'a> {
                 self.release(&locators);
                 DataReply::Release(())
             }
-            Asked::Verify(locator) => DataReply::Verify(self.verify(&locator)),
+            Asked::Verify(ask) => DataReply::Verify(self.verify(&ask)),
             Asked::Signal(signal) => DataReply::Signal(self.signal(&signal, deadline)),
             Asked::Pin(locators) => {
                 DataReply::Pin(locators.iter().map(|locator| self.pin(locator)).collect())
@@ -307,10 +309,10 @@ impl<'a> Connection<'a> {
 
     /// Sums a value that the peer found wrong. It costs what a read of it costs, and is done by the
     /// thread of the connection that asked: whoever asks for more waits for himself.
-    fn verify(&self, locator: &Locator) -> Result<bool, DataError> {
-        let segment = self.readable(locator)?;
+    fn verify(&self, ask: &message::Verify) -> Result<bool, DataError> {
+        let segment = self.readable(&ask.locator)?;
         let refused = &self.server.tally.refused;
-        segment.verify(boottime(), locator).map_err(|error| refused.memory(&error))
+        segment.verify(boottime(), &ask.locator, ask.seal).map_err(|error| refused.memory(&error))
     }
 
     /// The segment of a locator in memory that the peer may read.
@@ -502,25 +504,28 @@ impl<'a> Connection<'a> {
             return Err(tally.refused.wire(DataError::Unsupported));
         }
         let (now, bytes, config) = (boottime(), locator.extent.len(), &self.server.config);
-        let percent = segment.spec().identity().bytes / 100;
+        let identity = segment.spec().identity();
+        let percent = identity.bytes / 100;
+        // A slot counts as the bytes that stand behind each, or pins of empty values would take them all.
+        let weight = bytes.max(identity.bytes / u64::from(identity.slots.max(1)));
         let held = self.pinned_bytes.get(&locator.segment).copied().unwrap_or(0);
         let too_many = held.saturating_add(bytes) > percent * config.pinned_percent_max;
         // A tenant that has the segment for itself takes nothing from others.
         let alone = config.dedicated == Some(self.peer.tenant);
         let share = if alone { u64::MAX } else { percent * config.tenant_pinned_percent_max };
         let overdue = self.is_overdue(now);
-        let booked = || self.server.pinned.book(self.peer.tenant, locator.segment, bytes, share);
+        let booked = || self.server.pinned.book(self.peer.tenant, locator.segment, weight, share);
         if too_many || overdue || !booked() {
             return Err(tally.refused.wire(DataError::Busy { after_ms: BUSY_MS }));
         }
         let guard = segment.pin(now, locator).map_err(|error| {
-            self.server.pinned.give_back(self.peer.tenant, locator.segment, bytes);
+            self.server.pinned.give_back(self.peer.tenant, locator.segment, weight);
             tally.refused.memory(&error)
         })?;
         tally.pins.raise(1);
         *self.pinned_bytes.entry(locator.segment).or_default() += bytes;
         self.next_pin += 1;
-        self.pins.insert(self.next_pin, Pinned { guard, since: now });
+        self.pins.insert(self.next_pin, Pinned { guard, since: now, weight });
         Ok(PinId(self.next_pin))
     }
 
@@ -552,7 +557,7 @@ impl<'a> Connection<'a> {
     fn unpin(&mut self, id: PinId) {
         if let Some(pin) = self.pins.remove(&id.0) {
             let locator = pin.guard.locator();
-            self.server.pinned.give_back(self.peer.tenant, locator.segment, locator.extent.len());
+            self.server.pinned.give_back(self.peer.tenant, locator.segment, pin.weight);
             let held = self.pinned_bytes.entry(locator.segment).or_default();
             *held = held.saturating_sub(locator.extent.len());
             self.server.tally.pins.lower(1);
@@ -583,14 +588,14 @@ impl Drop for Connection<'_> {
         self.booked.release_all(self.server);
         let gone = self.puts.is_empty() && self.pins.is_empty() || self.sees_end();
         self.server.tally.pins.lower(self.pins.len() as u64);
-        for Pinned { guard, .. } in std::mem::take(&mut self.pins).into_values() {
-            let (at, bytes) = (guard.locator().segment, guard.locator().extent.len());
+        for Pinned { guard, weight, .. } in std::mem::take(&mut self.pins).into_values() {
+            let at = guard.locator().segment;
             if gone {
                 drop(guard);
             } else {
                 guard.leave();
             }
-            self.server.pinned.give_back(self.peer.tenant, at, bytes);
+            self.server.pinned.give_back(self.peer.tenant, at, weight);
         }
         for OpenPut { guard, .. } in std::mem::take(&mut self.puts).into_values() {
             match guard.segment().far() {
@@ -622,7 +627,7 @@ fn take(server: &Inner, peer: Credential, puts: &Puts, request: DataRequest<'_>)
         DataRequest::WritePart(part) => Asked::WritePart(part),
         DataRequest::Stage(stage) => Asked::Stage(stage.items.into_owned()),
         DataRequest::Release(release) => Asked::Release(release.locators.into_owned()),
-        DataRequest::Verify(verify) => Asked::Verify(verify.locator),
+        DataRequest::Verify(ask) => Asked::Verify(ask),
         DataRequest::Lend(lend) => Asked::Lend(lend.segment),
     }
 }

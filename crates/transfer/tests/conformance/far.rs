@@ -154,7 +154,10 @@ fn what_a_gpu_process_stored_is_read_by_everybody() {
         let put = door.begin(&begin(&value), soon()).unwrap();
         put.signal(value.seal, soon()).unwrap();
         expect(rig.read_value(&value), DataError::Corrupt);
-        assert!(!rig.transport.verify(&value.locator, soon()).unwrap(), "it is retired");
+        assert!(
+            !rig.transport.verify(&value.locator, value.seal, soon()).unwrap(),
+            "it is retired"
+        );
         rig.order(&value.locator, Action::Retire { free_after_ms: 0 });
     }
     rig.no_pins();
@@ -223,7 +226,7 @@ fn a_device_that_fails_is_said_and_never_served() {
             device.fail_at(0);
             rig.read_value(&good).unwrap();
         }
-        assert!(rig.transport.verify(&good.locator, soon()).unwrap());
+        assert!(rig.transport.verify(&good.locator, good.seal, soon()).unwrap());
         rig.no_pins();
         rig.until("rooms are back", crate::rig::HANG_UP, |_| device.free_rooms() == 4);
     }

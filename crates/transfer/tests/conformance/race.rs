@@ -44,7 +44,7 @@ pub(crate) fn readers_never_see_another_life(rig: &mut Rig) {
                 match rig.order(&current.locator, Action::Evict) {
                     OrderResult::Freed { next } => break next,
                     OrderResult::Pinned => std::thread::yield_now(),
-                    OrderResult::Waiting | OrderResult::Bad => unreachable!("nobody writes it"),
+                    other => unreachable!("nobody writes it: {other:?}"),
                 }
             };
             let value = current.next(next);

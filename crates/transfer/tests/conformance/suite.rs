@@ -257,7 +257,7 @@ pub(crate) fn flipped_bytes_are_found(rig: &mut Rig) {
 pub(crate) fn a_bad_value_is_retired_by_its_owner(rig: &mut Rig) {
     for len in [1, 5000, (1 << 20) + 1] {
         let value = rig.stored(len);
-        let verify = || rig.transport.verify(&value.locator, soon());
+        let verify = || rig.transport.verify(&value.locator, value.seal, soon());
         assert!(verify().unwrap());
         rig.read_value(&value).unwrap();
         rig.flip(value.locator.extent.offset() + len / 2);

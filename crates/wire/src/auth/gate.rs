@@ -64,11 +64,12 @@ impl Gate {
         }
     }
 
-    /// With another limit of connections per tenant.
+    /// The same gate at one door of so many places: connections are counted there alone, and a tenant gets no more
+    /// than half of them, however few there are.
     #[must_use]
-    pub fn with_tenant_connections_max(mut self, most: usize) -> Self {
-        self.tenant_connections_max = most;
-        self
+    pub fn at_door(&self, places: usize) -> Self {
+        let most = TENANT_CONNECTIONS_MAX.min((places / 2).max(1));
+        Self { census: Arc::default(), tenant_connections_max: most, ..self.clone() }
     }
 
     /// Whether peers must prove who they are.
@@ -92,9 +93,10 @@ impl Gate {
     }
 
     /// A place among the connections of a tenant, for as long as it is kept. Open gates know no
-    /// tenants and count nobody.
-    pub fn seat(&self, tenant: TenantId) -> Result<Seat, Refusal> {
-        if !self.is_guarded() {
+    /// tenants and count nobody; nodes and masters, which hold the secret, are not counted either.
+    pub fn seat(&self, peer: Credential) -> Result<Seat, Refusal> {
+        let Credential { role, tenant } = peer;
+        if !self.is_guarded() || matches!(role, Role::Node | Role::Master) {
             return Ok(Seat(None));
         }
         let mut census = self.census.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,13 +135,20 @@ mod tests {
     #[test]
     fn security_a_tenant_cannot_take_all_connections() {
         let secret = ClusterSecret::from_bytes([1; 32]);
-        let gate = Gate::new(Some(secret), None).with_tenant_connections_max(2);
-        let (a, b) = (TenantId(1), TenantId(2));
+        let whole = Gate::new(Some(secret), None);
+        let gate = whole.at_door(4);
+        let client = |id| Credential { role: Role::Client, tenant: TenantId(id) };
+        let (a, b) = (client(1), client(2));
         let _first = gate.seat(a).unwrap();
         let second = gate.clone().seat(a).unwrap();
         assert_eq!(gate.seat(a).unwrap_err().code, RefusalCode::TooMany);
         let _other = gate.seat(b).unwrap();
         drop(second);
         let _again = gate.seat(a).unwrap();
+        // Another door counts for itself; nodes are as many as there are.
+        let _elsewhere = whole.at_door(1).seat(a).unwrap();
+        let node = Credential { role: Role::Node, ..a };
+        let nodes: Result<Vec<_>, _> = (0..9).map(|_| gate.seat(node)).collect();
+        assert!(nodes.is_ok());
     }
 }

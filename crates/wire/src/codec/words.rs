@@ -419,6 +419,10 @@ impl<'a> Field<'a> for OrderResult {
             Self::Pinned => out.push(1),
             Self::Waiting => out.push(2),
             Self::Bad => out.push(3),
+            Self::Holds { seal } => {
+                out.push(4);
+                seal.put(out);
+            }
         }
     }
     fn take(from: &mut Reader<'a>) -> Result<Self, DecodeError> {
@@ -427,6 +431,7 @@ impl<'a> Field<'a> for OrderResult {
             1 => Self::Pinned,
             2 => Self::Waiting,
             3 => Self::Bad,
+            4 => Self::Holds { seal: Field::take(from)? },
             value => {
                 let what = "the result of an order";
                 return Err(DecodeError::BadValue { what, value: u64::from(value) });

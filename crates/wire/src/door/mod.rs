@@ -18,7 +18,7 @@ mod descriptors;
 mod stream;
 
 pub use descriptors::{descriptor_share, raise_descriptors};
-pub use stream::{KeptStream, Pulse, Times, Visit};
+pub use stream::{KeptStream, Pulse, RATE, Sending, Times, Visit};
 
 use crate::clock::boottime;
 use mooncrate_core::door::{Book, Guest, Limits, Origin, Verdict};

@@ -27,15 +27,21 @@ pub struct Times {
     pub first: Duration,
     /// Between two requests.
     pub idle: Duration,
-    /// For bytes that the peer does not take.
+    /// For bytes that the peer does not take. Whoever takes less than [`RATE`] in the long run uses it up as well.
     pub write: Duration,
 }
+
+/// Bytes a second that a peer must take of what waits for it: one that takes a byte now and then would keep an
+/// answer for ever.
+pub const RATE: u64 = 256 << 10;
 
 /// The life of a connection, as its door sees it.
 #[derive(Debug)]
 pub struct Pulse {
     place: Place,
     visits: AtomicUsize,
+    /// Answers that are being sent.
+    sending: AtomicUsize,
     heard: AtomicBool,
     proved: AtomicBool,
     /// When the last request ended, or the connection came.
@@ -49,6 +55,12 @@ impl Pulse {
         self.visits.fetch_add(1, Ordering::Relaxed);
         self.heard.store(true, Ordering::Relaxed);
         Visit(Arc::clone(self))
+    }
+
+    /// An answer is being sent, until the result is dropped: that is no rest, and its peer has to take the bytes.
+    pub fn sends(self: &Arc<Self>) -> Sending {
+        self.sending.fetch_add(1, Ordering::Relaxed);
+        Sending(self.visit())
     }
 
     /// The caller has proved who it is.
@@ -84,6 +96,16 @@ impl Drop for Visit {
     }
 }
 
+/// An answer on its way.
+#[derive(Debug)]
+pub struct Sending(Visit);
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.0.0.sending.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A stream that ends with the patience of its door.
 #[derive(Debug)]
 pub struct KeptStream<S> {
@@ -92,10 +114,8 @@ pub struct KeptStream<S> {
     displaced: Displaced,
     times: Times,
     timer: Pin<Box<Sleep>>,
-    /// Since when the peer takes nothing.
+    /// Since when the peer takes nothing, or when that would have begun at [`RATE`].
     stuck: Option<Instant>,
-    /// Whether sending is no rest.
-    sends: bool,
     /// Why it has ended.
     ended: Option<io::ErrorKind>,
 }
@@ -106,29 +126,14 @@ impl<S> KeptStream<S> {
         let pulse = Arc::new(Pulse {
             place,
             visits: AtomicUsize::new(0),
+            sending: AtomicUsize::new(0),
             heard: AtomicBool::new(false),
             proved: AtomicBool::new(false),
             rests_since: AtomicU64::new(boottime().0),
         });
         // The shorter one: a library need not read again when a request has ended.
         let patience = Box::pin(sleep(times.first.min(times.idle)));
-        Self {
-            stream,
-            pulse,
-            displaced,
-            times,
-            timer: patience,
-            stuck: None,
-            sends: false,
-            ended: None,
-        }
-    }
-
-    /// Bytes that the peer takes put its rest off. Not for HTTP/2, where a peer can ask for bytes (PING)
-    /// without a request.
-    #[must_use]
-    pub fn that_sends(self) -> Self {
-        Self { sends: true, ..self }
+        Self { stream, pulse, displaced, times, timer: patience, stuck: None, ended: None }
     }
 
     /// Its life, for its door.
@@ -164,18 +169,17 @@ impl<S> KeptStream<S> {
         }
     }
 
-    /// An answer whose bytes are taken is no rest. The request has ended for its door when the head of the
-    /// answer was made; a long body goes out after that.
-    fn moved(&self, sent: &Poll<io::Result<usize>>) {
-        if self.sends && matches!(sent, Poll::Ready(Ok(1..))) {
-            self.pulse.rests_since.store(boottime().0, Ordering::Relaxed);
+    /// Bytes were taken: a peer that takes them fast catches up, one that trickles comes no nearer.
+    fn moved(&mut self, sent: &Poll<io::Result<usize>>) {
+        if let (Poll::Ready(Ok(bytes)), Some(since)) = (sent, self.stuck) {
+            let worth = Duration::from_micros(*bytes as u64 * 1_000_000 / RATE);
+            self.stuck = Some(since + worth).filter(|since| *since < Instant::now());
         }
     }
 
     /// The result of an attempt to send.
     fn sent<T>(&mut self, cx: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if sent.is_ready() {
-            self.stuck = None;
             return sent;
         }
         self.stuck.get_or_insert_with(Instant::now);
@@ -210,6 +214,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for KeptStream<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let sent = Pin::new(&mut self.stream).poll_flush(cx);
+        if sent.is_ready() && self.pulse.sending.load(Ordering::Relaxed) == 0 {
+            // All is out, and no answer has more.
+            self.stuck = None;
+        }
         self.sent(cx, sent)
     }
 

@@ -223,7 +223,7 @@ impl Link {
         let hello = Hello::decode(link.inbox.bytes(frame.body))?;
         let met = agree(&hello, serves).map_err(CallError::from).and_then(|version| {
             let credential = link.examine(id, gate, &hello, &names, deadline)?;
-            Ok((version, credential, gate.seat(credential.tenant)?))
+            Ok((version, credential, gate.seat(credential)?))
         });
         match met {
             Ok((version, credential, seat)) => {

@@ -281,10 +281,12 @@ message! {
 }
 
 message! {
-    /// A reader copied this replica and its bytes were not those that were sealed. The owner sums them
-    /// itself: a reader's word alone ends nothing.
+    /// A reader copied this replica and its bytes were not those that were sealed, or it did not find the
+    /// replica where the master says it is. The owner looks itself: a reader's word alone ends nothing.
     pub struct Verify {
         /// Which.
         pub locator: Locator,
+        /// What the master says that they add up to.
+        pub seal: Seal,
     }
 }

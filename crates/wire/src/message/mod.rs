@@ -277,7 +277,8 @@ family! {
         Stage(Vec<Result<Staged, DataError>>),
         /// Gone; what is unknown is gone already.
         Release(()),
-        /// Whether the bytes are those that were sealed; `false`: the owner has retired the replica.
+        /// Whether the bytes are those that were sealed, under that seal; `false`: the owner has retired the
+        /// replica, or told the master what it holds instead.
         Verify(Result<bool, DataError>),
         /// The memory; its descriptor travels with the frame.
         Lend(Result<Lent, DataError>),

@@ -241,7 +241,7 @@ where
             Err(refusal) => Err(refusal),
         };
         let seated = known.and_then(|credential| {
-            self.seat = Some(self.config.gate.seat(credential.tenant)?);
+            self.seat = Some(self.config.gate.seat(credential)?);
             Ok(credential)
         });
         Ok(seated)

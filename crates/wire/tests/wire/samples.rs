@@ -244,11 +244,12 @@ impl Samples {
             incarnation: Incarnation(self.u64()),
             slot: Slot(self.u32()),
             generation: Generation(self.u32()),
-            result: match self.0.below(4) {
+            result: match self.0.below(5) {
                 0 => OrderResult::Freed { next: Generation(self.u32()) },
                 1 => OrderResult::Pinned,
                 2 => OrderResult::Waiting,
-                _ => OrderResult::Bad,
+                3 => OrderResult::Bad,
+                _ => OrderResult::Holds { seal: self.0.chance(500).then(|| Seal(self.u64())) },
             },
         }
     }

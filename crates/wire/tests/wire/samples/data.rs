@@ -44,7 +44,7 @@ impl Samples {
             Kind::Release => {
                 DataRequest::Release(Release { locators: self.list(Self::locator).into() })
             }
-            Kind::Verify => DataRequest::Verify(Verify { locator }),
+            Kind::Verify => DataRequest::Verify(Verify { locator, seal: Seal(self.u64()) }),
             Kind::Lend => DataRequest::Lend(Lend { segment: SegmentId(self.u64()) }),
             _ => return None,
         })
