@@ -25,6 +25,8 @@ pub(super) struct Member {
     pub segments: Vec<SegmentId>,
     /// Not heard for a while: gets no new objects.
     pub silent: bool,
+    /// Bytes that were promoted into its memory and took the place of others.
+    pub displaced: u64,
 }
 
 /// What a mounted segment must do next.
@@ -85,6 +87,7 @@ impl Catalog {
             last_heard: now,
             segments: Vec::new(),
             silent: false,
+            displaced: 0,
         });
         for offer in offers {
             if !member.segments.contains(&offer.segment) {
