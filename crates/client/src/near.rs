@@ -48,7 +48,7 @@ impl Client {
         }
         let mut mounts: Vec<Mount> = Vec::new();
         for (place, key) in keys.iter().enumerate() {
-            let Some(at) = self.place_near(key, now) else { continue };
+            let Some(First { locator: at, .. }) = self.first_near(key, now) else { continue };
             // The last one first: keys of a batch are often neighbours.
             let known = mounts.iter().rposition(|mount| mount.is_of(&at));
             let which = if let Some(which) = known {
@@ -70,17 +70,28 @@ impl Client {
         there
     }
 
-    /// Where the first copy of a value is, if that is remembered and may be used.
-    fn place_near(&self, key: &[u8], now: Now) -> Option<Locator> {
+    /// How long the value of a key is, where that can be seen as its existence can.
+    pub fn len_near(&self, key: &[u8]) -> Option<u64> {
+        let now = boottime();
+        if self.owes_report(now) {
+            return None;
+        }
+        let first = self.first_near(key, now)?;
+        let lives = self.engine.near(&first.locator)?.living(&[first.locator]);
+        lives.first().copied().unwrap_or(false).then_some(first.len)
+    }
+
+    /// The first copy of a value, if its place is remembered and may be used.
+    fn first_near(&self, key: &[u8], now: Now) -> Option<First> {
         key::check(key).ok()?;
         let hash = key::hash(key);
         if !self.config.holds {
-            return self.cache.peek_first(hash, key).map(|first| first.locator);
+            return self.cache.peek_first(hash, key);
         }
         let mut reads = Remembered::default();
         let first = self.remembered_first(hash, key, now, &mut reads)?;
         self.note_reads(reads);
-        Some(first.locator)
+        Some(first)
     }
 
     /// A value that can be read without waiting, and the way to it.

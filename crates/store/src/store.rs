@@ -326,6 +326,11 @@ impl Store {
         self.inner.client.exists_near(keys)
     }
 
+    /// How long the value of a key is, where that can be seen without waiting; `None`: ask by [`Store::look`].
+    pub fn len_near(&self, key: &[u8]) -> Option<u64> {
+        self.inner.client.len_near(key)
+    }
+
     /// The values of many keys; one result each.
     pub fn get_batch(&self, keys: &[&[u8]]) -> Vec<Result<Option<Vec<u8>>, Error>> {
         let found = self.inner.client.get_batch(keys);
