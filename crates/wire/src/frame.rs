@@ -32,9 +32,9 @@ pub const ATTACHMENT_BYTES_MAX: u64 = VALUE_BYTES_MAX;
 /// Version byte of hello frames and of refusals of a hello: the part that never changes.
 pub const VERSION_HELLO: u8 = 0;
 /// Oldest version this build speaks.
-pub const VERSION_MIN: u8 = 7;
+pub const VERSION_MIN: u8 = 8;
 /// Newest version this build speaks.
-pub const VERSION_MAX: u8 = 7;
+pub const VERSION_MAX: u8 = 8;
 
 /// Raw bytes follow the body.
 pub const ATTACHED: u16 = 1;
@@ -277,7 +277,7 @@ mod tests {
         let page = include_str!("../../../docs/formats/frame.md");
         assert!(page.contains(&shown), "docs/formats/frame.md lacks `{shown}`");
         assert!(
-            shown.starts_with("4d 43 52 31 07 10 00 00 07 00 00 00 00 00 00 00 00 00 00 00 e8")
+            shown.starts_with("4d 43 52 31 08 10 00 00 07 00 00 00 00 00 00 00 00 00 00 00 e8")
         );
     }
 
