@@ -21,6 +21,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+/// What our variables begin with.
+const PREFIX: &str = "MOONCRATE_";
 /// The variable that names the file.
 const CONFIG_VARIABLE: &str = "MOONCRATE_CONFIG";
 /// The file that is read when nobody names one.
@@ -178,7 +180,7 @@ fn variables(
 ) -> Result<Variables, Failure> {
     let mut found = Variables::default();
     for (name, value) in environment {
-        let Some(name) = name.to_str().filter(|name| name.starts_with("MOONCRATE_")) else {
+        let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
             continue;
         };
         if name == CONFIG_VARIABLE {
@@ -200,9 +202,13 @@ fn variables(
 
 /// One line about variables that are no settings, with what may have been meant.
 fn warning(unknown: &[String]) -> Option<String> {
-    let known = || KEYS.iter().map(Spec::variable).chain([CONFIG_VARIABLE.to_owned()]);
-    let one = |name: &String| match keys::nearest(name, known()) {
-        Some(near) => format!("${name} (did you mean ${near}?)"),
+    // Without what all of them begin with, or everything would be near.
+    let known = || KEYS.iter().map(|spec| spec.name.to_ascii_uppercase());
+    let one = |name: &String| match name
+        .strip_prefix(PREFIX)
+        .and_then(|rest| keys::nearest(rest, known()))
+    {
+        Some(near) => format!("${name} (did you mean ${PREFIX}{near}?)"),
         None => format!("${name}"),
     };
     let all: Vec<String> = unknown.iter().map(one).collect();
