@@ -6,10 +6,12 @@ rival of anybody: that is how `mooncrate-beside` installs it.
 
 from pkgutil import extend_path
 
+from ._absent import offer
 from ._guard import refuse_to_shadow
 
 if __name__ == "mooncake":
     refuse_to_shadow()
+    offer()
 
 # Other distributions may add modules of their own beside ours.
 __path__ = extend_path(__path__, __name__)

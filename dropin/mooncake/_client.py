@@ -5,12 +5,20 @@ import random
 import socket
 import sys
 from collections.abc import Sequence
+from typing import Any
+
+import mooncrate
+from mooncrate._native import Raw
 
 from ._disk import disk
 from ._flags import BadFlag, Flag, Parser, Values, boolean, port, whole
 from ._hosts import PORTS, client_ports, is_loopback
 from ._programs import OPEN_IT, OWN, credentials, guarded, insecure, join, run
 from ._settings import Refused, parse_size
+
+
+# How long the master is asked for what it wants of its clients.
+ASK_SECONDS = 5.0
 
 
 def size(text: str) -> int:
@@ -85,8 +93,31 @@ def _place(values: Values, notes: list[str]) -> tuple[str, str]:
     return address, text if number else address
 
 
-def translate(values: Values) -> tuple[list[str], list[str]]:
-    """The command of ours, and what to say about it."""
+def _root(values: Values) -> str:
+    """The directory that the master names for disks; empty where it names none, or does not answer."""
+    master, names = values["master_server_address"], ("token_file", "tls_cert", "tls_key", "tls_ca")
+    given: dict[str, Any] = {
+        name: values[name] or os.environ.get(f"MOONCRATE_{name.upper()}") for name in names
+    }
+    try:
+        store = mooncrate.Store(master=master, timeout=ASK_SECONDS, **given)
+        try:
+            root = Raw(store).disk_root()
+        finally:
+            store.close()
+        if root:
+            os.makedirs(root, mode=0o700, exist_ok=True)
+        return root
+    except mooncrate.Error:
+        # The node is about to ask the same master, and says what is wrong.
+        return ""
+    except OSError as error:
+        values.warnings.append(f"without the disk that the master names: {error}")
+        return ""
+
+
+def translate(values: Values, root: str = "") -> tuple[list[str], list[str]]:
+    """The command of ours, and what to say about it. `root`: the directory that the master names for disks."""
     notes: list[str] = []
     protocol = values["protocol"].lower()
     if protocol == "rdma":
@@ -100,7 +131,9 @@ def translate(values: Values) -> tuple[list[str], list[str]]:
     command += ["--node-name", name, "--segment-size", f"{values['global_segment_size']}B"]
     command += ["--mooncake-door", join("127.0.0.1", values["port"])]
     command += ["--mooncake-tenant", values["tenant_id"] or "default"]
-    on_disk = disk(values["enable_offload"], "")
+    # Nobody else on this machine has the port, now or later.
+    label = f"client-{values['port']}"
+    on_disk = disk(values["enable_offload"], "", root=root, label=label)
     if on_disk or "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH" in os.environ:
         # The variables alone would switch it on.
         command += ["--ssd", on_disk or "off"]
@@ -112,4 +145,5 @@ def translate(values: Values) -> tuple[list[str], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script."""
     sentence = "Lends memory to a cluster, and lets dummy stores of this machine in."
-    return run(parser(), sentence, translate, sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    return run(parser(), sentence, lambda values: translate(values, _root(values)), given)

@@ -164,7 +164,9 @@ class Connection:
                 "MOONCRATE_INSECURE_LISTEN=1, or set the store up as 'localhost'"
             )
         on_disk = self.settings.enable_ssd_offload or is_named()
+        path, root = self.settings.ssd_offload_path, self.raw.disk_root()
         for sharer in range(1, SHARERS_MAX + 1):
+            ssd = disk(on_disk, path, root=root, sharer=sharer)
             try:
                 self.lender = Lender(
                     self.store,
@@ -172,7 +174,7 @@ class Connection:
                     name=self._free_name(name, port),
                     listen=f"[{listen}]:{port}" if ":" in listen else f"{listen}:{port}",
                     segment_size=size,
-                    ssd=disk(on_disk, self.settings.ssd_offload_path, sharer=sharer),
+                    ssd=ssd,
                     insecure_listen=insecure,
                     memory_overcommit=says_yes("MOONCRATE_MEMORY_OVERCOMMIT"),
                     **self.credentials,
@@ -187,7 +189,11 @@ class Connection:
                 if error.kind == "io" and port:
                     self._not_bound = str(error)
                     return False
-                if error.kind != "disk in use" or sharer == SHARERS_MAX:
+                if error.kind == "no disk" and root and not on_disk:
+                    # Nobody here asked for it: the directory of the master is not this machine's.
+                    log.warning("without the disk that the master names: %s", error)
+                    root = ""
+                elif error.kind != "disk in use" or sharer == SHARERS_MAX:
                     raise
         raise AssertionError("the last sharer has returned or raised")
 

@@ -1,6 +1,7 @@
 """The disk of a store that lends memory, as Mooncake's settings and variables name it."""
 
 import os
+import socket
 from collections.abc import Mapping
 
 DEFAULT_PATH = "/data/file_storage"
@@ -21,10 +22,14 @@ SHARERS_MAX = 64
 _NO = ("0", "false", "off", "no")
 
 
+def is_refused(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment wants no disk, unless a store is told to have one."""
+    return variables.get("MOONCAKE_OFFLOAD_ENABLED", "").lower() in _NO
+
+
 def is_named(variables: Mapping[str, str] = os.environ) -> bool:
     """Whether the environment names a directory, which a store then uses without being told to."""
-    refused = variables.get("MOONCAKE_OFFLOAD_ENABLED", "").lower() in _NO
-    return bool(variables.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH")) and not refused
+    return bool(variables.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH")) and not is_refused(variables)
 
 
 def _room(path: str) -> int:
@@ -40,18 +45,29 @@ def _room(path: str) -> int:
 
 
 def disk(
-    enabled: bool, path: str, variables: Mapping[str, str] = os.environ, *, sharer: int = 1
+    enabled: bool,
+    path: str,
+    variables: Mapping[str, str] = os.environ,
+    *,
+    root: str = "",
+    label: str = "",
+    sharer: int = 1,
 ) -> str | None:
     """The disk as `PATH=SIZE` with options; None if there shall be none.
 
     A directory belongs to one process, and engines give all of theirs the same one: the second and later
-    sharers have folders in it.
+    sharers have folders in it. In `root`, which the master names for all machines, everybody has one:
+    named after the machine, so that whoever comes next there finds what it holds.
     """
-    if not enabled:
+    own = path or variables.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", "")
+    folder = label or f"store-{sharer}"
+    if enabled and (own or not root):
+        path = own or DEFAULT_PATH
+        path = os.path.join(path, folder) if sharer > 1 else path
+    elif root and (enabled or not is_refused(variables)):
+        path = os.path.join(root, f"{socket.gethostname()}-{folder}")
+    else:
         return None
-    path = path or variables.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH") or DEFAULT_PATH
-    if sharer > 1:
-        path = os.path.join(path, f"store-{sharer}")
     size = variables.get("MOONCAKE_BUCKET_MAX_TOTAL_SIZE") or variables.get(
         "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"
     )

@@ -81,12 +81,17 @@ def infer_structure(
 Apart = tuple[Node, dict[str, list[Any]]] | None
 
 
-def _there(values: Sequence[Any]) -> list[Any]:
+def there(values: Sequence[Any]) -> list[Any]:
     return [value for value in values if value is not None and value is not MISSING]
 
 
+def escape_key(key: str) -> str:
+    """A key as a part of a path: what would begin another part has a backslash before it."""
+    return "".join("\\" + letter if letter in "\\.[" else letter for letter in key)
+
+
 def _by_key(path: str, values: list[Any]) -> Apart:
-    known = _there(values)
+    known = there(values)
     if not known or not all(isinstance(value, dict) for value in known):
         return None
     keys = {key for value in known for key in value}
@@ -96,8 +101,7 @@ def _by_key(path: str, values: list[Any]) -> Apart:
     node = Node(path, "dict", sorted(keys), row_mask=mask)
     columns = {}
     for key in node.children:
-        name = "".join("\\" + letter if letter in "\\.[" else letter for letter in key)
-        columns[f"{path}.{name}"] = [
+        columns[f"{path}.{escape_key(key)}"] = [
             value.get(key, MISSING) if has else None
             for value, has in zip(values, mask, strict=True)
         ]
@@ -105,7 +109,7 @@ def _by_key(path: str, values: list[Any]) -> Apart:
 
 
 def _by_place(path: str, values: list[Any]) -> Apart:
-    known = _there(values)
+    known = there(values)
     if not known or not all(isinstance(value, (list, tuple)) for value in known):
         return None
     places = max(map(len, known))
@@ -129,7 +133,7 @@ def _by_place(path: str, values: list[Any]) -> Apart:
 
 def form_of(values: Sequence[Any]) -> Decision:
     """The form that all rows of a column have in common; rows without a value fit every one."""
-    known = _there(values)
+    known = there(values)
     if not known:
         return Decision(False, "msgpack_ragged", "no row has a value", "msgpack")
     for look in (_tensors, _media_lists, _arrays, _numbers_by_row, _numbers):

@@ -186,10 +186,8 @@ def _disks(values: Values) -> list[str]:
     command = []
     folder = values["root_fs_dir"]
     if folder:
-        values.warnings.append(
-            f"--root_fs_dir={folder}: values go to disks, but not all to one directory: each client that "
-            "lends memory names its own (ssd_offload_path, or MOONCAKE_OFFLOAD_FILE_STORAGE_PATH)"
-        )
+        # Clients learn it from the master; a relative one would be another one for each of them.
+        command += ["--mooncake-root", os.path.join(os.path.abspath(folder), values["cluster_id"])]
     if values["enable_offload"] or folder:
         command += ["--offload", "evict" if values["offload_on_evict"] else "eager"]
     elif values.was_given("enable_offload"):

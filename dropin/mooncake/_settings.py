@@ -21,7 +21,7 @@ BUFFER_BYTES_MAX = 1 << 40
 PAGE = 4096
 DEFAULT_MASTER = "127.0.0.1:50051"
 
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 # Every spelling that callers use, and the argument it means.
@@ -104,11 +104,11 @@ def parse_size(name: str, value: object) -> int:
         match = _SIZE.fullmatch(value)
         unit = match.group(2).lower() if match else "?"
         unit = unit.removesuffix("b") if len(unit) == 2 else unit
-        if match is None or unit not in _UNITS:
+        if match is None or unit not in SIZE_UNITS:
             raise Refused(f"{name} {value!r} is no size; write it as 16777216, 16MB or 1.5GB")
         whole, _, part = match.group(1).partition(".")
         try:
-            number = int(whole + part) * _UNITS[unit] // 10 ** len(part)
+            number = int(whole + part) * SIZE_UNITS[unit] // 10 ** len(part)
         except ValueError as error:
             # Python reads no number of thousands of digits.
             raise Refused(f"{name} {value[:40]!r}… is no size") from error

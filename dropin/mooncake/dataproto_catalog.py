@@ -12,7 +12,10 @@
 A batch is removed from the store when no row and no reader needs it.
 """
 
+from ._absent import getter
 from ._catalog import DataProtoCatalog
 from ._catalog_transfer import DataProtoCatalogTransfer
+from ._codes import log as logger
 
-__all__ = ["DataProtoCatalog", "DataProtoCatalogTransfer"]
+__all__ = ["DataProtoCatalog", "DataProtoCatalogTransfer", "logger"]
+__getattr__ = getter(__name__)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
+from ._absent import getter
 from ._http import JSON, VERBS, Ending, Handler, NotOpen, Server, host_to_bind
 
 log = logging.getLogger("mooncake.metadata")
@@ -153,8 +154,8 @@ class KVBootstrapServer:
         return KVPoll.Success if alive else KVPoll.Failed
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script."""
+def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of the console script."""
     parser = argparse.ArgumentParser(
         prog="mooncake_http_metadata_server",
         description="A metadata server for programs that ask for one.",
@@ -163,7 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default="0.0.0.0", help="at which address (0.0.0.0)")
     levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
     parser.add_argument("--log-level", default="INFO", choices=levels, help="what is logged (INFO)")
-    given = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script."""
+    given = parse_args(arguments)
     logging.basicConfig(level=given.log_level, format="%(asctime)s %(levelname)s %(message)s")
     end = Ending()
     server = KVBootstrapServer(given.port, given.host)
@@ -176,6 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     server.close()
     return 0
 
+
+__getattr__ = getter(__name__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ._absent import getter
 from ._codes import log
-from ._settings import Refused, parse_size
+from ._settings import SIZE_UNITS, Refused, parse_size
+
+logger = log
+__getattr__ = getter(__name__)
 
 DEFAULT_GLOBAL_SEGMENT_SIZE = 3355443200
 DEFAULT_LOCAL_BUFFER_SIZE = 1073741824
 _KNOWN_PROTOCOLS = ("tcp", "rdma", "ascend", "cxl", "nvlink")
+_REQUIRED_NON_EMPTY_FIELDS = ("local_hostname", "metadata_server", "master_server_address")
+_SIZE_SUFFIXES = [(unit, count) for unit, count in SIZE_UNITS.items() if unit]
 _TRUE = ("true", "1", "yes", "on", "enable")
 _FALSE = ("false", "0", "no", "off", "disable")
 
@@ -28,6 +34,16 @@ def _truth(name: str, value: object) -> bool:
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     raise ValueError(f"{name} {value!r} is neither true nor false; write true or false")
+
+
+def _parse_segment_size(value: object) -> int:
+    return _size("the size", value)
+
+
+def _parse_bool(value: object) -> bool:
+    if value is None or isinstance(value, (bool, int, float)):
+        return bool(value)
+    return _truth("the switch", value)
 
 
 @dataclass
@@ -48,7 +64,7 @@ class MooncakeConfig:
     client_http_port: int = 9300
 
     def __post_init__(self) -> None:
-        for name in ("local_hostname", "metadata_server", "master_server_address"):
+        for name in _REQUIRED_NON_EMPTY_FIELDS:
             if not getattr(self, name):
                 raise ValueError(f"{name} is missing or empty; it is required")
         self.global_segment_size = _size("global_segment_size", self.global_segment_size)

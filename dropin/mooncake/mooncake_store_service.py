@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from ._absent import getter
 from ._base import Key
 from ._http import JSON, VERBS, Ending, Handler, NotOpen, Server, host_to_bind
 from .mooncake_config import MooncakeConfig
@@ -36,7 +37,7 @@ RETRY = 1.0
 # Charsets of names of hosts: the time to read a body in them grows faster than its length.
 SLOW = ("idna", "punycode")
 # Seconds that a disk may be waited for: longer ones are milliseconds, most likely.
-GRACE_SECONDS_MAX = 3600
+GRACE_SECONDS_MAX = _MAX_UNMOUNT_LOCAL_DISK_GRACE_PERIOD_SECONDS = 3600
 
 # Status and body of an answer; bytes are sent as they are.
 Answer = tuple[int, Any]
@@ -222,12 +223,10 @@ class MooncakeStoreService:
         return _done() if code == 0 else _error(500, f"Unmount and free failed, ret={code}")
 
     def mount_shm(self, body: dict[str, Any]) -> Answer:
-        name = body.get("name")
-        plain = name.removeprefix("/") if isinstance(name, str) else ""
-        # A name of shared memory is no path: nothing outside its folder is meant.
-        if not plain or "/" in plain or plain in (".", "..") or body.get("size") is None:
+        path = _shm_name_to_path(body.get("name"))
+        if path is None or body.get("size") is None:
             raise Bad("Missing or invalid name or size")
-        done = self._map(f"/dev/shm/{plain}", body)
+        done = self._map(path, body)
         if done["ret"] != 0:
             return _error(500, f"Mount failed, ret={done['ret']}")
         return _done(segment_ids=list(done["segment_ids"]))
@@ -377,6 +376,12 @@ class _Handler(Handler):
         self.reply(500, json.dumps({"error": "Request Entity Too Large"}), JSON)
 
 
+def _shm_name_to_path(name: object) -> str | None:
+    """The file of shared memory of this name. A name is no path: nothing outside its folder is meant."""
+    plain = name.removeprefix("/") if isinstance(name, str) else ""
+    return f"/dev/shm/{plain}" if plain not in ("", ".", "..") and "/" not in plain else None
+
+
 def _charset(kind: str) -> str:
     """How a body of this kind is encoded; UTF-8, unless it says something else."""
     for part in kind.split(";")[1:]:
@@ -399,7 +404,8 @@ def _object(raw: bytes, charset: str, status: int) -> dict[str, Any]:
     return found
 
 
-def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of the console script."""
     parser = argparse.ArgumentParser(
         prog="mc_store_rest_server", description="A store behind REST."
     )
@@ -419,9 +425,9 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def sync_main(arguments: Sequence[str] | None = None) -> int:
     """The console script."""
-    given = _arguments(arguments)
+    given = parse_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     end = Ending()
     try:
@@ -448,9 +454,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         service.stop()
 
 
-# Under this name Mooncake's script has it.
-sync_main = main
+async def main(arguments: Sequence[str] | None = None) -> int:
+    """The same for `asyncio.run`, whose loop has nothing else to do."""
+    return sync_main(arguments)
 
+
+__getattr__ = getter(__name__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(sync_main())

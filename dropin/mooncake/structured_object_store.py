@@ -13,6 +13,7 @@ for what is theirs.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ._absent import getter
 from ._bundle import (
     AUTO_PARALLEL_MIN_BYTES,
     AUTO_PARALLEL_MIN_CHUNKS,
@@ -44,7 +45,19 @@ from ._handles import (
     import_ref,
     is_dataproto_ref_handle,
 )
-from ._infer import MISSING, infer_structure
+# The names that some programs ask for stand as they are there.
+from ._infer import DEPTH_MAX as _INFER_MAX_DEPTH  # noqa: F401
+from ._infer import KEYS_MAX as _INFER_MAX_STRUCT_KEYS  # noqa: F401
+from ._infer import MISSING, _Missing, infer_structure  # noqa: F401
+from ._infer import PLACES_MAX as _INFER_MAX_LIST_LEN  # noqa: F401
+from ._infer import Decision as _CodecDecision  # noqa: F401
+from ._infer import Leaf as _InferredLeaf  # noqa: F401
+from ._infer import Node as _InferredNode  # noqa: F401
+from ._infer import escape_key as _escape_key  # noqa: F401
+from ._infer import form_of as _choose_leaf_codec  # noqa: F401
+from ._infer import is_bytes as _is_bytes_like  # noqa: F401
+from ._infer import is_image as _is_pil_image  # noqa: F401
+from ._infer import there as _non_null  # noqa: F401
 from ._members import RawDestination, TensorBuffer, is_object_array, plain_bytes
 from ._schemas import FieldSchema
 from ._structured import (
@@ -89,6 +102,8 @@ __all__ = [
     "raw_destination",
     "tensor_object_buffer",
 ]
+
+__getattr__ = getter(__name__)
 
 DEFAULT_BUNDLE_CHUNK_BYTES = DEFAULT_CHUNK_BYTES
 # What `remove` answers for what is not there.

@@ -1,13 +1,8 @@
-"""A real `mooncrate master`, and stores of the drop-in.
-
-The binary is $MOONCRATE_BINARY; `./dev test python` builds it and the packages and sets everything up.
+"""A real `mooncake_master`, and stores of the drop-in; `./dev test python` builds the packages and sets everything up.
 Tests that show a behaviour of the list in `checks.py` carry its number: `@pytest.mark.check(7)`.
 """
 
 import ctypes
-import json
-import os
-import select
 import signal
 import socket
 import subprocess
@@ -17,13 +12,12 @@ import time
 
 import pytest
 from checks import Checks
+from processes import PATIENCE, THEIRS, Program, free_ports, start_retrying
 
-# Generous: the machine may be busy with other things. No test passes or fails by a time.
-PATIENCE = 60
 # A shell lets its jobs in the background ignore Ctrl-C, and their children inherit that; not these.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 MIB = 1 << 20
-# What a lookup holds its object for; short, so that tests can wait for the end of it.
+# What a lookup holds its object for.
 LEASE_SECONDS = 0.5
 
 
@@ -38,69 +32,36 @@ def pytest_configure(config):
 
 
 class Master:
-    """`mooncrate master` on a port of its own, which it keeps when it is started again."""
+    """`mooncake_master` on ports of its own, which it keeps when it is started again."""
 
-    def __init__(self, folder, more=()):
+    def __init__(self, folder):
         self.folder = folder
-        self.more = more
-        self.environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("MOONCRATE_")
-        }
-        self.environment["XDG_RUNTIME_DIR"] = str(folder)
-        self.address = "127.0.0.1:0"
-        self.process = None
-        self.start()
+        self.ports = None
+        start_retrying(self.start)
 
     def start(self):
-        if os.environ.get("MOONCAKE_MASTER"):
-            return self._start_theirs(os.environ["MOONCAKE_MASTER"])
-        arguments = [os.environ["MOONCRATE_BINARY"], "master", "--json", "--master", self.address]
-        arguments += ["--admin", "127.0.0.1:0", "--lease-ttl", f"{int(LEASE_SECONDS * 1000)}ms"]
-        # Started again, it knows its nodes, and waits for nobody else.
-        arguments += ["--state-file", str(self.folder / "master.state")]
-        self.log = open(self.folder / "master.log", "ab")
-        self.process = subprocess.Popen(
-            [*arguments, *self.more],
-            cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=self.log,
-        )
-        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
-        line = self.process.stdout.readline() if ready else b""
-        assert line, f"the master did not start: {(self.folder / 'master.log').read_text()}"
-        said = json.loads(line)
-        self.address, self.admin = said["master"], said.get("admin")
+        port, metrics = self.ports or free_ports(2)
+        flags = (f"--port={port}", f"--metrics_port={metrics}")
+        # Short, so that tests can wait for the end of it.
+        flags += (f"--default_kv_lease_ttl={int(LEASE_SECONDS * 1000)}",)
+        if not THEIRS:
+            # Started again, it knows its nodes, and waits for nobody else.
+            flags += ("--new_cluster=true", f"--state_file={self.folder / 'master.state'}")
+        self.program = Program(self.folder, "mooncake_master", *flags, ports=(port, metrics))
+        self.ports = (port, metrics)
+        self.address, self.admin = f"127.0.0.1:{port}", f"http://127.0.0.1:{metrics}"
 
-    def _start_theirs(self, program):
-        """The master of the package that the drop-in stands in for: what its tests describe is its doing."""
-        if self.process is None:
-            self.address = f"127.0.0.1:{free_port()}"
-        port, metrics = self.address.split(":")[1], free_port()
-        self.admin = f"http://127.0.0.1:{metrics}"
-        self.log = open(self.folder / "master.log", "ab")
-        lease = f"--default_kv_lease_ttl={int(LEASE_SECONDS * 1000)}"
-        command = [program, f"--port={port}", f"--metrics_port={metrics}", lease]
-        self.process = subprocess.Popen(
-            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=self.log
-        )
-        end = time.monotonic() + PATIENCE
-        while socket.socket().connect_ex(("127.0.0.1", int(port))) != 0:
-            assert time.monotonic() < end, "their master did not start"
-            time.sleep(0.1)
+    @property
+    def process(self):
+        return self.program.process
 
     def kill(self):
         self.process.kill()
-        self._ended()
+        self.process.wait(PATIENCE)
 
     def stop(self):
-        self.process.terminate()
-        self._ended()
-
-    def _ended(self):
-        try:
-            self.process.wait(PATIENCE)
-        finally:
-            self.process.kill()
-            self.process.stdout.close()
-            self.log.close()
+        if self.process.poll() is None:
+            self.program.stop()
 
 
 @pytest.fixture(scope="session")

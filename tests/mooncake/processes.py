@@ -16,10 +16,10 @@ import urllib.request
 PATIENCE = 60
 
 SCRIPTS = {
-    "mooncake_master": "mooncake._master",
-    "mooncake_client": "mooncake._client",
-    "mooncake_http_metadata_server": "mooncake.http_metadata_server",
-    "mc_store_rest_server": "mooncake.mooncake_store_service",
+    "mooncake_master": ("mooncake._master", "main"),
+    "mooncake_client": ("mooncake._client", "main"),
+    "mooncake_http_metadata_server": ("mooncake.http_metadata_server", "main"),
+    "mc_store_rest_server": ("mooncake.mooncake_store_service", "sync_main"),
 }
 
 
@@ -45,7 +45,8 @@ def command(script, *flags):
         return [sys.executable, "-X", "faulthandler", "-m", script, *flags]
     if THEIRS:
         return [str(pathlib.Path(THEIRS).with_name(script)), *flags]
-    code = f"import sys; from {SCRIPTS[script]} import main; sys.exit(main())"
+    module, function = SCRIPTS[script]
+    code = f"import sys; from {module} import {function}; sys.exit({function}())"
     return [sys.executable, "-X", "faulthandler", "-c", code, *flags]
 
 

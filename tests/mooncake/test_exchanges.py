@@ -167,3 +167,15 @@ def test_ranges_of_many_buffers_are_looked_up_together(own_master, make_store):
     assert found == [[[SIZE - 10, 10]]] * KEYS
     assert asked.since() == {"look": 1}
     assert bytes(target) == b"".join(values)
+
+
+def test_the_size_of_a_value_is_asked_for_once_in_a_while(own_master, make_store):
+    """Each call asked the master, although the store knew the value's place and length."""
+    store, calls = make_store(master=own_master), 1000
+    assert store.put("sized", b"x" * SIZE) == 0
+    asked = Asked(own_master)
+    assert {store.get_size("sized") for _ in range(calls)} == {SIZE}
+    # What was asked for holds for half of the lease.
+    assert sum(asked.since().values()) < calls / 4
+    assert store.remove("sized", True) == 0
+    assert store.get_size("sized") == -704

@@ -166,7 +166,9 @@ def test_what_the_flags_of_the_master_become(flags, ours):
     assert there == [one for one in ours if one.startswith("--")]
     for flag, setting in zip(ours, ours[1:], strict=False):
         assert setting.startswith("--") or command[command.index(flag) + 1] == setting
-    assert len(values.warnings) == sum("root_fs_dir" in flag for flag in flags)
+    assert not values.warnings
+    roots = [command[at + 1] for at, one in enumerate(command) if one == "--mooncake-root"]
+    assert roots == ["/x/mooncake_cluster"] * any("root_fs_dir" in flag for flag in flags)
 
 
 @pytest.mark.parametrize(

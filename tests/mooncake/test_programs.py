@@ -292,7 +292,7 @@ def test_the_scripts_are_installed_under_their_names():
     assert set(scripts) == set(SCRIPTS)
     for name, where in scripts.items():
         module, function = where.split(":")
-        assert (module, function) == (SCRIPTS[name], "main")
+        assert (module, function) == SCRIPTS[name]
 
 
 @pytest.mark.check(60)

@@ -269,6 +269,9 @@ pub(crate) struct MooncakeMaster {
     /// Where a metadata server for Mooncake's programs listens, or off [default: off]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) mooncake_metadata: Option<String>,
+    /// Directory in which stores of Mooncake's programs keep their disks, or off [default: off]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) mooncake_root: Option<String>,
 }
 
 /// What a node offers to programs that were written for Mooncake.

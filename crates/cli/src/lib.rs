@@ -65,6 +65,11 @@ pub fn main_from(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 fn run(arguments: &Arguments, program: &str, out: Output) -> Result<(), Failure> {
     let file = arguments.common.config.clone();
     let layers = Layers::read(file, std::env::vars_os(), arguments.given())?;
+    // A guard has the environment of its node, which has said it.
+    let guards = matches!(arguments.command, Command::Node(NodeAlone { guard_of: Some(_), .. }));
+    if let Some(words) = layers.warning().filter(|_| !guards) {
+        out.warning(words);
+    }
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
     let settings = Settings::new(&layers, runtime_dir.map(PathBuf::from).as_deref());
     let serve = |role, flags: &ServerFlags| {

@@ -358,6 +358,17 @@ impl Output {
         if self.json { print_json(&report.json()) } else { print(&report.screen()) }
     }
 
+    /// Something that stops nothing, in one line on stderr.
+    pub(crate) fn warning(self, words: &str) {
+        let mut err = anstream::stderr().lock();
+        // Nobody is left to tell when stderr is closed.
+        let _ = if self.json {
+            writeln!(err, "{}", one_line(&json!({ "warning": words })))
+        } else {
+            writeln!(err, "mooncrate: warning: {words}")
+        };
+    }
+
     /// A failure, on stderr.
     pub(crate) fn failure(self, failure: &Failure) {
         if failure.message.is_empty() {

@@ -101,6 +101,7 @@ fn a_cluster_is_a_sentence_and_a_table() {
         index_bytes: 123_456,
         segments: vec![row],
         tenants: Vec::new(),
+        disk_root: String::new(),
     };
     let names = [(NodeId(0xdef), "alpha".to_owned())].into();
     let odd = [(NodeId(0xdef), "al\\\n".to_owned())].into();

@@ -38,12 +38,31 @@ fn settings_are_layered_and_shown_with_their_origin() {
     assert_eq!(json["slots"]["from"], "$MOONCRATE_SLOTS");
 }
 
+/// What Kubernetes tells every pod about a Service named mooncrate, and what a typing error looks like.
+#[test]
+fn variables_that_are_no_settings_are_told_in_one_line() {
+    let env = [
+        ("MOONCRATE_SERVICE_HOST", "10.96.3.7"),
+        ("MOONCRATE_SERVICE_PORT", "50051"),
+        ("MOONCRATE_PORT", "tcp://10.96.3.7:50051"),
+        ("MOONCRATE_PORT_50051_TCP_ADDR", "10.96.3.7"),
+        ("MOONCRATE_SEGMENTSIZE", "1GiB"),
+    ];
+    let shown = plain(&["serve", "--print-config"], &env, None);
+    assert_eq!(shown.err.lines().count(), 1, "{}", shown.err);
+    for word in ["warning", "$MOONCRATE_PORT_50051_TCP_ADDR", "$MOONCRATE_SEGMENT_SIZE?"] {
+        assert!(shown.err.contains(word), "{word}: {}", shown.err);
+    }
+    assert!(shown.good().contains("segment_size"), "it goes on");
+    let told = plain(&["serve", "--print-config", "--json"], &env, None);
+    assert!(told.err.starts_with("{\"warning\":"), "{}", told.err);
+}
+
 #[test]
 fn wrong_settings_are_refused_with_2_and_name_what_was_meant() {
     let serve = ["serve"];
     for (answer, says) in [
         (plain(&serve, &[], Some("segmnt_size = 1")), &["mooncrate.toml:1", "segment_size"][..]),
-        (plain(&serve, &[("MOONCRATE_SEGMENTSIZE", "1")], None), &["$MOONCRATE_SEGMENT_SIZE?"]),
         (plain(&["serve", "--segment-size", "big"], &[], None), &["--segment-size", "256MiB"]),
         (plain(&["stat", "--config", "no.toml"], &[], None), &["no.toml"]),
         (plain(&["serve", "--master", "0.0.0.0:0"], &[], None), &["only loopback", "--master"]),

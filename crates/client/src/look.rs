@@ -18,7 +18,7 @@ use std::time::Duration;
 
 impl Client {
     /// What is known of each key: nothing, that it is being written, its length, and with `places` where
-    /// it is. With `hold` removes without force are refused for the master's `lease_ttl`.
+    /// it is, which is remembered. With `hold` removes without force are refused for the master's `lease_ttl`.
     pub fn look(
         &self,
         keys: &[&[u8]],
@@ -26,10 +26,17 @@ impl Client {
         places: bool,
     ) -> Result<Vec<Result<Looked, Error>>, Error> {
         let deadline = self.deadline();
-        by_frame(keys, |part| {
+        let asked = boottime();
+        let looked = by_frame(keys, |part| {
             self.master
                 .look(&Look { hold, places, reads: false, keys: Cow::Borrowed(part) }, deadline)
-        })
+        })?;
+        for (looked, key) in looked.iter().zip(keys) {
+            if let Ok(Looked::At(located)) = looked {
+                self.remember(key::hash(key), key, located.clone(), asked, deadline);
+            }
+        }
+        Ok(looked)
     }
 
     /// Ends the copy of an object in one segment; the object goes with its last copy.

@@ -29,6 +29,8 @@ pub struct MasterConfig {
     pub put_wait_max: Duration,
     /// The key of grants, in a cluster with a secret.
     pub grants: Option<GrantKey>,
+    /// The directory in which stores of the drop-in keep their disks, unless they name one; empty: none.
+    pub disk_root: String,
 }
 
 /// A disk that carries a copy of the state.
@@ -53,6 +55,7 @@ impl Default for MasterConfig {
             tick: Duration::from_millis(10),
             put_wait_max: Duration::from_secs(1),
             grants: None,
+            disk_root: String::new(),
         }
     }
 }

@@ -585,6 +585,7 @@ impl Master {
             index_bytes: mind.catalog.heap_bytes() as u64,
             segments,
             tenants,
+            disk_root: self.config.disk_root.clone(),
         }
     }
 

@@ -27,6 +27,7 @@ pub(crate) fn kind(error: &Error) -> &'static str {
         Error::Node(NodeError::Disk { source, .. }) if source.kind() == ErrorKind::ResourceBusy => {
             "disk in use"
         }
+        Error::Node(NodeError::Disk { .. }) => "no disk",
         Error::Node(_) => "node",
         Error::Election(_) => "election",
         Error::Io { .. } => "io",

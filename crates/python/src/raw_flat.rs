@@ -157,15 +157,6 @@ pub(crate) fn put<'py>(
     Ok(failed)
 }
 
-/// The lengths of the values of all keys, if they can be seen without waiting.
-pub(crate) fn lengths(store: &Store, py: Python<'_>, keys: &Keys) -> PyResult<Option<Vec<u64>>> {
-    if keys.0.len() > NEAR_KEYS_MAX {
-        return Ok(None);
-    }
-    let lengths = store.live(py)?.store().lengths_near(&slices(&keys.0));
-    Ok(lengths.into_iter().collect())
-}
-
 /// Of each key 1 if it has a value, else 0, and what failed.
 pub(crate) fn exist<'py>(
     store: &Store,

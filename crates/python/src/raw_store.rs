@@ -211,12 +211,27 @@ impl Raw {
         raw_nested::get(self.store.get(), py, &buffers, &keys, &columns, &ranges, codes)
     }
 
+    /// How long the value of a key is: None if there is none, False while it is being written.
+    fn size<'py>(&self, py: Python<'py>, key: Key) -> PyResult<Bound<'py, PyAny>> {
+        let near = self.store.get().live(py)?.store().lengths_near(&[key.bytes()])[0];
+        if let Some(len) = near {
+            return len.into_bound_py_any(py);
+        }
+        // Its place comes along: the next call asks nobody.
+        let mut looked =
+            self.store.get().call(py, |store| store.look(&[key.bytes()], true, true))?;
+        match looked.pop().expect("one answer per key") {
+            Ok(Looked::At(located)) => located.len().into_bound_py_any(py),
+            Ok(Looked::Here { len, .. }) => len.into_bound_py_any(py),
+            Ok(Looked::Writing) => false.into_bound_py_any(py),
+            Ok(Looked::Missing) => Ok(py.None().into_bound(py)),
+            Err(error) => Err(exception(py, error)),
+        }
+    }
+
     /// What is known of each key: None, False while it is being written, or its length.
     #[pyo3(signature = (keys, *, hold))]
     fn look<'py>(&self, py: Python<'py>, keys: Keys, hold: bool) -> PyResult<Bound<'py, PyList>> {
-        if let Some(lengths) = raw_flat::lengths(self.store.get(), py, &keys)? {
-            return PyList::new(py, lengths);
-        }
         let looked = self.looked(py, &keys, hold, false)?;
         let object = |looked: Looked| match looked {
             Looked::Missing => Ok(py.None()),
@@ -271,6 +286,12 @@ impl Raw {
             (entry.info.name, entry.info.tcp, ids(memory), ids(disks))
         };
         Ok(entries.into_iter().map(row).collect())
+    }
+
+    /// The directory in which stores keep their disks unless they name one, as the master says; empty: none.
+    fn disk_root(&self, py: Python<'_>) -> PyResult<String> {
+        let stat = self.store.get().call(py, mooncrate::Store::stat)?;
+        Ok(stat.disk_root)
     }
 
     /// Gives a value a copy in the segment `to`, instead of the one in `from` if that is given.

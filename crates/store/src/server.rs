@@ -44,6 +44,8 @@ pub struct MasterOptions {
     pub security: Security,
     /// Where it answers gRPC; `None`: nowhere.
     pub grpc: Option<Address>,
+    /// The directory in which stores of the drop-in keep their disks, unless they name one; empty: none.
+    pub disk_root: String,
 }
 
 /// Threads that answer for a master, unless somebody says how many: half of the cores, because those who call are on
@@ -63,6 +65,7 @@ impl Default for MasterOptions {
             workers: workers_by_cores(),
             security: Security::default(),
             grpc: None,
+            disk_root: String::new(),
         }
     }
 }
@@ -367,7 +370,12 @@ fn stand_for_election(
         election.advertise = address.to_string();
     }
     let grants = options.security.gate.grants().cloned();
-    let config = MasterConfig { catalog: options.catalog, grants, ..MasterConfig::default() };
+    let config = MasterConfig {
+        catalog: options.catalog,
+        grants,
+        disk_root: options.disk_root,
+        ..MasterConfig::default()
+    };
     let tick = config.tick;
     let election = Election::start(election, config)?;
     let seat = Arc::clone(election.seat());
@@ -410,6 +418,7 @@ fn start_master(
         state_file: options.state_file,
         trace: Some(trace::path(&address)),
         grants: options.security.gate.grants().cloned(),
+        disk_root: options.disk_root,
         ..MasterConfig::default()
     };
     let master = master_beside(config, disks, tier)?;

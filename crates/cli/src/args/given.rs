@@ -46,6 +46,7 @@ impl Flags {
         self.switch("--mooncake-quotas", "mooncake_quotas", flags.mooncake_quotas, true);
         let metadata = flags.mooncake_metadata.as_ref();
         self.text("--mooncake-metadata", "mooncake_metadata", metadata);
+        self.text("--mooncake-root", "mooncake_root", flags.mooncake_root.as_ref());
     }
 
     fn mooncake_node(&mut self, flags: &MooncakeNode) {

@@ -291,6 +291,7 @@ fn master_options(
         },
         workers: settings.workers,
         security,
+        disk_root: settings.mooncake.root.clone().unwrap_or_default(),
     })
 }
 

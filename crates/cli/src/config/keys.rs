@@ -104,6 +104,7 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("mooncake_http", "false", Kind::Switch),
     spec("mooncake_quotas", "false", Kind::Switch),
     spec("mooncake_metadata", OFF, Kind::Listener),
+    spec("mooncake_root", OFF, Kind::File),
     spec("mooncake_door", OFF, Kind::Listener),
     spec("mooncake_tenant", "default", Kind::Name),
     spec("segment_size", "256MiB", Kind::Size),
@@ -304,7 +305,7 @@ pub(crate) fn switch(text: &str) -> Result<bool, String> {
 
 /// The one of `known` that somebody who wrote `text` may have meant.
 pub(crate) fn nearest<T: AsRef<str>>(text: &str, known: impl IntoIterator<Item = T>) -> Option<T> {
-    let far = (text.chars().count() / 3).max(2);
+    let far = (text.chars().count() / 3).max(1);
     let scored = known.into_iter().map(|name| (distance(text, name.as_ref()), name));
     scored.min_by_key(|(distance, _)| *distance).filter(|(d, _)| *d <= far).map(|(_, name)| name)
 }

@@ -1,8 +1,9 @@
 //! Configuration: default < file < environment < flag. Read once, here, before anything starts.
 //!
-//! Every value is checked in the layer that gives it, also when a later one replaces it, and every
-//! layer refuses names that do not exist: a misspelled setting is an error, never a default in
-//! disguise. Each value remembers where it came from.
+//! Every value is checked in the layer that gives it, also when a later one replaces it. Flags and files
+//! are written for us, so a name that does not exist is an error there. Variables may be somebody else's:
+//! a Kubernetes Service named mooncrate puts `MOONCRATE_PORT` and its like into every pod beside it. One
+//! that is no setting is told in a warning. Each value remembers where it came from.
 
 mod aliases;
 mod file;
@@ -20,6 +21,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+/// What our variables begin with.
+const PREFIX: &str = "MOONCRATE_";
 /// The variable that names the file.
 const CONFIG_VARIABLE: &str = "MOONCRATE_CONFIG";
 /// The file that is read when nobody names one.
@@ -65,7 +68,11 @@ pub(crate) struct Given {
 
 /// All settings as text, each with its origin.
 #[derive(Clone, Debug)]
-pub(crate) struct Layers(BTreeMap<&'static str, (String, Origin)>);
+pub(crate) struct Layers {
+    values: BTreeMap<&'static str, (String, Origin)>,
+    /// What to say about variables that are no settings, in one line.
+    warning: Option<String>,
+}
 
 impl Layers {
     /// Reads all layers. `file` is what `--config` named.
@@ -75,10 +82,11 @@ impl Layers {
         flags: Vec<Given>,
     ) -> Result<Self, Failure> {
         let defaults = KEYS.iter().map(|k| (k.name, (k.default.to_owned(), Origin::Default)));
-        let mut layers = Self(defaults.collect());
+        let mut layers = Self { values: defaults.collect(), warning: None };
         let environment: Vec<(OsString, OsString)> = environment.into_iter().collect();
         let foreign = foreign(&environment);
-        let (named, variables) = variables(environment)?;
+        let Variables { file: named, settings: variables, unknown } = variables(environment)?;
+        layers.warning = warning(&unknown);
         if let Some(path) = file.or(named) {
             layers.take_file(&path, true)?;
         } else {
@@ -107,7 +115,7 @@ impl Layers {
             };
             return Err(Failure::usage(format!("{place}: {why}")));
         }
-        self.0.insert(spec.name, (value, origin));
+        self.values.insert(spec.name, (value, origin));
         Ok(())
     }
 
@@ -130,13 +138,18 @@ impl Layers {
 
     /// The value of a setting.
     fn value(&self, name: &str) -> &str {
-        &self.0.get(name).unwrap_or_else(|| panic!("{name} is a setting")).0
+        &self.values.get(name).unwrap_or_else(|| panic!("{name} is a setting")).0
+    }
+
+    /// What to say before anything starts.
+    pub(crate) fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
     }
 
     /// Name, value and origin of all, in the order of the table.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&'static str, &str, &Origin)> {
         KEYS.iter().map(|spec| {
-            let (value, origin) = &self.0[spec.name];
+            let (value, origin) = &self.values[spec.name];
             (spec.name, value.as_str(), origin)
         })
     }
@@ -151,36 +164,60 @@ fn foreign(environment: &[(OsString, OsString)]) -> BTreeMap<String, String> {
     environment.iter().filter_map(text).collect()
 }
 
-type Variables = Vec<(&'static Spec, String, String)>;
+/// Ours among the variables.
+#[derive(Default)]
+struct Variables {
+    /// The file that they name.
+    file: Option<PathBuf>,
+    /// Setting, name and value.
+    settings: Vec<(&'static Spec, String, String)>,
+    /// Names like ours that are no settings.
+    unknown: Vec<String>,
+}
 
-/// Ours among the variables: the file they name, and the settings.
 fn variables(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
-) -> Result<(Option<PathBuf>, Variables), Failure> {
-    let mut file = None;
-    let mut found = Vec::new();
+) -> Result<Variables, Failure> {
+    let mut found = Variables::default();
     for (name, value) in environment {
-        let Some(name) = name.to_str().filter(|name| name.starts_with("MOONCRATE_")) else {
+        let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
             continue;
         };
         if name == CONFIG_VARIABLE {
-            file = Some(PathBuf::from(value));
+            found.file = Some(PathBuf::from(value));
             continue;
         }
         let Some(spec) = KEYS.iter().find(|spec| spec.variable() == name) else {
-            let known = KEYS.iter().map(Spec::variable).chain([CONFIG_VARIABLE.to_owned()]);
-            let hint = match keys::nearest(name, known) {
-                Some(near) => format!("did you mean ${near}?"),
-                None => "unset it; `mooncrate serve --print-config` lists all settings".to_owned(),
-            };
-            return Err(Failure::usage(format!("${name} is no setting of mooncrate")).hint(hint));
+            found.unknown.push(name.to_owned());
+            continue;
         };
         let value = value
             .into_string()
             .map_err(|_| Failure::usage(format!("${name} is not UTF-8 text")))?;
-        found.push((spec, name.to_owned(), value));
+        found.settings.push((spec, name.to_owned(), value));
     }
-    Ok((file, found))
+    found.unknown.sort();
+    Ok(found)
+}
+
+/// One line about variables that are no settings, with what may have been meant.
+fn warning(unknown: &[String]) -> Option<String> {
+    // Without what all of them begin with, or everything would be near.
+    let known = || KEYS.iter().map(|spec| spec.name.to_ascii_uppercase());
+    let one = |name: &String| match name
+        .strip_prefix(PREFIX)
+        .and_then(|rest| keys::nearest(rest, known()))
+    {
+        Some(near) => format!("${name} (did you mean ${PREFIX}{near}?)"),
+        None => format!("${name}"),
+    };
+    let all: Vec<String> = unknown.iter().map(one).collect();
+    let (verb, rest) = match all.len() {
+        0 => return None,
+        1 => ("is no setting of mooncrate and", "has"),
+        _ => ("are no settings of mooncrate and", "have"),
+    };
+    Some(format!("{} {verb} {rest} no effect", all.join(", ")))
 }
 
 #[cfg(test)]
@@ -233,17 +270,25 @@ mod tests {
         assert!(error.to_string().contains("no/such.toml"), "{error}");
     }
 
+    /// A Kubernetes Service named mooncrate puts such variables into every pod of its namespace, and none of
+    /// them started.
     #[test]
-    fn an_unknown_variable_is_an_error_that_names_the_nearest() {
-        let error = Layers::read(None, env(&[("MOONCRATE_SLOT", "1")]), vec![]).unwrap_err();
-        let shown = error.to_string();
-        assert!(
-            shown.contains("$MOONCRATE_SLOT ") && shown.contains("$MOONCRATE_SLOTS?"),
-            "{shown}"
-        );
-        let error =
-            Layers::read(None, env(&[("MOONCRATE_FROBNICATOR_XYZZY", "1")]), vec![]).unwrap_err();
-        assert!(error.to_string().contains("--print-config"), "{error}");
+    fn unknown_variables_are_told_in_one_line_and_refuse_nothing() {
+        let read = |pairs: &[(&str, &str)]| Layers::read(None, env(pairs), vec![]).unwrap();
+        assert_eq!(read(&[("MOONCRATE_ZONE", "a")]).warning(), None);
+        let layers = read(&[
+            ("MOONCRATE_ZONE", "a"),
+            ("MOONCRATE_SERVICE_HOST", "10.0.0.1"),
+            ("MOONCRATE_PORT_50051_TCP_PROTO", "tcp"),
+        ]);
+        assert_eq!(layers.value("zone"), "a");
+        let said = "$MOONCRATE_PORT_50051_TCP_PROTO, $MOONCRATE_SERVICE_HOST are no settings of mooncrate and have no effect";
+        assert_eq!(layers.warning(), Some(said));
+        let layers = read(&[("MOONCRATE_SLOT", "1")]);
+        let said = "$MOONCRATE_SLOT (did you mean $MOONCRATE_SLOTS?) is no setting of mooncrate and has no effect";
+        assert_eq!(layers.warning(), Some(said));
+        let strange = vec![("MOONCRATE_ODD".into(), OsString::from_vec(vec![0xff]))];
+        assert!(Layers::read(None, strange, vec![]).unwrap().warning().is_some());
     }
 
     #[test]

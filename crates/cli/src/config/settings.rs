@@ -38,6 +38,8 @@ pub(crate) struct Mooncake {
     pub(crate) quotas: bool,
     /// Where its metadata server listens.
     pub(crate) metadata: Option<Address>,
+    /// The directory in which its stores keep their disks, unless they name one.
+    pub(crate) root: Option<String>,
     /// Where its dummy stores ask for a cluster.
     pub(crate) door: Option<Address>,
     /// The tenant that they are told.
@@ -185,6 +187,7 @@ impl Settings {
                 http: truth("mooncake_http"),
                 quotas: truth("mooncake_quotas"),
                 metadata: or_off("mooncake_metadata").map(|text| address(text).expect(CHECKED)),
+                root: or_off("mooncake_root").map(str::to_owned),
                 door: or_off("mooncake_door").map(|text| address(text).expect(CHECKED)),
                 tenant: layers.value("mooncake_tenant").to_owned(),
             },

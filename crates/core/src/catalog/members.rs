@@ -27,6 +27,8 @@ pub(super) struct Member {
     pub silent: bool,
     /// Not heard since its serving lease has surely ended.
     pub lapsed: bool,
+    /// Bytes that were promoted into its memory and took the place of others.
+    pub displaced: u64,
 }
 
 /// What a mounted segment must do next.
@@ -88,6 +90,7 @@ impl Catalog {
             segments: Vec::new(),
             silent: false,
             lapsed: false,
+            displaced: 0,
         });
         for offer in offers {
             if !member.segments.contains(&offer.segment) {

@@ -4,12 +4,17 @@
 //! [`super::Config::promote_reads`]th read admits it, if each came within [`WINDOW`] of the one before. A copy goes to the memory of the node whose disk has the value, or to
 //! any other, where it takes no room that puts would miss. Where memory is full, the coldest objects make
 //! room, but only those that are not lost by it: a promotion never drops anything.
+//!
+//! What was read last comes first. And a crowd of which each was read once must not turn all memory over:
+//! when a part of it, [`TURNED_PERMILLE`], has been displaced since an object was admitted, what was read
+//! meanwhile is worth more, and the object waits for its next read.
 
 use super::Catalog;
 use super::copy::{NoCopy, Purpose, Way};
 use super::evict::Cause;
 use super::objects::{Entry, EntryId, Part, SegmentIndex, Stage};
 use crate::ids::{NodeId, ObjectId, SegmentId};
+use crate::plan::Medium;
 use crate::time::Now;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,10 +27,12 @@ const WINDOW: Duration = Duration::from_mins(1);
 const WANTED_MAX: usize = 1024;
 /// Those that one call looks at.
 const LOOKS_MAX: usize = 64;
-/// Attempts for one object, and the pause between two: about a second, because the owner of a busy machine
-/// takes its time to make room.
-const TRIES_MAX: u8 = 50;
+/// For how long one object waits for room, and the pause between two attempts: the owner of a busy machine
+/// takes its time.
+const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
+/// How much of a node's memory promotions displace before those that were admitted earlier are given up.
+const TURNED_PERMILLE: u64 = 125;
 /// Victims looked at to make room for one object.
 const VICTIMS_MAX: usize = 16;
 
@@ -34,6 +41,7 @@ const VICTIMS_MAX: usize = 16;
 pub(super) struct Promotions {
     /// By the hash of the key; made at the first use.
     seen: Vec<Seen>,
+    /// Read last at the end.
     wanted: VecDeque<Wanted>,
 }
 
@@ -51,8 +59,13 @@ struct Seen {
 struct Wanted {
     id: EntryId,
     object: ObjectId,
-    tries: u8,
+    /// Whose disk has it, and what promotions had displaced there when it was admitted.
+    node: NodeId,
+    displaced: u64,
+    /// Whether room was made for it.
+    again: bool,
     at: Now,
+    until: Now,
 }
 
 impl Catalog {
@@ -63,6 +76,10 @@ impl Catalog {
         }
         let entry = self.objects.entry(id);
         let object = entry.object;
+        let mut parts = entry.parts.as_slice().iter();
+        let Some(part) = parts.find(|part| self.segments.is_disk(part.segment)) else { return };
+        let node = self.segments.book(part.segment).offer.node;
+        let displaced = self.nodes.get(&node).map_or(0, |member| member.displaced);
         let Promotions { seen, wanted } = &mut self.promotions;
         if seen.is_empty() {
             *seen = vec![Seen::default(); SEEN];
@@ -75,9 +92,11 @@ impl Catalog {
             return;
         }
         *place = Seen::default();
-        if wanted.len() < WANTED_MAX {
-            wanted.push_back(Wanted { id, object, tries: 0, at: now });
+        if wanted.len() >= WANTED_MAX {
+            wanted.pop_front();
         }
+        let until = now.plus(PATIENCE);
+        wanted.push_back(Wanted { id, object, node, displaced, again: false, at: now, until });
     }
 
     /// Whether some part of an object is on disks only, as far as it can be read.
@@ -88,26 +107,35 @@ impl Catalog {
 
     /// Begins the copies of what was admitted.
     pub(super) fn promote(&mut self, now: Now) {
+        let mut waiting = Vec::new();
         for _ in 0..self.promotions.wanted.len().min(LOOKS_MAX) {
-            let Some(one) = self.promotions.wanted.pop_front() else { return };
+            let Some(one) = self.promotions.wanted.pop_back() else { break };
             let same = |entry: &Entry| entry.object == one.object && entry.stage == Stage::Ready;
             if !self.objects.get(one.id).is_some_and(same) {
                 continue;
             }
-            let waits = one.at > now;
-            let ended = !waits && self.promote_object(now, one.id, one.tries > 0).is_ok();
-            if waits {
-                self.promotions.wanted.push_back(one);
-            } else if !ended && one.tries < TRIES_MAX {
-                let again = Wanted { tries: one.tries + 1, at: now.plus(PAUSE), ..one };
-                self.promotions.wanted.push_back(again);
-            } else if !ended {
+            if one.at > now {
+                waiting.push(one);
+            } else if one.until <= now || self.turned_over(&one) {
                 // Given up; the next read admits it again.
                 let place = self.objects.entry(one.id).hash as usize % SEEN;
                 let reads = self.config.promote_reads.saturating_sub(1);
                 self.promotions.seen[place] = Seen { object: one.object, reads, last: now };
+            } else if self.promote_object(now, one.id, one.again).is_err() {
+                waiting.push(Wanted { again: true, at: now.plus(PAUSE), ..one });
             }
         }
+        self.promotions.wanted.extend(waiting.into_iter().rev());
+    }
+
+    /// Whether so much was displaced since an object was admitted that it comes too late.
+    fn turned_over(&self, one: &Wanted) -> bool {
+        let Some(member) = self.nodes.get(&one.node) else { return true };
+        let memory = member.segments.iter().filter(|id| id.medium() == Medium::Dram);
+        let books = memory.filter_map(|id| Some(self.segments.book(self.segments.find(*id)?)));
+        let bytes: u64 = books.map(|book| book.offer.bytes).sum();
+        let displaced = member.displaced.saturating_sub(one.displaced);
+        displaced > bytes / 1000 * TURNED_PERMILLE
     }
 
     /// Begins the copies into memory that an object lacks. `again`: room was made for it.
@@ -142,7 +170,14 @@ impl Catalog {
                 let purpose = Purpose { to: Some(*segment), ..purpose };
                 match self.copy_start(now, id, disk.stripe, purpose) {
                     Err(NoCopy::NoRoom) => {}
-                    begun => return begun,
+                    begun => {
+                        if let (Ok(()), true, Some(member)) =
+                            (&begun, again, self.nodes.get_mut(&node))
+                        {
+                            member.displaced += bytes;
+                        }
+                        return begun;
+                    }
                 }
             }
         }
@@ -151,11 +186,9 @@ impl Catalog {
             Err(NoCopy::NoRoom) => {}
             begun => return begun,
         }
-        // Victims that are on their way out may be enough: an attempt that waits for them orders no more.
-        if let Some((_, index)) = near.first()
-            && (!again || self.segments.book(*index).evicting == 0)
-        {
-            self.evict_bytes(now, *index, bytes, VICTIMS_MAX, Cause::Promotion);
+        // Victims that are on their way out may be enough: an attempt that meets them orders no more.
+        if let Some((_, index)) = near.first() {
+            self.reclaim(now, *index, bytes, (VICTIMS_MAX, Cause::Promotion));
         }
         Err(NoCopy::NoRoom)
     }
@@ -169,7 +202,7 @@ impl Catalog {
             .filter(|(_, index)| {
                 let load = &self.segments.loads[usize::from(*index)];
                 let ours = load.tenant.is_none_or(|only| only == tenant);
-                load.open && ours && load.medium == crate::plan::Medium::Dram
+                load.open && ours && load.medium == Medium::Dram
             })
             .collect();
         found.sort_by_key(|(_, index)| self.segments.book(*index).used_bytes());

@@ -334,6 +334,38 @@ fn a_promotion_takes_the_place_of_something_colder_and_drops_nothing() {
     assert_eq!(rig.catalog.counters().evicted_unsaved, 0);
 }
 
+/// Somebody looked once at everything, which one read brings back, and then read one value again and again.
+/// All of it came into memory in turn, and each took the place of the one before: what was read eight times
+/// went with the rest.
+#[test]
+fn a_crowd_that_is_read_once_does_not_drive_out_what_is_read_often() {
+    for often in [0, 20] {
+        let mut rig = Rig::with(Config { promote_reads: 1, ..config(Offload::Evict) }, 1);
+        for n in 0..40 {
+            rig.put(ms(1), &key(n));
+            rig.settle(ms(1));
+        }
+        for n in 0..40 {
+            rig.located(ms(2), &key(n));
+        }
+        for _ in 0..8 {
+            rig.located(ms(3), &key(often));
+        }
+        for at in (4..2000).step_by(10) {
+            rig.catalog.heartbeat(ms(at), NodeId(1)).unwrap();
+            rig.catalog.tick(ms(at));
+            rig.settle(ms(at));
+        }
+        // A few of the crowd came, not all of it.
+        let promoted = rig.catalog.counters().promoted;
+        assert!((2..10).contains(&promoted), "{promoted}");
+        assert_eq!(rig.located(ms(2001), &key(often)), [Medium::Dram, Medium::Ssd], "{often}");
+        for n in 0..40 {
+            assert_ne!(rig.located(ms(2002), &key(n)), [], "{n}");
+        }
+    }
+}
+
 /// Memory that is drained goes to disks where other memory has no room, and disks go to other disks.
 #[test]
 fn drains_move_between_memory_and_disks() {

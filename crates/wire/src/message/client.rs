@@ -379,6 +379,8 @@ message! {
         pub segments: Vec<SegmentRow>,
         /// One row per tenant that has something, or a quota.
         pub tenants: Vec<TenantRow>,
+        /// The directory in which stores of the drop-in keep their disks, unless they name one; empty: none.
+        pub disk_root: String,
     }
 }
 

@@ -277,6 +277,7 @@ impl MasterApi for Toy {
             // More than a batch: rows have a limit of their own.
             segments: vec![row; 5000],
             tenants: Vec::new(),
+            disk_root: String::new(),
         })
     }
 

@@ -44,6 +44,7 @@ fn look(second: u64, counters: &Counters) -> Look {
         index_bytes: 123_456,
         segments,
         tenants: Vec::new(),
+        disk_root: String::new(),
     };
     let names = [(NodeId(1), "alpha".to_owned()), (NodeId(2), "beta".to_owned())].into();
     Look { at: Now(0).plus(Duration::from_secs(second)), stat, names }

@@ -34,6 +34,7 @@ impl Samples {
                 hard_bytes: s.u64(),
                 quota: s.optional(Self::u64),
             }),
+            disk_root: self.text(),
         }
     }
 
