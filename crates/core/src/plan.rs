@@ -414,8 +414,8 @@ pub struct Evidence {
     /// Of a disk: the stamps that the directory had before, newest first, until a master has confirmed
     /// the new one. A crash in between leaves a list that names one of these.
     pub before: (Stamp, Stamp),
-    /// No master has heard the owner for the registration time, by the owner's clock: a leader may have
-    /// counted it as gone.
+    /// The serving lease of the segment has ended, by the owner's clock: a leader may have given keys of it up,
+    /// or counted the owner as gone.
     pub lapsed: bool,
 }
 

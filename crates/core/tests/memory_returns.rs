@@ -18,7 +18,7 @@ fn ms(ms: u64) -> Now {
     Now(1_000_000_000).plus(Duration::from_millis(ms))
 }
 
-/// The memory of a node, which no master has heard for the registration time if it has `lapsed`.
+/// The memory of a node, whose serving lease has ended if it has `lapsed`.
 fn offer(node: u64, incarnation: u64, lapsed: bool) -> SegmentOffer {
     SegmentOffer {
         segment: SegmentId(node),

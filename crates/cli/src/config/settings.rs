@@ -70,6 +70,16 @@ pub(crate) enum StateFile {
     At(PathBuf),
 }
 
+impl StateFile {
+    fn parse(text: &str) -> Self {
+        match text {
+            AUTO => Self::Usual,
+            OFF => Self::Off,
+            path => Self::At(path.into()),
+        }
+    }
+}
+
 /// What the commands start from.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch that somebody can set")]
@@ -207,11 +217,7 @@ impl Settings {
             host,
             zone: or_auto("zone").unwrap_or_default().to_owned(),
             drain_on_stop: or_off("drain_on_stop").map(|text| span(text).expect(CHECKED)),
-            state_file: match layers.value("state_file") {
-                AUTO => StateFile::Usual,
-                OFF => StateFile::Off,
-                path => StateFile::At(path.into()),
-            },
+            state_file: StateFile::parse(layers.value("state_file")),
             etcd: or_off("etcd").map(|text| endpoints(text).expect(CHECKED)).unwrap_or_default(),
             etcd_prefix: layers.value("etcd_prefix").to_owned(),
             name: or_auto("name").map(str::to_owned),

@@ -58,13 +58,11 @@ impl Rebuild {
     ) -> Option<Self> {
         let (fences, told) = (BTreeMap::new(), Vec::new());
         let waits = !expected.is_empty() || listed;
-        let (anybody, fenced) = (false, false);
-        let believes = true;
         waits.then_some(Self {
             expected,
-            anybody,
-            fenced,
-            believes,
+            anybody: false,
+            fenced: false,
+            believes: true,
             fences,
             told,
             fenced_at,

@@ -32,6 +32,7 @@ pub(super) struct SlotBook {
 
 /// A slot whose life is ending: ordered, not yet freed.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each says another thing about the order")]
 pub(super) struct Ending {
     pub generation: Generation,
     pub action: Action,
