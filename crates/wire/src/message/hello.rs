@@ -187,9 +187,9 @@ mod tests {
         let refusal = agree(&hello, LinkKind::Control).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Version);
         assert!(refusal.message.contains("150 to 200"), "{refusal}");
-        assert!(refusal.message.contains("this peer 7 to 7"), "{refusal}");
+        assert!(refusal.message.contains("this peer 8 to 8"), "{refusal}");
         // Earlier versions had other layouts: they are refused loudly.
-        for old in [0, 1, 2, 3, 4, 5, 6] {
+        for old in [0, 1, 2, 3, 4, 5, 6, 7] {
             (hello.version_min, hello.version_max) = (old, old);
             let refusal = agree(&hello, LinkKind::Control).unwrap_err();
             assert_eq!(refusal.code, RefusalCode::Version);
