@@ -277,7 +277,7 @@ mod tests {
         let page = include_str!("../../../docs/formats/frame.md");
         assert!(page.contains(&shown), "docs/formats/frame.md lacks `{shown}`");
         assert!(
-            shown.starts_with("4d 43 52 31 07 10 00 00 07 00 00 00 00 00 00 00 00 00 00 00 e8")
+            shown.starts_with("4d 43 52 31 08 10 00 00 07 00 00 00 00 00 00 00 00 00 00 00 e8")
         );
     }
 
