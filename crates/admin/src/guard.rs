@@ -8,6 +8,7 @@
 use crate::Refused;
 use axum::Router;
 use axum::extract::{ConnectInfo, Request};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -35,7 +36,7 @@ fn judge(peer: IpAddr, uri: &Uri, headers: &HeaderMap) -> Result<(), &'static st
     }
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     // A request may name its host in its first line as well, as proxies are asked (`:authority` in HTTP/2).
-    let named = [text(header::HOST), uri.authority().map(|named| named.as_str())];
+    let named = [text(header::HOST), uri.authority().map(Authority::as_str)];
     if !named.into_iter().flatten().all(is_this_machine) {
         return Err("this is served under localhost or a loopback address, under no other name");
     }

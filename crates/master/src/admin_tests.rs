@@ -22,7 +22,7 @@ pub(crate) fn mounting() -> (Arc<Master>, SegmentOffer) {
         node,
         medium: Medium::Dram,
         bytes: 1 << 20,
-        slots: 64,
+        slots: 1024,
         host: HostId(1),
         zone: ZoneId(2),
         tenant: None,

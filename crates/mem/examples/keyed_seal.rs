@@ -6,6 +6,7 @@
 //! $ cargo run --release -p mooncrate-mem --example keyed_seal
 //! ```
 #![expect(clippy::print_stdout, reason = "a program that prints its figures")]
+#![expect(clippy::cast_precision_loss, reason = "figures of a few digits")]
 
 use mooncrate_mem::sums::{read_value, seal_of};
 use rustix::time::{ClockId, clock_gettime};
@@ -19,7 +20,7 @@ const ROUNDS: usize = 9;
 /// What this thread has had of a processor: others on the machine do not count.
 fn busy() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
+    Duration::new(spent.tv_sec.cast_unsigned(), u32::try_from(spent.tv_nsec).unwrap_or(0))
 }
 
 /// GB/s of `work` over `bytes`, best of some rounds of about 64 MiB each.
@@ -28,7 +29,7 @@ fn speed(bytes: usize, mut work: impl FnMut()) -> f64 {
     let once = |work: &mut dyn FnMut()| {
         let began = busy();
         (0..times).for_each(|_| work());
-        (bytes * times) as f64 / (busy() - began).as_nanos() as f64
+        (bytes * times) as f64 / busy().saturating_sub(began).as_nanos() as f64
     };
     (0..ROUNDS).map(|_| once(&mut work)).fold(0.0, f64::max)
 }

@@ -209,15 +209,16 @@ fn security_open_puts_of_no_bytes_leave_slots_to_others() {
     rig.put(key(b"others"), 64, &plain).unwrap();
     assert_eq!(fill(&mut rig), 512);
     // Those that were given up count until they are free.
-    let token = |rig: &mut Rig, n: u16| {
-        let name = n.to_le_bytes();
-        let plan = rig.catalog.put_start(ms(1), Name::new(ACME, &name), 0, &plain);
-        plan.map(|plan| rig.catalog.put_revoke(ms(1), Name::new(ACME, &name), plan.token).unwrap())
+    let begin_and_revoke = |rig: &mut Rig, n: u16| {
+        let key = n.to_le_bytes();
+        let name = Name::new(ACME, &key);
+        let begun = rig.catalog.put_start(ms(1), name, 0, &plain);
+        begun.map(|put| rig.catalog.put_revoke(ms(1), name, put.token).unwrap())
     };
     let mut rig = Rig::new(1, POOL);
     rig.put(key(b"others"), 64, &plain).unwrap();
     let mut given_up = 0;
-    while token(&mut rig, given_up).is_ok() {
+    while begin_and_revoke(&mut rig, given_up).is_ok() {
         wait_for_readers(&mut rig);
         given_up += 1;
         assert!(given_up <= 512, "{given_up}");

@@ -23,10 +23,11 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::Stream;
 
 /// Keys of a page while they are listed.
 const PAGE: u32 = 256;
@@ -176,35 +177,51 @@ fn row(found: Found) -> Value {
 /// All keys of the default tenant, one per line. Those that are no text in one line are escaped. They are looked up
 /// page by page while the caller takes them: whoever takes nothing makes nobody collect them.
 pub(super) async fn all(State(master): State<Arc<Master>>) -> Result<Response, Wrong> {
-    let (first, mut next) = page(&master, 0).await?;
+    let (first, next) = page(Arc::clone(&master), 0).await?;
     if next.is_none() {
         return Ok(first.into_response());
     }
-    let (give, take) = mpsc::channel(1);
-    tokio::spawn(async move {
-        let mut text = Ok(first);
-        while give.send(text).await.is_ok() {
-            let Some(cursor) = next else { return };
-            text = match page(&master, cursor).await {
-                Ok((text, behind)) => {
-                    next = behind;
-                    Ok(text)
-                }
-                // The head is out: an answer that is cut off is all that can be said.
-                Err(Refused(_, why)) => {
-                    next = None;
-                    Err(io::Error::other(why))
-                }
-            };
-        }
-    });
     let text = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
-    Ok((text, Body::from_stream(ReceiverStream::new(take))).into_response())
+    let pages = Pages { master, first: Some(first), next, coming: None };
+    Ok((text, Body::from_stream(pages)).into_response())
 }
 
-/// One page of keys, and where the next one begins.
-async fn page(master: &Arc<Master>, cursor: u64) -> Result<(String, Option<u64>), Refused> {
-    ask(Arc::clone(master), move |scope, deadline| {
+/// A page of keys, and where the next one begins.
+type Listed = Result<(String, Option<u64>), Refused>;
+
+/// The pages of a list, each looked up when the one before was taken.
+struct Pages {
+    master: Arc<Master>,
+    first: Option<String>,
+    next: Option<u64>,
+    coming: Option<Pin<Box<dyn Future<Output = Listed> + Send>>>,
+}
+
+impl Stream for Pages {
+    type Item = io::Result<String>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
+        if self.coming.is_none() {
+            let Some(cursor) = self.next.take() else { return Poll::Ready(None) };
+            self.coming = Some(Box::pin(page(Arc::clone(&self.master), cursor)));
+        }
+        let coming = self.coming.as_mut().expect("it was begun above");
+        let listed = ready!(coming.as_mut().poll(cx));
+        self.coming = None;
+        // The head is out: an answer that is cut off is all that can be said.
+        let listed = listed.map_err(|Refused(_, why)| io::Error::other(why));
+        Poll::Ready(Some(listed.map(|(text, next)| {
+            self.next = next;
+            text
+        })))
+    }
+}
+
+async fn page(master: Arc<Master>, cursor: u64) -> Listed {
+    ask(master, move |scope, deadline| {
         let pattern = Pattern::Prefix(b"");
         let page = scope.list(&List { pattern, cursor, limit: PAGE }, deadline)?;
         let mut text = String::new();

@@ -164,8 +164,7 @@ fn security_open_puts_of_no_bytes_leave_slots_to_others() {
         let Reply::PutStart(plans) = evil.call(&ask, within(60_000)).unwrap() else { panic!() };
         begun += plans.iter().filter(|plan| plan.is_ok()).count();
     }
-    let mut options = ConnectOptions::default();
-    options.master = address.into();
+    let mut options = ConnectOptions { master: address.into(), ..ConnectOptions::default() };
     options.client.tenant = mooncrate_core::TenantId::named("other").unwrap();
     options.client.call_time = Duration::from_secs(5);
     let other = Store::connect(options).unwrap();

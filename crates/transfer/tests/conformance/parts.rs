@@ -192,7 +192,7 @@ fn nobody_loses_an_answer_to_a_caller_in_a_hurry() {
     let mut link = rig.unix_link();
     let read = mooncrate_wire::message::Read { locator: value.locator, start: 0, len: 5000 };
     link.queue_data(&DataRequest::Read(read), &[], soon()).unwrap();
-    let verify = Verify { locator: value.locator };
+    let verify = Verify { locator: value.locator, seal: value.seal };
     link.queue_data(&DataRequest::Verify(verify), &[], boottime().deadline_in(Duration::ZERO))
         .unwrap();
     link.flush(soon()).unwrap();
