@@ -420,3 +420,7 @@ impl Reach for CudaReach {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "cuda_tests.rs"]
+mod tests;
