@@ -13,7 +13,7 @@ const SLOTS: u32 = 4;
 const BYTES: u64 = 2 << 20;
 
 fn landed(mut flight: Box<dyn Flight>) -> Stepped {
-    let until = boottime().deadline_in(Duration::from_secs(60));
+    let until = boottime().deadline_in(Duration::from_mins(1));
     wait_until(until, || flight.look()).unwrap().expect("it has ended")
 }
 
@@ -37,13 +37,13 @@ fn cuda_values_go_and_come_in_chains() {
         }
         opened => opened.unwrap(),
     };
-    let (world, layout) = (World::new(2).unwrap(), HeapLayout::new(SLOTS, BYTES).unwrap());
-    let heaps = Heap::cuda_ranks(&gpu, world, BYTES).unwrap();
+    let (group, layout) = (World::new(2).unwrap(), HeapLayout::new(SLOTS, BYTES).unwrap());
+    let heaps = Heap::cuda_ranks(&gpu, group, BYTES).unwrap();
     let ranks: Vec<_> =
         heaps.into_iter().map(|heap| CudaReach::new(&gpu, heap, layout).unwrap()).collect();
-    let (me, owner) = (&ranks[0], world.rank(1).unwrap());
+    let (me, owner) = (&ranks[0], group.rank(1).unwrap());
     let caller = Stream::new(&gpu).unwrap();
-    let until = boottime().deadline_in(Duration::from_secs(60));
+    let until = boottime().deadline_in(Duration::from_mins(1));
     let (source, target) =
         (DeviceBuffer::new(&gpu, 200_064).unwrap(), DeviceBuffer::new(&gpu, 200_064).unwrap());
     let bytes: Vec<u8> = (0..200_064_u32).map(|at| (at * 7 + (at >> 8)) as u8).collect();
@@ -54,8 +54,8 @@ fn cuda_values_go_and_come_in_chains() {
         let place = place(&layout, owner, slot, len);
         let span = source.span().part(odd..odd + len).unwrap();
         let header = Header::default();
-        let word = landed(me.put(&place, &header, Source::Device(span), when).unwrap()).unwrap();
-        assert_eq!(word.state(), ReplicaState::Ready, "{slot}");
+        let ready = landed(me.put(&place, &header, Source::Device(span), when).unwrap()).unwrap();
+        assert_eq!(ready.state(), ReplicaState::Ready, "{slot}");
         // The life is there already: nothing is written, and nothing was.
         let other = source.span().part(64..64 + len).unwrap();
         landed(me.put(&place, &header, Source::Device(other), when).unwrap()).unwrap_err();
