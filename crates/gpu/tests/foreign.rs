@@ -2,6 +2,8 @@
 //!
 //! Without a GPU each of these tests says `SKIPPED`, with its name and the reason.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of tests may fail as the tests do")]
+
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use mooncrate_gpu::{
     AddressRange, DeviceBuffer, Event, ForeignStream, Found, Gpu, GpuError, Graph, Module, Pinned,
@@ -214,10 +216,8 @@ fn a_recording_of_others_goes_on_beside_every_call() {
     beside.unwrap();
     let mut nodes = 0;
     // SAFETY: the graph was just given by the driver; a null list asks for the number only.
-    assert_eq!(
-        unsafe { sys::cuGraphGetNodes(graph, null_mut(), &raw mut nodes) },
-        CUresult::CUDA_SUCCESS
-    );
+    let counted = unsafe { sys::cuGraphGetNodes(graph, null_mut(), &raw mut nodes) };
+    assert_eq!(counted, CUresult::CUDA_SUCCESS);
     assert_eq!(nodes, 2, "what others did is part of the recording");
     // SAFETY: nobody else has the graph.
     assert_eq!(unsafe { sys::cuGraphDestroy(graph) }, CUresult::CUDA_SUCCESS);

@@ -437,14 +437,12 @@ impl Shared {
         when: When,
         plan: Option<(&[u8], &WritePlan)>,
     ) -> Result<Stepped, NanoError> {
-        match wait_until(when.until, || flight.look())? {
-            Some(stepped) => Ok(stepped),
-            None => {
-                let plan = plan.map(|(key, plan)| (key.to_vec(), *plan));
-                self.late.lock().push(Late { flight, plan });
-                Err(NanoError::Late)
-            }
+        if let Some(stepped) = wait_until(when.until, || flight.look())? {
+            return Ok(stepped);
         }
+        let plan = plan.map(|(key, plan)| (key.to_vec(), *plan));
+        self.late.lock().push(Late { flight, plan });
+        Err(NanoError::Late)
     }
 
     /// Ends what was late and has come to its end.

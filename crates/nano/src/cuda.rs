@@ -159,8 +159,8 @@ impl CudaReach {
     /// One step on the lane's own stream, until it has ended.
     fn step_now(&self, lane: &mut Taken, owner: Rank, step: &Step) -> Result<Stepped, NanoError> {
         for _ in 0..TRIES {
-            let (own, stream) = lane.queue(None);
-            self.kernels.act(stream, &self.heap, owner, &[asked(step)], &own.outcomes)?;
+            let (parts, stream) = lane.queue(None);
+            self.kernels.act(stream, &self.heap, owner, &[asked(step)], &parts.outcomes)?;
             if let Some(stepped) = judge(step, lane.tell_now(Told::Step)?) {
                 return Ok(stepped);
             }
@@ -340,26 +340,26 @@ impl Reach for CudaReach {
     ) -> Result<Box<dyn Flight>, NanoError> {
         let (mut lane, on) = (self.lanes.take()?, self.stream_of(when)?);
         let (owner, value) = (place.owner, Self::value(place));
-        let begin = place.step(Touch::Begin(Box::new(*header)));
+        let open = place.step(Touch::Begin(Box::new(*header)));
         match source {
             Source::Device(source) if is_even(&source) => {
-                let (own, stream) = lane.queue(on.as_ref());
-                self.kernels.act(stream, &self.heap, owner, &[asked(&begin)], &own.outcomes)?;
-                let begun = Some(own.outcomes.at(0)?);
-                let (pages, publish) = (0..value.pages.count(), Some(&own.counter));
+                let (parts, stream) = lane.queue(on.as_ref());
+                self.kernels.act(stream, &self.heap, owner, &[asked(&open)], &parts.outcomes)?;
+                let begun = Some(parts.outcomes.at(0)?);
+                let (pages, publish) = (0..value.pages.count(), Some(&parts.counter));
                 let push = Push { value, pages, source, begun, publish };
                 self.kernels.push(stream, &self.heap, &push)?;
                 lane.tell(Told::Copy, on.as_ref())?;
             }
             source => {
                 Self::arrive(on.as_ref(), when.until)?;
-                let begun = self.step_now(&mut lane, owner, &begin)?;
+                let begun = self.step_now(&mut lane, owner, &open)?;
                 if begun.is_err() {
                     return Ok(Box::new(Landed(begun)));
                 }
                 self.write(owner, place.payload_offset, source, When { stream: None, ..when })?;
-                let (own, stream) = lane.queue(None);
-                self.kernels.commit(stream, &self.heap, value, &own.counter)?;
+                let (parts, stream) = lane.queue(None);
+                self.kernels.commit(stream, &self.heap, value, &parts.counter)?;
                 lane.tell(Told::Copy, None)?;
             }
         }
@@ -378,10 +378,10 @@ impl Reach for CudaReach {
         if let Target::Device(target) = target
             && is_even(target)
         {
-            let (own, stream) = lane.queue(on.as_ref());
-            self.kernels.act(stream, &self.heap, owner, &[asked(&pin)], &own.outcomes)?;
-            let (bytes, unpin) = (0..value.pages.bytes_total, Some(&own.counter));
-            let read = Read { value, bytes, target: *target, pin: own.outcomes.at(0)?, unpin };
+            let (parts, stream) = lane.queue(on.as_ref());
+            self.kernels.act(stream, &self.heap, owner, &[asked(&pin)], &parts.outcomes)?;
+            let (bytes, unpin) = (0..value.pages.bytes_total, Some(&parts.counter));
+            let read = Read { value, bytes, target: *target, pin: parts.outcomes.at(0)?, unpin };
             self.kernels.read(stream, &self.heap, &read)?;
             lane.tell(Told::Copy, on.as_ref())?;
             return Ok(Box::new(Chain { lane, step: pin }));
@@ -399,8 +399,8 @@ impl Reach for CudaReach {
 
     fn publish(&self, place: &Place, when: When) -> Result<Box<dyn Flight>, NanoError> {
         let (mut lane, on) = (self.lanes.take()?, self.stream_of(when)?);
-        let (own, stream) = lane.queue(on.as_ref());
-        self.kernels.commit(stream, &self.heap, Self::value(place), &own.counter)?;
+        let (parts, stream) = lane.queue(on.as_ref());
+        self.kernels.commit(stream, &self.heap, Self::value(place), &parts.counter)?;
         lane.tell(Told::Copy, on.as_ref())?;
         Ok(Box::new(Chain { lane, step: place.step(Touch::Apply(StateEvent::Publish)) }))
     }
@@ -420,3 +420,7 @@ impl Reach for CudaReach {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "cuda_tests.rs"]
+mod tests;

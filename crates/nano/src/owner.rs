@@ -17,6 +17,7 @@ use mooncrate_core::{Generation, Incarnation, LeaderEpoch, Now, ReplicaState, Se
 use mooncrate_heap::{Rank, Ranks};
 use mooncrate_lock::Mutex;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -244,9 +245,9 @@ impl Owner {
     pub(crate) fn tick(&self, now: Now, gone: Ranks) -> Result<Vec<Notice>, NanoError> {
         let mut state = self.state.lock();
         for rank in gone.iter() {
-            if !state.gone.contains_key(&rank) {
+            if let Entry::Vacant(place) = state.gone.entry(rank) {
                 self.reach.reap(self.me(), rank)?;
-                state.gone.insert(rank, now);
+                place.insert(now);
             }
         }
         let over = |since: &Now| since.plus(self.offered.grace) <= now;
