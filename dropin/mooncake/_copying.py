@@ -247,14 +247,12 @@ class CopyingCalls(StoreBase):
         if live is None:
             return INVALID_PARAMS
         try:
-            (looked,) = live.raw.look([key], hold=True)
+            size = live.raw.size(key)
         except mooncrate.Error as error:
-            return say("get_size", error)
-        if isinstance(looked, mooncrate.Error):
-            return OBJECT_NOT_FOUND if looked.kind == "bad key" else code_of(looked)
-        if looked is None:
+            return OBJECT_NOT_FOUND if error.kind == "bad key" else say("get_size", error)
+        if size is None:
             return OBJECT_NOT_FOUND
-        return REPLICA_IS_NOT_READY if looked is False else looked
+        return REPLICA_IS_NOT_READY if size is False else size
 
     # ---- removes -------------------------------------------------------------------------------
 
