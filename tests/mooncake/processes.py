@@ -206,7 +206,6 @@ class Cluster:
             self.port, self.admin = free_ports(2)
             ports = (self.port, self.admin)
             where = [f"--rpc_port={self.port}", f"--metrics_port={self.admin}"]
-            where += [] if THEIRS else ["--new_cluster=true"]
             return Program(folder, "mooncake_master", *where, *flags, ports=ports, **variables)
 
         self.master = start_retrying(make)
