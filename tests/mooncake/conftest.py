@@ -12,7 +12,7 @@ import time
 
 import pytest
 from checks import Checks
-from processes import PATIENCE, THEIRS, Program, free_ports, start_retrying
+from processes import PATIENCE, Program, free_ports, start_retrying
 
 # A shell lets its jobs in the background ignore Ctrl-C, and their children inherit that; not these.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,9 +44,6 @@ class Master:
         flags = (f"--port={port}", f"--metrics_port={metrics}")
         # Short, so that tests can wait for the end of it.
         flags += (f"--default_kv_lease_ttl={int(LEASE_SECONDS * 1000)}",)
-        if not THEIRS:
-            # Started again, it knows its nodes, and waits for nobody else.
-            flags += ("--new_cluster=true", f"--state_file={self.folder / 'master.state'}")
         self.program = Program(self.folder, "mooncake_master", *flags, ports=(port, metrics))
         self.ports = (port, metrics)
         self.address, self.admin = f"127.0.0.1:{port}", f"http://127.0.0.1:{metrics}"
