@@ -175,9 +175,7 @@ impl Node {
         let guard = guard_of(&config, &segments);
         segments.insert(segment);
         let lent = Lent::default();
-        for segment in lent.open(&config)? {
-            segments.insert(segment);
-        }
+        lent.open(&config)?.into_iter().for_each(|segment| segments.insert(segment));
         let tier = tier_of(&config, &segments, disks)?;
         let server_config = DataServerConfig {
             name: config.name.clone(),

@@ -135,7 +135,8 @@ fn update(
         for (n, id) in ids.iter().enumerate() {
             let mut mark = known.get(n).map_or_else(TableMark::default, |row| row.mark);
             let first = new.len();
-            let add = |blocks: &[BlockId]| new.extend(blocks.iter().map(|block| block.0 as i32));
+            let add =
+                |blocks: &[BlockId]| new.extend(blocks.iter().map(|block| block.0.cast_signed()));
             let start = cache.table_since(id, &mut mark, add)?;
             changes.push((mark, start, first..new.len()));
         }

@@ -1,11 +1,12 @@
 //! Checks without races: what each call promises.
 
 use super::rank::{Check, HEAP_BYTES, PUT_TIMEOUT, Stage, refused, until};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use mooncrate_check::payload::PutId;
+use mooncrate_core::time::Deadline;
 use mooncrate_core::word::RANK_PINS_MAX;
 use mooncrate_core::{Generation, Slot};
-use mooncrate_nano::{Place, Source, Step, Stepped, Target, Touch, route};
+use mooncrate_nano::{Place, Source, Step, Stepped, Target, Touch, When, route};
 use std::time::Duration;
 
 pub(super) const LIST: &[Check] = &[
@@ -167,15 +168,14 @@ fn pinned(stage: &Stage) -> Result<()> {
     for _ in 1..RANK_PINS_MAX {
         touch(stage, &place, Touch::Unpin(me))?.context("a pin of ours")?;
     }
-    stage.nano().remove(key.as_bytes())?;
+    ensure!(stage.get(&key, target.len(), id)?, "it can be read while it is pinned");
+    let nano = stage.nano();
+    let sums = || nano.reach().sums(place.owner, place.payload_offset, target.len() as u64);
+    let before = sums()?;
+    nano.remove(key.as_bytes())?;
     ensure!(touch(stage, &place, Touch::Pin(me))?.is_err(), "no new pin on what was removed");
     std::thread::sleep(Duration::from_millis(50));
-    let nano = stage.nano();
-    nano.reach().read(place.owner, place.payload_offset, &mut Target::Host(&mut target), None)?;
-    let hash = mooncrate_core::key::hash(key.as_bytes());
-    if let Err(line) = mooncrate_check::payload::examine_as(&target, id, hash) {
-        bail!("a pinned value changed: {line}");
-    }
+    ensure!(sums()? == before, "a pinned value changed");
     touch(stage, &place, Touch::Unpin(me))?.context("the last pin")?;
     until("the slot is freed", Duration::from_secs(10), || {
         let words = stage.nano().reach().words(place.owner, &[place.slot])?;
@@ -240,10 +240,11 @@ fn damaged(stage: &Stage) -> Result<()> {
         ensure!(stage.get(&key, len, id)?, "it is good at first");
         let place = stage.nano().get_location(key.as_bytes())?.context("it was put")?;
         let (reach, at) = (stage.nano().reach(), place.payload_offset + len as u64 - 1);
-        let mut byte = [0];
-        reach.read(place.owner, at, &mut Target::Host(&mut byte))?;
-        reach.write(place.owner, at, Source::Host(&[byte[0] ^ 1]))?;
         let mut target = vec![0; len];
+        stage.nano().get_into(key.as_bytes(), Target::Host(&mut target), None)?;
+        let other = [target[len - 1] ^ 1];
+        let when = When { stream: None, until: Deadline::NEVER };
+        reach.write(place.owner, at, Source::Host(&other), when)?;
         let got = stage.nano().get_into(key.as_bytes(), Target::Host(&mut target), None);
         refused(got, "is damaged")?;
         stage.nano().remove(key.as_bytes())?;

@@ -194,15 +194,14 @@ impl NanoRank {
         };
         let master = if rank == 0 { Some(start_master(options, &socket)?) } else { None };
         group.barrier("start the master", within)?;
-        let master_api: Arc<dyn MasterApi> = match &master {
-            // Its own process asks it without a socket.
-            Some((master, _)) => master.scope(TenantId::DEFAULT),
-            None => {
-                let hello = Hello::new(Role::Node, LinkKind::Control, &format!("rank-{rank}"));
-                let masters = Masters::from(Address::Unix(socket));
-                let pools = MasterPools::new(&masters, &hello, &PoolConfig::default());
-                Arc::new(MasterLink::new(pools))
-            }
+        // The process of the master asks it without a socket.
+        let master_api: Arc<dyn MasterApi> = if let Some((master, _)) = &master {
+            master.scope(TenantId::DEFAULT)
+        } else {
+            let hello = Hello::new(Role::Node, LinkKind::Control, &format!("rank-{rank}"));
+            let masters = Masters::from(Address::Unix(socket));
+            let pools = MasterPools::new(&masters, &hello, &PoolConfig::default());
+            Arc::new(MasterLink::new(pools))
         };
         let (watch, group) = (group.watch(), Mutex::new(group));
         let gone = Arc::new(move || watch.gone());

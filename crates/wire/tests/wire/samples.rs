@@ -378,7 +378,7 @@ impl Samples {
                     epoch,
                     registration_ms,
                     draining: s.drains(),
-                    serve: s.yes(),
+                    serve_ms: s.u32(),
                 };
                 Reply::Heartbeat(self.result(good, Self::mount_error))
             }

@@ -70,6 +70,7 @@ impl Samples {
             disks_returned: self.u64(),
             disk_dropped: self.u64(),
             ledger_struck: self.u64(),
+            lapsed_struck: self.u64(),
             late_dropped: self.u64(),
             bad_replicas: self.u64(),
             hits_vram: self.u64(),
