@@ -563,9 +563,7 @@ impl<'a> Connection<'a> {
             self.server.tally.pins.lower(1);
         }
     }
-}
 
-impl Connection<'_> {
     /// Waits for the end of a peer that can reach our memory by itself; whether that was seen. Why this side has
     /// stopped answering tells nothing: the peer may be in the middle of a copy, or look at a value (R4, R7).
     fn sees_end(&mut self) -> bool {
@@ -589,13 +587,12 @@ impl Drop for Connection<'_> {
         let gone = self.puts.is_empty() && self.pins.is_empty() || self.sees_end();
         self.server.tally.pins.lower(self.pins.len() as u64);
         for Pinned { guard, weight, .. } in std::mem::take(&mut self.pins).into_values() {
-            let at = guard.locator().segment;
+            self.server.pinned.give_back(self.peer.tenant, guard.locator().segment, weight);
             if gone {
                 drop(guard);
             } else {
                 guard.leave();
             }
-            self.server.pinned.give_back(self.peer.tenant, at, weight);
         }
         for OpenPut { guard, .. } in std::mem::take(&mut self.puts).into_values() {
             match guard.segment().far() {
