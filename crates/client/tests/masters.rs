@@ -372,7 +372,7 @@ fn a_lost_frame_takes_no_other_answers_along() {
     let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
     let values: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (*key, *key)).collect();
 
-    all_but_one_frame(&losing(Kind::Exist).exists_batch(&keys).unwrap(), &false);
+    all_but_one_frame(&losing(Kind::Look).exists_batch(&keys).unwrap(), &false);
     all_but_one_frame(&losing(Kind::Remove).remove_batch(&keys, false).unwrap(), &false);
     let looked = losing(Kind::Look).look(&keys, false, false).unwrap();
     all_but_one_frame(&looked, &Looked::Missing);

@@ -29,7 +29,9 @@ fn sorted(error: &NanoError) -> (Class, &'static str) {
         NanoError::Late => (Class::Busy, "late stream"),
         NanoError::TooManyPins(_) | NanoError::InUse { .. } => (Class::Busy, "pinned"),
         NanoError::Damaged => (Class::Error, "damaged"),
-        NanoError::Heap(_) | NanoError::Gpu(_) => (Class::Unavailable, "no heap"),
+        NanoError::Heap(_) | NanoError::Gpu(_) | NanoError::NoAtomics(_) => {
+            (Class::Unavailable, "no heap")
+        }
         NanoError::Call(error) => (of_call(error), "unreachable"),
         other => (by_advice(other.advice()), ""),
     }

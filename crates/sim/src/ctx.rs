@@ -66,6 +66,8 @@ pub struct Election {
     pub nodes: BTreeSet<NodeId>,
     /// Disks that the next leader may believe.
     pub trusted: Vec<Trusted>,
+    /// Those that this leader believes, from the list that it began with.
+    pub believed: Vec<Trusted>,
     /// What the last leader wrote down is lost.
     pub forgotten: bool,
 }

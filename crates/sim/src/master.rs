@@ -136,6 +136,7 @@ impl Master {
         self.zombie_until = 0;
         ctx.election.leader = Some(self.ix);
         ctx.election.up = true;
+        ctx.election.believed.clone_from(&ctx.election.trusted);
         ctx.election.epoch = epoch;
         self.renew(ctx);
     }

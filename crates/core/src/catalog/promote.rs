@@ -32,7 +32,7 @@ const LOOKS_MAX: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 /// How much of a node's memory promotions displace before those that were admitted earlier are given up.
-const TURNED_PERMILLE: u64 = 125;
+const TURNED_PERMILLE: u64 = 500;
 /// Victims looked at to make room for one object.
 const VICTIMS_MAX: usize = 16;
 

@@ -102,8 +102,8 @@ impl Disk {
     }
 
     /// An older copy takes its place. What is drawn from now on was never drawn before.
-    /// A copy of its files has no stamp. One of its blocks has, and as long as the list names that stamp nobody
-    /// can tell the two apart (decision 0028): such a one is not put back.
+    /// A copy of its files has no stamp. One of its blocks has, and as long as the list names that stamp, or the
+    /// leader remembers it, the two cannot be told apart (decision 0028): such a one is not put back.
     pub fn restore(&mut self, older: Self, listed: &[Trusted]) {
         let (rng, stamp) = (self.rng.clone(), older.evidence.stamp);
         let named = listed.iter().any(|one| one.segment == self.segment && one.stamp == stamp);

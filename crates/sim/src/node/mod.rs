@@ -22,7 +22,7 @@ pub use copy::CopyJob;
 pub use data::{PinSession, ReadSession, WriteSession};
 pub use disk::Disk;
 
-use crate::ctx::Ctx;
+use crate::ctx::{Ctx, Election};
 use crate::marks::Mark;
 use crate::message::{Actor, Event, ToMaster, ToNode};
 use crate::swarm::{REGISTRATION, between};
@@ -342,7 +342,9 @@ impl Node {
             && let Some(older) = &self.backup
         {
             ctx.mark(Mark::DiskRestored);
-            disk.restore(older.clone(), &ctx.election.trusted);
+            ctx.say(|| format!("an older copy of the disk of n{} takes its place", self.ix));
+            let Election { trusted, believed, .. } = &ctx.election;
+            disk.restore(older.clone(), &[&trusted[..], believed].concat());
         } else if rng.chance(load.restored) {
             self.backup = Some(disk.clone());
         }

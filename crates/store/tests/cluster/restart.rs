@@ -2,7 +2,8 @@
 
 use crate::fleet::{Fleet, REGISTRATION, connect, judge, master, node, patiently, stamped, until};
 use mooncrate::{
-    Advice, MasterOptions, NodeOptions, PutConfig, Store, Stored, run_master, run_node,
+    Advice, ClientConfig, ConnectOptions, MasterOptions, NodeOptions, PutConfig, Store, Stored,
+    run_master, run_node,
 };
 use mooncrate_core::LeaderEpoch;
 use mooncrate_core::plan::{Evidence, Medium, SegmentOffer};
@@ -102,12 +103,14 @@ fn a_rebuilding_master_says_so() {
         node.signal(Signal::STOP);
     }
     fleet.restart_master(true);
-    let fresh = connect(&fleet.address, true);
-    for n in 0..COUNT {
-        let refused = fresh.get(&name(n)).map(|_| ()).unwrap_err();
-        assert!(refused.to_string().contains("being rebuilt"), "{refused}");
-        assert!(matches!(refused.advice(), Advice::Retry { .. }));
-    }
+    // Calls that end before the serving leases do: a longer one would wait for the nodes.
+    let client = ClientConfig { call_time: REGISTRATION / 20, ..ClientConfig::default() };
+    let master = fleet.address.clone().into();
+    let fresh =
+        Store::connect(ConnectOptions { master, client, ..ConnectOptions::default() }).unwrap();
+    let refused = fresh.get(&name(0)).map(|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("being rebuilt"), "{refused}");
+    assert!(matches!(refused.advice(), Advice::Retry { .. }));
     let refused = fresh.put(&name(0), b"second").unwrap_err();
     assert!(refused.to_string().contains("being rebuilt"), "{refused}");
     for node in &fleet.nodes {

@@ -145,7 +145,8 @@ fn the_only_copy_at_a_stopped_owner_is_waited_for_once() {
     assert!(matches!(error.advice(), Advice::Retry { .. }), "{error}");
     assert!(time < CALL_TIME + SLACK, "{time:?}");
     let (found, time) = took(|| (1..21).map(|n| store.get(&name(0, n))).collect::<Vec<_>>());
-    assert!(found.iter().all(Result::is_err));
+    // Errors while the owner's serving lease may last, misses after it.
+    assert!(found.iter().all(|one| matches!(one, Err(_) | Ok(None))));
     assert!(time < 2 * CALL_TIME, "20 gets took {time:?}");
     fleet.nodes[0].signal(Signal::CONT);
     until("the owner answers again", REGISTRATION + SLACK, || store.get(&name(0, 0)).is_ok());
