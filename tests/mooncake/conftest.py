@@ -34,8 +34,8 @@ def pytest_configure(config):
 class Master:
     """`mooncake_master` on ports of its own, which it keeps when it is started again."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, **variables):
+        self.folder, self.variables = folder, variables
         self.ports = None
         start_retrying(self.start)
 
@@ -44,7 +44,7 @@ class Master:
         flags = (f"--port={port}", f"--metrics_port={metrics}")
         # Short, so that tests can wait for the end of it.
         flags += (f"--default_kv_lease_ttl={int(LEASE_SECONDS * 1000)}",)
-        self.program = Program(self.folder, "mooncake_master", *flags, ports=(port, metrics))
+        self.program = Program(self.folder, "mooncake_master", *flags, ports=(port, metrics), **self.variables)
         self.ports = (port, metrics)
         self.address, self.admin = f"127.0.0.1:{port}", f"http://127.0.0.1:{metrics}"
 

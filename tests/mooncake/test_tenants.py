@@ -94,7 +94,7 @@ def guarded(tmp_path):
     secret = subprocess.check_output(command, env={"PATH": os.environ["PATH"]})
     token.touch(mode=0o600)
     token.write_bytes(secret)
-    master = Master(tmp_path, ["--token-file", str(token)])
+    master = Master(tmp_path, MOONCRATE_TOKEN_FILE=str(token))
     yield master, token
     master.stop()
 

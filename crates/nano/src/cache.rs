@@ -469,7 +469,10 @@ impl Shared {
         let flight = match self.reach.put(&plan.place, &header, source, when) {
             Ok(flight) => flight,
             Err(error) => {
-                self.abandon(key, &plan);
+                match error {
+                    NanoError::Late => self.give_up(key, &plan), // nothing was stored
+                    _ => self.abandon(key, &plan),
+                }
                 return Err(error);
             }
         };

@@ -72,7 +72,15 @@ fn race(lives: u32) -> (u64, u64) {
 #[test]
 #[cfg(not(canary))]
 fn what_is_pinned_is_the_life_that_was_asked_for() {
-    let (wrong, reads) = race(200_000);
+    // On a busy machine readers may get no core while a whole race runs.
+    let (mut wrong, mut reads) = (0, 0);
+    for _ in 0..20 {
+        let more = race(200_000);
+        (wrong, reads) = (wrong + more.0, reads + more.1);
+        if reads > 1_000 {
+            break;
+        }
+    }
     assert!(reads > 1_000, "{reads} reads: no race");
     assert_eq!(wrong, 0, "of {reads} reads");
 }
