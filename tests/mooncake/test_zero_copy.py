@@ -121,7 +121,7 @@ def test_values_of_more_than_two_gigabytes(make_store):
     # The source is one piece many times over; the target is memory of its own.
     piece, count = 64 * MIB, 33
     size = piece * count
-    store = make_store(size + 128 * MIB)
+    store = make_store(size + 512 * MIB)
     source = memory(bytes(range(256)) * (piece // 256))
     (stored,) = store.batch_put_from_multi_buffers(["huge"], [[source.ptr] * count], [[piece] * count])
     assert stored == 0 and store.get_size("huge") == size > 2**31
