@@ -266,7 +266,6 @@ fn catalog(put_timeout: Duration) -> Config {
         // A rank that is stopped keeps its heap, which the others have mapped and read without it. Of one that is dead
         // rank 0 knows by its process.
         registration: STOPPED_MAX,
-        serve_lease: STOPPED_MAX,
         policy: PolicyKind::Lru,
         copies_max: 0,
         hot_replicas_max: 0,
