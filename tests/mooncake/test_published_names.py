@@ -79,7 +79,6 @@ def test_every_name_of_a_module_can_be_imported(module, names):
 
 def test_what_programs_ask_for_by_name_does_what_it_says():
     from mooncake.mooncake_config import _parse_bool, _parse_segment_size
-    from mooncake.mooncake_store_service import _shm_name_to_path
     from mooncake.structured_object_store import MISSING, _choose_leaf_codec, _escape_key, _Missing
 
     for values, codec in [
@@ -95,6 +94,13 @@ def test_what_programs_ask_for_by_name_does_what_it_says():
     assert [*map(_escape_key, ("plain", "a.b", "a[0]", "a\\b"))] == ["plain", "a\\.b", "a\\[0]", "a\\\\b"]
     assert _parse_segment_size("16 MB") == _parse_segment_size(16 << 20) == 16 << 20
     assert _parse_bool("yes") and not _parse_bool("off") and not _parse_bool(None)
+
+
+def test_names_of_shared_memory_stay_below_its_folder():
+    if THEIRS:
+        pytest.importorskip("aiohttp", reason="their service is written with it")
+    from mooncake.mooncake_store_service import _shm_name_to_path
+
     assert _shm_name_to_path("/pool") == "/dev/shm/pool" and _shm_name_to_path("../etc") is None
 
 
