@@ -6,7 +6,8 @@
 use mooncrate_core::catalog::{Catalog, Config, Removal, Start, Trusted};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::plan::{
-    Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, OrderResult, SegmentOffer,
+    Action, Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, Order, OrderResult,
+    SegmentOffer,
 };
 use mooncrate_core::{
     Extent, Generation, HostId, Incarnation, Label, LeaderEpoch, Medium, NodeId, Now, ObjectId,
@@ -210,13 +211,41 @@ fn late_memory_drops_what_was_struck_before_it_serves() {
     assert!(!catalog.may_serve(NodeId(1)), "two values can still be read there");
     assert!(!catalog.trusted().iter().any(|trusted| trusted.segment == SegmentId(1)));
     for (_, order) in catalog.take_orders() {
-        let mooncrate_core::plan::Order { segment, incarnation, slot, generation, .. } = order;
+        let Order { segment, incarnation, slot, generation, .. } = order;
         let result = OrderResult::Freed { next: Generation(generation.0 + 1) };
         catalog.notice(ms(60_002), &Notice { segment, incarnation, slot, generation, result });
     }
     assert!(catalog.may_serve(NodeId(1)));
     assert!(catalog.trusted().iter().any(|trusted| trusted.segment == SegmentId(1)));
     put(&mut catalog, ms(60_003), b"gone").unwrap();
+    catalog.audit().unwrap();
+}
+
+/// It stood still for longer than its serving lease, and not as long as readers may read by leases of the leader before.
+/// What was struck stays where it is for them. Nobody can begin to read it, so the node serves the rest at once.
+#[test]
+fn what_late_memory_drops_stays_for_readers_of_an_earlier_leader() {
+    let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
+    mount(&mut catalog, ms(1), &offer(2, 5, false), &[]).unwrap();
+    catalog.heartbeat(ms(2_600), NodeId(2)).unwrap();
+    catalog.tick(ms(2_600));
+    write_list(&mut catalog);
+    catalog.tick(ms(2_601));
+    assert_eq!(catalog.remove(ms(2_602), b"gone", false), Err(RemoveError::NotFound));
+
+    mount(&mut catalog, ms(3_000), &offer(1, 5, true), &[held(0, b"gone")]).unwrap();
+    assert!(!catalog.may_serve(NodeId(1)), "a reader could begin to read it");
+    let orders = catalog.take_orders();
+    let [(_, Order { segment, incarnation, slot, generation, action })] = orders[..] else {
+        panic!("{orders:?}")
+    };
+    assert!(matches!(action, Action::Retire { free_after_ms: 7_000.. }), "{action:?}");
+    let result = OrderResult::Waiting;
+    catalog.notice(ms(3_001), &Notice { segment, incarnation, slot, generation, result });
+    assert!(catalog.may_serve(NodeId(1)));
+    put(&mut catalog, ms(3_002), b"gone").unwrap();
+    let result = OrderResult::Freed { next: Generation(generation.0 + 1) };
+    catalog.notice(ms(13_000), &Notice { segment, incarnation, slot, generation, result });
     catalog.audit().unwrap();
 }
 

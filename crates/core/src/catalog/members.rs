@@ -349,7 +349,7 @@ impl Catalog {
     }
 
     fn announced_object(&mut self, now: Now, part: Part, extent: Extent, told: &AnnouncedObject) {
-        let lease_end = if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until };
+        let lease_end = self.granted_before();
         let mut known = self.objects.find(told.label.name());
         let mut replaced = None;
         let doubted = !self.believes(part.segment, told);
@@ -419,11 +419,15 @@ impl Catalog {
         }
     }
 
+    /// When the leases of earlier leaders have ended.
+    pub(super) fn granted_before(&self) -> Now {
+        if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until }
+    }
+
     /// M9: one value per key; what is known stays, and its key waits for the end of the other.
     fn other_value(&mut self, now: Now, id: EntryId, part: &Part, extent: Extent) {
         self.count_dropped(part);
-        let lease_end = if canary::on(Canary::NoTakeoverGrace) { Now(0) } else { self.grace_until };
-        let free_after_ms = lease::left_ms(now, lease_end);
+        let free_after_ms = lease::left_ms(now, self.granted_before());
         let entry = self.objects.entry_mut(id);
         match &mut entry.stage {
             Stage::Removing(left) => *left += 1,

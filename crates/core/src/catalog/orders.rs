@@ -425,7 +425,13 @@ impl Catalog {
             return;
         }
         let book = self.segments.book_mut(segment);
-        book.ending.get_mut(&slot).expect("found above").settled = true;
+        let known = book.ending.get_mut(&slot).expect("found above");
+        known.settled = true;
+        // Nobody can begin to read it from now on.
+        if ending.unwanted || ending.struck {
+            (known.unwanted, known.struck) = (false, false);
+            self.let_go(segment, &ending);
+        }
         self.acknowledge(ending.removing);
     }
 

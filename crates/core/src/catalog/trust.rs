@@ -28,6 +28,7 @@ use super::segments::{Ending, Phase};
 use crate::canary::{self, Canary};
 use crate::extent::Extent;
 use crate::ids::{Incarnation, LeaderEpoch, NodeId, ObjectId, SegmentId, Slot, Stamp, TenantId};
+use crate::lease;
 use crate::plan::{Action, AnnouncedObject, Medium, SegmentOffer};
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -424,7 +425,8 @@ impl Catalog {
     }
 
     /// A segment tells of an object that is not kept, under a key that has no value. The key waits until the
-    /// record is gone: otherwise it could come back at the next leader, after a put and a remove.
+    /// record is gone: otherwise it could come back at the next leader, after a put and a remove. Readers
+    /// may hold leases of an earlier leader.
     pub(super) fn turn_away(
         &mut self,
         now: Now,
@@ -437,7 +439,8 @@ impl Catalog {
         self.keep_key(id);
         self.count_dropped(part);
         let whose = (Some(id), Some(told.label.tenant));
-        self.order(now, part, extent, Action::Retire { free_after_ms: 0 }, whose);
+        let free_after_ms = lease::left_ms(now, self.granted_before());
+        self.order(now, part, extent, Action::Retire { free_after_ms }, whose);
         self.unwanted(part);
     }
 }
