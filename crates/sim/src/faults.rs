@@ -210,6 +210,7 @@ impl World {
                 master.crash(&mut self.ctx);
                 if self.losses.chance(self.ctx.swarm.forgets) {
                     self.ctx.election.forgotten = true;
+                    self.ctx.election.trusted.clear();
                 }
                 let down = span(&mut self.rng, 5, 100);
                 self.ctx.after(down, Event::Restart(Actor::Master(leader)));

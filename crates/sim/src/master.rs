@@ -198,7 +198,9 @@ impl Master {
             let fewer = ctx.election.trusted.iter().any(|trusted| !list.contains(trusted));
             catalog.trust_writing(&list);
             let chance = ctx.swarm.disks.map_or(1000, |disks| disks.listed);
-            if ctx.calm || self.rng.chance(chance) {
+            let written = ctx.calm || self.rng.chance(chance);
+            ctx.say(|| format!("master {} lists {list:?}, and hears of it: {written}", self.ix));
+            if written {
                 ctx.marks.hit_times(Mark::DiskOffList, u64::from(fewer));
                 catalog.trust_written(&list);
                 ctx.election.trusted = list;
