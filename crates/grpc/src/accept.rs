@@ -1,6 +1,7 @@
 //! Connections, kept (`wire::door`), and encrypted where the cluster is. When as many are open as may be,
 //! one that has proved nothing makes room for the next.
 
+use crate::answers::{Answers, Unsent};
 use crate::serve::GrpcConfig;
 use mooncrate_core::door::{Limits, Origin};
 use mooncrate_wire::door::{Keeper, KeptStream, Pulse, Turned};
@@ -10,12 +11,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::transport::server::Connected;
 
 /// Pause after a failed accept: the system lacks descriptors or memory, and asking at once again
@@ -43,12 +45,39 @@ pub(crate) struct Came {
     pub(crate) pulse: Arc<Pulse>,
     /// Held while a wrong credential waits for its refusal: one guess at a time.
     pub(crate) guess: Arc<Mutex<()>>,
+    /// Frames of its answers that are not sent yet.
+    pub(crate) unsent: Arc<Unsent>,
 }
 
 /// A connection in its place.
 pub(crate) struct Counted {
     stream: Box<dyn Stream>,
     came: Came,
+    /// Wakes the connection when an unsent frame may be due.
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Counted {
+    fn new(stream: Box<dyn Stream>, came: Came) -> Self {
+        let timer = Box::pin(sleep_until(came.unsent.next_look(Instant::now())));
+        Self { stream, came, timer }
+    }
+
+    /// Ready when the peer has not taken a frame by its deadline.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        loop {
+            let (now, due) = (Instant::now(), self.came.unsent.due());
+            if due.is_some_and(|due| due <= now) {
+                return Poll::Ready(io::ErrorKind::TimedOut.into());
+            }
+            let look = self.came.unsent.next_look(now);
+            let until = due.map_or(look, |due| due.min(look));
+            if self.timer.is_elapsed() || until < self.timer.deadline() {
+                self.timer.as_mut().reset(until);
+            }
+            ready!(self.timer.as_mut().poll(cx));
+        }
+    }
 }
 
 /// Accepts until nobody takes the connections any more.
@@ -56,6 +85,7 @@ pub(crate) async fn accept(
     listener: TcpListener,
     config: &GrpcConfig,
     gate: &Gate,
+    answers: &Arc<Answers>,
     give: mpsc::Sender<io::Result<Counted>>,
 ) {
     // Where nobody has anything to prove, everybody is a stranger.
@@ -85,14 +115,15 @@ pub(crate) async fn accept(
         let _ = stream.set_nodelay(true);
         let stream = KeptStream::new(stream, place, config.times);
         let (tls, give) = (tls.clone(), give.clone());
+        let unsent = Unsent::new(Arc::clone(answers));
         handshakes.spawn(async move {
             let pulse = stream.pulse();
             let Some((stream, names)) = encrypted(stream, tls).await else { return };
             if !names.is_empty() {
                 pulse.prove();
             }
-            let came = Came { peer, names: names.into(), pulse, guess: Arc::default() };
-            let _ = give.send(Ok(Counted { stream, came })).await;
+            let came = Came { peer, names: names.into(), pulse, guess: Arc::default(), unsent };
+            let _ = give.send(Ok(Counted::new(stream, came))).await;
         });
     }
 }
@@ -128,6 +159,10 @@ impl AsyncRead for Counted {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        // Before what was received: no ping and no window of a few bytes extends a deadline.
+        if let Poll::Ready(error) = self.poll_late(cx) {
+            return Poll::Ready(Err(error));
+        }
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }

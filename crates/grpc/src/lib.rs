@@ -10,17 +10,18 @@
 //! From the bottom up: [`status`](mod@status) turns every error into one number, one sentence and
 //! one advice; `convert` checks what comes in and shows plans and locators; `puts` remembers the
 //! puts that began here, because `MasterService` ends them by their key alone; `guard` finds out who calls;
-//! `door` is the six calls; `serve` and `accept` are the sockets and threads.
+//! `door` is the six calls; `answers` bounds what callers do not read; `serve` and `accept` are the sockets and threads.
 //!
 //! What must stay true: no address travels; a put is not published without a seal that readers can
-//! compare; every call has a deadline, and the number of calls, connections, remembered puts and
-//! bytes of a message is bounded; whose objects a caller sees is decided by its credential alone.
+//! compare; every call and every unread answer has a deadline, and the number of calls, connections, remembered puts,
+//! bytes of a message and bytes of unread answers is bounded; whose objects a caller sees is decided by its credential alone.
 //!
 //! Deliberately absent: decisions (the master's), values, a way to memory or transfer code. It is
 //! the slow door: programs that count microseconds speak frames.
 #![forbid(unsafe_code)]
 
 mod accept;
+mod answers;
 mod convert;
 mod deadline;
 mod door;

@@ -2,6 +2,7 @@
 //! master, health and reflection beside the service.
 
 use crate::accept::{Came, accept};
+use crate::answers::{Answers, CountedAnswers, NAME_BYTES};
 use crate::door::{Door, Parts};
 use crate::pb::master_service_server::MasterServiceServer;
 use mooncrate_wire::address::Bound;
@@ -19,6 +20,7 @@ use tonic::transport::Server;
 use tonic::{Request, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
+use tower::layer::layer_fn;
 
 /// How long calls under way may go on when the door closes.
 const STOP_GRACE: Duration = Duration::from_secs(3);
@@ -45,8 +47,10 @@ pub struct GrpcConfig {
     pub calls: usize,
     /// Connections open at a time; beyond, those that have proved nothing make room.
     pub connections: usize,
-    /// How long they may rest.
+    /// How long they may rest, and leave an answer unread.
     pub times: Times,
+    /// Room for the unread answers of all connections, beside 64 KiB for each; beyond, `RESOURCE_EXHAUSTED`.
+    pub answer_bytes: u32,
     /// Calls under way on one connection; beyond, they wait.
     pub calls_per_connection: u32,
     /// Bytes of a message, either way.
@@ -65,6 +69,7 @@ impl Default for GrpcConfig {
             calls: 64,
             connections: descriptor_share(2, 4096),
             times: TIMES,
+            answer_bytes: 64 << 20,
             calls_per_connection: 64,
             message_bytes: 8 << 20,
             call_max: Duration::from_secs(30),
@@ -78,6 +83,7 @@ impl Default for GrpcConfig {
 #[derive(Debug)]
 pub struct GrpcServing {
     address: SocketAddr,
+    answers: Arc<Answers>,
     shutdown: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -86,6 +92,11 @@ impl GrpcServing {
     /// Where it listens really.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Bytes of memory that answers take which their callers have not read, of all connections.
+    pub fn unsent_bytes(&self) -> u64 {
+        self.answers.unsent_bytes()
     }
 
     /// Takes no new calls, lets those under way end for a moment, and returns when its threads have
@@ -122,24 +133,32 @@ pub fn serve_grpc(socket: Bound, parts: Parts, config: GrpcConfig) -> io::Result
         .max_blocking_threads(config.calls + 1)
         .build()?;
     let (shutdown, down) = watch::channel(false);
+    let answers = Arc::new(Answers::new(config.answer_bytes, config.times.write));
+    let counted = Arc::clone(&answers);
     let thread = Builder::new().name("grpc".into()).spawn(move || {
         runtime.block_on(async {
             match TcpListener::from_std(listener) {
-                Ok(listener) => run(listener, parts, config, down).await,
+                Ok(listener) => run(listener, parts, config, counted, down).await,
                 Err(error) => tracing::error!(%error, "the gRPC listener cannot be used"),
             }
         });
         // A call that does not come back must not keep the process.
         runtime.shutdown_background();
     })?;
-    Ok(GrpcServing { address, shutdown, thread: Some(thread) })
+    Ok(GrpcServing { address, answers, shutdown, thread: Some(thread) })
 }
 
-async fn run(listener: TcpListener, parts: Parts, config: GrpcConfig, down: watch::Receiver<bool>) {
+async fn run(
+    listener: TcpListener,
+    parts: Parts,
+    config: GrpcConfig,
+    answers: Arc<Answers>,
+    down: watch::Receiver<bool>,
+) {
     let (reporter, health) = tonic_health::server::health_reporter();
     let (give, take) = mpsc::channel(ACCEPTED);
     let (gate, bounds) = (parts.gate.clone(), config.clone());
-    let connections = async move { accept(listener, &bounds, &gate, give).await };
+    let connections = async move { accept(listener, &bounds, &gate, &answers, give).await };
     let probe = watch_health(reporter.clone(), Arc::clone(&parts.leads), down.clone());
     let beside = async move {
         tokio::join!(connections, probe);
@@ -158,9 +177,10 @@ async fn run(listener: TcpListener, parts: Parts, config: GrpcConfig, down: watc
         .http2_keepalive_interval(Some(KEEPALIVE.0))
         .http2_keepalive_timeout(Some(KEEPALIVE.1))
         .layer(InterceptorLayer::new(heard))
-        .add_service(health)
-        .add_service(reflection().build_v1().expect(OWN))
-        .add_service(reflection().build_v1alpha().expect(OWN))
+        .layer(layer_fn(CountedAnswers))
+        .add_service(health.max_decoding_message_size(NAME_BYTES))
+        .add_service(reflection().build_v1().expect(OWN).max_decoding_message_size(NAME_BYTES))
+        .add_service(reflection().build_v1alpha().expect(OWN).max_decoding_message_size(NAME_BYTES))
         .add_service(
             MasterServiceServer::new(Door::new(parts, config))
                 .max_decoding_message_size(message_bytes)
@@ -208,6 +228,7 @@ async fn watch_health(
     leads: Arc<dyn Fn() -> bool + Send + Sync>,
     down: watch::Receiver<bool>,
 ) {
+    let mut known = None;
     while !*down.borrow() {
         let leads = Arc::clone(&leads);
         let asked = tokio::task::spawn_blocking(move || leads());
@@ -215,8 +236,10 @@ async fn watch_health(
             Ok(true) => ServingStatus::Serving,
             _ => ServingStatus::NotServing,
         };
-        if !*down.borrow() {
+        // The reporter sends an update to every watcher each time it is set, so it is set for a change only.
+        if known != Some(status) && !*down.borrow() {
             set_health(&reporter, status).await;
+            known = Some(status);
         }
         tokio::time::sleep(PROBE).await;
     }

@@ -126,6 +126,11 @@ impl Cluster {
         self.door.address()
     }
 
+    /// Bytes of answers that wait at the door.
+    pub(crate) fn unsent_bytes(&self) -> u64 {
+        self.door.unsent_bytes()
+    }
+
     /// A client with the token of a role and a tenant.
     pub(crate) fn client_as(&self, role: Role, tenant: &str) -> Client {
         let token = secret().derive(role, tenant).unwrap();
