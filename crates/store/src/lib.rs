@@ -16,9 +16,10 @@
 //! # Ok::<(), mooncrate::Error>(())
 //! ```
 //!
-//! This crate composes the roles, and takes values from GPUs and to them (`docs/devices.md`), which needs both the
-//! client and the driver. Otherwise it adds nothing of its own: [`Store`] is a client with whatever
-//! it needs around it, [`run_master`], [`run_node`] and [`run_both`] are the server processes.
+//! This crate composes the roles: [`Store`] is a client with all that it needs around it, and [`run_master`], [`run_node`]
+//! and [`run_both`] are the server processes. It also holds what needs several of them at once: values between GPUs and
+//! the store (`docs/devices.md`), the spill of paged blocks ([`paged`]), and the ranks of the GPU-resident cache
+//! ([`nano`]).
 #![forbid(unsafe_code)]
 
 mod device;
@@ -69,3 +70,8 @@ pub use session::{GetSession, PutSession};
 pub use ssd::{parse_ssd, parse_ssds};
 pub use staging::StagingConfig;
 pub use store::{ConnectOptions, EmbeddedOptions, Store};
+
+/// The Rust program of the front page, compiled and run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

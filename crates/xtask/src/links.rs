@@ -23,7 +23,7 @@ pub(crate) fn check(root: &Path, page: &File, findings: &mut Vec<String>) {
 }
 
 /// The links to files, with their lines, outside code.
-fn targets(text: &str) -> Vec<(usize, &str)> {
+pub(crate) fn targets(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut fence: Option<&str> = None;
     for (number, line) in (1..).zip(text.lines()) {

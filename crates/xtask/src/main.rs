@@ -10,11 +10,15 @@
 
 mod chaos;
 mod codes;
+mod front;
 mod layers;
 mod links;
+mod metadata;
+mod pages;
 mod records;
 mod tidy;
 mod tree;
+mod walk;
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -25,7 +29,8 @@ usage: cargo xtask <check>
 
   layers   dependencies of our crates point down the table, never up or sideways
   tidy     file openings and lengths, unfinished marks, unsafe code, links, decision records,
-           codes of invariants
+           codes of invariants, manifests, the index of docs/, the programs of the README,
+           the walks of ARCHITECTURE.md
   chaos    real processes under faults; `cargo xtask chaos --help`
 ";
 

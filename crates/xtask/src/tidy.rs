@@ -5,7 +5,7 @@
 //! passes its own rules.
 
 use crate::tree::{self, File};
-use crate::{codes, links, records};
+use crate::{codes, front, links, metadata, pages, records, walk};
 use anyhow::Result;
 use std::path::Path;
 
@@ -44,13 +44,16 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
             unfinished(file, &mut findings);
         }
         machine_paths(file, &mut findings);
-        lints(file, &mut findings);
+        metadata::check(file, &mut findings);
         if file.ends_with("md") {
             links::check(root, file, &mut findings);
         }
     }
     records::check(&files, &mut findings);
     codes::check(&files, &mut findings);
+    pages::check(&files, &mut findings);
+    front::check(&files, &mut findings);
+    walk::check(&files, &mut findings);
     Ok(findings)
 }
 
@@ -179,18 +182,6 @@ fn registry_host(line: &str) -> Option<&str> {
     })
 }
 
-fn lints(file: &File, findings: &mut Vec<String>) {
-    let Some(folder) = file.crate_folder() else { return };
-    if file.path != format!("crates/{folder}/Cargo.toml") {
-        return;
-    }
-    let spaceless: String = file.text.chars().filter(|c| *c != ' ').collect();
-    if !spaceless.contains("[lints]\nworkspace=true") && !spaceless.contains("lints.workspace=true")
-    {
-        findings.push(format!("{}: lacks `lints.workspace = true`", file.path));
-    }
-}
-
 /// Where `word` stands as a whole word: its place and what follows it.
 fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = (usize, &'a str)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -247,7 +238,7 @@ mod tests {
         for mark in UNFINISHED_WORDS {
             assert!(one("dev", &format!("# {mark}: later")).contains("dev:1: `"));
             none("dev", &format!("mktemp /tmp/dev.{mark}{mark}"));
-            none("docs/notes.md", mark);
+            none("notes.md", mark);
         }
     }
 
@@ -296,12 +287,5 @@ mod tests {
         }
         none("crates/mem/src/lib.rs", "//! x\n");
         none("crates/wire/src/frame.rs", "//! x\n");
-    }
-
-    #[test]
-    fn every_crate_takes_the_lints() {
-        none("crates/x/Cargo.toml", "[lints]\nworkspace = true\n");
-        none("crates/x/Cargo.toml", "lints.workspace = true\n");
-        assert!(one("crates/x/Cargo.toml", "[package]\n").contains("lacks `lints.workspace"));
     }
 }
