@@ -195,3 +195,16 @@ fn a_key_with_another_copy_keeps_its_value() {
     let located = catalog.locate(ms(LAPSED), b"key", 0).unwrap();
     assert_eq!(located.replicas.iter().map(|one| one.segment).collect::<Vec<_>>(), [SegmentId(2)]);
 }
+
+/// The master stood still for a while, in which it heard node 1 and did not tick. Was: the node counted as heard in
+/// the future, and its keys waited for as long again.
+#[test]
+fn nobody_is_heard_in_the_future() {
+    let mut catalog = silent();
+    catalog.tick(ms(0));
+    catalog.heartbeat(ms(9_000), NodeId(1)).unwrap();
+    catalog.tick(ms(9_500));
+    assert_eq!(catalog.last_heard(NodeId(1)), Some(ms(9_500)));
+    pass(&mut catalog, 9_600, 9_500 + LAPSED);
+    put(&mut catalog, ms(9_500 + LAPSED), b"put").unwrap();
+}

@@ -60,7 +60,8 @@ impl Catalog {
         self.last_tick = now;
         if gap > STALL {
             for member in self.nodes.values_mut() {
-                member.last_heard = member.last_heard.plus(gap);
+                // Calls may have come through meanwhile: nobody is heard in the future.
+                member.last_heard = member.last_heard.plus(gap).min(now);
             }
         }
     }
