@@ -136,6 +136,56 @@ fn a_node_that_is_telling_is_waited_for() {
     assert_eq!(put(&mut catalog, ms(9_002), b"second"), Err(PutError::Exists));
 }
 
+/// It is telling when the leases end, and dies, or leaves. Was: unknown keys waited for it for 20 s all the same.
+#[test]
+fn a_node_that_stops_telling_is_not_waited_for() {
+    for leaves in [false, true] {
+        let mut catalog = takeover(&[1, 2], &[]);
+        let long = offer(1, 1, false);
+        catalog.mount(ms(1), long.node, std::slice::from_ref(&long)).unwrap();
+        mount(&mut catalog, ms(1), &offer(2, 1, false), &[]).unwrap();
+        let until = |catalog: &mut Catalog, from: u64, until: u64, telling: bool| {
+            for at in (from..=until).step_by(100) {
+                catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+                if telling {
+                    // Pages without a heartbeat between them.
+                    catalog.announce(ms(at), long.segment, long.incarnation, &[], false).unwrap();
+                }
+                catalog.tick(ms(at));
+            }
+        };
+        until(&mut catalog, 100, 4_000, true);
+        assert!(catalog.rebuilding(), "it is telling");
+        if leaves {
+            catalog.unmount(ms(4_001), NodeId(1), &[long.segment]);
+            until(&mut catalog, 4_100, 4_100, false);
+        } else {
+            until(&mut catalog, 4_100, 6_500, false);
+            assert!(catalog.rebuilding(), "it may be about to tell");
+            until(&mut catalog, 6_600, 6_600, false);
+        }
+        assert!(!catalog.rebuilding(), "leaves: {leaves}");
+        put(&mut catalog, ms(6_601), b"key").unwrap();
+    }
+}
+
+/// A node that the last leader did not know brings a disk that takes long to tell of. Was: it was waited for, as if
+/// keys of the last leader could be there.
+#[test]
+fn a_node_that_nobody_expected_is_not_waited_for() {
+    let mut catalog = takeover(&[1, 2], &[]);
+    mount(&mut catalog, ms(1), &offer(2, 1, false), &[]).unwrap();
+    let fresh = offer(3, 1, false);
+    catalog.mount(ms(1), fresh.node, std::slice::from_ref(&fresh)).unwrap();
+    for at in (100..=2_600).step_by(100) {
+        for node in [2, 3] {
+            catalog.heartbeat(ms(at), NodeId(node)).unwrap();
+        }
+        catalog.tick(ms(at));
+    }
+    put(&mut catalog, ms(2_601), b"key").unwrap();
+}
+
 /// Within that time everybody who cannot have been given up is welcome, and is served at once.
 #[test]
 fn a_master_that_knows_nothing_hears_everybody() {
