@@ -196,6 +196,43 @@ fn a_key_with_another_copy_keeps_its_value() {
     assert_eq!(located.replicas.iter().map(|one| one.segment).collect::<Vec<_>>(), [SegmentId(2)]);
 }
 
+/// G13: a lapsed node held many values that were removed. Was: all its orders were looked at ten times a second for as
+/// long as it was registered, and struck in one go, while everybody waited for the lock.
+#[test]
+fn orders_of_a_lapsed_node_are_struck_in_slices_and_looked_at_once() {
+    const VALUES: u32 = 10_000;
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::New, ms(0));
+    let large = SegmentOffer { bytes: 4 << 20, slots: VALUES, ..offer(1, false) };
+    catalog.mount(ms(0), large.node, std::slice::from_ref(&large)).unwrap();
+    catalog.announce(ms(0), large.segment, large.incarnation, &[], true).unwrap();
+    let key = |one: u32| one.to_be_bytes();
+    for one in 0..VALUES {
+        put(&mut catalog, ms(0), &key(one)).unwrap();
+    }
+    mount(&mut catalog, ms(0), 2);
+    for one in 0..VALUES {
+        catalog.remove(ms(1), &key(one), false).unwrap();
+    }
+    let (mut most, mut looks) = (0, catalog.lapse_looks());
+    let mut step = |catalog: &mut Catalog, at: u64| {
+        catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+        catalog.tick(ms(at));
+        most = most.max(catalog.lapse_looks() - looks);
+        looks = catalog.lapse_looks();
+    };
+    for at in (100..LAPSED).step_by(100).chain(LAPSED..LAPSED + 40) {
+        step(&mut catalog, at);
+    }
+    assert_eq!(catalog.counters().lapsed_struck, u64::from(VALUES));
+    put(&mut catalog, ms(LAPSED + 40), &key(7)).unwrap();
+    for at in (LAPSED + 100..20_000).step_by(100) {
+        step(&mut catalog, at);
+    }
+    assert!(most <= 4096, "{most} in one tick");
+    assert_eq!(looks, u64::from(VALUES), "each once");
+    catalog.audit().unwrap();
+}
+
 /// The master stood still for a while, in which it heard node 1 and did not tick. Was: the node counted as heard in
 /// the future, and its keys waited for as long again.
 #[test]

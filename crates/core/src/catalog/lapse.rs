@@ -20,7 +20,6 @@
 
 use super::Catalog;
 use super::objects::{EntryId, Part, SegmentIndex, Stage};
-use super::segments::Ending;
 use super::trust::Trusted;
 use crate::canary::{self, Canary};
 use crate::ids::{NodeId, Slot};
@@ -28,8 +27,8 @@ use crate::lease;
 use crate::time::Now;
 use std::time::Duration;
 
-/// Orders of lapsed segments that wait for an owner are looked at this often.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Orders of one lapsed segment that are struck in one tick (G13).
+const STRIKES_MAX: usize = 4096;
 
 impl Catalog {
     /// How long after it was last heard a node surely serves nobody.
@@ -78,20 +77,15 @@ impl Catalog {
         true
     }
 
-    /// Orders that are out to a lapsed segment, and for which a call waits: their keys are struck.
-    pub(super) fn strike_endings(&mut self, now: Now, index: SegmentIndex) {
-        let book = self.segments.book_mut(index);
-        if !book.lapsed || now < book.lapse_look {
+    /// Orders that are out to a lapsed segment, and for which a call waits: their keys are struck, some at a time.
+    pub(super) fn strike_endings(&mut self, index: SegmentIndex) {
+        let book = self.segments.book(index);
+        if !book.lapsed || book.awaited.is_empty() || !self.take_off_list(index) {
             return;
         }
-        book.lapse_look = now.plus(LOOK_AGAIN);
-        let waits = |ending: &Ending| ending.removing.is_some() && !ending.settled;
-        let waiting = book.ending.iter().filter(|(_, ending)| waits(ending));
-        let waiting: Vec<Slot> = waiting.map(|(slot, _)| *slot).collect();
-        if waiting.is_empty() || !self.take_off_list(index) {
-            return;
-        }
-        for slot in waiting {
+        let awaited = self.segments.book(index).awaited.iter().take(STRIKES_MAX);
+        for slot in awaited.copied().collect::<Vec<_>>() {
+            self.lapse_looks += 1;
             self.strike_ending(index, slot);
         }
     }
@@ -104,6 +98,7 @@ impl Catalog {
             return;
         };
         let removing = ending.removing.take();
+        book.awaited.remove(&slot);
         if !ending.struck {
             ending.struck = true;
             book.struck += 1;
