@@ -5,13 +5,14 @@
 
 use mooncrate_core::catalog::{Catalog, Config, Removal, Start, Trusted};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::label::StripeOf;
 use mooncrate_core::plan::{
     Action, Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, Order, OrderResult,
     SegmentOffer,
 };
 use mooncrate_core::{
     Extent, Generation, HostId, Incarnation, Label, LeaderEpoch, Medium, NodeId, Now, ObjectId,
-    PutConfig, Seal, SegmentId, Slot, Stamp, ZoneId,
+    PutConfig, Seal, SegmentId, Slot, Stamp, Striping, ZoneId,
 };
 use std::time::Duration;
 
@@ -184,6 +185,33 @@ fn a_node_that_nobody_expected_is_not_waited_for() {
         catalog.tick(ms(at));
     }
     put(&mut catalog, ms(2_601), b"key").unwrap();
+}
+
+/// The last leader knew two nodes with a stripe each, and one of them does not come. When nobody waits for it any more,
+/// whoever puts the key may have it. Was: refused for 20 s, with the word that another put is under way.
+#[test]
+fn a_key_that_lacks_a_stripe_is_free_after_the_wait() {
+    let mut half = held(0, b"key");
+    let object = half.life.as_mut().unwrap().object.as_mut().unwrap();
+    let striping = Striping { len: 200, stripe_bytes: 100 };
+    object.label.stripe = Some(StripeOf { stripe: 0, striping });
+    let mut catalog = takeover(&[1, 2], &[]);
+    mount(&mut catalog, ms(1), &offer(2, 1, false), &[half]).unwrap();
+    catalog.heartbeat(ms(1_000), NodeId(2)).unwrap();
+    catalog.tick(ms(1_000));
+    let early = put(&mut catalog, ms(1_000), b"key");
+    assert!(matches!(early, Err(PutError::Rebuilding { .. })), "{early:?}");
+    catalog.heartbeat(ms(2_600), NodeId(2)).unwrap();
+    catalog.tick(ms(2_600));
+    let held = put(&mut catalog, ms(2_601), b"key");
+    assert!(matches!(held, Err(PutError::Held { .. })), "{held:?}");
+    for (_, order) in catalog.take_orders() {
+        let Order { segment, incarnation, slot, generation, .. } = order;
+        let result = OrderResult::Waiting;
+        catalog.notice(ms(2_602), &Notice { segment, incarnation, slot, generation, result });
+    }
+    put(&mut catalog, ms(2_603), b"key").unwrap();
+    catalog.audit().unwrap();
 }
 
 /// Within that time everybody who cannot have been given up is welcome, and is served at once.
