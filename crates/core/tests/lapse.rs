@@ -27,7 +27,7 @@ fn offer(node: u64, lapsed: bool) -> SegmentOffer {
         incarnation: Incarnation(5),
         node: NodeId(node),
         medium: Medium::Dram,
-        bytes: 4096,
+        bytes: 1 << 20,
         slots: 8,
         host: HostId(node),
         zone: ZoneId(0),
@@ -81,13 +81,18 @@ fn pass(catalog: &mut Catalog, from: u64, until: u64) {
     }
 }
 
-/// Node 1 carries out the orders that wait for it.
+/// Owners carry out the orders that wait for them.
 fn obey(catalog: &mut Catalog, now: Now) {
     for (_, order) in catalog.take_orders() {
-        let Order { segment, incarnation, slot, generation, .. } = order;
-        let result = OrderResult::Freed { next: Generation(generation.0 + 1) };
-        catalog.notice(now, &Notice { segment, incarnation, slot, generation, result });
+        freed(catalog, now, &order);
     }
+}
+
+/// An owner has carried out an order.
+fn freed(catalog: &mut Catalog, now: Now, order: &Order) {
+    let Order { segment, incarnation, slot, generation, .. } = *order;
+    let result = OrderResult::Freed { next: Generation(generation.0 + 1) };
+    catalog.notice(now, &Notice { segment, incarnation, slot, generation, result });
 }
 
 /// Was: 20 s, as long as the node stays registered.
@@ -194,4 +199,164 @@ fn a_key_with_another_copy_keeps_its_value() {
     assert_eq!(put(&mut catalog, ms(LAPSED), b"key"), Err(PutError::Exists));
     let located = catalog.locate(ms(LAPSED), b"key", 0).unwrap();
     assert_eq!(located.replicas.iter().map(|one| one.segment).collect::<Vec<_>>(), [SegmentId(2)]);
+}
+
+/// One value in two stripes, one on each node. Node 1 falls silent at 0.
+fn striped(catalog: &mut Catalog) {
+    let plan = catalog.put_start(ms(0), b"striped", 128 << 10, &PutConfig::default()).unwrap();
+    let mut places: Vec<u64> = plan.replicas.iter().map(|part| part.segment.0).collect();
+    places.sort_unstable();
+    assert_eq!(places, [1, 2]);
+    catalog.put_end(ms(0), b"striped", plan.token, &[Seal(8), Seal(9)]).unwrap();
+}
+
+/// Half of a value is with a node that is heard, and nobody can read it. Was: a put was told for 20 s that another one
+/// is under way. The node that is heard lets go of its half first, which takes it a moment: until then the key is held.
+#[test]
+fn a_striped_key_is_free_when_one_of_its_owners_is_dead() {
+    let config = Config { stripe_bytes: 64 << 10, ..Config::default() };
+    for listed in [false, true] {
+        let mut catalog = Catalog::new(config.clone(), LeaderEpoch(1), Start::New, ms(0));
+        mount(&mut catalog, ms(0), 1);
+        mount(&mut catalog, ms(0), 2);
+        striped(&mut catalog);
+        if listed {
+            write_list(&mut catalog);
+        }
+        pass(&mut catalog, 100, LAPSED);
+        let held = put(&mut catalog, ms(LAPSED), b"striped");
+        assert!(matches!(held, Err(PutError::Held { .. })), "{held:?}");
+        if listed {
+            assert!(catalog.take_orders().is_empty(), "the list may still name node 1");
+            write_list(&mut catalog);
+            let held = put(&mut catalog, ms(LAPSED + 1), b"striped");
+            assert!(matches!(held, Err(PutError::Held { .. })), "{held:?}");
+        }
+        let (dead, heard): (Vec<_>, Vec<_>) =
+            catalog.take_orders().into_iter().partition(|(node, _)| *node == NodeId(1));
+        assert_eq!((dead.len(), heard.len()), (1, 1));
+        let held = put(&mut catalog, ms(LAPSED + 2), b"striped");
+        assert!(matches!(held, Err(PutError::Held { .. })), "node 2 has not answered: {held:?}");
+        freed(&mut catalog, ms(LAPSED + 3), &heard[0].1);
+        put(&mut catalog, ms(LAPSED + 4), b"striped").unwrap();
+        assert_eq!(place(&mut catalog, ms(LAPSED + 4), b"striped"), Ok(SegmentId(2)));
+        catalog.heartbeat(ms(5_000), NodeId(1)).unwrap();
+        assert!(!catalog.may_serve(NodeId(1)), "its half can still be read");
+        freed(&mut catalog, ms(5_001), &dead[0].1);
+        assert!(catalog.may_serve(NodeId(1)));
+        catalog.audit().unwrap();
+    }
+}
+
+/// Such a key can be removed, too, and its node may be back before anybody asked for it.
+#[test]
+fn a_striped_key_of_a_silent_node_is_removed_or_comes_back() {
+    let config = Config { stripe_bytes: 64 << 10, ..Config::default() };
+    let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::New, ms(0));
+    mount(&mut catalog, ms(0), 1);
+    mount(&mut catalog, ms(0), 2);
+    striped(&mut catalog);
+    pass(&mut catalog, 100, LAPSED);
+    assert_eq!(place(&mut catalog, ms(LAPSED), b"striped"), Err(GetError::NotFound));
+    catalog.heartbeat(ms(LAPSED + 1), NodeId(1)).unwrap();
+    place(&mut catalog, ms(LAPSED + 1), b"striped").unwrap();
+    pass(&mut catalog, LAPSED + 1, 2 * LAPSED + 1);
+    let removal = catalog.remove(ms(2 * LAPSED + 1), b"striped", false);
+    let Ok(Removal::Waiting(object)) = removal else { panic!("node 2 can be read: {removal:?}") };
+    obey(&mut catalog, ms(2 * LAPSED + 2));
+    assert!(catalog.removed(object));
+    catalog.audit().unwrap();
+}
+
+/// Its node is dead, and another one was told to fetch a copy from there. Was: refused until the copy was given up.
+#[test]
+fn a_key_that_is_being_copied_from_a_dead_node_is_free() {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::New, ms(0));
+    mount(&mut catalog, ms(0), 1);
+    let two = PutConfig { replicas: 2, best_effort: true, ..PutConfig::default() };
+    let plan = catalog.put_start(ms(0), b"key", 100, &two).unwrap();
+    catalog.put_end(ms(0), b"key", plan.token, &[Seal(9)]).unwrap();
+    mount(&mut catalog, ms(0), 2);
+    catalog.tick(ms(1));
+    assert_eq!(catalog.take_copies().len(), 1);
+    pass(&mut catalog, 100, LAPSED);
+    let held = put(&mut catalog, ms(LAPSED), b"key");
+    assert!(matches!(held, Err(PutError::Held { .. })), "{held:?}");
+    obey(&mut catalog, ms(LAPSED + 1));
+    put(&mut catalog, ms(LAPSED + 2), b"key").unwrap();
+    catalog.audit().unwrap();
+}
+
+/// A copy of it was dropped at a node that is heard and has not answered yet. Was: the remove was confirmed while
+/// readers that kept the locator could still read that copy (C4).
+#[test]
+fn a_remove_waits_for_a_copy_that_is_on_its_way_out() {
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::New, ms(0));
+    mount(&mut catalog, ms(0), 1);
+    mount(&mut catalog, ms(0), 2);
+    let both = PutConfig { replicas: 2, ..PutConfig::default() };
+    let plan = catalog.put_start(ms(0), b"key", 100, &both).unwrap();
+    catalog.put_end(ms(0), b"key", plan.token, &[Seal(9)]).unwrap();
+    pass(&mut catalog, 100, LAPSED - 1);
+    catalog.drop_copy(ms(LAPSED - 1), b"key", SegmentId(2)).unwrap();
+    pass(&mut catalog, LAPSED, LAPSED);
+    let removal = catalog.remove(ms(LAPSED), b"key", false);
+    let Ok(Removal::Waiting(object)) = removal else { panic!("node 2 can be read: {removal:?}") };
+    let orders = catalog.take_orders();
+    assert!(!catalog.removed(object));
+    for (_, order) in orders.iter().filter(|(node, _)| *node == NodeId(2)) {
+        freed(&mut catalog, ms(LAPSED + 1), order);
+    }
+    assert!(catalog.removed(object));
+    catalog.audit().unwrap();
+}
+
+/// G13: a lapsed node held many values that were removed. Was: all its orders were looked at ten times a second for as
+/// long as it was registered, and struck in one go, while everybody waited for the lock.
+#[test]
+fn orders_of_a_lapsed_node_are_struck_in_slices_and_looked_at_once() {
+    const VALUES: u32 = 10_000;
+    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::New, ms(0));
+    let large = SegmentOffer { bytes: 4 << 20, slots: VALUES, ..offer(1, false) };
+    catalog.mount(ms(0), large.node, std::slice::from_ref(&large)).unwrap();
+    catalog.announce(ms(0), large.segment, large.incarnation, &[], true).unwrap();
+    let key = |one: u32| one.to_be_bytes();
+    for one in 0..VALUES {
+        put(&mut catalog, ms(0), &key(one)).unwrap();
+    }
+    mount(&mut catalog, ms(0), 2);
+    for one in 0..VALUES {
+        catalog.remove(ms(1), &key(one), false).unwrap();
+    }
+    let (mut most, mut looks) = (0, catalog.lapse_looks());
+    let mut step = |catalog: &mut Catalog, at: u64| {
+        catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+        catalog.tick(ms(at));
+        most = most.max(catalog.lapse_looks() - looks);
+        looks = catalog.lapse_looks();
+    };
+    for at in (100..LAPSED).step_by(100).chain(LAPSED..LAPSED + 40) {
+        step(&mut catalog, at);
+    }
+    assert_eq!(catalog.counters().lapsed_struck, u64::from(VALUES));
+    put(&mut catalog, ms(LAPSED + 40), &key(7)).unwrap();
+    for at in (LAPSED + 100..20_000).step_by(100) {
+        step(&mut catalog, at);
+    }
+    assert!(most <= 4096, "{most} in one tick");
+    assert_eq!(looks, u64::from(VALUES), "each once");
+    catalog.audit().unwrap();
+}
+
+/// The master stood still for a while, in which it heard node 1 and did not tick. Was: the node counted as heard in
+/// the future, and its keys waited for as long again.
+#[test]
+fn nobody_is_heard_in_the_future() {
+    let mut catalog = silent();
+    catalog.tick(ms(0));
+    catalog.heartbeat(ms(9_000), NodeId(1)).unwrap();
+    catalog.tick(ms(9_500));
+    assert_eq!(catalog.last_heard(NodeId(1)), Some(ms(9_500)));
+    pass(&mut catalog, 9_600, 9_500 + LAPSED);
+    put(&mut catalog, ms(9_500 + LAPSED), b"put").unwrap();
 }

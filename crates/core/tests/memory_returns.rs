@@ -5,13 +5,14 @@
 
 use mooncrate_core::catalog::{Catalog, Config, Removal, Start, Trusted};
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
+use mooncrate_core::label::StripeOf;
 use mooncrate_core::plan::{
     Action, Announced, AnnouncedLife, AnnouncedObject, Evidence, Notice, Order, OrderResult,
     SegmentOffer,
 };
 use mooncrate_core::{
     Extent, Generation, HostId, Incarnation, Label, LeaderEpoch, Medium, NodeId, Now, ObjectId,
-    PutConfig, Seal, SegmentId, Slot, Stamp, ZoneId,
+    PutConfig, Seal, SegmentId, Slot, Stamp, Striping, ZoneId,
 };
 use std::time::Duration;
 
@@ -134,6 +135,83 @@ fn a_node_that_is_telling_is_waited_for() {
         .unwrap();
     assert!(!catalog.rebuilding());
     assert_eq!(put(&mut catalog, ms(9_002), b"second"), Err(PutError::Exists));
+}
+
+/// It is telling when the leases end, and dies, or leaves. Was: unknown keys waited for it for 20 s all the same.
+#[test]
+fn a_node_that_stops_telling_is_not_waited_for() {
+    for leaves in [false, true] {
+        let mut catalog = takeover(&[1, 2], &[]);
+        let long = offer(1, 1, false);
+        catalog.mount(ms(1), long.node, std::slice::from_ref(&long)).unwrap();
+        mount(&mut catalog, ms(1), &offer(2, 1, false), &[]).unwrap();
+        let until = |catalog: &mut Catalog, from: u64, until: u64, telling: bool| {
+            for at in (from..=until).step_by(100) {
+                catalog.heartbeat(ms(at), NodeId(2)).unwrap();
+                if telling {
+                    // Pages without a heartbeat between them.
+                    catalog.announce(ms(at), long.segment, long.incarnation, &[], false).unwrap();
+                }
+                catalog.tick(ms(at));
+            }
+        };
+        until(&mut catalog, 100, 4_000, true);
+        assert!(catalog.rebuilding(), "it is telling");
+        if leaves {
+            catalog.unmount(ms(4_001), NodeId(1), &[long.segment]);
+            until(&mut catalog, 4_100, 4_100, false);
+        } else {
+            until(&mut catalog, 4_100, 6_500, false);
+            assert!(catalog.rebuilding(), "it may be about to tell");
+            until(&mut catalog, 6_600, 6_600, false);
+        }
+        assert!(!catalog.rebuilding(), "leaves: {leaves}");
+        put(&mut catalog, ms(6_601), b"key").unwrap();
+    }
+}
+
+/// A node that the last leader did not know brings a disk that takes long to tell of. Was: it was waited for, as if
+/// keys of the last leader could be there.
+#[test]
+fn a_node_that_nobody_expected_is_not_waited_for() {
+    let mut catalog = takeover(&[1, 2], &[]);
+    mount(&mut catalog, ms(1), &offer(2, 1, false), &[]).unwrap();
+    let fresh = offer(3, 1, false);
+    catalog.mount(ms(1), fresh.node, std::slice::from_ref(&fresh)).unwrap();
+    for at in (100..=2_600).step_by(100) {
+        for node in [2, 3] {
+            catalog.heartbeat(ms(at), NodeId(node)).unwrap();
+        }
+        catalog.tick(ms(at));
+    }
+    put(&mut catalog, ms(2_601), b"key").unwrap();
+}
+
+/// The last leader knew two nodes with a stripe each, and one of them does not come. When nobody waits for it any more,
+/// whoever puts the key may have it. Was: refused for 20 s, with the word that another put is under way.
+#[test]
+fn a_key_that_lacks_a_stripe_is_free_after_the_wait() {
+    let mut half = held(0, b"key");
+    let object = half.life.as_mut().unwrap().object.as_mut().unwrap();
+    let striping = Striping { len: 200, stripe_bytes: 100 };
+    object.label.stripe = Some(StripeOf { stripe: 0, striping });
+    let mut catalog = takeover(&[1, 2], &[]);
+    mount(&mut catalog, ms(1), &offer(2, 1, false), &[half]).unwrap();
+    catalog.heartbeat(ms(1_000), NodeId(2)).unwrap();
+    catalog.tick(ms(1_000));
+    let early = put(&mut catalog, ms(1_000), b"key");
+    assert!(matches!(early, Err(PutError::Rebuilding { .. })), "{early:?}");
+    catalog.heartbeat(ms(2_600), NodeId(2)).unwrap();
+    catalog.tick(ms(2_600));
+    let held = put(&mut catalog, ms(2_601), b"key");
+    assert!(matches!(held, Err(PutError::Held { .. })), "{held:?}");
+    for (_, order) in catalog.take_orders() {
+        let Order { segment, incarnation, slot, generation, .. } = order;
+        let result = OrderResult::Waiting;
+        catalog.notice(ms(2_602), &Notice { segment, incarnation, slot, generation, result });
+    }
+    put(&mut catalog, ms(2_603), b"key").unwrap();
+    catalog.audit().unwrap();
 }
 
 /// Within that time everybody who cannot have been given up is welcome, and is served at once.

@@ -114,6 +114,7 @@ impl Catalog {
                 continue;
             }
             let segment = book.offer.segment;
+            debug_assert!(book.awaits_its_endings(), "segment {segment}: awaited orders");
             let ranges = &mut ranges[index as usize];
             let live: u64 = ranges.iter().map(|extent| extent.len()).sum();
             ranges.extend(book.ending.values().map(|ending| ending.allocation.extent));
@@ -123,8 +124,7 @@ impl Catalog {
             if let Some(pair) = pairs.find(|pair| pair[0].overlaps(pair[1])) {
                 return Err(AuditError::Overlap { segment, a: pair[0], b: pair[1] });
             }
-            let ending = book.ending_bytes;
-            let free = book.allocator.free_bytes();
+            let (ending, free) = (book.ending_bytes, book.allocator.free_bytes());
             let capacity = book.offer.bytes;
             // A disk may hold more than it offers, after somebody has made it smaller.
             let taken = capacity.max(book.allocator.used_bytes()) - free;

@@ -6,9 +6,10 @@
 //!                └► registration (20 s, guarded) ───────────────────────────────► gone as a whole
 //! ```
 //!
-//! A lapsed node serves nobody, so a put or a remove of a key whose copies all lie there need not wait for it.
-//! The key is *struck*: the order to end the copy stays booked, and the call does not wait for the owner's word.
-//! Everything else that the node holds is kept, and readable again when it is back.
+//! A lapsed node serves nobody, so a put or a remove of a key whose value nobody can read without it need not wait
+//! for it. The key is *struck*: the order to end the copy stays booked, and the call does not wait for the owner's
+//! word. Owners that are heard, of another stripe or of a copy that is being fetched, end theirs as ever, and the
+//! key waits for that moment. Everything else that the node holds is kept, and readable again when it is back.
 //!
 //! What must stay true (C2, G6):
 //! * The node gets no serving lease before it has ended every copy that was struck ([`Catalog::may_serve`]).
@@ -19,8 +20,7 @@
 //! [`Evidence::lapsed`]: crate::plan::Evidence::lapsed
 
 use super::Catalog;
-use super::objects::{EntryId, Part, SegmentIndex, Stage};
-use super::segments::Ending;
+use super::objects::{EntryId, Part, PartState, SegmentIndex, Stage};
 use super::trust::Trusted;
 use crate::canary::{self, Canary};
 use crate::ids::{NodeId, Slot};
@@ -28,8 +28,8 @@ use crate::lease;
 use crate::time::Now;
 use std::time::Duration;
 
-/// Orders of lapsed segments that wait for an owner are looked at this often.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Orders of one lapsed segment that are struck in one tick (G13).
+const STRIKES_MAX: usize = 4096;
 
 impl Catalog {
     /// How long after it was last heard a node surely serves nobody.
@@ -51,47 +51,47 @@ impl Catalog {
         }
     }
 
-    /// Whether all copies of a finished object lie with lapsed nodes.
-    pub(super) fn is_lapsed(&self, id: EntryId) -> bool {
+    /// Whether nodes that are heard have not all of a finished object: the rest lies with lapsed nodes, is being
+    /// fetched, or was never told. Every owner of a part takes orders, so that all of it can be ended. What is being
+    /// evicted counts as there: its owner may spare it.
+    pub(super) fn is_cut_off(&self, id: EntryId) -> bool {
         let entry = self.objects.entry(id);
-        let lapsed = |part: &Part| {
-            let book = self.segments.book(part.segment);
-            book.lapsed && book.takes_orders()
-        };
-        let parts = entry.parts.as_slice();
-        entry.stage == Stage::Ready && !parts.is_empty() && parts.iter().all(lapsed)
+        let book = |part: &Part| self.segments.book(part.segment);
+        let there = |part: &Part| part.state != PartState::Copying && !book(part).lapsed;
+        let mut parts = entry.parts.as_slice().iter();
+        entry.stage == Stage::Ready
+            && !entry.complete(there)
+            && parts.all(|part| book(part).takes_orders())
     }
 
-    /// Strikes the key of a lapsed object, so that it is free. False: a segment must leave the durable list first.
-    pub(super) fn strike_lapsed(&mut self, now: Now, id: EntryId) -> bool {
-        let parts: Vec<(SegmentIndex, Slot)> =
-            self.objects.entry(id).parts.as_slice().iter().map(|p| (p.segment, p.slot)).collect();
-        let unlisted = parts.iter().map(|(index, _)| self.take_off_list(*index));
+    /// Gives an object up that is cut off. Its key is free when owners that are heard have answered. False: a segment
+    /// must leave the durable list first.
+    pub(super) fn give_up(&mut self, now: Now, id: EntryId) -> bool {
+        let parts = self.objects.entry(id).parts.as_slice().iter();
+        let lapsed = parts.filter(|part| self.segments.book(part.segment).lapsed);
+        let lapsed: Vec<(SegmentIndex, Slot)> = lapsed.map(Part::slot_of).collect();
+        let unlisted = lapsed.iter().map(|(index, _)| self.take_off_list(*index));
         // All of them, so that one write is enough.
         if unlisted.filter(|off| !off).count() > 0 {
             return false;
         }
+        self.objects.entry_mut(id).extra_mut().given_up = true;
         self.retire(now, id);
-        for (index, slot) in parts {
+        for (index, slot) in lapsed {
             self.strike_ending(index, slot);
         }
         true
     }
 
-    /// Orders that are out to a lapsed segment, and for which a call waits: their keys are struck.
-    pub(super) fn strike_endings(&mut self, now: Now, index: SegmentIndex) {
-        let book = self.segments.book_mut(index);
-        if !book.lapsed || now < book.lapse_look {
+    /// Orders that are out to a lapsed segment, and for which a call waits: their keys are struck, some at a time.
+    pub(super) fn strike_endings(&mut self, index: SegmentIndex) {
+        let book = self.segments.book(index);
+        if !book.lapsed || book.awaited.is_empty() || !self.take_off_list(index) {
             return;
         }
-        book.lapse_look = now.plus(LOOK_AGAIN);
-        let waits = |ending: &Ending| ending.removing.is_some() && !ending.settled;
-        let waiting = book.ending.iter().filter(|(_, ending)| waits(ending));
-        let waiting: Vec<Slot> = waiting.map(|(slot, _)| *slot).collect();
-        if waiting.is_empty() || !self.take_off_list(index) {
-            return;
-        }
-        for slot in waiting {
+        let awaited = self.segments.book(index).awaited.iter().take(STRIKES_MAX);
+        for slot in awaited.copied().collect::<Vec<_>>() {
+            self.lapse_looks += 1;
             self.strike_ending(index, slot);
         }
     }
@@ -104,6 +104,7 @@ impl Catalog {
             return;
         };
         let removing = ending.removing.take();
+        book.awaited.remove(&slot);
         if !ending.struck {
             ending.struck = true;
             book.struck += 1;

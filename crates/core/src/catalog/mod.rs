@@ -325,6 +325,8 @@ pub struct Catalog {
     placeholders: u64,
     /// Counts slots that were taken out of their objects without a word of their owner.
     detached: u64,
+    /// Counts looks at orders of lapsed segments.
+    lapse_looks: u64,
     counters: Counters,
 }
 
@@ -381,6 +383,7 @@ impl Catalog {
             announcements: 0,
             placeholders: 0,
             detached: 0,
+            lapse_looks: 0,
             counters: Counters::default(),
         }
     }
@@ -448,6 +451,12 @@ impl Catalog {
     /// so this bounds what one call may do.
     pub fn detached(&self) -> u64 {
         self.detached
+    }
+
+    /// Orders of lapsed segments that were looked at because somebody may wait for them, since it leads. Each
+    /// costs the same under the lock, so this bounds what one tick may do.
+    pub fn lapse_looks(&self) -> u64 {
+        self.lapse_looks
     }
 
     /// Objects in the index, open puts included.

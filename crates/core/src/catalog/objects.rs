@@ -126,6 +126,8 @@ pub(super) struct Extra {
     pub replaces: Option<ObjectId>,
     /// The entry that took the key over from this one, and whose key is not free before this one is gone.
     pub replaced_by: EntryId,
+    /// Its value was cut off, and its key is wanted: the owners that are heard have not all answered.
+    pub given_up: bool,
     /// Copies in memory that its put asked for.
     pub copies: u8,
     /// How many of them in VRAM. A new leader does not know of this wish, nor of the next one, any more.
@@ -164,6 +166,7 @@ impl Default for Extra {
             orphans: 0,
             replaces: None,
             replaced_by: EntryId::MAX,
+            given_up: false,
             copies: 1,
             in_vram: None,
             on_disk: 0,

@@ -143,7 +143,7 @@ impl Catalog {
             unwanted: false,
             struck: false,
         };
-        let old = book.ending.insert(part.slot, ending);
+        let old = book.add_ending(part.slot, ending);
         match &old {
             // A remove overtakes an eviction: the bytes are counted already.
             Some(old) if old.action == Action::Evict => book.evicting -= 1,
@@ -210,7 +210,7 @@ impl Catalog {
         ending: Ending,
     ) {
         let book = self.segments.book_mut(segment);
-        book.ending.remove(&slot);
+        book.take_ending(slot);
         book.ending_bytes -= ending.allocation.extent.len();
         self.discharge_ending(&ending);
         let book = self.segments.book_mut(segment);
@@ -407,7 +407,7 @@ impl Catalog {
     /// An eviction met readers: the replica stays.
     fn spared(&mut self, now: Now, segment: SegmentIndex, slot: Slot, ending: Ending) {
         let book = self.segments.book_mut(segment);
-        book.ending.remove(&slot);
+        book.take_ending(slot);
         book.ending_bytes -= ending.allocation.extent.len();
         book.evicting -= 1;
         book.pinned_streak = book.pinned_streak.saturating_add(1);
@@ -427,6 +427,7 @@ impl Catalog {
         let book = self.segments.book_mut(segment);
         let known = book.ending.get_mut(&slot).expect("found above");
         known.settled = true;
+        book.awaited.remove(&slot);
         // Nobody can begin to read it from now on.
         if ending.unwanted || ending.struck {
             (known.unwanted, known.struck) = (false, false);

@@ -17,7 +17,8 @@ use crate::time::Now;
 
 /// Hint for a caller that meets another put of its key.
 const IN_PROGRESS_MS: u32 = 5;
-/// Hint for a caller whose key waits until the durable list is written without its owner.
+/// Hint for a caller whose key waits until the durable list is written without its owner, or until other owners have
+/// let go of their parts.
 const UNLISTED_MS: u32 = 20;
 /// Hint for a tenant whose quota is full of what it has let go of and is not free yet.
 const ENDING_MS: u32 = 5;
@@ -58,7 +59,7 @@ impl Catalog {
     ) -> Result<WritePlan, PutError> {
         let name = name.into();
         let mut checked = self.check_put(now, name, len, config);
-        if matches!(checked, Err(PutError::InProgress { .. })) && self.free_lapsed(now, name)? {
+        if matches!(checked, Err(PutError::InProgress { .. })) && self.free_cut_off(now, name)? {
             checked = self.check_put(now, name, len, config);
         }
         let hidden = checked?;
@@ -443,25 +444,28 @@ impl Catalog {
         Err(PutError::TooFewNodes { wanted, nodes })
     }
 
-    /// Frees a key whose copies all lie with lapsed nodes; whether it was one.
-    fn free_lapsed(&mut self, now: Now, name: Name<'_>) -> Result<bool, PutError> {
-        let found = self.objects.find(name).filter(|id| self.is_lapsed(*id));
-        // While the index is being rebuilt, another owner may still announce the same object.
-        let Some(id) = found.filter(|_| self.rebuild.is_none()) else { return Ok(false) };
-        if self.strike_lapsed(now, id) {
-            Ok(true)
-        } else {
-            Err(PutError::Held { after_ms: UNLISTED_MS })
-        }
+    /// Gives up the value of a key that is cut off; whether it was one.
+    fn free_cut_off(&mut self, now: Now, name: Name<'_>) -> Result<bool, PutError> {
+        let found = self.objects.find(name).filter(|id| self.is_cut_off(*id));
+        let Some(id) = found else { return Ok(false) };
+        if self.give_up(now, id) { Ok(true) } else { Err(PutError::Held { after_ms: UNLISTED_MS }) }
     }
 
     /// Why a key that cannot be read cannot be put either.
     fn occupied(&self, now: Now, entry: &Entry) -> PutError {
         let parts = entry.parts.as_slice().iter();
         let held = parts.filter_map(|part| self.segments.book(part.segment).fenced_at()).max();
-        match held {
-            Some(fenced_at) if entry.stage == Stage::Ready => {
+        let ready = entry.stage == Stage::Ready;
+        match (held, &self.rebuild) {
+            (Some(fenced_at), _) if ready => {
                 PutError::Held { after_ms: lease::left_ms(now, fenced_at).max(IN_PROGRESS_MS) }
+            }
+            // Another owner may still announce what it lacks.
+            (None, Some(rebuild)) if ready => {
+                PutError::Rebuilding { after_ms: rebuild.left_ms(now) }
+            }
+            _ if entry.extra.as_ref().is_some_and(|extra| extra.given_up) => {
+                PutError::Held { after_ms: UNLISTED_MS }
             }
             _ => PutError::InProgress { after_ms: IN_PROGRESS_MS },
         }

@@ -8,7 +8,8 @@
 //!
 //! ```text
 //! takeover ─► serving leases of earlier leaders run (2.6 s) ─► nodes that have not come are not waited for
-//!                                                            └► nodes that are announcing are, for a registration
+//!                                                            └► nodes that are announcing are, for a registration,
+//!                                                               while they are heard
 //! ```
 //!
 //! A node that comes later serves nothing before this leader lets it, and keeps what was not struck if the
@@ -121,11 +122,17 @@ impl Rebuild {
     }
 
     /// The serving leases of earlier leaders have ended: of the nodes that have not told everything only those
-    /// are waited for that have come.
-    fn fence_passed(&mut self, telling: impl Iterator<Item = NodeId>) {
+    /// are waited for that have come, and only while they tell.
+    fn fence_passed(
+        &mut self,
+        here: impl Iterator<Item = NodeId>,
+        telling: impl Fn(&NodeId) -> bool,
+    ) {
         self.fenced = true;
-        self.anybody = false;
-        self.expected = telling.collect();
+        if std::mem::take(&mut self.anybody) {
+            self.expected = here.collect();
+        }
+        self.expected.retain(telling);
     }
 
     /// Whether the wait is over: everybody has announced, or must have given up.
@@ -159,11 +166,17 @@ impl Rebuild {
 impl Catalog {
     /// Looks whether the wait is over.
     pub(super) fn watch_rebuild(&mut self, now: Now) {
+        let lapses_after = self.lapses_after();
         let Self { rebuild: Some(rebuild), nodes, segments, .. } = self else { return };
-        if now >= rebuild.fenced_at && !rebuild.fenced {
+        if now >= rebuild.fenced_at {
             let open = |id| segments.find(id).is_some_and(|index| segments.book(index).is_open());
-            let telling = nodes.iter().filter(|(_, of)| !of.segments.iter().all(|id| open(*id)));
-            rebuild.fence_passed(telling.map(|(node, _)| *node));
+            let telling = |node: &NodeId| {
+                nodes.get(node).is_some_and(|member| {
+                    now.since(member.last_heard) < lapses_after
+                        && !member.segments.iter().all(|id| open(*id))
+                })
+            };
+            rebuild.fence_passed(nodes.keys().copied(), telling);
         }
         if rebuild.over(now) {
             self.end_rebuild();

@@ -135,12 +135,11 @@ impl Catalog {
         }
         let object = entry.object;
         self.counters.removed += 1;
-        if self.is_lapsed(id) && self.strike_lapsed(now, id) {
-            return Ok(Removal::Done);
-        }
         // If the list must be written first, the next look at lapsed segments answers for their owners.
-        self.retire(now, id);
-        if canary::on(Canary::EarlyRemoveReply) {
+        if !self.is_cut_off(id) || !self.give_up(now, id) {
+            self.retire(now, id);
+        }
+        if self.removed(object) || canary::on(Canary::EarlyRemoveReply) {
             return Ok(Removal::Done);
         }
         Ok(Removal::Waiting(object))

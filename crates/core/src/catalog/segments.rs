@@ -128,6 +128,8 @@ pub(super) struct Book {
     pub slots: Chunked<SlotBook>,
     pub free_slots: Vec<Slot>,
     pub ending: BTreeMap<Slot, Ending>,
+    /// Those of them for whose owner's word an entry waits.
+    pub awaited: BTreeSet<Slot>,
     /// Bytes in `ending` and in evict orders that are out.
     pub ending_bytes: u64,
     /// Evict orders that are out.
@@ -162,8 +164,6 @@ pub(super) struct Book {
     pub lapsed: bool,
     /// Copies whose key was given up meanwhile, and that are not gone yet.
     pub struck: u64,
-    /// When to look at its orders again, while it is lapsed.
-    pub lapse_look: Now,
     /// Of a disk: lives that its owner ended before it told of them.
     pub early: BTreeSet<(Slot, Generation)>,
 }
@@ -196,6 +196,7 @@ impl Book {
             slots: Chunked::new(),
             free_slots: Vec::new(),
             ending: BTreeMap::new(),
+            awaited: BTreeSet::new(),
             ending_bytes: 0,
             evicting: 0,
             retry: VecDeque::new(),
@@ -215,7 +216,6 @@ impl Book {
             unwanted: 0,
             lapsed: false,
             struck: 0,
-            lapse_look: Now(0),
         }
     }
 
@@ -301,6 +301,27 @@ impl Book {
         if next < Generation::MAX {
             self.free_slots.push(slot);
         }
+    }
+
+    /// The life of a slot is ending from now on; returns an earlier order.
+    pub(super) fn add_ending(&mut self, slot: Slot, ending: Ending) -> Option<Ending> {
+        if ending.removing.is_some() {
+            self.awaited.insert(slot);
+        }
+        self.ending.insert(slot, ending)
+    }
+
+    /// It has ended, or goes on.
+    pub(super) fn take_ending(&mut self, slot: Slot) -> Option<Ending> {
+        self.awaited.remove(&slot);
+        self.ending.remove(&slot)
+    }
+
+    /// Whether the awaited endings are those that an entry waits for.
+    pub(super) fn awaits_its_endings(&self) -> bool {
+        let waits = |ending: &Ending| ending.removing.is_some() && !ending.settled;
+        let waiting = self.ending.iter().filter(|(_, ending)| waits(ending));
+        waiting.map(|(slot, _)| slot).eq(&self.awaited)
     }
 
     /// The slot, whose object's key has this hash, may be evicted from now on, as its `keep` says. On a disk its owner evicts.

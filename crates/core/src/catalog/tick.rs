@@ -36,7 +36,7 @@ impl Catalog {
         self.forget_ledgers(now);
         self.watch_rebuild(now);
         for index in self.segments.indexes() {
-            self.strike_endings(now, index);
+            self.strike_endings(index);
             match self.segments.book(index).phase {
                 Phase::Open => {
                     self.end_soft_pins(now, index, VICTIMS_MAX);
@@ -60,7 +60,8 @@ impl Catalog {
         self.last_tick = now;
         if gap > STALL {
             for member in self.nodes.values_mut() {
-                member.last_heard = member.last_heard.plus(gap);
+                // Calls may have come through meanwhile: nobody is heard in the future.
+                member.last_heard = member.last_heard.plus(gap).min(now);
             }
         }
     }
@@ -133,7 +134,7 @@ impl Catalog {
             self.copy_failed(now);
         }
         let book = self.segments.book_mut(index);
-        if let Some(ending) = book.ending.remove(&slot) {
+        if let Some(ending) = book.take_ending(slot) {
             self.discharge_ending(&ending);
             if !ending.settled {
                 self.acknowledge(ending.removing);

@@ -4,7 +4,7 @@
 //! ```text
 //! a reader doubts ─► verify: pin, sum ─┬─ as sealed, and as the reader was told: nothing changes
 //!                                      ├─ as sealed, told otherwise: `Holds`, the master compares
-//!                                      ├─ nothing was published: `Holds`, the master compares
+//!                                      ├─ nothing was published, nor when `tick` tells: `Holds`, the master compares
 //!                                      └─ not: Ready ─► Retiring, `Bad` told until an order comes
 //! ```
 //!
@@ -37,7 +37,7 @@ impl Segment {
         let (slot, generation) = (locator.slot, locator.generation);
         let pin = match self.pin(now, locator) {
             Err(_) if self.is_unpublished(locator) => {
-                self.tell_held(slot, generation, None);
+                self.hold_news(slot, generation, None);
                 return Ok(false);
             }
             pin => pin?,
@@ -49,7 +49,7 @@ impl Segment {
             verified if verified.is_ok() || canary::on(Canary::BadCopyKept) => {
                 let seal = pin.seal();
                 if seal != told {
-                    self.tell_held(slot, generation, Some(seal));
+                    self.hold_news(slot, generation, Some(seal));
                 }
                 return Ok(seal == told);
             }
@@ -64,18 +64,33 @@ impl Segment {
 
     /// Whether a life has not come to its value: a writer may still be at it, or nobody ever was.
     fn is_unpublished(&self, locator: &Locator) -> bool {
-        let known = self.check_locator(locator).map(|_| self.load(locator.slot));
-        known.is_ok_and(|word| {
-            let open = [ReplicaState::Dead, ReplicaState::Reserved, ReplicaState::Writing];
-            word.generation() == locator.generation && open.contains(&word.state())
-        })
+        let known = self.check_locator(locator);
+        known.is_ok() && self.is_open(locator.slot, locator.generation)
     }
 
-    /// Tells once what is held under a life; whoever misses it asks again.
-    fn tell_held(&self, slot: Slot, generation: Generation, seal: Option<Seal>) {
-        let held = self.notice(slot, generation, OrderResult::Holds { seal });
-        self.news.lock().push(held);
-        self.ring();
+    fn is_open(&self, slot: Slot, generation: Generation) -> bool {
+        let word = self.load(slot);
+        let open = [ReplicaState::Dead, ReplicaState::Reserved, ReplicaState::Writing];
+        word.generation() == generation && open.contains(&word.state())
+    }
+
+    /// What is held under a life is told once; whoever misses it asks again. Peers ask at their own rate, so a slot has
+    /// one such notice at a time.
+    fn hold_news(&self, slot: Slot, generation: Generation, seal: Option<Seal>) {
+        if self.held.lock().insert(slot, (generation, seal)).is_none() {
+            self.ring();
+        }
+    }
+
+    /// Tells what is held, some at a time. A life that was published since, or is over, is not told as one that was
+    /// not: its put may have ended, and the master would give a good value up.
+    pub(super) fn tell_held(&self, most: usize, news: &mut Vec<Notice>) {
+        for _ in 0..most {
+            let Some((slot, (generation, seal))) = self.held.lock().pop_first() else { return };
+            if seal.is_some() || self.is_open(slot, generation) {
+                news.push(self.notice(slot, generation, OrderResult::Holds { seal }));
+            }
+        }
     }
 
     /// Says that a value is bad, and when to say it again.

@@ -13,7 +13,7 @@
 //! * A slot whose writer may still store stays Failed: only the end of its [`WriteGuard`] fences it.
 //! * The header is the truth: everything a master needs is in the table, plus the label here.
 //! * Steps of one slot are serialised by that slot's lock, except pins, which touch the word alone.
-//!   Locks are taken in the order slot, then front, queue or news, then the bell's, and held for a few loads.
+//!   Locks are taken in the order slot, then front, queue, news or held, then the bell's, and held for a few loads.
 //!
 //! Deliberately absent: clocks (`now` is an argument), sockets, threads, and what a label means.
 
@@ -51,10 +51,11 @@ use mooncrate_core::plan::Notice;
 use mooncrate_core::state::Event;
 use mooncrate_core::word::{Word, WordError};
 use mooncrate_core::{
-    Extent, Generation, Incarnation, LeaderEpoch, Locator, Now, ReplicaState, SegmentId, Slot,
+    Extent, Generation, Incarnation, LeaderEpoch, Locator, Now, ReplicaState, Seal, SegmentId, Slot,
 };
 use mooncrate_lock::Mutex;
 use orders::Queue;
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -131,6 +132,8 @@ pub struct Segment {
     queue: Mutex<Queue>,
     /// Lives that ended without an order, until `tick` tells.
     news: Mutex<Vec<Notice>>,
+    /// What readers doubted, by slot: the life and the seal that it has, until `tick` tells.
+    held: Mutex<BTreeMap<Slot, (Generation, Option<Seal>)>>,
     /// Rung when `tick` has something to do sooner than it knew; `None`: whoever ticks looks by itself.
     bell: OnceLock<Arc<Bell>>,
     /// Values that were found bad; `stats` reads it.
@@ -224,6 +227,7 @@ impl Segment {
             counts: Default::default(),
             queue: Mutex::default(),
             news: Mutex::default(),
+            held: Mutex::default(),
             bell: OnceLock::new(),
             bad: AtomicU64::default(),
             wipes,
@@ -299,7 +303,7 @@ impl Segment {
             retiring: count(ReplicaState::Retiring),
             failed: count(ReplicaState::Failed),
             high_water: self.front.lock().high_water,
-            news: self.news.lock().len() as u64,
+            news: (self.news.lock().len() + self.held.lock().len()) as u64,
             bad: self.bad.load(Ordering::Relaxed),
         }
     }

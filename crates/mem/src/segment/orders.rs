@@ -56,6 +56,7 @@ impl Segment {
     /// is over and whose readers have left. A bounded amount of work: call it again soon.
     pub fn tick(&self, now: Now, news: &mut Vec<Notice>) {
         news.append(&mut self.news.lock());
+        self.tell_held(TICK_SLOTS_MAX, news);
         let mut wiped = 0;
         for _ in 0..TICK_SLOTS_MAX {
             let Some((slot, generation)) = self.next_due(now) else { return };
@@ -98,7 +99,7 @@ impl Segment {
 
     /// When there will be something for [`Segment::tick`] to do, if nothing happens before; `None`: never.
     pub fn next_look(&self) -> Option<Now> {
-        if !self.news.lock().is_empty() {
+        if !self.news.lock().is_empty() || !self.held.lock().is_empty() {
             return Some(Now(0));
         }
         self.queue.lock().peek().map(|Reverse((due, ..))| *due)

@@ -8,8 +8,9 @@ use crate::sums::seal_of;
 use mooncrate_core::limits::{LEASE_MS_MAX, PINS_MAX, VALUE_BYTES_MAX};
 use mooncrate_core::plan::{Action, Order, OrderResult};
 use mooncrate_core::seal::{extent_bytes, table};
-use mooncrate_core::{ObjectId, PutToken, Seal};
+use mooncrate_core::{ObjectId, PutToken};
 
+mod bad;
 mod mapped;
 
 const SEGMENT: SegmentId = SegmentId(5);
@@ -550,26 +551,6 @@ fn a_bad_value_is_told_until_somebody_orders_its_end() {
     drop(pin);
     assert_eq!(told(ms(640)), [freed(1)]);
     assert_eq!(told(ms(2000)), []);
-}
-
-/// A reader that was told of another seal, or of a life that was never published, makes the owner tell what it holds;
-/// its word changes nothing here (G16).
-#[test]
-fn what_is_held_otherwise_is_told_and_stays() {
-    let segment = segment(true);
-    let (at, seal) = put(&segment, 0, 0, &value(77));
-    let told = || tick(&segment, T).iter().map(|notice| notice.result).collect::<Vec<_>>();
-    assert_eq!(segment.verify(T, &at, seal), Ok(true));
-    assert_eq!(told(), []);
-    assert_eq!(segment.verify(T, &at, Seal(1)), Ok(false));
-    assert_eq!(told(), [OrderResult::Holds { seal: Some(seal) }]);
-    assert!(segment.pin(T, &at).is_ok() && segment.stats().bad == 0);
-    let never = locator(1, 0, 77);
-    assert_eq!(segment.verify(T, &never, seal), Ok(false));
-    assert_eq!(told(), [OrderResult::Holds { seal: None }]);
-    // Of another life nothing is known.
-    assert!(segment.verify(T, &Locator { generation: Generation(5), ..at }, seal).is_err());
-    assert_eq!(told(), []);
 }
 
 /// The steps of an unpinned read, with a reuse of the range between two lines.

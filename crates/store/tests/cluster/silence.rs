@@ -155,6 +155,31 @@ fn the_only_copy_at_a_stopped_owner_is_waited_for_once() {
     get_batch(&store, 0);
 }
 
+/// Some stripes of a value are at a stopped owner, the others at one that is heard. Was: for as long as the stopped one
+/// was registered, a put of the key was told that another put is under way.
+#[test]
+fn a_striped_value_of_a_stopped_owner_can_be_put_again() {
+    let registration = LONG_REGISTRATION;
+    let fleet = Fleet::start_with(
+        &["a", "b"],
+        CatalogConfig { stripe_bytes: 1 << 20, registration, ..catalog() },
+    );
+    let store = connect(&fleet.address, false);
+    let (name, len) = (b"striped", 8 << 20);
+    assert_eq!(store.put(name, &stamped(name, 0, len)).unwrap(), Stored::New);
+    fleet.nodes[0].stop();
+    until("its serving lease has ended", registration / 2, || matches!(store.get(name), Ok(None)));
+    assert_eq!(store.put(name, &stamped(name, 1, len)).unwrap(), Stored::New);
+    judge(name, 1, len, &store.get(name).unwrap().unwrap());
+    fleet.nodes[0].signal(Signal::CONT);
+    // It is heard again, and drops what was given up.
+    for _ in 0..20 {
+        judge(name, 1, len, &connect(&fleet.address, false).get(name).unwrap().unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    fleet.audit();
+}
+
 /// A master in a process of its own, with two nodes.
 struct Outage {
     fleet: Fleet,
